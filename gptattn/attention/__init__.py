@@ -1,0 +1,27 @@
+"""Attention variants. The menu is the folder `conf/attn`: each YAML names its class.
+
+A new variant needs no line here: its YAML gives the full path of the class.
+"""
+
+from gptattn.attention.base import Attention, HeadWeights
+from gptattn.attention.cache import CacheGroup, KVCache
+from gptattn.attention.core import attend, attention_weights
+from gptattn.attention.gqa import GroupedQueryAttention
+from gptattn.attention.mha import MultiHeadAttention
+from gptattn.attention.single_head import CausalAttention, SelfAttentionV1, SelfAttentionV2
+from gptattn.attention.wrapper import MultiHeadAttentionWrapper
+
+__all__ = [
+    "Attention",
+    "CacheGroup",
+    "CausalAttention",
+    "GroupedQueryAttention",
+    "HeadWeights",
+    "KVCache",
+    "MultiHeadAttention",
+    "MultiHeadAttentionWrapper",
+    "SelfAttentionV1",
+    "SelfAttentionV2",
+    "attend",
+    "attention_weights",
+]

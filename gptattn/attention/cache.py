@@ -1,0 +1,96 @@
+"""Key/value caches: preallocated, explicit, owned by the caller.
+
+An attention module writes into the cache and reads from it; the caller advances it once a step,
+so that several modules (the heads of a wrapper, say) can share one step.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+class Cache(ABC):
+    """What decoding needs of a cache, whatever a variant stores in it."""
+
+    @property
+    @abstractmethod
+    def length(self) -> int:
+        """How many tokens the cache holds."""
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Bytes allocated, counted from the tensors."""
+
+    @abstractmethod
+    def advance(self, tokens: int) -> None:
+        """Count `tokens` as held: call once per step, after every module has written."""
+
+
+class KVCache(Cache):
+    """Keys and values of one layer: k_BGSD and v_BGSD, each [batch, num_kv_heads, capacity, D]."""
+
+    def __init__(
+        self,
+        batch: int,
+        num_kv_heads: int,
+        capacity: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        shape = (batch, num_kv_heads, capacity, head_dim)
+        self.k_BGSD = torch.zeros(shape, dtype=dtype, device=device)
+        self.v_BGSD = torch.zeros(shape, dtype=dtype, device=device)
+        self._length = 0
+
+    @property
+    def length(self) -> int:
+        return self._length
+
+    @property
+    def capacity(self) -> int:
+        return self.k_BGSD.shape[2]
+
+    @property
+    def nbytes(self) -> int:
+        return self.k_BGSD.nbytes + self.v_BGSD.nbytes
+
+    def extend(self, k_BGTD: Tensor, v_BGTD: Tensor) -> tuple[Tensor, Tensor]:
+        """Write T tokens after those held; return views of all keys and values so far.
+
+        Raises ValueError when the capacity does not suffice.
+        """
+        start, stop = self._length, self._length + k_BGTD.shape[2]
+        if stop > self.capacity:
+            raise ValueError(f"{stop} tokens do not fit the cache's capacity={self.capacity}")
+        self.k_BGSD[:, :, start:stop] = k_BGTD
+        self.v_BGSD[:, :, start:stop] = v_BGTD
+        return self.k_BGSD[:, :, :stop], self.v_BGSD[:, :, :stop]
+
+    def advance(self, tokens: int) -> None:
+        self._length += tokens
+
+
+class CacheGroup(Cache):
+    """Caches that advance together: the layers of a model, or the heads of a wrapper."""
+
+    def __init__(self, caches: Sequence[Cache]) -> None:
+        self.caches = list(caches)
+
+    def __getitem__(self, index: int) -> Cache:
+        return self.caches[index]
+
+    @property
+    def length(self) -> int:
+        return self.caches[0].length
+
+    @property
+    def nbytes(self) -> int:
+        return sum(cache.nbytes for cache in self.caches)
+
+    def advance(self, tokens: int) -> None:
+        for cache in self.caches:
+            cache.advance(tokens)

@@ -1,0 +1,85 @@
+"""attend(): the single place where scores become outputs.
+
+`reference` is the definition: plain, readable, right in float64. `sdpa` must agree with it in
+outputs and gradients; it never holds a T x T matrix and never copies keys or values per group.
+"""
+
+from typing import Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, einsum
+
+Backend = Literal["reference", "sdpa"]
+
+
+def check_backend(backend: str) -> None:
+    if backend not in get_args(Backend):
+        raise ValueError(f"backend={backend} is unknown; one of {list(get_args(Backend))}")
+
+
+def causal_mask(T: int, S: int, device: torch.device) -> Tensor:
+    """[T, S], True where query t, which is token S - T + t, may look."""
+    return torch.ones(T, S, dtype=torch.bool, device=device).tril(S - T)
+
+
+def attention_weights(q_BHTD: Tensor, k_BGSD: Tensor, scale: float, causal: bool = True) -> Tensor:
+    """softmax(scale * q k^T) [B, H, T, S]; the queries are the last T of the S tokens.
+
+    Source: Vaswani et al. 2017, arXiv:1706.03762, sec. 3.2.1; groups: Ainslie et al. 2023,
+    arXiv:2305.13245, sec. 2.2.
+    """
+    q_BGRTD = q_BHTD.unflatten(1, (k_BGSD.shape[1], -1))
+    score_BGRTS = einsum("bgrtd,bgsd->bgrts", q_BGRTD, k_BGSD) * scale
+    if causal:
+        T, S = score_BGRTS.shape[-2:]
+        score_BGRTS = score_BGRTS.masked_fill(~causal_mask(T, S, q_BHTD.device), float("-inf"))
+    return score_BGRTS.softmax(dim=-1).flatten(1, 2)
+
+
+def attend(
+    q_BHTD: Tensor,
+    k_BGSD: Tensor,
+    v_BGSD: Tensor,
+    *,
+    scale: float,
+    dropout: float = 0.0,
+    backend: Backend = "sdpa",
+) -> Tensor:
+    """Causal attention [B, H, T, D]; the queries are the last T of the S tokens.
+
+    `dropout` acts on the weights after the softmax; pass 0 outside training.
+    """
+    if backend == "sdpa":
+        return _sdpa(q_BHTD, k_BGSD, v_BGSD, scale, dropout)
+    w_BHTS = F.dropout(attention_weights(q_BHTD, k_BGSD, scale), dropout)
+    w_BGRTS = w_BHTS.unflatten(1, (v_BGSD.shape[1], -1))
+    return einsum("bgrts,bgsd->bgrtd", w_BGRTS, v_BGSD).flatten(1, 2)
+
+
+def _sdpa(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, scale: float, dropout: float) -> Tensor:
+    H, T = q_BHTD.shape[1:3]
+    G, S = k_BGSD.shape[1:3]
+    if T == S:
+        return F.scaled_dot_product_attention(
+            q_BHTD,
+            k_BGSD,
+            v_BGSD,
+            dropout_p=dropout,
+            is_causal=True,
+            scale=scale,
+            enable_gqa=G != H,
+        )
+    # Against a cache the R heads of a group become R * T query rows of one head: each key and
+    # value is read once per group. is_causal aligns top-left, so T < S needs the mask spelt out.
+    R = H // G
+    mask = causal_mask(T, S, q_BHTD.device).repeat(R, 1) if T > 1 else None
+    y_BGXD = F.scaled_dot_product_attention(
+        q_BHTD.unflatten(1, (G, R)).flatten(2, 3),
+        k_BGSD,
+        v_BGSD,
+        attn_mask=mask,
+        dropout_p=dropout,
+        scale=scale,
+    )
+    return y_BGXD.unflatten(2, (R, T)).flatten(1, 2)

@@ -1,0 +1,96 @@
+"""One head: the two textbook forms without a mask, and the causal one that a GPT can use."""
+
+import torch
+from torch import Tensor, nn
+
+from gptattn.attention.core import Backend
+from gptattn.attention.split import SplitAttention
+from gptattn.position.base import HeadPosition
+
+
+class SelfAttentionV1(nn.Module):
+    """Self-attention with plain parameters, not causal: x [..., T, d_in] -> [..., T, d_out].
+
+    Weights are [d_in, d_out] and multiply from the right, so V2's, which `nn.Linear` stores
+    transposed, are copied by `load_from`. Source: arXiv:1706.03762, sec. 3.2.1.
+    """
+
+    def __init__(self, d_in: int, d_out: int) -> None:
+        super().__init__()
+        self.W_query = nn.Parameter(torch.rand(d_in, d_out))
+        self.W_key = nn.Parameter(torch.rand(d_in, d_out))
+        self.W_value = nn.Parameter(torch.rand(d_in, d_out))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _self_attention(x @ self.W_query, x @ self.W_key, x @ self.W_value)
+
+    @torch.no_grad()
+    def load_from(self, other: "SelfAttentionV2") -> None:
+        """Take over V2's weights. Raises ValueError if V2 has a bias, which V1 cannot hold."""
+        if other.W_query.bias is not None:
+            raise ValueError("qkv_bias=True has no place in SelfAttentionV1; use qkv_bias=False")
+        self.W_query.copy_(other.W_query.weight.T)
+        self.W_key.copy_(other.W_key.weight.T)
+        self.W_value.copy_(other.W_value.weight.T)
+
+
+class SelfAttentionV2(nn.Module):
+    """Self-attention with Linear layers, not causal: x [..., T, d_in] -> [..., T, d_out].
+
+    Source: arXiv:1706.03762, sec. 3.2.1.
+    """
+
+    def __init__(self, d_in: int, d_out: int, qkv_bias: bool = False) -> None:
+        super().__init__()
+        self.W_query = nn.Linear(d_in, d_out, bias=qkv_bias)
+        self.W_key = nn.Linear(d_in, d_out, bias=qkv_bias)
+        self.W_value = nn.Linear(d_in, d_out, bias=qkv_bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _self_attention(self.W_query(x), self.W_key(x), self.W_value(x))
+
+    @torch.no_grad()
+    def load_from(self, other: SelfAttentionV1) -> None:
+        """Take over V1's weights; a bias, which V1 lacks, becomes zero."""
+        for name in ("W_query", "W_key", "W_value"):
+            linear: nn.Linear = getattr(self, name)
+            linear.weight.copy_(getattr(other, name).T)
+            if linear.bias is not None:
+                linear.bias.zero_()
+
+
+def _self_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    weights = (q @ k.transpose(-2, -1) * k.shape[-1] ** -0.5).softmax(dim=-1)
+    return weights @ v
+
+
+class CausalAttention(SplitAttention):
+    """One causal head: x [B, T, d_in] -> y [B, T, d_out], without an output projection.
+
+    Source: arXiv:1706.03762, sec. 3.2.1 and 3.2.3.
+    """
+
+    def __init__(
+        self,
+        d_in: int,
+        d_out: int,
+        context_length: int,
+        dropout: float = 0.0,
+        qkv_bias: bool = False,
+        scale: float | None = None,
+        backend: Backend = "sdpa",
+        position: HeadPosition | None = None,
+    ) -> None:
+        super().__init__(
+            d_in=d_in,
+            d_out=d_out,
+            context_length=context_length,
+            num_heads=1,
+            dropout=dropout,
+            qkv_bias=qkv_bias,
+            num_kv_heads=1,
+            out_proj=False,
+            scale=scale,
+            backend=backend,
+            position=position,
+        )

@@ -1,0 +1,1 @@
+"""Text, tokenizers, token files, the stateless sampler, and the Lightning datamodule."""

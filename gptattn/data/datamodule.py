@@ -1,0 +1,40 @@
+"""The Lightning side of the data: hands the streams to the trainer."""
+
+from collections.abc import Iterable
+
+import lightning.pytorch as L
+
+from gptattn.data.sampler import Batch, TrainingStream, ValidationSet
+from gptattn.data.tokens import TokenData
+
+
+class TokenDataModule(L.LightningDataModule):
+    """Training and validation batches of one text.
+
+    Data is in memory and a batch is a gather, so there are no workers to seed or to lose.
+    """
+
+    def __init__(
+        self, data: TokenData, *, seed: int, batch_size: int, accumulate: int, context_length: int
+    ) -> None:
+        super().__init__()
+        self.data, self.seed = data, seed
+        self.batch_size, self.accumulate = batch_size, accumulate
+        self.context_length = context_length
+
+    def train_dataloader(self) -> Iterable[Batch]:
+        # global_step is the step to take next, so a resumed run goes on where it stopped.
+        first_step = self.trainer.global_step if self.trainer is not None else 0
+        return TrainingStream(
+            self.data.train,
+            self.seed,
+            self.batch_size,
+            self.accumulate,
+            self.context_length,
+            first_step,
+        )
+
+    def val_dataloader(self) -> Iterable[Batch]:
+        return ValidationSet(
+            self.data.val, self.batch_size // self.accumulate, self.context_length
+        )

@@ -1,0 +1,83 @@
+"""Which tokens a batch holds: a pure function of (seed, step), the same for every variant."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+Batch = tuple[Tensor, Tensor]  # ids [B, T] and the tokens that follow them [B, T], int64
+
+
+def window_starts(seed: int, step: int, count: int, windows: int) -> NDArray[np.int64]:
+    """`count` window starts in 0 .. windows - 1, uniform, for optimizer step `step`."""
+    # Philox is a counter-based generator: (seed, step) is its key, and no state is carried.
+    generator = np.random.Generator(np.random.Philox(key=[seed, step]))
+    return generator.integers(0, windows, size=count)
+
+
+def training_batch(
+    tokens: NDArray[np.uint16], seed: int, step: int, batch_size: int, context_length: int
+) -> Batch:
+    """The `batch_size` windows of optimizer step `step`."""
+    starts = window_starts(seed, step, batch_size, len(tokens) - context_length)
+    rows = torch.from_numpy(tokens[starts[:, None] + np.arange(context_length + 1)].astype(np.int64))
+    return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
+
+
+@dataclass(frozen=True)
+class TrainingStream:
+    """The micro-batches of a run from optimizer step `first_step` on, without end.
+
+    A step's `batch_size` windows are dealt to `accumulate` micro-batches in order, so that
+    accumulation changes memory and nothing else.
+    """
+
+    tokens: NDArray[np.uint16]
+    seed: int
+    batch_size: int
+    accumulate: int
+    context_length: int
+    first_step: int = 0
+
+    def __iter__(self) -> Iterator[Batch]:
+        step = self.first_step
+        micro = self.batch_size // self.accumulate
+        while True:
+            ids, targets = training_batch(
+                self.tokens, self.seed, step, self.batch_size, self.context_length
+            )
+            yield from zip(ids.split(micro), targets.split(micro), strict=True)
+            step += 1
+
+
+@dataclass(frozen=True)
+class ValidationSet:
+    """The whole held-out tail, in order: every token but the leading context one scored once.
+
+    Windows do not overlap; what is left at the end is a shorter window of its own.
+    """
+
+    tokens: NDArray[np.uint16]
+    batch_size: int
+    context_length: int
+
+    def __len__(self) -> int:
+        return len(list(self._spans()))
+
+    def _spans(self) -> Iterator[tuple[int, int, int]]:
+        """(start, rows, window) of each batch."""
+        T = self.context_length
+        targets = len(self.tokens) - 1
+        full = targets // T
+        for row in range(0, full, self.batch_size):
+            yield row * T, min(self.batch_size, full - row), T
+        if targets % T:
+            yield full * T, 1, targets % T
+
+    def __iter__(self) -> Iterator[Batch]:
+        for start, rows, T in self._spans():
+            span = torch.from_numpy(self.tokens[start : start + rows * T + 1].astype(np.int64))
+            yield span[:-1].view(rows, T), span[1:].view(rows, T)

@@ -1,0 +1,118 @@
+"""Where text comes from. Each function is the `_target_` of one file in `conf/data`."""
+
+import hashlib
+import os
+import urllib.request
+from pathlib import Path
+
+from gptattn.errors import DataError
+
+SHAKESPEARE_URL = (
+    "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
+)
+SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
+
+
+def pydocs() -> str:
+    """The prose of Python's own language reference, which the standard library carries.
+
+    About 465,000 characters on Python 3.11; other versions differ, so runs compare only under
+    one Python (the text's hash is in every summary). Raises DataError where it is left out.
+    """
+    try:
+        from pydoc_data.topics import topics
+    except ImportError:
+        raise DataError(
+            "data", "this Python has no pydoc_data.topics; use data=text data.path=FILE_OR_FOLDER"
+        ) from None
+    return "\n\n".join(topics[name].strip() for name in sorted(topics))
+
+
+def text(path: str | None, pattern: str = "**/*") -> str:
+    """The UTF-8 text of a file, or of all files below a folder that match `pattern`, sorted.
+
+    Hidden files and folders are passed over. Raises DataError, naming the file and the offset,
+    for what is missing, empty, binary or not UTF-8.
+    """
+    if path is None:
+        raise DataError("data.path", "is not set; give data.path=FILE_OR_FOLDER")
+    root = Path(path).expanduser()
+    if not root.is_dir():
+        return read_text(root)
+    files = sorted(f for f in root.glob(pattern) if f.is_file() and not _is_hidden(f, root))
+    if not files:
+        raise DataError("data.path", f"no file below {root} matches data.pattern={pattern}")
+    return "\n".join(read_text(file) for file in files)
+
+
+def shakespeare(path: str | None, cache_dir: str | None = None) -> str:
+    """Tiny Shakespeare, from `path`, or fetched once; its sha256 must be the canonical one."""
+    if path is not None:
+        content = read_text(Path(path).expanduser())
+    else:
+        file = cache_folder(cache_dir) / "tinyshakespeare.txt"
+        if not file.exists():
+            _fetch(SHAKESPEARE_URL, file)
+        content = read_text(file)
+    digest = hashlib.sha256(content.encode()).hexdigest()
+    if digest != SHAKESPEARE_SHA256:
+        raise DataError(
+            "data.path",
+            f"sha256 is {digest}, the canonical file has {SHAKESPEARE_SHA256}; "
+            "use data=text for another text",
+        )
+    return content
+
+
+def read_text(path: Path) -> str:
+    """The text of one file. Raises DataError, naming the file and the offset of what is wrong."""
+    if not path.exists():
+        raise DataError("data.path", f"{path} does not exist; give a UTF-8 text file or a folder")
+    if not path.is_file():
+        raise DataError("data.path", f"{path} is not a regular file; give a UTF-8 text file")
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise DataError("data.path", f"{path} cannot be read ({error.strerror})") from None
+    if not raw:
+        raise DataError("data.path", f"{path} is empty; give a file with text in it")
+    nul = raw.find(0)
+    if nul >= 0:
+        raise DataError(
+            "data.path", f"{path} is binary (NUL at byte {nul}); give a UTF-8 text file"
+        )
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(
+            "data.path",
+            f"{path} is not UTF-8 (byte {raw[error.start]:#04x} at offset {error.start}); "
+            "convert it, with iconv for example",
+        ) from None
+
+
+def cache_folder(cache_dir: str | None) -> Path:
+    """The folder for token files and fetched texts; by default the user's cache folder."""
+    if cache_dir is not None:
+        return Path(cache_dir).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path("~/.cache").expanduser()) / "gptattn"
+
+
+def _is_hidden(file: Path, root: Path) -> bool:
+    return any(part.startswith(".") for part in file.relative_to(root).parts)
+
+
+def _fetch(url: str, file: Path) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    partial = file.with_name(f"{file.name}.{os.getpid()}.part")
+    try:
+        with urllib.request.urlopen(url, timeout=4) as response:
+            partial.write_bytes(response.read())
+        partial.replace(file)
+    except OSError as error:
+        raise DataError(
+            "data", f"cannot fetch {url} ({error}); put the file in place and give data.path=FILE"
+        ) from None
+    finally:
+        partial.unlink(missing_ok=True)

@@ -1,0 +1,103 @@
+"""Text to token ids and back. Each class is the `_target_` of one file in `conf/tokenizer`."""
+
+from abc import ABC, abstractmethod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gptattn.errors import DataError
+
+
+class Tokenizer(ABC):
+    """A fixed vocabulary. Ids are 0 .. vocab_size - 1."""
+
+    vocab_size: int
+
+    @abstractmethod
+    def fit(self, text: str) -> None:
+        """Make the vocabulary from the text, where the tokenizer has none of its own."""
+
+    @abstractmethod
+    def encode(self, text: str, field: str) -> NDArray[np.uint16]:
+        """Ids of the text. Raises DataError, naming `field`, for what the vocabulary lacks."""
+
+    @abstractmethod
+    def decode(self, ids: NDArray[np.integer]) -> str:
+        """The text of the ids; what is not valid UTF-8 becomes U+FFFD."""
+
+    @abstractmethod
+    def byte_lengths(self) -> NDArray[np.int64]:
+        """How many bytes of UTF-8 each id stands for [vocab_size]: for bits per byte."""
+
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """A string that differs wherever the ids of a text could differ."""
+
+
+class ByteTokenizer(Tokenizer):
+    """UTF-8 bytes: 256 ids, no text is out of vocabulary."""
+
+    vocab_size = 256
+
+    def fit(self, text: str) -> None:
+        pass
+
+    def encode(self, text: str, field: str) -> NDArray[np.uint16]:
+        return np.frombuffer(text.encode("utf-8"), dtype=np.uint8).astype(np.uint16)
+
+    def decode(self, ids: NDArray[np.integer]) -> str:
+        return ids.astype(np.uint8).tobytes().decode("utf-8", errors="replace")
+
+    def byte_lengths(self) -> NDArray[np.int64]:
+        return np.ones(256, dtype=np.int64)
+
+    def fingerprint(self) -> str:
+        return "byte"
+
+
+class CharTokenizer(Tokenizer):
+    """Characters, numbered by code point; those given, or else those of the training text."""
+
+    def __init__(self, characters: str | None = None) -> None:
+        if characters == "":
+            raise DataError("tokenizer.characters", "is empty; null takes those of the text")
+        self._given = characters is not None
+        self._set(characters or "")
+
+    def _set(self, characters: str) -> None:
+        self._codes = np.unique(_code_points(characters))
+        self.vocab_size = len(self._codes)
+
+    def fit(self, text: str) -> None:
+        if not self._given:
+            self._set(text)
+
+    def encode(self, text: str, field: str) -> NDArray[np.uint16]:
+        codes = _code_points(text)
+        ids = np.searchsorted(self._codes, codes)
+        known = self._codes[np.minimum(ids, self.vocab_size - 1)] == codes
+        if not known.all():
+            offset = int(np.argmin(known))
+            character = text[offset]
+            raise DataError(
+                field,
+                f"character {character!r} (U+{ord(character):04X}) at offset {offset} is not "
+                f"among the {self.vocab_size} the char tokenizer knows; leave it out or use "
+                "tokenizer=byte",
+            )
+        return ids.astype(np.uint16)
+
+    def decode(self, ids: NDArray[np.integer]) -> str:
+        return "".join(map(chr, self._codes[ids]))
+
+    def byte_lengths(self) -> NDArray[np.int64]:
+        # UTF-8 takes 1 byte below U+0080, 2 below U+0800, 3 below U+10000, else 4.
+        limits = np.array([0x80, 0x800, 0x10000])
+        return np.searchsorted(limits, self._codes, side="right").astype(np.int64) + 1
+
+    def fingerprint(self) -> str:
+        return "char " + "".join(map(chr, self._codes))
+
+
+def _code_points(text: str) -> NDArray[np.uint32]:
+    return np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)

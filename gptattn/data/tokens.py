@@ -1,0 +1,98 @@
+"""The tokens of a text on disk, as a memory map keyed by content, split for training."""
+
+import hashlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gptattn.data.tokenizer import Tokenizer
+from gptattn.errors import ConfigError, DataError, DiskError
+
+TOKEN_DTYPE = np.dtype("<u2")
+
+
+@dataclass(frozen=True)
+class TokenData:
+    """Training tokens and the held-out tail of one text under one tokenizer.
+
+    `text_hash` and `tokenizer` name the content: runs compare only where both agree.
+    """
+
+    train: NDArray[np.uint16]
+    val: NDArray[np.uint16]
+    tokenizer: Tokenizer
+    text_hash: str
+    val_bytes: int  # UTF-8 bytes that the scored tokens stand for
+
+
+def load_tokens(
+    text: Callable[[], str],
+    tokenizer: Tokenizer,
+    *,
+    context_length: int,
+    val_fraction: float,
+    cache: Path,
+) -> TokenData:
+    """Tokenize, or map what an earlier run left; then split off the tail for validation.
+
+    Raises ConfigError where the text is shorter than the context, DataError where it cannot be
+    tokenized, DiskError where the cache cannot be written.
+    """
+    content = text()
+    tokenizer.fit(content)
+    text_hash = hashlib.sha256(content.encode("utf-8")).hexdigest()
+    key = hashlib.sha256(f"{tokenizer.fingerprint()}\0{text_hash}".encode()).hexdigest()
+    tokens = _cached_tokens(
+        cache / f"{key}.tokens",
+        lambda: tokenizer.encode(content, "data"),
+        # Too short a text must leave nothing behind.
+        lambda ids: _check_length(len(ids), context_length, val_fraction),
+    )
+    cut = _check_length(len(tokens), context_length, val_fraction)
+    val = tokens[cut - 1 :]  # one token of context, so that the tail's first token is scored
+    val_bytes = int(tokenizer.byte_lengths()[val[1:]].sum())
+    return TokenData(tokens[:cut], val, tokenizer, text_hash, val_bytes)
+
+
+def _check_length(tokens: int, context_length: int, val_fraction: float) -> int:
+    """Where validation starts; raises ConfigError where no training window fits before it."""
+    cut = tokens - max(1, round(tokens * val_fraction))
+    if cut < context_length + 1:
+        raise ConfigError(
+            "model.context_length",
+            f"{context_length} is too long for this text: {tokens:,} tokens, {max(cut, 0):,} of "
+            f"them for training; at most {max(cut - 1, 0):,}, or a longer text",
+        )
+    return cut
+
+
+def _cached_tokens(
+    file: Path,
+    encode: Callable[[], NDArray[np.uint16]],
+    check: Callable[[NDArray[np.uint16]], object],
+) -> NDArray[np.uint16]:
+    if not file.exists():
+        ids = encode()
+        check(ids)
+        partial = file.with_name(f"{file.name}.{os.getpid()}.part")
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            ids.astype(TOKEN_DTYPE).tofile(partial)
+            partial.replace(file)
+        except OSError as error:
+            raise DiskError(
+                "data.cache_dir",
+                f"cannot write {ids.nbytes:,} bytes to {file.parent} ({error.strerror}); "
+                "give another data.cache_dir",
+            ) from None
+        finally:
+            if partial.exists():
+                partial.unlink()
+    try:
+        return np.memmap(file, dtype=TOKEN_DTYPE, mode="r")
+    except (OSError, ValueError) as error:
+        raise DataError("data.cache_dir", f"{file} cannot be used ({error}); delete it") from None

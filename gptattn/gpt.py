@@ -1,0 +1,141 @@
+"""GPT-2's architecture, with the attention of each layer made by a function that is passed in."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from gptattn.attention.base import Attention
+from gptattn.attention.cache import Cache, CacheGroup
+from gptattn.loss import linear_cross_entropy
+from gptattn.position.base import InputPosition
+
+INIT_STD = 0.02
+
+
+class MLP(nn.Module):
+    """Linear, tanh-GELU, Linear: x [..., d_model] -> [..., d_model]."""
+
+    def __init__(self, d_model: int, d_mlp: int) -> None:
+        super().__init__()
+        self.up = nn.Linear(d_model, d_mlp)
+        self.gelu = nn.GELU(approximate="tanh")
+        self.down = nn.Linear(d_mlp, d_model)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.gelu(self.up(x)))
+
+
+class Block(nn.Module):
+    """Pre-norm: attention, then MLP, each read through a LayerNorm and added to the stream."""
+
+    def __init__(self, attention: Attention, d_model: int, d_mlp: int, dropout: float) -> None:
+        super().__init__()
+        self.norm_attention = nn.LayerNorm(d_model)
+        self.attention = attention
+        self.norm_mlp = nn.LayerNorm(d_model)
+        self.mlp = MLP(d_model, d_mlp)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, cache: Cache | None = None) -> Tensor:
+        x = x + self.dropout(self.attention(self.norm_attention(x), cache))
+        return x + self.dropout(self.mlp(self.norm_mlp(x)))
+
+
+class GPT(nn.Module):
+    """A causal language model: token ids [B, T] -> logits [B, T, vocab_size].
+
+    `attention(layer)` builds layer 0, 1, ...; `input_position` may be None where the position
+    lives in the attention, or nowhere. The head is tied to the token embedding.
+
+    Raises ValueError for more tokens than `context_length`.
+
+    Source: Radford et al. 2019 (GPT-2), sec. 2.3.
+    """
+
+    def __init__(
+        self,
+        *,
+        vocab_size: int,
+        context_length: int,
+        d_model: int,
+        num_layers: int,
+        attention: Callable[[int], Attention],
+        input_position: InputPosition | None,
+        d_mlp: int,
+        dropout: float,
+    ) -> None:
+        super().__init__()
+        self.vocab_size, self.context_length = vocab_size, context_length
+        self.token_embedding = nn.Embedding(vocab_size, d_model)
+        self.input_position = input_position
+        self.dropout = nn.Dropout(dropout)
+        self.blocks = nn.ModuleList(
+            Block(attention(layer), d_model, d_mlp, dropout) for layer in range(num_layers)
+        )
+        self.norm = nn.LayerNorm(d_model)
+        self._initialise()
+
+    def layers(self) -> list[Block]:
+        return [block for block in self.blocks if isinstance(block, Block)]
+
+    @torch.no_grad()
+    def _initialise(self) -> None:
+        """GPT-2's initialisation: N(0, 0.02); what writes to the stream 1/sqrt(2 layers) of it."""
+        for module in self.modules():
+            if isinstance(module, (nn.Linear, nn.Embedding)):
+                module.weight.normal_(0.0, INIT_STD)
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                module.bias.zero_()
+        residual_std = INIT_STD * (2 * len(self.blocks)) ** -0.5
+        for block in self.layers():
+            for writer in (block.attention.out_proj, block.mlp.down):
+                if writer is not None:
+                    writer.weight.normal_(0.0, residual_std)
+
+    def hidden(self, ids: Tensor, cache: CacheGroup | None = None) -> Tensor:
+        """The last layer's normed output [B, T, d_model]; advances the cache by T."""
+        offset = 0 if cache is None else cache.length
+        if offset + ids.shape[1] > self.context_length:
+            raise ValueError(
+                f"{offset + ids.shape[1]} tokens do not fit context_length={self.context_length}"
+            )
+        x = self.token_embedding(ids)
+        if self.input_position is not None:
+            x = self.input_position(x, offset)
+        x = self.dropout(x)
+        for layer, block in enumerate(self.blocks):
+            x = block(x, None if cache is None else cache[layer])
+        if cache is not None:
+            cache.advance(ids.shape[1])
+        return self.norm(x)
+
+    def forward(self, ids: Tensor, cache: CacheGroup | None = None) -> Tensor:
+        return nn.functional.linear(self.hidden(ids, cache), self.token_embedding.weight)
+
+    def loss(self, ids: Tensor, targets: Tensor, chunk_tokens: int) -> Tensor:
+        """Mean cross-entropy in nats of the targets [B, T] that follow ids [B, T]."""
+        hidden = self.hidden(ids)
+        return linear_cross_entropy(hidden, self.token_embedding.weight, targets, chunk_tokens)
+
+    def new_cache(self, batch: int, capacity: int | None = None) -> CacheGroup:
+        """One empty cache per layer, for up to `capacity` (default: context_length) tokens."""
+        capacity = self.context_length if capacity is None else capacity
+        return CacheGroup([block.attention.new_cache(batch, capacity) for block in self.layers()])
+
+    @torch.no_grad()
+    def attention_weights(self, ids: Tensor) -> list[Tensor]:
+        """Each layer's attention weights [B, H, T, T] on these tokens."""
+        maps: list[Tensor] = []
+        hooks = [
+            block.attention.register_forward_pre_hook(
+                lambda module, args: maps.append(module.attention_weights(args[0]))
+            )
+            for block in self.layers()
+        ]
+        try:
+            self.hidden(ids)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return maps

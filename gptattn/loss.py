@@ -1,0 +1,81 @@
+"""Cross-entropy of a linear head, without ever holding all logits."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+
+def linear_cross_entropy(
+    hidden: Tensor, weight: Tensor, targets: Tensor, chunk_tokens: int
+) -> Tensor:
+    """Mean cross-entropy in nats of softmax(hidden @ weight.T) against targets; a scalar.
+
+    hidden [..., d], weight [V, d], targets [...] int64. Logits exist for `chunk_tokens` tokens at
+    a time, and the gradients of hidden and weight are made in the same pass, so nothing is
+    computed twice. Backward runs once. Under autocast the products run in the autocast dtype and
+    the softmax in float32.
+
+    torch 2.13 has the same idea (`torch.nn.functional.linear_cross_entropy`); we support 2.11.
+    """
+    return _LinearCrossEntropy.apply(
+        hidden.flatten(0, -2), weight, targets.flatten(), chunk_tokens
+    )
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, chunk_tokens: int
+    ) -> Tensor:
+        device = hidden.device.type
+        mixed = torch.is_autocast_enabled(device)
+        dtype = torch.get_autocast_dtype(device) if mixed else hidden.dtype
+        with torch.autocast(device, enabled=False):
+            loss, *ctx.grads = _loss_and_grads(
+                hidden, weight, targets, chunk_tokens, dtype, any(ctx.needs_input_grad)
+            )
+        return loss
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        grad_hidden, grad_weight = ctx.grads
+        # Letting go of them lets autograd take the buffers over instead of copying them.
+        del ctx.grads
+        return grad_hidden.mul_(grad_loss), grad_weight.mul_(grad_loss), None, None
+
+
+def _loss_and_grads(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    chunk_tokens: int,
+    dtype: torch.dtype,
+    needs_grad: bool,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    total = hidden.new_zeros((), dtype=torch.promote_types(dtype, torch.float32))
+    grad_hidden = torch.empty_like(hidden) if needs_grad else None
+    grad_weight = torch.zeros_like(weight) if needs_grad else None
+    head = weight.to(dtype)
+    chunks = zip(hidden.split(chunk_tokens), targets.split(chunk_tokens), strict=True)
+    for i, (x, y) in enumerate(chunks):
+        x = x.to(dtype)
+        logits = (x @ head.T).to(total.dtype)  # [chunk, V]
+        log_z = logits.logsumexp(dim=-1, keepdim=True)
+        y = y.unsqueeze(1)
+        total += (log_z - logits.gather(1, y)).sum()
+        if grad_hidden is None or grad_weight is None:
+            continue
+        # d loss / d logits = (softmax - one-hot) / tokens, in the logits' own memory.
+        grad = logits.sub_(log_z).exp_()
+        grad.scatter_add_(1, y, torch.full_like(y, -1, dtype=grad.dtype))
+        grad = grad.mul_(1 / len(targets)).to(dtype)
+        span = slice(i * chunk_tokens, i * chunk_tokens + len(x))
+        grad_hidden[span] = grad @ head
+        if grad.dtype == grad_weight.dtype:
+            grad_weight.addmm_(grad.T, x)
+        else:
+            grad_weight += grad.T @ x
+    return total / len(targets), grad_hidden, grad_weight

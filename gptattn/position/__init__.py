@@ -1,0 +1,7 @@
+"""Position encodings: what they do to embeddings (learned) or to queries and keys (rope)."""
+
+from gptattn.position.base import HeadPosition, InputPosition
+from gptattn.position.learned import LearnedPosition
+from gptattn.position.rope import RotaryPosition
+
+__all__ = ["HeadPosition", "InputPosition", "LearnedPosition", "RotaryPosition"]

@@ -1,0 +1,19 @@
+"""Learned absolute positions, as in GPT-2."""
+
+from torch import Tensor, nn
+
+from gptattn.position.base import InputPosition
+
+
+class LearnedPosition(InputPosition):
+    """One trained vector per position, added to the token embedding.
+
+    Source: Radford et al. 2018 (GPT), sec. 4.1.
+    """
+
+    def __init__(self, context_length: int, d_model: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(context_length, d_model)
+
+    def forward(self, x_BTE: Tensor, offset: int) -> Tensor:
+        return x_BTE + self.embedding.weight[offset : offset + x_BTE.shape[1]]
