@@ -127,12 +127,12 @@ class GPT(nn.Module):
     def attention_weights(self, ids: Tensor) -> list[Tensor]:
         """Each layer's attention weights [B, H, T, T] on these tokens."""
         maps: list[Tensor] = []
-        hooks = [
-            block.attention.register_forward_pre_hook(
-                lambda module, args: maps.append(module.attention_weights(args[0]))
-            )
-            for block in self.layers()
-        ]
+
+        def record(module: nn.Module, args: tuple[Tensor, ...]) -> None:
+            assert isinstance(module, Attention)
+            maps.append(module.attention_weights(args[0]))
+
+        hooks = [block.attention.register_forward_pre_hook(record) for block in self.layers()]
         try:
             self.hidden(ids)
         finally:

@@ -19,9 +19,7 @@ def linear_cross_entropy(
 
     torch 2.13 has the same idea (`torch.nn.functional.linear_cross_entropy`); we support 2.11.
     """
-    return _LinearCrossEntropy.apply(
-        hidden.flatten(0, -2), weight, targets.flatten(), chunk_tokens
-    )
+    return _LinearCrossEntropy.apply(hidden.flatten(0, -2), weight, targets.flatten(), chunk_tokens)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):

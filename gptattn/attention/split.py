@@ -92,9 +92,7 @@ class SplitAttention(Attention):
             bias = None if linear.bias is None else _split(linear.bias, self.head_dim)
             return _split(linear.weight, self.head_dim), bias
 
-        (q, q_bias), (k, k_bias), (v, v_bias) = map(
-            heads, (self.W_query, self.W_key, self.W_value)
-        )
+        (q, q_bias), (k, k_bias), (v, v_bias) = map(heads, (self.W_query, self.W_key, self.W_value))
         out, out_bias = None, None
         if self.out_proj is not None:
             out = self.out_proj.weight.detach().clone().unflatten(1, (-1, self.head_dim))

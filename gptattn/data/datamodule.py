@@ -1,6 +1,6 @@
 """The Lightning side of the data: hands the streams to the trainer."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import lightning.pytorch as L
 
@@ -15,12 +15,19 @@ class TokenDataModule(L.LightningDataModule):
     """
 
     def __init__(
-        self, data: TokenData, *, seed: int, batch_size: int, accumulate: int, context_length: int
+        self,
+        data: TokenData,
+        *,
+        seed: int,
+        batch_size: int,
+        accumulate: int,
+        context_length: int,
+        on_made: Callable[[float], None] = lambda seconds: None,
     ) -> None:
         super().__init__()
         self.data, self.seed = data, seed
         self.batch_size, self.accumulate = batch_size, accumulate
-        self.context_length = context_length
+        self.context_length, self.on_made = context_length, on_made
 
     def train_dataloader(self) -> Iterable[Batch]:
         # global_step is the step to take next, so a resumed run goes on where it stopped.
@@ -32,9 +39,8 @@ class TokenDataModule(L.LightningDataModule):
             self.accumulate,
             self.context_length,
             first_step,
+            self.on_made,
         )
 
     def val_dataloader(self) -> Iterable[Batch]:
-        return ValidationSet(
-            self.data.val, self.batch_size // self.accumulate, self.context_length
-        )
+        return ValidationSet(self.data.val, self.batch_size // self.accumulate, self.context_length)

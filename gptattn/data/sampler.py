@@ -1,6 +1,7 @@
 """Which tokens a batch holds: a pure function of (seed, step), the same for every variant."""
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,7 +24,9 @@ def training_batch(
 ) -> Batch:
     """The `batch_size` windows of optimizer step `step`."""
     starts = window_starts(seed, step, batch_size, len(tokens) - context_length)
-    rows = torch.from_numpy(tokens[starts[:, None] + np.arange(context_length + 1)].astype(np.int64))
+    rows = torch.from_numpy(
+        tokens[starts[:, None] + np.arange(context_length + 1)].astype(np.int64)
+    )
     return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
 
 
@@ -41,14 +44,17 @@ class TrainingStream:
     accumulate: int
     context_length: int
     first_step: int = 0
+    on_made: Callable[[float], None] = lambda seconds: None  # told what making a step's data took
 
     def __iter__(self) -> Iterator[Batch]:
         step = self.first_step
         micro = self.batch_size // self.accumulate
         while True:
+            start = time.perf_counter()
             ids, targets = training_batch(
                 self.tokens, self.seed, step, self.batch_size, self.context_length
             )
+            self.on_made(time.perf_counter() - start)
             yield from zip(ids.split(micro), targets.split(micro), strict=True)
             step += 1
 

@@ -7,6 +7,8 @@ from numpy.typing import NDArray
 
 from gptattn.errors import DataError
 
+MAX_VOCABULARY = 2**16  # token files hold 16-bit ids
+
 
 class Tokenizer(ABC):
     """A fixed vocabulary. Ids are 0 .. vocab_size - 1."""
@@ -43,7 +45,13 @@ class ByteTokenizer(Tokenizer):
         pass
 
     def encode(self, text: str, field: str) -> NDArray[np.uint16]:
-        return np.frombuffer(text.encode("utf-8"), dtype=np.uint8).astype(np.uint16)
+        try:
+            raw = text.encode("utf-8")
+        except UnicodeEncodeError as error:  # a lone surrogate, from a terminal that is not UTF-8
+            raise DataError(
+                field, f"cannot be written as UTF-8 at offset {error.start}; give UTF-8 text"
+            ) from None
+        return np.frombuffer(raw, dtype=np.uint8).astype(np.uint16)
 
     def decode(self, ids: NDArray[np.integer]) -> str:
         return ids.astype(np.uint8).tobytes().decode("utf-8", errors="replace")
@@ -71,6 +79,12 @@ class CharTokenizer(Tokenizer):
     def fit(self, text: str) -> None:
         if not self._given:
             self._set(text)
+        if self.vocab_size > MAX_VOCABULARY:
+            raise DataError(
+                "tokenizer",
+                f"the text has {self.vocab_size:,} distinct characters, more than "
+                f"{MAX_VOCABULARY:,}; use tokenizer=byte",
+            )
 
     def encode(self, text: str, field: str) -> NDArray[np.uint16]:
         codes = _code_points(text)
@@ -97,6 +111,11 @@ class CharTokenizer(Tokenizer):
 
     def fingerprint(self) -> str:
         return "char " + "".join(map(chr, self._codes))
+
+
+def encode_prompt(tokenizer: Tokenizer, prompt: str) -> NDArray[np.uint16]:
+    """The prompt's ids. Raises DataError for an unknown character; empty becomes a line break."""
+    return tokenizer.encode(prompt or "\n", "sample.prompt")
 
 
 def _code_points(text: str) -> NDArray[np.uint32]:

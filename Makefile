@@ -1,0 +1,56 @@
+# make train ARGS="attn=gqa"   set up, then train      make board   TensorBoard over outputs/
+# make test                    set up, then test       make lint    format, lint and types
+# make bench                   measure against peers   make report  compare finished runs
+# make proofs                  the long tests
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+BENCH  := .venv-bench
+ARGS   ?=
+
+.PHONY: train test proofs lint board report bench clean
+
+# One environment for everything. It is made anew only when what it is made from changes.
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "gptattn needs Python 3.11 or newer")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	touch $@
+
+train: $(STAMP)
+	$(BIN)/python train.py $(ARGS)
+
+test: $(STAMP)
+	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+proofs: $(STAMP)
+	$(BIN)/python -m pytest -m slow $(ARGS)
+
+lint: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+board: $(STAMP)
+	$(BIN)/tensorboard --logdir outputs --host localhost $(ARGS)
+
+report: $(STAMP)
+	$(BIN)/python scripts/compare.py $(or $(ARGS),outputs)
+
+# The peers pin what we do not want, so they live apart, without what they merely wish for.
+$(BENCH)/.installed: pyproject.toml constraints.txt scripts/peers-requirements.txt
+	$(PYTHON) -m venv $(BENCH)
+	$(BENCH)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BENCH)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
+	$(BENCH)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r scripts/peers-requirements.txt
+	touch $@
+
+bench: $(BENCH)/.installed
+	$(BENCH)/bin/python scripts/bench_train.py $(ARGS)
+	$(BENCH)/bin/python scripts/bench_attention.py $(ARGS)
+
+clean:
+	rm -rf $(VENV) $(BENCH) build dist .pytest_cache .ruff_cache

@@ -1,0 +1,41 @@
+"""How long a run trains: steps, tokens or seconds, in one place."""
+
+import math
+from dataclasses import dataclass
+
+from gptattn.config import BudgetConfig
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Either `steps` or `seconds` of training time is set; tokens are turned into steps."""
+
+    steps: int | None
+    seconds: float | None
+
+    def progress(self, step: int, seconds: float) -> float:
+        """The share of the budget that is used up, 0 to 1."""
+        if self.steps is not None:
+            return min(1.0, step / self.steps)
+        assert self.seconds is not None
+        return min(1.0, seconds / self.seconds)
+
+
+def resolve_budget(cfg: BudgetConfig, tokens_per_step: int) -> Budget:
+    """The budget asked for, `default_steps` where none is; tokens round up to whole steps."""
+    if cfg.seconds is not None:
+        return Budget(steps=None, seconds=cfg.seconds)
+    if cfg.tokens is not None:
+        return Budget(steps=math.ceil(cfg.tokens / tokens_per_step), seconds=None)
+    return Budget(steps=cfg.default_steps if cfg.steps is None else cfg.steps, seconds=None)
+
+
+def learning_rate_factor(progress: float, warmup: float, final: float) -> float:
+    """Linear warm-up over the first `warmup` share, then a cosine down to `final`; times the lr.
+
+    Source: Loshchilov and Hutter 2017, arXiv:1608.03983, eq. 5, without restarts.
+    """
+    if progress < warmup:
+        return progress / warmup
+    done = (progress - warmup) / (1 - warmup)
+    return final + (1 - final) * 0.5 * (1 + math.cos(math.pi * done))

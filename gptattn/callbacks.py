@@ -1,0 +1,157 @@
+"""What happens beside training: the clock, the log rows, samples, and the end of the budget."""
+
+import time
+from array import array
+from statistics import median
+from typing import Any
+
+import lightning.pytorch as L
+import torch
+
+from gptattn.budget import Budget
+from gptattn.config import SampleConfig
+from gptattn.data.tokenizer import Tokenizer, encode_prompt
+from gptattn.device import peak_memory_mb
+from gptattn.generate import generate
+from gptattn.module import LanguageModel
+from gptattn.recorder import RunRecorder
+
+
+class StepClock(L.Callback):
+    """Training time alone: from a batch in hand to the optimizer's step, plus making the batch.
+
+    Validation, samples, logging and checkpoints are outside of it. First among the callbacks.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0  # of training, in all
+        self.step_seconds = array("d")  # of each optimizer step
+        self._open = 0.0  # seconds of the step in progress
+        self._start = 0.0
+
+    def add(self, seconds: float) -> None:
+        """Count time that was spent on making a batch."""
+        self._open += seconds
+
+    def on_train_batch_start(self, *args: Any) -> None:
+        self._start = time.perf_counter()
+
+    def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
+        self._open += time.perf_counter() - self._start
+        if trainer.global_step > len(self.step_seconds):
+            self.seconds += self._open
+            self.step_seconds.append(self._open)
+            self._open = 0.0
+
+    def median_step_seconds(self) -> float:
+        """The median over all steps: compilation and other people's load hardly move it."""
+        return median(self.step_seconds)
+
+
+class MetricRows(L.Callback):
+    """One row every `log_every` optimizer steps, one per validation."""
+
+    def __init__(
+        self,
+        recorder: RunRecorder,
+        clock: StepClock,
+        *,
+        log_every: int,
+        tokens_per_step: int,
+        flops_per_token: float,
+        device_flops_per_second: float,
+    ) -> None:
+        self.recorder, self.clock, self.log_every = recorder, clock, log_every
+        self.tokens_per_step, self.flops_per_token = tokens_per_step, flops_per_token
+        self.device_flops_per_second = device_flops_per_second
+        self.last: dict[str, float] = {}  # the newest value of every metric
+        self.validated_step = -1
+        self._logged_step = 0
+        self._logged_seconds = 0.0
+
+    def throughput(self, step_seconds: float) -> dict[str, float]:
+        tokens_per_s = self.tokens_per_step / step_seconds
+        return {
+            "perf/tokens_per_s": tokens_per_s,
+            "perf/step_ms": 1e3 * step_seconds,
+            "perf/mfu": tokens_per_s * self.flops_per_token / self.device_flops_per_second,
+        }
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
+        step = trainer.global_step
+        if step > self._logged_step and (step % self.log_every == 0 or step == 1):
+            self._log(trainer, pl_module)
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+        if trainer.global_step > self._logged_step:
+            self._log(trainer, pl_module)
+
+    def _log(self, trainer: L.Trainer, module: LanguageModel) -> None:
+        step, seconds = trainer.global_step, self.clock.seconds
+        per_step = (seconds - self._logged_seconds) / (step - self._logged_step)
+        row = {
+            "train/loss": torch.stack(module.train_losses).mean().item(),
+            "train/lr": trainer.optimizers[0].param_groups[0]["lr"],
+            "train/grad_norm": module.grad_norm.item(),
+            **self.throughput(per_step),
+            "perf/peak_memory_mb": peak_memory_mb(module.device),
+            **self._progress(step),
+        }
+        module.train_losses.clear()
+        self._logged_step, self._logged_seconds = step, seconds
+        self.last |= row
+        self.recorder.log_metrics(row, step)
+
+    def _progress(self, step: int) -> dict[str, float]:
+        tokens = step * self.tokens_per_step
+        return {
+            "progress/tokens": tokens,
+            "progress/seconds": self.clock.seconds,
+            "progress/flops": tokens * self.flops_per_token,
+        }
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+        step = trainer.global_step
+        row = {**pl_module.val_metrics, **self._progress(step)}
+        self.validated_step = step
+        self.last |= row
+        self.recorder.log_metrics(row, step)
+
+
+class Samples(L.Callback):
+    """Text from the model at each validation, into the record; the same seed each time."""
+
+    def __init__(
+        self, recorder: RunRecorder, tokenizer: Tokenizer, cfg: SampleConfig, seed: int
+    ) -> None:
+        self.recorder, self.tokenizer, self.cfg, self.seed = recorder, tokenizer, cfg, seed
+        self.prompt = encode_prompt(tokenizer, cfg.prompt)
+        self.text = ""
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+        if self.cfg.tokens == 0:
+            return
+        ids = torch.from_numpy(self.prompt).long().unsqueeze(0).to(pl_module.device)
+        generator = torch.Generator(device=ids.device).manual_seed(self.seed)
+        out = generate(
+            pl_module.model,
+            ids,
+            self.cfg.tokens,
+            vocab_size=self.tokenizer.vocab_size,
+            temperature=self.cfg.temperature,
+            top_k=self.cfg.top_k,
+            generator=generator,
+        )
+        self.text = self.tokenizer.decode(out[0].cpu().numpy())
+        self.recorder.log_text("sample/text", self.text, trainer.global_step)
+
+
+class BudgetEnd(L.Callback):
+    """Stops the run when its seconds are used up; steps are the Trainer's own affair."""
+
+    def __init__(self, budget: Budget, clock: StepClock) -> None:
+        self.budget, self.clock = budget, clock
+
+    def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
+        if self.budget.progress(trainer.global_step, self.clock.seconds) >= 1.0:
+            trainer.should_stop = True

@@ -1,0 +1,115 @@
+"""What this machine is and can do: threads, matmul rate, peak memory, names for the record."""
+
+import contextlib
+import os
+import platform
+import resource
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from gptattn.errors import ConfigError
+
+
+def resolve_device(accelerator: str) -> torch.device:
+    """The device for `cpu`, `gpu` or `auto`. Raises ConfigError where there is no GPU to use."""
+    if accelerator == "cpu":
+        return torch.device("cpu")
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    if accelerator == "gpu":
+        raise ConfigError("trainer", "no GPU is visible to torch; use trainer=cpu")
+    return torch.device("cpu")
+
+
+def set_threads(threads: int | None) -> int:
+    """Set torch's CPU threads, by default to the CPUs this process may use; return the count."""
+    count = usable_cpus() if threads is None else threads
+    torch.set_num_threads(count)
+    return count
+
+
+def usable_cpus() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def matmul_flops_per_second(device: torch.device, dtype: torch.dtype) -> float:
+    """This device's own rate on a square matrix product, best of five after one warm-up.
+
+    Dividing by it gives an MFU that a hard-coded peak cannot: it is right on any machine.
+    """
+    n = 1024 if device.type == "cpu" else 8192
+    a = torch.randn(n, n, device=device, dtype=dtype)
+    times = []
+    for _ in range(6):
+        synchronize(device)
+        start = time.perf_counter()
+        torch.mm(a, a)
+        synchronize(device)
+        times.append(time.perf_counter() - start)
+    return 2 * n**3 / min(times[1:])
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def reset_peak_memory(device: torch.device) -> None:
+    """Start a new peak: runs of one sweep share a process."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    else:
+        with contextlib.suppress(OSError):  # elsewhere than on Linux the peak is the process's
+            Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
+
+
+def peak_memory_mb(device: torch.device) -> float:
+    """Peak since the reset in MB (10^6 bytes): of the GPU's tensors, or of the whole process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 1e6
+    try:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024 / 1e6
+    except OSError:
+        pass
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / 1e6 if sys.platform == "darwin" else peak * 1024 / 1e6
+
+
+def device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def has_cpp_compiler() -> bool:
+    """Whether torch.compile can build for the CPU."""
+    return any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "g++", "clang++"))
+
+
+def git_commit() -> str | None:
+    """The commit of this source tree, with `-dirty` for uncommitted changes; None outside git."""
+    here = Path(__file__).parent
+    command = ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=40"]
+    try:
+        # An installed package may lie inside somebody else's repository: ours holds train.py.
+        if not (here.parent / "train.py").exists():
+            return None
+        done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None if done.returncode == 0 else None

@@ -1,0 +1,90 @@
+"""The run folder's record: metrics.jsonl, the truth, and TensorBoard events, a view of it."""
+
+import json
+import time
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from lightning.pytorch.loggers.logger import Logger
+from numpy.typing import NDArray
+from torch.utils.tensorboard.summary import hparams
+from torch.utils.tensorboard.writer import SummaryWriter
+
+# TensorBoard's HParams tab shows these as columns. The set is one and the same in every run: a
+# key that the first run lacks would never be shown.
+HPARAM_METRICS = (
+    "val/loss",
+    "val/bits_per_byte",
+    "train/loss",
+    "perf/tokens_per_s",
+    "perf/step_ms",
+    "perf/peak_memory_mb",
+    "cost/params",
+    "cost/params_attention",
+    "cost/flops_per_token",
+    "cost/kv_bytes_per_token",
+)
+
+
+class RunRecorder(Logger):
+    """A Lightning logger that writes each row to metrics.jsonl, at once, and to TensorBoard."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+        self._rows = (folder / "metrics.jsonl").open("a", encoding="utf-8")
+        self._writer = SummaryWriter(str(folder), flush_secs=10)
+        self._end_of_session: Any = None
+
+    @property
+    def name(self) -> str:
+        return self.folder.parent.name
+
+    @property
+    def version(self) -> str:
+        return self.folder.name
+
+    def log_hyperparams(
+        self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any
+    ) -> None:
+        """Declare this run as a row of the HParams tab. Values are numbers, strings or bools."""
+        values = vars(params) if isinstance(params, Namespace) else params
+        metrics = dict.fromkeys(HPARAM_METRICS, 0.0)  # only the tags count; values come later
+        experiment, session, self._end_of_session = hparams(dict(values), metrics)
+        self._events().add_summary(experiment)
+        self._events().add_summary(session)
+
+    def _events(self) -> Any:
+        return self._writer._get_file_writer()
+
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        for name, value in metrics.items():
+            self._writer.add_scalar(name, value, step)
+        self._write_row(step, metrics)
+
+    def log_text(self, tag: str, text: str, step: int) -> None:
+        # Indented by four, Markdown shows it as it is, whatever it holds.
+        shown = "\n".join("    " + line for line in text.splitlines())
+        self._writer.add_text(tag, shown, step)
+        self._write_row(step, {tag: text})
+
+    def log_image(self, tag: str, image: NDArray[np.uint8], step: int) -> None:
+        """`image` is [height, width, 3]."""
+        self._writer.add_image(tag, image, step, dataformats="HWC")
+
+    def _write_row(self, step: int | None, values: dict[str, Any]) -> None:
+        row = {"step": step, "time": round(time.time(), 3), **values}
+        self._rows.write(json.dumps(row, ensure_ascii=False) + "\n")
+        self._rows.flush()
+
+    def save(self) -> None:
+        self._writer.flush()
+
+    def close(self, done: bool) -> None:
+        """End the record; a run that is done is shown so in the HParams tab."""
+        if done and self._end_of_session is not None:
+            self._events().add_summary(self._end_of_session)
+        self._writer.close()
+        self._rows.close()

@@ -1,0 +1,204 @@
+"""One run: build, fit, validate, summarise. Knows settings as a TrainConfig, never as Hydra's."""
+
+import json
+import logging
+import math
+import warnings
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as L
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from rich.console import Console
+
+from gptattn.budget import resolve_budget
+from gptattn.build import build_data, build_model
+from gptattn.callbacks import BudgetEnd, MetricRows, Samples, StepClock
+from gptattn.checkpoint import AtomicCheckpointIO, write_atomically
+from gptattn.config import TrainConfig
+from gptattn.console import ConsoleProgress, cost_table, result_table
+from gptattn.cost import measure_cost
+from gptattn.data.datamodule import TokenDataModule
+from gptattn.device import (
+    has_cpp_compiler,
+    matmul_flops_per_second,
+    peak_memory_mb,
+    reset_peak_memory,
+    resolve_device,
+    set_threads,
+)
+from gptattn.errors import RunFolderError
+from gptattn.gpt import GPT
+from gptattn.heatmap import heatmap
+from gptattn.module import LanguageModel
+from gptattn.recorder import RunRecorder
+from gptattn.summary import Job, hyperparameters, summarise
+
+MAP_TOKENS = 64  # of the validation text, in the attention maps
+DTYPES = {  # what matrix products run in
+    "32-true": torch.float32,
+    "64-true": torch.float64,
+    "16-mixed": torch.float16,
+    "bf16-mixed": torch.bfloat16,
+    "bf16-true": torch.bfloat16,
+}
+
+
+def train(cfg: TrainConfig, folder: Path, console: Console) -> dict[str, Any]:
+    """Train as `cfg` says, leave the record in `folder`, return the summary.
+
+    Raises a UserError for a user's mistake; the settings have been checked before.
+    """
+    claim(folder, cfg)
+    _quiet_lightning()
+    threads = set_threads(cfg.trainer.threads)
+    device = resolve_device(cfg.trainer.accelerator)
+    reset_peak_memory(device)
+    L.seed_everything(cfg.seed, workers=True, verbose=False)
+    data = build_data(cfg)
+    model = build_model(cfg, data.tokenizer.vocab_size)
+    cost = measure_cost(model)
+    budget = resolve_budget(cfg.budget, cfg.batch_size * cfg.model.context_length)
+    job = Job(cfg, folder, data, model, cost, budget, device, threads)
+    console.print(cost_table(cfg.variant, job.costs()))
+    if cfg.compile:
+        _compile(model, device, console)
+    return _fit(job, console)
+
+
+def claim(folder: Path, cfg: TrainConfig) -> None:
+    """Make the folder this run's own, by writing its config. Raises RunFolderError if it is not."""
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with (folder / "config.yaml").open("x", encoding="utf-8") as file:
+            # JSON is YAML, and needs no library that this module must not know.
+            json.dump(asdict(cfg), file, indent=2, ensure_ascii=False)
+            file.write("\n")
+    except FileExistsError:
+        raise RunFolderError(
+            "hydra.run.dir", f"{folder} already holds a run; give another folder, or none"
+        ) from None
+
+
+def _fit(job: Job, console: Console) -> dict[str, Any]:
+    cfg, budget = job.cfg, job.budget
+    recorder = RunRecorder(job.folder)
+    clock = StepClock()
+    rows = MetricRows(
+        recorder,
+        clock,
+        log_every=cfg.log_every,
+        tokens_per_step=cfg.batch_size * cfg.model.context_length,
+        flops_per_token=job.cost.flops_per_token,
+        device_flops_per_second=matmul_flops_per_second(job.device, DTYPES[cfg.trainer.precision]),
+    )
+    samples = Samples(recorder, job.data.tokenizer, cfg.sample, cfg.seed)
+    module = LanguageModel(
+        job.model,
+        cfg.optim,
+        lambda step: budget.progress(step, clock.seconds),
+        cfg.loss_chunk_tokens,
+        job.data.val_bytes,
+    )
+    datamodule = TokenDataModule(
+        job.data,
+        seed=cfg.seed,
+        batch_size=cfg.batch_size,
+        accumulate=cfg.accumulate,
+        context_length=cfg.model.context_length,
+        on_made=clock.add,
+    )
+    progress = ConsoleProgress(console, budget, clock, rows, samples)
+    callbacks = [clock, rows, samples, progress, BudgetEnd(budget, clock)]
+    trainer = _trainer(job, recorder, callbacks)
+    recorder.log_hyperparams(hyperparameters(job))
+    recorder.log_metrics(job.costs(), 0)
+    done = False
+    try:
+        trainer.fit(module, datamodule=datamodule)
+        _attention_maps(job, recorder, trainer.global_step)
+        final = rows.throughput(clock.median_step_seconds())
+        final["perf/peak_memory_mb"] = peak_memory_mb(job.device)
+        recorder.log_metrics(final, trainer.global_step)
+        summary = summarise(job, rows.last | final, trainer.global_step)
+        text = json.dumps(summary, indent=2, ensure_ascii=False) + "\n"
+        write_atomically(job.folder / "summary.json", lambda file: file.write(text.encode()))
+        done = True
+    finally:
+        recorder.close(done)
+    console.print(result_table(cfg.variant, summary["metrics"]))
+    return summary
+
+
+def _trainer(job: Job, recorder: RunRecorder, callbacks: list[L.Callback]) -> L.Trainer:
+    cfg, budget = job.cfg, job.budget
+    if budget.steps is not None:
+        every: Any = math.ceil(budget.steps / cfg.validation.count) * cfg.accumulate
+    else:
+        assert budget.seconds is not None
+        every = {"seconds": budget.seconds / cfg.validation.count}
+    if cfg.checkpoint:
+        callbacks = [*callbacks, _newest_checkpoint(job.folder / "checkpoints")]
+    return L.Trainer(
+        accelerator=job.device.type,
+        devices=1,
+        precision=cfg.trainer.precision,  # type: ignore[arg-type]
+        max_steps=-1 if budget.steps is None else budget.steps,
+        max_epochs=-1,
+        val_check_interval=every,
+        check_val_every_n_epoch=None,
+        num_sanity_val_steps=0,
+        accumulate_grad_batches=cfg.accumulate,
+        logger=recorder,
+        log_every_n_steps=cfg.log_every,
+        callbacks=callbacks,
+        plugins=[AtomicCheckpointIO()],
+        default_root_dir=job.folder,
+        enable_checkpointing=cfg.checkpoint,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+    )
+
+
+def _newest_checkpoint(folder: Path) -> ModelCheckpoint:
+    """Keeps the state after the newest validation, the last one being the end of the run."""
+    return ModelCheckpoint(
+        dirpath=folder,
+        filename="{step}",
+        monitor=None,
+        save_top_k=1,
+        every_n_epochs=1,
+        save_on_train_epoch_end=False,
+    )
+
+
+def _compile(model: GPT, device: torch.device, console: Console) -> None:
+    """Compile the blocks in place: names in checkpoints stay, and one block serves all."""
+    if device.type == "cpu" and not has_cpp_compiler():
+        console.print("[yellow]warning:[/yellow] compile: no C++ compiler found; running eager")
+        return
+    for block in model.layers():
+        block.compile()
+
+
+def _attention_maps(job: Job, recorder: RunRecorder, step: int) -> None:
+    """One image per layer, heads side by side, of the opening of the validation text."""
+    tokens = min(MAP_TOKENS, job.cfg.model.context_length, len(job.data.val))
+    ids = torch.from_numpy(job.data.val[:tokens].astype("int64")).unsqueeze(0)
+    device = next(job.model.parameters()).device
+    was_training = job.model.training
+    job.model.eval()
+    for layer, w_BHTS in enumerate(job.model.attention_weights(ids.to(device))):
+        image = heatmap(w_BHTS[0].float().cpu().numpy())
+        recorder.log_image(f"attention/layer_{layer:02d}", image, step)
+    job.model.train(was_training)
+
+
+def _quiet_lightning() -> None:
+    """The console is ours; what Lightning has to say about a run is in the record."""
+    for name in ("lightning", "lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module="lightning.*")

@@ -1,0 +1,102 @@
+"""What a finished run says of itself: summary.json, and its row in the HParams tab."""
+
+import platform
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gptattn import __version__
+from gptattn.budget import Budget
+from gptattn.config import TrainConfig
+from gptattn.cost import Cost
+from gptattn.data.tokens import TokenData
+from gptattn.device import device_name, git_commit
+from gptattn.gpt import GPT
+
+LIBRARIES = ("torch", "lightning", "hydra-core", "omegaconf", "tensorboard", "numpy")
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a run is made of, once everything is built."""
+
+    cfg: TrainConfig
+    folder: Path
+    data: TokenData
+    model: GPT
+    cost: Cost
+    budget: Budget
+    device: torch.device
+    threads: int
+
+    def costs(self) -> dict[str, float]:
+        return {f"cost/{name}": value for name, value in asdict(self.cost).items()}
+
+
+def hyperparameters(job: Job) -> dict[str, Any]:
+    """One flat key set, the same in every run and of the same types: TensorBoard needs both."""
+    cfg = job.cfg
+    return {
+        "attn": cfg.variant,
+        "attn_settings": " ".join(
+            f"{key}={value}" for key, value in cfg.attn.items() if key != "_target_"
+        ),
+        "seed": cfg.seed,
+        "model": cfg.choices["model"],
+        "num_layers": cfg.model.num_layers,
+        "num_heads": cfg.model.num_heads,
+        "d_model": cfg.model.d_model,
+        "context_length": cfg.model.context_length,
+        "dropout": cfg.model.dropout,
+        "position": cfg.choices["position"],
+        "data": cfg.choices["data"],
+        "tokenizer": cfg.choices["tokenizer"],
+        "optim": cfg.choices["optim"],
+        "lr": cfg.optim.lr,
+        "weight_decay": cfg.optim.weight_decay,
+        "batch_size": cfg.batch_size,
+        "accumulate": cfg.accumulate,
+        "budget": describe_budget(job.budget),
+        "precision": cfg.trainer.precision,
+        "compile": cfg.compile,
+        "device": job.device.type,
+    }
+
+
+def describe_budget(budget: Budget) -> str:
+    return f"{budget.steps} steps" if budget.steps is not None else f"{budget.seconds:g} seconds"
+
+
+def summarise(job: Job, metrics: dict[str, float], step: int) -> dict[str, Any]:
+    """The whole of summary.json: names, final metrics, costs, and the environment."""
+    return {
+        "status": "done",
+        "variant": job.cfg.variant,
+        "seed": job.cfg.seed,
+        "experiment": job.cfg.experiment_name,
+        "run": job.folder.name,
+        "steps": step,
+        "budget": describe_budget(job.budget),
+        "metrics": job.costs() | metrics,
+        "hyperparameters": hyperparameters(job),
+        "data": {
+            "text_sha256": job.data.text_hash,
+            "tokenizer": job.cfg.choices["tokenizer"],
+            "vocab_size": job.data.tokenizer.vocab_size,
+            "train_tokens": len(job.data.train),
+            "val_tokens": len(job.data.val) - 1,
+            "val_bytes": job.data.val_bytes,
+        },
+        "environment": {
+            "gptattn": __version__,
+            "git_commit": git_commit(),
+            "python": platform.python_version(),
+            "platform": platform.platform(),
+            "device": device_name(job.device),
+            "threads": job.threads,
+            "libraries": {name: version(name) for name in LIBRARIES},
+        },
+    }
