@@ -26,7 +26,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from hydra.types import RunMode
 from omegaconf import DictConfig, ListConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from gptattn.config import TrainConfig, check, suggest
 from gptattn.errors import ConfigError, DiskError, UserError
@@ -43,7 +43,17 @@ UNNAMED = re.compile(
     r"(attn|seed|experiment|experiment_name|log_every|checkpoint|cache_dir|allow_targets)=|"
     r"(hydra|trainer|sample|data|budget|validation)[./=]"
 )
-DISK_ERRORS = {errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EPERM, errno.EDQUOT, errno.ENOTDIR}
+DISK_ERRORS = {
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EROFS,
+    errno.EACCES,
+    errno.EPERM,
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.ENAMETOOLONG,
+}
 
 
 def main() -> NoReturn:
@@ -74,21 +84,37 @@ def _main() -> int:
     asks_only = args.help or args.hydra_help or args.cfg or args.info or args.shell_completion
     jobs = 0 if asks_only else check_jobs(args)
     codes: list[int] = []
+    folders: list[Path] = []
 
     def task(cfg: DictConfig) -> None:
-        codes.append(_run_job(cfg, len(codes), jobs))
+        folders.append(Path(HydraConfig.get().runtime.output_dir))
+        codes.append(_run_job(cfg, folders[-1], len(codes), jobs))
 
     hydra.main(version_base="1.3", config_path=str(CONF), config_name=CONFIG_NAME)(task)()
+    if jobs > 1:
+        _print_sweep(folders, codes)
     return next((code for code in codes if code), 0)
 
 
-def _run_job(cfg: DictConfig, index: int, total: int) -> int:
+def _print_sweep(folders: Sequence[Path], codes: Sequence[int]) -> None:
+    """The sweep's runs in one table; how many failed."""
+    from gptattn.compare.runs import read_runs
+    from gptattn.compare.table import terminal_table
+    from gptattn.console import make_console
+
+    done = [folder for folder, code in zip(folders, codes, strict=True) if code == 0]
+    if done:
+        make_console().print(terminal_table(read_runs(done)[0], f"{len(done)} runs"))
+    if len(done) < len(codes):
+        print(f"{len(codes) - len(done)} of {len(codes)} runs failed", file=sys.stderr)
+
+
+def _run_job(cfg: DictConfig, folder: Path, index: int, total: int) -> int:
     """Train one job. A failure is reported here and does not end a sweep; an interrupt does."""
     # torch and lightning take seconds to import: not before the settings are known to be good.
     from gptattn.console import make_console
     from gptattn.run import train
 
-    folder = Path(HydraConfig.get().runtime.output_dir)
     shown = os.path.relpath(folder)
     console = make_console()
     if total > 1:
@@ -139,13 +165,20 @@ def composed(
     OmegaConf.register_new_resolver("run_name", run_name, use_cache=True, replace=True)
     before = HydraConfig.instance().cfg
     with hydra.initialize_config_dir(config_dir=str(CONF), version_base="1.3"):
-        loader = GlobalHydra.instance().config_loader()
-        cfg = loader.load_configuration(config_name, list(overrides), run_mode)
+        cfg = _load(overrides, config_name, run_mode)
         HydraConfig.instance().set_config(cfg)
         try:
             yield cfg
         finally:
             HydraConfig.instance().cfg = before
+
+
+def _load(overrides: Sequence[str], config_name: str, run_mode: RunMode) -> DictConfig:
+    try:
+        loader = GlobalHydra.instance().config_loader()
+        return loader.load_configuration(config_name, list(overrides), run_mode)
+    except HydraException as error:
+        raise _from_hydra(error, overrides) from error
 
 
 def sweep_overrides(overrides: Sequence[str], config_name: str) -> Iterator[list[str]]:
@@ -191,20 +224,14 @@ def _report(error: Exception, debug: bool) -> int:
 
 
 def as_user_error(error: BaseException) -> UserError | None:
-    """What Hydra, OmegaConf or the disk complain of, in our form; None for a bug of ours."""
+    """What OmegaConf or the disk complain of, in our form; None for a bug of ours."""
     if isinstance(error, UserError):
         return error
-    if isinstance(error, MissingConfigException):
-        return _unknown_choice(error)
-    if isinstance(error, OverrideParseException):
-        return ConfigError(error.override, "cannot be read; write name=value")
     if isinstance(error, OmegaConfBaseException):
         field = error.full_key or error.key or "config"
+        if isinstance(error, MissingMandatoryValue):
+            return ConfigError(str(field), "is missing; give a value")
         return ConfigError(str(field), (error.msg or str(error)).splitlines()[0])
-    if isinstance(error, HydraException):
-        if isinstance(error.__cause__, OmegaConfBaseException):
-            return as_user_error(error.__cause__)
-        return _unknown_key(str(error))
     if isinstance(error, OSError) and error.errno in DISK_ERRORS:
         return DiskError(
             str(error.filename or "disk"), f"{error.strerror}; make room or give another folder"
@@ -212,26 +239,39 @@ def as_user_error(error: BaseException) -> UserError | None:
     return None
 
 
-def _unknown_choice(error: MissingConfigException) -> ConfigError:
-    group, _, choice = (error.missing_cfg_file or "config").rpartition("/")
-    return ConfigError(
-        group or "config", f"{choice!r} is unknown; {suggest(choice, error.options or [])}"
-    )
-
-
-def _unknown_key(message: str) -> ConfigError:
-    match = re.search(
-        r"Could not (?:override|delete|append to config|delete from config)"
-        r"[^']*'([^']+)'",
-        message,
-    )
+def _from_hydra(error: HydraException, overrides: Sequence[str]) -> UserError:
+    """What Hydra says of these overrides, in our form."""
+    if isinstance(error, MissingConfigException):
+        group, _, choice = (error.missing_cfg_file or "").rpartition("/")
+        known = suggest(choice, error.options or [])
+        return ConfigError(group or "config", f"{choice!r} is unknown; {known}")
+    if isinstance(error, OverrideParseException):
+        return ConfigError(
+            error.override, "cannot be read; write name=value, quoted if it has odd characters"
+        )
+    message, cause = str(error), error.__cause__
+    match = re.search(r"Could not (?:override|delete|append)[^']*'([^']+)'", message)
+    if match is None and isinstance(cause, OmegaConfBaseException):
+        known = as_user_error(cause)
+        assert known is not None
+        return known
+    if "already at" in message and match is not None:
+        return ConfigError(match.group(1), f"is there already; {match.group(1)}=... without the +")
     if match is None:
         return ConfigError("command line", message)
-    key = match.group(1)
-    if "already at" in message:
-        return ConfigError(key, f"is there already; write {key}=value without the +")
-    with composed([]) as cfg:
+    return _unknown_key(match.group(1), overrides)
+
+
+def _unknown_key(key: str, overrides: Sequence[str]) -> ConfigError:
+    # The choices of groups decide which settings there are.
+    choices = [o for o in overrides if re.match(r"[\w/]+=", o) and not o.startswith(f"{key}=")]
+    GlobalHydra.instance().clear()  # the composition that failed is still open
+    with composed(choices) as cfg:
         keys = [name for name in _dotted_keys(cfg) if not name.startswith("hydra.")]
+    parent = key.rpartition(".")[0]
+    siblings = [name for name in keys if parent and name.startswith(f"{parent}.")]
+    if siblings:
+        return ConfigError(key, f"is no setting; {suggest(key, siblings)}")
     near = difflib.get_close_matches(key, keys, n=1, cutoff=0.4)
     hint = f"did you mean {near[0]}? " if near else ""
     return ConfigError(key, f"is no setting; {hint}--help lists them all")

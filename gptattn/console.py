@@ -5,6 +5,7 @@ import time
 from typing import Any
 
 import lightning.pytorch as L
+from rich import box
 from rich.console import Console
 from rich.panel import Panel
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -19,7 +20,7 @@ LINE_SECONDS = 5.0  # between plain lines
 
 def make_console() -> Console:
     """The one console. In a pipe a line is as long as it needs to be."""
-    return Console(width=None if sys.stdout.isatty() else 110, highlight=False, soft_wrap=True)
+    return Console(width=None if sys.stdout.isatty() else 120, highlight=False, soft_wrap=True)
 
 
 class ConsoleProgress(L.Callback):
@@ -92,23 +93,31 @@ class ConsoleProgress(L.Callback):
             self._bar = None
 
 
-def cost_table(name: str, costs: dict[str, float]) -> Table:
-    """What the model costs, known before it trains."""
-    table = Table(title=f"{name}: costs", title_justify="left")
-    table.add_column("cost")
-    table.add_column("value", justify="right")
-    for key, value in costs.items():
-        table.add_row(key, _number(value))
-    return table
+RESULTS = (
+    "train/loss",
+    "val/loss",
+    "val/perplexity",
+    "val/bits_per_byte",
+    "perf/tokens_per_s",
+    "perf/step_ms",
+    "perf/mfu",
+    "perf/peak_memory_mb",
+)
 
 
-def result_table(name: str, results: dict[str, float]) -> Table:
-    table = Table(title=f"{name}: result", title_justify="left")
+def metric_table(title: str, metrics: dict[str, float]) -> Table:
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
     table.add_column("metric")
     table.add_column("value", justify="right")
-    for key, value in results.items():
-        table.add_row(key, _number(value))
+    for name, value in metrics.items():
+        table.add_row(name, _number(value))
     return table
+
+
+def result_table(title: str, metrics: dict[str, float]) -> Table:
+    """What a run came to: losses, speed and memory, then what the model costs."""
+    costs = [name for name in metrics if name.startswith("cost/")]
+    return metric_table(title, {name: metrics[name] for name in (*RESULTS, *costs)})
 
 
 def _number(value: float) -> str:

@@ -67,7 +67,10 @@ class GPT(nn.Module):
     ) -> None:
         super().__init__()
         self.vocab_size, self.context_length = vocab_size, context_length
-        self.token_embedding = nn.Embedding(vocab_size, d_model)
+        # Left empty, as _initialise draws every weight: twice would take time at 50,257 rows.
+        self.token_embedding = nn.Embedding.from_pretrained(
+            torch.empty(vocab_size, d_model), freeze=False
+        )
         self.input_position = input_position
         self.dropout = nn.Dropout(dropout)
         self.blocks = nn.ModuleList(
@@ -82,6 +85,8 @@ class GPT(nn.Module):
     @torch.no_grad()
     def _initialise(self) -> None:
         """GPT-2's initialisation: N(0, 0.02); what writes to the stream 1/sqrt(2 layers) of it."""
+        if self.token_embedding.weight.is_meta:
+            return
         for module in self.modules():
             if isinstance(module, (nn.Linear, nn.Embedding)):
                 module.weight.normal_(0.0, INIT_STD)

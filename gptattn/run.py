@@ -18,7 +18,7 @@ from gptattn.build import build_data, build_model
 from gptattn.callbacks import BudgetEnd, MetricRows, Samples, StepClock
 from gptattn.checkpoint import AtomicCheckpointIO, write_atomically
 from gptattn.config import TrainConfig
-from gptattn.console import ConsoleProgress, cost_table, result_table
+from gptattn.console import ConsoleProgress, metric_table, result_table
 from gptattn.cost import measure_cost
 from gptattn.data.datamodule import TokenDataModule
 from gptattn.device import (
@@ -62,7 +62,7 @@ def train(cfg: TrainConfig, folder: Path, console: Console) -> dict[str, Any]:
     cost = measure_cost(model)
     budget = resolve_budget(cfg.budget, cfg.batch_size * cfg.model.context_length)
     job = Job(cfg, folder, data, model, cost, budget, device, threads)
-    console.print(cost_table(cfg.variant, job.costs()))
+    console.print(metric_table(f"{cfg.variant}: what it costs", job.costs()))
     if cfg.compile:
         _compile(model, device, console)
     return _fit(job, console)
@@ -128,7 +128,7 @@ def _fit(job: Job, console: Console) -> dict[str, Any]:
         done = True
     finally:
         recorder.close(done)
-    console.print(result_table(cfg.variant, summary["metrics"]))
+    console.print(result_table(f"{cfg.variant}: result", summary["metrics"]))
     return summary
 
 

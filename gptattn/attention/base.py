@@ -98,7 +98,7 @@ def check_sizes(d_out: int, num_heads: int, num_kv_heads: int, dropout: float) -
         raise ValueError(f"dropout={dropout} must lie in [0, 1); 0 switches it off")
 
 
-def copy_into(parameter: nn.Parameter | None, value: Tensor | None, what: str) -> None:
+def copy_into(parameter: Tensor | None, value: Tensor | None, what: str) -> None:
     """Copy `value` into `parameter`, both given or both None, and of one shape."""
     if parameter is None and value is None:
         return

@@ -13,7 +13,7 @@ from torch import Tensor, einsum
 Backend = Literal["reference", "sdpa"]
 
 
-def check_backend(backend: str) -> None:
+def check_backend(backend: Backend) -> None:
     if backend not in get_args(Backend):
         raise ValueError(f"backend={backend} is unknown; one of {list(get_args(Backend))}")
 

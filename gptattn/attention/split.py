@@ -37,7 +37,8 @@ class SplitAttention(Attention):
         self.num_heads, self.num_kv_heads = num_heads, num_kv_heads
         self.head_dim = d_out // num_heads
         self.scale = self.head_dim**-0.5 if scale is None else scale
-        self.dropout, self.backend = dropout, backend
+        self.dropout = dropout
+        self.backend: Backend = backend
         # The order of construction is the tutorials': a seed gives their numbers.
         self.W_query = nn.Linear(d_in, d_out, bias=qkv_bias)
         self.W_key = nn.Linear(d_in, num_kv_heads * self.head_dim, bias=qkv_bias)

@@ -1,5 +1,6 @@
 """Learned absolute positions, as in GPT-2."""
 
+import torch
 from torch import Tensor, nn
 
 from gptattn.position.base import InputPosition
@@ -13,7 +14,10 @@ class LearnedPosition(InputPosition):
 
     def __init__(self, context_length: int, d_model: int) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(context_length, d_model)
+        # The model draws the weights: see GPT's initialisation.
+        self.embedding = nn.Embedding.from_pretrained(
+            torch.empty(context_length, d_model), freeze=False
+        )
 
     def forward(self, x_BTE: Tensor, offset: int) -> Tensor:
         return x_BTE + self.embedding.weight[offset : offset + x_BTE.shape[1]]

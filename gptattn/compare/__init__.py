@@ -1,0 +1,1 @@
+"""From run folders to a comparison. Reads files; imports neither torch nor lightning."""

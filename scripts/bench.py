@@ -1,0 +1,58 @@
+"""What the benchmarks share: interleaved measuring, and figures as medians, spread and ratios."""
+
+import gc
+import os
+import random
+import time
+from collections.abc import Callable, Mapping
+from statistics import median
+
+import torch
+
+Measure = Callable[[], float]  # builds, warms up, measures, and returns seconds per unit of work
+
+
+def interleave(contenders: Mapping[str, Measure], rounds: int, seed: int) -> dict[str, list[float]]:
+    """Run every contender once a round, in a new random order each time.
+
+    One after the other in a fixed order would measure the position in the loop: caches, clock
+    speed and other people's load drift.
+    """
+    order, rng = list(contenders), random.Random(seed)
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    for _ in range(rounds):
+        rng.shuffle(order)
+        for name in order:
+            gc.collect()
+            seconds[name].append(contenders[name]())
+    return seconds
+
+
+def timed(step: Callable[[], object], warm_up: int, steps: int) -> float:
+    """Seconds per call: the mean of `steps` calls after `warm_up` ones."""
+    for _ in range(warm_up):
+        step()
+    start = time.perf_counter()
+    for _ in range(steps):
+        step()
+    return (time.perf_counter() - start) / steps
+
+
+def ratio(numerator: list[float], denominator: list[float]) -> float:
+    """Median of the ratios within each round: drift between rounds cancels."""
+    return median(a / b for a, b in zip(numerator, denominator, strict=True))
+
+
+def spread(seconds: list[float]) -> float:
+    """Half the range from first to third quartile, over the median."""
+    ordered = sorted(seconds)
+    quarter = len(ordered) // 4
+    return (ordered[-1 - quarter] - ordered[quarter]) / 2 / median(ordered)
+
+
+def quiet_threads(threads: int) -> None:
+    """Set the thread count, and say so where something else is running."""
+    torch.set_num_threads(threads)
+    load = os.getloadavg()[0]
+    if load > 0.5:
+        print(f"note: load is {load:.1f} before the start; figures are best on a quiet machine")

@@ -1,0 +1,281 @@
+"""Training speed, memory and start-up, beside the peers' own models, in one run.
+
+`make bench`, or in its environment: python scripts/bench_train.py [--sizes nano char gpt2_small]
+Tokens per second and ratios; peak memory; the first step against a bare import; one line of JSON.
+
+Every contender gets the same data, fused AdamW, gradient clipping and learning rate. "bare" is a
+plain loop around our model; "train.py" is the whole Lightning loop with its callbacks, its log
+rows and TensorBoard, as `python train.py` runs it.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from bench import interleave, quiet_threads, ratio, spread, timed
+from peers import LANGUAGE_MODELS
+from rich.console import Console
+from torch import Tensor, nn
+
+from gptattn.build import build_model
+from gptattn.cli import check_job
+from gptattn.config import TrainConfig
+from gptattn.data.sampler import TrainingStream
+from gptattn.device import peak_memory_mb, reset_peak_memory
+from gptattn.gpt import GPT
+from gptattn.run import train
+
+VARIANTS = ("mha", "gqa", "mqa", "mha_wrapper")
+CHUNK = 512
+
+
+@dataclass(frozen=True)
+class Size:
+    model: str
+    batch_size: int
+    context_length: int
+    vocab_size: int
+    warm_up: int
+    steps: int
+    rounds: int
+
+
+SIZES = {
+    "nano": Size("nano", 12, 64, 256, warm_up=10, steps=60, rounds=9),
+    "char": Size("char", 16, 256, 256, warm_up=1, steps=3, rounds=7),
+    "gpt2_small": Size("gpt2_small", 2, 256, 50304, warm_up=1, steps=2, rounds=5),
+}
+MEMORY = Size("gpt2_small", 4, 512, 50304, warm_up=0, steps=3, rounds=1)
+
+
+def overrides(size: Size, variant: str) -> list[str]:
+    """The command line that trains this size."""
+    return [
+        f"attn={variant}",
+        f"model={size.model}",
+        f"model.context_length={size.context_length}",
+        f"model.vocab_size={size.vocab_size}",
+        "model.dropout=0",
+        f"batch_size={size.batch_size}",
+        f"budget.steps={size.warm_up + size.steps}",
+        f"trainer.threads={torch.get_num_threads()}",
+        "trainer=cpu",
+        "validation.count=1",
+        "checkpoint=false",
+        "sample.tokens=0",
+    ]
+
+
+def stream(size: Size) -> Iterator[tuple[Tensor, Tensor]]:
+    tokens = np.random.default_rng(0).integers(0, size.vocab_size, 500_000).astype(np.uint16)
+    return iter(TrainingStream(tokens, 0, size.batch_size, 1, size.context_length))
+
+
+def logits_loss(model: nn.Module, ids: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(model(ids).flatten(0, 1), targets.flatten())
+
+
+def our_loss(chunk: int, model: nn.Module, ids: Tensor, targets: Tensor) -> Tensor:
+    assert isinstance(model, GPT)
+    return model.loss(ids, targets, chunk)
+
+
+def bare_step(
+    model: nn.Module, loss_of: Callable[[nn.Module, Tensor, Tensor], Tensor], size: Size
+) -> Callable[[], float]:
+    """One step of a plain loop; what any of these models would be trained with."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    batches = stream(size)
+
+    def step() -> float:
+        ids, targets = next(batches)
+        loss = loss_of(model, ids, targets)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.item()
+
+    return step
+
+
+def our_model(size: Size, variant: str) -> GPT:
+    return build_model(check_job(overrides(size, variant)), vocab_size=256)
+
+
+def peer_model(size: Size, name: str) -> nn.Module:
+    model = our_model_config(size).model
+    return LANGUAGE_MODELS[name](
+        num_layers=model.num_layers,
+        num_heads=model.num_heads,
+        d_model=model.d_model,
+        context_length=model.context_length,
+        vocab_size=size.vocab_size,
+    )
+
+
+def our_model_config(size: Size) -> TrainConfig:
+    return check_job(overrides(size, "mha"))
+
+
+def bare_seconds(
+    build: Callable[[], nn.Module],
+    loss_of: Callable[[nn.Module, Tensor, Tensor], Tensor],
+    size: Size,
+) -> float:
+    return timed(bare_step(build(), loss_of, size), size.warm_up, size.steps)
+
+
+def train_py_seconds(size: Size, variant: str, text: Path) -> float:
+    """Wall seconds per step of the real loop, all that lies between two log rows included."""
+    log_every = min(10, size.warm_up)
+    settings = [*overrides(size, variant), f"data.path={text}", f"log_every={log_every}"]
+    cfg = check_job([*settings, "data=text"])
+    with tempfile.TemporaryDirectory() as folder, Path("/dev/null").open("w") as null:
+        train(cfg, Path(folder) / "run", Console(file=null))
+        lines = (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    at = {row["step"]: row["time"] for row in rows if "train/loss" in row}
+    return (at[size.warm_up + size.steps] - at[size.warm_up]) / size.steps
+
+
+def bench_speed(name: str, text: Path) -> dict[str, Any]:
+    size = SIZES[name]
+    ours = partial(our_loss, CHUNK)
+    contenders = {
+        "bare mha": partial(bare_seconds, partial(our_model, size, "mha"), ours, size),
+        **{f"train.py {v}": partial(train_py_seconds, size, v, text) for v in VARIANTS},
+        **{
+            f"peer {peer}": partial(
+                bare_seconds, partial(peer_model, size, peer), logits_loss, size
+            )
+            for peer in LANGUAGE_MODELS
+        },
+    }
+    seconds = interleave(contenders, size.rounds, seed=1)
+    tokens = size.batch_size * size.context_length
+    loop = seconds["train.py mha"]
+    print(
+        f"\n{name}: batch {size.batch_size} x {size.context_length}, vocabulary "
+        f"{size.vocab_size:,}, {size.rounds} rounds of {size.steps} steps"
+    )
+    print(f"{'':26} {'tokens/s':>9} {'step ms':>9} {'spread':>7} {'/ train.py mha':>15}")
+    result = {}
+    for contender, values in seconds.items():
+        rate, over = tokens / median(values), ratio(loop, values)
+        print(
+            f"{contender:26} {rate:9,.0f} {1e3 * median(values):9.1f} {spread(values):7.1%} "
+            f"{over:15.3f}"
+        )
+        result[contender] = {"tokens_per_s": round(rate), "over_train_py_mha": round(over, 4)}
+    return result
+
+
+MEMORY_CONTENDERS = ("gptattn", "gptattn, all logits", *LANGUAGE_MODELS)
+
+
+def memory_of(contender: str) -> None:
+    """In a process of its own: print the peak MB of a few steps of a plain loop."""
+    if contender.startswith("gptattn"):
+        chunk = 10**9 if contender.endswith("logits") else CHUNK
+        step = bare_step(our_model(MEMORY, "mha"), partial(our_loss, chunk), MEMORY)
+    else:
+        step = bare_step(peer_model(MEMORY, contender), logits_loss, MEMORY)
+    reset_peak_memory(torch.device("cpu"))
+    for _ in range(MEMORY.steps):
+        step()
+    print(peak_memory_mb(torch.device("cpu")))
+
+
+def bench_memory(threads: int) -> dict[str, float]:
+    print(f"\npeak memory, gpt2_small, batch {MEMORY.batch_size} x {MEMORY.context_length}")
+    peaks = {}
+    for contender in MEMORY_CONTENDERS:
+        command = [sys.executable, __file__, "--memory-of", contender, "--threads", str(threads)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        peaks[contender] = float(done.stdout.split()[-1])
+    leanest = min(peaks[peer] for peer in LANGUAGE_MODELS)
+    for contender, peak in peaks.items():
+        print(f"{contender:26} {peak:7,.0f} MB  {peak / leanest:6.3f} of the leanest peer's")
+    return peaks
+
+
+def first_step_seconds(text: Path) -> float:
+    """From the start of `python train.py` to the line that its first step prints."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [
+            sys.executable,
+            "train.py",
+            "attn=gqa",
+            f"hydra.run.dir={folder}/run",
+            "budget.steps=1",
+            "data=text",
+            f"data.path={text}",
+            "sample.tokens=0",
+        ]
+        start = time.perf_counter()
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            next(line for line in process.stdout if line.startswith("step 1"))
+            seconds = time.perf_counter() - start
+            process.communicate()
+    return seconds
+
+
+def import_seconds() -> float:
+    start = time.perf_counter()
+    subprocess.run([sys.executable, "-c", "import lightning.pytorch, hydra"], check=True)
+    return time.perf_counter() - start
+
+
+def bench_start(text: Path, rounds: int) -> dict[str, float]:
+    contenders = {"import": import_seconds, "first step": partial(first_step_seconds, text)}
+    seconds = interleave(contenders, rounds, seed=1)
+    over = ratio(seconds["first step"], seconds["import"])
+    print(
+        f"\nfirst step after {median(seconds['first step']):.2f} s; "
+        f"import lightning.pytorch, hydra: {median(seconds['import']):.2f} s; ratio {over:.2f}"
+    )
+    return {name: round(median(v), 2) for name, v in seconds.items()} | {"ratio": round(over, 3)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sizes", nargs="*", choices=SIZES, default=list(SIZES))
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--start-rounds", type=int, default=5)
+    parser.add_argument("--skip-memory", action="store_true")
+    parser.add_argument("--memory-of", choices=MEMORY_CONTENDERS, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.memory_of:
+        torch.set_num_threads(args.threads)
+        memory_of(args.memory_of)
+        return
+    quiet_threads(args.threads)
+    results: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        text = Path(folder) / "text.txt"
+        text.write_text("".join(map(chr, np.random.default_rng(0).integers(32, 127, 20_000))))
+        if args.start_rounds:
+            results["start"] = bench_start(text, args.start_rounds)
+        for name in args.sizes:
+            results[name] = bench_speed(name, text)
+    if not args.skip_memory:
+        results["memory_mb"] = bench_memory(args.threads)
+    print(json.dumps({"bench": "train", "threads": args.threads, "results": results}))
+
+
+if __name__ == "__main__":
+    main()
