@@ -2,7 +2,7 @@
 
 import time
 from array import array
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
 import lightning.pytorch as L
@@ -20,14 +20,17 @@ from gptattn.recorder import RunRecorder
 class StepClock(L.Callback):
     """Training time alone: from a batch in hand to the optimizer's step, plus making the batch.
 
-    Validation, samples, logging and checkpoints are outside of it. First among the callbacks.
+    Validation, samples, logging and checkpoints are outside of it; of a compiled model's first
+    step, which is the compiler's, `seconds` knows nothing. First among the callbacks.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, compiled: bool = False) -> None:
+        self.compiled = compiled
         self.seconds = 0.0  # of training, in all
         self.step_seconds = array("d")  # of each optimizer step
         self._open = 0.0  # seconds of the step in progress
         self._start = 0.0
+        self._steps = 0
 
     def add(self, seconds: float) -> None:
         """Count time that was spent on making a batch."""
@@ -38,9 +41,11 @@ class StepClock(L.Callback):
 
     def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
         self._open += time.perf_counter() - self._start
-        if trainer.global_step > len(self.step_seconds):
-            self.seconds += self._open
+        if trainer.global_step > self._steps:
+            self._steps = trainer.global_step
             self.step_seconds.append(self._open)
+            if not self.compiled or len(self.step_seconds) > 1:
+                self.seconds += self._open
             self._open = 0.0
 
     def median_step_seconds(self) -> float:
@@ -65,9 +70,8 @@ class MetricRows(L.Callback):
         self.tokens_per_step, self.flops_per_token = tokens_per_step, flops_per_token
         self.device_flops_per_second = device_flops_per_second
         self.last: dict[str, float] = {}  # the newest value of every metric
-        self.validated_step = -1
         self._logged_step = 0
-        self._logged_seconds = 0.0
+        self._timed_steps = 0
 
     def throughput(self, step_seconds: float) -> dict[str, float]:
         tokens_per_s = self.tokens_per_step / step_seconds
@@ -87,8 +91,8 @@ class MetricRows(L.Callback):
             self._log(trainer, pl_module)
 
     def _log(self, trainer: L.Trainer, module: LanguageModel) -> None:
-        step, seconds = trainer.global_step, self.clock.seconds
-        per_step = (seconds - self._logged_seconds) / (step - self._logged_step)
+        step = trainer.global_step
+        per_step = mean(self.clock.step_seconds[self._timed_steps :])
         row = {
             "train/loss": torch.stack(module.train_losses).mean().item(),
             "train/lr": trainer.optimizers[0].param_groups[0]["lr"],
@@ -98,7 +102,7 @@ class MetricRows(L.Callback):
             **self._progress(step),
         }
         module.train_losses.clear()
-        self._logged_step, self._logged_seconds = step, seconds
+        self._logged_step, self._timed_steps = step, len(self.clock.step_seconds)
         self.last |= row
         self.recorder.log_metrics(row, step)
 
@@ -113,7 +117,6 @@ class MetricRows(L.Callback):
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         step = trainer.global_step
         row = {**pl_module.val_metrics, **self._progress(step)}
-        self.validated_step = step
         self.last |= row
         self.recorder.log_metrics(row, step)
 

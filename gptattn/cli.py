@@ -236,6 +236,8 @@ def as_user_error(error: BaseException) -> UserError | None:
         return DiskError(
             str(error.filename or "disk"), f"{error.strerror}; make room or give another folder"
         )
+    if isinstance(error, MemoryError) or "not enough memory" in str(error):
+        return ConfigError("memory", "too little for this run; a smaller batch_size or model")
     return None
 
 

@@ -85,7 +85,7 @@ def claim(folder: Path, cfg: TrainConfig) -> None:
 def _fit(job: Job, console: Console) -> dict[str, Any]:
     cfg, budget = job.cfg, job.budget
     recorder = RunRecorder(job.folder)
-    clock = StepClock()
+    clock = StepClock(compiled=cfg.compile)
     rows = MetricRows(
         recorder,
         clock,

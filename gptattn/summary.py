@@ -58,7 +58,6 @@ def hyperparameters(job: Job) -> dict[str, Any]:
         "lr": cfg.optim.lr,
         "weight_decay": cfg.optim.weight_decay,
         "batch_size": cfg.batch_size,
-        "accumulate": cfg.accumulate,
         "budget": describe_budget(job.budget),
         "precision": cfg.trainer.precision,
         "compile": cfg.compile,

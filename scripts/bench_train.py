@@ -53,8 +53,8 @@ class Size:
 
 
 SIZES = {
-    "nano": Size("nano", 12, 64, 256, warm_up=10, steps=60, rounds=9),
-    "char": Size("char", 16, 256, 256, warm_up=1, steps=3, rounds=7),
+    "nano": Size("nano", 12, 64, 256, warm_up=10, steps=40, rounds=7),
+    "char": Size("char", 16, 256, 256, warm_up=1, steps=3, rounds=5),
     "gpt2_small": Size("gpt2_small", 2, 256, 50304, warm_up=1, steps=2, rounds=5),
 }
 MEMORY = Size("gpt2_small", 4, 512, 50304, warm_up=0, steps=3, rounds=1)

@@ -1,0 +1,99 @@
+"""Tiny runs through the command line, in this process."""
+
+import contextlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+
+from gptattn.cli import main
+
+# 2,400 bytes, some of them in characters of two and three bytes.
+TEXT = "".join(f"Line {i:03d}: naïve π ≈ {i * 22 / 7:8.3f}, and so on.\n" for i in range(48))
+
+TINY = (
+    "model.d_model=16",
+    "model.num_heads=4",
+    "model.num_layers=1",
+    "model.context_length=16",
+    "batch_size=4",
+    "budget.steps=4",
+    "log_every=1",
+    "validation.count=2",
+    "sample.tokens=4",
+    "trainer=cpu",
+    "trainer.threads=1",
+)
+
+
+def tiny(folder: Path, *overrides: str) -> list[str]:
+    """The overrides of a tiny run whose text and cache lie in `folder`."""
+    text = folder / "text.txt"
+    text.write_text(TEXT, encoding="utf-8")
+    named = any(override.startswith("data=") for override in overrides)
+    own = [] if named else ["data=text", f"data.path={text}"]
+    return [*TINY, f"cache_dir={folder / 'cache'}", *own, *overrides]
+
+
+@contextlib.contextmanager
+def process_state() -> Iterator[None]:
+    """Put back what a run changes in its process."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    threads, argv = torch.get_num_threads(), sys.argv
+    with mock.patch.dict(os.environ):
+        try:
+            yield
+        finally:
+            sys.argv = argv
+            torch.set_num_threads(threads)
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+
+
+def command(folder: Path, *arguments: str) -> int:
+    """What `gptattn-train ARGUMENTS` does in `folder`, and its exit code."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with process_state(), contextlib.chdir(folder):
+        sys.argv = ["gptattn-train", *arguments]
+        with pytest.raises(SystemExit) as end:
+            main()
+    assert isinstance(end.value.code, int)
+    return end.value.code
+
+
+def train(folder: Path, *overrides: str) -> Path:
+    """One tiny run in an empty folder; its run folder."""
+    assert command(folder, *tiny(folder, *overrides)) == 0
+    (run,) = run_folders(folder)
+    return run
+
+
+def run_folders(folder: Path) -> list[Path]:
+    """The folders of finished runs below `folder`."""
+    return sorted(file.parent for file in folder.rglob("summary.json"))
+
+
+def rows(run: Path) -> list[dict[str, Any]]:
+    """The rows of metrics.jsonl; NaN and Infinity, which are no JSON, raise."""
+    lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line, parse_constant=_no_json) for line in lines]
+
+
+def series(run: Path, name: str) -> list[tuple[int, Any]]:
+    """(step, value) of one metric, in the order of the file."""
+    return [(row["step"], row[name]) for row in rows(run) if name in row]
+
+
+def summary(run: Path) -> dict[str, Any]:
+    return json.loads((run / "summary.json").read_text(encoding="utf-8"), parse_constant=_no_json)
+
+
+def _no_json(constant: str) -> None:
+    raise ValueError(f"{constant} is no JSON")

@@ -1,0 +1,67 @@
+"""The budget and the learning rate's course, against values worked by hand."""
+
+import pytest
+
+from gptattn.budget import Budget, learning_rate_factor, resolve_budget
+from gptattn.config import BudgetConfig
+
+
+@pytest.mark.parametrize(
+    ("steps", "tokens", "seconds", "expected"),
+    [
+        (None, None, None, Budget(steps=70, seconds=None)),
+        (3, None, None, Budget(steps=3, seconds=None)),
+        (None, 1, None, Budget(steps=1, seconds=None)),
+        (None, 64, None, Budget(steps=1, seconds=None)),
+        (None, 65, None, Budget(steps=2, seconds=None)),
+        (None, 640, None, Budget(steps=10, seconds=None)),
+        (None, None, 2.5, Budget(steps=None, seconds=2.5)),
+    ],
+)
+def test_a_budget_becomes_whole_steps_or_seconds(
+    steps: int | None, tokens: int | None, seconds: float | None, expected: Budget
+) -> None:
+    cfg = BudgetConfig(steps=steps, tokens=tokens, seconds=seconds, default_steps=70)
+    assert resolve_budget(cfg, tokens_per_step=64) == expected
+
+
+@pytest.mark.parametrize(
+    ("budget", "step", "seconds", "expected"),
+    [
+        (Budget(steps=8, seconds=None), 0, 99.0, 0.0),
+        (Budget(steps=8, seconds=None), 2, 99.0, 0.25),
+        (Budget(steps=8, seconds=None), 8, 99.0, 1.0),
+        (Budget(steps=8, seconds=None), 9, 99.0, 1.0),
+        (Budget(steps=None, seconds=4.0), 99, 0.0, 0.0),
+        (Budget(steps=None, seconds=4.0), 99, 3.0, 0.75),
+        (Budget(steps=None, seconds=4.0), 99, 4.5, 1.0),
+    ],
+)
+def test_progress_is_the_share_used_up_and_stops_at_one(
+    budget: Budget, step: int, seconds: float, expected: float
+) -> None:
+    assert budget.progress(step, seconds) == expected
+
+
+@pytest.mark.parametrize(
+    ("progress", "warmup", "final", "expected"),
+    [
+        (0.0, 0.2, 0.1, 0.0),
+        (0.05, 0.2, 0.1, 0.25),
+        (0.1, 0.2, 0.1, 0.5),
+        (0.2, 0.2, 0.1, 1.0),
+        # A quarter, a half and three quarters down the cosine: cos is 0.7071, 0 and -0.7071.
+        (0.4, 0.2, 0.1, 0.1 + 0.9 * 0.8535533905932737),
+        (0.6, 0.2, 0.1, 0.55),
+        (0.8, 0.2, 0.1, 0.1 + 0.9 * 0.1464466094067262),
+        (1.0, 0.2, 0.1, 0.1),
+        (0.0, 0.0, 0.1, 1.0),
+        (0.5, 0.0, 0.0, 0.5),
+        (1.0, 0.0, 0.0, 0.0),
+        (0.7, 0.0, 1.0, 1.0),
+    ],
+)
+def test_the_learning_rate_warms_up_in_a_line_and_falls_along_a_cosine(
+    progress: float, warmup: float, final: float, expected: float
+) -> None:
+    assert learning_rate_factor(progress, warmup, final) == pytest.approx(expected, abs=1e-15)
