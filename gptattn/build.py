@@ -122,8 +122,12 @@ def find_target(group: str, spec: Spec, allow_targets: Sequence[str]) -> Callabl
         raise ConfigError(
             f"{group}._target_", f"{target} cannot be imported ({error}); package.module.Class"
         ) from None
-    if not callable(found):
-        raise ConfigError(f"{group}._target_", f"{target} is not a class or function")
+    # A name can lead out of an allowed package, through what its modules import.
+    home = f"{getattr(found, '__module__', '')}."
+    if not callable(found) or not any(home.startswith(f"{package}.") for package in packages):
+        raise ConfigError(
+            f"{group}._target_", f"{target} is not a class or function of {', '.join(packages)}"
+        )
     return found
 
 
@@ -160,13 +164,13 @@ def construct(group: str, spec: Spec, shared: dict[str, Any], allow_targets: Seq
 
 def check_type(field: str, value: Any, hint: Any) -> None:
     """Raise ConfigError where a value from a config is not of the annotated type."""
-    origin = get_origin(hint)
     if hint is Any:
         return
-    if origin is Literal:
-        check_choice(field, str(value), get_args(hint))
-        return
-    allowed = get_args(hint) if origin in (Union, types.UnionType) else (hint,)
+    allowed = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    for kind in allowed:
+        if get_origin(kind) is Literal and not (value is None and type(None) in allowed):
+            check_choice(field, str(value), get_args(kind))
+            return
     # A bool is an int to Python, and an int is a float to a person.
     kinds = {get_origin(kind) or kind for kind in allowed}
     if type(value) in kinds or (type(value) is int and float in kinds):

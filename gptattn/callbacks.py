@@ -95,7 +95,7 @@ class MetricRows(L.Callback):
         per_step = mean(self.clock.step_seconds[self._timed_steps :])
         row = {
             "train/loss": torch.stack(module.train_losses).mean().item(),
-            "train/lr": trainer.optimizers[0].param_groups[0]["lr"],
+            "train/lr": module.lr,
             "train/grad_norm": module.grad_norm.item(),
             **self.throughput(per_step),
             "perf/peak_memory_mb": peak_memory_mb(module.device),

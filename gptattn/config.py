@@ -155,6 +155,8 @@ def check(cfg: TrainConfig) -> None:
             "validation.fraction",
             f"{cfg.validation.fraction} is out of range; give a share above 0 and below 1",
         )
+    if cfg.batch_size > 2**20:
+        raise ConfigError("batch_size", f"{cfg.batch_size} is too large; at most {2**20}")
     if cfg.seed >= 2**32:
         raise ConfigError("seed", f"{cfg.seed} is too large; give one below 2**32")
     if cfg.batch_size % cfg.accumulate:

@@ -37,6 +37,7 @@ class LanguageModel(L.LightningModule):
         self.loss_chunk_tokens, self.val_bytes = loss_chunk_tokens, val_bytes
         self.train_losses: list[Tensor] = []  # since the last log row; the logger empties it
         self.grad_norm = torch.tensor(0.0)
+        self.lr = 0.0
         self.val_metrics: dict[str, float] = {}
         self._val_nats, self._val_tokens = 0.0, 0
 
@@ -54,6 +55,8 @@ class LanguageModel(L.LightningModule):
         gradient_clip_algorithm: str | None = None,
     ) -> None:
         # Clipping here, not in the Trainer, keeps the norm for the log without a second pass.
+        # The scheduler moves on before the callbacks run: this is the rate the step is taken with.
+        self.lr = optimizer.param_groups[0]["lr"]
         self.grad_norm = nn.utils.clip_grad_norm_(self.parameters(), self.optim.grad_clip)
         self._check_finite("train/grad_norm", self.grad_norm)
 

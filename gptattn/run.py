@@ -10,6 +10,7 @@ from typing import Any
 
 import lightning.pytorch as L
 import torch
+import yaml
 from lightning.pytorch.callbacks import ModelCheckpoint
 from rich.console import Console
 
@@ -73,9 +74,7 @@ def claim(folder: Path, cfg: TrainConfig) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     try:
         with (folder / "config.yaml").open("x", encoding="utf-8") as file:
-            # JSON is YAML, and needs no library that this module must not know.
-            json.dump(asdict(cfg), file, indent=2, ensure_ascii=False)
-            file.write("\n")
+            yaml.safe_dump(asdict(cfg), file, sort_keys=False, allow_unicode=True)
     except FileExistsError:
         raise RunFolderError(
             "hydra.run.dir", f"{folder} already holds a run; give another folder, or none"

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -151,8 +151,7 @@ def train_py_seconds(size: Size, variant: str, text: Path) -> float:
     return (at[size.warm_up + size.steps] - at[size.warm_up]) / size.steps
 
 
-def bench_speed(name: str, text: Path) -> dict[str, Any]:
-    size = SIZES[name]
+def bench_speed(size: Size, text: Path) -> dict[str, Any]:
     ours = partial(our_loss, CHUNK)
     contenders = {
         "bare mha": partial(bare_seconds, partial(our_model, size, "mha"), ours, size),
@@ -168,7 +167,7 @@ def bench_speed(name: str, text: Path) -> dict[str, Any]:
     tokens = size.batch_size * size.context_length
     loop = seconds["train.py mha"]
     print(
-        f"\n{name}: batch {size.batch_size} x {size.context_length}, vocabulary "
+        f"\n{size.model}: batch {size.batch_size} x {size.context_length}, vocabulary "
         f"{size.vocab_size:,}, {size.rounds} rounds of {size.steps} steps"
     )
     print(f"{'':26} {'tokens/s':>9} {'step ms':>9} {'spread':>7} {'/ train.py mha':>15}")
@@ -255,6 +254,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sizes", nargs="*", choices=SIZES, default=list(SIZES))
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, help="instead of each size's own number")
     parser.add_argument("--start-rounds", type=int, default=5)
     parser.add_argument("--skip-memory", action="store_true")
     parser.add_argument("--memory-of", choices=MEMORY_CONTENDERS, help=argparse.SUPPRESS)
@@ -271,7 +271,9 @@ def main() -> None:
         if args.start_rounds:
             results["start"] = bench_start(text, args.start_rounds)
         for name in args.sizes:
-            results[name] = bench_speed(name, text)
+            size = SIZES[name]
+            rounds = args.rounds or size.rounds
+            results[name] = bench_speed(replace(size, rounds=rounds), text)
     if not args.skip_memory:
         results["memory_mb"] = bench_memory(args.threads)
     print(json.dumps({"bench": "train", "threads": args.threads, "results": results}))

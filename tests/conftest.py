@@ -74,13 +74,13 @@ def build_attention(variant: str, **overrides: Any) -> Attention:
 def build_gpt(*overrides: str, vocab_size: int = 13, std: float | None = None) -> GPT:
     """The GPT of this command line, at the small sizes where it says nothing else.
 
-    `std` draws every parameter from N(0, std): biases and gains then take part as well.
+    `std` adds N(0, std) to every parameter: biases and gains then take part as well.
     """
     model = build_model(settings(*SMALL, *overrides), vocab_size)
     if std is not None:
         with torch.no_grad():
             for parameter in model.parameters():
-                parameter.normal_(0.0, std)
+                parameter.add_(torch.randn_like(parameter), alpha=std)
     return model
 
 

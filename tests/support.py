@@ -15,8 +15,8 @@ import torch
 
 from gptattn.cli import main
 
-# 2,400 bytes, some of them in characters of two and three bytes.
-TEXT = "".join(f"Line {i:03d}: naïve π ≈ {i * 22 / 7:8.3f}, and so on.\n" for i in range(48))
+# 2,064 bytes, some of them in characters of two and three bytes.
+TEXT = "".join(f"Line {i:03d}: naïve π ≈ {i * 22 / 7:8.3f}. The end.\n" for i in range(48))
 
 TINY = (
     "model.d_model=16",
@@ -35,6 +35,7 @@ TINY = (
 
 def tiny(folder: Path, *overrides: str) -> list[str]:
     """The overrides of a tiny run whose text and cache lie in `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
     text = folder / "text.txt"
     text.write_text(TEXT, encoding="utf-8")
     named = any(override.startswith("data=") for override in overrides)

@@ -46,12 +46,17 @@ class SplitAttention(Attention):
         self.out_proj = nn.Linear(d_out, d_out) if out_proj else None
         self.position = position
 
-    def project(self, x_BTE: Tensor, offset: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries [B, H, T, D], keys and values [B, G, T, D] of tokens that start at `offset`."""
+    def project(self, x_BTE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries [B, H, T, D], keys and values [B, G, T, D]; a variant may do more to them."""
         D = self.head_dim
         q_BHTD = self.W_query(x_BTE).unflatten(-1, (-1, D)).transpose(1, 2)
         k_BGTD = self.W_key(x_BTE).unflatten(-1, (-1, D)).transpose(1, 2)
         v_BGTD = self.W_value(x_BTE).unflatten(-1, (-1, D)).transpose(1, 2)
+        return q_BHTD, k_BGTD, v_BGTD
+
+    def _located(self, x_BTE: Tensor, offset: int) -> tuple[Tensor, Tensor, Tensor]:
+        """What `project` gives for tokens that start at `offset`, with their positions in it."""
+        q_BHTD, k_BGTD, v_BGTD = self.project(x_BTE)
         if self.position is not None:
             q_BHTD, k_BGTD = self.position.rotate(q_BHTD, k_BGTD, offset)
         return q_BHTD, k_BGTD, v_BGTD
@@ -59,7 +64,7 @@ class SplitAttention(Attention):
     def forward(self, x_BTE: Tensor, cache: Cache | None = None) -> Tensor:
         offset = 0 if cache is None else cache.length
         self.check_length(offset + x_BTE.shape[1])
-        q_BHTD, k_BGSD, v_BGSD = self.project(x_BTE, offset)
+        q_BHTD, k_BGSD, v_BGSD = self._located(x_BTE, offset)
         if cache is not None:
             if not isinstance(cache, KVCache):
                 raise TypeError(f"{type(cache).__name__} is not this module's; use new_cache()")
@@ -81,7 +86,7 @@ class SplitAttention(Attention):
 
     def attention_weights(self, x_BTE: Tensor) -> Tensor:
         self.check_length(x_BTE.shape[1])
-        q_BHTD, k_BGTD, _ = self.project(x_BTE, 0)
+        q_BHTD, k_BGTD, _ = self._located(x_BTE, 0)
         return attention_weights(q_BHTD, k_BGTD, self.scale)
 
     def flops(self, T: int, S: int) -> int:

@@ -66,7 +66,7 @@ def terminal_table(runs: Sequence[Run], title: str) -> Table:
         caption_justify="left",
     )
     for i, name in enumerate(heading):
-        table.add_column(name, justify="right" if i else "left", no_wrap=i != 0)
+        table.add_column(name, justify="right" if i else "left", no_wrap=i == 0, overflow="fold")
     for row in body:
         table.add_row(*row)
     return table

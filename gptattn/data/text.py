@@ -3,6 +3,7 @@
 import hashlib
 import os
 import urllib.request
+from http.client import HTTPException
 from pathlib import Path
 
 from gptattn.errors import DataError
@@ -39,7 +40,10 @@ def text(path: str | None, pattern: str = "**/*") -> str:
     root = Path(path).expanduser()
     if not root.is_dir():
         return read_text(root)
-    files = sorted(f for f in root.glob(pattern) if f.is_file() and not _is_hidden(f, root))
+    try:
+        files = sorted(f for f in root.glob(pattern) if f.is_file() and not _is_hidden(f, root))
+    except (NotImplementedError, ValueError) as error:
+        raise DataError("data.pattern", f"{pattern!r} is no pattern ({error}); try **/*") from None
     if not files:
         raise DataError("data.path", f"no file below {root} matches data.pattern={pattern}")
     return "\n".join(read_text(file) for file in files)
@@ -47,21 +51,24 @@ def text(path: str | None, pattern: str = "**/*") -> str:
 
 def shakespeare(path: str | None, cache_dir: str | None = None) -> str:
     """Tiny Shakespeare, from `path`, or fetched once; its sha256 must be the canonical one."""
+    file = cache_folder(cache_dir) / "tinyshakespeare.txt"
     if path is not None:
-        content = read_text(Path(path).expanduser())
-    else:
-        file = cache_folder(cache_dir) / "tinyshakespeare.txt"
-        if not file.exists():
-            _fetch(SHAKESPEARE_URL, file)
-        content = read_text(file)
-    digest = hashlib.sha256(content.encode()).hexdigest()
+        file = Path(path).expanduser()
+    elif not file.exists():
+        _fetch(SHAKESPEARE_URL, file)
+    content = read_text(file)
+    _check_shakespeare(content.encode())
+    return content
+
+
+def _check_shakespeare(raw: bytes) -> None:
+    digest = hashlib.sha256(raw).hexdigest()
     if digest != SHAKESPEARE_SHA256:
         raise DataError(
             "data.path",
             f"sha256 is {digest}, the canonical file has {SHAKESPEARE_SHA256}; "
             "use data=text for another text",
         )
-    return content
 
 
 def read_text(path: Path) -> str:
@@ -108,9 +115,12 @@ def _fetch(url: str, file: Path) -> None:
     partial = file.with_name(f"{file.name}.{os.getpid()}.part")
     try:
         with urllib.request.urlopen(url, timeout=4) as response:
-            partial.write_bytes(response.read())
+            raw = response.read()
+        # Before the rename: a captive portal's page must not stay in the cache.
+        _check_shakespeare(raw)
+        partial.write_bytes(raw)
         partial.replace(file)
-    except OSError as error:
+    except (OSError, HTTPException) as error:
         raise DataError(
             "data", f"cannot fetch {url} ({error}); put the file in place and give data.path=FILE"
         ) from None

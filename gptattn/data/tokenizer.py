@@ -119,4 +119,4 @@ def encode_prompt(tokenizer: Tokenizer, prompt: str) -> NDArray[np.uint16]:
 
 
 def _code_points(text: str) -> NDArray[np.uint32]:
-    return np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
+    return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)

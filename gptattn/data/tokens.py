@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gptattn.data.tokenizer import Tokenizer
-from gptattn.errors import ConfigError, DataError, DiskError
+from gptattn.errors import ConfigError, DiskError
 
 TOKEN_DTYPE = np.dtype("<u2")
 
@@ -47,7 +47,8 @@ def load_tokens(
     text_hash = hashlib.sha256(content.encode("utf-8")).hexdigest()
     key = hashlib.sha256(f"{tokenizer.fingerprint()}\0{text_hash}".encode()).hexdigest()
     tokens = _cached_tokens(
-        cache / f"{key}.tokens",
+        cache,
+        key,
         lambda: tokenizer.encode(content, "data"),
         # Too short a text must leave nothing behind.
         lambda ids: _check_length(len(ids), context_length, val_fraction),
@@ -71,28 +72,29 @@ def _check_length(tokens: int, context_length: int, val_fraction: float) -> int:
 
 
 def _cached_tokens(
-    file: Path,
+    folder: Path,
+    key: str,
     encode: Callable[[], NDArray[np.uint16]],
     check: Callable[[NDArray[np.uint16]], object],
 ) -> NDArray[np.uint16]:
-    if not file.exists():
+    """Map `<key>-<count>.tokens`; where there is none of the right size, encode and write it."""
+    try:
+        for file in folder.glob(f"{key}-*.tokens"):
+            count = int(file.stem.rpartition("-")[2])
+            if file.stat().st_size == count * TOKEN_DTYPE.itemsize > 0:
+                return np.memmap(file, dtype=TOKEN_DTYPE, mode="r")
         ids = encode()
         check(ids)
+        file = folder / f"{key}-{len(ids)}.tokens"
         partial = file.with_name(f"{file.name}.{os.getpid()}.part")
+        folder.mkdir(parents=True, exist_ok=True)
         try:
-            file.parent.mkdir(parents=True, exist_ok=True)
             ids.astype(TOKEN_DTYPE).tofile(partial)
             partial.replace(file)
-        except OSError as error:
-            raise DiskError(
-                "data.cache_dir",
-                f"cannot write {ids.nbytes:,} bytes to {file.parent} ({error.strerror}); "
-                "give another data.cache_dir",
-            ) from None
         finally:
-            if partial.exists():
-                partial.unlink()
-    try:
+            partial.unlink(missing_ok=True)
         return np.memmap(file, dtype=TOKEN_DTYPE, mode="r")
-    except (OSError, ValueError) as error:
-        raise DataError("data.cache_dir", f"{file} cannot be used ({error}); delete it") from None
+    except OSError as error:
+        raise DiskError(
+            "cache_dir", f"{folder} cannot be used ({error.strerror}); give another cache_dir"
+        ) from None

@@ -22,6 +22,8 @@ class RotaryPosition(HeadPosition):
         super().__init__()
         if head_dim % 2:
             raise ValueError(f"head_dim={head_dim} must be even for rotary positions")
+        if not 0 < base < float("inf"):
+            raise ValueError(f"base={base} must be a positive number; 10000.0 is the paper's")
         frequency = base ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
         angle_TD = torch.outer(torch.arange(context_length, dtype=torch.float64), frequency)
         angle_TD = torch.cat([angle_TD, angle_TD], dim=-1)

@@ -1,0 +1,188 @@
+"""From a command line's overrides to typed settings, and Hydra's complaints in our own words."""
+
+import difflib
+import errno
+import re
+import secrets
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import hydra
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from hydra.types import RunMode
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+
+from gptattn.config import TrainConfig, suggest
+from gptattn.errors import ConfigError, DiskError, UserError
+
+CONFIG_NAME = "train"
+# Beside the package in a source tree, inside of it in a wheel.
+CONF = next(
+    folder
+    for folder in (Path(__file__).parent / "conf", Path(__file__).parents[1] / "conf")
+    if folder.is_dir()
+)
+# Overrides that do not belong in a run's name: said elsewhere in it, or no matter of the result.
+UNNAMED = re.compile(
+    r"(attn|seed|experiment|experiment_name|log_every|checkpoint|cache_dir|allow_targets)=|"
+    r"(hydra|trainer|sample|data|budget|validation)[./=]"
+)
+DISK_ERRORS = {
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EROFS,
+    errno.EACCES,
+    errno.EPERM,
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.ENAMETOOLONG,
+}
+
+
+def register_resolvers() -> None:
+    OmegaConf.register_new_resolver("run_name", run_name, use_cache=True, replace=True)
+
+
+@contextmanager
+def composed(
+    overrides: Sequence[str], config_name: str = CONFIG_NAME, run_mode: RunMode = RunMode.RUN
+) -> Iterator[DictConfig]:
+    """The config of one job, hydra's node included, while `${hydra:...}` resolves to it."""
+    register_resolvers()
+    before = HydraConfig.instance().cfg
+    with hydra.initialize_config_dir(config_dir=str(CONF), version_base="1.3"):
+        cfg = _load(overrides, config_name, run_mode)
+        HydraConfig.instance().set_config(cfg)
+        try:
+            yield cfg
+        finally:
+            HydraConfig.instance().cfg = before
+
+
+def _load(overrides: Sequence[str], config_name: str, run_mode: RunMode) -> DictConfig:
+    for override in overrides:
+        group, _, choice = override.partition("=")
+        if (CONF / group).is_dir() and re.search(r"[/\\]|\.\.", choice):
+            raise ConfigError(group, f"{choice!r} is a path; name a file of conf/{group}")
+    try:
+        loader = GlobalHydra.instance().config_loader()
+        return loader.load_configuration(config_name, list(overrides), run_mode)
+    except HydraException as error:
+        raise _from_hydra(error, overrides) from error
+    except ValueError as error:  # what Hydra raises for a group that is given a value: attn=null
+        raise ConfigError("command line", f"{error}; choose with group=name") from error
+
+
+def sweep_overrides(overrides: Sequence[str], config_name: str) -> Iterator[list[str]]:
+    """The override lists of a sweep's jobs, as Hydra's basic sweeper will make them."""
+    with composed(overrides, config_name, RunMode.MULTIRUN) as cfg:
+        if cfg.hydra.runtime.choices["hydra/sweeper"] != "basic":
+            return
+        params = [f"{key}={value}" for key, value in (cfg.hydra.sweeper.params or {}).items()]
+        parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
+        parsed = parser.parse_overrides([*params, *overrides])
+        for batch in BasicSweeper.split_arguments(parsed, None):
+            yield from batch
+
+
+def to_train_config(cfg: DictConfig) -> TrainConfig:
+    """The typed settings of a composed config. Raises for a value of the wrong type."""
+    settings = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
+    OmegaConf.resolve(settings)
+    OmegaConf.set_struct(settings, False)
+    typed = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(TrainConfig), settings))
+    assert isinstance(typed, TrainConfig)
+    chosen = HydraConfig.get().runtime.choices
+    if any(chosen[group] != name for group, name in typed.choices.items()):
+        raise ConfigError("choices", "records what was chosen; choose with attn=..., model=...")
+    return typed
+
+
+def run_folder(cfg: DictConfig, multirun: bool) -> Path:
+    """Where Hydra will put this job."""
+    if multirun:
+        return Path(cfg.hydra.sweep.dir) / cfg.hydra.sweep.subdir
+    return Path(cfg.hydra.run.dir)
+
+
+def run_name(variant: str, seed: int, overrides: ListConfig) -> str:
+    """`<variant>[,key=value...]_s<seed>_<id>`: readable in TensorBoard, and never given twice."""
+    named = [str(o).lstrip("+~") for o in overrides if not UNNAMED.match(str(o).lstrip("+~"))]
+    settings = "".join("," + override for override in named)
+    # A folder's name may have 255 bytes; settings beyond that are in the run's config.yaml.
+    safe = re.sub(r"[^\w.,=+-]", "-", settings, flags=re.ASCII)[:150]
+    return f"{variant}{safe}_s{seed}_{secrets.token_hex(3)}"
+
+
+def as_user_error(error: BaseException) -> UserError | None:
+    """What OmegaConf or the disk complain of, in our form; None for a bug of ours."""
+    if isinstance(error, UserError):
+        return error
+    if isinstance(error, OmegaConfBaseException):
+        field = error.full_key or error.key or "config"
+        if isinstance(error, MissingMandatoryValue):
+            return ConfigError(str(field), "is missing; give a value")
+        return ConfigError(str(field), (error.msg or str(error)).splitlines()[0])
+    if isinstance(error, OSError) and error.errno in DISK_ERRORS:
+        return DiskError(
+            str(error.filename or "disk"), f"{error.strerror}; make room or give another folder"
+        )
+    if isinstance(error, MemoryError) or "not enough memory" in str(error):
+        return ConfigError("memory", "too little for this run; a smaller batch_size or model")
+    return None
+
+
+def _from_hydra(error: HydraException, overrides: Sequence[str]) -> UserError:
+    """What Hydra says of these overrides, in our form."""
+    if isinstance(error, MissingConfigException):
+        group, _, choice = (error.missing_cfg_file or "").rpartition("/")
+        known = suggest(choice, error.options or [])
+        return ConfigError(group or "config", f"{choice!r} is unknown; {known}")
+    if isinstance(error, OverrideParseException):
+        return ConfigError(
+            error.override, "cannot be read; write name=value, quoted if it has odd characters"
+        )
+    message, cause = str(error), error.__cause__
+    match = re.search(r"Could not (?:override|delete|append)[^']*'([^']+)'", message)
+    if match is None and isinstance(cause, OmegaConfBaseException):
+        known = as_user_error(cause)
+        assert known is not None
+        return known
+    if "Could not delete" in message and match is not None:
+        return ConfigError(match.group(1), "cannot be taken out; give it a value instead")
+    if "already at" in message and match is not None:
+        return ConfigError(match.group(1), f"is there already; {match.group(1)}=... without the +")
+    if match is None:
+        return ConfigError("command line", message)
+    return _unknown_key(match.group(1), overrides)
+
+
+def _unknown_key(key: str, overrides: Sequence[str]) -> ConfigError:
+    # The choices of groups decide which settings there are.
+    choices = [o for o in overrides if re.match(r"[\w/]+=", o) and not o.startswith(f"{key}=")]
+    GlobalHydra.instance().clear()  # the composition that failed is still open
+    with composed(choices) as cfg:
+        keys = [name for name in _dotted_keys(cfg) if not name.startswith("hydra.")]
+    parent = key.rpartition(".")[0]
+    siblings = [name for name in keys if parent and name.startswith(f"{parent}.")]
+    if siblings:
+        return ConfigError(key, f"is no setting; {suggest(key, siblings)}")
+    near = difflib.get_close_matches(key, keys, n=1, cutoff=0.4)
+    hint = f"did you mean {near[0]}? " if near else ""
+    return ConfigError(key, f"is no setting; {hint}--help lists them all")
+
+
+def _dotted_keys(node: Any, prefix: str = "") -> Iterator[str]:
+    for key in node:
+        name = f"{prefix}{key}"
+        yield name
+        child = node._get_node(key)
+        if isinstance(child, DictConfig) and not child._is_none():
+            yield from _dotted_keys(child, f"{name}.")

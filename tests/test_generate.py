@@ -1,0 +1,107 @@
+"""Sampling through the cache against the same rule spelt out without a cache."""
+
+import pytest
+import torch
+from conftest import build_gpt
+from torch import Tensor
+
+from gptattn.generate import generate
+from gptattn.gpt import GPT
+
+CONTEXT, V = 7, 61
+
+
+def model_of(variant: str = "mha", position: str = "learned", **more: str) -> GPT:
+    extra = [f"model.{name}={value}" for name, value in more.items()]
+    model = build_gpt(
+        f"attn={variant}",
+        f"position={position}",
+        "model.d_model=36",
+        f"model.context_length={CONTEXT}",
+        *extra,
+        vocab_size=V,
+        std=0.4,
+    ).double()
+    # Small embeddings and no favourite token, or it would repeat the prompt's last one for ever.
+    with torch.no_grad():
+        model.token_embedding.weight.mul_(0.1)
+        model.norm.bias.zero_()
+    return model
+
+
+@torch.no_grad()
+def greedy_without_cache(model: GPT, ids: Tensor, tokens: int) -> Tensor:
+    """Read what fits; once the context is full, go on from its newer half."""
+    start = max(0, ids.shape[1] - CONTEXT)
+    for _ in range(tokens):
+        if ids.shape[1] - start > CONTEXT:
+            start = ids.shape[1] - CONTEXT // 2
+        best = model(ids[:, start:])[:, -1].argmax(dim=-1, keepdim=True)
+        ids = torch.cat([ids, best], dim=1)
+    return ids
+
+
+@pytest.mark.parametrize("prompt_tokens", [2, 2 * CONTEXT])
+def test_greedy_text_is_the_argmax_of_the_model_without_cache(variant, position, prompt_tokens):
+    model = model_of(variant, position).eval()
+    prompt = torch.randint(V, (3, prompt_tokens))
+    # Enough tokens to fill the context twice.
+    text = generate(model, prompt, 12, top_k=1)
+    assert torch.equal(text, greedy_without_cache(model, prompt, 12))
+    assert len(text[:, prompt_tokens:].unique()) > 1
+
+
+def test_a_low_temperature_is_greedy():
+    model, prompt = model_of(), torch.randint(V, (3, 2))
+    cold = generate(model, prompt, 9, temperature=1e-4)
+    assert torch.equal(cold, generate(model, prompt, 9, top_k=1))
+
+
+def test_the_same_generator_seed_gives_the_same_text_whatever_else_was_drawn():
+    model, prompt = model_of(), torch.randint(V, (3, 2))
+    texts = []
+    for seed in (5, 5, 6):
+        torch.rand(seed)
+        generator = torch.Generator().manual_seed(seed)
+        texts.append(generate(model, prompt, 20, generator=generator))
+    assert torch.equal(texts[0], texts[1])
+    assert not torch.equal(texts[0], texts[2])
+
+
+def test_ids_stay_below_the_vocabulary_of_the_tokenizer():
+    model, prompt = model_of(), torch.zeros(5, 1, dtype=torch.int64)
+    assert generate(model, prompt, 20).max() >= 5
+    assert generate(model, prompt, 20, vocab_size=5).max() < 5
+    assert generate(model, prompt, 20, vocab_size=5, top_k=9).max() < 5
+
+
+def test_sampled_ids_are_among_the_likeliest():
+    model, prompt = model_of(context_length="29"), torch.randint(V, (3, 1))
+    text = generate(model, prompt, 28, top_k=3)
+    with torch.no_grad():
+        likeliest = model(text[:, :-1]).topk(3).indices
+    rank = (likeliest == text[:, 1:, None]).int()
+    assert torch.equal(rank.sum(-1), torch.ones(3, 28, dtype=rank.dtype))
+    # All three ranks occur, so this was not greedy.
+    assert rank.sum(dim=(0, 1)).min() > 0
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_generation_samples_without_dropout_and_restores_the_mode(training):
+    model = model_of(dropout="0.5").train(training)
+    prompt = torch.randint(V, (3, 2))
+    first = generate(model, prompt, 9, top_k=1)
+    assert torch.equal(first, generate(model, prompt, 9, top_k=1))
+    assert all(module.training is training for module in model.modules())
+    with pytest.raises(RuntimeError):
+        generate(model, prompt, 9, top_k=-1)
+    assert model.training is training
+
+
+def test_a_prompt_comes_back_as_it_was():
+    model, prompt = model_of(), torch.randint(V, (3, 2))
+    assert torch.equal(generate(model, prompt, 0), prompt)
+    text = generate(model, prompt, 3)
+    assert torch.equal(text[:, :2], prompt)
+    assert text.shape == (3, 5)
+    assert not text.requires_grad

@@ -1,0 +1,101 @@
+"""Rotary and learned positions: against transformers' Llama, and by their defining properties."""
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+
+from gptattn.position import LearnedPosition, RotaryPosition
+
+B, H, G, T, D = 2, 6, 3, 11, 10
+
+
+def draw(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+def assert_same(actual: object, expected: object, atol: float = 1e-12) -> None:
+    torch.testing.assert_close(actual, expected, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("base", [10_000.0, 500.0])
+def test_rotation_matches_transformers_llama(base):
+    config = LlamaConfig(
+        hidden_size=H * D,
+        num_attention_heads=H,
+        head_dim=D,
+        max_position_embeddings=T,
+        rope_parameters={"rope_type": "default", "rope_theta": base},
+    )
+    q, k = draw(B, H, T, D), draw(B, G, T, D)
+    cos, sin = LlamaRotaryEmbedding(config)(q, torch.arange(T)[None])
+    expected = apply_rotary_pos_emb(q, k, cos, sin)
+    # Llama's table is made in float32.
+    assert_same(RotaryPosition(T, D, base).rotate(q, k, 0), expected, atol=1e-5)
+
+
+def test_each_pair_turns_by_its_own_angle():
+    # Position 3, head size 4, base 100: pair (0, 2) turns by 3, pair (1, 3) by 3 * 100 ** -0.5.
+    x = torch.tensor([2.0, 3.0, 5.0, 7.0], dtype=torch.float64)
+    turned, _ = RotaryPosition(4, 4, base=100.0).rotate(x[None, None, None], x[None, None, None], 3)
+    first, second = torch.tensor([3.0, 0.3], dtype=torch.float64)
+    expected = [
+        2 * first.cos() - 5 * first.sin(),
+        3 * second.cos() - 7 * second.sin(),
+        5 * first.cos() + 2 * first.sin(),
+        7 * second.cos() + 3 * second.sin(),
+    ]
+    assert_same(turned[0, 0, 0], torch.stack(expected))
+
+
+def test_scores_depend_on_the_distance_alone():
+    rope = RotaryPosition(context_length=31, head_dim=D)
+    q, k = draw(1, 1, 1, D), draw(1, 1, 1, D)
+    q_all, k_all = rope.rotate(q.expand(1, 1, 31, D), k.expand(1, 1, 31, D), 0)
+    score = (q_all @ k_all.mT)[0, 0]
+    for distance in range(-30, 31):
+        diagonal = score.diagonal(-distance)
+        assert_same(diagonal, diagonal[:1].expand_as(diagonal))
+    assert_same(score[0, 0], (q * k).sum())
+    assert (score[0, 0] - score[1, 0]).abs() > 1e-3
+
+
+def test_rotation_keeps_lengths_and_the_first_position():
+    q = draw(B, H, T, D)
+    turned, _ = RotaryPosition(T, D).rotate(q, q, 0)
+    assert_same(turned.norm(dim=-1), q.norm(dim=-1))
+    assert torch.equal(turned[:, :, 0], q[:, :, 0])
+
+
+@pytest.mark.parametrize(("offset", "tokens"), [(0, 4), (4, 7), (10, 1)])
+def test_an_offset_continues_where_the_tokens_before_ended(offset, tokens):
+    q, k = draw(B, H, T, D), draw(B, G, T, D)
+    rope, span = RotaryPosition(T, D), slice(offset, offset + tokens)
+    whole = rope.rotate(q, k, 0)
+    part = rope.rotate(q[:, :, span], k[:, :, span], offset)
+    assert_same(part, tuple(x[:, :, span] for x in whole))
+    learned, x = LearnedPosition(T, D).double(), draw(B, T, D)
+    torch.nn.init.normal_(learned.embedding.weight)
+    assert torch.equal(learned(x[:, span], offset), learned(x, 0)[:, span])
+    assert torch.equal(learned(x, 0), x + learned.embedding.weight)
+
+
+def test_far_positions_are_as_exact_as_near_ones():
+    rope = RotaryPosition(context_length=100_000, head_dim=2)
+    one = torch.tensor([1.0, 0.0])[None, None, None]
+    turned, _ = rope.rotate(one, one, 99_999)
+    angle = torch.tensor(99_999.0, dtype=torch.float64)
+    expected = torch.stack([angle.cos(), angle.sin()]).float()
+    assert_same(turned[0, 0, 0], expected, atol=1e-6)
+
+
+def test_an_odd_head_size_is_refused_by_name():
+    with pytest.raises(ValueError, match=r"^head_dim=5 must be even"):
+        RotaryPosition(context_length=T, head_dim=5)
+
+
+def test_rotary_positions_have_nothing_to_train_or_to_save():
+    rope = RotaryPosition(T, D)
+    assert list(rope.parameters()) == []
+    assert rope.state_dict() == {}

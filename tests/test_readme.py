@@ -1,0 +1,46 @@
+"""The README's example of a new variant is code: it must do what the page says."""
+
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import torch
+
+from gptattn.attention import Attention
+from gptattn.build import construct, shared_arguments
+from gptattn.compose import composed, to_train_config
+
+README = Path(__file__).parents[1] / "README.md"
+
+
+def block(opening: str) -> str:
+    """The code block whose first line is `# opening`."""
+    found = re.search(rf"```\w+\n# {re.escape(opening)}\n(.*?)```", README.read_text(), re.DOTALL)
+    assert found is not None, opening
+    return found.group(1)
+
+
+def test_the_example_variant_of_the_readme_composes_builds_and_decodes(tmp_path, monkeypatch):
+    module = ModuleType("gptattn.attention.cosine")
+    exec(block("gptattn/attention/cosine.py"), module.__dict__)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    (tmp_path / "attn").mkdir()
+    (tmp_path / "attn" / "cosine.yaml").write_text(block("conf/attn/cosine.yaml"))
+
+    with composed([f"hydra.searchpath=[file://{tmp_path}]", "attn=cosine"]) as cfg:
+        typed = to_train_config(cfg)
+    attention = construct("attn", typed.attn, shared_arguments(typed.model), [])
+    assert isinstance(attention, Attention)
+
+    x_BTE = torch.randn(2, 7, typed.model.d_model)
+    weights = attention.attention_weights(x_BTE)
+    # Cosines lie in [-1, 1] and the scale is 10: no two weights of a row differ by more than e^20.
+    seen = weights[:, :, -1]
+    assert (seen.max(-1).values / seen.min(-1).values).log().max() <= 20
+    cache = attention.new_cache(2, 7)
+    steps = []
+    for t in range(7):
+        steps.append(attention(x_BTE[:, t : t + 1], cache))
+        cache.advance(1)
+    torch.testing.assert_close(torch.cat(steps, 1), attention(x_BTE), rtol=0, atol=1e-5)

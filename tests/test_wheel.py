@@ -1,0 +1,82 @@
+"""The wheel carries what a run needs: installed elsewhere, the command trains there."""
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+from support import TINY
+
+from gptattn.cli import CONF
+
+ROOT = CONF.parent
+
+
+def call(*arguments: str | Path, cwd: Path, **environment: str) -> str:
+    """Standard output of a command that must succeed, started without Python's own variables."""
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
+    done = subprocess.run(
+        [str(argument) for argument in arguments],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={**inherited, **environment},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    call(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder, cwd=ROOT)
+    (file,) = folder.glob("*.whl")
+    return file
+
+
+def test_the_wheel_holds_the_package_and_every_config_and_no_more(wheel: Path) -> None:
+    names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    sources = {f.relative_to(ROOT).as_posix() for f in (ROOT / "gptattn").rglob("*.py")}
+    configs = {f"gptattn/{f.relative_to(ROOT).as_posix()}" for f in CONF.rglob("*.yaml")}
+    assert names == sources | configs
+
+
+def test_a_wheel_installed_into_an_empty_environment_trains_in_an_empty_folder(
+    wheel: Path, tmp_path: Path
+) -> None:
+    venv.create(tmp_path / "env", with_pip=False)
+    scripts = tmp_path / "env" / ("Scripts" if os.name == "nt" else "bin")
+    python = scripts / "python"
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", python]
+    call(*pip, "install", "--quiet", "--no-deps", "--no-index", wheel, cwd=tmp_path)
+
+    # The dependencies are those of this environment. Its own .pth files, the one of an editable
+    # gptattn among them, are not read from a folder that a .pth file adds.
+    site = Path(call(python, "-c", "import site; print(site.getsitepackages()[0])", cwd=tmp_path))
+    site = Path(str(site).strip())
+    folders = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+    (site / "dependencies.pth").write_text("".join(f"{folder}\n" for folder in folders))
+
+    where = "import gptattn.cli as c; print(c.__file__); print(c.CONF)"
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    source, conf = call(python, "-c", where, cwd=folder).splitlines()
+    assert Path(source) == site / "gptattn" / "cli.py"
+    assert Path(conf) == site / "gptattn" / "conf"
+
+    cache = str(tmp_path / "cache")
+    call(scripts / "gptattn-train", "attn=mqa", *TINY, cwd=folder, XDG_CACHE_HOME=cache)
+    assert [path.name for path in folder.iterdir()] == ["outputs"]
+    (file,) = folder.rglob("summary.json")
+    record = json.loads(file.read_text(encoding="utf-8"))
+    assert (record["status"], record["variant"]) == ("done", "mqa")
+    # The repository of whoever installs us is not ours.
+    assert record["environment"]["git_commit"] is None
+    assert "| mqa " in call(scripts / "gptattn-compare", "outputs", "--markdown", cwd=folder)
