@@ -131,7 +131,7 @@ def check_job(
         typed = to_train_config(cfg)
         folder = run_folder(cfg, multirun)
     # train() claims the folder; but by then Hydra has written its own files into it.
-    if (folder / "config.yaml").exists():
+    if folder is not None and (folder / "config.yaml").exists():
         raise RunFolderError("hydra.run.dir", f"{folder} already holds a run; give another folder")
     check(typed)
     # torch takes seconds to import, so what needs it comes last.

@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import hydra
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
@@ -67,17 +68,25 @@ def composed(
 
 
 def _load(overrides: Sequence[str], config_name: str, run_mode: RunMode) -> DictConfig:
-    for override in overrides:
-        group, _, choice = override.partition("=")
-        if (CONF / group).is_dir() and re.search(r"[/\\]|\.\.", choice):
-            raise ConfigError(group, f"{choice!r} is a path; name a file of conf/{group}")
+    _check_choices(overrides, run_mode)
     try:
         loader = GlobalHydra.instance().config_loader()
         return loader.load_configuration(config_name, list(overrides), run_mode)
     except HydraException as error:
         raise _from_hydra(error, overrides) from error
-    except ValueError as error:  # what Hydra raises for a group that is given a value: attn=null
-        raise ConfigError("command line", f"{error}; choose with group=name") from error
+
+
+def _check_choices(overrides: Sequence[str], run_mode: RunMode) -> None:
+    """A choice is the name of a file in its group: no path, no list, no null, no number."""
+    for override in overrides:
+        group, _, choice = override.partition("=")
+        if not (CONF / group).is_dir() or override == "experiment=null":
+            continue
+        path = re.search(r"[/\\]|\.\.", choice) is not None
+        plain = re.fullmatch(r"[A-Za-z_][\w.-]*|", choice) is not None and choice != "null"
+        if path or (run_mode == RunMode.RUN and not plain):
+            names = sorted(file.stem for file in (CONF / group).glob("*.yaml"))
+            raise ConfigError(group, f"{choice!r} is no choice; {suggest(choice, names)}")
 
 
 def sweep_overrides(overrides: Sequence[str], config_name: str) -> Iterator[list[str]]:
@@ -105,11 +114,14 @@ def to_train_config(cfg: DictConfig) -> TrainConfig:
     return typed
 
 
-def run_folder(cfg: DictConfig, multirun: bool) -> Path:
-    """Where Hydra will put this job."""
-    if multirun:
-        return Path(cfg.hydra.sweep.dir) / cfg.hydra.sweep.subdir
-    return Path(cfg.hydra.run.dir)
+def run_folder(cfg: DictConfig, multirun: bool) -> Path | None:
+    """Where Hydra will put this job; None where only the sweep itself will know (its numbers)."""
+    try:
+        if multirun:
+            return Path(cfg.hydra.sweep.dir) / cfg.hydra.sweep.subdir
+        return Path(cfg.hydra.run.dir)
+    except OmegaConfBaseException:
+        return None
 
 
 def run_name(variant: str, seed: int, overrides: ListConfig) -> str:

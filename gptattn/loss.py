@@ -66,14 +66,15 @@ def _loss_and_grads(
         total += (log_z - logits.gather(1, y)).sum()
         if grad_hidden is None or grad_weight is None:
             continue
-        # d loss / d logits = (softmax - one-hot) / tokens, in the logits' own memory.
+        # d loss / d logits = (softmax - one-hot) / tokens, in the logits' own memory. The division
+        # comes after the products: before them it would underflow in float16.
         grad = logits.sub_(log_z).exp_()
         grad.scatter_add_(1, y, torch.full_like(y, -1, dtype=grad.dtype))
-        grad = grad.mul_(1 / len(targets)).to(dtype)
+        grad = grad.to(dtype)
         span = slice(i * chunk_tokens, i * chunk_tokens + len(x))
-        grad_hidden[span] = grad @ head
+        torch.mul(grad @ head, 1 / len(targets), out=grad_hidden[span])
         if grad.dtype == grad_weight.dtype:
-            grad_weight.addmm_(grad.T, x)
+            grad_weight.addmm_(grad.T, x, alpha=1 / len(targets))
         else:
-            grad_weight += grad.T @ x
+            grad_weight.add_(grad.T @ x, alpha=1 / len(targets))
     return total / len(targets), grad_hidden, grad_weight

@@ -73,7 +73,7 @@ def grouped_heads() -> tuple[Tensor, Tensor, Tensor]:
     """
     torch.manual_seed(SEED)
     gqa = GroupedQueryAttention(d_in=3, d_out=8, context_length=6, num_heads=4, num_kv_heads=2)
-    queries, keys, values = gqa.project(BATCH, offset=0)  # [2, 4, 6, 2], and twice [2, 2, 6, 2]
+    queries, keys, values = gqa.project(BATCH)  # [2, 4, 6, 2], and twice [2, 2, 6, 2]
     group = gqa.num_heads // gqa.num_kv_heads
 
     def interleaved(x: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from gptattn.attention import Attention
 from gptattn.build import build_model, construct, shared_arguments
-from gptattn.cli import CONF, composed, to_train_config
+from gptattn.compose import CONF, composed, to_train_config
 from gptattn.config import TrainConfig
 from gptattn.gpt import GPT
 

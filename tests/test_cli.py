@@ -1,7 +1,6 @@
 """The command line: a mistake costs one line and its exit code, and leaves nothing behind."""
 
 import errno
-import json
 import os
 import signal
 import subprocess
@@ -12,11 +11,12 @@ from typing import NoReturn
 
 import pytest
 import torch
+import yaml
 from support import command, rows, run_folders, summary, tiny, train
 
 import gptattn.cli
 from gptattn.attention import GroupedQueryAttention
-from gptattn.cli import CONF
+from gptattn.compose import CONF
 from gptattn.module import LanguageModel
 
 
@@ -281,7 +281,7 @@ def test_a_run_that_fails_does_not_end_a_sweep_but_its_code_does_count(
     assert err.splitlines()[-1] == "1 of 2 runs failed"
     assert "1 runs" in out or "1 run" in out
     (run,) = run_folders(tmp_path)
-    assert json.loads((run / "config.yaml").read_text())["optim"]["lr"] == 1e-3
+    assert yaml.safe_load((run / "config.yaml").read_text())["optim"]["lr"] == 1e-3
 
 
 def test_an_interrupted_run_keeps_the_rows_that_were_logged(

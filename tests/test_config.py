@@ -13,7 +13,8 @@ from omegaconf import ListConfig
 from support import TEXT, tiny
 
 from gptattn.build import build_data, build_model, check_type, construct, find_target
-from gptattn.cli import CONF, as_user_error, check_job, composed, run_name, to_train_config
+from gptattn.cli import check_job
+from gptattn.compose import CONF, as_user_error, composed, run_name, to_train_config
 from gptattn.config import TrainConfig, check, suggest
 from gptattn.device import resolve_device
 from gptattn.errors import ConfigError, UserError

@@ -21,7 +21,8 @@ import gptattn.callbacks
 import gptattn.data.sampler
 from gptattn.build import build_data, build_model
 from gptattn.checkpoint import AtomicCheckpointIO, read_checkpoint
-from gptattn.cli import CONF, check_job
+from gptattn.cli import check_job
+from gptattn.compose import CONF
 from gptattn.data.datamodule import TokenDataModule
 from gptattn.data.sampler import ValidationSet
 from gptattn.gpt import GPT

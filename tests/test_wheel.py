@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from support import TINY
 
-from gptattn.cli import CONF
+from gptattn.compose import CONF
 
 ROOT = CONF.parent
 
@@ -64,11 +64,11 @@ def test_a_wheel_installed_into_an_empty_environment_trains_in_an_empty_folder(
     folders = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
     (site / "dependencies.pth").write_text("".join(f"{folder}\n" for folder in folders))
 
-    where = "import gptattn.cli as c; print(c.__file__); print(c.CONF)"
+    where = "import gptattn.compose as c; print(c.__file__); print(c.CONF)"
     folder = tmp_path / "empty"
     folder.mkdir()
     source, conf = call(python, "-c", where, cwd=folder).splitlines()
-    assert Path(source) == site / "gptattn" / "cli.py"
+    assert Path(source) == site / "gptattn" / "compose.py"
     assert Path(conf) == site / "gptattn" / "conf"
 
     cache = str(tmp_path / "cache")

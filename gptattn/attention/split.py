@@ -111,6 +111,12 @@ class SplitAttention(Attention):
             (self.W_key, weights.k_GDE, weights.k_bias_GD, "key"),
             (self.W_value, weights.v_GDE, weights.v_bias_GD, "value"),
         ):
+            heads = len(linear.weight) // self.head_dim
+            if weight.shape[:2] != (heads, self.head_dim):
+                raise ValueError(
+                    f"{what} weights of {weight.shape[0]} heads of size {weight.shape[1]} do not "
+                    f"fit this module's {heads} of size {self.head_dim}"
+                )
             copy_into(linear.weight, weight.flatten(0, 1), f"{what} weight")
             copy_into(linear.bias, None if bias is None else bias.flatten(), f"{what} bias")
         load_out_proj(self.out_proj, weights)
