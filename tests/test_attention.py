@@ -265,3 +265,40 @@ def test_the_textbook_forms_take_any_leading_dimensions_and_each_others_weights(
     assert not torch.allclose(other(x), y)
     with pytest.raises(ValueError, match=r"^qkv_bias="):
         other.load_from(v2)
+
+
+def test_dropout_in_blocks_draws_the_same_mask_again_in_backward():
+    q, k, v = (torch.randn(2, heads, 300, 5, dtype=torch.float64) for heads in (6, 2, 2))
+    inputs = [x.requires_grad_() for x in (q, k, v)]
+    torch.manual_seed(7)
+    y = attend(*inputs, scale=0.3, dropout=0.25, backend="sdpa")
+    torch.manual_seed(7)
+    edges = [(0, 128), (128, 256), (256, 300)]
+    plain = [
+        attend(q[:, :, a:b], k[:, :, :b], v[:, :, :b], scale=0.3, dropout=0.25, backend="reference")
+        for a, b in edges
+    ]
+    expected = torch.cat(plain, dim=2)
+    assert torch.equal(y, expected)
+    upstream = torch.randn_like(y)
+    got = torch.autograd.grad(y, inputs, upstream)
+    for gradient, wanted in zip(got, torch.autograd.grad(expected, inputs, upstream), strict=True):
+        torch.testing.assert_close(gradient, wanted, rtol=0, atol=1e-12)
+
+
+def test_dropout_in_blocks_zeroes_its_share_and_scales_the_rest():
+    T = 200
+    q, k = torch.zeros(1, 1, T, 3), torch.zeros(1, 1, T, 3)
+    # Values that are the identity show the weights themselves: 1 / (t + 1) before dropout.
+    w = attend(q, k, torch.eye(T).view(1, 1, T, T), scale=1.0, dropout=0.25)[0, 0]
+    kept = w * torch.arange(1, T + 1).unsqueeze(1)
+    seen = kept[torch.ones(T, T).tril().bool()]
+    assert set(seen.mul(1e4).round().tolist()) <= {0.0, 13333.0}
+    assert abs((seen == 0).double().mean() - 0.25) < 0.02  # of 20,100 draws: six deviations
+
+
+def test_dropout_never_makes_a_square_matrix_of_weights():
+    module = build_attention("mha", num_heads=1, d_in=5, d_out=5, context_length=1024, dropout=0.1)
+    with Allocations() as made:
+        module(torch.randn(1, 1024, 5)).sum().backward()
+    assert max(made.elements) <= 128 * 1024
