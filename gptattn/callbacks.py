@@ -30,7 +30,6 @@ class StepClock(L.Callback):
         self.step_seconds = array("d")  # of each optimizer step
         self._open = 0.0  # seconds of the step in progress
         self._start = 0.0
-        self._steps = 0
 
     def add(self, seconds: float) -> None:
         """Count time that was spent on making a batch."""
@@ -39,14 +38,11 @@ class StepClock(L.Callback):
     def on_train_batch_start(self, *args: Any) -> None:
         self._start = time.perf_counter()
 
-    def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
-        self._open += time.perf_counter() - self._start
-        if trainer.global_step > self._steps:
-            self._steps = trainer.global_step
-            self.step_seconds.append(self._open)
-            if not self.compiled or len(self.step_seconds) > 1:
-                self.seconds += self._open
-            self._open = 0.0
+    def on_train_batch_end(self, *args: Any) -> None:
+        self.step_seconds.append(self._open + time.perf_counter() - self._start)
+        if not self.compiled or len(self.step_seconds) > 1:
+            self.seconds += self.step_seconds[-1]
+        self._open = 0.0
 
     def median_step_seconds(self) -> float:
         """The median over all steps: compilation and other people's load hardly move it."""
@@ -83,7 +79,7 @@ class MetricRows(L.Callback):
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
         step = trainer.global_step
-        if step > self._logged_step and (step % self.log_every == 0 or step == 1):
+        if step % self.log_every == 0 or step == 1:
             self._log(trainer, pl_module)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:

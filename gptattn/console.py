@@ -61,10 +61,7 @@ class ConsoleProgress(L.Callback):
     def _shown(self, trainer: L.Trainer) -> str:
         total = "" if self.budget.steps is None else f"/{self.budget.steps}"
         last = self.rows.last
-        shown = f"step {trainer.global_step}{total}"
-        if "train/loss" not in last:  # the first step's micro-batches are still coming in
-            return shown
-        shown += f"  loss {last['train/loss']:.3f}"
+        shown = f"step {trainer.global_step}{total}  loss {last['train/loss']:.3f}"
         if "val/loss" in last:
             shown += f"  val {last['val/loss']:.3f}"
         return shown + f"  {last['perf/tokens_per_s']:,.0f} tokens/s"

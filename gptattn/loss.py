@@ -39,9 +39,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        if ctx.grads is None:
+            raise RuntimeError("linear_cross_entropy runs backward once; call it again")
         grad_hidden, grad_weight = ctx.grads
         # Letting go of them lets autograd take the buffers over instead of copying them.
-        del ctx.grads
+        ctx.grads = None
         return grad_hidden.mul_(grad_loss), grad_weight.mul_(grad_loss), None, None
 
 
@@ -72,7 +74,8 @@ def _loss_and_grads(
         grad.scatter_add_(1, y, torch.full_like(y, -1, dtype=grad.dtype))
         grad = grad.to(dtype)
         span = slice(i * chunk_tokens, i * chunk_tokens + len(x))
-        torch.mul(grad @ head, 1 / len(targets), out=grad_hidden[span])
+        grad_hidden[span] = grad @ head
+        grad_hidden[span].mul_(1 / len(targets))
         if grad.dtype == grad_weight.dtype:
             grad_weight.addmm_(grad.T, x, alpha=1 / len(targets))
         else:

@@ -2,10 +2,10 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import lightning.pytorch as L
 import torch
+from lightning.pytorch.core.optimizer import LightningOptimizer
 from torch import Tensor, nn
 
 from gptattn.budget import learning_rate_factor
@@ -29,36 +29,55 @@ class LanguageModel(L.LightningModule):
         model: GPT,
         optim: OptimConfig,
         progress: Callable[[int], float],
+        *,
+        accumulate: int,
         loss_chunk_tokens: int,
         val_bytes: int,
     ) -> None:
         super().__init__()
+        # A batch is a whole optimizer step; taking it apart here costs less than Lightning's
+        # closures, and lets go of the gradients before the next forward needs the memory.
+        self.automatic_optimization = False
         self.model, self.optim, self.progress = model, optim, progress
-        self.loss_chunk_tokens, self.val_bytes = loss_chunk_tokens, val_bytes
+        self.accumulate, self.loss_chunk_tokens = accumulate, loss_chunk_tokens
+        self.val_bytes = val_bytes
         self.train_losses: list[Tensor] = []  # since the last log row; the logger empties it
         self.grad_norm = torch.tensor(0.0)
         self.lr = 0.0
         self.val_metrics: dict[str, float] = {}
         self._val_nats, self._val_tokens = 0.0, 0
 
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+    def training_step(self, batch: Batch, batch_idx: int) -> None:
+        """One optimizer step: its micro-batches in order, then the update."""
         ids, targets = batch
-        loss = self.model.loss(ids, targets, self.loss_chunk_tokens)
-        self._check_finite("train/loss", loss)
-        self.train_losses.append(loss.detach())
-        return loss
+        rows = len(ids) // self.accumulate
+        losses = []
+        for part in zip(ids.split(rows), targets.split(rows), strict=True):
+            loss = self.model.loss(*part, self.loss_chunk_tokens) / self.accumulate
+            self._check_finite("train/loss", loss)
+            self.manual_backward(loss)
+            losses.append(loss.detach())
+        self.train_losses.append(sum(losses[1:], losses[0]))
+        optimizer = self.optimizers()
+        assert isinstance(optimizer, LightningOptimizer)
+        self.lr = self._learning_rate()
+        for group in optimizer.param_groups:
+            group["lr"] = self.lr
+        optimizer.step()
+        optimizer.zero_grad()
 
-    def configure_gradient_clipping(
-        self,
-        optimizer: torch.optim.Optimizer,
-        gradient_clip_val: float | None = None,
-        gradient_clip_algorithm: str | None = None,
-    ) -> None:
-        # Clipping here, not in the Trainer, keeps the norm for the log without a second pass.
-        # The scheduler moves on before the callbacks run: this is the rate the step is taken with.
-        self.lr = optimizer.param_groups[0]["lr"]
-        self.grad_norm = nn.utils.clip_grad_norm_(self.parameters(), self.optim.grad_clip)
-        self._check_finite("train/grad_norm", self.grad_norm)
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        self.grad_norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.optim.grad_clip)
+        # In float16 the scaler expects an overflow now and then, and skips that step.
+        if self.trainer.precision != "16-mixed":
+            self._check_finite("train/grad_norm", self.grad_norm)
+
+    def _learning_rate(self) -> float:
+        progress = self.progress(self.global_step + 1)
+        optim = self.optim
+        return optim.lr * learning_rate_factor(
+            progress, optim.warmup_fraction, optim.final_lr_fraction
+        )
 
     def _check_finite(self, name: str, value: Tensor) -> None:
         if not torch.isfinite(value):
@@ -87,31 +106,18 @@ class LanguageModel(L.LightningModule):
             "val/bits_per_byte": self._val_nats / math.log(2) / self.val_bytes,
         }
 
-    def configure_optimizers(self) -> Any:
+    def configure_optimizers(self) -> torch.optim.Optimizer:
         """AdamW with decay on matrices only. Source: Radford et al. 2018 (GPT), sec. 4.1."""
         parameters = list(self.model.parameters())
         groups = [
             {"params": [p for p in parameters if p.ndim >= 2]},
             {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
         ]
-        optim = self.optim
-        optimizer = torch.optim.AdamW(
+        return torch.optim.AdamW(
             groups,
-            lr=optim.lr,
-            betas=(optim.beta1, optim.beta2),
-            eps=optim.eps,
-            weight_decay=optim.weight_decay,
+            lr=self.optim.lr,
+            betas=(self.optim.beta1, self.optim.beta2),
+            eps=self.optim.eps,
+            weight_decay=self.optim.weight_decay,
             fused=True,
-        )
-        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, self._lr_factor)
-        return {
-            "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": scheduler, "interval": "step"},
-        }
-
-    def _lr_factor(self, steps_taken: int) -> float:
-        return learning_rate_factor(
-            self.progress(steps_taken + 1),
-            self.optim.warmup_fraction,
-            self.optim.final_lr_fraction,
         )

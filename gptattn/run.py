@@ -98,14 +98,15 @@ def _fit(job: Job, console: Console) -> dict[str, Any]:
         job.model,
         cfg.optim,
         lambda step: budget.progress(step, clock.seconds),
-        cfg.loss_chunk_tokens,
-        job.data.val_bytes,
+        accumulate=cfg.accumulate,
+        loss_chunk_tokens=cfg.loss_chunk_tokens,
+        val_bytes=job.data.val_bytes,
     )
     datamodule = TokenDataModule(
         job.data,
         seed=cfg.seed,
         batch_size=cfg.batch_size,
-        accumulate=cfg.accumulate,
+        val_batch_size=cfg.batch_size // cfg.accumulate,
         context_length=cfg.model.context_length,
         on_made=clock.add,
     )
@@ -134,7 +135,7 @@ def _fit(job: Job, console: Console) -> dict[str, Any]:
 def _trainer(job: Job, recorder: RunRecorder, callbacks: list[L.Callback]) -> L.Trainer:
     cfg, budget = job.cfg, job.budget
     if budget.steps is not None:
-        every: Any = math.ceil(budget.steps / cfg.validation.count) * cfg.accumulate
+        every: Any = math.ceil(budget.steps / cfg.validation.count)
     else:
         assert budget.seconds is not None
         every = {"seconds": budget.seconds / cfg.validation.count}
@@ -149,7 +150,6 @@ def _trainer(job: Job, recorder: RunRecorder, callbacks: list[L.Callback]) -> L.
         val_check_interval=every,
         check_val_every_n_epoch=None,
         num_sanity_val_steps=0,
-        accumulate_grad_batches=cfg.accumulate,
         logger=recorder,
         log_every_n_steps=cfg.log_every,
         callbacks=callbacks,

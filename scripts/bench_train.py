@@ -80,7 +80,7 @@ def overrides(size: Size, variant: str) -> list[str]:
 
 def stream(size: Size) -> Iterator[tuple[Tensor, Tensor]]:
     tokens = np.random.default_rng(0).integers(0, size.vocab_size, 500_000).astype(np.uint16)
-    return iter(TrainingStream(tokens, 0, size.batch_size, 1, size.context_length))
+    return iter(TrainingStream(tokens, 0, size.batch_size, size.context_length))
 
 
 def logits_loss(model: nn.Module, ids: Tensor, targets: Tensor) -> Tensor:

@@ -377,26 +377,14 @@ def take(stream: Iterable[tuple[torch.Tensor, torch.Tensor]], count: int) -> lis
 
 
 def test_a_stream_begun_at_a_step_goes_on_where_another_stopped() -> None:
-    whole = TrainingStream(TOKENS, 1, 4, 2, 8)
-    resumed = TrainingStream(TOKENS, 1, 4, 2, 8, first_step=3)
-    assert take(resumed, 6) == take(whole, 12)[6:]
-
-
-@pytest.mark.parametrize("accumulate", [1, 2, 3, 6])
-def test_accumulation_deals_the_same_windows_in_order(accumulate: int) -> None:
-    stream = TrainingStream(TOKENS, 1, 6, accumulate, 8)
-    batches = list(islice(iter(stream), 2 * accumulate))
-    assert {len(ids) for ids, _ in batches} == {6 // accumulate}
-    for step in range(2):
-        micro = batches[step * accumulate : (step + 1) * accumulate]
-        ids, targets = training_batch(TOKENS, 1, step, 6, 8)
-        assert torch.equal(torch.cat([batch[0] for batch in micro]), ids)
-        assert torch.equal(torch.cat([batch[1] for batch in micro]), targets)
+    whole = TrainingStream(TOKENS, 1, 4, 8)
+    resumed = TrainingStream(TOKENS, 1, 4, 8, first_step=3)
+    assert take(resumed, 3) == take(whole, 6)[3:]
 
 
 def test_the_time_of_making_a_batch_is_reported_once_per_step() -> None:
     times: list[float] = []
-    take(TrainingStream(TOKENS, 1, 4, 2, 8, on_made=times.append), 6)
+    take(TrainingStream(TOKENS, 1, 4, 8, on_made=times.append), 3)
     assert len(times) == 3
     assert min(times) >= 0
 
@@ -425,7 +413,7 @@ def test_what_is_left_of_the_tail_is_a_shorter_window_of_its_own() -> None:
 
 def test_the_datamodule_hands_out_streams_of_the_same_windows() -> None:
     data = TokenData(TOKENS[:900], TOKENS[899:], ByteTokenizer(), "hash", 100)
-    module = TokenDataModule(data, seed=1, batch_size=4, accumulate=2, context_length=8)
+    module = TokenDataModule(data, seed=1, batch_size=4, val_batch_size=2, context_length=8)
     train, val = module.train_dataloader(), module.val_dataloader()
-    assert take(train, 4) == take(TrainingStream(TOKENS[:900], 1, 4, 2, 8), 4)
+    assert take(train, 4) == take(TrainingStream(TOKENS[:900], 1, 4, 8), 4)
     assert [len(ids) for ids, _ in val] == [2] * 6 + [1]

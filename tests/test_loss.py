@@ -78,9 +78,8 @@ def test_under_float16_autocast_small_gradients_do_not_vanish():
     with torch.autocast("cpu", dtype=torch.float16):
         loss = linear_cross_entropy(hidden, weight, targets, 512)
     for gradient, wanted in zip(scaled_gradients(loss, (hidden, weight)), expected, strict=True):
-        # Probabilities near 1 / 4001 lie where float16 thins out: a few in a thousand are lost.
-        # Divided by the tokens as well, before the products, most of them would be.
-        assert (gradient - wanted).norm() < 0.01 * wanted.norm()
+        # Plain cross-entropy under the same autocast is off by 0.0004.
+        assert (gradient - wanted).norm() < 0.002 * wanted.norm()
 
 
 def test_a_part_that_needs_no_gradient_gets_none():

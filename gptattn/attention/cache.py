@@ -61,8 +61,13 @@ class KVCache(Cache):
     def extend(self, k_BGTD: Tensor, v_BGTD: Tensor) -> tuple[Tensor, Tensor]:
         """Write T tokens after those held; return views of all keys and values so far.
 
-        Raises ValueError when the capacity does not suffice.
+        Raises ValueError for another batch size, or when the capacity does not suffice.
         """
+        if k_BGTD.shape[0] != self.k_BGSD.shape[0]:
+            raise ValueError(
+                f"a batch of {k_BGTD.shape[0]} does not fit the cache's batch="
+                f"{self.k_BGSD.shape[0]}"
+            )
         start, stop = self._length, self._length + k_BGTD.shape[2]
         if stop > self.capacity:
             raise ValueError(f"{stop} tokens do not fit the cache's capacity={self.capacity}")

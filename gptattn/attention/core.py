@@ -1,7 +1,7 @@
 """attend(): the single place where scores become outputs.
 
 `reference` is the definition: plain, readable, right in float64. `sdpa` must agree with it in
-outputs and gradients; it never holds a T x T matrix and never copies keys or values per group.
+outputs and gradients; it never holds T x T scores and never copies keys or values per group.
 """
 
 from typing import Literal, get_args

@@ -20,13 +20,13 @@ class TokenDataModule(L.LightningDataModule):
         *,
         seed: int,
         batch_size: int,
-        accumulate: int,
+        val_batch_size: int,
         context_length: int,
         on_made: Callable[[float], None] = lambda seconds: None,
     ) -> None:
         super().__init__()
         self.data, self.seed = data, seed
-        self.batch_size, self.accumulate = batch_size, accumulate
+        self.batch_size, self.val_batch_size = batch_size, val_batch_size
         self.context_length, self.on_made = context_length, on_made
 
     def train_dataloader(self) -> Iterable[Batch]:
@@ -36,11 +36,10 @@ class TokenDataModule(L.LightningDataModule):
             self.data.train,
             self.seed,
             self.batch_size,
-            self.accumulate,
             self.context_length,
             first_step,
             self.on_made,
         )
 
     def val_dataloader(self) -> Iterable[Batch]:
-        return ValidationSet(self.data.val, self.batch_size // self.accumulate, self.context_length)
+        return ValidationSet(self.data.val, self.val_batch_size, self.context_length)

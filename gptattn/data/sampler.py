@@ -32,30 +32,24 @@ def training_batch(
 
 @dataclass(frozen=True)
 class TrainingStream:
-    """The micro-batches of a run from optimizer step `first_step` on, without end.
-
-    A step's `batch_size` windows are dealt to `accumulate` micro-batches in order, so that
-    accumulation changes memory and nothing else.
-    """
+    """The batches of a run from optimizer step `first_step` on, without end."""
 
     tokens: NDArray[np.uint16]
     seed: int
     batch_size: int
-    accumulate: int
     context_length: int
     first_step: int = 0
     on_made: Callable[[float], None] = lambda seconds: None  # told what making a step's data took
 
     def __iter__(self) -> Iterator[Batch]:
         step = self.first_step
-        micro = self.batch_size // self.accumulate
         while True:
             start = time.perf_counter()
-            ids, targets = training_batch(
+            batch = training_batch(
                 self.tokens, self.seed, step, self.batch_size, self.context_length
             )
             self.on_made(time.perf_counter() - start)
-            yield from zip(ids.split(micro), targets.split(micro), strict=True)
+            yield batch
             step += 1
 
 
