@@ -62,15 +62,14 @@ def _loss_and_grads(
     chunks = zip(hidden.split(chunk_tokens), targets.split(chunk_tokens), strict=True)
     for i, (x, y) in enumerate(chunks):
         x = x.to(dtype)
-        logits = (x @ head.T).to(total.dtype)  # [chunk, V]
-        log_z = logits.logsumexp(dim=-1, keepdim=True)
         y = y.unsqueeze(1)
-        total += (log_z - logits.gather(1, y)).sum()
+        log_p = (x @ head.T).to(total.dtype).log_softmax(dim=-1)  # [chunk, V]
+        total -= log_p.gather(1, y).sum()
         if grad_hidden is None or grad_weight is None:
             continue
-        # d loss / d logits = (softmax - one-hot) / tokens, in the logits' own memory. The division
+        # d loss / d logits = (softmax - one-hot) / tokens, in the memory of log_p. The division
         # comes after the products: before them it would underflow in float16.
-        grad = logits.sub_(log_z).exp_()
+        grad = log_p.exp_()
         grad.scatter_add_(1, y, torch.full_like(y, -1, dtype=grad.dtype))
         grad = grad.to(dtype)
         span = slice(i * chunk_tokens, i * chunk_tokens + len(x))

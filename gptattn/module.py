@@ -46,6 +46,7 @@ class LanguageModel(L.LightningModule):
         self.lr = 0.0
         self.val_metrics: dict[str, float] = {}
         self._val_nats, self._val_tokens = 0.0, 0
+        self._trained = list(model.parameters())
 
     def training_step(self, batch: Batch, batch_idx: int) -> None:
         """One optimizer step: its micro-batches in order, then the update."""
@@ -67,10 +68,15 @@ class LanguageModel(L.LightningModule):
         optimizer.zero_grad()
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        self.grad_norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.optim.grad_clip)
+        # Two steps instead of clip_grad_norm_, which passes over the gradients even when it need
+        # not scale them.
+        gradients = [p.grad for p in self._trained if p.grad is not None]
+        self.grad_norm = nn.utils.get_total_norm(gradients)
         # In float16 the scaler expects an overflow now and then, and skips that step.
         if self.trainer.precision != "16-mixed":
             self._check_finite("train/grad_norm", self.grad_norm)
+        if self.grad_norm > self.optim.grad_clip:
+            nn.utils.clip_grads_with_norm_(self._trained, self.optim.grad_clip, self.grad_norm)
 
     def _learning_rate(self) -> float:
         progress = self.progress(self.global_step + 1)
@@ -108,10 +114,9 @@ class LanguageModel(L.LightningModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """AdamW with decay on matrices only. Source: Radford et al. 2018 (GPT), sec. 4.1."""
-        parameters = list(self.model.parameters())
         groups = [
-            {"params": [p for p in parameters if p.ndim >= 2]},
-            {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+            {"params": [p for p in self._trained if p.ndim >= 2]},
+            {"params": [p for p in self._trained if p.ndim < 2], "weight_decay": 0.0},
         ]
         return torch.optim.AdamW(
             groups,
