@@ -1,7 +1,6 @@
 # make train ARGS="attn=gqa"   set up, then train      make board   TensorBoard over outputs/
 # make test                    set up, then test       make lint    format, lint and types
 # make bench                   measure against peers   make report  compare finished runs
-# make proofs                  the long tests
 
 PYTHON ?= python3
 VENV   := .venv
@@ -10,7 +9,7 @@ STAMP  := $(VENV)/.installed
 BENCH  := .venv-bench
 ARGS   ?=
 
-.PHONY: train test proofs lint board report bench clean
+.PHONY: train test lint board report bench bench-train bench-attention clean
 
 # One environment for everything. It is made anew only when what it is made from changes.
 $(STAMP): pyproject.toml constraints.txt
@@ -24,10 +23,7 @@ train: $(STAMP)
 	$(BIN)/python train.py $(ARGS)
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -m "not slow" $(ARGS)
-
-proofs: $(STAMP)
-	$(BIN)/python -m pytest -m slow $(ARGS)
+	$(BIN)/python -m pytest $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .
@@ -48,8 +44,12 @@ $(BENCH)/.installed: pyproject.toml constraints.txt scripts/peers-requirements.t
 	$(BENCH)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r scripts/peers-requirements.txt
 	touch $@
 
-bench: $(BENCH)/.installed
+bench: bench-train bench-attention
+
+bench-train: $(BENCH)/.installed
 	$(BENCH)/bin/python scripts/bench_train.py $(ARGS)
+
+bench-attention: $(BENCH)/.installed
 	$(BENCH)/bin/python scripts/bench_attention.py $(ARGS)
 
 clean:

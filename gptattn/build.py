@@ -34,11 +34,7 @@ def build_model(cfg: TrainConfig, vocab_size: int) -> GPT:
     Raises ConfigError, naming the field, for what cannot be built.
     """
     model = cfg.model
-    if model.vocab_size is not None and model.vocab_size < vocab_size:
-        raise ConfigError(
-            "model.vocab_size",
-            f"{model.vocab_size} is below the tokenizer's {vocab_size}; give that or more, or null",
-        )
+    check_vocabulary(cfg, vocab_size)
     position = _build_position(cfg)
     in_heads = position if isinstance(position, HeadPosition) else None
     in_input = position if isinstance(position, InputPosition) else None
@@ -52,6 +48,16 @@ def build_model(cfg: TrainConfig, vocab_size: int) -> GPT:
         d_mlp=4 * model.d_model if model.d_mlp is None else model.d_mlp,
         dropout=model.dropout,
     )
+
+
+def check_vocabulary(cfg: TrainConfig, vocab_size: int) -> None:
+    """Raise ConfigError where the model has fewer ids than the tokenizer."""
+    given = cfg.model.vocab_size
+    if given is not None and given < vocab_size:
+        raise ConfigError(
+            "model.vocab_size",
+            f"{given} is below the tokenizer's {vocab_size}; give that or more, or null",
+        )
 
 
 def build_data(cfg: TrainConfig) -> TokenData:
@@ -72,8 +78,8 @@ def _build_position(cfg: TrainConfig) -> HeadPosition | InputPosition | None:
     if not cfg.position:
         return None
     model = cfg.model
-    attention = find_target("attn", cfg.attn, cfg.allow_targets)
-    heads = model.num_heads if "num_heads" in inspect.signature(attention).parameters else 1
+    takes = inspect.signature(find_target("attn", cfg.attn, cfg.allow_targets)).parameters
+    heads = cfg.attn.get("num_heads", model.num_heads) if "num_heads" in takes else 1
     shared = {
         "context_length": model.context_length,
         "d_model": model.d_model,
@@ -82,6 +88,12 @@ def _build_position(cfg: TrainConfig) -> HeadPosition | InputPosition | None:
     position = construct("position", cfg.position, shared, cfg.allow_targets)
     if not isinstance(position, (HeadPosition, InputPosition)):
         raise ConfigError("position._target_", "is neither a HeadPosition nor an InputPosition")
+    if isinstance(position, HeadPosition) and "position" not in takes:
+        raise ConfigError(
+            "position",
+            f"{cfg.choices['position']} acts in the attention, and attn={cfg.variant} takes no "
+            "position; use position=learned",
+        )
     return position
 
 
@@ -94,7 +106,10 @@ def _build_attention(cfg: TrainConfig, position: HeadPosition | None, layer: int
 
 
 def shared_arguments(model: ModelConfig) -> dict[str, Any]:
-    """What any attention can ask for by an argument's name, beside its own YAML's keys."""
+    """What any attention can ask for by an argument's name, beside its own YAML's keys.
+
+    It can also ask for `position`, a HeadPosition or None, and for `layer`, counted from 0.
+    """
     return {
         "d_in": model.d_model,
         "d_out": model.d_model,

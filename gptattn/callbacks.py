@@ -10,11 +10,14 @@ import torch
 
 from gptattn.budget import Budget
 from gptattn.config import SampleConfig
-from gptattn.data.tokenizer import Tokenizer, encode_prompt
+from gptattn.data.tokenizer import encode_prompt
+from gptattn.data.tokens import TokenData
 from gptattn.device import peak_memory_mb
 from gptattn.generate import generate
 from gptattn.module import LanguageModel
 from gptattn.recorder import RunRecorder
+
+PROMPT_TOKENS = 16  # of the held-out text, where no prompt is given
 
 
 class StepClock(L.Callback):
@@ -121,16 +124,19 @@ class Samples(L.Callback):
     """Text from the model at each validation, into the record; the same seed each time."""
 
     def __init__(
-        self, recorder: RunRecorder, tokenizer: Tokenizer, cfg: SampleConfig, seed: int
+        self, recorder: RunRecorder, data: TokenData, cfg: SampleConfig, seed: int
     ) -> None:
-        self.recorder, self.tokenizer, self.cfg, self.seed = recorder, tokenizer, cfg, seed
-        self.prompt = encode_prompt(tokenizer, cfg.prompt)
+        self.recorder, self.tokenizer, self.cfg, self.seed = recorder, data.tokenizer, cfg, seed
+        given = cfg.prompt is not None and cfg.tokens > 0
+        self.prompt = (
+            encode_prompt(data.tokenizer, cfg.prompt or "") if given else data.val[:PROMPT_TOKENS]
+        )
         self.text = ""
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         if self.cfg.tokens == 0:
             return
-        ids = torch.from_numpy(self.prompt).long().unsqueeze(0).to(pl_module.device)
+        ids = torch.from_numpy(self.prompt.astype("int64")).unsqueeze(0).to(pl_module.device)
         generator = torch.Generator(device=ids.device).manual_seed(self.seed)
         out = generate(
             pl_module.model,

@@ -29,7 +29,7 @@ from gptattn.compose import (
     to_train_config,
 )
 from gptattn.config import TrainConfig, check
-from gptattn.errors import RunFolderError
+from gptattn.errors import ConfigError, RunFolderError
 
 
 def main() -> NoReturn:
@@ -40,7 +40,7 @@ def main() -> NoReturn:
     sys.argv[1:] = sorted(sys.argv[1:], key=lambda argument: argument not in ("-m", "--multirun"))
     signal.signal(signal.SIGTERM, _terminated)
     try:
-        code = _main()
+        code = _main(debug)
     except Exception as error:
         code = _report(error, debug)
     except KeyboardInterrupt:
@@ -54,11 +54,11 @@ def _terminated(signum: int, frame: object) -> NoReturn:
     raise SystemExit(143)
 
 
-def _main() -> int:
+def _main(debug: bool) -> int:
     register_resolvers()
     # Hydra's own handler prints several lines and exits with 1; with this it lets errors through.
     os.environ["HYDRA_FULL_ERROR"] = "1"
-    args = get_args_parser().parse_args()
+    args = _parse_arguments()
     asks_only = args.help or args.hydra_help or args.cfg or args.info or args.shell_completion
     jobs = 0 if asks_only else check_jobs(args)
     codes: list[int] = []
@@ -66,12 +66,22 @@ def _main() -> int:
 
     def task(cfg: DictConfig) -> None:
         folders.append(Path(HydraConfig.get().runtime.output_dir))
-        codes.append(_run_job(cfg, folders[-1], len(codes), jobs))
+        codes.append(_run_job(cfg, folders[-1], len(codes), jobs, debug))
 
     hydra.main(version_base="1.3", config_path=str(CONF), config_name=CONFIG_NAME)(task)()
     if jobs > 1:
         _print_sweep(folders, codes)
     return next((code for code in codes if code), 0)
+
+
+def _parse_arguments() -> Namespace:
+    parser = get_args_parser()
+
+    def complain(message: str) -> NoReturn:
+        raise ConfigError("command line", f"{message}; see --help")
+
+    parser.error = complain
+    return parser.parse_args()
 
 
 def _print_sweep(folders: Sequence[Path], codes: Sequence[int]) -> None:
@@ -87,7 +97,7 @@ def _print_sweep(folders: Sequence[Path], codes: Sequence[int]) -> None:
         print(f"{len(codes) - len(done)} of {len(codes)} runs failed", file=sys.stderr)
 
 
-def _run_job(cfg: DictConfig, folder: Path, index: int, total: int) -> int:
+def _run_job(cfg: DictConfig, folder: Path, index: int, total: int, debug: bool) -> int:
     """Train one job. A failure is reported here and does not end a sweep; an interrupt does."""
     # torch and lightning take seconds to import: not before the settings are known to be good.
     from gptattn.console import make_console
@@ -105,7 +115,7 @@ def _run_job(cfg: DictConfig, folder: Path, index: int, total: int) -> int:
             raise KeyboardInterrupt from error
         raise
     except Exception as error:
-        return _report(error, debug=False)
+        return _report(error, debug)
     console.print(f"run: {shown}")
     console.print(f"look: tensorboard --logdir {os.path.relpath(folder.parent)}")
     return 0

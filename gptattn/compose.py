@@ -32,8 +32,9 @@ CONF = next(
 # Overrides that do not belong in a run's name: said elsewhere in it, or no matter of the result.
 UNNAMED = re.compile(
     r"(attn|seed|experiment|experiment_name|log_every|checkpoint|cache_dir|allow_targets)=|"
-    r"(hydra|trainer|sample|data|budget|validation)[./=]"
+    r"(hydra|sample)[./=]|trainer(\.threads)?="
 )
+NO_MEMORY = r"not enough memory|CUDA out of memory"
 DISK_ERRORS = {
     errno.ENOSPC,
     errno.EDQUOT,
@@ -80,7 +81,7 @@ def _check_choices(overrides: Sequence[str], run_mode: RunMode) -> None:
     """A choice is the name of a file in its group: no path, no list, no null, no number."""
     for override in overrides:
         group, _, choice = override.partition("=")
-        if not (CONF / group).is_dir() or override == "experiment=null":
+        if not (CONF / group).is_dir():
             continue
         path = re.search(r"[/\\]|\.\.", choice) is not None
         plain = re.fullmatch(r"[A-Za-z_][\w.-]*|", choice) is not None and choice != "null"
@@ -109,7 +110,7 @@ def to_train_config(cfg: DictConfig) -> TrainConfig:
     typed = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(TrainConfig), settings))
     assert isinstance(typed, TrainConfig)
     chosen = HydraConfig.get().runtime.choices
-    if any(chosen[group] != name for group, name in typed.choices.items()):
+    if any(chosen.get(group) != name for group, name in typed.choices.items()):
         raise ConfigError("choices", "records what was chosen; choose with attn=..., model=...")
     return typed
 
@@ -144,10 +145,12 @@ def as_user_error(error: BaseException) -> UserError | None:
         return ConfigError(str(field), (error.msg or str(error)).splitlines()[0])
     if isinstance(error, OSError) and error.errno in DISK_ERRORS:
         return DiskError(
-            str(error.filename or "disk"), f"{error.strerror}; make room or give another folder"
+            str(error.filename or "disk"), f"{error.strerror}; give another folder, or make room"
         )
-    if isinstance(error, MemoryError) or "not enough memory" in str(error):
-        return ConfigError("memory", "too little for this run; a smaller batch_size or model")
+    if isinstance(error, MemoryError) or re.search(NO_MEMORY, str(error)):
+        return ConfigError(
+            "memory", "too little for this run; raise accumulate, or take a smaller model"
+        )
     return None
 
 

@@ -56,7 +56,7 @@ class ValidationConfig:
 
 @dataclass
 class SampleConfig:
-    prompt: str
+    prompt: Optional[str]  # noqa: UP045
     tokens: int
     temperature: float
     top_k: Optional[int]  # noqa: UP045
@@ -128,6 +128,8 @@ def check(cfg: TrainConfig) -> None:
         "sample.top_k": cfg.sample.top_k,
         "trainer.threads": cfg.trainer.threads,
     }
+    if cfg.trainer.threads is not None and cfg.trainer.threads > 1024:
+        raise ConfigError("trainer.threads", f"{cfg.trainer.threads} is too many; at most 1024")
     for field, value in positive.items():
         if value is not None and not (value > 0 and math.isfinite(value)):
             raise ConfigError(field, f"{value} is not a positive number; give one above 0")

@@ -124,5 +124,7 @@ class LanguageModel(L.LightningModule):
             betas=(self.optim.beta1, self.optim.beta2),
             eps=self.optim.eps,
             weight_decay=self.optim.weight_decay,
-            fused=True,
+            # Lightning takes a fused optimizer to undo float16's loss scale by itself, after the
+            # clipping; the plain one gets its gradients unscaled.
+            fused=self.trainer.precision != "16-mixed",
         )

@@ -20,7 +20,7 @@ from gptattn.callbacks import BudgetEnd, MetricRows, Samples, StepClock
 from gptattn.checkpoint import AtomicCheckpointIO, write_atomically
 from gptattn.config import TrainConfig
 from gptattn.console import ConsoleProgress, metric_table, result_table
-from gptattn.cost import measure_cost
+from gptattn.cost import Cost, measure_cost
 from gptattn.data.datamodule import TokenDataModule
 from gptattn.device import (
     has_cpp_compiler,
@@ -60,13 +60,12 @@ def train(cfg: TrainConfig, folder: Path, console: Console) -> dict[str, Any]:
     L.seed_everything(cfg.seed, workers=True, verbose=False)
     data = build_data(cfg)
     model = build_model(cfg, data.tokenizer.vocab_size)
-    cost = measure_cost(model)
+    cost = _cost(cfg, data.tokenizer.vocab_size)
     budget = resolve_budget(cfg.budget, cfg.batch_size * cfg.model.context_length)
     job = Job(cfg, folder, data, model, cost, budget, device, threads)
     console.print(metric_table(f"{cfg.variant}: what it costs", job.costs()))
-    if cfg.compile:
-        _compile(model, device, console)
-    return _fit(job, console)
+    compiled = cfg.compile and _compile(model, device, console)
+    return _fit(job, console, compiled)
 
 
 def claim(folder: Path, cfg: TrainConfig) -> None:
@@ -81,10 +80,10 @@ def claim(folder: Path, cfg: TrainConfig) -> None:
         ) from None
 
 
-def _fit(job: Job, console: Console) -> dict[str, Any]:
+def _fit(job: Job, console: Console, compiled: bool) -> dict[str, Any]:
     cfg, budget = job.cfg, job.budget
     recorder = RunRecorder(job.folder)
-    clock = StepClock(compiled=cfg.compile)
+    clock = StepClock(compiled)
     rows = MetricRows(
         recorder,
         clock,
@@ -93,7 +92,7 @@ def _fit(job: Job, console: Console) -> dict[str, Any]:
         flops_per_token=job.cost.flops_per_token,
         device_flops_per_second=matmul_flops_per_second(job.device, DTYPES[cfg.trainer.precision]),
     )
-    samples = Samples(recorder, job.data.tokenizer, cfg.sample, cfg.seed)
+    samples = Samples(recorder, job.data, cfg.sample, cfg.seed)
     module = LanguageModel(
         job.model,
         cfg.optim,
@@ -174,13 +173,22 @@ def _newest_checkpoint(folder: Path) -> ModelCheckpoint:
     )
 
 
-def _compile(model: GPT, device: torch.device, console: Console) -> None:
+def _cost(cfg: TrainConfig, vocab_size: int) -> Cost:
+    """Counted on the meta device: no memory; in the dtype that the weights will have."""
+    with torch.device("meta"):
+        model = build_model(cfg, vocab_size)
+    true = cfg.trainer.precision.endswith("-true")
+    return measure_cost(model.to(DTYPES[cfg.trainer.precision]) if true else model)
+
+
+def _compile(model: GPT, device: torch.device, console: Console) -> bool:
     """Compile the blocks in place: names in checkpoints stay, and one block serves all."""
     if device.type == "cpu" and not has_cpp_compiler():
         console.print("[yellow]warning:[/yellow] compile: no C++ compiler found; running eager")
-        return
+        return False
     for block in model.layers():
         block.compile()
+    return True
 
 
 def _attention_maps(job: Job, recorder: RunRecorder, step: int) -> None:

@@ -3,9 +3,9 @@
 `make bench`, or in its environment: python scripts/bench_train.py [--sizes nano char gpt2_small]
 Tokens per second and ratios; peak memory; the first step against a bare import; one line of JSON.
 
-Every contender gets the same data, fused AdamW, gradient clipping and learning rate. "bare" is a
-plain loop around our model; "train.py" is the whole Lightning loop with its callbacks, its log
-rows and TensorBoard, as `python train.py` runs it.
+Every contender gets batches of the same shape, fused AdamW and gradient clipping. "bare" is a
+plain loop around our model, as around the peers'; "train.py" is the whole Lightning loop with its
+callbacks, log rows and TensorBoard, as `python train.py` runs it, on a text of random characters.
 """
 
 import argparse

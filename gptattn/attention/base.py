@@ -6,6 +6,7 @@ Letters, one per axis, in tensor names and in einsum alike:
     H query heads    G key/value heads (groups)    R = H / G    D head size
 """
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
@@ -81,18 +82,22 @@ class Attention(nn.Module, ABC):
             )
 
 
+def divisors(n: int) -> list[int]:
+    small = [i for i in range(1, math.isqrt(n) + 1) if n % i == 0]
+    return sorted({*small, *(n // i for i in small)})
+
+
 def check_sizes(d_out: int, num_heads: int, num_kv_heads: int, dropout: float) -> None:
     """Raise ValueError, opening with the argument's name, where the sizes cannot work."""
     if num_heads < 1 or d_out % num_heads:
-        divisors = [h for h in range(1, d_out + 1) if d_out % h == 0]
         raise ValueError(
             f"num_heads={num_heads} must divide d_out={d_out} (the model's width); "
-            f"one of {divisors}"
+            f"one of {divisors(d_out)}"
         )
     if num_kv_heads < 1 or num_heads % num_kv_heads:
-        divisors = [g for g in range(1, num_heads + 1) if num_heads % g == 0]
         raise ValueError(
-            f"num_kv_heads={num_kv_heads} must divide num_heads={num_heads}; one of {divisors}"
+            f"num_kv_heads={num_kv_heads} must divide num_heads={num_heads}; "
+            f"one of {divisors(num_heads)}"
         )
     if not 0.0 <= dropout < 1.0:
         raise ValueError(f"dropout={dropout} must lie in [0, 1); 0 switches it off")

@@ -25,17 +25,16 @@ def causal_mask(T: int, S: int, device: torch.device) -> Tensor:
     return torch.ones(T, S, dtype=torch.bool, device=device).tril(S - T)
 
 
-def attention_weights(q_BHTD: Tensor, k_BGSD: Tensor, scale: float, causal: bool = True) -> Tensor:
-    """softmax(scale * q k^T) [B, H, T, S]; the queries are the last T of the S tokens.
+def attention_weights(q_BHTD: Tensor, k_BGSD: Tensor, scale: float) -> Tensor:
+    """Causal softmax(scale * q k^T) [B, H, T, S]; the queries are the last T of the S tokens.
 
     Source: Vaswani et al. 2017, arXiv:1706.03762, sec. 3.2.1; groups: Ainslie et al. 2023,
     arXiv:2305.13245, sec. 2.2.
     """
     q_BGRTD = q_BHTD.unflatten(1, (k_BGSD.shape[1], -1))
-    score_BGRTS = einsum("bgrtd,bgsd->bgrts", q_BGRTD, k_BGSD) * scale
-    if causal:
-        T, S = score_BGRTS.shape[-2:]
-        score_BGRTS = score_BGRTS.masked_fill(~causal_mask(T, S, q_BHTD.device), float("-inf"))
+    score_BGRTS = einsum("BGRTD,BGSD->BGRTS", q_BGRTD, k_BGSD) * scale
+    mask = causal_mask(*score_BGRTS.shape[-2:], q_BHTD.device)
+    score_BGRTS = score_BGRTS.masked_fill(~mask, float("-inf"))
     return score_BGRTS.softmax(dim=-1).flatten(1, 2)
 
 
@@ -64,7 +63,7 @@ def _reference(
 ) -> Tensor:
     w_BHTS = F.dropout(attention_weights(q_BHTD, k_BGSD, scale), dropout)
     w_BGRTS = w_BHTS.unflatten(1, (v_BGSD.shape[1], -1))
-    return einsum("bgrts,bgsd->bgrtd", w_BGRTS, v_BGSD).flatten(1, 2)
+    return einsum("BGRTS,BGSD->BGRTD", w_BGRTS, v_BGSD).flatten(1, 2)
 
 
 def _blocks_with_dropout(

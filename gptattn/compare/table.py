@@ -26,17 +26,18 @@ def group_runs(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """Runs that differ in nothing but the seed, under the shortest name that tells them apart.
 
     The name is the variant; where several groups share it, the settings they differ in follow.
+    Of several runs with one seed the last one counts: a repeat is no further sample.
     """
     groups: dict[tuple[tuple[str, str], ...], list[Run]] = {}
     for run in runs:
-        key = tuple(sorted((name, str(value)) for name, value in run.settings.items()))
+        key = (("", run.variant), *sorted(run.settings.items()))
         groups.setdefault(key, []).append(run)
     named: dict[str, list[Run]] = {}
     for key, members in groups.items():
         variant = members[0].variant
         rivals = [dict(k) for k, m in groups.items() if m[0].variant == variant]
-        differing = [f"{n}={v}" for n, v in key if len({r.get(n) for r in rivals}) > 1]
-        named[" ".join([variant, *differing])] = members
+        differing = [f"{n}={v[:20]}" for n, v in key if len({r.get(n) for r in rivals}) > 1]
+        named[" ".join([variant, *differing])] = list({run.seed: run for run in members}.values())
     return named
 
 

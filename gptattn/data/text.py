@@ -35,9 +35,9 @@ def text(path: str | None, pattern: str = "**/*") -> str:
     Hidden files and folders are passed over. Raises DataError, naming the file and the offset,
     for what is missing, empty, binary or not UTF-8.
     """
-    if path is None:
+    if not path:
         raise DataError("data.path", "is not set; give data.path=FILE_OR_FOLDER")
-    root = Path(path).expanduser()
+    root = _expanded(path)
     if not root.is_dir():
         return read_text(root)
     try:
@@ -46,14 +46,19 @@ def text(path: str | None, pattern: str = "**/*") -> str:
         raise DataError("data.pattern", f"{pattern!r} is no pattern ({error}); try **/*") from None
     if not files:
         raise DataError("data.path", f"no file below {root} matches data.pattern={pattern}")
-    return "\n".join(read_text(file) for file in files)
+    try:
+        return "\n".join(read_text(file) for file in files)
+    except DataError as error:
+        raise DataError(
+            error.field, f"{error.message}, or leave it out with data.pattern='**/*.txt'"
+        ) from None
 
 
 def shakespeare(path: str | None, cache_dir: str | None = None) -> str:
     """Tiny Shakespeare, from `path`, or fetched once; its sha256 must be the canonical one."""
     file = cache_folder(cache_dir) / "tinyshakespeare.txt"
     if path is not None:
-        file = Path(path).expanduser()
+        file = _expanded(path)
     elif not file.exists():
         _fetch(SHAKESPEARE_URL, file)
     content = read_text(file)
@@ -106,23 +111,31 @@ def cache_folder(cache_dir: str | None) -> Path:
     return (Path(base) if base else Path("~/.cache").expanduser()) / "gptattn"
 
 
+def _expanded(path: str) -> Path:
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        raise DataError("data.path", f"{path} has no such home; give the whole path") from None
+
+
 def _is_hidden(file: Path, root: Path) -> bool:
     return any(part.startswith(".") for part in file.relative_to(root).parts)
 
 
 def _fetch(url: str, file: Path) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
     partial = file.with_name(f"{file.name}.{os.getpid()}.part")
     try:
         with urllib.request.urlopen(url, timeout=4) as response:
             raw = response.read()
         # Before the rename: a captive portal's page must not stay in the cache.
         _check_shakespeare(raw)
-        partial.write_bytes(raw)
-        partial.replace(file)
     except (OSError, HTTPException) as error:
         raise DataError(
             "data", f"cannot fetch {url} ({error}); put the file in place and give data.path=FILE"
         ) from None
+    file.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        partial.write_bytes(raw)
+        partial.replace(file)
     finally:
         partial.unlink(missing_ok=True)

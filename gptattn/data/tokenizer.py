@@ -17,7 +17,7 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def fit(self, text: str) -> None:
-        """Make the vocabulary from the text, where the tokenizer has none of its own."""
+        """Make the vocabulary from the whole text, where the tokenizer has none of its own."""
 
     @abstractmethod
     def encode(self, text: str, field: str) -> NDArray[np.uint16]:
@@ -64,7 +64,7 @@ class ByteTokenizer(Tokenizer):
 
 
 class CharTokenizer(Tokenizer):
-    """Characters, numbered by code point; those given, or else those of the training text."""
+    """Characters, numbered by code point; those given, or else those of the text."""
 
     def __init__(self, characters: str | None = None) -> None:
         if characters == "":
