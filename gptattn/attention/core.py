@@ -33,7 +33,7 @@ def attention_weights(q_BHTD: Tensor, k_BGSD: Tensor, scale: float) -> Tensor:
     """
     q_BGRTD = q_BHTD.unflatten(1, (k_BGSD.shape[1], -1))
     score_BGRTS = einsum("BGRTD,BGSD->BGRTS", q_BGRTD, k_BGSD) * scale
-    mask = causal_mask(*score_BGRTS.shape[-2:], q_BHTD.device)
+    mask = causal_mask(q_BHTD.shape[2], k_BGSD.shape[2], q_BHTD.device)
     score_BGRTS = score_BGRTS.masked_fill(~mask, float("-inf"))
     return score_BGRTS.softmax(dim=-1).flatten(1, 2)
 
