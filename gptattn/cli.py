@@ -92,7 +92,8 @@ def _print_sweep(folders: Sequence[Path], codes: Sequence[int]) -> None:
 
     done = [folder for folder, code in zip(folders, codes, strict=True) if code == 0]
     if done:
-        make_console().print(terminal_table(read_runs(done)[0], f"{len(done)} runs"))
+        console = make_console()
+        console.print(terminal_table(read_runs(done)[0], f"{len(done)} runs", console.width))
     if len(done) < len(codes):
         print(f"{len(codes) - len(done)} of {len(codes)} runs failed", file=sys.stderr)
 

@@ -27,5 +27,7 @@ def main() -> NoReturn:
     if args.markdown:
         print(markdown_table(runs))
     else:
-        Console().print(terminal_table(runs, " ".join(map(str, args.folders))))
+        console = Console()
+        title = " ".join(map(str, args.folders))
+        console.print(terminal_table(runs, title, console.width))
     sys.exit(0)

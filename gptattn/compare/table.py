@@ -9,7 +9,8 @@ from rich.table import Table
 from gptattn.compare.runs import Run
 
 # Heading, metric, format of the mean; the spread over seeds is shown where it means something.
-COLUMNS = (
+Column = tuple[str, str, str, bool]
+COLUMNS: tuple[Column, ...] = (
     ("val loss", "val/loss", ".4f", True),
     ("bits/byte", "val/bits_per_byte", ".3f", False),
     ("tokens/s", "perf/tokens_per_s", ",.0f", False),
@@ -19,6 +20,8 @@ COLUMNS = (
     ("cache B/token", "cost/kv_bytes_per_token", ",.0f", False),
     ("peak MB", "perf/peak_memory_mb", ",.0f", False),
 )
+WIDE = 110
+WIDE_ONLY = {"val/bits_per_byte", "cost/params_attention", "cost/flops_per_token"}
 SCALE = {"cost/flops_per_token": 1e-6}
 
 
@@ -41,12 +44,12 @@ def group_runs(runs: Sequence[Run]) -> dict[str, list[Run]]:
     return named
 
 
-def rows(runs: Sequence[Run]) -> list[list[str]]:
+def rows(runs: Sequence[Run], columns: Sequence[Column] = COLUMNS) -> list[list[str]]:
     """The table's cells, a heading row first."""
-    cells = [["variant", "seeds", *(heading for heading, *_ in COLUMNS)]]
+    cells = [["variant", "seeds", *(heading for heading, *_ in columns)]]
     for name, members in group_runs(runs).items():
         row = [name, str(len(members))]
-        for _, metric, form, spread in COLUMNS:
+        for _, metric, form, spread in columns:
             values = [m.metrics[metric] * SCALE.get(metric, 1) for m in members]
             cell = format(mean(values), form)
             if spread and len(values) > 1:
@@ -56,8 +59,10 @@ def rows(runs: Sequence[Run]) -> list[list[str]]:
     return cells
 
 
-def terminal_table(runs: Sequence[Run], title: str) -> Table:
-    heading, *body = rows(runs)
+def terminal_table(runs: Sequence[Run], title: str, width: int) -> Table:
+    """All columns where `width` characters hold them, else those that matter most."""
+    few = [column for column in COLUMNS if column[1] not in WIDE_ONLY]
+    heading, *body = rows(runs, COLUMNS if width >= WIDE else few)
     table = Table(
         title=title,
         title_justify="left",
@@ -67,7 +72,7 @@ def terminal_table(runs: Sequence[Run], title: str) -> Table:
         caption_justify="left",
     )
     for i, name in enumerate(heading):
-        table.add_column(name, justify="right" if i else "left", no_wrap=i == 0, overflow="fold")
+        table.add_column(name, justify="right" if i else "left", no_wrap=True)
     for row in body:
         table.add_row(*row)
     return table
