@@ -76,7 +76,7 @@ class TrainConfig:
     seed: int
     batch_size: int
     accumulate: int
-    loss_chunk_tokens: int
+    loss_chunk_tokens: Optional[int]  # noqa: UP045
     compile: bool
     log_every: int
     checkpoint: bool

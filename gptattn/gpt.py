@@ -118,7 +118,7 @@ class GPT(nn.Module):
     def forward(self, ids: Tensor, cache: CacheGroup | None = None) -> Tensor:
         return nn.functional.linear(self.hidden(ids, cache), self.token_embedding.weight)
 
-    def loss(self, ids: Tensor, targets: Tensor, chunk_tokens: int) -> Tensor:
+    def loss(self, ids: Tensor, targets: Tensor, chunk_tokens: int | None = None) -> Tensor:
         """Mean cross-entropy in nats of the targets [B, T] that follow ids [B, T]."""
         hidden = self.hidden(ids)
         return linear_cross_entropy(hidden, self.token_embedding.weight, targets, chunk_tokens)

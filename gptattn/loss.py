@@ -1,25 +1,32 @@
 """Cross-entropy of a linear head, without ever holding all logits."""
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+LOGITS_AT_A_TIME = 2**25  # 128 MiB in float32
+
 
 def linear_cross_entropy(
-    hidden: Tensor, weight: Tensor, targets: Tensor, chunk_tokens: int
+    hidden: Tensor, weight: Tensor, targets: Tensor, chunk_tokens: int | None = None
 ) -> Tensor:
     """Mean cross-entropy in nats of softmax(hidden @ weight.T) against targets; a scalar.
 
-    hidden [..., d], weight [V, d], targets [...] int64. Logits exist for `chunk_tokens` tokens at
-    a time, and the gradients of hidden and weight are made in the same pass, so nothing is
-    computed twice. Backward runs once. Under autocast the products run in the autocast dtype and
-    the softmax in float32.
+    hidden [..., d], weight [V, d], targets [...] int64. Logits exist for at most `chunk_tokens`
+    tokens at a time (default: what makes LOGITS_AT_A_TIME), in chunks of even size, and the
+    gradients of hidden and weight are made in the same pass, so nothing is computed twice.
+    Backward runs once. Under autocast the products run in the autocast dtype and the softmax in
+    float32.
 
     torch 2.13 has the same idea (`torch.nn.functional.linear_cross_entropy`); we support 2.11.
     """
-    return _LinearCrossEntropy.apply(hidden.flatten(0, -2), weight, targets.flatten(), chunk_tokens)
+    tokens = targets.numel()
+    most = max(1, LOGITS_AT_A_TIME // len(weight)) if chunk_tokens is None else chunk_tokens
+    even = math.ceil(tokens / math.ceil(tokens / most))
+    return _LinearCrossEntropy.apply(hidden.flatten(0, -2), weight, targets.flatten(), even)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):

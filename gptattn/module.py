@@ -31,7 +31,7 @@ class LanguageModel(L.LightningModule):
         progress: Callable[[int], float],
         *,
         accumulate: int,
-        loss_chunk_tokens: int,
+        loss_chunk_tokens: int | None,
         val_bytes: int,
         scaled_loss: bool = False,
     ) -> None:

@@ -16,15 +16,15 @@ from torch.utils.tensorboard.writer import SummaryWriter
 # key that the first run lacks would never be shown.
 HPARAM_METRICS = (
     "val/loss",
+    "perf/tokens_per_s",
+    "cost/params",
+    "cost/kv_bytes_per_token",
     "val/bits_per_byte",
     "train/loss",
-    "perf/tokens_per_s",
     "perf/step_ms",
     "perf/peak_memory_mb",
-    "cost/params",
     "cost/params_attention",
     "cost/flops_per_token",
-    "cost/kv_bytes_per_token",
 )
 
 

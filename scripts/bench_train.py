@@ -38,7 +38,7 @@ from gptattn.gpt import GPT
 from gptattn.run import train
 
 VARIANTS = ("mha", "gqa", "mqa", "mha_wrapper")
-CHUNK = 512
+CHUNK = None  # the default
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def logits_loss(model: nn.Module, ids: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(model(ids).flatten(0, 1), targets.flatten())
 
 
-def our_loss(chunk: int, model: nn.Module, ids: Tensor, targets: Tensor) -> Tensor:
+def our_loss(chunk: int | None, model: nn.Module, ids: Tensor, targets: Tensor) -> Tensor:
     assert isinstance(model, GPT)
     return model.loss(ids, targets, chunk)
 
