@@ -66,12 +66,19 @@ def build_data(cfg: TrainConfig) -> TokenData:
     if not isinstance(tokenizer, Tokenizer):
         raise ConfigError("tokenizer._target_", "is not a gptattn.data.tokenizer.Tokenizer")
     return load_tokens(
-        partial(construct, "data", cfg.data, {"cache_dir": cfg.cache_dir}, cfg.allow_targets),
+        partial(_build_text, cfg),
         tokenizer,
         context_length=cfg.model.context_length,
         val_fraction=cfg.validation.fraction,
         cache=cache_folder(cfg.cache_dir),
     )
+
+
+def _build_text(cfg: TrainConfig) -> str:
+    text = construct("data", cfg.data, {"cache_dir": cfg.cache_dir}, cfg.allow_targets)
+    if not isinstance(text, str):
+        raise ConfigError("data._target_", "gives no text; name a function that returns a str")
+    return text
 
 
 def _build_position(cfg: TrainConfig) -> HeadPosition | InputPosition | None:
@@ -98,6 +105,9 @@ def _build_position(cfg: TrainConfig) -> HeadPosition | InputPosition | None:
 
 
 def _build_attention(cfg: TrainConfig, position: HeadPosition | None, layer: int) -> Attention:
+    for name in ("d_in", "d_out", "context_length"):
+        if name in cfg.attn:
+            raise ConfigError(f"attn.{name}", f"is the model's; set {SETTING_OF[name]} instead")
     shared = shared_arguments(cfg.model) | {"position": position, "layer": layer}
     attention = construct("attn", cfg.attn, shared, cfg.allow_targets)
     if not isinstance(attention, Attention):

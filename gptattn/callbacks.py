@@ -1,12 +1,15 @@
 """What happens beside training: the clock, the log rows, samples, and the end of the budget."""
 
+import re
 import time
 from array import array
 from statistics import mean, median
 from typing import Any
 
 import lightning.pytorch as L
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from gptattn.budget import Budget
 from gptattn.config import SampleConfig
@@ -17,7 +20,8 @@ from gptattn.generate import generate
 from gptattn.module import LanguageModel
 from gptattn.recorder import RunRecorder
 
-PROMPT_TOKENS = 16  # of the held-out text, where no prompt is given
+PROMPT_TOKENS = 16  # of a held-out text without words, where no prompt is given
+OPENING_TOKENS = 200  # in which to look for words
 
 
 class StepClock(L.Callback):
@@ -127,10 +131,8 @@ class Samples(L.Callback):
         self, recorder: RunRecorder, data: TokenData, cfg: SampleConfig, seed: int
     ) -> None:
         self.recorder, self.tokenizer, self.cfg, self.seed = recorder, data.tokenizer, cfg, seed
-        given = cfg.prompt is not None and cfg.tokens > 0
-        self.prompt = (
-            encode_prompt(data.tokenizer, cfg.prompt or "") if given else data.val[:PROMPT_TOKENS]
-        )
+        free = cfg.prompt is None or cfg.tokens == 0
+        self.prompt = opening(data) if free else encode_prompt(data.tokenizer, cfg.prompt or "")
         self.text = ""
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
@@ -149,6 +151,15 @@ class Samples(L.Callback):
         )
         self.text = self.tokenizer.decode(out[0].cpu().numpy())
         self.recorder.log_text("sample/text", self.text, trainer.global_step)
+
+
+def opening(data: TokenData) -> NDArray[np.uint16]:
+    """The first whole words of the held-out text, up to three; its first tokens if it has none."""
+    text = data.tokenizer.decode(data.val[:OPENING_TOKENS])
+    words = re.search(r"(?<=\s)[^\s\ufffd]+(\s[^\s\ufffd]+){0,2}(?=\s)", text)
+    if words is None:
+        return np.asarray(data.val[:PROMPT_TOKENS])
+    return encode_prompt(data.tokenizer, words.group())
 
 
 class BudgetEnd(L.Callback):

@@ -113,6 +113,7 @@ def _run_job(cfg: DictConfig, folder: Path, index: int, total: int, debug: bool)
     except SystemExit as error:
         # Lightning turns Ctrl-C into SystemExit(1), which would end a sweep as if it were done.
         if error.code == 1:
+            print(f"{shown} holds what was logged until here", file=sys.stderr)
             raise KeyboardInterrupt from error
         raise
     except Exception as error:

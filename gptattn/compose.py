@@ -34,7 +34,7 @@ UNNAMED = re.compile(
     r"(attn|seed|experiment|experiment_name|log_every|checkpoint|cache_dir|allow_targets)=|"
     r"(hydra|sample)[./=]|trainer(\.threads)?="
 )
-NO_MEMORY = r"not enough memory|CUDA out of memory"
+NO_MEMORY = r"not enough memory|can't allocate memory|CUDA out of memory"
 DISK_ERRORS = {
     errno.ENOSPC,
     errno.EDQUOT,
@@ -162,7 +162,8 @@ def _from_hydra(error: HydraException, overrides: Sequence[str]) -> UserError:
         return ConfigError(group or "config", f"{choice!r} is unknown; {known}")
     if isinstance(error, OverrideParseException):
         return ConfigError(
-            error.override, "cannot be read; write name=value, quoted if it has odd characters"
+            error.override,
+            "cannot be read; write name=value, or 'name=\"value\"' for odd characters",
         )
     message, cause = str(error), error.__cause__
     match = re.search(r"Could not (?:override|delete|append)[^']*'([^']+)'", message)

@@ -157,6 +157,8 @@ def check(cfg: TrainConfig) -> None:
             "validation.fraction",
             f"{cfg.validation.fraction} is out of range; give a share above 0 and below 1",
         )
+    if cfg.model.num_layers > 10_000:
+        raise ConfigError("model.num_layers", f"{cfg.model.num_layers} is too many; at most 10000")
     if cfg.batch_size > 2**20:
         raise ConfigError("batch_size", f"{cfg.batch_size} is too large; at most {2**20}")
     if cfg.seed >= 2**32:

@@ -14,6 +14,8 @@ from gptattn.data.sampler import Batch
 from gptattn.errors import NumericError
 from gptattn.gpt import GPT
 
+FIRST_PROGRESS = 1e-3
+
 
 class LanguageModel(L.LightningModule):
     """Trains a GPT on batches (ids [B, T], targets [B, T]).
@@ -80,7 +82,8 @@ class LanguageModel(L.LightningModule):
             nn.utils.clip_grads_with_norm_(self._trained, self.optim.grad_clip, self.grad_norm)
 
     def _learning_rate(self) -> float:
-        progress = self.progress(self.global_step + 1)
+        # By the clock the first step comes at 0, and a rate of 0 would waste it.
+        progress = max(self.progress(self.global_step + 1), FIRST_PROGRESS)
         optim = self.optim
         return optim.lr * learning_rate_factor(
             progress, optim.warmup_fraction, optim.final_lr_fraction

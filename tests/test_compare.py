@@ -31,6 +31,7 @@ def write_run(folder: Path, variant: str, seed: int, loss: float, **settings: ob
         "seed": seed,
         "metrics": metrics,
         "data": {"text_sha256": "abc"},
+        "hyperparameters": {"device": "cpu"},
     }
     (folder / "summary.json").write_text(json.dumps(summary))
     return folder

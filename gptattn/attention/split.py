@@ -4,6 +4,8 @@
 and in nothing else.
 """
 
+import math
+
 import torch
 from torch import Tensor, nn
 
@@ -33,6 +35,8 @@ class SplitAttention(Attention):
         super().__init__()
         check_sizes(d_out, num_heads, num_kv_heads, dropout)
         check_backend(backend)
+        if scale is not None and not 0 < scale < math.inf:
+            raise ValueError(f"scale={scale} must be a positive number; None: head_dim ** -0.5")
         self.d_in, self.d_out, self.context_length = d_in, d_out, context_length
         self.num_heads, self.num_kv_heads = num_heads, num_kv_heads
         self.head_dim = d_out // num_heads

@@ -15,6 +15,7 @@ LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the one in C, where it
 # Settings that no result depends on: runs that differ in them alone differ in nothing.
 NO_MATTER = re.compile(
     r"(seed|experiment_name|log_every|checkpoint|cache_dir|allow_targets|data\.path|choices\..*"
+    r"|trainer\.accelerator"
     r"|sample\..*|validation\.count|budget\.default_steps)$"
 )
 
@@ -76,6 +77,7 @@ def _read(folder: Path) -> Run:
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     config = yaml.load((folder / "config.yaml").read_text(encoding="utf-8"), Loader=LOADER)
     settings = {key: str(value) for key, value in _flat(config) if not NO_MATTER.match(key)}
-    settings["text"] = summary["data"]["text_sha256"]
+    settings["text"] = summary["data"]["text_sha256"][:8]
+    settings["device"] = summary["hyperparameters"]["device"]
     metrics = {str(k): float(v) for k, v in summary["metrics"].items()}
     return Run(folder, str(summary["variant"]), int(summary["seed"]), metrics, settings)
