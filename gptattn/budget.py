@@ -1,4 +1,4 @@
-"""How long a run trains: steps, tokens or seconds, in one place."""
+"""How long a run trains: steps, tokens, seconds or FLOPs, in one place."""
 
 import math
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from gptattn.config import BudgetConfig
 
 @dataclass(frozen=True)
 class Budget:
-    """Either `steps` or `seconds` of training time is set; tokens are turned into steps."""
+    """Either `steps` or `seconds` of training time is set; others are turned into steps."""
 
     steps: int | None
     seconds: float | None
@@ -21,12 +21,19 @@ class Budget:
         return min(1.0, seconds / self.seconds)
 
 
-def resolve_budget(cfg: BudgetConfig, tokens_per_step: int) -> Budget:
-    """The budget asked for, `default_steps` where none is; tokens round up to whole steps."""
+def resolve_budget(cfg: BudgetConfig, tokens_per_step: int, flops_per_token: float) -> Budget:
+    """The budget asked for, `default_steps` where none is.
+
+    Tokens round up to whole steps, FLOPs (of training, as `cost/flops_per_token` counts them) to
+    the nearest, at least one.
+    """
     if cfg.seconds is not None:
         return Budget(steps=None, seconds=cfg.seconds)
     if cfg.tokens is not None:
         return Budget(steps=math.ceil(cfg.tokens / tokens_per_step), seconds=None)
+    if cfg.flops is not None:
+        steps = round(cfg.flops / (tokens_per_step * flops_per_token))
+        return Budget(steps=max(1, steps), seconds=None)
     return Budget(steps=cfg.default_steps if cfg.steps is None else cfg.steps, seconds=None)
 
 

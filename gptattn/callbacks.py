@@ -67,10 +67,12 @@ class MetricRows(L.Callback):
         log_every: int,
         tokens_per_step: int,
         flops_per_token: float,
+        budget: Budget,
         device_flops_per_second: float,
     ) -> None:
         self.recorder, self.clock, self.log_every = recorder, clock, log_every
         self.tokens_per_step, self.flops_per_token = tokens_per_step, flops_per_token
+        self.budget = budget
         self.device_flops_per_second = device_flops_per_second
         self.last: dict[str, float] = {}  # the newest value of every metric
         self._logged_step = 0
@@ -115,6 +117,7 @@ class MetricRows(L.Callback):
             "progress/tokens": tokens,
             "progress/seconds": self.clock.seconds,
             "progress/flops": tokens * self.flops_per_token,
+            "progress/budget": self.budget.progress(step, self.clock.seconds),
         }
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:

@@ -4,23 +4,24 @@ import difflib
 import errno
 import re
 import secrets
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import hydra
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from hydra.types import RunMode
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from gptattn.config import TrainConfig, suggest
 from gptattn.errors import ConfigError, DiskError, UserError
+from gptattn.sweep.plan import Plan
 
 CONFIG_NAME = "train"
 # Beside the package in a source tree, inside of it in a wheel.
@@ -31,8 +32,8 @@ CONF = next(
 )
 # Overrides that do not belong in a run's name: said elsewhere in it, or no matter of the result.
 UNNAMED = re.compile(
-    r"(attn|seed|experiment|experiment_name|log_every|checkpoint|cache_dir|allow_targets)=|"
-    r"(hydra|sample)[./=]|trainer(\.threads)?="
+    r"(attn|seed|experiment|experiment_name|log_every|checkpoint|cache_dir|allow_targets|launcher)=|"
+    r"(hydra|sample|sweep)[./=]|trainer(\.threads)?="
 )
 NO_MEMORY = r"not enough memory|can't allocate memory|CUDA out of memory"
 DISK_ERRORS = {
@@ -90,23 +91,13 @@ def _check_choices(overrides: Sequence[str], run_mode: RunMode) -> None:
             raise ConfigError(group, f"{choice!r} is no choice; {suggest(choice, names)}")
 
 
-def sweep_overrides(overrides: Sequence[str], config_name: str) -> Iterator[list[str]]:
-    """The override lists of a sweep's jobs, as Hydra's basic sweeper will make them."""
-    with composed(overrides, config_name, RunMode.MULTIRUN) as cfg:
-        if cfg.hydra.runtime.choices["hydra/sweeper"] != "basic":
-            return
-        params = [f"{key}={value}" for key, value in (cfg.hydra.sweeper.params or {}).items()]
-        parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
-        parsed = parser.parse_overrides([*params, *overrides])
-        for batch in BasicSweeper.split_arguments(parsed, None):
-            yield from batch
-
-
 def to_train_config(cfg: DictConfig) -> TrainConfig:
     """The typed settings of a composed config. Raises for a value of the wrong type."""
     settings = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
     OmegaConf.resolve(settings)
     OmegaConf.set_struct(settings, False)
+    if settings.match != "none":
+        settings.match_attn = _settings_of(str(settings.match_to), settings)
     typed = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(TrainConfig), settings))
     assert isinstance(typed, TrainConfig)
     chosen = HydraConfig.get().runtime.choices
@@ -115,11 +106,70 @@ def to_train_config(cfg: DictConfig) -> TrainConfig:
     return typed
 
 
-def run_folder(cfg: DictConfig, multirun: bool) -> Path | None:
-    """Where Hydra will put this job; None where only the sweep itself will know (its numbers)."""
+def _settings_of(variant: str, settings: DictConfig) -> DictConfig:
+    """What the variant's own file says, its interpolations resolved in these settings."""
+    sources = HydraConfig.get().runtime.config_sources
+    folders = [Path(source.path) / "attn" for source in sources if source.schema == "file"]
+    files = {file.stem: file for folder in folders for file in folder.glob("*.yaml")}
+    if variant not in files:
+        raise ConfigError("match_to", f"{variant!r} is no variant; {suggest(variant, files)}")
+    reference = OmegaConf.merge(settings, {})
+    assert isinstance(reference, DictConfig)
+    reference.attn = OmegaConf.load(files[variant])
+    OmegaConf.resolve(reference)
+    spec = reference.attn
+    assert isinstance(spec, DictConfig)
+    return spec
+
+
+def planned(loader: ConfigLoader, config: DictConfig, overrides: Sequence[str], num: int) -> Plan:
+    """The run of a sweep that these overrides make, its folder's name settled.
+
+    `config` is the sweep's own. Raises a UserError for overrides that do not compose.
+    """
+    _check_choices(overrides, RunMode.RUN)
     try:
-        if multirun:
-            return Path(cfg.hydra.sweep.dir) / cfg.hydra.sweep.subdir
+        cfg = loader.load_sweep_config(config, list(overrides))
+    except HydraException as error:
+        raise _from_hydra(error, overrides) from error
+    with open_dict(cfg):
+        cfg.hydra.job.id = cfg.hydra.job.num = num
+    before = HydraConfig.instance().cfg
+    HydraConfig.instance().set_config(cfg)
+    try:
+        typed = to_train_config(cfg)
+        name = str(cfg.hydra.sweep.subdir)
+        folder = Path(cfg.hydra.sweep.dir) / name
+    finally:
+        HydraConfig.instance().cfg = before
+    settled = [o for o in overrides if not o.startswith("hydra.sweep.subdir=")]
+    return Plan([*settled, f"hydra.sweep.subdir={_quoted(name)}"], typed, folder)
+
+
+def worker_command(config: DictConfig, plan: Plan) -> list[str]:
+    """The command that makes this run of the sweep `config` in a process of its own."""
+    command = [sys.executable, "-m", "gptattn.sweep.worker"]
+    command += ["--config-name", config.hydra.job.config_name]
+    for source in config.hydra.runtime.config_sources:
+        if source.provider == "command-line":
+            command += ["--config-dir", source.path]
+    sweeping = re.compile(
+        r"\+*hydra(/launcher|/sweeper|\.launcher|\.sweep|\.sweeper|\.mode|\.run)\b"
+    )
+    overrides = [*config.hydra.overrides.hydra, *plan.overrides]
+    overrides = [o for o in overrides if not sweeping.match(o)]
+    return [*command, *overrides, "hydra.mode=RUN", f"hydra.run.dir={_quoted(str(plan.folder))}"]
+
+
+def _quoted(value: str) -> str:
+    # Backslashes count double before a quote, which gets one of its own, and at the end.
+    escaped = re.sub(r"(\\+)('|$)", r"\1\1\2", value).replace("'", "\\'")
+    return f"'{escaped}'"
+
+
+def run_folder(cfg: DictConfig) -> Path | None:
+    """Where Hydra will put this run; None where it cannot be known yet."""
+    try:
         return Path(cfg.hydra.run.dir)
     except OmegaConfBaseException:
         return None

@@ -45,6 +45,7 @@ class BudgetConfig:
     steps: Optional[int]  # noqa: UP045
     tokens: Optional[int]  # noqa: UP045
     seconds: Optional[float]  # noqa: UP045
+    flops: Optional[float]  # noqa: UP045
     default_steps: int
 
 
@@ -70,6 +71,12 @@ class TrainerConfig:
 
 
 @dataclass
+class SweepConfig:
+    jobs: Optional[int]  # noqa: UP045
+    fresh: bool
+
+
+@dataclass
 class TrainConfig:
     choices: dict[str, str]
     experiment_name: str
@@ -82,6 +89,9 @@ class TrainConfig:
     checkpoint: bool
     cache_dir: Optional[str]  # noqa: UP045
     allow_targets: list[str]
+    match: str
+    match_to: str
+    match_attn: Optional[Spec]  # noqa: UP045
     attn: Spec
     position: Spec
     data: Spec
@@ -92,6 +102,7 @@ class TrainConfig:
     validation: ValidationConfig
     sample: SampleConfig
     trainer: TrainerConfig
+    sweep: SweepConfig
 
     @property
     def variant(self) -> str:
@@ -100,6 +111,7 @@ class TrainConfig:
 
 
 PRECISIONS = ["32-true", "bf16-mixed", "16-mixed", "bf16-true", "64-true"]
+MATCHES = ["none", "params", "flops", "kv_cache"]
 ACCELERATORS = ["auto", "cpu", "gpu"]
 
 
@@ -122,11 +134,13 @@ def check(cfg: TrainConfig) -> None:
         "budget.steps": cfg.budget.steps,
         "budget.tokens": cfg.budget.tokens,
         "budget.seconds": cfg.budget.seconds,
+        "budget.flops": cfg.budget.flops,
         "budget.default_steps": cfg.budget.default_steps,
         "validation.count": cfg.validation.count,
         "sample.temperature": cfg.sample.temperature,
         "sample.top_k": cfg.sample.top_k,
         "trainer.threads": cfg.trainer.threads,
+        "sweep.jobs": cfg.sweep.jobs,
     }
     if cfg.trainer.threads is not None and cfg.trainer.threads > 1024:
         raise ConfigError("trainer.threads", f"{cfg.trainer.threads} is too many; at most 1024")
@@ -169,11 +183,12 @@ def check(cfg: TrainConfig) -> None:
             f"{cfg.accumulate} does not divide batch_size={cfg.batch_size}; "
             f"one of {[n for n in range(1, cfg.batch_size + 1) if cfg.batch_size % n == 0]}",
         )
-    budgets = {k: getattr(cfg.budget, k) for k in ("steps", "tokens", "seconds")}
+    budgets = {k: getattr(cfg.budget, k) for k in ("steps", "tokens", "seconds", "flops")}
     given = [f"budget.{k}" for k, v in budgets.items() if v is not None]
     if len(given) > 1:
         raise ConfigError("budget", f"{' and '.join(given)} are both set; give one of them")
     check_choice("trainer.precision", cfg.trainer.precision, PRECISIONS)
+    check_choice("match", cfg.match, MATCHES)
     check_choice("trainer.accelerator", cfg.trainer.accelerator, ACCELERATORS)
     for name in cfg.experiment_name.split("/"):
         if name in ("", ".", ".."):

@@ -41,6 +41,14 @@ class RunFolderError(UserError):
     exit_code = 6
 
 
+class SweepError(UserError):
+    """Runs of a sweep that failed; exits with the code of the first of them."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__("sweep", message)
+        self.exit_code = exit_code
+
+
 class DiskError(UserError):
     """A disk that is full or read-only, or a folder without permission."""
 

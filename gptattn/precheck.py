@@ -8,10 +8,14 @@ from gptattn.build import build_data, build_model, check_vocabulary
 from gptattn.config import TrainConfig
 from gptattn.data.tokenizer import encode_prompt
 from gptattn.device import resolve_device
+from gptattn.match import matched
 
 
-def check_buildable(cfg: TrainConfig) -> None:
-    """Raise a UserError where the device, the model or the data of these settings cannot be."""
+def prepared(cfg: TrainConfig) -> TrainConfig:
+    """The settings with the match made that they ask for.
+
+    Raises a UserError where the device, the model, the data or the match cannot be.
+    """
     resolve_device(cfg.trainer.accelerator)
     # On the meta device a layer of any size costs no memory; two of them tell of all the others.
     # The data comes after, since it leaves its tokens in the cache.
@@ -22,3 +26,4 @@ def check_buildable(cfg: TrainConfig) -> None:
     check_vocabulary(cfg, tokenizer.vocab_size)
     if cfg.sample.tokens and cfg.sample.prompt is not None:
         encode_prompt(tokenizer, cfg.sample.prompt)
+    return matched(cfg, tokenizer.vocab_size)[0]

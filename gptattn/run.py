@@ -33,6 +33,7 @@ from gptattn.device import (
 from gptattn.errors import RunFolderError
 from gptattn.gpt import GPT
 from gptattn.heatmap import heatmap
+from gptattn.match import matched
 from gptattn.module import LanguageModel
 from gptattn.recorder import RunRecorder
 from gptattn.summary import Job, hyperparameters, summarise
@@ -52,17 +53,22 @@ def train(cfg: TrainConfig, folder: Path, console: Console) -> dict[str, Any]:
 
     Raises a UserError for a user's mistake; the settings have been checked before.
     """
+    data = build_data(cfg)
+    cfg, match = matched(cfg, data.tokenizer.vocab_size)
     claim(folder, cfg)
     _quiet_lightning()
     threads = set_threads(cfg.trainer.threads)
     device = resolve_device(cfg.trainer.accelerator)
     reset_peak_memory(device)
     L.seed_everything(cfg.seed, workers=True, verbose=False)
-    data = build_data(cfg)
     model = build_model(cfg, data.tokenizer.vocab_size)
     cost = _cost(cfg, data.tokenizer.vocab_size)
-    budget = resolve_budget(cfg.budget, cfg.batch_size * cfg.model.context_length)
-    job = Job(cfg, folder, data, model, cost, budget, device, threads)
+    budget = resolve_budget(
+        cfg.budget, cfg.batch_size * cfg.model.context_length, cost.flops_per_token
+    )
+    job = Job(cfg, folder, data, model, cost, budget, device, threads, match)
+    if match is not None:
+        console.print(str(match), markup=False)
     console.print(metric_table(f"{cfg.variant}: what it costs", job.costs()))
     compiled = cfg.compile and _compile(model, device, console)
     return _fit(job, console, compiled)
@@ -90,6 +96,7 @@ def _fit(job: Job, console: Console, compiled: bool) -> dict[str, Any]:
         log_every=cfg.log_every,
         tokens_per_step=cfg.batch_size * cfg.model.context_length,
         flops_per_token=job.cost.flops_per_token,
+        budget=budget,
         device_flops_per_second=matmul_flops_per_second(job.device, DTYPES[cfg.trainer.precision]),
     )
     samples = Samples(recorder, job.data, cfg.sample, cfg.seed)
@@ -115,6 +122,8 @@ def _fit(job: Job, console: Console, compiled: bool) -> dict[str, Any]:
     trainer = _trainer(job, recorder, callbacks)
     recorder.log_hyperparams(hyperparameters(job))
     recorder.log_metrics(job.costs(), 0)
+    if job.match is not None:
+        recorder.log_text("match", str(job.match), 0)
     done = False
     try:
         trainer.fit(module, datamodule=datamodule)

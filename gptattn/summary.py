@@ -15,6 +15,7 @@ from gptattn.cost import Cost
 from gptattn.data.tokens import TokenData
 from gptattn.device import device_name, git_commit
 from gptattn.gpt import GPT
+from gptattn.match import Match, summary_of
 
 LIBRARIES = ("torch", "lightning", "hydra-core", "omegaconf", "tensorboard", "numpy")
 
@@ -31,6 +32,7 @@ class Job:
     budget: Budget
     device: torch.device
     threads: int
+    match: Match | None = None
 
     def costs(self) -> dict[str, float]:
         return {f"cost/{name}": value for name, value in asdict(self.cost).items()}
@@ -50,6 +52,8 @@ def hyperparameters(job: Job) -> dict[str, Any]:
         "num_heads": cfg.model.num_heads,
         "d_model": cfg.model.d_model,
         "context_length": cfg.model.context_length,
+        "d_mlp": 4 * cfg.model.d_model if cfg.model.d_mlp is None else cfg.model.d_mlp,
+        "match": cfg.match,
         "dropout": cfg.model.dropout,
         "position": cfg.choices["position"],
         "data": cfg.choices["data"],
@@ -79,6 +83,7 @@ def summarise(job: Job, metrics: dict[str, float], step: int) -> dict[str, Any]:
         "run": job.folder.name,
         "steps": step,
         "budget": describe_budget(job.budget),
+        "match": summary_of(job.match),
         "metrics": job.costs() | metrics,
         "hyperparameters": hyperparameters(job),
         "data": {

@@ -1,0 +1,65 @@
+"""The sweep folder's ledger: one JSON line for every change of state of every run."""
+
+import fcntl
+import json
+import os
+import time
+from pathlib import Path
+from typing import IO, Any, Self
+
+from gptattn.errors import RunFolderError
+
+NAME = "ledger.jsonl"
+LOCK = ".sweep.lock"
+
+
+class Ledger:
+    """Appends to `<folder>/ledger.jsonl` while it holds the folder against other sweeps.
+
+    A line has `time` (seconds since 1970), `run` (the run folder's name), `state` (running, done,
+    failed, interrupted) and what else is known: overrides, pid, exit, reason, seconds. Raises
+    RunFolderError, naming the process, where another sweep is at work in the folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.unwritten: OSError | None = None  # the first line that the disk would not take
+        self._lock: IO[str] | None = None
+
+    def __enter__(self) -> Self:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        lock = (self.folder / LOCK).open("a+", encoding="utf-8")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            owner = lock.read().strip()
+            lock.close()
+            raise RunFolderError(
+                "hydra.sweep.dir",
+                f"process {owner} runs a sweep in {self.folder}; wait for it, or give this one "
+                "another experiment_name",
+            ) from None
+        lock.truncate(0)
+        lock.write(f"{os.getpid()}\n")
+        lock.flush()
+        self._lock = lock
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        if self._lock is not None:
+            # Removed while it is held: whoever opened it meanwhile holds no name, and no lock
+            # that counts; so it stays, empty.
+            self._lock.truncate(0)
+            self._lock.close()
+            self._lock = None
+
+    def note(self, run: str, state: str, **facts: Any) -> None:
+        """Append one line, whole or not at all. A disk that is full must not stop the others."""
+        line = {"time": round(time.time(), 3), "run": run, "state": state, **facts}
+        try:
+            data = (json.dumps(line, ensure_ascii=False) + "\n").encode()
+            with (self.folder / NAME).open("ab", buffering=0) as file:
+                file.write(data)
+        except OSError as error:
+            self.unwritten = self.unwritten or error

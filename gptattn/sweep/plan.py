@@ -1,0 +1,82 @@
+"""The runs of a sweep, and which of them are done: the run folders say so, whoever made them."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from gptattn.config import TrainConfig
+from gptattn.device import usable_cpus
+from gptattn.errors import ConfigError
+
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the one in C, where it was built
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One run to be: the overrides that make it, what they come to, and where it will lie."""
+
+    overrides: list[str]
+    cfg: TrainConfig
+    folder: Path
+
+
+def settings_key(settings: dict[str, Any]) -> str:
+    """Equal for settings that make the same run: how a sweep is run is no part of it."""
+    own = {k: v for k, v in settings.items() if k not in ("sweep", "experiment_name", "cache_dir")}
+    own["trainer"] = {k: v for k, v in own["trainer"].items() if k != "threads"}
+    return json.dumps(own, sort_keys=True)
+
+
+def finished_runs(folder: Path) -> dict[str, Path]:
+    """The finished runs right below `folder`, by their settings' key; of equal ones the newest."""
+    runs: dict[str, Path] = {}
+    summaries = sorted(folder.glob("*/summary.json"), key=lambda path: path.stat().st_mtime)
+    for summary in summaries:
+        try:
+            done = json.loads(summary.read_text(encoding="utf-8"))["status"] == "done"
+            config = (summary.parent / "config.yaml").read_text(encoding="utf-8")
+            if done:
+                runs[settings_key(yaml.load(config, Loader=LOADER))] = summary.parent
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, yaml.YAMLError):
+            continue  # half a record is none: the run is made again
+    return runs
+
+
+def split_done(plans: Sequence[Plan]) -> tuple[list[Path], list[Plan]]:
+    """The folders of what is done already, and what is still to do."""
+    known: dict[Path, dict[str, Path]] = {}
+    done, todo = [], []
+    for plan in plans:
+        home = plan.folder.parent
+        if home not in known:
+            known[home] = finished_runs(home)
+        folder = known[home].get(settings_key(asdict(plan.cfg)))
+        if folder is None:
+            todo.append(plan)
+        else:
+            done.append(folder)
+    return done, todo
+
+
+def slots(cfg: TrainConfig) -> int:
+    """How many runs at once. Raises ConfigError for more than the cores allow."""
+    jobs, threads = cfg.sweep.jobs, cfg.trainer.threads
+    if cfg.trainer.accelerator == "gpu":
+        return jobs or 1
+    most = max(1, usable_cpus() // (threads or 1))
+    if jobs is not None and jobs > most:
+        needs = f" of {threads} threads" if threads else ""
+        raise ConfigError("sweep.jobs", f"{jobs} at once{needs} is too many; at most {most} here")
+    return jobs or (most if threads else 1)
+
+
+def threads_each(cfg: TrainConfig) -> int | None:
+    """Threads for each run of several at once, where the user has not said; None: leave it."""
+    at_once = slots(cfg)
+    if cfg.trainer.threads is not None or at_once == 1:
+        return None
+    return max(1, usable_cpus() // at_once)

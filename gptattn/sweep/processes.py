@@ -1,0 +1,200 @@
+"""Runs commands, so many at a time, each in a process of its own; a failure stops no other."""
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Protocol
+
+from gptattn.sweep.ledger import Ledger
+
+LOG = "console.log"
+POLL_SECONDS = 0.2
+GRACE_SECONDS = 20.0  # for a process that was asked to end
+LAST_BYTES = 16_384  # of a console.log, in which to look for what went wrong
+
+
+@dataclass(frozen=True)
+class Work:
+    """One run to be: its folder, the command that makes it, and what is expected of it."""
+
+    folder: Path
+    command: Sequence[str]
+    overrides: Sequence[str]
+    weight: float  # expected seconds; only their ratios count
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended. `exit` is negative for a signal; `reason` is empty where it is done."""
+
+    folder: Path
+    exit: int
+    reason: str
+    seconds: float
+
+    @property
+    def done(self) -> bool:
+        return not self.reason
+
+
+class Watcher(Protocol):
+    """Is told what happens; shows it."""
+
+    def started(self, work: Work) -> None: ...
+    def running(self, works: Sequence[Work]) -> None: ...
+    def ended(self, work: Work, outcome: Outcome) -> None: ...
+
+
+@dataclass
+class _Process:
+    work: Work
+    popen: subprocess.Popen[bytes]
+    log: IO[bytes]
+    start: float
+
+
+def run_all(works: Sequence[Work], slots: int, ledger: Ledger, watcher: Watcher) -> list[Outcome]:
+    """Run all of it, at most `slots` at once, in order. Returns the outcomes in that order.
+
+    A run is done when its process ends with 0 and has left a summary.json. On an interrupt or a
+    termination the processes are asked to end, then made to, and the exception goes on.
+    """
+    waiting, outcomes = list(reversed(works)), dict.fromkeys(work.folder for work in works)
+    active: list[_Process] = []
+    try:
+        while waiting or active:
+            while waiting and len(active) < slots:
+                work = waiting.pop()
+                try:
+                    active.append(_start(work))
+                except OSError as error:
+                    outcomes[work.folder] = _ended(work, _unstarted(work, error), ledger, watcher)
+                    continue
+                pid = active[-1].popen.pid
+                ledger.note(work.folder.name, "running", pid=pid, overrides=list(work.overrides))
+                watcher.started(work)
+            for process in [p for p in active if p.popen.poll() is not None]:
+                active.remove(process)
+                outcome = _outcome(process)
+                outcomes[process.work.folder] = _ended(process.work, outcome, ledger, watcher)
+            watcher.running([process.work for process in active])
+            if active:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    active[0].popen.wait(POLL_SECONDS)
+    except BaseException:
+        _stop(active, ledger)
+        raise
+    return [outcome for outcome in outcomes.values() if outcome is not None]
+
+
+def _start(work: Work) -> _Process:
+    work.folder.mkdir(parents=True, exist_ok=True)
+    log = (work.folder / LOG).open("ab")
+    try:
+        popen = subprocess.Popen(
+            work.command,
+            stdin=subprocess.PIPE,  # its end tells the process that this one is gone
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C is ours to pass on
+        )
+    except BaseException:
+        log.close()
+        raise
+    return _Process(work, popen, log, time.monotonic())
+
+
+def _close(process: _Process) -> None:
+    process.log.close()
+    if process.popen.stdin is not None:
+        process.popen.stdin.close()
+
+
+def _unstarted(work: Work, error: OSError) -> Outcome:
+    return Outcome(work.folder, 7, f"could not be started: {error}", 0.0)
+
+
+def _outcome(process: _Process) -> Outcome:
+    code, folder = process.popen.returncode, process.work.folder
+    seconds = time.monotonic() - process.start
+    _close(process)
+    if code == 0:
+        whole = (folder / "summary.json").is_file()
+        return Outcome(folder, 0, "" if whole else "ended without a summary.json", seconds)
+    if code < 0:
+        return Outcome(folder, code, _signal_reason(-code), seconds)
+    return Outcome(folder, code, _last_error(folder / LOG) or f"exit code {code}", seconds)
+
+
+def _signal_reason(number: int) -> str:
+    try:
+        name = signal.Signals(number).name
+    except ValueError:
+        name = f"signal {number}"
+    hint = " (by hand, or for want of memory)" if number == signal.SIGKILL else ""
+    return f"killed by {name}{hint}"
+
+
+def _last_error(log: Path) -> str:
+    """The last line of the log that says what went wrong."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - LAST_BYTES))
+            lines = file.read().decode("utf-8", errors="replace").splitlines()
+    except OSError:
+        return ""
+    errors = [line for line in lines if line.startswith("error: ")]
+    if errors:
+        return errors[-1].removeprefix("error: ")
+    raised = [line for line in lines if re.match(r"[\w.]+(Error|Exception|Exit)\b", line)]
+    return raised[-1] if raised else ""
+
+
+def _ended(work: Work, outcome: Outcome, ledger: Ledger, watcher: Watcher) -> Outcome:
+    facts = {"exit": outcome.exit, "seconds": round(outcome.seconds, 1)}
+    if outcome.done:
+        ledger.note(work.folder.name, "done", **facts)
+    else:
+        ledger.note(work.folder.name, "failed", **facts, reason=outcome.reason)
+    watcher.ended(work, outcome)
+    return outcome
+
+
+def _stop(active: Sequence[_Process], ledger: Ledger) -> None:
+    with _undisturbed():
+        for process in active:
+            _signal(process, signal.SIGTERM)
+        deadline = time.monotonic() + GRACE_SECONDS
+        for process in active:
+            try:
+                process.popen.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                _signal(process, signal.SIGKILL)
+                process.popen.wait()
+            _close(process)
+            ledger.note(process.work.folder.name, "interrupted", exit=process.popen.returncode)
+
+
+def _signal(process: _Process, number: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.popen.pid, number)
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """A second Ctrl-C must not leave processes behind."""
+    handlers: dict[int, Callable[..., object] | int | None] = {}
+    for number in (signal.SIGINT, signal.SIGTERM):
+        with contextlib.suppress(ValueError):  # not in the main thread
+            handlers[number] = signal.signal(number, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)

@@ -1,0 +1,86 @@
+"""Hydra's side of a sweep: a sweeper that runs only what is not done, and a launcher that gives
+each run a process of its own. Hydra looks for plugins in this folder, so imports stay light here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.utils import JobReturn, JobStatus
+from hydra.plugins.launcher import Launcher
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig, OmegaConf
+
+if TYPE_CHECKING:
+    from gptattn.sweep.plan import Plan
+
+
+class LedgerSweeper(BasicSweeper):
+    """Hydra's basic sweeper, but: all runs are checked before the first, those that are done are
+    not repeated, failures do not end the sweep, and the end is one table.
+    """
+
+    def sweep(self, arguments: list[str]) -> Any:
+        from gptattn.compose import planned
+        from gptattn.sweep.run import run_sweep
+
+        assert self.hydra_context is not None
+        assert self.config is not None
+        assert self.launcher is not None
+        loader = self.hydra_context.config_loader
+        parser = OverridesParser.create(config_loader=loader)
+        overrides = parser.parse_overrides([*self._parse_config(), *arguments])
+        batches = self.split_arguments(overrides, self.max_batch_size)
+        jobs = [job for batch in batches for job in batch]
+        plans = [planned(loader, self.config, job, i) for i, job in enumerate(jobs)]
+        # With seeds outermost, a sweep that is stopped early has every variant in it.
+        plans.sort(key=lambda plan: plan.cfg.seed)
+        return run_sweep(
+            plans,
+            Path(self.config.hydra.sweep.dir),
+            self._launch,
+            in_processes=isinstance(self.launcher, ProcessLauncher),
+        )
+
+    def _launch(self, plans: Sequence[Plan]) -> Sequence[JobReturn]:
+        assert self.launcher is not None
+        assert self.config is not None
+        OmegaConf.save(self.config, Path(self.config.hydra.sweep.dir) / "multirun.yaml")
+        size = self.max_batch_size or len(plans)
+        returns: list[JobReturn] = []
+        for start in range(0, len(plans), size):
+            jobs = [plan.overrides for plan in plans[start : start + size]]
+            returns += self.launcher.launch(jobs, initial_job_idx=start)
+        return returns
+
+
+class ProcessLauncher(Launcher):
+    """Each run in a process of its own, `sweep.jobs` at once; see `gptattn.sweep.processes`."""
+
+    def setup(
+        self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
+    ) -> None:
+        self.hydra_context, self.config = hydra_context, config
+
+    def launch(
+        self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
+    ) -> Sequence[JobReturn]:
+        from gptattn.compose import planned, worker_command
+        from gptattn.sweep.run import run_in_processes
+
+        loader = self.hydra_context.config_loader
+        plans = [
+            planned(loader, self.config, job, initial_job_idx + i)
+            for i, job in enumerate(job_overrides)
+        ]
+        returns = []
+        for plan, result in run_in_processes(plans, partial(worker_command, self.config)):
+            failed = isinstance(result, Exception)
+            status = JobStatus.FAILED if failed else JobStatus.COMPLETED
+            returns.append(JobReturn(overrides=plan.overrides, _return_value=result, status=status))
+        return returns
