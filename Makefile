@@ -14,7 +14,7 @@ ARGS   ?=
 # One environment for everything. It is made anew only when what it is made from changes.
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "gptattn needs Python 3.11 or newer")'
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
 	touch $@
@@ -38,7 +38,7 @@ report: $(STAMP)
 
 # The peers pin what we do not want, so they live apart, without what they merely wish for.
 $(BENCH)/.installed: pyproject.toml constraints.txt scripts/peers-requirements.txt
-	$(PYTHON) -m venv $(BENCH)
+	$(PYTHON) -m venv --clear $(BENCH)
 	$(BENCH)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
 	$(BENCH)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
 	$(BENCH)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r scripts/peers-requirements.txt

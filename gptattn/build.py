@@ -87,6 +87,8 @@ def _build_position(cfg: TrainConfig) -> HeadPosition | InputPosition | None:
     model = cfg.model
     takes = inspect.signature(find_target("attn", cfg.attn, cfg.allow_targets)).parameters
     heads = cfg.attn.get("num_heads", model.num_heads) if "num_heads" in takes else 1
+    if type(heads) is not int or heads < 1:
+        raise ConfigError("attn.num_heads", f"{heads!r} is no positive whole number")
     shared = {
         "context_length": model.context_length,
         "d_model": model.d_model,
@@ -149,6 +151,8 @@ def find_target(group: str, spec: Spec, allow_targets: Sequence[str]) -> Callabl
         ) from None
     # A name can lead out of an allowed package, through what its modules import.
     home = f"{getattr(found, '__module__', '')}."
+    if inspect.isabstract(found):
+        raise ConfigError(f"{group}._target_", f"{target} is abstract; name a class made from it")
     if not callable(found) or not any(home.startswith(f"{package}.") for package in packages):
         raise ConfigError(
             f"{group}._target_", f"{target} is not a class or function of {', '.join(packages)}"

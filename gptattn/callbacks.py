@@ -91,6 +91,10 @@ class MetricRows(L.Callback):
         if step % self.log_every == 0 or step == 1:
             self._log(trainer, pl_module)
 
+    def on_validation_start(self, trainer: L.Trainer, pl_module: Any) -> None:
+        # What is shown beside the validation loss is the training loss up to here.
+        self.on_train_end(trainer, pl_module)
+
     def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         if trainer.global_step > self._logged_step:
             self._log(trainer, pl_module)

@@ -41,7 +41,8 @@ def main() -> NoReturn:
     sys.argv[1:] = sorted(sys.argv[1:], key=lambda argument: argument not in ("-m", "--multirun"))
     signal.signal(signal.SIGTERM, _terminated)
     try:
-        code = _main(debug)
+        _main()
+        code = 0
     except Exception as error:
         code = _report(error, debug)
     except KeyboardInterrupt:
@@ -51,20 +52,30 @@ def main() -> NoReturn:
 
 
 def _terminated(signum: int, frame: object) -> NoReturn:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough
     print("terminated", file=sys.stderr)
     raise SystemExit(143)
 
 
-def _main(debug: bool) -> int:
+def _main() -> None:
     register_resolvers()
     # Hydra's own handler prints several lines and exits with 1; with this it lets errors through.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     args = _parse_arguments()
-    asks_only = args.help or args.hydra_help or args.cfg or args.info or args.shell_completion
-    if not asks_only:
-        _check_command(args)
-    hydra.main(version_base="1.3", config_path=str(CONF), config_name=CONFIG_NAME)(run_job)()
-    return 0
+    _check_command(args)
+    failures: list[Exception] = []
+
+    def run_one(cfg: DictConfig) -> None:
+        # Past Hydra, which would add words of its own.
+        try:
+            run_job(cfg)
+        except Exception as error:
+            failures.append(error)
+
+    task = run_job if args.multirun else run_one
+    hydra.main(version_base="1.3", config_path=str(CONF), config_name=CONFIG_NAME)(task)()
+    if failures:
+        raise failures[0]
 
 
 def _parse_arguments() -> Namespace:
@@ -90,7 +101,7 @@ def run_job(cfg: DictConfig) -> float:
         summary = train(to_train_config(cfg), folder, console)
     except SystemExit as error:
         # Lightning turns Ctrl-C into SystemExit(1), which would look like an end.
-        if error.code == 1:
+        if isinstance(error.__context__, KeyboardInterrupt):
             print(f"{shown} holds what was logged until here", file=sys.stderr)
             raise KeyboardInterrupt from error
         raise
@@ -101,13 +112,25 @@ def run_job(cfg: DictConfig) -> float:
 
 def _check_command(args: Namespace) -> None:
     """Raise a UserError for what would stop this run; of a sweep, for what composes in no run."""
+    if args.shell_completion and not any(
+        override.startswith(("install=", "uninstall=", "query=")) for override in args.overrides
+    ):
+        raise ConfigError("-sc", "takes install=SHELL or uninstall=SHELL; bash, zsh or fish")
+    if args.hydra_help or args.shell_completion:
+        return
+    for flag, path in (
+        ("--config-dir", args.config_dir),
+        ("--experimental-rerun", args.experimental_rerun),
+    ):
+        if path is not None and not Path(path).exists():
+            raise ConfigError(flag, f"{path} does not exist; give a path that does")
     overrides = list(args.overrides)
     if args.config_dir is not None:
         overrides.append(f"hydra.searchpath=[file://{Path(args.config_dir).absolute()}]")
     name = args.config_name or CONFIG_NAME
-    if args.multirun:
-        # The sweeper checks each of its runs; by then Hydra must have composed what they share.
-        with composed(overrides, name, RunMode.MULTIRUN):
+    if args.multirun or args.help or args.cfg or args.info:
+        # A sweeper checks each of its runs; by then Hydra must have composed what they share.
+        with composed(overrides, name, RunMode.MULTIRUN if args.multirun else RunMode.RUN):
             return
     check_job(overrides, name)
 
@@ -117,6 +140,8 @@ def check_job(overrides: Sequence[str], config_name: str = CONFIG_NAME) -> Train
     with composed(overrides, config_name) as cfg:
         if cfg.hydra.sweeper.params and cfg.hydra.mode is None:
             raise ConfigError("command line", "these settings are a sweep's; add -m")
+        if cfg.hydra.job.chdir:
+            raise ConfigError("hydra.job.chdir", "would move relative paths; leave it out")
         typed = to_train_config(cfg)
         folder = run_folder(cfg)
     # train() claims the folder; but by then Hydra has written its own files into it.

@@ -81,6 +81,8 @@ def _load(overrides: Sequence[str], config_name: str, run_mode: RunMode) -> Dict
 def _check_choices(overrides: Sequence[str], run_mode: RunMode) -> None:
     """A choice is the name of a file in its group: no path, no list, no null, no number."""
     for override in overrides:
+        if override.startswith("~") and (CONF / override[1:]).is_dir():
+            raise ConfigError(override[1:], f"cannot be taken out; choose one, {override[1:]}=...")
         group, _, choice = override.partition("=")
         if not (CONF / group).is_dir():
             continue
@@ -98,6 +100,9 @@ def to_train_config(cfg: DictConfig) -> TrainConfig:
     OmegaConf.set_struct(settings, False)
     if settings.match != "none":
         settings.match_attn = _settings_of(str(settings.match_to), settings)
+    unknown = [str(key) for key in settings if key not in TrainConfig.__dataclass_fields__]
+    if unknown:
+        raise ConfigError(unknown[0], "is no setting; --help lists them all")
     typed = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(TrainConfig), settings))
     assert isinstance(typed, TrainConfig)
     chosen = HydraConfig.get().runtime.choices
@@ -193,6 +198,8 @@ def as_user_error(error: BaseException) -> UserError | None:
         if isinstance(error, MissingMandatoryValue):
             return ConfigError(str(field), "is missing; give a value")
         return ConfigError(str(field), (error.msg or str(error)).splitlines()[0])
+    if isinstance(error, HydraException):
+        return ConfigError("command line", str(error))
     if isinstance(error, OSError) and error.errno in DISK_ERRORS:
         return DiskError(
             str(error.filename or "disk"), f"{error.strerror}; give another folder, or make room"
@@ -209,7 +216,13 @@ def _from_hydra(error: HydraException, overrides: Sequence[str]) -> UserError:
     if isinstance(error, MissingConfigException):
         group, _, choice = (error.missing_cfg_file or "").rpartition("/")
         known = suggest(choice, error.options or [])
-        return ConfigError(group or "config", f"{choice!r} is unknown; {known}")
+        if choice.startswith("submitit"):
+            return ConfigError("launcher", "needs the extra slurm: pip install 'gptattn[slurm]'")
+        if not group:
+            return ConfigError(
+                "--config-name", f"{choice!r} does not exist; {CONFIG_NAME} is the default"
+            )
+        return ConfigError(group, f"{choice!r} is unknown; {known}")
     if isinstance(error, OverrideParseException):
         return ConfigError(
             error.override,
@@ -225,6 +238,11 @@ def _from_hydra(error: HydraException, overrides: Sequence[str]) -> UserError:
         return ConfigError(match.group(1), "cannot be taken out; give it a value instead")
     if "already at" in message and match is not None:
         return ConfigError(match.group(1), f"is there already; {match.group(1)}=... without the +")
+    several = re.search(r"Ambiguous value for argument '([^=]+)=([^']*)'", message)
+    if several is not None:
+        return ConfigError(
+            several.group(1), f"{several.group(2)} are several values; add -m to try each of them"
+        )
     if match is None:
         return ConfigError("command line", message)
     return _unknown_key(match.group(1), overrides)

@@ -142,8 +142,6 @@ def check(cfg: TrainConfig) -> None:
         "trainer.threads": cfg.trainer.threads,
         "sweep.jobs": cfg.sweep.jobs,
     }
-    if cfg.trainer.threads is not None and cfg.trainer.threads > 1024:
-        raise ConfigError("trainer.threads", f"{cfg.trainer.threads} is too many; at most 1024")
     for field, value in positive.items():
         if value is not None and not (value > 0 and math.isfinite(value)):
             raise ConfigError(field, f"{value} is not a positive number; give one above 0")
@@ -171,12 +169,24 @@ def check(cfg: TrainConfig) -> None:
             "validation.fraction",
             f"{cfg.validation.fraction} is out of range; give a share above 0 and below 1",
         )
-    if cfg.model.num_layers > 10_000:
-        raise ConfigError("model.num_layers", f"{cfg.model.num_layers} is too many; at most 10000")
-    if cfg.batch_size > 2**20:
-        raise ConfigError("batch_size", f"{cfg.batch_size} is too large; at most {2**20}")
-    if cfg.seed >= 2**32:
-        raise ConfigError("seed", f"{cfg.seed} is too large; give one below 2**32")
+    if cfg.sample.temperature < 1e-3:
+        raise ConfigError(
+            "sample.temperature",
+            f"{cfg.sample.temperature} is too small; give 0.001 or more, or sample.top_k=1",
+        )
+    for field, value, most in (
+        ("seed", cfg.seed, 2**32 - 1),
+        ("batch_size", cfg.batch_size, 2**20),
+        ("model.num_layers", cfg.model.num_layers, 10_000),
+        ("model.num_heads", cfg.model.num_heads, 2**20),
+        ("model.d_model", cfg.model.d_model, 2**20),
+        ("model.d_mlp", cfg.model.d_mlp, 2**24),
+        ("model.context_length", cfg.model.context_length, 2**30),
+        ("model.vocab_size", cfg.model.vocab_size, 2**30),
+        ("trainer.threads", cfg.trainer.threads, 1024),
+    ):
+        if value is not None and value > most:
+            raise ConfigError(field, f"{value} is too large; at most {most}")
     if cfg.batch_size % cfg.accumulate:
         raise ConfigError(
             "accumulate",

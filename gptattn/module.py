@@ -109,7 +109,10 @@ class LanguageModel(L.LightningModule):
     def on_validation_epoch_end(self) -> None:
         loss = self._val_nats / self._val_tokens
         if not math.isfinite(loss):
-            raise NumericError("val/loss", f"is {loss} after step {self.global_step}")
+            raise NumericError(
+                "val/loss",
+                f"is {loss} after step {self.global_step}; a lower optim.lr would be steadier",
+            )
         self.val_metrics = {
             "val/loss": loss,
             "val/perplexity": math.exp(min(loss, 700.0)),  # above, a float overflows

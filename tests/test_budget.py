@@ -7,22 +7,31 @@ from gptattn.config import BudgetConfig
 
 
 @pytest.mark.parametrize(
-    ("steps", "tokens", "seconds", "expected"),
+    ("steps", "tokens", "seconds", "flops", "expected"),
     [
-        (None, None, None, Budget(steps=70, seconds=None)),
-        (3, None, None, Budget(steps=3, seconds=None)),
-        (None, 1, None, Budget(steps=1, seconds=None)),
-        (None, 64, None, Budget(steps=1, seconds=None)),
-        (None, 65, None, Budget(steps=2, seconds=None)),
-        (None, 640, None, Budget(steps=10, seconds=None)),
-        (None, None, 2.5, Budget(steps=None, seconds=2.5)),
+        (None, None, None, None, Budget(steps=70, seconds=None)),
+        (3, None, None, None, Budget(steps=3, seconds=None)),
+        (None, 1, None, None, Budget(steps=1, seconds=None)),
+        (None, 64, None, None, Budget(steps=1, seconds=None)),
+        (None, 65, None, None, Budget(steps=2, seconds=None)),
+        (None, 640, None, None, Budget(steps=10, seconds=None)),
+        (None, None, 2.5, None, Budget(steps=None, seconds=2.5)),
+        # A step of 64 tokens at 100 FLOPs each has 6,400.
+        (None, None, None, 64_000.0, Budget(steps=10, seconds=None)),
+        (None, None, None, 67_000.0, Budget(steps=10, seconds=None)),
+        (None, None, None, 68_000.0, Budget(steps=11, seconds=None)),
+        (None, None, None, 1.0, Budget(steps=1, seconds=None)),
     ],
 )
 def test_a_budget_becomes_whole_steps_or_seconds(
-    steps: int | None, tokens: int | None, seconds: float | None, expected: Budget
+    steps: int | None,
+    tokens: int | None,
+    seconds: float | None,
+    flops: float | None,
+    expected: Budget,
 ) -> None:
-    cfg = BudgetConfig(steps=steps, tokens=tokens, seconds=seconds, default_steps=70)
-    assert resolve_budget(cfg, tokens_per_step=64) == expected
+    cfg = BudgetConfig(steps, tokens, seconds, flops, default_steps=70)
+    assert resolve_budget(cfg, tokens_per_step=64, flops_per_token=100.0) == expected
 
 
 @pytest.mark.parametrize(

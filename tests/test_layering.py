@@ -21,11 +21,14 @@ LAYERS = (
     ("attention.*", "position.*"),
     ("loss", "gpt"),
     ("cost", "build", "budget", "generate", "device", "heatmap", "checkpoint"),
-    ("module", "recorder", "data.datamodule"),
+    ("match", "module", "recorder", "data.datamodule"),
     ("callbacks", "console", "summary"),
     ("run", "precheck", "compare.*"),
+    ("sweep", "sweep.ledger", "sweep.plan", "sweep.processes", "sweep.progress", "sweep.estimate"),
+    ("sweep.run",),
     ("compose",),
     ("cli",),
+    ("sweep.worker",),
 )
 
 

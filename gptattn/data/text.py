@@ -38,8 +38,11 @@ def text(path: str | None, pattern: str = "**/*") -> str:
     if not path:
         raise DataError("data.path", "is not set; give data.path=FILE_OR_FOLDER")
     root = _expanded(path)
-    if not root.is_dir():
-        return read_text(root)
+    try:
+        if not root.is_dir():
+            return read_text(root)
+    except OSError as error:  # a name too long, a loop of links
+        raise DataError("data.path", f"{path[:80]}: {error.strerror}; give another path") from None
     try:
         files = sorted(f for f in root.glob(pattern) if f.is_file() and not _is_hidden(f, root))
     except (NotImplementedError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""A sweep from its plans to its end: check all, skip what is done, run the rest, report failures."""
+"""A sweep from end to end: check all runs, skip what is done, run the rest, say what failed."""
 
 import json
 import sys
@@ -99,6 +99,11 @@ def _loss(outcome: Outcome) -> float:
 
 def _checked(plans: Sequence[Plan]) -> list[Plan]:
     """The plans with what `match` makes of them. Raises a UserError for the first that is wrong."""
+    twice = [folder for folder, n in Counter(plan.folder for plan in plans).items() if n > 1]
+    if twice:
+        raise ConfigError(
+            "hydra.sweep.subdir", f"gives several runs one folder, {twice[0]}; leave it out"
+        )
     known: dict[str, Any] = {}
     ready = []
     for plan in plans:
@@ -111,9 +116,6 @@ def _checked(plans: Sequence[Plan]) -> list[Plan]:
         if key not in known:
             known[key] = prepared(plan.cfg)
         ready.append(replace(plan, cfg=replace(known[key], seed=plan.cfg.seed)))
-    twice = [folder for folder, n in Counter(plan.folder for plan in plans).items() if n > 1]
-    if twice:
-        raise ConfigError("hydra.sweep.subdir", f"gives several runs one folder, {twice[0]}")
     return ready
 
 
