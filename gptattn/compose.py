@@ -148,7 +148,7 @@ def planned(loader: ConfigLoader, config: DictConfig, overrides: Sequence[str], 
     finally:
         HydraConfig.instance().cfg = before
     settled = [o for o in overrides if not o.startswith("hydra.sweep.subdir=")]
-    return Plan([*settled, f"hydra.sweep.subdir={_quoted(name)}"], typed, folder)
+    return Plan([*settled, f"hydra.sweep.subdir={quoted(name)}"], typed, folder)
 
 
 def worker_command(config: DictConfig, plan: Plan) -> list[str]:
@@ -163,10 +163,10 @@ def worker_command(config: DictConfig, plan: Plan) -> list[str]:
     )
     overrides = [*config.hydra.overrides.hydra, *plan.overrides]
     overrides = [o for o in overrides if not sweeping.match(o)]
-    return [*command, *overrides, "hydra.mode=RUN", f"hydra.run.dir={_quoted(str(plan.folder))}"]
+    return [*command, *overrides, "hydra.mode=RUN", f"hydra.run.dir={quoted(str(plan.folder))}"]
 
 
-def _quoted(value: str) -> str:
+def quoted(value: str) -> str:
     # Backslashes count double before a quote, which gets one of its own, and at the end.
     escaped = re.sub(r"(\\+)('|$)", r"\1\1\2", value).replace("'", "\\'")
     return f"'{escaped}'"

@@ -17,7 +17,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from support import command, run_folders, summary, tiny
 
 from gptattn.cli import check_job
-from gptattn.compose import CONF, _quoted
+from gptattn.compose import CONF, quoted
 from gptattn.config import TrainConfig
 from gptattn.device import usable_cpus
 from gptattn.errors import ConfigError, RunFolderError
@@ -268,8 +268,8 @@ def test_a_span_of_time_reads_as_a_person_says_it(seconds: float, shown: str) ->
 
 
 @pytest.mark.parametrize("value", ["a,b=c_s1", "it's", "back\\slash", "sp ace", "x\\'y", "end\\"])
-def test_a_quoted_value_is_read_back_by_hydra(value: str) -> None:
-    override = OverridesParser.create().parse_override(f"key={_quoted(value)}")
+def test_aquoted_value_is_read_back_by_hydra(value: str) -> None:
+    override = OverridesParser.create().parse_override(f"key={quoted(value)}")
     assert override.value() == value
 
 
