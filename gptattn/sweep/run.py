@@ -1,6 +1,7 @@
 """A sweep from end to end: check all runs, skip what is done, run the rest, say what failed."""
 
 import json
+import shlex
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -39,7 +40,8 @@ def run_sweep(
     done, todo = ([], list(plans)) if fresh else split_done(plans)
     console = make_console()
     known = f", {len(done)} of them done already" if done else ""
-    console.print(f"[bold]sweep[/bold]  {len(plans)} runs{known}, in {folder}", soft_wrap=True)
+    runs = "1 run" if len(plans) == 1 else f"{len(plans)} runs"
+    console.print(f"[bold]sweep[/bold]  {runs}{known}, in {folder}", soft_wrap=True)
     returns: Sequence[Any] = []
     failed: dict[Path, str] = {}
     if todo:
@@ -79,8 +81,10 @@ def run_in_processes(
         Work(plan.folder, [*command(plan), *_threads(threads)], plan.overrides, weight)
         for plan, weight in zip(plans, seconds, strict=True)
     ]
-    how = "one after the other" if at_once == 1 else f"{at_once} at a time"
-    console.print(f"{len(plans)} to run, {how}: about {span(sum(seconds) / at_once)}")
+    at_once = min(at_once, len(plans))
+    how = f", {at_once} at a time" if at_once > 1 else ", one after the other"
+    how = how if len(plans) > 1 else ""
+    console.print(f"{len(plans)} to run{how}: about {span(sum(seconds) / at_once)}")
     ledger = Ledger(plans[0].folder.parent)
     with SweepProgress(console, works, at_once) as progress:
         outcomes = run_all(works, at_once, ledger, progress)
@@ -169,7 +173,8 @@ def _print_end(console: Console, done: Sequence[Path], failed: dict[Path, str]) 
     if done:
         console.print(terminal_table(read_runs(done)[0], f"{len(done)} runs", console.width))
         homes = sorted({str(path.parent) for path in done})
-        console.print(f"report: python scripts/compare.py {' '.join(homes)}", soft_wrap=True)
+        folders = " ".join(map(shlex.quote, homes))
+        console.print(f"report: python scripts/compare.py {folders}", soft_wrap=True)
     if failed:
         table = Table(title="failed", title_justify="left", box=box.SIMPLE_HEAD)
         table.add_column("run", overflow="fold")
