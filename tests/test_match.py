@@ -52,6 +52,14 @@ def test_every_variant_comes_within_a_thousandth(model: str, variant: str, what:
     assert getattr(cost(cfg), figure) == pytest.approx(getattr(target, figure), rel=1e-3)
 
 
+@pytest.mark.parametrize(("kv_heads", "wider"), [(4, 512), (1, 704)])
+def test_gpt2_small_widens_by_the_published_numbers(kv_heads: int, wider: int) -> None:
+    # 12 heads of 64: keys and values lose 2 * (12 - G) * 64 rows of 768 and their biases; a unit
+    # of width has 2 * 768 + 1 parameters. 787,456 / 1,537 = 512.3; 1,082,752 / 1,537 = 704.5.
+    own = ["trainer=cpu", "model=gpt2_small", "attn=gqa", f"attn.num_kv_heads={kv_heads}"]
+    assert check_job([*own, "match=params"]).model.d_mlp == 4 * 768 + wider
+
+
 def test_the_reference_is_not_changed_by_being_matched_to_itself(tmp_path: Path) -> None:
     cfg = settings(tmp_path, "attn=mha", "match=params")
     assert cfg.model.d_mlp == 64
