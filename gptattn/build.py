@@ -60,14 +60,19 @@ def check_vocabulary(cfg: TrainConfig, vocab_size: int) -> None:
         )
 
 
-def build_data(cfg: TrainConfig) -> TokenData:
-    """Tokens and tokenizer of these settings. Raises DataError or ConfigError, naming the field."""
+def build_tokenizer(cfg: TrainConfig) -> Tokenizer:
+    """The tokenizer of these settings; one that takes its vocabulary from the text has none yet."""
     tokenizer = construct("tokenizer", cfg.tokenizer, {}, cfg.allow_targets)
     if not isinstance(tokenizer, Tokenizer):
         raise ConfigError("tokenizer._target_", "is not a gptattn.data.tokenizer.Tokenizer")
+    return tokenizer
+
+
+def build_data(cfg: TrainConfig) -> TokenData:
+    """Tokens and tokenizer of these settings. Raises DataError or ConfigError, naming the field."""
     return load_tokens(
         partial(_build_text, cfg),
-        tokenizer,
+        build_tokenizer(cfg),
         context_length=cfg.model.context_length,
         val_fraction=cfg.validation.fraction,
         cache=cache_folder(cfg.cache_dir),

@@ -19,6 +19,7 @@ from gptattn.device import peak_memory_mb
 from gptattn.generate import generate
 from gptattn.module import LanguageModel
 from gptattn.recorder import RunRecorder
+from gptattn.sampling import Sampling
 
 PROMPT_TOKENS = 16  # of a held-out text without words, where no prompt is given
 OPENING_TOKENS = 200  # in which to look for words
@@ -151,9 +152,8 @@ class Samples(L.Callback):
             pl_module.model,
             ids,
             self.cfg.tokens,
+            Sampling(temperature=self.cfg.temperature, top_k=self.cfg.top_k),
             vocab_size=self.tokenizer.vocab_size,
-            temperature=self.cfg.temperature,
-            top_k=self.cfg.top_k,
             generator=generator,
         )
         self.text = self.tokenizer.decode(out[0].cpu().numpy())

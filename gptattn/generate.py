@@ -1,26 +1,30 @@
 """Text from a model, token by token, through the cache."""
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
 from gptattn.gpt import GPT
+from gptattn.sampling import Sampling
 
 
 @torch.no_grad()
-def generate(
+def stream(
     model: GPT,
     ids: Tensor,
     max_new_tokens: int,
+    sampling: Sampling,
     *,
     vocab_size: int | None = None,
-    temperature: float = 1.0,
-    top_k: int | None = None,
     generator: torch.Generator | None = None,
-) -> Tensor:
-    """The prompt ids [B, T] with `max_new_tokens` sampled ones behind it, [B, T + new].
+    slide: bool = True,
+) -> Iterator[Tensor]:
+    """Yield the next ids [B, 1] of the prompts ids [B, T], up to `max_new_tokens` times.
 
     `vocab_size` keeps ids below it, for a model padded beyond its tokenizer. When the context is
-    full its newer half is read anew and generation goes on.
+    full its newer half is read anew and generation goes on, or, without `slide`, it ends. Of a
+    prompt longer than the context the newest part is read.
     """
     training = model.training
     model.eval()
@@ -29,17 +33,33 @@ def generate(
         unread = ids[:, -model.context_length :]
         for _ in range(max_new_tokens):
             if cache.length + unread.shape[1] > model.context_length:
+                if not slide:
+                    return
                 cache = model.new_cache(len(ids))
                 unread = ids[:, -max(1, model.context_length // 2) :]
             # Compiled blocks would be compiled anew for every length of the cache.
             with torch.compiler.set_stance("force_eager"):
-                logits = model(unread, cache)[:, -1, :vocab_size].float() / temperature
-            if top_k is not None:
-                kept = logits.topk(min(top_k, logits.shape[-1])).values[:, -1:]
-                logits = logits.masked_fill(logits < kept, float("-inf"))
-            probabilities = logits.softmax(dim=-1)
-            unread = torch.multinomial(probabilities, 1, generator=generator)
+                logits = model.next_logits(unread, cache)[:, :vocab_size]
+            p = sampling.probabilities(logits, ids)
+            if sampling.temperature == 0:
+                unread = p.argmax(dim=-1, keepdim=True)
+            else:
+                unread = torch.multinomial(p, 1, generator=generator)
             ids = torch.cat([ids, unread], dim=1)
-        return ids
+            yield unread
     finally:
         model.train(training)
+
+
+def generate(
+    model: GPT,
+    ids: Tensor,
+    max_new_tokens: int,
+    sampling: Sampling,
+    *,
+    vocab_size: int | None = None,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """The prompt ids [B, T] with `max_new_tokens` new ones behind it, [B, T + new]."""
+    new = stream(model, ids, max_new_tokens, sampling, vocab_size=vocab_size, generator=generator)
+    return torch.cat([ids, *new], dim=1)

@@ -118,6 +118,11 @@ class GPT(nn.Module):
     def forward(self, ids: Tensor, cache: CacheGroup | None = None) -> Tensor:
         return nn.functional.linear(self.hidden(ids, cache), self.token_embedding.weight)
 
+    def next_logits(self, ids: Tensor, cache: CacheGroup | None = None) -> Tensor:
+        """The logits [B, vocab_size] of what follows ids [B, T]: of the last position alone."""
+        last = self.hidden(ids, cache)[:, -1]
+        return nn.functional.linear(last, self.token_embedding.weight)
+
     def loss(self, ids: Tensor, targets: Tensor, chunk_tokens: int | None = None) -> Tensor:
         """Mean cross-entropy in nats of the targets [B, T] that follow ids [B, T]."""
         hidden = self.hidden(ids)

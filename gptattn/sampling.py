@@ -1,0 +1,74 @@
+"""From logits to the next token: temperature, repetition penalty, top-k, top-p, min-p."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gptattn.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a token is drawn. Raises ConfigError, naming the field, for a value that cannot work.
+
+    temperature 0 is greedy. top_k keeps the k likeliest; top_p the fewest that together have that
+    probability (Holtzman et al. 2020, arXiv:1904.09751, sec. 3.1); min_p those with at least that
+    share of the likeliest one's (Nguyen et al. 2024, arXiv:2407.01082, sec. 3). The
+    repetition penalty divides a seen token's positive logit, and multiplies a negative one (Keskar
+    et al. 2019, arXiv:1909.05858, sec. 4.1). They act in this order: penalty, temperature, top_k,
+    top_p, min_p.
+    """
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature < float("inf") or 0 < self.temperature < 1e-3:
+            raise ConfigError(
+                "temperature", f"{self.temperature} is out of range; 0 for greedy, or 0.001 or more"
+            )
+        if self.top_k is not None and self.top_k < 1:
+            raise ConfigError("top_k", f"{self.top_k} is below 1; give 1 or more, or leave it out")
+        for field in ("top_p", "min_p"):
+            value = getattr(self, field)
+            if value is not None and not 0 < value <= 1:
+                raise ConfigError(field, f"{value} is out of range; above 0, at most 1")
+        if not 0 < self.repetition_penalty < float("inf"):
+            raise ConfigError(
+                "repetition_penalty", f"{self.repetition_penalty} is out of range; 1 has no effect"
+            )
+
+    def probabilities(self, logits_BV: Tensor, seen_BT: Tensor) -> Tensor:
+        """The distribution [B, V] that the next token is drawn from, in float32 or more.
+
+        `seen_BT` are the ids so far, for the repetition penalty.
+        """
+        logits = logits_BV.to(torch.promote_types(logits_BV.dtype, torch.float32))
+        if self.repetition_penalty != 1.0:
+            seen = logits.gather(1, seen_BT)
+            penalty = self.repetition_penalty
+            seen = torch.where(seen > 0, seen / penalty, seen * penalty)
+            logits = logits.scatter(1, seen_BT, seen)
+        if self.temperature == 0:
+            return torch.zeros_like(logits).scatter(1, logits.argmax(1, keepdim=True), 1.0)
+        logits = logits / self.temperature
+        if self.top_k is not None:
+            kept = logits.topk(min(self.top_k, logits.shape[-1])).values[:, -1:]
+            logits = logits.masked_fill(logits < kept, float("-inf"))
+        p = logits.softmax(dim=-1)
+        if self.top_p is not None:
+            p = _top_p(p, self.top_p)
+        if self.min_p is not None:
+            p = p.masked_fill(p < self.min_p * p.max(dim=-1, keepdim=True).values, 0.0)
+        return p / p.sum(dim=-1, keepdim=True)
+
+
+def _top_p(p: Tensor, top_p: float) -> Tensor:
+    ordered, order = p.sort(dim=-1, descending=True)
+    # A token stays while those before it have less than top_p: the first one always does.
+    before = ordered.cumsum(dim=-1) - ordered
+    return torch.zeros_like(p).scatter(1, order, ordered.masked_fill(before >= top_p, 0.0))

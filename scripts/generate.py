@@ -1,0 +1,200 @@
+"""Text from a trained run, streamed: `python scripts/generate.py run=outputs/... prompt="To be"`."""
+
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from gptattn.arguments import parse
+from gptattn.data.tokenizer import Tokenizer
+from gptattn.device import resolve_device, set_threads, synchronize
+from gptattn.errors import ConfigError, DataError, UserError
+from gptattn.generate import stream
+from gptattn.sampling import Sampling
+from gptattn.saved import load_run
+
+HELP = """\
+python scripts/generate.py run=outputs/... prompt="To be"
+
+  run=FOLDER              a run folder, or one that scripts/convert.py made
+  prompt=TEXT             what to go on from; prompt=- reads stdin
+  prompt_file=FILE        the same from a file
+  tokens=200              how many to make at most
+  temperature=0.8         0 is greedy
+  top_k=N  top_p=P        keep the N likeliest; the fewest that have probability P together
+  min_p=P                 keep those with at least P of the likeliest one's probability
+  repetition_penalty=1.0  above 1: less of what was said
+  stop=TEXT               end where this comes up
+  samples=1               how many at once
+  seed=1                  the same seed gives the same text
+  full=slide              at the context's end: slide (read its newer half anew), or stop
+  device=auto             cpu, gpu or auto
+  threads=N               CPU threads; default: all
+"""
+
+
+@dataclass(frozen=True)
+class Arguments:
+    run: Path
+    prompt: str | None = None
+    prompt_file: Path | None = None
+    tokens: int = 200
+    temperature: float = 0.8
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float = 1.0
+    stop: str | None = None
+    samples: int = 1
+    seed: int = 1
+    full: str = "slide"
+    device: str = "auto"
+    threads: int | None = None
+
+
+def check(args: Arguments) -> None:
+    for field in ("tokens", "samples"):
+        if getattr(args, field) < 1:
+            raise ConfigError(field, f"{getattr(args, field)} is below 1; give 1 or more")
+    if args.threads is not None and not 1 <= args.threads <= 1024:
+        raise ConfigError("threads", f"{args.threads} is out of range; 1 to 1024")
+    if not 0 <= args.seed < 2**63:
+        raise ConfigError("seed", f"{args.seed} is out of range; 0 or more")
+    if args.full not in ("slide", "stop"):
+        raise ConfigError("full", f"{args.full!r} is unknown; slide or stop")
+    if args.device not in ("auto", "cpu", "gpu"):
+        raise ConfigError("device", f"{args.device!r} is unknown; auto, cpu or gpu")
+    if args.stop == "":
+        raise ConfigError("stop", "is empty; give a text, or leave it out")
+
+
+def read_prompt(args: Arguments) -> str:
+    """Raises ConfigError for no prompt or two, DataError for one that cannot be read."""
+    if (args.prompt is None) == (args.prompt_file is None):
+        raise ConfigError("prompt", "give prompt=... or prompt_file=..., one of them")
+    try:
+        if args.prompt_file is not None:
+            text = args.prompt_file.read_bytes().decode()
+        elif args.prompt == "-":
+            text = sys.stdin.buffer.read().decode()
+        else:
+            assert args.prompt is not None
+            text = args.prompt
+    except OSError as error:
+        raise DataError("prompt_file", f"{args.prompt_file}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise DataError("prompt", f"is not UTF-8 at byte {error.start}; give text") from None
+    if not text:
+        raise DataError("prompt", "is empty; give some text")
+    return text
+
+
+def shown(tokenizer: Tokenizer, ids: list[int], stop: str | None) -> tuple[str, bool]:
+    """The text of these ids up to `stop`, without a character that is still incomplete."""
+    text = tokenizer.decode(torch.tensor(ids).numpy()).rstrip("\ufffd") if ids else ""
+    if stop is not None and stop in text:
+        return text[: text.index(stop)], True
+    return text, False
+
+
+def write(text: str) -> None:
+    # A model's bytes may be control characters; the terminal must not obey them.
+    safe = "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
+    sys.stdout.write(safe)
+    sys.stdout.flush()
+
+
+def run(args: Arguments) -> None:
+    check(args)
+    sampling = Sampling(
+        args.temperature, args.top_k, args.top_p, args.min_p, args.repetition_penalty
+    )
+    device = resolve_device(args.device)
+    set_threads(args.threads)
+    prompt = read_prompt(args)
+    saved = load_run(args.run)
+    ids = saved.tokenizer.encode(prompt, "prompt").astype("int64")
+    context = saved.model.context_length
+    if args.full == "stop" and len(ids) > context:
+        raise DataError(
+            "prompt", f"has {len(ids)} tokens, more than the context of {context}; shorten it"
+        )
+    model = saved.model.to(device)
+    batch = torch.from_numpy(ids).to(device).expand(args.samples, -1)
+    new = stream(
+        model,
+        batch,
+        args.tokens,
+        sampling,
+        vocab_size=saved.tokenizer.vocab_size,
+        generator=torch.Generator(device).manual_seed(args.seed),
+        slide=args.full == "slide",
+    )
+    start = time.perf_counter()
+    write(prompt)
+    made, steps = written(new, saved.tokenizer, args)
+    synchronize(device)
+    seconds = time.perf_counter() - start
+    for extra in made[1:]:
+        text, _ = shown(saved.tokenizer, extra, args.stop)
+        write(f"\n---\n{prompt}{text}")
+    cache = model.new_cache(args.samples).nbytes
+    print(
+        f"\n\n{steps * args.samples / seconds:,.0f} tokens/s, {saved.cfg.variant}, "
+        f"cache {cache:,} bytes for {args.samples} x {context} tokens",
+        file=sys.stderr,
+    )
+
+
+def written(
+    new: Iterator[torch.Tensor], tokenizer: Tokenizer, args: Arguments
+) -> tuple[list[list[int]], int]:
+    """Write the first sample as it is made; the ids of all, and how many steps it took."""
+    made: list[list[int]] = [[] for _ in range(args.samples)]
+    done, before, steps = [False] * args.samples, "", 0
+    for step in new:
+        steps += 1
+        for i, (own, token) in enumerate(zip(made, step[:, 0].tolist(), strict=True)):
+            if not done[i]:
+                own.append(token)
+                text, done[i] = shown(tokenizer, own, args.stop) if i == 0 or args.stop else ("", 0)
+                if i == 0:
+                    # What may be the beginning of the stop text waits.
+                    held = 0 if done[0] else _overlap(text, args.stop)
+                    text = text[: len(text) - held]
+                    write(text[len(before) :])
+                    before = text if len(text) > len(before) else before
+        if all(done):
+            break
+    text, _ = shown(tokenizer, made[0], args.stop)
+    write(text[len(before) :])
+    return made, steps
+
+
+def _overlap(text: str, stop: str | None) -> int:
+    """How many characters at the end of the text may be the beginning of `stop`."""
+    if stop is None:
+        return 0
+    longest = min(len(stop) - 1, len(text))
+    return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)
+
+
+def main() -> int:
+    if not sys.argv[1:] or sys.argv[1] in ("-h", "--help"):
+        print(HELP, end="")
+        return 0 if sys.argv[1:] else 2
+    try:
+        run(parse(Arguments, sys.argv[1:]))
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
