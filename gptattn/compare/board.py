@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from tensorboard.compat.proto.event_pb2 import Event
-from tensorboard.compat.proto.summary_pb2 import Summary
+from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
+from tensorboard.compat.proto.summary_pb2 import (
+    Summary,  # pyright: ignore[reportAttributeAccessIssue]
+)
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from gptattn.compare.bands import section_bands, start_time

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from matplotlib import rc_context
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter, NullFormatter
 
 from gptattn.compare.bands import Band, curve_kind, section_bands
 from gptattn.compare.comparison import COSTS, Row, Section
@@ -24,6 +24,7 @@ COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 LINES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)), (0, (3, 1, 1, 1, 1, 1)))
 MOST = 12  # variants in a plot of curves; more cannot be told apart
+NAMED = 30  # points with a name beside them
 SIZE = (5.2, 3.7)  # inches: at 360 pixels of width the text is still read
 AXES = {
     "tokens": "training tokens",
@@ -33,9 +34,9 @@ AXES = {
 COST_AXES = {
     "params": "parameters",
     "cache": "cache bytes per token",
-    "speed": "tokens/s (more is better)",
+    "speed": "tokens/s",
 }
-STYLE = {
+STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "text.parse_math": False,
     "font.size": 9,
@@ -122,6 +123,8 @@ def _curve_plot(
             )
     low, high = _limits(list(shown.values()))
     axes.set_ylim(low, high)
+    if axis != "seconds":
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     loss = {"val": "validation loss", "train": "training loss"}[kind]
     axes.set(xlabel=AXES[axis], ylabel=f"{loss} (nats)")
     # A label that begins with an underscore would be left out.
@@ -143,14 +146,13 @@ def _curve_plot(
 
 def _limits(bands: Sequence[Band]) -> tuple[float, float]:
     """From the lowest value to where the curves are after a tenth of the way."""
-    lows = [band.mean if band.low is None else np.maximum(band.low, 0) for band in bands]
     longest = max(band.x[-1] for band in bands)
     late = [band.mean[band.x >= longest / 10] for band in bands]
-    tops = [part.max() for part in late if len(part)] or [band.mean.max() for band in bands]
-    # At the start a band of few seeds can be wide: what counts is where the curves end up.
-    bottom = min(float(low[len(low) // 2 :].min()) for low in lows)
-    bottom = min(bottom, *(float(band.mean.min()) for band in bands)) if bands else bottom
-    top = max(tops)
+    top = max([float(part.max()) for part in late if len(part)] or [float(bands[0].mean.max())])
+    lowest = min(float(band.mean.min()) for band in bands)
+    # Where a band of two seeds is wider than all the curves' course, the course is what is shown.
+    ends = [float(band.low[len(band.low) // 2 :].min()) for band in bands if band.low is not None]
+    bottom = max(min([lowest, *ends]), lowest - 0.5 * (top - lowest))
     room = 0.05 * (top - bottom) or 0.05 * abs(top) or 1.0
     return bottom - room, top + room
 
@@ -188,13 +190,19 @@ def _cost_plot(
     axes.step(*zip(*front, strict=True), where="post", color=INK, alpha=0.6, linewidth=1, zorder=1)
     if _spans_decades([row.metrics[metric].mean for row in rows]):
         axes.set_xscale("log")
+        axes.xaxis.set_minor_formatter(NullFormatter())
     axes.margins(x=0.12, y=0.12)
     _label(axes, [(row.metrics[metric].mean, row.loss, row.name) for row in rows])
-    axes.set(xlabel=COST_AXES[cost], ylabel="validation loss (nats)")
+    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    better = "right" if cost == "speed" else "left"
+    axes.set(xlabel=f"{COST_AXES[cost]} ({better} is better)", ylabel="validation loss (nats)")
+    gain = "more tokens/s" if cost == "speed" else "a lower cost"
     caption = (
         "Means over seeds with 95% intervals. Filled: on the Pareto front, the line, no other "
-        "variant has both a lower mean loss and a lower cost."
+        f"variant has both a lower mean loss and {gain}."
     )
+    if len(rows) > NAMED:
+        caption += f" Of {len(rows)} variants the {NAMED} with the lowest loss are named."
     return _drawn(figure, f"{prefix}pareto_{cost}", f"Loss against {COST_AXES[cost]}", caption)
 
 
@@ -215,8 +223,7 @@ def _label(axes: Any, points: Sequence[tuple[float, float, str]]) -> None:
     box = axes.get_window_extent()
     placed: list[tuple[float, float]] = []
     height = 11 * axes.figure.dpi / 72
-    most = 30
-    for x, y, name in sorted(points, key=lambda point: point[1])[:most]:
+    for x, y, name in sorted(points, key=lambda point: point[1])[:NAMED]:
         px, py = axes.transData.transform((x, y))
         right = px > box.x0 + 0.6 * box.width
         top = py + 5
