@@ -3,6 +3,7 @@
 import json
 import math
 import stat
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,7 +84,7 @@ def read_curves(folder: Path) -> tuple[Curves, str | None]:
     return curves, damage and one_line(f"{folder}: {damage}")
 
 
-def _rows(file: Path):
+def _rows(file: Path) -> Iterator[_Row]:
     """Yield the rows. Raises ValueError at the first line that is none."""
     if not stat.S_ISREG(file.stat().st_mode):
         raise ValueError("metrics.jsonl is no file: no curves")
@@ -92,7 +93,7 @@ def _rows(file: Path):
         while block := opened.read(BLOCK):
             whole, newline, rest = (rest + block).rpartition(b"\n")
             if not newline and len(rest) > BLOCK:
-                break
+                raise _damaged(count)
             for row in _decoded(whole, count):
                 count += 1
                 yield row
@@ -101,7 +102,7 @@ def _rows(file: Path):
         yield from _decoded(rest, count)
 
 
-def _decoded(block: bytes, before: int):
+def _decoded(block: bytes, before: int) -> Iterator[_Row]:
     try:
         rows = _DECODER.decode_lines(block)
     except (msgspec.MsgspecError, RecursionError):
@@ -118,7 +119,11 @@ def _decoded_line(line: bytes, before: int) -> _Row:
         # Not only the damaged come here: NaN and Infinity, which JSON has not, and Python writes.
         return msgspec.convert(json.loads(line), _Row)
     except (ValueError, RecursionError, OverflowError, msgspec.MsgspecError):
-        raise ValueError(f"metrics.jsonl is damaged after {before:,} rows; those count") from None
+        raise _damaged(before) from None
+
+
+def _damaged(rows: int) -> ValueError:
+    return ValueError(f"metrics.jsonl is damaged after {rows:,} rows; those count")
 
 
 def _curve(points: list[Point]) -> Curve:

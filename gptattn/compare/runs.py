@@ -131,13 +131,14 @@ def _run_folders(path: Path, seen: set[tuple[int, int]], passed_over: list[str])
                 continue
             seen.add((info.st_dev, info.st_ino))
             entries = sorted(os.scandir(folder), key=lambda entry: entry.name, reverse=True)
-            below = [e for e in entries if not e.name.startswith(".") and e.is_dir()]
         except OSError as error:
             passed_over.append(one_line(f"{folder}: {_reason(error)}"))
             continue
         if any(entry.name == "config.yaml" for entry in entries):
             yield folder
-        waiting.extend(folder / entry.name for entry in below)
+        names = (entry.name for entry in entries if not entry.name.startswith("."))
+        # Path.is_dir, as that of an entry raises for a link to itself.
+        waiting.extend(folder / name for name in names if (folder / name).is_dir())
 
 
 def _text(file: Path, most: int) -> str:

@@ -46,7 +46,7 @@ def rows(runs: Sequence[Run]) -> list[list[str]]:
 
 def report_rows(section: Section) -> list[list[str]]:
     """The cells of the report's table, a heading row first."""
-    difference = [f"- {section.baseline}", "95% interval", "p (Holm)"]
+    difference = [f"vs {section.baseline}", "95% interval", "p (Holm)"]
     heading, *others = (heading for heading, *_ in COLUMNS)
     cells = [["variant", "n", heading, *difference, *others]]
     for row in section.rows:
@@ -86,7 +86,7 @@ def terminal_table(runs: Sequence[Run], title: str, width: int) -> Table:
 def report_table(section: Section, title: str, width: int) -> Table:
     """The report's table on a terminal, as many columns as `width` characters hold."""
     caption = (
-        f"val loss: mean ± 95% interval over seeds; - {section.baseline}: paired difference, "
+        f"val loss: mean ± 95% interval over seeds; vs {section.baseline}: paired difference, "
         "p after Holm's correction"
     )
     return _table(report_rows(section), title, width, caption)
