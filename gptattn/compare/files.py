@@ -40,6 +40,16 @@ def disk_errors(folder: Path) -> Iterator[None]:
         raise DiskError("--out", f"{folder}: {error.strerror}; give another folder") from error
 
 
+def claim(folder: Path) -> None:
+    """Make the folder, and see that it can be written to, before anything slow starts.
+
+    Raises DiskError.
+    """
+    with disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+
+
 def json_text(comparison: Comparison) -> str:
     """The whole aggregate; what is not a number is null."""
     node = {

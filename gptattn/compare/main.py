@@ -65,14 +65,17 @@ def _report(args: argparse.Namespace) -> None:
             print(*filter(None, [section.title, markdown_table(report_rows(section))]), sep="\n\n")
         return
     from gptattn.compare.console import show
+    from gptattn.compare.files import claim
     from gptattn.compare.write import with_curves, write_report
 
     if args.no_files:
         show(comparison)
         return
+    out = args.out or _out(args.folders, runs)
+    claim(out)
     comparison = with_curves(comparison)
     show(comparison)
-    page = write_report(comparison, args.out or _out(args.folders, runs))
+    page = write_report(comparison, out)
     print(f"page: {page}")
 
 

@@ -24,7 +24,8 @@ COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 LINES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)), (0, (3, 1, 1, 1, 1, 1)))
 MOST = 12  # variants in a plot of curves; more cannot be told apart
-NAMED = 30  # points with a name beside them
+FEW = 6  # variants whose legend has room within the plot
+LINE = 11  # points from one line of text to the next
 SIZE = (5.2, 3.7)  # inches: at 360 pixels of width the text is still read
 AXES = {
     "tokens": "training tokens",
@@ -92,8 +93,8 @@ def _look(index: int) -> dict[str, Any]:
     }
 
 
-def _figure() -> tuple[Figure, Any]:
-    figure = Figure(figsize=SIZE, layout="constrained")
+def _figure(extra: float = 0.0) -> tuple[Figure, Any]:
+    figure = Figure(figsize=(SIZE[0], SIZE[1] + extra), layout="constrained")
     axes = figure.add_subplot()
     axes.grid(color=INK, alpha=0.15, linewidth=0.6)
     axes.set_axisbelow(True)
@@ -110,7 +111,8 @@ def _curve_plot(
 ) -> Plot:
     # The baseline and the lowest losses: rows are in that order.
     shown = {name: bands[name] for name in list(bands)[:MOST]}
-    figure, axes = _figure()
+    within = len(shown) <= FEW
+    figure, axes = _figure(0.0 if within else 0.1 * len(shown))
     lines = []
     for i, (name, band) in enumerate(shown.items()):
         # Markers of different curves at different places, as the curves lie close together.
@@ -128,20 +130,28 @@ def _curve_plot(
     loss = {"val": "validation loss", "train": "training loss"}[kind]
     axes.set(xlabel=AXES[axis], ylabel=f"{loss} (nats)")
     # A label that begins with an underscore would be left out.
-    labels = [f" {name}" if name.startswith("_") else name for name in shown]
-    axes.legend(lines, [_short(label) for label in labels], loc="upper right", handlelength=3.5)
+    labels = [_short(f" {name}" if name.startswith("_") else name) for name in shown]
+    if within:
+        axes.legend(lines, labels, loc="upper right", handlelength=3.5)
+    else:
+        figure.legend(lines, labels, loc="outside lower center", ncols=2, handlelength=3.5)
+    caption = _curve_caption(shown, high, len(bands))
+    return _drawn(figure, f"{prefix}loss_{axis}", f"Loss against {AXES[axis]}", caption)
+
+
+def _curve_caption(shown: Mapping[str, Band], high: float, variants: int) -> str:
     seeds = sorted({band.n for band in shown.values()})
     over = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
     caption = f"Mean over {over} seed{'s' * (seeds[-1] > 1)}"
     caption += " and its 95% interval." if seeds[-1] > 1 else "; one seed has no interval."
     if any((band.mean > high).any() for band in shown.values()):
         caption += " The steep beginning lies above the plot."
-    if len(bands) > len(shown):
+    if variants > len(shown):
         caption += (
-            f" Of {len(bands)} variants, the baseline and the {len(shown) - 1} with the lowest "
+            f" Of {variants} variants, the baseline and the {len(shown) - 1} with the lowest "
             "loss are drawn."
         )
-    return _drawn(figure, f"{prefix}loss_{axis}", f"Loss against {AXES[axis]}", caption)
+    return caption
 
 
 def _limits(bands: Sequence[Band]) -> tuple[float, float]:
@@ -201,8 +211,6 @@ def _cost_plot(
         "Means over seeds with 95% intervals. Filled: on the Pareto front, the line, no other "
         f"variant has both a lower mean loss and {gain}."
     )
-    if len(rows) > NAMED:
-        caption += f" Of {len(rows)} variants the {NAMED} with the lowest loss are named."
     return _drawn(figure, f"{prefix}pareto_{cost}", f"Loss against {COST_AXES[cost]}", caption)
 
 
@@ -218,28 +226,34 @@ def _spans_decades(values: Sequence[float]) -> bool:
 
 
 def _label(axes: Any, points: Sequence[tuple[float, float, str]]) -> None:
-    """Names beside their points, inwards, pushed apart where they would overlap."""
+    """Names beside their points, inwards, pushed up where they would overlap.
+
+    A name that finds no room near its point is left out; the table has them all.
+    """
     axes.figure.draw_without_rendering()
     box = axes.get_window_extent()
+    scale = axes.figure.dpi / 72  # pixels in a point
     placed: list[tuple[float, float]] = []
-    height = 11 * axes.figure.dpi / 72
-    for x, y, name in sorted(points, key=lambda point: point[1])[:NAMED]:
+    for x, y, name in sorted(points, key=lambda point: point[1]):
         px, py = axes.transData.transform((x, y))
         right = px > box.x0 + 0.6 * box.width
-        top = py + 5
+        up = 5 * scale
         while any(
-            abs(top - other) < height and abs(px - at) < box.width / 2 for at, other in placed
+            abs(py + up - at) < LINE * scale and abs(px - beside) < box.width / 2
+            for beside, at in placed
         ):
-            top += height / 4
-        placed.append((px, top))
+            up += LINE * scale / 4
+        if up > 3 * LINE * scale:
+            continue
+        placed.append((px, py + up))
         axes.annotate(
             _short(name),
             (x, y),
-            xytext=(-7 if right else 7, (top - py) * 72 / axes.figure.dpi),
+            xytext=(-7 if right else 7, up / scale),
             textcoords="offset points",
             ha="right" if right else "left",
             fontsize=8.5,
-        )
+        ).set_in_layout(False)
 
 
 def _drawn(figure: Figure, name: str, title: str, caption: str) -> Plot:

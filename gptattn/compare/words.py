@@ -8,6 +8,7 @@ from gptattn.compare.comparison import Comparison, Difference, Row, Section
 from gptattn.compare.statistics import SEEDS_CAP
 
 LARGEST_DENOMINATOR = 16  # "1/3 of the cache" helps a reader, "37/64" does not
+LISTED = 6  # names in one sentence
 FEWEST_FOR_FIRST = 3  # seeds, below which nothing is put first
 
 
@@ -133,7 +134,7 @@ def first_words(section: Section) -> str:
         if d.n < FEWEST_FOR_FIRST and not few
     ]
     if few:
-        return f"Fewer than {FEWEST_FOR_FIRST} seeds ({', '.join(few)}): nothing is put first."
+        return f"Fewer than {FEWEST_FOR_FIRST} seeds ({_listed(few)}): nothing is put first."
     compared = {d.variant: d for d in section.rivals}
     alike = [
         row.name
@@ -180,6 +181,8 @@ def _up(share: float) -> str:
 
 
 def _listed(items: Sequence[str]) -> str:
+    if len(items) > LISTED + 1:
+        items = [*items[:LISTED], f"{len(items) - LISTED} more"]
     *start, last = items
     return f"{', '.join(start)} and {last}" if start else last
 

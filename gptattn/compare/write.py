@@ -20,7 +20,7 @@ PLOTS = (
 def write_report(comparison: Comparison, out: Path) -> Path:
     """Write or replace comparison.{csv,json,html}, plots and tensorboard/; return the page.
 
-    Raises DiskError where the folder cannot be written.
+    The folder is there. Raises DiskError where it cannot be written.
     """
     from gptattn.compare.board import write_board
     from gptattn.compare.page import page_text
@@ -32,7 +32,6 @@ def write_report(comparison: Comparison, out: Path) -> Path:
         for i, section in enumerate(comparison.sections)
     ]
     with disk_errors(out):
-        out.mkdir(parents=True, exist_ok=True)
         for plot in (plot for group in plots for plot in group):
             write(out / f"{plot.name}.svg", standalone(plot.svg))
             write(out / f"{plot.name}.png", plot.png)
