@@ -34,12 +34,31 @@ def test_runs_that_differ_in_any_setting_are_never_averaged(tmp_path: Path) -> N
     assert set(groups) == {"mha model.d_mlp=None", "mha model.d_mlp=512"}
 
 
-def test_a_repeated_seed_is_no_further_sample(tmp_path: Path) -> None:
-    write_run(tmp_path / "a", "mha", 1, 2.0)
-    write_run(tmp_path / "b", "mha", 1, 2.0)
-    write_run(tmp_path / "c", "mha", 2, 2.5)
+def test_of_a_repeated_seed_the_newest_run_counts(tmp_path: Path) -> None:
+    for name, seed, loss, time in (("b", 1, 2.0, 10), ("a", 1, 2.1, 20), ("c", 2, 2.5, 5)):
+        write_run(tmp_path / name, "mha", seed, loss)
+        os.utime(tmp_path / name / "summary.json", (time, time))
     (members,) = group_runs(read_runs([tmp_path])[0]).values()
-    assert [run.seed for run in members] == [1, 2]
+    assert [(run.seed, run.metrics["val/loss"]) for run in members] == [(1, 2.1), (2, 2.5)]
+
+
+def test_the_name_of_a_file_stands_for_its_settings_where_it_tells_all(tmp_path: Path) -> None:
+    def run(name: str, model: str, d_model: int, **more: object) -> None:
+        choices = {"choices": {"attn": "mha", "model": model}}
+        write_run(tmp_path / name, "mha", 1, 2.0, config=choices, d_model=d_model, **more)
+
+    run("a", "tiny", 64, num_layers=2)
+    run("b", "nano", 128, num_layers=4)
+    assert set(group_runs(read_runs([tmp_path])[0])) == {"mha model=tiny", "mha model=nano"}
+    run("c", "nano", 256, num_layers=4)
+    assert "mha model.d_model=256 model.num_layers=4" in group_runs(read_runs([tmp_path])[0])
+
+
+def test_values_that_are_cut_short_in_names_do_not_merge_groups(tmp_path: Path) -> None:
+    for name in ("x", "y"):
+        config = {"tokenizer": {"_target_": "t", "characters": "abcdefghijklmnopqrstuv" + name}}
+        write_run(tmp_path / name, "mha", 1, 2.0, config=config)
+    assert len(group_runs(read_runs([tmp_path])[0])) == 2
 
 
 DAMAGED_SUMMARIES = [

@@ -204,8 +204,8 @@ MATCH = {
     "what": "params",
     "to": "mha",
     "field": "model.d_mlp",
-    "from": 512,
-    "value": 545,
+    "before": 512,
+    "after": 545,
     "target": 124672,
     "reached": 124727,
 }

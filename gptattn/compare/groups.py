@@ -12,25 +12,43 @@ Groups = dict[str, list[Run]]
 def group_runs(runs: Sequence[Run]) -> Groups:
     """Runs that differ in nothing but the seed, under the shortest name that tells them apart.
 
-    The name is the variant; where several groups share it, the settings they differ in follow.
-    Of several runs with one seed the last one counts: a repeat is no further sample.
+    The name is the variant; where several groups share it, what they differ in follows: the file
+    that was picked (`model=nano`) where it tells all, otherwise the settings. Of several runs with
+    one seed the newest counts: a repeat is no further sample.
     """
     groups: dict[tuple[tuple[str, str], ...], list[Run]] = {}
-    for run in runs:
+    for run in sorted(runs, key=lambda run: run.finished):
         key = (("", run.variant), *sorted(run.settings.items()))
         groups.setdefault(key, []).append(run)
-    rivals: dict[str, list[dict[str, str]]] = {}
-    for key, members in groups.items():
-        rivals.setdefault(members[0].variant, []).append(dict(key))
+    rivals: dict[str, list[Run]] = {}
+    for members in groups.values():
+        rivals.setdefault(members[0].variant, []).append(members[0])
     named: Groups = {}
-    for key, members in groups.items():
-        same = rivals[members[0].variant]
-        differing = [
-            f"{n}={v[:20]}" for n, v in key if len(same) > 1 and len({r.get(n) for r in same}) > 1
-        ]
+    for members in groups.values():
+        differing = _differing(members[0], rivals[members[0].variant])
         name = _free(" ".join([members[0].variant, *differing]), named)
         named[name] = sorted({run.seed: run for run in members}.values(), key=lambda run: run.seed)
     return named
+
+
+def _differing(run: Run, rivals: Sequence[Run]) -> list[str]:
+    """`key=value` of what tells this run's group from the others of its variant."""
+    if len(rivals) == 1:
+        return []
+    keys = [k for k in sorted({k for r in rivals for k in r.settings}) if _varies(k, rivals)]
+    names: list[str] = []
+    for group, choice in run.choices.items():
+        own = [key for key in keys if key.startswith(f"{group}.")]
+        # A file's name stands for its settings where equal names mean equal settings.
+        told = {(r.choices.get(group), *(r.settings.get(k) for k in own)) for r in rivals}
+        if own and len(told) == len({r.choices.get(group) for r in rivals}):
+            names.append(f"{group}={choice}")
+            keys = [key for key in keys if key not in own]
+    return names + [f"{key}={run.settings.get(key, '-')[:20]}" for key in keys]
+
+
+def _varies(key: str, runs: Sequence[Run]) -> bool:
+    return len({run.settings.get(key) for run in runs}) > 1
 
 
 def _free(name: str, taken: Groups) -> str:

@@ -20,7 +20,7 @@ LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the one in C, where it
 # is not among them: it is kept as one setting, in words.
 NO_MATTER = re.compile(
     r"(seed|experiment_name|log_every|checkpoint|cache_dir|allow_targets(\[.*)?|data\.path"
-    r"|choices\..*|trainer\.accelerator|sample\..*|sweep\..*|validation\.count|budget\..*)$"
+    r"|choices\..*|trainer\.(accelerator|threads)|match_attn.*|sample\..*|sweep\..*|validation\.count|budget\..*)$"
 )
 # A run writes 2 kB of each. What is a thousand times larger is none of ours, and would take long.
 CONFIG_BYTES, SUMMARY_BYTES = 200_000, 5_000_000
@@ -39,13 +39,13 @@ DAMAGE = (
 
 
 class Match(msgspec.Struct, frozen=True):
-    """What `match` did to a run's model: `field` went from `start` to `value`."""
+    """What `match` did to a run's model: `field` went from `before` to `after`."""
 
     what: str
     to: str
     field: str
-    start: float = msgspec.field(name="from")
-    value: float
+    before: float | None
+    after: float | None
     target: float
     reached: float
 
@@ -63,6 +63,8 @@ class Run:
     data: dict[str, str] = field(default_factory=dict)  # of summary.json
     environment: dict[str, str] = field(default_factory=dict)  # flat
     match: Match | None = None
+    finished: float = 0.0  # seconds since 1970
+    choices: dict[str, str] = field(default_factory=dict)  # the files picked, as model: nano
 
 
 class _Summary(msgspec.Struct):
@@ -204,6 +206,8 @@ def _read(folder: Path) -> Run:
         _flat(summary.data),
         _flat(summary.environment),
         _match(summary.match),
+        (folder / "summary.json").stat().st_mtime,
+        {k[8:]: one_line(v) for k, v in config.items() if k.startswith("choices.")},
     )
 
 

@@ -23,6 +23,7 @@ COLUMNS: tuple[Column, ...] = (
     ("cache B/token", "cost/kv_bytes_per_token", ",.0f"),
     ("peak MB", "perf/peak_memory_mb", ",.0f"),
 )
+NAME_WIDTH = 24  # characters; longer names take several lines
 SCALE = {"cost/flops_per_token": 1e-6}
 MISSING = "–"  # noqa: RUF001
 # What goes first where the terminal is narrow; the files have all columns.
@@ -103,7 +104,14 @@ def _table(cells: Sequence[Sequence[str]], title: str, width: int, caption: str)
     )
     shown = _fitting(cells, width)
     for i in shown:
-        table.add_column(Text(cells[0][i]), justify="right" if i else "left", no_wrap=True)
+        # A long name takes several lines; a figure cut short would be another figure.
+        table.add_column(
+            Text(cells[0][i]),
+            justify="right" if i else "left",
+            no_wrap=bool(i),
+            overflow="fold",
+            max_width=None if i else NAME_WIDTH,
+        )
     for row in cells[1:]:
         # Text, as a variant's name must not be read as markup.
         table.add_row(*(Text(row[i]) for i in shown))
@@ -113,6 +121,7 @@ def _table(cells: Sequence[Sequence[str]], title: str, width: int, caption: str)
 def _fitting(cells: Sequence[Sequence[str]], width: int) -> list[int]:
     """Indices of the columns to show; what is dispensable goes until the rest fits."""
     widths = [max(len(row[i]) for row in cells) + 1 for i in range(len(cells[0]))]
+    widths[0] = min(widths[0], NAME_WIDTH + 1)
     shown = list(range(len(widths)))
     for heading in DISPENSABLE:
         if sum(widths[i] for i in shown) + 1 <= width:

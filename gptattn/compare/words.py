@@ -164,11 +164,13 @@ def match_words(section: Section) -> list[str]:
             continue
         field = {"model.d_mlp": "MLP"}.get(m.field, m.field)
         what = {"params": "parameters", "flops": "FLOPs", "kv_cache": "cache"}.get(m.what, m.what)
-        if m.value == m.start:
-            change = f"{row.name}'s {field} stayed at {m.value:g}"
+        if m.before is None or m.after is None:
+            change = f"nothing of {row.name} had to change"
+        elif m.after == m.before:
+            change = f"{row.name}'s {field} stayed at {m.after:g}"
         else:
-            verb = "widened" if m.value > m.start else "narrowed"
-            change = f"{row.name}'s {field} {verb} from {m.start:g} to {m.value:g}"
+            verb = "widened" if m.after > m.before else "narrowed"
+            change = f"{row.name}'s {field} {verb} from {m.before:g} to {m.after:g}"
         off = abs(m.reached / m.target - 1) if m.target else math.inf
         near = f"within {_up(off)} of {m.to}'s" if off else f"equal to {m.to}'s"
         lines.append(f"match={m.what}: {change}, {what} {near}")
