@@ -1,33 +1,86 @@
-"""`gptattn-compare FOLDER...`: one table of all finished runs below the folders."""
+"""Compare finished runs: a table, and a page with intervals, tests and plots."""
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from rich.console import Console
-
-from gptattn.compare.runs import read_runs
-from gptattn.compare.table import markdown_table, terminal_table
+from gptattn.compare.runs import Run, one_line, read_runs
 from gptattn.errors import UserError
 
 
 def main() -> NoReturn:
-    parser = argparse.ArgumentParser(prog="gptattn-compare", description=__doc__)
-    parser.add_argument("folders", nargs="*", type=Path, default=[Path("outputs")])
-    parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
-    args = parser.parse_args()
+    """`gptattn-compare FOLDER...`. Exits with the codes of `gptattn.errors`."""
+    args = _arguments()
     try:
-        runs, passed_over = read_runs(args.folders)
+        _report(args)
     except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {one_line(str(error))}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
+    sys.exit(0)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="gptattn-compare", description=__doc__)
+    parser.add_argument(
+        "folders", nargs="*", type=Path, default=[Path("outputs")], help="run or sweep folders"
+    )
+    parser.add_argument("--baseline", metavar="NAME", help="row to compare with; default: mha")
+    parser.add_argument(
+        "--split",
+        action="store_true",
+        help="report runs that differ in data, tokenizer or budget apart instead of refusing",
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="default: comparison/ in the first folder"
+    )
+    parser.add_argument("--no-files", action="store_true", help="print, and write nothing")
+    parser.add_argument(
+        "--markdown", action="store_true", help="print the table as Markdown, and write nothing"
+    )
+    return parser.parse_args()
+
+
+def _report(args: argparse.Namespace) -> None:
+    from gptattn.compare.comparison import compare
+
+    runs, passed_over = read_runs(args.folders)
     for line in passed_over:
         print(f"passed over: {line}", file=sys.stderr)
+    comparison = compare(
+        runs,
+        folders=[one_line(str(folder)) for folder in args.folders],
+        baseline=args.baseline,
+        split=args.split,
+        passed_over=passed_over,
+    )
     if args.markdown:
-        print(markdown_table(runs))
-    else:
-        console = Console()
-        title = " ".join(map(str, args.folders))
-        console.print(terminal_table(runs, title, console.width))
-    sys.exit(0)
+        from gptattn.compare.table import markdown_table, report_rows
+
+        for section in comparison.sections:
+            print(*filter(None, [section.title, markdown_table(report_rows(section))]), sep="\n\n")
+        return
+    from gptattn.compare.console import show
+    from gptattn.compare.files import claim
+    from gptattn.compare.write import with_curves, write_report
+
+    if args.no_files:
+        show(comparison)
+        return
+    out = args.out or _out(args.folders, runs)
+    claim(out)
+    comparison = with_curves(comparison)
+    show(comparison)
+    page = write_report(comparison, out)
+    print(f"page: {page}")
+
+
+def _out(folders: Sequence[Path], runs: Sequence[Run]) -> Path:
+    """`comparison/` in the first folder, or beside it where it is a run itself."""
+    first = folders[0]
+    own = any(run.folder == first for run in runs)
+    return (first.absolute().parent if own else first) / "comparison"

@@ -1,83 +1,218 @@
 """Reads finished runs. Whatever is half-written or damaged is named and passed over."""
 
 import json
+import math
+import os
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+import stat
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import yaml
 
 from gptattn.errors import DataError
 
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the one in C, where it was built
-# Settings that no result depends on: runs that differ in them alone differ in nothing.
+# Settings that no result depends on: runs that differ in them alone differ in nothing. The budget
+# is not among them: it is kept as one setting, in words.
 NO_MATTER = re.compile(
-    r"(seed|experiment_name|log_every|checkpoint|cache_dir|allow_targets|data\.path|choices\..*"
-    r"|trainer\.accelerator"
-    r"|sample\..*|validation\.count|budget\.default_steps)$"
+    r"(seed|experiment_name|log_every|checkpoint|cache_dir|allow_targets(\[.*)?|data\.path"
+    r"|choices\..*|trainer\.(accelerator|threads)|match_attn.*|sample\..*|sweep\..*|validation\.count|budget\..*)$"
 )
+# A run writes 2 kB of each. What is a thousand times larger is none of ours, and would take long.
+CONFIG_BYTES, SUMMARY_BYTES = 200_000, 5_000_000
+NODES, DEPTH = 5_000, 20  # a few bytes of YAML with aliases can stand for any number of values
+DAMAGE = (
+    OSError,
+    ValueError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    OverflowError,
+    RecursionError,
+    msgspec.MsgspecError,
+    yaml.YAMLError,
+)
+
+
+class Match(msgspec.Struct, frozen=True):
+    """What `match` did to a run's model: `field` went from `before` to `after`."""
+
+    what: str
+    to: str
+    field: str
+    before: float | None
+    after: float | None
+    target: float
+    reached: float
 
 
 @dataclass(frozen=True)
 class Run:
-    """One finished run: its summary.json."""
+    """One finished run: its summary.json, and what of config.yaml its result depends on."""
 
     folder: Path
     variant: str
     seed: int
-    metrics: dict[str, float]
+    metrics: dict[str, float]  # finite values only; val/loss is always there
     settings: dict[str, str]  # all that a result can depend on but the seed, flat
+    budget: str = ""  # as "1000 steps"
+    data: dict[str, str] = field(default_factory=dict)  # of summary.json
+    environment: dict[str, str] = field(default_factory=dict)  # flat
+    match: Match | None = None
+    finished: float = 0.0  # seconds since 1970
+    choices: dict[str, str] = field(default_factory=dict)  # the files picked, as model: nano
+
+
+class _Summary(msgspec.Struct):
+    variant: str
+    seed: int
+    metrics: dict[str, float | None]
+    data: dict[str, Any]
+    hyperparameters: dict[str, Any]
+    status: str = "done"
+    environment: dict[str, Any] = {}
+    match: Any = None
 
 
 def read_runs(paths: Iterable[Path]) -> tuple[list[Run], list[str]]:
-    """All finished runs at or below the paths, and a line for each folder passed over.
+    """All finished runs at or below the paths, each once, and a line for each folder passed over.
 
     Raises DataError where a path does not exist or no finished run is found.
     """
-    runs, passed_over = [], []
+    runs: list[Run] = []
+    passed_over: list[str] = []
+    seen: set[tuple[int, int]] = set()
     for path in paths:
         if not path.is_dir():
             raise DataError("run folder", f"{path} is no folder; give a run or sweep folder")
-        for folder in _run_folders(path):
+        for folder in _run_folders(path, seen, passed_over):
             try:
                 runs.append(_read(folder))
-            except (
-                OSError,
-                ValueError,
-                KeyError,
-                TypeError,
-                AttributeError,
-                yaml.YAMLError,
-            ) as error:
-                reason = "not finished" if isinstance(error, FileNotFoundError) else repr(error)
-                passed_over.append(f"{folder}: {reason}")
+            except DAMAGE as error:
+                passed_over.append(one_line(f"{folder}: {_reason(error)}"))
     if not runs:
-        raise DataError("run folder", "no finished run there; train one first: python train.py")
+        passed = f" ({len(passed_over)} passed over, as {passed_over[0]})" if passed_over else ""
+        raise DataError(
+            "run folder", f"no finished run there{passed}; train one first: python train.py"
+        )
     return runs, passed_over
 
 
-def _run_folders(path: Path) -> Iterator[Path]:
-    """A run's folder is known by the config.yaml that claims it; Hydra's copy is not one."""
-    for config in sorted(path.rglob("config.yaml")):
-        if config.parent.name != ".hydra":
-            yield config.parent
+def one_line(text: str) -> str:
+    """Text from a file or a file's name, made fit for one line of a terminal."""
+    return "".join(c if c.isprintable() else "\ufffd" for c in text)[:400]
 
 
-def _flat(node: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in node.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")
+def _reason(error: Exception) -> str:
+    if isinstance(error, FileNotFoundError):
+        return "not finished"
+    if isinstance(error, OSError):
+        return error.strerror or type(error).__name__
+    if isinstance(error, json.JSONDecodeError):
+        return f"summary.json is damaged or half-written: {error}"
+    if isinstance(error, yaml.YAMLError):
+        return f"config.yaml is damaged: {' '.join(str(error).split())}"
+    return f"{error}" if isinstance(error, ValueError | msgspec.MsgspecError) else repr(error)
+
+
+def _run_folders(path: Path, seen: set[tuple[int, int]], passed_over: list[str]) -> Iterator[Path]:
+    """A run's folder is known by the config.yaml that claims it; Hydra's copy is not one.
+
+    Links are followed, and `seen` holds each folder's identity: a loop of them has an end.
+    """
+    waiting = [path]
+    while waiting:
+        folder = waiting.pop()
+        try:
+            info = folder.stat()
+            if (info.st_dev, info.st_ino) in seen:
+                continue
+            seen.add((info.st_dev, info.st_ino))
+            entries = sorted(os.scandir(folder), key=lambda entry: entry.name, reverse=True)
+        except OSError as error:
+            passed_over.append(one_line(f"{folder}: {_reason(error)}"))
+            continue
+        if any(entry.name == "config.yaml" for entry in entries):
+            yield folder
+        names = (entry.name for entry in entries if not entry.name.startswith("."))
+        # Path.is_dir, as that of an entry raises for a link to itself.
+        waiting.extend(folder / name for name in names if (folder / name).is_dir())
+
+
+def _text(file: Path, most: int) -> str:
+    """The file's text. Raises ValueError for one too large, or no file: a pipe would block."""
+    info = file.stat()
+    if not stat.S_ISREG(info.st_mode):
+        raise ValueError(f"{file.name} is no file")
+    if info.st_size > most:
+        raise ValueError(f"{file.name} has {info.st_size:,} bytes; at most {most:,} are read")
+    return file.read_text(encoding="utf-8")
+
+
+def _flat(node: Any, prefix: str = "") -> dict[str, str]:
+    """`{"a.b": "1", "c[0]": "x"}`. Raises ValueError for what is too large or too deep."""
+    values: dict[str, str] = {}
+    waiting, count = [(prefix, node, 0)], 0
+    while waiting:
+        name, value, depth = waiting.pop()
+        count += 1
+        if count > NODES or depth > DEPTH:
+            raise ValueError("config.yaml has too many values, or too deeply nested ones")
+        if isinstance(value, dict) and value:
+            dot = f"{name}." if name else ""
+            waiting.extend((f"{dot}{k}", v, depth + 1) for k, v in value.items())
+        elif isinstance(value, list) and value:
+            waiting.extend((f"{name}[{i}]", v, depth + 1) for i, v in enumerate(value))
         else:
-            yield f"{prefix}{key}", value
+            values[name] = str(value)
+    return values
+
+
+def _budget(config: Mapping[str, str]) -> str:
+    """`1000 steps`. The default counts only where no other budget is given."""
+    given = {k.removeprefix("budget."): v for k, v in config.items() if k.startswith("budget.")}
+    default = given.pop("default_steps", None)
+    set_ = [f"{value} {unit}" for unit, value in sorted(given.items()) if value != "None"]
+    return " and ".join(set_) or (f"{default} steps" if default else "")
 
 
 def _read(folder: Path) -> Run:
-    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    config = yaml.load((folder / "config.yaml").read_text(encoding="utf-8"), Loader=LOADER)
-    settings = {key: str(value) for key, value in _flat(config) if not NO_MATTER.match(key)}
-    settings["text"] = summary["data"]["text_sha256"][:8]
-    settings["device"] = summary["hyperparameters"]["device"]
-    metrics = {str(k): float(v) for k, v in summary["metrics"].items()}
-    return Run(folder, str(summary["variant"]), int(summary["seed"]), metrics, settings)
+    text = _text(folder / "summary.json", SUMMARY_BYTES)
+    summary = msgspec.convert(json.loads(text), _Summary)
+    if summary.status != "done":
+        raise ValueError(f"not finished: its status is {summary.status!r}")
+    metrics = {k: v for k, v in summary.metrics.items() if v is not None and math.isfinite(v)}
+    if "val/loss" not in metrics:
+        raise ValueError("summary.json has no finite val/loss")
+    node = yaml.load(_text(folder / "config.yaml", CONFIG_BYTES), Loader=LOADER)
+    if not isinstance(node, dict):
+        raise ValueError("config.yaml holds no settings")
+    config = _flat(node)
+    settings = {key: value for key, value in config.items() if not NO_MATTER.match(key)}
+    settings["budget"] = _budget(config)
+    settings["text"] = str(summary.data["text_sha256"])[:8]
+    settings["device"] = str(summary.hyperparameters["device"])
+    return Run(
+        folder,
+        one_line(summary.variant),
+        summary.seed,
+        metrics,
+        {one_line(key): one_line(value) for key, value in settings.items()},
+        one_line(settings["budget"]),
+        _flat(summary.data),
+        _flat(summary.environment),
+        _match(summary.match),
+        (folder / "summary.json").stat().st_mtime,
+        {k[8:]: one_line(v) for k, v in config.items() if k.startswith("choices.")},
+    )
+
+
+def _match(node: Any) -> Match | None:
+    try:
+        return None if node is None else msgspec.convert(node, Match)
+    except msgspec.ValidationError:  # a record of another version: no reason to drop the run
+        return None

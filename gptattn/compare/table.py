@@ -1,84 +1,142 @@
-"""Runs grouped over seeds, one row per variant, on a terminal or in Markdown."""
+"""The comparison as a table: on a terminal, in Markdown, and the cells that the page shows."""
 
 from collections.abc import Sequence
 from statistics import mean, stdev
 
 from rich import box
 from rich.table import Table
+from rich.text import Text
 
+from gptattn.compare.comparison import Row, Section
+from gptattn.compare.groups import group_runs
 from gptattn.compare.runs import Run
 
-# Heading, metric, format of the mean; the spread over seeds is shown where it means something.
-Column = tuple[str, str, str, bool]
+# Heading, metric, format of the mean.
+Column = tuple[str, str, str]
 COLUMNS: tuple[Column, ...] = (
-    ("val loss", "val/loss", ".4f", True),
-    ("bits/byte", "val/bits_per_byte", ".3f", False),
-    ("tokens/s", "perf/tokens_per_s", ",.0f", False),
-    ("params", "cost/params", ",.0f", False),
-    ("in attention", "cost/params_attention", ",.0f", False),
-    ("MFLOPs/token", "cost/flops_per_token", ",.2f", False),
-    ("cache B/token", "cost/kv_bytes_per_token", ",.0f", False),
-    ("peak MB", "perf/peak_memory_mb", ",.0f", False),
+    ("val loss", "val/loss", ".4f"),
+    ("bits/byte", "val/bits_per_byte", ".3f"),
+    ("tokens/s", "perf/tokens_per_s", ",.0f"),
+    ("step ms", "perf/step_ms", ",.1f"),
+    ("params", "cost/params", ",.0f"),
+    ("MFLOPs/token", "cost/flops_per_token", ",.2f"),
+    ("cache B/token", "cost/kv_bytes_per_token", ",.0f"),
+    ("peak MB", "perf/peak_memory_mb", ",.0f"),
 )
-WIDE = 110
-WIDE_ONLY = {"val/bits_per_byte", "cost/params_attention", "cost/flops_per_token"}
+NAME_WIDTH = 24  # characters; longer names take several lines
 SCALE = {"cost/flops_per_token": 1e-6}
+MISSING = "–"  # noqa: RUF001
+# What goes first where the terminal is narrow; the files have all columns.
+DISPENSABLE = ("step ms", "MFLOPs/token", "bits/byte", "peak MB", "95% interval", "params")
 
 
-def group_runs(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Runs that differ in nothing but the seed, under the shortest name that tells them apart.
-
-    The name is the variant; where several groups share it, the settings they differ in follow.
-    Of several runs with one seed the last one counts: a repeat is no further sample.
-    """
-    groups: dict[tuple[tuple[str, str], ...], list[Run]] = {}
-    for run in runs:
-        key = (("", run.variant), *sorted(run.settings.items()))
-        groups.setdefault(key, []).append(run)
-    named: dict[str, list[Run]] = {}
-    for key, members in groups.items():
-        variant = members[0].variant
-        rivals = [dict(k) for k, m in groups.items() if m[0].variant == variant]
-        differing = [f"{n}={v[:20]}" for n, v in key if len({r.get(n) for r in rivals}) > 1]
-        named[" ".join([variant, *differing])] = list({run.seed: run for run in members}.values())
-    return named
-
-
-def rows(runs: Sequence[Run], columns: Sequence[Column] = COLUMNS) -> list[list[str]]:
-    """The table's cells, a heading row first."""
-    cells = [["variant", "seeds", *(heading for heading, *_ in columns)]]
+def rows(runs: Sequence[Run]) -> list[list[str]]:
+    """The cells of the short table, a heading row first: no test, no interval, no scipy."""
+    cells = [["variant", "seeds", *(heading for heading, *_ in COLUMNS)]]
     for name, members in group_runs(runs).items():
         row = [name, str(len(members))]
-        for _, metric, form, spread in columns:
-            values = [m.metrics[metric] * SCALE.get(metric, 1) for m in members]
-            cell = format(mean(values), form)
-            if spread and len(values) > 1:
+        for _, metric, form in COLUMNS:
+            values = [m.metrics[metric] for m in members if metric in m.metrics]
+            cell = _number(mean(values), metric, form) if values else MISSING
+            if metric == "val/loss" and len(values) > 1:
                 cell += f" ± {format(stdev(values), form)}"
             row.append(cell)
         cells.append(row)
     return cells
 
 
+def report_rows(section: Section) -> list[list[str]]:
+    """The cells of the report's table, a heading row first."""
+    difference = [f"vs {section.baseline}", "95% interval", "p (Holm)"]
+    heading, *others = (heading for heading, *_ in COLUMNS)
+    cells = [["variant", "n", heading, *difference, *others]]
+    for row in section.rows:
+        loss, *rest = (_estimate(row, metric, form) for _, metric, form in COLUMNS)
+        cells.append([row.name, str(row.n), loss, *_difference(row), *rest])
+    return cells
+
+
+def _number(value: float, metric: str, form: str) -> str:
+    return format(value * SCALE.get(metric, 1), form)
+
+
+def _estimate(row: Row, metric: str, form: str) -> str:
+    if metric not in row.metrics:
+        return MISSING
+    estimate = row.metrics[metric]
+    cell = _number(estimate.mean, metric, form)
+    if metric == "val/loss" and estimate.interval is not None:
+        cell += f" ± {estimate.interval[1] - estimate.mean:{form}}"
+    return cell
+
+
+def _difference(row: Row) -> list[str]:
+    d = row.difference
+    if d is None:
+        return [MISSING] * 3
+    interval = f"{d.interval[0]:+.4f} to {d.interval[1]:+.4f}" if d.interval else MISSING
+    p = MISSING if d.p_holm is None else "<0.001" if d.p_holm < 0.001 else f"{d.p_holm:.3f}"
+    return [f"{d.mean:+.4f}", interval, p]
+
+
 def terminal_table(runs: Sequence[Run], title: str, width: int) -> Table:
-    """All columns where `width` characters hold them, else those that matter most."""
-    few = [column for column in COLUMNS if column[1] not in WIDE_ONLY]
-    heading, *body = rows(runs, COLUMNS if width >= WIDE else few)
+    """The short table of the runs at the end of a sweep, as many columns as `width` holds."""
+    return _table(rows(runs), title, width, "mean over seeds; val loss ± standard deviation")
+
+
+def report_table(section: Section, title: str, width: int) -> Table:
+    """The report's table on a terminal, as many columns as `width` characters hold."""
+    caption = (
+        f"val loss: mean ± 95% interval over seeds; vs {section.baseline}: paired difference, "
+        "p after Holm's correction"
+    )
+    return _table(report_rows(section), title, width, caption)
+
+
+def _table(cells: Sequence[Sequence[str]], title: str, width: int, caption: str) -> Table:
     table = Table(
-        title=title,
+        title=Text(title),
         title_justify="left",
         box=box.SIMPLE_HEAD,
         padding=0,
-        caption="mean over seeds; val loss ± standard deviation",
+        caption=Text(caption),
         caption_justify="left",
     )
-    for i, name in enumerate(heading):
-        table.add_column(name, justify="right" if i else "left", no_wrap=True)
-    for row in body:
-        table.add_row(*row)
+    shown = _fitting(cells, width)
+    for i in shown:
+        # A long name takes several lines; a figure cut short would be another figure.
+        table.add_column(
+            Text(cells[0][i]),
+            justify="right" if i else "left",
+            no_wrap=bool(i),
+            overflow="fold",
+            max_width=None if i else NAME_WIDTH,
+        )
+    for row in cells[1:]:
+        # Text, as a variant's name must not be read as markup.
+        table.add_row(*(Text(row[i]) for i in shown))
     return table
 
 
-def markdown_table(runs: Sequence[Run]) -> str:
-    heading, *body = rows(runs)
+def _fitting(cells: Sequence[Sequence[str]], width: int) -> list[int]:
+    """Indices of the columns to show; what is dispensable goes until the rest fits."""
+    widths = [max(len(row[i]) for row in cells) + 1 for i in range(len(cells[0]))]
+    widths[0] = min(widths[0], NAME_WIDTH + 1)
+    shown = list(range(len(widths)))
+    for heading in DISPENSABLE:
+        if sum(widths[i] for i in shown) + 1 <= width:
+            break
+        shown = [i for i in shown if cells[0][i] != heading]
+    return shown
+
+
+def markdown_table(cells: Sequence[Sequence[str]]) -> str:
+    """The cells, a heading row first, in Markdown."""
+    heading, *body = ([_escaped(cell) for cell in row] for row in cells)
     rule = ["---", *["---:"] * (len(heading) - 1)]
     return "\n".join("| " + " | ".join(row) + " |" for row in [heading, rule, *body])
+
+
+def _escaped(cell: str) -> str:
+    """Nothing in a name may end a cell or begin a tag."""
+    return cell.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")

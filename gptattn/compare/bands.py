@@ -1,0 +1,83 @@
+"""Curves over seeds: mean and 95% band of each variant on a common grid."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from gptattn.compare.comparison import Section
+from gptattn.compare.curves import Curve, Curves, Floats
+from gptattn.compare.statistics import t_factor
+
+GRID = 200
+FEWEST_VALIDATIONS = 4  # with fewer, the training loss shows more
+
+
+@dataclass(frozen=True)
+class Band:
+    """Over n seeds, arrays [points]; without a band (n = 1) low and high are None."""
+
+    n: int
+    x: Floats
+    mean: Floats
+    low: Floats | None
+    high: Floats | None
+
+
+def band(xs: Sequence[Floats], ys: Sequence[Floats]) -> Band | None:
+    """Mean and Student's 95% interval at each point where all curves have a value.
+
+    Between its points a curve is taken as straight. None where the curves share no stretch.
+    """
+    finite = [np.isfinite(x) & np.isfinite(y) for x, y in zip(xs, ys, strict=True)]
+    xs = [x[ok] for x, ok in zip(xs, finite, strict=True) if ok.any()]
+    ys = [y[ok] for y, ok in zip(ys, finite, strict=True) if ok.any()]
+    if not xs:
+        return None
+    start, end = max(x[0] for x in xs), min(x[-1] for x in xs)
+    if start > end:
+        return None
+    same = all(np.array_equal(x, xs[0]) for x in xs)
+    grid = xs[0] if same else np.linspace(start, end, GRID)
+    table = np.stack([np.interp(grid, x, y) for x, y in zip(xs, ys, strict=True)])
+    mean = table.mean(axis=0)
+    if len(table) == 1:
+        return Band(1, grid, mean, None, None)
+    half = t_factor(len(table)) * table.std(axis=0, ddof=1)
+    return Band(len(table), grid, mean, mean - half, mean + half)
+
+
+def curve_kind(section: Section, curves: Mapping[Path, Curves]) -> str:
+    """`val`, where every run that has curves was validated often enough; otherwise `train`."""
+    lengths = [
+        len(curves[run.folder].val)
+        for row in section.rows
+        for run in row.runs
+        if run.folder in curves and len(curves[run.folder].train) + len(curves[run.folder].val)
+    ]
+    return "val" if lengths and min(lengths) >= FEWEST_VALIDATIONS else "train"
+
+
+def section_bands(
+    section: Section, curves: Mapping[Path, Curves], kind: str, axis: str, value: str = "loss"
+) -> dict[str, Band]:
+    """The band of each row that has curves; `axis` is step, tokens, seconds or flops."""
+    found = {}
+    for row in section.rows:
+        members: list[Curve] = [
+            getattr(curves[run.folder], kind) for run in row.runs if run.folder in curves
+        ]
+        members = [curve for curve in members if len(curve)]
+        made = band([getattr(c, axis) for c in members], [getattr(c, value) for c in members])
+        if made is not None:
+            found[row.name] = made
+    return found
+
+
+def start_time(section: Section, curves: Mapping[Path, Curves], name: str) -> float:
+    """When the first run of the row began, in seconds since 1970; 0 where none says."""
+    (row,) = (row for row in section.rows if row.name == name)
+    starts = [curves[run.folder].start for run in row.runs if run.folder in curves]
+    return min((s for s in starts if math.isfinite(s)), default=0.0)

@@ -1,0 +1,90 @@
+"""The aggregate as TensorBoard runs: mean, lower and upper line of each variant."""
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
+from tensorboard.compat.proto.summary_pb2 import (
+    Summary,  # pyright: ignore[reportAttributeAccessIssue]
+)
+from tensorboard.summary.writer.record_writer import RecordWriter
+
+from gptattn.compare.bands import section_bands, start_time
+from gptattn.compare.comparison import Comparison, Section
+from gptattn.compare.curves import Curves, Floats
+
+MARK = ".gptattn-compare"  # ends the name of every event file that is ours to remove
+TAGS = {
+    "val/loss": ("val", "loss"),
+    "val/bits_per_byte": ("val", "bits"),
+    "train/loss": ("train", "loss"),
+}
+
+
+Series = tuple[str, Floats, Floats, Floats]  # tag, steps, seconds, values
+
+
+def write_board(comparison: Comparison, folder: Path) -> None:
+    """Replace the event files below `folder`: up to three runs per row."""
+    remove_former(folder)
+    taken: set[Path] = set()
+    for section in comparison.sections:
+        place = folder / _file_name(section.title) if section.title else folder
+        for row, lines in _section_lines(section, comparison.curves).items():
+            name, count = _file_name(row), 2
+            while place / name in taken:
+                name, count = f"{_file_name(row)} {count}", count + 1
+            taken.add(place / name)
+            began = start_time(section, comparison.curves, row)
+            for line, series in lines.items():
+                _write_events(place / f"{name} {line}", began, series)
+
+
+def remove_former(folder: Path) -> None:
+    """Remove a former report's event files, and the folders that are empty then."""
+    for file in folder.rglob(f"events.out.tfevents.*{MARK}"):
+        file.unlink()
+    for below in sorted((path for path in folder.rglob("*") if path.is_dir()), reverse=True):
+        if not any(below.iterdir()):
+            below.rmdir()
+
+
+def _file_name(name: str) -> str:
+    """Fit for a folder: what a setting holds may have slashes in it."""
+    return re.sub(r"[^\w.,=+()\- ]", "_", name)[:120].strip(" .") or "_"
+
+
+def _section_lines(
+    section: Section, curves: Mapping[Path, Curves]
+) -> dict[str, dict[str, list[Series]]]:
+    """By row, then by line (mean, lower, upper): a series per tag."""
+    found: dict[str, dict[str, list[Series]]] = {}
+    for tag, (kind, value) in TAGS.items():
+        seconds = section_bands(section, curves, kind, "step", "seconds")
+        for row, band in section_bands(section, curves, kind, "step", value).items():
+            # When its step was taken, on average, so that TensorBoard's RELATIVE has a meaning.
+            since = np.interp(band.x, seconds[row].x, seconds[row].mean)
+            lines = found.setdefault(row, {})
+            for line, values in (("mean", band.mean), ("lower", band.low), ("upper", band.high)):
+                if values is not None:
+                    lines.setdefault(line, []).append((tag, band.x, since, values))
+    return found
+
+
+def _write_events(folder: Path, began: float, series: Sequence[Series]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    # TensorBoard's own writer starts a thread, and names the machine in the file's name.
+    file = folder / f"events.out.tfevents.{int(time.time())}{MARK}"
+    with file.open("wb") as opened:
+        writer = RecordWriter(opened)
+        writer.write(Event(wall_time=began, file_version="brain.Event:2").SerializeToString())
+        for tag, steps, since, values in series:
+            for x, moment, value in zip(steps, since, values, strict=True):
+                summary = Summary(value=[Summary.Value(tag=tag, simple_value=float(value))])
+                event = Event(
+                    wall_time=began + float(moment), step=round(float(x)), summary=summary
+                )
+                writer.write(event.SerializeToString())

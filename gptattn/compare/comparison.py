@@ -1,0 +1,277 @@
+"""The comparison itself: the one aggregate that every output is made from."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from gptattn.compare import statistics
+from gptattn.compare.curves import Curves
+from gptattn.compare.groups import (
+    Groups,
+    comparable_sets,
+    differences_in_code,
+    differences_in_settings,
+    group_runs,
+    pick_baseline,
+)
+from gptattn.compare.runs import Run
+from gptattn.compare.statistics import Interval
+from gptattn.config import suggest
+from gptattn.errors import ConfigError
+
+# What a row of the report holds beside the loss, in its order.
+METRICS = (
+    "val/loss",
+    "val/bits_per_byte",
+    "perf/tokens_per_s",
+    "perf/step_ms",
+    "cost/params",
+    "cost/params_attention",
+    "cost/flops_per_token",
+    "cost/kv_bytes_per_token",
+    "perf/peak_memory_mb",
+)
+COSTS = {
+    "params": "cost/params",
+    "cache": "cost/kv_bytes_per_token",
+    "speed": "perf/tokens_per_s",
+}
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over n seeds with Student's 95% interval; n = 1 has none."""
+
+    n: int
+    mean: float
+    interval: Interval | None
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One variant's validation loss minus another's, over the seeds that both have."""
+
+    variant: str
+    baseline: str
+    n: int
+    mean: float
+    deviation: float  # of the differences over seeds; 0 for n = 1
+    interval: Interval | None
+    interval_method: str
+    p: float | None  # two-sided, uncorrected; None below two seeds
+    p_holm: float | None
+    test: str  # sign-flip or label
+    comparisons: int  # that Holm's correction is over
+    reachable: bool  # whether n seeds could have passed, whatever the difference
+    seeds_needed: int | None  # None: more than 1,000, or no difference to be seen
+
+    @property
+    def shown(self) -> bool:
+        """Whether the runs support a difference."""
+        return self.p_holm is not None and self.p_holm < statistics.ALPHA
+
+
+@dataclass(frozen=True)
+class Row:
+    """One variant: runs that differ in nothing but the seed."""
+
+    name: str
+    runs: list[Run]
+    metrics: dict[str, Estimate]  # those that any of its runs has
+    difference: Difference | None  # to the baseline; None for itself, or without a common seed
+    speed: tuple[float, Interval] | None  # tokens/s over the baseline's, paired by seed
+    fronts: list[str]  # the costs on whose Pareto front it lies
+
+    @property
+    def n(self) -> int:
+        return len(self.runs)
+
+    @property
+    def loss(self) -> float:
+        return self.metrics["val/loss"].mean
+
+    def mean(self, metric: str) -> float | None:
+        return self.metrics[metric].mean if metric in self.metrics else None
+
+
+@dataclass(frozen=True)
+class Section:
+    """Rows that can be compared with each other."""
+
+    title: str  # what sets it apart from other sections; "" for the only one
+    baseline: str
+    rows: list[Row]  # the baseline first, the others by loss
+    leader: str | None  # the lowest mean loss; None with one row
+    rivals: list[Difference]  # of each other row to the leader
+    warnings: list[str]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The whole report."""
+
+    folders: list[str]
+    sections: list[Section]
+    warnings: list[str]
+    passed_over: list[str]
+    curves: Mapping[Path, Curves]  # by run folder
+
+    @property
+    def runs(self) -> list[Run]:
+        return [run for section in self.sections for row in section.rows for run in row.runs]
+
+
+def compare(
+    runs: Sequence[Run],
+    *,
+    folders: Sequence[str] = (),
+    baseline: str | None = None,
+    split: bool = False,
+    passed_over: Sequence[str] = (),
+) -> Comparison:
+    """The comparison of the runs, without curves.
+
+    Raises ConfigError where they cannot be compared, or where there is no such baseline.
+    """
+    sets = {title: group_runs(members) for title, members in comparable_sets(runs, split).items()}
+    picked = {title: pick_baseline(groups, baseline) for title, groups in sets.items()}
+    if not any(picked.values()):
+        names = {name for groups in sets.values() for name in groups}
+        message = f"{baseline!r} is no row of the report; {suggest(baseline or '', names)}"
+        raise ConfigError("--baseline", message)
+    sections = []
+    for title, groups in sets.items():
+        warnings = differences_in_settings(groups)
+        name = picked[title]
+        if name is None:
+            name = pick_baseline(groups, None)
+            assert name is not None
+            warnings.append(f"{baseline} is not among these runs; the baseline here is {name}")
+        sections.append(_section(title, groups, name, warnings))
+    return Comparison(
+        list(folders), sections, differences_in_code(runs), list(passed_over), curves={}
+    )
+
+
+def _section(title: str, groups: Groups, baseline: str, warnings: list[str]) -> Section:
+    base = groups[baseline]
+    others = [name for name in groups if name != baseline]
+    differences = {d.variant: d for d in compare_all(groups, others, baseline)}
+    rows = [
+        Row(
+            name,
+            members,
+            _estimates(members),
+            differences.get(name),
+            _speed(members, base) if name != baseline else None,
+            [],
+        )
+        for name, members in groups.items()
+    ]
+    rows.sort(key=lambda row: (row.name != baseline, row.loss, row.name))
+    leader = min(rows, key=lambda row: row.loss).name
+    rest = [row.name for row in rows if row.name != leader]
+    return Section(
+        title,
+        baseline,
+        _with_fronts(rows),
+        leader if rest else None,
+        compare_all(groups, rest, leader),
+        warnings,
+    )
+
+
+def _estimates(members: Sequence[Run]) -> dict[str, Estimate]:
+    found = {}
+    for metric in METRICS:
+        values = [run.metrics[metric] for run in members if metric in run.metrics]
+        if values:
+            interval = statistics.t_interval(values)
+            found[metric] = Estimate(len(values), float(np.mean(values)), interval)
+    return found
+
+
+def _paired(members: Sequence[Run], base: Sequence[Run], metric: str) -> np.ndarray:
+    """The metric at the seeds that both have, [2, n]: the members', then the baseline's."""
+    ours, theirs = (
+        {run.seed: run.metrics[metric] for run in runs if metric in run.metrics}
+        for runs in (members, base)
+    )
+    seeds = sorted(ours.keys() & theirs.keys())
+    return np.array([[ours[s] for s in seeds], [theirs[s] for s in seeds]])
+
+
+def compare_all(groups: Groups, names: Sequence[str], baseline: str) -> list[Difference]:
+    """Each named group's loss against the baseline's, Holm's correction over all of them."""
+    pairs = {name: _paired(groups[name], groups[baseline], "val/loss") for name in names}
+    pairs = {name: pair for name, pair in pairs.items() if pair.shape[1]}
+    tested = [name for name, pair in pairs.items() if pair.shape[1] > 1]
+    m = len(tested)
+    p = [statistics.permutation_p(*pairs[name], m) for name in tested]
+    corrected = statistics.holm(p)
+    found = []
+    for name, pair in pairs.items():
+        d = pair[0] - pair[1]
+        interval, method = statistics.difference_interval(d)
+        difference = Difference(
+            name,
+            baseline,
+            n=len(d),
+            mean=float(d.mean()),
+            deviation=float(d.std(ddof=1)) if len(d) > 1 and np.ptp(d) > 0 else 0.0,
+            interval=interval,
+            interval_method=method,
+            p=None,
+            p_holm=None,
+            test=statistics.test_name(len(d), m),
+            comparisons=m,
+            reachable=False,
+            seeds_needed=None,
+        )
+        if name in tested:
+            difference = _tested(difference, p, corrected, tested.index(name))
+        found.append(difference)
+    return found
+
+
+def _tested(
+    difference: Difference, p: Sequence[float], corrected: Sequence[float], index: int
+) -> Difference:
+    m = len(p)
+    # The others stay as they are: how far Holm's correction lowers the bar depends on them.
+    extreme = [*p]
+    extreme[index] = statistics.smallest_p(difference.n, m)
+    needed = statistics.seeds_needed(difference.mean, difference.deviation)
+    fewest = statistics.fewest_seeds(m)
+    return replace(
+        difference,
+        p=p[index],
+        p_holm=corrected[index],
+        reachable=statistics.holm(extreme)[index] < statistics.ALPHA,
+        seeds_needed=None if needed is None or fewest is None else max(needed, fewest),
+    )
+
+
+def _speed(members: Sequence[Run], base: Sequence[Run]) -> tuple[float, Interval] | None:
+    """Geometric mean of the paired ratios, with a t interval taken on their logarithms."""
+    ours, theirs = _paired(members, base, "perf/tokens_per_s")
+    if len(ours) < 2 or (ours <= 0).any() or (theirs <= 0).any():
+        return None
+    ratios = np.log(ours / theirs)
+    interval = statistics.t_interval(ratios)
+    assert interval is not None
+    return float(np.exp(ratios.mean())), (float(np.exp(interval[0])), float(np.exp(interval[1])))
+
+
+def _with_fronts(rows: Sequence[Row]) -> list[Row]:
+    fronts: dict[str, list[str]] = {row.name: [] for row in rows}
+    for cost, metric in COSTS.items():
+        having = [row for row in rows if metric in row.metrics]
+        # Of speed more is better; the front wants less of everything.
+        sign = -1 if cost == "speed" else 1
+        costs = [sign * row.metrics[metric].mean for row in having]
+        for i in statistics.pareto_front(costs, [row.loss for row in having]):
+            fronts[having[i].name].append(cost)
+    return [replace(row, fronts=fronts[row.name]) for row in rows]

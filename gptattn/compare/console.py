@@ -1,0 +1,23 @@
+"""The comparison on a terminal: table, words, warnings."""
+
+import sys
+
+from rich.console import Console
+
+from gptattn.compare.comparison import Comparison
+from gptattn.compare.table import report_table
+from gptattn.compare.words import headline, match_words, section_words
+
+
+def show(comparison: Comparison) -> None:
+    """Print the tables and what they support; warnings go to stderr."""
+    console = Console(highlight=False, markup=False, emoji=False)
+    for section in comparison.sections:
+        title = section.title or f"{' '.join(comparison.folders)}: {headline(comparison)}"
+        console.print(report_table(section, title, console.width))
+        for line in [*section_words(section), *match_words(section)]:
+            console.print(f"- {line}")
+        console.print()
+    lines = [line for section in comparison.sections for line in section.warnings]
+    for line in [*lines, *comparison.warnings]:
+        print(f"warning: {line}", file=sys.stderr)

@@ -1,0 +1,157 @@
+"""A run's curves, out of metrics.jsonl: read as it was written, kept small."""
+
+import json
+import math
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from gptattn.compare.runs import one_line
+
+POINTS = 200  # kept per run and curve: more than a plot shows
+BLOCK = 8_000_000  # bytes read at a time: a record of any length takes the same memory
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Points of one run, all arrays [points], steps rising."""
+
+    step: Floats
+    tokens: Floats
+    seconds: Floats
+    flops: Floats
+    loss: Floats  # nats per token
+    bits: Floats  # per byte; NaN where the record has none
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+
+@dataclass(frozen=True)
+class Curves:
+    """`train/loss` as means over stretches of the run, and `val/loss` as it was measured."""
+
+    train: Curve
+    val: Curve
+    start: float  # seconds since 1970
+
+
+class _Row(msgspec.Struct, gc=False):
+    step: float | None = None
+    time: float | None = None
+    train: float | None = msgspec.field(name="train/loss", default=None)
+    val: float | None = msgspec.field(name="val/loss", default=None)
+    bits: float | None = msgspec.field(name="val/bits_per_byte", default=None)
+    tokens: float | None = msgspec.field(name="progress/tokens", default=None)
+    seconds: float | None = msgspec.field(name="progress/seconds", default=None)
+    flops: float | None = msgspec.field(name="progress/flops", default=None)
+
+
+_DECODER = msgspec.json.Decoder(_Row)
+Point = tuple[float | None, ...]
+
+
+def read_curves(folder: Path) -> tuple[Curves, str | None]:
+    """The run's curves, and a line on what is wrong with its metrics.jsonl, if anything is.
+
+    Of a damaged file the whole rows before the damage count; of a missing one, none do.
+    """
+    train: list[Point] = []
+    val: list[Point] = []
+    start, damage = math.nan, None
+    try:
+        for row in _rows(folder / "metrics.jsonl"):
+            if math.isnan(start) and row.time is not None:
+                start = row.time
+            if row.train is not None:
+                train.append((row.step, row.tokens, row.seconds, row.flops, row.train, math.nan))
+            if row.val is not None:
+                val.append((row.step, row.tokens, row.seconds, row.flops, row.val, row.bits))
+    except FileNotFoundError:
+        damage = "has no metrics.jsonl: no curves"
+    except OSError as error:
+        damage = f"metrics.jsonl: {error.strerror}: no curves"
+    except ValueError as error:
+        damage = str(error)
+    curves = Curves(_resampled(_curve(train)), _thinned(_curve(val)), start)
+    return curves, damage and one_line(f"{folder}: {damage}")
+
+
+def _rows(file: Path) -> Iterator[_Row]:
+    """Yield the rows. Raises ValueError at the first line that is none."""
+    if not stat.S_ISREG(file.stat().st_mode):
+        raise ValueError("metrics.jsonl is no file: no curves")
+    count, rest = 0, b""
+    with file.open("rb") as opened:
+        while block := opened.read(BLOCK):
+            whole, newline, rest = (rest + block).rpartition(b"\n")
+            if not newline and len(rest) > BLOCK:
+                raise _damaged(count)
+            for row in _decoded(whole, count):
+                count += 1
+                yield row
+    if rest.strip():
+        # A last line without an end is a whole row all the same, or one cut short.
+        yield from _decoded(rest, count)
+
+
+def _decoded(block: bytes, before: int) -> Iterator[_Row]:
+    try:
+        rows = _DECODER.decode_lines(block)
+    except (msgspec.MsgspecError, RecursionError):
+        rows = None
+    if rows is not None:
+        yield from rows
+        return
+    for index, line in enumerate(filter(bytes.strip, block.split(b"\n"))):
+        yield _decoded_line(line, before + index)
+
+
+def _decoded_line(line: bytes, before: int) -> _Row:
+    try:
+        # Not only the damaged come here: NaN and Infinity, which JSON has not, and Python writes.
+        return msgspec.convert(json.loads(line), _Row)
+    except (ValueError, RecursionError, OverflowError, msgspec.MsgspecError):
+        raise _damaged(before) from None
+
+
+def _damaged(rows: int) -> ValueError:
+    return ValueError(f"metrics.jsonl is damaged after {rows:,} rows; those count")
+
+
+def _curve(points: list[Point]) -> Curve:
+    """Points that are whole, in order; of a step that comes twice, as after a resume, the last."""
+    table = np.array(points, dtype=np.float64).reshape(-1, 6)  # None becomes NaN
+    table = table[np.isfinite(table[:, :5]).all(axis=1)]
+    if len(table) and (np.diff(table[:, 0]) <= 0).any():
+        _, first = np.unique(table[::-1, 0], return_index=True)
+        table = table[::-1][first]
+    return Curve(*table.T)
+
+
+def _columns(curve: Curve) -> Floats:
+    names = ("step", "tokens", "seconds", "flops", "loss", "bits")
+    return np.stack([getattr(curve, name) for name in names])
+
+
+def _resampled(curve: Curve) -> Curve:
+    """At most POINTS points, each the mean over a stretch of rows: less noise, no less truth."""
+    if len(curve) <= POINTS:
+        return curve
+    starts = np.linspace(0, len(curve), POINTS, endpoint=False).astype(int)
+    sizes = np.diff([*starts, len(curve)])
+    return Curve(*(np.add.reduceat(_columns(curve), starts, axis=1) / sizes))
+
+
+def _thinned(curve: Curve) -> Curve:
+    """At most POINTS points, the first and the last among them, none of them changed."""
+    if len(curve) <= POINTS:
+        return curve
+    return Curve(*_columns(curve)[:, np.linspace(0, len(curve) - 1, POINTS).astype(int)])

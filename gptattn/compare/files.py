@@ -1,0 +1,136 @@
+"""comparison.csv and comparison.json, and how every file of the report is written."""
+
+import csv
+import io
+import json
+import math
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from gptattn.compare.comparison import METRICS, Comparison, Row, Section
+from gptattn.compare.words import match_words, section_words
+from gptattn.errors import DiskError
+
+
+def write(file: Path, content: str | bytes) -> None:
+    """Whole or not at all: written beside its place, then renamed."""
+    data = content.encode("utf-8", errors="replace") if isinstance(content, str) else content
+    handle, name = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
+    try:
+        with os.fdopen(handle, "wb") as opened:
+            opened.write(data)
+        Path(name).chmod(0o644)  # mkstemp's is for its owner alone
+        Path(name).replace(file)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+@contextmanager
+def disk_errors(folder: Path) -> Iterator[None]:
+    """Turn what a disk refuses into the user's one line."""
+    try:
+        yield
+    except OSError as error:
+        raise DiskError("--out", f"{folder}: {error.strerror}; give another folder") from error
+
+
+def claim(folder: Path) -> None:
+    """Make the folder, and see that it can be written to, before anything slow starts.
+
+    Raises DiskError.
+    """
+    with disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+
+
+def json_text(comparison: Comparison) -> str:
+    """The whole aggregate; what is not a number is null."""
+    node = {
+        "folders": comparison.folders,
+        "sections": [_section(section) for section in comparison.sections],
+        "warnings": comparison.warnings,
+        "passed_over": comparison.passed_over,
+    }
+    return json.dumps(_plain(node), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _section(section: Section) -> dict[str, Any]:
+    return {
+        "title": section.title,
+        "baseline": section.baseline,
+        "words": section_words(section),
+        "match": match_words(section),
+        "warnings": section.warnings,
+        "rows": [_row(row) for row in section.rows],
+        "lowest_loss": section.leader,
+        "against_lowest_loss": [asdict(d) | {"shown": d.shown} for d in section.rivals],
+    }
+
+
+def _row(row: Row) -> dict[str, Any]:
+    speed = row.speed and {"ratio": row.speed[0], "interval": row.speed[1]}
+    return {
+        "name": row.name,
+        "variant": row.runs[0].variant,
+        "n": row.n,
+        "seeds": [run.seed for run in row.runs],
+        "runs": [str(run.folder) for run in row.runs],
+        "metrics": {metric: asdict(estimate) for metric, estimate in row.metrics.items()},
+        "difference": row.difference and asdict(row.difference) | {"shown": row.difference.shown},
+        "tokens_per_s_over_baseline": speed,
+        "pareto_fronts": row.fronts,
+        "settings": row.runs[0].settings,
+    }
+
+
+def _plain(node: Any) -> Any:
+    if isinstance(node, dict):
+        return {key: _plain(value) for key, value in node.items()}
+    if isinstance(node, list | tuple):
+        return [_plain(value) for value in node]
+    return None if isinstance(node, float) and not math.isfinite(node) else node
+
+
+def csv_text(comparison: Comparison) -> str:
+    """One line per row of the table, every figure in a column of its own; empty: there is none."""
+    lines = [_line(section, row) for section in comparison.sections for row in section.rows]
+    out = io.StringIO()
+    writer = csv.DictWriter(out, fieldnames=list(lines[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
+    return out.getvalue()
+
+
+def _line(section: Section, row: Row) -> dict[str, Any]:
+    line: dict[str, Any] = {"section": section.title, "variant": row.name, "n": row.n}
+    for metric in METRICS:
+        estimate = row.metrics.get(metric)
+        low, high = (estimate and estimate.interval) or (None, None)
+        line |= {
+            metric: estimate and estimate.mean,
+            f"{metric} low": low,
+            f"{metric} high": high,
+        }
+    d = row.difference
+    low, high = (d and d.interval) or (None, None)
+    line |= {
+        "baseline": section.baseline,
+        "paired n": d and d.n,
+        "difference": d and d.mean,
+        "difference low": low,
+        "difference high": high,
+        "interval": d and d.interval_method,
+        "test": d and d.test,
+        "p": d and d.p,
+        "p holm": d and d.p_holm,
+        "seeds needed": d and d.seeds_needed,
+        "pareto": " ".join(row.fronts),
+    }
+    return line

@@ -1,0 +1,162 @@
+"""Which runs belong together: over seeds into a variant, and variants into what can be compared."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from gptattn.compare.runs import Run
+from gptattn.errors import ConfigError
+
+Groups = dict[str, list[Run]]
+
+
+def group_runs(runs: Sequence[Run]) -> Groups:
+    """Runs that differ in nothing but the seed, under the shortest name that tells them apart.
+
+    The name is the variant; where several groups share it, what they differ in follows: the file
+    that was picked (`model=nano`) where it tells all, otherwise the settings. Of several runs with
+    one seed the newest counts: a repeat is no further sample.
+    """
+    groups: dict[tuple[tuple[str, str], ...], list[Run]] = {}
+    for run in sorted(runs, key=lambda run: run.finished):
+        key = (("", run.variant), *sorted(run.settings.items()))
+        groups.setdefault(key, []).append(run)
+    rivals: dict[str, list[Run]] = {}
+    for members in groups.values():
+        rivals.setdefault(members[0].variant, []).append(members[0])
+    named: Groups = {}
+    for members in groups.values():
+        differing = _differing(members[0], rivals[members[0].variant])
+        name = _free(" ".join([members[0].variant, *differing]), named)
+        named[name] = sorted({run.seed: run for run in members}.values(), key=lambda run: run.seed)
+    return named
+
+
+def _differing(run: Run, rivals: Sequence[Run]) -> list[str]:
+    """`key=value` of what tells this run's group from the others of its variant."""
+    if len(rivals) == 1:
+        return []
+    keys = [k for k in sorted({k for r in rivals for k in r.settings}) if _varies(k, rivals)]
+    names: list[str] = []
+    for group, choice in run.choices.items():
+        own = [key for key in keys if key.startswith(f"{group}.")]
+        # A file's name stands for its settings where equal names mean equal settings.
+        told = {(r.choices.get(group), *(r.settings.get(k) for k in own)) for r in rivals}
+        if own and len(told) == len({r.choices.get(group) for r in rivals}):
+            names.append(f"{group}={choice}")
+            keys = [key for key in keys if key not in own]
+    return names + [f"{key}={run.settings.get(key, '-')[:20]}" for key in keys]
+
+
+def _varies(key: str, runs: Sequence[Run]) -> bool:
+    return len({run.settings.get(key) for run in runs}) > 1
+
+
+def _free(name: str, taken: Groups) -> str:
+    """The name, numbered where another group has it: values are cut short in names."""
+    count = 2
+    free = name
+    while free in taken:
+        free, count = f"{name} ({count})", count + 1
+    return free
+
+
+def _data(run: Run) -> str:
+    text = run.data.get("text_sha256", "?")[:8]
+    return f"text {text}, {run.data.get('val_tokens', '?')} validation tokens"
+
+
+def _tokenizer(run: Run) -> str:
+    settings = [
+        f"{key.removeprefix('tokenizer.')}={value}"
+        for key, value in sorted(run.settings.items())
+        if key.startswith("tokenizer.") and key != "tokenizer._target_"
+    ]
+    target = run.settings.get("tokenizer._target_", "").rpartition(".")[2]
+    return " ".join(filter(None, [run.data.get("tokenizer", ""), target, *settings])) or "?"
+
+
+def _validation(run: Run) -> str:
+    found = (f"{k}={v}" for k, v in sorted(run.settings.items()) if k.startswith("validation."))
+    return " ".join(found) or "?"
+
+
+# What must be equal for two losses to be comparable, in the order in which it is named.
+MUST_AGREE: dict[str, Callable[[Run], str]] = {
+    "data": _data,
+    "tokenizer": _tokenizer,
+    "budget": lambda run: run.budget or "?",
+    "context_length": lambda run: run.settings.get("model.context_length", "?"),
+    "validation": _validation,
+}
+
+
+def counted(values: Sequence[str]) -> str:
+    """`1000 steps: 12 runs; 2000 steps: 3 runs`, the most frequent first."""
+    most = Counter(values).most_common()
+    shown = [f"{value}: {count} run{'s' * (count > 1)}" for value, count in most[:5]]
+    return "; ".join(shown) + (f"; and {len(most) - 5} more" if len(most) > 5 else "")
+
+
+def comparable_sets(runs: Sequence[Run], split: bool) -> dict[str, list[Run]]:
+    """The runs in sets that can be compared, each under what tells it apart; one set: under "".
+
+    Raises ConfigError where there are several and `split` was not asked for.
+    """
+    sets: dict[tuple[str, ...], list[Run]] = {}
+    for run in runs:
+        sets.setdefault(tuple(of(run) for of in MUST_AGREE.values()), []).append(run)
+    differing = [i for i, _ in enumerate(MUST_AGREE) if len({key[i] for key in sets}) > 1]
+    if differing and not split:
+        names = list(MUST_AGREE)
+        found = [
+            f"{names[i]} ({counted([list(MUST_AGREE.values())[i](r) for r in runs])})"
+            for i in differing
+        ]
+        raise ConfigError(
+            "comparison",
+            f"the runs differ in {' and '.join(found)}; "
+            "--split reports each apart, or give fewer folders",
+        )
+    names = list(MUST_AGREE)
+    return {", ".join(f"{names[i]}: {key[i]}" for i in differing): sets[key] for key in sets}
+
+
+def pick_baseline(groups: Groups, name: str | None) -> str | None:
+    """The row to compare with: `name`, or its variant's only row; None if no such row is there.
+
+    Without a name it is `mha`, otherwise the first by name.
+    """
+    if name is None:
+        mha = [row for row, members in groups.items() if members[0].variant == "mha"]
+        return min(mha or groups)
+    if name in groups:
+        return name
+    rows = [row for row, members in groups.items() if members[0].variant == name]
+    return rows[0] if len(rows) == 1 else None
+
+
+def differences_in_code(runs: Sequence[Run]) -> list[str]:
+    """A line for each thing outside of the settings in which the runs differ."""
+    keys = {k for run in runs for k in run.environment if k not in ("platform",)}
+    lines = []
+    for key in sorted(keys):
+        values = [run.environment.get(key, "unknown")[:40] for run in runs]
+        if len(set(values)) > 1:
+            lines.append(f"the runs differ in {key.removeprefix('libraries.')} ({counted(values)})")
+    return lines
+
+
+def differences_in_settings(groups: Groups) -> list[str]:
+    """A line for each setting outside of `attn` in which rows differ that carry it not in names."""
+    keys = {k for members in groups.values() for k in members[0].settings}
+    matched = any(members[0].match for members in groups.values())
+    lines = []
+    for key in sorted(keys):
+        if key.startswith("attn.") or (matched and key in ("model.d_mlp", "match", "match_to")):
+            continue
+        values = {row: m[0].settings.get(key, "none") for row, m in groups.items()}
+        unnamed = {v for row, v in values.items() if f"{key}={v[:20]}" not in row}
+        if len(set(values.values())) > 1 and unnamed:
+            found = [value for row, m in groups.items() for value in [values[row]] * len(m)]
+            lines.append(f"the variants differ in more than attention: {key} ({counted(found)})")
+    return lines

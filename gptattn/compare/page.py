@@ -1,0 +1,77 @@
+"""The page: one HTML file that needs nothing else, everything from run folders escaped."""
+
+from collections.abc import Sequence
+from importlib.resources import files
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
+from gptattn.compare import statistics
+from gptattn.compare.comparison import Comparison, Section
+from gptattn.compare.groups import MUST_AGREE, counted
+from gptattn.compare.plots import Plot
+from gptattn.compare.table import report_rows
+from gptattn.compare.words import headline, match_words, section_words
+
+TESTS = {"sign-flip": "sign flips of the paired differences", "label": "labels of the 2n runs"}
+
+
+def page_text(comparison: Comparison, plots: Sequence[Sequence[Plot]]) -> str:
+    """The page's HTML. `plots` holds those of each section, in the sections' order."""
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    source = files("gptattn.compare").joinpath("page.html.j2").read_text(encoding="utf-8")
+    return environment.from_string(source).render(
+        comparison=comparison,
+        headline=headline(comparison),
+        sections=[
+            _section(section, group)
+            for section, group in zip(comparison.sections, plots, strict=True)
+        ],
+        must_agree=", ".join(MUST_AGREE),
+        environment=_environment(comparison),
+        resamples=f"{statistics.RESAMPLES:,}",
+        exact=f"{statistics.EXACT:,}",
+        bootstrap_seeds=statistics.BOOTSTRAP_SEEDS,
+    )
+
+
+def _section(section: Section, plots: Sequence[Plot]) -> dict[str, Any]:
+    heading, *body = report_rows(section)
+    fronts = {row.name: row.fronts for row in section.rows}
+    return {
+        "title": section.title,
+        "baseline": section.baseline,
+        "words": section_words(section),
+        "match": match_words(section),
+        "warnings": section.warnings,
+        "heading": heading,
+        "body": [(row, ", ".join(fronts[row[0]])) for row in body],
+        "tests": _tests(section),
+        # The SVG comes from plots.py, where every text in it was escaped.
+        "plots": [(plot, Markup(plot.svg)) for plot in plots],
+        "rows": section.rows,
+    }
+
+
+def _tests(section: Section) -> list[tuple[str, ...]]:
+    """How each row was compared with the baseline: name, n, interval, test, p, corrected p."""
+    lines = []
+    for row in section.rows:
+        d = row.difference
+        if d is not None:
+            p = [("–" if p is None else f"{p:.4g}") for p in (d.p, d.p_holm)]  # noqa: RUF001
+            lines.append((row.name, str(d.n), d.interval_method, TESTS[d.test], *p))
+    return lines
+
+
+def _environment(comparison: Comparison) -> list[tuple[str, str]]:
+    keys = sorted({key for run in comparison.runs for key in run.environment})
+    found = []
+    for key in keys:
+        values = [run.environment.get(key, "unknown") for run in comparison.runs]
+        shown = values[0] if len(set(values)) == 1 else counted(values)
+        found.append((key.removeprefix("libraries."), shown))
+    return found

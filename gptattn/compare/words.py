@@ -1,0 +1,202 @@
+"""What the runs support, in words, and no more."""
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+
+from gptattn.compare.comparison import Comparison, Difference, Row, Section
+from gptattn.compare.statistics import SEEDS_CAP
+
+LARGEST_DENOMINATOR = 16  # "1/3 of the cache" helps a reader, "37/64" does not
+LISTED = 6  # names in one sentence
+FEWEST_FOR_FIRST = 3  # seeds, below which nothing is put first
+
+
+def nats(value: float) -> str:
+    """Four decimals; of what they would hide, two digits."""
+    return f"{value:.4f}" if abs(value) >= 0.0005 or value == 0 else f"{value:.1e}"
+
+
+def p_value(p: float) -> str:
+    if p < 0.001:
+        return "p < 0.001"
+    return f"p = {p:.3f}" if p < 0.0995 else f"p = {p:.2f}"
+
+
+def share(value: float, of: float) -> str:
+    """`1/3`, `2 times` or `37%`: the fraction where it is exact and simple."""
+    ratio = value / of
+    simple = Fraction(ratio).limit_denominator(LARGEST_DENOMINATOR)
+    if math.isclose(float(simple), ratio, rel_tol=1e-9):
+        return f"{simple}" if ratio < 1 else f"{float(simple):.4g} times"
+    return f"{ratio:.1%}" if ratio < 1 else f"{ratio:.2f} times"
+
+
+def more_or_less(value: float, of: float, more: str, less: str) -> str:
+    """`10% fewer`; to whole percent, below ten to a tenth."""
+    change = abs(value / of - 1)
+    digits = 0 if change >= 0.0995 else 1 if change >= 0.00095 else 2
+    return f"{change:.{digits}%} {more if value > of else less}"
+
+
+def section_words(section: Section) -> list[str]:
+    """A sentence for each row against the baseline, and one on which is put first."""
+    if len(section.rows) < 2:
+        return [f"{section.baseline} is alone here: there is nothing to compare it with."]
+    baseline = next(row for row in section.rows if row.name == section.baseline)
+    sentences = [row_words(row, baseline) for row in section.rows if row is not baseline]
+    return [*sentences, first_words(section)]
+
+
+def row_words(row: Row, baseline: Row) -> str:
+    loss = difference_words(row.difference, row.name, baseline.name)
+    costs = [*cost_words(row, baseline), *speed_words(row, baseline)]
+    if not costs:
+        return f"{loss}."
+    return f"{loss}; {row.name} {_listed(costs)}."
+
+
+def difference_words(d: Difference | None, name: str, baseline: str) -> str:
+    if d is None:
+        return f"{name} and {baseline} have no seed in common: their losses are not compared"
+    if d.p_holm is None:
+        return (
+            f"no difference between {name} and {baseline} can be shown at n = {d.n}: "
+            f"a single pair ({d.mean:+.4f} nats) says nothing about chance"
+        )
+    if d.shown:
+        return shown_words(d)
+    return f"no difference between {name} and {baseline} can be shown at n = {d.n}: {_why(d)}"
+
+
+def shown_words(d: Difference) -> str:
+    """`gqa is worse than mha by 0.0120 nats (95% interval 0.0080 to 0.0160; n = 5, p = 0.010)`."""
+    assert d.interval is not None
+    assert d.p_holm is not None
+    low, high = d.interval if d.mean > 0 else (-d.interval[1], -d.interval[0])
+    return (
+        f"{d.variant} is {'worse' if d.mean > 0 else 'better'} than {d.baseline} by "
+        f"{nats(abs(d.mean))} nats (95% interval {nats(low)} to {nats(high)}; "
+        f"n = {d.n}, {p_value(d.p_holm)})"
+    )
+
+
+def _why(d: Difference) -> str:
+    if d.mean == 0 and d.deviation == 0:
+        return "their losses are equal at every seed"
+    seen = f"{nats(abs(d.mean))} nats"
+    if d.seeds_needed is None:
+        needed = f"more than {SEEDS_CAP:,} seeds would be needed to see {seen}"
+    elif d.seeds_needed > d.n:
+        needed = f"about {d.seeds_needed} seeds would be needed to see {seen}"
+    else:
+        assert d.p_holm is not None
+        needed = f"the runs differ by {seen}, {p_value(d.p_holm)} after Holm's correction"
+    if d.reachable:
+        return needed
+    against = f"with {d.comparisons} comparisons" if d.comparisons > 1 else "with one comparison"
+    return f"{d.n} seeds {against} cannot show any, whatever its size; {needed}"
+
+
+def cost_words(row: Row, baseline: Row) -> list[str]:
+    """What follows from the variant itself, by exact arithmetic: no seed changes it."""
+    words = []
+    pairs = {m: (row.mean(m), baseline.mean(m)) for m in row.metrics if m.startswith("cost/")}
+    for metric, (value, of) in pairs.items():
+        if not value or not of or value == of:
+            continue
+        if metric == "cost/kv_bytes_per_token":
+            words.append(f"needs {share(value, of)} {'of ' * (value < of)}the cache")
+        elif metric == "cost/params":
+            words.append(f"has {more_or_less(value, of, 'more', 'fewer')} parameters")
+        elif metric == "cost/flops_per_token":
+            words.append(f"takes {more_or_less(value, of, 'more', 'fewer')} FLOPs per token")
+    return sorted(words, key=lambda text: not text.startswith("needs"))
+
+
+def speed_words(row: Row, baseline: Row) -> list[str]:
+    """The ratio of tokens/s, where its interval over seeds leaves no doubt about the direction."""
+    if row.speed is None:
+        return []
+    ratio, (low, high) = row.speed
+    if low <= 1 <= high:
+        return []
+    return [f"trained at {ratio:.2f} times the tokens/s ({low:.2f} to {high:.2f})"]
+
+
+def first_words(section: Section) -> str:
+    """Which row is put first, if any is; the word for it needs seeds and tests."""
+    leader = next(row for row in section.rows if row.name == section.leader)
+    few = [f"{row.name}: {row.n}" for row in section.rows if row.n < FEWEST_FOR_FIRST]
+    few += [
+        f"{d.variant} and {d.baseline} in common: {d.n}"
+        for d in section.rivals
+        if d.n < FEWEST_FOR_FIRST and not few
+    ]
+    if few:
+        return f"Fewer than {FEWEST_FOR_FIRST} seeds ({_listed(few)}): nothing is put first."
+    compared = {d.variant: d for d in section.rivals}
+    alike = [
+        row.name
+        for row in section.rows
+        if row is not leader and not (row.name in compared and compared[row.name].shown)
+    ]
+    if alike:
+        return (
+            f"{leader.name} has the lowest mean loss, but cannot be told apart from "
+            f"{_listed(alike)}."
+        )
+    highest = max(d.p_holm for d in section.rivals if d.p_holm is not None)
+    n = min(row.n for row in section.rows)
+    return (
+        f"{leader.name} is the best of the {len(section.rows)} by validation loss: lower than "
+        f"each other one ({'at least ' * (n != leader.n)}n = {n}, {p_value(highest)} or less, "
+        "Holm's correction over these pairs)."
+    )
+
+
+def match_words(section: Section) -> list[str]:
+    """What `match` changed: `match=params: gqa's MLP widened from 512 to 545, ...`."""
+    lines = []
+    for row in section.rows:
+        m = row.runs[-1].match
+        if m is None:
+            continue
+        field = {"model.d_mlp": "MLP"}.get(m.field, m.field)
+        what = {"params": "parameters", "flops": "FLOPs", "kv_cache": "cache"}.get(m.what, m.what)
+        if m.before is None or m.after is None:
+            change = f"nothing of {row.name} had to change"
+        elif m.after == m.before:
+            change = f"{row.name}'s {field} stayed at {m.after:g}"
+        else:
+            verb = "widened" if m.after > m.before else "narrowed"
+            change = f"{row.name}'s {field} {verb} from {m.before:g} to {m.after:g}"
+        off = abs(m.reached / m.target - 1) if m.target else math.inf
+        near = f"within {_up(off)} of {m.to}'s" if off else f"equal to {m.to}'s"
+        lines.append(f"match={m.what}: {change}, {what} {near}")
+    return lines
+
+
+def _up(share: float) -> str:
+    """A percentage that is rounded up, so that "within" stays true."""
+    return f"{math.ceil(share * 1e4 - 1e-9) / 1e2:g}%"
+
+
+def _listed(items: Sequence[str]) -> str:
+    if len(items) > LISTED + 1:
+        items = [*items[:LISTED], f"{len(items) - LISTED} more"]
+    *start, last = items
+    return f"{', '.join(start)} and {last}" if start else last
+
+
+def headline(comparison: Comparison) -> str:
+    """`15 runs, 3 variants, 5 seeds each`."""
+    rows = [row for section in comparison.sections for row in section.rows]
+    seeds = sorted({row.n for row in rows})
+    each = (
+        f"{seeds[0]} seed{'s' * (seeds[0] > 1)} each"
+        if len(seeds) == 1
+        else (f"{seeds[0]} to {seeds[-1]} seeds each")
+    )
+    runs = len(comparison.runs)
+    return f"{runs} run{'s' * (runs > 1)}, {len(rows)} variant{'s' * (len(rows) > 1)}, {each}"

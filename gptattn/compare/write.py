@@ -1,0 +1,67 @@
+"""Every file of the report, out of one comparison."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from gptattn.compare.comparison import Comparison
+from gptattn.compare.curves import read_curves
+from gptattn.compare.files import csv_text, disk_errors, json_text, write
+
+PLOTS = (
+    "loss_tokens",
+    "loss_flops",
+    "loss_seconds",
+    "pareto_params",
+    "pareto_cache",
+    "pareto_speed",
+)
+
+
+def write_report(comparison: Comparison, out: Path) -> Path:
+    """Write or replace comparison.{csv,json,html}, plots and tensorboard/; return the page.
+
+    The folder is there. Raises DiskError where it cannot be written.
+    """
+    from gptattn.compare.board import write_board
+    from gptattn.compare.page import page_text
+    from gptattn.compare.plots import section_plots
+    from gptattn.compare.svg import standalone
+
+    plots = [
+        section_plots(section, comparison.curves, _prefix(i, comparison))
+        for i, section in enumerate(comparison.sections)
+    ]
+    with disk_errors(out):
+        for plot in (plot for group in plots for plot in group):
+            write(out / f"{plot.name}.svg", standalone(plot.svg))
+            write(out / f"{plot.name}.png", plot.png)
+        write_board(comparison, out / "tensorboard")
+        write(out / "comparison.csv", csv_text(comparison))
+        write(out / "comparison.json", json_text(comparison))
+        write(out / "comparison.html", page_text(comparison, plots))
+        _remove_others(out, {plot.name for group in plots for plot in group})
+    return out / "comparison.html"
+
+
+def with_curves(comparison: Comparison) -> Comparison:
+    """The comparison with each run's curves, and a warning for each record that is damaged."""
+    curves, warnings = {}, list(comparison.warnings)
+    for run in comparison.runs:
+        curves[run.folder], damage = read_curves(run.folder)
+        if damage:
+            warnings.append(damage)
+    return replace(comparison, curves=curves, warnings=warnings)
+
+
+def _prefix(index: int, comparison: Comparison) -> str:
+    """Nothing for the only section; otherwise `1_`, `2_`, in the order of the page."""
+    return "" if len(comparison.sections) == 1 else f"{index + 1}_"
+
+
+def _remove_others(out: Path, names: set[str]) -> None:
+    """A former report may have had other plots: none of its files outlives it."""
+    for plot in PLOTS:
+        for pattern in (f"{plot}.*", f"[0-9]*_{plot}.*"):
+            for file in out.glob(pattern):
+                if file.suffix in (".svg", ".png") and file.stem not in names:
+                    file.unlink()

@@ -1,0 +1,97 @@
+"""Run folders as training leaves them, as far as the comparison reads them."""
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+TOKENS, FLOPS = 2_048, 738_048.0  # of a step; of a token
+
+
+def write_run(
+    folder: Path,
+    variant: str,
+    seed: int,
+    loss: float,
+    *,
+    metrics: dict[str, Any] | None = None,
+    data: dict[str, Any] | None = None,
+    environment: dict[str, Any] | None = None,
+    config: dict[str, Any] | None = None,
+    match: Any = None,
+    **settings: object,
+) -> Path:
+    """A finished run without curves; `settings` are those of the model."""
+    folder.mkdir(parents=True)
+    node: dict[str, Any] = {
+        "choices": {"attn": variant},
+        "seed": seed,
+        "attn": {"_target_": f"gptattn.attention.{variant}"},
+        "tokenizer": {"_target_": "gptattn.data.tokenizer.ByteTokenizer"},
+        "model": {"d_mlp": None, "context_length": 128, **settings},
+        "budget": {"steps": None, "tokens": None, "seconds": None, "default_steps": 1000},
+        "validation": {"fraction": 0.1, "count": 5},
+        "sample": {"tokens": 8},
+        **(config or {}),
+    }
+    (folder / "config.yaml").write_text(yaml.safe_dump(node), encoding="utf-8")
+    summary = {
+        "status": "done",
+        "variant": variant,
+        "seed": seed,
+        "metrics": {
+            "val/loss": loss,
+            "val/bits_per_byte": loss / math.log(2),
+            "perf/tokens_per_s": 1000.0,
+            "perf/step_ms": 10.0,
+            "perf/peak_memory_mb": 400.0,
+            "cost/params": 1200,
+            "cost/params_attention": 300,
+            "cost/flops_per_token": FLOPS,
+            "cost/kv_bytes_per_token": 1024.0,
+            **(metrics or {}),
+        },
+        "data": {"text_sha256": "abcdefgh", "tokenizer": "byte", "val_tokens": 99, **(data or {})},
+        "hyperparameters": {"device": "cpu"},
+        "environment": {"gptattn": "0.1.0", "libraries": {"torch": "2.13.0"}} | (environment or {}),
+        "match": match,
+    }
+    (folder / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
+    return folder
+
+
+def write_sweep(folder: Path, losses: dict[str, Sequence[float]], **same: Any) -> Path:
+    """A run per variant and loss, the seeds counting from 1, with curves."""
+    for variant, values in losses.items():
+        for seed, loss in enumerate(values, start=1):
+            name = "".join(c if c.isalnum() else "_" for c in variant)
+            write_curve(write_run(folder / f"{name}_s{seed}", variant, seed, loss, **same), loss)
+    return folder
+
+
+def curve_rows(loss: float, steps: int = 100, validations: int = 5) -> list[dict[str, Any]]:
+    """Every tenth step a row, and validations at equal distances, the last one at `loss`."""
+    rows: list[dict[str, Any]] = [{"step": 0, "time": 1000.0, "cost/params": 1200}]
+    for step in [1, *range(10, steps + 1, 10)]:
+        value = loss + 2 * float(np.exp(-step / 20))
+        progress = {
+            "progress/tokens": step * TOKENS,
+            "progress/seconds": step * 0.5,
+            "progress/flops": step * TOKENS * FLOPS,
+        }
+        rows.append({"step": step, "time": 1000.0 + step, "train/loss": value} | progress)
+        if step > 1 and step % (steps // validations) == 0:
+            val = {"val/loss": loss + (steps - step) / steps, "val/bits_per_byte": loss / 0.7}
+            rows.append({"step": step, "time": 1000.0 + step} | val | progress)
+            rows.append({"step": step, "time": 1000.0 + step, "sample/text": 'a "\n\u2028 b'})
+    return rows
+
+
+def write_curve(folder: Path, loss: float, **shape: int) -> Path:
+    lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in curve_rows(loss, **shape)]
+    (folder / "metrics.jsonl").write_text("".join(lines), encoding="utf-8")
+    return folder

@@ -1,0 +1,322 @@
+"""The report's files: what they hold, that they stand alone, and that nothing in them is obeyed."""
+
+import csv
+import json
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from runfolders import write_run, write_sweep
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from gptattn.compare.bands import Band, band
+from gptattn.compare.main import main
+
+LOSSES = {
+    "mha": [2.00, 2.01, 2.02, 2.03, 2.04],
+    "gqa": [2.11, 2.13, 2.15, 2.15, 2.16],
+    "mqa": [2.31, 2.33, 2.35, 2.35, 2.36],
+}
+NAMES = ("loss_tokens", "loss_flops", "loss_seconds", "pareto_params", "pareto_cache")
+HOSTILE = '<script>alert("1")</script>&{{ 7 * 7 }}$\\frac$]]>--><!--'
+
+
+def report(*arguments: object, code: int = 0) -> None:
+    """Run the command in this process; it must end with `code`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", ["gptattn-compare", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stop:
+            main()
+    assert stop.value.code == code
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sweep with its report in `comparison/`. Not to be changed."""
+    folder = write_sweep(tmp_path_factory.mktemp("sweep") / "runs", LOSSES)
+    report(folder)
+    return folder
+
+
+class Page(HTMLParser):
+    """What a page is made of: its tags, its ids, its text, and whatever it refers to."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.ids: list[str] = []
+        self.references: list[str] = []
+        self.text = ""
+        self.source = file.read_text(encoding="utf-8")
+        self.feed(self.source)
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.tags.append(tag)
+        for name, value in attrs:
+            if name == "id":
+                self.ids.append(value)
+            elif name in ("src", "href", "xlink:href", "srcset", "data", "action"):
+                self.references.append(value)
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_all_files_are_there_and_nothing_else(sweep: Path) -> None:
+    found = {path.name for path in (sweep / "comparison").iterdir()}
+    plots = {f"{name}.{kind}" for name in (*NAMES, "pareto_speed") for kind in ("png", "svg")}
+    assert found == plots | {f"comparison.{k}" for k in ("csv", "json", "html")} | {"tensorboard"}
+
+
+def test_the_page_needs_nothing_but_itself(sweep: Path) -> None:
+    page = Page(sweep / "comparison" / "comparison.html")
+    assert all(reference.startswith("#") for reference in page.references)
+    assert set(re.findall(r"url\(([^)]*)\)", page.source)) <= {f"#{name}" for name in page.ids}
+    assert {reference[1:] for reference in page.references} <= set(page.ids)
+    assert not {"script", "link", "img", "iframe", "object"} & set(page.tags)
+    assert page.tags.count("svg") == 6
+    assert "@import" not in page.source
+
+
+def test_no_two_elements_of_the_page_share_an_id(sweep: Path) -> None:
+    ids = Page(sweep / "comparison" / "comparison.html").ids
+    assert ids
+    assert len(set(ids)) == len(ids)
+
+
+def test_the_page_takes_the_readers_colours(sweep: Path) -> None:
+    source = Page(sweep / "comparison" / "comparison.html").source
+    assert "prefers-color-scheme: dark" in source
+    for svg in re.findall(r"<svg.*?</svg>", source, re.DOTALL):
+        colours = set(re.findall(r"#[0-9a-fA-F]{6}\b", svg))
+        assert "currentColor" in svg
+        assert not colours & {"#000000", "#ffffff", "#1b1c1d"}
+
+
+def test_the_page_says_the_words_first(sweep: Path) -> None:
+    text = Page(sweep / "comparison" / "comparison.html").text
+    words = json.loads((sweep / "comparison" / "comparison.json").read_text())["sections"][0]
+    for line in words["words"]:
+        assert line in text
+    assert text.index("What the runs show") < text.index("All figures") < text.index("Plots")
+    assert "best" in words["words"][-1]
+
+
+def test_the_json_holds_what_was_worked_out_by_hand(sweep: Path) -> None:
+    (found,) = json.loads((sweep / "comparison" / "comparison.json").read_text())["sections"]
+    mha, gqa, _ = found["rows"]
+    assert mha["metrics"]["val/loss"]["mean"] == pytest.approx(2.02)
+    # Differences 0.11, 0.12, 0.13, 0.12, 0.12; no loss of gqa is among mha's.
+    assert gqa["difference"]["mean"] == pytest.approx(0.12)
+    assert gqa["difference"]["p"] == pytest.approx(2 / 252)
+    assert gqa["difference"]["p_holm"] == pytest.approx(4 / 252)
+    assert gqa["seeds"] == [1, 2, 3, 4, 5]
+    # All cost the same: the lowest loss alone is on the front.
+    assert [row["pareto_fronts"] for row in found["rows"]] == [["params", "cache", "speed"], [], []]
+
+
+def test_the_csv_has_a_line_per_row(sweep: Path) -> None:
+    with (sweep / "comparison" / "comparison.csv").open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    assert [line["variant"] for line in lines] == ["mha", "gqa", "mqa"]
+    assert float(lines[1]["difference"]) == pytest.approx(0.12)
+    assert lines[0]["difference"] == ""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_plots_are_pictures(name: str, sweep: Path) -> None:
+    root = ET.parse(sweep / "comparison" / f"{name}.svg").getroot()
+    assert root.tag == "{http://www.w3.org/2000/svg}svg"
+    texts = {"".join(node.itertext()) for node in root.iter("{http://www.w3.org/2000/svg}text")}
+    assert {"mha", "gqa", "mqa"} <= texts  # text as text, to be read and searched
+    assert (sweep / "comparison" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_tensorboard_shows_mean_and_band(sweep: Path) -> None:
+    board = sweep / "comparison" / "tensorboard"
+    lines = ("mean", "lower", "upper")
+    assert {p.name for p in board.iterdir()} == {f"{v} {k}" for v in LOSSES for k in lines}
+    values = {}
+    for line in lines:
+        events = EventAccumulator(str(board / f"gqa {line}"))
+        events.Reload()
+        assert set(events.Tags()["scalars"]) == {"val/loss", "train/loss", "val/bits_per_byte"}
+        last = events.Scalars("val/loss")[-1]
+        # The run's own clock: 1000 at the start, half a second a step.
+        assert (last.step, last.wall_time) == (100, pytest.approx(1050.0))
+        values[line] = last.value
+    losses = np.array(LOSSES["gqa"])
+    # t(0.975, 4) = 2.776445 from the table.
+    half = 2.776445 * losses.std(ddof=1) / np.sqrt(5)
+    assert values["mean"] == pytest.approx(losses.mean())
+    assert values["upper"] - values["mean"] == pytest.approx(half, rel=1e-4)
+    assert values["mean"] - values["lower"] == pytest.approx(half, rel=1e-4)
+
+
+def test_a_second_report_replaces_the_first_and_only_its_files(tmp_path: Path) -> None:
+    sweep = write_sweep(tmp_path / "runs", LOSSES)
+    report(sweep)
+    out = sweep / "comparison"
+    first = {f.name: f.read_bytes() for f in out.iterdir() if f.is_file()}
+    (out / "notes.txt").write_text("mine")
+    (out / "tensorboard" / "mine").mkdir()
+    (out / "tensorboard" / "mine" / "events.out.tfevents.1.host").write_text("mine")
+    report(sweep)
+    second = {f.name: f.read_bytes() for f in out.iterdir() if f.is_file()}
+    assert second == first | {"notes.txt": b"mine"}
+    for file in sweep.glob("mqa*/summary.json"):
+        file.unlink()
+    for file in sweep.glob("*/metrics.jsonl"):
+        file.unlink()
+    report(sweep)
+    assert not list(out.glob("loss_*"))
+    assert (out / "notes.txt").exists()
+    assert [path.name for path in (out / "tensorboard").iterdir()] == ["mine"]
+
+
+def test_names_from_run_folders_are_shown_and_never_obeyed(tmp_path: Path) -> None:
+    sweep = write_sweep(tmp_path / "<img src=x>", {"mha": LOSSES["mha"], HOSTILE: LOSSES["gqa"]})
+    write_run(sweep / "<b>", "mha", 9, 2.0, environment={"git_commit": "<i>x</i>"})
+    (write_run(sweep / "<u>", "mha", 8, 2.0) / "summary.json").write_text("{")
+    report(sweep)
+    page = Page(sweep / "comparison" / "comparison.html")
+    assert not {"script", "img", "i", "b", "u"} & set(page.tags)
+    assert HOSTILE in page.text
+    assert "<u>" in page.text
+    for name in NAMES:
+        root = ET.parse(sweep / "comparison" / f"{name}.svg").getroot()
+        assert not [node for node in root.iter() if node.tag.endswith("script")]
+    board = sweep / "comparison" / "tensorboard"
+    assert len(list(board.iterdir())) == 6
+    assert {path.parent.parent for path in board.rglob("events*")} == {board}
+
+
+def test_below_three_seeds_the_page_calls_nothing_best(tmp_path: Path) -> None:
+    sweep = write_sweep(tmp_path / "runs", {"mha": [2.0, 2.1], "gqa": [1.0, 1.1]})
+    report(sweep)
+    text = Page(sweep / "comparison" / "comparison.html").text
+    assert "nothing is put first" in text
+    assert not re.search(r"\bbest\b", text)
+
+
+def test_a_single_run_gets_a_report_beside_it(tmp_path: Path) -> None:
+    sweep = write_sweep(tmp_path / "runs", {"mha": [2.0]})
+    report(sweep / "mha_s1")
+    assert (sweep / "comparison" / "comparison.html").exists()
+    assert not (sweep / "mha_s1" / "comparison").exists()
+
+
+def test_a_split_report_has_plots_and_board_of_each_set(tmp_path: Path) -> None:
+    write_sweep(tmp_path / "a", LOSSES)
+    write_sweep(tmp_path / "b", LOSSES, config={"budget": {"steps": 50}})
+    out = tmp_path / "out"
+    report(tmp_path / "a", tmp_path / "b", "--out", out, code=2)
+    assert not out.exists()
+    report(tmp_path / "a", tmp_path / "b", "--split", "--out", out)
+    page = Page(out / "comparison.html")
+    assert "2 comparisons, not one" in page.text
+    assert page.tags.count("svg") == 12
+    assert len(set(page.ids)) == len(page.ids)
+    assert len(list(out.glob("?_loss_tokens.svg"))) == 2
+    assert {path.name for path in (out / "tensorboard").iterdir()} == {
+        "budget_ 1000 steps",
+        "budget_ 50 steps",
+    }
+
+
+def test_markdown_and_no_files_write_nothing(
+    sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    report(sweep, "--markdown", "--out", tmp_path / "out")
+    shown = capsys.readouterr().out
+    assert shown.startswith("| variant | n | val loss | vs mha |")
+    assert "| mqa | 5 |" in shown
+    report(sweep, "--no-files", "--out", tmp_path / "out")
+    assert "gqa is worse than mha by 0.1200 nats" in " ".join(capsys.readouterr().out.split())
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "line"),
+    [
+        (["--baseline", "gpa"], 2, "error: --baseline: 'gpa' is no row of the report; did you"),
+        (["--out", "{sweep}/mha_s1/config.yaml"], 7, "error: --out: "),
+        (["{sweep}/none"], 3, "error: run folder: "),
+    ],
+)
+def test_a_mistake_is_one_line(
+    arguments: list[str], code: int, line: str, sweep: Path, capsys: pytest.CaptureFixture
+) -> None:
+    report(sweep, *(argument.format(sweep=sweep) for argument in arguments), code=code)
+    (error,) = capsys.readouterr().err.splitlines()
+    assert error.startswith(line)
+
+
+def test_damage_is_named_on_the_console_and_on_the_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    sweep = write_sweep(tmp_path / "runs", {"mha": [2.0, 2.1], "gqa": [1.0, 1.1]})
+    (sweep / "mha_s1" / "metrics.jsonl").write_text("{")
+    (sweep / "mha_s2" / "metrics.jsonl").unlink()
+    (sweep / "gqa_s1" / "summary.json").write_text("{")
+    report(sweep)
+    captured = capsys.readouterr()
+    text = Page(sweep / "comparison" / "comparison.html").text
+    for part in ("mha_s1: metrics.jsonl is damaged", "mha_s2: has no metrics.jsonl"):
+        assert part in captured.err
+        assert part in text
+    assert "gqa_s1: summary.json is damaged or half-written" in text
+    assert captured.out.splitlines()[-1].startswith("page: ")
+
+
+def test_many_variants_make_a_readable_report(tmp_path: Path) -> None:
+    losses = {f"variant_{i}_of_a_longer_name": [2.0 + i / 100, 2.1 + i / 100] for i in range(40)}
+    sweep = write_sweep(tmp_path / "runs", losses)
+    report(sweep)
+    text = Page(sweep / "comparison" / "comparison.html").text
+    assert "Of 40 variants, the baseline and the 11 with the lowest loss are drawn." in text
+
+
+def test_the_report_imports_no_torch_and_help_nothing_heavy(sweep: Path, tmp_path: Path) -> None:
+    code = (
+        "import sys; from gptattn.compare.main import main\n"
+        "try:\n    main()\nexcept SystemExit: pass\n"
+        "print(*{name.partition('.')[0] for name in sys.modules})"
+    )
+    for arguments, absent in (
+        ([str(sweep), "--out", str(tmp_path)], {"torch", "lightning", "hydra", "tensorflow"}),
+        (["--help"], {"scipy", "matplotlib", "tensorboard", "jinja2", "torch"}),
+        ([str(tmp_path / "none")], {"scipy", "matplotlib", "tensorboard", "jinja2", "torch"}),
+    ):
+        command = [sys.executable, "-c", code, *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+        assert not set(done.stdout.splitlines()[-1].split()) & absent
+
+
+def test_bands_by_hand() -> None:
+    x = np.array([0.0, 1.0, 2.0])
+    found = band([x, x], [np.array([1.0, 2.0, 3.0]), np.array([3.0, 4.0, 5.0])])
+    assert isinstance(found, Band)
+    assert found.mean.tolist() == [2.0, 3.0, 4.0]
+    # Deviation of 1 and 3 is root of 2; t(0.975, 1) = 12.7062 over the root of 2.
+    assert found.low is not None
+    assert found.low[0] == pytest.approx(2.0 - 12.7062, abs=1e-4)
+
+
+def test_curves_on_different_grids_meet_where_both_are() -> None:
+    found = band([np.array([0.0, 4.0]), np.array([1.0, 6.0])], [np.array([0.0, 4.0])] * 2)
+    assert found is not None
+    assert (found.x[0], found.x[-1]) == (1.0, 4.0)
+    # Straight lines x and 0.8 (x - 1): at 1 they are 1 and 0.
+    assert found.mean[0] == pytest.approx(0.5)
+    one = band([np.array([0.0, 1.0])], [np.array([2.0, 1.0])])
+    assert one is not None
+    assert (one.n, one.low, one.high) == (1, None, None)
+    assert band([np.array([0.0, 1.0]), np.array([2.0, 3.0])], [np.array([1.0, 1.0])] * 2) is None
+    assert band([], []) is None
