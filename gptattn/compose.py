@@ -7,6 +7,7 @@ import secrets
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +100,7 @@ def to_train_config(cfg: DictConfig) -> TrainConfig:
     OmegaConf.resolve(settings)
     OmegaConf.set_struct(settings, False)
     if settings.match != "none":
-        settings.match_attn = _settings_of(str(settings.match_to), settings)
+        settings.match_attn = _settings_of(str(settings.match_to), settings, _searched())
     unknown = [str(key) for key in settings if key not in TrainConfig.__dataclass_fields__]
     if unknown:
         raise ConfigError(unknown[0], "is no setting; --help lists them all")
@@ -111,10 +112,21 @@ def to_train_config(cfg: DictConfig) -> TrainConfig:
     return typed
 
 
-def _settings_of(variant: str, settings: DictConfig) -> DictConfig:
-    """What the variant's own file says, its interpolations resolved in these settings."""
+def attention_settings(variant: str, settings: TrainConfig) -> dict[str, Any]:
+    """What the variant's file in conf/attn says, for a model of these settings."""
+    spec = _settings_of(variant, OmegaConf.create(asdict(settings)), [CONF / "attn"])
+    plain = OmegaConf.to_container(spec)
+    assert isinstance(plain, dict)
+    return {str(key): value for key, value in plain.items()}
+
+
+def _searched() -> list[Path]:
     sources = HydraConfig.get().runtime.config_sources
-    folders = [Path(source.path) / "attn" for source in sources if source.schema == "file"]
+    return [Path(source.path) / "attn" for source in sources if source.schema == "file"]
+
+
+def _settings_of(variant: str, settings: DictConfig, folders: Sequence[Path]) -> DictConfig:
+    """What the variant's own file says, its interpolations resolved in these settings."""
     files = {file.stem: file for folder in folders for file in folder.glob("*.yaml")}
     if variant not in files:
         raise ConfigError("match_to", f"{variant!r} is no variant; {suggest(variant, files)}")

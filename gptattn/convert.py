@@ -87,9 +87,7 @@ def convert(source: GPT, target: GPT, method: Method = "mean", seed: int = 0) ->
                     f"query heads of shape {list(weights.q_HDE.shape)} cannot become "
                     f"{list(wanted.q_HDE.shape)}"
                 )
-            new.attention.load_heads(
-                convert_heads(weights, len(wanted.k_GDE), method, generator)
-            )
+            new.attention.load_heads(convert_heads(weights, len(wanted.k_GDE), method, generator))
         except ValueError as error:
             raise ConfigError("to", f"layer {layer}: {error}") from error
     target.load_state_dict(theirs, strict=False)

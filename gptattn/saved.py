@@ -1,19 +1,25 @@
-"""A run folder read back: its settings, its model with the newest weights, its tokenizer."""
+"""A run folder read back: its settings, its model with the newest weights, its tokenizer.
 
-from dataclasses import dataclass, fields, is_dataclass
+Converted models lie in folders of the same form: config.yaml, and model.safetensors in place of
+the checkpoints.
+"""
+
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
 import torch
 import yaml
+from torch import Tensor
 
 from gptattn.build import build_model, build_tokenizer
-from gptattn.checkpoint import read_checkpoint
+from gptattn.checkpoint import read_checkpoint, write_atomically
 from gptattn.config import TrainConfig, check
 from gptattn.data.tokenizer import Tokenizer
 from gptattn.errors import CheckpointError, ConfigError
 from gptattn.gpt import GPT
 
+WEIGHTS = "model.safetensors"
 CONFIG_BYTES = 1_000_000  # a run writes 2 kB
 
 
@@ -25,7 +31,7 @@ class SavedRun:
     cfg: TrainConfig
     model: GPT  # on the CPU, in eval mode
     tokenizer: Tokenizer
-    checkpoint: Path
+    source: Path  # of the weights
 
 
 def load_run(folder: Path) -> SavedRun:
@@ -36,9 +42,40 @@ def load_run(folder: Path) -> SavedRun:
         model = build_model(cfg, tokenizer.vocab_size)
     except ConfigError as error:
         raise CheckpointError("run", f"{folder}: config.yaml: {error}") from error
-    checkpoint = newest_checkpoint(folder)
-    load_weights(model, read_checkpoint(checkpoint, "cpu"), checkpoint)
-    return SavedRun(folder, cfg, model.eval(), tokenizer, checkpoint)
+    source = folder / WEIGHTS
+    if source.is_file():
+        weights = read_safetensors(source)
+    else:
+        source = newest_checkpoint(folder)
+        weights = _state_dict(read_checkpoint(source, "cpu"), source)
+    load_weights(model, weights, source)
+    return SavedRun(folder, cfg, model.eval(), tokenizer, source)
+
+
+def save_model(folder: Path, cfg: TrainConfig, model: GPT) -> None:
+    """Write a folder that `load_run` reads. Raises CheckpointError where it holds a run already."""
+    if (folder / "config.yaml").exists():
+        raise CheckpointError("out", f"{folder} already holds a run; give another folder")
+    from safetensors.torch import save
+
+    weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+    text = yaml.safe_dump(asdict(cfg), sort_keys=False, allow_unicode=True)
+    write_atomically(folder / WEIGHTS, lambda file: file.write(save(weights)))
+    write_atomically(folder / "config.yaml", lambda file: file.write(text.encode()))
+
+
+def read_safetensors(file: Path) -> dict[str, Tensor]:
+    """Raises CheckpointError for a file that is missing, cut short or none of its kind."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(file)
+    except FileNotFoundError:
+        raise CheckpointError("checkpoint", f"{file} does not exist; give another path") from None
+    except (SafetensorError, OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise CheckpointError("checkpoint", f"{file} cannot be read ({reason})") from None
 
 
 def load_config(folder: Path) -> TrainConfig:
@@ -80,12 +117,15 @@ def newest_checkpoint(folder: Path) -> Path:
     return files[-1]
 
 
-def load_weights(model: GPT, checkpoint: dict[str, Any], source: Path) -> None:
-    """Put a checkpoint's weights into the model, every name and shape as it should be."""
+def _state_dict(checkpoint: dict[str, Any], source: Path) -> dict[str, Tensor]:
     state = checkpoint.get("state_dict")
     if not isinstance(state, dict):
         raise CheckpointError("checkpoint", f"{source} holds no weights of ours")
-    weights = {str(name).removeprefix("model."): w for name, w in state.items()}
+    return {str(name).removeprefix("model."): weight for name, weight in state.items()}
+
+
+def load_weights(model: GPT, weights: dict[str, Tensor], source: Path) -> None:
+    """Put the weights into the model, every name and shape as it should be."""
     own = model.state_dict()
     for name in own.keys() | weights.keys():
         if name not in weights or name not in own:

@@ -1,11 +1,11 @@
-"""Text from a trained run, streamed: `python scripts/generate.py run=outputs/... prompt="To be"`."""
+"""Text from a trained run, streamed: `python scripts/generate.py run=outputs/... prompt=TEXT`."""
 
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from gptattn.arguments import parse
@@ -92,12 +92,39 @@ def read_prompt(args: Arguments) -> str:
     return text
 
 
-def shown(tokenizer: Tokenizer, ids: list[int], stop: str | None) -> tuple[str, bool]:
-    """The text of these ids up to `stop`, without a character that is still incomplete."""
-    text = tokenizer.decode(torch.tensor(ids).numpy()).rstrip("\ufffd") if ids else ""
-    if stop is not None and stop in text:
-        return text[: text.index(stop)], True
-    return text, False
+class Sample:
+    """One text as it grows. Holds back half a character, and what may begin the stop text."""
+
+    def __init__(self, tokenizer: Tokenizer, stop: str | None) -> None:
+        self.tokenizer, self.stop = tokenizer, stop
+        self.ids: list[int] = []
+        self.told = ""
+        self.done = False
+
+    def feed(self, token: int) -> str:
+        """Take one more id; what can be told now, beyond what was."""
+        if self.done:
+            return ""
+        self.ids.append(token)
+        text = self.tokenizer.decode(np.array(self.ids)).rstrip("\ufffd")
+        if self.stop is not None and self.stop in text:
+            self.done = True
+            text = text[: text.index(self.stop)]
+        return self._tell(text if self.done else text[: len(text) - self._overlap(text)])
+
+    def end(self) -> str:
+        """What was held back, now that no more comes."""
+        return "" if self.done else self._tell(self.tokenizer.decode(np.array(self.ids)))
+
+    def _tell(self, text: str) -> str:
+        new = text[len(self.told) :]
+        self.told += new
+        return new
+
+    def _overlap(self, text: str) -> int:
+        """How many characters at the end of the text may be the beginning of `stop`."""
+        longest = min(len(self.stop) - 1, len(text)) if self.stop else 0
+        return next((n for n in range(longest, 0, -1) if text.endswith(self.stop[:n])), 0)
 
 
 def write(text: str) -> None:
@@ -133,53 +160,27 @@ def run(args: Arguments) -> None:
         generator=torch.Generator(device).manual_seed(args.seed),
         slide=args.full == "slide",
     )
+    samples = [Sample(saved.tokenizer, args.stop) for _ in range(args.samples)]
     start = time.perf_counter()
     write(prompt)
-    made, steps = written(new, saved.tokenizer, args)
+    steps = 0
+    for steps, step in enumerate(new, start=1):
+        told = [own.feed(id) for own, id in zip(samples, step[:, 0].tolist(), strict=True)]
+        write(told[0])
+        if all(sample.done for sample in samples):
+            break
     synchronize(device)
     seconds = time.perf_counter() - start
-    for extra in made[1:]:
-        text, _ = shown(saved.tokenizer, extra, args.stop)
-        write(f"\n---\n{prompt}{text}")
+    ends = [sample.end() for sample in samples]
+    write(ends[0])
+    for sample in samples[1:]:
+        write(f"\n---\n{prompt}{sample.told}")
     cache = model.new_cache(args.samples).nbytes
     print(
         f"\n\n{steps * args.samples / seconds:,.0f} tokens/s, {saved.cfg.variant}, "
         f"cache {cache:,} bytes for {args.samples} x {context} tokens",
         file=sys.stderr,
     )
-
-
-def written(
-    new: Iterator[torch.Tensor], tokenizer: Tokenizer, args: Arguments
-) -> tuple[list[list[int]], int]:
-    """Write the first sample as it is made; the ids of all, and how many steps it took."""
-    made: list[list[int]] = [[] for _ in range(args.samples)]
-    done, before, steps = [False] * args.samples, "", 0
-    for step in new:
-        steps += 1
-        for i, (own, token) in enumerate(zip(made, step[:, 0].tolist(), strict=True)):
-            if not done[i]:
-                own.append(token)
-                text, done[i] = shown(tokenizer, own, args.stop) if i == 0 or args.stop else ("", 0)
-                if i == 0:
-                    # What may be the beginning of the stop text waits.
-                    held = 0 if done[0] else _overlap(text, args.stop)
-                    text = text[: len(text) - held]
-                    write(text[len(before) :])
-                    before = text if len(text) > len(before) else before
-        if all(done):
-            break
-    text, _ = shown(tokenizer, made[0], args.stop)
-    write(text[len(before) :])
-    return made, steps
-
-
-def _overlap(text: str, stop: str | None) -> int:
-    """How many characters at the end of the text may be the beginning of `stop`."""
-    if stop is None:
-        return 0
-    longest = min(len(stop) - 1, len(text))
-    return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)
 
 
 def main() -> int:
