@@ -63,3 +63,17 @@ def read_checkpoint(path: Path, map_location: Any | None = None) -> dict[str, An
     except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CheckpointError("checkpoint", f"{path} cannot be read ({reason})") from None
+
+
+def read_safetensors(file: Path) -> dict[str, torch.Tensor]:
+    """Raises CheckpointError for a file that is missing, cut short or none of its kind."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(file)
+    except FileNotFoundError:
+        raise CheckpointError("checkpoint", f"{file} does not exist; give another path") from None
+    except (SafetensorError, OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise CheckpointError("checkpoint", f"{file} cannot be read ({reason})") from None

@@ -13,7 +13,7 @@ import yaml
 from torch import Tensor
 
 from gptattn.build import build_model, build_tokenizer
-from gptattn.checkpoint import read_checkpoint, write_atomically
+from gptattn.checkpoint import read_checkpoint, read_safetensors, write_atomically
 from gptattn.config import TrainConfig, check
 from gptattn.data.tokenizer import Tokenizer
 from gptattn.errors import CheckpointError, ConfigError
@@ -62,20 +62,6 @@ def save_model(folder: Path, cfg: TrainConfig, model: GPT) -> None:
     text = yaml.safe_dump(asdict(cfg), sort_keys=False, allow_unicode=True)
     write_atomically(folder / WEIGHTS, lambda file: file.write(save(weights)))
     write_atomically(folder / "config.yaml", lambda file: file.write(text.encode()))
-
-
-def read_safetensors(file: Path) -> dict[str, Tensor]:
-    """Raises CheckpointError for a file that is missing, cut short or none of its kind."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        return load_file(file)
-    except FileNotFoundError:
-        raise CheckpointError("checkpoint", f"{file} does not exist; give another path") from None
-    except (SafetensorError, OSError, ValueError) as error:
-        reason = str(error).splitlines()[0]
-        raise CheckpointError("checkpoint", f"{file} cannot be read ({reason})") from None
 
 
 def load_config(folder: Path) -> TrainConfig:

@@ -123,8 +123,9 @@ class Sample:
 
     def _overlap(self, text: str) -> int:
         """How many characters at the end of the text may be the beginning of `stop`."""
-        longest = min(len(self.stop) - 1, len(text)) if self.stop else 0
-        return next((n for n in range(longest, 0, -1) if text.endswith(self.stop[:n])), 0)
+        stop = self.stop or ""
+        longest = min(len(stop) - 1, len(text))
+        return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)
 
 
 def write(text: str) -> None:
@@ -164,7 +165,8 @@ def run(args: Arguments) -> None:
     start = time.perf_counter()
     write(prompt)
     steps = 0
-    for steps, step in enumerate(new, start=1):
+    for step in new:
+        steps += 1
         told = [own.feed(id) for own, id in zip(samples, step[:, 0].tolist(), strict=True)]
         write(told[0])
         if all(sample.done for sample in samples):

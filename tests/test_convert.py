@@ -1,0 +1,104 @@
+"""Conversions: exact where they can be, and by the paper's methods where not."""
+
+import pytest
+import torch
+from conftest import build_gpt
+
+from gptattn.attention.base import HeadWeights
+from gptattn.convert import convert, convert_heads
+from gptattn.errors import ConfigError
+from gptattn.gpt import GPT
+
+
+def gpt(attn: str, seed: int = 0) -> GPT:
+    torch.manual_seed(seed)
+    return build_gpt(*attn.split(" "), "model.d_model=24", std=0.1).double().eval()
+
+
+@torch.no_grad()
+def apart(a: GPT, b: GPT) -> float:
+    ids = torch.randint(13, (2, a.context_length))
+    return (a(ids) - b(ids)).abs().max().item()
+
+
+FULL = "attn=gqa attn.num_kv_heads=4 model.num_heads=4"
+EXACT = [
+    ("attn=mha", "attn=mha_wrapper"),
+    ("attn=mha_wrapper", "attn=mha"),
+    ("attn=mha model.num_heads=4", FULL),
+    (FULL, "attn=mha_wrapper model.num_heads=4"),
+    ("attn=gqa attn.num_kv_heads=1", "attn=mqa"),
+    ("attn=mqa", "attn=gqa attn.num_kv_heads=1"),
+    # Heads that are copied to those they stood for.
+    ("attn=mqa", "attn=mha"),
+    ("attn=gqa", "attn=mha_wrapper"),
+]
+
+
+@pytest.mark.parametrize(("source", "target"), EXACT)
+def test_an_exact_conversion_changes_no_logit(source, target):
+    old, new = gpt(source, 1), gpt(target, 2)
+    assert apart(old, new) > 0.1
+    convert(old, new)
+    assert apart(old, new) < 1e-12
+
+
+def weights(kv: list[list[float]]) -> HeadWeights:
+    """Four query heads and these key/value heads, of size 1 over a width of 2."""
+    k = torch.tensor(kv, dtype=torch.float64).unsqueeze(1)
+    q = torch.zeros(4, 1, 2, dtype=torch.float64)
+    return HeadWeights(q, k, 10 * k, None, k[:, :, 0], None, None, None)
+
+
+OLD = [[1.0, 2.0], [3.0, 6.0], [10.0, 0.0], [20.0, 8.0]]
+
+
+@pytest.mark.parametrize(
+    ("method", "count", "expected"),
+    [
+        ("mean", 2, [[2.0, 4.0], [15.0, 4.0]]),
+        ("first", 2, [[1.0, 2.0], [10.0, 0.0]]),
+        ("mean", 1, [[8.5, 4.0]]),
+        ("first", 1, [[1.0, 2.0]]),
+        ("mean", 4, OLD),
+    ],
+)
+def test_merged_heads_are_the_mean_or_the_first_of_their_group(method, count, expected):
+    new = convert_heads(weights(OLD), count, method, torch.Generator())
+    expected = torch.tensor(expected, dtype=torch.float64)
+    torch.testing.assert_close(new.k_GDE[:, 0], expected)
+    torch.testing.assert_close(new.v_GDE[:, 0], 10 * expected)
+    torch.testing.assert_close(new.k_bias_GD[:, 0], expected[:, 0])
+    assert new.v_bias_GD is None
+
+
+def test_the_random_method_draws_gpt2s_spread_and_no_bias():
+    wide = HeadWeights(
+        *(torch.ones(4, 50, 100) for _ in range(3)), *3 * [torch.ones(4, 50)], None, None
+    )
+    new = convert_heads(wide, 2, "random", torch.Generator().manual_seed(3))
+    assert new.k_GDE.shape == (2, 50, 100)
+    assert new.k_GDE.std().item() == pytest.approx(0.02, rel=0.05)
+    assert not new.k_bias_GD.any()
+    again = convert_heads(wide, 2, "random", torch.Generator().manual_seed(3))
+    assert torch.equal(again.v_GDE, new.v_GDE)
+
+
+def test_a_count_that_does_not_divide_is_an_error():
+    with pytest.raises(ValueError, match="4 key/value heads cannot become 3"):
+        convert_heads(weights(OLD), 3, "mean", torch.Generator())
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "said"),
+    [
+        ("attn=mha", "attn=gqa model.d_mlp=7", r"mlp\.(up|down)\.(weight|bias) differs"),
+        ("attn=mha", "attn=mha model.num_layers=3", "blocks.2.* differs"),
+        ("attn=mha", "attn=mha model.num_heads=2", "query heads of shape"),
+        ("attn=mha", "attn=mha attn.out_proj=false", "output weight is present on one side only"),
+        ("attn=mha", "attn=mha model.qkv_bias=false", "bias is present on one side only"),
+    ],
+)
+def test_a_pair_that_cannot_be_converted_says_why(source, target, said):
+    with pytest.raises(ConfigError, match=said):
+        convert(gpt(source), gpt(target))
