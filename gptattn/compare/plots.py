@@ -11,7 +11,7 @@ from matplotlib import rc_context
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, NullFormatter
+from matplotlib.ticker import EngFormatter
 
 from gptattn.compare.bands import Band, curve_kind, section_bands
 from gptattn.compare.comparison import COSTS, Row, Section
@@ -25,6 +25,7 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 LINES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)), (0, (3, 1, 1, 1, 1, 1)))
 MOST = 12  # variants in a plot of curves; more cannot be told apart
 FEW = 6  # variants whose legend has room within the plot
+BARS = 40  # variants, above which only those on the front have their intervals drawn
 LINE = 11  # points from one line of text to the next
 SIZE = (5.2, 3.7)  # inches: at 360 pixels of width the text is still read
 AXES = {
@@ -177,14 +178,14 @@ def _cost_plot(
     figure, axes = _figure()
     metric = COSTS[cost]
     for row in rows:
-        x, look = row.metrics[metric], looks[row.name]
-        y = row.metrics["val/loss"]
+        x, y, look = row.metrics[metric], row.metrics["val/loss"], looks[row.name]
         on_front = cost in row.fronts
+        barred = on_front or len(rows) <= BARS
         axes.errorbar(
             x.mean,
             y.mean,
-            xerr=_bars(x),
-            yerr=_bars(y),
+            xerr=_bars(x) if barred else None,
+            yerr=_bars(y) if barred else None,
             color=look["color"],
             marker=look["marker"],
             markerfacecolor=look["color"] if on_front else "none",
@@ -199,17 +200,17 @@ def _cost_plot(
     )
     axes.step(*zip(*front, strict=True), where="post", color=INK, alpha=0.6, linewidth=1, zorder=1)
     if _spans_decades([row.metrics[metric].mean for row in rows]):
-        axes.set_xscale("log")
-        axes.xaxis.set_minor_formatter(NullFormatter())
+        axes.set_xscale("log", base=2)
     axes.margins(x=0.12, y=0.12)
     _label(axes, [(row.metrics[metric].mean, row.loss, row.name) for row in rows])
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     better = "right" if cost == "speed" else "left"
     axes.set(xlabel=f"{COST_AXES[cost]} ({better} is better)", ylabel="validation loss (nats)")
+    whose = "" if len(rows) <= BARS else " of those on the front"
     gain = "more tokens/s" if cost == "speed" else "a lower cost"
     caption = (
-        "Means over seeds with 95% intervals. Filled: on the Pareto front, the line, no other "
-        f"variant has both a lower mean loss and {gain}."
+        f"Means over seeds with 95% intervals{whose}. Filled: on the Pareto front, the line, no "
+        f"other variant has both a lower mean loss and {gain}."
     )
     return _drawn(figure, f"{prefix}pareto_{cost}", f"Loss against {COST_AXES[cost]}", caption)
 

@@ -1,7 +1,6 @@
 """Reads finished runs. Whatever is half-written or damaged is named and passed over."""
 
 import json
-import math
 import os
 import re
 import stat
@@ -24,6 +23,7 @@ NO_MATTER = re.compile(
 )
 # A run writes 2 kB of each. What is a thousand times larger is none of ours, and would take long.
 CONFIG_BYTES, SUMMARY_BYTES = 200_000, 5_000_000
+LARGEST = 1e30  # of any figure: beyond, sums and squares of it are infinite
 NODES, DEPTH = 5_000, 20  # a few bytes of YAML with aliases can stand for any number of values
 DAMAGE = (
     OSError,
@@ -183,7 +183,8 @@ def _read(folder: Path) -> Run:
     summary = msgspec.convert(json.loads(text), _Summary)
     if summary.status != "done":
         raise ValueError(f"not finished: its status is {summary.status!r}")
-    metrics = {k: v for k, v in summary.metrics.items() if v is not None and math.isfinite(v)}
+    # NaN is not below anything either.
+    metrics = {k: v for k, v in summary.metrics.items() if v is not None and abs(v) < LARGEST}
     if "val/loss" not in metrics:
         raise ValueError("summary.json has no finite val/loss")
     node = yaml.load(_text(folder / "config.yaml", CONFIG_BYTES), Loader=LOADER)
