@@ -4,7 +4,7 @@ import sys
 
 from rich.console import Console
 
-from gptattn.compare.comparison import Comparison
+from gptattn.compare.results import Comparison
 from gptattn.compare.table import report_table
 from gptattn.compare.words import headline, match_words, section_words
 

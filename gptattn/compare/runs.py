@@ -159,7 +159,7 @@ def _flat(node: Any, prefix: str = "") -> dict[str, str]:
         name, value, depth = waiting.pop()
         count += 1
         if count > NODES or depth > DEPTH:
-            raise ValueError("config.yaml has too many values, or too deeply nested ones")
+            raise ValueError("too many settings, or too deeply nested ones")
         if isinstance(value, dict) and value:
             dot = f"{name}." if name else ""
             waiting.extend((f"{dot}{k}", v, depth + 1) for k, v in value.items())
@@ -200,16 +200,27 @@ def _read(folder: Path) -> Run:
         one_line(summary.variant),
         summary.seed,
         metrics,
-        {one_line(key): one_line(value) for key, value in settings.items()},
+        _shown(settings),
         one_line(settings["budget"]),
-        _flat(summary.data),
-        _flat(summary.environment),
+        _shown(_flat(summary.data)),
+        _shown(_flat(summary.environment)),
         _match(summary.match),
     )
 
 
+def _shown(values: Mapping[str, str]) -> dict[str, str]:
+    return {one_line(key): one_line(value) for key, value in values.items()}
+
+
 def _match(node: Any) -> Match | None:
     try:
-        return None if node is None else msgspec.convert(node, Match)
-    except msgspec.ValidationError:  # a record of another version: no reason to drop the run
+        match = None if node is None else msgspec.convert(node, Match)
+    except (msgspec.ValidationError, OverflowError):
+        return None  # a record of another version: no reason to drop the run
+    if match is None or not all(
+        abs(x) < LARGEST for x in (match.start, match.value, match.target, match.reached)
+    ):
         return None
+    return msgspec.structs.replace(
+        match, what=one_line(match.what), to=one_line(match.to), field=one_line(match.field)
+    )

@@ -7,8 +7,8 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from gptattn.compare.comparison import Row, Section
 from gptattn.compare.groups import group_runs
+from gptattn.compare.results import Row, Section
 from gptattn.compare.runs import Run
 from gptattn.compare.words import nats
 
