@@ -130,15 +130,15 @@ def _run_folders(path: Path, seen: set[tuple[int, int]], passed_over: list[str])
             if (info.st_dev, info.st_ino) in seen:
                 continue
             seen.add((info.st_dev, info.st_ino))
-            entries = sorted(os.scandir(folder), key=lambda entry: entry.name, reverse=True)
+            names = sorted((entry.name for entry in os.scandir(folder)), reverse=True)
+            # Path.is_dir, as that of an entry raises for a link to itself.
+            below = [folder / n for n in names if n[0] != "." and (folder / n).is_dir()]
         except OSError as error:
             passed_over.append(one_line(f"{folder}: {_reason(error)}"))
             continue
-        if any(entry.name == "config.yaml" for entry in entries):
+        if "config.yaml" in names:
             yield folder
-        names = (entry.name for entry in entries if not entry.name.startswith("."))
-        # Path.is_dir, as that of an entry raises for a link to itself.
-        waiting.extend(folder / name for name in names if (folder / name).is_dir())
+        waiting.extend(below)
 
 
 def _text(file: Path, most: int) -> str:
