@@ -67,8 +67,9 @@ def new_figure(extra: float = 0.0) -> tuple[Figure, Any]:
 
 
 def tick(value: float, position: int | None = None) -> str:
-    """`512`, `16,384`, `124k`, `7T`."""
-    return f"{value:,.5g}" if abs(value) < 2e4 else EngFormatter(sep="")(value, position)
+    """`512`, `16,384`, `20k`, `7T`."""
+    exact = abs(value) < 1e5 and value % 1000
+    return f"{value:,.5g}" if exact else EngFormatter(sep="")(value, position)
 
 
 def short(name: str) -> str:
