@@ -224,7 +224,7 @@ def test_what_was_matched_is_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "match", [{"what": 1}, [], MATCH | {"target": float("nan")}, MATCH | {"value": 10**400}]
+    "match", [{"what": 1}, [], MATCH | {"target": float("nan")}, MATCH | {"after": 10**400}]
 )
 def test_a_match_of_another_form_is_left_out(match: Any, tmp_path: Path) -> None:
     write_run(tmp_path / "a", "mha", 1, 2.0, match=match)

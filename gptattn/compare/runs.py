@@ -221,9 +221,10 @@ def _match(node: Any) -> Match | None:
         match = None if node is None else msgspec.convert(node, Match)
     except (msgspec.ValidationError, OverflowError):
         return None  # a record of another version: no reason to drop the run
-    if match is None or not all(
-        abs(x) < LARGEST for x in (match.start, match.value, match.target, match.reached)
-    ):
+    if match is None:
+        return None
+    figures = (match.before, match.after, match.target, match.reached)
+    if not all(abs(x) < LARGEST for x in figures if x is not None):
         return None
     return msgspec.structs.replace(
         match, what=one_line(match.what), to=one_line(match.to), field=one_line(match.field)
