@@ -34,7 +34,7 @@ board: $(STAMP)
 	$(BIN)/tensorboard --logdir outputs --host localhost $(ARGS)
 
 report: $(STAMP)
-	$(BIN)/python scripts/compare.py $(or $(ARGS),outputs)
+	$(BIN)/python scripts/compare.py $(or $(ARGS),outputs --split)
 
 # The peers pin what we do not want, so they live apart, without what they merely wish for.
 $(BENCH)/.installed: pyproject.toml constraints.txt scripts/peers-requirements.txt

@@ -1,4 +1,4 @@
-"""`python scripts/compare.py outputs/my_sweep`: one table of all finished runs below."""
+"""`python scripts/compare.py outputs/my_sweep`: table, page and plots of the finished runs."""
 
 from gptattn.compare.main import main
 

@@ -120,7 +120,9 @@ def test_a_summary_with_a_wrong_value_is_named_and_passed_over(
     only_the_good_one_is_read(tmp_path, bad)
 
 
-@pytest.mark.parametrize("loss", ["NaN", "Infinity", "null", '"2.0"', "1" + "0" * 400, "9" * 5000])
+@pytest.mark.parametrize(
+    "loss", ["NaN", "Infinity", "null", '"2.0"', "1e300", "1" + "0" * 400, "9" * 5000]
+)
 def test_a_loss_that_is_no_finite_number_is_named_and_passed_over(
     loss: str, tmp_path: Path, bad: Path
 ) -> None:
@@ -387,6 +389,8 @@ def test_rows_with_nan_leave_a_gap_and_no_more(tmp_path: Path) -> None:
     rows_ = curve_rows(2.0)
     rows_[2]["train/loss"] = float("nan")
     rows_[-2]["val/loss"] = float("inf")
+    rows_.append(rows_[-3] | {"step": 1e300})
+    rows_.append(rows_[-3] | {"step": 101, "train/loss": 1e300})
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows_))
     found, damage = read_curves(run)
     assert damage is None

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from runfolders import write_run
 
-from gptattn.compare.comparison import Section, compare
+from gptattn.compare.comparison import compare
+from gptattn.compare.results import Section
 from gptattn.compare.runs import read_runs
 from gptattn.compare.table import markdown_table, report_rows
 from gptattn.compare.words import match_words, more_or_less, nats, p_value, section_words, share
@@ -222,8 +223,11 @@ def test_what_was_matched_is_said(tmp_path: Path) -> None:
     assert found.warnings == []
 
 
-def test_a_match_of_another_form_is_left_out(tmp_path: Path) -> None:
-    write_run(tmp_path / "a", "mha", 1, 2.0, match={"what": 1})
+@pytest.mark.parametrize(
+    "match", [{"what": 1}, [], MATCH | {"target": float("nan")}, MATCH | {"after": 10**400}]
+)
+def test_a_match_of_another_form_is_left_out(match: Any, tmp_path: Path) -> None:
+    write_run(tmp_path / "a", "mha", 1, 2.0, match=match)
     (found,) = compare(read_runs([tmp_path])[0]).sections
     assert match_words(found) == []
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from gptattn.compare.comparison import Section
 from gptattn.compare.curves import Curve, Curves, Floats
+from gptattn.compare.results import Section
 from gptattn.compare.statistics import t_factor
 
 GRID = 200

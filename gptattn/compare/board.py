@@ -13,8 +13,8 @@ from tensorboard.compat.proto.summary_pb2 import (
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from gptattn.compare.bands import section_bands, start_time
-from gptattn.compare.comparison import Comparison, Section
 from gptattn.compare.curves import Curves, Floats
+from gptattn.compare.results import Comparison, Section
 
 MARK = ".gptattn-compare"  # ends the name of every event file that is ours to remove
 TAGS = {

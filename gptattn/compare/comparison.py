@@ -1,13 +1,11 @@
-"""The comparison itself: the one aggregate that every output is made from."""
+"""From runs to the aggregate: rows, differences, tests, fronts."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from gptattn.compare import statistics
-from gptattn.compare.curves import Curves
 from gptattn.compare.groups import (
     Groups,
     comparable_sets,
@@ -16,111 +14,19 @@ from gptattn.compare.groups import (
     group_runs,
     pick_baseline,
 )
+from gptattn.compare.results import (
+    COSTS,
+    METRICS,
+    Comparison,
+    Difference,
+    Estimate,
+    Row,
+    Section,
+)
 from gptattn.compare.runs import Run
 from gptattn.compare.statistics import Interval
 from gptattn.config import suggest
 from gptattn.errors import ConfigError
-
-# What a row of the report holds beside the loss, in its order.
-METRICS = (
-    "val/loss",
-    "val/bits_per_byte",
-    "perf/tokens_per_s",
-    "perf/step_ms",
-    "cost/params",
-    "cost/params_attention",
-    "cost/flops_per_token",
-    "cost/kv_bytes_per_token",
-    "perf/peak_memory_mb",
-)
-COSTS = {
-    "params": "cost/params",
-    "cache": "cost/kv_bytes_per_token",
-    "speed": "perf/tokens_per_s",
-}
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A mean over n seeds with Student's 95% interval; n = 1 has none."""
-
-    n: int
-    mean: float
-    interval: Interval | None
-
-
-@dataclass(frozen=True)
-class Difference:
-    """One variant's validation loss minus another's, over the seeds that both have."""
-
-    variant: str
-    baseline: str
-    n: int
-    mean: float
-    deviation: float  # of the differences over seeds; 0 for n = 1
-    interval: Interval | None
-    interval_method: str
-    p: float | None  # two-sided, uncorrected; None below two seeds
-    p_holm: float | None
-    test: str  # sign-flip or label
-    comparisons: int  # that Holm's correction is over
-    reachable: bool  # whether n seeds could have passed, whatever the difference
-    seeds_needed: int | None  # None: more than 1,000, or no difference to be seen
-
-    @property
-    def shown(self) -> bool:
-        """Whether the runs support a difference."""
-        return self.p_holm is not None and self.p_holm < statistics.ALPHA
-
-
-@dataclass(frozen=True)
-class Row:
-    """One variant: runs that differ in nothing but the seed."""
-
-    name: str
-    runs: list[Run]
-    metrics: dict[str, Estimate]  # those that any of its runs has
-    difference: Difference | None  # to the baseline; None for itself, or without a common seed
-    speed: tuple[float, Interval] | None  # tokens/s over the baseline's, paired by seed
-    fronts: list[str]  # the costs on whose Pareto front it lies
-
-    @property
-    def n(self) -> int:
-        return len(self.runs)
-
-    @property
-    def loss(self) -> float:
-        return self.metrics["val/loss"].mean
-
-    def mean(self, metric: str) -> float | None:
-        return self.metrics[metric].mean if metric in self.metrics else None
-
-
-@dataclass(frozen=True)
-class Section:
-    """Rows that can be compared with each other."""
-
-    title: str  # what sets it apart from other sections; "" for the only one
-    baseline: str
-    rows: list[Row]  # the baseline first, the others by loss
-    leader: str | None  # the lowest mean loss; None with one row
-    rivals: list[Difference]  # of each other row to the leader
-    warnings: list[str]
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """The whole report."""
-
-    folders: list[str]
-    sections: list[Section]
-    warnings: list[str]
-    passed_over: list[str]
-    curves: Mapping[Path, Curves]  # by run folder
-
-    @property
-    def runs(self) -> list[Run]:
-        return [run for section in self.sections for row in section.rows for run in row.runs]
 
 
 def compare(

@@ -4,9 +4,11 @@ import sys
 
 from rich.console import Console
 
-from gptattn.compare.comparison import Comparison
+from gptattn.compare.results import Comparison
 from gptattn.compare.table import report_table
 from gptattn.compare.words import headline, match_words, section_words
+
+MOST = 20  # sentences about single variants
 
 
 def show(comparison: Comparison) -> None:
@@ -15,7 +17,9 @@ def show(comparison: Comparison) -> None:
     for section in comparison.sections:
         title = section.title or f"{' '.join(comparison.folders)}: {headline(comparison)}"
         console.print(report_table(section, title, console.width))
-        for line in [*section_words(section), *match_words(section)]:
+        *words, last = section_words(section)
+        left_out = [f"({len(words) - MOST} more are on the page)"] if len(words) > MOST else []
+        for line in [*words[:MOST], *left_out, last, *match_words(section)[:MOST]]:
             console.print(f"- {line}")
         console.print()
     lines = [line for section in comparison.sections for line in section.warnings]

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from gptattn.compare.runs import one_line
+from gptattn.compare.runs import LARGEST, one_line
 
 POINTS = 200  # kept per run and curve: more than a plot shows
 BLOCK = 8_000_000  # bytes read at a time: a record of any length takes the same memory
@@ -129,7 +129,9 @@ def _damaged(rows: int) -> ValueError:
 def _curve(points: list[Point]) -> Curve:
     """Points that are whole, in order; of a step that comes twice, as after a resume, the last."""
     table = np.array(points, dtype=np.float64).reshape(-1, 6)  # None becomes NaN
-    table = table[np.isfinite(table[:, :5]).all(axis=1)]
+    # NaN and infinity fail as well. A step must fit TensorBoard's 64 bits, and sums must be finite.
+    table = table[(np.abs(table[:, :5]) < LARGEST).all(axis=1) & (table[:, 0] < 2**53)]
+    table[~(np.abs(table[:, 5]) < LARGEST), 5] = np.nan
     if len(table) and (np.diff(table[:, 0]) <= 0).any():
         _, first = np.unique(table[::-1, 0], return_index=True)
         table = table[::-1][first]

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from gptattn.compare.comparison import METRICS, Comparison, Row, Section
+from gptattn.compare.results import METRICS, Comparison, Row, Section
 from gptattn.compare.words import match_words, section_words
 from gptattn.errors import DiskError
 

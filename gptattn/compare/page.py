@@ -8,9 +8,9 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from gptattn.compare import statistics
-from gptattn.compare.comparison import Comparison, Section
+from gptattn.compare.figure import Plot
 from gptattn.compare.groups import MUST_AGREE, counted
-from gptattn.compare.plots import Plot
+from gptattn.compare.results import Comparison, Section
 from gptattn.compare.table import report_rows
 from gptattn.compare.words import headline, match_words, section_words
 

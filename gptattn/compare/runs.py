@@ -1,7 +1,6 @@
 """Reads finished runs. Whatever is half-written or damaged is named and passed over."""
 
 import json
-import math
 import os
 import re
 import stat
@@ -24,6 +23,7 @@ NO_MATTER = re.compile(
 )
 # A run writes 2 kB of each. What is a thousand times larger is none of ours, and would take long.
 CONFIG_BYTES, SUMMARY_BYTES = 200_000, 5_000_000
+LARGEST = 1e30  # of any figure: beyond, sums and squares of it are infinite
 NODES, DEPTH = 5_000, 20  # a few bytes of YAML with aliases can stand for any number of values
 DAMAGE = (
     OSError,
@@ -132,15 +132,15 @@ def _run_folders(path: Path, seen: set[tuple[int, int]], passed_over: list[str])
             if (info.st_dev, info.st_ino) in seen:
                 continue
             seen.add((info.st_dev, info.st_ino))
-            entries = sorted(os.scandir(folder), key=lambda entry: entry.name, reverse=True)
+            names = sorted((entry.name for entry in os.scandir(folder)), reverse=True)
+            # Path.is_dir, as that of an entry raises for a link to itself.
+            below = [folder / n for n in names if n[0] != "." and (folder / n).is_dir()]
         except OSError as error:
             passed_over.append(one_line(f"{folder}: {_reason(error)}"))
             continue
-        if any(entry.name == "config.yaml" for entry in entries):
+        if "config.yaml" in names:
             yield folder
-        names = (entry.name for entry in entries if not entry.name.startswith("."))
-        # Path.is_dir, as that of an entry raises for a link to itself.
-        waiting.extend(folder / name for name in names if (folder / name).is_dir())
+        waiting.extend(below)
 
 
 def _text(file: Path, most: int) -> str:
@@ -161,7 +161,7 @@ def _flat(node: Any, prefix: str = "") -> dict[str, str]:
         name, value, depth = waiting.pop()
         count += 1
         if count > NODES or depth > DEPTH:
-            raise ValueError("config.yaml has too many values, or too deeply nested ones")
+            raise ValueError("too many settings, or too deeply nested ones")
         if isinstance(value, dict) and value:
             dot = f"{name}." if name else ""
             waiting.extend((f"{dot}{k}", v, depth + 1) for k, v in value.items())
@@ -185,7 +185,8 @@ def _read(folder: Path) -> Run:
     summary = msgspec.convert(json.loads(text), _Summary)
     if summary.status != "done":
         raise ValueError(f"not finished: its status is {summary.status!r}")
-    metrics = {k: v for k, v in summary.metrics.items() if v is not None and math.isfinite(v)}
+    # NaN is not below anything either.
+    metrics = {k: v for k, v in summary.metrics.items() if v is not None and abs(v) < LARGEST}
     if "val/loss" not in metrics:
         raise ValueError("summary.json has no finite val/loss")
     node = yaml.load(_text(folder / "config.yaml", CONFIG_BYTES), Loader=LOADER)
@@ -201,18 +202,30 @@ def _read(folder: Path) -> Run:
         one_line(summary.variant),
         summary.seed,
         metrics,
-        {one_line(key): one_line(value) for key, value in settings.items()},
+        _shown(settings),
         one_line(settings["budget"]),
-        _flat(summary.data),
-        _flat(summary.environment),
+        _shown(_flat(summary.data)),
+        _shown(_flat(summary.environment)),
         _match(summary.match),
         (folder / "summary.json").stat().st_mtime,
         {k[8:]: one_line(v) for k, v in config.items() if k.startswith("choices.")},
     )
 
 
+def _shown(values: Mapping[str, str]) -> dict[str, str]:
+    return {one_line(key): one_line(value) for key, value in values.items()}
+
+
 def _match(node: Any) -> Match | None:
     try:
-        return None if node is None else msgspec.convert(node, Match)
-    except msgspec.ValidationError:  # a record of another version: no reason to drop the run
+        match = None if node is None else msgspec.convert(node, Match)
+    except (msgspec.ValidationError, OverflowError):
+        return None  # a record of another version: no reason to drop the run
+    if match is None:
         return None
+    figures = (match.before, match.after, match.target, match.reached)
+    if not all(abs(x) < LARGEST for x in figures if x is not None):
+        return None
+    return msgspec.structs.replace(
+        match, what=one_line(match.what), to=one_line(match.to), field=one_line(match.field)
+    )

@@ -19,7 +19,9 @@ ALPHA = 0.05
 POWER = 0.8
 RESAMPLES = 9_999
 EXACT = 10_000  # permutations; of more, RESAMPLES are drawn
-BOOTSTRAP_SEEDS = 4  # below, too few resamples differ: the paired t interval
+# Below, the paired t interval: of four values too many resamples are nearly equal, and the
+# bootstrap's interval, though it covers, is 1.7 times as wide.
+BOOTSTRAP_SEEDS = 5
 SEEDS_CAP = 1_000
 RANDOM_SEED = 0  # of resampling: the same runs give the same report
 

@@ -7,9 +7,10 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from gptattn.compare.comparison import Row, Section
 from gptattn.compare.groups import group_runs
+from gptattn.compare.results import Row, Section
 from gptattn.compare.runs import Run
+from gptattn.compare.words import nats
 
 # Heading, metric, format of the mean.
 Column = tuple[str, str, str]
@@ -74,9 +75,13 @@ def _difference(row: Row) -> list[str]:
     d = row.difference
     if d is None:
         return [MISSING] * 3
-    interval = f"{d.interval[0]:+.4f} to {d.interval[1]:+.4f}" if d.interval else MISSING
+    interval = f"{_signed(d.interval[0])} to {_signed(d.interval[1])}" if d.interval else MISSING
     p = MISSING if d.p_holm is None else "<0.001" if d.p_holm < 0.001 else f"{d.p_holm:.3f}"
-    return [f"{d.mean:+.4f}", interval, p]
+    return [_signed(d.mean), interval, p]
+
+
+def _signed(value: float) -> str:
+    return f"+{nats(value)}" if value > 0 else nats(value)
 
 
 def terminal_table(runs: Sequence[Run], title: str, width: int) -> Table:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from fractions import Fraction
 
-from gptattn.compare.comparison import Comparison, Difference, Row, Section
+from gptattn.compare.results import Comparison, Difference, Row, Section
 from gptattn.compare.statistics import SEEDS_CAP
 
 LARGEST_DENOMINATOR = 16  # "1/3 of the cache" helps a reader, "37/64" does not

@@ -3,9 +3,9 @@
 from dataclasses import replace
 from pathlib import Path
 
-from gptattn.compare.comparison import Comparison
 from gptattn.compare.curves import read_curves
 from gptattn.compare.files import csv_text, disk_errors, json_text, write
+from gptattn.compare.results import Comparison
 
 PLOTS = (
     "loss_tokens",

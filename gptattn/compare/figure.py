@@ -1,0 +1,103 @@
+"""What the plots share: their look, and how a figure becomes SVG and PNG."""
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from matplotlib import rc_context
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
+
+from gptattn.compare.svg import INK, adapted
+
+# Okabe and Ito 2008, Color Universal Design: told apart with any colour vision. Their yellow is
+# left out, and black, as one of the two vanishes on either background.
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+LINES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)), (0, (3, 1, 1, 1, 1, 1)))
+FEW = 6  # variants that are named within the plot; more are named below it
+MOST = 12  # variants that are named; with more, names tell nothing apart
+SIZE = (5.2, 3.7)  # inches: at 360 pixels of width the text is still read
+STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "text.parse_math": False,
+    "font.size": 9,
+    "font.family": "sans-serif",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.8,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "axes.formatter.useoffset": False,
+    "legend.frameon": False,
+}
+
+
+@dataclass(frozen=True)
+class Plot:
+    """One figure in both forms, with what a reader must know to read it."""
+
+    name: str  # of its files
+    title: str
+    caption: str
+    svg: str
+    png: bytes
+
+
+def look(index: int) -> dict[str, Any]:
+    return {
+        "color": COLOURS[index % len(COLOURS)],
+        "marker": MARKERS[index % len(MARKERS)],
+        "linestyle": LINES[(index // len(COLOURS) + index) % len(LINES)],
+    }
+
+
+def new_figure(extra: float = 0.0) -> tuple[Figure, Any]:
+    figure = Figure(figsize=(SIZE[0], SIZE[1] + extra), layout="constrained")
+    axes = figure.add_subplot()
+    axes.grid(color=INK, alpha=0.15, linewidth=0.6)
+    axes.set_axisbelow(True)
+    return figure, axes
+
+
+def tick(value: float, position: int | None = None) -> str:
+    """`512`, `16,384`, `20k`, `7T`."""
+    exact = abs(value) < 1e5 and value % 1000
+    return f"{value:,.5g}" if exact else EngFormatter(sep="")(value, position)
+
+
+def short(name: str) -> str:
+    return name if len(name) <= 32 else f"{name[:31]}…"
+
+
+def legend_below(figure: Figure, handles: Sequence[Any], names: Sequence[str]) -> None:
+    """Two columns under the plot, for which the figure has `room_below`."""
+    figure.legend(handles, labels(names), loc="outside lower center", ncols=2, handlelength=3.5)
+
+
+def room_below(names: int) -> float:
+    """Inches that a figure grows by for a legend of so many names below it."""
+    return 0.0 if names <= FEW else 0.1 * names
+
+
+def labels(names: Sequence[str]) -> list[str]:
+    """Names for a legend, which would leave out one that begins with an underscore."""
+    return [short(f" {name}" if name.startswith("_") else name) for name in names]
+
+
+def drawn(figure: Figure, name: str, title: str, caption: str) -> Plot:
+    svg = io.StringIO()
+    # The salt makes ids, and so the file, the same each time.
+    with rc_context({"svg.hashsalt": name}):
+        FigureCanvasSVG(figure).print_svg(svg, metadata={"Date": None})
+    png = io.BytesIO()
+    FigureCanvasAgg(figure)
+    # White behind it: a picture cannot know the colour of the page it is put on.
+    figure.savefig(png, format="png", dpi=200, facecolor="white", metadata={"Software": None})
+    return Plot(name, title, caption, adapted(svg.getvalue(), name, title), png.getvalue())
