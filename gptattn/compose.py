@@ -100,7 +100,9 @@ def to_train_config(cfg: DictConfig) -> TrainConfig:
     OmegaConf.resolve(settings)
     OmegaConf.set_struct(settings, False)
     if settings.match != "none":
-        settings.match_attn = _settings_of(str(settings.match_to), settings, _searched())
+        settings.match_attn = _settings_of(
+            "match_to", str(settings.match_to), settings, _searched()
+        )
     unknown = [str(key) for key in settings if key not in TrainConfig.__dataclass_fields__]
     if unknown:
         raise ConfigError(unknown[0], "is no setting; --help lists them all")
@@ -114,7 +116,7 @@ def to_train_config(cfg: DictConfig) -> TrainConfig:
 
 def attention_settings(variant: str, settings: TrainConfig) -> dict[str, Any]:
     """What the variant's file in conf/attn says, for a model of these settings."""
-    spec = _settings_of(variant, OmegaConf.create(asdict(settings)), [CONF / "attn"])
+    spec = _settings_of("to", variant, OmegaConf.create(asdict(settings)), [CONF / "attn"])
     plain = OmegaConf.to_container(spec)
     assert isinstance(plain, dict)
     return {str(key): value for key, value in plain.items()}
@@ -125,11 +127,13 @@ def _searched() -> list[Path]:
     return [Path(source.path) / "attn" for source in sources if source.schema == "file"]
 
 
-def _settings_of(variant: str, settings: DictConfig, folders: Sequence[Path]) -> DictConfig:
+def _settings_of(
+    field: str, variant: str, settings: DictConfig, folders: Sequence[Path]
+) -> DictConfig:
     """What the variant's own file says, its interpolations resolved in these settings."""
     files = {file.stem: file for folder in folders for file in folder.glob("*.yaml")}
     if variant not in files:
-        raise ConfigError("match_to", f"{variant!r} is no variant; {suggest(variant, files)}")
+        raise ConfigError(field, f"{variant!r} is no variant; {suggest(variant, files)}")
     reference = OmegaConf.merge(settings, {})
     assert isinstance(reference, DictConfig)
     reference.attn = OmegaConf.load(files[variant])

@@ -12,6 +12,7 @@ import torch
 from gptattn.build import build_model
 from gptattn.config import TrainConfig
 from gptattn.cost import Cost, measure_cost
+from gptattn.data.tokenizer import Tokenizer
 from gptattn.errors import ConfigError
 
 TOLERANCE = 1e-3
@@ -41,6 +42,12 @@ class Match:
         apart = abs(self.reached - self.target) / self.target
         figures = f"{self.reached:,.0f} against {self.target:,.0f} of {self.to}"
         return f"match={self.what}: {change}; {figures} ({apart:.2%} apart)"
+
+
+def resolved(cfg: TrainConfig, tokenizer: Tokenizer) -> tuple[TrainConfig, Match | None]:
+    """The settings as the record has them: with the tokenizer's vocabulary, and the match made."""
+    cfg = replace(cfg, tokenizer=cfg.tokenizer | tokenizer.settings())
+    return matched(cfg, tokenizer.vocab_size)
 
 
 def matched(cfg: TrainConfig, vocab_size: int) -> tuple[TrainConfig, Match | None]:

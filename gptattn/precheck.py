@@ -11,7 +11,7 @@ from gptattn.data.tokenizer import encode_prompt
 from gptattn.device import resolve_device, total_memory_bytes
 from gptattn.errors import ConfigError
 from gptattn.gpt import GPT
-from gptattn.match import matched
+from gptattn.match import resolved
 
 
 def prepared(cfg: TrainConfig) -> TrainConfig:
@@ -29,7 +29,7 @@ def prepared(cfg: TrainConfig) -> TrainConfig:
     check_vocabulary(cfg, tokenizer.vocab_size)
     if cfg.sample.tokens and cfg.sample.prompt is not None:
         encode_prompt(tokenizer, cfg.sample.prompt)
-    return matched(cfg, tokenizer.vocab_size)[0]
+    return resolved(cfg, tokenizer)[0]
 
 
 def _check_memory(cfg: TrainConfig, few: GPT, device: torch.device) -> None:

@@ -33,7 +33,7 @@ from gptattn.device import (
 from gptattn.errors import RunFolderError
 from gptattn.gpt import GPT
 from gptattn.heatmap import heatmap
-from gptattn.match import matched
+from gptattn.match import resolved
 from gptattn.module import LanguageModel
 from gptattn.recorder import RunRecorder
 from gptattn.summary import Job, hyperparameters, summarise
@@ -54,7 +54,7 @@ def train(cfg: TrainConfig, folder: Path, console: Console) -> dict[str, Any]:
     Raises a UserError for a user's mistake; the settings have been checked before.
     """
     data = build_data(cfg)
-    cfg, match = matched(cfg, data.tokenizer.vocab_size)
+    cfg, match = resolved(cfg, data.tokenizer)
     claim(folder, cfg)
     _quiet_lightning()
     threads = set_threads(cfg.trainer.threads)

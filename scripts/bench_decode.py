@@ -98,8 +98,12 @@ def decode_ours(model: GPT, setting: Setting, batch: int) -> tuple[float, float]
 def transformers_model(setting: Setting) -> Any:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    config = GPT2Config(activation_function="gelu_pytorch_tanh", attn_implementation="sdpa")
-    return GPT2LMHeadModel(config).to(setting.device, setting.dtype).eval()
+    config = GPT2Config(
+        activation_function="gelu_pytorch_tanh",
+        attn_implementation="sdpa",  # pyright: ignore[reportCallIssue]
+    )
+    model: Any = GPT2LMHeadModel(config)
+    return model.to(setting.device, setting.dtype).eval()
 
 
 @torch.no_grad()

@@ -1,6 +1,7 @@
 """Text to token ids and back. Each class is the `_target_` of one file in `conf/tokenizer`."""
 
 from abc import ABC, abstractmethod
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +31,10 @@ class Tokenizer(ABC):
     @abstractmethod
     def byte_lengths(self) -> NDArray[np.int64]:
         """How many bytes of UTF-8 each id stands for [vocab_size]: for bits per byte."""
+
+    def settings(self) -> dict[str, Any]:
+        """Arguments that make this tokenizer, its vocabulary included, without the text."""
+        return {}
 
     @abstractmethod
     def fingerprint(self) -> str:
@@ -108,6 +113,9 @@ class CharTokenizer(Tokenizer):
         # UTF-8 takes 1 byte below U+0080, 2 below U+0800, 3 below U+10000, else 4.
         limits = np.array([0x80, 0x800, 0x10000])
         return np.searchsorted(limits, self._codes, side="right").astype(np.int64) + 1
+
+    def settings(self) -> dict[str, Any]:
+        return {"characters": "".join(map(chr, self._codes))}
 
     def fingerprint(self) -> str:
         return "char " + "".join(map(chr, self._codes))
