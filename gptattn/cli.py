@@ -28,6 +28,7 @@ from gptattn.compose import (
     register_resolvers,
     run_folder,
     to_train_config,
+    with_paths_quoted,
 )
 from gptattn.config import TrainConfig, check
 from gptattn.errors import ConfigError, RunFolderError
@@ -37,6 +38,7 @@ def main() -> NoReturn:
     """`gptattn-train`, and what train.py calls. Exits with the codes of `gptattn.errors`."""
     debug = "--debug" in sys.argv
     sys.argv = [argument for argument in sys.argv if argument != "--debug"]
+    sys.argv[1:] = with_paths_quoted(sys.argv[1:])
     # argparse takes overrides in one run only: a flag between two of them would end it.
     sys.argv[1:] = sorted(sys.argv[1:], key=lambda argument: argument not in ("-m", "--multirun"))
     signal.signal(signal.SIGTERM, _terminated)

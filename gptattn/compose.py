@@ -182,6 +182,18 @@ def worker_command(config: DictConfig, plan: Plan) -> list[str]:
     return [*command, *overrides, "hydra.mode=RUN", f"hydra.run.dir={quoted(str(plan.folder))}"]
 
 
+def with_paths_quoted(arguments: Sequence[str]) -> list[str]:
+    """The arguments, values that name an existing path in quotes: run folders have commas and
+    equals signs in their names, which mean something to Hydra.
+    """
+    ready = []
+    for argument in arguments:
+        name, equals, value = argument.partition("=")
+        path = equals and re.fullmatch(r"\+*[\w.]+", name) and re.search(r"[^\w./-]", value)
+        ready.append(f"{name}={quoted(value)}" if path and Path(value).exists() else argument)
+    return ready
+
+
 def quoted(value: str) -> str:
     # Backslashes count double before a quote, which gets one of its own, and at the end.
     escaped = re.sub(r"(\\+)('|$)", r"\1\1\2", value).replace("'", "\\'")

@@ -89,6 +89,8 @@ class TrainConfig:
     checkpoint: bool
     cache_dir: Optional[str]  # noqa: UP045
     allow_targets: list[str]
+    init_from: Optional[str]  # noqa: UP045
+    init_method: str
     match: str
     match_to: str
     match_attn: Optional[Spec]  # noqa: UP045
@@ -111,6 +113,7 @@ class TrainConfig:
 
 
 PRECISIONS = ["32-true", "bf16-mixed", "16-mixed", "bf16-true", "64-true"]
+INIT_METHODS = ["mean", "first", "random"]
 MATCHES = ["none", "params", "flops", "kv_cache"]
 ACCELERATORS = ["auto", "cpu", "gpu"]
 
@@ -199,6 +202,9 @@ def check(cfg: TrainConfig) -> None:
         raise ConfigError("budget", f"{' and '.join(given)} are both set; give one of them")
     check_choice("trainer.precision", cfg.trainer.precision, PRECISIONS)
     check_choice("match", cfg.match, MATCHES)
+    check_choice("init_method", cfg.init_method, INIT_METHODS)
+    if cfg.init_from is not None and cfg.match in ("params", "flops"):
+        raise ConfigError("match", f"{cfg.match} changes the MLP, and init_from has one; drop one")
     check_choice("trainer.accelerator", cfg.trainer.accelerator, ACCELERATORS)
     for name in cfg.experiment_name.split("/"):
         if name in ("", ".", ".."):

@@ -5,14 +5,17 @@ export, a change of the number of key/value heads, and a load.
 """
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
+from gptattn import gpt2
 from gptattn.attention.base import HeadWeights
 from gptattn.errors import ConfigError
 from gptattn.gpt import GPT
+from gptattn.saved import load_run
 
 Method = Literal["mean", "first", "random"]
 METHODS = get_args(Method)
@@ -62,6 +65,18 @@ def convert_heads(
 def _given(heads: Tensor | None) -> Tensor:
     assert heads is not None
     return heads
+
+
+def initialise(model: GPT, folder: Path, method: Method, seed: int) -> None:
+    """Put the weights of a run, of a converted model or of a GPT-2 checkpoint into `model`.
+
+    Raises CheckpointError for what cannot be read, ConfigError for what cannot be converted.
+    """
+    source = gpt2.load(folder) if gpt2.is_gpt2(folder) else load_run(folder).model
+    try:
+        convert(source, model, method, seed)
+    except ConfigError as error:
+        raise ConfigError("init_from", error.message) from error
 
 
 @torch.no_grad()

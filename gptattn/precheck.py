@@ -1,11 +1,13 @@
 """The checks of a run that need torch: its device, model and data. Leaves no run folder."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
 from gptattn.build import build_data, build_model, check_vocabulary
 from gptattn.config import TrainConfig
+from gptattn.convert import initialise
 from gptattn.cost import parameter_count
 from gptattn.data.tokenizer import encode_prompt
 from gptattn.device import resolve_device, total_memory_bytes
@@ -29,6 +31,9 @@ def prepared(cfg: TrainConfig) -> TrainConfig:
     check_vocabulary(cfg, tokenizer.vocab_size)
     if cfg.sample.tokens and cfg.sample.prompt is not None:
         encode_prompt(tokenizer, cfg.sample.prompt)
+    if cfg.init_from is not None:
+        model = build_model(cfg, tokenizer.vocab_size)
+        initialise(model, Path(cfg.init_from), cfg.init_method, cfg.seed)  # type: ignore[arg-type]
     return resolved(cfg, tokenizer)[0]
 
 

@@ -20,6 +20,7 @@ from gptattn.callbacks import BudgetEnd, MetricRows, Samples, StepClock
 from gptattn.checkpoint import AtomicCheckpointIO, write_atomically
 from gptattn.config import TrainConfig
 from gptattn.console import ConsoleProgress, metric_table, result_table
+from gptattn.convert import initialise
 from gptattn.cost import Cost, measure_cost
 from gptattn.data.datamodule import TokenDataModule
 from gptattn.device import (
@@ -62,6 +63,8 @@ def train(cfg: TrainConfig, folder: Path, console: Console) -> dict[str, Any]:
     reset_peak_memory(device)
     L.seed_everything(cfg.seed, workers=True, verbose=False)
     model = build_model(cfg, data.tokenizer.vocab_size)
+    if cfg.init_from is not None:
+        initialise(model, Path(cfg.init_from), cfg.init_method, cfg.seed)  # type: ignore[arg-type]
     cost = _cost(cfg, data.tokenizer.vocab_size)
     budget = resolve_budget(
         cfg.budget, cfg.batch_size * cfg.model.context_length, cost.flops_per_token

@@ -83,6 +83,7 @@ def summarise(job: Job, metrics: dict[str, float], step: int) -> dict[str, Any]:
         "run": job.folder.name,
         "steps": step,
         "budget": describe_budget(job.budget),
+        "init_from": job.cfg.init_from,
         "match": summary_of(job.match),
         "metrics": job.costs() | metrics,
         "hyperparameters": hyperparameters(job),

@@ -1,8 +1,11 @@
 """Conversions: exact where they can be, and by the paper's methods where not."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from conftest import build_gpt
+from support import command, series, summary, tiny, train
 
 from gptattn.attention.base import HeadWeights
 from gptattn.convert import convert, convert_heads
@@ -102,3 +105,37 @@ def test_a_count_that_does_not_divide_is_an_error():
 def test_a_pair_that_cannot_be_converted_says_why(source, target, said):
     with pytest.raises(ConfigError, match=said):
         convert(gpt(source), gpt(target))
+
+
+def test_training_goes_on_from_the_weights_of_another_run(tmp_path: Path) -> None:
+    source = train(tmp_path / "a", "attn=mha", "budget.steps=30", "optim.lr=0.01")
+    # With a rate that changes nothing, what the wrapper scores is what the split form scored.
+    still = ["attn=mha_wrapper", f"init_from={source}", "budget.steps=1", "optim.lr=1e-12"]
+    target = train(tmp_path / "b", *still)
+    before, after = (series(run, "val/loss")[-1][1] for run in (source, target))
+    assert after == pytest.approx(before, abs=1e-5)
+    assert summary(target)["init_from"] == str(source)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "code", "said"),
+    [
+        (["init_from=none"], 4, "error: run: none holds no run"),
+        (["init_from=SOURCE", "model.d_mlp=7"], 2, "error: init_from: "),
+        (["init_from=SOURCE", "init_method=median"], 2, "error: init_method: 'median'"),
+        (["init_from=SOURCE", "match=params"], 2, "error: match: params changes the MLP"),
+    ],
+)
+def test_weights_that_cannot_be_taken_over_stop_the_run_before_it_starts(
+    overrides: list[str],
+    code: int,
+    said: str,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    source = train(tmp_path / "a")
+    capfd.readouterr()
+    overrides = [override.replace("SOURCE", str(source)) for override in overrides]
+    assert command(tmp_path / "b", *tiny(tmp_path / "b", *overrides)) == code
+    assert capfd.readouterr().err.startswith(said)
+    assert not (tmp_path / "b" / "outputs").exists()

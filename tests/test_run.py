@@ -155,6 +155,7 @@ def test_the_summary_is_complete(run: Path) -> None:
         "run",
         "steps",
         "budget",
+        "init_from",
         "match",
         "metrics",
         "hyperparameters",
