@@ -9,7 +9,7 @@ from gptattn.gpt import GPT
 from gptattn.sampling import Sampling
 
 
-@torch.no_grad()
+@torch.inference_mode()
 def stream(
     model: GPT,
     ids: Tensor,
@@ -40,11 +40,7 @@ def stream(
             # Compiled blocks would be compiled anew for every length of the cache.
             with torch.compiler.set_stance("force_eager"):
                 logits = model.next_logits(unread, cache)[:, :vocab_size]
-            p = sampling.probabilities(logits, ids)
-            if sampling.temperature == 0:
-                unread = p.argmax(dim=-1, keepdim=True)
-            else:
-                unread = torch.multinomial(p, 1, generator=generator)
+            unread = sampling.next(logits, ids, generator)
             ids = torch.cat([ids, unread], dim=1)
             yield unread
     finally:

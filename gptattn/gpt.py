@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from gptattn.attention.base import Attention
 from gptattn.attention.cache import Cache, CacheGroup
+from gptattn.attention.linear import Linear, linear
 from gptattn.loss import linear_cross_entropy
 from gptattn.position.base import InputPosition
 
@@ -18,9 +19,9 @@ class MLP(nn.Module):
 
     def __init__(self, d_model: int, d_mlp: int) -> None:
         super().__init__()
-        self.up = nn.Linear(d_model, d_mlp)
+        self.up = Linear(d_model, d_mlp)
         self.gelu = nn.GELU(approximate="tanh")
-        self.down = nn.Linear(d_mlp, d_model)
+        self.down = Linear(d_mlp, d_model)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down(self.gelu(self.up(x)))
@@ -120,8 +121,7 @@ class GPT(nn.Module):
 
     def next_logits(self, ids: Tensor, cache: CacheGroup | None = None) -> Tensor:
         """The logits [B, vocab_size] of what follows ids [B, T]: of the last position alone."""
-        last = self.hidden(ids, cache)[:, -1]
-        return nn.functional.linear(last, self.token_embedding.weight)
+        return linear(self.hidden(ids, cache)[:, -1], self.token_embedding.weight)
 
     def loss(self, ids: Tensor, targets: Tensor, chunk_tokens: int | None = None) -> Tensor:
         """Mean cross-entropy in nats of the targets [B, T] that follow ids [B, T]."""

@@ -42,17 +42,26 @@ class Sampling:
                 "repetition_penalty", f"{self.repetition_penalty} is out of range; 1 has no effect"
             )
 
+    def next(self, logits_BV: Tensor, seen_BT: Tensor, generator: torch.Generator | None) -> Tensor:
+        """The next ids [B, 1]; of equal logits greedy takes the first."""
+        if self.temperature == 0:
+            return self._penalised(logits_BV, seen_BT).argmax(dim=-1, keepdim=True)
+        return torch.multinomial(self.probabilities(logits_BV, seen_BT), 1, generator=generator)
+
+    def _penalised(self, logits_BV: Tensor, seen_BT: Tensor) -> Tensor:
+        if self.repetition_penalty == 1.0:
+            return logits_BV
+        seen, penalty = logits_BV.gather(1, seen_BT), self.repetition_penalty
+        seen = torch.where(seen > 0, seen / penalty, seen * penalty)
+        return logits_BV.scatter(1, seen_BT, seen)
+
     def probabilities(self, logits_BV: Tensor, seen_BT: Tensor) -> Tensor:
         """The distribution [B, V] that the next token is drawn from, in float32 or more.
 
         `seen_BT` are the ids so far, for the repetition penalty.
         """
         logits = logits_BV.to(torch.promote_types(logits_BV.dtype, torch.float32))
-        if self.repetition_penalty != 1.0:
-            seen = logits.gather(1, seen_BT)
-            penalty = self.repetition_penalty
-            seen = torch.where(seen > 0, seen / penalty, seen * penalty)
-            logits = logits.scatter(1, seen_BT, seen)
+        logits = self._penalised(logits, seen_BT)
         if self.temperature == 0:
             return torch.zeros_like(logits).scatter(1, logits.argmax(1, keepdim=True), 1.0)
         logits = logits / self.temperature

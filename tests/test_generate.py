@@ -7,6 +7,7 @@ from torch import Tensor
 
 from gptattn.generate import generate
 from gptattn.gpt import GPT
+from gptattn.sampling import Sampling
 
 CONTEXT, V = 7, 61
 
@@ -46,15 +47,15 @@ def test_greedy_text_is_the_argmax_of_the_model_without_cache(variant, position,
     model = model_of(variant, position).eval()
     prompt = torch.randint(V, (3, prompt_tokens))
     # Enough tokens to fill the context twice.
-    text = generate(model, prompt, 12, top_k=1)
+    text = generate(model, prompt, 12, Sampling(top_k=1))
     assert torch.equal(text, greedy_without_cache(model, prompt, 12))
     assert len(text[:, prompt_tokens:].unique()) > 1
 
 
 def test_a_low_temperature_is_greedy():
     model, prompt = model_of(), torch.randint(V, (3, 2))
-    cold = generate(model, prompt, 9, temperature=1e-4)
-    assert torch.equal(cold, generate(model, prompt, 9, top_k=1))
+    cold = generate(model, prompt, 9, Sampling(temperature=1e-3))
+    assert torch.equal(cold, generate(model, prompt, 9, Sampling(top_k=1)))
 
 
 def test_the_same_generator_seed_gives_the_same_text_whatever_else_was_drawn():
@@ -63,21 +64,21 @@ def test_the_same_generator_seed_gives_the_same_text_whatever_else_was_drawn():
     for seed in (5, 5, 6):
         torch.rand(seed)
         generator = torch.Generator().manual_seed(seed)
-        texts.append(generate(model, prompt, 20, generator=generator))
+        texts.append(generate(model, prompt, 20, Sampling(), generator=generator))
     assert torch.equal(texts[0], texts[1])
     assert not torch.equal(texts[0], texts[2])
 
 
 def test_ids_stay_below_the_vocabulary_of_the_tokenizer():
     model, prompt = model_of(), torch.zeros(5, 1, dtype=torch.int64)
-    assert generate(model, prompt, 20).max() >= 5
-    assert generate(model, prompt, 20, vocab_size=5).max() < 5
-    assert generate(model, prompt, 20, vocab_size=5, top_k=9).max() < 5
+    assert generate(model, prompt, 20, Sampling()).max() >= 5
+    assert generate(model, prompt, 20, Sampling(), vocab_size=5).max() < 5
+    assert generate(model, prompt, 20, Sampling(top_k=9), vocab_size=5).max() < 5
 
 
 def test_sampled_ids_are_among_the_likeliest():
     model, prompt = model_of(context_length="29"), torch.randint(V, (3, 1))
-    text = generate(model, prompt, 28, top_k=3)
+    text = generate(model, prompt, 28, Sampling(top_k=3))
     with torch.no_grad():
         likeliest = model(text[:, :-1]).topk(3).indices
     rank = (likeliest == text[:, 1:, None]).int()
@@ -90,18 +91,18 @@ def test_sampled_ids_are_among_the_likeliest():
 def test_generation_samples_without_dropout_and_restores_the_mode(training):
     model = model_of(dropout="0.5").train(training)
     prompt = torch.randint(V, (3, 2))
-    first = generate(model, prompt, 9, top_k=1)
-    assert torch.equal(first, generate(model, prompt, 9, top_k=1))
+    first = generate(model, prompt, 9, Sampling(top_k=1))
+    assert torch.equal(first, generate(model, prompt, 9, Sampling(top_k=1)))
     assert all(module.training is training for module in model.modules())
-    with pytest.raises(RuntimeError):
-        generate(model, prompt, 9, top_k=-1)
+    with pytest.raises(IndexError):
+        generate(model, prompt + V, 9, Sampling())
     assert model.training is training
 
 
 def test_a_prompt_comes_back_as_it_was():
     model, prompt = model_of(), torch.randint(V, (3, 2))
-    assert torch.equal(generate(model, prompt, 0), prompt)
-    text = generate(model, prompt, 3)
+    assert torch.equal(generate(model, prompt, 0, Sampling()), prompt)
+    text = generate(model, prompt, 3, Sampling())
     assert torch.equal(text[:, :2], prompt)
     assert text.shape == (3, 5)
     assert not text.requires_grad

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from gptattn.attention.base import Attention, HeadWeights, check_sizes, copy_into
 from gptattn.attention.cache import Cache, KVCache
 from gptattn.attention.core import Backend, attend, attention_weights, check_backend
+from gptattn.attention.linear import Linear
 from gptattn.position.base import HeadPosition
 
 
@@ -44,10 +45,10 @@ class SplitAttention(Attention):
         self.dropout = dropout
         self.backend: Backend = backend
         # The order of construction is the tutorials': a seed gives their numbers.
-        self.W_query = nn.Linear(d_in, d_out, bias=qkv_bias)
-        self.W_key = nn.Linear(d_in, num_kv_heads * self.head_dim, bias=qkv_bias)
-        self.W_value = nn.Linear(d_in, num_kv_heads * self.head_dim, bias=qkv_bias)
-        self.out_proj = nn.Linear(d_out, d_out) if out_proj else None
+        self.W_query = Linear(d_in, d_out, bias=qkv_bias)
+        self.W_key = Linear(d_in, num_kv_heads * self.head_dim, bias=qkv_bias)
+        self.W_value = Linear(d_in, num_kv_heads * self.head_dim, bias=qkv_bias)
+        self.out_proj = Linear(d_out, d_out) if out_proj else None
         self.position = position
 
     def project(self, x_BTE: Tensor) -> tuple[Tensor, Tensor, Tensor]:

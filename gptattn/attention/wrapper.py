@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from gptattn.attention.base import Attention, HeadWeights, check_sizes
 from gptattn.attention.cache import Cache, CacheGroup
 from gptattn.attention.core import Backend
+from gptattn.attention.linear import Linear
 from gptattn.attention.single_head import CausalAttention
 from gptattn.attention.split import load_out_proj
 from gptattn.position.base import HeadPosition
@@ -49,7 +50,7 @@ class MultiHeadAttentionWrapper(Attention):
             )
             for _ in range(num_heads)
         )
-        self.out_proj = nn.Linear(d_out, d_out) if out_proj else None
+        self.out_proj = Linear(d_out, d_out) if out_proj else None
 
     def _heads(self) -> list[CausalAttention]:
         return [head for head in self.heads if isinstance(head, CausalAttention)]
