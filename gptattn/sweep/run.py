@@ -40,8 +40,7 @@ def run_sweep(
     done, todo = ([], list(plans)) if fresh else split_done(plans)
     console = make_console()
     known = f", {len(done)} of them done already" if done else ""
-    runs = "1 run" if len(plans) == 1 else f"{len(plans)} runs"
-    console.print(f"[bold]sweep[/bold]  {runs}{known}, in {folder}", soft_wrap=True)
+    console.print(f"[bold]sweep[/bold]  {_counted(len(plans))}{known}, in {folder}", soft_wrap=True)
     returns: Sequence[Any] = []
     failed: dict[Path, str] = {}
     if todo:
@@ -148,6 +147,10 @@ def _launched(
     return returns, failed
 
 
+def _counted(runs: int) -> str:
+    return "1 run" if runs == 1 else f"{runs} runs"
+
+
 def _is_done(plan: Plan) -> bool:
     return (plan.folder / "summary.json").is_file()
 
@@ -171,7 +174,7 @@ def _print_end(console: Console, done: Sequence[Path], failed: dict[Path, str]) 
     from gptattn.compare.table import terminal_table
 
     if done:
-        console.print(terminal_table(read_runs(done)[0], f"{len(done)} runs", console.width))
+        console.print(terminal_table(read_runs(done)[0], _counted(len(done)), console.width))
         homes = sorted({str(path.parent) for path in done})
         folders = " ".join(map(shlex.quote, homes))
         console.print(f"report: python scripts/compare.py {folders}", soft_wrap=True)
