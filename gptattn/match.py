@@ -61,11 +61,33 @@ def matched(cfg: TrainConfig, vocab_size: int) -> tuple[TrainConfig, Match | Non
     reference = replace(
         cfg, attn=cfg.match_attn, choices=cfg.choices | {"attn": cfg.match_to}, match="none"
     )
-    figure = FIGURES[cfg.match]
-    target = figure(_cost(reference, vocab_size))
+    try:
+        return _made(cfg, reference, vocab_size)
+    except ConfigError as error:
+        able = [
+            what for what in FIGURES if what != cfg.match and _can(cfg, what, reference, vocab_size)
+        ]
+        other = (
+            f"match={' or match='.join(able)} can be had" if able else "nothing else can be matched"
+        )
+        raise ConfigError("match", f"{error.message}; {other}") from None
+
+
+def _made(
+    cfg: TrainConfig, reference: TrainConfig, vocab_size: int
+) -> tuple[TrainConfig, Match | None]:
+    target = FIGURES[cfg.match](_cost(reference, vocab_size))
     if cfg.match == "kv_cache":
         return _match_cache(cfg, vocab_size, target)
     return _match_width(cfg, vocab_size, target)
+
+
+def _can(cfg: TrainConfig, what: str, reference: TrainConfig, vocab_size: int) -> bool:
+    try:
+        _made(replace(cfg, match=what), reference, vocab_size)
+    except ConfigError:
+        return False
+    return True
 
 
 def summary_of(match: Match | None) -> dict[str, object] | None:
@@ -97,8 +119,8 @@ def _match_width(
         raise ConfigError(
             "match",
             f"no width of the MLP brings {cfg.variant}'s {cfg.match} within {TOLERANCE:.1%} of "
-            f"{cfg.match_to}'s {target:,.0f}; the nearest, d_mlp={width}, gives {reached:,.0f}: "
-            "take a larger model, or match=none",
+            f"{cfg.match_to}'s {target:,.0f}; the nearest, d_mlp={width}, gives "
+            f"{reached:,.0f}, and a larger model would come nearer",
         )
     before = 4 * cfg.model.d_model if cfg.model.d_mlp is None else cfg.model.d_mlp
     match = Match(cfg.match, cfg.match_to, "model.d_mlp", before, width, target, reached)
@@ -124,8 +146,8 @@ def _match_cache(
     reach = f"it can have {', '.join(found[:6])}" if found else "nothing in its YAML sets its cache"
     raise ConfigError(
         "match",
-        f"{cfg.variant} cannot have the {target:,.0f} cache bytes per token of {cfg.match_to}; "
-        f"{reach}; match=params and match=flops can be had",
+        f"{cfg.variant} cannot have the {target:,.0f} cache bytes per token of {cfg.match_to}: "
+        f"{reach}",
     )
 
 

@@ -54,6 +54,13 @@ def test_the_name_of_a_file_stands_for_its_settings_where_it_tells_all(tmp_path:
     assert "mha model.d_model=256 model.num_layers=4" in group_runs(read_runs([tmp_path])[0])
 
 
+def test_steps_of_another_batch_are_another_budget(tmp_path: Path) -> None:
+    for name, batch in (("a", 16), ("b", 8)):
+        write_run(tmp_path / name, name, 1, 2.0, config={"batch_size": batch})
+    with pytest.raises(ConfigError, match=r"budget .*1000 steps of batch 16: 1 run"):
+        comparable_sets(read_runs([tmp_path])[0], split=False)
+
+
 def test_values_that_are_cut_short_in_names_do_not_merge_groups(tmp_path: Path) -> None:
     for name in ("x", "y"):
         config = {"tokenizer": {"_target_": "t", "characters": "abcdefghijklmnopqrstuv" + name}}

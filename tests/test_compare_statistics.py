@@ -102,6 +102,8 @@ def test_seeds_needed_are_those_of_the_tables() -> None:
     assert seeds_needed(0.0, 1.0) is None
     assert seeds_needed(0.1, 0.0) == 2
     assert seeds_needed(1e6, 1.0) == 2
+    # 5% over five comparisons is 1%, and its table says 51 for half a deviation.
+    assert seeds_needed(0.5, 1.0, 5) == 51
 
 
 def test_equal_differences_have_their_value_as_the_interval() -> None:

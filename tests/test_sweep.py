@@ -21,7 +21,7 @@ from gptattn.compose import CONF, quoted
 from gptattn.config import TrainConfig
 from gptattn.device import usable_cpus
 from gptattn.errors import ConfigError, RunFolderError
-from gptattn.sweep.ledger import NAME, Ledger
+from gptattn.sweep.ledger import NAME, Ledger, read_ledger
 from gptattn.sweep.plan import Plan, finished_runs, settings_key, slots, split_done, threads_each
 from gptattn.sweep.processes import LOG, Outcome, Work, run_all
 from gptattn.sweep.progress import share_done, span
@@ -163,6 +163,16 @@ def test_a_disk_that_takes_no_line_stops_nothing_but_is_known(tmp_path: Path) ->
     ledger = Ledger(tmp_path / "gone")
     ledger.note("a", "done")
     assert isinstance(ledger.unwritten, OSError)
+
+
+def test_a_line_that_was_cut_short_costs_no_other(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    ledger.note("a", "running")
+    with (tmp_path / NAME).open("a") as file:
+        file.write('{"time": 1, "run": "b", "sta')
+    ledger.note("c", "failed", exit=5)
+    assert [line["run"] for line in read_ledger(tmp_path)] == ["a", "c"]
+    assert list(read_ledger(tmp_path / "none")) == []
 
 
 # What is done

@@ -149,7 +149,7 @@ def _tested(
     # The others stay as they are: how far Holm's correction lowers the bar depends on them.
     extreme = [*p]
     extreme[index] = statistics.smallest_p(difference.n, m)
-    needed = statistics.seeds_needed(difference.mean, difference.deviation)
+    needed = statistics.seeds_needed(difference.mean, difference.deviation, m)
     fewest = statistics.fewest_seeds(m)
     return replace(
         difference,

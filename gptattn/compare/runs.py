@@ -177,7 +177,10 @@ def _budget(config: Mapping[str, str]) -> str:
     given = {k.removeprefix("budget."): v for k, v in config.items() if k.startswith("budget.")}
     default = given.pop("default_steps", None)
     set_ = [f"{value} {unit}" for unit, value in sorted(given.items()) if value != "None"]
-    return " and ".join(set_) or (f"{default} steps" if default else "")
+    budget = " and ".join(set_) or (f"{default} steps" if default else "")
+    # A step is as many tokens as its batch: steps alone are no measure.
+    batch = config.get("batch_size")
+    return f"{budget} of batch {batch}" if budget.endswith(" steps") and batch else budget
 
 
 def _read(folder: Path) -> Run:

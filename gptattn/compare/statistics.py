@@ -160,10 +160,11 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return corrected
 
 
-def seeds_needed(difference: float, deviation: float) -> int | None:
-    """The fewest seeds at which a paired two-sided t test at 5% has 80% power.
+def seeds_needed(difference: float, deviation: float, comparisons: int = 1) -> int | None:
+    """The fewest seeds at which a paired two-sided t test has 80% power.
 
-    `deviation` is that of the paired differences. None: more than SEEDS_CAP.
+    The test is at 5% over the number of comparisons, Holm's strictest step. `deviation` is that
+    of the paired differences. None: more than SEEDS_CAP.
     Source: Cohen 1988, Statistical Power Analysis, sec. 2.3; by the noncentral t itself.
     """
     from scipy.stats import nct, t
@@ -174,7 +175,7 @@ def seeds_needed(difference: float, deviation: float) -> int | None:
         return 2
     n = np.arange(2, SEEDS_CAP + 1)
     shift = abs(difference) / deviation * np.sqrt(n)
-    critical = t.isf(ALPHA / 2, n - 1)
+    critical = t.isf(ALPHA / comparisons / 2, n - 1)
     # Far out, the noncentral t of scipy turns to NaN where the power is 1.
     power = np.where(shift > 30, 1.0, 0.0)
     near = shift <= 30

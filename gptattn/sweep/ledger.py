@@ -1,9 +1,11 @@
 """The sweep folder's ledger: one JSON line for every change of state of every run."""
 
+import errno
 import fcntl
 import json
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, Self
 
@@ -55,11 +57,31 @@ class Ledger:
             self._lock = None
 
     def note(self, run: str, state: str, **facts: Any) -> None:
-        """Append one line, whole or not at all. A disk that is full must not stop the others."""
+        """Append one line. A disk that is full must not stop the others: see `unwritten`."""
         line = {"time": round(time.time(), 3), "run": run, "state": state, **facts}
         try:
             data = (json.dumps(line, ensure_ascii=False) + "\n").encode()
-            with (self.folder / NAME).open("ab", buffering=0) as file:
-                file.write(data)
+            with (self.folder / NAME).open("ab+", buffering=0) as file:
+                end = file.seek(0, os.SEEK_END)
+                file.seek(max(0, end - 1))
+                # After a line that was cut short, by a full disk or a kill, on a line of its own.
+                data = data if file.read(1) in (b"", b"\n") else b"\n" + data
+                if file.write(data) < len(data):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
             self.unwritten = self.unwritten or error
+
+
+def read_ledger(folder: Path) -> Iterator[dict[str, Any]]:
+    """The whole lines of the folder's ledger; what is cut short is passed over."""
+    try:
+        lines = (folder / NAME).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(entry, dict):
+            yield entry

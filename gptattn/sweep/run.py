@@ -19,7 +19,7 @@ from gptattn.console import make_console
 from gptattn.errors import ConfigError, RunFolderError, SweepError
 from gptattn.precheck import prepared
 from gptattn.sweep.estimate import expected_seconds
-from gptattn.sweep.ledger import Ledger
+from gptattn.sweep.ledger import Ledger, read_ledger
 from gptattn.sweep.plan import Plan, settings_key, slots, split_done, threads_each
 from gptattn.sweep.processes import LOG, Outcome, Work, run_all
 from gptattn.sweep.progress import SweepProgress, span
@@ -55,8 +55,7 @@ def run_sweep(
                     file=sys.stderr,
                 )
                 raise
-            if ledger.unwritten is not None:
-                print(f"warning: the ledger lacks lines: {ledger.unwritten}", file=sys.stderr)
+            _warn(ledger)
     elif not fresh:
         console.print("nothing to do; sweep.fresh=true runs them again")
     _print_end(console, [*done, *(plan.folder for plan in todo if _is_done(plan))], failed)
@@ -87,6 +86,7 @@ def run_in_processes(
     ledger = Ledger(plans[0].folder.parent)
     with SweepProgress(console, works, at_once) as progress:
         outcomes = run_all(works, at_once, ledger, progress)
+    _warn(ledger)
     for plan, outcome in zip(plans, outcomes, strict=True):
         yield plan, _loss(outcome) if outcome.done else RuntimeError(outcome.reason)
 
@@ -147,6 +147,11 @@ def _launched(
     return returns, failed
 
 
+def _warn(ledger: Ledger) -> None:
+    if ledger.unwritten is not None:
+        print(f"warning: the ledger lacks lines: {ledger.unwritten}", file=sys.stderr)
+
+
 def _counted(runs: int) -> str:
     return "1 run" if runs == 1 else f"{runs} runs"
 
@@ -157,16 +162,12 @@ def _is_done(plan: Plan) -> bool:
 
 def _exit_code(folder: Path) -> int:
     """What the ledger says of the newest end of this run; 1 where it does not know."""
-    code = 1
-    try:
-        lines = (folder.parent / "ledger.jsonl").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return code
-    for line in lines:
-        entry = json.loads(line)
-        if entry["run"] == folder.name and entry["state"] == "failed":
-            code = int(entry.get("exit", 1))
-    return code
+    ends = [
+        entry.get("exit")
+        for entry in read_ledger(folder.parent)
+        if entry.get("run") == folder.name and entry.get("state") == "failed"
+    ]
+    return ends[-1] if ends and isinstance(ends[-1], int) else 1
 
 
 def _print_end(console: Console, done: Sequence[Path], failed: dict[Path, str]) -> None:
