@@ -9,7 +9,7 @@ STAMP  := $(VENV)/.installed
 BENCH  := .venv-bench
 ARGS   ?=
 
-.PHONY: train test lint board report bench bench-train bench-attention clean
+.PHONY: train test lint board report bench bench-train bench-attention bench-decode clean
 
 # One environment for everything. It is made anew only when what it is made from changes.
 $(STAMP): pyproject.toml constraints.txt
@@ -51,6 +51,9 @@ bench-train: $(BENCH)/.installed
 
 bench-attention: $(BENCH)/.installed
 	$(BENCH)/bin/python scripts/bench_attention.py $(ARGS)
+
+bench-decode: $(STAMP)
+	$(BIN)/python scripts/bench_decode.py $(ARGS)
 
 clean:
 	rm -rf $(VENV) $(BENCH) build dist .pytest_cache .ruff_cache
