@@ -21,15 +21,15 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     one thread (13 GB/s, where two read 24). As a batch of parts of the weight it takes all.
     """
     rows = x.numel() // x.shape[-1]
-    parts = torch.get_num_threads()
     if (
         rows > FEW_ROWS
-        or parts == 1
-        or x.device.type != "cpu"
-        or len(weight) < parts
         or torch.is_grad_enabled()
+        or x.device.type != "cpu"
         or torch.is_autocast_enabled("cpu")
     ):
+        return F.linear(x, weight, bias)
+    parts = torch.get_num_threads()
+    if parts == 1 or len(weight) < parts:
         return F.linear(x, weight, bias)
     each, rest = divmod(len(weight), parts)
     if rest:
