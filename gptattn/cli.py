@@ -46,7 +46,7 @@ def main() -> NoReturn:
         _main()
         code = 0
     except Exception as error:
-        code = _report(error, debug)
+        code = report(error, debug)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         code = 130
@@ -156,7 +156,7 @@ def check_job(overrides: Sequence[str], config_name: str = CONFIG_NAME) -> Train
     return prepared(typed)
 
 
-def _report(error: Exception, debug: bool) -> int:
+def report(error: Exception, debug: bool = False) -> int:
     """One line on stderr for a user's mistake, a traceback for ours; return the exit code."""
     known = as_user_error(error)
     if debug or known is None:

@@ -10,8 +10,8 @@ import yaml
 from gptattn import gpt2
 from gptattn.arguments import parse
 from gptattn.build import build_model, build_tokenizer
+from gptattn.cli import report
 from gptattn.compose import (
-    as_user_error,
     attention_settings,
     composed,
     to_train_config,
@@ -100,11 +100,7 @@ def main() -> int:
     try:
         run(parse(Arguments, [a for a in arguments if not a.startswith("to.")]), changes)
     except Exception as error:
-        known = as_user_error(error)
-        if known is None:
-            raise
-        print(f"error: {known}", file=sys.stderr)
-        return known.exit_code
+        return report(error)
     return 0
 
 

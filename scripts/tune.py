@@ -15,8 +15,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from gptattn.cli import check_job
-from gptattn.compose import as_user_error, quoted
+from gptattn.cli import check_job, report
+from gptattn.compose import quoted
 from gptattn.console import make_console
 from gptattn.errors import ConfigError
 from gptattn.sweep.ledger import Ledger
@@ -108,11 +108,7 @@ def main() -> int:
         with Ledger(args.out):
             studies = {variant: tune(args, variant) for variant in args.variants}
     except Exception as error:
-        known = as_user_error(error)
-        if known is None:
-            raise
-        print(f"error: {known}", file=sys.stderr)
-        return known.exit_code
+        return report(error)
     code = 0
     print("\nTrain each at its best rate:")
     for variant, study in studies.items():
