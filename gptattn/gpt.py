@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from gptattn.attention.base import Attention
 from gptattn.attention.cache import Cache, CacheGroup
-from gptattn.attention.linear import Linear, linear
+from gptattn.attention.linear import Linear, Preparable, Prepared, linear, prepare
 from gptattn.loss import linear_cross_entropy
 from gptattn.position.base import InputPosition
 
@@ -43,7 +43,7 @@ class Block(nn.Module):
         return x + self.dropout(self.mlp(self.norm_mlp(x)))
 
 
-class GPT(nn.Module):
+class GPT(nn.Module, Preparable):
     """A causal language model: token ids [B, T] -> logits [B, T, vocab_size].
 
     `attention(layer)` builds layer 0, 1, ...; `input_position` may be None where the position
@@ -78,6 +78,7 @@ class GPT(nn.Module):
             Block(attention(layer), d_model, d_mlp, dropout) for layer in range(num_layers)
         )
         self.norm = nn.LayerNorm(d_model)
+        self._prepared_head: Prepared | None = None
         self._initialise()
 
     def layers(self) -> list[Block]:
@@ -101,14 +102,12 @@ class GPT(nn.Module):
 
     def hidden(self, ids: Tensor, cache: CacheGroup | None = None) -> Tensor:
         """The last layer's normed output [B, T, d_model]; advances the cache by T."""
-        offset = 0 if cache is None else cache.length
-        if offset + ids.shape[1] > self.context_length:
-            raise ValueError(
-                f"{offset + ids.shape[1]} tokens do not fit context_length={self.context_length}"
-            )
+        length = ids.shape[1] + (0 if cache is None else cache.length)
+        if length > self.context_length:
+            raise ValueError(f"{length} tokens do not fit context_length={self.context_length}")
         x = self.token_embedding(ids)
         if self.input_position is not None:
-            x = self.input_position(x, offset)
+            x = self.input_position(x, 0 if cache is None else cache.offset)
         x = self.dropout(x)
         for layer, block in enumerate(self.blocks):
             x = block(x, None if cache is None else cache[layer])
@@ -121,17 +120,35 @@ class GPT(nn.Module):
 
     def next_logits(self, ids: Tensor, cache: CacheGroup | None = None) -> Tensor:
         """The logits [B, vocab_size] of what follows ids [B, T]: of the last position alone."""
-        return linear(self.hidden(ids, cache)[:, -1], self.token_embedding.weight)
+        last_BE = self.hidden(ids, cache)[:, -1]
+        if self._prepared_head is not None and not torch.is_grad_enabled():
+            return self._prepared_head(last_BE)
+        return linear(last_BE, self.token_embedding.weight)
+
+    def prepare(self, rows: int | None) -> None:
+        """Be quick at decoding `rows` rows at a time, until prepare(None).
+
+        For several rows on the CPU this holds a second copy of the weights.
+        """
+        self._prepared_head = None if rows is None else Prepared([self.token_embedding], rows)
+        for child in self.children():
+            prepare(child, rows)
 
     def loss(self, ids: Tensor, targets: Tensor, chunk_tokens: int | None = None) -> Tensor:
         """Mean cross-entropy in nats of the targets [B, T] that follow ids [B, T]."""
         hidden = self.hidden(ids)
         return linear_cross_entropy(hidden, self.token_embedding.weight, targets, chunk_tokens)
 
-    def new_cache(self, batch: int, capacity: int | None = None) -> CacheGroup:
-        """One empty cache per layer, for up to `capacity` (default: context_length) tokens."""
+    def new_cache(
+        self, batch: int, capacity: int | None = None, padding_B: Tensor | None = None
+    ) -> CacheGroup:
+        """One empty cache per layer, for up to `capacity` (default: context_length) tokens.
+
+        With `padding_B` [batch] the first so many ids that each row will be given are padding.
+        """
         capacity = self.context_length if capacity is None else capacity
-        return CacheGroup([block.attention.new_cache(batch, capacity) for block in self.layers()])
+        caches = [block.attention.new_cache(batch, capacity) for block in self.layers()]
+        return CacheGroup(caches, padding_B)
 
     @torch.no_grad()
     def attention_weights(self, ids: Tensor) -> list[Tensor]:

@@ -8,7 +8,14 @@ import torch
 from conftest import Allocations, build_attention
 from torch import Tensor, nn
 
-from gptattn.attention import Attention, HeadWeights, SelfAttentionV1, SelfAttentionV2, attend
+from gptattn.attention import (
+    Attention,
+    CacheGroup,
+    HeadWeights,
+    SelfAttentionV1,
+    SelfAttentionV2,
+    attend,
+)
 
 BACKENDS = pytest.mark.parametrize("backend", ["reference", "sdpa"])
 B, T, D_IN, D_OUT, H = 2, 11, 7, 30, 6
@@ -177,13 +184,10 @@ def test_impossible_arguments_are_refused_by_name(variant, overrides, message):
         module(**arguments)
 
 
-def test_a_foreign_cache_is_refused():
-    mha, wrapper = build("mha"), build("mha_wrapper")
-    x = draw(B, 1, D_IN)
+def test_a_foreign_cache_is_refused(variant):
+    attention = build(variant)
     with pytest.raises(TypeError, match="CacheGroup is not this module's"):
-        mha(x, wrapper.new_cache(B, T))
-    with pytest.raises(TypeError, match="KVCache is not this module's"):
-        wrapper(x, mha.new_cache(B, T))
+        attention(draw(B, 1, D_IN), CacheGroup([attention.new_cache(B, T)]))
 
 
 def test_a_cache_smaller_than_the_context_is_filled_and_not_overrun():

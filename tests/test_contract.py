@@ -9,6 +9,7 @@ from torch import Tensor
 
 from gptattn.attention import Attention
 from gptattn.cost import measure_cost
+from gptattn.generate import left_padded
 
 B, T, E = 2, 11, 30  # the context is filled
 CHUNKS = pytest.mark.parametrize(
@@ -105,6 +106,48 @@ def test_a_whole_model_decodes_as_it_reads_with_every_position_encoding(variant,
         assert cache.length == T
         with pytest.raises(ValueError, match="12 tokens do not fit context_length=11"):
             model(ids[:, :1], cache)
+
+
+@pytest.mark.parametrize("chunks", [[8], [2, 5, 1], [1] * 8], ids=["at_once", "uneven", "by_token"])
+@pytest.mark.parametrize("backend", ["reference", "sdpa"])
+@PRECISIONS
+def test_prompts_of_different_lengths_decode_in_one_batch_as_each_does_alone(
+    variant, position, backend, dtype, atol, chunks
+):
+    overrides = (f"attn={variant}", f"attn.backend={backend}", f"position={position}")
+    model = build_gpt(*overrides, "model.d_model=36", std=0.3).to(dtype).eval()
+    prompts = [torch.randint(13, (length,)) for length in (8, 1, 5)]
+    ids, padding = left_padded(prompts)
+    assert padding.tolist() == [0, 7, 3]
+    cache = model.new_cache(len(ids), padding_B=padding)
+    more = torch.randint(13, (3, 3))  # to the context's edge
+    with torch.no_grad():
+        y = through_cache(model, ids, cache, chunks)
+        y = torch.cat([y, through_cache(model, more, cache, [1, 2])], dim=1)
+        for row, (prompt, pad) in enumerate(zip(prompts, padding, strict=True)):
+            alone = model(torch.cat([prompt, more[row]])[None])
+            assert_same(y[row, pad:], alone[0], atol)
+    assert torch.isfinite(y).all()
+
+
+def test_a_model_prepared_for_decoding_gives_the_same_logits(variant):
+    model = build_gpt(f"attn={variant}", std=0.3).eval()
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    for rows in (1, 3, 8):
+        ids = torch.randint(13, (rows, T))
+        with torch.no_grad():
+            expected = model(ids)[:, -1]
+            model.prepare(rows)
+            cache = model.new_cache(rows)
+            model.hidden(ids[:, :4], cache)
+            for t in range(4, T):
+                logits = model.next_logits(ids[:, t : t + 1], cache)
+        assert_same(logits, expected, atol=1e-5)
+        # A step of training in between is right, too: what is prepared has no gradients.
+        model(ids).sum().backward()
+        assert all(p.grad is not None for p in model.parameters())
+        model.prepare(None)
+    assert_same(model.state_dict(), before, atol=0)
 
 
 def test_more_tokens_than_the_context_are_refused(variant):

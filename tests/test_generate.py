@@ -5,7 +5,7 @@ import torch
 from conftest import build_gpt
 from torch import Tensor
 
-from gptattn.generate import generate
+from gptattn.generate import generate, left_padded
 from gptattn.gpt import GPT
 from gptattn.sampling import Sampling
 
@@ -50,6 +50,30 @@ def test_greedy_text_is_the_argmax_of_the_model_without_cache(variant, position,
     text = generate(model, prompt, 12, Sampling(top_k=1))
     assert torch.equal(text, greedy_without_cache(model, prompt, 12))
     assert len(text[:, prompt_tokens:].unique()) > 1
+
+
+def test_prompts_of_different_lengths_go_on_as_each_would_alone(variant, position):
+    model = model_of(variant, position)
+    prompts = [torch.randint(V, (tokens,)) for tokens in (2, 5, 1)]
+    ids, padding = left_padded(prompts)
+    penalised = Sampling(temperature=0, repetition_penalty=1.5)
+    together = generate(model, ids, 3, penalised, padding=padding)  # the longest fills the context
+    for row, pad, prompt in zip(together, padding, prompts, strict=True):
+        assert torch.equal(row[pad:], generate(model, prompt[None], 3, penalised)[0])
+
+
+@pytest.mark.parametrize("longest", [5, 2 * CONTEXT])
+def test_when_the_context_is_full_all_rows_slide_with_the_longest(variant, longest):
+    model = model_of(variant)
+    prompts = [torch.randint(V, (tokens,)) for tokens in (2, longest, 1)]
+    ids, padding = left_padded(prompts)
+    text = generate(model, ids, 12, Sampling(temperature=0), padding=padding)
+    alone = generate(model, prompts[1][None], 12, Sampling(temperature=0))
+    assert torch.equal(text[1], alone[0])
+    # By now what was padding has slid away, and the rest is read as any row's.
+    again = generate(model, text[:, -CONTEXT:], 1, Sampling(temperature=0))
+    more = generate(model, text, 1, Sampling(temperature=0), padding=padding)
+    assert torch.equal(more, torch.cat([text, again[:, -1:]], dim=1))
 
 
 def test_a_low_temperature_is_greedy():

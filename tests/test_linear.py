@@ -1,10 +1,10 @@
-"""The quick linear layer against torch's own, and with gradients torch's own itself."""
+"""The quick linear layers against torch's own, and with gradients torch's own themselves."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from gptattn.attention.linear import FEW_ROWS, Linear, linear
+from gptattn.attention.linear import MOST_ROWS, Joint, Linear, Prepared, linear
 
 
 @pytest.fixture(params=[1, 2, 3])
@@ -15,7 +15,7 @@ def threads(request):
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("rows", [(1,), (3, 1), (2, 5), (FEW_ROWS,), (FEW_ROWS + 1,)])
+@pytest.mark.parametrize("rows", [(1,), (1, 1), (3, 1), (2, 5)])
 @pytest.mark.parametrize("out", [1, 2, 7, 12, 53])
 @pytest.mark.parametrize("bias", [True, False])
 def test_it_gives_what_torch_gives(threads, rows, out, bias):
@@ -27,16 +27,43 @@ def test_it_gives_what_torch_gives(threads, rows, out, bias):
 
 
 def test_what_is_read_need_not_be_contiguous(threads):
-    x = torch.randn(11, 3, dtype=torch.float64).T
-    w = torch.randn(8, 11, dtype=torch.float64)
+    x = torch.randn(11, 1, dtype=torch.float64).T
+    w = torch.randn(8, 22, dtype=torch.float64)[:, ::2]
     with torch.no_grad():
         torch.testing.assert_close(linear(x, w), F.linear(x, w), rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("given", [1, 4, MOST_ROWS + 1])
+@pytest.mark.parametrize("rows", [1, 2, 8, MOST_ROWS])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_prepared_layers_give_what_each_gives_alone(threads, given, rows, dtype):
+    layers = [torch.nn.Linear(11, out, dtype=dtype) for out in (6, 3, 5)]
+    x = torch.randn(given, 1, 11, dtype=dtype)
+    with torch.no_grad():
+        together = Prepared(layers, rows)(x)
+        expected = torch.cat([layer.double()(x.double()) for layer in layers], dim=-1)
+    atol = 1e-12 if dtype == torch.float64 else 1e-5
+    torch.testing.assert_close(together.double(), expected, rtol=0, atol=atol)
+
+
+def test_a_layer_that_was_exchanged_is_called_and_not_passed_over():
+    class Adapter(Linear):
+        def forward(self, input):
+            return super().forward(input) + 1
+
+    layers = [Linear(4, 3), Adapter(4, 3)]
+    joint, x = Joint(), torch.randn(1, 4)
+    joint.prepare(layers, 2)
+    with torch.no_grad():
+        _, y = joint(x, layers)
+        torch.testing.assert_close(y, F.linear(x, layers[1].weight, layers[1].bias) + 1)
 
 
 def test_with_gradients_it_is_torchs_own_to_the_bit(threads):
     layer, theirs = Linear(11, 6), torch.nn.Linear(11, 6)
     theirs.load_state_dict(layer.state_dict())
-    x = torch.randn(3, 11)
+    x = torch.randn(1, 11)
+    layer.prepare(4)
     assert torch.equal(layer(x), theirs(x))
 
 

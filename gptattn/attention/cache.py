@@ -1,7 +1,7 @@
 """Key/value caches: preallocated, explicit, owned by the caller.
 
 An attention module writes into the cache and reads from it; the caller advances it once a step,
-so that several modules (the heads of a wrapper, say) can share one step.
+so that several modules (the layers of a model, say) can share one step.
 """
 
 from abc import ABC, abstractmethod
@@ -12,7 +12,18 @@ from torch import Tensor
 
 
 class Cache(ABC):
-    """What decoding needs of a cache, whatever a variant stores in it."""
+    """What decoding needs of a cache, whatever a variant stores in it.
+
+    Prompts of different lengths share a cache by padding on the left: the first `padding_B[b]`
+    places of row b hold no token, and nobody looks at them.
+    """
+
+    padding_B: Tensor | None = None  # [batch] int64; None: no row is padded
+
+    @property
+    def offset(self) -> int | Tensor:
+        """The position of the next token: one for all rows, or [batch]."""
+        return self.length if self.padding_B is None else self.length - self.padding_B
 
     @property
     @abstractmethod
@@ -80,10 +91,12 @@ class KVCache(Cache):
 
 
 class CacheGroup(Cache):
-    """Caches that advance together: the layers of a model, or the heads of a wrapper."""
+    """Caches that advance together: the layers of a model."""
 
-    def __init__(self, caches: Sequence[Cache]) -> None:
-        self.caches = list(caches)
+    def __init__(self, caches: Sequence[Cache], padding_B: Tensor | None = None) -> None:
+        self.caches, self.padding_B = list(caches), padding_B
+        for cache in self.caches:
+            cache.padding_B = padding_B
 
     def __getitem__(self, index: int) -> Cache:
         return self.caches[index]

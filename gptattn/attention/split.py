@@ -12,11 +12,11 @@ from torch import Tensor, nn
 from gptattn.attention.base import Attention, HeadWeights, check_sizes, copy_into
 from gptattn.attention.cache import Cache, KVCache
 from gptattn.attention.core import Backend, attend, attention_weights, check_backend
-from gptattn.attention.linear import Linear
-from gptattn.position.base import HeadPosition
+from gptattn.attention.linear import Joint, Linear, Preparable, prepare
+from gptattn.position.base import HeadPosition, Offset
 
 
-class SplitAttention(Attention):
+class SplitAttention(Attention, Preparable):
     """Softmax attention over H query heads and G key/value heads; abstract in its constructor."""
 
     def __init__(
@@ -50,16 +50,26 @@ class SplitAttention(Attention):
         self.W_value = Linear(d_in, num_kv_heads * self.head_dim, bias=qkv_bias)
         self.out_proj = Linear(d_out, d_out) if out_proj else None
         self.position = position
+        self._joint = Joint()
+
+    def projections(self) -> tuple[nn.Linear, nn.Linear, nn.Linear]:
+        return self.W_query, self.W_key, self.W_value
+
+    def prepare(self, rows: int | None) -> None:
+        self._joint.prepare(self.projections(), rows)
+        for child in self.children():
+            if child not in self.projections():
+                prepare(child, rows)
 
     def project(self, x_BTE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [B, H, T, D], keys and values [B, G, T, D]; a variant may do more to them."""
-        D = self.head_dim
-        q_BHTD = self.W_query(x_BTE).unflatten(-1, (-1, D)).transpose(1, 2)
-        k_BGTD = self.W_key(x_BTE).unflatten(-1, (-1, D)).transpose(1, 2)
-        v_BGTD = self.W_value(x_BTE).unflatten(-1, (-1, D)).transpose(1, 2)
-        return q_BHTD, k_BGTD, v_BGTD
+        q, k, v = (
+            y.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+            for y in self._joint(x_BTE, self.projections())
+        )
+        return q, k, v
 
-    def _located(self, x_BTE: Tensor, offset: int) -> tuple[Tensor, Tensor, Tensor]:
+    def _located(self, x_BTE: Tensor, offset: Offset) -> tuple[Tensor, Tensor, Tensor]:
         """What `project` gives for tokens that start at `offset`, with their positions in it."""
         q_BHTD, k_BGTD, v_BGTD = self.project(x_BTE)
         if self.position is not None:
@@ -67,21 +77,15 @@ class SplitAttention(Attention):
         return q_BHTD, k_BGTD, v_BGTD
 
     def forward(self, x_BTE: Tensor, cache: Cache | None = None) -> Tensor:
-        offset = 0 if cache is None else cache.length
-        self.check_length(offset + x_BTE.shape[1])
-        q_BHTD, k_BGSD, v_BGSD = self._located(x_BTE, offset)
-        if cache is not None:
-            if not isinstance(cache, KVCache):
-                raise TypeError(f"{type(cache).__name__} is not this module's; use new_cache()")
-            k_BGSD, v_BGSD = cache.extend(k_BGSD, v_BGSD)
-        y_BHTD = attend(
-            q_BHTD,
-            k_BGSD,
-            v_BGSD,
-            scale=self.scale,
-            dropout=self.dropout if self.training else 0.0,
-            backend=self.backend,
-        )
+        self.check_length(x_BTE.shape[1] + (0 if cache is None else cache.length))
+        qkv = self._located(x_BTE, 0 if cache is None else cache.offset)
+        dropout = self.dropout if self.training else 0.0
+        if cache is None:
+            y_BHTD = attend(*qkv, scale=self.scale, dropout=dropout, backend=self.backend)
+        else:
+            y_BHTD = attend_cached(
+                *qkv, cache, scale=self.scale, dropout=dropout, backend=self.backend
+            )
         y_BTE = y_BHTD.transpose(1, 2).flatten(2)
         return y_BTE if self.out_proj is None else self.out_proj(y_BTE)
 
@@ -125,6 +129,29 @@ class SplitAttention(Attention):
             copy_into(linear.weight, weight.flatten(0, 1), f"{what} weight")
             copy_into(linear.bias, None if bias is None else bias.flatten(), f"{what} bias")
         load_out_proj(self.out_proj, weights)
+
+
+def attend_cached(
+    q_BHTD: Tensor,
+    k_BGTD: Tensor,
+    v_BGTD: Tensor,
+    cache: Cache,
+    *,
+    scale: float,
+    dropout: float,
+    backend: Backend,
+) -> Tensor:
+    """Write the keys and values into the cache, and attend to all that it holds then."""
+    if not isinstance(cache, KVCache):
+        raise TypeError(f"{type(cache).__name__} is not this module's; use new_cache()")
+    return attend(
+        q_BHTD,
+        *cache.extend(k_BGTD, v_BGTD),
+        scale=scale,
+        dropout=dropout,
+        backend=backend,
+        padding_B=cache.padding_B,
+    )
 
 
 def load_out_proj(out_proj: nn.Linear | None, weights: HeadWeights) -> None:

@@ -4,15 +4,15 @@ import torch
 from torch import Tensor, nn
 
 from gptattn.attention.base import Attention, HeadWeights, check_sizes
-from gptattn.attention.cache import Cache, CacheGroup
+from gptattn.attention.cache import Cache, KVCache
 from gptattn.attention.core import Backend
-from gptattn.attention.linear import Linear
+from gptattn.attention.linear import Joint, Linear, Preparable, prepare
 from gptattn.attention.single_head import CausalAttention
-from gptattn.attention.split import load_out_proj
+from gptattn.attention.split import attend_cached, load_out_proj
 from gptattn.position.base import HeadPosition
 
 
-class MultiHeadAttentionWrapper(Attention):
+class MultiHeadAttentionWrapper(Attention, Preparable):
     """A list of `CausalAttention` heads, run one after the other, their outputs concatenated.
 
     x [B, T, d_in] -> y [B, T, d_out]; d_out is the total width, d_out / num_heads per head.
@@ -51,6 +51,7 @@ class MultiHeadAttentionWrapper(Attention):
             for _ in range(num_heads)
         )
         self.out_proj = Linear(d_out, d_out) if out_proj else None
+        self._joint = Joint()
 
     def _heads(self) -> list[CausalAttention]:
         return [head for head in self.heads if isinstance(head, CausalAttention)]
@@ -58,15 +59,37 @@ class MultiHeadAttentionWrapper(Attention):
     def forward(self, x_BTE: Tensor, cache: Cache | None = None) -> Tensor:
         if cache is None:
             y_BTE = torch.cat([head(x_BTE) for head in self.heads], dim=-1)
-        elif isinstance(cache, CacheGroup):
-            per_head = zip(self.heads, cache.caches, strict=True)
-            y_BTE = torch.cat([head(x_BTE, head_cache) for head, head_cache in per_head], dim=-1)
         else:
-            raise TypeError(f"{type(cache).__name__} is not this module's; use new_cache()")
+            y_BTE = self._decode(x_BTE, cache)
         return y_BTE if self.out_proj is None else self.out_proj(y_BTE)
 
-    def new_cache(self, batch: int, capacity: int) -> CacheGroup:
-        return CacheGroup([head.new_cache(batch, capacity) for head in self._heads()])
+    def _decode(self, x_BTE: Tensor, cache: Cache) -> Tensor:
+        """All heads at once: what they keep lies in one cache, as any variant's."""
+        self.check_length(cache.length + x_BTE.shape[1])
+        one = self._heads()[0]
+        parts = self._joint(x_BTE, self._projections())
+        q, k, v = (torch.stack(tuple(parts[i::3]), dim=1) for i in range(3))  # [B, H, T, D]
+        if one.position is not None:
+            q, k = one.position.rotate(q, k, cache.offset)
+        dropout = one.dropout if self.training else 0.0
+        y_BHTD = attend_cached(
+            q, k, v, cache, scale=one.scale, dropout=dropout, backend=one.backend
+        )
+        return y_BHTD.transpose(1, 2).flatten(2)
+
+    def _projections(self) -> list[nn.Linear]:
+        """Of each head its three."""
+        return [layer for head in self._heads() for layer in head.projections()]
+
+    def prepare(self, rows: int | None) -> None:
+        self._joint.prepare(self._projections(), rows)
+        if self.out_proj is not None:
+            prepare(self.out_proj, rows)
+
+    def new_cache(self, batch: int, capacity: int) -> KVCache:
+        head = self._heads()[0]
+        weight = head.W_key.weight
+        return KVCache(batch, len(self.heads), capacity, head.head_dim, weight.dtype, weight.device)
 
     def attention_weights(self, x_BTE: Tensor) -> Tensor:
         return torch.cat([head.attention_weights(x_BTE) for head in self._heads()], dim=1)

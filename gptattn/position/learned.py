@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from gptattn.position.base import InputPosition
+from gptattn.position.base import InputPosition, Offset, places
 
 
 class LearnedPosition(InputPosition):
@@ -19,5 +19,5 @@ class LearnedPosition(InputPosition):
             torch.empty(context_length, d_model), freeze=False
         )
 
-    def forward(self, x_BTE: Tensor, offset: int) -> Tensor:
-        return x_BTE + self.embedding.weight[offset : offset + x_BTE.shape[1]]
+    def forward(self, x_BTE: Tensor, offset: Offset) -> Tensor:
+        return x_BTE + self.embedding.weight[places(offset, x_BTE.shape[1])]

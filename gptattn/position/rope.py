@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from gptattn.position.base import HeadPosition
+from gptattn.position.base import HeadPosition, Offset, places
 
 
 class RotaryPosition(HeadPosition):
@@ -31,12 +31,14 @@ class RotaryPosition(HeadPosition):
         self.register_buffer("cos_TD", angle_TD.cos(), persistent=False)
         self.register_buffer("sin_TD", angle_TD.sin(), persistent=False)
 
-    def rotate(self, q_BHTD: Tensor, k_BGTD: Tensor, offset: int) -> tuple[Tensor, Tensor]:
-        span = slice(offset, offset + q_BHTD.shape[2])
-        cos, sin = self.cos_TD[span].to(q_BHTD.dtype), self.sin_TD[span].to(q_BHTD.dtype)
+    def rotate(self, q_BHTD: Tensor, k_BGTD: Tensor, offset: Offset) -> tuple[Tensor, Tensor]:
+        where = places(offset, q_BHTD.shape[2])
+        cos, sin = self.cos_TD[where].to(q_BHTD.dtype), self.sin_TD[where].to(q_BHTD.dtype)
+        if cos.ndim == 3:  # [B, T, D]: the same for all heads
+            cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
         return _turn(q_BHTD, cos, sin), _turn(k_BGTD, cos, sin)
 
 
-def _turn(x: Tensor, cos_TD: Tensor, sin_TD: Tensor) -> Tensor:
+def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     first, second = x.chunk(2, dim=-1)
-    return x * cos_TD + torch.cat([-second, first], dim=-1) * sin_TD
+    return x * cos + torch.cat([-second, first], dim=-1) * sin
