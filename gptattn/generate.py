@@ -44,12 +44,13 @@ def stream(
     model.eval()
     model.prepare(len(ids))
     try:
-        cache, unread = _begin(model, ids, model.context_length, padding)
+        most = min(model.context_length, ids.shape[1] + max_new_tokens)
+        cache, unread = _begin(model, ids, model.context_length, most, padding)
         for _ in range(max_new_tokens):
             if cache.length + unread.shape[1] > model.context_length:
                 if not slide:
                     return
-                cache, unread = _begin(model, ids, max(1, model.context_length // 2), padding)
+                cache, unread = _begin(model, ids, max(1, model.context_length // 2), most, padding)
             # Compiled blocks would be compiled anew for every length of the cache.
             with torch.compiler.set_stance("force_eager"):
                 logits = model.next_logits(unread, cache)[:, :vocab_size]
@@ -62,14 +63,14 @@ def stream(
 
 
 def _begin(
-    model: GPT, ids: Tensor, tokens: int, padding: Tensor | None
+    model: GPT, ids: Tensor, tokens: int, capacity: int, padding: Tensor | None
 ) -> tuple[CacheGroup, Tensor]:
     """An empty cache, and the newest `tokens` ids that are to be read into it."""
     unread = ids[:, -tokens:]
     if padding is not None:
         padding = (padding - (ids.shape[1] - unread.shape[1])).clamp_min(0)
         padding = padding if padding.any() else None
-    return model.new_cache(len(ids), padding_B=padding), unread
+    return model.new_cache(len(ids), capacity, padding), unread
 
 
 def generate(

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from gptattn.attention.base import Attention
 from gptattn.attention.cache import Cache, CacheGroup
-from gptattn.attention.linear import Linear, Preparable, Prepared, linear, prepare
+from gptattn.attention.linear import Linear, Preparable, Prepared, prepare
 from gptattn.loss import linear_cross_entropy
 from gptattn.position.base import InputPosition
 
@@ -123,7 +123,7 @@ class GPT(nn.Module, Preparable):
         last_BE = self.hidden(ids, cache)[:, -1]
         if self._prepared_head is not None and not torch.is_grad_enabled():
             return self._prepared_head(last_BE)
-        return linear(last_BE, self.token_embedding.weight)
+        return nn.functional.linear(last_BE, self.token_embedding.weight)
 
     def prepare(self, rows: int | None) -> None:
         """Be quick at decoding `rows` rows at a time, until prepare(None).

@@ -2,8 +2,8 @@
 
 `make bench-decode`, or in its environment: python scripts/bench_decode.py [--rounds N]
 GPT-2 small sizes, float32 on the CPU (bfloat16 on a GPU): prefill 512 tokens, then 64 one by one,
-at batch 1 and 8; and one attention layer's step against caches of 1,024 and 8,192 tokens. Ends in
-one line of JSON.
+at batch 1 and 8; and one attention layer's step against caches of 1,024 and 8,192 tokens, with its
+projections and without. Ends in one line of JSON.
 """
 
 import argparse
@@ -20,8 +20,15 @@ from bench import interleave, quiet_threads, ratio, spread
 from rich.console import Console
 from rich.table import Table
 
-from gptattn.attention import Attention, GroupedQueryAttention, MultiHeadAttention
-from gptattn.attention.wrapper import MultiHeadAttentionWrapper
+from gptattn.attention import (
+    Attention,
+    GroupedQueryAttention,
+    KVCache,
+    MultiHeadAttention,
+    MultiHeadAttentionWrapper,
+)
+from gptattn.attention.linear import prepare
+from gptattn.attention.split import attend_cached
 from gptattn.build import build_model
 from gptattn.cli import check_job
 from gptattn.cost import parameter_count
@@ -55,23 +62,21 @@ class Setting:
     seed: int
 
 
-def read_bandwidth(setting: Setting) -> float:
-    """Bytes per second at which this device reads: a matrix times a vector, best of ten.
+def read_seconds(setting: Setting) -> Callable[[], float]:
+    """Measures the seconds that 1 GiB takes to be read: summed up, each number once."""
+    numbers = torch.ones(2**30 // setting.dtype.itemsize, device=setting.device).to(setting.dtype)
 
-    The matrix has 1 GiB, so that no cache holds it; each element is used once, as in decoding.
-    """
-    n = 16384
-    matrix = torch.ones(2**30 // setting.dtype.itemsize // n, n, device=setting.device)
-    matrix = matrix.to(setting.dtype)
-    vector = torch.ones(n, device=setting.device, dtype=setting.dtype)
-    seconds = []
-    for _ in range(11):
-        synchronize(setting.device)
-        start = time.perf_counter()
-        torch.mv(matrix, vector)
-        synchronize(setting.device)
-        seconds.append(time.perf_counter() - start)
-    return matrix.nbytes / min(seconds[1:])
+    def measure() -> float:
+        seconds = []
+        for _ in range(3):
+            synchronize(setting.device)
+            start = time.perf_counter()
+            numbers.sum()
+            synchronize(setting.device)
+            seconds.append(time.perf_counter() - start)
+        return median(seconds)
+
+    return measure
 
 
 def our_model(setting: Setting, variant: str) -> GPT:
@@ -106,108 +111,129 @@ def transformers_model(setting: Setting) -> Any:
     return model.to(setting.device, setting.dtype).eval()
 
 
-@torch.no_grad()
 def decode_transformers(model: Any, setting: Setting, batch: int) -> tuple[float, float]:
+    """The same of `generate`, which calls its stopping criteria after each token."""
     ids = torch.arange(PROMPT, device=setting.device).expand(batch, -1)
-    mask = torch.ones_like(ids)
+    made: list[float] = []
 
-    def seconds(tokens: int) -> float:
+    def clock(*_: Any) -> torch.Tensor:
         synchronize(setting.device)
-        start = time.perf_counter()
-        model.generate(
-            ids,
-            attention_mask=mask,
-            max_new_tokens=tokens,
-            min_new_tokens=tokens,
-            do_sample=False,
-            pad_token_id=0,
-        )
-        synchronize(setting.device)
-        return time.perf_counter() - start
+        made.append(time.perf_counter())
+        return torch.zeros(batch, dtype=torch.bool, device=setting.device)
 
-    first = seconds(1)
-    return first, (seconds(NEW) - first) / (NEW - 1)
+    start = time.perf_counter()
+    model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=NEW,
+        min_new_tokens=NEW,
+        do_sample=False,
+        pad_token_id=0,
+        stopping_criteria=[clock],
+    )
+    return made[0] - start, (made[-1] - made[0]) / (NEW - 1)
 
 
 def whole_model(setting: Setting, console: Console) -> dict[str, Any]:
     models: dict[str, Any] = {name: our_model(setting, name) for name in VARIANTS}
     models["transformers"] = transformers_model(setting)
-    bandwidth = read_bandwidth(setting)
-    prefill: dict[str, list[float]] = {}
-    contenders = {}
-    for name, model in models.items():
-        decode = decode_transformers if name == "transformers" else decode_ours
-        for batch in (1, 8):
-            key = f"{name} x{batch}"
-            prefill[key] = []
+    keys = {f"{name} x{batch}": (name, batch) for name in models for batch in (1, 8)}
+    prefill: dict[str, list[float]] = {key: [] for key in keys}
 
-            def measure(
-                decode: Any = decode, model: Any = model, batch: int = batch, key: str = key
-            ) -> float:
-                first, each = decode(model, setting, batch)
-                prefill[key].append(first)
-                return each
+    def decode(key: str) -> float:
+        name, batch = keys[key]
+        of = decode_transformers if name == "transformers" else decode_ours
+        first, each = of(models[name], setting, batch)
+        prefill[key].append(first)
+        return each
 
-            contenders[key] = measure
+    contenders = {key: partial(decode, key) for key in keys}
     for measure in contenders.values():
         measure()  # warm up
     for times in prefill.values():
         times.clear()
-    each = interleave(contenders, setting.rounds, setting.seed)
-    table = Table(title=f"prefill {PROMPT}, decode {NEW}; reading at {bandwidth / 1e9:.1f} GB/s")
-    for heading in ("", "prefill s", "tokens/s", "spread", "with prefill", "of the bandwidth"):
+    each = interleave(contenders | {"read": read_seconds(setting)}, setting.rounds, setting.seed)
+    read = each.pop("read")
+    speeds = [2**30 / seconds for seconds in read]
+    result: dict[str, Any] = {"read_gb_s": [speed / 1e9 for speed in speeds]}
+    table = Table(
+        title=f"prefill {PROMPT}, decode {NEW}; a sum reads {median(speeds) / 1e9:.1f} GB/s "
+        f"({min(speeds) / 1e9:.1f} to {max(speeds) / 1e9:.1f})"
+    )
+    headings = (
+        "",
+        "prefill s",
+        "tokens/s",
+        "spread",
+        "with prefill",
+        "of reading",
+        "transformers x",
+    )
+    for heading in headings:
         table.add_column(heading, justify="right" if heading else "left")
-    result: dict[str, Any] = {"bandwidth_gb_s": bandwidth / 1e9}
     for key, seconds in each.items():
-        name, batch = key.rsplit(" x", 1)
-        rate = int(batch) / median(seconds)
-        total = [p + s * (NEW - 1) for p, s in zip(prefill[key], seconds, strict=True)]
-        share = None
+        name, batch = keys[key]
+        whole = [p + s * (NEW - 1) for p, s in zip(prefill[key], seconds, strict=True)]
+        row = {
+            "tokens_per_s": batch / median(seconds),
+            "spread": spread(seconds),
+            "prefill_s": median(prefill[key]),
+            "tokens_per_s_with_prefill": batch * NEW / median(whole),
+            "over_transformers": ratio(each[f"transformers x{batch}"], seconds),
+        }
         if name != "transformers":
             # What a step has to read: all weights, and the cache as it is half-way.
             model = models[name]
-            cache = model.new_cache(int(batch), PROMPT + NEW // 2).nbytes
-            least = (parameter_count(model) * setting.dtype.itemsize + cache) / bandwidth
-            share = least / median(seconds)
-        result[key] = {
-            "tokens_per_s": rate,
-            "prefill_s": median(prefill[key]),
-            "tokens_per_s_with_prefill": int(batch) * NEW / median(total),
-            "of_bandwidth": share,
-        }
+            cache = model.new_cache(batch, PROMPT + NEW // 2).nbytes
+            needed = parameter_count(model) * setting.dtype.itemsize + cache
+            row["of_reading"] = needed / 2**30 * ratio(read, seconds)
+        result[key] = row
         table.add_row(
             key,
-            f"{median(prefill[key]):.3f}",
-            f"{rate:,.1f}",
-            f"{spread(seconds):.1%}",
-            f"{int(batch) * NEW / median(total):,.1f}",
-            "" if share is None else f"{share:.2f}",
+            f"{row['prefill_s']:.3f}",
+            f"{row['tokens_per_s']:,.1f}",
+            f"{row['spread']:.1%}",
+            f"{row['tokens_per_s_with_prefill']:,.1f}",
+            f"{row['of_reading']:.2f}" if "of_reading" in row else "",
+            f"{row['over_transformers']:.2f}",
         )
     console.print(table)
-    for batch in (1, 8):
-        base = each[f"transformers x{batch}"]
-        for name in VARIANTS:
-            faster = ratio(base, each[f"{name} x{batch}"])
-            result[f"{name} x{batch}"]["over_transformers"] = faster
-            console.print(f"{name} x{batch}: {faster:.2f} times transformers' rate")
-    for name in VARIANTS:
+    for name in models:
         more = 8 * ratio(each[f"{name} x1"], each[f"{name} x8"])
         result[f"{name} x8"]["over_batch_1"] = more
         console.print(f"{name}: batch 8 gives {more:.2f} times the tokens/s of batch 1")
     return result
 
 
-@torch.no_grad()
+@torch.inference_mode()
 def layer_step(module: Attention, setting: Setting, batch: int, S: int) -> float:
-    """Seconds of one token against S - 1 others: projections, attention, projection."""
-    cache = module.new_cache(batch, S)
+    """Seconds of one token against S - 1 others, with the projections before and after."""
     x = torch.randn(batch, 1, D_MODEL, device=setting.device, dtype=setting.dtype)
+    cache = module.new_cache(batch, S)
     cache.advance(S - 1)
+    prepare(module, batch)
+    return step_seconds(lambda: module(x, cache), setting)
+
+
+@torch.inference_mode()
+def attend_step(module: Attention, setting: Setting, batch: int, S: int) -> float:
+    """Seconds of the same without the projections: writing the cache, and attending to it."""
+    cache = module.new_cache(batch, S)
+    cache.advance(S - 1)
+    assert isinstance(cache, KVCache)
+    q = torch.randn(batch, HEADS, 1, D_MODEL // HEADS, device=setting.device, dtype=setting.dtype)
+    k = torch.randn_like(cache.k_BGSD[:, :, :1])
+    scale = (D_MODEL // HEADS) ** -0.5
+    attend = partial(attend_cached, q, k, k, cache, scale=scale, dropout=0.0, backend="sdpa")
+    return step_seconds(attend, setting)
+
+
+def step_seconds(step: Callable[[], object], setting: Setting) -> float:
     seconds = []
     for _ in range(12):
         synchronize(setting.device)
         start = time.perf_counter()
-        module(x, cache)
+        step()
         synchronize(setting.device)
         seconds.append(time.perf_counter() - start)
     return median(seconds[2:])
@@ -215,8 +241,8 @@ def layer_step(module: Attention, setting: Setting, batch: int, S: int) -> float
 
 def attention_alone(setting: Setting, console: Console) -> dict[str, Any]:
     result: dict[str, Any] = {}
-    table = Table(title="one attention layer, one token: milliseconds, and mha's over it")
-    for heading in ("S x batch", *LAYERS):
+    table = Table(title="one layer, one token: milliseconds (mha's over it, paired; spread)")
+    for heading in ("", "S x batch", *LAYERS):
         table.add_column(heading, justify="right" if heading in LAYERS else "left")
     for S in (1024, 8192):
         for batch in (1, 8):
@@ -224,18 +250,19 @@ def attention_alone(setting: Setting, console: Console) -> dict[str, Any]:
                 name: make(S).to(setting.device, setting.dtype).eval()
                 for name, make in LAYERS.items()
             }
-            measures = {n: partial(layer_step, m, setting, batch, S) for n, m in modules.items()}
-            each = interleave(measures, setting.rounds, setting.seed)
-            cells = []
-            for name, seconds in each.items():
-                faster = ratio(each["mha"], seconds)
-                result[f"{name} S={S} x{batch}"] = {
-                    "ms": 1e3 * median(seconds),
-                    "mha_over": faster,
-                    "spread": spread(seconds),
-                }
-                cells.append(f"{1e3 * median(seconds):.3f} ({faster:.2f})")
-            table.add_row(f"{S} x {batch}", *cells)
+            for what, of in (("attention alone", attend_step), ("with projections", layer_step)):
+                measures = {n: partial(of, m, setting, batch, S) for n, m in modules.items()}
+                each = interleave(measures, 3 * setting.rounds, setting.seed)
+                cells = []
+                for name, seconds in each.items():
+                    figures = {
+                        "ms": 1e3 * median(seconds),
+                        "mha_over": ratio(each["mha"], seconds),
+                        "spread": spread(seconds),
+                    }
+                    result[f"{what}: {name} S={S} x{batch}"] = figures
+                    cells.append("{ms:.3f} ({mha_over:.2f}; {spread:.0%})".format(**figures))
+                table.add_row(what, f"{S} x {batch}", *cells)
     console.print(table)
     return result
 

@@ -53,8 +53,9 @@ class KVCache(Cache):
         device: torch.device,
     ) -> None:
         shape = (batch, num_kv_heads, capacity, head_dim)
-        self.k_BGSD = torch.zeros(shape, dtype=dtype, device=device)
-        self.v_BGSD = torch.zeros(shape, dtype=dtype, device=device)
+        # Left as it is found: nobody reads a place that was not written.
+        self.k_BGSD = torch.empty(shape, dtype=dtype, device=device)
+        self.v_BGSD = torch.empty(shape, dtype=dtype, device=device)
         self._length = 0
 
     @property

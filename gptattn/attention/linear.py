@@ -1,4 +1,4 @@
-"""Linear layers that are quick on a few rows, as in decoding.
+"""Linear layers that can be prepared for a few rows, as in decoding.
 
 A product with a few rows takes as long as reading the weight, if it is done well: F.linear reads
 the weight of one row with one thread, and those of a few rows slowly. Measured on two cores (AVX2,
@@ -6,7 +6,6 @@ MKL), GB/s of a GPT-2 small's weights, where a plain sum reads 32:
 
     rows                  1     2     4     8    16
     F.linear             13     6     7    10     9
-    linear               32
     Prepared             32    22    24    22    17
 """
 
@@ -49,22 +48,48 @@ class Prepared:
         self.sizes = [len(weight) for weight in weights]
         self.weight = weights[0] if len(weights) == 1 else torch.cat(weights)
         self.bias = torch.cat(given) if given else None
-        self.packed = None
-        if 1 < rows <= MOST_ROWS and _can_pack(self.weight):
+        self.one_row = self.packed = None
+        if self.weight.device.type != "cpu":
+            return
+        if rows == 1 and 1 < torch.get_num_threads() <= len(self.weight):
+            self.one_row = _OneRow(self.weight, self.bias, torch.get_num_threads())
+        elif 1 < rows <= MOST_ROWS and _can_pack(self.weight):
             # oneDNN's layout. Packing takes as long as a few steps of decoding.
             self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight, rows)
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [..., in] -> [..., out of all layers]."""
-        few = x.numel() <= MOST_ROWS * x.shape[-1]
-        if self.packed is not None and few and not torch.is_autocast_enabled("cpu"):
-            return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
-        return linear(x, self.weight, self.bias)
+        rows = x.numel() // x.shape[-1]
+        if not torch.is_autocast_enabled("cpu"):
+            if rows == 1 and self.one_row is not None:
+                return self.one_row(x)
+            if rows <= MOST_ROWS and self.packed is not None:
+                return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
+        return F.linear(x, self.weight, self.bias)
 
 
 def _can_pack(weight: Tensor) -> bool:
-    cpu = weight.device.type == "cpu" and torch.backends.mkldnn.is_available()
-    return cpu and weight.dtype == torch.float32
+    return weight.dtype == torch.float32 and torch.backends.mkldnn.is_available()
+
+
+class _OneRow:
+    """W x + b with a part of W for each thread: x W^T, or W x as a whole, takes one alone."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, parts: int) -> None:
+        bias = weight.new_zeros(len(weight)) if bias is None else bias
+        self.parts, whole = parts, len(weight) - len(weight) % parts
+        self.w_POE = weight[:whole].view(parts, -1, weight.shape[1])
+        self.b_PO1 = bias[:whole].view(parts, -1, 1)
+        self.rest = (bias[whole:], weight[whole:]) if whole < len(weight) else None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        x_E1 = x.reshape(
+            1, -1
+        ).T  # with the strides of a transposed row: a column's are slow in MKL
+        y = torch.baddbmm(self.b_PO1, self.w_POE, x_E1.expand(self.parts, -1, -1)).flatten()
+        if self.rest is not None:
+            y = torch.cat([y, torch.addmv(*self.rest, x.flatten())])
+        return y.view(*x.shape[:-1], -1)
 
 
 class Linear(nn.Linear, Preparable):
@@ -73,13 +98,12 @@ class Linear(nn.Linear, Preparable):
     _prepared: Prepared | None = None
 
     def prepare(self, rows: int | None) -> None:
-        # A single row needs no copy.
-        self._prepared = None if rows is None or rows == 1 else Prepared([self], rows)
+        self._prepared = None if rows is None else Prepared([self], rows)
 
     def forward(self, input: Tensor) -> Tensor:
         if self._prepared is not None and not torch.is_grad_enabled():
             return self._prepared(input)
-        return linear(input, self.weight, self.bias)
+        return F.linear(input, self.weight, self.bias)
 
 
 class Joint:
@@ -100,30 +124,3 @@ class Joint:
         if self._prepared is not None and not torch.is_grad_enabled():
             return self._prepared(x).split(self._prepared.sizes, dim=-1)
         return [layer(x) for layer in layers]
-
-
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """F.linear; without gradients, for a single row on the CPU, on all threads.
-
-    x [..., in], weight [out, in].
-    """
-    parts = torch.get_num_threads()
-    if (
-        x.numel() != x.shape[-1]
-        or torch.is_grad_enabled()
-        or x.device.type != "cpu"
-        or torch.is_autocast_enabled("cpu")
-        or not weight.is_contiguous()
-        or not 1 < parts <= len(weight)
-    ):
-        return F.linear(x, weight, bias)
-    # As W x, with a part of W for each thread: x W^T, or W x as a whole, takes one thread alone.
-    whole = len(weight) - len(weight) % parts
-    w_POE = weight[:whole].view(parts, -1, weight.shape[1])
-    x_E1 = x.reshape(1, -1).T  # with the strides of a transposed row: of a column, MKL is slow
-    y = torch.bmm(w_POE, x_E1.expand(parts, -1, -1)).flatten()
-    if whole < len(weight):
-        y = torch.cat([y, weight[whole:] @ x.flatten()])
-    if bias is not None:
-        y += bias
-    return y.view(*x.shape[:-1], -1)
