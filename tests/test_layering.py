@@ -33,7 +33,7 @@ LAYERS = (
     ),
     ("saved", "gpt2"),
     ("convert", "match", "module", "recorder", "data.datamodule"),
-    ("callbacks", "console", "summary"),
+    ("callbacks", "attention_log", "console", "summary"),
     ("run", "precheck", "compare.*"),
     ("sweep", "sweep.ledger", "sweep.plan", "sweep.processes", "sweep.progress", "sweep.estimate"),
     ("sweep.run",),
