@@ -15,7 +15,7 @@ PACKAGE = Path(gptattn.__file__).parent
 
 # Low to high. `name.*` stands for a package and all that is in it.
 LAYERS = (
-    ("gptattn", "errors"),
+    ("gptattn", "errors", "template"),
     ("config",),
     ("data", "data.text", "data.tokenizer", "data.tokens", "data.sampler"),
     ("attention.*", "position.*"),
@@ -29,6 +29,7 @@ LAYERS = (
         "generate",
         "device",
         "heatmap",
+        "prompt",
         "checkpoint",
     ),
     ("saved", "gpt2"),
