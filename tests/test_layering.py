@@ -35,7 +35,7 @@ LAYERS = (
     ("saved", "gpt2"),
     ("convert", "match", "module", "recorder", "data.datamodule"),
     ("callbacks", "attention_log", "console", "summary"),
-    ("run", "precheck", "compare.*"),
+    ("run", "precheck", "compare.*", "maps.*"),
     ("sweep", "sweep.ledger", "sweep.plan", "sweep.processes", "sweep.progress", "sweep.estimate"),
     ("sweep.run",),
     ("compose",),
