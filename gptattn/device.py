@@ -15,14 +15,14 @@ import torch
 from gptattn.errors import ConfigError
 
 
-def resolve_device(accelerator: str) -> torch.device:
-    """The device for `cpu`, `gpu` or `auto`. Raises ConfigError where there is no GPU to use."""
+def resolve_device(accelerator: str, field: str = "trainer") -> torch.device:
+    """The device for `cpu`, `gpu` or `auto`. Raises ConfigError, naming the field, for no GPU."""
     if accelerator == "cpu":
         return torch.device("cpu")
     if torch.cuda.is_available():
         return torch.device("cuda")
     if accelerator == "gpu":
-        raise ConfigError("trainer", "no GPU is visible to torch; use trainer=cpu")
+        raise ConfigError(field, f"no GPU is visible to torch; use {field}=cpu")
     return torch.device("cpu")
 
 

@@ -1,6 +1,7 @@
 """GPT-2's architecture, with the attention of each layer made by a function that is passed in."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -150,19 +151,28 @@ class GPT(nn.Module, Preparable):
         caches = [block.attention.new_cache(batch, capacity) for block in self.layers()]
         return CacheGroup(caches, padding_B)
 
-    @torch.no_grad()
     def attention_weights(self, ids: Tensor) -> list[Tensor]:
         """Each layer's attention weights [B, H, T, T] on these tokens."""
         maps: list[Tensor] = []
+        self.each_attention(ids, lambda _, w_BHTS: maps.append(w_BHTS))
+        return maps
 
-        def record(module: nn.Module, args: tuple[Tensor, ...]) -> None:
+    @torch.no_grad()
+    def each_attention(self, ids: Tensor, look: Callable[[int, Tensor], object]) -> None:
+        """Call `look(layer, its weights [B, H, T, T])` in turn: one layer's exist at a time."""
+
+        def record(layer: int, module: nn.Module, args: tuple[Tensor, ...]) -> None:
             assert isinstance(module, Attention)
-            maps.append(module.attention_weights(args[0]))
+            look(layer, module.attention_weights(args[0]))
 
-        hooks = [block.attention.register_forward_pre_hook(record) for block in self.layers()]
+        hooks = [
+            block.attention.register_forward_pre_hook(partial(record, layer))
+            for layer, block in enumerate(self.layers())
+        ]
         try:
-            self.hidden(ids)
+            # A compiled block would be compiled again for the hook, and `look` with it.
+            with torch.compiler.set_stance("force_eager"):
+                self.hidden(ids)
         finally:
             for hook in hooks:
                 hook.remove()
-        return maps

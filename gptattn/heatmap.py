@@ -18,12 +18,13 @@ def heatmap(w_HTS: NDArray[np.floating], pixels: int = 4, gap: int = 6) -> NDArr
     image = np.full((T * pixels, H * (S * pixels + gap) - gap, 3), 255, dtype=np.uint8)
     for head in range(H):
         left = head * (S * pixels + gap)
-        tile = _colour(np.sqrt(w_HTS[head].clip(0, 1)))
+        tile = viridis(np.sqrt(w_HTS[head].clip(0, 1)))
         image[:, left : left + S * pixels] = tile.repeat(pixels, axis=0).repeat(pixels, axis=1)
     return image
 
 
-def _colour(value: NDArray[np.floating]) -> NDArray[np.uint8]:
+def viridis(value: NDArray[np.floating]) -> NDArray[np.uint8]:
+    """Colours [..., 3] of values from 0 to 1."""
     anchors = np.linspace(0, 1, len(_VIRIDIS))
     channels = [np.interp(value, anchors, _VIRIDIS[:, c]) for c in range(3)]
     return np.stack(channels, axis=-1).round().astype(np.uint8)

@@ -14,6 +14,7 @@ import yaml
 from lightning.pytorch.callbacks import ModelCheckpoint
 from rich.console import Console
 
+from gptattn.attention_log import AttentionLog
 from gptattn.budget import resolve_budget
 from gptattn.build import build_data, build_model
 from gptattn.callbacks import BudgetEnd, MetricRows, Samples, StepClock
@@ -33,13 +34,11 @@ from gptattn.device import (
 )
 from gptattn.errors import RunFolderError
 from gptattn.gpt import GPT
-from gptattn.heatmap import heatmap
 from gptattn.match import resolved
 from gptattn.module import LanguageModel
 from gptattn.recorder import RunRecorder
 from gptattn.summary import Job, hyperparameters, summarise
 
-MAP_TOKENS = 64  # of the validation text, in the attention maps
 DTYPES = {  # what matrix products run in
     "32-true": torch.float32,
     "64-true": torch.float64,
@@ -121,7 +120,8 @@ def _fit(job: Job, console: Console, compiled: bool) -> dict[str, Any]:
         on_made=clock.add,
     )
     progress = ConsoleProgress(console, budget, clock, rows, samples)
-    callbacks = [clock, rows, samples, progress, BudgetEnd(budget, clock)]
+    attention = AttentionLog(recorder, job.data.val, cfg.model.context_length)
+    callbacks = [clock, rows, samples, progress, attention, BudgetEnd(budget, clock)]
     trainer = _trainer(job, recorder, callbacks)
     recorder.log_hyperparams(hyperparameters(job))
     recorder.log_metrics(job.costs(), 0)
@@ -130,7 +130,6 @@ def _fit(job: Job, console: Console, compiled: bool) -> dict[str, Any]:
     done = False
     try:
         trainer.fit(module, datamodule=datamodule)
-        _attention_maps(job, recorder, trainer.global_step)
         final = rows.throughput(clock.median_step_seconds())
         final["perf/peak_memory_mb"] = peak_memory_mb(job.device)
         recorder.log_metrics(final, trainer.global_step)
@@ -202,19 +201,6 @@ def _compile(model: GPT, device: torch.device, console: Console) -> bool:
     for block in model.layers():
         block.compile()
     return True
-
-
-def _attention_maps(job: Job, recorder: RunRecorder, step: int) -> None:
-    """One image per layer, heads side by side, of the opening of the validation text."""
-    tokens = min(MAP_TOKENS, job.cfg.model.context_length, len(job.data.val))
-    ids = torch.from_numpy(job.data.val[:tokens].astype("int64")).unsqueeze(0)
-    device = next(job.model.parameters()).device
-    was_training = job.model.training
-    job.model.eval()
-    for layer, w_BHTS in enumerate(job.model.attention_weights(ids.to(device))):
-        image = heatmap(w_BHTS[0].float().cpu().numpy())
-        recorder.log_image(f"attention/layer_{layer:02d}", image, step)
-    job.model.train(was_training)
 
 
 def _quiet_lightning() -> None:

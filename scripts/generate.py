@@ -13,6 +13,7 @@ from gptattn.data.tokenizer import Tokenizer
 from gptattn.device import resolve_device, set_threads, synchronize
 from gptattn.errors import ConfigError, DataError, UserError
 from gptattn.generate import stream
+from gptattn.prompt import read_prompt
 from gptattn.sampling import Sampling
 from gptattn.saved import load_run
 
@@ -71,27 +72,6 @@ def check(args: Arguments) -> None:
         raise ConfigError("stop", "is empty; give a text, or leave it out")
 
 
-def read_prompt(args: Arguments) -> str:
-    """Raises ConfigError for no prompt or two, DataError for one that cannot be read."""
-    if (args.prompt is None) == (args.prompt_file is None):
-        raise ConfigError("prompt", "give prompt=... or prompt_file=..., one of them")
-    try:
-        if args.prompt_file is not None:
-            text = args.prompt_file.read_bytes().decode()
-        elif args.prompt == "-":
-            text = sys.stdin.buffer.read().decode()
-        else:
-            assert args.prompt is not None
-            text = args.prompt
-    except OSError as error:
-        raise DataError("prompt_file", f"{args.prompt_file}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise DataError("prompt", f"is not UTF-8 at byte {error.start}; give text") from None
-    if not text:
-        raise DataError("prompt", "is empty; give some text")
-    return text
-
-
 class Sample:
     """One text as it grows. Holds back half a character, and what may begin the stop text."""
 
@@ -140,9 +120,9 @@ def run(args: Arguments) -> None:
     sampling = Sampling(
         args.temperature, args.top_k, args.top_p, args.min_p, args.repetition_penalty
     )
-    device = resolve_device(args.device)
+    device = resolve_device(args.device, "device")
     set_threads(args.threads)
-    prompt = read_prompt(args)
+    prompt = read_prompt(args.prompt, args.prompt_file)
     saved = load_run(args.run)
     ids = saved.tokenizer.encode(prompt, "prompt").astype("int64")
     context = saved.model.context_length

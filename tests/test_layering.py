@@ -15,7 +15,7 @@ PACKAGE = Path(gptattn.__file__).parent
 
 # Low to high. `name.*` stands for a package and all that is in it.
 LAYERS = (
-    ("gptattn", "errors"),
+    ("gptattn", "errors", "template"),
     ("config",),
     ("data", "data.text", "data.tokenizer", "data.tokens", "data.sampler"),
     ("attention.*", "position.*"),
@@ -29,12 +29,13 @@ LAYERS = (
         "generate",
         "device",
         "heatmap",
+        "prompt",
         "checkpoint",
     ),
     ("saved", "gpt2"),
     ("convert", "match", "module", "recorder", "data.datamodule"),
-    ("callbacks", "console", "summary"),
-    ("run", "precheck", "compare.*"),
+    ("callbacks", "attention_log", "console", "summary"),
+    ("run", "precheck", "compare.*", "maps.*"),
     ("sweep", "sweep.ledger", "sweep.plan", "sweep.processes", "sweep.progress", "sweep.estimate"),
     ("sweep.run",),
     ("compose",),

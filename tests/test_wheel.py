@@ -45,6 +45,7 @@ def test_the_wheel_holds_the_package_and_every_config_and_no_more(wheel: Path) -
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     sources = {f.relative_to(ROOT).as_posix() for f in (ROOT / "gptattn").rglob("*.py")}
     sources |= {"hydra_plugins/gptattn_sweep.py", "gptattn/compare/page.html.j2"}
+    sources |= {"gptattn/maps/page.html.j2", "gptattn/maps/page.js"}
     configs = {f"gptattn/{f.relative_to(ROOT).as_posix()}" for f in CONF.rglob("*.yaml")}
     assert names == sources | configs
 

@@ -1,10 +1,8 @@
 """The page: one HTML file that needs nothing else, everything from run folders escaped."""
 
 from collections.abc import Sequence
-from importlib.resources import files
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from gptattn.compare import statistics
@@ -13,17 +11,16 @@ from gptattn.compare.groups import MUST_AGREE, counted
 from gptattn.compare.results import Comparison, Section
 from gptattn.compare.table import report_rows
 from gptattn.compare.words import headline, match_words, section_words
+from gptattn.template import filled
 
 TESTS = {"sign-flip": "sign flips of the paired differences", "label": "labels of the 2n runs"}
 
 
 def page_text(comparison: Comparison, plots: Sequence[Sequence[Plot]]) -> str:
     """The page's HTML. `plots` holds those of each section, in the sections' order."""
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    source = files("gptattn.compare").joinpath("page.html.j2").read_text(encoding="utf-8")
-    return environment.from_string(source).render(
+    return filled(
+        "gptattn.compare",
+        "page.html.j2",
         comparison=comparison,
         headline=headline(comparison),
         sections=[

@@ -1,0 +1,70 @@
+"""Attention in the record: entropy and sink mass per head, and maps, on fixed validation text."""
+
+from typing import Any
+
+import lightning.pytorch as L
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gptattn.attention.statistics import entropy, sink_mass
+from gptattn.gpt import GPT
+from gptattn.heatmap import heatmap
+from gptattn.recorder import RunRecorder
+
+TOKENS = 512  # of the validation text, in the figures: 1.5% of a validation of GPT-2 small
+MAP_TOKENS = 64  # in the maps
+
+
+class AttentionLog(L.Callback):
+    """Figures at each validation, maps at the end; the same tokens each time and in every run.
+
+    A head's figures are `attention/entropy/layer_00/head_00`, in nats, and `attention/sink/...`;
+    `.../mean` is that of the layer.
+    """
+
+    def __init__(self, recorder: RunRecorder, val: NDArray[np.uint16], context_length: int) -> None:
+        self.recorder = recorder
+        self.rows = opening_rows(val, context_length, TOKENS)
+        self.map_row = opening_rows(val, context_length, MAP_TOKENS)[:1]
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+        # A token alone sees itself: there is nothing to measure.
+        if self.rows.shape[1] > 1:
+            ids = self.rows.to(pl_module.device)
+            self.recorder.log_metrics(figures(pl_module.model, ids), trainer.global_step)
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+        model, step = pl_module.model, trainer.global_step
+
+        def log(layer: int, w_BHTS: Tensor) -> None:
+            image = heatmap(w_BHTS[0].float().cpu().numpy())
+            self.recorder.log_image(f"attention/layer_{layer:02d}", image, step)
+
+        was_training = model.training
+        model.eval()
+        model.each_attention(self.map_row.to(pl_module.device), log)
+        model.train(was_training)
+
+
+def opening_rows(val: NDArray[np.uint16], context_length: int, tokens: int) -> Tensor:
+    """The first of the tokens, as whole rows [B, T] of at most the context: about `tokens`."""
+    T = min(tokens, context_length, len(val))
+    B = min(tokens, len(val)) // T
+    return torch.from_numpy(val[: B * T].astype("int64")).view(B, T)
+
+
+def figures(model: GPT, ids: Tensor) -> dict[str, float]:
+    """Entropy and sink mass on ids [B, T], per head, and the mean of each layer."""
+    found: dict[str, float] = {}
+
+    def measure(layer: int, w_BHTS: Tensor) -> None:
+        for name, value_H in (("entropy", entropy(w_BHTS)), ("sink", sink_mass(w_BHTS))):
+            place = f"attention/{name}/layer_{layer:02d}"
+            found[f"{place}/mean"] = value_H.mean().item()
+            for head, value in enumerate(value_H.tolist()):
+                found[f"{place}/head_{head:02d}"] = value
+
+    model.each_attention(ids, measure)
+    return found

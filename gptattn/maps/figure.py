@@ -1,0 +1,97 @@
+"""One layer as a PNG: a panel per head, tokens on the axes."""
+
+import io
+import math
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+from matplotlib import font_manager, rc_context
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import PowerNorm
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from gptattn.maps.cells import largest
+from gptattn.maps.labels import numbered, short
+
+COLUMNS = 4  # panels side by side
+CELLS = 520  # of a panel's side: at 150 dots an inch each has a dot
+LEAST, MOST = 2.3, 5.2  # inches of a panel's side
+PER_TOKEN = 0.13  # inches that a token would like to have
+PER_LABEL = 0.105  # and that a label needs
+GAP, LABELS, TOP, BAR = 0.42, 1.0, 0.75, 0.75  # inches between, for labels, title, colours
+FONT = "DejaVu Sans"  # comes with matplotlib, so that a picture is the same everywhere
+STYLE: dict[Any, Any] = {"text.parse_math": False, "font.family": FONT, "font.size": 8}
+
+
+def layer_png(
+    w_HTS: NDArray[np.floating], labels: Sequence[str], titles: Sequence[str], title: str
+) -> bytes:
+    """Rows are queries, columns keys; what a query cannot see is white, colour goes by the root.
+
+    Where the axes are too short for every label, they have every n-th, with the token's number;
+    beyond CELLS tokens a cell is the largest weight of several.
+    """
+    H, T, _ = w_HTS.shape
+    columns, rows = min(H, COLUMNS), math.ceil(H / COLUMNS)
+    side = min(max(PER_TOKEN * T, LEAST), MOST)
+    width = LABELS + columns * side + (columns - 1) * GAP + BAR
+    height = TOP + rows * side + (rows - 1) * GAP + LABELS
+    shown, names = _ticks(labels, side)
+    together = math.ceil(T / CELLS)
+    cells_HNN = largest(w_HTS, together)
+    n = cells_HNN.shape[1]
+    cells_HNN = np.where(np.tri(n, dtype=bool), cells_HNN, np.nan)
+    end = n * together - 0.5  # in tokens, as the ticks are
+    if together > 1:
+        title = f"{title} (largest weight of each {together} by {together} tokens)"
+    with rc_context(STYLE):
+        figure = Figure(figsize=(width, height))
+        figure.text(0.15 / width, 1 - 0.3 / height, _drawable(title), fontsize=10)
+        image = None
+        for head in range(H):
+            row, column = divmod(head, COLUMNS)
+            left = LABELS + column * (side + GAP)
+            bottom = height - TOP - side - row * (side + GAP)
+            axes = figure.add_axes((left / width, bottom / height, side / width, side / height))
+            image = axes.imshow(
+                cells_HNN[head],
+                cmap="viridis",
+                norm=PowerNorm(0.5, 0, 1),
+                extent=(-0.5, end, end, -0.5),
+            )
+            axes.set_title(titles[head], fontsize=8, pad=4)
+            last = head + COLUMNS >= H  # of its column
+            axes.set_xticks(shown if last else [], names if last else [], rotation=90)
+            axes.set_yticks(*((shown, names) if column == 0 else ([], [])))
+            axes.tick_params(length=2, labelsize=6.5)
+            for edge in axes.spines.values():
+                edge.set_visible(False)
+        assert image is not None
+        place = ((width - BAR + 0.2) / width, 1 - (TOP + side) / height, 0.1 / width, side / height)
+        bar = figure.colorbar(image, cax=figure.add_axes(place), ticks=[0, 0.05, 0.2, 0.5, 1])
+        bar.ax.tick_params(length=2, labelsize=6.5)
+        out = io.BytesIO()
+        FigureCanvasAgg(figure)
+        figure.savefig(out, format="png", dpi=150, metadata={"Software": None})
+    return out.getvalue()
+
+
+def _ticks(labels: Sequence[str], side: float) -> tuple[list[int], list[str]]:
+    every = math.ceil(len(labels) * PER_LABEL / side)
+    shown = list(range(0, len(labels), every))
+    names = [_drawable(short(labels[i])) for i in shown]
+    return shown, names if every == 1 else [f"{i} {n}" for i, n in zip(shown, names, strict=True)]
+
+
+def _drawable(text: str) -> str:
+    """The text with the numbers of characters that the font lacks."""
+    return "".join(c if _in_font(c) else numbered(c) for c in text)
+
+
+@cache
+def _in_font(character: str) -> bool:
+    font = font_manager.get_font(font_manager.findfont(FONT))
+    return font.get_char_index(ord(character)) != 0

@@ -1,0 +1,15 @@
+"""A page from a template that lies in the package, everything put into it escaped."""
+
+from importlib.resources import files
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+
+
+def filled(package: str, name: str, **values: Any) -> str:
+    """The template's text with the values in it. Raises UndefinedError for one that is missing."""
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    source = files(package).joinpath(name).read_text(encoding="utf-8")
+    return environment.from_string(source).render(values)
