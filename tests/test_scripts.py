@@ -1,46 +1,15 @@
 """A new user's path: train, convert, generate from both; and what mistakes on it look like."""
 
-import importlib.util
 import re
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
+from conftest import Call
 from support import tiny, train
 
-from gptattn.compose import CONF
 from gptattn.saved import load_run
-
-SCRIPTS = CONF.parent / "scripts"
-
-
-def module(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"script_{name}", SCRIPTS / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    loaded = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = loaded  # dataclasses look their module up
-    spec.loader.exec_module(loaded)
-    return loaded
-
-
-Call = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
-    """Run a script in this process: its exit code, stdout and stderr."""
-
-    def run(name: str, *arguments: str) -> tuple[int, str, str]:
-        capfd.readouterr()
-        monkeypatch.setattr(sys, "argv", [name, *arguments])
-        code = module(name).main()
-        return code, *capfd.readouterr()
-
-    return run
 
 
 @pytest.fixture(scope="module")
