@@ -109,16 +109,22 @@ def _source(folder: Path) -> tuple[GPT, dict[str, str]]:
 def _settings_to_give(
     source: GPT, choices: dict[str, str], target: GPT, cfg: TrainConfig
 ) -> list[str]:
-    """As overrides, where the target's sizes are not the source's."""
+    """As overrides, where the target's sizes are not the source's.
+
+    Raises ConfigError where this run's tokenizer needs more ids than the source has.
+    """
     theirs, ours = _sizes(source), _sizes(target)
     different = {name: size for name, size in theirs.items() if size != ours[name]}
-    given = []
-    if "vocab_size" in different and choices.get("tokenizer") not in (
-        None,
-        cfg.choices["tokenizer"],
-    ):
+    given, tokenizer = [], cfg.choices["tokenizer"]
+    if "vocab_size" in different and choices.get("tokenizer", tokenizer) != tokenizer:
         del different["vocab_size"]
         given.append(f"tokenizer={choices['tokenizer']}")
+    elif cfg.model.vocab_size is None and target.vocab_size > source.vocab_size:
+        raise ConfigError(
+            "to",
+            f"it has {source.vocab_size:,} ids, tokenizer={tokenizer} here {target.vocab_size:,}; "
+            "take the tokenizer that it was trained with",
+        )
     if (source.input_position is None) != (target.input_position is None):
         given.append(f"position={choices['position']}")
     if ours["num_heads"] != cfg.model.num_heads:

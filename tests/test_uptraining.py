@@ -143,6 +143,16 @@ MISTAKES = [
 ]
 
 
+def test_weights_of_fewer_ids_than_the_tokenizer_has_are_refused(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    small = make_gpt2(tmp_path / "small", 30, tokenizer=False)
+    capfd.readouterr()  # transformers draws a bar
+    assert command(tmp_path, *tiny(tmp_path, *SIZES, f"init_from={small}")) == 2
+    said = "error: init_from: it has 30 ids, tokenizer=byte here 256; take the tokenizer that "
+    assert capfd.readouterr().err.startswith(said)
+
+
 @pytest.mark.parametrize(("overrides", "code", "said"), MISTAKES)
 def test_a_mistake_is_one_line_that_names_the_setting_to_give(
     overrides: list[str],
@@ -153,6 +163,7 @@ def test_a_mistake_is_one_line_that_names_the_setting_to_give(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     arguments = tiny(tmp_path, *SIZES, f"init_from={checkpoint}", *overrides)
+    capfd.readouterr()
     assert command(tmp_path, *arguments) == code
     (line,) = capfd.readouterr().err.splitlines()
     assert re.match(said, line), line
