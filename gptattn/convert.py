@@ -13,8 +13,11 @@ from torch import Tensor
 
 from gptattn import gpt2
 from gptattn.attention.base import HeadWeights
-from gptattn.errors import ConfigError
+from gptattn.config import TrainConfig
+from gptattn.data import bpe_files
+from gptattn.errors import CheckpointError, ConfigError
 from gptattn.gpt import GPT
+from gptattn.hub import local_folder
 from gptattn.saved import load_run
 
 Method = Literal["mean", "first", "random"]
@@ -67,16 +70,83 @@ def _given(heads: Tensor | None) -> Tensor:
     return heads
 
 
-def initialise(model: GPT, folder: Path, method: Method, seed: int) -> None:
-    """Put the weights of a run, of a converted model or of a GPT-2 checkpoint into `model`.
+def initialise(model: GPT, cfg: TrainConfig) -> None:
+    """Put the weights that `cfg.init_from` names into `model`, built from `cfg`.
 
-    Raises CheckpointError for what cannot be read, ConfigError for what cannot be converted.
+    They are a run's, a converted model's or a GPT-2 checkpoint's. Raises CheckpointError for what
+    cannot be read, ConfigError, with the settings to give, for what cannot be converted.
     """
-    source = gpt2.load(folder) if gpt2.is_gpt2(folder) else load_run(folder).model
+    assert cfg.init_from is not None
+    method: Method = cfg.init_method  # type: ignore[assignment]
     try:
-        convert(source, model, method, seed)
-    except ConfigError as error:
-        raise ConfigError("init_from", error.message) from error
+        folder = local_folder(cfg.init_from, "init_from", (*gpt2.FILES, *bpe_files.FILES))
+        if not folder.is_dir():
+            raise CheckpointError(
+                "run", f"{folder} is no folder; give a run's, a GPT-2's, or hf:owner/name"
+            )
+        source, choices = _source(folder)
+        needed = _settings_to_give(source, choices, model, cfg)
+        if needed:
+            raise ConfigError(
+                "to", f"{cfg.init_from} has other sizes than this run; give {' '.join(needed)}"
+            )
+        convert(source, model, method, cfg.seed)
+    except (CheckpointError, ConfigError) as error:
+        # In this command it is one setting that names a run, a path and what they become.
+        field = "init_from" if error.field in ("run", "path", "to") else error.field
+        raise type(error)(field, error.message) from error
+
+
+def _source(folder: Path) -> tuple[GPT, dict[str, str]]:
+    """The model in a folder, and the choices of tokenizer and position that go with it."""
+    if gpt2.is_gpt2(folder):
+        tokenizer = {"tokenizer": "gpt2"} if bpe_files.find(folder) else {}
+        return gpt2.load(folder), {"position": "learned", **tokenizer}
+    saved = load_run(folder)
+    return saved.model, saved.cfg.choices
+
+
+def _settings_to_give(
+    source: GPT, choices: dict[str, str], target: GPT, cfg: TrainConfig
+) -> list[str]:
+    """As overrides, where the target's sizes are not the source's.
+
+    Raises ConfigError where this run's tokenizer needs more ids than the source has.
+    """
+    theirs, ours = _sizes(source), _sizes(target)
+    different = {name: size for name, size in theirs.items() if size != ours[name]}
+    given, tokenizer = [], cfg.choices["tokenizer"]
+    if "vocab_size" in different and choices.get("tokenizer", tokenizer) != tokenizer:
+        del different["vocab_size"]
+        given.append(f"tokenizer={choices['tokenizer']}")
+    elif cfg.model.vocab_size is None and target.vocab_size > source.vocab_size:
+        raise ConfigError(
+            "to",
+            f"it has {source.vocab_size:,} ids, tokenizer={tokenizer} here {target.vocab_size:,}; "
+            "take the tokenizer that it was trained with",
+        )
+    if (source.input_position is None) != (target.input_position is None):
+        given.append(f"position={choices['position']}")
+    if ours["num_heads"] != cfg.model.num_heads:
+        different.pop("num_heads", None)  # the variant has a number of its own
+    if theirs["d_mlp"] == 4 * theirs["d_model"] and cfg.model.d_mlp is None:
+        different.pop("d_mlp", None)
+    return given + [f"model.{name}={str(size).lower()}" for name, size in different.items()]
+
+
+def _sizes(model: GPT) -> dict[str, int | bool]:
+    """The settings of `model` that a conversion cannot change, as they are in this one."""
+    first = model.layers()[0]
+    heads = first.attention.export_heads()
+    return {
+        "num_layers": len(model.blocks),
+        "num_heads": len(heads.q_HDE),
+        "d_model": model.token_embedding.embedding_dim,
+        "d_mlp": first.mlp.up.out_features,
+        "context_length": model.context_length,
+        "vocab_size": model.vocab_size,
+        "qkv_bias": heads.q_bias_HD is not None,
+    }
 
 
 @torch.no_grad()

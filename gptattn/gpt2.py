@@ -1,6 +1,7 @@
 """GPT-2 checkpoints of Hugging Face's form, in and out: config.json and model.safetensors."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,16 @@ TRANSPOSED = ("mlp.c_fc.weight", "mlp.c_proj.weight")
 # Masks of old files, and the head, which is the embedding.
 NO_WEIGHTS = (".attn.bias", ".attn.masked_bias", "lm_head.weight")
 GELU = ("gelu_new", "gelu_pytorch_tanh")
+FILES = ("config.json", "model.safetensors")
+# What config.json may say beyond sizes; where it says nothing, this is GPT-2's.
+KNOWN = {
+    "model_type": ("gpt2",),
+    "layer_norm_epsilon": (1e-5,),
+    "scale_attn_weights": (True,),
+    "scale_attn_by_inverse_layer_idx": (False,),
+    "tie_word_embeddings": (True,),
+    "activation_function": GELU,
+}
 
 
 def is_gpt2(folder: Path) -> bool:
@@ -49,29 +60,37 @@ def read_config(folder: Path) -> dict[str, Any]:
         if file.stat().st_size > CONFIG_BYTES:
             raise ValueError("it is too large")
         node = json.loads(file.read_text(encoding="utf-8"))
+        for name, allowed in KNOWN.items():
+            if node.get(name, allowed[0]) not in allowed:
+                raise ValueError(f"{name} is {node[name]!r:.60}, a GPT-2 here has {allowed[0]!r}")
+        width, inner = int(node["n_embd"]), node.get("n_inner")
         sizes = {
             "num_layers": int(node["n_layer"]),
             "num_heads": int(node["n_head"]),
-            "d_model": int(node["n_embd"]),
+            "d_model": width,
             "context_length": int(node.get("n_positions") or node["n_ctx"]),
             "vocab_size": int(node["vocab_size"]),
+            "d_mlp": 4 * width if inner is None else int(inner),
         }
-        inner, activation = node.get("n_inner"), node.get("activation_function", "gelu_new")
+        for name, size in sizes.items():
+            if not 0 < size < 2**31:
+                raise ValueError(f"{name} is {size}")
     except FileNotFoundError:
-        raise CheckpointError("path", f"{folder} has no config.json; give another path") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError("path", f"{file} cannot be read ({error!r})") from None
-    if activation not in GELU:
-        raise CheckpointError("path", f"{file}: activation {activation!r} is not the tanh GELU")
-    for name, size in sizes.items():
-        if not 0 < size < 2**31:
-            raise CheckpointError("path", f"{file}: {name} is {size}")
-    return sizes | {"d_mlp": None if inner is None else int(inner), "qkv_bias": True}
+        raise CheckpointError(
+            "path", f"{folder} has no config.json; give a GPT-2's folder, or hf:owner/name"
+        ) from None
+    except KeyError as error:
+        raise CheckpointError("path", f"{file} has no {error}: it is no GPT-2's") from None
+    # Infinity as a size overflows; a file of brackets alone is nested too deeply for Python.
+    except (OSError, ValueError, TypeError, AttributeError, ArithmeticError, RecursionError) as e:
+        raise CheckpointError("path", f"{file} cannot be used ({str(e)[:200]})") from None
+    return sizes | {"qkv_bias": True}
 
 
 def load(folder: Path) -> GPT:
     """The GPT-2 in `folder`, with MultiHeadAttention, in eval mode. Raises CheckpointError."""
     sizes = read_config(folder)
+    weights = _weights(folder / "model.safetensors", sizes)
     d_model, heads, context = sizes["d_model"], sizes["num_heads"], sizes["context_length"]
     try:
         model = GPT(
@@ -83,24 +102,46 @@ def load(folder: Path) -> GPT:
                 d_model, d_model, context, heads, qkv_bias=True
             ),
             input_position=LearnedPosition(context, d_model),
-            d_mlp=sizes["d_mlp"] or 4 * d_model,
+            d_mlp=sizes["d_mlp"],
             dropout=0.0,
         )
     except ValueError as error:
         raise CheckpointError("path", f"{folder / 'config.json'}: {error}") from None
-    read_weights(folder, model)
+    _fill(model, weights, folder / "model.safetensors")
     return model.eval()
 
 
+def _weights(file: Path, sizes: dict[str, Any]) -> dict[str, Tensor]:
+    """The file's tensors by GPT-2's names. Raises CheckpointError where they are of other sizes.
+
+    Checked before a model is built: config.json may ask for any amount of memory.
+    """
+    found = {k.removeprefix("transformer."): v for k, v in read_safetensors(file).items()}
+    found = {k: v for k, v in found.items() if not f".{k}".endswith(NO_WEIGHTS)}
+    d_model, count = sizes["d_model"], sizes["num_layers"]
+    layers = {match[1] for name in found if (match := re.match(r"h\.(\d+)\.", name))}
+    if len(layers) < count:
+        raise CheckpointError("path", f"{file} lacks h.{len(layers)}: config.json has {count}")
+    for name, shape in {
+        "wte.weight": [sizes["vocab_size"], d_model],
+        "wpe.weight": [sizes["context_length"], d_model],
+        "h.0.mlp.c_fc.weight": [d_model, sizes["d_mlp"]],
+    }.items():
+        if name not in found:
+            raise CheckpointError("path", f"{file} lacks {name}")
+        if list(found[name].shape) != shape:
+            raise CheckpointError(
+                "path", f"{file}: {name} is {list(found[name].shape)}, not {shape}"
+            )
+    return found
+
+
 @torch.no_grad()
-def read_weights(folder: Path, model: GPT) -> None:
-    """Put the folder's weights into `model`, built with its sizes and attn=mha.
+def _fill(model: GPT, theirs: dict[str, Tensor], file: Path) -> None:
+    """Put these weights into `model`, built with their sizes and attn=mha.
 
     Raises CheckpointError for a name or a shape that does not fit.
     """
-    file = folder / "model.safetensors"
-    theirs = {k.removeprefix("transformer."): v for k, v in read_safetensors(file).items()}
-    theirs = {k: v for k, v in theirs.items() if not f".{k}".endswith(NO_WEIGHTS)}
     own = model.state_dict()
 
     def take(name: str, shape: torch.Size | tuple[int, ...]) -> Tensor:

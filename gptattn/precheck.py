@@ -1,7 +1,6 @@
 """The checks of a run that need torch: its device, model and data. Leaves no run folder."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import torch
 
@@ -33,7 +32,7 @@ def prepared(cfg: TrainConfig) -> TrainConfig:
         encode_prompt(tokenizer, cfg.sample.prompt)
     if cfg.init_from is not None:
         model = build_model(cfg, tokenizer.vocab_size)
-        initialise(model, Path(cfg.init_from), cfg.init_method, cfg.seed)  # type: ignore[arg-type]
+        initialise(model, cfg)
     return resolved(cfg, tokenizer)[0]
 
 

@@ -37,6 +37,7 @@ from gptattn.gpt import GPT
 from gptattn.match import resolved
 from gptattn.module import LanguageModel
 from gptattn.recorder import RunRecorder
+from gptattn.saved import save_tokenizer
 from gptattn.summary import Job, hyperparameters, summarise
 
 DTYPES = {  # what matrix products run in
@@ -56,6 +57,7 @@ def train(cfg: TrainConfig, folder: Path, console: Console) -> dict[str, Any]:
     data = build_data(cfg)
     cfg, match = resolved(cfg, data.tokenizer)
     claim(folder, cfg)
+    save_tokenizer(folder, data.tokenizer)
     _quiet_lightning()
     threads = set_threads(cfg.trainer.threads)
     device = resolve_device(cfg.trainer.accelerator)
@@ -63,7 +65,7 @@ def train(cfg: TrainConfig, folder: Path, console: Console) -> dict[str, Any]:
     L.seed_everything(cfg.seed, workers=True, verbose=False)
     model = build_model(cfg, data.tokenizer.vocab_size)
     if cfg.init_from is not None:
-        initialise(model, Path(cfg.init_from), cfg.init_method, cfg.seed)  # type: ignore[arg-type]
+        initialise(model, cfg)
     cost = _cost(cfg, data.tokenizer.vocab_size)
     budget = resolve_budget(
         cfg.budget, cfg.batch_size * cfg.model.context_length, cost.flops_per_token

@@ -4,7 +4,7 @@ Converted models lie in folders of the same form: config.yaml, and model.safeten
 the checkpoints.
 """
 
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -15,6 +15,7 @@ from torch import Tensor
 from gptattn.build import build_model, build_tokenizer
 from gptattn.checkpoint import read_checkpoint, read_safetensors, write_atomically
 from gptattn.config import TrainConfig, check
+from gptattn.data.bpe_files import IN_RUN
 from gptattn.data.tokenizer import Tokenizer
 from gptattn.errors import CheckpointError, ConfigError
 from gptattn.gpt import GPT
@@ -37,8 +38,10 @@ class SavedRun:
 def load_run(folder: Path) -> SavedRun:
     """The run in `folder`. Raises CheckpointError for what is missing, damaged or foreign."""
     cfg = load_config(folder)
+    kept = folder / IN_RUN
+    own = {"path": str(kept)} if kept.is_dir() else {}  # whatever became of the recorded path
     try:
-        tokenizer = build_tokenizer(cfg)
+        tokenizer = build_tokenizer(replace(cfg, tokenizer=cfg.tokenizer | own))
         model = build_model(cfg, tokenizer.vocab_size)
     except ConfigError as error:
         raise CheckpointError("run", f"{folder}: config.yaml: {error}") from error
@@ -52,7 +55,7 @@ def load_run(folder: Path) -> SavedRun:
     return SavedRun(folder, cfg, model.eval(), tokenizer, source)
 
 
-def save_model(folder: Path, cfg: TrainConfig, model: GPT) -> None:
+def save_model(folder: Path, cfg: TrainConfig, model: GPT, tokenizer: Tokenizer) -> None:
     """Write a folder that `load_run` reads. Raises CheckpointError where it holds a run already."""
     if (folder / "config.yaml").exists():
         raise CheckpointError("out", f"{folder} already holds a run; give another folder")
@@ -60,8 +63,20 @@ def save_model(folder: Path, cfg: TrainConfig, model: GPT) -> None:
 
     weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
     text = yaml.safe_dump(asdict(cfg), sort_keys=False, allow_unicode=True)
+    save_tokenizer(folder, tokenizer)
     write_atomically(folder / WEIGHTS, lambda file: file.write(save(weights)))
     write_atomically(folder / "config.yaml", lambda file: file.write(text.encode()))
+
+
+def save_tokenizer(folder: Path, tokenizer: Tokenizer) -> None:
+    """Keep the files that the run's tokenizer needs, if any: where they came from may move."""
+    write_files(folder / IN_RUN, tokenizer)
+
+
+def write_files(folder: Path, tokenizer: Tokenizer) -> None:
+    for name, text in tokenizer.files().items():
+        raw = text.encode()
+        write_atomically(folder / name, lambda file, raw=raw: file.write(raw))
 
 
 def load_config(folder: Path) -> TrainConfig:

@@ -7,30 +7,34 @@ from pathlib import Path
 import torch
 import yaml
 
-from gptattn import gpt2
+from gptattn import gpt2, hub
 from gptattn.arguments import parse
 from gptattn.build import build_model, build_tokenizer
 from gptattn.cli import report
 from gptattn.compose import (
     attention_settings,
     composed,
+    quoted,
     to_train_config,
 )
 from gptattn.config import TrainConfig, check_choice
 from gptattn.convert import METHODS, Method, convert
+from gptattn.data import bpe_files
 from gptattn.errors import ConfigError
-from gptattn.saved import SavedRun, load_run, save_model
+from gptattn.saved import SavedRun, load_run, save_model, write_files
 
 HELP = """\
 python scripts/convert.py from=outputs/... to=gqa to.num_kv_heads=4 method=mean
 
   from=FOLDER        a run folder, or one that this command made
-  from=gpt2 path=DIR a Hugging Face GPT-2 folder: config.json and model.safetensors
+  from=gpt2 path=DIR a Hugging Face GPT-2 folder: config.json, model.safetensors, and its tokenizer;
+                     or a name on the hub, openai-community/gpt2 or hf:openai-community/gpt2@main
   to=VARIANT         a name in conf/attn; to.NAME=VALUE changes its settings
   to=hf              writes a folder that transformers' GPT2LMHeadModel opens
   method=mean        what becomes of key/value heads that are merged: mean, first, random
   seed=1             of the random method
-  out=FOLDER         default: the run's folder with _to_VARIANT behind its name
+  out=FOLDER         default: the folder's name with _to_VARIANT behind it, beside the folder
+                     or, for a name on the hub, in outputs
 """
 
 
@@ -41,7 +45,25 @@ class Arguments:
     method: str = "mean"
     seed: int = 1
     out: Path | None = None
-    path: Path | None = None
+    path: str | None = None
+
+    @property
+    def where(self) -> Path:
+        """What is written where `out` says nothing."""
+        if self.out is not None:
+            return self.out
+        beside = self.source
+        if str(self.source) == "gpt2" and self.path is not None:
+            name = hub_name(self.path)
+            repo = name.removeprefix(hub.PREFIX).partition("@")[0]
+            beside = Path("outputs") / Path(repo).name if hub.is_hub_name(name) else Path(name)
+        return beside.with_name(f"{beside.name}_to_{self.to}")
+
+
+def hub_name(path: str) -> str:
+    """`path`, or the name on the hub that it must mean: owner/name, and no such folder here."""
+    meant = hub.NAME.fullmatch(path) is not None and not Path(path).exists()
+    return hub.PREFIX + path if meant else path
 
 
 def load_source(args: Arguments) -> SavedRun:
@@ -50,12 +72,30 @@ def load_source(args: Arguments) -> SavedRun:
         return load_run(args.source)
     if args.path is None:
         raise ConfigError("path", "is missing; from=gpt2 needs path=DIR")
-    sizes = {name: "null" if v is None else v for name, v in gpt2.read_config(args.path).items()}
-    overrides = [f"model.{name}={str(value).lower()}" for name, value in sizes.items()]
+    folder = hub.local_folder(hub_name(args.path), "path", (*gpt2.FILES, *bpe_files.FILES))
+    overrides = [f"model.{k}={str(v).lower()}" for k, v in gpt2.read_config(folder).items()]
+    if bpe_files.find(folder):
+        overrides += ["tokenizer=gpt2", f"tokenizer.path={quoted(str(folder))}"]
     with composed(["attn=mha", "position=learned", *overrides]) as cfg:
         settings = to_train_config(cfg)
-    model = gpt2.load(args.path)
-    return SavedRun(args.path, settings, model, build_tokenizer(settings), args.path)
+    tokenizer = build_tokenizer(settings)
+    settings = replace(settings, tokenizer=settings.tokenizer | tokenizer.settings())
+    return SavedRun(folder, settings, gpt2.load(folder), tokenizer, folder)
+
+
+def check_tokenizer(saved: SavedRun, to: str) -> None:
+    """Raise ConfigError where the model has fewer ids than its tokenizer; say what was taken."""
+    bare = gpt2.is_gpt2(saved.folder) and not bpe_files.find(saved.folder)
+    if bare and to == "hf":
+        return
+    ids, model = saved.tokenizer.vocab_size, saved.model.vocab_size
+    whose = "no tokenizer there, and the byte tokenizer" if bare else "the tokenizer"
+    if model < ids:
+        raise ConfigError(
+            "path", f"{whose} has {ids:,} ids, the model {model:,}; put its own tokenizer there"
+        )
+    if bare:
+        print(f"{whose} is recorded: text from these weights needs their own")
 
 
 def target_settings(cfg: TrainConfig, to: str, changes: dict[str, str]) -> TrainConfig:
@@ -72,16 +112,17 @@ def run(args: Arguments, changes: dict[str, str]) -> None:
     check_choice("method", args.method, METHODS)
     method: Method = args.method  # type: ignore[assignment]
     saved = load_source(args)
-    folder = saved.folder
-    out = args.out or folder.with_name(f"{folder.name}_to_{args.to}")
+    check_tokenizer(saved, args.to)
+    out = args.where
     if args.to == "hf":
         gpt2.write(out, saved.model)
+        write_files(out, saved.tokenizer)
         print(f"written: {out}")
         return
     cfg = target_settings(saved.cfg, args.to, changes)
     model = build_model(cfg, saved.model.vocab_size).eval()
     convert(saved.model, model, method, args.seed)
-    save_model(out, cfg, model)
+    save_model(out, cfg, model, saved.tokenizer)
     ids = torch.arange(saved.model.context_length)[None] % saved.model.vocab_size
     with torch.no_grad():
         apart = (saved.model(ids) - model(ids)).abs().max().item()

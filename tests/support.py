@@ -18,6 +18,12 @@ from gptattn.cli import main
 # 2,064 bytes, some of them in characters of two and three bytes.
 TEXT = "".join(f"Line {i:03d}: naïve π ≈ {i * 22 / 7:8.3f}. The end.\n" for i in range(48))
 
+# What splits words in GPT-2's way: contractions, spaces of all kinds, digits, emoji.
+TRICKY = (
+    "It's we'll THEY'RE  a   b\n\n\n c\t\t d \r\n 🤗🏳️\u200d🌈 12345 3.14 ½ ²naïve 日本語　テスト"
+    "\u00a0x\u2028y\x1cz\x85 ''s'd \ufeff\x00 e\u0301 \u180e f  "
+)
+
 TINY = (
     "model.d_model=16",
     "model.num_heads=4",
@@ -31,6 +37,25 @@ TINY = (
     "trainer=cpu",
     "trainer.threads=1",
 )
+
+
+def bpe(folder: Path, vocab_size: int = 400) -> Path:
+    """The folder of a byte-level BPE that `tokenizers` trained the way that GPT-2's was."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=["<|endoftext|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([TEXT, TRICKY * 3], trainer)
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    tokenizer.model.save(str(folder))
+    return folder
 
 
 def tiny(folder: Path, *overrides: str) -> list[str]:

@@ -10,7 +10,7 @@ import pytest
 import torch
 import yaml
 from omegaconf import ListConfig
-from support import TEXT, tiny
+from support import TEXT, bpe, tiny
 
 from gptattn.build import build_data, build_model, check_type, construct, find_target
 from gptattn.cli import check_job
@@ -48,6 +48,8 @@ def needs(group: str, name: str, folder: Path) -> list[str]:
         if path is None:
             pytest.skip("GPTATTN_SHAKESPEARE does not name the file")
         return [f"data.path={path}"]
+    if (group, name) == ("tokenizer", "gpt2"):
+        return [f"tokenizer.path={bpe(folder / 'bpe')}"]
     return []
 
 

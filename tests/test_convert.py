@@ -117,11 +117,31 @@ def test_training_goes_on_from_the_weights_of_another_run(tmp_path: Path) -> Non
     assert summary(target)["init_from"] == str(source)
 
 
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(tmp_path_factory.mktemp("source"))
+
+
+SIZES = "error: init_from: SOURCE has other sizes than this run; give"
+
+
 @pytest.mark.parametrize(
     ("overrides", "code", "said"),
     [
-        (["init_from=none"], 4, "error: run: none holds no run"),
-        (["init_from=SOURCE", "model.d_mlp=7"], 2, "error: init_from: "),
+        (["init_from=none"], 4, "error: init_from: none is no folder; give a run's, "),
+        (["init_from=SOURCE/.."], 4, "error: init_from: SOURCE/.. holds no run; "),
+        (["init_from=hf:gpt2"], 2, "error: init_from: 'hf:gpt2' is no name on the hub; "),
+        (["init_from=SOURCE", "model.d_mlp=7"], 2, f"{SIZES} model.d_mlp=64\n"),
+        (["init_from=SOURCE", "model.num_layers=2"], 2, f"{SIZES} model.num_layers=1\n"),
+        (["init_from=SOURCE", "model.num_heads=2"], 2, f"{SIZES} model.num_heads=4\n"),
+        (["init_from=SOURCE", "model.qkv_bias=false"], 2, f"{SIZES} model.qkv_bias=true\n"),
+        (["init_from=SOURCE", "model.vocab_size=300"], 2, f"{SIZES} model.vocab_size=256\n"),
+        (["init_from=SOURCE", "tokenizer=char"], 2, f"{SIZES} tokenizer=byte\n"),
+        (
+            ["init_from=SOURCE", "position=none", "model.d_model=32", "model.context_length=8"],
+            2,
+            f"{SIZES} position=learned model.d_model=16 model.context_length=16\n",
+        ),
         (["init_from=SOURCE", "init_method=median"], 2, "error: init_method: 'median'"),
         (["init_from=SOURCE", "match=params"], 2, "error: match: params changes the MLP"),
     ],
@@ -130,12 +150,12 @@ def test_weights_that_cannot_be_taken_over_stop_the_run_before_it_starts(
     overrides: list[str],
     code: int,
     said: str,
+    source: Path,
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    source = train(tmp_path / "a")
     capfd.readouterr()
     overrides = [override.replace("SOURCE", str(source)) for override in overrides]
     assert command(tmp_path / "b", *tiny(tmp_path / "b", *overrides)) == code
-    assert capfd.readouterr().err.startswith(said)
+    assert capfd.readouterr().err.startswith(said.replace("SOURCE", str(source)))
     assert not (tmp_path / "b" / "outputs").exists()

@@ -82,8 +82,17 @@ def test_old_names_and_the_masks_of_old_files_are_read(tmp_path: Path):
         ({"n_embd": 24}, r"wte.weight is \[17, 20\], not \[17, 24\]"),
         ({"n_head": 3}, "num_heads=3 must divide"),
         ({"vocab_size": 0}, "vocab_size is 0"),
-        ({"n_layer": "many"}, "cannot be read"),
-        ({"activation_function": "relu"}, "is not the tanh GELU"),
+        ({"n_layer": "many"}, "cannot be used"),
+        (
+            {"activation_function": "relu"},
+            "activation_function is .relu., a GPT-2 here has .gelu_new.",
+        ),
+        ({"model_type": "gpt_neox"}, "model_type is .gpt_neox."),
+        ({"layer_norm_epsilon": 1e-6}, "layer_norm_epsilon is 1e-06"),
+        ({"tie_word_embeddings": False}, "tie_word_embeddings is False"),
+        ({"n_embd": float("inf")}, "cannot convert float infinity"),
+        ({"n_layer": 2000000000}, "lacks h.2: config.json has 2000000000"),
+        ({"vocab_size": 2000000000}, r"not \[2000000000, 20\]"),
     ],
 )
 def test_a_folder_that_does_not_fit_says_where(config, said, tmp_path: Path):

@@ -16,8 +16,16 @@ PACKAGE = Path(gptattn.__file__).parent
 # Low to high. `name.*` stands for a package and all that is in it.
 LAYERS = (
     ("gptattn", "errors", "template"),
-    ("config",),
-    ("data", "data.text", "data.tokenizer", "data.tokens", "data.sampler"),
+    ("config", "hub"),
+    (
+        "data",
+        "data.text",
+        "data.tokenizer",
+        "data.bpe",
+        "data.bpe_files",
+        "data.tokens",
+        "data.sampler",
+    ),
     ("attention.*", "position.*"),
     ("loss", "gpt"),
     (

@@ -66,10 +66,11 @@ def _data(run: Run) -> str:
 
 
 def _tokenizer(run: Run) -> str:
+    # Files are told apart by their sha256, wherever they lie.
     settings = [
         f"{key.removeprefix('tokenizer.')}={value}"
         for key, value in sorted(run.settings.items())
-        if key.startswith("tokenizer.") and key != "tokenizer._target_"
+        if key.startswith("tokenizer.") and key not in ("tokenizer._target_", "tokenizer.path")
     ]
     target = run.settings.get("tokenizer._target_", "").rpartition(".")[2]
     return " ".join(filter(None, [run.data.get("tokenizer", ""), target, *settings])) or "?"

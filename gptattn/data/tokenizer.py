@@ -36,6 +36,10 @@ class Tokenizer(ABC):
         """Arguments that make this tokenizer, its vocabulary included, without the text."""
         return {}
 
+    def files(self) -> dict[str, str]:
+        """What to keep beside weights, by file name, where `settings` alone make no tokenizer."""
+        return {}
+
     @abstractmethod
     def fingerprint(self) -> str:
         """A string that differs wherever the ids of a text could differ."""
@@ -50,13 +54,7 @@ class ByteTokenizer(Tokenizer):
         pass
 
     def encode(self, text: str, field: str) -> NDArray[np.uint16]:
-        try:
-            raw = text.encode("utf-8")
-        except UnicodeEncodeError as error:  # a lone surrogate, from a terminal that is not UTF-8
-            raise DataError(
-                field, f"cannot be written as UTF-8 at offset {error.start}; give UTF-8 text"
-            ) from None
-        return np.frombuffer(raw, dtype=np.uint8).astype(np.uint16)
+        return np.frombuffer(utf8(text, field), dtype=np.uint8).astype(np.uint16)
 
     def decode(self, ids: NDArray[np.integer]) -> str:
         return ids.astype(np.uint8).tobytes().decode("utf-8", errors="replace")
@@ -124,6 +122,16 @@ class CharTokenizer(Tokenizer):
 def encode_prompt(tokenizer: Tokenizer, prompt: str) -> NDArray[np.uint16]:
     """The prompt's ids. Raises DataError for an unknown character; empty becomes a line break."""
     return tokenizer.encode(prompt or "\n", "sample.prompt")
+
+
+def utf8(text: str, field: str) -> bytes:
+    """Raises DataError for a lone surrogate, which a terminal that is not UTF-8 can give."""
+    try:
+        return text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise DataError(
+            field, f"cannot be written as UTF-8 at offset {error.start}; give UTF-8 text"
+        ) from None
 
 
 def _code_points(text: str) -> NDArray[np.uint32]:

@@ -1,0 +1,121 @@
+"""GPT-2's tokenizer: byte-level BPE, by the `tokenizers` library. No text is out of vocabulary."""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from functools import cached_property
+from itertools import islice
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gptattn.data import bpe_files
+from gptattn.data.tokenizer import Tokenizer, utf8
+from gptattn.errors import ConfigError, DataError
+from gptattn.hub import local_folder
+
+END_OF_TEXT = "<|endoftext|>"
+PIECE = 2**16  # characters that are encoded at a time, or a few more
+BATCH = 64  # pieces that the library's threads share
+# GPT-2's pattern takes no whitespace after anything else into one word, and looks at one character
+# beyond a word only after whitespace: the words before such a place and behind it are those of the
+# whole text.
+SAFE_CUT = re.compile(r"\S(?=[ \n])")
+
+
+class GPT2Tokenizer(Tokenizer):
+    """The byte-level BPE in `path`, with GPT-2's way of splitting a text into words.
+
+    `path` is a folder with the files of `bpe_files.FORMS`, a run's folder, or `hf:owner/name`.
+    Special tokens are ordinary text to `encode`: `<|endoftext|>` in a text becomes the ids of its
+    characters, never an id that the text's author could smuggle in.
+
+    Raises DataError for files that cannot be used, or that are not those of `sha256`; ConfigError
+    without `path` or the library. Source: Radford et al. 2019, sec. 2.2.
+    """
+
+    def __init__(self, path: str | None, sha256: str | None = None) -> None:
+        if not path:
+            raise ConfigError("tokenizer.path", "is not set; give a GPT-2's folder, or init_from")
+        try:
+            import tokenizers
+            from tokenizers import models, pre_tokenizers
+        except ImportError:
+            raise ConfigError(
+                "tokenizer", "gpt2 needs the extra hf: pip install 'gptattn[hf]'"
+            ) from None
+        folder = local_folder(path, "tokenizer.path", bpe_files.FILES)
+        self._folder = folder.absolute()
+        self._bpe = bpe_files.read(folder)
+        if sha256 is not None and sha256 != self._sha256:
+            raise DataError(
+                "tokenizer.sha256",
+                f"{folder} has other tokens than were recorded; give tokenizer.path=FOLDER of "
+                "the same, or tokenizer.sha256=null for these",
+            )
+        self.vocab_size = len(self._bpe.vocab)
+        # Built from the parts, and no special token among them: then none is looked for in a text.
+        self._library = tokenizers.Tokenizer(models.BPE(self._bpe.vocab, self._bpe.merges))
+        self._library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+
+    def fit(self, text: str) -> None:
+        pass
+
+    def encode(self, text: str, field: str) -> NDArray[np.uint16]:
+        utf8(text, field)
+        pieces = _pieces(text, PIECE)
+        found = [np.empty(0, np.uint16)]
+        while batch := list(islice(pieces, BATCH)):
+            encoded = self._library.encode_batch_fast(batch, add_special_tokens=False)
+            found += [np.array(piece.ids, dtype=np.uint16) for piece in encoded]
+        return np.concatenate(found)
+
+    def decode(self, ids: NDArray[np.integer]) -> str:
+        tokens = self._bpe.token_bytes
+        return b"".join(tokens[id] for id in ids.tolist()).decode("utf-8", errors="replace")
+
+    def byte_lengths(self) -> NDArray[np.int64]:
+        return np.array([len(token) for token in self._bpe.token_bytes], dtype=np.int64)
+
+    def settings(self) -> dict[str, Any]:
+        return {"path": str(self._folder), "sha256": self._sha256}
+
+    def fingerprint(self) -> str:
+        return f"gpt2 {self._sha256}"
+
+    @cached_property
+    def _sha256(self) -> str:
+        tokens = [token.hex() for token in self._bpe.token_bytes]
+        return hashlib.sha256(json.dumps([tokens, self._bpe.merges]).encode()).hexdigest()
+
+    def files(self) -> dict[str, str]:
+        from tokenizers import Tokenizer as Library
+        from tokenizers import decoders
+
+        whole = Library.from_str(self._library.to_str())
+        whole.decoder = decoders.ByteLevel()
+        ends = self._bpe.vocab.keys() & {END_OF_TEXT}
+        special = self._bpe.special | ends
+        whole.add_special_tokens(sorted(special, key=self._bpe.vocab.__getitem__))
+        # The class of GPT-2 adds its end of text where there is none; the plain one does not.
+        kind = "GPT2Tokenizer" if ends else "PreTrainedTokenizerFast"
+        named = dict.fromkeys(("bos_token", "eos_token", "unk_token"), END_OF_TEXT) if ends else {}
+        config = {"tokenizer_class": kind, "add_prefix_space": False, **named}
+        return {
+            "tokenizer.json": whole.to_str() + "\n",
+            "tokenizer_config.json": json.dumps(config, indent=2) + "\n",
+        }
+
+
+def _pieces(text: str, length: int) -> Iterator[str]:
+    """The text in pieces of at least `length` characters, the last one aside, cut where it is safe.
+
+    One piece for a text without any place to cut.
+    """
+    start = 0
+    while cut := SAFE_CUT.search(text, start + length - 1):
+        yield text[start : cut.end()]
+        start = cut.end()
+    yield text[start:]

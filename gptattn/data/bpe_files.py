@@ -1,0 +1,148 @@
+"""The files of a byte-level BPE: found, read and checked. They come from anywhere."""
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from gptattn.data.tokenizer import MAX_VOCABULARY
+from gptattn.errors import DataError
+
+# One file, or two; GPT-2's own release named them otherwise.
+FORMS = (("tokenizer.json",), ("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))
+FILES = tuple(name for form in FORMS for name in form)
+IN_RUN = "tokenizer"  # the folder in a run's folder
+MAX_BYTES = 64_000_000  # GPT-2's largest file has 1.4 MB; this is room for 65,536 long tokens
+# What tokenizer.json may say of its parts, null included: anything else gives other ids.
+PLAIN_MODEL = {
+    "type": (None, "BPE"),
+    "dropout": (None, 0.0),
+    "continuing_subword_prefix": (None, ""),
+    "end_of_word_suffix": (None, ""),
+    "byte_fallback": (None, False),
+    "ignore_merges": (None, False),
+}
+GPT2_SPLIT = {"type": ("ByteLevel",), "add_prefix_space": (False,), "use_regex": (None, True)}
+
+
+def byte_characters() -> list[str]:
+    """The character that stands for each byte [256]: itself where it prints, else one of U+0100 on.
+
+    Source: Radford et al. 2019, `bytes_to_unicode` of their encoder.py.
+    """
+    printing = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(0x100, 0x200))
+    return [chr(byte) if byte in printing else chr(next(others)) for byte in range(256)]
+
+
+@dataclass(frozen=True)
+class BPE:
+    """Tokens, written in byte characters, and merges in the order in which they apply."""
+
+    vocab: dict[str, int]  # to ids 0 .. n - 1
+    merges: list[tuple[str, str]]
+    special: frozenset[str]  # of the vocabulary: written as they stand, and made by no merge
+
+    @cached_property
+    def token_bytes(self) -> list[bytes]:
+        """The bytes that each id stands for."""
+        byte_of = {character: byte for byte, character in enumerate(byte_characters())}
+        return [
+            token.encode() if token in self.special else bytes(byte_of[c] for c in token)
+            for token in sorted(self.vocab, key=self.vocab.__getitem__)
+        ]
+
+
+def find(folder: Path) -> list[Path]:
+    """The tokenizer's files in a folder, or in a run's; none where no form of them is whole."""
+    for home in (folder, folder / IN_RUN):
+        for form in FORMS:
+            if all((home / name).is_file() for name in form):
+                return [home / name for name in form]
+    return []
+
+
+def read(folder: Path) -> BPE:
+    """Raises DataError, naming the file, for what is missing, damaged or another tokenizer."""
+    files = find(folder)
+    if not files:
+        lacks = f"has no {', no '.join(' with '.join(form) for form in FORMS)}"
+        raise DataError(
+            "tokenizer.path",
+            f"{folder} {lacks if folder.is_dir() else 'is no folder'}; "
+            "give a GPT-2's folder, or hf:owner/name",
+        )
+    file = files[0]
+    try:
+        if len(files) == 1:
+            return _checked(*_from_tokenizer_json(_json(file)))
+        vocab, file = _json(file), files[1]
+        merges = [line.split(" ") for line in _content(file).split("\n") if line.strip()]
+        if merges and merges[0][0] == "#version:":
+            del merges[0]
+        return _checked(vocab, merges, [])
+    # A file of brackets alone is nested too deeply for Python.
+    except (OSError, ValueError, RecursionError) as error:
+        reason = str(error).splitlines()[0][:200]
+        raise DataError("tokenizer.path", f"{file} cannot be used ({reason})") from None
+
+
+def _content(file: Path) -> str:
+    if file.stat().st_size > MAX_BYTES:
+        raise ValueError("it is too large to be a tokenizer's")
+    return file.read_text(encoding="utf-8")
+
+
+def _json(file: Path) -> Any:
+    return json.loads(_content(file))
+
+
+def _from_tokenizer_json(node: Any) -> tuple[Any, Any, list[str]]:
+    """Vocabulary, merges and special tokens. Raises ValueError for what is not GPT-2's way."""
+    model, split, added = (_get(node, key) for key in ("model", "pre_tokenizer", "added_tokens"))
+    plain = all(_get(model, key) in allowed for key, allowed in PLAIN_MODEL.items())
+    gpt2s = all(_get(split, key) in allowed for key, allowed in GPT2_SPLIT.items())
+    if not plain or not gpt2s or _get(node, "normalizer") is not None:
+        raise ValueError("it is another tokenizer than GPT-2's byte-level BPE")
+    vocab = _get(model, "vocab")
+    if not isinstance(vocab, dict):
+        raise ValueError("its vocabulary is no table of tokens and ids")
+    merges = _get(model, "merges")
+    if not isinstance(merges, list) or not isinstance(added, list | None):
+        raise ValueError("its merges or its added tokens are no list")
+    special = {str(_get(token, "content")): _get(token, "id") for token in added or []}
+    pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in merges]
+    return vocab | special, pairs, list(special)
+
+
+def _get(node: Any, key: str) -> Any:
+    if not isinstance(node, dict):
+        raise ValueError("it is no tokenizer.json: its parts are not named")
+    return node.get(key)
+
+
+def _checked(vocab: Any, merges: list[Any], special: list[str]) -> BPE:
+    """Raises ValueError where a text could have no ids, or ids no token."""
+    if not isinstance(vocab, dict) or any(type(t) is not str for t in vocab):
+        raise ValueError("its vocabulary is no table of tokens and ids")
+    if any(type(i) is not int for i in vocab.values()):
+        raise ValueError("an id is no whole number")
+    if len(vocab) > MAX_VOCABULARY:
+        raise ValueError(f"it has {len(vocab):,} tokens, more than {MAX_VOCABULARY:,}")
+    missing = set(range(len(vocab))) - set(vocab.values())
+    if missing:
+        raise ValueError(f"its {len(vocab):,} tokens have no id {min(missing)}: there is a gap")
+    characters = byte_characters()
+    for byte, character in enumerate(characters):
+        if character not in vocab or character in special:
+            raise ValueError(f"it has no token for byte {byte:#04x}: it is no byte-level BPE")
+    for number, pair in enumerate(merges):
+        known = isinstance(pair, list) and len(pair) == 2 and all(type(p) is str for p in pair)
+        if not known or any(token not in vocab for token in (*pair, "".join(pair))):
+            raise ValueError(f"merge {number}, {str(pair)[:60]}, is none of two of its tokens")
+    odd = {token for token in vocab if not set(token) <= set(characters)}
+    odd |= set(special)
+    for token in odd:
+        token.encode()  # half a surrogate pair, which JSON can write, is no text
+    return BPE(vocab, [(a, b) for a, b in merges], frozenset(odd))

@@ -1,0 +1,266 @@
+"""GPT-2's tokenizer, against transformers and by hand; its files, however they are damaged."""
+
+import json
+import random
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support import TEXT, TRICKY, bpe
+from transformers import AutoTokenizer
+from transformers import GPT2Tokenizer as Theirs
+
+import gptattn.data.bpe as ours
+from gptattn.data import bpe_files
+from gptattn.data.bpe import GPT2Tokenizer
+from gptattn.errors import ConfigError, DataError, UserError
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return bpe(tmp_path_factory.mktemp("bpe"))
+
+
+@pytest.fixture(scope="module")
+def theirs(folder: Path) -> Theirs:
+    return Theirs(str(folder / "vocab.json"), str(folder / "merges.txt"))
+
+
+def hand_made(folder: Path, merges: list[str], **more: int) -> Path:
+    """Bytes as ids 0 to 255, then what the merges make, in the two files of GPT-2's release."""
+    tokens = bpe_files.byte_characters() + [merge.replace(" ", "") for merge in merges]
+    vocab = {token: id for id, token in enumerate(tokens)} | more
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "encoder.json").write_text(json.dumps(vocab))
+    (folder / "vocab.bpe").write_text("\n".join(["#version: 0.2", *merges, ""]), encoding="utf-8")
+    return folder
+
+
+def test_merges_apply_in_their_order_and_within_words(tmp_path: Path) -> None:
+    # 256 "ab", 257 " ab" (a space is written Ġ), 258 "bc": of "abc" the first merge leaves ab, c.
+    tokenizer = GPT2Tokenizer(str(hand_made(tmp_path, ["a b", "Ġ ab", "b c"])))
+    assert tokenizer.vocab_size == 259
+    text, ids = "abc ab  ab\nbc", [256, 99, 257, 32, 257, 10, 258]
+    assert tokenizer.encode(text, "data").tolist() == ids
+    assert tokenizer.decode(np.array(ids)) == text
+    assert tokenizer.byte_lengths()[[0, 32, 255, 256, 257, 258]].tolist() == [1, 1, 1, 2, 3, 2]
+
+
+def test_ids_are_those_of_transformers_from_every_form_of_file(
+    folder: Path, theirs: Theirs, tmp_path: Path
+) -> None:
+    expected = theirs(TRICKY + TEXT)["input_ids"]
+    for number, form in enumerate(bpe_files.FORMS):
+        home = tmp_path / str(number)
+        home.mkdir()
+        for name, source in zip(form, (folder / n for n in form), strict=True):
+            own = {"encoder.json": "vocab.json", "vocab.bpe": "merges.txt"}.get(name, name)
+            shutil.copy(source.with_name(own), home / name)
+        tokenizer = GPT2Tokenizer(str(home))
+        assert tokenizer.encode(TRICKY + TEXT, "data").tolist() == expected
+        assert tokenizer.vocab_size == len(theirs) == 400
+        assert tokenizer.fingerprint() == GPT2Tokenizer(str(folder)).fingerprint()
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 7, 50])
+def test_a_text_in_pieces_has_the_ids_of_the_whole(
+    length: int, folder: Path, theirs: Theirs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw = random.Random(length)
+    alphabet = [*TRICKY, *"  \n\n'sdt", "'re", "  ", "<|endoftext|>"]
+    text = "".join(draw.choices(alphabet, k=3000))
+    monkeypatch.setattr(ours, "PIECE", length)
+    monkeypatch.setattr(ours, "BATCH", 3)
+    tokenizer = GPT2Tokenizer(str(folder))
+    assert len(list(ours._pieces(text, length))) > 20
+    expected = theirs(text, split_special_tokens=True)["input_ids"]
+    assert tokenizer.encode(text, "data").tolist() == expected
+
+
+def test_a_text_without_a_place_to_cut_is_one_piece() -> None:
+    assert list(ours._pieces("x" * 100 + "\t" * 9, 10)) == ["x" * 100 + "\t" * 9]
+    assert list(ours._pieces("abc de fgh i", 2)) == ["abc", " de", " fgh", " i"]
+    assert list(ours._pieces("", 2)) == [""]
+
+
+def test_the_end_of_text_is_ordinary_text_to_encode_and_one_token_to_decode(
+    folder: Path, theirs: Theirs
+) -> None:
+    tokenizer, end = GPT2Tokenizer(str(folder)), theirs.eos_token_id
+    ids = tokenizer.encode("a<|endoftext|>b", "data")
+    assert end not in ids
+    assert tokenizer.decode(ids) == "a<|endoftext|>b"
+    assert tokenizer.decode(np.array([end])) == "<|endoftext|>"
+    assert tokenizer.byte_lengths()[end] == len("<|endoftext|>")
+
+
+def test_decoding_is_that_of_transformers_and_half_a_character_is_u_fffd(
+    folder: Path, theirs: Theirs
+) -> None:
+    tokenizer = GPT2Tokenizer(str(folder))
+    ids = tokenizer.encode(TRICKY, "data")
+    assert tokenizer.decode(ids) == TRICKY
+    assert tokenizer.byte_lengths()[ids].sum() == len(TRICKY.encode())
+    for start in range(0, len(ids), 3):
+        part = ids[start : start + 4]
+        assert tokenizer.decode(part) == theirs.decode(part, clean_up_tokenization_spaces=False)
+    smile = tokenizer.encode("😀", "data")  # not in the training text: bytes
+    assert len(smile) > 1
+    assert set(tokenizer.decode(smile[:-1])) == {"\ufffd"}
+
+
+def test_special_tokens_stand_for_their_text_and_survive_being_kept(tmp_path: Path) -> None:
+    source = hand_made(tmp_path / "a", ["a b"], **{"<ü x>": 257})
+    tokenizer = GPT2Tokenizer(str(source))
+    assert tokenizer.byte_lengths()[257] == 6
+    assert tokenizer.decode(np.array([256, 257])) == "ab<ü x>"
+    (tmp_path / "b").mkdir()
+    for name, text in tokenizer.files().items():
+        (tmp_path / "b" / name).write_text(text, encoding="utf-8")
+    assert GPT2Tokenizer(str(tmp_path / "b")).fingerprint() == tokenizer.fingerprint()
+    opened = AutoTokenizer.from_pretrained(tmp_path / "b")
+    assert len(opened) == 258
+    assert opened("ab<ü x>c")["input_ids"] == [256, 257, 99]
+
+
+def test_a_prompt_that_is_not_unicode_is_the_users_mistake(folder: Path) -> None:
+    with pytest.raises(DataError, match=r"prompt: cannot be written as UTF-8 at offset 2"):
+        GPT2Tokenizer(str(folder)).encode("ab\udcff", "prompt")
+
+
+def test_the_fingerprint_is_of_the_content(folder: Path, tmp_path: Path) -> None:
+    one = GPT2Tokenizer(str(hand_made(tmp_path / "a", ["a b", "b c"])))
+    moved = GPT2Tokenizer(str(hand_made(tmp_path / "b", ["a b", "b c"])))
+    # The same tokens; but another merge comes first.
+    ids = {"ab": 256, "bc": 257}
+    other = GPT2Tokenizer(str(hand_made(tmp_path / "c", ["b c", "a b"], **ids)))
+    assert one.fingerprint() == moved.fingerprint() != other.fingerprint()
+    assert one.encode("abc", "data").tolist() == [256, 99]
+    assert other.encode("abc", "data").tolist() == [97, 257]
+
+
+def test_settings_make_the_same_tokenizer_and_no_other(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(folder, tmp_path / "mine")
+    monkeypatch.chdir(tmp_path)
+    settings = GPT2Tokenizer("mine").settings()
+    assert settings["path"] == str(tmp_path / "mine")
+    monkeypatch.chdir("/")
+    assert GPT2Tokenizer(**settings).settings() == settings
+    shutil.rmtree(tmp_path / "mine")
+    with pytest.raises(DataError, match=r"tokenizer.path: .*mine is no folder; give a GPT-2's"):
+        GPT2Tokenizer(**settings)
+    hand_made(tmp_path / "mine", ["a b"])
+    with pytest.raises(DataError, match=r"tokenizer.sha256: .*mine has other tokens"):
+        GPT2Tokenizer(**settings)
+
+
+def test_without_the_library_or_a_path_it_says_what_to_do(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match=r"tokenizer.path: is not set"):
+        GPT2Tokenizer(None)
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(ConfigError, match=r"pip install 'gptattn\[hf\]'"):
+        GPT2Tokenizer(str(folder))
+
+
+# Each takes tokenizer.json's content as text and as a tree, and gives other content.
+DAMAGE = {
+    "cut short": (lambda text, node: text[: len(text) // 2], "cannot be used"),
+    "empty": (lambda text, node: "", "cannot be used"),
+    "brackets alone": (lambda text, node: "[" * 100_000, "cannot be used"),
+    "a list": (lambda text, node: [node], "its parts are not named"),
+    "no model": (lambda text, node: {"version": "1.0"}, "its parts are not named"),
+    "word pieces": (lambda text, node: part(node, "model", type="WordPiece"), "another tokenizer"),
+    "lower case": (lambda text, node: node | {"normalizer": {"type": "Lowercase"}}, "another tok"),
+    "prefix": (lambda text, node: part(node, "pre_tokenizer", add_prefix_space=True), "another"),
+    "list of tokens": (lambda text, node: part(node, "model", vocab=["a", "b"]), "no table"),
+    "no merges": (lambda text, node: part(node, "model", merges=None), "no list"),
+    "merges of numbers": (lambda text, node: part(node, "model", merges=[[1, 2]]), "merge 0"),
+    "unknown merge": (lambda text, node: part(node, "model", merges=["q q"]), "merge 0"),
+    "three parts": (lambda text, node: part(node, "model", merges=["a b c"]), "merge 0"),
+    "text as id": (lambda text, node: vocab(node, a="1"), "an id is no whole number"),
+    "true as id": (lambda text, node: vocab(node, a=True), "an id is no whole number"),
+    "negative id": (lambda text, node: vocab(node, a=-1), "there is a gap"),
+    "gap": (lambda text, node: vocab(node, more=1000), "no id 400: there is a gap"),
+    "twice": (lambda text, node: vocab(node, more=5), "no id 400: there is a gap"),
+    "too many": (
+        lambda text, node: vocab(node, **{f"t{i}": 400 + i for i in range(2**16)}),
+        "65,936 tokens, more than 65,536",
+    ),
+    "byte missing": (
+        lambda text, node: (
+            node
+            | {"added_tokens": []}
+            | {"model": node["model"] | {"merges": [], "vocab": {"a": 0, "b": 1}}}
+        ),
+        "no token for byte 0x00",
+    ),
+    "special number": (lambda text, node: node | {"added_tokens": 5}, "no list"),
+    "special list": (lambda text, node: node | {"added_tokens": [5]}, "not named"),
+    "half a pair": (lambda text, node: vocab(node, **{"\ud800": 400}), "cannot be used"),
+}
+
+
+def part(node: dict, name: str, **changes: object) -> dict:
+    return node | {name: node[name] | changes}
+
+
+def vocab(node: dict, **changes: object) -> dict:
+    return part(node, "model", vocab=node["model"]["vocab"] | changes)
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_file_is_named_in_one_line(damage: str, folder: Path, tmp_path: Path) -> None:
+    change, said = DAMAGE[damage]
+    text = (folder / "tokenizer.json").read_text(encoding="utf-8")
+    content = change(text, json.loads(text))
+    file = tmp_path / "tokenizer.json"
+    file.write_text(content if isinstance(content, str) else json.dumps(content))
+    with pytest.raises(DataError, match=said) as error:
+        GPT2Tokenizer(str(tmp_path))
+    assert str(file) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("vocab.json", "{}", "merges.txt cannot be used .*no token for byte"),
+        ("vocab.json", "[1]", "no table of tokens"),
+        ("vocab.json", '{"a": 0', "vocab.json cannot be used"),
+        ("merges.txt", "#version: 0.2\na b c\n", "merges.txt cannot be used .merge 0"),
+        ("merges.txt", b"\xff\xfe", "merges.txt cannot be used .*utf-8"),
+    ],
+)
+def test_damage_in_one_of_two_files_names_it(
+    name: str, content: str | bytes, said: str, folder: Path, tmp_path: Path
+) -> None:
+    for file in ("vocab.json", "merges.txt"):
+        shutil.copy(folder / file, tmp_path)
+    (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(DataError, match=said):
+        GPT2Tokenizer(str(tmp_path))
+
+
+def test_a_file_of_two_gigabytes_is_not_read(tmp_path: Path) -> None:
+    with (tmp_path / "tokenizer.json").open("wb") as file:
+        file.truncate(2**31)  # sparse: it takes no room
+    with pytest.raises(DataError, match="too large"):
+        GPT2Tokenizer(str(tmp_path))
+
+
+def test_a_folder_without_the_files_says_which(tmp_path: Path) -> None:
+    (tmp_path / "vocab.json").write_text("{}")
+    with pytest.raises(DataError, match=r"has no tokenizer.json, no vocab.json with merges.txt, "):
+        GPT2Tokenizer(str(tmp_path))
+
+
+@pytest.mark.parametrize("path", ["/dev/null", "nowhere", "~nobody-here/x"])
+def test_what_is_no_folder_is_the_users_mistake(path: str) -> None:
+    with pytest.raises(UserError, match=r"tokenizer\.path"):
+        GPT2Tokenizer(path)
