@@ -34,6 +34,8 @@ class AttentionLog(L.Callback):
         if self.rows.shape[1] > 1:
             ids = self.rows.to(pl_module.device)
             self.recorder.log_metrics(figures(pl_module.model, ids), trainer.global_step)
+        if trainer.validating:  # nothing is trained: this is the end
+            self.on_train_end(trainer, pl_module)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         model, step = pl_module.model, trainer.global_step

@@ -8,7 +8,10 @@ from gptattn.config import BudgetConfig
 
 @dataclass(frozen=True)
 class Budget:
-    """Either `steps` or `seconds` of training time is set; others are turned into steps."""
+    """Either `steps` or `seconds` of training time is set; others are turned into steps.
+
+    0 steps train nothing: the model is validated as it is.
+    """
 
     steps: int | None
     seconds: float | None
@@ -16,7 +19,7 @@ class Budget:
     def progress(self, step: int, seconds: float) -> float:
         """The share of the budget that is used up, 0 to 1."""
         if self.steps is not None:
-            return min(1.0, step / self.steps)
+            return min(1.0, step / self.steps) if self.steps else 1.0
         assert self.seconds is not None
         return min(1.0, seconds / self.seconds)
 

@@ -33,7 +33,8 @@ CONF = next(
 )
 # Overrides that do not belong in a run's name: said elsewhere in it, or no matter of the result.
 UNNAMED = re.compile(
-    r"(attn|seed|experiment|experiment_name|log_every|checkpoint|cache_dir|allow_targets|launcher)=|"
+    r"(attn|seed|experiment|experiment_name|log_every|checkpoint|cache_dir|allow_targets|launcher|"
+    r"init_from)=|"
     r"(hydra|sample|sweep)[./=]|trainer(\.threads)?="
 )
 NO_MEMORY = r"not enough memory|can't allocate memory|CUDA out of memory"

@@ -145,6 +145,8 @@ def check(cfg: TrainConfig) -> None:
         "trainer.threads": cfg.trainer.threads,
         "sweep.jobs": cfg.sweep.jobs,
     }
+    if cfg.init_from is not None and cfg.budget.steps == 0:
+        del positive["budget.steps"]  # weights from elsewhere can be validated as they are
     for field, value in positive.items():
         if value is not None and not (value > 0 and math.isfinite(value)):
             raise ConfigError(field, f"{value} is not a positive number; give one above 0")

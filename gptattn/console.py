@@ -68,9 +68,9 @@ class ConsoleProgress(L.Callback):
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         last = self.rows.last
+        train = f"train loss {last['train/loss']:.4f}  " if "train/loss" in last else ""
         self.console.print(
-            f"[bold]step {trainer.global_step}[/bold]  "
-            f"train loss {last.get('train/loss', float('nan')):.4f}  "
+            f"[bold]step {trainer.global_step}[/bold]  {train}"
             f"val loss {last['val/loss']:.4f}  "
             f"{last['val/bits_per_byte']:.3f} bits/byte"
         )
@@ -117,7 +117,8 @@ def metric_table(title: str, metrics: dict[str, float]) -> Table:
 def result_table(title: str, metrics: dict[str, float]) -> Table:
     """What a run came to: losses, speed and memory, then what the model costs."""
     costs = [name for name in metrics if name.startswith("cost/")]
-    return metric_table(title, {name: metrics[name] for name in (*RESULTS, *costs)})
+    names = [name for name in RESULTS if name in metrics]  # of no steps there is no speed
+    return metric_table(title, {name: metrics[name] for name in (*names, *costs)})
 
 
 def _number(value: float) -> str:

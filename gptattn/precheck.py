@@ -6,7 +6,7 @@ import torch
 
 from gptattn.build import build_data, build_model, check_vocabulary
 from gptattn.config import TrainConfig
-from gptattn.convert import initialise
+from gptattn.convert import convert, initialise
 from gptattn.cost import parameter_count
 from gptattn.data.tokenizer import encode_prompt
 from gptattn.device import resolve_device, total_memory_bytes
@@ -15,10 +15,11 @@ from gptattn.gpt import GPT
 from gptattn.match import resolved
 
 
-def prepared(cfg: TrainConfig) -> TrainConfig:
+def prepared(cfg: TrainConfig, original: TrainConfig | None = None) -> TrainConfig:
     """The settings with the match made that they ask for.
 
-    Raises a UserError where the device, the model, the data or the match cannot be.
+    `original`: the settings of the run that `init_from` will name once it has been made. Raises a
+    UserError where the device, the model, the data, the match or the conversion cannot be.
     """
     device = resolve_device(cfg.trainer.accelerator)
     # On the meta device a layer of any size costs no memory; two of them tell of all the others.
@@ -32,8 +33,18 @@ def prepared(cfg: TrainConfig) -> TrainConfig:
         encode_prompt(tokenizer, cfg.sample.prompt)
     if cfg.init_from is not None:
         model = build_model(cfg, tokenizer.vocab_size)
-        initialise(model, cfg)
+        if original is None:
+            initialise(model, cfg)
+        else:
+            _check_conversion(build_model(original, tokenizer.vocab_size), model)
     return resolved(cfg, tokenizer)[0]
+
+
+def _check_conversion(source: GPT, target: GPT) -> None:
+    try:
+        convert(source, target)
+    except ConfigError as error:
+        raise ConfigError("init_from", error.message) from error
 
 
 def _check_memory(cfg: TrainConfig, few: GPT, device: torch.device) -> None:

@@ -131,8 +131,12 @@ def _fit(job: Job, console: Console, compiled: bool) -> dict[str, Any]:
         recorder.log_text("match", str(job.match), 0)
     done = False
     try:
-        trainer.fit(module, datamodule=datamodule)
-        final = rows.throughput(clock.median_step_seconds())
+        if budget.steps == 0:
+            _validate(trainer, module, datamodule, job)
+        else:
+            trainer.fit(module, datamodule=datamodule)
+        # Without a step there is nothing to time.
+        final = rows.throughput(clock.median_step_seconds()) if len(clock.step_seconds) else {}
         final["perf/peak_memory_mb"] = peak_memory_mb(job.device)
         recorder.log_metrics(final, trainer.global_step)
         summary = summarise(job, rows.last | final, trainer.global_step)
@@ -145,10 +149,19 @@ def _fit(job: Job, console: Console, compiled: bool) -> dict[str, Any]:
     return summary
 
 
+def _validate(
+    trainer: L.Trainer, module: LanguageModel, datamodule: TokenDataModule, job: Job
+) -> None:
+    """One validation of the model as it is, and the checkpoint that a run leaves."""
+    trainer.validate(module, datamodule=datamodule, verbose=False)
+    if job.cfg.checkpoint:
+        trainer.save_checkpoint(job.folder / "checkpoints" / "step=0.ckpt")
+
+
 def _trainer(job: Job, recorder: RunRecorder, callbacks: list[L.Callback]) -> L.Trainer:
     cfg, budget = job.cfg, job.budget
     if budget.steps is not None:
-        every: Any = math.ceil(budget.steps / cfg.validation.count)
+        every: Any = max(1, math.ceil(budget.steps / cfg.validation.count))
     else:
         assert budget.seconds is not None
         every = {"seconds": budget.seconds / cfg.validation.count}

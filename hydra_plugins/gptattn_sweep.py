@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,13 +18,24 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 if TYPE_CHECKING:
+    from gptattn.sweep.checks import Follow
     from gptattn.sweep.plan import Plan
 
 
 class LedgerSweeper(BasicSweeper):
     """Hydra's basic sweeper, but: all runs are checked before the first, those that are done are
-    not repeated, failures do not end the sweep, and the end is one table.
+    not repeated, failures do not end the sweep, and the end is one table. `uptrain` adds runs that
+    go on from the weights of others; see `gptattn.sweep.uptrain`.
     """
+
+    def __init__(
+        self,
+        max_batch_size: int | None,
+        params: dict[str, str] | None = None,
+        uptrain: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__(max_batch_size, params)
+        self.uptrain = uptrain  # None: no second stage
 
     def sweep(self, arguments: list[str]) -> Any:
         from gptattn.compose import planned
@@ -45,7 +57,26 @@ class LedgerSweeper(BasicSweeper):
             Path(self.config.hydra.sweep.dir),
             self._launch,
             in_processes=isinstance(self.launcher, ProcessLauncher),
+            follow=self._follow(plans) if self.uptrain is not None else None,
         )
+
+    def _follow(self, first: Sequence[Plan]) -> Follow:
+        from gptattn.compose import planned, quoted
+        from gptattn.sweep.uptrain import check_first_stage, second_stage, uptrain_of
+
+        assert self.hydra_context is not None
+        assert self.config is not None
+        loader, config = self.hydra_context.config_loader, self.config
+        assert self.uptrain is not None
+        stage = uptrain_of(self.uptrain)
+        check_first_stage(stage, first)
+        number = count(len(first))
+
+        def follow(plan: Plan, folder: Path) -> list[Plan]:
+            jobs = second_stage(stage, plan, folder, quoted)
+            return [planned(loader, config, job, next(number)) for job in jobs]
+
+        return follow
 
     def _launch(self, plans: Sequence[Plan]) -> Sequence[JobReturn]:
         assert self.launcher is not None

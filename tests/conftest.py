@@ -145,31 +145,3 @@ class Allocations(TorchDispatchMode):
 
 def id_of_memory(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
-
-
-def script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(
-        f"script_{name}", CONF.parent / "scripts" / f"{name}.py"
-    )
-    assert spec is not None
-    assert spec.loader is not None
-    loaded = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = loaded  # dataclasses look their module up
-    spec.loader.exec_module(loaded)
-    return loaded
-
-
-Call = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
-    """Run a script in this process: its exit code, stdout and stderr."""
-
-    def run(name: str, *arguments: str) -> tuple[int, str, str]:
-        capfd.readouterr()
-        monkeypatch.setattr(sys, "argv", [name, *arguments])
-        code = script(name).main()
-        return code, *capfd.readouterr()
-
-    return run

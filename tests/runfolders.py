@@ -23,6 +23,7 @@ def write_run(
     environment: dict[str, Any] | None = None,
     config: dict[str, Any] | None = None,
     match: Any = None,
+    steps: int = 1000,
     **settings: object,
 ) -> Path:
     """A finished run without curves; `settings` are those of the model."""
@@ -43,6 +44,7 @@ def write_run(
         "status": "done",
         "variant": variant,
         "seed": seed,
+        "steps": steps,
         "metrics": {
             "val/loss": loss,
             "val/bits_per_byte": loss / math.log(2),
@@ -95,3 +97,55 @@ def write_curve(folder: Path, loss: float, **shape: int) -> Path:
     lines = [json.dumps(row, ensure_ascii=False) + "\n" for row in curve_rows(loss, **shape)]
     (folder / "metrics.jsonl").write_text("".join(lines), encoding="utf-8")
     return folder
+
+
+CACHE = {"mha": 4096.0, "gqa": 2048.0, "mqa": 1024.0}
+
+
+def write_uptraining(
+    folder: Path,
+    losses: dict[tuple[str, str, int], float],
+    *,
+    seeds: int,
+    scratch: dict[str, float],
+    noise: float = 0.001,
+    lr: float = 1e-3,
+) -> Path:
+    """An uptraining experiment of 1,000 steps: (target, method, steps) -> loss, `noise` more each
+    seed; `scratch` has the losses from scratch, the original's (mha) among them.
+    """
+    for seed in range(1, seeds + 1):
+        more = noise * (seed - 1)
+        origin = f"mha_s{seed}_{seed:06x}"
+        for variant, loss in scratch.items():
+            name = origin if variant == "mha" else f"{variant}_s{seed}_{seed:06x}"
+            run = _one(folder / name, variant, seed, loss + more, {}, 1000)
+            # Falls from loss + 1 to loss, a tenth every hundred steps.
+            rows = [
+                {"step": step, "time": 1.0, "val/loss": loss + more + 1 - step / 1000}
+                | {"progress/tokens": step, "progress/seconds": step, "progress/flops": step}
+                for step in range(100, 1001, 100)
+            ]
+            lines = "".join(json.dumps(row) + "\n" for row in rows)
+            (run / "metrics.jsonl").write_text(lines, encoding="utf-8")
+        for (target, method, steps), loss in losses.items():
+            config = {"init_from": f"elsewhere/{origin}", "init_method": method}
+            name = f"{target}_{method}_{steps}_s{seed}"
+            _one(folder / name, target, seed, loss + more, {**config, "optim": {"lr": lr}}, steps)
+    return folder
+
+
+def _one(
+    folder: Path, variant: str, seed: int, loss: float, config: dict[str, Any], steps: int
+) -> Path:
+    scratch = {"init_from": None, "init_method": "mean", "optim": {"lr": 2e-3}}
+    budget = {"budget": {"steps": steps, "default_steps": 1000}, "batch_size": 16}
+    return write_run(
+        folder,
+        variant,
+        seed,
+        loss,
+        metrics={"cost/kv_bytes_per_token": CACHE[variant]},
+        config={**scratch, **budget, **config},
+        steps=steps,
+    )

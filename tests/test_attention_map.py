@@ -12,13 +12,14 @@ from matplotlib.image import imread
 from support import train
 
 from gptattn.compare.runs import read_runs
+from gptattn.data.tokenizer import ByteTokenizer
 from gptattn.saved import load_run, save_model
 
 
 def model_folder(folder: Path, *overrides: str, vocab_size: int = 256) -> Path:
     """A folder as scripts/convert.py leaves it: two layers of six heads, a context of 11."""
     model = build_gpt(*overrides, vocab_size=vocab_size, std=0.3)
-    save_model(folder, settings(*SMALL, *overrides), model)
+    save_model(folder, settings(*SMALL, *overrides), model, ByteTokenizer())
     return folder
 
 
@@ -175,7 +176,7 @@ def test_a_damaged_run_is_one_line(damage: str, tmp_path: Path, call: Call) -> N
             model.token_embedding.weight.fill_(float("nan"))
         weights.unlink()
         (run / "config.yaml").unlink()
-        save_model(run, settings(*SMALL, "attn=mqa"), model)
+        save_model(run, settings(*SMALL, "attn=mqa"), model, ByteTokenizer())
         code = 5
     result = call("attention_map", f"run={run}", "prompt=a list")
     assert result[0] == code

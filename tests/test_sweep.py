@@ -22,7 +22,7 @@ from gptattn.config import TrainConfig
 from gptattn.device import usable_cpus
 from gptattn.errors import ConfigError, RunFolderError
 from gptattn.sweep.ledger import NAME, Ledger, read_ledger
-from gptattn.sweep.plan import Plan, finished_runs, settings_key, slots, split_done, threads_each
+from gptattn.sweep.plan import Plan, finished_runs, folders_done, settings_key, slots, threads_each
 from gptattn.sweep.processes import LOG, Outcome, Work, run_all
 from gptattn.sweep.progress import share_done, span
 
@@ -196,7 +196,7 @@ def test_a_run_is_done_where_a_finished_one_has_its_settings(
     other = replace(cfg, seed=2)
     done = finished(tmp_path / "out" / "a", cfg)
     plans = [Plan([], cfg, tmp_path / "out" / "x"), Plan([], other, tmp_path / "out" / "y")]
-    assert split_done(plans) == ([done], [plans[1]])
+    assert folders_done(plans) == {plans[0].folder: done}
 
 
 def test_how_a_sweep_is_run_is_no_part_of_what_a_run_is(cfg: TrainConfig) -> None:

@@ -111,14 +111,19 @@ def _paired(members: Sequence[Run], base: Sequence[Run], metric: str) -> np.ndar
 
 def compare_all(groups: Groups, names: Sequence[str], baseline: str) -> list[Difference]:
     """Each named group's loss against the baseline's, Holm's correction over all of them."""
-    pairs = {name: _paired(groups[name], groups[baseline], "val/loss") for name in names}
-    pairs = {name: pair for name, pair in pairs.items() if pair.shape[1]}
-    tested = [name for name, pair in pairs.items() if pair.shape[1] > 1]
+    return compare_pairs(groups, [(baseline, name) for name in names])
+
+
+def compare_pairs(groups: Groups, names: Sequence[tuple[str, str]]) -> list[Difference]:
+    """The second's loss against the first's of each pair, Holm's correction over all of them."""
+    pairs = {pair: _paired(groups[pair[1]], groups[pair[0]], "val/loss") for pair in names}
+    pairs = {pair: losses for pair, losses in pairs.items() if losses.shape[1]}
+    tested = [pair for pair, losses in pairs.items() if losses.shape[1] > 1]
     m = len(tested)
-    p = [statistics.permutation_p(*pairs[name], m) for name in tested]
+    p = [statistics.permutation_p(*pairs[pair], m) for pair in tested]
     corrected = statistics.holm(p)
     found = []
-    for name, pair in pairs.items():
+    for (baseline, name), pair in pairs.items():
         d = pair[0] - pair[1]
         interval, method = statistics.difference_interval(d)
         difference = Difference(
@@ -136,8 +141,8 @@ def compare_all(groups: Groups, names: Sequence[str], baseline: str) -> list[Dif
             reachable=False,
             seeds_needed=None,
         )
-        if name in tested:
-            difference = _tested(difference, p, corrected, tested.index(name))
+        if (baseline, name) in tested:
+            difference = _tested(difference, p, corrected, tested.index((baseline, name)))
         found.append(difference)
     return found
 

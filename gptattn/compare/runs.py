@@ -6,7 +6,7 @@ import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 import msgspec
@@ -21,6 +21,9 @@ NO_MATTER = re.compile(
     r"(seed|experiment_name|log_every|checkpoint|cache_dir|allow_targets(\[.*)?|data\.path"
     r"|choices\..*|trainer\.(accelerator|threads)|match_attn.*|sample\..*|sweep\..*|validation\.count|budget\..*)$"
 )
+# The end of a run folder's name: runs of several seeds that start each from its own seed's weights
+# differ in nothing else.
+SEED_AND_ID = re.compile(r"_s\d+_[0-9a-f]{6}$")
 # A run writes 2 kB of each. What is a thousand times larger is none of ours, and would take long.
 CONFIG_BYTES, SUMMARY_BYTES = 200_000, 5_000_000
 LARGEST = 1e30  # of any figure: beyond, sums and squares of it are infinite
@@ -65,6 +68,8 @@ class Run:
     match: Match | None = None
     finished: float = 0.0  # seconds since 1970
     choices: dict[str, str] = field(default_factory=dict)  # the files picked, as model: nano
+    origin: str = ""  # the name of the folder whose weights it started from; "": from scratch
+    steps: int = 0  # of training, its own
 
 
 class _Summary(msgspec.Struct):
@@ -76,6 +81,7 @@ class _Summary(msgspec.Struct):
     status: str = "done"
     environment: dict[str, Any] = {}
     match: Any = None
+    steps: int = 0
 
 
 def read_runs(paths: Iterable[Path]) -> tuple[list[Run], list[str]]:
@@ -198,6 +204,9 @@ def _read(folder: Path) -> Run:
     config = _flat(node)
     settings = {key: value for key, value in config.items() if not NO_MATTER.match(key)}
     settings["budget"] = _budget(config)
+    origin = _origin(config)
+    if origin:
+        settings["init_from"] = SEED_AND_ID.sub("", origin)
     settings["text"] = str(summary.data["text_sha256"])[:8]
     settings["device"] = str(summary.hyperparameters["device"])
     return Run(
@@ -212,7 +221,14 @@ def _read(folder: Path) -> Run:
         _match(summary.match),
         (folder / "summary.json").stat().st_mtime,
         {k[8:]: one_line(v) for k, v in config.items() if k.startswith("choices.")},
+        one_line(origin),
+        summary.steps,
     )
+
+
+def _origin(config: Mapping[str, str]) -> str:
+    path = config.get("init_from", "None")
+    return "" if path == "None" else PurePath(path).name
 
 
 def _shown(values: Mapping[str, str]) -> dict[str, str]:

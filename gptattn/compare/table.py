@@ -28,7 +28,15 @@ NAME_WIDTH = 24  # characters; longer names take several lines
 SCALE = {"cost/flops_per_token": 1e-6}
 MISSING = "–"  # noqa: RUF001
 # What goes first where the terminal is narrow; the files have all columns.
-DISPENSABLE = ("step ms", "MFLOPs/token", "bits/byte", "peak MB", "95% interval", "params")
+DISPENSABLE = (
+    "total tokens",
+    "step ms",
+    "MFLOPs/token",
+    "bits/byte",
+    "peak MB",
+    "95% interval",
+    "params",
+)
 
 
 def rows(runs: Sequence[Run]) -> list[list[str]]:
@@ -86,7 +94,7 @@ def _signed(value: float) -> str:
 
 def terminal_table(runs: Sequence[Run], title: str, width: int) -> Table:
     """The short table of the runs at the end of a sweep, as many columns as `width` holds."""
-    return _table(rows(runs), title, width, "mean over seeds; val loss ± standard deviation")
+    return cells_table(rows(runs), title, width, "mean over seeds; val loss ± standard deviation")
 
 
 def report_table(section: Section, title: str, width: int) -> Table:
@@ -95,10 +103,11 @@ def report_table(section: Section, title: str, width: int) -> Table:
         f"val loss: mean ± 95% interval over seeds; vs {section.baseline}: paired difference, "
         "p after Holm's correction"
     )
-    return _table(report_rows(section), title, width, caption)
+    return cells_table(report_rows(section), title, width, caption)
 
 
-def _table(cells: Sequence[Sequence[str]], title: str, width: int, caption: str) -> Table:
+def cells_table(cells: Sequence[Sequence[str]], title: str, width: int, caption: str = "") -> Table:
+    """The cells, a heading row first, on a terminal: as many columns as `width` holds."""
     table = Table(
         title=Text(title),
         title_justify="left",

@@ -35,7 +35,8 @@ def expected_seconds(cfgs: Sequence[TrainConfig]) -> list[float]:
 
 
 def _no_seed(cfg: TrainConfig) -> str:
-    return settings_key(asdict(replace(cfg, seed=0)))
+    # Whose weights a run starts from makes it no longer.
+    return settings_key(asdict(replace(cfg, seed=0, init_from=None)))
 
 
 def _flops_and_seconds(cfg: TrainConfig) -> tuple[float, float]:
@@ -46,7 +47,8 @@ def _flops_and_seconds(cfg: TrainConfig) -> tuple[float, float]:
     tokens_per_step = cfg.batch_size * cfg.model.context_length
     budget = resolve_budget(cfg.budget, tokens_per_step, flops_per_token)
     # Forward alone is a third of a training step's work.
-    flops = cfg.validation.count * len(data.val) * flops_per_token / 3
+    validations = 1 if budget.steps == 0 else cfg.validation.count
+    flops = validations * len(data.val) * flops_per_token / 3
     if budget.steps is None:
         assert budget.seconds is not None
         return flops, budget.seconds

@@ -19,8 +19,9 @@ class Ledger:
     """Appends to `<folder>/ledger.jsonl` while it holds the folder against other sweeps.
 
     A line has `time` (seconds since 1970), `run` (the run folder's name), `state` (running, done,
-    failed, interrupted) and what else is known: overrides, pid, exit, reason, seconds. Raises
-    RunFolderError, naming the process, where another sweep is at work in the folder.
+    failed, interrupted; skipped where the run it starts from is not done) and what else is known:
+    overrides, pid, exit, reason, seconds. Raises RunFolderError, naming the process, where another
+    sweep is at work in the folder.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -46,20 +46,18 @@ def finished_runs(folder: Path) -> dict[str, Path]:
     return runs
 
 
-def split_done(plans: Sequence[Plan]) -> tuple[list[Path], list[Plan]]:
-    """The folders of what is done already, and what is still to do."""
+def folders_done(plans: Sequence[Plan]) -> dict[Path, Path]:
+    """By the folder of each plan that is done already: the folder of the run that is."""
     known: dict[Path, dict[str, Path]] = {}
-    done, todo = [], []
+    done = {}
     for plan in plans:
         home = plan.folder.parent
         if home not in known:
             known[home] = finished_runs(home)
         folder = known[home].get(settings_key(asdict(plan.cfg)))
-        if folder is None:
-            todo.append(plan)
-        else:
-            done.append(folder)
-    return done, todo
+        if folder is not None:
+            done[plan.folder] = folder
+    return done
 
 
 def slots(cfg: TrainConfig) -> int:

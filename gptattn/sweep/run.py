@@ -1,56 +1,65 @@
 """A sweep from end to end: check all runs, skip what is done, run the rest, say what failed."""
 
 import json
-import shlex
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from gptattn.config import check
 from gptattn.console import make_console
-from gptattn.errors import ConfigError, RunFolderError, SweepError
-from gptattn.precheck import prepared
+from gptattn.errors import SweepError
+from gptattn.sweep.checks import Follow, checked, followers
+from gptattn.sweep.ending import print_end
 from gptattn.sweep.estimate import expected_seconds
 from gptattn.sweep.ledger import Ledger, read_ledger
-from gptattn.sweep.plan import Plan, settings_key, slots, split_done, threads_each
-from gptattn.sweep.processes import LOG, Outcome, Work, run_all
+from gptattn.sweep.plan import Plan, folders_done, slots, threads_each
+from gptattn.sweep.processes import Outcome, Work, run_all
 from gptattn.sweep.progress import SweepProgress, span
 
 Launch = Callable[[Sequence[Plan]], Sequence[Any]]
 
 
 def run_sweep(
-    plans: Sequence[Plan], folder: Path, launch: Launch, *, in_processes: bool
+    plans: Sequence[Plan],
+    folder: Path,
+    launch: Launch,
+    *,
+    in_processes: bool,
+    follow: Follow | None = None,
 ) -> Sequence[Any]:
-    """Run all plans that are not done. `in_processes`: the launcher keeps the ledger itself.
+    """Run all plans that are not done, then those that `follow` says go on from their weights.
 
-    Raises a UserError before anything has been written where a plan cannot work, and SweepError,
-    after the table of what failed, where runs failed.
+    `in_processes`: the launcher keeps the ledger itself. Raises a UserError before anything has
+    been written where a plan cannot work, and SweepError, after the table of what failed, where
+    runs failed.
     """
-    plans = _checked(plans)
-    fresh = plans[0].cfg.sweep.fresh
-    done, todo = ([], list(plans)) if fresh else split_done(plans)
+    first = checked(plans)
+    fresh = first[0].cfg.sweep.fresh
+    made = {} if fresh else folders_done(first)
+    later = followers(first, made, follow) if follow else []
+    made |= {} if fresh else folders_done(later)
+    everything = [*first, *later]
     console = make_console()
-    known = f", {len(done)} of them done already" if done else ""
-    console.print(f"[bold]sweep[/bold]  {_counted(len(plans))}{known}, in {folder}", soft_wrap=True)
-    returns: Sequence[Any] = []
-    failed: dict[Path, str] = {}
-    if todo:
+    known = f", {len(made)} of them done already" if made else ""
+    console.print(
+        f"[bold]sweep[/bold]  {_counted(len(everything))}{known}, in {folder}", soft_wrap=True
+    )
+    if later and in_processes and len(made) < len(everything):
+        todo = [plan.cfg for plan in everything if plan.folder not in made]
+        console.print(f"in all about {span(sum(expected_seconds(todo)) / slots(todo[0]))}")
+    end = _End()
+    if len(made) < len(everything):
+        stages = [[p for p in stage if p.folder not in made] for stage in (first, later)]
         with Ledger(folder) as ledger:
             try:
-                returns, failed = _launched(todo, launch, None if in_processes else ledger)
+                _run_stages(stages, launch, ledger, in_processes, end, console)
             except (KeyboardInterrupt, SystemExit):
-                finished = len(done) + sum(map(_is_done, todo))
+                finished = len(made) + sum(map(_is_done, [*stages[0], *stages[1]]))
                 print(
-                    f"stopped: {finished} of {len(plans)} runs are done; "
+                    f"stopped: {finished} of {len(everything)} runs are done; "
                     "the same command runs the others",
                     file=sys.stderr,
                 )
@@ -58,14 +67,58 @@ def run_sweep(
             _warn(ledger)
     elif not fresh:
         console.print("nothing to do; sweep.fresh=true runs them again")
-    _print_end(console, [*done, *(plan.folder for plan in todo if _is_done(plan))], failed)
-    if failed:
-        codes = [_exit_code(path) for path in failed]
+    done = [made.get(p.folder, p.folder) for p in everything if p.folder in made or _is_done(p)]
+    print_end(console, done, end.failed, uptrained=bool(later))
+    if end.failed:
+        codes = [_exit_code(path) for path in end.failed]
+        lost = f", and {end.skipped} that start from one were not run" if end.skipped else ""
         raise SweepError(
-            f"{len(failed)} of {len(plans)} runs failed; the same command runs them again",
+            f"{len(end.failed)} of {len(everything)} runs failed{lost}; "
+            "the same command runs them again",
             next((code for code in codes if code > 0), 1),
         )
-    return returns
+    return end.returns
+
+
+@dataclass
+class _End:
+    """What has become of a sweep's runs."""
+
+    returns: list[Any] = field(default_factory=list)  # the launcher's
+    failed: dict[Path, str] = field(default_factory=dict)  # and why
+    skipped: int = 0  # runs whose weights were never made
+
+
+def _run_stages(
+    stages: Sequence[Sequence[Plan]],
+    launch: Launch,
+    ledger: Ledger,
+    in_processes: bool,
+    end: _End,
+    console: Console,
+) -> None:
+    """The first stage's plans, then those of the second whose weights are there."""
+    for i, stage in enumerate(stages):
+        todo = list(stage)
+        if i:
+            todo = [plan for plan in stage if _has_weights(plan)]
+            for plan in stage:
+                if plan not in todo:
+                    end.skipped += 1
+                    reason = f"the run that it starts from is not done: {plan.cfg.init_from}"
+                    ledger.note(plan.folder.name, "skipped", reason=reason)
+        if not todo:
+            continue
+        if stages[1]:
+            title = ("from scratch", "from the weights of the first")[i]
+            console.print(f"[bold]stage {i + 1} of 2[/bold]  {title}")
+        returns, failed = _launched(todo, launch, None if in_processes else ledger)
+        end.returns += returns
+        end.failed |= failed
+
+
+def _has_weights(plan: Plan) -> bool:
+    return plan.cfg.init_from is not None and (Path(plan.cfg.init_from) / "summary.json").is_file()
 
 
 def run_in_processes(
@@ -98,28 +151,6 @@ def _threads(threads: int | None) -> list[str]:
 def _loss(outcome: Outcome) -> float:
     summary = json.loads((outcome.folder / "summary.json").read_text(encoding="utf-8"))
     return float(summary["metrics"]["val/loss"])
-
-
-def _checked(plans: Sequence[Plan]) -> list[Plan]:
-    """The plans with what `match` makes of them. Raises a UserError for the first that is wrong."""
-    twice = [folder for folder, n in Counter(plan.folder for plan in plans).items() if n > 1]
-    if twice:
-        raise ConfigError(
-            "hydra.sweep.subdir", f"gives several runs one folder, {twice[0]}; leave it out"
-        )
-    known: dict[str, Any] = {}
-    ready = []
-    for plan in plans:
-        check(plan.cfg)
-        slots(plan.cfg)
-        if (plan.folder / "config.yaml").exists():
-            raise RunFolderError("hydra.sweep.subdir", f"{plan.folder} already holds a run")
-        # Seeds share model and data: the slow checks are made once for all of them.
-        key = settings_key(asdict(replace(plan.cfg, seed=0)))
-        if key not in known:
-            known[key] = prepared(plan.cfg)
-        ready.append(replace(plan, cfg=replace(known[key], seed=plan.cfg.seed)))
-    return ready
 
 
 def _launched(
@@ -168,22 +199,3 @@ def _exit_code(folder: Path) -> int:
         if entry.get("run") == folder.name and entry.get("state") == "failed"
     ]
     return ends[-1] if ends and isinstance(ends[-1], int) else 1
-
-
-def _print_end(console: Console, done: Sequence[Path], failed: dict[Path, str]) -> None:
-    from gptattn.compare.runs import read_runs
-    from gptattn.compare.table import terminal_table
-
-    if done:
-        console.print(terminal_table(read_runs(done)[0], _counted(len(done)), console.width))
-        homes = sorted({str(path.parent) for path in done})
-        folders = " ".join(map(shlex.quote, homes))
-        console.print(f"report: python scripts/compare.py {folders}", soft_wrap=True)
-    if failed:
-        table = Table(title="failed", title_justify="left", box=box.SIMPLE_HEAD)
-        table.add_column("run", overflow="fold")
-        table.add_column("why", overflow="fold")
-        for path, why in failed.items():
-            log = f"\n{path / LOG}" if (path / LOG).is_file() else ""
-            table.add_row(Text(path.name), Text(why + log))
-        console.print(table)

@@ -1,0 +1,61 @@
+"""Report what uptraining shows: a table, a plot, and words, out of run folders alone."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from gptattn.compare.runs import one_line, read_runs
+from gptattn.errors import UserError
+
+
+def main() -> NoReturn:
+    """`uptrain_report.py FOLDER`. Exits with the codes of `gptattn.errors`."""
+    parser = argparse.ArgumentParser(prog="uptrain_report.py", description=__doc__)
+    parser.add_argument("folder", type=Path, help="the sweep's folder, as outputs/uptrain")
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR", help="default: report/ in the sweep's folder"
+    )
+    args = parser.parse_args()
+    try:
+        _report(args.folder, args.out or args.folder / "report")
+    except UserError as error:
+        print(f"error: {one_line(str(error))}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
+    sys.exit(0)
+
+
+def _report(folder: Path, out: Path) -> None:
+    from gptattn.compare.uptrain.experiment import command_of, find_experiment
+    from gptattn.compare.uptrain.words import sentences
+
+    runs, passed_over = read_runs([folder])
+    for line in passed_over:
+        print(f"passed over: {line}", file=sys.stderr)
+    experiment = find_experiment(runs)
+    from gptattn.compare.files import claim, disk_errors, write
+    from gptattn.compare.svg import standalone
+    from gptattn.compare.table import cells_table
+    from gptattn.compare.uptrain.findings import find
+    from gptattn.compare.uptrain.page import page_text, table_rows
+    from gptattn.compare.uptrain.plot import uptrain_plot
+
+    claim(out)
+    findings, plot = find(experiment), uptrain_plot(experiment)
+    sweep = command_of(folder)
+    own = f"python scripts/uptrain_report.py {one_line(str(folder))}"
+    page = page_text(experiment, findings, plot, [sweep, own] if sweep else [])
+    with disk_errors(out):
+        write(out / f"{plot.name}.png", plot.png)
+        write(out / f"{plot.name}.svg", standalone(plot.svg))
+        write(out / f"{plot.name}.md", page)
+    from rich.console import Console
+
+    console = Console(highlight=False, markup=False, emoji=False)
+    console.print(cells_table(table_rows(experiment), one_line(str(folder)), console.width))
+    for line in sentences(experiment, findings):
+        console.print(f"- {line}")
+    print(f"report: {out / f'{plot.name}.md'}")

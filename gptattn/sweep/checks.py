@@ -1,0 +1,57 @@
+"""What can go wrong in a sweep, found before its first run starts."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from gptattn.config import TrainConfig, check
+from gptattn.errors import ConfigError, RunFolderError
+from gptattn.precheck import prepared
+from gptattn.sweep.plan import Plan, settings_key, slots
+
+# The runs that go on from a plan's weights, which lie, or will lie, in the folder.
+Follow = Callable[[Plan, Path], list[Plan]]
+
+
+def checked(
+    plans: Sequence[Plan], originals: Mapping[str, TrainConfig] | None = None
+) -> list[Plan]:
+    """The plans with what `match` makes of them. Raises a UserError for the first that is wrong.
+
+    `originals` has the settings behind each `init_from` that is still to be made.
+    """
+    twice = [folder for folder, n in Counter(plan.folder for plan in plans).items() if n > 1]
+    if twice:
+        raise ConfigError(
+            "hydra.sweep.subdir", f"gives several runs one folder, {twice[0]}; leave it out"
+        )
+    known: dict[str, Any] = {}
+    ready = []
+    for plan in plans:
+        check(plan.cfg)
+        slots(plan.cfg)
+        if (plan.folder / "config.yaml").exists():
+            raise RunFolderError("hydra.sweep.subdir", f"{plan.folder} already holds a run")
+        original = (originals or {}).get(plan.cfg.init_from or "")
+        # Seeds share model and data: the slow checks are made once for all of them.
+        own = {"seed": plan.cfg.seed, "init_from": plan.cfg.init_from}
+        shared = {"seed": 0} | ({"init_from": None} if original else {})
+        key = settings_key(asdict(replace(plan.cfg, **shared)))
+        if key not in known:
+            known[key] = prepared(plan.cfg, original)
+        ready.append(replace(plan, cfg=replace(known[key], **own)))
+    return ready
+
+
+def followers(first: Sequence[Plan], made: Mapping[Path, Path], follow: Follow) -> list[Plan]:
+    """The second stage, checked against the weights in `made`, else against their settings."""
+    later: list[Plan] = []
+    originals: dict[str, TrainConfig] = {}
+    for plan in first:
+        home = made.get(plan.folder, plan.folder)
+        later += follow(plan, home)
+        if plan.folder not in made:
+            originals[str(home)] = plan.cfg
+    return checked(later, originals)

@@ -1,0 +1,46 @@
+"""The end of a sweep on the console: a table of what is done, and one of what failed."""
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from gptattn.sweep.processes import LOG
+
+
+def print_end(
+    console: Console, done: Sequence[Path], failed: dict[Path, str], *, uptrained: bool
+) -> None:
+    """Losses and costs of the finished runs, and why others failed.
+
+    `uptrained`: some go on from the weights of others; a report of their own shows those.
+    """
+    if done:
+        _print_done(console, done, uptrained)
+    if failed:
+        table = Table(title="failed", title_justify="left", box=box.SIMPLE_HEAD)
+        table.add_column("run", overflow="fold")
+        table.add_column("why", overflow="fold")
+        for path, why in failed.items():
+            log = f"\n{path / LOG}" if (path / LOG).is_file() else ""
+            table.add_row(Text(path.name), Text(why + log))
+        console.print(table)
+
+
+def _print_done(console: Console, done: Sequence[Path], uptrained: bool) -> None:
+    from gptattn.compare.runs import read_runs
+    from gptattn.compare.table import terminal_table
+
+    runs = read_runs(done)[0]
+    # What was uptrained has a table of its own, by method and share of steps, in its report.
+    shown = [run for run in runs if not run.origin] if uptrained else runs
+    if shown:
+        title = f"{len(shown)} run{'s' * (len(shown) > 1)}{' from scratch' * uptrained}"
+        console.print(terminal_table(shown, title, console.width))
+    script = "scripts/uptrain_report.py" if uptrained else "scripts/compare.py"
+    folders = " ".join(map(shlex.quote, sorted({str(path.parent) for path in done})))
+    console.print(f"report: python {script} {folders}", soft_wrap=True)
