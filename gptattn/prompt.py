@@ -13,18 +13,28 @@ def read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
     """
     if (prompt is None) == (prompt_file is None):
         raise ConfigError("prompt", "give prompt=... or prompt_file=..., one of them")
-    try:
-        if prompt_file is not None:
-            text = prompt_file.read_bytes().decode()
-        elif prompt == "-":
-            text = sys.stdin.buffer.read().decode()
-        else:
-            assert prompt is not None
-            text = prompt
-    except OSError as error:
-        raise DataError("prompt_file", f"{prompt_file}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise DataError("prompt", f"is not UTF-8 at byte {error.start}; give text") from None
+    text = _read(prompt, prompt_file, "prompt_file")
     if not text:
         raise DataError("prompt", "is empty; give some text")
     return text
+
+
+def read_prompts(file: Path) -> list[str]:
+    """The lines of a file, a prompt each; empty ones are passed over. Raises as `read_prompt`."""
+    lines = [line for line in _read(None, file, "prompts_file").splitlines() if line]
+    if not lines:
+        raise DataError("prompts_file", f"{file} is empty; give a prompt a line")
+    return lines
+
+
+def _read(prompt: str | None, file: Path | None, field: str) -> str:
+    try:
+        if file is not None:
+            return file.read_bytes().decode()
+        if prompt == "-":
+            return sys.stdin.buffer.read().decode()
+    except OSError as error:
+        raise DataError(field, f"{file}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise DataError("prompt", f"is not UTF-8 at byte {error.start}; give text") from None
+    return prompt or ""

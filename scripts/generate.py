@@ -12,8 +12,8 @@ from gptattn.arguments import parse
 from gptattn.data.tokenizer import Tokenizer
 from gptattn.device import resolve_device, set_threads, synchronize
 from gptattn.errors import ConfigError, DataError, UserError
-from gptattn.generate import stream
-from gptattn.prompt import read_prompt
+from gptattn.generate import left_padded, stream
+from gptattn.prompt import read_prompt, read_prompts
 from gptattn.sampling import Sampling
 from gptattn.saved import load_run
 
@@ -23,6 +23,7 @@ python scripts/generate.py run=outputs/... prompt="To be"
   run=FOLDER              a run folder, or one that scripts/convert.py made
   prompt=TEXT             what to go on from; prompt=- reads stdin
   prompt_file=FILE        the same from a file
+  prompts_file=FILE       a prompt a line, all gone on with at once
   tokens=200              how many to make at most
   temperature=0.8         0 is greedy
   top_k=N  top_p=P        keep the N likeliest; the fewest that have probability P together
@@ -42,6 +43,7 @@ class Arguments:
     run: Path
     prompt: str | None = None
     prompt_file: Path | None = None
+    prompts_file: Path | None = None
     tokens: int = 200
     temperature: float = 0.8
     top_k: int | None = None
@@ -122,28 +124,31 @@ def run(args: Arguments) -> None:
     )
     device = resolve_device(args.device, "device")
     set_threads(args.threads)
-    prompt = read_prompt(args.prompt, args.prompt_file)
+    prompts = read_all(args)
     saved = load_run(args.run)
-    ids = saved.tokenizer.encode(prompt, "prompt").astype("int64")
-    context = saved.model.context_length
-    if args.full == "stop" and len(ids) > context:
-        raise DataError(
-            "prompt", f"has {len(ids)} tokens, more than the context of {context}; shorten it"
-        )
     model = saved.model.to(device)
-    batch = torch.from_numpy(ids).to(device).expand(args.samples, -1)
+    context = model.context_length
+    ids = [saved.tokenizer.encode(prompt, "prompt").astype("int64") for prompt in prompts]
+    longest = max(map(len, ids))
+    if args.full == "stop" and longest > context:
+        raise DataError(
+            "prompt", f"has {longest} tokens, more than the context of {context}; shorten it"
+        )
+    batch, padding = left_padded([torch.from_numpy(row).to(device) for row in ids])
     new = stream(
         model,
-        batch,
+        batch.repeat_interleave(args.samples, dim=0),
         args.tokens,
         sampling,
+        padding=padding.repeat_interleave(args.samples),
         vocab_size=saved.tokenizer.vocab_size,
         generator=torch.Generator(device).manual_seed(args.seed),
         slide=args.full == "slide",
     )
-    samples = [Sample(saved.tokenizer, args.stop) for _ in range(args.samples)]
+    prompts = [prompt for prompt in prompts for _ in range(args.samples)]
+    samples = [Sample(saved.tokenizer, args.stop) for _ in prompts]
     start = time.perf_counter()
-    write(prompt)
+    write(prompts[0])
     steps = 0
     for step in new:
         steps += 1
@@ -155,14 +160,24 @@ def run(args: Arguments) -> None:
     seconds = time.perf_counter() - start
     ends = [sample.end() for sample in samples]
     write(ends[0])
-    for sample in samples[1:]:
+    for prompt, sample in zip(prompts[1:], samples[1:], strict=True):
         write(f"\n---\n{prompt}{sample.told}")
-    cache = model.new_cache(args.samples).nbytes
+    rows = len(samples)
+    cache = model.new_cache(rows).nbytes
     print(
-        f"\n\n{steps * args.samples / seconds:,.0f} tokens/s, {saved.cfg.variant}, "
-        f"cache {cache:,} bytes for {args.samples} x {context} tokens",
+        f"\n\n{steps * rows / seconds:,.0f} tokens/s, {saved.cfg.variant}, cache "
+        f"{cache // (rows * context):,} bytes per token, {cache:,} for {rows} x {context} tokens",
         file=sys.stderr,
     )
+
+
+def read_all(args: Arguments) -> list[str]:
+    """The prompts. Raises ConfigError where none is given, or in two ways."""
+    if args.prompts_file is None:
+        return [read_prompt(args.prompt, args.prompt_file)]
+    if args.prompt is not None or args.prompt_file is not None:
+        raise ConfigError("prompts_file", "is given beside another prompt; give one of them")
+    return read_prompts(args.prompts_file)
 
 
 def main() -> int:

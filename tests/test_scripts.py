@@ -94,6 +94,21 @@ def test_a_prompt_comes_from_a_file_or_from_stdin(
         assert call("generate", f"run={runs['byte']}", "prompt=-", *FIXED)[1] == given[1]
 
 
+def test_prompts_of_a_file_go_on_together_as_each_does_alone(
+    runs: dict[str, Path], tmp_path: Path, call: Call
+) -> None:
+    file = tmp_path / "prompts.txt"
+    file.write_text("Line\n\nLi\n", encoding="utf-8")
+    greedy = ("temperature=0", "tokens=9")
+    code, out, _ = call("generate", f"run={runs['char']}", f"prompts_file={file}", *greedy)
+    assert code == 0
+    alone = [
+        call("generate", f"run={runs['char']}", f"prompt={prompt}", *greedy)[1].rstrip("\n")
+        for prompt in ("Line", "Li")
+    ]
+    assert out.rstrip("\n").split("\n---\n") == alone
+
+
 def test_a_full_context_slides_or_stops(runs: dict[str, Path], call: Call) -> None:
     ask = ("generate", f"run={runs['char']}", "prompt=Line", "tokens=40", "temperature=0.001")
     # A context of 16 holds the prompt's 4 and 12 more; one more follows from the full context.
@@ -111,6 +126,12 @@ MISTAKES = {
     "no tokens": (["prompt=L", "tokens=0"], 2, "error: tokens: 0 is below 1"),
     "misspelt": (["promt=L"], 2, "error: promt=L: is no setting; did you mean prompt?"),
     "long prompt": (["prompt=" + "Line " * 9, "full=stop"], 3, "error: prompt: has 45 tokens"),
+    "two prompts": (
+        ["prompt=L", "prompts_file=none.txt"],
+        2,
+        "error: prompts_file: is given beside another prompt",
+    ),
+    "missing prompts": (["prompts_file=no.txt"], 3, "error: prompts_file: no.txt: No such file"),
     "missing file": (["prompt_file=none.txt"], 3, "error: prompt_file: none.txt: No such file"),
 }
 
