@@ -1,11 +1,14 @@
 """What every attention must do, run for every file in `conf/attn` without naming one."""
 
 import io
+import os
+from pathlib import Path
 
 import pytest
 import torch
 from conftest import Allocations, build_attention, build_gpt, through_cache
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from gptattn.attention import Attention
 from gptattn.cost import measure_cost
@@ -18,6 +21,13 @@ CHUNKS = pytest.mark.parametrize(
 PRECISIONS = pytest.mark.parametrize(
     ("dtype", "atol"), [(torch.float64, 1e-12), (torch.float32, 1e-5)], ids=["float64", "float32"]
 )
+
+
+STATM = Path("/proc/self/statm")
+
+
+def resident_bytes() -> int:
+    return int(STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def draw(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -168,6 +178,19 @@ def test_the_cache_bytes_that_are_reported_are_the_bytes_allocated(variant, dtyp
         cache = model.new_cache(batch=1)
     assert reported * T == made.bytes == cache.nbytes > 0
     assert model.new_cache(batch=3).nbytes == 3 * made.bytes
+
+
+@pytest.mark.skipif(not STATM.exists(), reason="asks Linux what the process holds")
+def test_the_process_grows_by_the_cache_bytes_that_are_reported(variant):
+    attention = build_attention(variant, context_length=4096)
+    rows = 2**26 // attention.new_cache(1, 4096).nbytes
+    before = resident_bytes()
+    cache = attention.new_cache(rows, 4096)
+    for tensor in tree_leaves(vars(cache)):
+        if isinstance(tensor, Tensor):
+            tensor.zero_()  # memory that was never written is not held yet
+    grown = resident_bytes() - before
+    assert grown == pytest.approx(cache.nbytes, rel=0.02)
 
 
 def test_the_parameters_that_are_reported_are_the_numbers_a_checkpoint_holds(variant):
