@@ -209,8 +209,7 @@ def whole_model(setting: Setting, console: Console) -> dict[str, Any]:
 def layer_step(module: Attention, setting: Setting, batch: int, S: int) -> float:
     """Seconds of one token against S - 1 others, with the projections before and after."""
     x = torch.randn(batch, 1, D_MODEL, device=setting.device, dtype=setting.dtype)
-    cache = module.new_cache(batch, S)
-    cache.advance(S - 1)
+    cache = full_cache(module, batch, S)
     prepare(module, batch)
     return step_seconds(lambda: module(x, cache), setting)
 
@@ -218,14 +217,22 @@ def layer_step(module: Attention, setting: Setting, batch: int, S: int) -> float
 @torch.inference_mode()
 def attend_step(module: Attention, setting: Setting, batch: int, S: int) -> float:
     """Seconds of the same without the projections: writing the cache, and attending to it."""
-    cache = module.new_cache(batch, S)
-    cache.advance(S - 1)
-    assert isinstance(cache, KVCache)
+    cache = full_cache(module, batch, S)
     q = torch.randn(batch, HEADS, 1, D_MODEL // HEADS, device=setting.device, dtype=setting.dtype)
     k = torch.randn_like(cache.k_BGSD[:, :, :1])
     scale = (D_MODEL // HEADS) ** -0.5
     attend = partial(attend_cached, q, k, k, cache, scale=scale, dropout=0.0, backend="sdpa")
     return step_seconds(attend, setting)
+
+
+def full_cache(module: Attention, batch: int, S: int) -> KVCache:
+    """A cache with room for one more token. Memory that was never written would read too fast."""
+    cache = module.new_cache(batch, S)
+    assert isinstance(cache, KVCache)
+    cache.k_BGSD.normal_()
+    cache.v_BGSD.normal_()
+    cache.advance(S - 1)
+    return cache
 
 
 def step_seconds(step: Callable[[], object], setting: Setting) -> float:
