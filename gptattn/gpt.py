@@ -129,7 +129,8 @@ class GPT(nn.Module, Preparable):
     def prepare(self, rows: int | None) -> None:
         """Be quick at decoding `rows` rows at a time, until prepare(None).
 
-        For several rows on the CPU this holds a second copy of the weights.
+        This holds a copy of the projections that are joined, and for 2 to 32 rows on the CPU of
+        all weights.
         """
         self._prepared_head = None if rows is None else Prepared([self.token_embedding], rows)
         for child in self.children():
