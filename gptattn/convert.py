@@ -15,7 +15,7 @@ from gptattn import gpt2
 from gptattn.attention.base import HeadWeights
 from gptattn.config import TrainConfig
 from gptattn.data import bpe_files
-from gptattn.errors import CheckpointError, ConfigError
+from gptattn.errors import CheckpointError, ConfigError, NumericError
 from gptattn.gpt import GPT
 from gptattn.hub import local_folder
 from gptattn.saved import load_run
@@ -88,12 +88,12 @@ def initialise(model: GPT, cfg: TrainConfig) -> None:
         needed = _settings_to_give(source, choices, model, cfg)
         if needed:
             raise ConfigError(
-                "to", f"{cfg.init_from} has other sizes than this run; give {' '.join(needed)}"
+                "to", f"{cfg.init_from} differs from this run; give {' '.join(needed)}"
             )
         convert(source, model, method, cfg.seed)
-    except (CheckpointError, ConfigError) as error:
+    except (CheckpointError, ConfigError, NumericError) as error:
         # In this command it is one setting that names a run, a path and what they become.
-        field = "init_from" if error.field in ("run", "path", "to") else error.field
+        field = "init_from" if error.field in ("run", "path", "to", "checkpoint") else error.field
         raise type(error)(field, error.message) from error
 
 

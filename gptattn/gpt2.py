@@ -16,6 +16,7 @@ from gptattn.gpt import GPT
 from gptattn.position.learned import LearnedPosition
 
 CONFIG_BYTES = 1_000_000
+GPT2_END = 50256  # <|endoftext|>
 # Ours, theirs; a Conv1D of theirs is a Linear of ours transposed.
 OUTER = {
     "token_embedding.weight": "wte.weight",
@@ -179,8 +180,6 @@ def write(folder: Path, model: GPT) -> None:
     """
     from safetensors.torch import save
 
-    if (folder / "config.json").exists():
-        raise ConfigError("out", f"{folder} already holds a model; give another folder")
     own = model.state_dict()
     if "input_position.embedding.weight" not in own:
         raise ConfigError("to", "GPT-2 has learned positions; this model has not")
@@ -223,6 +222,7 @@ def _names(model: GPT) -> dict[str, str]:
 
 def _config(model: GPT) -> dict[str, Any]:
     d_model = model.token_embedding.embedding_dim
+    end = GPT2_END if model.vocab_size > GPT2_END else None
     return {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
@@ -235,4 +235,6 @@ def _config(model: GPT) -> dict[str, Any]:
         "activation_function": "gelu_new",
         "layer_norm_epsilon": 1e-5,
         "tie_word_embeddings": True,
+        "bos_token_id": end,
+        "eos_token_id": end,
     }

@@ -36,5 +36,7 @@ def _read(prompt: str | None, file: Path | None, field: str) -> str:
     except OSError as error:
         raise DataError(field, f"{file}: {error.strerror}") from None
     except UnicodeDecodeError as error:
-        raise DataError("prompt", f"is not UTF-8 at byte {error.start}; give text") from None
+        raise DataError(
+            "prompt" if file is None else field, f"is not UTF-8 at byte {error.start}; give text"
+        ) from None
     return prompt or ""

@@ -17,7 +17,7 @@ from gptattn.checkpoint import read_checkpoint, read_safetensors, write_atomical
 from gptattn.config import TrainConfig, check
 from gptattn.data.bpe_files import IN_RUN
 from gptattn.data.tokenizer import Tokenizer
-from gptattn.errors import CheckpointError, ConfigError
+from gptattn.errors import CheckpointError, ConfigError, NumericError
 from gptattn.gpt import GPT
 
 WEIGHTS = "model.safetensors"
@@ -57,8 +57,7 @@ def load_run(folder: Path) -> SavedRun:
 
 def save_model(folder: Path, cfg: TrainConfig, model: GPT, tokenizer: Tokenizer) -> None:
     """Write a folder that `load_run` reads. Raises CheckpointError where it holds a run already."""
-    if (folder / "config.yaml").exists():
-        raise CheckpointError("out", f"{folder} already holds a run; give another folder")
+    refuse_taken(folder)
     from safetensors.torch import save
 
     weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
@@ -79,6 +78,13 @@ def write_files(folder: Path, tokenizer: Tokenizer) -> None:
         write_atomically(folder / name, lambda file, raw=raw: file.write(raw))
 
 
+def refuse_taken(folder: Path) -> None:
+    """Raise CheckpointError where a folder that is to be written holds a run or a model."""
+    for name in ("config.yaml", "config.json", WEIGHTS):
+        if (folder / name).exists():
+            raise CheckpointError("out", f"{folder} already holds a {name}; give another folder")
+
+
 def load_config(folder: Path) -> TrainConfig:
     """The settings in config.yaml. Raises CheckpointError where there are none, or foreign ones."""
     file = folder / "config.yaml"
@@ -91,7 +97,15 @@ def load_config(folder: Path) -> TrainConfig:
         check(cfg)
     except FileNotFoundError:
         raise CheckpointError("run", f"{folder} holds no run; give a run folder") from None
-    except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError, ConfigError) as error:
+    except (
+        OSError,
+        ValueError,
+        TypeError,
+        KeyError,
+        RecursionError,
+        yaml.YAMLError,
+        ConfigError,
+    ) as error:
         reason = str(error).splitlines()[0]
         raise CheckpointError("run", f"{file} cannot be read ({reason})") from None
     return cfg
@@ -119,7 +133,7 @@ def newest_checkpoint(folder: Path) -> Path:
 
 
 def _state_dict(checkpoint: dict[str, Any], source: Path) -> dict[str, Tensor]:
-    state = checkpoint.get("state_dict")
+    state = checkpoint.get("state_dict") if isinstance(checkpoint, dict) else None
     if not isinstance(state, dict):
         raise CheckpointError("checkpoint", f"{source} holds no weights of ours")
     return {str(name).removeprefix("model."): weight for name, weight in state.items()}
@@ -138,5 +152,7 @@ def load_weights(model: GPT, weights: dict[str, Tensor], source: Path) -> None:
                 "checkpoint",
                 f"{source}: {name} is {list(theirs or [])}, the model's is {list(own[name].shape)}",
             )
+        if not torch.isfinite(weights[name]).all():
+            raise NumericError("checkpoint", f"{source}: {name} is not finite; take another")
     with torch.no_grad():
         model.load_state_dict(weights)

@@ -11,7 +11,6 @@ from torch import Tensor
 from gptattn.arguments import parse
 from gptattn.attention.statistics import entropy, even_weights, sink_mass
 from gptattn.checkpoint import write_atomically
-from gptattn.cli import report
 from gptattn.config import ACCELERATORS, check_choice
 from gptattn.device import resolve_device
 from gptattn.errors import ConfigError, DataError, DiskError, NumericError
@@ -21,6 +20,7 @@ from gptattn.maps.labels import short, token_labels, visible
 from gptattn.maps.page import Layer, Shown, page_text
 from gptattn.prompt import read_prompt
 from gptattn.saved import SavedRun, load_run
+from gptattn.script import run_script
 
 HELP = """\
 python scripts/attention_map.py run=outputs/... prompt="To be"
@@ -80,6 +80,8 @@ class Writer:
         self.layers: list[Layer] = []
         try:
             self.out.mkdir(parents=True, exist_ok=True)
+            for old in self.out.glob("layer_*.png"):  # of another prompt, it may be
+                old.unlink()
         except OSError as error:
             raise DiskError("out", f"{self.out}: {error.strerror}; give another out=") from None
 
@@ -140,17 +142,7 @@ def run(args: Arguments) -> None:
 
 
 def main() -> int:
-    arguments = sys.argv[1:]
-    if not arguments or arguments[0] in ("-h", "--help"):
-        print(HELP, end="")
-        return 0 if arguments else 2
-    try:
-        run(parse(Arguments, arguments))
-    except Exception as error:
-        return report(error)
-    except KeyboardInterrupt:
-        return 130
-    return 0
+    return run_script(HELP, lambda arguments: run(parse(Arguments, arguments)))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Weights from one attention to another: `python scripts/convert.py from=outputs/... to=gqa`."""
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -10,7 +11,6 @@ import yaml
 from gptattn import gpt2, hub
 from gptattn.arguments import parse
 from gptattn.build import build_model, build_tokenizer
-from gptattn.cli import report
 from gptattn.compose import (
     attention_settings,
     composed,
@@ -20,8 +20,9 @@ from gptattn.compose import (
 from gptattn.config import TrainConfig, check_choice
 from gptattn.convert import METHODS, Method, convert
 from gptattn.data import bpe_files
-from gptattn.errors import ConfigError
-from gptattn.saved import SavedRun, load_run, save_model, write_files
+from gptattn.errors import ConfigError, RunFolderError
+from gptattn.saved import SavedRun, load_run, refuse_taken, save_model, write_files
+from gptattn.script import run_script
 
 HELP = """\
 python scripts/convert.py from=outputs/... to=gqa to.num_kv_heads=4 method=mean
@@ -102,19 +103,32 @@ def target_settings(cfg: TrainConfig, to: str, changes: dict[str, str]) -> Train
     """The run's settings with the attention of variant `to`."""
     spec = attention_settings(to, cfg)
     for name, text in changes.items():
-        if name not in spec:
-            raise ConfigError(f"to.{name}", f"is no setting of {to}; one of {', '.join(spec)}")
-        spec[name] = yaml.safe_load(text)
+        if name not in spec or name == "_target_":
+            known = ", ".join(key for key in spec if key != "_target_")
+            raise ConfigError(f"to.{name}", f"is no setting of {to}; one of {known}")
+        try:
+            spec[name] = yaml.safe_load(text)
+        except yaml.YAMLError:
+            raise ConfigError(f"to.{name}", f"{text!r} is no value; give a plain one") from None
     return replace(cfg, attn=spec, choices=cfg.choices | {"attn": to})
 
 
 def run(args: Arguments, changes: dict[str, str]) -> None:
     check_choice("method", args.method, METHODS)
     method: Method = args.method  # type: ignore[assignment]
+    if not 0 <= args.seed < 2**63:
+        raise ConfigError("seed", f"{args.seed} is out of range; 0 to 2**63 - 1")
+    if args.path is not None and str(args.source) != "gpt2":
+        raise ConfigError("path", "goes with from=gpt2; leave it out")
+    if args.to == "hf" and changes:
+        raise ConfigError(f"to.{next(iter(changes))}", "is no setting of hf, which has none")
+    if args.out is not None and args.out.exists() and not args.out.is_dir():
+        raise RunFolderError("out", f"{args.out} is a file; give a folder")
     saved = load_source(args)
     check_tokenizer(saved, args.to)
     out = args.where
     if args.to == "hf":
+        refuse_taken(out)
         gpt2.write(out, saved.model)
         write_files(out, saved.tokenizer)
         print(f"written: {out}")
@@ -132,17 +146,21 @@ def run(args: Arguments, changes: dict[str, str]) -> None:
     print(f"written: {out}")
 
 
+def convert_as_told(arguments: Sequence[str]) -> None:
+    """Take apart what goes to the variant, to.NAME=VALUE, and what goes to this command."""
+    changes = {}
+    for argument in arguments:
+        name, equals, text = argument.partition("=")
+        if name.startswith("to.") and name != "to.":
+            if not equals:
+                raise ConfigError(name, f"has no value; give {name}=VALUE")
+            changes[name.removeprefix("to.")] = text
+    own = [a for a in arguments if a.partition("=")[0].removeprefix("to.") not in changes]
+    run(parse(Arguments, own), changes)
+
+
 def main() -> int:
-    arguments = sys.argv[1:]
-    if not arguments or arguments[0] in ("-h", "--help"):
-        print(HELP, end="")
-        return 0 if arguments else 2
-    changes = dict(a[3:].split("=", 1) for a in arguments if a.startswith("to.") and "=" in a)
-    try:
-        run(parse(Arguments, [a for a in arguments if not a.startswith("to.")]), changes)
-    except Exception as error:
-        return report(error)
-    return 0
+    return run_script(HELP, convert_as_told)
 
 
 if __name__ == "__main__":

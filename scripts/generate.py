@@ -9,13 +9,15 @@ import numpy as np
 import torch
 
 from gptattn.arguments import parse
+from gptattn.config import ACCELERATORS, check_choice
 from gptattn.data.tokenizer import Tokenizer
 from gptattn.device import resolve_device, set_threads, synchronize
-from gptattn.errors import ConfigError, DataError, UserError
+from gptattn.errors import ConfigError, DataError
 from gptattn.generate import left_padded, stream
 from gptattn.prompt import read_prompt, read_prompts
 from gptattn.sampling import Sampling
 from gptattn.saved import load_run
+from gptattn.script import run_script
 
 HELP = """\
 python scripts/generate.py run=outputs/... prompt="To be"
@@ -23,7 +25,8 @@ python scripts/generate.py run=outputs/... prompt="To be"
   run=FOLDER              a run folder, or one that scripts/convert.py made
   prompt=TEXT             what to go on from; prompt=- reads stdin
   prompt_file=FILE        the same from a file
-  prompts_file=FILE       a prompt a line, all gone on with at once
+  prompts_file=FILE       a prompt a line, all gone on with at once; the longest row fills the
+                          context, and then all slide or stop
   tokens=200              how many to make at most
   temperature=0.8         0 is greedy
   top_k=N  top_p=P        keep the N likeliest; the fewest that have probability P together
@@ -34,7 +37,9 @@ python scripts/generate.py run=outputs/... prompt="To be"
   seed=1                  the same seed gives the same text
   full=slide              at the context's end: slide (read its newer half anew), or stop
   device=auto             cpu, gpu or auto
-  threads=N               CPU threads; default: all
+  threads=N               CPU threads; default: all. A small model is quickest with 1
+
+It ends with tokens/s, reading the prompt included, and the size of the cache.
 """
 
 
@@ -65,11 +70,9 @@ def check(args: Arguments) -> None:
     if args.threads is not None and not 1 <= args.threads <= 1024:
         raise ConfigError("threads", f"{args.threads} is out of range; 1 to 1024")
     if not 0 <= args.seed < 2**63:
-        raise ConfigError("seed", f"{args.seed} is out of range; 0 or more")
-    if args.full not in ("slide", "stop"):
-        raise ConfigError("full", f"{args.full!r} is unknown; slide or stop")
-    if args.device not in ("auto", "cpu", "gpu"):
-        raise ConfigError("device", f"{args.device!r} is unknown; auto, cpu or gpu")
+        raise ConfigError("seed", f"{args.seed} is out of range; 0 to 2**63 - 1")
+    check_choice("full", args.full, ("slide", "stop"))
+    check_choice("device", args.device, ACCELERATORS)
     if args.stop == "":
         raise ConfigError("stop", "is empty; give a text, or leave it out")
 
@@ -163,12 +166,11 @@ def run(args: Arguments) -> None:
     for prompt, sample in zip(prompts[1:], samples[1:], strict=True):
         write(f"\n---\n{prompt}{sample.told}")
     rows = len(samples)
-    cache = model.new_cache(rows).nbytes
-    print(
-        f"\n\n{steps * rows / seconds:,.0f} tokens/s, {saved.cfg.variant}, cache "
-        f"{cache // (rows * context):,} bytes per token, {cache:,} for {rows} x {context} tokens",
-        file=sys.stderr,
-    )
+    capacity = min(context, longest + args.tokens)
+    each = model.new_cache(1, 1).nbytes
+    speed = f"{steps * rows / seconds:,.0f} tokens/s, {saved.cfg.variant}"
+    whole = f"{each * rows * capacity:,} for {rows} x {capacity} tokens"
+    print(f"\n\n{speed}, cache {each:,} bytes per token, {whole}", file=sys.stderr)
 
 
 def read_all(args: Arguments) -> list[str]:
@@ -181,17 +183,7 @@ def read_all(args: Arguments) -> list[str]:
 
 
 def main() -> int:
-    if not sys.argv[1:] or sys.argv[1] in ("-h", "--help"):
-        print(HELP, end="")
-        return 0 if sys.argv[1:] else 2
-    try:
-        run(parse(Arguments, sys.argv[1:]))
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        return 130
-    return 0
+    return run_script(HELP, lambda arguments: run(parse(Arguments, arguments)))
 
 
 if __name__ == "__main__":

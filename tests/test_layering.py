@@ -58,6 +58,7 @@ LAYERS = (
     ("sweep.run",),
     ("compose",),
     ("cli",),
+    ("script",),
     ("sweep.worker",),
 )
 

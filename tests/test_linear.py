@@ -7,6 +7,11 @@ import torch.nn.functional as F
 from gptattn.attention.linear import MOST_ROWS, Joint, Linear, Prepared
 
 
+@pytest.fixture(autouse=True)
+def _small_weights_are_shared_among_threads_too(monkeypatch):
+    monkeypatch.setattr("gptattn.attention.linear.WORTH_THREADS", 0)
+
+
 @pytest.fixture(params=[1, 2, 3])
 def threads(request):
     before = torch.get_num_threads()

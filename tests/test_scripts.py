@@ -1,14 +1,18 @@
 """A new user's path: train, convert, generate from both; and what mistakes on it look like."""
 
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
 from conftest import Call
-from support import tiny, train
+from safetensors.torch import load_file, save_file
+from support import train
 
+from gptattn.compose import CONF
 from gptattn.saved import load_run
 
 
@@ -126,6 +130,7 @@ MISTAKES = {
     "no tokens": (["prompt=L", "tokens=0"], 2, "error: tokens: 0 is below 1"),
     "misspelt": (["promt=L"], 2, "error: promt=L: is no setting; did you mean prompt?"),
     "long prompt": (["prompt=" + "Line " * 9, "full=stop"], 3, "error: prompt: has 45 tokens"),
+    "too many samples": (["prompt=L", "samples=1000000000000"], 2, "error: memory: "),
     "two prompts": (
         ["prompt=L", "prompts_file=none.txt"],
         2,
@@ -154,6 +159,8 @@ def test_a_mistake_in_generate_is_one_line(
         ("cut", "cannot be read"),
         ("empty", "cannot be read"),
         ("missing", "has no checkpoint"),
+        ("no dict", "holds no weights of ours"),
+        ("deep config", "config.yaml"),
         ("foreign", "lacks|has an unknown|is \\["),
         ("config", "config.yaml"),
         ("other config", "is \\["),
@@ -171,6 +178,10 @@ def test_a_damaged_run_is_one_line_with_exit_code_4(
         file.write_bytes(b"")
     elif damage == "missing":
         file.unlink()
+    elif damage == "no dict":
+        torch.save([1, 2], next((run / "checkpoints").glob("*.ckpt")))
+    elif damage == "deep config":
+        (run / "config.yaml").write_text("[" * 100_000)
     elif damage == "foreign":
         torch.save({"state_dict": {"weight": torch.ones(3)}}, file)
     elif damage == "config":
@@ -191,6 +202,12 @@ def test_a_damaged_run_is_one_line_with_exit_code_4(
         (["to=gqa", "to.heads=3"], 2, "error: to.heads: is no setting of gqa"),
         (["to=gqa", "method=median"], 2, "error: method: 'median' is unknown; "),
         (["to=single_head"], 2, "error: to: layer 0: query heads of shape"),
+        (["to=gqa", "to._target_=os.system"], 2, "error: to._target_: is no setting of gqa"),
+        (["to=gqa", "to.num_kv_heads"], 2, "error: to.num_kv_heads: has no value"),
+        (["to=gqa", "to.num_kv_heads=[1"], 2, "error: to.num_kv_heads: '[1' is no value"),
+        (["to=hf", "to.num_kv_heads=1"], 2, "error: to.num_kv_heads: is no setting of hf"),
+        (["to=gqa", "path=x"], 2, "error: path: goes with from=gpt2"),
+        (["to=gqa", "seed=-1"], 2, "error: seed: -1 is out of range"),
         ([], 2, "error: to: is missing"),
     ],
 )
@@ -205,12 +222,44 @@ def test_a_mistake_in_convert_is_one_line_and_writes_nothing(
     assert not out.exists()
 
 
-def test_a_folder_that_holds_a_run_is_not_written_over(
+@pytest.mark.parametrize("to", ["gqa", "hf"])
+@pytest.mark.parametrize("holds", ["config.yaml", "config.json", "model.safetensors"])
+def test_a_folder_that_holds_a_model_is_not_written_over(
+    to: str, holds: str, runs: dict[str, Path], tmp_path: Path, call: Call
+) -> None:
+    (tmp_path / holds).write_bytes(b"mine")
+    code, _, err = call("convert", f"from={runs['byte']}", f"to={to}", f"out={tmp_path}")
+    assert code == 4
+    assert err == f"error: out: {tmp_path} already holds a {holds}; give another folder\n"
+    assert [(f.name, f.read_bytes()) for f in tmp_path.iterdir()] == [(holds, b"mine")]
+
+
+def test_weights_that_are_not_finite_are_not_used(
     runs: dict[str, Path], tmp_path: Path, call: Call
 ) -> None:
-    before = {f: f.read_bytes() for f in runs["byte"].rglob("*") if f.is_file()}
-    code, _, err = call("convert", f"from={runs['byte']}", "to=gqa", f"out={runs['byte']}")
-    assert code == 4
-    assert "already holds a run" in err
-    assert {f: f.read_bytes() for f in runs["byte"].rglob("*") if f.is_file()} == before
-    assert tiny(tmp_path)  # the helper's folder is its own
+    out = tmp_path / "out"
+    assert call("convert", f"from={runs['byte']}", "to=mha", f"out={out}")[0] == 0
+    weights = load_file(out / "model.safetensors")
+    weights["norm.weight"][0] = float("nan")
+    save_file(weights, out / "model.safetensors")
+    for arguments in (
+        ("generate", f"run={out}", "prompt=Line"),
+        ("attention_map", f"run={out}", "prompt=Line"),
+        ("convert", f"from={out}", "to=gqa", f"out={tmp_path / 'next'}"),
+    ):
+        code, text, err = call(*arguments)
+        assert code == 5
+        assert text == ""
+        (line,) = err.splitlines()
+        assert "norm.weight is not finite" in line
+    assert not (tmp_path / "next").exists()
+
+
+def test_a_reader_that_goes_early_is_no_error(runs: dict[str, Path]) -> None:
+    script = CONF.parent / "scripts" / "generate.py"
+    command = [sys.executable, str(script), f"run={runs['char']}", "prompt=Line", "tokens=9"]
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, check=False)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (141, b"")

@@ -141,12 +141,14 @@ def test_the_command_writes_page_and_plot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sweep = write_uptraining(tmp_path / "up", PAPER, seeds=3, scratch=SCRATCH)
-    task = "hydra: {overrides: {task: [experiment=uptrain, 'seed=1,2,3']}}"
+    task = "task: [experiment=uptrain, 'seed=1,2,3']"
+    stage = "hydra: [hydra.mode=MULTIRUN, 'hydra.sweeper.uptrain.lr=0.25']"
+    task = f"hydra: {{overrides: {{{task}, {stage}}}}}"
     (sweep / "multirun.yaml").write_text(task)
     assert report(sweep, monkeypatch, "--out", str(tmp_path / "docs")) == 0
     assert "is shown in all 4 cases" in capsys.readouterr().out.replace("\n", " ")
     page = (tmp_path / "docs" / "uptrain.md").read_text(encoding="utf-8")
-    assert "python train.py -m experiment=uptrain seed=1,2,3\n" in page
+    assert "train.py -m experiment=uptrain seed=1,2,3 hydra.sweeper.uptrain.lr=0.25\n" in page
     assert "peak learning rate 0.002. Uptraining: peak 0.001" in page
     assert "| gqa | 0 | +0.2000 (+0.2000 to +0.2000) | +0.4000 (" in page
     assert (tmp_path / "docs" / "uptrain.png").read_bytes().startswith(b"\x89PNG")

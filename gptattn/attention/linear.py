@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 MOST_ROWS = 32  # above, F.linear is as quick
+WORTH_THREADS = 2**19  # bytes of a weight; below, waking the threads takes as long as reading
 
 
 class Preparable(ABC):
@@ -51,7 +52,8 @@ class Prepared:
         self.one_row = self.packed = None
         if self.weight.device.type != "cpu":
             return
-        if rows == 1 and 1 < torch.get_num_threads() <= len(self.weight):
+        large = self.weight.nbytes >= WORTH_THREADS and len(self.weight) >= torch.get_num_threads()
+        if rows == 1 and large and torch.get_num_threads() > 1:
             self.one_row = _OneRow(self.weight, self.bias, torch.get_num_threads())
         elif 1 < rows <= MOST_ROWS and _can_pack(self.weight):
             # oneDNN's layout. Packing takes as long as a few steps of decoding.

@@ -148,7 +148,8 @@ def command_of(folder: Path) -> str | None:
         if file.stat().st_size > MULTIRUN_BYTES:
             return None
         node = yaml.load(file.read_text(encoding="utf-8"), Loader=LOADER)
-        task = map(str, node["hydra"]["overrides"]["task"])
-        return one_line(f"python train.py -m {' '.join(task)}")
+        given = node["hydra"]["overrides"]
+        stage = [text for text in map(str, given["hydra"]) if text.startswith("hydra.sweeper.")]
+        return one_line(f"python train.py -m {' '.join([*map(str, given['task']), *stage])}")
     except (OSError, ValueError, LookupError, TypeError, yaml.YAMLError):
         return None

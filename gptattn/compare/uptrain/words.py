@@ -72,7 +72,7 @@ def _pair_sentences(experiment: Experiment, orders: Sequence[Order]) -> list[str
     text = f"By tests of their own, {count} of {len(pairs)} pairs of neighbours in the order differ"
     text += "".join(f"; {which}: {', '.join(where)}" for which, where in cases.items()) + "."
     if pairs and not any(d.reachable for _, d in pairs):
-        fewest = fewest_seeds(max(d.comparisons for _, d in pairs))
+        fewest = fewest_seeds(max(d.comparisons or len(o.neighbours) for o, d in pairs))
         n = max(order.n for order in orders)
         text += f" With n = {n} such a test cannot show any, whatever its size; n = {fewest} could."
     return [text]
