@@ -122,7 +122,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train(tmp_path_factory.mktemp("source"))
 
 
-SIZES = "error: init_from: SOURCE has other sizes than this run; give"
+SIZES = "error: init_from: SOURCE differs from this run; give"
 
 
 @pytest.mark.parametrize(

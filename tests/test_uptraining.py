@@ -133,7 +133,7 @@ def test_gpt2_trains_on_with_grouped_queries(checkpoint: Path, tmp_path: Path, c
     assert told[0] == 0
 
 
-GIVE = r"error: init_from: \S+ has other sizes than this run; give "
+GIVE = r"error: init_from: \S+ differs from this run; give "
 MISTAKES = [
     (["tokenizer=gpt2"], 2, GIVE + r"model\.vocab_size=416$"),
     (["model.qkv_bias=false"], 2, GIVE + r"tokenizer=gpt2 model\.qkv_bias=true$"),
