@@ -5,6 +5,7 @@ from typing import Any
 import lightning.pytorch as L
 import numpy as np
 import torch
+from lightning.pytorch.trainer.states import TrainerFn
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -34,7 +35,8 @@ class AttentionLog(L.Callback):
         if self.rows.shape[1] > 1:
             ids = self.rows.to(pl_module.device)
             self.recorder.log_metrics(figures(pl_module.model, ids), trainer.global_step)
-        if trainer.validating:  # nothing is trained: this is the end
+        # Nothing is trained, and this is the end; `trainer.validating` is true within fit as well.
+        if trainer.state.fn == TrainerFn.VALIDATING:
             self.on_train_end(trainer, pl_module)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:

@@ -33,7 +33,7 @@ class StepClock(L.Callback):
     """
 
     def __init__(self, compiled: bool = False) -> None:
-        self.compiled = compiled
+        self._compiling = compiled
         self.seconds = 0.0  # of training, in all
         self.step_seconds = array("d")  # of each optimizer step
         self._open = 0.0  # seconds of the step in progress
@@ -46,11 +46,21 @@ class StepClock(L.Callback):
     def on_train_batch_start(self, *args: Any) -> None:
         self._start = time.perf_counter()
 
-    def on_train_batch_end(self, *args: Any) -> None:
-        self.step_seconds.append(self._open + time.perf_counter() - self._start)
-        if not self.compiled or len(self.step_seconds) > 1:
-            self.seconds += self.step_seconds[-1]
+    def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
+        if trainer.global_step > len(self.step_seconds):  # not a resumed run's look back
+            self.step_seconds.append(self._open + time.perf_counter() - self._start)
+            if not self._compiling:
+                self.seconds += self.step_seconds[-1]
+            self._compiling = False
         self._open = 0.0
+
+    def state_dict(self) -> dict[str, Any]:
+        steps = torch.tensor(self.step_seconds, dtype=torch.float64)
+        return {"seconds": self.seconds, "step_seconds": steps}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.seconds = state_dict["seconds"]
+        self.step_seconds = array("d", state_dict["step_seconds"].tolist())
 
     def median_step_seconds(self) -> float:
         """The median over all steps: compilation and other people's load hardly move it."""
@@ -79,6 +89,19 @@ class MetricRows(L.Callback):
         self._logged_step = 0
         self._timed_steps = 0
 
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "rows": self.recorder.rows,
+            "last": dict(self.last),
+            "logged_step": self._logged_step,
+            "timed_steps": self._timed_steps,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.last = dict(state_dict["last"])
+        self._logged_step = state_dict["logged_step"]
+        self._timed_steps = state_dict["timed_steps"]
+
     def throughput(self, step_seconds: float) -> dict[str, float]:
         tokens_per_s = self.tokens_per_step / step_seconds
         return {
@@ -89,7 +112,7 @@ class MetricRows(L.Callback):
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
         step = trainer.global_step
-        if step % self.log_every == 0 or step == 1:
+        if step > self._logged_step and (step % self.log_every == 0 or step == 1):
             self._log(trainer, pl_module)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: Any) -> None:

@@ -1,15 +1,43 @@
-"""Checkpoints: written whole or not at all, read without running anything that is in them."""
+"""Checkpoints: written whole or not at all, read without running anything that is in them.
 
+Beside `step=40.ckpt` lies `step=40.ckpt.sha256`, in the form of sha256sum. It is there before the
+checkpoint gets its name, so a name without it, or one that does not fit it, is damage.
+"""
+
+import contextlib
+import hashlib
 import os
 import pickle
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from lightning.fabric.plugins import CheckpointIO
 
 from gptattn.errors import CheckpointError
+
+SUM = ".sha256"
+KEPT = 2  # the newest, and one to fall back on
+PART = re.compile(r"(.+)\.\d+\.part")
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The newest good checkpoint, and each newer one with what is wrong with it."""
+
+    path: Path
+    content: dict[str, Any]
+    passed_over: list[tuple[Path, str]]
+
+    def warning(self) -> str | None:
+        """One line that names what was passed over and what is used; None where nothing was."""
+        if not self.passed_over:
+            return None
+        bad = ", ".join(f"{path.name} {reason}" for path, reason in self.passed_over)
+        return f"warning: checkpoint: {bad}; {self.path} is used instead"
 
 
 class AtomicCheckpointIO(CheckpointIO):
@@ -18,7 +46,11 @@ class AtomicCheckpointIO(CheckpointIO):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None
     ) -> None:
-        write_atomically(Path(path), lambda file: torch.save(checkpoint, file))
+        path = Path(path)
+        with _replacing(path) as file:
+            hashed: Any = _Hashed(file)
+            torch.save(checkpoint, hashed)
+            _write_sum(path, hashed.sha256.hexdigest())
 
     def load_checkpoint(
         self,
@@ -29,16 +61,38 @@ class AtomicCheckpointIO(CheckpointIO):
         return read_checkpoint(Path(path), map_location)
 
     def remove_checkpoint(self, path: str | Path) -> None:
-        Path(path).unlink(missing_ok=True)
+        path = Path(path)
+        path.unlink(missing_ok=True)
+        _sum_of(path).unlink(missing_ok=True)
+
+
+class _Hashed:
+    """A file to write to, and the SHA-256 of what has been written."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file, self.sha256 = file, hashlib.sha256()
+
+    def write(self, data: Any) -> int:
+        self.sha256.update(data)
+        return self.file.write(data)
+
+    def flush(self) -> None:
+        self.file.flush()
 
 
 def write_atomically(path: Path, write: Callable[[Any], object]) -> None:
     """Call `write(binary file)`; `path` appears, or is replaced, when all of it is on the disk."""
+    with _replacing(path) as file:
+        write(file)
+
+
+@contextlib.contextmanager
+def _replacing(path: Path) -> Iterator[IO[bytes]]:
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         with partial.open("wb") as file:
-            write(file)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
@@ -49,6 +103,85 @@ def write_atomically(path: Path, write: Callable[[Any], object]) -> None:
             os.close(folder)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def _sum_of(path: Path) -> Path:
+    return path.with_name(path.name + SUM)
+
+
+def _write_sum(path: Path, digest: str) -> None:
+    # Until the file is replaced the old one must fit as well.
+    old = _sums(path) if path.exists() else []
+    lines = "".join(f"{each}  {path.name}\n" for each in [digest, *old[:1]])
+    write_atomically(_sum_of(path), lambda file: file.write(lines.encode()))
+
+
+def _sums(path: Path) -> list[str]:
+    """The digests that the file may have; none where nothing has been noted of it."""
+    try:
+        lines = _sum_of(path).read_text(encoding="ascii", errors="replace").splitlines()
+    except FileNotFoundError:
+        return []
+    return [line.partition(" ")[0] for line in lines]
+
+
+def step_of(path: Path) -> int:
+    """The optimizer step in a checkpoint's name; -1 for another name."""
+    match = re.fullmatch(r"step=(\d+)\.ckpt", path.name)
+    return int(match.group(1)) if match else -1
+
+
+def known_checkpoints(folder: Path) -> list[Path]:
+    """Every checkpoint that is, or by its sum should be, in the folder; the newest first."""
+    names = {file.name for file in folder.glob("*.ckpt")}
+    names |= {file.name.removesuffix(SUM) for file in folder.glob(f"*.ckpt{SUM}")}
+    return sorted((folder / name for name in names), key=step_of, reverse=True)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Remove what a killed save has left. Nobody may be saving in the folder meanwhile."""
+    for part in folder.glob("*.part"):
+        match = PART.fullmatch(part.name)
+        target = part.with_name(match.group(1)) if match else part
+        part.unlink(missing_ok=True)
+        if target.suffix == ".ckpt" and not os.path.lexists(target):
+            _sum_of(target).unlink(missing_ok=True)
+
+
+def remove_old(folder: Path, newest: Path) -> None:
+    """Keep `newest` and the one before it; what is later than `newest` was not of its past."""
+    later = [path for path in known_checkpoints(folder) if step_of(path) > step_of(newest)]
+    earlier = [path for path in known_checkpoints(folder) if step_of(path) < step_of(newest)]
+    for path in [*later, *earlier[KEPT - 1 :]]:
+        AtomicCheckpointIO().remove_checkpoint(path)
+
+
+def choose_checkpoint(folder: Path, map_location: Any | None = "cpu") -> Chosen:
+    """Read the newest good checkpoint in the folder. Raises CheckpointError where none is good."""
+    passed_over: list[tuple[Path, str]] = []
+    for path in known_checkpoints(folder):
+        try:
+            _check_sum(path)
+            return Chosen(path, read_checkpoint(path, map_location), passed_over)
+        except CheckpointError as error:
+            passed_over.append((path, error.message.removeprefix(f"{path} ").partition(";")[0]))
+    bad = ", ".join(f"{path.name} {reason}" for path, reason in passed_over)
+    raise CheckpointError("checkpoint", f"none in {folder} is good ({bad or 'there is none'})")
+
+
+def _check_sum(path: Path) -> None:
+    known = _sums(path)
+    if not path.exists():
+        raise CheckpointError("checkpoint", f"{path} does not exist; give another path")
+    if not known:
+        return  # of an earlier version; what it holds is checked on reading
+    try:
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise CheckpointError("checkpoint", f"{path} cannot be read ({error.strerror})") from None
+    if digest not in known:
+        raise CheckpointError("checkpoint", f"{path} is damaged (its SHA-256 is another)")
 
 
 def read_checkpoint(path: Path, map_location: Any | None = None) -> dict[str, Any]:

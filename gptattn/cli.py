@@ -4,15 +4,18 @@ All that a user can get wrong is found before Hydra makes a folder; for a sweep 
 `hydra_plugins/gptattn_sweep.py`.
 """
 
+import contextlib
 import os
 import re
+import shlex
 import signal
 import sys
 import traceback
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import hydra
 from hydra._internal.utils import get_args_parser
@@ -25,6 +28,7 @@ from gptattn.compose import (
     CONFIG_NAME,
     as_user_error,
     composed,
+    quoted,
     register_resolvers,
     run_folder,
     to_train_config,
@@ -32,6 +36,11 @@ from gptattn.compose import (
 )
 from gptattn.config import TrainConfig, check
 from gptattn.errors import ConfigError, RunFolderError
+from gptattn.lock import locked_run
+from gptattn.resume_settings import resume_argument, resumed
+
+if TYPE_CHECKING:
+    from gptattn.resume import Start
 
 
 def main() -> NoReturn:
@@ -64,20 +73,44 @@ def _main() -> None:
     # Hydra's own handler prints several lines and exits with 1; with this it lets errors through.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     args = _parse_arguments()
-    _check_command(args)
+    resume, overrides = resume_argument(args.overrides)
+    if resume is not None and not (args.help or args.hydra_help):
+        if args.multirun or args.cfg or args.info or args.shell_completion:
+            raise ConfigError("resume", "goes on with one run, and takes no flag beside --debug")
+        _resume(Path(resume), overrides)
+        return
+    folder = _check_command(args)
     failures: list[Exception] = []
 
     def run_one(cfg: DictConfig) -> None:
         # Past Hydra, which would add words of its own.
         try:
-            run_job(cfg)
+            run_job(cfg, locks=folder is None)
         except Exception as error:
             failures.append(error)
 
     task = run_job if args.multirun else run_one
-    hydra.main(version_base="1.3", config_path=str(CONF), config_name=CONFIG_NAME)(task)()
+    with contextlib.ExitStack() as stack:
+        if folder is not None:
+            # Before Hydra, which writes into the folder first and asks later; and the name, which
+            # has a random part, is settled with that.
+            stack.enter_context(_new_run(folder))
+            sys.argv.append(f"hydra.run.dir={quoted(str(folder))}")
+        hydra.main(version_base="1.3", config_path=str(CONF), config_name=CONFIG_NAME)(task)()
     if failures:
         raise failures[0]
+
+
+@contextlib.contextmanager
+def _new_run(folder: Path) -> Iterator[None]:
+    """Hold a folder that has no run in it. Raises RunFolderError where it has one."""
+    with locked_run(folder, "hydra.run.dir"):
+        if (folder / "config.yaml").exists():
+            raise RunFolderError(
+                "hydra.run.dir",
+                f"{folder} already holds a run; resume=... goes on with it, or give another folder",
+            )
+        yield
 
 
 def _parse_arguments() -> Namespace:
@@ -90,17 +123,54 @@ def _parse_arguments() -> Namespace:
     return parser.parse_args()
 
 
-def run_job(cfg: DictConfig) -> float:
-    """Train one run, as Hydra's task; return its final validation loss."""
+def run_job(cfg: DictConfig, locks: bool = True) -> float:
+    """Train one run, as Hydra's task; return its final validation loss.
+
+    `locks`: nobody holds its folder yet.
+    """
+    folder = Path(HydraConfig.get().runtime.output_dir)
+    with locked_run(folder, "hydra.run.dir") if locks else contextlib.nullcontext():
+        return _train(to_train_config(cfg), folder)
+
+
+def _resume(folder: Path, overrides: Sequence[str]) -> None:
+    """Go on with the run in the folder; its settings are its own."""
+    # torch and lightning take seconds to import: not before the command is known to be good.
+    from gptattn.precheck import prepared
+    from gptattn.resume import find_start
+    from gptattn.saved import load_config
+
+    recorded = load_config(folder)
+    resumed(recorded, overrides, None)
+    with locked_run(folder, "resume"):
+        start = find_start(folder, recorded)
+        cfg = resumed(recorded, overrides, start.facts.get("threads"))
+        # The match is made, and the weights are the checkpoint's.
+        prepared(replace(cfg, init_from=None, match="none"))
+        _train(cfg, folder, start)
+
+
+def _train(cfg: TrainConfig, folder: Path, start: "Start | None" = None) -> float:
     # torch and lightning take seconds to import: not before the settings are known to be good.
     from gptattn.console import make_console
     from gptattn.run import train
+    from gptattn.stopping import Stopped
 
-    folder = Path(HydraConfig.get().runtime.output_dir)
     shown = os.path.relpath(folder)
     console = make_console()
     try:
-        summary = train(to_train_config(cfg), folder, console)
+        summary = train(cfg, folder, console, start)
+    except Stopped as stopped:
+        how = f"python train.py resume={shlex.quote(shown)}"
+        print(
+            f"{shown} holds step {stopped.step}; {how} goes on"
+            if stopped.saved
+            else f"{shown} holds what was logged until step {stopped.step}",
+            file=sys.stderr,
+        )
+        if stopped.signum == signal.SIGINT:
+            raise KeyboardInterrupt from stopped
+        raise SystemExit(128 + stopped.signum) from stopped
     except SystemExit as error:
         # Lightning turns Ctrl-C into SystemExit(1), which would look like an end.
         if isinstance(error.__context__, KeyboardInterrupt):
@@ -112,14 +182,17 @@ def run_job(cfg: DictConfig) -> float:
     return float(summary["metrics"]["val/loss"])
 
 
-def _check_command(args: Namespace) -> None:
-    """Raise a UserError for what would stop this run; of a sweep, for what composes in no run."""
+def _check_command(args: Namespace) -> Path | None:
+    """Raise a UserError for what would stop this run; of a sweep, for what composes in no run.
+
+    Returns the folder of a single run, where it can be known.
+    """
     if args.shell_completion and not any(
         override.startswith(("install=", "uninstall=", "query=")) for override in args.overrides
     ):
         raise ConfigError("-sc", "takes install=SHELL or uninstall=SHELL; bash, zsh or fish")
     if args.hydra_help or args.shell_completion:
-        return
+        return None
     for flag, path in (
         ("--config-dir", args.config_dir),
         ("--experimental-rerun", args.experimental_rerun),
@@ -133,12 +206,16 @@ def _check_command(args: Namespace) -> None:
     if args.multirun or args.help or args.cfg or args.info:
         # A sweeper checks each of its runs; by then Hydra must have composed what they share.
         with composed(overrides, name, RunMode.MULTIRUN if args.multirun else RunMode.RUN):
-            return
-    check_job(overrides, name)
+            return None
+    return _checked(overrides, name)[1]
 
 
 def check_job(overrides: Sequence[str], config_name: str = CONFIG_NAME) -> TrainConfig:
     """Raise a UserError for whatever would stop this run before its first step."""
+    return _checked(overrides, config_name)[0]
+
+
+def _checked(overrides: Sequence[str], config_name: str) -> tuple[TrainConfig, Path | None]:
     with composed(overrides, config_name) as cfg:
         if cfg.hydra.sweeper.params and cfg.hydra.mode is None:
             raise ConfigError("command line", "these settings are a sweep's; add -m")
@@ -146,14 +223,14 @@ def check_job(overrides: Sequence[str], config_name: str = CONFIG_NAME) -> Train
             raise ConfigError("hydra.job.chdir", "would move relative paths; leave it out")
         typed = to_train_config(cfg)
         folder = run_folder(cfg)
-    # train() claims the folder; but by then Hydra has written its own files into it.
     if folder is not None and (folder / "config.yaml").exists():
-        raise RunFolderError("hydra.run.dir", f"{folder} already holds a run; give another folder")
+        with _new_run(folder):
+            pass
     check(typed)
     # torch takes seconds to import, so what needs it comes last.
     from gptattn.precheck import prepared
 
-    return prepared(typed)
+    return prepared(typed), folder
 
 
 def report(error: Exception, debug: bool = False) -> int:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import lightning.pytorch as L
 import torch
@@ -48,11 +49,18 @@ class LanguageModel(L.LightningModule):
         self.grad_norm = torch.tensor(0.0)
         self.lr = 0.0
         self.val_metrics: dict[str, float] = {}
+        self.repeats_step = False  # a resumed run comes to its newest step again; it is taken
         self._val_nats, self._val_tokens = 0.0, 0
         self._trained = list(model.parameters())
 
     def training_step(self, batch: Batch, batch_idx: int) -> None:
         """One optimizer step: its micro-batches in order, then the update."""
+        if self.repeats_step:
+            self.repeats_step = False
+            steps = self.trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
+            steps.increment_ready()
+            steps.increment_completed()
+            return
         ids, targets = batch
         rows = len(ids) // self.accumulate
         losses = []
@@ -69,6 +77,18 @@ class LanguageModel(L.LightningModule):
             group["lr"] = self.lr
         optimizer.step()
         optimizer.zero_grad()
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["since_row"] = {
+            "train_losses": list(self.train_losses),
+            "grad_norm": self.grad_norm,
+            "lr": self.lr,
+        }
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        state = checkpoint["since_row"]
+        self.train_losses[:] = state["train_losses"]
+        self.grad_norm, self.lr = state["grad_norm"], state["lr"]
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         # Two steps instead of clip_grad_norm_, which passes over the gradients even when it need

@@ -1,6 +1,7 @@
 """The run folder's record: metrics.jsonl, the truth, and TensorBoard events, a view of it."""
 
 import json
+import os
 import time
 from argparse import Namespace
 from pathlib import Path
@@ -11,6 +12,10 @@ from lightning.pytorch.loggers.logger import Logger
 from numpy.typing import NDArray
 from torch.utils.tensorboard.summary import hparams
 from torch.utils.tensorboard.writer import SummaryWriter
+
+from gptattn.checkpoint import write_atomically
+
+ROWS = "metrics.jsonl"
 
 # TensorBoard's HParams tab shows these as columns. The set is one and the same in every run: a
 # key that the first run lacks would never be shown.
@@ -29,13 +34,16 @@ HPARAM_METRICS = (
 
 
 class RunRecorder(Logger):
-    """A Lightning logger that writes each row to metrics.jsonl, at once, and to TensorBoard."""
+    """A Lightning logger that writes each row to metrics.jsonl, at once, and to TensorBoard.
 
-    def __init__(self, folder: Path) -> None:
+    `rows` are in the file already. TensorBoard hides what is there from `purge_step` on.
+    """
+
+    def __init__(self, folder: Path, rows: int = 0, purge_step: int | None = None) -> None:
         super().__init__()
-        self.folder = folder
-        self._rows = (folder / "metrics.jsonl").open("a", encoding="utf-8")
-        self._writer = SummaryWriter(str(folder), flush_secs=10)
+        self.folder, self.rows = folder, rows
+        self._rows = (folder / ROWS).open("a", encoding="utf-8")
+        self._writer = SummaryWriter(str(folder), flush_secs=10, purge_step=purge_step)
         self._end_of_session: Any = None
 
     @property
@@ -78,9 +86,12 @@ class RunRecorder(Logger):
         row = {"step": step, "time": round(time.time(), 3), **values}
         self._rows.write(json.dumps(row, ensure_ascii=False) + "\n")
         self._rows.flush()
+        self.rows += 1
 
     def save(self) -> None:
+        """Bring all rows onto the disk."""
         self._writer.flush()
+        os.fsync(self._rows.fileno())
 
     def close(self, done: bool) -> None:
         """End the record; a run that is done is shown so in the HParams tab."""
@@ -88,3 +99,13 @@ class RunRecorder(Logger):
             self._events().add_summary(self._end_of_session)
         self._writer.close()
         self._rows.close()
+
+
+def keep_rows(folder: Path, count: int) -> int:
+    """Drop all rows of metrics.jsonl but the first `count`; return how many are there."""
+    file = folder / ROWS
+    lines = file.read_bytes().splitlines(keepends=True) if file.exists() else []
+    kept = [line for line in lines[:count] if line.endswith(b"\n")]
+    if len(kept) < len(lines):
+        write_atomically(file, lambda target: target.writelines(kept))
+    return len(kept)

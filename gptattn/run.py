@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+import sys
 import warnings
 from dataclasses import asdict
 from pathlib import Path
@@ -11,7 +12,6 @@ from typing import Any
 import lightning.pytorch as L
 import torch
 import yaml
-from lightning.pytorch.callbacks import ModelCheckpoint
 from rich.console import Console
 
 from gptattn.attention_log import AttentionLog
@@ -36,8 +36,11 @@ from gptattn.errors import RunFolderError
 from gptattn.gpt import GPT
 from gptattn.match import resolved
 from gptattn.module import LanguageModel
-from gptattn.recorder import RunRecorder
-from gptattn.saved import save_tokenizer
+from gptattn.recorder import RunRecorder, keep_rows
+from gptattn.resume import Start, check_budget, check_same, facts_of, finished
+from gptattn.saved import load_weights, save_tokenizer
+from gptattn.saving import Checkpoints
+from gptattn.stopping import StopRequest
 from gptattn.summary import Job, hyperparameters, summarise
 
 DTYPES = {  # what matrix products run in
@@ -49,50 +52,82 @@ DTYPES = {  # what matrix products run in
 }
 
 
-def train(cfg: TrainConfig, folder: Path, console: Console) -> dict[str, Any]:
+def train(
+    cfg: TrainConfig, folder: Path, console: Console, start: Start | None = None
+) -> dict[str, Any]:
     """Train as `cfg` says, leave the record in `folder`, return the summary.
 
-    Raises a UserError for a user's mistake; the settings have been checked before.
+    `start`: where the run that is in the folder goes on; None: it begins, in a folder without one.
+    Raises a UserError for a user's mistake, the settings having been checked before, and Stopped
+    where the run was asked to end.
     """
     data = build_data(cfg)
     cfg, match = resolved(cfg, data.tokenizer)
-    claim(folder, cfg)
-    save_tokenizer(folder, data.tokenizer)
+    if start is None:
+        claim(folder, cfg)
+        save_tokenizer(folder, data.tokenizer)
+    start = start or Start()
+    match = match and (start.match() or match)
     _quiet_lightning()
-    threads = set_threads(cfg.trainer.threads)
+    threads = set_threads(start.facts.get("threads", cfg.trainer.threads))
     device = resolve_device(cfg.trainer.accelerator)
+    check_same(start, facts_of(data, device, threads, match))
     reset_peak_memory(device)
     L.seed_everything(cfg.seed, workers=True, verbose=False)
     model = build_model(cfg, data.tokenizer.vocab_size)
-    if cfg.init_from is not None:
+    if start.source is not None:
+        load_weights(model, start.weights, start.source)
+    elif cfg.init_from is not None:
         initialise(model, cfg)
     cost = _cost(cfg, data.tokenizer.vocab_size)
     budget = resolve_budget(
         cfg.budget, cfg.batch_size * cfg.model.context_length, cost.flops_per_token
     )
+    summary = finished(folder)
+    if check_budget(start, budget) and summary is not None:
+        console.print(f"done already, after {start.step} steps; a larger budget goes on")
+        return summary
     job = Job(cfg, folder, data, model, cost, budget, device, threads, match)
+    _go_on(job, start, console)
     if match is not None:
         console.print(str(match), markup=False)
     console.print(metric_table(f"{cfg.variant}: what it costs", job.costs()))
     compiled = cfg.compile and _compile(model, device, console)
-    return _fit(job, console, compiled)
+    return _fit(job, console, compiled, start)
+
+
+def _go_on(job: Job, start: Start, console: Console) -> None:
+    """Make the folder what it was at the start of what is left to train."""
+    write_config(job.folder, job.cfg)
+    (job.folder / "summary.json").unlink(missing_ok=True)
+    there = keep_rows(job.folder, start.rows)
+    if there < start.rows:
+        print(
+            f"warning: metrics.jsonl: {start.rows - there} rows are missing, which were written "
+            f"before step {start.step}",
+            file=sys.stderr,
+        )
+    if start.source is not None:
+        console.print(f"goes on after step {start.step}")
 
 
 def claim(folder: Path, cfg: TrainConfig) -> None:
     """Make the folder this run's own, by writing its config. Raises RunFolderError if it is not."""
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        with (folder / "config.yaml").open("x", encoding="utf-8") as file:
-            yaml.safe_dump(asdict(cfg), file, sort_keys=False, allow_unicode=True)
-    except FileExistsError:
+    if (folder / "config.yaml").exists():
         raise RunFolderError(
             "hydra.run.dir", f"{folder} already holds a run; give another folder, or none"
-        ) from None
+        )
+    write_config(folder, cfg)
 
 
-def _fit(job: Job, console: Console, compiled: bool) -> dict[str, Any]:
+def write_config(folder: Path, cfg: TrainConfig) -> None:
+    text = yaml.safe_dump(asdict(cfg), sort_keys=False, allow_unicode=True)
+    write_atomically(folder / "config.yaml", lambda file: file.write(text.encode()))
+
+
+def _fit(job: Job, console: Console, compiled: bool, start: Start) -> dict[str, Any]:
     cfg, budget = job.cfg, job.budget
-    recorder = RunRecorder(job.folder)
+    recorder = RunRecorder(job.folder, start.rows, start.step + 1 if start.rows else None)
     clock = StepClock(compiled)
     rows = MetricRows(
         recorder,
@@ -123,18 +158,23 @@ def _fit(job: Job, console: Console, compiled: bool) -> dict[str, Any]:
     )
     progress = ConsoleProgress(console, budget, clock, rows, samples)
     attention = AttentionLog(recorder, job.data.val, cfg.model.context_length)
-    callbacks = [clock, rows, samples, progress, attention, BudgetEnd(budget, clock)]
+    stop = StopRequest()
+    facts = facts_of(job.data, job.device, job.threads, job.match)
+    checkpoints = Checkpoints(job.folder / "checkpoints" if cfg.checkpoint else None, stop, facts)
+    callbacks = [clock, rows, samples, progress, attention, BudgetEnd(budget, clock), checkpoints]
     trainer = _trainer(job, recorder, callbacks)
     recorder.log_hyperparams(hyperparameters(job))
-    recorder.log_metrics(job.costs(), 0)
-    if job.match is not None:
-        recorder.log_text("match", str(job.match), 0)
+    if start.rows == 0:
+        recorder.log_metrics(job.costs(), 0)
+        if job.match is not None:
+            recorder.log_text("match", str(job.match), 0)
     done = False
     try:
         if budget.steps == 0:
             _validate(trainer, module, datamodule, job)
         else:
-            trainer.fit(module, datamodule=datamodule)
+            with stop.listening():
+                trainer.fit(module, datamodule=datamodule, ckpt_path=start.source)
         # Without a step there is nothing to time.
         final = rows.throughput(clock.median_step_seconds()) if len(clock.step_seconds) else {}
         final["perf/peak_memory_mb"] = peak_memory_mb(job.device)
@@ -165,8 +205,6 @@ def _trainer(job: Job, recorder: RunRecorder, callbacks: list[L.Callback]) -> L.
     else:
         assert budget.seconds is not None
         every = {"seconds": budget.seconds / cfg.validation.count}
-    if cfg.checkpoint:
-        callbacks = [*callbacks, _newest_checkpoint(job.folder / "checkpoints")]
     return L.Trainer(
         accelerator=job.device.type,
         devices=1,
@@ -181,22 +219,9 @@ def _trainer(job: Job, recorder: RunRecorder, callbacks: list[L.Callback]) -> L.
         callbacks=callbacks,
         plugins=[AtomicCheckpointIO()],
         default_root_dir=job.folder,
-        enable_checkpointing=cfg.checkpoint,
         enable_progress_bar=False,
         enable_model_summary=False,
         use_distributed_sampler=False,
-    )
-
-
-def _newest_checkpoint(folder: Path) -> ModelCheckpoint:
-    """Keeps the state after the newest validation, the last one being the end of the run."""
-    return ModelCheckpoint(
-        dirpath=folder,
-        filename="{step}",
-        monitor=None,
-        save_top_k=1,
-        every_n_epochs=1,
-        save_on_train_epoch_end=False,
     )
 
 

@@ -4,6 +4,7 @@ Converted models lie in folders of the same form: config.yaml, and model.safeten
 the checkpoints.
 """
 
+import sys
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -13,7 +14,13 @@ import yaml
 from torch import Tensor
 
 from gptattn.build import build_model, build_tokenizer
-from gptattn.checkpoint import read_checkpoint, read_safetensors, write_atomically
+from gptattn.checkpoint import (
+    Chosen,
+    choose_checkpoint,
+    known_checkpoints,
+    read_safetensors,
+    write_atomically,
+)
 from gptattn.config import TrainConfig, check
 from gptattn.data.bpe_files import IN_RUN
 from gptattn.data.tokenizer import Tokenizer
@@ -49,8 +56,8 @@ def load_run(folder: Path) -> SavedRun:
     if source.is_file():
         weights = read_safetensors(source)
     else:
-        source = newest_checkpoint(folder)
-        weights = _state_dict(read_checkpoint(source, "cpu"), source)
+        chosen = newest_checkpoint(folder)
+        source, weights = chosen.path, _state_dict(chosen.content, chosen.path)
     load_weights(model, weights, source)
     return SavedRun(folder, cfg, model.eval(), tokenizer, source)
 
@@ -122,14 +129,19 @@ def _typed(kind: type, node: Any) -> Any:
     )
 
 
-def newest_checkpoint(folder: Path) -> Path:
-    """Raises CheckpointError where the run kept none."""
-    files = sorted((folder / "checkpoints").glob("*.ckpt"), key=lambda file: file.stat().st_mtime)
-    if not files:
+def newest_checkpoint(folder: Path) -> Chosen:
+    """The run's newest good checkpoint, with a warning where a newer one is damaged.
+
+    Raises CheckpointError where the run kept none, or none is good.
+    """
+    if not known_checkpoints(folder / "checkpoints"):
         raise CheckpointError(
             "run", f"{folder} has no checkpoint; train with checkpoint=true, and to a validation"
         )
-    return files[-1]
+    chosen = choose_checkpoint(folder / "checkpoints")
+    if (warning := chosen.warning()) is not None:
+        print(warning, file=sys.stderr)
+    return chosen
 
 
 def _state_dict(checkpoint: dict[str, Any], source: Path) -> dict[str, Tensor]:

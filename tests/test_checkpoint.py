@@ -23,7 +23,7 @@ def test_what_was_saved_is_loaded_and_can_be_removed(tmp_path: Path) -> None:
     loaded = io.load_checkpoint(path)
     assert loaded["step"] == 3
     assert torch.equal(loaded["state_dict"]["w"], STATE["state_dict"]["w"])
-    assert names(path.parent) == ["a.ckpt"]
+    assert names(path.parent) == ["a.ckpt", "a.ckpt.sha256"]
     io.remove_checkpoint(path)
     io.remove_checkpoint(path)
     assert names(path.parent) == []
@@ -39,7 +39,7 @@ def test_a_failure_while_writing_leaves_the_earlier_file_and_nothing_else(tmp_pa
 
     with pytest.raises(OSError, match="No space"):
         write_atomically(path, fail)
-    assert names(tmp_path) == ["a.ckpt"]
+    assert names(tmp_path) == ["a.ckpt", "a.ckpt.sha256"]
     assert read_checkpoint(path)["step"] == 3
 
 
@@ -55,7 +55,7 @@ def test_a_failure_to_reach_the_disk_leaves_the_earlier_file(
     monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(OSError, match="Input/output"):
         AtomicCheckpointIO().save_checkpoint({"step": 4}, path)
-    assert names(tmp_path) == ["a.ckpt"]
+    assert names(tmp_path) == ["a.ckpt", "a.ckpt.sha256"]
     assert read_checkpoint(path)["step"] == 3
 
 

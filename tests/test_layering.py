@@ -15,7 +15,8 @@ PACKAGE = Path(gptattn.__file__).parent
 
 # Low to high. `name.*` stands for a package and all that is in it.
 LAYERS = (
-    ("gptattn", "errors", "template"),
+    ("gptattn", "errors", "template", "stopping"),
+    ("lock",),
     ("config", "hub"),
     (
         "data",
@@ -42,7 +43,7 @@ LAYERS = (
     ),
     ("saved", "gpt2"),
     ("convert", "match", "module", "recorder", "data.datamodule"),
-    ("callbacks", "attention_log", "console", "summary"),
+    ("callbacks", "attention_log", "console", "summary", "saving", "resume"),
     ("run", "precheck", "compare.*", "maps.*"),
     (
         "sweep",
@@ -56,7 +57,7 @@ LAYERS = (
         "sweep.ending",
     ),
     ("sweep.run",),
-    ("compose",),
+    ("compose", "resume_settings"),
     ("cli",),
     ("script",),
     ("sweep.worker",),
@@ -133,7 +134,7 @@ def test_modules_do_not_import_each_other_in_a_circle() -> None:
 
 @pytest.mark.parametrize("module", modules())
 def test_only_the_command_line_knows_hydra(module: str) -> None:
-    if module not in ("gptattn.cli", "gptattn.compose"):
+    if module not in ("gptattn.cli", "gptattn.compose", "gptattn.resume_settings"):
         assert not foreign(modules()[module]) & {"hydra", "omegaconf"}
 
 

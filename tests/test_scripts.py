@@ -156,9 +156,9 @@ def test_a_mistake_in_generate_is_one_line(
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        ("cut", "cannot be read"),
-        ("empty", "cannot be read"),
-        ("missing", "has no checkpoint"),
+        ("cut", "is damaged"),
+        ("empty", "is damaged"),
+        ("missing", "does not exist"),
         ("no dict", "holds no weights of ours"),
         ("deep config", "config.yaml"),
         ("foreign", "lacks|has an unknown|is \\["),
@@ -169,8 +169,8 @@ def test_a_mistake_in_generate_is_one_line(
 def test_a_damaged_run_is_one_line_with_exit_code_4(
     damage: str, said: str, tmp_path: Path, call: Call
 ) -> None:
-    run = train(tmp_path, "attn=mqa")
-    (file,) = (run / "checkpoints").iterdir()
+    run = train(tmp_path, "attn=mqa", "validation.count=1")
+    (file,) = (run / "checkpoints").glob("*.ckpt")
     config = run / "config.yaml"
     if damage == "cut":
         file.write_bytes(file.read_bytes()[:2000])
@@ -179,11 +179,13 @@ def test_a_damaged_run_is_one_line_with_exit_code_4(
     elif damage == "missing":
         file.unlink()
     elif damage == "no dict":
-        torch.save([1, 2], next((run / "checkpoints").glob("*.ckpt")))
+        torch.save([1, 2], file)
+        file.with_name(file.name + ".sha256").unlink()
     elif damage == "deep config":
         (run / "config.yaml").write_text("[" * 100_000)
     elif damage == "foreign":
         torch.save({"state_dict": {"weight": torch.ones(3)}}, file)
+        file.with_name(file.name + ".sha256").unlink()
     elif damage == "config":
         config.write_text("seed: 1\n")
     else:

@@ -1,15 +1,15 @@
 """The sweep folder's ledger: one JSON line for every change of state of every run."""
 
+import contextlib
 import errno
-import fcntl
 import json
 import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import Any, Self
 
-from gptattn.errors import RunFolderError
+from gptattn.lock import locked
 
 NAME = "ledger.jsonl"
 LOCK = ".sweep.lock"
@@ -27,35 +27,21 @@ class Ledger:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.unwritten: OSError | None = None  # the first line that the disk would not take
-        self._lock: IO[str] | None = None
+        self._lock = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        lock = (self.folder / LOCK).open("a+", encoding="utf-8")
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.seek(0)
-            owner = lock.read().strip()
-            lock.close()
-            raise RunFolderError(
+        self._lock.enter_context(
+            locked(
+                self.folder / LOCK,
                 "hydra.sweep.dir",
-                f"process {owner} runs a sweep in {self.folder}; wait for it, or give this one "
+                f"OWNER runs a sweep in {self.folder}; wait for it, or give this one "
                 "another experiment_name",
-            ) from None
-        lock.truncate(0)
-        lock.write(f"{os.getpid()}\n")
-        lock.flush()
-        self._lock = lock
+            )
+        )
         return self
 
     def __exit__(self, *args: object) -> None:
-        if self._lock is not None:
-            # Removed while it is held: whoever opened it meanwhile holds no name, and no lock
-            # that counts; so it stays, empty.
-            self._lock.truncate(0)
-            self._lock.close()
-            self._lock = None
+        self._lock.close()
 
     def note(self, run: str, state: str, **facts: Any) -> None:
         """Append one line. A disk that is full must not stop the others: see `unwritten`."""

@@ -1,0 +1,137 @@
+"""Where a run that was stopped goes on, and whether what it needs is still what it was."""
+
+import json
+import sys
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gptattn.budget import Budget
+from gptattn.checkpoint import Chosen, choose_checkpoint, known_checkpoints, remove_leftovers
+from gptattn.config import TrainConfig
+from gptattn.data.tokens import TokenData
+from gptattn.errors import CheckpointError, ConfigError
+from gptattn.match import Match
+
+SAVED_BY = ("StepClock", "MetricRows", "Checkpoints")  # the keys of their states
+FACTS = ("text_sha256", "tokenizer", "device", "threads", "torch", "match")
+
+
+@dataclass(frozen=True)
+class Start:
+    """From where a run goes on: a checkpoint, or its very beginning where it has none yet."""
+
+    source: Path | None = None
+    step: int = 0
+    validated: bool = True
+    seconds: float = 0.0  # of training
+    rows: int = 0  # of metrics.jsonl that are before it
+    facts: dict[str, Any] = field(default_factory=dict)
+    weights: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def match(self) -> Match | None:
+        node = self.facts.get("match")
+        return None if node is None else Match(**node)
+
+
+def facts_of(
+    data: TokenData, device: torch.device, threads: int, match: Match | None
+) -> dict[str, Any]:
+    """What must be the same when the run goes on, and what cannot be found out again."""
+    return {
+        "text_sha256": data.text_hash,
+        "tokenizer": data.tokenizer.fingerprint(),
+        "device": device.type,
+        "threads": threads,
+        "torch": str(torch.__version__),
+        "match": None if match is None else asdict(match),
+    }
+
+
+def find_start(folder: Path, cfg: TrainConfig) -> Start:
+    """The newest good checkpoint of the run; a warning names those that are damaged.
+
+    The run's folder must be locked: what a killed save left is removed. Raises CheckpointError
+    where the run keeps no checkpoints, or where none of those that it had is good.
+    """
+    checkpoints = folder / "checkpoints"
+    for place in (folder, checkpoints):
+        remove_leftovers(place)
+    if not cfg.checkpoint:
+        raise CheckpointError(
+            "resume",
+            f"{folder} was made with checkpoint=false; start it anew, with checkpoint=true",
+        )
+    # Without a step there is nothing but a validation, which is made again.
+    if cfg.budget.steps == 0 or not known_checkpoints(checkpoints):
+        return Start()
+    chosen = choose_checkpoint(checkpoints)
+    if (warning := chosen.warning()) is not None:
+        print(warning, file=sys.stderr)
+    return _start(chosen)
+
+
+def _start(chosen: Chosen) -> Start:
+    content = chosen.content
+    try:
+        states = content["callbacks"]
+        clock, rows, facts = (dict(states[key]) for key in SAVED_BY)
+        return Start(
+            chosen.path,
+            int(content["global_step"]),
+            bool(facts["validated"]),
+            float(clock["seconds"]),
+            int(rows["rows"]),
+            {name: facts[name] for name in FACTS},
+            {name.removeprefix("model."): w for name, w in content["state_dict"].items()},
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(
+            "checkpoint", f"{chosen.path} is of another version of gptattn, it lacks {error}"
+        ) from None
+
+
+def check_same(start: Start, now: dict[str, Any]) -> None:
+    """Raise ConfigError where the run would not go on as it began; `now` is from `facts_of`."""
+    if start.source is None:
+        return
+    was = start.facts
+    for name, setting, what in (
+        ("text_sha256", "data", "the text"),
+        ("tokenizer", "tokenizer", "the tokenizer"),
+    ):
+        if was[name] != now[name]:
+            raise ConfigError(
+                setting, f"{what} has changed since the run began; put back what it was"
+            )
+    if was["device"] != now["device"]:
+        raise ConfigError(
+            "trainer.accelerator",
+            f"the run began on {was['device']}, and this would be {now['device']}",
+        )
+    if was["torch"] != now["torch"]:
+        print(
+            f"warning: torch: the run began with {was['torch']}, this is {now['torch']}: the last "
+            "bits may differ",
+            file=sys.stderr,
+        )
+
+
+def check_budget(start: Start, budget: Budget) -> bool:
+    """Whether nothing is left to train. Raises ConfigError for a budget below what was spent."""
+    if budget.steps is not None and budget.steps < start.step:
+        raise ConfigError(
+            "budget", f"comes to {budget.steps} steps, and {start.step} are taken; give more"
+        )
+    return budget.progress(start.step, start.seconds) >= 1.0
+
+
+def finished(folder: Path) -> dict[str, Any] | None:
+    """The summary of a finished run; None where it has none, or half of one."""
+    try:
+        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+        return summary if summary["status"] == "done" else None
+    except (OSError, ValueError, LookupError, TypeError):
+        return None

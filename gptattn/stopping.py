@@ -1,0 +1,52 @@
+"""SIGTERM and Ctrl-C while a run trains: a wish, granted where the state is whole."""
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from typing import NoReturn
+
+WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
+
+
+class Stopped(BaseException):
+    """A run that ended as asked, at the end of optimizer step `step`; `saved` if it can go on.
+
+    No Exception: what catches those must let it through.
+    """
+
+    def __init__(self, signum: int, step: int, saved: bool) -> None:
+        super().__init__(f"signal {signum} at step {step}")
+        self.signum, self.step, self.saved = signum, step, saved
+
+
+class StopRequest:
+    """Notes the first SIGTERM or Ctrl-C. A second Ctrl-C is a KeyboardInterrupt, at once."""
+
+    def __init__(self) -> None:
+        self.signum: int | None = None
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        """Handle both signals; those who handled them before get them back."""
+        before = {number: signal.getsignal(number) for number in WORDS}
+        for number in WORDS:
+            signal.signal(number, self._note)
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _note(self, signum: int, frame: object) -> None:
+        if self.signum is None:
+            self.signum = signum
+            again = "; Ctrl-C again ends it now" if signum == signal.SIGINT else ""
+            # print() may be what was interrupted, and is not made to be entered twice.
+            os.write(2, f"{WORDS[signal.Signals(signum)]}: ends after this step{again}\n".encode())
+        elif signum == signal.SIGINT:
+            raise KeyboardInterrupt
+
+    def grant(self, step: int, saved: bool) -> NoReturn:
+        assert self.signum is not None
+        raise Stopped(self.signum, step, saved)
