@@ -184,7 +184,8 @@ def test_the_cache_bytes_that_are_reported_are_the_bytes_allocated(variant, dtyp
 @pytest.mark.skipif(not STATM.exists(), reason="asks Linux what the process holds")
 def test_the_process_grows_by_the_cache_bytes_that_are_reported(variant):
     attention = build_attention(variant, context_length=4096)
-    rows = 2**26 // attention.new_cache(1, 4096).nbytes
+    # Tensors this large are never put into memory that was freed before.
+    rows = 2**28 // attention.new_cache(1, 4096).nbytes
     before = resident_bytes()
     cache = attention.new_cache(rows, 4096)
     for tensor in tree_leaves(vars(cache)):
