@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -317,7 +318,14 @@ def test_a_sweep_outlives_a_failed_run_and_the_rerun_makes_only_what_is_missing(
 def test_ctrl_c_ends_a_sweep_with_130_and_the_rerun_goes_on(tmp_path: Path) -> None:
     arguments = [*tiny(tmp_path, "seed=1,2", "checkpoint=false", "sweep.jobs=1"), "-m"]
     start = [sys.executable, str(CONF.parent / "train.py"), *arguments]
-    process = subprocess.Popen(start, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        start,
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        # Shells start what runs in the background with Ctrl-C ignored; so may these tests be.
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+    )
     ledger = tmp_path / "outputs" / "scratch" / NAME
     deadline = time.monotonic() + 60
     while not (ledger.exists() and ledger.read_bytes().count(b"\n") == 3):
