@@ -8,7 +8,7 @@ import difflib
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Any, Literal, Optional, get_args
 
 from gptattn.errors import ConfigError
 
@@ -113,7 +113,8 @@ class TrainConfig:
 
 
 PRECISIONS = ["32-true", "bf16-mixed", "16-mixed", "bf16-true", "64-true"]
-INIT_METHODS = ["mean", "first", "random"]
+InitMethod = Literal["mean", "first", "random"]
+INIT_METHODS: list[str] = list(get_args(InitMethod))
 MATCHES = ["none", "params", "flops", "kv_cache"]
 ACCELERATORS = ["auto", "cpu", "gpu"]
 

@@ -6,27 +6,24 @@ export, a change of the number of key/value heads, and a load.
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from gptattn import gpt2
 from gptattn.attention.base import HeadWeights
-from gptattn.config import TrainConfig
+from gptattn.config import InitMethod, TrainConfig
 from gptattn.data import bpe_files
 from gptattn.errors import CheckpointError, ConfigError, NumericError
 from gptattn.gpt import GPT
 from gptattn.hub import local_folder
 from gptattn.saved import load_run
 
-Method = Literal["mean", "first", "random"]
-METHODS = get_args(Method)
 INIT_STD = 0.02  # of the random method: GPT-2's initialisation
 
 
 def convert_heads(
-    weights: HeadWeights, num_kv_heads: int, method: Method, generator: torch.Generator
+    weights: HeadWeights, num_kv_heads: int, method: InitMethod, generator: torch.Generator
 ) -> HeadWeights:
     """The same layer with `num_kv_heads` key/value heads.
 
@@ -77,7 +74,7 @@ def initialise(model: GPT, cfg: TrainConfig) -> None:
     cannot be read, ConfigError, with the settings to give, for what cannot be converted.
     """
     assert cfg.init_from is not None
-    method: Method = cfg.init_method  # type: ignore[assignment]
+    method: InitMethod = cfg.init_method  # type: ignore[assignment]
     try:
         folder = local_folder(cfg.init_from, "init_from", (*gpt2.FILES, *bpe_files.FILES))
         if not folder.is_dir():
@@ -150,7 +147,7 @@ def _sizes(model: GPT) -> dict[str, int | bool]:
 
 
 @torch.no_grad()
-def convert(source: GPT, target: GPT, method: Method = "mean", seed: int = 0) -> None:
+def convert(source: GPT, target: GPT, method: InitMethod = "mean", seed: int = 0) -> None:
     """Put the weights of `source` into `target`, which differs in its attention alone.
 
     Exact between the wrapper, the split form and GQA with as many key/value heads, and wherever

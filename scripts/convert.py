@@ -17,8 +17,8 @@ from gptattn.compose import (
     quoted,
     to_train_config,
 )
-from gptattn.config import TrainConfig, check_choice
-from gptattn.convert import METHODS, Method, convert
+from gptattn.config import INIT_METHODS, InitMethod, TrainConfig, check_choice
+from gptattn.convert import convert
 from gptattn.data import bpe_files
 from gptattn.errors import ConfigError, RunFolderError
 from gptattn.saved import SavedRun, load_run, refuse_taken, save_model, write_files
@@ -114,8 +114,8 @@ def target_settings(cfg: TrainConfig, to: str, changes: dict[str, str]) -> Train
 
 
 def run(args: Arguments, changes: dict[str, str]) -> None:
-    check_choice("method", args.method, METHODS)
-    method: Method = args.method  # type: ignore[assignment]
+    check_choice("method", args.method, INIT_METHODS)
+    method: InitMethod = args.method  # type: ignore[assignment]
     if not 0 <= args.seed < 2**63:
         raise ConfigError("seed", f"{args.seed} is out of range; 0 to 2**63 - 1")
     if args.path is not None and str(args.source) != "gpt2":

@@ -6,22 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from gptattn.compare.ending import end_with
 from gptattn.compare.runs import Run, one_line, read_runs
-from gptattn.errors import UserError
 
 
 def main() -> NoReturn:
     """`gptattn-compare FOLDER...`. Exits with the codes of `gptattn.errors`."""
     args = _arguments()
-    try:
-        _report(args)
-    except UserError as error:
-        print(f"error: {one_line(str(error))}", file=sys.stderr)
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        sys.exit(130)
-    sys.exit(0)
+    end_with(lambda: _report(args))
 
 
 def _arguments() -> argparse.Namespace:

@@ -43,9 +43,11 @@ def text(path: str | None, pattern: str = "**/*") -> str:
             return read_text(root)
     except OSError as error:  # a name too long, a loop of links
         raise DataError("data.path", f"{path[:80]}: {error.strerror}; give another path") from None
+    if Path(pattern).anchor:
+        raise DataError("data.pattern", f"{pattern!r} is no pattern (not relative); try **/*")
     try:
         files = sorted(f for f in root.glob(pattern) if f.is_file() and not _is_hidden(f, root))
-    except (NotImplementedError, ValueError) as error:
+    except ValueError as error:
         raise DataError("data.pattern", f"{pattern!r} is no pattern ({error}); try **/*") from None
     if not files:
         raise DataError("data.path", f"no file below {root} matches data.pattern={pattern}")

@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
+from gptattn.compare.ending import end_with
 from gptattn.compare.runs import one_line, read_runs
-from gptattn.errors import UserError
 
 
 def main() -> NoReturn:
@@ -17,15 +17,7 @@ def main() -> NoReturn:
         "--out", type=Path, metavar="DIR", help="default: report/ in the sweep's folder"
     )
     args = parser.parse_args()
-    try:
-        _report(args.folder, args.out or args.folder / "report")
-    except UserError as error:
-        print(f"error: {one_line(str(error))}", file=sys.stderr)
-        sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        sys.exit(130)
-    sys.exit(0)
+    end_with(lambda: _report(args.folder, args.out or args.folder / "report"))
 
 
 def _report(folder: Path, out: Path) -> None:

@@ -1,0 +1,21 @@
+"""How the reporting commands end."""
+
+import sys
+from collections.abc import Callable
+from typing import NoReturn
+
+from gptattn.compare.runs import one_line
+from gptattn.errors import UserError
+
+
+def end_with(report: Callable[[], None]) -> NoReturn:
+    """Report, then exit with the codes of `gptattn.errors`: a user's mistake is one line."""
+    try:
+        report()
+    except UserError as error:
+        print(f"error: {one_line(str(error))}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
+    sys.exit(0)
