@@ -4,6 +4,7 @@ Converted models lie in folders of the same form: config.yaml, and model.safeten
 the checkpoints.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -13,15 +14,26 @@ import yaml
 from torch import Tensor
 
 from gptattn.build import build_model, build_tokenizer
-from gptattn.checkpoint import read_checkpoint, read_safetensors, write_atomically
+from gptattn.checkpoint import (
+    read_checkpoint,
+    read_safetensors,
+    tensor_shapes,
+    write_atomically,
+)
 from gptattn.config import TrainConfig, check
+from gptattn.cost import parameter_count
 from gptattn.data.bpe_files import IN_RUN
 from gptattn.data.tokenizer import Tokenizer
+from gptattn.device import total_memory_bytes
 from gptattn.errors import CheckpointError, ConfigError
 from gptattn.gpt import GPT
+from gptattn.targets import check_targets
+from gptattn.untrusted import read_yaml
 
 WEIGHTS = "model.safetensors"
 CONFIG_BYTES = 1_000_000  # a run writes 2 kB
+# Of a checkpoint: per parameter a weight of 64 bits and AdamW's two averages; all the rest.
+MOST_BYTES, OTHER_BYTES = 24, 32_000_000
 
 
 @dataclass(frozen=True)
@@ -35,24 +47,76 @@ class SavedRun:
     source: Path  # of the weights
 
 
-def load_run(folder: Path) -> SavedRun:
-    """The run in `folder`. Raises CheckpointError for what is missing, damaged or foreign."""
-    cfg = load_config(folder)
+def load_run(folder: Path, allow_targets: Sequence[str] = ()) -> SavedRun:
+    """The run in `folder`. Raises CheckpointError for what is missing, damaged or foreign.
+
+    `allow_targets`: packages besides gptattn that its config may name. What the config itself says
+    of them does not count: whoever made the folder wrote that.
+    """
+    cfg = load_config(folder, allow_targets)
     kept = folder / IN_RUN
     own = {"path": str(kept)} if kept.is_dir() else {}  # whatever became of the recorded path
     try:
         tokenizer = build_tokenizer(replace(cfg, tokenizer=cfg.tokenizer | own))
+        source = folder / WEIGHTS
+        if not source.is_file():
+            source = newest_checkpoint(folder)
+        weights = _weights(source, cfg, tokenizer.vocab_size)
         model = build_model(cfg, tokenizer.vocab_size)
     except ConfigError as error:
         raise CheckpointError("run", f"{folder}: config.yaml: {error}") from error
-    source = folder / WEIGHTS
-    if source.is_file():
-        weights = read_safetensors(source)
-    else:
-        source = newest_checkpoint(folder)
-        weights = _state_dict(read_checkpoint(source, "cpu"), source)
     load_weights(model, weights, source)
     return SavedRun(folder, cfg, model.eval(), tokenizer, source)
+
+
+def _weights(source: Path, cfg: TrainConfig, vocab_size: int) -> dict[str, Tensor]:
+    """The file's weights, once its header is known to be that of this model.
+
+    A config may ask for any amount of memory: nothing is built before the file has been looked at.
+    """
+    few = replace(cfg, model=replace(cfg.model, num_layers=min(cfg.model.num_layers, 2)))
+    with torch.device("meta"):
+        small = build_model(few, vocab_size)
+    if source.name == WEIGHTS:
+        shapes = tensor_shapes(source)
+        _check_header(cfg, small, shapes, source)
+        return read_safetensors(source, shapes)
+
+    def check(checkpoint: dict[str, Any]) -> None:
+        _check_header(cfg, small, _shapes(_state_dict(checkpoint, source)), source)
+
+    block = parameter_count(small.layers()[0])
+    count = parameter_count(small) + (cfg.model.num_layers - few.model.num_layers) * block
+    most = MOST_BYTES * count + OTHER_BYTES
+    return _state_dict(read_checkpoint(source, "cpu", check, most), source)
+
+
+def _check_header(
+    cfg: TrainConfig, small: GPT, found: Mapping[str, list[int] | None], source: Path
+) -> None:
+    """Raise CheckpointError where names and shapes are not those of the model of `cfg`.
+
+    `small` is that model with its first layers alone. Only where the file has as many layers are
+    the others built.
+    """
+    first = {name: list(tensor.shape) for name, tensor in small.state_dict().items()}
+    outer = {n: s for n, s in found.items() if n in first or not n.startswith("blocks.")}
+    check_shapes(first, outer, source)
+    layers = {name.split(".")[1] for name in found if name.startswith("blocks.")}
+    if len(layers) < cfg.model.num_layers:
+        raise CheckpointError(
+            "checkpoint",
+            f"{source} lacks blocks.{len(layers)}: config.yaml has {cfg.model.num_layers} layers",
+        )
+    with torch.device("meta"):
+        model = build_model(cfg, small.vocab_size)
+    tensors = [*model.parameters(), *model.buffers()]
+    needs, there = sum(t.nbytes for t in tensors), total_memory_bytes(torch.device("cpu"))
+    if needs > there:
+        raise CheckpointError(
+            "run", f"{source.parent}: its model needs {needs:,} bytes, and there are {there:,}"
+        )
+    check_shapes({n: list(t.shape) for n, t in model.state_dict().items()}, found, source)
 
 
 def save_model(folder: Path, cfg: TrainConfig, model: GPT, tokenizer: Tokenizer) -> None:
@@ -79,13 +143,15 @@ def write_files(folder: Path, tokenizer: Tokenizer) -> None:
         write_atomically(folder / name, lambda file, raw=raw: file.write(raw))
 
 
-def load_config(folder: Path) -> TrainConfig:
-    """The settings in config.yaml. Raises CheckpointError where there are none, or foreign ones."""
+def load_config(folder: Path, allow_targets: Sequence[str] = ()) -> TrainConfig:
+    """The settings in config.yaml. Raises CheckpointError where there are none, or foreign ones.
+
+    `allow_targets` takes the place of the recorded packages.
+    """
     file = folder / "config.yaml"
     try:
-        if file.stat().st_size > CONFIG_BYTES:
-            raise CheckpointError("run", f"{file} is too large to be a run's; give a run folder")
-        node = yaml.safe_load(file.read_text(encoding="utf-8"))
+        node = read_yaml(file, CONFIG_BYTES)
+        check_targets(node, allow_targets)
         cfg = _typed(TrainConfig, node)
         assert isinstance(cfg, TrainConfig)
         check(cfg)
@@ -93,8 +159,8 @@ def load_config(folder: Path) -> TrainConfig:
         raise CheckpointError("run", f"{folder} holds no run; give a run folder") from None
     except (OSError, ValueError, TypeError, KeyError, yaml.YAMLError, ConfigError) as error:
         reason = str(error).splitlines()[0]
-        raise CheckpointError("run", f"{file} cannot be read ({reason})") from None
-    return cfg
+        raise CheckpointError("run", f"{file} cannot be read ({reason[:300]})") from None
+    return replace(cfg, allow_targets=list(allow_targets))
 
 
 def _typed(kind: type, node: Any) -> Any:
@@ -127,16 +193,34 @@ def _state_dict(checkpoint: dict[str, Any], source: Path) -> dict[str, Tensor]:
 
 def load_weights(model: GPT, weights: dict[str, Tensor], source: Path) -> None:
     """Put the weights into the model, every name and shape as it should be."""
-    own = model.state_dict()
-    for name in own.keys() | weights.keys():
-        if name not in weights or name not in own:
-            which = "lacks" if name in own else "has an unknown"
-            raise CheckpointError("checkpoint", f"{source} {which} {name}: it is another model's")
-        theirs = getattr(weights[name], "shape", None)
-        if theirs != own[name].shape:
-            raise CheckpointError(
-                "checkpoint",
-                f"{source}: {name} is {list(theirs or [])}, the model's is {list(own[name].shape)}",
-            )
+    own = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
+    check_shapes(own, _shapes(weights), source)
     with torch.no_grad():
         model.load_state_dict(weights)
+
+
+def _shapes(weights: dict[str, Any]) -> dict[str, list[int] | None]:
+    """None for what is no tensor of floating-point numbers."""
+    return {
+        name: list(weight.shape)
+        if isinstance(weight, Tensor) and weight.is_floating_point()
+        else None
+        for name, weight in weights.items()
+    }
+
+
+def check_shapes(
+    own: Mapping[str, list[int]], found: Mapping[str, list[int] | None], source: Path
+) -> None:
+    """Raise CheckpointError for a name that the model has not or lacks, or for another shape."""
+    for name in sorted(own.keys() | found.keys()):
+        if name not in found or name not in own:
+            which = "lacks" if name in own else "has an unknown"
+            raise CheckpointError(
+                "checkpoint", f"{source} {which} {name[:100]!r}: it is another model's"
+            )
+        if found[name] != own[name]:
+            theirs = found[name] or "no tensor of floating-point numbers"
+            raise CheckpointError(
+                "checkpoint", f"{source}: {name} is {theirs}, the model's is {own[name]}"
+            )

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from gptattn.arguments import parse
+from gptattn.arguments import NO_NAMES, Names, parse
 from gptattn.data.tokenizer import Tokenizer
 from gptattn.device import resolve_device, set_threads, synchronize
 from gptattn.errors import ConfigError, DataError, UserError
@@ -35,6 +35,7 @@ python scripts/generate.py run=outputs/... prompt="To be"
   full=slide              at the context's end: slide (read its newer half anew), or stop
   device=auto             cpu, gpu or auto
   threads=N               CPU threads; default: all
+  allow_targets=PACKAGE    packages besides gptattn that the run may name, with commas
 """
 
 
@@ -56,6 +57,7 @@ class Arguments:
     full: str = "slide"
     device: str = "auto"
     threads: int | None = None
+    allow_targets: Names = NO_NAMES
 
 
 def check(args: Arguments) -> None:
@@ -125,7 +127,7 @@ def run(args: Arguments) -> None:
     device = resolve_device(args.device, "device")
     set_threads(args.threads)
     prompts = read_all(args)
-    saved = load_run(args.run)
+    saved = load_run(args.run, args.allow_targets)
     model = saved.model.to(device)
     context = model.context_length
     ids = [saved.tokenizer.encode(prompt, "prompt").astype("int64") for prompt in prompts]

@@ -15,8 +15,8 @@ PACKAGE = Path(gptattn.__file__).parent
 
 # Low to high. `name.*` stands for a package and all that is in it.
 LAYERS = (
-    ("gptattn", "errors", "template"),
-    ("config", "hub"),
+    ("gptattn", "errors", "template", "untrusted", "archive"),
+    ("config", "hub", "targets"),
     (
         "data",
         "data.text",
