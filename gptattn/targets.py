@@ -28,8 +28,11 @@ def check_targets(node: Any, allow_targets: Sequence[str]) -> None:
         check_name(field, target, [HOMES[group], *allow_targets])
 
 
-def check_name(field: str, target: Any, packages: Iterable[str]) -> None:
-    """Raise ConfigError where `target` is no public name inside of one of the packages."""
+def check_name(field: str, target: Any, packages: Iterable[str], *, private: bool = False) -> None:
+    """Raise ConfigError where `target` is no name inside of one of the packages.
+
+    `private`: also names that begin with an underscore.
+    """
     packages = list(packages)
     if not isinstance(target, str):
         raise ConfigError(field, "is missing; name a class, package.module.Class")
@@ -40,7 +43,7 @@ def check_name(field: str, target: Any, packages: Iterable[str]) -> None:
             "add its package to allow_targets, if you trust it",
         )
     parts = target.replace(":", ".").split(".")
-    if not all(part.isidentifier() and not part.startswith("_") for part in parts):
+    if not all(part.isidentifier() and (private or part[0] != "_") for part in parts):
         raise ConfigError(field, f"{target[:100]!r} is no public name; package.module.Class")
 
 

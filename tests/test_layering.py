@@ -55,7 +55,7 @@ LAYERS = (
         "sweep.checks",
         "sweep.ending",
     ),
-    ("sweep.run",),
+    ("sweep.run", "overlay"),
     ("compose",),
     ("cli",),
     ("sweep.worker",),
@@ -132,7 +132,7 @@ def test_modules_do_not_import_each_other_in_a_circle() -> None:
 
 @pytest.mark.parametrize("module", modules())
 def test_only_the_command_line_knows_hydra(module: str) -> None:
-    if module not in ("gptattn.cli", "gptattn.compose"):
+    if module not in ("gptattn.cli", "gptattn.compose", "gptattn.overlay"):
         assert not foreign(modules()[module]) & {"hydra", "omegaconf"}
 
 
