@@ -14,6 +14,7 @@ from gptattn.checkpoint import read_safetensors, tensor_shapes, write_atomically
 from gptattn.errors import CheckpointError, ConfigError
 from gptattn.gpt import GPT
 from gptattn.position.learned import LearnedPosition
+from gptattn.untrusted import read_bytes
 
 CONFIG_BYTES = 1_000_000
 # Ours, theirs; a Conv1D of theirs is a Linear of ours transposed.
@@ -58,9 +59,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     """Our sizes, as overrides of `model`. Raises CheckpointError for what is no GPT-2 of ours."""
     file = folder / "config.json"
     try:
-        if file.stat().st_size > CONFIG_BYTES:
-            raise ValueError("it is too large")
-        node = json.loads(file.read_text(encoding="utf-8"))
+        node = json.loads(read_bytes(file, CONFIG_BYTES).decode("utf-8"))
         for name, allowed in KNOWN.items():
             if node.get(name, allowed[0]) not in allowed:
                 raise ValueError(f"{name} is {node[name]!r:.60}, a GPT-2 here has {allowed[0]!r}")

@@ -7,9 +7,10 @@ from pathlib import Path
 import yaml
 
 from gptattn.compare.groups import MUST_AGREE, counted
-from gptattn.compare.runs import LOADER, Run, one_line
+from gptattn.compare.runs import Run, one_line
 from gptattn.config import INIT_METHODS
 from gptattn.errors import ConfigError, DataError
+from gptattn.untrusted import read_yaml
 
 MULTIRUN_BYTES = 1_000_000  # of Hydra's multirun.yaml; it writes 10 kB
 Cell = tuple[str, str, int]  # target, method, steps of uptraining
@@ -145,9 +146,7 @@ def command_of(folder: Path) -> str | None:
     """The sweep's command line, as its folder's multirun.yaml has it; None where it has none."""
     file = folder / "multirun.yaml"
     try:
-        if file.stat().st_size > MULTIRUN_BYTES:
-            return None
-        node = yaml.load(file.read_text(encoding="utf-8"), Loader=LOADER)
+        node = read_yaml(file, MULTIRUN_BYTES)
         task = map(str, node["hydra"]["overrides"]["task"])
         return one_line(f"python train.py -m {' '.join(task)}")
     except (OSError, ValueError, LookupError, TypeError, yaml.YAMLError):
