@@ -171,10 +171,10 @@ def refused(run: Path) -> Iterator[str]:
         lambda: AtomicCheckpointIO().load_checkpoint(checkpoint_of(run), weights_only=False),
         lambda: load_run(run),
     ):
-        start = time.perf_counter()
+        start = time.process_time()
         with pytest.raises(CheckpointError) as error:
             read()
-        assert time.perf_counter() - start < 1
+        assert time.process_time() - start < 1
         assert "\n" not in str(error.value)
         yield str(error.value)
 
@@ -280,10 +280,10 @@ def test_a_config_of_a_giant_model_builds_none(name: str, form: str, run: Path) 
     (run / "config.yaml").write_text(yaml.safe_dump(config))
     if form == "safetensors":
         save_file({"w": torch.zeros(4)}, run / "model.safetensors")
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(CheckpointError, match=r"lacks|the model's is|has an unknown"):
         load_run(run)
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
 
 
 def test_tables_that_no_weight_shows_are_counted_before_they_are_made(
