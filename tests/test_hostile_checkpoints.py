@@ -25,7 +25,7 @@ from safetensors.torch import save_file
 from support import train
 
 from gptattn.archive import check_pickle
-from gptattn.checkpoint import AtomicCheckpointIO, read_checkpoint
+from gptattn.checkpoint import AtomicCheckpointIO, read_checkpoint, step_of
 from gptattn.errors import CheckpointError
 from gptattn.saved import load_run
 
@@ -160,8 +160,11 @@ def run(trained: Path, tmp_path: Path) -> Path:
 
 
 def checkpoint_of(run: Path) -> Path:
-    (file,) = (run / "checkpoints").glob("*.ckpt")
-    return file
+    """The run's only checkpoint, and no sum beside it: that of a hostile file would fit."""
+    *older, newest = sorted((run / "checkpoints").glob("*.ckpt"), key=step_of)
+    for path in [*older, *(run / "checkpoints").glob("*.sha256")]:
+        path.unlink()
+    return newest
 
 
 def refused(run: Path) -> Iterator[str]:
