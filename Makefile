@@ -1,15 +1,18 @@
 # make train ARGS="attn=gqa"   set up, then train      make board   TensorBoard over outputs/
 # make test                    set up, then test       make lint    format, lint and types
 # make bench                   measure against peers   make report  compare finished runs
+# make audit                   known flaws of the pinned versions
 
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 BENCH  := .venv-bench
+AUDIT  := .venv-audit
+PIP_AUDIT := 2.10.1
 ARGS   ?=
 
-.PHONY: train test lint board report bench bench-train bench-attention bench-decode clean
+.PHONY: train test lint board report bench bench-train bench-attention bench-decode audit clean
 
 # One environment for everything. It is made anew only when what it is made from changes.
 $(STAMP): pyproject.toml constraints.txt
@@ -55,5 +58,14 @@ bench-attention: $(BENCH)/.installed
 bench-decode: $(STAMP)
 	$(BIN)/python scripts/bench_decode.py $(ARGS)
 
+# Apart, so that what it audits is what users get. Every pin is listed, so nothing is resolved.
+$(AUDIT)/.installed: Makefile
+	$(PYTHON) -m venv --clear $(AUDIT)
+	$(AUDIT)/bin/python -m pip install --quiet --disable-pip-version-check pip-audit==$(PIP_AUDIT)
+	touch $@
+
+audit: $(AUDIT)/.installed
+	$(AUDIT)/bin/pip-audit --strict --no-deps --disable-pip -r constraints.txt $(ARGS)
+
 clean:
-	rm -rf $(VENV) $(BENCH) build dist .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(BENCH) $(AUDIT) build dist .pytest_cache .ruff_cache

@@ -13,6 +13,18 @@ from gptattn.errors import ConfigError
 T = TypeVar("T")
 
 
+class Names(tuple[str, ...]):
+    """`a,b`: names with commas between them."""
+
+    __slots__ = ()
+
+    def __new__(cls, text: str = "") -> "Names":
+        return super().__new__(cls, (name for name in text.split(",") if name))
+
+
+NO_NAMES = Names()
+
+
 def parse(kind: type[T], arguments: Sequence[str]) -> T:
     """The dataclass `kind` from arguments. Raises ConfigError naming the argument that is wrong.
 

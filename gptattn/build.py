@@ -16,6 +16,7 @@ from gptattn.data.tokens import TokenData, load_tokens
 from gptattn.errors import ConfigError
 from gptattn.gpt import GPT
 from gptattn.position.base import HeadPosition, InputPosition
+from gptattn.targets import HOMES, check_name
 
 # Where a constructor's argument is filled from the model's settings, the user must look there.
 SETTING_OF = {
@@ -138,16 +139,10 @@ def shared_arguments(model: ModelConfig) -> dict[str, Any]:
 
 
 def find_target(group: str, spec: Spec, allow_targets: Sequence[str]) -> Callable[..., Any]:
-    """The class or function that `spec` names, from gptattn or an allowed package."""
-    target = spec.get("_target_")
-    if not isinstance(target, str):
-        raise ConfigError(f"{group}._target_", "is missing; name a class, package.module.Class")
-    packages = ["gptattn", *allow_targets]
-    if not any(target.startswith(f"{package}.") for package in packages):
-        raise ConfigError(
-            f"{group}._target_",
-            f"{target} is outside of {', '.join(packages)}; add its package to allow_targets",
-        )
+    """The class or function that `spec` names, from its group's home or an allowed package."""
+    packages = [HOMES.get(group, "gptattn"), *allow_targets]
+    target: Any = spec.get("_target_")
+    check_name(f"{group}._target_", target, packages)
     try:
         found = pkgutil.resolve_name(target)
     except (ImportError, AttributeError, ValueError) as error:

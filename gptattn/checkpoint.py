@@ -7,9 +7,8 @@ checkpoint gets its name, so a name without it, or one that does not fit it, is 
 import contextlib
 import hashlib
 import os
-import pickle
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -17,6 +16,7 @@ from typing import IO, Any
 import torch
 from lightning.fabric.plugins import CheckpointIO
 
+from gptattn.archive import check_archive
 from gptattn.errors import CheckpointError
 
 SUM = ".sha256"
@@ -38,6 +38,22 @@ class Chosen:
             return None
         bad = ", ".join(f"{path.name} {reason}" for path, reason in self.passed_over)
         return f"warning: checkpoint: {bad}; {self.path} is used instead"
+
+
+# Names by which Lightning's load_from_checkpoint and Hydra make objects; neither reads ours.
+MAKERS = {
+    "_target_",
+    "_instantiator",
+    "_class_path",
+    "class_path",
+    "hyper_parameters",
+    "hparams_name",
+    "hparams_type",
+    "datamodule_hyper_parameters",
+    "datamodule_hparams_name",
+    "datamodule_hparams_type",
+}
+FLOATS = ["F64", "F32", "F16", "BF16"]
 
 
 class AtomicCheckpointIO(CheckpointIO):
@@ -156,13 +172,18 @@ def remove_old(folder: Path, newest: Path) -> None:
         AtomicCheckpointIO().remove_checkpoint(path)
 
 
-def choose_checkpoint(folder: Path, map_location: Any | None = "cpu") -> Chosen:
+def choose_checkpoint(
+    folder: Path,
+    map_location: Any | None = "cpu",
+    check: Callable[[dict[str, Any]], object] | None = None,
+    most: int | None = None,
+) -> Chosen:
     """Read the newest good checkpoint in the folder. Raises CheckpointError where none is good."""
     passed_over: list[tuple[Path, str]] = []
     for path in known_checkpoints(folder):
         try:
             _check_sum(path)
-            return Chosen(path, read_checkpoint(path, map_location), passed_over)
+            return Chosen(path, read_checkpoint(path, map_location, check, most), passed_over)
         except CheckpointError as error:
             passed_over.append((path, error.message.removeprefix(f"{path} ").partition(";")[0]))
     bad = ", ".join(f"{path.name} {reason}" for path, reason in passed_over)
@@ -184,29 +205,91 @@ def _check_sum(path: Path) -> None:
         raise CheckpointError("checkpoint", f"{path} is damaged (its SHA-256 is another)")
 
 
-def read_checkpoint(path: Path, map_location: Any | None = None) -> dict[str, Any]:
+def read_checkpoint(
+    path: Path,
+    map_location: Any | None = None,
+    check: Callable[[dict[str, Any]], object] | None = None,
+    most: int | None = None,
+) -> dict[str, Any]:
     """The only place that reads a checkpoint: tensors and plain values, no code.
 
-    Raises CheckpointError for a file that is missing, damaged, or holds anything else.
+    `check` sees it first while its tensors are still on the disk, to look at names and shapes.
+    Raises CheckpointError for a file that is missing, damaged, larger than `most` bytes, or holds
+    anything else.
     """
     try:
-        return torch.load(path, map_location=map_location, weights_only=True)
+        check_archive(path, most)
+        # First mapped: its tensors take no memory then.
+        for where, mapped in (("cpu", True), (map_location, False)):
+            checkpoint = torch.load(path, map_location=where, mmap=mapped, weights_only=True)
+            check_plain(checkpoint)
+            if check is not None:
+                check(checkpoint)
+        return checkpoint
     except FileNotFoundError:
         raise CheckpointError("checkpoint", f"{path} does not exist; give another path") from None
-    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
+    except CheckpointError:
+        raise
+    # What torch's reader meets in a damaged file has no end: TypeError, AssertionError and more.
+    except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise CheckpointError("checkpoint", f"{path} cannot be read ({reason})") from None
+        raise CheckpointError("checkpoint", f"{path} cannot be read ({reason[:300]})") from None
 
 
-def read_safetensors(file: Path) -> dict[str, torch.Tensor]:
-    """Raises CheckpointError for a file that is missing, cut short or none of its kind."""
+def check_plain(checkpoint: Any) -> None:
+    """Raise ValueError where it is no dict, or a name in it says what class to make."""
+    if not isinstance(checkpoint, dict):
+        raise ValueError("it is no checkpoint: it holds no names")
+    waiting, seen = [checkpoint], set()
+    while waiting:
+        node = waiting.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if isinstance(node, dict):
+            for key in node:
+                if isinstance(key, str) and key in MAKERS:
+                    raise ValueError(f"it holds {key!r}, which our checkpoints have not")
+            waiting += [value for value in node.values() if isinstance(value, dict | list | tuple)]
+        else:
+            waiting += [value for value in node if isinstance(value, dict | list | tuple)]
+
+
+def tensor_shapes(file: Path) -> dict[str, list[int]]:
+    """The names and shapes in a safetensors file's header; no tensor is read.
+
+    Raises CheckpointError for a file that is missing, cut short, or none of its kind.
+    """
+    from safetensors import safe_open
+
+    with _safetensors_errors(file), safe_open(file, framework="pt") as opened:
+        shapes = {}
+        for name in opened.keys():  # noqa: SIM118
+            part = opened.get_slice(name)
+            if part.get_dtype() not in FLOATS:
+                raise ValueError(f"{name[:80]} is {part.get_dtype()}, not one of {FLOATS}")
+            shapes[name] = list(part.get_shape())
+        return shapes
+
+
+def read_safetensors(file: Path, names: Iterable[str]) -> dict[str, torch.Tensor]:
+    """These tensors of the file. Raises CheckpointError as `tensor_shapes` does."""
+    from safetensors import safe_open
+
+    with _safetensors_errors(file), safe_open(file, framework="pt") as opened:
+        return {name: opened.get_tensor(name) for name in names}
+
+
+@contextlib.contextmanager
+def _safetensors_errors(file: Path) -> Iterator[None]:
     from safetensors import SafetensorError
-    from safetensors.torch import load_file
 
     try:
-        return load_file(file)
+        if file.exists() and not file.is_file():
+            raise ValueError("it is not a regular file")
+        yield
     except FileNotFoundError:
         raise CheckpointError("checkpoint", f"{file} does not exist; give another path") from None
     except (SafetensorError, OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
-        raise CheckpointError("checkpoint", f"{file} cannot be read ({reason})") from None
+        raise CheckpointError("checkpoint", f"{file} cannot be read ({reason[:300]})") from None

@@ -193,12 +193,12 @@ def _check_command(args: Namespace) -> Path | None:
         raise ConfigError("-sc", "takes install=SHELL or uninstall=SHELL; bash, zsh or fish")
     if args.hydra_help or args.shell_completion:
         return None
-    for flag, path in (
-        ("--config-dir", args.config_dir),
-        ("--experimental-rerun", args.experimental_rerun),
-    ):
-        if path is not None and not Path(path).exists():
-            raise ConfigError(flag, f"{path} does not exist; give a path that does")
+    if args.experimental_rerun is not None:
+        raise ConfigError(
+            "--experimental-rerun", "reads a pickle, which may run anything; give the overrides"
+        )
+    if args.config_dir is not None and not Path(args.config_dir).exists():
+        raise ConfigError("--config-dir", f"{args.config_dir} does not exist; give one that does")
     overrides = list(args.overrides)
     if args.config_dir is not None:
         overrides.append(f"hydra.searchpath=[file://{Path(args.config_dir).absolute()}]")
@@ -241,5 +241,8 @@ def report(error: Exception, debug: bool = False) -> int:
     if known is None:
         print(f"error: internal: {type(error).__name__}; please report it", file=sys.stderr)
         return 1
-    print("error: " + re.sub(r"\s*\n\s*", " ", str(known)).strip(), file=sys.stderr)
+    line = re.sub(r"\s*[\r\n]\s*", " ", str(known)).strip()
+    # What was given is told again; a terminal must not obey what is in it.
+    line = "".join(c if c.isprintable() else "\ufffd" for c in line)
+    print(f"error: {line}", file=sys.stderr)
     return known.exit_code

@@ -22,6 +22,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from gptattn.config import TrainConfig, suggest
 from gptattn.errors import ConfigError, DiskError, UserError
+from gptattn.overlay import check_composed, read_config_text, register_checked_files
 from gptattn.sweep.plan import Plan
 
 CONFIG_NAME = "train"
@@ -53,6 +54,7 @@ DISK_ERRORS = {
 
 def register_resolvers() -> None:
     OmegaConf.register_new_resolver("run_name", run_name, use_cache=True, replace=True)
+    register_checked_files()
 
 
 @contextmanager
@@ -75,9 +77,11 @@ def _load(overrides: Sequence[str], config_name: str, run_mode: RunMode) -> Dict
     _check_choices(overrides, run_mode)
     try:
         loader = GlobalHydra.instance().config_loader()
-        return loader.load_configuration(config_name, list(overrides), run_mode)
+        cfg = loader.load_configuration(config_name, list(overrides), run_mode)
     except HydraException as error:
         raise _from_hydra(error, overrides) from error
+    check_composed(cfg, overrides)
+    return cfg
 
 
 def _check_choices(overrides: Sequence[str], run_mode: RunMode) -> None:
@@ -137,7 +141,7 @@ def _settings_of(
         raise ConfigError(field, f"{variant!r} is no variant; {suggest(variant, files)}")
     reference = OmegaConf.merge(settings, {})
     assert isinstance(reference, DictConfig)
-    reference.attn = OmegaConf.load(files[variant])
+    reference.attn = OmegaConf.create(read_config_text(files[variant]))
     OmegaConf.resolve(reference)
     spec = reference.attn
     assert isinstance(spec, DictConfig)
@@ -154,6 +158,7 @@ def planned(loader: ConfigLoader, config: DictConfig, overrides: Sequence[str], 
         cfg = loader.load_sweep_config(config, list(overrides))
     except HydraException as error:
         raise _from_hydra(error, overrides) from error
+    check_composed(cfg, [*config.hydra.overrides.task, *overrides])
     with open_dict(cfg):
         cfg.hydra.job.id = cfg.hydra.job.num = num
     before = HydraConfig.instance().cfg

@@ -4,6 +4,7 @@ Every variant speaks one canonical per-head layout (`HeadWeights`), so that a co
 export, a change of the number of key/value heads, and a load.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -81,7 +82,7 @@ def initialise(model: GPT, cfg: TrainConfig) -> None:
             raise CheckpointError(
                 "run", f"{folder} is no folder; give a run's, a GPT-2's, or hf:owner/name"
             )
-        source, choices = _source(folder)
+        source, choices = _source(folder, cfg.allow_targets)
         needed = _settings_to_give(source, choices, model, cfg)
         if needed:
             raise ConfigError(
@@ -94,12 +95,12 @@ def initialise(model: GPT, cfg: TrainConfig) -> None:
         raise type(error)(field, error.message) from error
 
 
-def _source(folder: Path) -> tuple[GPT, dict[str, str]]:
+def _source(folder: Path, allow_targets: Sequence[str]) -> tuple[GPT, dict[str, str]]:
     """The model in a folder, and the choices of tokenizer and position that go with it."""
     if gpt2.is_gpt2(folder):
         tokenizer = {"tokenizer": "gpt2"} if bpe_files.find(folder) else {}
         return gpt2.load(folder), {"position": "learned", **tokenizer}
-    saved = load_run(folder)
+    saved = load_run(folder, allow_targets)
     return saved.model, saved.cfg.choices
 
 

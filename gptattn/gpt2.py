@@ -10,10 +10,11 @@ from torch import Tensor
 
 from gptattn.attention import MultiHeadAttention
 from gptattn.attention.base import HeadWeights
-from gptattn.checkpoint import read_safetensors, write_atomically
+from gptattn.checkpoint import read_safetensors, tensor_shapes, write_atomically
 from gptattn.errors import CheckpointError, ConfigError
 from gptattn.gpt import GPT
 from gptattn.position.learned import LearnedPosition
+from gptattn.untrusted import read_bytes
 
 CONFIG_BYTES = 1_000_000
 GPT2_END = 50256  # <|endoftext|>
@@ -37,6 +38,7 @@ PER_LAYER = {
 TRANSPOSED = ("mlp.c_fc.weight", "mlp.c_proj.weight")
 # Masks of old files, and the head, which is the embedding.
 NO_WEIGHTS = (".attn.bias", ".attn.masked_bias", "lm_head.weight")
+PREFIX = "transformer."  # of the names in some files
 GELU = ("gelu_new", "gelu_pytorch_tanh")
 FILES = ("config.json", "model.safetensors")
 # What config.json may say beyond sizes; where it says nothing, this is GPT-2's.
@@ -58,9 +60,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     """Our sizes, as overrides of `model`. Raises CheckpointError for what is no GPT-2 of ours."""
     file = folder / "config.json"
     try:
-        if file.stat().st_size > CONFIG_BYTES:
-            raise ValueError("it is too large")
-        node = json.loads(file.read_text(encoding="utf-8"))
+        node = json.loads(read_bytes(file, CONFIG_BYTES).decode("utf-8"))
         for name, allowed in KNOWN.items():
             if node.get(name, allowed[0]) not in allowed:
                 raise ValueError(f"{name} is {node[name]!r:.60}, a GPT-2 here has {allowed[0]!r}")
@@ -115,26 +115,48 @@ def load(folder: Path) -> GPT:
 def _weights(file: Path, sizes: dict[str, Any]) -> dict[str, Tensor]:
     """The file's tensors by GPT-2's names. Raises CheckpointError where they are of other sizes.
 
-    Checked before a model is built: config.json may ask for any amount of memory.
+    Checked before a tensor is read or a model is built: both may ask for any amount of memory.
     """
-    found = {k.removeprefix("transformer."): v for k, v in read_safetensors(file).items()}
-    found = {k: v for k, v in found.items() if not f".{k}".endswith(NO_WEIGHTS)}
-    d_model, count = sizes["d_model"], sizes["num_layers"]
-    layers = {match[1] for name in found if (match := re.match(r"h\.(\d+)\.", name))}
+    try:
+        header = tensor_shapes(file)
+    except CheckpointError as error:
+        raise CheckpointError("path", error.message) from None
+    shapes = {name.removeprefix(PREFIX): shape for name, shape in header.items()}
+    shapes = {k: v for k, v in shapes.items() if not f".{k}".endswith(NO_WEIGHTS)}
+    count = sizes["num_layers"]
+    layers = {match[1] for name in shapes if (match := re.match(r"h\.(\d+)\.", name))}
     if len(layers) < count:
         raise CheckpointError("path", f"{file} lacks h.{len(layers)}: config.json has {count}")
-    for name, shape in {
-        "wte.weight": [sizes["vocab_size"], d_model],
-        "wpe.weight": [sizes["context_length"], d_model],
-        "h.0.mlp.c_fc.weight": [d_model, sizes["d_mlp"]],
-    }.items():
-        if name not in found:
+    expected = _shapes(sizes)
+    for name in [*expected, *shapes]:
+        if name not in shapes:
             raise CheckpointError("path", f"{file} lacks {name}")
-        if list(found[name].shape) != shape:
-            raise CheckpointError(
-                "path", f"{file}: {name} is {list(found[name].shape)}, not {shape}"
-            )
-    return found
+        if name not in expected:
+            raise CheckpointError("path", f"{file} has an unknown {name[:100]!r}")
+        if shapes[name] != expected[name]:
+            raise CheckpointError("path", f"{file}: {name} is {shapes[name]}, not {expected[name]}")
+    found = read_safetensors(file, [k for k in header if k.removeprefix(PREFIX) in shapes])
+    return {name.removeprefix(PREFIX): tensor for name, tensor in found.items()}
+
+
+def _shapes(sizes: dict[str, Any]) -> dict[str, list[int]]:
+    """The shape of every tensor in a GPT-2 of these sizes, as its files have them."""
+    width, inner = sizes["d_model"], sizes["d_mlp"]
+    shapes = {
+        "wte.weight": [sizes["vocab_size"], width],
+        "wpe.weight": [sizes["context_length"], width],
+        "ln_f.weight": [width],
+        "ln_f.bias": [width],
+    }
+    layer = {"mlp.c_fc": (width, inner), "mlp.c_proj": (inner, width)}
+    layer |= {"attn.c_attn": (width, 3 * width), "attn.c_proj": (width, width)}
+    for number in range(sizes["num_layers"]):
+        for name in ("ln_1.weight", "ln_1.bias", "ln_2.weight", "ln_2.bias"):
+            shapes[f"h.{number}.{name}"] = [width]
+        for name, (rows, columns) in layer.items():
+            shapes[f"h.{number}.{name}.weight"] = [rows, columns]
+            shapes[f"h.{number}.{name}.bias"] = [columns]
+    return shapes
 
 
 @torch.no_grad()

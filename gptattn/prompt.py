@@ -2,8 +2,11 @@
 
 import sys
 from pathlib import Path
+from typing import BinaryIO
 
 from gptattn.errors import ConfigError, DataError
+
+MOST = 16_000_000  # bytes; a device like /dev/zero has no end
 
 
 def read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
@@ -30,9 +33,10 @@ def read_prompts(file: Path) -> list[str]:
 def _read(prompt: str | None, file: Path | None, field: str) -> str:
     try:
         if file is not None:
-            return file.read_bytes().decode()
+            with file.open("rb") as opened:
+                return _limited(opened, field).decode()
         if prompt == "-":
-            return sys.stdin.buffer.read().decode()
+            return _limited(sys.stdin.buffer, "prompt").decode()
     except OSError as error:
         raise DataError(field, f"{file}: {error.strerror}") from None
     except UnicodeDecodeError as error:
@@ -40,3 +44,10 @@ def _read(prompt: str | None, file: Path | None, field: str) -> str:
             "prompt" if file is None else field, f"is not UTF-8 at byte {error.start}; give text"
         ) from None
     return prompt or ""
+
+
+def _limited(file: BinaryIO, field: str) -> bytes:
+    raw = file.read(MOST + 1)
+    if len(raw) > MOST:
+        raise DataError(field, f"has more than {MOST:,} bytes; give a shorter text")
+    return raw

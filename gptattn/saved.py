@@ -5,6 +5,7 @@ the checkpoints.
 """
 
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -19,16 +20,23 @@ from gptattn.checkpoint import (
     choose_checkpoint,
     known_checkpoints,
     read_safetensors,
+    tensor_shapes,
     write_atomically,
 )
 from gptattn.config import TrainConfig, check
+from gptattn.cost import parameter_count
 from gptattn.data.bpe_files import IN_RUN
 from gptattn.data.tokenizer import Tokenizer
+from gptattn.device import total_memory_bytes
 from gptattn.errors import CheckpointError, ConfigError, NumericError
 from gptattn.gpt import GPT
+from gptattn.targets import check_targets
+from gptattn.untrusted import read_yaml
 
 WEIGHTS = "model.safetensors"
 CONFIG_BYTES = 1_000_000  # a run writes 2 kB
+# Of a checkpoint: per parameter a weight of 64 bits and AdamW's two averages; all the rest.
+MOST_BYTES, OTHER_BYTES = 24, 32_000_000
 
 
 @dataclass(frozen=True)
@@ -42,24 +50,74 @@ class SavedRun:
     source: Path  # of the weights
 
 
-def load_run(folder: Path) -> SavedRun:
-    """The run in `folder`. Raises CheckpointError for what is missing, damaged or foreign."""
-    cfg = load_config(folder)
+def load_run(folder: Path, allow_targets: Sequence[str] = ()) -> SavedRun:
+    """The run in `folder`. Raises CheckpointError for what is missing, damaged or foreign.
+
+    `allow_targets`: packages besides gptattn that its config may name. What the config itself says
+    of them does not count: whoever made the folder wrote that.
+    """
+    cfg = load_config(folder, allow_targets)
     kept = folder / IN_RUN
     own = {"path": str(kept)} if kept.is_dir() else {}  # whatever became of the recorded path
     try:
         tokenizer = build_tokenizer(replace(cfg, tokenizer=cfg.tokenizer | own))
+        source, weights = _weights(folder, cfg, tokenizer.vocab_size)
         model = build_model(cfg, tokenizer.vocab_size)
     except ConfigError as error:
         raise CheckpointError("run", f"{folder}: config.yaml: {error}") from error
-    source = folder / WEIGHTS
-    if source.is_file():
-        weights = read_safetensors(source)
-    else:
-        chosen = newest_checkpoint(folder)
-        source, weights = chosen.path, _state_dict(chosen.content, chosen.path)
     load_weights(model, weights, source)
     return SavedRun(folder, cfg, model.eval(), tokenizer, source)
+
+
+def _weights(folder: Path, cfg: TrainConfig, vocab_size: int) -> tuple[Path, dict[str, Tensor]]:
+    """The file and its weights, once its header is known to be that of this model.
+
+    A config may ask for any amount of memory: nothing is built before the file has been looked at.
+    """
+    few = replace(cfg, model=replace(cfg.model, num_layers=min(cfg.model.num_layers, 2)))
+    with torch.device("meta"):
+        small = build_model(few, vocab_size)
+    source = folder / WEIGHTS
+    if source.is_file():
+        shapes = tensor_shapes(source)
+        _check_header(cfg, small, shapes, source)
+        return source, read_safetensors(source, shapes)
+
+    def check(checkpoint: dict[str, Any]) -> None:
+        _check_header(cfg, small, _shapes(_state_dict(checkpoint, folder)), folder)
+
+    block = parameter_count(small.layers()[0])
+    count = parameter_count(small) + (cfg.model.num_layers - few.model.num_layers) * block
+    chosen = newest_checkpoint(folder, check, MOST_BYTES * count + OTHER_BYTES)
+    return chosen.path, _state_dict(chosen.content, chosen.path)
+
+
+def _check_header(
+    cfg: TrainConfig, small: GPT, found: Mapping[str, list[int] | None], source: Path
+) -> None:
+    """Raise CheckpointError where names and shapes are not those of the model of `cfg`.
+
+    `small` is that model with its first layers alone. Only where the file has as many layers are
+    the others built.
+    """
+    first = {name: list(tensor.shape) for name, tensor in small.state_dict().items()}
+    outer = {n: s for n, s in found.items() if n in first or not n.startswith("blocks.")}
+    check_shapes(first, outer, source)
+    layers = {name.split(".")[1] for name in found if name.startswith("blocks.")}
+    if len(layers) < cfg.model.num_layers:
+        raise CheckpointError(
+            "checkpoint",
+            f"{source} lacks blocks.{len(layers)}: config.yaml has {cfg.model.num_layers} layers",
+        )
+    with torch.device("meta"):
+        model = build_model(cfg, small.vocab_size)
+    tensors = [*model.parameters(), *model.buffers()]
+    needs, there = sum(t.nbytes for t in tensors), total_memory_bytes(torch.device("cpu"))
+    if needs > there:
+        raise CheckpointError(
+            "run", f"{source.parent}: its model needs {needs:,} bytes, and there are {there:,}"
+        )
+    check_shapes({n: list(t.shape) for n, t in model.state_dict().items()}, found, source)
 
 
 def save_model(folder: Path, cfg: TrainConfig, model: GPT, tokenizer: Tokenizer) -> None:
@@ -92,13 +150,15 @@ def refuse_taken(folder: Path) -> None:
             raise CheckpointError("out", f"{folder} already holds a {name}; give another folder")
 
 
-def load_config(folder: Path) -> TrainConfig:
-    """The settings in config.yaml. Raises CheckpointError where there are none, or foreign ones."""
+def load_config(folder: Path, allow_targets: Sequence[str] = ()) -> TrainConfig:
+    """The settings in config.yaml. Raises CheckpointError where there are none, or foreign ones.
+
+    `allow_targets` takes the place of the recorded packages.
+    """
     file = folder / "config.yaml"
     try:
-        if file.stat().st_size > CONFIG_BYTES:
-            raise CheckpointError("run", f"{file} is too large to be a run's; give a run folder")
-        node = yaml.safe_load(file.read_text(encoding="utf-8"))
+        node = read_yaml(file, CONFIG_BYTES)
+        check_targets(node, allow_targets)
         cfg = _typed(TrainConfig, node)
         assert isinstance(cfg, TrainConfig)
         check(cfg)
@@ -114,8 +174,8 @@ def load_config(folder: Path) -> TrainConfig:
         ConfigError,
     ) as error:
         reason = str(error).splitlines()[0]
-        raise CheckpointError("run", f"{file} cannot be read ({reason})") from None
-    return cfg
+        raise CheckpointError("run", f"{file} cannot be read ({reason[:300]})") from None
+    return replace(cfg, allow_targets=list(allow_targets))
 
 
 def _typed(kind: type, node: Any) -> Any:
@@ -129,8 +189,10 @@ def _typed(kind: type, node: Any) -> Any:
     )
 
 
-def newest_checkpoint(folder: Path) -> Chosen:
+def newest_checkpoint(folder: Path, check: Callable[[dict[str, Any]], object], most: int) -> Chosen:
     """The run's newest good checkpoint, with a warning where a newer one is damaged.
+
+    `check` and `most` as in `read_checkpoint`.
 
     Raises CheckpointError where the run kept none, or none is good.
     """
@@ -138,7 +200,7 @@ def newest_checkpoint(folder: Path) -> Chosen:
         raise CheckpointError(
             "run", f"{folder} has no checkpoint; train with checkpoint=true, and to a validation"
         )
-    chosen = choose_checkpoint(folder / "checkpoints")
+    chosen = choose_checkpoint(folder / "checkpoints", "cpu", check, most)
     if (warning := chosen.warning()) is not None:
         print(warning, file=sys.stderr)
     return chosen
@@ -153,18 +215,37 @@ def _state_dict(checkpoint: dict[str, Any], source: Path) -> dict[str, Tensor]:
 
 def load_weights(model: GPT, weights: dict[str, Tensor], source: Path) -> None:
     """Put the weights into the model, every name and shape as it should be."""
-    own = model.state_dict()
-    for name in own.keys() | weights.keys():
-        if name not in weights or name not in own:
-            which = "lacks" if name in own else "has an unknown"
-            raise CheckpointError("checkpoint", f"{source} {which} {name}: it is another model's")
-        theirs = getattr(weights[name], "shape", None)
-        if theirs != own[name].shape:
-            raise CheckpointError(
-                "checkpoint",
-                f"{source}: {name} is {list(theirs or [])}, the model's is {list(own[name].shape)}",
-            )
-        if not torch.isfinite(weights[name]).all():
+    own = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
+    check_shapes(own, _shapes(weights), source)
+    for name, weight in weights.items():
+        if not torch.isfinite(weight).all():
             raise NumericError("checkpoint", f"{source}: {name} is not finite; take another")
     with torch.no_grad():
         model.load_state_dict(weights)
+
+
+def _shapes(weights: dict[str, Any]) -> dict[str, list[int] | None]:
+    """None for what is no tensor of floating-point numbers."""
+    return {
+        name: list(weight.shape)
+        if isinstance(weight, Tensor) and weight.is_floating_point()
+        else None
+        for name, weight in weights.items()
+    }
+
+
+def check_shapes(
+    own: Mapping[str, list[int]], found: Mapping[str, list[int] | None], source: Path
+) -> None:
+    """Raise CheckpointError for a name that the model has not or lacks, or for another shape."""
+    for name in sorted(own.keys() | found.keys()):
+        if name not in found or name not in own:
+            which = "lacks" if name in own else "has an unknown"
+            raise CheckpointError(
+                "checkpoint", f"{source} {which} {name[:100]!r}: it is another model's"
+            )
+        if found[name] != own[name]:
+            theirs = found[name] or "no tensor of floating-point numbers"
+            raise CheckpointError(
+                "checkpoint", f"{source}: {name} is {theirs}, the model's is {own[name]}"
+            )

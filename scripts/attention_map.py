@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gptattn.arguments import parse
+from gptattn.arguments import NO_NAMES, Names, parse
 from gptattn.attention.statistics import entropy, even_weights, sink_mass
 from gptattn.checkpoint import write_atomically
 from gptattn.config import ACCELERATORS, check_choice
@@ -31,6 +31,7 @@ python scripts/attention_map.py run=outputs/... prompt="To be"
   layer=N           this layer alone, from 0; default: all
   out=FOLDER        default: RUN/attention; pictures and the page are replaced there
   device=auto       cpu, gpu or auto
+  allow_targets=PACKAGE  packages besides gptattn that the run may name, with commas
 
 It writes layer_00.png, ... and attention.html, and prints each layer's means over its heads:
 entropy, in nats, and the weight on the first token (sink).
@@ -45,6 +46,7 @@ class Arguments:
     layer: int | None = None
     out: Path | None = None
     device: str = "auto"
+    allow_targets: Names = NO_NAMES
 
 
 def token_ids(saved: SavedRun, prompt: str) -> Tensor:
@@ -134,7 +136,7 @@ def run(args: Arguments) -> None:
     check_choice("device", args.device, ACCELERATORS)
     device = resolve_device(args.device, "device")
     prompt = read_prompt(args.prompt, args.prompt_file)
-    saved = load_run(args.run)
+    saved = load_run(args.run, args.allow_targets)
     ids = token_ids(saved, prompt)
     writer = Writer(saved, prompt, ids, args)
     saved.model.to(device).each_attention(ids.to(device), writer.look)

@@ -9,7 +9,7 @@ import torch
 import yaml
 
 from gptattn import gpt2, hub
-from gptattn.arguments import parse
+from gptattn.arguments import NO_NAMES, Names, parse
 from gptattn.build import build_model, build_tokenizer
 from gptattn.compose import (
     attention_settings,
@@ -36,6 +36,7 @@ python scripts/convert.py from=outputs/... to=gqa to.num_kv_heads=4 method=mean
   seed=1             of the random method
   out=FOLDER         default: the folder's name with _to_VARIANT behind it, beside the folder
                      or, for a name on the hub, in outputs
+  allow_targets=PACKAGE  packages besides gptattn that the run may name, with commas
 """
 
 
@@ -47,6 +48,7 @@ class Arguments:
     seed: int = 1
     out: Path | None = None
     path: str | None = None
+    allow_targets: Names = NO_NAMES
 
     @property
     def where(self) -> Path:
@@ -70,7 +72,7 @@ def hub_name(path: str) -> str:
 def load_source(args: Arguments) -> SavedRun:
     """A run, or a GPT-2 as if it were one. Raises a UserError for what cannot be read."""
     if str(args.source) != "gpt2":
-        return load_run(args.source)
+        return load_run(args.source, args.allow_targets)
     if args.path is None:
         raise ConfigError("path", "is missing; from=gpt2 needs path=DIR")
     folder = hub.local_folder(hub_name(args.path), "path", (*gpt2.FILES, *bpe_files.FILES))

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from gptattn.arguments import parse
+from gptattn.arguments import NO_NAMES, Names, parse
 from gptattn.config import ACCELERATORS, check_choice
 from gptattn.data.tokenizer import Tokenizer
 from gptattn.device import resolve_device, set_threads, synchronize
@@ -38,6 +38,7 @@ python scripts/generate.py run=outputs/... prompt="To be"
   full=slide              at the context's end: slide (read its newer half anew), or stop
   device=auto             cpu, gpu or auto
   threads=N               CPU threads; default: all. A small model is quickest with 1
+  allow_targets=PACKAGE    packages besides gptattn that the run may name, with commas
 
 It ends with tokens/s, reading the prompt included, and the size of the cache.
 """
@@ -61,6 +62,7 @@ class Arguments:
     full: str = "slide"
     device: str = "auto"
     threads: int | None = None
+    allow_targets: Names = NO_NAMES
 
 
 def check(args: Arguments) -> None:
@@ -128,7 +130,7 @@ def run(args: Arguments) -> None:
     device = resolve_device(args.device, "device")
     set_threads(args.threads)
     prompts = read_all(args)
-    saved = load_run(args.run)
+    saved = load_run(args.run, args.allow_targets)
     model = saved.model.to(device)
     context = model.context_length
     ids = [saved.tokenizer.encode(prompt, "prompt").astype("int64") for prompt in prompts]

@@ -78,7 +78,7 @@ def test_old_names_and_the_masks_of_old_files_are_read(tmp_path: Path):
     ("config", "said"),
     [
         ({"n_layer": 3}, "lacks h.2"),
-        ({"n_layer": 1}, "has an unknown h.1"),
+        ({"n_layer": 1}, "has an unknown 'h.1"),
         ({"n_embd": 24}, r"wte.weight is \[17, 20\], not \[17, 24\]"),
         ({"n_head": 3}, "num_heads=3 must divide"),
         ({"vocab_size": 0}, "vocab_size is 0"),

@@ -15,9 +15,9 @@ PACKAGE = Path(gptattn.__file__).parent
 
 # Low to high. `name.*` stands for a package and all that is in it.
 LAYERS = (
-    ("gptattn", "errors", "template", "stopping"),
+    ("gptattn", "errors", "template", "stopping", "untrusted", "archive"),
     ("lock",),
-    ("config", "hub"),
+    ("config", "hub", "targets"),
     (
         "data",
         "data.text",
@@ -56,7 +56,7 @@ LAYERS = (
         "sweep.checks",
         "sweep.ending",
     ),
-    ("sweep.run",),
+    ("sweep.run", "overlay"),
     ("compose", "resume_settings"),
     ("cli",),
     ("script",),
@@ -134,7 +134,12 @@ def test_modules_do_not_import_each_other_in_a_circle() -> None:
 
 @pytest.mark.parametrize("module", modules())
 def test_only_the_command_line_knows_hydra(module: str) -> None:
-    if module not in ("gptattn.cli", "gptattn.compose", "gptattn.resume_settings"):
+    if module not in (
+        "gptattn.cli",
+        "gptattn.compose",
+        "gptattn.overlay",
+        "gptattn.resume_settings",
+    ):
         assert not foreign(modules()[module]) & {"hydra", "omegaconf"}
 
 

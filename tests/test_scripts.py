@@ -159,7 +159,7 @@ def test_a_mistake_in_generate_is_one_line(
         ("cut", "is damaged"),
         ("empty", "is damaged"),
         ("missing", "does not exist"),
-        ("no dict", "holds no weights of ours"),
+        ("no dict", "it holds no names"),
         ("deep config", "config.yaml"),
         ("foreign", "lacks|has an unknown|is \\["),
         ("config", "config.yaml"),

@@ -16,6 +16,8 @@ from gptattn.compare.results import METRICS, Comparison, Row, Section
 from gptattn.compare.words import match_words, section_words
 from gptattn.errors import DiskError
 
+FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+
 
 def write(file: Path, content: str | bytes) -> None:
     """Whole or not at all: written beside its place, then renamed."""
@@ -104,8 +106,13 @@ def csv_text(comparison: Comparison) -> str:
     out = io.StringIO()
     writer = csv.DictWriter(out, fieldnames=list(lines[0]), lineterminator="\n")
     writer.writeheader()
-    writer.writerows(lines)
+    writer.writerows({k: _inert(v) for k, v in line.items()} for line in lines)
     return out.getvalue()
+
+
+def _inert(cell: Any) -> Any:
+    """A spreadsheet runs text that begins like a formula: an apostrophe makes it text for good."""
+    return f"'{cell}" if isinstance(cell, str) and cell.startswith(FORMULA) else cell
 
 
 def _line(section: Section, row: Row) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import stat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
@@ -13,8 +12,8 @@ import msgspec
 import yaml
 
 from gptattn.errors import DataError
+from gptattn.untrusted import read_bytes, read_yaml
 
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the one in C, where it was built
 # Settings that no result depends on: runs that differ in them alone differ in nothing. The budget
 # is not among them: it is kept as one setting, in words.
 NO_MATTER = re.compile(
@@ -149,16 +148,6 @@ def _run_folders(path: Path, seen: set[tuple[int, int]], passed_over: list[str])
         waiting.extend(below)
 
 
-def _text(file: Path, most: int) -> str:
-    """The file's text. Raises ValueError for one too large, or no file: a pipe would block."""
-    info = file.stat()
-    if not stat.S_ISREG(info.st_mode):
-        raise ValueError(f"{file.name} is no file")
-    if info.st_size > most:
-        raise ValueError(f"{file.name} has {info.st_size:,} bytes; at most {most:,} are read")
-    return file.read_text(encoding="utf-8")
-
-
 def _flat(node: Any, prefix: str = "") -> dict[str, str]:
     """`{"a.b": "1", "c[0]": "x"}`. Raises ValueError for what is too large or too deep."""
     values: dict[str, str] = {}
@@ -190,15 +179,15 @@ def _budget(config: Mapping[str, str]) -> str:
 
 
 def _read(folder: Path) -> Run:
-    text = _text(folder / "summary.json", SUMMARY_BYTES)
-    summary = msgspec.convert(json.loads(text), _Summary)
+    text = read_bytes(folder / "summary.json", SUMMARY_BYTES)
+    summary = msgspec.convert(json.loads(text.decode("utf-8")), _Summary)
     if summary.status != "done":
         raise ValueError(f"not finished: its status is {summary.status!r}")
     # NaN is not below anything either.
     metrics = {k: v for k, v in summary.metrics.items() if v is not None and abs(v) < LARGEST}
     if "val/loss" not in metrics:
         raise ValueError("summary.json has no finite val/loss")
-    node = yaml.load(_text(folder / "config.yaml", CONFIG_BYTES), Loader=LOADER)
+    node = read_yaml(folder / "config.yaml", CONFIG_BYTES)
     if not isinstance(node, dict):
         raise ValueError("config.yaml holds no settings")
     config = _flat(node)

@@ -8,6 +8,7 @@ from typing import Any
 
 from gptattn.data.tokenizer import MAX_VOCABULARY
 from gptattn.errors import DataError
+from gptattn.untrusted import read_bytes
 
 # One file, or two; GPT-2's own release named them otherwise.
 FORMS = (("tokenizer.json",), ("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))
@@ -89,9 +90,7 @@ def read(folder: Path) -> BPE:
 
 
 def _content(file: Path) -> str:
-    if file.stat().st_size > MAX_BYTES:
-        raise ValueError("it is too large to be a tokenizer's")
-    return file.read_text(encoding="utf-8")
+    return read_bytes(file, MAX_BYTES).decode("utf-8").replace("\r\n", "\n")
 
 
 def _json(file: Path) -> Any:

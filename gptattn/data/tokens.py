@@ -52,6 +52,7 @@ def load_tokens(
         lambda: tokenizer.encode(content, "data"),
         # Too short a text must leave nothing behind.
         lambda ids: _check_length(len(ids), context_length, val_fraction),
+        tokenizer.vocab_size,
     )
     cut = _check_length(len(tokens), context_length, val_fraction)
     val = tokens[cut - 1 :]  # one token of context, so that the tail's first token is scored
@@ -76,20 +77,21 @@ def _cached_tokens(
     key: str,
     encode: Callable[[], NDArray[np.uint16]],
     check: Callable[[NDArray[np.uint16]], object],
+    vocab_size: int,
 ) -> NDArray[np.uint16]:
-    """Map `<key>-<count>.tokens`; where there is none of the right size, encode and write it."""
+    """Map `<key>-<sha256>.tokens`; where there is none that is whole, encode and write it."""
     try:
         for file in folder.glob(f"{key}-*.tokens"):
-            count = int(file.stem.rpartition("-")[2])
-            if file.stat().st_size == count * TOKEN_DTYPE.itemsize > 0:
-                return np.memmap(file, dtype=TOKEN_DTYPE, mode="r")
-        ids = encode()
+            tokens = _whole(file, vocab_size)
+            if tokens is not None:
+                return tokens
+        ids = encode().astype(TOKEN_DTYPE)
         check(ids)
-        file = folder / f"{key}-{len(ids)}.tokens"
+        file = folder / f"{key}-{hashlib.sha256(ids.tobytes()).hexdigest()}.tokens"
         partial = file.with_name(f"{file.name}.{os.getpid()}.part")
         folder.mkdir(parents=True, exist_ok=True)
         try:
-            ids.astype(TOKEN_DTYPE).tofile(partial)
+            ids.tofile(partial)
             partial.replace(file)
         finally:
             partial.unlink(missing_ok=True)
@@ -98,3 +100,13 @@ def _cached_tokens(
         raise DiskError(
             "cache_dir", f"{folder} cannot be used ({error.strerror}); give another cache_dir"
         ) from None
+
+
+def _whole(file: Path, vocab_size: int) -> NDArray[np.uint16] | None:
+    """The file's tokens, mapped; None where it is not what was written, or holds other ids."""
+    size = file.stat().st_size if file.is_file() else 0
+    if size == 0 or size % TOKEN_DTYPE.itemsize:
+        return None
+    tokens = np.memmap(file, dtype=TOKEN_DTYPE, mode="r")
+    same = hashlib.sha256(tokens.data).hexdigest() == file.stem.rpartition("-")[2]
+    return tokens if same and int(tokens.max()) < vocab_size else None

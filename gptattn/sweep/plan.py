@@ -11,8 +11,9 @@ import yaml
 from gptattn.config import TrainConfig
 from gptattn.device import usable_cpus
 from gptattn.errors import ConfigError
+from gptattn.untrusted import read_bytes, read_yaml
 
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the one in C, where it was built
+CONFIG_BYTES, SUMMARY_BYTES = 200_000, 5_000_000  # a run writes 2 kB of each
 
 
 @dataclass(frozen=True)
@@ -37,10 +38,10 @@ def finished_runs(folder: Path) -> dict[str, Path]:
     summaries = sorted(folder.glob("*/summary.json"), key=lambda path: path.stat().st_mtime)
     for summary in summaries:
         try:
-            done = json.loads(summary.read_text(encoding="utf-8"))["status"] == "done"
-            config = (summary.parent / "config.yaml").read_text(encoding="utf-8")
+            done = json.loads(read_bytes(summary, SUMMARY_BYTES))["status"] == "done"
             if done:
-                runs[settings_key(yaml.load(config, Loader=LOADER))] = summary.parent
+                config = read_yaml(summary.parent / "config.yaml", CONFIG_BYTES)
+                runs[settings_key(config)] = summary.parent
         except (OSError, ValueError, LookupError, TypeError, AttributeError, yaml.YAMLError):
             continue  # half a record is none: the run is made again
     return runs

@@ -7,9 +7,10 @@ from pathlib import Path
 import yaml
 
 from gptattn.compare.groups import MUST_AGREE, counted
-from gptattn.compare.runs import LOADER, Run, one_line
+from gptattn.compare.runs import Run, one_line
 from gptattn.config import INIT_METHODS
 from gptattn.errors import ConfigError, DataError
+from gptattn.untrusted import read_yaml
 
 MULTIRUN_BYTES = 1_000_000  # of Hydra's multirun.yaml; it writes 10 kB
 Cell = tuple[str, str, int]  # target, method, steps of uptraining
@@ -145,10 +146,7 @@ def command_of(folder: Path) -> str | None:
     """The sweep's command line, as its folder's multirun.yaml has it; None where it has none."""
     file = folder / "multirun.yaml"
     try:
-        if file.stat().st_size > MULTIRUN_BYTES:
-            return None
-        node = yaml.load(file.read_text(encoding="utf-8"), Loader=LOADER)
-        given = node["hydra"]["overrides"]
+        given = read_yaml(file, MULTIRUN_BYTES)["hydra"]["overrides"]
         stage = [text for text in map(str, given["hydra"]) if text.startswith("hydra.sweeper.")]
         return one_line(f"python train.py -m {' '.join([*map(str, given['task']), *stage])}")
     except (OSError, ValueError, LookupError, TypeError, yaml.YAMLError):

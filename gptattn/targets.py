@@ -1,0 +1,60 @@
+"""What a config may name as a class or function: the whole tree is looked at before any is made."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from gptattn.errors import ConfigError
+
+# Where each group's classes and functions live; allow_targets adds packages to all of them.
+HOMES = {
+    "attn": "gptattn.attention",
+    "match_attn": "gptattn.attention",
+    "position": "gptattn.position",
+    "data": "gptattn.data",
+    "tokenizer": "gptattn.data",
+}
+
+
+def check_targets(node: Any, allow_targets: Sequence[str]) -> None:
+    """Raise ConfigError for a `_target_` anywhere in the tree that its group may not have.
+
+    `node` is a whole config of plain values, `hydra` left out. Imports nothing.
+    """
+    for path, target in named(node):
+        group, *below = path
+        field = ".".join((*path, "_target_"))
+        if below or group not in HOMES:
+            raise ConfigError(field, "has no meaning there; leave it out")
+        check_name(field, target, [HOMES[group], *allow_targets])
+
+
+def check_name(field: str, target: Any, packages: Iterable[str], *, private: bool = False) -> None:
+    """Raise ConfigError where `target` is no name inside of one of the packages.
+
+    `private`: also names that begin with an underscore.
+    """
+    packages = list(packages)
+    if not isinstance(target, str):
+        raise ConfigError(field, "is missing; name a class, package.module.Class")
+    if not any(target.startswith(f"{package}.") for package in packages):
+        raise ConfigError(
+            field,
+            f"{target[:100]} is outside of {', '.join(packages)}; "
+            "add its package to allow_targets, if you trust it",
+        )
+    parts = target.replace(":", ".").split(".")
+    if not all(part.isidentifier() and (private or part[0] != "_") for part in parts):
+        raise ConfigError(field, f"{target[:100]!r} is no public name; package.module.Class")
+
+
+def named(node: Any, key: str = "_target_") -> Iterator[tuple[tuple[str, ...], Any]]:
+    """(where, value) of each `key` in a tree of dicts and lists, however deep."""
+    waiting: list[tuple[tuple[str, ...], Any]] = [((), node)]
+    while waiting:
+        path, value = waiting.pop()
+        if isinstance(value, dict):
+            if key in value:
+                yield path or ("config",), value[key]
+            waiting += [((*path, str(name)), child) for name, child in value.items()]
+        elif isinstance(value, list):
+            waiting += [((*path, str(i)), child) for i, child in enumerate(value)]

@@ -1,0 +1,68 @@
+"""Files that somebody else may have made: read within limits, before anything looks into them."""
+
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the one in C, where it was built
+YAML_NODES, YAML_DEPTH = 50_000, 50  # a run's config.yaml has a hundred, four deep
+
+
+def read_bytes(path: Path, most: int) -> bytes:
+    """The content of a regular file of at most `most` bytes.
+
+    Raises ValueError for a larger file and for what is no file, OSError for what cannot be read.
+    A pipe would block, and a device never ends: neither is waited for.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        info = os.fstat(descriptor)
+        if not stat.S_ISREG(info.st_mode):
+            raise ValueError(f"{path.name} is not a regular file")
+        if info.st_size > most:
+            raise ValueError(f"{path.name} has {info.st_size:,} bytes; at most {most:,} are read")
+        # A file that grows meanwhile is no larger than it was.
+        return file.read(info.st_size)
+
+
+def read_yaml(path: Path, most: int) -> Any:
+    """Plain values from a YAML file. Raises ValueError, OSError or yaml.YAMLError."""
+    text = read_bytes(path, most).decode("utf-8")
+    check_yaml(text)
+    return yaml.load(text, Loader=LOADER)
+
+
+def check_yaml(text: str) -> None:
+    """Raise ValueError where the text stands for more values than a config has.
+
+    A few hundred bytes with aliases can stand for billions. Events are counted, each alias as all
+    that it stands for; nothing is built.
+    """
+    sizes: dict[str, int] = {}  # by anchor
+    open_nodes: list[tuple[str | None, int]] = []  # anchor, and the count before it
+    count = 0
+    for event in yaml.parse(text, Loader=LOADER):
+        if isinstance(event, yaml.AliasEvent):
+            # Unknown: that of a node which is still open, and so would hold itself, or a mistake.
+            if event.anchor not in sizes:
+                raise ValueError(f"alias {event.anchor!r} stands for nothing, or for itself")
+            count += sizes[event.anchor]
+        elif isinstance(event, yaml.ScalarEvent):
+            count += 1
+            if event.anchor is not None:
+                sizes[event.anchor] = 1
+        elif isinstance(event, yaml.CollectionStartEvent):
+            sizes.pop(event.anchor or "", None)
+            open_nodes.append((event.anchor, count))
+            count += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor, before = open_nodes.pop()
+            if anchor is not None:
+                sizes[anchor] = count - before
+        if count > YAML_NODES:
+            raise ValueError(f"it stands for more than {YAML_NODES:,} values")
+        if len(open_nodes) > YAML_DEPTH:
+            raise ValueError(f"it is nested more than {YAML_DEPTH} deep")
