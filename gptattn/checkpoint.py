@@ -17,6 +17,7 @@ import torch
 from lightning.fabric.plugins import CheckpointIO
 
 from gptattn.archive import check_archive
+from gptattn.disk import replacing, write_atomically
 from gptattn.errors import CheckpointError
 
 SUM = ".sha256"
@@ -63,9 +64,9 @@ class AtomicCheckpointIO(CheckpointIO):
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None
     ) -> None:
         path = Path(path)
-        with _replacing(path) as file:
-            hashed: Any = _Hashed(file)
-            torch.save(checkpoint, hashed)
+        with replacing(path, lambda file: torch.save(checkpoint, file)) as file:
+            hashed = _Hashed(file)
+            hashed.save(checkpoint)
             _write_sum(path, hashed.sha256.hexdigest())
 
     def load_checkpoint(
@@ -87,38 +88,27 @@ class _Hashed:
 
     def __init__(self, file: IO[bytes]) -> None:
         self.file, self.sha256 = file, hashlib.sha256()
+        self._refused: OSError | None = None
+
+    def save(self, checkpoint: dict[str, Any]) -> None:
+        try:
+            torch.save(checkpoint, self)  # type: ignore[arg-type]
+        except RuntimeError:
+            # torch's writer may put an error of its own in place of the disk's.
+            if self._refused is None:
+                raise
+            raise self._refused from None
 
     def write(self, data: Any) -> int:
         self.sha256.update(data)
-        return self.file.write(data)
+        try:
+            return self.file.write(data)
+        except OSError as error:
+            self._refused = error
+            raise
 
     def flush(self) -> None:
         self.file.flush()
-
-
-def write_atomically(path: Path, write: Callable[[Any], object]) -> None:
-    """Call `write(binary file)`; `path` appears, or is replaced, when all of it is on the disk."""
-    with _replacing(path) as file:
-        write(file)
-
-
-@contextlib.contextmanager
-def _replacing(path: Path) -> Iterator[IO[bytes]]:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.{os.getpid()}.part")
-    try:
-        with partial.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _sum_of(path: Path) -> Path:

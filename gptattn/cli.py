@@ -35,6 +35,7 @@ from gptattn.compose import (
     with_paths_quoted,
 )
 from gptattn.config import TrainConfig, check
+from gptattn.disk import check_room
 from gptattn.errors import ConfigError, RunFolderError
 from gptattn.lock import locked_run
 from gptattn.resume_settings import resume_argument, resumed
@@ -230,7 +231,10 @@ def _checked(overrides: Sequence[str], config_name: str) -> tuple[TrainConfig, P
     # torch takes seconds to import, so what needs it comes last.
     from gptattn.precheck import prepared
 
-    return prepared(typed), folder
+    ready = prepared(typed)
+    if folder is not None:
+        check_room(folder, ready.bytes_on_disk)
+    return ready.cfg, folder
 
 
 def report(error: Exception, debug: bool = False) -> int:
@@ -238,11 +242,12 @@ def report(error: Exception, debug: bool = False) -> int:
     known = as_user_error(error)
     if debug or known is None:
         traceback.print_exception(error)
+    message = str(known)
     if known is None:
-        print(f"error: internal: {type(error).__name__}; please report it", file=sys.stderr)
-        return 1
-    line = re.sub(r"\s*[\r\n]\s*", " ", str(known)).strip()
+        what = str(error).strip().partition("\n")[0][:200]
+        message = f"internal: {type(error).__name__}{': ' * bool(what)}{what}; please report it"
+    line = re.sub(r"\s*[\r\n]\s*", " ", message).strip()
     # What was given is told again; a terminal must not obey what is in it.
     line = "".join(c if c.isprintable() else "\ufffd" for c in line)
     print(f"error: {line}", file=sys.stderr)
-    return known.exit_code
+    return 1 if known is None else known.exit_code

@@ -21,6 +21,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from gptattn.config import TrainConfig, suggest
+from gptattn.disk import REFUSALS
 from gptattn.errors import ConfigError, DiskError, UserError
 from gptattn.overlay import check_composed, read_config_text, register_checked_files
 from gptattn.sweep.plan import Plan
@@ -34,22 +35,13 @@ CONF = next(
 )
 # Overrides that do not belong in a run's name: said elsewhere in it, or no matter of the result.
 UNNAMED = re.compile(
-    r"(attn|seed|experiment|experiment_name|log_every|checkpoint|cache_dir|allow_targets|launcher|"
-    r"init_from)=|"
+    r"(attn|seed|experiment|experiment_name|log_every|hang_seconds|checkpoint|cache_dir|"
+    r"allow_targets|launcher|init_from)=|"
     r"(hydra|sample|sweep)[./=]|trainer(\.threads)?="
 )
 NO_MEMORY = r"not enough memory|can't allocate memory|CUDA out of memory"
-DISK_ERRORS = {
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EROFS,
-    errno.EACCES,
-    errno.EPERM,
-    errno.ENOENT,
-    errno.ENOTDIR,
-    errno.EISDIR,
-    errno.ENAMETOOLONG,
-}
+SUBDIR = "hydra.sweep.subdir="
+NO_PLACE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG}
 
 
 def register_resolvers() -> None:
@@ -169,13 +161,19 @@ def planned(loader: ConfigLoader, config: DictConfig, overrides: Sequence[str], 
         folder = Path(cfg.hydra.sweep.dir) / name
     finally:
         HydraConfig.instance().cfg = before
-    settled = [o for o in overrides if not o.startswith("hydra.sweep.subdir=")]
-    return Plan([*settled, f"hydra.sweep.subdir={quoted(name)}"], typed, folder)
+    return Plan([o for o in overrides if not o.startswith(SUBDIR)], typed, folder)
+
+
+def job_of(plan: Plan) -> list[str]:
+    """The overrides by which a launcher gets this plan, in this folder."""
+    return [*plan.overrides, f"{SUBDIR}{quoted(plan.folder.name)}"]
 
 
 def worker_command(config: DictConfig, plan: Plan) -> list[str]:
     """The command that makes this run of the sweep `config` in a process of its own."""
     command = [sys.executable, "-m", "gptattn.sweep.worker"]
+    if plan.begun:
+        return [*command, f"resume={quoted(str(plan.folder))}"]
     command += ["--config-name", config.hydra.job.config_name]
     for source in config.hydra.runtime.config_sources:
         if source.provider == "command-line":
@@ -234,7 +232,7 @@ def as_user_error(error: BaseException) -> UserError | None:
         return ConfigError(str(field), (error.msg or str(error)).splitlines()[0])
     if isinstance(error, HydraException):
         return ConfigError("command line", str(error))
-    if isinstance(error, OSError) and error.errno in DISK_ERRORS:
+    if isinstance(error, OSError) and error.errno in REFUSALS | NO_PLACE:
         return DiskError(
             str(error.filename or "disk"), f"{error.strerror}; give another folder, or make room"
         )

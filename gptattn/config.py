@@ -86,6 +86,7 @@ class TrainConfig:
     loss_chunk_tokens: Optional[int]  # noqa: UP045
     compile: bool
     log_every: int
+    hang_seconds: Optional[float]  # noqa: UP045
     checkpoint: bool
     cache_dir: Optional[str]  # noqa: UP045
     allow_targets: list[str]
@@ -132,6 +133,7 @@ def check(cfg: TrainConfig) -> None:
         "accumulate": cfg.accumulate,
         "loss_chunk_tokens": cfg.loss_chunk_tokens,
         "log_every": cfg.log_every,
+        "hang_seconds": cfg.hang_seconds,
         "optim.lr": cfg.optim.lr,
         "optim.eps": cfg.optim.eps,
         "optim.grad_clip": cfg.optim.grad_clip,

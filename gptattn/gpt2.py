@@ -10,7 +10,8 @@ from torch import Tensor
 
 from gptattn.attention import MultiHeadAttention
 from gptattn.attention.base import HeadWeights
-from gptattn.checkpoint import read_safetensors, tensor_shapes, write_atomically
+from gptattn.checkpoint import read_safetensors, tensor_shapes
+from gptattn.disk import write_atomically
 from gptattn.errors import CheckpointError, ConfigError
 from gptattn.gpt import GPT
 from gptattn.position.learned import LearnedPosition

@@ -1,16 +1,15 @@
 """Folders on the Hugging Face hub, by name: `hf:owner/name`, or `hf:owner/name@revision`."""
 
-import errno
 import re
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
+from gptattn.disk import REFUSALS
 from gptattn.errors import CheckpointError, ConfigError
 
 NAME = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?", re.ASCII)
 PREFIX = "hf:"
-DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES)
 
 
 def is_hub_name(name: str) -> bool:
@@ -51,7 +50,7 @@ def _fetched(repo: str, revision: str | None, field: str, files: tuple[str, ...]
         reason = "is not there, or not without a login (hf auth login)"
     # Besides its own errors the library lets those of two transports through.
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in DISK:
+        if isinstance(error, OSError) and error.errno in REFUSALS:
             raise
         first = (str(error).splitlines() or [type(error).__name__])[0].removeprefix("Got: ")
         reason = f"cannot be fetched ({first.rstrip('.')})"

@@ -51,6 +51,10 @@ class CheckedFiles(FileConfigSource):
         return super().is_config(config_path)
 
 
+# Hydra registers its reader anew in a job of submitit's, and lets one of the same name be.
+CheckedFiles.__name__ = FileConfigSource.__name__
+
+
 def register_checked_files() -> None:
     """From here on, Hydra reads files through CheckedFiles."""
     Plugins.instance()  # registers Hydra's own reader, which ours replaces

@@ -1,10 +1,11 @@
 """The checks of a run that need torch: its device, model and data. Leaves no run folder."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 
 from gptattn.build import build_data, build_model, check_vocabulary
+from gptattn.checkpoint import KEPT
 from gptattn.config import TrainConfig
 from gptattn.convert import convert, initialise
 from gptattn.cost import parameter_count
@@ -14,19 +15,27 @@ from gptattn.errors import ConfigError
 from gptattn.gpt import GPT
 from gptattn.match import resolved
 
+ROWS_BYTES = 1_000_000  # for settings, rows and TensorBoard's events; a small run writes a tenth
+BYTES_PER_VALUE = {"64-true": 8, "bf16-true": 2}  # of a weight in the others: 4
 
-def prepared(cfg: TrainConfig, original: TrainConfig | None = None) -> TrainConfig:
-    """The settings with the match made that they ask for.
+
+@dataclass(frozen=True)
+class Ready:
+    """A run that can start: its settings, and what its folder will hold at once, at most."""
+
+    cfg: TrainConfig
+    bytes_on_disk: int
+
+
+def prepared(cfg: TrainConfig, original: TrainConfig | None = None) -> Ready:
+    """The run with the match made that its settings ask for.
 
     `original`: the settings of the run that `init_from` will name once it has been made. Raises a
     UserError where the device, the model, the data, the match or the conversion cannot be.
     """
     device = resolve_device(cfg.trainer.accelerator)
-    # On the meta device a layer of any size costs no memory; two of them tell of all the others.
     # The data comes after, since it leaves its tokens in the cache.
-    few = replace(cfg, model=replace(cfg.model, num_layers=min(cfg.model.num_layers, 2)))
-    with torch.device("meta"):
-        _check_memory(cfg, build_model(few, vocab_size=1), device)
+    _check_memory(_parameters(cfg, vocab_size=1), device)
     tokenizer = build_data(cfg).tokenizer
     check_vocabulary(cfg, tokenizer.vocab_size)
     if cfg.sample.tokens and cfg.sample.prompt is not None:
@@ -37,7 +46,8 @@ def prepared(cfg: TrainConfig, original: TrainConfig | None = None) -> TrainConf
             initialise(model, cfg)
         else:
             _check_conversion(build_model(original, tokenizer.vocab_size), model)
-    return resolved(cfg, tokenizer)[0]
+    cfg = resolved(cfg, tokenizer)[0]
+    return Ready(cfg, _bytes_on_disk(cfg, tokenizer.vocab_size))
 
 
 def _check_conversion(source: GPT, target: GPT) -> None:
@@ -47,13 +57,25 @@ def _check_conversion(source: GPT, target: GPT) -> None:
         raise ConfigError("init_from", error.message) from error
 
 
-def _check_memory(cfg: TrainConfig, few: GPT, device: torch.device) -> None:
-    """Refuse a model whose weights, gradients and AdamW's two averages alone are too much.
+def _bytes_on_disk(cfg: TrainConfig, vocab_size: int) -> int:
+    if not cfg.checkpoint:
+        return ROWS_BYTES
+    values = 3 * _parameters(cfg, vocab_size)  # with AdamW's two averages
+    checkpoints = min(cfg.validation.count, KEPT + 1)
+    return ROWS_BYTES + checkpoints * BYTES_PER_VALUE.get(cfg.trainer.precision, 4) * values
 
-    `few` is the model with fewer layers; all layers are of one size.
-    """
-    block = parameter_count(few.layers()[0])
-    parameters = parameter_count(few) + (cfg.model.num_layers - len(few.layers())) * block
+
+def _parameters(cfg: TrainConfig, vocab_size: int) -> int:
+    # On the meta device a layer of any size costs no memory; two of them tell of all the others.
+    few = replace(cfg, model=replace(cfg.model, num_layers=min(cfg.model.num_layers, 2)))
+    with torch.device("meta"):
+        model = build_model(few, vocab_size)
+    left = cfg.model.num_layers - len(model.layers())
+    return parameter_count(model) + left * parameter_count(model.layers()[0])
+
+
+def _check_memory(parameters: int, device: torch.device) -> None:
+    """Refuse a model whose weights, gradients and AdamW's two averages alone are too much."""
     needs, there = 16 * parameters, total_memory_bytes(device)
     if needs > there:
         raise ConfigError(

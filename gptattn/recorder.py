@@ -1,9 +1,13 @@
 """The run folder's record: metrics.jsonl, the truth, and TensorBoard events, a view of it."""
 
+import contextlib
+import errno
 import json
 import os
+import threading
 import time
 from argparse import Namespace
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +17,11 @@ from numpy.typing import NDArray
 from torch.utils.tensorboard.summary import hparams
 from torch.utils.tensorboard.writer import SummaryWriter
 
-from gptattn.checkpoint import write_atomically
+from gptattn.disk import REFUSALS, write_atomically, writing
+from gptattn.errors import DiskError
 
 ROWS = "metrics.jsonl"
+BLOCK = 4096  # bytes: the least that a disk gives
 
 # TensorBoard's HParams tab shows these as columns. The set is one and the same in every run: a
 # key that the first run lacks would never be shown.
@@ -42,9 +48,23 @@ class RunRecorder(Logger):
     def __init__(self, folder: Path, rows: int = 0, purge_step: int | None = None) -> None:
         super().__init__()
         self.folder, self.rows = folder, rows
-        self._rows = (folder / ROWS).open("a", encoding="utf-8")
-        self._writer = SummaryWriter(str(folder), flush_secs=10, purge_step=purge_step)
+        # Unbuffered: what a full disk has refused must not be tried again at the end.
+        self._rows = (folder / ROWS).open("ab", buffering=0)
         self._end_of_session: Any = None
+        self._hook, threading.excepthook = threading.excepthook, self._thread_failed
+        with self._tensorboard():
+            self._writer = SummaryWriter(str(folder), flush_secs=10, purge_step=purge_step)
+
+    def _thread_failed(self, args: threading.ExceptHookArgs) -> None:
+        # The thread that writes the events keeps its error for whoever writes or flushes next.
+        if not (isinstance(args.exc_value, OSError) and args.exc_value.errno in REFUSALS):
+            self._hook(args)
+
+    @contextlib.contextmanager
+    def _tensorboard(self) -> Iterator[None]:
+        """Errors of the events' file, of which nobody knows how much it has still to write."""
+        with writing(self.folder / "events.out.tfevents", lambda: BLOCK):
+            yield
 
     @property
     def name(self) -> str:
@@ -61,44 +81,58 @@ class RunRecorder(Logger):
         values = vars(params) if isinstance(params, Namespace) else params
         metrics = dict.fromkeys(HPARAM_METRICS, 0.0)  # only the tags count; values come later
         experiment, session, self._end_of_session = hparams(dict(values), metrics)
-        self._events().add_summary(experiment)
-        self._events().add_summary(session)
+        with self._tensorboard():
+            self._events().add_summary(experiment)
+            self._events().add_summary(session)
 
     def _events(self) -> Any:
         return self._writer._get_file_writer()
 
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        for name, value in metrics.items():
-            self._writer.add_scalar(name, value, step)
+        with self._tensorboard():
+            for name, value in metrics.items():
+                self._writer.add_scalar(name, value, step)
         self._write_row(step, metrics)
 
     def log_text(self, tag: str, text: str, step: int) -> None:
         # Indented by four, Markdown shows it as it is, whatever it holds.
         shown = "\n".join("    " + line for line in text.splitlines())
-        self._writer.add_text(tag, shown, step)
+        with self._tensorboard():
+            self._writer.add_text(tag, shown, step)
         self._write_row(step, {tag: text})
 
     def log_image(self, tag: str, image: NDArray[np.uint8], step: int) -> None:
         """`image` is [height, width, 3]."""
-        self._writer.add_image(tag, image, step, dataformats="HWC")
+        with self._tensorboard():
+            self._writer.add_image(tag, image, step, dataformats="HWC")
 
     def _write_row(self, step: int | None, values: dict[str, Any]) -> None:
         row = {"step": step, "time": round(time.time(), 3), **values}
-        self._rows.write(json.dumps(row, ensure_ascii=False) + "\n")
-        self._rows.flush()
+        line = (json.dumps(row, ensure_ascii=False) + "\n").encode()
+        with writing(self.folder / ROWS, lambda: len(line)):
+            if self._rows.write(line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self.rows += 1
 
     def save(self) -> None:
         """Bring all rows onto the disk."""
-        self._writer.flush()
-        os.fsync(self._rows.fileno())
+        with self._tensorboard():
+            self._writer.flush()
+        with writing(self.folder / ROWS, lambda: BLOCK):
+            os.fsync(self._rows.fileno())
 
     def close(self, done: bool) -> None:
-        """End the record; a run that is done is shown so in the HParams tab."""
-        if done and self._end_of_session is not None:
-            self._events().add_summary(self._end_of_session)
-        self._writer.close()
+        """End the record; a run that is done is shown so in the HParams tab.
+
+        What the disk refuses is an error only then: otherwise there is one already.
+        """
+        may_fail = contextlib.nullcontext() if done else contextlib.suppress(DiskError)
+        with may_fail, self._tensorboard():
+            if done and self._end_of_session is not None:
+                self._events().add_summary(self._end_of_session)
+            self._writer.close()
         self._rows.close()
+        threading.excepthook = self._hook
 
 
 def keep_rows(folder: Path, count: int) -> int:

@@ -15,7 +15,7 @@ from gptattn.errors import ConfigError
 
 # How long, what is shown, and where things lie; what lies there is checked by its content.
 MAY_CHANGE = re.compile(
-    r"budget(\..+)?|validation\.count|log_every|sample(\..+)?|sweep(\..+)?|cache_dir|"
+    r"budget(\..+)?|validation\.count|log_every|hang_seconds|sample(\..+)?|sweep(\..+)?|cache_dir|"
     r"data\.path|tokenizer\.path"
 )
 BUDGETS = ("steps", "tokens", "seconds", "flops")

@@ -18,7 +18,7 @@ from gptattn.attention_log import AttentionLog
 from gptattn.budget import resolve_budget
 from gptattn.build import build_data, build_model
 from gptattn.callbacks import BudgetEnd, MetricRows, Samples, StepClock
-from gptattn.checkpoint import AtomicCheckpointIO, write_atomically
+from gptattn.checkpoint import AtomicCheckpointIO
 from gptattn.config import TrainConfig
 from gptattn.console import ConsoleProgress, metric_table, result_table
 from gptattn.convert import initialise
@@ -32,6 +32,7 @@ from gptattn.device import (
     resolve_device,
     set_threads,
 )
+from gptattn.disk import write_atomically
 from gptattn.errors import RunFolderError
 from gptattn.gpt import GPT
 from gptattn.match import resolved
@@ -42,6 +43,7 @@ from gptattn.saved import load_weights, save_tokenizer
 from gptattn.saving import Checkpoints
 from gptattn.stopping import StopRequest
 from gptattn.summary import Job, hyperparameters, summarise
+from gptattn.watchdog import Watchdog
 
 DTYPES = {  # what matrix products run in
     "32-true": torch.float32,
@@ -161,7 +163,9 @@ def _fit(job: Job, console: Console, compiled: bool, start: Start) -> dict[str, 
     stop = StopRequest()
     facts = facts_of(job.data, job.device, job.threads, job.match)
     checkpoints = Checkpoints(job.folder / "checkpoints" if cfg.checkpoint else None, stop, facts)
+    watchdog = Watchdog(cfg.hang_seconds)
     callbacks = [clock, rows, samples, progress, attention, BudgetEnd(budget, clock), checkpoints]
+    callbacks.append(watchdog)
     trainer = _trainer(job, recorder, callbacks)
     recorder.log_hyperparams(hyperparameters(job))
     if start.rows == 0:
@@ -170,11 +174,12 @@ def _fit(job: Job, console: Console, compiled: bool, start: Start) -> dict[str, 
             recorder.log_text("match", str(job.match), 0)
     done = False
     try:
-        if budget.steps == 0:
-            _validate(trainer, module, datamodule, job)
-        else:
-            with stop.listening():
-                trainer.fit(module, datamodule=datamodule, ckpt_path=start.source)
+        with watchdog.watching():
+            if budget.steps == 0:
+                _validate(trainer, module, datamodule, job)
+            else:
+                with stop.listening():
+                    trainer.fit(module, datamodule=datamodule, ckpt_path=start.source)
         # Without a step there is nothing to time.
         final = rows.throughput(clock.median_step_seconds()) if len(clock.step_seconds) else {}
         final["perf/peak_memory_mb"] = peak_memory_mb(job.device)

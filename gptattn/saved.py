@@ -21,13 +21,13 @@ from gptattn.checkpoint import (
     known_checkpoints,
     read_safetensors,
     tensor_shapes,
-    write_atomically,
 )
 from gptattn.config import TrainConfig, check
 from gptattn.cost import parameter_count
 from gptattn.data.bpe_files import IN_RUN
 from gptattn.data.tokenizer import Tokenizer
 from gptattn.device import total_memory_bytes
+from gptattn.disk import write_atomically
 from gptattn.errors import CheckpointError, ConfigError, NumericError
 from gptattn.gpt import GPT
 from gptattn.targets import check_targets

@@ -79,13 +79,15 @@ class LedgerSweeper(BasicSweeper):
         return follow
 
     def _launch(self, plans: Sequence[Plan]) -> Sequence[JobReturn]:
+        from gptattn.compose import job_of
+
         assert self.launcher is not None
         assert self.config is not None
         OmegaConf.save(self.config, Path(self.config.hydra.sweep.dir) / "multirun.yaml")
         size = self.max_batch_size or len(plans)
         returns: list[JobReturn] = []
         for start in range(0, len(plans), size):
-            jobs = [plan.overrides for plan in plans[start : start + size]]
+            jobs = [job_of(plan) for plan in plans[start : start + size]]
             returns += self.launcher.launch(jobs, initial_job_idx=start)
         return returns
 

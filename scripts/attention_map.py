@@ -10,9 +10,9 @@ from torch import Tensor
 
 from gptattn.arguments import NO_NAMES, Names, parse
 from gptattn.attention.statistics import entropy, even_weights, sink_mass
-from gptattn.checkpoint import write_atomically
 from gptattn.config import ACCELERATORS, check_choice
 from gptattn.device import resolve_device
+from gptattn.disk import write_atomically
 from gptattn.errors import ConfigError, DataError, DiskError, NumericError
 from gptattn.maps.cells import packed, tokens_per_cell
 from gptattn.maps.figure import layer_png

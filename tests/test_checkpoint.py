@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from gptattn.checkpoint import AtomicCheckpointIO, read_checkpoint, write_atomically
+from gptattn.checkpoint import AtomicCheckpointIO, read_checkpoint
+from gptattn.disk import write_atomically
 from gptattn.errors import CheckpointError
 
 STATE = {"state_dict": {"w": torch.arange(6.0)}, "step": 3}

@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -201,15 +202,19 @@ def test_what_may_not_be_read_is_named_and_passed_over(
     file: str, tmp_path: Path, bad: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_curve(bad, 2.0)
-    opened = Path.open
+    opened = os.open, Path.open
 
-    def refusing(path: Path, *args: Any, **kwargs: Any) -> Any:
-        # Permissions would not do: tests may run as root.
-        if path == bad / file:
-            raise PermissionError(13, "Permission denied", str(path))
-        return opened(path, *args, **kwargs)
+    def refusing(open_it: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(path: Any, *args: Any, **kwargs: Any) -> Any:
+            # Permissions would not do: tests may run as root.
+            if path == bad / file:
+                raise PermissionError(13, "Permission denied", str(path))
+            return open_it(path, *args, **kwargs)
 
-    monkeypatch.setattr(Path, "open", refusing)
+        return wrapped
+
+    monkeypatch.setattr(os, "open", refusing(opened[0]))
+    monkeypatch.setattr(Path, "open", refusing(opened[1]))
     if file == "metrics.jsonl":
         assert read_curves(bad)[1] == f"{bad}: metrics.jsonl: Permission denied: no curves"
     else:

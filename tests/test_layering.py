@@ -16,7 +16,7 @@ PACKAGE = Path(gptattn.__file__).parent
 # Low to high. `name.*` stands for a package and all that is in it.
 LAYERS = (
     ("gptattn", "errors", "template", "stopping", "untrusted", "archive"),
-    ("lock",),
+    ("lock", "disk"),
     ("config", "hub", "targets"),
     (
         "data",
@@ -43,7 +43,7 @@ LAYERS = (
     ),
     ("saved", "gpt2"),
     ("convert", "match", "module", "recorder", "data.datamodule"),
-    ("callbacks", "attention_log", "console", "summary", "saving", "resume"),
+    ("callbacks", "watchdog", "attention_log", "console", "summary", "saving", "resume"),
     ("run", "precheck", "compare.*", "maps.*"),
     (
         "sweep",

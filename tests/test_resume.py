@@ -11,9 +11,10 @@ from typing import Any, NoReturn
 import numpy as np
 import pytest
 import torch
-from conftest import script
 from support import command, rows, series, summary, tiny, train
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tortures.bench import fingerprint
+from tortures.stops import WAYS, damage
 
 from gptattn.checkpoint import known_checkpoints, read_checkpoint
 from gptattn.compose import CONF
@@ -33,7 +34,6 @@ SIX = (
     "model.dropout=0.2",
     "hydra.run.dir=run",
 )
-torture = script("torture")
 
 
 def begun(folder: Path, *overrides: str) -> list[str]:
@@ -48,7 +48,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
     def of(variant: str) -> str:
         if variant not in known:
             folder = tmp_path_factory.mktemp(variant)
-            known[variant] = torture.fingerprint(train(folder, *SIX, f"attn={variant}"))
+            known[variant] = fingerprint(train(folder, *SIX, f"attn={variant}"))
         return known[variant]
 
     return of
@@ -89,18 +89,18 @@ def steps_kept(run: Path) -> list[str]:
 
 def test_the_fingerprint_sees_one_bit_of_a_weight_and_one_row(tmp_path: Path) -> None:
     run = train(tmp_path, *SIX)
-    before = torture.fingerprint(run)
+    before = fingerprint(run)
     lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
     (run / "metrics.jsonl").write_text("".join(lines[:-2] + lines[-1:]))
-    assert torture.fingerprint(run) != before
+    assert fingerprint(run) != before
     (run / "metrics.jsonl").write_text("".join(lines))
-    assert torture.fingerprint(run) == before
+    assert fingerprint(run) == before
     newest = known_checkpoints(run / "checkpoints")[0]
     content = read_checkpoint(newest)
     next(iter(content["state_dict"].values())).view(torch.int32).flatten()[0] ^= 1
     torch.save(content, newest)
     newest.with_name(newest.name + ".sha256").unlink()
-    assert torture.fingerprint(run) != before
+    assert fingerprint(run) != before
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -115,7 +115,7 @@ def test_a_run_that_died_goes_on_bit_for_bit(
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"step": 3, "time": 0.0, "train/loss": 9.9}\n{"step": 3, "ti')
     assert command(tmp_path, "resume=run") == 0
-    assert torture.fingerprint(run) == whole(variant)
+    assert fingerprint(run) == whole(variant)
     assert summary(run)["steps"] == 6
     assert names(run) == [
         "step=4.ckpt",
@@ -155,7 +155,7 @@ def test_a_run_that_was_stopped_saves_and_goes_on_bit_for_bit(
     assert steps_kept(run)[0] == f"step={taken}.ckpt"
     assert not (run / "summary.json").exists()
     assert command(tmp_path, "resume=run") == 0
-    assert torture.fingerprint(run) == whole("gqa")
+    assert fingerprint(run) == whole("gqa")
 
 
 def test_a_run_that_was_stopped_twice_in_a_row_goes_on_bit_for_bit(
@@ -169,7 +169,7 @@ def test_a_run_that_was_stopped_twice_in_a_row_goes_on_bit_for_bit(
     once(monkeypatch, "training_step", 4, crash)
     assert command(tmp_path, "resume=run") == 1
     assert command(tmp_path, "resume=run") == 0
-    assert torture.fingerprint(tmp_path / "run") == whole("mha")
+    assert fingerprint(tmp_path / "run") == whole("mha")
 
 
 def test_a_second_ctrl_c_ends_a_run_at_once(
@@ -191,7 +191,7 @@ def test_without_a_checkpoint_yet_a_run_begins_again(
     once(monkeypatch, "training_step", 1, crash)
     assert command(tmp_path, *begun(tmp_path)) == 1
     assert command(tmp_path, "resume=run") == 0
-    assert torture.fingerprint(tmp_path / "run") == whole("mha")
+    assert fingerprint(tmp_path / "run") == whole("mha")
 
 
 def test_a_run_that_died_before_its_summary_gets_one(
@@ -201,7 +201,7 @@ def test_a_run_that_died_before_its_summary_gets_one(
     result = summary(run)["metrics"]
     (run / "summary.json").unlink()
     assert command(tmp_path, "resume=run") == 0
-    assert torture.fingerprint(run) == whole("mha")
+    assert fingerprint(run) == whole("mha")
     assert summary(run)["metrics"]["val/loss"] == result["val/loss"]
     assert summary(run)["metrics"]["train/loss"] == result["train/loss"]
 
@@ -339,7 +339,7 @@ def test_a_run_that_kept_no_checkpoints_says_so(
 # Damage
 
 
-@pytest.mark.parametrize("way", range(5), ids=["cut", "bit", "empty", "missing", "dangling"])
+@pytest.mark.parametrize("way", range(len(WAYS)), ids=WAYS)
 def test_a_damaged_newest_checkpoint_costs_one_interval(
     way: int,
     whole: Callable[[str], str],
@@ -351,7 +351,7 @@ def test_a_damaged_newest_checkpoint_costs_one_interval(
     once(monkeypatch, "training_step", 5, crash)
     assert command(tmp_path, *begun(tmp_path)) == 1
     assert steps_kept(run) == ["step=4.ckpt", "step=2.ckpt"]
-    torture.damage(run / "checkpoints" / "step=4.ckpt", way, random.Random(way))
+    damage(run / "checkpoints" / "step=4.ckpt", way, random.Random(way))
     capfd.readouterr()
     capfd.readouterr()
     assert load_run(run).source == run / "checkpoints" / "step=2.ckpt"
@@ -362,7 +362,7 @@ def test_a_damaged_newest_checkpoint_costs_one_interval(
     out, err = capfd.readouterr()
     assert err.splitlines() == [warning.replace(f"{run}", "run")]
     assert "goes on after step 2" in out
-    assert torture.fingerprint(run) == whole("mha")
+    assert fingerprint(run) == whole("mha")
 
 
 def test_with_no_good_checkpoint_a_run_does_not_go_on(
@@ -370,7 +370,7 @@ def test_with_no_good_checkpoint_a_run_does_not_go_on(
 ) -> None:
     run = train(tmp_path, *SIX)
     for path in known_checkpoints(run / "checkpoints"):
-        torture.damage(path, 1, random.Random(0))
+        damage(path, 1, random.Random(0))
     before = content(run)
     capfd.readouterr()
     assert command(tmp_path, "resume=run") == 4
@@ -471,39 +471,6 @@ def test_a_second_start_in_a_folder_writes_nothing(
         assert not (run / ".hydra").exists()
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith(f"error: hydra.run.dir: process {os.getpid()} is writing to run; ")
-
-
-# The long form's own
-
-
-def test_the_torture_script_counts_and_compares(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    class Calm(torture.Bench):
-        """Runs that nobody disturbs."""
-
-        def disturb(self, name: str, process: Any, number: int) -> None:
-            process.wait(60)
-
-        def start(self, *arguments: str) -> Any:
-            code = command(self.folder, *arguments)
-
-            class Ended:
-                def wait(self, seconds: float) -> int:
-                    return code
-
-            return Ended()
-
-    monkeypatch.setattr(torture, "Bench", Calm)
-    monkeypatch.setattr(torture, "SETTINGS", tuple(begun(tmp_path)[:-1]))
-    (kill,) = torture.torture(torture.Settings(row="kill", count=1), tmp_path)
-    assert kill.kept
-    assert (kill.tries, kill.resumed, kill.exact) == (1, 1, 1)
-    # A run that was not stopped does not end with 143.
-    (stop,) = torture.torture(torture.Settings(row="signal", count=1), tmp_path / "again")
-    assert not stop.kept
-    assert stop.wrong_exit == 1
-    assert len(capsys.readouterr().out.splitlines()) > 2
 
 
 def test_rows_before_the_checkpoint_that_are_gone_are_said_to_be(

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from support import command, run_folders, summary, tiny
+from support import command, run_folders, summary, tiny, train
+from tortures.bench import fingerprint
 
 from gptattn.cli import check_job
 from gptattn.compose import CONF, quoted
@@ -23,7 +24,15 @@ from gptattn.config import TrainConfig
 from gptattn.device import usable_cpus
 from gptattn.errors import ConfigError, RunFolderError
 from gptattn.sweep.ledger import NAME, Ledger, read_ledger
-from gptattn.sweep.plan import Plan, finished_runs, folders_done, settings_key, slots, threads_each
+from gptattn.sweep.plan import (
+    Plan,
+    finished_runs,
+    folders_done,
+    going_on,
+    settings_key,
+    slots,
+    threads_each,
+)
 from gptattn.sweep.processes import LOG, Outcome, Work, run_all
 from gptattn.sweep.progress import share_done, span
 
@@ -284,6 +293,32 @@ def test_aquoted_value_is_read_back_by_hydra(value: str) -> None:
     assert override.value() == value
 
 
+def test_only_a_run_that_can_go_on_is_gone_on_with(cfg: TrainConfig, tmp_path: Path) -> None:
+    def begun(name: str, exit_code: int | None, checkpoint: bool = True) -> Path:
+        folder = tmp_path / name
+        (folder / "checkpoints").mkdir(parents=True)
+        (folder / "config.yaml").write_text(yaml.safe_dump(asdict(cfg)))
+        if checkpoint:
+            (folder / "checkpoints" / "step=2.ckpt").touch()
+        if exit_code is not None:
+            Ledger(tmp_path).note(name, "failed", exit=exit_code)
+        return folder
+
+    plan = Plan([], cfg, tmp_path / "new")
+    begun("without a checkpoint", None, checkpoint=False)
+    begun("with other data now", 3)
+    begun("with no good checkpoint", 4)
+    begun("that became NaN", 5)
+    assert going_on([plan], []) == [plan]
+    killed = begun("killed", -9)
+    assert going_on([plan], []) == [replace(plan, folder=killed)]
+    assert going_on([plan], [plan.folder]) == [plan]
+    # Two plans of the same settings do not go on with one run.
+    assert [each.folder for each in going_on([plan, plan], [])] == [killed, plan.folder]
+    (killed / "summary.json").write_text("{}")
+    assert going_on([plan], []) == [plan]
+
+
 # From the command line
 
 
@@ -315,8 +350,11 @@ def test_a_sweep_outlives_a_failed_run_and_the_rerun_makes_only_what_is_missing(
     assert run_folders(tmp_path) == done
 
 
-def test_ctrl_c_ends_a_sweep_with_130_and_the_rerun_goes_on(tmp_path: Path) -> None:
-    arguments = [*tiny(tmp_path, "seed=1,2", "checkpoint=false", "sweep.jobs=1"), "-m"]
+def test_ctrl_c_ends_a_sweep_with_130_and_the_rerun_goes_on(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    long = ("budget.steps=300", "validation.count=100", "log_every=50", "model.dropout=0.1")
+    arguments = [*tiny(tmp_path, *long, "seed=1,2", "sweep.jobs=1"), "-m"]
     start = [sys.executable, str(CONF.parent / "train.py"), *arguments]
     process = subprocess.Popen(
         start,
@@ -328,7 +366,7 @@ def test_ctrl_c_ends_a_sweep_with_130_and_the_rerun_goes_on(tmp_path: Path) -> N
     )
     ledger = tmp_path / "outputs" / "scratch" / NAME
     deadline = time.monotonic() + 60
-    while not (ledger.exists() and ledger.read_bytes().count(b"\n") == 3):
+    while len(list(ledger.parent.glob("mha*_s2_*/checkpoints/*.ckpt"))) == 0:
         assert process.poll() is None
         assert time.monotonic() < deadline
     process.send_signal(signal.SIGINT)
@@ -338,10 +376,18 @@ def test_ctrl_c_ends_a_sweep_with_130_and_the_rerun_goes_on(tmp_path: Path) -> N
     assert b"Traceback" not in err
     states = [line["state"] for line in ledger_lines(ledger.parent)]
     assert states == ["running", "done", "running", "interrupted"]
+    capfd.readouterr()
     assert command(tmp_path, *arguments) == 0
-    assert [summary(run)["seed"] for run in run_folders(tmp_path)] == [1, 2]
-    states = [line["state"] for line in ledger_lines(ledger.parent)]
-    assert states[4:] == ["running", "done"]
+    assert "2 runs, 1 of them done already, 1 begun" in capfd.readouterr().out
+    first, second = run_folders(tmp_path)
+    assert [summary(run)["seed"] for run in (first, second)] == [1, 2]
+    assert {path.name for path in ledger.parent.glob("mha*")} == {first.name, second.name}
+    lines = ledger_lines(ledger.parent)
+    assert [line["state"] for line in lines[4:]] == ["running", "done"]
+    assert lines[4]["run"] == lines[2]["run"] == second.name
+    assert "goes on after step" in (second / LOG).read_text(encoding="utf-8")
+    alone = train(tmp_path / "alone", *long, "seed=2")
+    assert fingerprint(second) == fingerprint(alone)
 
 
 def test_runs_can_be_sent_through_submitit(

@@ -17,7 +17,7 @@ from gptattn.untrusted import read_bytes, read_yaml
 # Settings that no result depends on: runs that differ in them alone differ in nothing. The budget
 # is not among them: it is kept as one setting, in words.
 NO_MATTER = re.compile(
-    r"(seed|experiment_name|log_every|checkpoint|cache_dir|allow_targets(\[.*)?|data\.path"
+    r"(seed|experiment_name|log_every|hang_seconds|checkpoint|cache_dir|allow_targets(\[.*)?|data\.path"
     r"|choices\..*|trainer\.(accelerator|threads)|match_attn.*|sample\..*|sweep\..*|validation\.count|budget\..*)$"
 )
 # The end of a run folder's name: runs of several seeds that start each from its own seed's weights

@@ -6,6 +6,7 @@ import urllib.request
 from http.client import HTTPException
 from pathlib import Path
 
+from gptattn.disk import write_atomically
 from gptattn.errors import DataError
 
 SHAKESPEARE_URL = (
@@ -128,7 +129,6 @@ def _is_hidden(file: Path, root: Path) -> bool:
 
 
 def _fetch(url: str, file: Path) -> None:
-    partial = file.with_name(f"{file.name}.{os.getpid()}.part")
     try:
         with urllib.request.urlopen(url, timeout=4) as response:
             raw = response.read()
@@ -138,9 +138,4 @@ def _fetch(url: str, file: Path) -> None:
         raise DataError(
             "data", f"cannot fetch {url} ({error}); put the file in place and give data.path=FILE"
         ) from None
-    file.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        partial.write_bytes(raw)
-        partial.replace(file)
-    finally:
-        partial.unlink(missing_ok=True)
+    write_atomically(file, lambda target: target.write(raw))

@@ -1,7 +1,6 @@
 """The tokens of a text on disk, as a memory map keyed by content, split for training."""
 
 import hashlib
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gptattn.data.tokenizer import Tokenizer
+from gptattn.disk import write_atomically
 from gptattn.errors import ConfigError, DiskError
 
 TOKEN_DTYPE = np.dtype("<u2")
@@ -88,17 +88,12 @@ def _cached_tokens(
         ids = encode().astype(TOKEN_DTYPE)
         check(ids)
         file = folder / f"{key}-{hashlib.sha256(ids.tobytes()).hexdigest()}.tokens"
-        partial = file.with_name(f"{file.name}.{os.getpid()}.part")
-        folder.mkdir(parents=True, exist_ok=True)
-        try:
-            ids.tofile(partial)
-            partial.replace(file)
-        finally:
-            partial.unlink(missing_ok=True)
+        write_atomically(file, lambda target: target.write(ids.data))
         return np.memmap(file, dtype=TOKEN_DTYPE, mode="r")
-    except OSError as error:
+    except (OSError, DiskError) as error:
+        reason = error.message if isinstance(error, DiskError) else error.strerror
         raise DiskError(
-            "cache_dir", f"{folder} cannot be used ({error.strerror}); give another cache_dir"
+            "cache_dir", f"{folder} cannot be used ({reason}); give another cache_dir"
         ) from None
 
 

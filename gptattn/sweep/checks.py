@@ -4,11 +4,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 from gptattn.config import TrainConfig, check
 from gptattn.errors import ConfigError, RunFolderError
-from gptattn.precheck import prepared
+from gptattn.precheck import Ready, prepared
 from gptattn.sweep.plan import Plan, settings_key, slots
 
 # The runs that go on from a plan's weights, which lie, or will lie, in the folder.
@@ -27,7 +26,7 @@ def checked(
         raise ConfigError(
             "hydra.sweep.subdir", f"gives several runs one folder, {twice[0]}; leave it out"
         )
-    known: dict[str, Any] = {}
+    known: dict[str, Ready] = {}
     ready = []
     for plan in plans:
         check(plan.cfg)
@@ -41,7 +40,8 @@ def checked(
         key = settings_key(asdict(replace(plan.cfg, **shared)))
         if key not in known:
             known[key] = prepared(plan.cfg, original)
-        ready.append(replace(plan, cfg=replace(known[key], **own)))
+        cfg = replace(known[key].cfg, **own)
+        ready.append(replace(plan, cfg=cfg, bytes_on_disk=known[key].bytes_on_disk))
     return ready
 
 

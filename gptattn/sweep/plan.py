@@ -1,8 +1,8 @@
 """The runs of a sweep, and which of them are done: the run folders say so, whoever made them."""
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,13 @@ import yaml
 from gptattn.config import TrainConfig
 from gptattn.device import usable_cpus
 from gptattn.errors import ConfigError
+from gptattn.sweep.ledger import read_ledger
 from gptattn.untrusted import read_bytes, read_yaml
 
+# Settings under which the same run is made.
+NO_MATTER = ("sweep", "experiment_name", "cache_dir", "hang_seconds")
+# Exit codes of a run that would only end the same way: settings, data, checkpoints, NaN.
+FOR_GOOD = (2, 3, 4, 5)
 CONFIG_BYTES, SUMMARY_BYTES = 200_000, 5_000_000  # a run writes 2 kB of each
 
 
@@ -23,11 +28,17 @@ class Plan:
     overrides: list[str]
     cfg: TrainConfig
     folder: Path
+    bytes_on_disk: int = 0  # that the folder will hold; 0: not known yet
+
+    @property
+    def begun(self) -> bool:
+        """Whether a run lies in its folder, which it goes on with."""
+        return (self.folder / "config.yaml").is_file()
 
 
 def settings_key(settings: dict[str, Any]) -> str:
     """Equal for settings that make the same run: how a sweep is run is no part of it."""
-    own = {k: v for k, v in settings.items() if k not in ("sweep", "experiment_name", "cache_dir")}
+    own = {k: v for k, v in settings.items() if k not in NO_MATTER}
     own["trainer"] = {k: v for k, v in own["trainer"].items() if k != "threads"}
     return json.dumps(own, sort_keys=True)
 
@@ -59,6 +70,46 @@ def folders_done(plans: Sequence[Plan]) -> dict[Path, Path]:
         if folder is not None:
             done[plan.folder] = folder
     return done
+
+
+def going_on(plans: Sequence[Plan], done: Collection[Path]) -> list[Plan]:
+    """The plans, those in the folder of a run that was begun which can go on with one.
+
+    Such a run has the same settings and a checkpoint, and did not end by a mistake that it would
+    make again. Plans with a folder in `done` stay as they are.
+    """
+    known: dict[Path, dict[str, Path]] = {}
+    plans = list(plans)
+    for i, plan in enumerate(plans):
+        home = plan.folder.parent
+        if plan.folder in done:
+            continue
+        if home not in known:
+            known[home] = begun_runs(home)
+        folder = known[home].pop(settings_key(asdict(plan.cfg)), plan.folder)
+        plans[i] = replace(plan, folder=folder)
+    return plans
+
+
+def begun_runs(home: Path) -> dict[str, Path]:
+    """Runs right below `home` that can go on, by their settings' key; of equal ones the newest."""
+    failed = {
+        entry.get("run"): entry.get("exit")
+        for entry in read_ledger(home)
+        if entry.get("state") in ("failed", "done", "interrupted")
+    }
+    runs: dict[str, Path] = {}
+    configs = sorted(home.glob("*/config.yaml"), key=lambda path: path.stat().st_mtime)
+    for config in configs:
+        folder = config.parent
+        if (folder / "summary.json").exists() or failed.get(folder.name) in FOR_GOOD:
+            continue
+        if any((folder / "checkpoints").glob("*.ckpt")):
+            try:
+                runs[settings_key(read_yaml(config, CONFIG_BYTES))] = folder
+            except (OSError, ValueError, LookupError, TypeError, AttributeError, yaml.YAMLError):
+                continue
+    return runs
 
 
 def slots(cfg: TrainConfig) -> int:

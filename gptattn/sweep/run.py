@@ -10,12 +10,13 @@ from typing import Any
 from rich.console import Console
 
 from gptattn.console import make_console
+from gptattn.disk import check_room
 from gptattn.errors import SweepError
 from gptattn.sweep.checks import Follow, checked, followers
 from gptattn.sweep.ending import print_end
 from gptattn.sweep.estimate import expected_seconds
 from gptattn.sweep.ledger import Ledger, read_ledger
-from gptattn.sweep.plan import Plan, folders_done, slots, threads_each
+from gptattn.sweep.plan import Plan, folders_done, going_on, slots, threads_each
 from gptattn.sweep.processes import Outcome, Work, run_all
 from gptattn.sweep.progress import SweepProgress, span
 
@@ -38,12 +39,18 @@ def run_sweep(
     """
     first = checked(plans)
     fresh = first[0].cfg.sweep.fresh
+    goes_on = in_processes and not fresh
     made = {} if fresh else folders_done(first)
+    first = going_on(first, made) if goes_on else first
     later = followers(first, made, follow) if follow else []
     made |= {} if fresh else folders_done(later)
+    later = going_on(later, made) if goes_on else later
     everything = [*first, *later]
+    check_room(folder, sum(plan.bytes_on_disk for plan in everything if plan.folder not in made))
     console = make_console()
     known = f", {len(made)} of them done already" if made else ""
+    begun = sum(plan.begun for plan in everything)
+    known += f", {begun} begun" if begun else ""
     console.print(
         f"[bold]sweep[/bold]  {_counted(len(everything))}{known}, in {folder}", soft_wrap=True
     )
@@ -129,7 +136,7 @@ def run_in_processes(
     console, at_once, threads = make_console(), slots(cfg), threads_each(cfg)
     seconds = expected_seconds([plan.cfg for plan in plans])
     works = [
-        Work(plan.folder, [*command(plan), *_threads(threads)], plan.overrides, weight)
+        Work(plan.folder, [*command(plan), *_threads(plan, threads)], plan.overrides, weight)
         for plan, weight in zip(plans, seconds, strict=True)
     ]
     at_once = min(at_once, len(plans))
@@ -144,8 +151,9 @@ def run_in_processes(
         yield plan, _loss(outcome) if outcome.done else RuntimeError(outcome.reason)
 
 
-def _threads(threads: int | None) -> list[str]:
-    return [] if threads is None else [f"trainer.threads={threads}"]
+def _threads(plan: Plan, threads: int | None) -> list[str]:
+    # A run that goes on has the threads that it had.
+    return [] if threads is None or plan.begun else [f"trainer.threads={threads}"]
 
 
 def _loss(outcome: Outcome) -> float:

@@ -1,0 +1,82 @@
+"""Ends a run in which nothing happens any more, and shows where it stands."""
+
+import contextlib
+import faulthandler
+import os
+import threading
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+import lightning.pytorch as L
+
+LOOK_SECONDS = 1.0
+SPARE_SECONDS = 20.0
+
+
+class Watchdog(L.Callback):
+    """Ends the process with exit code 1 after `limit` seconds without a sign of life.
+
+    A sign of life is a batch, of training or validation, that begins or ends. The stacks of all
+    threads go to stderr first. The checkpoints stay as they are; the state of that moment, which
+    nobody can read, is not saved. `limit` None: nothing is watched.
+    """
+
+    def __init__(self, limit: float | None) -> None:
+        self.limit = limit
+        self._signs, self._newest = 0, "the start"
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        if self.limit is None:
+            yield
+            return
+        over = threading.Event()
+        thread = threading.Thread(target=self._watch, args=(over, self.limit), daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+            faulthandler.cancel_dump_traceback_later()
+
+    def _watch(self, over: threading.Event, limit: float) -> None:
+        # Looks are counted, not seconds: a process that was paused has not hung.
+        signs, idle = self._signs, 0.0
+        while idle < limit:
+            # A read of a mapped file that stalls keeps the interpreter to itself: this thread
+            # does not run then, and Python's own timer, which needs no interpreter, ends it all.
+            faulthandler.dump_traceback_later(limit - idle + SPARE_SECONDS, exit=True, file=2)
+            if over.wait(min(LOOK_SECONDS, limit)):
+                return
+            idle = idle + LOOK_SECONDS if signs == self._signs else 0.0
+            signs = self._signs
+        self._end(limit)
+
+    def _end(self, limit: float) -> NoReturn:
+        faulthandler.dump_traceback(file=2)
+        line = (
+            f"error: hang_seconds: nothing for {limit:g} s after {self._newest}, the stacks are "
+            "above; resume=... goes on from the newest checkpoint, or give more hang_seconds\n"
+        )
+        os.write(2, line.encode())
+        os._exit(1)
+
+    def _sign(self, newest: str) -> None:
+        self._signs += 1
+        self._newest = newest
+
+    def on_train_batch_start(self, trainer: L.Trainer, *args: Any) -> None:
+        self._sign(f"the batch of step {trainer.global_step + 1} came")
+
+    def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
+        self._sign(f"step {trainer.global_step}")
+
+    def on_validation_batch_start(self, trainer: L.Trainer, *args: Any) -> None:
+        self._sign(f"a batch of the validation at step {trainer.global_step} came")
+
+    def on_validation_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
+        self._sign(f"a batch of the validation at step {trainer.global_step}")
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._sign(f"the validation at step {trainer.global_step}")

@@ -1,0 +1,88 @@
+"""The short form of scripts/torture.py: processes that are really killed, stopped and starved."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tortures import numbers
+from tortures.bench import Bench, Result
+from tortures.faults import Poison
+from tortures.stops import kill, stop
+
+from gptattn.compose import CONF
+
+SCRIPT = CONF.parent / "scripts" / "torture.py"
+
+
+def test_the_short_form_breaks_no_promise(tmp_path: Path) -> None:
+    # A process of its own: this one has threads, and so must not be forked.
+    ended = subprocess.run(
+        [sys.executable, str(SCRIPT)],
+        env=os.environ | {"TMPDIR": str(tmp_path), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    last = json.loads(ended.stdout.splitlines()[-1])
+    assert last["kept"]
+    assert {row["row"] for row in last["rows"]} >= {"kill", "save", "signal", "corrupt", "nan"}
+    assert all(row["tried"] > 0 for row in last["rows"])
+    assert list(tmp_path.iterdir()) == []
+
+
+class Ended:
+    """A process that ended as it likes."""
+
+    def __init__(self, code: int, line: str) -> None:
+        self.code, self.line, self.pid = code, line, 0
+
+    def poll(self) -> int:
+        return self.code
+
+    def wait(self) -> int:
+        return self.code
+
+    def send(self, number: int) -> None: ...
+
+    def text(self) -> str:
+        return self.line
+
+    def complaint(self) -> str:
+        return self.line
+
+
+def broken(
+    row: object, monkeypatch: pytest.MonkeyPatch, folder: Path, code: int, line: str = ""
+) -> list[str]:
+    """What a row finds broken where each process ends like this, having done nothing."""
+    assert callable(row)
+    (folder / "any" / "checkpoints").mkdir(parents=True)
+    (folder / "any" / "checkpoints" / "step=1.ckpt").touch()
+    monkeypatch.setattr(Bench, "start", lambda *args, **kwargs: Ended(code, line))
+    monkeypatch.setattr(Bench, "after_rows", lambda *args: True)
+    monkeypatch.setattr(Bench, "check_whole", lambda *args: None)
+    monkeypatch.setattr("tortures.stops.known_checkpoints", lambda folder: [Path("step=1.ckpt")])
+    monkeypatch.setattr("tortures.bench.fingerprint", lambda run: str(run))
+    result = Result("row")
+    row(Bench(folder, 1), 1, result)
+    return result.broken
+
+
+def test_a_row_sees_what_is_broken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    # Runs that end well, whatever is done to them, and whose ends are never the same.
+    found = broken(stop, monkeypatch, tmp_path / "a", 0)
+    assert any("ended with 0 instead of 143" in line for line in found)
+    assert any("said another step" in line for line in found)
+    assert any("is not what it would have been" in line for line in found)
+    found = broken(kill, monkeypatch, tmp_path / "b", 0)
+    assert any("is not what it would have been" in line for line in found)
+    found = broken(numbers.nan, monkeypatch, tmp_path / "c", 1, "error: internal: ValueError")
+    assert any("ended with 1" in line for line in found)
+    late = "error: train/loss: is nan at step 60; a lower optim.lr would be steadier"
+    found = broken(numbers.nan, monkeypatch, tmp_path / "d", 5, late)
+    assert any("was seen at step 60" in line for line in found)
+    assert Poison.PLACES[0] == "loss"
