@@ -146,8 +146,7 @@ def _resume(folder: Path, overrides: Sequence[str]) -> None:
     with locked_run(folder, "resume"):
         start = find_start(folder, recorded)
         cfg = resumed(recorded, overrides, start.facts.get("threads"))
-        # The match is made, and the weights are the checkpoint's.
-        prepared(replace(cfg, init_from=None, match="none"))
+        prepared(replace(cfg, init_from=None))  # the weights are the checkpoint's
         _train(cfg, folder, start)
 
 

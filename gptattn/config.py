@@ -95,6 +95,7 @@ class TrainConfig:
     match: str
     match_to: str
     match_attn: Optional[Spec]  # noqa: UP045
+    match_before: Optional[int]  # noqa: UP045
     attn: Spec
     position: Spec
     data: Spec
@@ -132,6 +133,7 @@ def check(cfg: TrainConfig) -> None:
         "batch_size": cfg.batch_size,
         "accumulate": cfg.accumulate,
         "loss_chunk_tokens": cfg.loss_chunk_tokens,
+        "match_before": cfg.match_before,
         "log_every": cfg.log_every,
         "hang_seconds": cfg.hang_seconds,
         "optim.lr": cfg.optim.lr,

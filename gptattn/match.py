@@ -53,7 +53,8 @@ def resolved(cfg: TrainConfig, tokenizer: Tokenizer) -> tuple[TrainConfig, Match
 def matched(cfg: TrainConfig, vocab_size: int) -> tuple[TrainConfig, Match | None]:
     """The settings with the match made, and what it took; the same settings where none is asked.
 
-    Raises ConfigError where the variant cannot be matched, saying what could be.
+    Settings in which it is made already, as a run's record has them, stay as they are. Raises
+    ConfigError where the variant cannot be matched, saying what could be.
     """
     if cfg.match == "none":
         return cfg, None
@@ -61,8 +62,13 @@ def matched(cfg: TrainConfig, vocab_size: int) -> tuple[TrainConfig, Match | Non
     reference = replace(
         cfg, attn=cfg.match_attn, choices=cfg.choices | {"attn": cfg.match_to}, match="none"
     )
+    if cfg.match_before is not None and cfg.match != "kv_cache":
+        reference = _with_width(reference, cfg.match_before)
     try:
-        return _made(cfg, reference, vocab_size)
+        new, match = _made(cfg, reference, vocab_size)
+        if cfg.match_before is not None:
+            match = replace(match, before=cfg.match_before)
+        return replace(new, match_before=match.before), match
     except ConfigError as error:
         able = [
             what for what in FIGURES if what != cfg.match and _can(cfg, what, reference, vocab_size)
@@ -73,9 +79,7 @@ def matched(cfg: TrainConfig, vocab_size: int) -> tuple[TrainConfig, Match | Non
         raise ConfigError("match", f"{error.message}; {other}") from None
 
 
-def _made(
-    cfg: TrainConfig, reference: TrainConfig, vocab_size: int
-) -> tuple[TrainConfig, Match | None]:
+def _made(cfg: TrainConfig, reference: TrainConfig, vocab_size: int) -> tuple[TrainConfig, Match]:
     target = FIGURES[cfg.match](_cost(reference, vocab_size))
     if cfg.match == "kv_cache":
         return _match_cache(cfg, vocab_size, target)
@@ -103,9 +107,7 @@ def _with_width(cfg: TrainConfig, d_mlp: int) -> TrainConfig:
     return replace(cfg, model=replace(cfg.model, d_mlp=d_mlp))
 
 
-def _match_width(
-    cfg: TrainConfig, vocab_size: int, target: float
-) -> tuple[TrainConfig, Match | None]:
+def _match_width(cfg: TrainConfig, vocab_size: int, target: float) -> tuple[TrainConfig, Match]:
     figure = FIGURES[cfg.match]
 
     def at(d_mlp: int) -> float:
@@ -127,9 +129,7 @@ def _match_width(
     return _with_width(cfg, width), match
 
 
-def _match_cache(
-    cfg: TrainConfig, vocab_size: int, target: float
-) -> tuple[TrainConfig, Match | None]:
+def _match_cache(cfg: TrainConfig, vocab_size: int, target: float) -> tuple[TrainConfig, Match]:
     found: list[str] = []
     for field, before, value in _cache_settings(cfg):
         new = replace(cfg, attn=cfg.attn | {field: value})

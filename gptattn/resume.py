@@ -2,7 +2,7 @@
 
 import json
 import sys
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,9 @@ from gptattn.checkpoint import Chosen, choose_checkpoint, known_checkpoints, rem
 from gptattn.config import TrainConfig
 from gptattn.data.tokens import TokenData
 from gptattn.errors import CheckpointError, ConfigError
-from gptattn.match import Match
 
 SAVED_BY = ("StepClock", "MetricRows", "Checkpoints")  # the keys of their states
-FACTS = ("text_sha256", "tokenizer", "device", "threads", "torch", "match")
+FACTS = ("text_sha256", "tokenizer", "device", "threads", "torch")
 
 
 @dataclass(frozen=True)
@@ -31,14 +30,8 @@ class Start:
     facts: dict[str, Any] = field(default_factory=dict)
     weights: dict[str, torch.Tensor] = field(default_factory=dict)
 
-    def match(self) -> Match | None:
-        node = self.facts.get("match")
-        return None if node is None else Match(**node)
 
-
-def facts_of(
-    data: TokenData, device: torch.device, threads: int, match: Match | None
-) -> dict[str, Any]:
+def facts_of(data: TokenData, device: torch.device, threads: int) -> dict[str, Any]:
     """What must be the same when the run goes on, and what cannot be found out again."""
     return {
         "text_sha256": data.text_hash,
@@ -46,7 +39,6 @@ def facts_of(
         "device": device.type,
         "threads": threads,
         "torch": str(torch.__version__),
-        "match": None if match is None else asdict(match),
     }
 
 

@@ -69,15 +69,16 @@ def train(
         claim(folder, cfg)
         save_tokenizer(folder, data.tokenizer)
     start = start or Start()
-    match = match and (start.match() or match)
     _quiet_lightning()
     threads = set_threads(start.facts.get("threads", cfg.trainer.threads))
     device = resolve_device(cfg.trainer.accelerator)
-    check_same(start, facts_of(data, device, threads, match))
+    check_same(start, facts_of(data, device, threads))
     reset_peak_memory(device)
     L.seed_everything(cfg.seed, workers=True, verbose=False)
     model = build_model(cfg, data.tokenizer.vocab_size)
     if start.source is not None:
+        # Before Lightning converts the model, float64 would be cut short.
+        model.to(_weight_dtype(cfg))
         load_weights(model, start.weights, start.source)
     elif cfg.init_from is not None:
         initialise(model, cfg)
@@ -161,7 +162,7 @@ def _fit(job: Job, console: Console, compiled: bool, start: Start) -> dict[str, 
     progress = ConsoleProgress(console, budget, clock, rows, samples)
     attention = AttentionLog(recorder, job.data.val, cfg.model.context_length)
     stop = StopRequest()
-    facts = facts_of(job.data, job.device, job.threads, job.match)
+    facts = facts_of(job.data, job.device, job.threads)
     checkpoints = Checkpoints(job.folder / "checkpoints" if cfg.checkpoint else None, stop, facts)
     watchdog = Watchdog(cfg.hang_seconds)
     callbacks = [clock, rows, samples, progress, attention, BudgetEnd(budget, clock), checkpoints]
@@ -234,8 +235,12 @@ def _cost(cfg: TrainConfig, vocab_size: int) -> Cost:
     """Counted on the meta device: no memory; in the dtype that the weights will have."""
     with torch.device("meta"):
         model = build_model(cfg, vocab_size)
-    true = cfg.trainer.precision.endswith("-true")
-    return measure_cost(model.to(DTYPES[cfg.trainer.precision]) if true else model)
+    return measure_cost(model.to(_weight_dtype(cfg)))
+
+
+def _weight_dtype(cfg: TrainConfig) -> torch.dtype:
+    mixed = cfg.trainer.precision.endswith("-mixed")
+    return torch.float32 if mixed else DTYPES[cfg.trainer.precision]
 
 
 def _compile(model: GPT, device: torch.device, console: Console) -> bool:

@@ -137,6 +137,16 @@ def test_the_cache_is_matched_by_the_window(
     assert (match.field, match.before, match.after) == ("attn.window", 16, 8)
 
 
+@pytest.mark.parametrize("how", ["match=params", "match=flops", "match=kv_cache match_to=gqa"])
+def test_a_match_that_is_made_stays_as_it_is(how: str, tmp_path: Path) -> None:
+    # As the record of a run has it, from which the run goes on.
+    cfg = settings(tmp_path, WIDE, "attn=gqa", "attn.num_kv_heads=1", *how.split())
+    made, match = matched(cfg, 256)
+    assert match is not None
+    assert match.before != match.after
+    assert matched(made, 256) == (made, match)
+
+
 def test_what_was_matched_is_printed_logged_and_in_the_summary(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -488,3 +488,39 @@ def test_rows_before_the_checkpoint_that_are_gone_are_said_to_be(
     assert warning.endswith("rows are missing, which were written before step 2")
     assert all(json.loads(line) for line in file.read_text(encoding="utf-8").splitlines())
     assert [row["step"] for row in rows(tmp_path / "run") if "val/loss" in row] == [4, 6]
+
+
+# Ways of training
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        ["accumulate=1"],
+        ["trainer.precision=bf16-mixed"],
+        ["trainer.precision=64-true", "position=rope"],
+        ["attn=mqa", "match=flops", "tokenizer=char"],
+        ["attn.backend=reference", "loss_chunk_tokens=7", "log_every=1"],
+    ],
+)
+def test_other_ways_of_training_go_on_bit_for_bit_too(
+    how: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = train(tmp_path / "whole", *SIX, *how)
+    once(monkeypatch, "training_step", 3, crash)
+    assert command(tmp_path, *begun(tmp_path, *how)) == 1
+    assert command(tmp_path, "resume=run") == 0
+    assert fingerprint(tmp_path / "run") == fingerprint(whole)
+
+
+def test_a_budget_in_seconds_goes_on_counting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = ("budget.steps=null", "budget.seconds=0.2", "log_every=1")
+    once(monkeypatch, "training_step", 3, sent(signal.SIGTERM))
+    assert command(tmp_path, *begun(tmp_path, *seconds)) == 143
+    before = dict(series(tmp_path / "run", "progress/seconds"))[3]
+    assert command(tmp_path, "resume=run") == 0
+    after = [value for _, value in series(tmp_path / "run", "progress/seconds")]
+    assert after == sorted(after)
+    assert before < 0.2 <= after[-1]

@@ -18,7 +18,7 @@ from gptattn.untrusted import read_bytes, read_yaml
 # is not among them: it is kept as one setting, in words.
 NO_MATTER = re.compile(
     r"(seed|experiment_name|log_every|hang_seconds|checkpoint|cache_dir|allow_targets(\[.*)?|data\.path"
-    r"|choices\..*|trainer\.(accelerator|threads)|match_attn.*|sample\..*|sweep\..*|validation\.count|budget\..*)$"
+    r"|choices\..*|trainer\.(accelerator|threads)|match_(attn|before).*|sample\..*|sweep\..*|validation\.count|budget\..*)$"
 )
 # The end of a run folder's name: runs of several seeds that start each from its own seed's weights
 # differ in nothing else.
