@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import time
 from argparse import Namespace
 from pathlib import Path
@@ -73,9 +74,7 @@ class RunRecorder(Logger):
         self._write_row(step, metrics)
 
     def log_text(self, tag: str, text: str, step: int) -> None:
-        # Indented by four, Markdown shows it as it is, whatever it holds.
-        shown = "\n".join("    " + line for line in text.splitlines())
-        self._writer.add_text(tag, shown, step)
+        self._writer.add_text(tag, _inert(text), step)
         self._write_row(step, {tag: text})
 
     def log_image(self, tag: str, image: NDArray[np.uint8], step: int) -> None:
@@ -99,6 +98,16 @@ class RunRecorder(Logger):
             self._events().add_summary(self._end_of_session)
         self._writer.close()
         self._rows.close()
+
+
+def _inert(text: str) -> str:
+    """The text as TensorBoard shows it without reading anything into it.
+
+    Indented by four, Markdown shows it as it is. Where Markdown is off, TensorBoard lets links and
+    images through, so that no tag may open: a < has an invisible word joiner behind it.
+    """
+    lines = ("    " + line for line in text.splitlines())
+    return re.sub(r"<(?=[A-Za-z/!?])", "<\u2060", "\n".join(lines))
 
 
 def keep_rows(folder: Path, count: int) -> int:

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from gptattn.checkpoint import AtomicCheckpointIO, read_checkpoint, write_atomically
+from gptattn.checkpoint import read_checkpoint, write_atomically
 from gptattn.errors import CheckpointError
+from gptattn.saving import AtomicCheckpointIO
 
 STATE = {"state_dict": {"w": torch.arange(6.0)}, "step": 3}
 

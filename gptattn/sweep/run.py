@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 
 from gptattn.console import make_console
 from gptattn.errors import SweepError
@@ -45,7 +46,8 @@ def run_sweep(
     console = make_console()
     known = f", {len(made)} of them done already" if made else ""
     console.print(
-        f"[bold]sweep[/bold]  {_counted(len(everything))}{known}, in {folder}", soft_wrap=True
+        f"[bold]sweep[/bold]  {_counted(len(everything))}{known}, in {escape(str(folder))}",
+        soft_wrap=True,
     )
     if later and in_processes and len(made) < len(everything):
         todo = [plan.cfg for plan in everything if plan.folder not in made]
