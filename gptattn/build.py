@@ -200,6 +200,8 @@ def check_type(field: str, value: Any, hint: Any) -> None:
         if get_origin(kind) is Literal and not (value is None and type(None) in allowed):
             check_choice(field, str(value), get_args(kind))
             return
+    if type(value) is int and abs(value) >= 2**63:
+        raise ConfigError(field, f"{value} is too large; torch counts to 2**63")
     # A bool is an int to Python, and an int is a float to a person.
     kinds = {get_origin(kind) or kind for kind in allowed}
     if type(value) in kinds or (type(value) is int and float in kinds):

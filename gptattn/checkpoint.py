@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import IO, Any
 
 import torch
-from lightning.fabric.plugins import CheckpointIO
 
 from gptattn.archive import check_archive
 from gptattn.disk import replacing, write_atomically
@@ -57,30 +56,17 @@ MAKERS = {
 FLOATS = ["F64", "F32", "F16", "BF16"]
 
 
-class AtomicCheckpointIO(CheckpointIO):
-    """Writes beside the target, flushes to the disk, then renames: a name means a whole file."""
+def write_checkpoint(path: Path, checkpoint: dict[str, Any]) -> None:
+    """Write the state and its SHA-256; `path` appears when all of it is on the disk."""
+    with replacing(path, lambda file: torch.save(checkpoint, file)) as file:
+        hashed = _Hashed(file)
+        hashed.save(checkpoint)
+        _write_sum(path, hashed.sha256.hexdigest())
 
-    def save_checkpoint(
-        self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None
-    ) -> None:
-        path = Path(path)
-        with replacing(path, lambda file: torch.save(checkpoint, file)) as file:
-            hashed = _Hashed(file)
-            hashed.save(checkpoint)
-            _write_sum(path, hashed.sha256.hexdigest())
 
-    def load_checkpoint(
-        self,
-        path: str | Path,
-        map_location: Any | None = None,
-        weights_only: bool | None = None,
-    ) -> dict[str, Any]:
-        return read_checkpoint(Path(path), map_location)
-
-    def remove_checkpoint(self, path: str | Path) -> None:
-        path = Path(path)
-        path.unlink(missing_ok=True)
-        _sum_of(path).unlink(missing_ok=True)
+def remove_checkpoint(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    _sum_of(path).unlink(missing_ok=True)
 
 
 class _Hashed:
@@ -159,7 +145,7 @@ def remove_old(folder: Path, newest: Path) -> None:
     later = [path for path in known_checkpoints(folder) if step_of(path) > step_of(newest)]
     earlier = [path for path in known_checkpoints(folder) if step_of(path) < step_of(newest)]
     for path in [*later, *earlier[KEPT - 1 :]]:
-        AtomicCheckpointIO().remove_checkpoint(path)
+        remove_checkpoint(path)
 
 
 def choose_checkpoint(

@@ -21,7 +21,7 @@ import hydra
 from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from gptattn.compose import (
     CONF,
@@ -38,10 +38,12 @@ from gptattn.config import TrainConfig, check
 from gptattn.disk import check_room
 from gptattn.errors import ConfigError, RunFolderError
 from gptattn.lock import locked_run
-from gptattn.resume_settings import resume_argument, resumed
+from gptattn.resume_settings import allowed_packages, resume_argument, resumed
 
 if TYPE_CHECKING:
     from gptattn.resume import Start
+
+LONGEST_LINE = 900  # characters of an error; its end says what would be right
 
 
 def main() -> NoReturn:
@@ -96,7 +98,9 @@ def _main() -> None:
             # Before Hydra, which writes into the folder first and asks later; and the name, which
             # has a random part, is settled with that.
             stack.enter_context(_new_run(folder))
-            sys.argv.append(f"hydra.run.dir={quoted(str(folder))}")
+            # Beside the other overrides: argparse takes them in one run only.
+            last = sys.argv[::-1].index(args.overrides[-1]) if args.overrides else 0
+            sys.argv.insert(len(sys.argv) - last, f"hydra.run.dir={quoted(str(folder))}")
         hydra.main(version_base="1.3", config_path=str(CONF), config_name=CONFIG_NAME)(task)()
     if failures:
         raise failures[0]
@@ -141,7 +145,7 @@ def _resume(folder: Path, overrides: Sequence[str]) -> None:
     from gptattn.resume import find_start
     from gptattn.saved import load_config
 
-    recorded = load_config(folder)
+    recorded = load_config(folder, allowed_packages(overrides))
     resumed(recorded, overrides, None)
     with locked_run(folder, "resume"):
         start = find_start(folder, recorded)
@@ -177,15 +181,17 @@ def _train(cfg: TrainConfig, folder: Path, start: "Start | None" = None) -> floa
             print(f"{shown} holds what was logged until here", file=sys.stderr)
             raise KeyboardInterrupt from error
         raise
-    console.print(f"run: {shown}")
-    console.print(f"look: tensorboard --logdir {os.path.relpath(folder.parent)}")
+    # A name may hold brackets, which are markup to the console.
+    console.print(f"run: {shown}", markup=False)
+    parent = shlex.quote(os.path.relpath(folder.parent))
+    console.print(f"look: tensorboard --logdir {parent}", markup=False)
     return float(summary["metrics"]["val/loss"])
 
 
 def _check_command(args: Namespace) -> Path | None:
     """Raise a UserError for what would stop this run; of a sweep, for what composes in no run.
 
-    Returns the folder of a single run, where it can be known.
+    Returns the folder of a single run.
     """
     if args.shell_completion and not any(
         override.startswith(("install=", "uninstall=", "query=")) for override in args.overrides
@@ -197,6 +203,8 @@ def _check_command(args: Namespace) -> Path | None:
         raise ConfigError(
             "--experimental-rerun", "reads a pickle, which may run anything; give the overrides"
         )
+    if args.config_path is not None:
+        raise ConfigError("--config-path", "would hide the settings; --config-dir adds a folder")
     if args.config_dir is not None and not Path(args.config_dir).exists():
         raise ConfigError("--config-dir", f"{args.config_dir} does not exist; give one that does")
     overrides = list(args.overrides)
@@ -205,7 +213,10 @@ def _check_command(args: Namespace) -> Path | None:
     name = args.config_name or CONFIG_NAME
     if args.multirun or args.help or args.cfg or args.info:
         # A sweeper checks each of its runs; by then Hydra must have composed what they share.
-        with composed(overrides, name, RunMode.MULTIRUN if args.multirun else RunMode.RUN):
+        with composed(overrides, name, RunMode.MULTIRUN if args.multirun else RunMode.RUN) as cfg:
+            part = args.package not in (None, "_global_")
+            if part and not OmegaConf.is_config(OmegaConf.select(cfg, args.package)):
+                raise ConfigError("--package", f"{args.package!r} is no part of the settings")
             return None
     return _checked(overrides, name)[1]
 
@@ -215,18 +226,18 @@ def check_job(overrides: Sequence[str], config_name: str = CONFIG_NAME) -> Train
     return _checked(overrides, config_name)[0]
 
 
-def _checked(overrides: Sequence[str], config_name: str) -> tuple[TrainConfig, Path | None]:
+def _checked(overrides: Sequence[str], config_name: str) -> tuple[TrainConfig, Path]:
     with composed(overrides, config_name) as cfg:
-        if cfg.hydra.sweeper.params and cfg.hydra.mode is None:
+        if OmegaConf.select(cfg, "hydra.sweeper.params") and cfg.hydra.mode is None:
             raise ConfigError("command line", "these settings are a sweep's; add -m")
         if cfg.hydra.job.chdir:
             raise ConfigError("hydra.job.chdir", "would move relative paths; leave it out")
         typed = to_train_config(cfg)
+        check(typed)
         folder = run_folder(cfg)
-    if folder is not None and (folder / "config.yaml").exists():
+    if (folder / "config.yaml").exists():
         with _new_run(folder):
             pass
-    check(typed)
     # torch takes seconds to import, so what needs it comes last.
     from gptattn.precheck import prepared
 
@@ -248,5 +259,7 @@ def report(error: Exception, debug: bool = False) -> int:
     line = re.sub(r"\s*[\r\n]\s*", " ", message).strip()
     # What was given is told again; a terminal must not obey what is in it.
     line = "".join(c if c.isprintable() else "\ufffd" for c in line)
+    if len(line) > LONGEST_LINE:
+        line = f"{line[: LONGEST_LINE * 2 // 3]} … {line[-LONGEST_LINE // 3 :]}"
     print(f"error: {line}", file=sys.stderr)
     return 1 if known is None else known.exit_code

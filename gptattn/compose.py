@@ -5,6 +5,7 @@ import errno
 import re
 import secrets
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -39,9 +40,10 @@ UNNAMED = re.compile(
     r"allow_targets|launcher|init_from)=|"
     r"(hydra|sample|sweep)[./=]|trainer(\.threads)?="
 )
+LONGEST_NAME = 200  # characters of a setting's or choice's name, which Hydra looks for as a file
 NO_MEMORY = r"not enough memory|can't allocate memory|CUDA out of memory"
 SUBDIR = "hydra.sweep.subdir="
-NO_PLACE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG}
+NO_PLACE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG}
 
 
 def register_resolvers() -> None:
@@ -69,9 +71,17 @@ def _load(overrides: Sequence[str], config_name: str, run_mode: RunMode) -> Dict
     _check_choices(overrides, run_mode)
     try:
         loader = GlobalHydra.instance().config_loader()
-        cfg = loader.load_configuration(config_name, list(overrides), run_mode)
+        with warnings.catch_warnings():
+            # Of a folder that is not there Hydra only warns, in several lines.
+            warnings.filterwarnings("error", message="provider=hydra.searchpath")
+            cfg = loader.load_configuration(config_name, list(overrides), run_mode)
     except HydraException as error:
         raise _from_hydra(error, overrides) from error
+    except UserWarning as error:
+        raise ConfigError("hydra.searchpath", f"{error}; give folders that are there") from error
+    except (ValueError, TypeError, LookupError, RecursionError) as error:
+        # What Hydra did not foresee: numbers of thousands of digits, a group without a name.
+        raise ConfigError("command line", f"Hydra cannot compose this: {error}") from error
     check_composed(cfg, overrides)
     return cfg
 
@@ -79,16 +89,26 @@ def _load(overrides: Sequence[str], config_name: str, run_mode: RunMode) -> Dict
 def _check_choices(overrides: Sequence[str], run_mode: RunMode) -> None:
     """A choice is the name of a file in its group: no path, no list, no null, no number."""
     for override in overrides:
-        if override.startswith("~") and (CONF / override[1:]).is_dir():
-            raise ConfigError(override[1:], f"cannot be taken out; choose one, {override[1:]}=...")
         group, _, choice = override.partition("=")
-        if not (CONF / group).is_dir():
+        if len(group) > LONGEST_NAME:
+            raise ConfigError(group[:50], f"is no setting: its name has {len(group)} characters")
+        if group.startswith("~") and _choices(group[1:]):
+            raise ConfigError(group[1:], f"cannot be taken out; choose one, {group[1:]}=...")
+        names = _choices(group)
+        if not names:
             continue
         path = re.search(r"[/\\]|\.\.", choice) is not None
         plain = re.fullmatch(r"[A-Za-z_][\w.-]*|", choice) is not None and choice != "null"
+        path = path or len(choice) > LONGEST_NAME  # a file's name would be refused by the disk
         if path or (run_mode == RunMode.RUN and not plain):
-            names = sorted(file.stem for file in (CONF / group).glob("*.yaml"))
             raise ConfigError(group, f"{choice!r} is no choice; {suggest(choice, names)}")
+
+
+def _choices(group: str) -> list[str]:
+    """The names of the files in a group; none where it is no group."""
+    if not group or not (CONF / group).is_dir():
+        return []
+    return [file.stem for file in (CONF / group).glob("*.yaml")]
 
 
 def to_train_config(cfg: DictConfig) -> TrainConfig:
@@ -194,8 +214,15 @@ def with_paths_quoted(arguments: Sequence[str]) -> list[str]:
     for argument in arguments:
         name, equals, value = argument.partition("=")
         path = equals and re.fullmatch(r"\+*[\w.]+", name) and re.search(r"[^\w./-]", value)
-        ready.append(f"{name}={quoted(value)}" if path and Path(value).exists() else argument)
+        ready.append(f"{name}={quoted(value)}" if path and _exists(value) else argument)
     return ready
+
+
+def _exists(value: str) -> bool:
+    try:
+        return Path(value).exists()
+    except OSError:  # longer than any path
+        return False
 
 
 def quoted(value: str) -> str:
@@ -204,12 +231,11 @@ def quoted(value: str) -> str:
     return f"'{escaped}'"
 
 
-def run_folder(cfg: DictConfig) -> Path | None:
-    """Where Hydra will put this run; None where it cannot be known yet."""
-    try:
-        return Path(cfg.hydra.run.dir)
-    except OmegaConfBaseException:
-        return None
+def run_folder(cfg: DictConfig) -> Path:
+    """Where Hydra will put this run. Raises ConfigError where nothing is named."""
+    if not cfg.hydra.run.dir:
+        raise ConfigError("hydra.run.dir", "is empty; name a folder, or leave it out")
+    return Path(cfg.hydra.run.dir)
 
 
 def run_name(variant: str, seed: int, overrides: ListConfig) -> str:

@@ -153,14 +153,14 @@ def check(cfg: TrainConfig) -> None:
     if cfg.init_from is not None and cfg.budget.steps == 0:
         del positive["budget.steps"]  # weights from elsewhere can be validated as they are
     for field, value in positive.items():
-        if value is not None and not (value > 0 and math.isfinite(value)):
+        if value is not None and not 0 < value < math.inf:
             raise ConfigError(field, f"{value} is not a positive number; give one above 0")
     for field, value in {
         "seed": cfg.seed,
         "sample.tokens": cfg.sample.tokens,
         "optim.weight_decay": cfg.optim.weight_decay,
     }.items():
-        if not (value >= 0 and math.isfinite(value)):
+        if not 0 <= value < math.inf:
             raise ConfigError(field, f"{value} is negative or not finite; give 0 or more")
     for field, value in {
         "model.dropout": cfg.model.dropout,
@@ -194,6 +194,8 @@ def check(cfg: TrainConfig) -> None:
         ("model.context_length", cfg.model.context_length, 2**30),
         ("model.vocab_size", cfg.model.vocab_size, 2**30),
         ("trainer.threads", cfg.trainer.threads, 1024),
+        *((name, value, 2**53) for name, value in positive.items() if isinstance(value, int)),
+        ("sample.tokens", cfg.sample.tokens, 2**53),
     ):
         if value is not None and value > most:
             raise ConfigError(field, f"{value} is too large; at most {most}")
@@ -216,6 +218,11 @@ def check(cfg: TrainConfig) -> None:
     for name in cfg.experiment_name.split("/"):
         if name in ("", ".", ".."):
             raise ConfigError("experiment_name", f"{cfg.experiment_name!r} is no folder name")
+    # It stands in paths, and on the terminal.
+    if not cfg.experiment_name.isprintable() or len(cfg.experiment_name.encode()) > 200:
+        raise ConfigError(
+            "experiment_name", "has an unprintable character or more than 200 bytes; take another"
+        )
 
 
 def check_choice(field: str, value: str, choices: Iterable[str]) -> None:

@@ -103,10 +103,22 @@ def check_composed(cfg: DictConfig, overrides: Sequence[str]) -> None:
             raise ConfigError(field, "has no meaning there; leave it out")
         # Hydra's own plugins lie in a module that begins with _.
         check_name(field, target, PLUGINS[path[0]], private=True)
+    for name in PLUGINS:
+        if not isinstance(hydra.get(name), dict) or "_target_" not in hydra[name]:
+            raise ConfigError(f"hydra.{name}", f"names nothing; choose one, hydra/{name}=...")
+    _check_sweeper(hydra["sweeper"])
     if hydra.get("callbacks"):
         raise ConfigError("hydra.callbacks", "are not called here; leave them out")
     for name in ("job_logging", "hydra_logging"):
         _check_logging(f"hydra.{name}", hydra.get(name))
+
+
+def _check_sweeper(node: dict[str, Any]) -> None:
+    if not isinstance(node.get("params"), dict | None):
+        raise ConfigError("hydra.sweeper.params", "is no table; give {name: values}, or null")
+    most = node.get("max_batch_size")
+    if most is not None and (type(most) is not int or most < 1):
+        raise ConfigError("hydra.sweeper.max_batch_size", f"{most!r} is no number of runs; or null")
 
 
 def _check_logging(field: str, node: Any) -> None:

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import json
 import os
+import re
 import threading
 import time
 from argparse import Namespace
@@ -95,10 +96,8 @@ class RunRecorder(Logger):
         self._write_row(step, metrics)
 
     def log_text(self, tag: str, text: str, step: int) -> None:
-        # Indented by four, Markdown shows it as it is, whatever it holds.
-        shown = "\n".join("    " + line for line in text.splitlines())
         with self._tensorboard():
-            self._writer.add_text(tag, shown, step)
+            self._writer.add_text(tag, _inert(text), step)
         self._write_row(step, {tag: text})
 
     def log_image(self, tag: str, image: NDArray[np.uint8], step: int) -> None:
@@ -133,6 +132,16 @@ class RunRecorder(Logger):
             self._writer.close()
         self._rows.close()
         threading.excepthook = self._hook
+
+
+def _inert(text: str) -> str:
+    """The text as TensorBoard shows it without reading anything into it.
+
+    Indented by four, Markdown shows it as it is. Where Markdown is off, TensorBoard lets links and
+    images through, so that no tag may open: a < has an invisible word joiner behind it.
+    """
+    lines = ("    " + line for line in text.splitlines())
+    return re.sub(r"<(?=[A-Za-z/!?])", "<\u2060", "\n".join(lines))
 
 
 def keep_rows(folder: Path, count: int) -> int:

@@ -33,6 +33,17 @@ def resume_argument(overrides: Sequence[str]) -> tuple[str | None, list[str]]:
     return str(_parsed(f"resume={folders[0]}").value()) if quoted else folders[0], others
 
 
+def allowed_packages(overrides: Sequence[str]) -> list[str]:
+    """What `allow_targets=[...]` says among the overrides: the record's own does not count."""
+    packages: Any = []
+    for override in overrides:
+        if override.startswith("allow_targets="):
+            packages = _parsed(override).value()
+    if not isinstance(packages, list) or not all(isinstance(name, str) for name in packages):
+        raise ConfigError("allow_targets", "is no list of packages; give allow_targets=[PACKAGE]")
+    return [str(name) for name in packages]
+
+
 def resumed(recorded: TrainConfig, overrides: Sequence[str], threads: int | None) -> TrainConfig:
     """The settings of the record, changed by what may be.
 

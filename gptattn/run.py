@@ -18,9 +18,8 @@ from gptattn.attention_log import AttentionLog
 from gptattn.budget import resolve_budget
 from gptattn.build import build_data, build_model
 from gptattn.callbacks import BudgetEnd, MetricRows, Samples, StepClock
-from gptattn.checkpoint import AtomicCheckpointIO
 from gptattn.config import TrainConfig
-from gptattn.console import ConsoleProgress, metric_table, result_table
+from gptattn.console import metric_table, result_table
 from gptattn.convert import initialise
 from gptattn.cost import Cost, measure_cost
 from gptattn.data.datamodule import TokenDataModule
@@ -37,10 +36,11 @@ from gptattn.errors import RunFolderError
 from gptattn.gpt import GPT
 from gptattn.match import resolved
 from gptattn.module import LanguageModel
+from gptattn.progress import ConsoleProgress
 from gptattn.recorder import RunRecorder, keep_rows
 from gptattn.resume import Start, check_budget, check_same, facts_of, finished
 from gptattn.saved import load_weights, save_tokenizer
-from gptattn.saving import Checkpoints
+from gptattn.saving import AtomicCheckpointIO, Checkpoints
 from gptattn.stopping import StopRequest
 from gptattn.summary import Job, hyperparameters, summarise
 from gptattn.watchdog import Watchdog

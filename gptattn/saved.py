@@ -30,7 +30,7 @@ from gptattn.device import total_memory_bytes
 from gptattn.disk import write_atomically
 from gptattn.errors import CheckpointError, ConfigError, NumericError
 from gptattn.gpt import GPT
-from gptattn.targets import check_targets
+from gptattn.targets import ForeignTarget, check_targets
 from gptattn.untrusted import read_yaml
 
 WEIGHTS = "model.safetensors"
@@ -153,7 +153,7 @@ def refuse_taken(folder: Path) -> None:
 def load_config(folder: Path, allow_targets: Sequence[str] = ()) -> TrainConfig:
     """The settings in config.yaml. Raises CheckpointError where there are none, or foreign ones.
 
-    `allow_targets` takes the place of the recorded packages.
+    `allow_targets` takes the place of the recorded packages; ForeignTarget for one that it lacks.
     """
     file = folder / "config.yaml"
     try:
@@ -162,6 +162,8 @@ def load_config(folder: Path, allow_targets: Sequence[str] = ()) -> TrainConfig:
         cfg = _typed(TrainConfig, node)
         assert isinstance(cfg, TrainConfig)
         check(cfg)
+    except ForeignTarget as error:
+        raise ForeignTarget("run", f"{file}: {error}") from None
     except FileNotFoundError:
         raise CheckpointError("run", f"{folder} holds no run; give a run folder") from None
     except (

@@ -7,12 +7,33 @@ from typing import Any
 import lightning.pytorch as L
 import numpy as np
 import torch
+from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.trainer.states import TrainerFn
 
-from gptattn.checkpoint import remove_old
+from gptattn.checkpoint import read_checkpoint, remove_checkpoint, remove_old, write_checkpoint
 from gptattn.errors import NumericError
 from gptattn.stopping import StopRequest
+
+
+class AtomicCheckpointIO(CheckpointIO):
+    """Lightning's way to our checkpoints: a name means a whole file."""
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None
+    ) -> None:
+        write_checkpoint(Path(path), checkpoint)
+
+    def load_checkpoint(
+        self,
+        path: str | Path,
+        map_location: Any | None = None,
+        weights_only: bool | None = None,
+    ) -> dict[str, Any]:
+        return read_checkpoint(Path(path), map_location)
+
+    def remove_checkpoint(self, path: str | Path) -> None:
+        remove_checkpoint(Path(path))
 
 
 class Checkpoints(Checkpoint):

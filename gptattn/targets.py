@@ -15,6 +15,10 @@ HOMES = {
 }
 
 
+class ForeignTarget(ConfigError):
+    """A name outside of the packages that the command allows."""
+
+
 def check_targets(node: Any, allow_targets: Sequence[str]) -> None:
     """Raise ConfigError for a `_target_` anywhere in the tree that its group may not have.
 
@@ -37,7 +41,7 @@ def check_name(field: str, target: Any, packages: Iterable[str], *, private: boo
     if not isinstance(target, str):
         raise ConfigError(field, "is missing; name a class, package.module.Class")
     if not any(target.startswith(f"{package}.") for package in packages):
-        raise ConfigError(
+        raise ForeignTarget(
             field,
             f"{target[:100]} is outside of {', '.join(packages)}; "
             "add its package to allow_targets, if you trust it",

@@ -6,20 +6,42 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
+from gptattn.errors import ConfigError
+
 if TYPE_CHECKING:
     from gptattn.sweep.checks import Follow
     from gptattn.sweep.plan import Plan
+
+
+MOST_RUNS = 10_000  # of one sweep
+
+
+def _check_size(overrides: Sequence[Override]) -> None:
+    """Raise ConfigError for no run, or for more than anybody waits for; makes no list of them."""
+    runs = 1
+    for override in overrides:
+        if override.is_sweep_override():
+            try:
+                values = islice(override.sweep_string_iterator(), MOST_RUNS + 1)
+                runs = min(runs * sum(1 for _ in values), MOST_RUNS + 1)
+            except (ValueError, ArithmeticError):  # a range with a step of 0, or of nan
+                raise ConfigError(override.key_or_group, "is no range of values") from None
+            if runs == 0:
+                raise ConfigError(override.key_or_group, "has no value; give one, or several")
+    if runs > MOST_RUNS:
+        raise ConfigError("command line", f"asks for more than {MOST_RUNS:,} runs; take fewer")
 
 
 class LedgerSweeper(BasicSweeper):
@@ -47,6 +69,7 @@ class LedgerSweeper(BasicSweeper):
         loader = self.hydra_context.config_loader
         parser = OverridesParser.create(config_loader=loader)
         overrides = parser.parse_overrides([*self._parse_config(), *arguments])
+        _check_size(overrides)
         batches = self.split_arguments(overrides, self.max_batch_size)
         jobs = [job for batch in batches for job in batch]
         plans = [planned(loader, self.config, job, i) for i, job in enumerate(jobs)]

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from gptattn.checkpoint import AtomicCheckpointIO, read_checkpoint
+from gptattn.checkpoint import read_checkpoint
 from gptattn.disk import write_atomically
 from gptattn.errors import CheckpointError
+from gptattn.saving import AtomicCheckpointIO
 
 STATE = {"state_dict": {"w": torch.arange(6.0)}, "step": 3}
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 from support import command, tiny, train
 
-from gptattn.checkpoint import AtomicCheckpointIO
 from gptattn.disk import check_room, free_bytes, size_of, write_atomically, writing
 from gptattn.errors import DiskError
+from gptattn.saving import AtomicCheckpointIO
 
 
 def refusing(number: int) -> Callable[..., Any]:

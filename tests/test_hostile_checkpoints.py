@@ -25,9 +25,11 @@ from safetensors.torch import save_file
 from support import train
 
 from gptattn.archive import check_pickle
-from gptattn.checkpoint import AtomicCheckpointIO, read_checkpoint, step_of
+from gptattn.checkpoint import read_checkpoint, step_of
 from gptattn.errors import CheckpointError
 from gptattn.saved import load_run
+from gptattn.saving import AtomicCheckpointIO
+from gptattn.targets import ForeignTarget
 
 
 class Payload:
@@ -345,7 +347,7 @@ def test_a_run_folder_allows_itself_no_package(run: Path, tmp_path: Path) -> Non
     config["attn"] = {"_target_": "subprocess.Popen", "args": ["mkdir", str(canary)]}
     config["allow_targets"] = ["subprocess"]
     (run / "config.yaml").write_text(yaml.safe_dump(config))
-    with pytest.raises(CheckpointError, match=r"attn\._target_: subprocess\.Popen is outside of"):
+    with pytest.raises(ForeignTarget, match=r"attn\._target_: subprocess\.Popen is outside of"):
         load_run(run)
     assert not canary.exists()
 

@@ -44,6 +44,7 @@ LAYERS = (
     ("saved", "gpt2"),
     ("convert", "match", "module", "recorder", "data.datamodule"),
     ("callbacks", "watchdog", "attention_log", "console", "summary", "saving", "resume"),
+    ("progress",),
     ("run", "precheck", "compare.*", "maps.*"),
     (
         "sweep",
@@ -155,6 +156,25 @@ def test_what_reads_run_folders_imports_neither_torch_nor_lightning() -> None:
     assert len(reached) > 3
     for module in reached:
         assert not foreign(modules()[module]) & {"torch", "lightning", "hydra", "omegaconf"}
+
+
+def reached_from(module: str) -> set[str]:
+    """All modules of the package that importing one of them imports."""
+    reached, open_ends = set[str](), {module}
+    while open_ends:
+        module = open_ends.pop()
+        reached.add(module)
+        open_ends |= own_imports(module) - reached
+    return reached
+
+
+@pytest.mark.parametrize("module", ["gptattn.precheck", "gptattn.sweep.run"])
+def test_checking_a_command_waits_for_no_lightning(module: str) -> None:
+    # Its import takes longer than torch's, and a mistake should be told at once.
+    reached = reached_from(module)
+    assert {"gptattn.gpt", "gptattn.checkpoint"} <= reached
+    for module in reached:
+        assert "lightning" not in foreign(modules()[module])
 
 
 @pytest.mark.parametrize("module", modules())

@@ -490,6 +490,26 @@ def test_rows_before_the_checkpoint_that_are_gone_are_said_to_be(
     assert [row["step"] for row in rows(tmp_path / "run") if "val/loss" in row] == [4, 6]
 
 
+def test_a_run_with_a_package_of_the_users_own_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "my_attention.py").write_text(
+        "from gptattn.attention import MultiHeadAttention\n\n"
+        "class Mine(MultiHeadAttention):\n    pass\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    own = ("attn._target_=my_attention.Mine", "allow_targets=[my_attention]")
+    run = train(tmp_path, *SIX, *own)
+    assert command(tmp_path, f"resume={run}", "budget.steps=8") == 2
+    line = capfd.readouterr().err.splitlines()[-1]
+    assert line.startswith("error: run: ")
+    assert "my_attention.Mine is outside of gptattn.attention" in line
+    assert "allow_targets" in line
+    assert command(tmp_path, f"resume={run}", "budget.steps=8", "allow_targets=[os]") == 2
+    assert command(tmp_path, f"resume={run}", "budget.steps=8", own[1]) == 0
+    assert summary(run)["steps"] == 8
+
+
 # Ways of training
 
 

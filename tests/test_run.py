@@ -20,13 +20,14 @@ from torch.nn.functional import cross_entropy
 import gptattn.callbacks
 import gptattn.data.sampler
 from gptattn.build import build_data, build_model
-from gptattn.checkpoint import AtomicCheckpointIO, known_checkpoints, read_checkpoint
+from gptattn.checkpoint import known_checkpoints, read_checkpoint
 from gptattn.cli import check_job
 from gptattn.compose import CONF
 from gptattn.data.datamodule import TokenDataModule
 from gptattn.data.sampler import ValidationSet
 from gptattn.gpt import GPT
 from gptattn.module import LanguageModel
+from gptattn.saving import AtomicCheckpointIO
 
 VARIANTS = sorted(file.stem for file in (CONF / "attn").glob("*.yaml"))
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 
 from gptattn.console import make_console
 from gptattn.disk import check_room
@@ -52,7 +53,8 @@ def run_sweep(
     begun = sum(plan.begun for plan in everything)
     known += f", {begun} begun" if begun else ""
     console.print(
-        f"[bold]sweep[/bold]  {_counted(len(everything))}{known}, in {folder}", soft_wrap=True
+        f"[bold]sweep[/bold]  {_counted(len(everything))}{known}, in {escape(str(folder))}",
+        soft_wrap=True,
     )
     if later and in_processes and len(made) < len(everything):
         todo = [plan.cfg for plan in everything if plan.folder not in made]
