@@ -193,7 +193,13 @@ def worker_command(config: DictConfig, plan: Plan) -> list[str]:
     """The command that makes this run of the sweep `config` in a process of its own."""
     command = [sys.executable, "-m", "gptattn.sweep.worker"]
     if plan.begun:
-        return [*command, f"resume={quoted(str(plan.folder))}"]
+        # Its own record allows it no packages.
+        own = plan.cfg.allow_targets
+        return [
+            *command,
+            f"resume={quoted(str(plan.folder))}",
+            *([f"allow_targets=[{','.join(own)}]"] if own else []),
+        ]
     command += ["--config-name", config.hydra.job.config_name]
     for source in config.hydra.runtime.config_sources:
         if source.provider == "command-line":

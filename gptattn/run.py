@@ -18,6 +18,7 @@ from gptattn.attention_log import AttentionLog
 from gptattn.budget import resolve_budget
 from gptattn.build import build_data, build_model
 from gptattn.callbacks import BudgetEnd, MetricRows, Samples, StepClock
+from gptattn.checkpoint import remove_leftovers
 from gptattn.config import TrainConfig
 from gptattn.console import metric_table, result_table
 from gptattn.convert import initialise
@@ -120,6 +121,7 @@ def claim(folder: Path, cfg: TrainConfig) -> None:
         raise RunFolderError(
             "hydra.run.dir", f"{folder} already holds a run; give another folder, or none"
         )
+    remove_leftovers(folder)  # of a start that was killed before it had a config
     write_config(folder, cfg)
 
 

@@ -399,6 +399,14 @@ def test_what_a_killed_save_has_left_is_removed(
     assert steps_kept(run) == ["step=6.ckpt", "step=4.ckpt"]
 
 
+def test_what_a_start_left_that_was_killed_at_once_is_removed(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.yaml.123.part").write_text("seed: ")
+    assert command(tmp_path, *begun(tmp_path)) == 0
+    assert not list(run.rglob("*.part"))
+
+
 # NaN and Inf
 
 

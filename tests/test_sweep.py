@@ -15,14 +15,16 @@ from typing import Any
 import pytest
 import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
 from support import command, run_folders, summary, tiny, train
 from tortures.bench import fingerprint
 
 from gptattn.cli import check_job
-from gptattn.compose import CONF, quoted
+from gptattn.compose import CONF, quoted, worker_command
 from gptattn.config import TrainConfig
 from gptattn.device import usable_cpus
 from gptattn.errors import ConfigError, RunFolderError
+from gptattn.resume_settings import resume_argument
 from gptattn.sweep.ledger import NAME, Ledger, read_ledger
 from gptattn.sweep.plan import (
     Plan,
@@ -317,6 +319,19 @@ def test_only_a_run_that_can_go_on_is_gone_on_with(cfg: TrainConfig, tmp_path: P
     assert [each.folder for each in going_on([plan, plan], [])] == [killed, plan.folder]
     (killed / "summary.json").write_text("{}")
     assert going_on([plan], []) == [plan]
+
+
+def test_a_run_that_goes_on_is_resumed_with_the_packages_it_needs(
+    cfg: TrainConfig, tmp_path: Path
+) -> None:
+    folder = tmp_path / "mha,it's_s1_0"
+    folder.mkdir()
+    (folder / "config.yaml").touch()
+    plan = Plan(["seed=1"], replace(cfg, allow_targets=["mine", "yours"]), folder)
+    command_line = worker_command(OmegaConf.create(), plan)[3:]
+    resume, others = resume_argument(command_line)
+    assert resume == str(folder)
+    assert others == ["allow_targets=[mine,yours]"]
 
 
 # From the command line
