@@ -4,17 +4,22 @@ Nothing here names a variant: a new file in `conf/attn` or `conf/position` is te
 """
 
 import importlib.util
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+from interrupted import SIX, begun, once, sent
+from support import command, train
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from tortures.bench import fingerprint
 
 from gptattn.attention import Attention
 from gptattn.build import build_model, construct, shared_arguments
@@ -145,3 +150,27 @@ class Allocations(TorchDispatchMode):
 
 def id_of_memory(tensor: Tensor) -> int:
     return tensor.untyped_storage()._cdata
+
+
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
+    """The fingerprint of a run of the variant, of interrupted.SIX, that nothing has disturbed."""
+    known: dict[str, str] = {}
+
+    def of(variant: str) -> str:
+        if variant not in known:
+            folder = tmp_path_factory.mktemp(variant)
+            known[variant] = fingerprint(train(folder, *SIX, f"attn={variant}"))
+        return known[variant]
+
+    return of
+
+
+@pytest.fixture(scope="session")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The home of a run of which the checkpoint after its second step is left."""
+    folder = tmp_path_factory.mktemp("stopped")
+    with pytest.MonkeyPatch.context() as patch:
+        once(patch, "training_step", 2, sent(signal.SIGTERM))
+        assert command(folder, *begun(folder)) == 143
+    return folder

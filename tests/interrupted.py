@@ -1,0 +1,60 @@
+"""Tiny runs that stop, or die, at a chosen moment."""
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+from support import tiny
+
+from gptattn.checkpoint import known_checkpoints
+from gptattn.module import LanguageModel
+
+# Validations after steps 2, 4 and 6, rows after each third: they do not fall together.
+SIX = (
+    "budget.steps=6",
+    "validation.count=3",
+    "log_every=3",
+    "accumulate=2",
+    "model.dropout=0.2",
+    "hydra.run.dir=run",
+)
+
+
+def begun(folder: Path, *overrides: str) -> list[str]:
+    return tiny(folder, *SIX, *overrides)
+
+
+def once(
+    monkeypatch: pytest.MonkeyPatch, method: str, step: int, act: Callable[[], object]
+) -> None:
+    """Do something at the beginning of the method, the first time after `step` whole steps."""
+    original, left = getattr(LanguageModel, method), [act]
+
+    def wrapped(self: LanguageModel, *args: Any) -> Any:
+        if self.global_step == step and left:
+            left.pop()()
+        return original(self, *args)
+
+    monkeypatch.setattr(LanguageModel, method, wrapped)
+
+
+def crash() -> NoReturn:
+    raise AssertionError("the run dies here")
+
+
+def sent(number: int) -> Callable[[], None]:
+    return lambda: signal.raise_signal(number)
+
+
+def names(run: Path) -> list[str]:
+    return sorted(file.name for file in (run / "checkpoints").iterdir())
+
+
+def steps_kept(run: Path) -> list[str]:
+    return [path.name for path in known_checkpoints(run / "checkpoints")]
+
+
+def content(folder: Path) -> dict[Path, bytes]:
+    return {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}

@@ -1,0 +1,117 @@
+"""What a run that goes on may be told, and what would make it another run."""
+
+from pathlib import Path
+
+import pytest
+from interrupted import SIX, content
+from support import command, series, summary, train
+
+REFUSED = {
+    "seed=2": "seed: is 1 in this run, and 2 would make it another",
+    "batch_size=8": "batch_size: is 4 in this run",
+    "model.d_model=32": "model.d_model: is 16 in this run",
+    "model=nano": "model: is tiny in this run",
+    "attn=mqa": "attn: is mha in this run",
+    "tokenizer=char": "tokenizer: is byte in this run",
+    "data=pydocs": "data: is text in this run",
+    "optim.lr=1": "optim.lr: is 0.002 in this run",
+    "trainer.threads=2": "trainer.threads: is 1 in this run",
+    "validation.fraction=0.2": "validation.fraction: is 0.1 in this run",
+    "hydra.run.dir=other": "hydra.run.dir: is settled",
+    "sed=2": "sed: is no setting; did you mean seed?",
+    "seed=1,2": "seed: a run that goes on takes name=value alone",
+    "+seed=1": "seed: a run that goes on takes name=value alone",
+    "budget.steps=2": "budget: comes to 2 steps, and 3 are taken",
+    "budget.steps=many": "budget.steps: ",
+}
+
+
+@pytest.mark.parametrize("override", REFUSED)
+def test_a_change_that_would_make_another_run_is_refused(
+    override: str, stopped: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before = content(stopped / "run")
+    assert command(stopped, "resume=run", override) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith(f"error: {REFUSED[override]}")
+    assert content(stopped / "run") == before
+
+
+def test_another_text_in_its_place_is_refused(
+    stopped: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    text = stopped / "text.txt"
+    original = text.read_text(encoding="utf-8")
+    text.write_text(original.replace("Line 003", "Line 300"), encoding="utf-8")
+    try:
+        assert command(stopped, "resume=run") == 2
+    finally:
+        text.write_text(original, encoding="utf-8")
+    assert capfd.readouterr().err.startswith("error: data: the text has changed since the run")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["resume=none"], 4, "error: run: none holds no run"),
+        (["resume="], 2, "error: resume: takes one run folder"),
+        (["resume=run", "resume=run"], 2, "error: resume: takes one run folder"),
+        (["resume=run", "-m"], 2, "error: resume: goes on with one run"),
+    ],
+)
+def test_what_is_no_run_cannot_go_on(
+    arguments: list[str],
+    code: int,
+    said: str,
+    stopped: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    assert command(stopped, *arguments) == code
+    assert capfd.readouterr().err.startswith(said)
+    assert not (stopped / "none").exists()
+
+
+def test_a_finished_run_is_left_alone_and_goes_on_with_a_larger_budget(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = train(tmp_path, *SIX)
+    before = content(run)
+    assert command(tmp_path, "resume=run", "seed=1", "trainer=cpu", "trainer.threads=1") == 0
+    assert "done already, after 6 steps; a larger budget goes on" in capfd.readouterr().out
+    assert content(run) == before
+    # The text may have moved; what it holds is what counts.
+    (tmp_path / "text.txt").rename(tmp_path / "moved.txt")
+    moved = f"data.path={tmp_path / 'moved.txt'}"
+    assert command(tmp_path, "resume=run", "budget.steps=8", "validation.count=2", moved) == 0
+    assert summary(run)["steps"] == 8
+    assert [step for step, _ in series(run, "train/loss")] == [1, 2, 3, 4, 6, 8]
+    assert [step for step, _ in series(run, "val/loss")] == [2, 4, 6, 8]
+    assert "steps: 8" in (run / "config.yaml").read_text()
+
+
+def test_a_run_that_kept_no_checkpoints_says_so(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    train(tmp_path, *SIX, "checkpoint=false")
+    assert command(tmp_path, "resume=run") == 4
+    assert "checkpoint=false" in capfd.readouterr().err
+
+
+def test_a_run_with_a_package_of_the_users_own_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "my_attention.py").write_text(
+        "from gptattn.attention import MultiHeadAttention\n\n"
+        "class Mine(MultiHeadAttention):\n    pass\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    own = ("attn._target_=my_attention.Mine", "allow_targets=[my_attention]")
+    run = train(tmp_path, *SIX, *own)
+    assert command(tmp_path, f"resume={run}", "budget.steps=8") == 2
+    line = capfd.readouterr().err.splitlines()[-1]
+    assert line.startswith("error: run: ")
+    assert "my_attention.Mine is outside of gptattn.attention" in line
+    assert "allow_targets" in line
+    assert command(tmp_path, f"resume={run}", "budget.steps=8", "allow_targets=[os]") == 2
+    assert command(tmp_path, f"resume={run}", "budget.steps=8", own[1]) == 0
+    assert summary(run)["steps"] == 8
