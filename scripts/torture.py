@@ -11,6 +11,7 @@ import shutil
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -68,7 +69,11 @@ def torture(settings: Settings, folder: Path) -> list[Result]:
         if count == 0:
             continue
         start = time.monotonic()
-        row.run(bench, count, result)
+        try:
+            row.run(bench, count, result)
+        except Exception as error:  # what the other rows find must not be lost
+            traceback.print_exc()
+            result.check(False, f"the row itself failed: {error!r}")
         result.seconds = round(time.monotonic() - start, 1)
         results.append(result)
         facts = ", ".join(f"{fact}: {value:,}" for fact, value in result.facts.items())

@@ -82,8 +82,15 @@ def stop(bench: Bench, count: int, result: Result) -> None:
         result.check(sent, "it ended before the signal")
         result.check(code == expected, f"ended with {code} instead of {expected}")
         said = re.search(r"holds step (\d+);", process.text())
-        newest = step_of(known_checkpoints(bench.folder / name / "checkpoints")[0])
-        result.check(said is not None and int(said.group(1)) == newest, "said another step")
+        known = known_checkpoints(bench.folder / name / "checkpoints")
+        if known:
+            newest = step_of(known[0])
+            result.check(said is not None and int(said.group(1)) == newest, "said another step")
+        else:
+            # Stopped between its first row, of costs, and its first step.
+            rows = (bench.folder / name / "metrics.jsonl").read_text(encoding="utf-8")
+            result.count("before the first step")
+            result.check("train/loss" not in rows, "steps were taken, and none was saved")
         bench.finish(name, result)
 
 
