@@ -1,7 +1,8 @@
 """Checkpoints: written whole or not at all, read without running anything that is in them.
 
 Beside `step=40.ckpt` lies `step=40.ckpt.sha256`, in the form of sha256sum. It is there before the
-checkpoint gets its name, so a name without it, or one that does not fit it, is damage.
+checkpoint gets its name, and stays where the file is lost: one that does not fit it, or is not
+there, is damage. A checkpoint that somebody brought without it is judged by what it holds.
 """
 
 import contextlib
@@ -18,10 +19,16 @@ import torch
 from gptattn.archive import check_archive
 from gptattn.disk import replacing, write_atomically
 from gptattn.errors import CheckpointError
+from gptattn.untrusted import read_bytes
 
 SUM = ".sha256"
 KEPT = 2  # the newest, and one to fall back on
-PART = re.compile(r"(.+)\.\d+\.part")
+SUM_BYTES = 4_000
+# What `replacing` may leave in a run's folder, and in its checkpoints'.
+PART = re.compile(
+    r"(?P<name>config\.yaml|summary\.json|metrics\.jsonl|tokenizer\.json|vocab\.json|merges\.txt"
+    r"|step=\d+\.ckpt(?:\.sha256)?)\.\d+\.part"
+)
 
 
 @dataclass(frozen=True)
@@ -58,10 +65,15 @@ FLOATS = ["F64", "F32", "F16", "BF16"]
 
 def write_checkpoint(path: Path, checkpoint: dict[str, Any]) -> None:
     """Write the state and its SHA-256; `path` appears when all of it is on the disk."""
-    with replacing(path, lambda file: torch.save(checkpoint, file)) as file:
-        hashed = _Hashed(file)
-        hashed.save(checkpoint)
-        _write_sum(path, hashed.sha256.hexdigest())
+    try:
+        with replacing(path, lambda file: torch.save(checkpoint, file)) as file:
+            hashed = _Hashed(file)
+            hashed.save(checkpoint)
+            _write_sum(path, hashed.sha256.hexdigest())
+    except BaseException:
+        if not os.path.lexists(path):
+            _sum_of(path).unlink(missing_ok=True)
+        raise
 
 
 def remove_checkpoint(path: Path) -> None:
@@ -111,10 +123,12 @@ def _write_sum(path: Path, digest: str) -> None:
 def _sums(path: Path) -> list[str]:
     """The digests that the file may have; none where nothing has been noted of it."""
     try:
-        lines = _sum_of(path).read_text(encoding="ascii", errors="replace").splitlines()
+        text = read_bytes(_sum_of(path), SUM_BYTES).decode("ascii", errors="replace")
     except FileNotFoundError:
         return []
-    return [line.partition(" ")[0] for line in lines]
+    except (OSError, ValueError):
+        return ["none"]  # something is there, and fits nothing
+    return [line.partition(" ")[0] for line in text.splitlines()]
 
 
 def step_of(path: Path) -> int:
@@ -124,9 +138,15 @@ def step_of(path: Path) -> int:
 
 
 def known_checkpoints(folder: Path) -> list[Path]:
-    """Every checkpoint that is, or by its sum should be, in the folder; the newest first."""
-    names = {file.name for file in folder.glob("*.ckpt")}
-    names |= {file.name.removesuffix(SUM) for file in folder.glob(f"*.ckpt{SUM}")}
+    """Every checkpoint that is, or by its sum should be, in the folder; the newest first.
+
+    One that is being saved, or was when its process died, has a sum and no name yet: it is not
+    among them.
+    """
+    names = {file.name for file in folder.glob("*.ckpt") if not file.is_dir()}
+    sums = {file.name.removesuffix(SUM) for file in folder.glob(f"*.ckpt{SUM}")}
+    parts = (PART.fullmatch(file.name) for file in folder.glob("*.part"))
+    names |= sums - {part["name"] for part in parts if part is not None}
     return sorted((folder / name for name in names), key=step_of, reverse=True)
 
 
@@ -134,7 +154,9 @@ def remove_leftovers(folder: Path) -> None:
     """Remove what a killed save has left. Nobody may be saving in the folder meanwhile."""
     for part in folder.glob("*.part"):
         match = PART.fullmatch(part.name)
-        target = part.with_name(match.group(1)) if match else part
+        if match is None or part.is_dir():
+            continue  # somebody else's
+        target = part.with_name(match["name"])
         part.unlink(missing_ok=True)
         if target.suffix == ".ckpt" and not os.path.lexists(target):
             _sum_of(target).unlink(missing_ok=True)
@@ -158,6 +180,7 @@ def choose_checkpoint(
     passed_over: list[tuple[Path, str]] = []
     for path in known_checkpoints(folder):
         try:
+            _check_file(path, most)
             _check_sum(path)
             return Chosen(path, read_checkpoint(path, map_location, check, most), passed_over)
         except CheckpointError as error:
@@ -166,10 +189,19 @@ def choose_checkpoint(
     raise CheckpointError("checkpoint", f"none in {folder} is good ({bad or 'there is none'})")
 
 
+def _check_file(path: Path, most: int | None) -> None:
+    """Size and header, before all of it is read for its sum."""
+    try:
+        check_archive(path, most)
+    except FileNotFoundError:
+        raise CheckpointError("checkpoint", f"{path} does not exist; give another path") from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)[:300]
+        raise CheckpointError("checkpoint", f"{path} cannot be read ({reason})") from None
+
+
 def _check_sum(path: Path) -> None:
     known = _sums(path)
-    if not path.exists():
-        raise CheckpointError("checkpoint", f"{path} does not exist; give another path")
     if not known:
         return  # of an earlier version; what it holds is checked on reading
     try:

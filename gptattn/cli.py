@@ -36,7 +36,7 @@ from gptattn.compose import (
 )
 from gptattn.config import TrainConfig, check
 from gptattn.disk import check_room
-from gptattn.errors import ConfigError, RunFolderError
+from gptattn.errors import ConfigError, DataError, RunFolderError
 from gptattn.lock import locked_run
 from gptattn.resume_settings import allowed_packages, resume_argument, resumed
 
@@ -150,7 +150,11 @@ def _resume(folder: Path, overrides: Sequence[str]) -> None:
     with locked_run(folder, "resume"):
         start = find_start(folder, recorded)
         cfg = resumed(recorded, overrides, start.facts.get("threads"))
-        prepared(replace(cfg, init_from=None))  # the weights are the checkpoint's
+        try:
+            prepared(replace(cfg, init_from=None))  # the weights are the checkpoint's
+        except DataError as error:
+            hint = "; resume takes data.path=... where the text has moved"
+            raise DataError(error.field, error.message + hint) from None
         _train(cfg, folder, start)
 
 
@@ -165,20 +169,16 @@ def _train(cfg: TrainConfig, folder: Path, start: "Start | None" = None) -> floa
     try:
         summary = train(cfg, folder, console, start)
     except Stopped as stopped:
-        how = f"python train.py resume={shlex.quote(shown)}"
-        print(
-            f"{shown} holds step {stopped.step}; {how} goes on"
-            if stopped.saved
-            else f"{shown} holds what was logged until step {stopped.step}",
-            file=sys.stderr,
-        )
+        held = f"step {stopped.step}" if stopped.saved else "what was logged"
+        print(_how_to_go_on(shown, held, stopped.saved), file=sys.stderr)
         if stopped.signum == signal.SIGINT:
             raise KeyboardInterrupt from stopped
         raise SystemExit(128 + stopped.signum) from stopped
-    except SystemExit as error:
+    except (SystemExit, KeyboardInterrupt) as error:
+        if cfg.checkpoint and (folder / "config.yaml").exists():
+            print(_how_to_go_on(shown, "its newest checkpoint, if any", True), file=sys.stderr)
         # Lightning turns Ctrl-C into SystemExit(1), which would look like an end.
         if isinstance(error.__context__, KeyboardInterrupt):
-            print(f"{shown} holds what was logged until here", file=sys.stderr)
             raise KeyboardInterrupt from error
         raise
     # A name may hold brackets, which are markup to the console.
@@ -186,6 +186,11 @@ def _train(cfg: TrainConfig, folder: Path, start: "Start | None" = None) -> floa
     parent = shlex.quote(os.path.relpath(folder.parent))
     console.print(f"look: tensorboard --logdir {parent}", markup=False)
     return float(summary["metrics"]["val/loss"])
+
+
+def _how_to_go_on(shown: str, held: str, goes_on: bool) -> str:
+    how = f"; python train.py resume={shlex.quote(shown)} goes on" if goes_on else ""
+    return f"{shown} holds {held}{how}"
 
 
 def _check_command(args: Namespace) -> Path | None:

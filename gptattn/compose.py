@@ -43,7 +43,8 @@ UNNAMED = re.compile(
 LONGEST_NAME = 200  # characters of a setting's or choice's name, which Hydra looks for as a file
 NO_MEMORY = r"not enough memory|can't allocate memory|CUDA out of memory"
 SUBDIR = "hydra.sweep.subdir="
-NO_PLACE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENAMETOOLONG}
+NO_PLACE = {errno.ENOENT, errno.ENAMETOOLONG}
+IN_THE_WAY = {errno.ENOTDIR, errno.EISDIR, errno.EEXIST}
 
 
 def register_resolvers() -> None:
@@ -261,9 +262,13 @@ def as_user_error(error: BaseException) -> UserError | None:
         field = error.full_key or error.key or "config"
         if isinstance(error, MissingMandatoryValue):
             return ConfigError(str(field), "is missing; give a value")
-        return ConfigError(str(field), (error.msg or str(error)).splitlines()[0])
+        return ConfigError(str(field), _told((error.msg or str(error)).splitlines()[0]))
     if isinstance(error, HydraException):
         return ConfigError("command line", str(error))
+    if isinstance(error, OSError) and error.errno in IN_THE_WAY:
+        return DiskError(
+            str(error.filename or "disk"), f"{error.strerror}; remove it, or give another folder"
+        )
     if isinstance(error, OSError) and error.errno in REFUSALS | NO_PLACE:
         return DiskError(
             str(error.filename or "disk"), f"{error.strerror}; give another folder, or make room"
@@ -273,6 +278,14 @@ def as_user_error(error: BaseException) -> UserError | None:
             "memory", "too little for this run; raise accumulate, or take a smaller model"
         )
     return None
+
+
+def _told(message: str) -> str:
+    """What OmegaConf says of a value, with what would be right."""
+    kind = re.search(r"could not be converted to (\w+)", message)
+    if kind is not None:
+        return f"{message}; give one: {kind.group(1).lower()}"
+    return f"{message}; give a value" if "is not Optional" in message else message
 
 
 def _from_hydra(error: HydraException, overrides: Sequence[str]) -> UserError:

@@ -194,6 +194,7 @@ def check(cfg: TrainConfig) -> None:
         ("model.context_length", cfg.model.context_length, 2**30),
         ("model.vocab_size", cfg.model.vocab_size, 2**30),
         ("trainer.threads", cfg.trainer.threads, 1024),
+        ("hang_seconds", cfg.hang_seconds, 1_000_000),
         *((name, value, 2**53) for name, value in positive.items() if isinstance(value, int)),
         ("sample.tokens", cfg.sample.tokens, 2**53),
     ):

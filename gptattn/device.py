@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from gptattn.cpus import usable_cpus
 from gptattn.errors import ConfigError
 
 
@@ -31,12 +32,6 @@ def set_threads(threads: int | None) -> int:
     count = usable_cpus() if threads is None else threads
     torch.set_num_threads(count)
     return count
-
-
-def usable_cpus() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 def matmul_flops_per_second(device: torch.device, dtype: torch.dtype) -> float:

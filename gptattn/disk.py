@@ -53,6 +53,10 @@ def writing(path: Path, size: Callable[[], int]) -> Iterator[None]:
 def refused(path: Path, error: OSError, needed: int) -> DiskError:
     """What to tell of a write of `needed` bytes that the disk has refused."""
     reason = error.strerror or "refused"
+    if error.errno == errno.EFBIG:
+        return DiskError(
+            str(path), f"{reason}; {needed:,} bytes are needed, raise the limit (ulimit -f)"
+        )
     if error.errno not in FULL:
         return DiskError(
             str(path), f"{reason}; {needed:,} bytes are to be written, give another folder"

@@ -5,9 +5,10 @@ import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import BinaryIO
 
 from gptattn.errors import RunFolderError
+from gptattn.untrusted import open_to_append
 
 RUN_LOCK = ".lock"
 
@@ -20,7 +21,7 @@ def locked(file: Path, field: str, busy: str) -> Iterator[None]:
     would be right, `OWNER` in it standing for that process.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
-    lock = file.open("a+", encoding="utf-8")
+    lock = open_to_append(file)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -28,8 +29,7 @@ def locked(file: Path, field: str, busy: str) -> Iterator[None]:
         lock.close()
         raise RunFolderError(field, busy.replace("OWNER", owner)) from None
     lock.truncate(0)
-    lock.write(f"{os.getpid()}\n")
-    lock.flush()
+    lock.write(f"{os.getpid()}\n".encode())
     try:
         yield
     finally:
@@ -45,8 +45,8 @@ def locked_run(folder: Path, field: str) -> contextlib.AbstractContextManager[No
     return locked(folder / RUN_LOCK, field, busy)
 
 
-def _owner(lock: IO[str]) -> str:
+def _owner(lock: BinaryIO) -> str:
     lock.seek(0)
-    number = lock.read().strip()
+    number = lock.read(20).decode("ascii", errors="replace").strip()
     # Between the lock and the number in it there is a moment.
     return f"process {number}" if number else "another process"

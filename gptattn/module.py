@@ -1,7 +1,7 @@
 """The LightningModule: loss, validation, optimizer and schedule of one language model."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import lightning.pytorch as L
@@ -16,6 +16,12 @@ from gptattn.errors import NumericError
 from gptattn.gpt import GPT
 
 FIRST_PROGRESS = 1e-3
+
+
+def by_decay(parameters: Iterable[nn.Parameter]) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """The matrices, which weight decay is for, and the others: the optimizer's two groups."""
+    parameters = list(parameters)
+    return [p for p in parameters if p.ndim >= 2], [p for p in parameters if p.ndim < 2]
 
 
 class LanguageModel(L.LightningModule):
@@ -86,6 +92,9 @@ class LanguageModel(L.LightningModule):
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        # Its numbers are those of the settings, whatever the file says.
+        (optimizer,) = checkpoint["optimizer_states"]
+        optimizer["param_groups"] = self.configure_optimizers().state_dict()["param_groups"]
         state = checkpoint["since_row"]
         self.train_losses[:] = state["train_losses"]
         self.grad_norm, self.lr = state["grad_norm"], state["lr"]
@@ -141,10 +150,8 @@ class LanguageModel(L.LightningModule):
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """AdamW with decay on matrices only. Source: Radford et al. 2018 (GPT), sec. 4.1."""
-        groups = [
-            {"params": [p for p in self._trained if p.ndim >= 2]},
-            {"params": [p for p in self._trained if p.ndim < 2], "weight_decay": 0.0},
-        ]
+        decayed, others = by_decay(self._trained)
+        groups = [{"params": decayed}, {"params": others, "weight_decay": 0.0}]
         return torch.optim.AdamW(
             groups,
             lr=self.optim.lr,

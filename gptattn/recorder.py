@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import json
+import math
 import os
 import re
 import threading
@@ -19,7 +20,8 @@ from torch.utils.tensorboard.summary import hparams
 from torch.utils.tensorboard.writer import SummaryWriter
 
 from gptattn.disk import REFUSALS, write_atomically, writing
-from gptattn.errors import DiskError
+from gptattn.errors import DiskError, RunFolderError
+from gptattn.untrusted import open_to_append, read_bytes
 
 ROWS = "metrics.jsonl"
 BLOCK = 4096  # bytes: the least that a disk gives
@@ -50,7 +52,7 @@ class RunRecorder(Logger):
         super().__init__()
         self.folder, self.rows = folder, rows
         # Unbuffered: what a full disk has refused must not be tried again at the end.
-        self._rows = (folder / ROWS).open("ab", buffering=0)
+        self._rows = open_to_append(folder / ROWS)
         self._end_of_session: Any = None
         self._hook, threading.excepthook = threading.excepthook, self._thread_failed
         with self._tensorboard():
@@ -144,11 +146,25 @@ def _inert(text: str) -> str:
     return re.sub(r"<(?=[A-Za-z/!?])", "<\u2060", "\n".join(lines))
 
 
-def keep_rows(folder: Path, count: int) -> int:
-    """Drop all rows of metrics.jsonl but the first `count`; return how many are there."""
+def keep_rows(folder: Path, count: int, step: int) -> int:
+    """Drop all rows of metrics.jsonl but the first `count`, which end with those of `step`.
+
+    Returns how many are there: fewer where some have been lost, of which none is made up for by a
+    row that came after `step`. Raises RunFolderError for what is no file.
+    """
     file = folder / ROWS
-    lines = file.read_bytes().splitlines(keepends=True) if file.exists() else []
-    kept = [line for line in lines[:count] if line.endswith(b"\n")]
+    try:
+        lines = read_bytes(file).splitlines(keepends=True) if os.path.lexists(file) else []
+    except ValueError as error:
+        raise RunFolderError("run", f"{folder}: {error}; remove it") from None
+    kept = [line for line in lines[:count] if line.endswith(b"\n") and _step(line) <= step]
     if len(kept) < len(lines):
         write_atomically(file, lambda target: target.writelines(kept))
     return len(kept)
+
+
+def _step(line: bytes) -> float:
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, LookupError, TypeError):
+        return math.inf  # no row of ours

@@ -9,13 +9,16 @@ from typing import Any
 import torch
 
 from gptattn.budget import Budget
-from gptattn.checkpoint import Chosen, choose_checkpoint, known_checkpoints, remove_leftovers
+from gptattn.checkpoint import known_checkpoints, remove_leftovers
 from gptattn.config import TrainConfig
+from gptattn.data.bpe_files import IN_RUN
 from gptattn.data.tokens import TokenData
 from gptattn.errors import CheckpointError, ConfigError
+from gptattn.resume_state import FACTS, SAVED_BY, check_state
+from gptattn.saved import resumable
+from gptattn.untrusted import read_bytes
 
-SAVED_BY = ("StepClock", "MetricRows", "Checkpoints")  # the keys of their states
-FACTS = ("text_sha256", "tokenizer", "device", "threads", "torch")
+SUMMARY_BYTES = 5_000_000  # a run writes 2 kB
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,12 @@ class Start:
     seconds: float = 0.0  # of training
     rows: int = 0  # of metrics.jsonl that are before it
     facts: dict[str, Any] = field(default_factory=dict)
-    weights: dict[str, torch.Tensor] = field(default_factory=dict)
+    content: dict[str, Any] = field(default_factory=dict)  # of the checkpoint
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """By their names in the model."""
+        state = self.content["state_dict"]
+        return {name.removeprefix("model."): weight for name, weight in state.items()}
 
 
 def facts_of(data: TokenData, device: torch.device, threads: int) -> dict[str, Any]:
@@ -49,7 +57,7 @@ def find_start(folder: Path, cfg: TrainConfig) -> Start:
     where the run keeps no checkpoints, or where none of those that it had is good.
     """
     checkpoints = folder / "checkpoints"
-    for place in (folder, checkpoints):
+    for place in (folder, checkpoints, folder / IN_RUN):
         remove_leftovers(place)
     if not cfg.checkpoint:
         raise CheckpointError(
@@ -59,30 +67,18 @@ def find_start(folder: Path, cfg: TrainConfig) -> Start:
     # Without a step there is nothing but a validation, which is made again.
     if cfg.budget.steps == 0 or not known_checkpoints(checkpoints):
         return Start()
-    chosen = choose_checkpoint(checkpoints)
-    if (warning := chosen.warning()) is not None:
-        print(warning, file=sys.stderr)
-    return _start(chosen)
-
-
-def _start(chosen: Chosen) -> Start:
+    chosen = resumable(folder, cfg, check_state)
     content = chosen.content
-    try:
-        states = content["callbacks"]
-        clock, rows, facts = (dict(states[key]) for key in SAVED_BY)
-        return Start(
-            chosen.path,
-            int(content["global_step"]),
-            bool(facts["validated"]),
-            float(clock["seconds"]),
-            int(rows["rows"]),
-            {name: facts[name] for name in FACTS},
-            {name.removeprefix("model."): w for name, w in content["state_dict"].items()},
-        )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise CheckpointError(
-            "checkpoint", f"{chosen.path} is of another version of gptattn, it lacks {error}"
-        ) from None
+    clock, rows, own = (content["callbacks"][key] for key in SAVED_BY)
+    return Start(
+        chosen.path,
+        content["global_step"],
+        own["validated"],
+        clock["seconds"],
+        rows["rows"],
+        {name: own[name] for name in FACTS},
+        content,
+    )
 
 
 def check_same(start: Start, now: dict[str, Any]) -> None:
@@ -123,7 +119,7 @@ def check_budget(start: Start, budget: Budget) -> bool:
 def finished(folder: Path) -> dict[str, Any] | None:
     """The summary of a finished run; None where it has none, or half of one."""
     try:
-        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+        summary = json.loads(read_bytes(folder / "summary.json", SUMMARY_BYTES))
         return summary if summary["status"] == "done" else None
     except (OSError, ValueError, LookupError, TypeError):
         return None

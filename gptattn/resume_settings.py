@@ -1,7 +1,7 @@
 """The settings of a run that goes on: those that it has, and the few that may be changed."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -94,6 +94,9 @@ def _apply(
     elif key.partition(".")[0] not in settings:
         raise ConfigError(key, f"is no setting; {suggest(key, map(str, settings))}")
     else:
+        known = list(_names(asdict(recorded)))
+        if key not in known:
+            raise ConfigError(key, f"is no setting; {suggest(key, known)}")
         before = OmegaConf.select(settings, key)
         before = OmegaConf.to_object(before) if OmegaConf.is_config(before) else before
         if key == "trainer.threads" and value == threads:
@@ -105,10 +108,19 @@ def _apply(
             _compare(key, after, before if key != "trainer.threads" else threads or before)
 
 
+def _names(node: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    """The dotted names of all settings."""
+    for key, value in node.items():
+        yield f"{prefix}{key}"
+        if isinstance(value, dict):
+            yield from _names(value, f"{prefix}{key}.")
+
+
 def _compare(key: str, value: Any, recorded: Any) -> None:
     if value != recorded:
         raise ConfigError(
             key,
             f"is {recorded} in this run, and {value} would make it another; leave it out, or start "
-            "a run of its own (budget, log_every, sample, validation.count may change)",
+            "a run of its own (budget, validation.count, log_every, hang_seconds, sample, "
+            "data.path may change)",
         )

@@ -64,11 +64,21 @@ def train(
     Raises a UserError for a user's mistake, the settings having been checked before, and Stopped
     where the run was asked to end.
     """
+    watchdog = Watchdog(cfg.hang_seconds)
+    with watchdog.watching():
+        return _train(cfg, folder, console, start, watchdog)
+
+
+def _train(
+    cfg: TrainConfig, folder: Path, console: Console, start: Start | None, watchdog: Watchdog
+) -> dict[str, Any]:
     data = build_data(cfg)
     cfg, match = resolved(cfg, data.tokenizer)
     if start is None:
         claim(folder, cfg)
         save_tokenizer(folder, data.tokenizer)
+    elif start.source is None:
+        console.print("has no checkpoint yet: begins again")
     start = start or Start()
     _quiet_lightning()
     threads = set_threads(start.facts.get("threads", cfg.trainer.threads))
@@ -80,7 +90,7 @@ def train(
     if start.source is not None:
         # Before Lightning converts the model, float64 would be cut short.
         model.to(_weight_dtype(cfg))
-        load_weights(model, start.weights, start.source)
+        load_weights(model, start.weights(), start.source)
     elif cfg.init_from is not None:
         initialise(model, cfg)
     cost = _cost(cfg, data.tokenizer.vocab_size)
@@ -92,19 +102,19 @@ def train(
         console.print(f"done already, after {start.step} steps; a larger budget goes on")
         return summary
     job = Job(cfg, folder, data, model, cost, budget, device, threads, match)
-    _go_on(job, start, console)
+    rows = _go_on(job, start, console)
     if match is not None:
         console.print(str(match), markup=False)
     console.print(metric_table(f"{cfg.variant}: what it costs", job.costs()))
     compiled = cfg.compile and _compile(model, device, console)
-    return _fit(job, console, compiled, start)
+    return _fit(job, console, compiled, start, rows, watchdog)
 
 
-def _go_on(job: Job, start: Start, console: Console) -> None:
-    """Make the folder what it was at the start of what is left to train."""
+def _go_on(job: Job, start: Start, console: Console) -> int:
+    """Make the folder what it was at the start of what is left to train; return its rows."""
     write_config(job.folder, job.cfg)
     (job.folder / "summary.json").unlink(missing_ok=True)
-    there = keep_rows(job.folder, start.rows)
+    there = keep_rows(job.folder, start.rows, start.step)
     if there < start.rows:
         print(
             f"warning: metrics.jsonl: {start.rows - there} rows are missing, which were written "
@@ -113,6 +123,7 @@ def _go_on(job: Job, start: Start, console: Console) -> None:
         )
     if start.source is not None:
         console.print(f"goes on after step {start.step}")
+    return there
 
 
 def claim(folder: Path, cfg: TrainConfig) -> None:
@@ -130,9 +141,13 @@ def write_config(folder: Path, cfg: TrainConfig) -> None:
     write_atomically(folder / "config.yaml", lambda file: file.write(text.encode()))
 
 
-def _fit(job: Job, console: Console, compiled: bool, start: Start) -> dict[str, Any]:
+def _fit(
+    job: Job, console: Console, compiled: bool, start: Start, there: int, watchdog: Watchdog
+) -> dict[str, Any]:
+    """`there` rows are in the record already."""
     cfg, budget = job.cfg, job.budget
-    recorder = RunRecorder(job.folder, start.rows, start.step + 1 if start.rows else None)
+    goes_on = start.source is not None
+    recorder = RunRecorder(job.folder, there, start.step + 1 if goes_on else None)
     clock = StepClock(compiled)
     rows = MetricRows(
         recorder,
@@ -166,23 +181,21 @@ def _fit(job: Job, console: Console, compiled: bool, start: Start) -> dict[str, 
     stop = StopRequest()
     facts = facts_of(job.data, job.device, job.threads)
     checkpoints = Checkpoints(job.folder / "checkpoints" if cfg.checkpoint else None, stop, facts)
-    watchdog = Watchdog(cfg.hang_seconds)
     callbacks = [clock, rows, samples, progress, attention, BudgetEnd(budget, clock), checkpoints]
     callbacks.append(watchdog)
-    trainer = _trainer(job, recorder, callbacks)
+    trainer = _trainer(job, recorder, callbacks, AtomicCheckpointIO(start.content))
     recorder.log_hyperparams(hyperparameters(job))
-    if start.rows == 0:
+    if not goes_on:
         recorder.log_metrics(job.costs(), 0)
         if job.match is not None:
             recorder.log_text("match", str(job.match), 0)
     done = False
     try:
-        with watchdog.watching():
-            if budget.steps == 0:
-                _validate(trainer, module, datamodule, job)
-            else:
-                with stop.listening():
-                    trainer.fit(module, datamodule=datamodule, ckpt_path=start.source)
+        if budget.steps == 0:
+            _validate(trainer, module, datamodule, job)
+        else:
+            with stop.listening(), checkpoints.restoring(start.source):
+                trainer.fit(module, datamodule=datamodule, ckpt_path=start.source)
         # Without a step there is nothing to time.
         final = rows.throughput(clock.median_step_seconds()) if len(clock.step_seconds) else {}
         final["perf/peak_memory_mb"] = peak_memory_mb(job.device)
@@ -206,7 +219,9 @@ def _validate(
         trainer.save_checkpoint(job.folder / "checkpoints" / "step=0.ckpt")
 
 
-def _trainer(job: Job, recorder: RunRecorder, callbacks: list[L.Callback]) -> L.Trainer:
+def _trainer(
+    job: Job, recorder: RunRecorder, callbacks: list[L.Callback], checkpoint_io: AtomicCheckpointIO
+) -> L.Trainer:
     cfg, budget = job.cfg, job.budget
     if budget.steps is not None:
         every: Any = max(1, math.ceil(budget.steps / cfg.validation.count))
@@ -225,7 +240,7 @@ def _trainer(job: Job, recorder: RunRecorder, callbacks: list[L.Callback]) -> L.
         logger=recorder,
         log_every_n_steps=cfg.log_every,
         callbacks=callbacks,
-        plugins=[AtomicCheckpointIO()],
+        plugins=[checkpoint_io],
         default_root_dir=job.folder,
         enable_progress_bar=False,
         enable_model_summary=False,

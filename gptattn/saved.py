@@ -57,10 +57,8 @@ def load_run(folder: Path, allow_targets: Sequence[str] = ()) -> SavedRun:
     of them does not count: whoever made the folder wrote that.
     """
     cfg = load_config(folder, allow_targets)
-    kept = folder / IN_RUN
-    own = {"path": str(kept)} if kept.is_dir() else {}  # whatever became of the recorded path
     try:
-        tokenizer = build_tokenizer(replace(cfg, tokenizer=cfg.tokenizer | own))
+        tokenizer = _tokenizer(folder, cfg)
         source, weights = _weights(folder, cfg, tokenizer.vocab_size)
         model = build_model(cfg, tokenizer.vocab_size)
     except ConfigError as error:
@@ -69,36 +67,69 @@ def load_run(folder: Path, allow_targets: Sequence[str] = ()) -> SavedRun:
     return SavedRun(folder, cfg, model.eval(), tokenizer, source)
 
 
-def _weights(folder: Path, cfg: TrainConfig, vocab_size: int) -> tuple[Path, dict[str, Tensor]]:
-    """The file and its weights, once its header is known to be that of this model.
+def _tokenizer(folder: Path, cfg: TrainConfig) -> Tokenizer:
+    kept = folder / IN_RUN
+    own = {"path": str(kept)} if kept.is_dir() else {}  # whatever became of the recorded path
+    return build_tokenizer(replace(cfg, tokenizer=cfg.tokenizer | own))
 
-    A config may ask for any amount of memory: nothing is built before the file has been looked at.
-    """
-    few = replace(cfg, model=replace(cfg.model, num_layers=min(cfg.model.num_layers, 2)))
-    with torch.device("meta"):
-        small = build_model(few, vocab_size)
+
+def _weights(folder: Path, cfg: TrainConfig, vocab_size: int) -> tuple[Path, dict[str, Tensor]]:
+    """The file and its weights, once its header is known to be that of this model."""
     source = folder / WEIGHTS
     if source.is_file():
         shapes = tensor_shapes(source)
-        _check_header(cfg, small, shapes, source)
+        _check_header(cfg, _small(cfg, vocab_size), shapes, source)
         return source, read_safetensors(source, shapes)
-
-    def check(checkpoint: dict[str, Any]) -> None:
-        _check_header(cfg, small, _shapes(_state_dict(checkpoint, folder)), folder)
-
-    block = parameter_count(small.layers()[0])
-    count = parameter_count(small) + (cfg.model.num_layers - few.model.num_layers) * block
-    chosen = newest_checkpoint(folder, check, MOST_BYTES * count + OTHER_BYTES)
+    chosen = _checkpoint(folder, cfg, vocab_size, lambda content, model: None)
     return chosen.path, _state_dict(chosen.content, chosen.path)
+
+
+def resumable(
+    folder: Path, cfg: TrainConfig, check_state: Callable[[dict[str, Any], GPT], None]
+) -> Chosen:
+    """The run's newest good checkpoint of which `check_state(content, model)` raises no ValueError.
+
+    `model` is on the meta device. Raises CheckpointError where none is good.
+    """
+    try:
+        return _checkpoint(folder, cfg, _tokenizer(folder, cfg).vocab_size, check_state)
+    except ConfigError as error:
+        raise CheckpointError("run", f"{folder}: config.yaml: {error}") from error
+
+
+def _small(cfg: TrainConfig, vocab_size: int) -> GPT:
+    """The model with its first layers alone, on the meta device."""
+    few = replace(cfg, model=replace(cfg.model, num_layers=min(cfg.model.num_layers, 2)))
+    with torch.device("meta"):
+        return build_model(few, vocab_size)
+
+
+def _checkpoint(
+    folder: Path,
+    cfg: TrainConfig,
+    vocab_size: int,
+    check_state: Callable[[dict[str, Any], GPT], None],
+) -> Chosen:
+    # A config may ask for any amount of memory: nothing is built before the file's header is seen.
+    small = _small(cfg, vocab_size)
+
+    def check(content: dict[str, Any]) -> None:
+        check_state(
+            content, _check_header(cfg, small, _shapes(_state_dict(content, folder)), folder)
+        )
+
+    block, layers = parameter_count(small.layers()[0]), len(small.layers())
+    count = parameter_count(small) + (cfg.model.num_layers - layers) * block
+    return newest_checkpoint(folder, check, MOST_BYTES * count + OTHER_BYTES)
 
 
 def _check_header(
     cfg: TrainConfig, small: GPT, found: Mapping[str, list[int] | None], source: Path
-) -> None:
+) -> GPT:
     """Raise CheckpointError where names and shapes are not those of the model of `cfg`.
 
-    `small` is that model with its first layers alone. Only where the file has as many layers are
-    the others built.
+    Returns that model, on the meta device. `small` is it with its first layers alone: only where
+    the file has as many layers are the others built.
     """
     first = {name: list(tensor.shape) for name, tensor in small.state_dict().items()}
     outer = {n: s for n, s in found.items() if n in first or not n.startswith("blocks.")}
@@ -118,6 +149,7 @@ def _check_header(
             "run", f"{source.parent}: its model needs {needs:,} bytes, and there are {there:,}"
         )
     check_shapes({n: list(t.shape) for n, t in model.state_dict().items()}, found, source)
+    return model
 
 
 def save_model(folder: Path, cfg: TrainConfig, model: GPT, tokenizer: Tokenizer) -> None:

@@ -1,6 +1,8 @@
 """When a run's state is saved, and all of it that Lightning does not save by itself."""
 
+import contextlib
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +14,19 @@ from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.trainer.states import TrainerFn
 
 from gptattn.checkpoint import read_checkpoint, remove_checkpoint, remove_old, write_checkpoint
-from gptattn.errors import NumericError
+from gptattn.errors import CheckpointError, NumericError
 from gptattn.stopping import StopRequest
 
 
 class AtomicCheckpointIO(CheckpointIO):
-    """Lightning's way to our checkpoints: a name means a whole file."""
+    """Lightning's way to our checkpoints: a name means a whole file.
+
+    `content` is that of the checkpoint from which a run goes on, read and checked already.
+    """
+
+    def __init__(self, content: dict[str, Any] | None = None) -> None:
+        super().__init__()
+        self._content = content
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None
@@ -30,7 +39,8 @@ class AtomicCheckpointIO(CheckpointIO):
         map_location: Any | None = None,
         weights_only: bool | None = None,
     ) -> dict[str, Any]:
-        return read_checkpoint(Path(path), map_location)
+        content, self._content = self._content, None  # it is as large as the model, thrice
+        return content or read_checkpoint(Path(path), map_location)
 
     def remove_checkpoint(self, path: str | Path) -> None:
         remove_checkpoint(Path(path))
@@ -49,6 +59,7 @@ class Checkpoints(Checkpoint):
         self.folder, self.stop, self.facts = folder, stop, facts
         self._validated = True  # whether the validation, if any, after the newest step is done
         self._loaded: dict[str, Any] | None = None
+        self._restoring = False
 
     def state_dict(self) -> dict[str, Any]:
         own = {"validated": self._validated, "generators": generator_states()}
@@ -64,12 +75,27 @@ class Checkpoints(Checkpoint):
         # thing, whichever hook it is seen from.
         set_loops(checkpoint, trainer.global_step - (not self._validated))
 
+    @contextlib.contextmanager
+    def restoring(self, source: Path | None) -> Iterator[None]:
+        """Raise CheckpointError where `source` breaks what Lightning restores from it."""
+        self._restoring = source is not None
+        try:
+            yield
+        except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            if not self._restoring:
+                raise
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise CheckpointError(
+                "checkpoint", f"{source} cannot be gone on from ({reason[:300]})"
+            ) from error
+
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         if self._loaded is not None:
             pl_module.repeats_step = not self._loaded["validated"]
             # As late as can be: nothing until the first step may draw from them.
             restore_generators(self._loaded["generators"])
             self._loaded = None
+        self._restoring = False
 
     def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
         self._stop_if_asked(trainer)

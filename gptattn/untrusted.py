@@ -1,31 +1,54 @@
 """Files that somebody else may have made: read within limits, before anything looks into them."""
 
+import errno
 import os
 import stat
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import yaml
+
+from gptattn.errors import RunFolderError
 
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the one in C, where it was built
 YAML_NODES, YAML_DEPTH = 50_000, 50  # a run's config.yaml has a hundred, four deep
 
 
-def read_bytes(path: Path, most: int) -> bytes:
-    """The content of a regular file of at most `most` bytes.
+def read_bytes(path: Path, most: int | None = None) -> bytes:
+    """The content of a regular file, of at most `most` bytes where that is given.
 
     Raises ValueError for a larger file and for what is no file, OSError for what cannot be read.
     A pipe would block, and a device never ends: neither is waited for.
     """
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(descriptor, "rb") as file:
-        info = os.fstat(descriptor)
-        if not stat.S_ISREG(info.st_mode):
-            raise ValueError(f"{path.name} is not a regular file")
-        if info.st_size > most:
-            raise ValueError(f"{path.name} has {info.st_size:,} bytes; at most {most:,} are read")
+    with os.fdopen(_regular(path, os.O_RDONLY), "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if most is not None and size > most:
+            raise ValueError(f"{path.name} has {size:,} bytes; at most {most:,} are read")
         # A file that grows meanwhile is no larger than it was.
-        return file.read(info.st_size)
+        return file.read(size)
+
+
+def open_to_append(path: Path) -> BinaryIO:
+    """A file of a run's folder, unbuffered, to be read and added to; made where it is not there.
+
+    Raises RunFolderError for a link, which would lead what is written elsewhere, and for what is
+    no file.
+    """
+    try:
+        descriptor = _regular(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW)
+    except (ValueError, OSError) as error:
+        if isinstance(error, OSError) and error.errno not in (errno.ELOOP, errno.EISDIR):
+            raise
+        raise RunFolderError("run", f"{path} is no file of its own; remove it") from None
+    return os.fdopen(descriptor, "ab+", buffering=0)
+
+
+def _regular(path: Path, flags: int) -> int:
+    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o666)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise ValueError(f"{path.name} is not a regular file")
+    return descriptor
 
 
 def read_yaml(path: Path, most: int) -> Any:

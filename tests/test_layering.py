@@ -15,7 +15,8 @@ PACKAGE = Path(gptattn.__file__).parent
 
 # Low to high. `name.*` stands for a package and all that is in it.
 LAYERS = (
-    ("gptattn", "errors", "template", "stopping", "untrusted", "archive"),
+    ("gptattn", "errors", "cpus", "template", "stopping", "archive"),
+    ("untrusted",),
     ("lock", "disk"),
     ("config", "hub", "targets"),
     (
@@ -43,7 +44,9 @@ LAYERS = (
     ),
     ("saved", "gpt2"),
     ("convert", "match", "module", "recorder", "data.datamodule"),
-    ("callbacks", "watchdog", "attention_log", "console", "summary", "saving", "resume"),
+    ("callbacks", "watchdog", "attention_log", "console", "summary", "saving"),
+    ("resume_state",),
+    ("resume",),
     ("progress",),
     ("run", "precheck", "compare.*", "maps.*"),
     (

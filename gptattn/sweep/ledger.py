@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any, Self
 
 from gptattn.lock import locked
+from gptattn.untrusted import read_bytes
 
 NAME = "ledger.jsonl"
 LOCK = ".sweep.lock"
+LEDGER_BYTES = 100_000_000  # a run's lines come to some hundred bytes
 
 
 class Ledger:
@@ -62,13 +64,14 @@ class Ledger:
 def read_ledger(folder: Path) -> Iterator[dict[str, Any]]:
     """The whole lines of the folder's ledger; what is cut short is passed over."""
     try:
-        lines = (folder / NAME).read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
+        text = read_bytes(folder / NAME, LEDGER_BYTES).decode("utf-8", errors="replace")
+    except (OSError, ValueError):
         return
+    lines = text.splitlines()
     for line in lines:
         try:
             entry = json.loads(line)
         except ValueError:
             continue
-        if isinstance(entry, dict):
+        if isinstance(entry, dict) and isinstance(entry.get("run"), str):
             yield entry

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from gptattn.config import TrainConfig
-from gptattn.device import usable_cpus
+from gptattn.cpus import usable_cpus
 from gptattn.errors import ConfigError
 from gptattn.sweep.ledger import read_ledger
 from gptattn.untrusted import read_bytes, read_yaml

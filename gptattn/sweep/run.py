@@ -47,7 +47,9 @@ def run_sweep(
     made |= {} if fresh else folders_done(later)
     later = going_on(later, made) if goes_on else later
     everything = [*first, *later]
-    check_room(folder, sum(plan.bytes_on_disk for plan in everything if plan.folder not in made))
+    # One that was begun has its checkpoints already.
+    fresh_plans = [plan for plan in everything if plan.folder not in made and not plan.begun]
+    check_room(folder, sum(plan.bytes_on_disk for plan in fresh_plans))
     console = make_console()
     known = f", {len(made)} of them done already" if made else ""
     begun = sum(plan.begun for plan in everything)

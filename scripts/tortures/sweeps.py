@@ -85,7 +85,8 @@ def _sweep(bench: Bench, seeds: list[int]) -> tuple[int, str]:
         *("attn._target_=faulty.FaultyAttention", "allow_targets=[faulty]", "hang_seconds=5"),
         *(f"seed={','.join(map(str, seeds))}", "experiment_name=faulty"),
     ]
-    environment = os.environ | {"PYTHONPATH": str(bench.folder)}
+    places = [str(bench.folder), str(CONF.parent), os.environ.get("PYTHONPATH", "")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, places))}
     ended = subprocess.run(
         command, cwd=bench.folder, env=environment, capture_output=True, text=True, check=False
     )
