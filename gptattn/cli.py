@@ -39,6 +39,7 @@ from gptattn.disk import check_room
 from gptattn.errors import ConfigError, DataError, RunFolderError
 from gptattn.lock import locked_run
 from gptattn.resume_settings import allowed_packages, resume_argument, resumed
+from gptattn.stopping import Stopped, at_once
 
 if TYPE_CHECKING:
     from gptattn.resume import Start
@@ -141,9 +142,10 @@ def run_job(cfg: DictConfig, locks: bool = True) -> float:
 def _resume(folder: Path, overrides: Sequence[str]) -> None:
     """Go on with the run in the folder; its settings are its own."""
     # torch and lightning take seconds to import: not before the command is known to be good.
-    from gptattn.precheck import prepared
-    from gptattn.resume import find_start
-    from gptattn.saved import load_config
+    with at_once():
+        from gptattn.precheck import prepared
+        from gptattn.resume import find_start
+        from gptattn.saved import load_config
 
     recorded = load_config(folder, allowed_packages(overrides))
     resumed(recorded, overrides, None)
@@ -160,9 +162,9 @@ def _resume(folder: Path, overrides: Sequence[str]) -> None:
 
 def _train(cfg: TrainConfig, folder: Path, start: "Start | None" = None) -> float:
     # torch and lightning take seconds to import: not before the settings are known to be good.
-    from gptattn.console import make_console
-    from gptattn.run import train
-    from gptattn.stopping import Stopped
+    with at_once():
+        from gptattn.console import make_console
+        from gptattn.run import train
 
     shown = os.path.relpath(folder)
     console = make_console()
@@ -244,7 +246,8 @@ def _checked(overrides: Sequence[str], config_name: str) -> tuple[TrainConfig, P
         with _new_run(folder):
             pass
     # torch takes seconds to import, so what needs it comes last.
-    from gptattn.precheck import prepared
+    with at_once():
+        from gptattn.precheck import prepared
 
     ready = prepared(typed)
     if folder is not None:

@@ -50,3 +50,21 @@ class StopRequest:
     def grant(self, step: int, saved: bool) -> NoReturn:
         assert self.signum is not None
         raise Stopped(self.signum, step, saved)
+
+
+@contextlib.contextmanager
+def at_once() -> Iterator[None]:
+    """Both signals end the process here and now. For imports alone: there is nothing to lose yet,
+    and what an exception leaves of half an import breaks whatever comes after it.
+    """
+
+    def end(signum: int, frame: object) -> NoReturn:
+        os.write(2, f"{WORDS[signal.Signals(signum)]}\n".encode())
+        os._exit(128 + signum)
+
+    before = {number: signal.signal(number, end) for number in WORDS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -61,7 +61,10 @@ class LedgerSweeper(BasicSweeper):
 
     def sweep(self, arguments: list[str]) -> Any:
         from gptattn.compose import planned
-        from gptattn.sweep.run import run_sweep
+        from gptattn.stopping import at_once
+
+        with at_once():
+            from gptattn.sweep.run import run_sweep
 
         assert self.hydra_context is not None
         assert self.config is not None

@@ -3,6 +3,8 @@
 import json
 import os
 import random
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -179,3 +181,30 @@ def test_rows_before_the_checkpoint_that_are_gone_are_said_to_be(
     assert warning.endswith("rows are missing, which were written before step 2")
     assert all(json.loads(line) for line in file.read_text(encoding="utf-8").splitlines())
     assert [row["step"] for row in rows(tmp_path / "run") if "val/loss" in row] == [4, 6]
+
+
+@pytest.mark.parametrize(("number", "word"), [(2, "interrupted"), (15, "terminated")])
+def test_a_signal_amid_an_import_ends_the_process_in_one_line(number: int, word: str) -> None:
+    code = (
+        "import signal\n"
+        "from gptattn.stopping import at_once\n"
+        "try:\n"
+        "    with at_once():\n"
+        f"        signal.raise_signal({number})\n"
+        "except BaseException:\n"
+        "    print('half an import')\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 128 + number
+    assert (ended.stdout, ended.stderr) == ("", f"{word}\n")
+
+
+def test_the_command_line_imports_nothing_heavy_before_it_is_checked() -> None:
+    code = (
+        "import sys; import gptattn.cli; "
+        "print(*{'torch', 'lightning', 'numpy', 'scipy', 'transformers'} & sys.modules.keys())"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stdout.strip() == ""
