@@ -156,8 +156,8 @@ def test_a_mistake_in_generate_is_one_line(
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
-        ("cut", "is damaged"),
-        ("empty", "is damaged"),
+        ("cut", "cannot be read"),
+        ("empty", "cannot be read"),
         ("missing", "does not exist"),
         ("no dict", "it holds no names"),
         ("deep config", "config.yaml"),
