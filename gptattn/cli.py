@@ -5,6 +5,7 @@ All that a user can get wrong is found before Hydra makes a folder; for a sweep 
 """
 
 import contextlib
+import gc
 import os
 import re
 import shlex
@@ -136,7 +137,12 @@ def run_job(cfg: DictConfig, locks: bool = True) -> float:
     """
     folder = Path(HydraConfig.get().runtime.output_dir)
     with locked_run(folder, "hydra.run.dir") if locks else contextlib.nullcontext():
-        return _train(to_train_config(cfg), folder)
+        loss = _train(to_train_config(cfg), folder)
+    if locks:
+        # Trainer, model and callbacks refer to each other in circles: of several runs in one
+        # process, those that are over would pile up.
+        gc.collect()
+    return loss
 
 
 def _resume(folder: Path, overrides: Sequence[str]) -> None:
