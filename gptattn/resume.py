@@ -16,9 +16,7 @@ from gptattn.data.tokens import TokenData
 from gptattn.errors import CheckpointError, ConfigError
 from gptattn.resume_state import FACTS, SAVED_BY, check_state
 from gptattn.saved import resumable
-from gptattn.untrusted import read_bytes
-
-SUMMARY_BYTES = 5_000_000  # a run writes 2 kB
+from gptattn.untrusted import SUMMARY_BYTES, read_bytes
 
 
 @dataclass(frozen=True)

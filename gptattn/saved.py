@@ -31,10 +31,9 @@ from gptattn.disk import write_atomically
 from gptattn.errors import CheckpointError, ConfigError, NumericError
 from gptattn.gpt import GPT
 from gptattn.targets import ForeignTarget, check_targets
-from gptattn.untrusted import read_yaml
+from gptattn.untrusted import CONFIG_BYTES, read_yaml
 
 WEIGHTS = "model.safetensors"
-CONFIG_BYTES = 1_000_000  # a run writes 2 kB
 # Of a checkpoint: per parameter a weight of 64 bits and AdamW's two averages; all the rest.
 MOST_BYTES, OTHER_BYTES = 24, 32_000_000
 

@@ -12,7 +12,7 @@ import msgspec
 import yaml
 
 from gptattn.errors import DataError
-from gptattn.untrusted import read_bytes, read_yaml
+from gptattn.untrusted import CONFIG_BYTES, SUMMARY_BYTES, read_bytes, read_yaml
 
 # Settings that no result depends on: runs that differ in them alone differ in nothing. The budget
 # is not among them: it is kept as one setting, in words.
@@ -23,8 +23,6 @@ NO_MATTER = re.compile(
 # The end of a run folder's name: runs of several seeds that start each from its own seed's weights
 # differ in nothing else.
 SEED_AND_ID = re.compile(r"_s\d+_[0-9a-f]{6}$")
-# A run writes 2 kB of each. What is a thousand times larger is none of ours, and would take long.
-CONFIG_BYTES, SUMMARY_BYTES = 200_000, 5_000_000
 LARGEST = 1e30  # of any figure: beyond, sums and squares of it are infinite
 NODES, DEPTH = 5_000, 20  # a few bytes of YAML with aliases can stand for any number of values
 DAMAGE = (

@@ -12,13 +12,12 @@ from gptattn.config import TrainConfig
 from gptattn.cpus import usable_cpus
 from gptattn.errors import ConfigError
 from gptattn.sweep.ledger import read_ledger
-from gptattn.untrusted import read_bytes, read_yaml
+from gptattn.untrusted import CONFIG_BYTES, SUMMARY_BYTES, read_bytes, read_yaml
 
 # Settings under which the same run is made.
 NO_MATTER = ("sweep", "experiment_name", "cache_dir", "hang_seconds")
 # Exit codes of a run that would only end the same way: settings, data, checkpoints, NaN.
 FOR_GOOD = (2, 3, 4, 5)
-CONFIG_BYTES, SUMMARY_BYTES = 200_000, 5_000_000  # a run writes 2 kB of each
 
 
 @dataclass(frozen=True)
