@@ -51,7 +51,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
         grad_hidden, grad_weight = ctx.grads
         # Letting go of them lets autograd take the buffers over instead of copying them.
         ctx.grads = None
-        return grad_hidden.mul_(grad_loss), grad_weight.mul_(grad_loss), None, None
+        # It is 1 without accumulation. Asking a GPU would cost more than the products.
+        if grad_loss.device.type != "cpu" or grad_loss != 1:
+            grad_hidden.mul_(grad_loss)
+            grad_weight.mul_(grad_loss)
+        return grad_hidden, grad_weight, None, None
 
 
 def _loss_and_grads(
@@ -64,26 +68,30 @@ def _loss_and_grads(
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     total = hidden.new_zeros((), dtype=torch.promote_types(dtype, torch.float32))
     grad_hidden = torch.empty_like(hidden) if needs_grad else None
-    grad_weight = torch.zeros_like(weight) if needs_grad else None
+    grad_weight = torch.empty_like(weight) if needs_grad else None
     head = weight.to(dtype)
-    chunks = zip(hidden.split(chunk_tokens), targets.split(chunk_tokens), strict=True)
-    for i, (x, y) in enumerate(chunks):
-        x = x.to(dtype)
-        y = y.unsqueeze(1)
+    for start in range(0, len(targets), chunk_tokens):
+        span = slice(start, start + chunk_tokens)
+        x, y = hidden[span].to(dtype), targets[span].unsqueeze(1)
         log_p = (x @ head.T).to(total.dtype).log_softmax(dim=-1)  # [chunk, V]
         total -= log_p.gather(1, y).sum()
         if grad_hidden is None or grad_weight is None:
             continue
         # d loss / d logits = (softmax - one-hot) / tokens, in the memory of log_p. The division
-        # comes after the products: before them it would underflow in float16.
+        # comes with the products: before them it would underflow in float16.
         grad = log_p.exp_()
         grad.scatter_add_(1, y, torch.full_like(y, -1, dtype=grad.dtype))
-        grad = grad.to(dtype)
-        span = slice(i * chunk_tokens, i * chunk_tokens + len(x))
-        grad_hidden[span] = grad @ head
-        grad_hidden[span].mul_(1 / len(targets))
-        if grad.dtype == grad_weight.dtype:
-            grad_weight.addmm_(grad.T, x, alpha=1 / len(targets))
-        else:
-            grad_weight.add_(grad.T @ x, alpha=1 / len(targets))
+        grad, share = grad.to(dtype), 1 / len(targets)
+        _add_product(grad_hidden[span], False, grad, head, share)
+        _add_product(grad_weight, start > 0, grad.T, x, share)
     return total / len(targets), grad_hidden, grad_weight
+
+
+def _add_product(out: Tensor, keep: bool, a: Tensor, b: Tensor, factor: float) -> None:
+    """out = factor * a @ b, added to what `out` was if `keep`; without, that is not read."""
+    if out.dtype == a.dtype:
+        out.addmm_(a, b, beta=keep, alpha=factor)
+    elif keep:
+        out.add_(a @ b, alpha=factor)
+    else:
+        out.copy_(a @ b).mul_(factor)

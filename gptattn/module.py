@@ -73,7 +73,8 @@ class LanguageModel(L.LightningModule):
         for part in zip(ids.split(rows), targets.split(rows), strict=True):
             loss = self.model.loss(*part, self.loss_chunk_tokens) / self.accumulate
             self._check_finite("train/loss", loss)
-            self.manual_backward(loss)
+            # Lightning's own way calls hooks that nobody here has; it is there to scale the loss.
+            self.manual_backward(loss) if self.scaled_loss else loss.backward()
             losses.append(loss.detach())
         self.train_losses.append(sum(losses[1:], losses[0]))
         optimizer = self.optimizers()

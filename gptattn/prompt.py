@@ -24,7 +24,9 @@ def read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
 
 def read_prompts(file: Path) -> list[str]:
     """The lines of a file, a prompt each; empty ones are passed over. Raises as `read_prompt`."""
-    lines = [line for line in _read(None, file, "prompts_file").splitlines() if line]
+    # Not splitlines(): to that a form feed or U+2028 amid a prompt would end it.
+    lines = [line.removesuffix("\r") for line in _read(None, file, "prompts_file").split("\n")]
+    lines = [line for line in lines if line]
     if not lines:
         raise DataError("prompts_file", f"{file} is empty; give a prompt a line")
     return lines

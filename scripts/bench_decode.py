@@ -32,7 +32,7 @@ from gptattn.attention.split import attend_cached
 from gptattn.build import build_model
 from gptattn.cli import check_job
 from gptattn.cost import parameter_count
-from gptattn.device import resolve_device, synchronize
+from gptattn.device import resolve_device, synchronize, use_huge_pages
 from gptattn.generate import stream
 from gptattn.gpt import GPT
 from gptattn.sampling import Sampling
@@ -281,6 +281,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", choices=("model", "attention"))
     args = parser.parse_args()
+    use_huge_pages()  # for all contenders, and for what the sum reads
     quiet_threads(args.threads)
     device = resolve_device("auto")
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32

@@ -5,19 +5,18 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from gptattn.arguments import NO_NAMES, Names, parse
 from gptattn.config import ACCELERATORS, check_choice
-from gptattn.data.tokenizer import Tokenizer
-from gptattn.device import resolve_device, set_threads, synchronize
+from gptattn.device import resolve_device, set_threads, synchronize, use_huge_pages
 from gptattn.errors import ConfigError, DataError
 from gptattn.generate import left_padded, stream
 from gptattn.prompt import read_prompt, read_prompts
 from gptattn.sampling import Sampling
 from gptattn.saved import load_run
 from gptattn.script import run_script
+from gptattn.text_stream import TextStream
 
 HELP = """\
 python scripts/generate.py run=outputs/... prompt="To be"
@@ -79,42 +78,6 @@ def check(args: Arguments) -> None:
         raise ConfigError("stop", "is empty; give a text, or leave it out")
 
 
-class Sample:
-    """One text as it grows. Holds back half a character, and what may begin the stop text."""
-
-    def __init__(self, tokenizer: Tokenizer, stop: str | None) -> None:
-        self.tokenizer, self.stop = tokenizer, stop
-        self.ids: list[int] = []
-        self.told = ""
-        self.done = False
-
-    def feed(self, token: int) -> str:
-        """Take one more id; what can be told now, beyond what was."""
-        if self.done:
-            return ""
-        self.ids.append(token)
-        text = self.tokenizer.decode(np.array(self.ids)).rstrip("\ufffd")
-        if self.stop is not None and self.stop in text:
-            self.done = True
-            text = text[: text.index(self.stop)]
-        return self._tell(text if self.done else text[: len(text) - self._overlap(text)])
-
-    def end(self) -> str:
-        """What was held back, now that no more comes."""
-        return "" if self.done else self._tell(self.tokenizer.decode(np.array(self.ids)))
-
-    def _tell(self, text: str) -> str:
-        new = text[len(self.told) :]
-        self.told += new
-        return new
-
-    def _overlap(self, text: str) -> int:
-        """How many characters at the end of the text may be the beginning of `stop`."""
-        stop = self.stop or ""
-        longest = min(len(stop) - 1, len(text))
-        return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)
-
-
 def write(text: str) -> None:
     # A model's bytes may be control characters; the terminal must not obey them.
     safe = "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
@@ -127,6 +90,7 @@ def run(args: Arguments) -> None:
     sampling = Sampling(
         args.temperature, args.top_k, args.top_p, args.min_p, args.repetition_penalty
     )
+    use_huge_pages()
     device = resolve_device(args.device, "device")
     set_threads(args.threads)
     prompts = read_all(args)
@@ -151,7 +115,7 @@ def run(args: Arguments) -> None:
         slide=args.full == "slide",
     )
     prompts = [prompt for prompt in prompts for _ in range(args.samples)]
-    samples = [Sample(saved.tokenizer, args.stop) for _ in prompts]
+    samples = [TextStream(saved.tokenizer, args.stop) for _ in prompts]
     start = time.perf_counter()
     write(prompts[0])
     steps = 0

@@ -40,6 +40,7 @@ LAYERS = (
         "device",
         "heatmap",
         "prompt",
+        "text_stream",
         "checkpoint",
     ),
     ("saved", "gpt2"),

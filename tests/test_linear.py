@@ -1,5 +1,7 @@
 """The quick linear layers against torch's own, and with gradients torch's own themselves."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -43,6 +45,13 @@ def test_prepared_layers_give_what_each_gives_alone(threads, given, rows, dtype)
     torch.testing.assert_close(together.double(), expected, rtol=0, atol=atol)
 
 
+def test_a_torch_without_the_packed_layout_gives_the_same(monkeypatch):
+    layer, x = torch.nn.Linear(11, 6), torch.randn(4, 11)
+    monkeypatch.setattr(torch.ops, "mkldnn", SimpleNamespace())
+    with torch.no_grad():
+        torch.testing.assert_close(Prepared([layer], 4)(x), layer(x), rtol=0, atol=0)
+
+
 def test_a_layer_that_was_exchanged_is_called_and_not_passed_over():
     class Adapter(Linear):
         def forward(self, input):
@@ -54,6 +63,31 @@ def test_a_layer_that_was_exchanged_is_called_and_not_passed_over():
     with torch.no_grad():
         _, y = joint(x, layers)
         torch.testing.assert_close(y, F.linear(x, layers[1].weight, layers[1].bias) + 1)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_small_layers_give_one_after_the_other_what_they_give_together(bias, monkeypatch):
+    layers = [Linear(11, out, bias=bias, dtype=torch.float64) for out in (6, 3, 5)]
+    x = torch.randn(2, 4, 11, dtype=torch.float64, requires_grad=True)
+    results = []
+    for limit in (0, 2**20):
+        monkeypatch.setattr("gptattn.attention.linear.JOINED_BYTES", limit)
+        outputs = Joint()(x, layers)
+        inputs = [x, *(p for layer in layers for p in layer.parameters())]
+        grads = torch.autograd.grad([y.square().sum() for y in outputs], inputs)
+        results.append([*outputs, *grads])
+    torch.testing.assert_close(results[1], results[0], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("hook", ["register_forward_hook", "register_full_backward_hook"])
+def test_a_hook_on_one_of_the_layers_is_called(hook):
+    layers, called = [Linear(4, 3), Linear(4, 3)], []
+    getattr(layers[1], hook)(lambda *_: called.append(1))
+    for rows in (None, 2):
+        joint, x = Joint(), torch.randn(2, 4, requires_grad=True)
+        joint.prepare(layers, rows)
+        torch.autograd.backward([y.sum() for y in joint(x, layers)])
+    assert len(called) == 2
 
 
 def test_with_gradients_it_is_torchs_own_to_the_bit(threads):

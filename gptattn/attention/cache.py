@@ -83,9 +83,9 @@ class KVCache(Cache):
         start, stop = self._length, self._length + k_BGTD.shape[2]
         if stop > self.capacity:
             raise ValueError(f"{stop} tokens do not fit the cache's capacity={self.capacity}")
-        self.k_BGSD[:, :, start:stop] = k_BGTD
-        self.v_BGSD[:, :, start:stop] = v_BGTD
-        return self.k_BGSD[:, :, :stop], self.v_BGSD[:, :, :stop]
+        self.k_BGSD.narrow(2, start, stop - start).copy_(k_BGTD)
+        self.v_BGSD.narrow(2, start, stop - start).copy_(v_BGTD)
+        return self.k_BGSD.narrow(2, 0, stop), self.v_BGSD.narrow(2, 0, stop)
 
     def advance(self, tokens: int) -> None:
         self._length += tokens

@@ -107,7 +107,7 @@ def _sdpa(
     dropout: float,
     padding_B: Tensor | None,
 ) -> Tensor:
-    H, T = q_BHTD.shape[1:3]
+    B, H, T, D = q_BHTD.shape
     G, S = k_BGSD.shape[1:3]
     if T == S and padding_B is None:
         return F.scaled_dot_product_attention(
@@ -127,11 +127,11 @@ def _sdpa(
         mask = causal_mask(T, S, q_BHTD.device, padding_B)
         mask = mask.repeat(*[1] * (mask.ndim - 2), R, 1)
     y_BGXD = F.scaled_dot_product_attention(
-        q_BHTD.unflatten(1, (G, R)).flatten(2, 3),
+        q_BHTD.reshape(B, G, R * T, D),
         k_BGSD,
         v_BGSD,
         attn_mask=mask,
         dropout_p=dropout,
         scale=scale,
     )
-    return y_BGXD.unflatten(2, (R, T)).flatten(1, 2)
+    return y_BGXD.reshape(B, H, T, -1)

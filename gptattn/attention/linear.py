@@ -17,6 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 MOST_ROWS = 32  # above, F.linear is as quick
+JOINED_BYTES = 2**21  # of weights; above, a joint product is no quicker than one after the other
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 WORTH_THREADS = 2**19  # bytes of a weight; below, waking the threads takes as long as reading
 
 
@@ -71,7 +73,10 @@ class Prepared:
 
 
 def _can_pack(weight: Tensor) -> bool:
-    return weight.dtype == torch.float32 and torch.backends.mkldnn.is_available()
+    # torch keeps the two for itself; without them F.linear is right too, and slower.
+    ops = torch.ops.mkldnn
+    there = hasattr(ops, "_reorder_linear_weight") and hasattr(ops, "_linear_pointwise")
+    return there and weight.dtype == torch.float32 and torch.backends.mkldnn.is_available()
 
 
 class _OneRow:
@@ -85,12 +90,11 @@ class _OneRow:
         self.rest = (bias[whole:], weight[whole:]) if whole < len(weight) else None
 
     def __call__(self, x: Tensor) -> Tensor:
-        x_E1 = x.reshape(
-            1, -1
-        ).T  # with the strides of a transposed row: a column's are slow in MKL
-        y = torch.baddbmm(self.b_PO1, self.w_POE, x_E1.expand(self.parts, -1, -1)).flatten()
+        # A transposed row: a column with the strides of a column is slow in MKL.
+        x_PE1 = x.reshape(1, 1, -1).expand(self.parts, -1, -1).mT
+        y = torch.baddbmm(self.b_PO1, self.w_POE, x_PE1)
         if self.rest is not None:
-            y = torch.cat([y, torch.addmv(*self.rest, x.flatten())])
+            y = torch.cat([y.flatten(), torch.addmv(*self.rest, x.flatten())])
         return y.view(*x.shape[:-1], -1)
 
 
@@ -109,20 +113,36 @@ class Linear(nn.Linear, Preparable):
 
 
 class Joint:
-    """Layers that read the same input: one after the other, or, prepared, as one product."""
+    """Layers that read the same input, as one product where that is quicker: when prepared, and
+    for small weights, where each product waits for its threads."""
 
     def __init__(self) -> None:
         self._prepared: Prepared | None = None
 
     def prepare(self, layers: Sequence[nn.Module], rows: int | None) -> None:
-        ours = [layer for layer in layers if type(layer) is Linear]
-        alike = {layer.bias is None for layer in ours}
-        # Whoever has put a module of his own in a layer's place wants it called.
-        whole = len(ours) == len(layers) and len(alike) == 1
-        self._prepared = Prepared(ours, rows) if whole and rows is not None else None
+        ours = _joinable(layers)
+        self._prepared = None if rows is None or ours is None else Prepared(ours, rows)
 
     def __call__(self, x: Tensor, layers: Sequence[nn.Module]) -> Sequence[Tensor]:
         """What each layer gives for x [..., in]."""
         if self._prepared is not None and not torch.is_grad_enabled():
             return self._prepared(x).split(self._prepared.sizes, dim=-1)
-        return [layer(x) for layer in layers]
+        ours = _joinable(layers) if x.device.type == "cpu" else None
+        if ours is None or sum(layer.weight.nbytes for layer in ours) > JOINED_BYTES:
+            return [layer(x) for layer in layers]
+        weights: list[Tensor] = [layer.weight for layer in ours]
+        biases: list[Tensor] = [layer.bias for layer in ours if layer.bias is not None]
+        y = F.linear(x, torch.cat(weights), torch.cat(biases) if biases else None)
+        return y.split([len(weight) for weight in weights], dim=-1)
+
+
+def _joinable(layers: Sequence[nn.Module]) -> list[Linear] | None:
+    """The layers if one product can stand for them; None where someone wants one called: he has
+    put a module of his own in its place, or a hook on it."""
+    ours = [
+        layer
+        for layer in layers
+        if type(layer) is Linear and not any(getattr(layer, hooks) for hooks in HOOKS)
+    ]
+    alike = len({layer.bias is None for layer in ours}) == 1
+    return ours if alike and len(ours) == len(layers) else None

@@ -63,11 +63,11 @@ class SplitAttention(Attention, Preparable):
 
     def project(self, x_BTE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [B, H, T, D], keys and values [B, G, T, D]; a variant may do more to them."""
-        q, k, v = (
-            y.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-            for y in self._joint(x_BTE, self.projections())
-        )
-        return q, k, v
+        B, T, D = *x_BTE.shape[:2], self.head_dim
+        q_BTO, k_BTO, v_BTO = self._joint(x_BTE, self.projections())
+        q_BHTD = q_BTO.view(B, T, -1, D).transpose(1, 2)
+        k_BGTD = k_BTO.view(B, T, -1, D).transpose(1, 2)
+        return q_BHTD, k_BGTD, v_BTO.view(B, T, -1, D).transpose(1, 2)
 
     def _located(self, x_BTE: Tensor, offset: Offset) -> tuple[Tensor, Tensor, Tensor]:
         """What `project` gives for tokens that start at `offset`, with their positions in it."""

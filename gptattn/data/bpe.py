@@ -72,9 +72,9 @@ class GPT2Tokenizer(Tokenizer):
             found += [np.array(piece.ids, dtype=np.uint16) for piece in encoded]
         return np.concatenate(found)
 
-    def decode(self, ids: NDArray[np.integer]) -> str:
+    def to_bytes(self, ids: NDArray[np.integer]) -> bytes:
         tokens = self._bpe.token_bytes
-        return b"".join(tokens[id] for id in ids.tolist()).decode("utf-8", errors="replace")
+        return b"".join(tokens[id] for id in ids.tolist())
 
     def byte_lengths(self) -> NDArray[np.int64]:
         return np.array([len(token) for token in self._bpe.token_bytes], dtype=np.int64)

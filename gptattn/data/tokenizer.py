@@ -25,8 +25,12 @@ class Tokenizer(ABC):
         """Ids of the text. Raises DataError, naming `field`, for what the vocabulary lacks."""
 
     @abstractmethod
+    def to_bytes(self, ids: NDArray[np.integer]) -> bytes:
+        """The UTF-8 of the ids, as far as it is that: an id may stand for a part of a character."""
+
     def decode(self, ids: NDArray[np.integer]) -> str:
         """The text of the ids; what is not valid UTF-8 becomes U+FFFD."""
+        return self.to_bytes(ids).decode("utf-8", errors="replace")
 
     @abstractmethod
     def byte_lengths(self) -> NDArray[np.int64]:
@@ -56,8 +60,8 @@ class ByteTokenizer(Tokenizer):
     def encode(self, text: str, field: str) -> NDArray[np.uint16]:
         return np.frombuffer(utf8(text, field), dtype=np.uint8).astype(np.uint16)
 
-    def decode(self, ids: NDArray[np.integer]) -> str:
-        return ids.astype(np.uint8).tobytes().decode("utf-8", errors="replace")
+    def to_bytes(self, ids: NDArray[np.integer]) -> bytes:
+        return ids.astype(np.uint8).tobytes()
 
     def byte_lengths(self) -> NDArray[np.int64]:
         return np.ones(256, dtype=np.int64)
@@ -104,8 +108,8 @@ class CharTokenizer(Tokenizer):
             )
         return ids.astype(np.uint16)
 
-    def decode(self, ids: NDArray[np.integer]) -> str:
-        return "".join(map(chr, self._codes[ids]))
+    def to_bytes(self, ids: NDArray[np.integer]) -> bytes:
+        return "".join(map(chr, self._codes[ids])).encode("utf-8", "surrogatepass")
 
     def byte_lengths(self) -> NDArray[np.int64]:
         # UTF-8 takes 1 byte below U+0080, 2 below U+0800, 3 below U+10000, else 4.
