@@ -19,43 +19,57 @@ def linear_cross_entropy(
     tokens at a time (default: what makes LOGITS_AT_A_TIME), in chunks of even size, and the
     gradients of hidden and weight are made in the same pass, so nothing is computed twice.
     Backward runs once. Under autocast the products run in the autocast dtype and the softmax in
-    float32.
+    float32. Raises ValueError where there is not one target for each hidden state.
 
     torch 2.13 has the same idea (`torch.nn.functional.linear_cross_entropy`); we support 2.11.
     """
+    if hidden.shape[:-1] != targets.shape:
+        raise ValueError(
+            f"hidden {tuple(hidden.shape)} and targets {tuple(targets.shape)} are not of the same "
+            "tokens"
+        )
     tokens = targets.numel()
     most = max(1, LOGITS_AT_A_TIME // len(weight)) if chunk_tokens is None else chunk_tokens
     even = math.ceil(tokens / math.ceil(tokens / most))
-    return _LinearCrossEntropy.apply(hidden.flatten(0, -2), weight, targets.flatten(), even)
+    # Inside forward() gradients are off, and a parameter needs one whether they were on or not.
+    learning = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
+    return _LinearCrossEntropy.apply(
+        hidden.flatten(0, -2), weight, targets.flatten(), even, learning
+    )
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, chunk_tokens: int
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        chunk_tokens: int,
+        learning: bool,
     ) -> Tensor:
         device = hidden.device.type
         mixed = torch.is_autocast_enabled(device)
         dtype = torch.get_autocast_dtype(device) if mixed else hidden.dtype
         with torch.autocast(device, enabled=False):
             loss, *ctx.grads = _loss_and_grads(
-                hidden, weight, targets, chunk_tokens, dtype, any(ctx.needs_input_grad)
+                hidden, weight, targets, chunk_tokens, dtype, learning
             )
         return loss
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         if ctx.grads is None:
             raise RuntimeError("linear_cross_entropy runs backward once; call it again")
         grad_hidden, grad_weight = ctx.grads
         # Letting go of them lets autograd take the buffers over instead of copying them.
         ctx.grads = None
-        # It is 1 without accumulation. Asking a GPU would cost more than the products.
+        # It is 1 without accumulation; to ask a GPU would cost more than to multiply.
         if grad_loss.device.type != "cpu" or grad_loss != 1:
             grad_hidden.mul_(grad_loss)
             grad_weight.mul_(grad_loss)
-        return grad_hidden, grad_weight, None, None
+        return grad_hidden, grad_weight, None, None, None
 
 
 def _loss_and_grads(
@@ -64,11 +78,11 @@ def _loss_and_grads(
     targets: Tensor,
     chunk_tokens: int,
     dtype: torch.dtype,
-    needs_grad: bool,
+    learning: bool,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     total = hidden.new_zeros((), dtype=torch.promote_types(dtype, torch.float32))
-    grad_hidden = torch.empty_like(hidden) if needs_grad else None
-    grad_weight = torch.empty_like(weight) if needs_grad else None
+    grad_hidden = torch.empty_like(hidden) if learning else None
+    grad_weight = torch.empty_like(weight) if learning else None
     head = weight.to(dtype)
     for start in range(0, len(targets), chunk_tokens):
         span = slice(start, start + chunk_tokens)

@@ -73,8 +73,10 @@ class LanguageModel(L.LightningModule):
         for part in zip(ids.split(rows), targets.split(rows), strict=True):
             loss = self.model.loss(*part, self.loss_chunk_tokens) / self.accumulate
             self._check_finite("train/loss", loss)
-            # Lightning's own way calls hooks that nobody here has; it is there to scale the loss.
-            self.manual_backward(loss) if self.scaled_loss else loss.backward()
+            if self.scaled_loss:
+                self.manual_backward(loss)
+            else:  # without the hooks of Lightning's way, which nobody here has
+                loss.backward()
             losses.append(loss.detach())
         self.train_losses.append(sum(losses[1:], losses[0]))
         optimizer = self.optimizers()

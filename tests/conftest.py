@@ -81,6 +81,7 @@ def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> 
     def run(name: str, *arguments: str) -> tuple[int, str, str]:
         capfd.readouterr()
         monkeypatch.setattr(sys, "argv", [name, *arguments])
+        monkeypatch.setenv("THP_MEM_ALLOC_ENABLE", "0")  # generate.py would leave it at 1
         code = script(name).main()
         return code, *capfd.readouterr()
 

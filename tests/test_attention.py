@@ -12,6 +12,7 @@ from gptattn.attention import (
     Attention,
     CacheGroup,
     HeadWeights,
+    KVCache,
     SelfAttentionV1,
     SelfAttentionV2,
     attend,
@@ -306,3 +307,19 @@ def test_dropout_never_makes_a_square_matrix_of_weights():
     with Allocations() as made:
         module(torch.randn(1, 1024, 5)).sum().backward()
     assert max(made.elements) <= 128 * 1024
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (2, 0)])
+@pytest.mark.parametrize("variant", ["mha", "gqa", "mqa", "mha_wrapper"])
+def test_nothing_in_gives_nothing_out(variant, shape):
+    attention = build_attention(variant)
+    x = torch.randn(*shape, attention.d_in)
+    assert attention(x).shape == x.shape
+    assert attention(x, attention.new_cache(shape[0], 5)).shape == x.shape
+
+
+@pytest.mark.parametrize(("k", "v"), [((2, 1, 3, 8), (2, 4, 3, 8)), ((2, 4, 3, 8), (2, 4, 1, 8))])
+def test_a_cache_takes_no_part_of_keys_or_values_for_all(k, v):
+    cache = KVCache(2, 4, 5, 8, torch.float32, torch.device("cpu"))
+    with pytest.raises(ValueError, match="do not fit the cache's batch=2, 4 heads of size 8"):
+        cache.extend(torch.zeros(k), torch.zeros(v))

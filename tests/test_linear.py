@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.nn.modules.module import register_module_forward_hook
 
 from gptattn.attention.linear import MOST_ROWS, Joint, Linear, Prepared
 
@@ -68,7 +69,7 @@ def test_a_layer_that_was_exchanged_is_called_and_not_passed_over():
 @pytest.mark.parametrize("bias", [True, False])
 def test_small_layers_give_one_after_the_other_what_they_give_together(bias, monkeypatch):
     layers = [Linear(11, out, bias=bias, dtype=torch.float64) for out in (6, 3, 5)]
-    x = torch.randn(2, 4, 11, dtype=torch.float64, requires_grad=True)
+    x = torch.randn(9, 4, 11, dtype=torch.float64, requires_grad=True)
     results = []
     for limit in (0, 2**20):
         monkeypatch.setattr("gptattn.attention.linear.JOINED_BYTES", limit)
@@ -79,15 +80,49 @@ def test_small_layers_give_one_after_the_other_what_they_give_together(bias, mon
     torch.testing.assert_close(results[1], results[0], rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("hook", ["register_forward_hook", "register_full_backward_hook"])
-def test_a_hook_on_one_of_the_layers_is_called(hook):
+def test_joining_is_thought_of_for_many_rows_only(monkeypatch):
+    asked = []
+    monkeypatch.setattr("gptattn.attention.linear._joinable", asked.append)
+    layers = [Linear(4, 3), Linear(4, 3)]
+    for rows, expected in ((MOST_ROWS, 0), (MOST_ROWS + 1, 1)):
+        Joint()(torch.randn(rows, 4), layers)
+        assert len(asked) == expected
+
+
+def patched(layer, called):
+    layer.forward = lambda x: [called.append(1), F.linear(x, layer.weight, layer.bias)][1]
+
+
+WATCHED = {
+    "forward hook": lambda layer, called: layer.register_forward_hook(lambda *_: called.append(1)),
+    "backward hook": lambda layer, called: layer.register_full_backward_hook(
+        lambda *_: called.append(1)
+    ),
+    "hook on all": lambda layer, called: register_module_forward_hook(
+        lambda module, *_: called.append(1) if module is layer else None
+    ),
+    "patched": patched,
+    "compiled": lambda layer, called: layer.compile(
+        backend=lambda graph, _: [called.append(1), graph.forward][1]
+    ),
+}
+
+
+@pytest.mark.parametrize("watch", WATCHED)
+def test_a_layer_that_someone_watches_is_called(watch):
     layers, called = [Linear(4, 3), Linear(4, 3)], []
-    getattr(layers[1], hook)(lambda *_: called.append(1))
-    for rows in (None, 2):
-        joint, x = Joint(), torch.randn(2, 4, requires_grad=True)
-        joint.prepare(layers, rows)
-        torch.autograd.backward([y.sum() for y in joint(x, layers)])
-    assert len(called) == 2
+    handle = WATCHED[watch](layers[1], called)
+    joint, x = Joint(), torch.randn(MOST_ROWS + 1, 4, requires_grad=True)
+    torch.autograd.backward([y.sum() for y in joint(x, layers)])
+    assert called
+    called.clear()
+    if watch != "compiled":  # which is compiled once
+        joint.prepare(layers, 2)
+        with torch.no_grad():
+            joint(x[:2], layers)
+        assert bool(called) == (watch != "backward hook")
+    if handle is not None:
+        handle.remove()
 
 
 def test_with_gradients_it_is_torchs_own_to_the_bit(threads):

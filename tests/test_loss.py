@@ -103,3 +103,20 @@ def test_a_second_backward_raises_instead_of_giving_wrong_gradients():
     loss.backward(retain_graph=True)
     with pytest.raises((AttributeError, RuntimeError)):
         loss.backward()
+
+
+def test_every_hidden_state_needs_its_target():
+    hidden, weight = torch.randn(3, 5, 7), torch.randn(11, 7)
+    with pytest.raises(ValueError, match=r"\(3, 5, 7\) and targets \(3, 4\)"):
+        linear_cross_entropy(hidden, weight, torch.zeros(3, 4, dtype=torch.long))
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_without_gradients_none_are_computed(mode, monkeypatch):
+    monkeypatch.delattr("gptattn.loss._add_product")
+    weight, targets = torch.nn.Parameter(torch.randn(11, 7)), torch.randint(11, (3, 5))
+    hidden = torch.randn(3, 5, 7, requires_grad=True)
+    with mode():
+        loss = linear_cross_entropy(hidden, weight, targets)
+    expected = F.cross_entropy((hidden @ weight.T).flatten(0, 1), targets.flatten())
+    torch.testing.assert_close(loss, expected.detach())

@@ -7,7 +7,6 @@ import pytest
 
 from gptattn.data.bpe import GPT2Tokenizer
 from gptattn.data.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer
-from gptattn.prompt import read_prompts
 from gptattn.text_stream import TextStream
 from tests.support import bpe
 
@@ -66,9 +65,3 @@ def test_a_token_costs_the_same_however_long_the_text_is() -> None:
     tokenizer = Counting()
     fed(TextStream(tokenizer, "stop"), [65] * 1000)
     assert tokenizer.read == 1000
-
-
-def test_only_line_breaks_part_prompts(tmp_path: Path) -> None:
-    file = tmp_path / "prompts.txt"
-    file.write_bytes("a\u2028b\x0cc\r\n\n d\x85\n".encode())
-    assert read_prompts(file) == ["a\u2028b\x0cc", " d\x85"]

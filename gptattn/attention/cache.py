@@ -73,12 +73,14 @@ class KVCache(Cache):
     def extend(self, k_BGTD: Tensor, v_BGTD: Tensor) -> tuple[Tensor, Tensor]:
         """Write T tokens after those held; return views of all keys and values so far.
 
-        Raises ValueError for another batch size, or when the capacity does not suffice.
+        Raises ValueError for other sizes, or when the capacity does not suffice.
         """
-        if k_BGTD.shape[0] != self.k_BGSD.shape[0]:
+        B, G, _, D = self.k_BGSD.shape
+        fitting = (B, G, k_BGTD.shape[2], D)
+        if k_BGTD.shape != fitting or v_BGTD.shape != fitting:
             raise ValueError(
-                f"a batch of {k_BGTD.shape[0]} does not fit the cache's batch="
-                f"{self.k_BGSD.shape[0]}"
+                f"keys {tuple(k_BGTD.shape)} and values {tuple(v_BGTD.shape)} do not fit the "
+                f"cache's batch={B}, {G} heads of size {D}"
             )
         start, stop = self._length, self._length + k_BGTD.shape[2]
         if stop > self.capacity:

@@ -134,4 +134,4 @@ def _sdpa(
         dropout_p=dropout,
         scale=scale,
     )
-    return y_BGXD.reshape(B, H, T, -1)
+    return y_BGXD.reshape(B, H, T, v_BGSD.shape[3])

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 
 MOST_ROWS = 32  # above, F.linear is as quick
 JOINED_BYTES = 2**21  # of weights; above, a joint product is no quicker than one after the other
@@ -127,7 +128,9 @@ class Joint:
         """What each layer gives for x [..., in]."""
         if self._prepared is not None and not torch.is_grad_enabled():
             return self._prepared(x).split(self._prepared.sizes, dim=-1)
-        ours = _joinable(layers) if x.device.type == "cpu" else None
+        # A few rows take as long as reading the weights, and joining reads them once more.
+        many = x.device.type == "cpu" and x.numel() > MOST_ROWS * x.shape[-1]
+        ours = _joinable(layers) if many else None
         if ours is None or sum(layer.weight.nbytes for layer in ours) > JOINED_BYTES:
             return [layer(x) for layer in layers]
         weights: list[Tensor] = [layer.weight for layer in ours]
@@ -137,12 +140,13 @@ class Joint:
 
 
 def _joinable(layers: Sequence[nn.Module]) -> list[Linear] | None:
-    """The layers if one product can stand for them; None where someone wants one called: he has
-    put a module of his own in its place, or a hook on it."""
-    ours = [
-        layer
-        for layer in layers
-        if type(layer) is Linear and not any(getattr(layer, hooks) for hooks in HOOKS)
-    ]
+    """The layers if one product can stand for them; None where biases differ, or where someone
+    wants a layer called: he has exchanged or compiled it, or put a hook on it or on all modules."""
+    ours = [layer for layer in layers if type(layer) is Linear and not _watched(layer)]
     alike = len({layer.bias is None for layer in ours}) == 1
     return ours if alike and len(ours) == len(layers) else None
+
+
+def _watched(layer: Linear) -> bool:
+    hooked = any(getattr(layer, hooks) for hooks in HOOKS) or bool(_has_any_global_hook())
+    return hooked or "forward" in vars(layer) or layer._compiled_call_impl is not None

@@ -63,11 +63,15 @@ class SplitAttention(Attention, Preparable):
 
     def project(self, x_BTE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [B, H, T, D], keys and values [B, G, T, D]; a variant may do more to them."""
-        B, T, D = *x_BTE.shape[:2], self.head_dim
-        q_BTO, k_BTO, v_BTO = self._joint(x_BTE, self.projections())
-        q_BHTD = q_BTO.view(B, T, -1, D).transpose(1, 2)
-        k_BGTD = k_BTO.view(B, T, -1, D).transpose(1, 2)
-        return q_BHTD, k_BGTD, v_BTO.view(B, T, -1, D).transpose(1, 2)
+        q, k, v = (
+            y.view(*x_BTE.shape[:2], heads, self.head_dim).transpose(1, 2)
+            for y, heads in zip(
+                self._joint(x_BTE, self.projections()),
+                (self.num_heads, self.num_kv_heads, self.num_kv_heads),
+                strict=True,
+            )
+        )
+        return q, k, v
 
     def _located(self, x_BTE: Tensor, offset: Offset) -> tuple[Tensor, Tensor, Tensor]:
         """What `project` gives for tokens that start at `offset`, with their positions in it."""
