@@ -8,6 +8,7 @@ projections and without. Ends in one line of JSON.
 
 import argparse
 import json
+import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -62,21 +63,25 @@ class Setting:
     seed: int
 
 
-def read_seconds(setting: Setting) -> Callable[[], float]:
-    """Measures the seconds that 1 GiB takes to be read: summed up, each number once."""
-    numbers = torch.ones(2**30 // setting.dtype.itemsize, device=setting.device).to(setting.dtype)
+class Reading:
+    """Sums up 64 MiB at a time, others each time, so that they come from memory."""
 
-    def measure() -> float:
-        seconds = []
-        for _ in range(3):
-            synchronize(setting.device)
-            start = time.perf_counter()
-            numbers.sum()
-            synchronize(setting.device)
-            seconds.append(time.perf_counter() - start)
-        return median(seconds)
+    PARTS, BYTES = 16, 2**26
 
-    return measure
+    def __init__(self, setting: Setting) -> None:
+        numbers = torch.ones(self.PARTS * self.BYTES // setting.dtype.itemsize)
+        self.parts = numbers.to(setting.device, setting.dtype).chunk(self.PARTS)
+        self.setting, self.reads = setting, 0
+
+    def seconds(self) -> float:
+        """Of one read."""
+        part = self.parts[self.reads % self.PARTS]
+        self.reads += 1
+        synchronize(self.setting.device)
+        start = time.perf_counter()
+        part.sum()
+        synchronize(self.setting.device)
+        return time.perf_counter() - start
 
 
 def our_model(setting: Setting, variant: str) -> GPT:
@@ -85,19 +90,25 @@ def our_model(setting: Setting, variant: str) -> GPT:
     return model.to(setting.device, setting.dtype).eval()
 
 
-def decode_ours(model: GPT, setting: Setting, batch: int) -> tuple[float, float]:
-    """Seconds of the prefill with the first token, and of each of the others."""
+def decode_ours(
+    model: GPT, setting: Setting, batch: int, reading: Reading
+) -> tuple[float, float, float]:
+    """Seconds of the prefill with the first token, of each of the others, and of a read.
+
+    There is a read after each token: how fast this machine reads changes within seconds with what
+    others on its hardware do.
+    """
     ids = torch.arange(PROMPT, device=setting.device).expand(batch, -1)
-    synchronize(setting.device)
-    start = time.perf_counter()
     steps = stream(model, ids, NEW, GREEDY)
-    next(steps)
-    synchronize(setting.device)
-    first = time.perf_counter()
-    for _ in steps:
-        pass
-    synchronize(setting.device)
-    return first - start, (time.perf_counter() - first) / (NEW - 1)
+    seconds, reads = [], []
+    for _ in range(NEW):
+        synchronize(setting.device)
+        start = time.perf_counter()
+        next(steps)
+        synchronize(setting.device)
+        seconds.append(time.perf_counter() - start)
+        reads.append(reading.seconds())
+    return seconds[0], sum(seconds[1:]) / (NEW - 1), sum(reads[1:]) / (NEW - 1)
 
 
 def transformers_model(setting: Setting) -> Any:
@@ -139,22 +150,30 @@ def whole_model(setting: Setting, console: Console) -> dict[str, Any]:
     models["transformers"] = transformers_model(setting)
     keys = {f"{name} x{batch}": (name, batch) for name in models for batch in (1, 8)}
     prefill: dict[str, list[float]] = {key: [] for key in keys}
+    each: dict[str, list[float]] = {key: [] for key in keys}
+    read: dict[str, list[float]] = {key: [] for key in keys if "transformers" not in key}
+    reading, order = Reading(setting), random.Random(setting.seed)
 
-    def decode(key: str) -> float:
-        name, batch = keys[key]
-        of = decode_transformers if name == "transformers" else decode_ours
-        first, each = of(models[name], setting, batch)
-        prefill[key].append(first)
-        return each
+    def decode(name: str) -> float:
+        """Both batches, one after the other, as they are compared."""
+        for batch in order.sample((1, 8), 2):
+            key = f"{name} x{batch}"
+            if name == "transformers":
+                first, token = decode_transformers(models[name], setting, batch)
+            else:
+                first, token, one = decode_ours(models[name], setting, batch, reading)
+                read[key].append(one)
+            prefill[key].append(first)
+            each[key].append(token)
+        return each[f"{name} x1"][-1]
 
-    contenders = {key: partial(decode, key) for key in keys}
+    contenders = {name: partial(decode, name) for name in models}
     for measure in contenders.values():
         measure()  # warm up
-    for times in prefill.values():
+    for times in (*prefill.values(), *each.values(), *read.values()):
         times.clear()
-    each = interleave(contenders | {"read": read_seconds(setting)}, setting.rounds, setting.seed)
-    read = each.pop("read")
-    speeds = [2**30 / seconds for seconds in read]
+    interleave(contenders, setting.rounds, setting.seed)
+    speeds = [Reading.BYTES / seconds for times in read.values() for seconds in times]
     result: dict[str, Any] = {"read_gb_s": [speed / 1e9 for speed in speeds]}
     table = Table(
         title=f"prefill {PROMPT}, decode {NEW}; a sum reads {median(speeds) / 1e9:.1f} GB/s "
@@ -186,7 +205,7 @@ def whole_model(setting: Setting, console: Console) -> dict[str, Any]:
             model = models[name]
             cache = model.new_cache(batch, PROMPT + NEW // 2).nbytes
             needed = parameter_count(model) * setting.dtype.itemsize + cache
-            row["of_reading"] = needed / 2**30 * ratio(read, seconds)
+            row["of_reading"] = needed / Reading.BYTES * ratio(read[key], seconds)
         result[key] = row
         table.add_row(
             key,
