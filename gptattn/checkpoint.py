@@ -26,8 +26,8 @@ KEPT = 2  # the newest, and one to fall back on
 SUM_BYTES = 4_000
 # What `replacing` may leave in a run's folder, and in its checkpoints'.
 PART = re.compile(
-    r"(?P<name>config\.yaml|summary\.json|metrics\.jsonl|tokenizer\.json|vocab\.json|merges\.txt"
-    r"|step=\d+\.ckpt(?:\.sha256)?)\.\d+\.part"
+    r"(?P<name>config\.yaml|summary\.json|identity\.json|metrics\.jsonl|tokenizer\.json|vocab\.json"
+    r"|merges\.txt|step=\d+\.ckpt(?:\.sha256)?)\.\d+\.part"
 )
 
 

@@ -24,6 +24,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from gptattn.config import TrainConfig, suggest
 from gptattn.disk import REFUSALS
 from gptattn.errors import ConfigError, DiskError, UserError
+from gptattn.identity import meaning
 from gptattn.overlay import check_composed, read_config_text, register_checked_files
 from gptattn.sweep.plan import Plan
 
@@ -33,12 +34,6 @@ CONF = next(
     folder
     for folder in (Path(__file__).parent / "conf", Path(__file__).parents[1] / "conf")
     if folder.is_dir()
-)
-# Overrides that do not belong in a run's name: said elsewhere in it, or no matter of the result.
-UNNAMED = re.compile(
-    r"(attn|seed|experiment|experiment_name|log_every|hang_seconds|checkpoint|cache_dir|"
-    r"allow_targets|launcher|init_from)=|"
-    r"(hydra|sample|sweep)[./=]|trainer(\.threads)?="
 )
 LONGEST_NAME = 200  # characters of a setting's or choice's name, which Hydra looks for as a file
 NO_MEMORY = r"not enough memory|can't allocate memory|CUDA out of memory"
@@ -247,7 +242,8 @@ def run_folder(cfg: DictConfig) -> Path:
 
 def run_name(variant: str, seed: int, overrides: ListConfig) -> str:
     """`<variant>[,key=value...]_s<seed>_<id>`: readable in TensorBoard, and never given twice."""
-    named = [str(o).lstrip("+~") for o in overrides if not UNNAMED.match(str(o).lstrip("+~"))]
+    given = [str(override).lstrip("+~") for override in overrides]
+    named = [o for o in given if meaning(o.partition("=")[0].partition("@")[0]).named]
     settings = "".join("," + override for override in named)
     # A folder's name may have 255 bytes; settings beyond that are in the run's config.yaml.
     safe = re.sub(r"[^\w.,=+-]", "-", settings, flags=re.ASCII)[:150]

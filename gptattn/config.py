@@ -74,6 +74,7 @@ class TrainerConfig:
 class SweepConfig:
     jobs: Optional[int]  # noqa: UP045
     fresh: bool
+    keep_stale: bool
 
 
 @dataclass

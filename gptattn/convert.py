@@ -4,6 +4,7 @@ Every variant speaks one canonical per-head layout (`HeadWeights`), so that a co
 export, a change of the number of key/value heads, and a load.
 """
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -68,8 +69,10 @@ def _given(heads: Tensor | None) -> Tensor:
     return heads
 
 
-def initialise(model: GPT, cfg: TrainConfig) -> None:
+def initialise(model: GPT, cfg: TrainConfig) -> str:
     """Put the weights that `cfg.init_from` names into `model`, built from `cfg`.
+
+    Returns the SHA-256 of those weights, as they were before they were converted.
 
     They are a run's, a converted model's or a GPT-2 checkpoint's. Raises CheckpointError for what
     cannot be read, ConfigError, with the settings to give, for what cannot be converted.
@@ -89,10 +92,19 @@ def initialise(model: GPT, cfg: TrainConfig) -> None:
                 "to", f"{cfg.init_from} differs from this run; give {' '.join(needed)}"
             )
         convert(source, model, method, cfg.seed)
+        return _digest(source)
     except (CheckpointError, ConfigError, NumericError) as error:
         # In this command it is one setting that names a run, a path and what they become.
         field = "init_from" if error.field in ("run", "path", "to", "checkpoint") else error.field
         raise type(error)(field, error.message) from error
+
+
+def _digest(model: GPT) -> str:
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\0".encode())
+        digest.update(tensor.contiguous().view(torch.uint8).numpy())
+    return digest.hexdigest()
 
 
 def _source(folder: Path, allow_targets: Sequence[str]) -> tuple[GPT, dict[str, str]]:

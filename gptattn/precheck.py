@@ -13,6 +13,7 @@ from gptattn.data.tokenizer import encode_prompt
 from gptattn.device import resolve_device, total_memory_bytes
 from gptattn.errors import ConfigError
 from gptattn.gpt import GPT
+from gptattn.identity import Making, making_of
 from gptattn.match import resolved
 
 ROWS_BYTES = 1_000_000  # for settings, rows and TensorBoard's events; a small run writes a tenth
@@ -25,6 +26,7 @@ class Ready:
 
     cfg: TrainConfig
     bytes_on_disk: int
+    making: Making | None  # None: what it starts from has not been made yet
 
 
 def prepared(cfg: TrainConfig, original: TrainConfig | None = None) -> Ready:
@@ -36,18 +38,21 @@ def prepared(cfg: TrainConfig, original: TrainConfig | None = None) -> Ready:
     device = resolve_device(cfg.trainer.accelerator)
     # The data comes after, since it leaves its tokens in the cache.
     _check_memory(_parameters(cfg, vocab_size=1), device)
-    tokenizer = build_data(cfg).tokenizer
+    data = build_data(cfg)
+    tokenizer = data.tokenizer
+    weights = None
     check_vocabulary(cfg, tokenizer.vocab_size)
     if cfg.sample.tokens and cfg.sample.prompt is not None:
         encode_prompt(tokenizer, cfg.sample.prompt)
     if cfg.init_from is not None:
         model = build_model(cfg, tokenizer.vocab_size)
         if original is None:
-            initialise(model, cfg)
+            weights = initialise(model, cfg)
         else:
             _check_conversion(build_model(original, tokenizer.vocab_size), model)
     cfg = resolved(cfg, tokenizer)[0]
-    return Ready(cfg, _bytes_on_disk(cfg, tokenizer.vocab_size))
+    making = making_of(cfg, data.text_hash, device.type, weights) if original is None else None
+    return Ready(cfg, _bytes_on_disk(cfg, tokenizer.vocab_size), making)
 
 
 def _check_conversion(source: GPT, target: GPT) -> None:

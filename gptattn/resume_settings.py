@@ -1,6 +1,5 @@
 """The settings of a run that goes on: those that it has, and the few that may be changed."""
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -12,12 +11,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from gptattn.config import TrainConfig, check, suggest
 from gptattn.errors import ConfigError
+from gptattn.identity import meaning
 
-# How long, what is shown, and where things lie; what lies there is checked by its content.
-MAY_CHANGE = re.compile(
-    r"budget(\..+)?|validation\.count|log_every|hang_seconds|sample(\..+)?|sweep(\..+)?|cache_dir|"
-    r"data\.path|tokenizer\.path"
-)
 BUDGETS = ("steps", "tokens", "seconds", "flops")
 
 
@@ -102,7 +97,7 @@ def _apply(
         if key == "trainer.threads" and value == threads:
             return
         OmegaConf.update(settings, key, value)
-        if not MAY_CHANGE.fullmatch(key):
+        if not meaning(key).resumes:
             after = OmegaConf.select(settings, key)
             after = OmegaConf.to_object(after) if OmegaConf.is_config(after) else after
             _compare(key, after, before if key != "trainer.threads" else threads or before)

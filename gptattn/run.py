@@ -35,6 +35,7 @@ from gptattn.device import (
 from gptattn.disk import write_atomically
 from gptattn.errors import RunFolderError
 from gptattn.gpt import GPT
+from gptattn.identity import Making, changed, making_of, read_making, went_on, write_making
 from gptattn.match import resolved
 from gptattn.module import LanguageModel
 from gptattn.progress import ConsoleProgress
@@ -87,12 +88,13 @@ def _train(
     reset_peak_memory(device)
     L.seed_everything(cfg.seed, workers=True, verbose=False)
     model = build_model(cfg, data.tokenizer.vocab_size)
+    weights = None
     if start.source is not None:
         # Before Lightning converts the model, float64 would be cut short.
         model.to(_weight_dtype(cfg))
         load_weights(model, start.weights(), start.source)
     elif cfg.init_from is not None:
-        initialise(model, cfg)
+        weights = initialise(model, cfg)
     cost = _cost(cfg, data.tokenizer.vocab_size)
     budget = resolve_budget(
         cfg.budget, cfg.batch_size * cfg.model.context_length, cost.flops_per_token
@@ -103,6 +105,7 @@ def _train(
         return summary
     job = Job(cfg, folder, data, model, cost, budget, device, threads, match)
     rows = _go_on(job, start, console)
+    _keep_making(folder, making_of(cfg, data.text_hash, device.type, weights), start)
     if match is not None:
         console.print(str(match), markup=False)
     console.print(metric_table(f"{cfg.variant}: what it costs", job.costs()))
@@ -124,6 +127,21 @@ def _go_on(job: Job, start: Start, console: Console) -> int:
     if start.source is not None:
         console.print(f"goes on after step {start.step}")
     return there
+
+
+def _keep_making(folder: Path, now: Making, start: Start) -> None:
+    """Record what makes the run's numbers; a warning where it goes on with other code."""
+    if start.source is not None:
+        was = read_making(folder)
+        now = went_on(was, now)
+        if was is None or was.code != now.code:
+            names = "unknown" if was is None else ", ".join(changed(was.code, now.code))
+            print(
+                f"warning: resume: the code is not that with which the run began ({names}); the "
+                "report will not average it with others",
+                file=sys.stderr,
+            )
+    write_making(folder, now)
 
 
 def claim(folder: Path, cfg: TrainConfig) -> None:

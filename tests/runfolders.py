@@ -24,9 +24,15 @@ def write_run(
     config: dict[str, Any] | None = None,
     match: Any = None,
     steps: int = 1000,
+    code: dict[str, str] | None = None,
+    making: dict[str, Any] | None = None,
     **settings: object,
 ) -> Path:
-    """A finished run without curves; `settings` are those of the model."""
+    """A finished run without curves; `settings` are those of the model.
+
+    `code` has hashes besides those of the variant's own module and of the core; `making` what else
+    identity.json says.
+    """
     folder.mkdir(parents=True)
     node: dict[str, Any] = {
         "choices": {"attn": variant},
@@ -63,6 +69,9 @@ def write_run(
         "match": match,
     }
     (folder / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
+    known = {"gptattn.attention.core": "c0", f"gptattn.attention.{variant}": "v0"}
+    identity = {"text": "abcdefgh", "device": "cpu", "code": known | (code or {}), **(making or {})}
+    (folder / "identity.json").write_text(json.dumps(identity), encoding="utf-8")
     return folder
 
 

@@ -12,8 +12,9 @@ from runfolders import curve_rows, write_curve, write_run
 
 from gptattn.compare import curves
 from gptattn.compare.curves import read_curves
-from gptattn.compare.groups import comparable_sets, differences_in_code, group_runs, pick_baseline
+from gptattn.compare.groups import comparable_sets, group_runs, pick_baseline
 from gptattn.compare.main import main
+from gptattn.compare.makings import differences_in_making
 from gptattn.compare.runs import CONFIG_BYTES, read_runs
 from gptattn.compare.table import rows, terminal_table
 from gptattn.errors import ConfigError, DataError
@@ -354,7 +355,7 @@ def test_differing_code_and_machines_are_named(tmp_path: Path) -> None:
     write_run(tmp_path / "b", "mha", 2, 2.0, environment={"git_commit": "bbb", "threads": 2})
     libraries = {"libraries": {"torch": "2.12.0"}}
     write_run(tmp_path / "c", "mha", 3, 2.0, environment={"git_commit": "aaa", **libraries})
-    assert differences_in_code(read_runs([tmp_path])[0]) == [
+    assert differences_in_making(read_runs([tmp_path])[0]) == [
         "the runs differ in git_commit (aaa: 2 runs; bbb: 1 run)",
         "the runs differ in torch (2.13.0: 2 runs; 2.12.0: 1 run)",
         "the runs differ in threads (2: 2 runs; unknown: 1 run)",

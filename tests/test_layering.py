@@ -18,7 +18,8 @@ LAYERS = (
     ("gptattn", "errors", "cpus", "template", "stopping", "archive"),
     ("untrusted",),
     ("lock", "disk"),
-    ("config", "hub", "targets"),
+    ("config", "hub", "targets", "source_code"),
+    ("identity",),
     (
         "data",
         "data.text",

@@ -9,11 +9,11 @@ from gptattn.compare import statistics
 from gptattn.compare.groups import (
     Groups,
     comparable_sets,
-    differences_in_code,
     differences_in_settings,
     group_runs,
     pick_baseline,
 )
+from gptattn.compare.makings import differences_in_making, without_replaced
 from gptattn.compare.results import (
     COSTS,
     METRICS,
@@ -41,6 +41,7 @@ def compare(
 
     Raises ConfigError where they cannot be compared, or where there is no such baseline.
     """
+    runs, replaced = without_replaced(runs)
     sets = {title: group_runs(members) for title, members in comparable_sets(runs, split).items()}
     picked = {title: pick_baseline(groups, baseline) for title, groups in sets.items()}
     if not any(picked.values()):
@@ -57,7 +58,7 @@ def compare(
             warnings.append(f"{baseline} is not among these runs; the baseline here is {name}")
         sections.append(_section(title, groups, name, warnings))
     return Comparison(
-        list(folders), sections, differences_in_code(runs), list(passed_over), curves={}
+        list(folders), sections, differences_in_making(runs), [*passed_over, *replaced], curves={}
     )
 
 

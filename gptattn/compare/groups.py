@@ -12,13 +12,15 @@ Groups = dict[str, list[Run]]
 def group_runs(runs: Sequence[Run]) -> Groups:
     """Runs that differ in nothing but the seed, under the shortest name that tells them apart.
 
+    Their code is the same as well: results of different code are no sample of one thing.
+
     The name is the variant; where several groups share it, what they differ in follows: the file
     that was picked (`model=nano`) where it tells all, otherwise the settings. Of several runs with
     one seed the newest counts: a repeat is no further sample.
     """
     groups: dict[tuple[tuple[str, str], ...], list[Run]] = {}
     for run in sorted(runs, key=lambda run: run.finished):
-        key = (("", run.variant), *sorted(run.settings.items()))
+        key = (("", run.variant), ("", run.code), *sorted(run.settings.items()))
         groups.setdefault(key, []).append(run)
     rivals: dict[str, list[Run]] = {}
     for members in groups.values():
@@ -44,7 +46,9 @@ def _differing(run: Run, rivals: Sequence[Run]) -> list[str]:
         if own and len(told) == len({r.choices.get(group) for r in rivals}):
             names.append(f"{group}={choice}")
             keys = [key for key in keys if key not in own]
-    return names + [f"{key}={run.settings.get(key, '-')[:20]}" for key in keys]
+    names += [f"{key}={run.settings.get(key, '-')[:20]}" for key in keys]
+    twins = [rival for rival in rivals if rival.settings == run.settings]
+    return names + ([f"code={run.code}"] if len(twins) > 1 else [])
 
 
 def _varies(key: str, runs: Sequence[Run]) -> bool:
@@ -134,17 +138,6 @@ def pick_baseline(groups: Groups, name: str | None) -> str | None:
         return name
     rows = [row for row, members in groups.items() if members[0].variant == name]
     return rows[0] if len(rows) == 1 else None
-
-
-def differences_in_code(runs: Sequence[Run]) -> list[str]:
-    """A line for each thing outside of the settings in which the runs differ."""
-    keys = {k for run in runs for k in run.environment if k not in ("platform",)}
-    lines = []
-    for key in sorted(keys):
-        values = [run.environment.get(key, "unknown")[:40] for run in runs]
-        if len(set(values)) > 1:
-            lines.append(f"the runs differ in {key.removeprefix('libraries.')} ({counted(values)})")
-    return lines
 
 
 def differences_in_settings(groups: Groups) -> list[str]:

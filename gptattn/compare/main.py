@@ -41,8 +41,6 @@ def _report(args: argparse.Namespace) -> None:
     from gptattn.compare.comparison import compare
 
     runs, passed_over = read_runs(args.folders)
-    for line in passed_over:
-        print(f"passed over: {line}", file=sys.stderr)
     comparison = compare(
         runs,
         folders=[one_line(str(folder)) for folder in args.folders],
@@ -50,6 +48,8 @@ def _report(args: argparse.Namespace) -> None:
         split=args.split,
         passed_over=passed_over,
     )
+    for line in comparison.passed_over:
+        print(f"passed over: {line}", file=sys.stderr)
     if args.markdown:
         from gptattn.compare.table import markdown_table, report_rows
 

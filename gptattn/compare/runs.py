@@ -3,8 +3,8 @@
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -12,19 +12,13 @@ import msgspec
 import yaml
 
 from gptattn.errors import DataError
+from gptattn.identity import PLACE, Making, flat, meaning, read_making, result_settings
 from gptattn.untrusted import CONFIG_BYTES, SUMMARY_BYTES, read_bytes, read_yaml
 
-# Settings that no result depends on: runs that differ in them alone differ in nothing. The budget
-# is not among them: it is kept as one setting, in words.
-NO_MATTER = re.compile(
-    r"(seed|experiment_name|log_every|hang_seconds|checkpoint|cache_dir|allow_targets(\[.*)?|data\.path"
-    r"|choices\..*|trainer\.(accelerator|threads)|match_(attn|before).*|sample\..*|sweep\..*|validation\.count|budget\..*)$"
-)
 # The end of a run folder's name: runs of several seeds that start each from its own seed's weights
 # differ in nothing else.
-SEED_AND_ID = re.compile(r"_s\d+_[0-9a-f]{6}$")
+SEED_AND_ID = re.compile(r"_s\d+((,.*)?)_[0-9a-f]{6}$")
 LARGEST = 1e30  # of any figure: beyond, sums and squares of it are infinite
-NODES, DEPTH = 5_000, 20  # a few bytes of YAML with aliases can stand for any number of values
 DAMAGE = (
     OSError,
     ValueError,
@@ -67,6 +61,12 @@ class Run:
     choices: dict[str, str] = field(default_factory=dict)  # the files picked, as model: nano
     origin: str = ""  # the name of the folder whose weights it started from; "": from scratch
     steps: int = 0  # of training, its own
+    making: Making | None = None  # what made it, beside its settings; None: unknown
+    places: dict[str, str] = field(default_factory=dict)  # settings that say where something lies
+
+    @property
+    def code(self) -> str:
+        return self.making.digest if self.making else "unknown"
 
 
 class _Summary(msgspec.Struct):
@@ -102,7 +102,7 @@ def read_runs(paths: Iterable[Path]) -> tuple[list[Run], list[str]]:
         raise DataError(
             "run folder", f"no finished run there{passed}; train one first: python train.py"
         )
-    return runs, passed_over
+    return _told_apart(runs), passed_over
 
 
 def one_line(text: str) -> str:
@@ -146,36 +146,6 @@ def _run_folders(path: Path, seen: set[tuple[int, int]], passed_over: list[str])
         waiting.extend(below)
 
 
-def _flat(node: Any, prefix: str = "") -> dict[str, str]:
-    """`{"a.b": "1", "c[0]": "x"}`. Raises ValueError for what is too large or too deep."""
-    values: dict[str, str] = {}
-    waiting, count = [(prefix, node, 0)], 0
-    while waiting:
-        name, value, depth = waiting.pop()
-        count += 1
-        if count > NODES or depth > DEPTH:
-            raise ValueError("too many settings, or too deeply nested ones")
-        if isinstance(value, dict) and value:
-            dot = f"{name}." if name else ""
-            waiting.extend((f"{dot}{k}", v, depth + 1) for k, v in value.items())
-        elif isinstance(value, list) and value:
-            waiting.extend((f"{name}[{i}]", v, depth + 1) for i, v in enumerate(value))
-        else:
-            values[name] = str(value)
-    return values
-
-
-def _budget(config: Mapping[str, str]) -> str:
-    """`1000 steps`. The default counts only where no other budget is given."""
-    given = {k.removeprefix("budget."): v for k, v in config.items() if k.startswith("budget.")}
-    default = given.pop("default_steps", None)
-    set_ = [f"{value} {unit}" for unit, value in sorted(given.items()) if value != "None"]
-    budget = " and ".join(set_) or (f"{default} steps" if default else "")
-    # A step is as many tokens as its batch: steps alone are no measure.
-    batch = config.get("batch_size")
-    return f"{budget} of batch {batch}" if budget.endswith(" steps") and batch else budget
-
-
 def _read(folder: Path) -> Run:
     text = read_bytes(folder / "summary.json", SUMMARY_BYTES)
     summary = msgspec.convert(json.loads(text.decode("utf-8")), _Summary)
@@ -188,12 +158,12 @@ def _read(folder: Path) -> Run:
     node = read_yaml(folder / "config.yaml", CONFIG_BYTES)
     if not isinstance(node, dict):
         raise ValueError("config.yaml holds no settings")
-    config = _flat(node)
-    settings = {key: value for key, value in config.items() if not NO_MATTER.match(key)}
-    settings["budget"] = _budget(config)
-    origin = _origin(config)
+    config = flat(node)
+    settings = result_settings(config)
+    origin = config.get("init_from", "None")
+    origin = "" if origin == "None" else origin
     if origin:
-        settings["init_from"] = SEED_AND_ID.sub("", origin)
+        settings["init_from"] = SEED_AND_ID.sub(r"\1", origin)
     settings["text"] = str(summary.data["text_sha256"])[:8]
     settings["device"] = str(summary.hyperparameters["device"])
     return Run(
@@ -203,19 +173,40 @@ def _read(folder: Path) -> Run:
         metrics,
         _shown(settings),
         one_line(settings["budget"]),
-        _shown(_flat(summary.data)),
-        _shown(_flat(summary.environment)),
+        _shown(flat(summary.data)),
+        _shown(flat(summary.environment)),
         _match(summary.match),
         (folder / "summary.json").stat().st_mtime,
         {k[8:]: one_line(v) for k, v in config.items() if k.startswith("choices.")},
-        one_line(origin),
+        one_line(PurePath(origin).name),
         summary.steps,
+        read_making(folder),
+        _shown({k: v for k, v in config.items() if meaning(k) == PLACE or k == "init_from"}),
     )
 
 
-def _origin(config: Mapping[str, str]) -> str:
-    path = config.get("init_from", "None")
-    return "" if path == "None" else PurePath(path).name
+def _told_apart(runs: Sequence[Run]) -> list[Run]:
+    """The runs, those that start from equal weights under one name for them, others under several.
+
+    The path is the name. It stands for one file's content, except where it is that of a run with a
+    seed: then it is a different one for each seed, and the name is what they have in common.
+    """
+    names: dict[str | None, str] = {}
+    contents: dict[str, set[str | None]] = {}
+    for run in runs:
+        if run.origin and not SEED_AND_ID.search(run.origin):
+            weights = run.making and run.making.weights
+            names.setdefault(weights, run.settings["init_from"])
+            contents.setdefault(run.settings["init_from"], set()).add(weights)
+    told = []
+    for run in runs:
+        weights = run.making and run.making.weights
+        if run.origin and not SEED_AND_ID.search(run.origin):
+            name = names[weights] if weights else run.settings["init_from"]
+            name += f" {(weights or 'unknown')[:8]}" if len(contents[name]) > 1 else ""
+            run = replace(run, settings=run.settings | {"init_from": name})
+        told.append(run)
+    return told
 
 
 def _shown(values: Mapping[str, str]) -> dict[str, str]:

@@ -2,13 +2,13 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 from gptattn.config import TrainConfig, check
 from gptattn.errors import ConfigError, RunFolderError
 from gptattn.precheck import Ready, prepared
-from gptattn.sweep.plan import Plan, settings_key, slots
+from gptattn.sweep.plan import Plan, slots
 
 # The runs that go on from a plan's weights, which lie, or will lie, in the folder.
 Follow = Callable[[Plan, Path], list[Plan]]
@@ -37,11 +37,13 @@ def checked(
         # Seeds share model and data: the slow checks are made once for all of them.
         own = {"seed": plan.cfg.seed, "init_from": plan.cfg.init_from}
         shared = {"seed": 0} | ({"init_from": None} if original else {})
-        key = settings_key(asdict(replace(plan.cfg, **shared)))
+        # All of them, not only those that a result depends on: each is to be checked.
+        key = repr(replace(plan.cfg, **shared))
         if key not in known:
             known[key] = prepared(plan.cfg, original)
         cfg = replace(known[key].cfg, **own)
-        ready.append(replace(plan, cfg=cfg, bytes_on_disk=known[key].bytes_on_disk))
+        made = known[key]
+        ready.append(replace(plan, cfg=cfg, bytes_on_disk=made.bytes_on_disk, making=made.making))
     return ready
 
 

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import torch
 
@@ -11,7 +11,7 @@ from gptattn.build import build_data, build_model
 from gptattn.config import TrainConfig
 from gptattn.cost import measure_cost
 from gptattn.device import resolve_device, set_threads, synchronize
-from gptattn.sweep.plan import settings_key, threads_each
+from gptattn.sweep.plan import threads_each
 
 STARTUP_SECONDS = 7.0  # imports, the device's matmul rate, the record's end
 TRIAL_SECONDS = 1.0
@@ -36,7 +36,7 @@ def expected_seconds(cfgs: Sequence[TrainConfig]) -> list[float]:
 
 def _no_seed(cfg: TrainConfig) -> str:
     # Whose weights a run starts from makes it no longer.
-    return settings_key(asdict(replace(cfg, seed=0, init_from=None)))
+    return repr(replace(cfg, seed=0, init_from=None))
 
 
 def _flops_and_seconds(cfg: TrainConfig) -> tuple[float, float]:

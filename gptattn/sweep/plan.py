@@ -1,21 +1,19 @@
 """The runs of a sweep, and which of them are done: the run folders say so, whoever made them."""
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import yaml
 
 from gptattn.config import TrainConfig
 from gptattn.cpus import usable_cpus
 from gptattn.errors import ConfigError
+from gptattn.identity import Making, differences, read_making, settings_key
 from gptattn.sweep.ledger import read_ledger
 from gptattn.untrusted import CONFIG_BYTES, SUMMARY_BYTES, read_bytes, read_yaml
 
-# Settings under which the same run is made.
-NO_MATTER = ("sweep", "experiment_name", "cache_dir", "hang_seconds")
 # Exit codes of a run that would only end the same way: settings, data, checkpoints, NaN.
 FOR_GOOD = (2, 3, 4, 5)
 
@@ -28,6 +26,7 @@ class Plan:
     cfg: TrainConfig
     folder: Path
     bytes_on_disk: int = 0  # that the folder will hold; 0: not known yet
+    making: Making | None = None  # beside its settings, if it starts now; None: not known yet
 
     @property
     def begun(self) -> bool:
@@ -35,79 +34,103 @@ class Plan:
         return (self.folder / "config.yaml").is_file()
 
 
-def settings_key(settings: dict[str, Any]) -> str:
-    """Equal for settings that make the same run: how a sweep is run is no part of it."""
-    own = {k: v for k, v in settings.items() if k not in NO_MATTER}
-    own["trainer"] = {k: v for k, v in own["trainer"].items() if k != "threads"}
-    return json.dumps(own, sort_keys=True)
+@dataclass(frozen=True)
+class Found:
+    """What lies in the sweep's folder already, by the folders of the plans."""
+
+    done: dict[Path, Path]  # the finished run that is the plan's
+    stale: dict[Path, tuple[Path, str]]  # one with its settings of another making, and in what
 
 
-def finished_runs(folder: Path) -> dict[str, Path]:
-    """The finished runs right below `folder`, by their settings' key; of equal ones the newest."""
-    runs: dict[str, Path] = {}
-    summaries = sorted(folder.glob("*/summary.json"), key=lambda path: path.stat().st_mtime)
-    for summary in summaries:
-        try:
-            done = json.loads(read_bytes(summary, SUMMARY_BYTES))["status"] == "done"
-            if done:
-                config = read_yaml(summary.parent / "config.yaml", CONFIG_BYTES)
-                runs[settings_key(config)] = summary.parent
-        except (OSError, ValueError, LookupError, TypeError, AttributeError, yaml.YAMLError):
-            continue  # half a record is none: the run is made again
-    return runs
-
-
-def folders_done(plans: Sequence[Plan]) -> dict[Path, Path]:
-    """By the folder of each plan that is done already: the folder of the run that is."""
-    known: dict[Path, dict[str, Path]] = {}
-    done = {}
+def folders_done(plans: Sequence[Plan], *, keep_stale: bool = False) -> Found:
+    """Which plans are done. `keep_stale`: also by runs that would not come out the same now."""
+    known: dict[Path, dict[str, list[Path]]] = {}
+    found = Found({}, {})
     for plan in plans:
         home = plan.folder.parent
         if home not in known:
             known[home] = finished_runs(home)
-        folder = known[home].get(settings_key(asdict(plan.cfg)))
-        if folder is not None:
-            done[plan.folder] = folder
-    return done
+        for folder in reversed(known[home].get(settings_key(asdict(plan.cfg)), [])):
+            why = _not_the_same(folder, plan)
+            if not why or keep_stale:
+                found.done[plan.folder] = folder
+                found.stale.pop(plan.folder, None)
+                break
+            found.stale.setdefault(plan.folder, (folder, why))
+    return found
 
 
-def going_on(plans: Sequence[Plan], done: Collection[Path]) -> list[Plan]:
+def _not_the_same(folder: Path, plan: Plan) -> str:
+    """In what the run in the folder, which has the plan's settings, differs; empty: in nothing."""
+    if plan.making is None:
+        return "its starting weights are not made yet"
+    if plan.cfg.checkpoint and not any((folder / "checkpoints").glob("*.ckpt")):
+        return "it has no checkpoint"
+    return ", ".join(differences(read_making(folder), plan.making))
+
+
+def finished_runs(folder: Path) -> dict[str, list[Path]]:
+    """The finished runs right below `folder`, by their settings' key; the newest last."""
+    runs: dict[str, list[Path]] = {}
+    for summary in sorted(folder.glob("*/summary.json"), key=lambda path: path.stat().st_mtime):
+        try:
+            done = json.loads(read_bytes(summary, SUMMARY_BYTES))["status"] == "done"
+        except (OSError, ValueError, LookupError, TypeError):
+            continue  # half a record is none: the run is made again
+        key = _recorded_key(summary.parent) if done else None
+        if key is not None:
+            runs.setdefault(key, []).append(summary.parent)
+    return runs
+
+
+def _recorded_key(folder: Path) -> str | None:
+    try:
+        return settings_key(read_yaml(folder / "config.yaml", CONFIG_BYTES))
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, yaml.YAMLError):
+        return None
+
+
+def going_on(plans: Sequence[Plan], found: Found, *, keep_stale: bool = False) -> list[Plan]:
     """The plans, those in the folder of a run that was begun which can go on with one.
 
-    Such a run has the same settings and a checkpoint, and did not end by a mistake that it would
-    make again. Plans with a folder in `done` stay as they are.
+    Such a run has the same settings, a checkpoint and, unless `keep_stale`, the same making, and
+    did not end by a mistake that it would make again. Plans that are done stay as they are; runs
+    of another making are added to what is stale.
     """
-    known: dict[Path, dict[str, Path]] = {}
+    known: dict[Path, dict[str, list[Path]]] = {}
     plans = list(plans)
     for i, plan in enumerate(plans):
         home = plan.folder.parent
-        if plan.folder in done:
+        if plan.folder in found.done:
             continue
         if home not in known:
             known[home] = begun_runs(home)
-        folder = known[home].pop(settings_key(asdict(plan.cfg)), plan.folder)
-        plans[i] = replace(plan, folder=folder)
+        folders = known[home].get(settings_key(asdict(plan.cfg)), [])
+        why = {folder: _not_the_same(folder, plan) for folder in folders}
+        fitting = [folder for folder in folders if keep_stale or not why[folder]]
+        if fitting:
+            folders.remove(fitting[-1])
+            plans[i] = replace(plan, folder=fitting[-1])
+        elif folders:
+            found.stale.setdefault(plan.folder, (folders[-1], why[folders[-1]]))
     return plans
 
 
-def begun_runs(home: Path) -> dict[str, Path]:
-    """Runs right below `home` that can go on, by their settings' key; of equal ones the newest."""
+def begun_runs(home: Path) -> dict[str, list[Path]]:
+    """Runs right below `home` that can go on, by their settings' key; the newest last."""
     failed = {
         entry.get("run"): entry.get("exit")
         for entry in read_ledger(home)
         if entry.get("state") in ("failed", "done", "interrupted")
     }
-    runs: dict[str, Path] = {}
+    runs: dict[str, list[Path]] = {}
     configs = sorted(home.glob("*/config.yaml"), key=lambda path: path.stat().st_mtime)
-    for config in configs:
-        folder = config.parent
+    for folder in [config.parent for config in configs]:
         if (folder / "summary.json").exists() or failed.get(folder.name) in FOR_GOOD:
             continue
-        if any((folder / "checkpoints").glob("*.ckpt")):
-            try:
-                runs[settings_key(read_yaml(config, CONFIG_BYTES))] = folder
-            except (OSError, ValueError, LookupError, TypeError, AttributeError, yaml.YAMLError):
-                continue
+        key = _recorded_key(folder)
+        if key is not None and any((folder / "checkpoints").glob("*.ckpt")):
+            runs.setdefault(key, []).append(folder)
     return runs
 
 

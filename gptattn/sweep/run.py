@@ -17,9 +17,11 @@ from gptattn.sweep.checks import Follow, checked, followers
 from gptattn.sweep.ending import print_end
 from gptattn.sweep.estimate import expected_seconds
 from gptattn.sweep.ledger import Ledger, read_ledger
-from gptattn.sweep.plan import Plan, folders_done, going_on, slots, threads_each
+from gptattn.sweep.plan import Found, Plan, folders_done, going_on, slots, threads_each
 from gptattn.sweep.processes import Outcome, Work, run_all
 from gptattn.sweep.progress import SweepProgress, span
+
+STALE_NAMES = 3  # of runs in one line
 
 Launch = Callable[[Sequence[Plan]], Sequence[Any]]
 
@@ -39,32 +41,22 @@ def run_sweep(
     runs failed.
     """
     first = checked(plans)
-    fresh = first[0].cfg.sweep.fresh
-    goes_on = in_processes and not fresh
-    made = {} if fresh else folders_done(first)
-    first = going_on(first, made) if goes_on else first
-    later = followers(first, made, follow) if follow else []
-    made |= {} if fresh else folders_done(later)
-    later = going_on(later, made) if goes_on else later
-    everything = [*first, *later]
-    # One that was begun has its checkpoints already.
-    fresh_plans = [plan for plan in everything if plan.folder not in made and not plan.begun]
-    check_room(folder, sum(plan.bytes_on_disk for plan in fresh_plans))
+    sweep = first[0].cfg.sweep
     console = make_console()
-    known = f", {len(made)} of them done already" if made else ""
-    begun = sum(plan.begun for plan in everything)
-    known += f", {begun} begun" if begun else ""
-    console.print(
-        f"[bold]sweep[/bold]  {_counted(len(everything))}{known}, in {escape(str(folder))}",
-        soft_wrap=True,
-    )
-    if later and in_processes and len(made) < len(everything):
-        todo = [plan.cfg for plan in everything if plan.folder not in made]
-        console.print(f"in all about {span(sum(expected_seconds(todo)) / slots(todo[0]))}")
-    end = _End()
-    if len(made) < len(everything):
-        stages = [[p for p in stage if p.folder not in made] for stage in (first, later)]
-        with Ledger(folder) as ledger:
+    # What is done is only known while no other sweep is at work here.
+    with Ledger(folder) as ledger:
+        found, stages = _planned(first, in_processes, follow)
+        made, everything = found.done, [*stages[0], *stages[1]]
+        # One that was begun has its checkpoints already.
+        new = [plan for plan in everything if plan.folder not in made and not plan.begun]
+        check_room(folder, sum(plan.bytes_on_disk for plan in new))
+        _announce(console, folder, everything, found)
+        end = _End()
+        if len(made) < len(everything):
+            stages = [[p for p in stage if p.folder not in made] for stage in stages]
+            if stages[1] and in_processes:
+                todo = [plan.cfg for stage in stages for plan in stage]
+                console.print(f"in all about {span(sum(expected_seconds(todo)) / slots(todo[0]))}")
             try:
                 _run_stages(stages, launch, ledger, in_processes, end, console)
             except (KeyboardInterrupt, SystemExit):
@@ -76,10 +68,10 @@ def run_sweep(
                 )
                 raise
             _warn(ledger)
-    elif not fresh:
-        console.print("nothing to do; sweep.fresh=true runs them again")
+        elif not sweep.fresh:
+            console.print("nothing to do; sweep.fresh=true runs them again")
     done = [made.get(p.folder, p.folder) for p in everything if p.folder in made or _is_done(p)]
-    print_end(console, done, end.failed, uptrained=bool(later))
+    print_end(console, done, end.failed, uptrained=follow is not None)
     if end.failed:
         codes = [_exit_code(path) for path in end.failed]
         lost = f", and {end.skipped} that start from one were not run" if end.skipped else ""
@@ -89,6 +81,49 @@ def run_sweep(
             next((code for code in codes if code > 0), 1),
         )
     return end.returns
+
+
+def _planned(
+    first: Sequence[Plan], in_processes: bool, follow: Follow | None
+) -> tuple[Found, list[list[Plan]]]:
+    """What there is already, and the plans of both stages in the folders where they will lie."""
+    sweep = first[0].cfg.sweep
+    found, stages = Found({}, {}), []
+    for number in range(2):
+        plans = list(first) if number == 0 else []
+        if number == 1 and follow is not None:
+            plans = followers(stages[0], found.done, follow)
+        if not sweep.fresh:
+            more = folders_done(plans, keep_stale=sweep.keep_stale)
+            found.done.update(more.done)
+            found.stale.update(more.stale)
+            if in_processes:
+                plans = going_on(plans, found, keep_stale=sweep.keep_stale)
+        stages.append(plans)
+    return found, stages
+
+
+def _announce(console: Console, folder: Path, plans: Sequence[Plan], found: Found) -> None:
+    """How many runs there are, how many are done, and which results are not what they were."""
+    known = f", {len(found.done)} of them done already" if found.done else ""
+    begun = sum(plan.begun for plan in plans)
+    known += f", {begun} begun" if begun else ""
+    console.print(
+        f"[bold]sweep[/bold]  {_counted(len(plans))}{known}, in {escape(str(folder))}",
+        soft_wrap=True,
+    )
+    reasons: dict[str, list[Path]] = {}
+    for old, why in found.stale.values():
+        reasons.setdefault(why, []).append(old)
+    for why, olds in reasons.items():
+        names = ", ".join(old.name for old in olds[:STALE_NAMES])
+        more = f" and {len(olds) - STALE_NAMES} more" if len(olds) > STALE_NAMES else ""
+        console.print(
+            f"stale: {names}{more}: {why}; made again beside "
+            f"{'it' if len(olds) == 1 else 'them'} (sweep.keep_stale=true keeps)",
+            soft_wrap=True,
+            markup=False,
+        )
 
 
 @dataclass
