@@ -24,14 +24,15 @@ from gptattn.compose import CONF, quoted, worker_command
 from gptattn.config import TrainConfig
 from gptattn.device import usable_cpus
 from gptattn.errors import ConfigError, RunFolderError
+from gptattn.identity import Making, settings_key, write_making
 from gptattn.resume_settings import resume_argument
 from gptattn.sweep.ledger import NAME, Ledger, read_ledger
 from gptattn.sweep.plan import (
+    Found,
     Plan,
     finished_runs,
     folders_done,
     going_on,
-    settings_key,
     slots,
     threads_each,
 )
@@ -190,10 +191,16 @@ def test_a_line_that_was_cut_short_costs_no_other(tmp_path: Path) -> None:
 # What is done
 
 
+MAKING = Making("text", "cpu", {"gptattn.attention.mha": "a"})
+
+
 def finished(folder: Path, cfg: TrainConfig, status: str = "done") -> Path:
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(yaml.safe_dump(asdict(cfg)))
     (folder / "summary.json").write_text(json.dumps({"status": status}))
+    write_making(folder, MAKING)
+    (folder / "checkpoints").mkdir()
+    (folder / "checkpoints" / "step=2.ckpt").touch()
     return folder
 
 
@@ -207,8 +214,11 @@ def test_a_run_is_done_where_a_finished_one_has_its_settings(
 ) -> None:
     other = replace(cfg, seed=2)
     done = finished(tmp_path / "out" / "a", cfg)
-    plans = [Plan([], cfg, tmp_path / "out" / "x"), Plan([], other, tmp_path / "out" / "y")]
-    assert folders_done(plans) == {plans[0].folder: done}
+    plans = [
+        Plan([], c, tmp_path / "out" / name, making=MAKING)
+        for c, name in ((cfg, "x"), (other, "y"))
+    ]
+    assert folders_done(plans) == Found({plans[0].folder: done}, {})
 
 
 def test_how_a_sweep_is_run_is_no_part_of_what_a_run_is(cfg: TrainConfig) -> None:
@@ -300,25 +310,27 @@ def test_only_a_run_that_can_go_on_is_gone_on_with(cfg: TrainConfig, tmp_path: P
         folder = tmp_path / name
         (folder / "checkpoints").mkdir(parents=True)
         (folder / "config.yaml").write_text(yaml.safe_dump(asdict(cfg)))
+        write_making(folder, MAKING)
         if checkpoint:
             (folder / "checkpoints" / "step=2.ckpt").touch()
         if exit_code is not None:
             Ledger(tmp_path).note(name, "failed", exit=exit_code)
         return folder
 
-    plan = Plan([], cfg, tmp_path / "new")
+    plan = Plan([], cfg, tmp_path / "new", making=MAKING)
     begun("without a checkpoint", None, checkpoint=False)
     begun("with other data now", 3)
     begun("with no good checkpoint", 4)
     begun("that became NaN", 5)
-    assert going_on([plan], []) == [plan]
+    assert going_on([plan], Found({}, {})) == [plan]
     killed = begun("killed", -9)
-    assert going_on([plan], []) == [replace(plan, folder=killed)]
-    assert going_on([plan], [plan.folder]) == [plan]
+    assert going_on([plan], Found({}, {})) == [replace(plan, folder=killed)]
+    assert going_on([plan], Found({plan.folder: killed}, {})) == [plan]
     # Two plans of the same settings do not go on with one run.
-    assert [each.folder for each in going_on([plan, plan], [])] == [killed, plan.folder]
+    folders = [each.folder for each in going_on([plan, plan], Found({}, {}))]
+    assert folders == [killed, plan.folder]
     (killed / "summary.json").write_text("{}")
-    assert going_on([plan], []) == [plan]
+    assert going_on([plan], Found({}, {})) == [plan]
 
 
 def test_a_run_that_goes_on_is_resumed_with_the_packages_it_needs(
