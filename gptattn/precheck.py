@@ -10,7 +10,7 @@ from gptattn.config import TrainConfig
 from gptattn.convert import convert, initialise
 from gptattn.cost import parameter_count
 from gptattn.data.tokenizer import encode_prompt
-from gptattn.device import resolve_device, total_memory_bytes
+from gptattn.device import check_precision, resolve_device, total_memory_bytes
 from gptattn.errors import ConfigError
 from gptattn.gpt import GPT
 from gptattn.match import resolved
@@ -34,6 +34,7 @@ def prepared(cfg: TrainConfig, original: TrainConfig | None = None) -> Ready:
     UserError where the device, the model, the data, the match or the conversion cannot be.
     """
     device = resolve_device(cfg.trainer.accelerator)
+    check_precision(cfg.trainer.precision, device)
     # The data comes after, since it leaves its tokens in the cache.
     _check_memory(_parameters(cfg, vocab_size=1), device)
     tokenizer = build_data(cfg).tokenizer
