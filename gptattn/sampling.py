@@ -65,10 +65,10 @@ class Sampling:
         `seen_BT` are the ids so far, for the repetition penalty. Raises NumericError as `next`.
         """
         logits = logits_BV.to(torch.promote_types(logits_BV.dtype, torch.float32))
-        logits = _finite(self._penalised(logits, seen_BT))
         if self.temperature == 0:
-            return torch.zeros_like(logits).scatter(1, logits.argmax(1, keepdim=True), 1.0)
-        logits = logits / self.temperature
+            best = self.next(logits, seen_BT, None)
+            return torch.zeros_like(logits).scatter(1, best, 1.0)
+        logits = _finite(self._penalised(logits, seen_BT) / self.temperature)
         if self.top_k is not None:
             kept = logits.topk(min(self.top_k, logits.shape[-1])).values[:, -1:]
             logits = logits.masked_fill(logits < kept, float("-inf"))

@@ -70,6 +70,13 @@ def test_a_logit_that_is_no_number_is_an_error_of_its_own(bad, temperature):
         Sampling(temperature=temperature).next(logits, SEEN, None)
 
 
+def test_a_logit_that_a_rule_makes_infinite_is_an_error_too():
+    logits = torch.tensor([[0.0, 1e37, 2.0]])
+    for sampling in (Sampling(temperature=1e-3), Sampling(repetition_penalty=1e-3)):
+        with pytest.raises(NumericError, match=r"^logits: .* not finite"):
+            sampling.next(logits, torch.tensor([[1]]), None)
+
+
 def test_a_logit_of_minus_infinity_is_never_drawn():
     logits = torch.tensor([[0.0, float("-inf"), 1.0]])
     assert Sampling().probabilities(logits, SEEN[:1])[0, 1] == 0
