@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 from gptattn.config import BudgetConfig
 
+FIRST_PROGRESS = 1e-3  # of a budget in seconds
+
 
 @dataclass(frozen=True)
 class Budget:
@@ -22,6 +24,12 @@ class Budget:
             return min(1.0, step / self.steps) if self.steps else 1.0
         assert self.seconds is not None
         return min(1.0, seconds / self.seconds)
+
+    def schedule(self, step: int, seconds: float) -> float:
+        """Where on the learning rate's curve this step is: `progress`, but by the clock never 0."""
+        progress = self.progress(step, seconds)
+        # By the clock the first step comes at 0, and a rate of 0 would waste it.
+        return progress if self.seconds is None else max(progress, FIRST_PROGRESS)
 
 
 def resolve_budget(cfg: BudgetConfig, tokens_per_step: int, flops_per_token: float) -> Budget:

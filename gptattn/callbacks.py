@@ -1,6 +1,7 @@
 """What happens beside training: the clock, the log rows, samples, and the end of the budget."""
 
 import re
+import sys
 import time
 from array import array
 from statistics import mean, median
@@ -15,7 +16,7 @@ from gptattn.budget import Budget
 from gptattn.config import SampleConfig
 from gptattn.data.tokenizer import encode_prompt
 from gptattn.data.tokens import TokenData
-from gptattn.device import peak_memory_mb
+from gptattn.device import peak_memory_mb, whole_peak_memory_mb
 from gptattn.generate import generate
 from gptattn.module import LanguageModel
 from gptattn.recorder import RunRecorder
@@ -23,6 +24,7 @@ from gptattn.sampling import Sampling
 
 PROMPT_TOKENS = 16  # of a held-out text without words, where no prompt is given
 OPENING_TOKENS = 200  # in which to look for words
+COMPARED_STEPS = 20  # whose median is that of the first, or of the newest, steps
 
 
 class StepClock(L.Callback):
@@ -66,6 +68,20 @@ class StepClock(L.Callback):
         """The median over all steps: compilation and other people's load hardly move it."""
         return median(self.step_seconds)
 
+    def slowdown(self) -> float:
+        """How many times as long the newest steps take as the first ones; 1 while there are few."""
+        first = self.step_seconds[1 : 1 + COMPARED_STEPS]  # the very first one warms up
+        newest = self.step_seconds[1 + COMPARED_STEPS :][-COMPARED_STEPS:]
+        return median(newest) / median(first) if len(newest) == COMPARED_STEPS else 1.0
+
+
+def memory(device: torch.device) -> dict[str, float]:
+    """The peaks of the process since it began, and of training alone, in MB."""
+    return {
+        "perf/peak_memory_mb": whole_peak_memory_mb(device),
+        "perf/peak_memory_training_mb": peak_memory_mb(device),
+    }
+
 
 class MetricRows(L.Callback):
     """One row every `log_every` optimizer steps, one per validation."""
@@ -85,7 +101,8 @@ class MetricRows(L.Callback):
         self.tokens_per_step, self.flops_per_token = tokens_per_step, flops_per_token
         self.budget = budget
         self.device_flops_per_second = device_flops_per_second
-        self.last: dict[str, float] = {}  # the newest value of every metric
+        self.last: dict[str, float | None] = {}  # the newest value of every metric
+        self._told_of_mfu = False
         self._logged_step = 0
         self._timed_steps = 0
 
@@ -102,12 +119,20 @@ class MetricRows(L.Callback):
         self._logged_step = state_dict["logged_step"]
         self._timed_steps = state_dict["timed_steps"]
 
-    def throughput(self, step_seconds: float) -> dict[str, float]:
+    def throughput(self, step_seconds: float) -> dict[str, float | None]:
         tokens_per_s = self.tokens_per_step / step_seconds
+        mfu = tokens_per_s * self.flops_per_token / self.device_flops_per_second
+        if mfu > 1 and not self._told_of_mfu:
+            print(
+                f"warning: perf/mfu: comes to {mfu:.3g}, above 1: this machine was busy when its "
+                "own rate was measured; null where it does",
+                file=sys.stderr,
+            )
+            self._told_of_mfu = True
         return {
             "perf/tokens_per_s": tokens_per_s,
             "perf/step_ms": 1e3 * step_seconds,
-            "perf/mfu": tokens_per_s * self.flops_per_token / self.device_flops_per_second,
+            "perf/mfu": mfu if mfu <= 1 else None,
         }
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
@@ -131,7 +156,7 @@ class MetricRows(L.Callback):
             "train/lr": module.lr,
             "train/grad_norm": module.grad_norm.item(),
             **self.throughput(per_step),
-            "perf/peak_memory_mb": peak_memory_mb(module.device),
+            **memory(module.device),
             **self._progress(step),
         }
         module.train_losses.clear()

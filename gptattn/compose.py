@@ -119,12 +119,21 @@ def to_train_config(cfg: DictConfig) -> TrainConfig:
     unknown = [str(key) for key in settings if key not in TrainConfig.__dataclass_fields__]
     if unknown:
         raise ConfigError(unknown[0], "is no setting; --help lists them all")
-    typed = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(TrainConfig), settings))
+    try:
+        typed = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(TrainConfig), settings))
+    except OverflowError:
+        raise ConfigError(_too_large(settings), "is too large for any number; give less") from None
     assert isinstance(typed, TrainConfig)
     chosen = HydraConfig.get().runtime.choices
     if any(chosen.get(group) != name for group, name in typed.choices.items()):
         raise ConfigError("choices", "records what was chosen; choose with attn=..., model=...")
     return typed
+
+
+def _too_large(settings: DictConfig) -> str:
+    """The setting of which OmegaConf says that no float can hold it, and not which it is."""
+    values = ((name, OmegaConf.select(settings, name)) for name in _dotted_keys(settings))
+    return next(n for n, v in values if isinstance(v, int) and abs(v) > sys.float_info.max)
 
 
 def attention_settings(variant: str, settings: TrainConfig) -> dict[str, Any]:

@@ -27,6 +27,14 @@ def resolve_device(accelerator: str, field: str = "trainer") -> torch.device:
     return torch.device("cpu")
 
 
+def check_precision(precision: str, device: torch.device) -> None:
+    """Refuse float16 on a CPU, where Lightning takes bfloat16 without a word: ConfigError."""
+    if precision == "16-mixed" and device.type == "cpu":
+        raise ConfigError(
+            "trainer.precision", "16-mixed needs a GPU; take bf16-mixed, or 32-true, on a CPU"
+        )
+
+
 def set_threads(threads: int | None) -> int:
     """Set torch's CPU threads, by default to the CPUs this process may use; return the count."""
     count = usable_cpus() if threads is None else threads
@@ -65,8 +73,13 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+# In MB by device: the peak before the newest reset, which the system's own counter forgets.
+_earlier_peaks: dict[str, float] = {}
+
+
 def reset_peak_memory(device: torch.device) -> None:
-    """Start a new peak: runs of one sweep share a process."""
+    """Start a new peak for `peak_memory_mb`; `whole_peak_memory_mb` keeps the one before."""
+    _earlier_peaks[device.type] = whole_peak_memory_mb(device)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     else:
@@ -74,8 +87,13 @@ def reset_peak_memory(device: torch.device) -> None:
             Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
 
 
+def whole_peak_memory_mb(device: torch.device) -> float:
+    """Peak since the process began, as `peak_memory_mb` counts it."""
+    return max(_earlier_peaks.get(device.type, 0.0), peak_memory_mb(device))
+
+
 def peak_memory_mb(device: torch.device) -> float:
-    """Peak since the reset in MB (10^6 bytes): of the GPU's tensors, or of the whole process."""
+    """Peak since the reset in MB (10^6 bytes): of the GPU's tensors, or of all in the process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 1e6
     try:

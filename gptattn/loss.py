@@ -19,7 +19,8 @@ def linear_cross_entropy(
     tokens at a time (default: what makes LOGITS_AT_A_TIME), in chunks of even size, and the
     gradients of hidden and weight are made in the same pass, so nothing is computed twice.
     Backward runs once. Under autocast the products run in the autocast dtype and the softmax in
-    float32. Raises ValueError where there is not one target for each hidden state.
+    float32, which is also what the weight's gradient is summed up in over chunks. Raises
+    ValueError where there is not one target for each hidden state, or none at all.
 
     torch 2.13 has the same idea (`torch.nn.functional.linear_cross_entropy`); we support 2.11.
     """
@@ -29,6 +30,8 @@ def linear_cross_entropy(
             "tokens"
         )
     tokens = targets.numel()
+    if tokens == 0:
+        raise ValueError(f"hidden {tuple(hidden.shape)} has no tokens: their mean loss is none")
     most = max(1, LOGITS_AT_A_TIME // len(weight)) if chunk_tokens is None else chunk_tokens
     even = math.ceil(tokens / math.ceil(tokens / most))
     # Inside forward() gradients are off, and a parameter needs one whether they were on or not.
@@ -82,7 +85,10 @@ def _loss_and_grads(
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     total = hidden.new_zeros((), dtype=torch.promote_types(dtype, torch.float32))
     grad_hidden = torch.empty_like(hidden) if learning else None
-    grad_weight = torch.empty_like(weight) if learning else None
+    # A half-precision sum over chunks would lose a bit or two with their number.
+    several = chunk_tokens < len(targets)
+    sum_dtype = torch.promote_types(weight.dtype, torch.float32) if several else weight.dtype
+    grad_weight = torch.empty_like(weight, dtype=sum_dtype) if learning else None
     head = weight.to(dtype)
     for start in range(0, len(targets), chunk_tokens):
         span = slice(start, start + chunk_tokens)
@@ -98,6 +104,8 @@ def _loss_and_grads(
         grad, share = grad.to(dtype), 1 / len(targets)
         _add_product(grad_hidden[span], False, grad, head, share)
         _add_product(grad_weight, start > 0, grad.T, x, share)
+    if grad_weight is not None:
+        grad_weight = grad_weight.to(weight.dtype)
     return total / len(targets), grad_hidden, grad_weight
 
 

@@ -15,8 +15,6 @@ from gptattn.data.sampler import Batch
 from gptattn.errors import NumericError
 from gptattn.gpt import GPT
 
-FIRST_PROGRESS = 1e-3
-
 
 def by_decay(parameters: Iterable[nn.Parameter]) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
     """The matrices, which weight decay is for, and the others: the optimizer's two groups."""
@@ -27,8 +25,8 @@ def by_decay(parameters: Iterable[nn.Parameter]) -> tuple[list[nn.Parameter], li
 class LanguageModel(L.LightningModule):
     """Trains a GPT on batches (ids [B, T], targets [B, T]).
 
-    `progress(step)` is the share of the budget used when that step (from 1) is taken, 0 to 1. It
-    drives the learning rate, so that runs by seconds and by steps follow the same curve. Raises
+    `progress(step)` is where the run is when that step (from 1) is taken, 0 to 1. It drives the
+    learning rate, so that runs by seconds and by steps follow the same curve. Raises
     NumericError at the step whose loss or gradient is not finite: before the optimizer has taken
     it. `scaled_loss` tells that Lightning scales the loss, as it does for float16.
     """
@@ -114,9 +112,7 @@ class LanguageModel(L.LightningModule):
             nn.utils.clip_grads_with_norm_(self._trained, self.optim.grad_clip, self.grad_norm)
 
     def _learning_rate(self) -> float:
-        # By the clock the first step comes at 0, and a rate of 0 would waste it.
-        progress = max(self.progress(self.global_step + 1), FIRST_PROGRESS)
-        optim = self.optim
+        optim, progress = self.optim, self.progress(self.global_step + 1)
         return optim.lr * learning_rate_factor(
             progress, optim.warmup_fraction, optim.final_lr_fraction
         )

@@ -17,9 +17,10 @@ from omegaconf import DictConfig, OmegaConf
 
 from gptattn.errors import ConfigError
 from gptattn.targets import check_name, check_targets, named
-from gptattn.untrusted import check_yaml, read_bytes
+from gptattn.untrusted import LOADER, check_yaml, read_bytes
 
 FILE_BYTES = 200_000  # the largest file in conf/ has 4 kB
+TABLES = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:null")  # what a file may be, or nothing
 PLUGINS = {
     "launcher": ("hydra_plugins", "hydra._internal.core_plugins"),
     "sweeper": ("hydra_plugins", "hydra._internal.core_plugins"),
@@ -66,6 +67,9 @@ def read_config_text(file: Path) -> str:
     try:
         text = read_bytes(file, FILE_BYTES).decode("utf-8")
         check_yaml(text)
+        root = yaml.compose(text, Loader=LOADER)
+        if root is not None and root.tag not in TABLES:
+            raise ValueError("it holds no settings; write name: value, a line for each")
     except OSError as error:
         raise ConfigError(str(file), f"cannot be read ({error.strerror})") from None
     except (ValueError, yaml.YAMLError) as error:

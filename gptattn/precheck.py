@@ -1,6 +1,7 @@
 """The checks of a run that need torch: its device, model and data. Leaves no run folder."""
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
@@ -9,14 +10,20 @@ from gptattn.checkpoint import KEPT
 from gptattn.config import TrainConfig
 from gptattn.convert import convert, initialise
 from gptattn.cost import parameter_count
+from gptattn.data.text import cache_folder
 from gptattn.data.tokenizer import encode_prompt
-from gptattn.device import resolve_device, total_memory_bytes
-from gptattn.errors import ConfigError
+from gptattn.data.tokens import TokenData
+from gptattn.device import check_precision, resolve_device, total_memory_bytes
+from gptattn.disk import free_bytes
+from gptattn.errors import ConfigError, DataError, DiskError
 from gptattn.gpt import GPT
 from gptattn.identity import Making, making_of
 from gptattn.match import resolved
 
 ROWS_BYTES = 1_000_000  # for settings, rows and TensorBoard's events; a small run writes a tenth
+# Of its tokens, per byte of text: GPT-2's stand for four bytes or so each, and have two. Bytes and
+# characters take more, up to 2.
+TOKENS_BYTES = 0.5
 BYTES_PER_VALUE = {"64-true": 8, "bf16-true": 2}  # of a weight in the others: 4
 
 
@@ -36,11 +43,11 @@ def prepared(cfg: TrainConfig, original: TrainConfig | None = None) -> Ready:
     UserError where the device, the model, the data, the match or the conversion cannot be.
     """
     device = resolve_device(cfg.trainer.accelerator)
+    check_precision(cfg.trainer.precision, device)
     # The data comes after, since it leaves its tokens in the cache.
     _check_memory(_parameters(cfg, vocab_size=1), device)
-    data = build_data(cfg)
-    tokenizer = data.tokenizer
-    weights = None
+    data = _load_data(cfg)
+    tokenizer, weights = data.tokenizer, None
     check_vocabulary(cfg, tokenizer.vocab_size)
     if cfg.sample.tokens and cfg.sample.prompt is not None:
         encode_prompt(tokenizer, cfg.sample.prompt)
@@ -53,6 +60,43 @@ def prepared(cfg: TrainConfig, original: TrainConfig | None = None) -> Ready:
     cfg = resolved(cfg, tokenizer)[0]
     making = making_of(cfg, data.text_hash, device.type, weights) if original is None else None
     return Ready(cfg, _bytes_on_disk(cfg, tokenizer.vocab_size), making)
+
+
+def _load_data(cfg: TrainConfig) -> TokenData:
+    """The run's data. Raises a UserError where its text is too large for the disk or the memory."""
+    size, cache = _text_bytes(cfg), cache_folder(cfg.cache_dir)
+    # Tokens that are there already need no room; which text a file is of, only reading it tells.
+    held = sum(file.stat().st_size for file in cache.glob("*.tokens"))
+    needs, free = int(TOKENS_BYTES * size), free_bytes(cache)
+    if needs > max(free, held):
+        raise DiskError(
+            "cache_dir",
+            f"the tokens of {size / 1e9:,.1f} GB of text take {needs / 1e9:,.1f} GB and more, and "
+            f"{free / 1e9:,.1f} are free for {cache}; give another cache_dir, or less text by "
+            "data.path or data.pattern",
+        )
+    try:
+        return build_data(cfg)
+    except MemoryError:
+        there = total_memory_bytes(torch.device("cpu")) / 1e9
+        raise DataError(
+            "data",
+            f"the memory ({there:,.0f} GB in all) is too small for this text; give less by "
+            "data.path or data.pattern; tokenizer=byte takes the least",
+        ) from None
+
+
+def _text_bytes(cfg: TrainConfig) -> int:
+    """The size of the files that data.path names; 0 where it names none, as loading will tell."""
+    path, pattern = cfg.data.get("path"), cfg.data.get("pattern") or "**/*"
+    if not isinstance(path, str):
+        return 0
+    try:
+        root = Path(path).expanduser()
+        files = root.glob(str(pattern)) if root.is_dir() else [root]
+        return sum(file.stat().st_size for file in files if file.is_file())
+    except (OSError, RuntimeError, ValueError, NotImplementedError):
+        return 0
 
 
 def _check_conversion(source: GPT, target: GPT) -> None:

@@ -10,9 +10,12 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
 from gptattn.budget import Budget
-from gptattn.callbacks import MetricRows, Samples, StepClock
+from gptattn.callbacks import COMPARED_STEPS, MetricRows, Samples, StepClock
 
 LINE_SECONDS = 5.0  # between plain lines
+# Another run beside this one takes half of the machine; threads that wait for each other on a
+# machine that is full make steps ten times as long and more.
+SLOW = 4.0
 
 
 class ConsoleProgress(L.Callback):
@@ -83,3 +86,23 @@ class ConsoleProgress(L.Callback):
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
+
+
+class SlowSteps(L.Callback):
+    """Says, once, that steps on this CPU take `SLOW` times as long as the run's own first ones."""
+
+    def __init__(self, console: Console, clock: StepClock, threads: int) -> None:
+        self.console, self.clock, self.threads = console, clock, threads
+        self._told = False
+
+    def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
+        if self._told or trainer.global_step % COMPARED_STEPS:
+            return
+        times = self.clock.slowdown()
+        if times >= SLOW:
+            hint = "; trainer.threads=1 may be faster" if self.threads > 1 else ""
+            self.console.print(
+                f"[yellow]warning:[/yellow] steps take {times:.0f} times as long as at the start: "
+                f"others seem to use this machine{hint}"
+            )
+            self._told = True

@@ -9,7 +9,7 @@ import re
 import threading
 import time
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,7 @@ HPARAM_METRICS = (
     "val/bits_per_byte",
     "train/loss",
     "perf/step_ms",
-    "perf/peak_memory_mb",
+    "perf/peak_memory_training_mb",
     "cost/params_attention",
     "cost/flops_per_token",
 )
@@ -91,10 +91,12 @@ class RunRecorder(Logger):
     def _events(self) -> Any:
         return self._writer._get_file_writer()
 
-    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+    def log_metrics(self, metrics: Mapping[str, float | None], step: int | None = None) -> None:
+        """A row; what is None is null there, and no point in TensorBoard."""
         with self._tensorboard():
             for name, value in metrics.items():
-                self._writer.add_scalar(name, value, step)
+                if value is not None:
+                    self._writer.add_scalar(name, value, step)
         self._write_row(step, metrics)
 
     def log_text(self, tag: str, text: str, step: int) -> None:
@@ -107,7 +109,7 @@ class RunRecorder(Logger):
         with self._tensorboard():
             self._writer.add_image(tag, image, step, dataformats="HWC")
 
-    def _write_row(self, step: int | None, values: dict[str, Any]) -> None:
+    def _write_row(self, step: int | None, values: Mapping[str, Any]) -> None:
         row = {"step": step, "time": round(time.time(), 3), **values}
         line = (json.dumps(row, ensure_ascii=False) + "\n").encode()
         with writing(self.folder / ROWS, lambda: len(line)):

@@ -96,7 +96,10 @@ def _apply(
         before = OmegaConf.to_object(before) if OmegaConf.is_config(before) else before
         if key == "trainer.threads" and value == threads:
             return
-        OmegaConf.update(settings, key, value)
+        try:
+            OmegaConf.update(settings, key, value)
+        except OverflowError:  # of a whole number with hundreds of digits
+            raise ConfigError(key, "is too large for any number; give less") from None
         if not meaning(key).resumes:
             after = OmegaConf.select(settings, key)
             after = OmegaConf.to_object(after) if OmegaConf.is_config(after) else after

@@ -41,7 +41,10 @@ def _parts(content: dict[str, Any], model: nn.Module) -> dict[str, bool]:
         and _vector(clock["step_seconds"], torch.float64)
         and len(clock["step_seconds"]) <= step,
         "count of rows": all(_whole(rows[key]) for key in ("rows", "logged_step", "timed_steps")),
-        "newest row": all(_number(value, -math.inf) for value in rows["last"].values()),
+        "newest row": all(
+            _number(value, -math.inf) or (value is None and name == "perf/mfu")
+            for name, value in rows["last"].items()
+        ),
         "loss since the newest row": all(_scalar(loss) for loss in row["train_losses"])
         and _scalar(row["grad_norm"])
         and _number(row["lr"]),

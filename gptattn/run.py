@@ -17,7 +17,7 @@ from rich.console import Console
 from gptattn.attention_log import AttentionLog
 from gptattn.budget import resolve_budget
 from gptattn.build import build_data, build_model
-from gptattn.callbacks import BudgetEnd, MetricRows, Samples, StepClock
+from gptattn.callbacks import BudgetEnd, MetricRows, Samples, StepClock, memory
 from gptattn.checkpoint import remove_leftovers
 from gptattn.config import TrainConfig
 from gptattn.console import metric_table, result_table
@@ -25,9 +25,9 @@ from gptattn.convert import initialise
 from gptattn.cost import Cost, measure_cost
 from gptattn.data.datamodule import TokenDataModule
 from gptattn.device import (
+    check_precision,
     has_cpp_compiler,
     matmul_flops_per_second,
-    peak_memory_mb,
     reset_peak_memory,
     resolve_device,
     set_threads,
@@ -38,7 +38,7 @@ from gptattn.gpt import GPT
 from gptattn.identity import Making, changed, making_of, read_making, went_on, write_making
 from gptattn.match import resolved
 from gptattn.module import LanguageModel
-from gptattn.progress import ConsoleProgress
+from gptattn.progress import ConsoleProgress, SlowSteps
 from gptattn.recorder import RunRecorder, keep_rows
 from gptattn.resume import Start, check_budget, check_same, facts_of, finished
 from gptattn.saved import load_weights, save_tokenizer
@@ -84,8 +84,8 @@ def _train(
     _quiet_lightning()
     threads = set_threads(start.facts.get("threads", cfg.trainer.threads))
     device = resolve_device(cfg.trainer.accelerator)
+    check_precision(cfg.trainer.precision, device)
     check_same(start, facts_of(data, device, threads))
-    reset_peak_memory(device)
     L.seed_everything(cfg.seed, workers=True, verbose=False)
     model = build_model(cfg, data.tokenizer.vocab_size)
     weights = None
@@ -180,7 +180,7 @@ def _fit(
     module = LanguageModel(
         job.model,
         cfg.optim,
-        lambda step: budget.progress(step, clock.seconds),
+        lambda step: budget.schedule(step, clock.seconds),
         accumulate=cfg.accumulate,
         loss_chunk_tokens=cfg.loss_chunk_tokens,
         val_bytes=job.data.val_bytes,
@@ -201,12 +201,15 @@ def _fit(
     checkpoints = Checkpoints(job.folder / "checkpoints" if cfg.checkpoint else None, stop, facts)
     callbacks = [clock, rows, samples, progress, attention, BudgetEnd(budget, clock), checkpoints]
     callbacks.append(watchdog)
+    if job.device.type == "cpu":
+        callbacks.append(SlowSteps(console, clock, job.threads))
     trainer = _trainer(job, recorder, callbacks, AtomicCheckpointIO(start.content))
     recorder.log_hyperparams(hyperparameters(job))
     if not goes_on:
         recorder.log_metrics(job.costs(), 0)
         if job.match is not None:
             recorder.log_text("match", str(job.match), 0)
+    reset_peak_memory(job.device)
     done = False
     try:
         if budget.steps == 0:
@@ -216,7 +219,7 @@ def _fit(
                 trainer.fit(module, datamodule=datamodule, ckpt_path=start.source)
         # Without a step there is nothing to time.
         final = rows.throughput(clock.median_step_seconds()) if len(clock.step_seconds) else {}
-        final["perf/peak_memory_mb"] = peak_memory_mb(job.device)
+        final |= memory(job.device)
         recorder.log_metrics(final, trainer.global_step)
         summary = summarise(job, rows.last | final, trainer.global_step)
         text = json.dumps(summary, indent=2, ensure_ascii=False) + "\n"

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gptattn.errors import ConfigError
+from gptattn.errors import ConfigError, NumericError
 
 
 @dataclass(frozen=True)
@@ -37,15 +37,19 @@ class Sampling:
             value = getattr(self, field)
             if value is not None and not 0 < value <= 1:
                 raise ConfigError(field, f"{value} is out of range; above 0, at most 1")
-        if not 0 < self.repetition_penalty < float("inf"):
+        if not 1e-3 <= self.repetition_penalty <= 1e3:
             raise ConfigError(
-                "repetition_penalty", f"{self.repetition_penalty} is out of range; 1 has no effect"
+                "repetition_penalty",
+                f"{self.repetition_penalty} is out of range; 0.001 to 1000, and 1 has no effect",
             )
 
     def next(self, logits_BV: Tensor, seen_BT: Tensor, generator: torch.Generator | None) -> Tensor:
-        """The next ids [B, 1]; of equal logits greedy takes the first."""
+        """The next ids [B, 1]; of equal logits greedy takes the first.
+
+        Raises NumericError where the largest logit is no number.
+        """
         if self.temperature == 0:
-            return self._penalised(logits_BV, seen_BT).argmax(dim=-1, keepdim=True)
+            return _finite(self._penalised(logits_BV, seen_BT)).argmax(dim=-1, keepdim=True)
         return torch.multinomial(self.probabilities(logits_BV, seen_BT), 1, generator=generator)
 
     def _penalised(self, logits_BV: Tensor, seen_BT: Tensor) -> Tensor:
@@ -58,26 +62,36 @@ class Sampling:
     def probabilities(self, logits_BV: Tensor, seen_BT: Tensor) -> Tensor:
         """The distribution [B, V] that the next token is drawn from, in float32 or more.
 
-        `seen_BT` are the ids so far, for the repetition penalty.
+        `seen_BT` are the ids so far, for the repetition penalty. Raises NumericError as `next`.
         """
         logits = logits_BV.to(torch.promote_types(logits_BV.dtype, torch.float32))
-        logits = self._penalised(logits, seen_BT)
         if self.temperature == 0:
-            return torch.zeros_like(logits).scatter(1, logits.argmax(1, keepdim=True), 1.0)
-        logits = logits / self.temperature
+            best = self.next(logits, seen_BT, None)
+            return torch.zeros_like(logits).scatter(1, best, 1.0)
+        logits = _finite(self._penalised(logits, seen_BT) / self.temperature)
         if self.top_k is not None:
             kept = logits.topk(min(self.top_k, logits.shape[-1])).values[:, -1:]
             logits = logits.masked_fill(logits < kept, float("-inf"))
         p = logits.softmax(dim=-1)
-        if self.top_p is not None:
+        if self.top_p is not None and self.top_p < 1:
             p = _top_p(p, self.top_p)
         if self.min_p is not None:
             p = p.masked_fill(p < self.min_p * p.max(dim=-1, keepdim=True).values, 0.0)
         return p / p.sum(dim=-1, keepdim=True)
 
 
+def _finite(logits_BV: Tensor) -> Tensor:
+    """The logits. The largest of them tells: an infinity or a NaN among them is the largest."""
+    if not logits_BV.amax(dim=-1).isfinite().all():
+        raise NumericError(
+            "logits", "of the next token are not finite; the weights are no good, take others"
+        )
+    return logits_BV
+
+
 def _top_p(p: Tensor, top_p: float) -> Tensor:
     ordered, order = p.sort(dim=-1, descending=True)
     # A token stays while those before it have less than top_p: the first one always does.
-    before = ordered.cumsum(dim=-1) - ordered
+    # In float64, as what rounds up to top_p would take tokens with it.
+    before = ordered.cumsum(dim=-1, dtype=torch.float64) - ordered
     return torch.zeros_like(p).scatter(1, order, ordered.masked_fill(before >= top_p, 0.0))

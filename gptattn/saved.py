@@ -14,7 +14,7 @@ import torch
 import yaml
 from torch import Tensor
 
-from gptattn.build import build_model, build_tokenizer
+from gptattn.build import build_model, build_tokenizer, check_type
 from gptattn.checkpoint import (
     Chosen,
     choose_checkpoint,
@@ -212,11 +212,14 @@ def load_config(folder: Path, allow_targets: Sequence[str] = ()) -> TrainConfig:
 
 
 def _typed(kind: type, node: Any) -> Any:
-    """The dataclass `kind` from plain values. Raises TypeError or KeyError for other keys."""
+    """The dataclass `kind` from plain values. Raises TypeError for other keys, or ConfigError."""
     hints = get_type_hints(kind)
     known = {field.name for field in fields(kind)}
     if not isinstance(node, dict) or node.keys() != known:
         raise TypeError(f"its keys are not those of a {kind.__name__} of this version")
+    for key, value in node.items():
+        if not is_dataclass(hints[key]):
+            check_type(key, value, hints[key])
     return kind(
         **{k: _typed(hints[k], v) if is_dataclass(hints[k]) else v for k, v in node.items()}
     )

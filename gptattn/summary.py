@@ -73,7 +73,7 @@ def describe_budget(budget: Budget) -> str:
     return f"{budget.steps} steps" if budget.steps is not None else f"{budget.seconds:g} seconds"
 
 
-def summarise(job: Job, metrics: dict[str, float], step: int) -> dict[str, Any]:
+def summarise(job: Job, metrics: dict[str, float | None], step: int) -> dict[str, Any]:
     """The whole of summary.json: names, final metrics, costs, and the environment."""
     return {
         "status": "done",

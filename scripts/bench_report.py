@@ -44,7 +44,7 @@ def summary(variant: str, index: int, seed: int, loss: float) -> dict[str, Any]:
         "val/bits_per_byte": loss / np.log(2),
         "perf/tokens_per_s": 50_000.0 + 1_000 * index + seed,
         "perf/step_ms": 27.0,
-        "perf/peak_memory_mb": 435.0,
+        "perf/peak_memory_training_mb": 435.0,
         "cost/params": 100_000 + 1_000 * index,
         "cost/params_attention": 24_960,
         "cost/flops_per_token": FLOPS_PER_TOKEN,
@@ -77,7 +77,7 @@ def metric_rows(points: int, loss: float, generator: np.random.Generator) -> str
         row = {"step": step, "time": 1795258645.472 + step, "train/loss": value}
         row |= {"train/lr": 0.001834512, "train/grad_norm": 0.6079427003860474}
         row |= {"perf/tokens_per_s": 55017.69726950232, "perf/step_ms": 37.22438600016176}
-        row |= {"perf/mfu": 0.5753062043573723, "perf/peak_memory_mb": 534.994944}
+        row |= {"perf/mfu": 0.5753062043573723, "perf/peak_memory_training_mb": 534.994944}
         rows.append(row | progress)
         if (i + 1) % (points // VALIDATIONS) == 0:
             val = {"val/loss": value, "val/perplexity": 6.0, "val/bits_per_byte": value / 0.693}

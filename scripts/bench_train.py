@@ -202,13 +202,13 @@ def memory_of(contender: str) -> None:
 
 
 def train_py_peak() -> float:
-    """Peak MB of the whole `python train.py`, from its own summary."""
+    """Peak MB of a whole `python train.py` from its first step on, from its own summary."""
     with tempfile.TemporaryDirectory() as folder:
         text = random_text(Path(folder))
         settings = [*overrides(MEMORY, "mha"), "data=text", f"data.path={text}"]
         with Path("/dev/null").open("w") as null:
             summary = train(check_job(settings), Path(folder) / "run", Console(file=null))
-    return summary["metrics"]["perf/peak_memory_mb"]
+    return summary["metrics"]["perf/peak_memory_training_mb"]
 
 
 def random_text(folder: Path) -> Path:

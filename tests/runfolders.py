@@ -56,7 +56,7 @@ def write_run(
             "val/bits_per_byte": loss / math.log(2),
             "perf/tokens_per_s": 1000.0,
             "perf/step_ms": 10.0,
-            "perf/peak_memory_mb": 400.0,
+            "perf/peak_memory_training_mb": 400.0,
             "cost/params": 1200,
             "cost/params_attention": 300,
             "cost/flops_per_token": FLOPS,

@@ -53,6 +53,23 @@ def test_progress_is_the_share_used_up_and_stops_at_one(
 
 
 @pytest.mark.parametrize(
+    ("budget", "step", "seconds", "expected"),
+    [
+        # By steps each has its own place, however many there are; by the clock none is at 0.
+        (Budget(steps=60_000, seconds=None), 1, 0.0, 1 / 60_000),
+        (Budget(steps=60_000, seconds=None), 2, 99.0, 2 / 60_000),
+        (Budget(steps=None, seconds=4.0), 1, 0.0, 1e-3),
+        (Budget(steps=None, seconds=4.0), 2, 0.002, 1e-3),
+        (Budget(steps=None, seconds=4.0), 3, 3.0, 0.75),
+    ],
+)
+def test_the_first_step_by_the_clock_and_no_other_is_moved_on_the_curve(
+    budget: Budget, step: int, seconds: float, expected: float
+) -> None:
+    assert budget.schedule(step, seconds) == expected
+
+
+@pytest.mark.parametrize(
     ("progress", "warmup", "final", "expected"),
     [
         (0.0, 0.2, 0.1, 0.0),

@@ -5,6 +5,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+
+from gptattn.device import peak_memory_mb, reset_peak_memory, whole_peak_memory_mb
 
 THP = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 SCRIPT = """
@@ -29,3 +32,19 @@ def test_large_tensors_lie_in_huge_pages_where_asked_for(monkeypatch: pytest.Mon
 
     assert kilobytes("") == 0
     assert kilobytes("use_huge_pages()") > 2**15  # of 2**16
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the peak cannot be reset")
+def test_a_new_peak_begins_where_the_process_is_and_the_whole_one_stays() -> None:
+    cpu = torch.device("cpu")
+    reset_peak_memory(cpu)
+    before = peak_memory_mb(cpu)
+    block = b"x" * 200_000_000
+    assert peak_memory_mb(cpu) >= before + 190
+    high = whole_peak_memory_mb(cpu)
+    assert high >= before + 190
+    del block
+    for _ in range(2):  # the second reset must not forget what came before the first
+        reset_peak_memory(cpu)
+        assert peak_memory_mb(cpu) < before + 100
+        assert whole_peak_memory_mb(cpu) >= high

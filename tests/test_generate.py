@@ -5,6 +5,7 @@ import torch
 from conftest import build_gpt
 from torch import Tensor
 
+from gptattn.errors import NumericError
 from gptattn.generate import generate, left_padded
 from gptattn.gpt import GPT
 from gptattn.sampling import Sampling
@@ -121,6 +122,17 @@ def test_generation_samples_without_dropout_and_restores_the_mode(training):
     with pytest.raises(IndexError):
         generate(model, prompt + V, 9, Sampling())
     assert model.training is training
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0), Sampling(top_p=0.9)])
+def test_finite_weights_that_overflow_end_in_one_line(sampling):
+    model, prompt = model_of().float(), torch.randint(V, (3, 2))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(1e30)
+    with pytest.raises(NumericError, match=r"^logits: .* not finite") as error:
+        generate(model, prompt, 3, sampling)
+    assert error.value.exit_code == 5
 
 
 def test_a_prompt_comes_back_as_it_was():

@@ -3,6 +3,7 @@
 import os
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -228,6 +229,61 @@ def test_a_config_that_is_no_file_is_not_waited_for(
     make(tmp_path / "config.yaml")
     with pytest.raises(CheckpointError, match="not a regular file"):
         load_config(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["7", "'7'", "word", "true", "[1]", "!!set {a}", "2001-01-01"])
+@pytest.mark.parametrize("group", ["attn", "experiment"])
+def test_a_file_that_holds_no_settings_is_refused_by_name(
+    group: str, content: str, tmp_path: Path
+) -> None:
+    file = tmp_path / group / "odd.yaml"
+    file.parent.mkdir()
+    file.write_text(f"# @package _global_\n{content}\n")
+    with (
+        pytest.raises(ConfigError, match="no settings") as error,
+        composed([f"hydra.searchpath=[file://{tmp_path}]", f"{group}=odd"]),
+    ):
+        pass
+    assert error.value.field == str(file)
+
+
+@pytest.mark.parametrize("override", ["match_to=odd", "attn=odd"])
+def test_a_number_in_the_place_of_a_variant_is_refused(override: str, tmp_path: Path) -> None:
+    (tmp_path / "attn").mkdir()
+    (tmp_path / "attn" / "odd.yaml").write_text("7\n")
+    search = f"hydra.searchpath=[file://{tmp_path}]"
+    with pytest.raises(ConfigError, match="no settings"):
+        check_job(tiny(tmp_path, search, "match=params", override))
+
+
+HUGE = "9" * 309  # more than any float
+
+
+@pytest.mark.parametrize("text", [f"optim: {{lr: {HUGE}}}", f"optim: {{lr: -{HUGE}}}"])
+def test_a_number_that_no_float_can_hold_names_its_setting(text: str, tmp_path: Path) -> None:
+    flag = overlay(tmp_path, "experiment/huge", yaml.safe_load(text))
+    with pytest.raises(ConfigError, match=r"^optim\.lr: .* too large"):
+        check_job([f"hydra.searchpath=[file://{flag.partition('=')[2]}]", "experiment=huge"])
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("experiment_name: 2001-01-01", "experiment_name: .* is a date; give str"),
+        ("seed: one", "seed: 'one' is a str; give int"),
+        ("seed: true", "seed: True is a bool; give int"),
+        ("allow_targets: none", "allow_targets: 'none' is a str; give list"),
+        ("sweep: 7", "keys are not those"),
+    ],
+)
+def test_a_value_of_another_type_in_a_runs_config_is_told_in_one_line(
+    line: str, said: str, tmp_path: Path
+) -> None:
+    node = asdict(check_job(tiny(tmp_path))) | yaml.safe_load(line)
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(node))
+    with pytest.raises(CheckpointError, match=said) as error:
+        load_config(tmp_path)
+    assert "\n" not in str(error.value)
 
 
 def test_the_packages_that_a_user_adds_count_from_the_command_line(tmp_path: Path) -> None:

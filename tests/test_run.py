@@ -39,6 +39,7 @@ TRAIN_METRICS = {
     "perf/step_ms",
     "perf/mfu",
     "perf/peak_memory_mb",
+    "perf/peak_memory_training_mb",
 }
 VAL_METRICS = {"val/loss", "val/perplexity", "val/bits_per_byte"}
 COSTS = {

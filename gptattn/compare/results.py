@@ -19,7 +19,7 @@ METRICS = (
     "cost/params_attention",
     "cost/flops_per_token",
     "cost/kv_bytes_per_token",
-    "perf/peak_memory_mb",
+    "perf/peak_memory_training_mb",
 )
 COSTS = {
     "params": "cost/params",

@@ -22,7 +22,7 @@ COLUMNS: tuple[Column, ...] = (
     ("params", "cost/params", ",.0f"),
     ("MFLOPs/token", "cost/flops_per_token", ",.2f"),
     ("cache B/token", "cost/kv_bytes_per_token", ",.0f"),
-    ("peak MB", "perf/peak_memory_mb", ",.0f"),
+    ("peak MB", "perf/peak_memory_training_mb", ",.0f"),
 )
 NAME_WIDTH = 24  # characters; longer names take several lines
 SCALE = {"cost/flops_per_token": 1e-6}
