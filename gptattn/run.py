@@ -177,7 +177,7 @@ def _fit(
         on_made=clock.add,
     )
     progress = ConsoleProgress(console, budget, clock, rows, samples)
-    attention = AttentionLog(recorder, job.data.val, cfg.model.context_length)
+    attention = AttentionLog(recorder, job.data.val, cfg.model.context_length, cfg.log_heads)
     stop = StopRequest()
     facts = facts_of(job.data, job.device, job.threads)
     checkpoints = Checkpoints(job.folder / "checkpoints" if cfg.checkpoint else None, stop, facts)
