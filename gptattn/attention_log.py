@@ -1,4 +1,4 @@
-"""Attention in the record: entropy and sink mass per head, and maps, on fixed validation text."""
+"""Attention in the record: entropy and sink mass per layer, and maps, on fixed validation text."""
 
 from typing import Any
 
@@ -21,12 +21,15 @@ MAP_TOKENS = 64  # in the maps
 class AttentionLog(L.Callback):
     """Figures at each validation, maps at the end; the same tokens each time and in every run.
 
-    A head's figures are `attention/entropy/layer_00/head_00`, in nats, and `attention/sink/...`;
-    `.../mean` is that of the layer.
+    A layer's figures, the means over its heads, are `val_attention/entropy/layer_00`, in nats, and
+    `val_attention/sink/...`; with `heads`, `.../layer_00/head_00` is that of a head. The names
+    begin with val_ since TensorBoard sorts them: the losses come first.
     """
 
-    def __init__(self, recorder: RunRecorder, val: NDArray[np.uint16], context_length: int) -> None:
-        self.recorder = recorder
+    def __init__(
+        self, recorder: RunRecorder, val: NDArray[np.uint16], context_length: int, heads: bool
+    ) -> None:
+        self.recorder, self.heads = recorder, heads
         self.rows = opening_rows(val, context_length, TOKENS)
         self.map_row = opening_rows(val, context_length, MAP_TOKENS)[:1]
 
@@ -34,7 +37,8 @@ class AttentionLog(L.Callback):
         # A token alone sees itself: there is nothing to measure.
         if self.rows.shape[1] > 1:
             ids = self.rows.to(pl_module.device)
-            self.recorder.log_metrics(figures(pl_module.model, ids), trainer.global_step)
+            found = figures(pl_module.model, ids, self.heads)
+            self.recorder.log_metrics(found, trainer.global_step)
         # Nothing is trained, and this is the end; `trainer.validating` is true within fit as well.
         if trainer.state.fn == TrainerFn.VALIDATING:
             self.on_train_end(trainer, pl_module)
@@ -44,7 +48,7 @@ class AttentionLog(L.Callback):
 
         def log(layer: int, w_BHTS: Tensor) -> None:
             image = heatmap(w_BHTS[0].float().cpu().numpy())
-            self.recorder.log_image(f"attention/layer_{layer:02d}", image, step)
+            self.recorder.log_image(f"val_attention/layer_{layer:02d}", image, step)
 
         was_training = model.training
         model.eval()
@@ -59,15 +63,15 @@ def opening_rows(val: NDArray[np.uint16], context_length: int, tokens: int) -> T
     return torch.from_numpy(val[: B * T].astype("int64")).view(B, T)
 
 
-def figures(model: GPT, ids: Tensor) -> dict[str, float]:
-    """Entropy and sink mass on ids [B, T], per head, and the mean of each layer."""
+def figures(model: GPT, ids: Tensor, heads: bool) -> dict[str, float]:
+    """Entropy and sink mass on ids [B, T], the mean of each layer; with `heads`, of each head."""
     found: dict[str, float] = {}
 
     def measure(layer: int, w_BHTS: Tensor) -> None:
         for name, value_H in (("entropy", entropy(w_BHTS)), ("sink", sink_mass(w_BHTS))):
-            place = f"attention/{name}/layer_{layer:02d}"
-            found[f"{place}/mean"] = value_H.mean().item()
-            for head, value in enumerate(value_H.tolist()):
+            place = f"val_attention/{name}/layer_{layer:02d}"
+            found[place] = value_H.mean().item()
+            for head, value in enumerate(value_H.tolist() if heads else ()):
                 found[f"{place}/head_{head:02d}"] = value
 
     model.each_attention(ids, measure)

@@ -21,7 +21,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from gptattn.config import TrainConfig, suggest
+from gptattn.config import TrainConfig, check, suggest
 from gptattn.disk import REFUSALS
 from gptattn.errors import ConfigError, DiskError, UserError
 from gptattn.identity import meaning
@@ -45,6 +45,20 @@ IN_THE_WAY = {errno.ENOTDIR, errno.EISDIR, errno.EEXIST}
 def register_resolvers() -> None:
     OmegaConf.register_new_resolver("run_name", run_name, use_cache=True, replace=True)
     register_checked_files()
+
+
+def settings(overrides: Sequence[str] = ()) -> TrainConfig:
+    """The checked settings of a run, from what a command line would say: `["attn=gqa", "seed=2"]`.
+
+    Raises ConfigError, naming the field.
+    """
+    try:
+        with composed(with_paths_quoted(overrides)) as cfg:
+            typed = to_train_config(cfg)
+    except OmegaConfBaseException as error:
+        raise as_user_error(error) or error from error
+    check(typed)
+    return typed
 
 
 @contextmanager

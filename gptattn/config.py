@@ -87,6 +87,7 @@ class TrainConfig:
     loss_chunk_tokens: Optional[int]  # noqa: UP045
     compile: bool
     log_every: int
+    log_heads: bool
     hang_seconds: Optional[float]  # noqa: UP045
     checkpoint: bool
     cache_dir: Optional[str]  # noqa: UP045

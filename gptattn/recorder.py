@@ -41,6 +41,14 @@ HPARAM_METRICS = (
     "cost/flops_per_token",
 )
 
+# What the Custom Scalars tab opens on: a chart each, whose tags are regular expressions. The tab
+# merges equal layouts, so that every run has it.
+LAYOUT = {
+    "training": {
+        tag: ["Multiline", [f"{tag}$"]] for tag in ("val/loss", "train/loss", "perf/tokens_per_s")
+    }
+}
+
 
 class RunRecorder(Logger):
     """A Lightning logger that writes each row to metrics.jsonl, at once, and to TensorBoard.
@@ -57,6 +65,7 @@ class RunRecorder(Logger):
         self._hook, threading.excepthook = threading.excepthook, self._thread_failed
         with self._tensorboard():
             self._writer = SummaryWriter(str(folder), flush_secs=10, purge_step=purge_step)
+            self._writer.add_custom_scalars(LAYOUT)
 
     def _thread_failed(self, args: threading.ExceptHookArgs) -> None:
         # The thread that writes the events keeps its error for whoever writes or flushes next.

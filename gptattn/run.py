@@ -57,17 +57,21 @@ DTYPES = {  # what matrix products run in
 
 
 def train(
-    cfg: TrainConfig, folder: Path, console: Console, start: Start | None = None
+    cfg: TrainConfig,
+    folder: str | Path,
+    console: Console | None = None,
+    start: Start | None = None,
 ) -> dict[str, Any]:
     """Train as `cfg` says, leave the record in `folder`, return the summary.
 
+    `console`: where to tell of it; None: nowhere.
     `start`: where the run that is in the folder goes on; None: it begins, in a folder without one.
     Raises a UserError for a user's mistake, the settings having been checked before, and Stopped
     where the run was asked to end.
     """
     watchdog = Watchdog(cfg.hang_seconds)
     with watchdog.watching():
-        return _train(cfg, folder, console, start, watchdog)
+        return _train(cfg, Path(folder), console or Console(quiet=True), start, watchdog)
 
 
 def _train(
@@ -195,7 +199,7 @@ def _fit(
         on_made=clock.add,
     )
     progress = ConsoleProgress(console, budget, clock, rows, samples)
-    attention = AttentionLog(recorder, job.data.val, cfg.model.context_length)
+    attention = AttentionLog(recorder, job.data.val, cfg.model.context_length, cfg.log_heads)
     stop = StopRequest()
     facts = facts_of(job.data, job.device, job.threads)
     checkpoints = Checkpoints(job.folder / "checkpoints" if cfg.checkpoint else None, stop, facts)

@@ -49,12 +49,13 @@ class SavedRun:
     source: Path  # of the weights
 
 
-def load_run(folder: Path, allow_targets: Sequence[str] = ()) -> SavedRun:
+def load_run(folder: str | Path, allow_targets: Sequence[str] = ()) -> SavedRun:
     """The run in `folder`. Raises CheckpointError for what is missing, damaged or foreign.
 
     `allow_targets`: packages besides gptattn that its config may name. What the config itself says
     of them does not count: whoever made the folder wrote that.
     """
+    folder = Path(folder)
     cfg = load_config(folder, allow_targets)
     try:
         tokenizer = _tokenizer(folder, cfg)

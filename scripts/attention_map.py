@@ -26,15 +26,16 @@ HELP = """\
 python scripts/attention_map.py run=outputs/... prompt="To be"
 
   run=FOLDER        a run folder, or one that scripts/convert.py made
-  prompt=TEXT       the text whose tokens look at each other; prompt=- reads stdin
+  prompt=TEXT       the text whose tokens look at each other; - reads stdin
   prompt_file=FILE  the same from a file
   layer=N           this layer alone, from 0; default: all
-  out=FOLDER        default: RUN/attention; pictures and the page are replaced there
+  out=FOLDER        default: RUN/attention; what is there is replaced
   device=auto       cpu, gpu or auto
-  allow_targets=PACKAGE  packages besides gptattn that the run may name, with commas
+  allow_targets=PACKAGE
+                    packages besides gptattn that the run may name (a,b)
 
-It writes layer_00.png, ... and attention.html, and prints each layer's means over its heads:
-entropy, in nats, and the weight on the first token (sink).
+It writes layer_00.png, ... and attention.html, and prints each layer's means
+over its heads: entropy, in nats, and the weight on the first token (sink).
 """
 
 

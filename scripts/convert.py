@@ -28,15 +28,17 @@ HELP = """\
 python scripts/convert.py from=outputs/... to=gqa to.num_kv_heads=4 method=mean
 
   from=FOLDER        a run folder, or one that this command made
-  from=gpt2 path=DIR a Hugging Face GPT-2 folder: config.json, model.safetensors, and its tokenizer;
-                     or a name on the hub, openai-community/gpt2 or hf:openai-community/gpt2@main
+  from=gpt2 path=DIR a Hugging Face GPT-2 folder: config.json,
+                     model.safetensors and its tokenizer; or a name on the hub,
+                     openai-community/gpt2 or hf:openai-community/gpt2@main
   to=VARIANT         a name in conf/attn; to.NAME=VALUE changes its settings
   to=hf              writes a folder that transformers' GPT2LMHeadModel opens
-  method=mean        what becomes of key/value heads that are merged: mean, first, random
+  method=mean        what merged key/value heads become: mean, first or random
   seed=1             of the random method
-  out=FOLDER         default: the folder's name with _to_VARIANT behind it, beside the folder
-                     or, for a name on the hub, in outputs
-  allow_targets=PACKAGE  packages besides gptattn that the run may name, with commas
+  out=FOLDER         default: the folder's name with _to_VARIANT behind it,
+                     beside the folder or, for a name on the hub, in outputs
+  allow_targets=PACKAGE
+                     packages besides gptattn that the run may name (a,b)
 """
 
 

@@ -24,20 +24,22 @@ python scripts/generate.py run=outputs/... prompt="To be"
   run=FOLDER              a run folder, or one that scripts/convert.py made
   prompt=TEXT             what to go on from; prompt=- reads stdin
   prompt_file=FILE        the same from a file
-  prompts_file=FILE       a prompt a line, all gone on with at once; the longest row fills the
-                          context, and then all slide or stop
+  prompts_file=FILE       a prompt a line, all gone on with at once; the longest
+                          row fills the context, and then all slide or stop
   tokens=200              how many to make at most
   temperature=0.8         0 is greedy
-  top_k=N  top_p=P        keep the N likeliest; the fewest that have probability P together
-  min_p=P                 keep those with at least P of the likeliest one's probability
+  top_k=N                 keep the N likeliest tokens
+  top_p=P                 keep the fewest that together have probability P
+  min_p=P                 keep those with at least P times the likeliest one's
   repetition_penalty=1.0  above 1: less of what was said
   stop=TEXT               end where this comes up
   samples=1               how many at once
   seed=1                  the same seed gives the same text
-  full=slide              at the context's end: slide (read its newer half anew), or stop
+  full=slide              at the context's end: slide (read its newer half anew)
+                          or stop
   device=auto             cpu, gpu or auto
-  threads=N               CPU threads; default: all. A small model is quickest with 1
-  allow_targets=PACKAGE    packages besides gptattn that the run may name, with commas
+  threads=N               CPU threads; default: all. 1 suits a small model
+  allow_targets=PACKAGE   packages besides gptattn that the run may name (a,b)
 
 It ends with tokens/s, reading the prompt included, and the size of the cache.
 """

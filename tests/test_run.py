@@ -14,6 +14,7 @@ import torch
 import yaml
 from support import TEXT, command, rows, run_folders, series, summary, tiny, train
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from torch.nn.functional import cross_entropy
 
@@ -233,9 +234,33 @@ def test_tensorboard_shows_the_scalars_of_the_record(run: Path) -> None:
     assert set(shown.Tags()["scalars"]) == recorded
 
 
+def test_tensorboards_layout_is_the_losses_and_the_speed(run: Path) -> None:
+    shown = events(run)
+    (event,) = shown.Tensors("custom_scalars__config__")
+    (category,) = Layout.FromString(event.tensor_proto.string_val[0]).category
+    found = {
+        chart.title: [
+            tag
+            for tag in shown.Tags()["scalars"]
+            if any(re.match(wanted, tag) for wanted in chart.multiline.tag)
+        ]
+        for chart in category.chart
+    }
+    # In this order; TensorBoard merges the layouts of all runs where they are equal.
+    assert list(found) == ["val/loss", "train/loss", "perf/tokens_per_s"]
+    assert all(tags == [title] for title, tags in found.items())
+
+
+def test_no_curve_of_attention_comes_before_the_losses(run: Path) -> None:
+    tags = sorted(events(run).Tags()["scalars"])
+    layers = [f"val_attention/{name}/layer_0{i}" for name in ("entropy", "sink") for i in (0, 1)]
+    assert tags[-4:] == layers
+    assert not [tag for tag in tags[:-4] if "attention/" in tag]
+
+
 def test_tensorboard_shows_an_attention_map_per_layer(run: Path) -> None:
     shown = events(run)
-    tags = ["attention/layer_00", "attention/layer_01"]
+    tags = ["val_attention/layer_00", "val_attention/layer_01"]
     assert sorted(shown.Tags()["images"]) == tags
     for tag in tags:
         (image,) = shown.Images(tag)

@@ -17,9 +17,13 @@ def main() -> NoReturn:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="gptattn-compare", description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "folders", nargs="*", type=Path, default=[Path("outputs")], help="run or sweep folders"
+        "folders",
+        nargs="*",
+        type=Path,
+        default=[Path("outputs")],
+        help="run or sweep folders; default: outputs",
     )
     parser.add_argument("--baseline", metavar="NAME", help="row to compare with; default: mha")
     parser.add_argument(

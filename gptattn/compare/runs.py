@@ -81,7 +81,7 @@ class _Summary(msgspec.Struct):
     steps: int = 0
 
 
-def read_runs(paths: Iterable[Path]) -> tuple[list[Run], list[str]]:
+def read_runs(paths: Iterable[str | Path]) -> tuple[list[Run], list[str]]:
     """All finished runs at or below the paths, each once, and a line for each folder passed over.
 
     Raises DataError where a path does not exist or no finished run is found.
@@ -89,7 +89,7 @@ def read_runs(paths: Iterable[Path]) -> tuple[list[Run], list[str]]:
     runs: list[Run] = []
     passed_over: list[str] = []
     seen: set[tuple[int, int]] = set()
-    for path in paths:
+    for path in map(Path, paths):
         if not path.is_dir():
             raise DataError("run folder", f"{path} is no folder; give a run or sweep folder")
         for folder in _run_folders(path, seen, passed_over):

@@ -1,0 +1,22 @@
+"""The help of every command fits a terminal of 80 columns."""
+
+from pathlib import Path
+
+import pytest
+from conftest import Call
+from support import command
+
+
+def test_the_help_of_a_run_fits_80_columns(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert command(tmp_path, "--help") == 0
+    assert [line for line in capfd.readouterr().out.splitlines() if len(line) > 80] == []
+
+
+@pytest.mark.parametrize("name", ["generate", "convert", "attention_map"])
+def test_the_help_of_a_script_fits_80_columns(name: str, call: Call) -> None:
+    code, out, err = call(name, "--help")
+    assert (code, err) == (0, "")
+    assert out.startswith(f"python scripts/{name}.py ")
+    assert [line for line in out.splitlines() if len(line) > 80] == []

@@ -1,0 +1,80 @@
+"""gptattn from Python: docs/library.md does what it says, and it is what the command does."""
+
+import contextlib
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from support import process_state, rows, tiny
+from support import train as train_by_command
+
+from gptattn.compose import settings
+from gptattn.errors import ConfigError, RunFolderError
+from gptattn.run import train
+
+PAGE = Path(__file__).parents[1] / "docs" / "library.md"
+
+
+def test_the_pages_blocks_run_one_after_the_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    known: dict[str, object] = {"__name__": "page"}
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    with process_state():
+        for block in blocks:
+            exec(compile(block, PAGE.name, "exec"), known)
+    # What the page prints, and nothing else: the training itself is silent.
+    out, err = capfd.readouterr()
+    assert len(blocks) == 4
+    assert re.findall(r"^(mha|gqa) \d\.\d+$", out, re.MULTILINE) == ["mha", "gqa"]
+    assert "\nThe class" in out
+    assert re.findall(r"^(mha|gqa) 1 (\d+)\.0 \d\.\d+$", out, re.MULTILINE) == [
+        ("gqa", "512"),
+        ("mha", "1024"),
+    ]
+    assert "tokens/s" not in out
+    assert err == ""
+
+
+def test_a_run_from_python_is_the_commands(tmp_path: Path) -> None:
+    by_command = train_by_command(tmp_path, "attn=gqa", "model.num_layers=2")
+    cfg = settings(tiny(tmp_path, "attn=gqa", "model.num_layers=2"))
+    with process_state(), contextlib.chdir(tmp_path):
+        train(cfg, "mine")
+        with pytest.raises(RunFolderError, match="already holds a run"):
+            train(cfg, "mine")
+    configs = [by_command / "config.yaml", tmp_path / "mine" / "config.yaml"]
+    assert len({yaml.dump(yaml.safe_load(file.read_text())) for file in configs}) == 1
+    losses = [
+        [row["val/loss"] for row in rows(run) if "val/loss" in row]
+        for run in (by_command, tmp_path / "mine")
+    ]
+    assert losses[0] == losses[1] != []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["attn=gqaa"], "attn: 'gqaa' is unknown; did you mean gqa?"),
+        (["batch_size=many"], "batch_size: "),
+        (["batch_size=0"], "batch_size: 0 is not a positive number"),
+        (["seed=1,2"], "seed: 1,2 are several values"),
+    ],
+)
+def test_a_mistake_is_an_exception_in_the_commands_words(overrides: list[str], said: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        settings(overrides)
+    assert str(error.value).startswith(said)
+
+
+def test_settings_leave_nothing_of_one_call_to_the_next(tmp_path: Path) -> None:
+    book = tmp_path / "a,b=c.txt"
+    book.touch()
+    one = settings(["attn=gqa", "attn.num_kv_heads=1", "data=text", f"data.path={book}"])
+    assert (one.variant, one.attn["num_kv_heads"]) == ("gqa", 1)
+    assert one.data["path"] == str(book)
+    assert settings().variant == "mha"
+    assert settings(["attn=gqa"]).attn["num_kv_heads"] == 2
