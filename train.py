@@ -2,5 +2,7 @@
 
 from gptattn.cli import main
 
+# Tab in fish completes only a file with @hydra.main in it.
+
 if __name__ == "__main__":
     main()

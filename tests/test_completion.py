@@ -1,5 +1,6 @@
 """Tab completion: what a shell is told of a line that is not finished."""
 
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -8,6 +9,8 @@ from pathlib import Path
 import pytest
 from conftest import menu
 from support import command
+
+from gptattn.compose import CONF
 
 Complete = Callable[[str], list[str]]
 
@@ -69,6 +72,15 @@ def test_paths_complete_from_here_whatever_is_in_their_names(
     assert complete("python train.py resume=./outputs/") == [f"resume=./outputs/{run.name}"]
     assert complete(f"python train.py init_from={run.parent}/m") == [f"init_from={run}"]
     assert complete("python train.py data=text data.path=b") == ["data.path=book.txt"]
+
+
+def test_the_front_door_has_what_fish_looks_for(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert command(tmp_path, "-sc", "install=fish") == 0
+    wanted = re.search(r'grep -q "(.+?)"', capfd.readouterr().out)
+    assert wanted is not None
+    assert wanted.group(1) in (CONF.parent / "train.py").read_text(encoding="utf-8")
 
 
 def test_completion_waits_for_no_large_library(
