@@ -65,7 +65,7 @@ LAYERS = (
     ("compose", "resume_settings"),
     ("cli",),
     ("script",),
-    ("sweep.worker",),
+    ("sweep.worker", "commands.*"),
 )
 
 
