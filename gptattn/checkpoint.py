@@ -16,18 +16,18 @@ from typing import IO, Any
 
 import torch
 
+from gptattn import disk
 from gptattn.archive import check_archive
-from gptattn.disk import replacing, write_atomically
 from gptattn.errors import CheckpointError
 from gptattn.untrusted import read_bytes
 
 SUM = ".sha256"
 KEPT = 2  # the newest, and one to fall back on
 SUM_BYTES = 4_000
-# What `replacing` may leave in a run's folder, and in its checkpoints'.
-PART = re.compile(
-    r"(?P<name>config\.yaml|summary\.json|identity\.json|metrics\.jsonl|tokenizer\.json|vocab\.json"
-    r"|merges\.txt|step=\d+\.ckpt(?:\.sha256)?)\.\d+\.part"
+# What is written in a run's folder, and in its checkpoints'.
+NAMES = (
+    r"config\.yaml|summary\.json|identity\.json|metrics\.jsonl|tokenizer\.json|vocab\.json"
+    r"|merges\.txt|step=\d+\.ckpt(?:\.sha256)?"
 )
 
 
@@ -64,9 +64,13 @@ FLOATS = ["F64", "F32", "F16", "BF16"]
 
 
 def write_checkpoint(path: Path, checkpoint: dict[str, Any]) -> None:
-    """Write the state and its SHA-256; `path` appears when all of it is on the disk."""
+    """Write the state and its SHA-256; `path` appears when all of it is on the disk.
+
+    The folder that `path` lies in is made, in the run's folder, which is there.
+    """
+    run = path.parent.parent
     try:
-        with replacing(path, lambda file: torch.save(checkpoint, file)) as file:
+        with disk.replacing(path, lambda file: torch.save(checkpoint, file), run) as file:
             hashed = _Hashed(file)
             hashed.save(checkpoint)
             _write_sum(path, hashed.sha256.hexdigest())
@@ -117,7 +121,7 @@ def _write_sum(path: Path, digest: str) -> None:
     # Until the file is replaced the old one must fit as well.
     old = _sums(path) if path.exists() else []
     lines = "".join(f"{each}  {path.name}\n" for each in [digest, *old[:1]])
-    write_atomically(_sum_of(path), lambda file: file.write(lines.encode()))
+    disk.write_atomically(_sum_of(path), lambda file: file.write(lines.encode()))
 
 
 def _sums(path: Path) -> list[str]:
@@ -145,19 +149,14 @@ def known_checkpoints(folder: Path) -> list[Path]:
     """
     names = {file.name for file in folder.glob("*.ckpt") if not file.is_dir()}
     sums = {file.name.removesuffix(SUM) for file in folder.glob(f"*.ckpt{SUM}")}
-    parts = (PART.fullmatch(file.name) for file in folder.glob("*.part"))
-    names |= sums - {part["name"] for part in parts if part is not None}
+    parts = {re.sub(f"{disk.PART}$", "", file.name) for file in folder.glob("*.part")}
+    names |= sums - parts
     return sorted((folder / name for name in names), key=step_of, reverse=True)
 
 
 def remove_leftovers(folder: Path) -> None:
     """Remove what a killed save has left. Nobody may be saving in the folder meanwhile."""
-    for part in folder.glob("*.part"):
-        match = PART.fullmatch(part.name)
-        if match is None or part.is_dir():
-            continue  # somebody else's
-        target = part.with_name(match["name"])
-        part.unlink(missing_ok=True)
+    for target in disk.remove_leftovers(folder, NAMES):
         if target.suffix == ".ckpt" and not os.path.lexists(target):
             _sum_of(target).unlink(missing_ok=True)
 

@@ -13,7 +13,7 @@ import signal
 import sys
 import traceback
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -36,11 +36,11 @@ from gptattn.compose import (
     with_paths_quoted,
 )
 from gptattn.config import TrainConfig, check
-from gptattn.disk import check_room
+from gptattn.disk import check_room, refuse_link
 from gptattn.errors import ConfigError, DataError, RunFolderError
 from gptattn.lock import locked_run
 from gptattn.resume_settings import allowed_packages, resume_argument, resumed
-from gptattn.stopping import Stopped, at_once
+from gptattn.stopping import Stopped, at_once, open_output, reader_gone
 
 if TYPE_CHECKING:
     from gptattn.resume import Start
@@ -56,15 +56,23 @@ def main() -> NoReturn:
     # argparse takes overrides in one run only: a flag between two of them would end it.
     sys.argv[1:] = sorted(sys.argv[1:], key=lambda argument: argument not in ("-m", "--multirun"))
     signal.signal(signal.SIGTERM, _terminated)
+    sys.exit(ended(_main, debug))
+
+
+def ended(run: Callable[[], int | None], debug: bool = False) -> int:
+    """Run a command; its exit code: what it returns, or that of the error that it raises."""
+    open_output()
     try:
-        _main()
-        code = 0
+        code = run()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        return reader_gone()
     except Exception as error:
-        code = report(error, debug)
+        return report(error, debug)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
-        code = 130
-    sys.exit(code)
+        return 130
+    return code or 0
 
 
 def _terminated(signum: int, frame: object) -> NoReturn:
@@ -117,6 +125,9 @@ def _new_run(folder: Path) -> Iterator[None]:
                 "hydra.run.dir",
                 f"{folder} already holds a run; resume=... goes on with it, or give another folder",
             )
+        hydras = folder / ".hydra"  # written without a look
+        for place in (hydras, *hydras.glob("*")):
+            refuse_link(place)
         yield
 
 
@@ -182,7 +193,7 @@ def _train(cfg: TrainConfig, folder: Path, start: "Start | None" = None) -> floa
         if stopped.signum == signal.SIGINT:
             raise KeyboardInterrupt from stopped
         raise SystemExit(128 + stopped.signum) from stopped
-    except (SystemExit, KeyboardInterrupt) as error:
+    except (SystemExit, KeyboardInterrupt, BrokenPipeError) as error:
         if cfg.checkpoint and (folder / "config.yaml").exists():
             print(_how_to_go_on(shown, "its newest checkpoint, if any", True), file=sys.stderr)
         # Lightning turns Ctrl-C into SystemExit(1), which would look like an end.

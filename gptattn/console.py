@@ -9,9 +9,18 @@ from rich.markup import escape
 from rich.table import Table
 
 
+class StdoutConsole(Console):
+    """Leaves it to whoever ends the process what becomes of a pipe that nobody reads any more."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 def make_console() -> Console:
     """The one console. In a pipe a line is as long as it needs to be."""
-    return Console(width=None if sys.stdout.isatty() else 120, highlight=False, soft_wrap=True)
+    return StdoutConsole(
+        width=None if sys.stdout.isatty() else 120, highlight=False, soft_wrap=True
+    )
 
 
 RESULTS = (

@@ -1,8 +1,14 @@
-"""A disk that is full, read-only or closed to us: one line with the path and the bytes needed."""
+"""Every file that is made or replaced: whole or not at all, and never through a link.
+
+A disk that is full, read-only or closed to us is one line with the path and the bytes needed.
+"""
 
 import contextlib
 import errno
+import fcntl
 import os
+import re
+import secrets
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -10,7 +16,9 @@ from typing import IO, Any
 from gptattn.errors import DiskError
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-REFUSALS = FULL | {errno.EROFS, errno.EACCES, errno.EPERM}
+REFUSALS = FULL | {errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE}
+# Behind the name that a file will get; earlier versions had the number of their process there.
+PART = r"\.(?:[0-9a-f]{16}|\d{1,10})\.part"
 
 
 class ByteCounter:
@@ -45,6 +53,10 @@ def writing(path: Path, size: Callable[[], int]) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if error.errno == errno.ENOENT:
+            raise DiskError(
+                str(path.parent), "is gone, removed or moved meanwhile; start again"
+            ) from error
         if error.errno not in REFUSALS:
             raise
         raise refused(path, error, size()) from error
@@ -67,6 +79,15 @@ def refused(path: Path, error: OSError, needed: int) -> DiskError:
     )
 
 
+def gone(folder: Path) -> DiskError:
+    """What to tell of a run's folder that was there before."""
+    return DiskError(
+        str(folder),
+        "the run's folder is gone, removed or moved meanwhile; start it anew, or, where it was "
+        "moved, go on there with resume=FOLDER",
+    )
+
+
 def free_bytes(path: Path) -> int:
     """What may be written below the nearest folder that there is."""
     place = next(p for p in (path.absolute(), *path.absolute().parents) if p.exists())
@@ -84,30 +105,34 @@ def check_room(folder: Path, needed: int) -> None:
         )
 
 
-def write_atomically(path: Path, write: Callable[[Any], object]) -> None:
+def write_atomically(path: Path, write: Callable[[Any], object], root: Path | None = None) -> None:
     """Call `write(binary file)`; `path` appears, or is replaced, when all of it is on the disk.
 
-    Raises DiskError, with the bytes that `write` needs, where the disk will not take them.
+    `root` as in `make_folder`. Raises DiskError, with the bytes that `write` needs, where the disk
+    will not take them.
     """
-    with replacing(path, write) as file:
+    with replacing(path, write, root) as file:
         write(file)
 
 
 @contextlib.contextmanager
-def replacing(path: Path, write: Callable[[Any], object]) -> Iterator[IO[bytes]]:
+def replacing(
+    path: Path, write: Callable[[Any], object], root: Path | None = None
+) -> Iterator[IO[bytes]]:
     """A file to write to, which takes the place of `path` once all of it is on the disk.
 
     `write` would write the same: asked for the bytes needed, where the disk will not take them.
     """
-    partial = path.with_name(f"{path.name}.{os.getpid()}.part")
     with writing(path, lambda: size_of(write)):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent, root)
+        remove_leftovers(path.parent, re.escape(path.name))
+        partial, descriptor = _new_part(path)
         try:
-            with partial.open("wb") as file:
+            with os.fdopen(descriptor, "wb") as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
-            partial.replace(path)
+                partial.replace(path)
             folder = os.open(path.parent, os.O_RDONLY)
             try:
                 os.fsync(folder)
@@ -115,3 +140,72 @@ def replacing(path: Path, write: Callable[[Any], object]) -> Iterator[IO[bytes]]
                 os.close(folder)
         finally:
             partial.unlink(missing_ok=True)
+
+
+def make_folder(folder: Path, root: Path | None = None) -> None:
+    """Make `folder`, and what is missing between it and `root`, the folder that the user named.
+
+    `root` is there, and may be reached by links; below it somebody else may have put one, which
+    would lead what is written elsewhere. Raises DiskError for such a link, and where `root` has
+    gone. `root` None: it is `folder`, and is made.
+    """
+    if root is None:
+        folder.mkdir(parents=True, exist_ok=True)
+        return
+    if not root.is_dir():
+        raise gone(root)
+    place = root
+    for name in folder.relative_to(root).parts:
+        place /= name
+        refuse_link(place)
+        place.mkdir(exist_ok=True)
+
+
+def refuse_link(path: Path) -> None:
+    """Raise DiskError where the path is a link."""
+    if path.is_symlink():
+        raise DiskError(
+            str(path), "is a link, and what is written to it would land elsewhere; remove it"
+        )
+
+
+def _new_part(path: Path) -> tuple[Path, int]:
+    """A new file beside `path`, locked, and open to be written. It can be no link of others."""
+    while True:
+        part = path.with_name(f"{path.name}.{secrets.token_hex(8)}.part")
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(part, flags, 0o666)
+        with contextlib.suppress(OSError):  # a disk without locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if os.path.lexists(part):
+            return part, descriptor
+        os.close(descriptor)  # taken for a leftover before it was locked
+
+
+def remove_leftovers(folder: Path, names: str) -> list[Path]:
+    """Remove what killed processes have left of files whose names match the pattern `names`.
+
+    What a living one is writing stays: it holds a lock on it. Returns what they would have become.
+    """
+    found = []
+    for part in folder.glob("*.part"):
+        match = re.fullmatch(f"(?P<name>{names}){PART}", part.name)
+        if match is not None and _removed(part):
+            found.append(folder / match["name"])
+    return found
+
+
+def _removed(part: Path) -> bool:
+    """Whether it was a file that nobody holds, which is gone now."""
+    try:
+        descriptor = os.open(part, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        part.unlink()
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True

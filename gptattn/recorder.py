@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import secrets
 import threading
 import time
 from argparse import Namespace
@@ -19,11 +20,12 @@ from numpy.typing import NDArray
 from torch.utils.tensorboard.summary import hparams
 from torch.utils.tensorboard.writer import SummaryWriter
 
-from gptattn.disk import REFUSALS, write_atomically, writing
+from gptattn.disk import REFUSALS, gone, write_atomically, writing
 from gptattn.errors import DiskError, RunFolderError
 from gptattn.untrusted import open_to_append, read_bytes
 
 ROWS = "metrics.jsonl"
+KEPT = REFUSALS | {errno.ENOENT}  # errors of TensorBoard's thread that whoever writes next is told
 BLOCK = 4096  # bytes: the least that a disk gives
 
 # TensorBoard's HParams tab shows these as columns. The set is one and the same in every run: a
@@ -64,17 +66,25 @@ class RunRecorder(Logger):
         self._end_of_session: Any = None
         self._hook, threading.excepthook = threading.excepthook, self._thread_failed
         with self._tensorboard():
-            self._writer = SummaryWriter(str(folder), flush_secs=10, purge_step=purge_step)
+            # TensorBoard's own name for the file could be guessed, and a link be put there.
+            self._writer = SummaryWriter(
+                str(folder),
+                flush_secs=10,
+                purge_step=purge_step,
+                filename_suffix=f".{secrets.token_hex(8)}",
+            )
             self._writer.add_custom_scalars(LAYOUT)
 
     def _thread_failed(self, args: threading.ExceptHookArgs) -> None:
         # The thread that writes the events keeps its error for whoever writes or flushes next.
-        if not (isinstance(args.exc_value, OSError) and args.exc_value.errno in REFUSALS):
+        known = isinstance(args.exc_value, OSError) and args.exc_value.errno in KEPT
+        if not known:
             self._hook(args)
 
     @contextlib.contextmanager
     def _tensorboard(self) -> Iterator[None]:
         """Errors of the events' file, of which nobody knows how much it has still to write."""
+        self._check_place()
         with writing(self.folder / "events.out.tfevents", lambda: BLOCK):
             yield
 
@@ -126,6 +136,16 @@ class RunRecorder(Logger):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self.rows += 1
 
+    def _check_place(self) -> None:
+        """Raise DiskError where the rows have no name any more: they would be lost unseen."""
+        if not self.folder.is_dir():
+            raise gone(self.folder)
+        if not os.path.lexists(self.folder / ROWS):
+            raise DiskError(
+                str(self.folder / ROWS),
+                "is gone, removed or moved meanwhile; put it back, then resume=... goes on",
+            )
+
     def save(self) -> None:
         """Bring all rows onto the disk."""
         with self._tensorboard():
@@ -170,7 +190,7 @@ def keep_rows(folder: Path, count: int, step: int) -> int:
         raise RunFolderError("run", f"{folder}: {error}; remove it") from None
     kept = [line for line in lines[:count] if line.endswith(b"\n") and _step(line) <= step]
     if len(kept) < len(lines):
-        write_atomically(file, lambda target: target.writelines(kept))
+        write_atomically(file, lambda target: target.writelines(kept), folder)
     return len(kept)
 
 

@@ -160,7 +160,7 @@ def claim(folder: Path, cfg: TrainConfig) -> None:
 
 def write_config(folder: Path, cfg: TrainConfig) -> None:
     text = yaml.safe_dump(asdict(cfg), sort_keys=False, allow_unicode=True)
-    write_atomically(folder / "config.yaml", lambda file: file.write(text.encode()))
+    write_atomically(folder / "config.yaml", lambda file: file.write(text.encode()), folder)
 
 
 def _fit(
@@ -227,7 +227,9 @@ def _fit(
         recorder.log_metrics(final, trainer.global_step)
         summary = summarise(job, rows.last | final, trainer.global_step)
         text = json.dumps(summary, indent=2, ensure_ascii=False) + "\n"
-        write_atomically(job.folder / "summary.json", lambda file: file.write(text.encode()))
+        write_config(job.folder, cfg)  # without it nobody could read the run
+        summary_file = job.folder / "summary.json"
+        write_atomically(summary_file, lambda file: file.write(text.encode()), job.folder)
         done = True
     finally:
         recorder.close(done)

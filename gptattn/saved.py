@@ -27,7 +27,7 @@ from gptattn.cost import parameter_count
 from gptattn.data.bpe_files import IN_RUN
 from gptattn.data.tokenizer import Tokenizer
 from gptattn.device import total_memory_bytes
-from gptattn.disk import write_atomically
+from gptattn.disk import make_folder, write_atomically
 from gptattn.errors import CheckpointError, ConfigError, NumericError
 from gptattn.gpt import GPT
 from gptattn.targets import ForeignTarget, check_targets
@@ -159,6 +159,7 @@ def save_model(folder: Path, cfg: TrainConfig, model: GPT, tokenizer: Tokenizer)
 
     weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
     text = yaml.safe_dump(asdict(cfg), sort_keys=False, allow_unicode=True)
+    make_folder(folder)
     save_tokenizer(folder, tokenizer)
     write_atomically(folder / WEIGHTS, lambda file: file.write(save(weights)))
     write_atomically(folder / "config.yaml", lambda file: file.write(text.encode()))
@@ -166,13 +167,14 @@ def save_model(folder: Path, cfg: TrainConfig, model: GPT, tokenizer: Tokenizer)
 
 def save_tokenizer(folder: Path, tokenizer: Tokenizer) -> None:
     """Keep the files that the run's tokenizer needs, if any: where they came from may move."""
-    write_files(folder / IN_RUN, tokenizer)
+    write_files(folder / IN_RUN, tokenizer, folder)
 
 
-def write_files(folder: Path, tokenizer: Tokenizer) -> None:
+def write_files(folder: Path, tokenizer: Tokenizer, root: Path | None = None) -> None:
+    """The tokenizer's files, as they are; `root` as in `disk.make_folder`."""
     for name, text in tokenizer.files().items():
         raw = text.encode()
-        write_atomically(folder / name, lambda file, raw=raw: file.write(raw))
+        write_atomically(folder / name, lambda file, raw=raw: file.write(raw), root)
 
 
 def refuse_taken(folder: Path) -> None:

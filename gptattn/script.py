@@ -1,27 +1,25 @@
-"""What the scripts share: help, `--debug`, and one line for a mistake."""
+"""What the commands share: help, `--debug`, and one line for a mistake."""
 
-import os
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
-from gptattn.cli import report
+from gptattn.cli import ended
 
 
 def run_script(help: str, run: Callable[[Sequence[str]], None]) -> int:
-    """Run with the command line's arguments; return the exit code. Without any, print the help."""
+    """Run with the command line's arguments; return the exit code. Without any, print the help.
+
+    COMMAND in the help stands for what was called.
+    """
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     if not arguments or arguments[0] in ("-h", "--help"):
-        print(help, end="")
-        return 0 if arguments else 2
-    try:
-        run(arguments)
-        sys.stdout.flush()
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:
-        # Whoever read the output has gone, `head` for one; Python would complain as it ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
-    except Exception as error:
-        return report(error, debug="--debug" in sys.argv)
-    return 0
+        text = help.replace("COMMAND", called())
+        return ended(lambda: print(text, end="")) or (0 if arguments else 2)
+    return ended(lambda: run(arguments), debug="--debug" in sys.argv)
+
+
+def called() -> str:
+    """The command as its user gave it: `python scripts/convert.py` or `gptattn-convert`."""
+    program = sys.argv[0]
+    return f"python {program}" if program.endswith(".py") else Path(program).name

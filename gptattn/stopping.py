@@ -1,8 +1,11 @@
-"""SIGTERM and Ctrl-C while a run trains: a wish, granted where the state is whole."""
+"""SIGTERM and Ctrl-C while a run trains: a wish, granted where the state is whole; and output that
+nobody reads.
+"""
 
 import contextlib
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from typing import NoReturn
 
@@ -68,3 +71,20 @@ def at_once() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def open_output() -> None:
+    """Give a process that was started without stdout or stderr one that takes all: Python has None
+    there, which not all can print to.
+    """
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115, PTH123
+
+
+def reader_gone() -> int:
+    """Whoever read the output has gone, `head` for one: say no more of it. Returns the exit code
+    of a command that SIGPIPE ends.
+    """
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 128 + signal.SIGPIPE

@@ -66,7 +66,7 @@ LAYERS = (
     ("compose", "resume_settings"),
     ("cli",),
     ("script",),
-    ("sweep.worker",),
+    ("sweep.worker", "commands.*"),
 )
 
 

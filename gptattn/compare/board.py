@@ -4,6 +4,7 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
@@ -15,6 +16,7 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from gptattn.compare.bands import section_bands, start_time
 from gptattn.compare.curves import Curves, Floats
 from gptattn.compare.results import Comparison, Section
+from gptattn.disk import make_folder, write_atomically
 
 MARK = ".gptattn-compare"  # ends the name of every event file that is ours to remove
 TAGS = {
@@ -28,7 +30,11 @@ Series = tuple[str, Floats, Floats, Floats]  # tag, steps, seconds, values
 
 
 def write_board(comparison: Comparison, folder: Path) -> None:
-    """Replace the event files below `folder`: up to three runs per row."""
+    """Replace the event files below `folder`: up to three runs per row.
+
+    The folder that it lies in is there.
+    """
+    make_folder(folder, folder.parent)  # which is no link: files are removed there
     remove_former(folder)
     taken: set[Path] = set()
     for section in comparison.sections:
@@ -40,7 +46,7 @@ def write_board(comparison: Comparison, folder: Path) -> None:
             taken.add(place / name)
             began = start_time(section, comparison.curves, row)
             for line, series in lines.items():
-                _write_events(place / f"{name} {line}", began, series)
+                _write_events(folder, place / f"{name} {line}", began, series)
 
 
 def remove_former(folder: Path) -> None:
@@ -74,12 +80,12 @@ def _section_lines(
     return found
 
 
-def _write_events(folder: Path, began: float, series: Sequence[Series]) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
+def _write_events(root: Path, folder: Path, began: float, series: Sequence[Series]) -> None:
     # TensorBoard's own writer starts a thread, and names the machine in the file's name.
     file = folder / f"events.out.tfevents.{int(time.time())}{MARK}"
-    with file.open("wb") as opened:
-        writer = RecordWriter(opened)
+
+    def write(target: Any) -> None:
+        writer = RecordWriter(target)
         writer.write(Event(wall_time=began, file_version="brain.Event:2").SerializeToString())
         for tag, steps, since, values in series:
             for x, moment, value in zip(steps, since, values, strict=True):
@@ -88,3 +94,5 @@ def _write_events(folder: Path, began: float, series: Sequence[Series]) -> None:
                     wall_time=began + float(moment), step=round(float(x)), summary=summary
                 )
                 writer.write(event.SerializeToString())
+
+    write_atomically(file, write, root)

@@ -2,18 +2,17 @@
 
 import sys
 
-from rich.console import Console
-
 from gptattn.compare.results import Comparison
 from gptattn.compare.table import report_table
 from gptattn.compare.words import headline, match_words, section_words
+from gptattn.console import StdoutConsole
 
 MOST = 20  # sentences about single variants
 
 
 def show(comparison: Comparison) -> None:
     """Print the tables and what they support; warnings go to stderr."""
-    console = Console(highlight=False, markup=False, emoji=False)
+    console = StdoutConsole(highlight=False, markup=False, emoji=False)
     for section in comparison.sections:
         title = section.title or f"{' '.join(comparison.folders)}: {headline(comparison)}"
         console.print(report_table(section, title, console.width))

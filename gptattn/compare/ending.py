@@ -6,12 +6,17 @@ from typing import NoReturn
 
 from gptattn.compare.runs import one_line
 from gptattn.errors import UserError
+from gptattn.stopping import open_output, reader_gone
 
 
 def end_with(report: Callable[[], None]) -> NoReturn:
     """Report, then exit with the codes of `gptattn.errors`: a user's mistake is one line."""
+    open_output()
     try:
         report()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        sys.exit(reader_gone())
     except UserError as error:
         print(f"error: {one_line(str(error))}", file=sys.stderr)
         sys.exit(error.exit_code)

@@ -4,7 +4,6 @@ import csv
 import io
 import json
 import math
-import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,23 +13,16 @@ from typing import Any
 
 from gptattn.compare.results import METRICS, Comparison, Row, Section
 from gptattn.compare.words import match_words, section_words
+from gptattn.disk import make_folder, write_atomically
 from gptattn.errors import DiskError
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 
 
 def write(file: Path, content: str | bytes) -> None:
-    """Whole or not at all: written beside its place, then renamed."""
+    """Whole or not at all; the folder is there."""
     data = content.encode("utf-8", errors="replace") if isinstance(content, str) else content
-    handle, name = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
-    try:
-        with os.fdopen(handle, "wb") as opened:
-            opened.write(data)
-        Path(name).chmod(0o644)  # mkstemp's is for its owner alone
-        Path(name).replace(file)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    write_atomically(file, lambda target: target.write(data), file.parent)
 
 
 @contextmanager
@@ -42,13 +34,13 @@ def disk_errors(folder: Path) -> Iterator[None]:
         raise DiskError("--out", f"{folder}: {error.strerror}; give another folder") from error
 
 
-def claim(folder: Path) -> None:
+def claim(folder: Path, root: Path | None = None) -> None:
     """Make the folder, and see that it can be written to, before anything slow starts.
 
-    Raises DiskError.
+    `root` as in `disk.make_folder`. Raises DiskError.
     """
     with disk_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder, root)
         tempfile.TemporaryFile(dir=folder).close()
 
 

@@ -68,7 +68,7 @@ def _report(args: argparse.Namespace) -> None:
         show(comparison)
         return
     out = args.out or _out(args.folders, runs)
-    claim(out)
+    claim(out, None if args.out else out.parent)
     comparison = with_curves(comparison)
     show(comparison)
     page = write_report(comparison, out)

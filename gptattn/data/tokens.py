@@ -9,10 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gptattn.data.tokenizer import Tokenizer
-from gptattn.disk import write_atomically
+from gptattn.disk import remove_leftovers, write_atomically
 from gptattn.errors import ConfigError, DiskError
 
 TOKEN_DTYPE = np.dtype("<u2")
+CACHED = r"[0-9a-f]{64}-[0-9a-f]{64}\.tokens|tinyshakespeare\.txt"  # names in the cache folder
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,7 @@ def _cached_tokens(
 ) -> NDArray[np.uint16]:
     """Map `<key>-<sha256>.tokens`; where there is none that is whole, encode and write it."""
     try:
+        remove_leftovers(folder, CACHED)
         for file in folder.glob(f"{key}-*.tokens"):
             tokens = _whole(file, vocab_size)
             if tokens is not None:

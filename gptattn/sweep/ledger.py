@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from gptattn.lock import locked
-from gptattn.untrusted import read_bytes
+from gptattn.untrusted import open_to_append, read_bytes
 
 NAME = "ledger.jsonl"
 LOCK = ".sweep.lock"
@@ -50,7 +50,7 @@ class Ledger:
         line = {"time": round(time.time(), 3), "run": run, "state": state, **facts}
         try:
             data = (json.dumps(line, ensure_ascii=False) + "\n").encode()
-            with (self.folder / NAME).open("ab+", buffering=0) as file:
+            with open_to_append(self.folder / NAME) as file:
                 end = file.seek(0, os.SEEK_END)
                 file.seek(max(0, end - 1))
                 # After a line that was cut short, by a full disk or a kill, on a line of its own.

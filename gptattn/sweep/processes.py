@@ -11,7 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Protocol
 
+from gptattn.errors import UserError
 from gptattn.sweep.ledger import Ledger
+from gptattn.untrusted import open_to_append
 
 LOG = "console.log"
 POLL_SECONDS = 0.2
@@ -73,7 +75,7 @@ def run_all(works: Sequence[Work], slots: int, ledger: Ledger, watcher: Watcher)
                 work = waiting.pop()
                 try:
                     active.append(_start(work))
-                except OSError as error:
+                except (OSError, UserError) as error:
                     outcomes[work.folder] = _ended(work, _unstarted(work, error), ledger, watcher)
                     continue
                 pid = active[-1].popen.pid
@@ -95,7 +97,7 @@ def run_all(works: Sequence[Work], slots: int, ledger: Ledger, watcher: Watcher)
 
 def _start(work: Work) -> _Process:
     work.folder.mkdir(parents=True, exist_ok=True)
-    log = (work.folder / LOG).open("ab")
+    log = open_to_append(work.folder / LOG)
     try:
         popen = subprocess.Popen(
             work.command,
@@ -116,7 +118,7 @@ def _close(process: _Process) -> None:
         process.popen.stdin.close()
 
 
-def _unstarted(work: Work, error: OSError) -> Outcome:
+def _unstarted(work: Work, error: Exception) -> Outcome:
     return Outcome(work.folder, 7, f"could not be started: {error}", 0.0)
 
 

@@ -17,10 +17,10 @@ def main() -> NoReturn:
         "--out", type=Path, metavar="DIR", help="default: report/ in the sweep's folder"
     )
     args = parser.parse_args()
-    end_with(lambda: _report(args.folder, args.out or args.folder / "report"))
+    end_with(lambda: _report(args.folder, args.out))
 
 
-def _report(folder: Path, out: Path) -> None:
+def _report(folder: Path, chosen: Path | None) -> None:
     from gptattn.compare.uptrain.experiment import command_of, find_experiment
     from gptattn.compare.uptrain.words import sentences
 
@@ -35,7 +35,8 @@ def _report(folder: Path, out: Path) -> None:
     from gptattn.compare.uptrain.page import page_text, table_rows
     from gptattn.compare.uptrain.plot import uptrain_plot
 
-    claim(out)
+    out = chosen or folder / "report"
+    claim(out, None if chosen else folder)
     findings, plot = find(experiment), uptrain_plot(experiment)
     sweep = command_of(folder)
     own = f"python scripts/uptrain_report.py {one_line(str(folder))}"
@@ -44,9 +45,9 @@ def _report(folder: Path, out: Path) -> None:
         write(out / f"{plot.name}.png", plot.png)
         write(out / f"{plot.name}.svg", standalone(plot.svg))
         write(out / f"{plot.name}.md", page)
-    from rich.console import Console
+    from gptattn.console import StdoutConsole
 
-    console = Console(highlight=False, markup=False, emoji=False)
+    console = StdoutConsole(highlight=False, markup=False, emoji=False)
     console.print(cells_table(table_rows(experiment), one_line(str(folder)), console.width))
     for line in sentences(experiment, findings):
         console.print(f"- {line}")
