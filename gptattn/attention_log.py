@@ -3,13 +3,12 @@
 from typing import Any
 
 import lightning.pytorch as L
-import numpy as np
 import torch
 from lightning.pytorch.trainer.states import TrainerFn
-from numpy.typing import NDArray
 from torch import Tensor
 
 from gptattn.attention.statistics import entropy, sink_mass
+from gptattn.data.tokens import Tokens
 from gptattn.gpt import GPT
 from gptattn.heatmap import heatmap
 from gptattn.recorder import RunRecorder
@@ -25,7 +24,7 @@ class AttentionLog(L.Callback):
     `.../mean` is that of the layer.
     """
 
-    def __init__(self, recorder: RunRecorder, val: NDArray[np.uint16], context_length: int) -> None:
+    def __init__(self, recorder: RunRecorder, val: Tokens, context_length: int) -> None:
         self.recorder = recorder
         self.rows = opening_rows(val, context_length, TOKENS)
         self.map_row = opening_rows(val, context_length, MAP_TOKENS)[:1]
@@ -52,7 +51,7 @@ class AttentionLog(L.Callback):
         model.train(was_training)
 
 
-def opening_rows(val: NDArray[np.uint16], context_length: int, tokens: int) -> Tensor:
+def opening_rows(val: Tokens, context_length: int, tokens: int) -> Tensor:
     """The first of the tokens, as whole rows [B, T] of at most the context: about `tokens`."""
     T = min(tokens, context_length, len(val))
     B = min(tokens, len(val)) // T

@@ -94,6 +94,7 @@ def summarise(job: Job, metrics: dict[str, float], step: int) -> dict[str, Any]:
             "train_tokens": len(job.data.train),
             "val_tokens": len(job.data.val) - 1,
             "val_bytes": job.data.val_bytes,
+            **job.data.reading,
         },
         "environment": {
             "gptattn": __version__,

@@ -21,7 +21,10 @@ LAYERS = (
     ("config", "hub", "targets"),
     (
         "data",
+        "data.corpus",
         "data.text",
+        "data.text_file",
+        "data.token_files",
         "data.tokenizer",
         "data.bpe",
         "data.bpe_files",
