@@ -17,7 +17,7 @@ from gptattn.errors import ConfigError, DataError
 from gptattn.hub import local_folder
 
 END_OF_TEXT = "<|endoftext|>"
-PIECE = 2**16  # characters that are encoded at a time, or a few more
+PIECE = 2**14  # characters that are encoded at a time, or a few more
 BATCH = 64  # pieces that the library's threads share
 # GPT-2's pattern takes no whitespace after anything else into one word, and looks at one character
 # beyond a word only after whitespace: the words before such a place and behind it are those of the

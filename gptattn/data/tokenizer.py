@@ -98,6 +98,9 @@ class CharTokenizer(Tokenizer):
             found[_code_points(piece)] = True
         self._codes = np.flatnonzero(found).astype(np.uint32)
         self.vocab_size = len(self._codes)
+        # By code point: a search among the sorted ones takes twenty times as long.
+        self._ids = np.full(sys.maxunicode + 1, -1, dtype=np.int32)
+        self._ids[self._codes] = np.arange(self.vocab_size)
 
     def fit(self, pieces: Iterable[str]) -> None:
         if not self._given:
@@ -120,11 +123,10 @@ class CharTokenizer(Tokenizer):
 
     def _encode(self, text: str, field: str, offset: int) -> NDArray[np.uint16]:
         """`offset`: of the piece in its document, for what is told of an unknown character."""
-        codes = _code_points(text)
-        ids = np.searchsorted(self._codes, codes)
-        known = self._codes[np.minimum(ids, self.vocab_size - 1)] == codes
-        if not known.all():
-            first = int(np.argmin(known))
+        ids = self._ids[_code_points(text)]
+        unknown = ids < 0
+        if unknown.any():
+            first = int(np.argmax(unknown))
             character = text[first]
             raise DataError(
                 field,

@@ -74,7 +74,7 @@ def load_tokens(
         split = _by_tail(stored, documents[0], context_length, val_fraction)
     reading = {
         "documents": len(documents),
-        "held_out": f"{len(held_out)} documents" if held_out else "tails",
+        "held_out": "documents" if held_out else "tails",
         "separator": tokenizer.separator()[0] if several else None,
         "left_out": sorted(corpus.left_out),
     }
