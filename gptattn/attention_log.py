@@ -3,13 +3,12 @@
 from typing import Any
 
 import lightning.pytorch as L
-import numpy as np
 import torch
 from lightning.pytorch.trainer.states import TrainerFn
-from numpy.typing import NDArray
 from torch import Tensor
 
 from gptattn.attention.statistics import entropy, sink_mass
+from gptattn.data.tokens import Tokens
 from gptattn.gpt import GPT
 from gptattn.heatmap import heatmap
 from gptattn.recorder import RunRecorder
@@ -27,7 +26,7 @@ class AttentionLog(L.Callback):
     """
 
     def __init__(
-        self, recorder: RunRecorder, val: NDArray[np.uint16], context_length: int, heads: bool
+        self, recorder: RunRecorder, val: Tokens, context_length: int, heads: bool
     ) -> None:
         self.recorder, self.heads = recorder, heads
         self.rows = opening_rows(val, context_length, TOKENS)
@@ -56,7 +55,7 @@ class AttentionLog(L.Callback):
         model.train(was_training)
 
 
-def opening_rows(val: NDArray[np.uint16], context_length: int, tokens: int) -> Tensor:
+def opening_rows(val: Tokens, context_length: int, tokens: int) -> Tensor:
     """The first of the tokens, as whole rows [B, T] of at most the context: about `tokens`."""
     T = min(tokens, context_length, len(val))
     B = min(tokens, len(val)) // T

@@ -10,6 +10,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from gptattn.attention.base import Attention
 from gptattn.config import ModelConfig, Spec, TrainConfig, check_choice, suggest
+from gptattn.data.corpus import Corpus
 from gptattn.data.text import cache_folder
 from gptattn.data.tokenizer import Tokenizer
 from gptattn.data.tokens import TokenData, load_tokens
@@ -80,10 +81,12 @@ def build_data(cfg: TrainConfig) -> TokenData:
     )
 
 
-def _build_text(cfg: TrainConfig) -> str:
+def _build_text(cfg: TrainConfig) -> str | Corpus:
     text = construct("data", cfg.data, {"cache_dir": cfg.cache_dir}, cfg.allow_targets)
-    if not isinstance(text, str):
-        raise ConfigError("data._target_", "gives no text; name a function that returns a str")
+    if not isinstance(text, str | Corpus):
+        raise ConfigError(
+            "data._target_", "gives no text; name a function that returns a str or a Corpus"
+        )
     return text
 
 

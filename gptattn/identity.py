@@ -50,8 +50,8 @@ RECORD = BOUND
 MEANINGS: tuple[tuple[str, Meaning], ...] = (
     (r"seed", SEED),
     (r"budget(\..+)?", LENGTH),
-    (r"validation\.count|log_every|hang_seconds|sample(\..+)?|sweep(\..+)?|cache_dir", VIEW),
-    (r"data\.path|tokenizer\.path", PLACE),
+    (r"validation\.count|log_every|log_heads|hang_seconds|cache_dir|(sample|sweep)(\..+)?", VIEW),
+    (r"data\.(val_)?path|tokenizer\.path", PLACE),
     (r"init_from|trainer|trainer\.(accelerator|threads)", BOUND),
     (r"experiment_name|checkpoint|allow_targets(\[.*)?", BOUND),
     (r"choices(\..+)?|match_(attn|before)(\..+)?", RECORD),

@@ -87,14 +87,13 @@ def _load_data(cfg: TrainConfig) -> TokenData:
 
 
 def _text_bytes(cfg: TrainConfig) -> int:
-    """The size of the files that data.path names; 0 where it names none, as loading will tell."""
-    path, pattern = cfg.data.get("path"), cfg.data.get("pattern") or "**/*"
-    if not isinstance(path, str):
-        return 0
+    """The size of the files that the settings name; 0 for none, as loading will tell."""
+    pattern = str(cfg.data.get("pattern") or "**/*")
+    given = [cfg.data.get("path"), cfg.data.get("val_path")]
     try:
-        root = Path(path).expanduser()
-        files = root.glob(str(pattern)) if root.is_dir() else [root]
-        return sum(file.stat().st_size for file in files if file.is_file())
+        roots = [Path(path).expanduser() for path in given if isinstance(path, str)]
+        places = [[*root.glob(pattern)] if root.is_dir() else [root] for root in roots]
+        return sum(file.stat().st_size for files in places for file in files if file.is_file())
     except (OSError, RuntimeError, ValueError, NotImplementedError):
         return 0
 

@@ -94,6 +94,7 @@ def summarise(job: Job, metrics: dict[str, float | None], step: int) -> dict[str
             "train_tokens": len(job.data.train),
             "val_tokens": len(job.data.val) - 1,
             "val_bytes": job.data.val_bytes,
+            **job.data.reading,
         },
         "environment": {
             "gptattn": __version__,

@@ -22,7 +22,10 @@ LAYERS = (
     ("identity",),
     (
         "data",
+        "data.corpus",
         "data.text",
+        "data.text_file",
+        "data.token_files",
         "data.tokenizer",
         "data.bpe",
         "data.bpe_files",

@@ -506,7 +506,7 @@ def rebuilt(run: Path) -> tuple[GPT, np.ndarray]:
     file = known_checkpoints(run / "checkpoints")[0]
     weights = read_checkpoint(file)["state_dict"]
     model.load_state_dict({name.removeprefix("model."): w for name, w in weights.items()})
-    return model.eval(), data.val
+    return model.eval(), data.val[:]
 
 
 def test_a_checkpoint_gives_a_fresh_model_the_same_validation_loss(run: Path) -> None:

@@ -72,7 +72,7 @@ def test_no_steps_validate_the_converted_model_and_leave_a_whole_run(tmp_path: P
     data = build_data(cfg)
     model = build_model(cfg, data.tokenizer.vocab_size).eval()
     convert(load_run(source).model, model, "mean")
-    ids = torch.from_numpy(data.val.astype("int64"))
+    ids = torch.from_numpy(data.val[:].astype("int64"))
     T, nats = cfg.model.context_length, 0.0
     with torch.no_grad():
         for start in range(0, len(ids) - 1, T):

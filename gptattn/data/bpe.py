@@ -3,7 +3,7 @@
 import hashlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from itertools import islice
 from typing import Any
@@ -17,7 +17,7 @@ from gptattn.errors import ConfigError, DataError
 from gptattn.hub import local_folder
 
 END_OF_TEXT = "<|endoftext|>"
-PIECE = 2**16  # characters that are encoded at a time, or a few more
+PIECE = 2**14  # characters that are encoded at a time, or a few more
 BATCH = 64  # pieces that the library's threads share
 # GPT-2's pattern takes no whitespace after anything else into one word, and looks at one character
 # beyond a word only after whitespace: the words before such a place and behind it are those of the
@@ -60,17 +60,24 @@ class GPT2Tokenizer(Tokenizer):
         self._library = tokenizers.Tokenizer(models.BPE(self._bpe.vocab, self._bpe.merges))
         self._library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
 
-    def fit(self, text: str) -> None:
+    def fit(self, pieces: Iterable[str]) -> None:
         pass
 
     def encode(self, text: str, field: str) -> NDArray[np.uint16]:
         utf8(text, field)
-        pieces = _pieces(text, PIECE)
-        found = [np.empty(0, np.uint16)]
-        while batch := list(islice(pieces, BATCH)):
+        return np.concatenate([np.empty(0, np.uint16), *self.encode_pieces([text], field)])
+
+    def encode_pieces(self, pieces: Iterable[str], field: str) -> Iterator[NDArray[np.uint16]]:
+        words = _pieces(pieces, PIECE)
+        while batch := list(islice(words, BATCH)):
             encoded = self._library.encode_batch_fast(batch, add_special_tokens=False)
-            found += [np.array(piece.ids, dtype=np.uint16) for piece in encoded]
-        return np.concatenate(found)
+            yield np.concatenate([np.array(piece.ids, dtype=np.uint16) for piece in encoded])
+
+    def separator(self) -> tuple[str, NDArray[np.uint16]]:
+        end = self._bpe.vocab.get(END_OF_TEXT)
+        if end is None:
+            return super().separator()
+        return END_OF_TEXT, np.array([end], dtype=np.uint16)
 
     def to_bytes(self, ids: NDArray[np.integer]) -> bytes:
         tokens = self._bpe.token_bytes
@@ -109,13 +116,19 @@ class GPT2Tokenizer(Tokenizer):
         }
 
 
-def _pieces(text: str, length: int) -> Iterator[str]:
+def _pieces(parts: Iterable[str], length: int) -> Iterator[str]:
     """The text in pieces of at least `length` characters, the last one aside, cut where it is safe.
 
-    One piece for a text without any place to cut.
+    `parts` is the text cut anywhere. One piece for a text without any place to cut.
     """
-    start = 0
-    while cut := SAFE_CUT.search(text, start + length - 1):
-        yield text[start : cut.end()]
-        start = cut.end()
-    yield text[start:]
+    rest, searched = "", 0
+    for part in parts:
+        rest += part
+        start = 0
+        while cut := SAFE_CUT.search(rest, max(searched, start + length - 1)):
+            yield rest[start : cut.end()]
+            start = cut.end()
+        # The last character was looked at without the one behind it.
+        searched = len(rest) - 1 - start
+        rest = rest[start:]
+    yield rest

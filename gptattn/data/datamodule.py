@@ -11,7 +11,7 @@ from gptattn.data.tokens import TokenData
 class TokenDataModule(L.LightningDataModule):
     """Training and validation batches of one text.
 
-    Data is in memory and a batch is a gather, so there are no workers to seed or to lose.
+    A batch is a few short reads, so there are no workers to seed or to lose.
     """
 
     def __init__(

@@ -9,6 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from gptattn.data.tokens import Tokens
+
 Batch = tuple[Tensor, Tensor]  # ids [B, T] and the tokens that follow them [B, T], int64
 
 
@@ -20,13 +22,12 @@ def window_starts(seed: int, step: int, count: int, windows: int) -> NDArray[np.
 
 
 def training_batch(
-    tokens: NDArray[np.uint16], seed: int, step: int, batch_size: int, context_length: int
+    tokens: Tokens, seed: int, step: int, batch_size: int, context_length: int
 ) -> Batch:
     """The `batch_size` windows of optimizer step `step`."""
     starts = window_starts(seed, step, batch_size, len(tokens) - context_length)
-    rows = torch.from_numpy(
-        tokens[starts[:, None] + np.arange(context_length + 1)].astype(np.int64)
-    )
+    found = np.stack([tokens[start : start + context_length + 1] for start in starts.tolist()])
+    rows = torch.from_numpy(found.astype(np.int64))
     return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
 
 
@@ -34,7 +35,7 @@ def training_batch(
 class TrainingStream:
     """The batches of a run from optimizer step `first_step` on, without end."""
 
-    tokens: NDArray[np.uint16]
+    tokens: Tokens
     seed: int
     batch_size: int
     context_length: int
@@ -55,12 +56,12 @@ class TrainingStream:
 
 @dataclass(frozen=True)
 class ValidationSet:
-    """The whole held-out tail, in order: every token but the leading context one scored once.
+    """All held-out tokens, in order: every token but the leading context one scored once.
 
     Windows do not overlap; what is left at the end is a shorter window of its own.
     """
 
-    tokens: NDArray[np.uint16]
+    tokens: Tokens
     batch_size: int
     context_length: int
 

@@ -1,11 +1,15 @@
 """Where text comes from. Each function is the `_target_` of one file in `conf/data`."""
 
+import functools
 import hashlib
 import os
+import sys
 import urllib.request
 from http.client import HTTPException
 from pathlib import Path
 
+from gptattn.data.corpus import Corpus
+from gptattn.data.text_file import TextFile
 from gptattn.disk import write_atomically
 from gptattn.errors import DataError
 
@@ -30,44 +34,76 @@ def pydocs() -> str:
     return "\n\n".join(topics[name].strip() for name in sorted(topics))
 
 
-def text(path: str | None, pattern: str = "**/*") -> str:
+def text(path: str | None, pattern: str = "**/*", val_path: str | None = None) -> Corpus:
     """The UTF-8 text of a file, or of all files below a folder that match `pattern`, sorted.
 
-    Hidden files and folders are passed over. Raises DataError, naming the file and the offset,
-    for what is missing, empty, binary or not UTF-8.
+    What `val_path` names, in the same way, is held out, also where it lies below `path`. Hidden
+    files and folders are passed over, and empty files in a folder, which are named. Raises
+    DataError for what is missing or empty; naming the file and the offset, once it is read, for
+    what is binary or not UTF-8.
     """
     if not path:
         raise DataError("data.path", "is not set; give data.path=FILE_OR_FOLDER")
-    root = _expanded(path)
+    left_out: set[str] = set()
+    files = _files(path, pattern, "data.path", left_out)
+    held_out = _files(val_path, pattern, "data.val_path", left_out) if val_path else []
+    apart = {file.path.resolve() for file in held_out}
+    documents = [file for file in files if file.path.resolve() not in apart]
+    if not documents:
+        raise DataError(
+            "data.val_path", f"{val_path} holds out all of data.path; give a part of it"
+        )
+    return Corpus(documents, held_out, left_out)
+
+
+def _files(path: str, pattern: str, field: str, left_out: set[str]) -> list[TextFile]:
+    """The files at or below the path. `field`: the setting that names it."""
+    root = _expanded(path, field)
     try:
-        if not root.is_dir():
-            return read_text(root)
+        if root.is_dir():
+            return _files_below(root, pattern, field, left_out)
+        file = TextFile(root, field, left_out)
+        file.check()
+        return [file]
     except OSError as error:  # a name too long, a loop of links
-        raise DataError("data.path", f"{path[:80]}: {error.strerror}; give another path") from None
+        raise DataError(field, f"{path[:80]}: {error.strerror}; give another path") from None
+
+
+def _files_below(root: Path, pattern: str, field: str, left_out: set[str]) -> list[TextFile]:
     if Path(pattern).anchor:
         raise DataError("data.pattern", f"{pattern!r} is no pattern (not relative); try **/*")
     try:
-        files = sorted(f for f in root.glob(pattern) if f.is_file() and not _is_hidden(f, root))
+        paths = sorted(f for f in root.glob(pattern) if f.is_file() and not _is_hidden(f, root))
     except ValueError as error:
         raise DataError("data.pattern", f"{pattern!r} is no pattern ({error}); try **/*") from None
-    if not files:
-        raise DataError("data.path", f"no file below {root} matches data.pattern={pattern}")
-    try:
-        return "\n".join(read_text(file) for file in files)
-    except DataError as error:
-        raise DataError(
-            error.field, f"{error.message}, or leave it out with data.pattern='**/*.txt'"
-        ) from None
+    advice = ", or leave it out with data.pattern='**/*.txt'"
+    files = [TextFile(file, field, left_out, advice) for file in paths]
+    empty = [file.path for file in files if file.is_empty()]
+    if len(empty) == len(files):
+        which = "no file with text in it" if empty else "no file"
+        raise DataError(field, f"{which} below {root} matches data.pattern={pattern}")
+    if empty:
+        _tell_of_empty(field, tuple(map(str, empty)))
+    return [file for file in files if file.path not in empty]
+
+
+@functools.cache  # a text is loaded by the checks and by the run: told once is enough
+def _tell_of_empty(field: str, files: tuple[str, ...]) -> None:
+    more = f" and {len(files) - 3} more" if len(files) > 3 else ""
+    named = ", ".join(files[:3])
+    print(f"warning: {field}: empty, and passed over: {named}{more}", file=sys.stderr)
 
 
 def shakespeare(path: str | None, cache_dir: str | None = None) -> str:
     """Tiny Shakespeare, from `path`, or fetched once; its sha256 must be the canonical one."""
     file = cache_folder(cache_dir) / "tinyshakespeare.txt"
     if path is not None:
-        file = _expanded(path)
+        file = _expanded(path, "data.path")
     elif not file.exists():
         _fetch(SHAKESPEARE_URL, file)
-    content = read_text(file)
+    source = TextFile(file, "data.path", set())
+    source.check()
+    content = "".join(source())
     _check_shakespeare(content.encode())
     return content
 
@@ -82,33 +118,6 @@ def _check_shakespeare(raw: bytes) -> None:
         )
 
 
-def read_text(path: Path) -> str:
-    """The text of one file. Raises DataError, naming the file and the offset of what is wrong."""
-    if not path.exists():
-        raise DataError("data.path", f"{path} does not exist; give a UTF-8 text file or a folder")
-    if not path.is_file():
-        raise DataError("data.path", f"{path} is not a regular file; give a UTF-8 text file")
-    try:
-        raw = path.read_bytes()
-    except OSError as error:
-        raise DataError("data.path", f"{path} cannot be read ({error.strerror})") from None
-    if not raw:
-        raise DataError("data.path", f"{path} is empty; give a file with text in it")
-    nul = raw.find(0)
-    if nul >= 0:
-        raise DataError(
-            "data.path", f"{path} is binary (NUL at byte {nul}); give a UTF-8 text file"
-        )
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise DataError(
-            "data.path",
-            f"{path} is not UTF-8 (byte {raw[error.start]:#04x} at offset {error.start}); "
-            "convert it, with iconv for example",
-        ) from None
-
-
 def cache_folder(cache_dir: str | None) -> Path:
     """The folder for token files and fetched texts; by default the user's cache folder."""
     if cache_dir is not None:
@@ -117,11 +126,11 @@ def cache_folder(cache_dir: str | None) -> Path:
     return (Path(base) if base else Path("~/.cache").expanduser()) / "gptattn"
 
 
-def _expanded(path: str) -> Path:
+def _expanded(path: str, field: str) -> Path:
     try:
         return Path(path).expanduser()
     except RuntimeError:
-        raise DataError("data.path", f"{path} has no such home; give the whole path") from None
+        raise DataError(field, f"{path} has no such home; give the whole path") from None
 
 
 def _is_hidden(file: Path, root: Path) -> bool:

@@ -1,6 +1,8 @@
 """Text to token ids and back. Each class is the `_target_` of one file in `conf/tokenizer`."""
 
+import sys
 from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -9,6 +11,8 @@ from numpy.typing import NDArray
 from gptattn.errors import DataError
 
 MAX_VOCABULARY = 2**16  # token files hold 16-bit ids
+# Stands between two documents, for a tokenizer that has no id of its own for that.
+SEPARATOR = "\n\n"
 
 
 class Tokenizer(ABC):
@@ -17,12 +21,21 @@ class Tokenizer(ABC):
     vocab_size: int
 
     @abstractmethod
-    def fit(self, text: str) -> None:
-        """Make the vocabulary from the whole text, where the tokenizer has none of its own."""
+    def fit(self, pieces: Iterable[str]) -> None:
+        """Make the vocabulary from a text in pieces, where the tokenizer has none of its own."""
 
     @abstractmethod
     def encode(self, text: str, field: str) -> NDArray[np.uint16]:
         """Ids of the text. Raises DataError, naming `field`, for what the vocabulary lacks."""
+
+    def encode_pieces(self, pieces: Iterable[str], field: str) -> Iterator[NDArray[np.uint16]]:
+        """Ids of a text in pieces, some at a time: joined, those of the whole text."""
+        for piece in pieces:
+            yield self.encode(piece, field)
+
+    def separator(self) -> tuple[str, NDArray[np.uint16]]:
+        """What stands between two documents, and its ids."""
+        return SEPARATOR, self.encode(SEPARATOR, "data")
 
     @abstractmethod
     def to_bytes(self, ids: NDArray[np.integer]) -> bytes:
@@ -54,7 +67,7 @@ class ByteTokenizer(Tokenizer):
 
     vocab_size = 256
 
-    def fit(self, text: str) -> None:
+    def fit(self, pieces: Iterable[str]) -> None:
         pass
 
     def encode(self, text: str, field: str) -> NDArray[np.uint16]:
@@ -77,15 +90,21 @@ class CharTokenizer(Tokenizer):
         if characters == "":
             raise DataError("tokenizer.characters", "is empty; null takes those of the text")
         self._given = characters is not None
-        self._set(characters or "")
+        self._set([characters or ""])
 
-    def _set(self, characters: str) -> None:
-        self._codes = np.unique(_code_points(characters))
+    def _set(self, pieces: Iterable[str]) -> None:
+        found = np.zeros(sys.maxunicode + 1, dtype=bool)
+        for piece in pieces:
+            found[_code_points(piece)] = True
+        self._codes = np.flatnonzero(found).astype(np.uint32)
         self.vocab_size = len(self._codes)
+        # By code point: a search among the sorted ones takes twenty times as long.
+        self._ids = np.full(sys.maxunicode + 1, -1, dtype=np.int32)
+        self._ids[self._codes] = np.arange(self.vocab_size)
 
-    def fit(self, text: str) -> None:
+    def fit(self, pieces: Iterable[str]) -> None:
         if not self._given:
-            self._set(text)
+            self._set(pieces)
         if self.vocab_size > MAX_VOCABULARY:
             raise DataError(
                 "tokenizer",
@@ -94,16 +113,25 @@ class CharTokenizer(Tokenizer):
             )
 
     def encode(self, text: str, field: str) -> NDArray[np.uint16]:
-        codes = _code_points(text)
-        ids = np.searchsorted(self._codes, codes)
-        known = self._codes[np.minimum(ids, self.vocab_size - 1)] == codes
-        if not known.all():
-            offset = int(np.argmin(known))
-            character = text[offset]
+        return self._encode(text, field, 0)
+
+    def encode_pieces(self, pieces: Iterable[str], field: str) -> Iterator[NDArray[np.uint16]]:
+        offset = 0
+        for piece in pieces:
+            yield self._encode(piece, field, offset)
+            offset += len(piece)
+
+    def _encode(self, text: str, field: str, offset: int) -> NDArray[np.uint16]:
+        """`offset`: of the piece in its document, for what is told of an unknown character."""
+        ids = self._ids[_code_points(text)]
+        unknown = ids < 0
+        if unknown.any():
+            first = int(np.argmax(unknown))
+            character = text[first]
             raise DataError(
                 field,
-                f"character {character!r} (U+{ord(character):04X}) at offset {offset} is not "
-                f"among the {self.vocab_size} the char tokenizer knows; leave it out or use "
+                f"character {character!r} (U+{ord(character):04X}) at offset {offset + first} is "
+                f"not among the {self.vocab_size} the char tokenizer knows; leave it out or use "
                 "tokenizer=byte",
             )
         return ids.astype(np.uint16)

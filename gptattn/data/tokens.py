@@ -1,109 +1,186 @@
-"""The tokens of a text on disk, as a memory map keyed by content, split for training."""
+"""A text's tokens, split for training."""
 
 import hashlib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gptattn.data.tokenizer import Tokenizer
-from gptattn.disk import remove_leftovers, write_atomically
-from gptattn.errors import ConfigError, DiskError
+from gptattn.data.corpus import (
+    Corpus,
+    Document,
+    Part,
+    corpus_of,
+    heads_and_tails,
+    read_through,
+    text_hash,
+    whole,
+)
+from gptattn.data.token_files import TokenFile, cached_tokens
+from gptattn.data.tokenizer import SEPARATOR, Tokenizer
+from gptattn.errors import ConfigError
 
-TOKEN_DTYPE = np.dtype("<u2")
-CACHED = r"[0-9a-f]{64}-[0-9a-f]{64}\.tokens|tinyshakespeare\.txt"  # names in the cache folder
+
+class Tokens(Protocol):
+    """Ids in a row: an array, or a file that is read where a slice asks for them."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, part: slice, /) -> NDArray[np.uint16]: ...
 
 
 @dataclass(frozen=True)
 class TokenData:
-    """Training tokens and the held-out tail of one text under one tokenizer.
+    """Training tokens and held-out tokens of one text under one tokenizer.
 
     `text_hash` and `tokenizer` name the content: runs compare only where both agree.
     """
 
-    train: NDArray[np.uint16]
-    val: NDArray[np.uint16]
+    train: Tokens
+    val: Tokens  # one token of context comes before those that are scored
     tokenizer: Tokenizer
     text_hash: str
     val_bytes: int  # UTF-8 bytes that the scored tokens stand for
+    reading: Mapping[str, Any] = field(default_factory=dict)  # how files became this: a record
 
 
 def load_tokens(
-    text: Callable[[], str],
+    text: Callable[[], str | Corpus],
     tokenizer: Tokenizer,
     *,
     context_length: int,
     val_fraction: float,
     cache: Path,
 ) -> TokenData:
-    """Tokenize, or map what an earlier run left; then split off the tail for validation.
+    """Tokenize, or take what an earlier run left.
 
-    Raises ConfigError where the text is shorter than the context, DataError where it cannot be
-    tokenized, DiskError where the cache cannot be written.
+    Where the text says nothing of what is held out, it is the tail of each document, together
+    `val_fraction` of the text. Raises ConfigError where the text is shorter than the context,
+    DataError where it cannot be tokenized, DiskError where the cache cannot be written.
     """
     content = text()
-    tokenizer.fit(content)
-    text_hash = hashlib.sha256(content.encode("utf-8")).hexdigest()
-    key = hashlib.sha256(f"{tokenizer.fingerprint()}\0{text_hash}".encode()).hexdigest()
-    tokens = _cached_tokens(
-        cache,
-        key,
-        lambda: tokenizer.encode(content, "data"),
-        # Too short a text must leave nothing behind.
-        lambda ids: _check_length(len(ids), context_length, val_fraction),
-        tokenizer.vocab_size,
+    corpus = corpus_of(content) if isinstance(content, str) else content
+    documents, held_out = _fitted(corpus, tokenizer)
+    stored = _Stored(cache, tokenizer, text_hash(documents, held_out))
+    several = len(documents) > 1 or len(held_out) > 0
+    if several:
+        split = _by_document(stored, documents, held_out, context_length, val_fraction)
+    else:
+        split = _by_tail(stored, documents[0], context_length, val_fraction)
+    reading = {
+        "documents": len(documents),
+        "held_out": "documents" if held_out else "tails",
+        "separator": tokenizer.separator()[0] if several else None,
+        "left_out": sorted(corpus.left_out),
+    }
+    return TokenData(
+        split.train, split.val, tokenizer, stored.text_hash, _bytes(split, tokenizer), reading
     )
-    cut = _check_length(len(tokens), context_length, val_fraction)
-    val = tokens[cut - 1 :]  # one token of context, so that the tail's first token is scored
-    val_bytes = int(tokenizer.byte_lengths()[val[1:]].sum())
-    return TokenData(tokens[:cut], val, tokenizer, text_hash, val_bytes)
 
 
-def _check_length(tokens: int, context_length: int, val_fraction: float) -> int:
-    """Where validation starts; raises ConfigError where no training window fits before it."""
-    cut = tokens - max(1, round(tokens * val_fraction))
-    if cut < context_length + 1:
+@dataclass(frozen=True)
+class _Split:
+    train: TokenFile
+    val: TokenFile
+    separators: int = 0  # among those of `val` that are scored
+
+
+def _by_tail(
+    stored: "_Stored", document: Document, context_length: int, val_fraction: float
+) -> _Split:
+    def cut(count: int) -> int:
+        return _checked(count - max(1, round(count * val_fraction)), context_length)
+
+    tokens = stored.tokens(whole([document]), cut)
+    end = cut(len(tokens))
+    return _Split(tokens.part(0, end), tokens.part(end - 1, len(tokens)))
+
+
+def _by_document(
+    stored: "_Stored",
+    documents: Sequence[Document],
+    held_out: Sequence[Document],
+    context_length: int,
+    val_fraction: float,
+) -> _Split:
+    heads, tails, share = whole(documents), whole(held_out), ""
+    if not held_out:
+        (heads, tails), share = heads_and_tails(documents, val_fraction), f" {val_fraction}"
+    train = stored.tokens(
+        _separated(heads)[1:], lambda count: _checked(count, context_length), f"train{share}"
+    )
+    val = stored.tokens(_separated(tails), lambda count: count, f"val{share}")
+    # The token of context is the last of the separator before the first of them.
+    context = len(stored.tokenizer.separator()[1]) - 1
+    return _Split(train, val.part(context, len(val)), len(tails) - 1)
+
+
+def _fitted(corpus: Corpus, tokenizer: Tokenizer) -> tuple[list[Document], list[Document]]:
+    """The documents, trained on and held out, once the tokenizer has its vocabulary from them."""
+    seen: list[Document] = []
+    pieces = read_through([*corpus.documents, *corpus.held_out], seen)
+    between = [SEPARATOR] if len(corpus.documents) > 1 or corpus.held_out else []
+    tokenizer.fit(chain(between, pieces))
+    # A tokenizer that has a vocabulary of its own reads nothing.
+    deque(pieces, maxlen=0)
+    count = len(corpus.documents)
+    return seen[:count], seen[count:]
+
+
+def _checked(train: int, context_length: int) -> int:
+    """The number of tokens for training; raises ConfigError where no window fits into them."""
+    if train < context_length + 1:
         raise ConfigError(
             "model.context_length",
-            f"{context_length} is too long for this text: {tokens:,} tokens, {max(cut, 0):,} of "
-            f"them for training; at most {max(cut - 1, 0):,}, or a longer text",
+            f"{context_length} is too long for this text: {max(train, 0):,} of its tokens are for "
+            f"training; at most {max(train - 1, 0):,}, or a longer text",
         )
-    return cut
+    return train
 
 
-def _cached_tokens(
-    folder: Path,
-    key: str,
-    encode: Callable[[], NDArray[np.uint16]],
-    check: Callable[[NDArray[np.uint16]], object],
-    vocab_size: int,
-) -> NDArray[np.uint16]:
-    """Map `<key>-<sha256>.tokens`; where there is none that is whole, encode and write it."""
-    try:
-        remove_leftovers(folder, CACHED)
-        for file in folder.glob(f"{key}-*.tokens"):
-            tokens = _whole(file, vocab_size)
-            if tokens is not None:
-                return tokens
-        ids = encode().astype(TOKEN_DTYPE)
-        check(ids)
-        file = folder / f"{key}-{hashlib.sha256(ids.tobytes()).hexdigest()}.tokens"
-        write_atomically(file, lambda target: target.write(ids.data))
-        return np.memmap(file, dtype=TOKEN_DTYPE, mode="r")
-    except (OSError, DiskError) as error:
-        reason = error.message if isinstance(error, DiskError) else error.strerror
-        raise DiskError(
-            "cache_dir", f"{folder} cannot be used ({reason}); give another cache_dir"
-        ) from None
+def _separated(parts: Sequence[Part]) -> list[Part | None]:
+    """The parts, before each of them None, which stands for the separator."""
+    return [item for part in parts for item in (None, part)]
 
 
-def _whole(file: Path, vocab_size: int) -> NDArray[np.uint16] | None:
-    """The file's tokens, mapped; None where it is not what was written, or holds other ids."""
-    size = file.stat().st_size if file.is_file() else 0
-    if size == 0 or size % TOKEN_DTYPE.itemsize:
-        return None
-    tokens = np.memmap(file, dtype=TOKEN_DTYPE, mode="r")
-    same = hashlib.sha256(tokens.data).hexdigest() == file.stem.rpartition("-")[2]
-    return tokens if same and int(tokens.max()) < vocab_size else None
+@dataclass(frozen=True)
+class _Stored:
+    """The tokens of one text under one tokenizer, in the cache."""
+
+    cache: Path
+    tokenizer: Tokenizer
+    text_hash: str
+
+    def tokens(
+        self, parts: Sequence[Part | None], check: Callable[[int], object], which: str = ""
+    ) -> TokenFile:
+        """Those of the parts, of which `which` tells the rest. `check`: as in `cached_tokens`."""
+        made_of = [self.tokenizer.fingerprint(), self.text_hash, *filter(None, [which])]
+        key = hashlib.sha256("\0".join(made_of).encode()).hexdigest()
+        return cached_tokens(
+            self.cache, key, lambda: self._encoded(parts), check, self.tokenizer.vocab_size
+        )
+
+    def _encoded(self, parts: Sequence[Part | None]) -> Iterator[NDArray[np.uint16]]:
+        for part in parts:
+            if part is None:
+                yield self.tokenizer.separator()[1]
+            else:
+                document, start, stop = part
+                yield from self.tokenizer.encode_pieces(document.part(start, stop), "data")
+
+
+def _bytes(split: _Split, tokenizer: Tokenizer) -> int:
+    """UTF-8 bytes of the scored tokens, where a separator counts the same for all tokenizers."""
+    lengths = tokenizer.byte_lengths()
+    scored = split.val.part(1, len(split.val))
+    count = sum(int(lengths[ids].sum()) for ids in scored.pieces())
+    if split.separators:
+        own = int(lengths[tokenizer.separator()[1]].sum())
+        count -= split.separators * (own - len(SEPARATOR))
+    return count

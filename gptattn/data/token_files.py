@@ -1,0 +1,139 @@
+"""Token ids in files of the cache, each named after what made it and what it holds."""
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import chain, islice
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gptattn.disk import remove_leftovers, replacing
+from gptattn.errors import DiskError
+
+TOKEN_DTYPE = np.dtype("<u2")
+PIECE = 2**20  # tokens that are held at a time
+# What killed processes may have left unfinished in the cache folder, an older version's included.
+UNFINISHED = r"[0-9a-f]{64}-(\d+\.unnamed|[0-9a-f]{64}\.tokens)|tinyshakespeare\.txt"
+
+
+class _Opened:
+    """A file that is closed with the last that reads from it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.descriptor = os.open(path, os.O_RDONLY)
+
+    def __del__(self) -> None:
+        if hasattr(self, "descriptor"):
+            os.close(self.descriptor)
+
+
+@dataclass(frozen=True, eq=False)
+class TokenFile:
+    """The ids `start` .. `stop` - 1 of a file, read where a slice asks for them.
+
+    It is not mapped: a mapped file that somebody cuts short ends the process with SIGBUS. Raises
+    DiskError where the file no longer holds what is asked for.
+    """
+
+    file: _Opened
+    start: int
+    stop: int
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def __getitem__(self, part: slice, /) -> NDArray[np.uint16]:
+        start, stop, step = part.indices(len(self))
+        assert step == 1
+        size = TOKEN_DTYPE.itemsize * max(0, stop - start)
+        raw = os.pread(self.file.descriptor, size, TOKEN_DTYPE.itemsize * (self.start + start))
+        if len(raw) < size:
+            raise DiskError(
+                "cache_dir",
+                f"{self.file.path} was cut short while it was read; resume the run, or start it "
+                "again: the file is made anew",
+            )
+        return np.frombuffer(raw, dtype=TOKEN_DTYPE)
+
+    def part(self, start: int, stop: int) -> "TokenFile":
+        return TokenFile(self.file, self.start + start, self.start + stop)
+
+    def pieces(self) -> Iterator[NDArray[np.uint16]]:
+        for start in range(0, len(self), PIECE):
+            yield self[start : start + PIECE]
+
+
+def opened(path: Path) -> TokenFile:
+    file = _Opened(path)
+    return TokenFile(file, 0, os.fstat(file.descriptor).st_size // TOKEN_DTYPE.itemsize)
+
+
+def cached_tokens(
+    folder: Path,
+    key: str,
+    encode: Callable[[], Iterator[NDArray[np.uint16]]],
+    check: Callable[[int], object],
+    vocab_size: int,
+) -> TokenFile:
+    """What `<key>-<sha256>.tokens` holds; where there is none that is whole, encode and write it.
+
+    `check` is told how many tokens there are, before the file appears.
+    """
+    try:
+        remove_leftovers(folder, UNFINISHED)
+        for file in folder.glob(f"{key}-*.tokens"):
+            tokens = _whole(file, vocab_size)
+            if tokens is not None:
+                return tokens
+        return _written(folder, key, encode, check)
+    except (OSError, DiskError) as error:
+        reason = error.message if isinstance(error, DiskError) else error.strerror
+        raise DiskError(
+            "cache_dir", f"{folder} cannot be used ({reason}); give another cache_dir"
+        ) from None
+
+
+def _whole(file: Path, vocab_size: int) -> TokenFile | None:
+    """The file's tokens; None where it is not what was written, or holds other ids."""
+    size = file.stat().st_size if file.is_file() else 0
+    if size == 0 or size % TOKEN_DTYPE.itemsize:
+        return None
+    tokens, digest, highest = opened(file), hashlib.sha256(), 0
+    for ids in tokens.pieces():
+        digest.update(ids.data)
+        highest = max(highest, int(ids.max()))
+    same = digest.hexdigest() == file.stem.rpartition("-")[2]
+    return tokens if same and highest < vocab_size else None
+
+
+def _written(
+    folder: Path,
+    key: str,
+    encode: Callable[[], Iterator[NDArray[np.uint16]]],
+    check: Callable[[int], object],
+) -> TokenFile:
+    pieces = encode()
+    opening = list(islice(pieces, 2))
+    if len(opening) < 2:
+        check(sum(map(len, opening)))  # a text that is too short leaves not even a folder
+    digest, count = hashlib.sha256(), 0
+    unnamed = folder / f"{key}-{os.getpid()}.unnamed"
+
+    def write(target: object) -> None:
+        for ids in encode():
+            target.write(ids.astype(TOKEN_DTYPE).data)  # type: ignore[attr-defined]
+
+    with replacing(unnamed, write) as file:
+        for ids in chain(opening, pieces):
+            raw = ids.astype(TOKEN_DTYPE).data
+            file.write(raw)
+            digest.update(raw)
+            count += len(ids)
+        check(count)
+    named = folder / f"{key}-{digest.hexdigest()}.tokens"
+    unnamed.replace(named)
+    return opened(named)
