@@ -23,6 +23,7 @@ REFUSED = {
     "+seed=1": "seed: a run that goes on takes name=value alone",
     "budget.steps=2": "budget: comes to 2 steps, and 3 are taken",
     "budget.steps=many": "budget.steps: ",
+    "budget.seconds=" + "9" * 309: "budget.seconds: is too large for any number",
 }
 
 
