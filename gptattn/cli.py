@@ -45,6 +45,8 @@ from gptattn.stopping import Stopped, at_once, open_output, reader_gone
 if TYPE_CHECKING:
     from gptattn.resume import Start
 
+# What a hint tells to type: a wheel has no train.py.
+COMMAND = "python train.py" if (CONF.parent / "train.py").exists() else "gptattn-train"
 LONGEST_LINE = 900  # characters of an error; its end says what would be right
 
 
@@ -208,7 +210,7 @@ def _train(cfg: TrainConfig, folder: Path, start: "Start | None" = None) -> floa
 
 
 def _how_to_go_on(shown: str, held: str, goes_on: bool) -> str:
-    how = f"; python train.py resume={shlex.quote(shown)} goes on" if goes_on else ""
+    how = f"; {COMMAND} resume={shlex.quote(shown)} goes on" if goes_on else ""
     return f"{shown} holds {held}{how}"
 
 

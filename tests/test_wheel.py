@@ -44,8 +44,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_wheel_holds_the_package_and_every_config_and_no_more(wheel: Path) -> None:
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     sources = {f.relative_to(ROOT).as_posix() for f in (ROOT / "gptattn").rglob("*.py")}
-    sources |= {"hydra_plugins/gptattn_sweep.py", "gptattn/compare/page.html.j2"}
-    sources |= {"gptattn/maps/page.html.j2", "gptattn/maps/page.js"}
+    sources |= {f.relative_to(ROOT).as_posix() for f in (ROOT / "hydra_plugins").glob("*.py")}
+    pages = ("compare/page.html.j2", "maps/page.html.j2", "maps/page.js")
+    sources |= {f"gptattn/{page}" for page in pages}
     configs = {f"gptattn/{f.relative_to(ROOT).as_posix()}" for f in CONF.rglob("*.yaml")}
     assert names == sources | configs
 
@@ -66,11 +67,12 @@ def test_a_wheel_installed_into_an_empty_environment_trains_in_an_empty_folder(
     folders = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
     (site / "dependencies.pth").write_text("".join(f"{folder}\n" for folder in folders))
 
-    where = "import gptattn.compose as c; print(c.__file__); print(c.CONF)"
+    where = "import gptattn.cli as c; print(c.__file__); print(c.CONF); print(c.COMMAND)"
     folder = tmp_path / "empty"
     folder.mkdir()
-    source, conf = call(python, "-c", where, cwd=folder).splitlines()
-    assert Path(source) == site / "gptattn" / "compose.py"
+    source, conf, command = call(python, "-c", where, cwd=folder).splitlines()
+    assert Path(source) == site / "gptattn" / "cli.py"
+    assert command == "gptattn-train"
     assert Path(conf) == site / "gptattn" / "conf"
 
     cache = str(tmp_path / "cache")
