@@ -65,7 +65,11 @@ def ended(run: Callable[[], int | None], debug: bool = False) -> int:
     """Run a command; its exit code: what it returns, or that of the error that it raises."""
     open_output()
     try:
-        code = run()
+        try:
+            code = run()
+        except SystemExit as end:  # after Hydra's help, or a signal
+            assert not isinstance(end.code, str)
+            code = end.code
         sys.stdout.flush()
     except BrokenPipeError:
         return reader_gone()

@@ -9,7 +9,7 @@ import torch
 
 from gptattn.checkpoint import read_checkpoint
 from gptattn.disk import write_atomically
-from gptattn.errors import CheckpointError
+from gptattn.errors import CheckpointError, DiskError
 from gptattn.saving import AtomicCheckpointIO
 
 STATE = {"state_dict": {"w": torch.arange(6.0)}, "step": 3}
@@ -55,7 +55,7 @@ def test_a_failure_to_reach_the_disk_leaves_the_earlier_file(
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(OSError, match="Input/output"):
+    with pytest.raises(DiskError, match="Input/output"):
         AtomicCheckpointIO().save_checkpoint({"step": 4}, path)
     assert names(tmp_path) == ["a.ckpt", "a.ckpt.sha256"]
     assert read_checkpoint(path)["step"] == 3
