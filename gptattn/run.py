@@ -27,7 +27,6 @@ from gptattn.data.datamodule import TokenDataModule
 from gptattn.device import (
     has_cpp_compiler,
     matmul_flops_per_second,
-    peak_memory_mb,
     reset_peak_memory,
     resolve_device,
     set_threads,
@@ -156,6 +155,7 @@ def _fit(
         tokens_per_step=cfg.batch_size * cfg.model.context_length,
         flops_per_token=job.cost.flops_per_token,
         budget=budget,
+        asked=asdict(cfg.budget),
         device_flops_per_second=matmul_flops_per_second(job.device, DTYPES[cfg.trainer.precision]),
     )
     samples = Samples(recorder, job.data, cfg.sample, cfg.seed)
@@ -196,11 +196,9 @@ def _fit(
         else:
             with stop.listening(), checkpoints.restoring(start.source):
                 trainer.fit(module, datamodule=datamodule, ckpt_path=start.source)
-        # Without a step there is nothing to time.
-        final = rows.throughput(clock.median_step_seconds()) if len(clock.step_seconds) else {}
-        final["perf/peak_memory_mb"] = peak_memory_mb(job.device)
+        final = rows.final(module)
         recorder.log_metrics(final, trainer.global_step)
-        summary = summarise(job, rows.last | final, trainer.global_step)
+        summary = summarise(job, rows.last | final, trainer.global_step, rows.completed)
         text = json.dumps(summary, indent=2, ensure_ascii=False) + "\n"
         write_atomically(job.folder / "summary.json", lambda file: file.write(text.encode()))
         done = True

@@ -214,19 +214,20 @@ def test_a_single_run_gets_a_report_beside_it(tmp_path: Path) -> None:
 
 def test_a_split_report_has_plots_and_board_of_each_set(tmp_path: Path) -> None:
     write_sweep(tmp_path / "a", LOSSES)
-    write_sweep(tmp_path / "b", LOSSES, config={"budget": {"steps": 50}})
+    write_sweep(tmp_path / "b", LOSSES, data={"text_sha256": "zyxwvuts"})
     out = tmp_path / "out"
     report(tmp_path / "a", tmp_path / "b", "--out", out, code=2)
     assert not out.exists()
     report(tmp_path / "a", tmp_path / "b", "--split", "--out", out)
     page = Page(out / "comparison.html")
     assert "2 comparisons, not one" in page.text
+    assert "no text in common" in page.text
     assert page.tags.count("svg") == 12
     assert len(set(page.ids)) == len(page.ids)
     assert len(list(out.glob("?_loss_tokens.svg"))) == 2
     assert {path.name for path in (out / "tensorboard").iterdir()} == {
-        "budget_ 1000 steps",
-        "budget_ 50 steps",
+        "text abcdefgh",
+        "text zyxwvuts",
     }
 
 

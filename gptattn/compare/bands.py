@@ -67,7 +67,9 @@ def section_bands(
     found = {}
     for row in section.rows:
         members: list[Curve] = [
-            getattr(curves[run.folder], kind) for run in row.runs if run.folder in curves
+            getattr(curves[run.folder], kind).up_to(run.until)
+            for run in row.runs
+            if run.folder in curves
         ]
         members = [curve for curve in members if len(curve)]
         made = band([getattr(c, axis) for c in members], [getattr(c, value) for c in members])

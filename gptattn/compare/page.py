@@ -7,8 +7,9 @@ from markupsafe import Markup
 
 from gptattn.compare import statistics
 from gptattn.compare.figure import Plot
-from gptattn.compare.groups import MUST_AGREE, counted
+from gptattn.compare.groups import counted
 from gptattn.compare.results import Comparison, Section
+from gptattn.compare.sections import MUST_AGREE
 from gptattn.compare.table import report_rows
 from gptattn.compare.words import headline, match_words, section_words
 from gptattn.template import filled

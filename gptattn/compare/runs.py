@@ -1,9 +1,10 @@
 """Reads finished runs. Whatever is half-written or damaged is named and passed over."""
 
 import json
+import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any
@@ -23,6 +24,7 @@ NO_MATTER = re.compile(
 # The end of a run folder's name: runs of several seeds that start each from its own seed's weights
 # differ in nothing else.
 SEED_AND_ID = re.compile(r"_s\d+_[0-9a-f]{6}$")
+CONVERTED = "model.safetensors"  # in a folder that scripts/convert.py made; no run has one
 LARGEST = 1e30  # of any figure: beyond, sums and squares of it are infinite
 NODES, DEPTH = 5_000, 20  # a few bytes of YAML with aliases can stand for any number of values
 DAMAGE = (
@@ -50,6 +52,14 @@ class Match(msgspec.Struct, frozen=True):
     reached: float
 
 
+class Completed(msgspec.Struct, frozen=True):
+    """What a run had come to at the end of a budget."""
+
+    budget: dict[str, float | None]  # as the settings had it: steps, tokens, ...
+    step: int
+    metrics: dict[str, float | None]
+
+
 @dataclass(frozen=True)
 class Run:
     """One finished run: its summary.json, and what of config.yaml its result depends on."""
@@ -67,6 +77,8 @@ class Run:
     choices: dict[str, str] = field(default_factory=dict)  # the files picked, as model: nano
     origin: str = ""  # the name of the folder whose weights it started from; "": from scratch
     steps: int = 0  # of training, its own
+    completed: Sequence[Completed] | None = None  # by step, this budget too; None: not recorded
+    until: float = math.inf  # the step that its curves are shown up to
 
 
 class _Summary(msgspec.Struct):
@@ -79,6 +91,7 @@ class _Summary(msgspec.Struct):
     environment: dict[str, Any] = {}
     match: Any = None
     steps: int = 0
+    completed: list[Completed] | None = None
 
 
 def read_runs(paths: Iterable[Path]) -> tuple[list[Run], list[str]]:
@@ -96,7 +109,7 @@ def read_runs(paths: Iterable[Path]) -> tuple[list[Run], list[str]]:
             try:
                 runs.append(_read(folder))
             except DAMAGE as error:
-                passed_over.append(one_line(f"{folder}: {_reason(error)}"))
+                passed_over.append(one_line(f"{folder}: {_reason(error, folder)}"))
     if not runs:
         passed = f" ({len(passed_over)} passed over, as {passed_over[0]})" if passed_over else ""
         raise DataError(
@@ -110,7 +123,9 @@ def one_line(text: str) -> str:
     return "".join(c if c.isprintable() else "\ufffd" for c in text)[:400]
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: Exception, folder: Path) -> str:
+    if isinstance(error, FileNotFoundError) and (folder / CONVERTED).is_file():
+        return "weights that were converted, and not trained: nothing to compare"
     if isinstance(error, FileNotFoundError):
         return "not finished"
     if isinstance(error, OSError):
@@ -139,7 +154,7 @@ def _run_folders(path: Path, seen: set[tuple[int, int]], passed_over: list[str])
             # Path.is_dir, as that of an entry raises for a link to itself.
             below = [folder / n for n in names if n[0] != "." and (folder / n).is_dir()]
         except OSError as error:
-            passed_over.append(one_line(f"{folder}: {_reason(error)}"))
+            passed_over.append(one_line(f"{folder}: {_reason(error, folder)}"))
             continue
         if "config.yaml" in names:
             yield folder
@@ -165,15 +180,12 @@ def _flat(node: Any, prefix: str = "") -> dict[str, str]:
     return values
 
 
-def _budget(config: Mapping[str, str]) -> str:
+def budget_words(config: Mapping[str, str]) -> str:
     """`1000 steps`. The default counts only where no other budget is given."""
     given = {k.removeprefix("budget."): v for k, v in config.items() if k.startswith("budget.")}
     default = given.pop("default_steps", None)
     set_ = [f"{value} {unit}" for unit, value in sorted(given.items()) if value != "None"]
-    budget = " and ".join(set_) or (f"{default} steps" if default else "")
-    # A step is as many tokens as its batch: steps alone are no measure.
-    batch = config.get("batch_size")
-    return f"{budget} of batch {batch}" if budget.endswith(" steps") and batch else budget
+    return " and ".join(set_) or (f"{default} steps" if default else "")
 
 
 def _read(folder: Path) -> Run:
@@ -181,8 +193,7 @@ def _read(folder: Path) -> Run:
     summary = msgspec.convert(json.loads(text.decode("utf-8")), _Summary)
     if summary.status != "done":
         raise ValueError(f"not finished: its status is {summary.status!r}")
-    # NaN is not below anything either.
-    metrics = {k: v for k, v in summary.metrics.items() if v is not None and abs(v) < LARGEST}
+    metrics = finite(summary.metrics)
     if "val/loss" not in metrics:
         raise ValueError("summary.json has no finite val/loss")
     node = read_yaml(folder / "config.yaml", CONFIG_BYTES)
@@ -190,7 +201,7 @@ def _read(folder: Path) -> Run:
         raise ValueError("config.yaml holds no settings")
     config = _flat(node)
     settings = {key: value for key, value in config.items() if not NO_MATTER.match(key)}
-    settings["budget"] = _budget(config)
+    settings["budget"] = budget_words(config)
     origin = _origin(config)
     if origin:
         settings["init_from"] = SEED_AND_ID.sub("", origin)
@@ -210,7 +221,13 @@ def _read(folder: Path) -> Run:
         {k[8:]: one_line(v) for k, v in config.items() if k.startswith("choices.")},
         one_line(origin),
         summary.steps,
+        summary.completed,
     )
+
+
+def finite(metrics: Mapping[str, float | None]) -> dict[str, float]:
+    # NaN is not below anything either.
+    return {k: v for k, v in metrics.items() if v is not None and abs(v) < LARGEST}
 
 
 def _origin(config: Mapping[str, str]) -> str:
