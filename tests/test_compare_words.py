@@ -213,8 +213,8 @@ MATCH = {
 
 
 def test_what_was_matched_is_said(tmp_path: Path) -> None:
-    write_run(tmp_path / "a", "mha", 1, 2.0)
-    write_run(tmp_path / "b", "gqa", 1, 2.0, d_mlp=545, match=MATCH)
+    write_run(tmp_path / "a", "mha", 1, 2.0, d_model=128)
+    write_run(tmp_path / "b", "gqa", 1, 2.0, d_model=128, d_mlp=545, match=MATCH)
     (found,) = compare(read_runs([tmp_path])[0]).sections
     # 55 / 124,672 = 0.0441%, rounded up.
     assert match_words(found) == [

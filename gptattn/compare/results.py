@@ -95,7 +95,7 @@ class Section:
     rivals: list[Difference]  # of each other row to the leader
     warnings: list[str]
     size: str = ""  # of the model, where sections differ in it
-    family: str = ""  # the same for sections that differ in the model's size alone
+    family: str = ""  # the rest of the title: sections of one family differ in size alone
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ class RunSet:
 
     title: str  # what sets it apart from the other sets; "" for the only one
     size: str  # the part of the title that tells the model's size
-    family: str  # the same for sets that differ in size alone
+    family: str  # the rest of it: the same for sets that differ in size alone
     runs: list[Run]
 
 
@@ -119,8 +119,9 @@ def comparable_sets(runs: Sequence[Run], split: bool) -> list[RunSet]:
 
 def _named(members: list[Run], firsts: Sequence[Run]) -> RunSet:
     parts = {axis: told(axis, members[0], firsts) for axis in AXES}
-    family = [words_of(axis, members[0]) for axis in AXES if axis != "model"]
-    return RunSet(", ".join(filter(None, parts.values())), parts["model"], str(family), members)
+    others = [part for axis, part in parts.items() if part and axis != "model"]
+    title = ", ".join(filter(None, parts.values()))
+    return RunSet(title, parts["model"], ", ".join(others), members)
 
 
 def words_of(axis: str, run: Run) -> str:
