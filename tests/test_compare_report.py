@@ -159,6 +159,16 @@ def test_tensorboard_shows_mean_and_band(sweep: Path) -> None:
     assert values["mean"] - values["lower"] == pytest.approx(half, rel=1e-4)
 
 
+def test_tensorboard_over_the_runs_finds_no_band_among_them(tmp_path: Path) -> None:
+    sweep = write_sweep(tmp_path / "runs", {"mha": [2.0, 2.1]})
+    former = sweep / "comparison" / "tensorboard" / "mha mean"
+    former.mkdir(parents=True)
+    # As earlier versions named them.
+    (former / "events.out.tfevents.1.gptattn-compare").write_bytes(b"")
+    report(sweep)
+    assert not list(sweep.rglob("*tfevents*"))
+
+
 def test_a_second_report_replaces_the_first_and_only_its_files(tmp_path: Path) -> None:
     sweep = write_sweep(tmp_path / "runs", LOSSES)
     out, board = sweep / "comparison", tmp_path / "bands"

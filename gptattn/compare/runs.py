@@ -55,7 +55,7 @@ class Match(msgspec.Struct, frozen=True):
 class Completed(msgspec.Struct, frozen=True):
     """What a run had come to at the end of a budget."""
 
-    budget: dict[str, float | None]  # as the settings had it: steps, tokens, ...
+    budget: dict[str, int | float | None]  # as the settings had it: steps, tokens, ...
     step: int
     metrics: dict[str, float | None]
 
