@@ -95,13 +95,17 @@ class MetricRows(L.Callback):
         tokens_per_step: int,
         flops_per_token: float,
         budget: Budget,
+        asked: dict[str, Any],
         device_flops_per_second: float,
     ) -> None:
+        """`asked` is the budget as the settings have it."""
         self.recorder, self.clock, self.log_every = recorder, clock, log_every
         self.tokens_per_step, self.flops_per_token = tokens_per_step, flops_per_token
-        self.budget = budget
+        self.budget, self.asked = budget, asked
         self.device_flops_per_second = device_flops_per_second
         self.last: dict[str, float | None] = {}  # the newest value of every metric
+        # Each budget that the run has come to the end of; None where an older run did not say.
+        self.completed: list[dict[str, Any]] | None = []
         self._told_of_mfu = False
         self._logged_step = 0
         self._timed_steps = 0
@@ -110,12 +114,14 @@ class MetricRows(L.Callback):
         return {
             "rows": self.recorder.rows,
             "last": dict(self.last),
+            "completed": self.completed,
             "logged_step": self._logged_step,
             "timed_steps": self._timed_steps,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.last = dict(state_dict["last"])
+        self.completed = state_dict.get("completed")
         self._logged_step = state_dict["logged_step"]
         self._timed_steps = state_dict["timed_steps"]
 
@@ -178,6 +184,16 @@ class MetricRows(L.Callback):
         row = {**pl_module.val_metrics, **self._progress(step)}
         self.last |= row
         self.recorder.log_metrics(row, step)
+        if self.completed is not None and row["progress/budget"] >= 1.0:
+            # Here, as a larger budget may make the run go on from this state.
+            end = {"budget": self.asked, "step": step, "metrics": self.last | self.final(pl_module)}
+            self.completed = [*(c for c in self.completed if c["step"] < step), end]
+
+    def final(self, module: LanguageModel) -> dict[str, float | None]:
+        """Speed as the median over all steps, where there are any, and memory."""
+        steps = len(self.clock.step_seconds)
+        speed = self.throughput(self.clock.median_step_seconds()) if steps else {}
+        return speed | memory(module.device)
 
 
 class Samples(L.Callback):

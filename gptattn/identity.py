@@ -93,18 +93,15 @@ def result_settings(config: Mapping[str, str]) -> dict[str, str]:
     The budget is one of them, in words: 1,000 steps are the same, asked for or by default.
     """
     kept = {k: v for k, v in config.items() if meaning(k) == RESULT}
-    return kept | {"budget": _budget(config)}
+    return kept | {"budget": budget_words(config)}
 
 
-def _budget(config: Mapping[str, str]) -> str:
+def budget_words(config: Mapping[str, str]) -> str:
     """`1000 steps`. The default counts only where no other budget is given."""
     given = {k.removeprefix("budget."): v for k, v in config.items() if k.startswith("budget.")}
     default = given.pop("default_steps", None)
     set_ = [f"{value} {unit}" for unit, value in sorted(given.items()) if value != "None"]
-    budget = " and ".join(set_) or (f"{default} steps" if default else "")
-    # A step is as many tokens as its batch: steps alone are no measure.
-    batch = config.get("batch_size")
-    return f"{budget} of batch {batch}" if budget.endswith(" steps") and batch else budget
+    return " and ".join(set_) or (f"{default} steps" if default else "")
 
 
 def settings_key(settings: Mapping[str, Any]) -> str:

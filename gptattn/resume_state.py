@@ -41,10 +41,8 @@ def _parts(content: dict[str, Any], model: nn.Module) -> dict[str, bool]:
         and _vector(clock["step_seconds"], torch.float64)
         and len(clock["step_seconds"]) <= step,
         "count of rows": all(_whole(rows[key]) for key in ("rows", "logged_step", "timed_steps")),
-        "newest row": all(
-            _number(value, -math.inf) or (value is None and name == "perf/mfu")
-            for name, value in rows["last"].items()
-        ),
+        "newest row": _numbers(rows["last"]),
+        "completed budgets": all(map(_budget_end, rows.get("completed") or [])),
         "loss since the newest row": all(_scalar(loss) for loss in row["train_losses"])
         and _scalar(row["grad_norm"])
         and _number(row["lr"]),
@@ -64,6 +62,19 @@ def _whole(value: Any) -> bool:
 
 def _number(value: Any, least: float = 0.0) -> bool:
     return type(value) in (int, float) and math.isfinite(value) and value >= least
+
+
+def _numbers(values: dict[str, Any]) -> bool:
+    # An MFU that cannot be is none.
+    return all(
+        _number(value, -math.inf) or (value is None and name == "perf/mfu")
+        for name, value in values.items()
+    )
+
+
+def _budget_end(end: dict[str, Any]) -> bool:
+    given = {name: value for name, value in end["budget"].items() if value is not None}
+    return _whole(end["step"]) and _numbers(end["metrics"]) and _numbers(given)
 
 
 def _scalar(value: Any) -> bool:

@@ -17,7 +17,7 @@ from rich.console import Console
 from gptattn.attention_log import AttentionLog
 from gptattn.budget import resolve_budget
 from gptattn.build import build_data, build_model
-from gptattn.callbacks import BudgetEnd, MetricRows, Samples, StepClock, memory
+from gptattn.callbacks import BudgetEnd, MetricRows, Samples, StepClock
 from gptattn.checkpoint import remove_leftovers
 from gptattn.config import TrainConfig
 from gptattn.console import metric_table, result_table
@@ -178,6 +178,7 @@ def _fit(
         tokens_per_step=cfg.batch_size * cfg.model.context_length,
         flops_per_token=job.cost.flops_per_token,
         budget=budget,
+        asked=asdict(cfg.budget),
         device_flops_per_second=matmul_flops_per_second(job.device, DTYPES[cfg.trainer.precision]),
     )
     samples = Samples(recorder, job.data, cfg.sample, cfg.seed)
@@ -221,11 +222,9 @@ def _fit(
         else:
             with stop.listening(), checkpoints.restoring(start.source):
                 trainer.fit(module, datamodule=datamodule, ckpt_path=start.source)
-        # Without a step there is nothing to time.
-        final = rows.throughput(clock.median_step_seconds()) if len(clock.step_seconds) else {}
-        final |= memory(job.device)
+        final = rows.final(module)
         recorder.log_metrics(final, trainer.global_step)
-        summary = summarise(job, rows.last | final, trainer.global_step)
+        summary = summarise(job, rows.last | final, trainer.global_step, rows.completed)
         text = json.dumps(summary, indent=2, ensure_ascii=False) + "\n"
         write_config(job.folder, cfg)  # without it nobody could read the run
         summary_file = job.folder / "summary.json"

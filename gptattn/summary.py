@@ -73,8 +73,14 @@ def describe_budget(budget: Budget) -> str:
     return f"{budget.steps} steps" if budget.steps is not None else f"{budget.seconds:g} seconds"
 
 
-def summarise(job: Job, metrics: dict[str, float | None], step: int) -> dict[str, Any]:
-    """The whole of summary.json: names, final metrics, costs, and the environment."""
+def summarise(
+    job: Job, metrics: dict[str, float | None], step: int, completed: list[dict[str, Any]] | None
+) -> dict[str, Any]:
+    """The whole of summary.json: names, final metrics, costs, and the environment.
+
+    `completed`: each budget that the run came to the end of, this one and those before it, with
+    what it had come to there; None where that is not known.
+    """
     return {
         "status": "done",
         "variant": job.cfg.variant,
@@ -83,6 +89,7 @@ def summarise(job: Job, metrics: dict[str, float | None], step: int) -> dict[str
         "run": job.folder.name,
         "steps": step,
         "budget": describe_budget(job.budget),
+        "completed": completed,
         "init_from": job.cfg.init_from,
         "match": summary_of(job.match),
         "metrics": job.costs() | metrics,

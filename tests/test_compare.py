@@ -12,10 +12,11 @@ from runfolders import curve_rows, write_curve, write_run
 
 from gptattn.compare import curves
 from gptattn.compare.curves import read_curves
-from gptattn.compare.groups import comparable_sets, group_runs, pick_baseline
+from gptattn.compare.groups import group_runs, pick_baseline
 from gptattn.compare.main import main
 from gptattn.compare.makings import differences_in_making
 from gptattn.compare.runs import CONFIG_BYTES, read_runs
+from gptattn.compare.sections import comparable_sets
 from gptattn.compare.table import rows, terminal_table
 from gptattn.errors import ConfigError, DataError
 
@@ -59,8 +60,8 @@ def test_the_name_of_a_file_stands_for_its_settings_where_it_tells_all(tmp_path:
 def test_steps_of_another_batch_are_another_budget(tmp_path: Path) -> None:
     for name, batch in (("a", 16), ("b", 8)):
         write_run(tmp_path / name, name, 1, 2.0, config={"batch_size": batch})
-    with pytest.raises(ConfigError, match=r"budget .*1000 steps of batch 16: 1 run"):
-        comparable_sets(read_runs([tmp_path])[0], split=False)
+    sets = comparable_sets(read_runs([tmp_path])[0], split=False)
+    assert [found.title for found in sets] == ["batch_size=8", "batch_size=16"]
 
 
 def test_values_that_are_cut_short_in_names_do_not_merge_groups(tmp_path: Path) -> None:
@@ -308,12 +309,10 @@ def test_settings_cut_short_in_names_still_give_two_names(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("other", "named"),
     [
-        ({"config": {"budget": {"steps": 2000}}}, "budget (1000 steps: 2 runs; 2000 steps: 1 run)"),
         ({"data": {"text_sha256": "zzz"}}, "data (text abcdefgh, 99 validation tokens: 2 runs;"),
         ({"data": {"val_tokens": 98}}, "data ("),
         ({"data": {"tokenizer": "char"}}, "tokenizer (byte ByteTokenizer: 2 runs; char"),
         ({"config": {"tokenizer": {"_target_": "ByteTokenizer", "lower": True}}}, "lower=True"),
-        ({"context_length": 64}, "context_length (128: 2 runs; 64: 1 run)"),
         ({"config": {"validation": {"fraction": 0.2}}}, "validation (validation.fraction=0.1: 2"),
     ],
 )
@@ -329,13 +328,14 @@ def test_runs_that_cannot_be_compared_are_refused_or_split(
     assert str(error.value).startswith("comparison: the runs differ in ")
     assert named in str(error.value)
     assert str(error.value).endswith("; --split reports each apart, or give fewer folders")
-    assert [len(members) for members in comparable_sets(runs, split=True).values()] == [2, 1]
+    assert sorted(len(found.runs) for found in comparable_sets(runs, split=True)) == [1, 2]
 
 
 def test_a_matched_width_is_no_reason_to_refuse(tmp_path: Path) -> None:
     write_run(tmp_path / "a", "mha", 1, 2.0)
     write_run(tmp_path / "b", "gqa", 1, 2.0, d_mlp=545, config={"match": "params"})
-    assert list(comparable_sets(read_runs([tmp_path])[0], split=False)) == [""]
+    (found,) = comparable_sets(read_runs([tmp_path])[0], split=False)
+    assert found.title == ""
 
 
 def test_the_baseline_is_mha_or_the_first_or_the_one_that_is_named(tmp_path: Path) -> None:

@@ -38,9 +38,9 @@ def report(*arguments: object, code: int = 0) -> None:
 
 @pytest.fixture(scope="module")
 def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A sweep with its report in `comparison/`. Not to be changed."""
+    """A sweep with its report in `comparison/`, bands beside it. Not to be changed."""
     folder = write_sweep(tmp_path_factory.mktemp("sweep") / "runs", LOSSES)
-    report(folder)
+    report(folder, "--board", folder.parent / "bands")
     return folder
 
 
@@ -71,7 +71,7 @@ class Page(HTMLParser):
 def test_all_files_are_there_and_nothing_else(sweep: Path) -> None:
     found = {path.name for path in (sweep / "comparison").iterdir()}
     plots = {f"{name}.{kind}" for name in (*NAMES, "pareto_speed") for kind in ("png", "svg")}
-    assert found == plots | {f"comparison.{k}" for k in ("csv", "json", "html")} | {"tensorboard"}
+    assert found == plots | {f"comparison.{k}" for k in ("csv", "json", "html")}
 
 
 def test_the_page_needs_nothing_but_itself(sweep: Path) -> None:
@@ -139,7 +139,7 @@ def test_the_plots_are_pictures(name: str, sweep: Path) -> None:
 
 
 def test_tensorboard_shows_mean_and_band(sweep: Path) -> None:
-    board = sweep / "comparison" / "tensorboard"
+    board = sweep.parent / "bands"
     lines = ("mean", "lower", "upper")
     assert {p.name for p in board.iterdir()} == {f"{v} {k}" for v in LOSSES for k in lines}
     values = {}
@@ -159,32 +159,43 @@ def test_tensorboard_shows_mean_and_band(sweep: Path) -> None:
     assert values["mean"] - values["lower"] == pytest.approx(half, rel=1e-4)
 
 
+def test_tensorboard_over_the_runs_finds_no_band_among_them(tmp_path: Path) -> None:
+    sweep = write_sweep(tmp_path / "runs", {"mha": [2.0, 2.1]})
+    former = sweep / "comparison" / "tensorboard" / "mha mean"
+    former.mkdir(parents=True)
+    # As earlier versions named them.
+    (former / "events.out.tfevents.1.gptattn-compare").write_bytes(b"")
+    report(sweep)
+    assert not list(sweep.rglob("*tfevents*"))
+
+
 def test_a_second_report_replaces_the_first_and_only_its_files(tmp_path: Path) -> None:
     sweep = write_sweep(tmp_path / "runs", LOSSES)
-    report(sweep)
-    out = sweep / "comparison"
+    out, board = sweep / "comparison", tmp_path / "bands"
+    report(sweep, "--board", board)
     first = {f.name: f.read_bytes() for f in out.iterdir() if f.is_file()}
     (out / "notes.txt").write_text("mine")
-    (out / "tensorboard" / "mine").mkdir()
-    (out / "tensorboard" / "mine" / "events.out.tfevents.1.host").write_text("mine")
-    report(sweep)
+    (board / "mine").mkdir()
+    (board / "mine" / "events.out.tfevents.1.host").write_text("mine")
+    report(sweep, "--board", board)
     second = {f.name: f.read_bytes() for f in out.iterdir() if f.is_file()}
     assert second == first | {"notes.txt": b"mine"}
     for file in sweep.glob("mqa*/summary.json"):
         file.unlink()
     for file in sweep.glob("*/metrics.jsonl"):
         file.unlink()
-    report(sweep)
+    report(sweep, "--board", board)
     assert not list(out.glob("loss_*"))
     assert (out / "notes.txt").exists()
-    assert [path.name for path in (out / "tensorboard").iterdir()] == ["mine"]
+    assert [path.name for path in board.iterdir()] == ["mine"]
 
 
 def test_names_from_run_folders_are_shown_and_never_obeyed(tmp_path: Path) -> None:
     sweep = write_sweep(tmp_path / "<img src=x>", {"mha": LOSSES["mha"], HOSTILE: LOSSES["gqa"]})
     write_run(sweep / "<b>", "mha", 9, 2.0, environment={"git_commit": "<i>x</i>"})
     (write_run(sweep / "<u>", "mha", 8, 2.0) / "summary.json").write_text("{")
-    report(sweep)
+    board = tmp_path / "bands"
+    report(sweep, "--board", board)
     page = Page(sweep / "comparison" / "comparison.html")
     assert not {"script", "img", "i", "b", "u"} & set(page.tags)
     assert HOSTILE in page.text
@@ -192,7 +203,6 @@ def test_names_from_run_folders_are_shown_and_never_obeyed(tmp_path: Path) -> No
     for name in NAMES:
         root = ET.parse(sweep / "comparison" / f"{name}.svg").getroot()
         assert not [node for node in root.iter() if node.tag.endswith("script")]
-    board = sweep / "comparison" / "tensorboard"
     assert len(list(board.iterdir())) == 6
     assert {path.parent.parent for path in board.rglob("events*")} == {board}
 
@@ -214,19 +224,21 @@ def test_a_single_run_gets_a_report_beside_it(tmp_path: Path) -> None:
 
 def test_a_split_report_has_plots_and_board_of_each_set(tmp_path: Path) -> None:
     write_sweep(tmp_path / "a", LOSSES)
-    write_sweep(tmp_path / "b", LOSSES, config={"budget": {"steps": 50}})
+    write_sweep(tmp_path / "b", LOSSES, data={"text_sha256": "zyxwvuts"})
     out = tmp_path / "out"
     report(tmp_path / "a", tmp_path / "b", "--out", out, code=2)
     assert not out.exists()
-    report(tmp_path / "a", tmp_path / "b", "--split", "--out", out)
+    board = tmp_path / "bands"
+    report(tmp_path / "a", tmp_path / "b", "--split", "--out", out, "--board", board)
     page = Page(out / "comparison.html")
     assert "2 comparisons, not one" in page.text
+    assert "no text in common" in page.text
     assert page.tags.count("svg") == 12
     assert len(set(page.ids)) == len(page.ids)
     assert len(list(out.glob("?_loss_tokens.svg"))) == 2
-    assert {path.name for path in (out / "tensorboard").iterdir()} == {
-        "budget_ 1000 steps",
-        "budget_ 50 steps",
+    assert {path.name for path in board.iterdir()} == {
+        "text abcdefgh",
+        "text zyxwvuts",
     }
 
 
@@ -301,12 +313,21 @@ def test_the_report_imports_no_torch_and_help_nothing_heavy(sweep: Path, tmp_pat
 
 def test_bands_by_hand() -> None:
     x = np.array([0.0, 1.0, 2.0])
-    found = band([x, x], [np.array([1.0, 2.0, 3.0]), np.array([3.0, 4.0, 5.0])])
+    ys = [np.array([1.0, 2.0, 3.0]), np.array([3.0, 4.0, 5.0]), np.array([2.0, 3.0, 4.0])]
+    found = band([x] * 3, ys)
     assert isinstance(found, Band)
     assert found.mean.tolist() == [2.0, 3.0, 4.0]
-    # Deviation of 1 and 3 is root of 2; t(0.975, 1) = 12.7062 over the root of 2.
+    # Deviation of 1, 2 and 3 is 1; t(0.975, 2) = 4.30265 over the root of 3.
     assert found.low is not None
-    assert found.low[0] == pytest.approx(2.0 - 12.7062, abs=1e-4)
+    assert found.low[0] == pytest.approx(2.0 - 4.30265 / 3**0.5, abs=1e-4)
+
+
+def test_two_seeds_are_drawn_as_they_are_without_a_band() -> None:
+    x = np.array([0.0, 1.0])
+    found = band([x, x], [np.array([1.0, 2.0]), np.array([3.0, 4.0])])
+    assert found is not None
+    assert (found.n, found.low, found.high) == (2, None, None)
+    assert found.seeds.tolist() == [[1.0, 2.0], [3.0, 4.0]]
 
 
 def test_curves_on_different_grids_meet_where_both_are() -> None:

@@ -213,8 +213,8 @@ MATCH = {
 
 
 def test_what_was_matched_is_said(tmp_path: Path) -> None:
-    write_run(tmp_path / "a", "mha", 1, 2.0)
-    write_run(tmp_path / "b", "gqa", 1, 2.0, d_mlp=545, match=MATCH)
+    write_run(tmp_path / "a", "mha", 1, 2.0, d_model=128)
+    write_run(tmp_path / "b", "gqa", 1, 2.0, d_model=128, d_mlp=545, match=MATCH)
     (found,) = compare(read_runs([tmp_path])[0]).sections
     # 55 / 124,672 = 0.0441%, rounded up.
     assert match_words(found) == [
@@ -233,11 +233,11 @@ def test_a_match_of_another_form_is_left_out(match: Any, tmp_path: Path) -> None
 
 
 def test_other_settings_that_differ_between_variants_are_named(tmp_path: Path) -> None:
-    write_run(tmp_path / "a", "mha", 1, 2.0, num_layers=2)
-    write_run(tmp_path / "b", "gqa", 1, 2.0, num_layers=3)
+    write_run(tmp_path / "a", "mha", 1, 2.0, dropout=0.1)
+    write_run(tmp_path / "b", "gqa", 1, 2.0, dropout=0.2)
     (found,) = compare(read_runs([tmp_path])[0]).sections
     assert found.warnings == [
-        "the variants differ in more than attention: model.num_layers (2: 1 run; 3: 1 run)"
+        "the variants differ in more than attention: model.dropout (0.1: 1 run; 0.2: 1 run)"
     ]
 
 
@@ -248,14 +248,14 @@ def test_a_baseline_that_is_not_there_is_named_with_the_nearest(tmp_path: Path) 
         compare(read_runs([tmp_path])[0], baseline="gpa")
 
 
-def test_a_split_report_keeps_its_sets_apart(tmp_path: Path) -> None:
+def test_another_budget_is_another_section(tmp_path: Path) -> None:
     for seed, loss in enumerate(BASE):
         write_run(tmp_path / f"a{seed}", "mha", seed, loss)
         write_run(tmp_path / f"b{seed}", "gqa", seed, loss + 0.1)
         long = {"budget": {"steps": 2000}}
         write_run(tmp_path / f"c{seed}", "gqa", seed, loss - 0.5, config=long)
-    found = compare(read_runs([tmp_path])[0], split=True, baseline="mha")
-    assert [s.title for s in found.sections] == ["budget: 1000 steps", "budget: 2000 steps"]
+    found = compare(read_runs([tmp_path])[0], baseline="mha")
+    assert [s.title for s in found.sections] == ["1,000 steps", "2,000 steps"]
     assert [[row.name for row in s.rows] for s in found.sections] == [["mha", "gqa"], ["gqa"]]
     assert found.sections[1].warnings == ["mha is not among these runs; the baseline here is gqa"]
 

@@ -12,18 +12,21 @@ from gptattn.compare.results import Section
 from gptattn.compare.statistics import t_factor
 
 GRID = 200
+# Student's factor for two seeds is 12.7 over the root of 2: a band that hides all else.
+FEWEST_FOR_BAND = 3
 FEWEST_VALIDATIONS = 4  # with fewer, the training loss shows more
 
 
 @dataclass(frozen=True)
 class Band:
-    """Over n seeds, arrays [points]; without a band (n = 1) low and high are None."""
+    """Over n seeds, arrays [points]; below FEWEST_FOR_BAND seeds low and high are None."""
 
     n: int
     x: Floats
     mean: Floats
     low: Floats | None
     high: Floats | None
+    seeds: Floats  # [n, points]
 
 
 def band(xs: Sequence[Floats], ys: Sequence[Floats]) -> Band | None:
@@ -43,10 +46,10 @@ def band(xs: Sequence[Floats], ys: Sequence[Floats]) -> Band | None:
     grid = xs[0] if same else np.linspace(start, end, GRID)
     table = np.stack([np.interp(grid, x, y) for x, y in zip(xs, ys, strict=True)])
     mean = table.mean(axis=0)
-    if len(table) == 1:
-        return Band(1, grid, mean, None, None)
+    if len(table) < FEWEST_FOR_BAND:
+        return Band(len(table), grid, mean, None, None, table)
     half = t_factor(len(table)) * table.std(axis=0, ddof=1)
-    return Band(len(table), grid, mean, mean - half, mean + half)
+    return Band(len(table), grid, mean, mean - half, mean + half, table)
 
 
 def curve_kind(section: Section, curves: Mapping[Path, Curves]) -> str:
@@ -67,7 +70,9 @@ def section_bands(
     found = {}
     for row in section.rows:
         members: list[Curve] = [
-            getattr(curves[run.folder], kind) for run in row.runs if run.folder in curves
+            getattr(curves[run.folder], kind).up_to(run.until)
+            for run in row.runs
+            if run.folder in curves
         ]
         members = [curve for curve in members if len(curve)]
         made = band([getattr(c, axis) for c in members], [getattr(c, value) for c in members])

@@ -15,10 +15,10 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 
 from gptattn.compare.bands import section_bands, start_time
 from gptattn.compare.curves import Curves, Floats
+from gptattn.compare.files import BOARD_MARK, remove_former_board
 from gptattn.compare.results import Comparison, Section
 from gptattn.disk import make_folder, write_atomically
 
-MARK = ".gptattn-compare"  # ends the name of every event file that is ours to remove
 TAGS = {
     "val/loss": ("val", "loss"),
     "val/bits_per_byte": ("val", "bits"),
@@ -30,12 +30,12 @@ Series = tuple[str, Floats, Floats, Floats]  # tag, steps, seconds, values
 
 
 def write_board(comparison: Comparison, folder: Path) -> None:
-    """Replace the event files below `folder`: up to three runs per row.
+    """Replace the event files of a former report below `folder`: up to three runs per row.
 
     The folder that it lies in is there.
     """
     make_folder(folder, folder.parent)  # which is no link: files are removed there
-    remove_former(folder)
+    remove_former_board(folder)
     taken: set[Path] = set()
     for section in comparison.sections:
         place = folder / _file_name(section.title) if section.title else folder
@@ -47,15 +47,6 @@ def write_board(comparison: Comparison, folder: Path) -> None:
             began = start_time(section, comparison.curves, row)
             for line, series in lines.items():
                 _write_events(folder, place / f"{name} {line}", began, series)
-
-
-def remove_former(folder: Path) -> None:
-    """Remove a former report's event files, and the folders that are empty then."""
-    for file in folder.rglob(f"events.out.tfevents.*{MARK}"):
-        file.unlink()
-    for below in sorted((path for path in folder.rglob("*") if path.is_dir()), reverse=True):
-        if not any(below.iterdir()):
-            below.rmdir()
 
 
 def _file_name(name: str) -> str:
@@ -82,7 +73,7 @@ def _section_lines(
 
 def _write_events(root: Path, folder: Path, began: float, series: Sequence[Series]) -> None:
     # TensorBoard's own writer starts a thread, and names the machine in the file's name.
-    file = folder / f"events.out.tfevents.{int(time.time())}{MARK}"
+    file = folder / f"events.out.tfevents.{int(time.time())}{BOARD_MARK}"
 
     def write(target: Any) -> None:
         writer = RecordWriter(target)

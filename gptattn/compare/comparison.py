@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 
 from gptattn.compare import statistics
+from gptattn.compare.extended import at_first_budgets
 from gptattn.compare.groups import (
     Groups,
-    comparable_sets,
     differences_in_settings,
     group_runs,
     pick_baseline,
@@ -24,6 +24,7 @@ from gptattn.compare.results import (
     Section,
 )
 from gptattn.compare.runs import Run
+from gptattn.compare.sections import RunSet, comparable_sets
 from gptattn.compare.statistics import Interval
 from gptattn.config import suggest
 from gptattn.errors import ConfigError
@@ -42,27 +43,31 @@ def compare(
     Raises ConfigError where they cannot be compared, or where there is no such baseline.
     """
     runs, replaced = without_replaced(runs)
-    sets = {title: group_runs(members) for title, members in comparable_sets(runs, split).items()}
-    picked = {title: pick_baseline(groups, baseline) for title, groups in sets.items()}
-    if not any(picked.values()):
-        names = {name for groups in sets.values() for name in groups}
+    runs, extended = at_first_budgets(runs)
+    sets = [(found, group_runs(found.runs)) for found in comparable_sets(runs, split)]
+    picked = [pick_baseline(groups, baseline) for _, groups in sets]
+    if not any(picked):
+        names = {name for _, groups in sets for name in groups}
         message = f"{baseline!r} is no row of the report; {suggest(baseline or '', names)}"
         raise ConfigError("--baseline", message)
     sections = []
-    for title, groups in sets.items():
+    for (found, groups), name in zip(sets, picked, strict=True):
         warnings = differences_in_settings(groups)
-        name = picked[title]
         if name is None:
             name = pick_baseline(groups, None)
             assert name is not None
             warnings.append(f"{baseline} is not among these runs; the baseline here is {name}")
-        sections.append(_section(title, groups, name, warnings))
+        sections.append(_section(found, groups, name, warnings))
     return Comparison(
-        list(folders), sections, differences_in_making(runs), [*passed_over, *replaced], curves={}
+        list(folders),
+        sections,
+        [*extended, *differences_in_making(runs)],
+        [*passed_over, *replaced],
+        curves={},
     )
 
 
-def _section(title: str, groups: Groups, baseline: str, warnings: list[str]) -> Section:
+def _section(found: RunSet, groups: Groups, baseline: str, warnings: list[str]) -> Section:
     base = groups[baseline]
     others = [name for name in groups if name != baseline]
     differences = {d.variant: d for d in compare_all(groups, others, baseline)}
@@ -81,12 +86,14 @@ def _section(title: str, groups: Groups, baseline: str, warnings: list[str]) -> 
     leader = min(rows, key=lambda row: row.loss).name
     rest = [row.name for row in rows if row.name != leader]
     return Section(
-        title,
+        found.title,
         baseline,
         _with_fronts(rows),
         leader if rest else None,
         compare_all(groups, rest, leader),
         warnings,
+        found.size,
+        found.family,
     )
 
 

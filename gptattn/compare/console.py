@@ -13,9 +13,11 @@ MOST = 20  # sentences about single variants
 def show(comparison: Comparison) -> None:
     """Print the tables and what they support; warnings go to stderr."""
     console = StdoutConsole(highlight=False, markup=False, emoji=False)
+    whole = f"{' '.join(comparison.folders)}: {headline(comparison)}"
+    if len(comparison.sections) > 1:
+        console.print(f"{whole}\n")
     for section in comparison.sections:
-        title = section.title or f"{' '.join(comparison.folders)}: {headline(comparison)}"
-        console.print(report_table(section, title, console.width))
+        console.print(report_table(section, section.title or whole, console.width))
         *words, last = section_words(section)
         left_out = [f"({len(words) - MOST} more are on the page)"] if len(words) > MOST else []
         for line in [*words[:MOST], *left_out, last, *match_words(section)[:MOST]]:

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gptattn.compare.bands import FEWEST_FOR_BAND
 from gptattn.compare.figure import (
-    FEW,
     INK,
     MOST,
     Plot,
@@ -12,13 +12,11 @@ from gptattn.compare.figure import (
     legend_below,
     new_figure,
     room_below,
-    short,
     tick,
 )
 from gptattn.compare.results import COSTS, Estimate, Row
 
 BARS = 40  # variants, above which only those on the front have their intervals drawn
-LINE = 11  # points from one line of text to the next
 COST_AXES = {
     "params": "parameters",
     "cache": "cache bytes per token",
@@ -33,7 +31,7 @@ def cost_plot(
     metric = COSTS[cost]
     # Those on the front are named first.
     named = sorted(rows, key=lambda row: (cost not in row.fronts, row.loss))[:MOST]
-    figure, axes = new_figure(room_below(len(named)))
+    figure, axes = new_figure(room_below([row.name for row in named]))
     points = {
         row.name: _point(axes, row, cost, looks[row.name], cost in row.fronts or len(rows) <= BARS)
         for row in rows
@@ -43,13 +41,10 @@ def cost_plot(
         reverse=cost == "speed",
     )
     axes.step(*zip(*front, strict=True), where="post", color=INK, alpha=0.6, linewidth=1, zorder=1)
-    if _spans_decades([row.metrics[metric].mean for row in rows]):
+    if spans_decades([row.metrics[metric].mean for row in rows]):
         axes.set_xscale("log", base=2)
     axes.margins(x=0.12, y=0.12)
-    if len(named) <= FEW:
-        _label(axes, [(row.metrics[metric].mean, row.loss, row.name) for row in named])
-    else:
-        legend_below(figure, [points[row.name] for row in named], [row.name for row in named])
+    legend_below(figure, [points[row.name] for row in named], [row.name for row in named])
     axes.xaxis.set_major_formatter(tick)
     better = "right" if cost == "speed" else "left"
     axes.set(xlabel=f"{COST_AXES[cost]} ({better} is better)", ylabel="validation loss (nats)")
@@ -59,11 +54,12 @@ def cost_plot(
 
 def _point(axes: Any, row: Row, cost: str, look: Mapping[str, Any], barred: bool) -> Any:
     x, y = row.metrics[COSTS[cost]], row.metrics["val/loss"]
+    seed_dots(axes, x.mean, row, look["color"])
     container = axes.errorbar(
         x.mean,
         y.mean,
-        xerr=_bars(x) if barred else None,
-        yerr=_bars(y) if barred else None,
+        xerr=bars(x) if barred else None,
+        yerr=bars(y) if barred else None,
         color=look["color"],
         marker=look["marker"],
         markerfacecolor=look["color"] if cost in row.fronts else "none",
@@ -75,48 +71,33 @@ def _point(axes: Any, row: Row, cost: str, look: Mapping[str, Any], barred: bool
     return container.lines[0]
 
 
+def seed_dots(axes: Any, x: float, row: Row, color: str) -> None:
+    """The loss of each seed, where there are too few for an interval."""
+    if 1 < row.n < FEWEST_FOR_BAND:
+        losses = [run.metrics["val/loss"] for run in row.runs]
+        axes.plot([x] * row.n, losses, "_", color=color, markersize=9, alpha=0.6)
+
+
 def _caption(cost: str, rows: int, named: int) -> str:
     whose = "" if rows <= BARS else " of those on the front"
     gain = "more tokens/s" if cost == "speed" else "a lower cost"
     caption = (
-        f"Means over seeds with 95% intervals{whose}. Filled: on the Pareto front, the line, no "
-        f"other variant has both a lower mean loss and {gain}."
+        f"Means over seeds with 95% intervals{whose}; dashes: the seeds, where there are two. "
+        "Filled: on the Pareto front, the line, no other variant has both a lower mean loss and "
+        f"{gain}."
     )
     return caption + (f" {named} of {rows} are named, the front first." if named < rows else "")
 
 
-def _bars(estimate: Estimate) -> list[list[float]] | None:
+def bars(estimate: Estimate) -> list[list[float]] | None:
+    """Half of the interval, down and up; None where there is none to be drawn."""
     if estimate.interval is None or estimate.interval[1] == estimate.interval[0]:
+        return None
+    if estimate.n < FEWEST_FOR_BAND:
         return None
     half = estimate.interval[1] - estimate.mean
     return [[half], [half]]
 
 
-def _spans_decades(values: Sequence[float]) -> bool:
+def spans_decades(values: Sequence[float]) -> bool:
     return min(values) > 0 and max(values) / min(values) > 8
-
-
-def _label(axes: Any, points: Sequence[tuple[float, float, str]]) -> None:
-    """Names beside their points, inwards, pushed up where they would overlap."""
-    axes.figure.draw_without_rendering()
-    box = axes.get_window_extent()
-    scale = axes.figure.dpi / 72  # pixels in a point
-    placed: list[tuple[float, float]] = []
-    for x, y, name in points:
-        px, py = axes.transData.transform((x, y))
-        right = px > box.x0 + 0.6 * box.width
-        up = 5 * scale
-        while any(
-            abs(py + up - at) < LINE * scale and abs(px - beside) < box.width / 2
-            for beside, at in placed
-        ):
-            up += LINE * scale / 4
-        placed.append((px, py + up))
-        axes.annotate(
-            short(name),
-            (x, y),
-            xytext=(-7 if right else 7, up / scale),
-            textcoords="offset points",
-            ha="right" if right else "left",
-            fontsize=8.5,
-        ).set_in_layout(False)

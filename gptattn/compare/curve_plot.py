@@ -3,13 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gptattn.compare.bands import Band
+from gptattn.compare.bands import FEWEST_FOR_BAND, Band
 from gptattn.compare.figure import (
-    FEW,
     MOST,
     Plot,
     drawn,
-    labels,
     legend_below,
     new_figure,
     room_below,
@@ -33,7 +31,7 @@ def curve_plot(
     """The mean of each row's curves over `axis`, in its band. `kind` is val or train."""
     # The baseline and the lowest losses: rows are in that order.
     shown = {name: bands[name] for name in list(bands)[:MOST]}
-    figure, axes = new_figure(room_below(len(shown)))
+    figure, axes = new_figure(room_below(list(shown)))
     lines = []
     for i, (name, band) in enumerate(shown.items()):
         # Markers of different curves at different places, as the curves lie close together.
@@ -44,16 +42,15 @@ def curve_plot(
             axes.fill_between(
                 band.x, band.low, band.high, color=look["color"], alpha=0.2, linewidth=0
             )
+        elif band.n > 1:
+            axes.plot(band.x, band.seeds.T, color=look["color"], linewidth=0.5, alpha=0.6)
     low, high = _limits(list(shown.values()))
     axes.set_ylim(low, high)
     if axis != "seconds":
         axes.xaxis.set_major_formatter(tick)
     loss = {"val": "validation loss", "train": "training loss"}[kind]
     axes.set(xlabel=AXES[axis], ylabel=f"{loss} (nats)")
-    if len(shown) <= FEW:
-        axes.legend(lines, labels(list(shown)), loc="upper right", handlelength=3.5)
-    else:
-        legend_below(figure, lines, list(shown))
+    legend_below(figure, lines, list(shown))
     caption = _curve_caption(shown, high, len(bands))
     return drawn(figure, f"{prefix}loss_{axis}", f"Loss against {AXES[axis]}", caption)
 
@@ -62,7 +59,11 @@ def _curve_caption(shown: Mapping[str, Band], high: float, variants: int) -> str
     seeds = sorted({band.n for band in shown.values()})
     over = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
     caption = f"Mean over {over} seed{'s' * (seeds[-1] > 1)}"
-    caption += " and its 95% interval." if seeds[-1] > 1 else "; one seed has no interval."
+    if seeds[-1] >= FEWEST_FOR_BAND:
+        caption += " and its 95% interval."
+    else:
+        few = "one seed has" if seeds[-1] == 1 else "thin lines: the seeds; two have"
+        caption += f"; {few} no interval to be drawn."
     if any((band.mean > high).any() for band in shown.values()):
         caption += " The steep beginning lies above the plot."
     if variants > len(shown):
@@ -79,7 +80,7 @@ def _limits(bands: Sequence[Band]) -> tuple[float, float]:
     late = [band.mean[band.x >= longest / 10] for band in bands]
     top = max([float(part.max()) for part in late if len(part)] or [float(bands[0].mean.max())])
     lowest = min(float(band.mean.min()) for band in bands)
-    # Where a band of two seeds is wider than all the curves' course, the course is what is shown.
+    # Where a band of few seeds is wider than all the curves' course, the course is what is shown.
     ends = [float(band.low[len(band.low) // 2 :].min()) for band in bands if band.low is not None]
     bottom = max(min([lowest, *ends]), lowest - 0.5 * (top - lowest))
     room = 0.05 * (top - bottom) or 0.05 * abs(top) or 1.0

@@ -33,6 +33,10 @@ class Curve:
     def __len__(self) -> int:
         return len(self.step)
 
+    def up_to(self, step: float) -> "Curve":
+        table = _columns(self)
+        return Curve(*table[:, self.step <= step])
+
 
 @dataclass(frozen=True)
 class Curves:
@@ -52,6 +56,7 @@ class _Row(msgspec.Struct, gc=False):
     tokens: float | None = msgspec.field(name="progress/tokens", default=None)
     seconds: float | None = msgspec.field(name="progress/seconds", default=None)
     flops: float | None = msgspec.field(name="progress/flops", default=None)
+    budget: float | None = msgspec.field(name="progress/budget", default=None)
 
 
 _DECODER = msgspec.json.Decoder(_Row)
@@ -82,6 +87,18 @@ def read_curves(folder: Path) -> tuple[Curves, str | None]:
         damage = str(error)
     curves = Curves(_resampled(_curve(train)), _thinned(_curve(val)), start)
     return curves, damage and one_line(f"{folder}: {damage}")
+
+
+def budget_ends(folder: Path) -> list[tuple[int, dict[str, float | None]]]:
+    """Step and validation of each budget that the record shows to have come to its end."""
+    ends: dict[int, dict[str, float | None]] = {}
+    try:
+        for row in _rows(folder / "metrics.jsonl"):
+            if row.val is not None and row.budget is not None and row.budget >= 1:
+                ends[int(row.step or 0)] = {"val/loss": row.val, "val/bits_per_byte": row.bits}
+    except (OSError, ValueError, OverflowError):
+        pass  # what is wrong with it is told where its curves are read
+    return sorted(ends.items())
 
 
 def _rows(file: Path) -> Iterator[_Row]:

@@ -1,6 +1,7 @@
 """What the plots share: their look, and how a figure becomes SVG and PNG."""
 
 import io
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,6 @@ from gptattn.compare.svg import INK, adapted
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 LINES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)), (0, (3, 1, 1, 1, 1, 1)))
-FEW = 6  # variants that are named within the plot; more are named below it
 MOST = 12  # variants that are named; with more, names tell nothing apart
 SIZE = (5.2, 3.7)  # inches: at 360 pixels of width the text is still read
 STYLE: dict[Any, Any] = {
@@ -77,18 +77,23 @@ def short(name: str) -> str:
 
 
 def legend_below(figure: Figure, handles: Sequence[Any], names: Sequence[str]) -> None:
-    """Two columns under the plot, for which the figure has `room_below`."""
-    figure.legend(handles, labels(names), loc="outside lower center", ncols=2, handlelength=3.5)
+    """Under the plot, where it covers nothing; the figure has `room_below` for it."""
+    # A legend would leave out a name that begins with an underscore.
+    labels = [short(f" {name}" if name.startswith("_") else name) for name in names]
+    figure.legend(
+        handles, labels, loc="outside lower center", ncols=_columns(names), handlelength=3.5
+    )
 
 
-def room_below(names: int) -> float:
-    """Inches that a figure grows by for a legend of so many names below it."""
-    return 0.0 if names <= FEW else 0.1 * names
+def room_below(names: Sequence[str]) -> float:
+    """Inches that a figure grows by for a legend of these names below it."""
+    return 0.2 * math.ceil(len(names) / _columns(names))
 
 
-def labels(names: Sequence[str]) -> list[str]:
-    """Names for a legend, which would leave out one that begins with an underscore."""
-    return [short(f" {name}" if name.startswith("_") else name) for name in names]
+def _columns(names: Sequence[str]) -> int:
+    """As many as the figure's width holds."""
+    longest = max(len(short(name)) for name in names)
+    return 3 if longest <= 10 else 2 if longest <= 22 else 1
 
 
 def drawn(figure: Figure, name: str, title: str, caption: str) -> Plot:

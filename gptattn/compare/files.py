@@ -16,6 +16,7 @@ from gptattn.compare.words import match_words, section_words
 from gptattn.disk import make_folder, write_atomically
 from gptattn.errors import DiskError
 
+BOARD_MARK = ".gptattn-compare"  # ends the name of every event file that is ours to remove
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 
 
@@ -26,22 +27,31 @@ def write(file: Path, content: str | bytes) -> None:
 
 
 @contextmanager
-def disk_errors(folder: Path) -> Iterator[None]:
+def disk_errors(folder: Path, option: str = "--out") -> Iterator[None]:
     """Turn what a disk refuses into the user's one line."""
     try:
         yield
     except OSError as error:
-        raise DiskError("--out", f"{folder}: {error.strerror}; give another folder") from error
+        raise DiskError(option, f"{folder}: {error.strerror}; give another folder") from error
 
 
-def claim(folder: Path, root: Path | None = None) -> None:
+def claim(folder: Path, root: Path | None = None, option: str = "--out") -> None:
     """Make the folder, and see that it can be written to, before anything slow starts.
 
     `root` as in `disk.make_folder`. Raises DiskError.
     """
-    with disk_errors(folder):
+    with disk_errors(folder, option):
         make_folder(folder, root)
         tempfile.TemporaryFile(dir=folder).close()
+
+
+def remove_former_board(folder: Path) -> None:
+    """Remove a former report's event files, and the folders that are empty then."""
+    for file in folder.rglob(f"events.out.tfevents.*{BOARD_MARK}"):
+        file.unlink()
+    for below in sorted((path for path in folder.rglob("*") if path.is_dir()), reverse=True):
+        if not any(below.iterdir()):
+            below.rmdir()
 
 
 def json_text(comparison: Comparison) -> str:

@@ -1,10 +1,9 @@
-"""Which runs belong together: over seeds into a variant, and variants into what can be compared."""
+"""Which runs belong together over seeds, and under what names variants differ."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from gptattn.compare.runs import Run
-from gptattn.errors import ConfigError
 
 Groups = dict[str, list[Run]]
 
@@ -64,66 +63,11 @@ def _free(name: str, taken: Groups) -> str:
     return free
 
 
-def _data(run: Run) -> str:
-    text = run.data.get("text_sha256", "?")[:8]
-    return f"text {text}, {run.data.get('val_tokens', '?')} validation tokens"
-
-
-def _tokenizer(run: Run) -> str:
-    # Files are told apart by their sha256, wherever they lie.
-    settings = [
-        f"{key.removeprefix('tokenizer.')}={value}"
-        for key, value in sorted(run.settings.items())
-        if key.startswith("tokenizer.") and key not in ("tokenizer._target_", "tokenizer.path")
-    ]
-    target = run.settings.get("tokenizer._target_", "").rpartition(".")[2]
-    return " ".join(filter(None, [run.data.get("tokenizer", ""), target, *settings])) or "?"
-
-
-def _validation(run: Run) -> str:
-    found = (f"{k}={v}" for k, v in sorted(run.settings.items()) if k.startswith("validation."))
-    return " ".join(found) or "?"
-
-
-# What must be equal for two losses to be comparable, in the order in which it is named.
-MUST_AGREE: dict[str, Callable[[Run], str]] = {
-    "data": _data,
-    "tokenizer": _tokenizer,
-    "budget": lambda run: run.budget or "?",
-    "context_length": lambda run: run.settings.get("model.context_length", "?"),
-    "validation": _validation,
-}
-
-
 def counted(values: Sequence[str]) -> str:
     """`1000 steps: 12 runs; 2000 steps: 3 runs`, the most frequent first."""
     most = Counter(values).most_common()
     shown = [f"{value}: {count} run{'s' * (count > 1)}" for value, count in most[:5]]
     return "; ".join(shown) + (f"; and {len(most) - 5} more" if len(most) > 5 else "")
-
-
-def comparable_sets(runs: Sequence[Run], split: bool) -> dict[str, list[Run]]:
-    """The runs in sets that can be compared, each under what tells it apart; one set: under "".
-
-    Raises ConfigError where there are several and `split` was not asked for.
-    """
-    sets: dict[tuple[str, ...], list[Run]] = {}
-    for run in runs:
-        sets.setdefault(tuple(of(run) for of in MUST_AGREE.values()), []).append(run)
-    differing = [i for i, _ in enumerate(MUST_AGREE) if len({key[i] for key in sets}) > 1]
-    if differing and not split:
-        names = list(MUST_AGREE)
-        found = [
-            f"{names[i]} ({counted([list(MUST_AGREE.values())[i](r) for r in runs])})"
-            for i in differing
-        ]
-        raise ConfigError(
-            "comparison",
-            f"the runs differ in {' and '.join(found)}; "
-            "--split reports each apart, or give fewer folders",
-        )
-    names = list(MUST_AGREE)
-    return {", ".join(f"{names[i]}: {key[i]}" for i in differing): sets[key] for key in sets}
 
 
 def pick_baseline(groups: Groups, name: str | None) -> str | None:

@@ -1,6 +1,7 @@
 """Compare finished runs: a table, and a page with intervals, tests and plots."""
 
 import argparse
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,14 +30,21 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--split",
         action="store_true",
-        help="report runs that differ in data, tokenizer or budget apart instead of refusing",
+        help="report runs that differ in data or tokenizer apart instead of refusing",
     )
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="default: comparison/ in the first folder"
     )
-    parser.add_argument("--no-files", action="store_true", help="print, and write nothing")
-    parser.add_argument(
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--no-files", action="store_true", help="print, and write nothing")
+    kind.add_argument(
         "--markdown", action="store_true", help="print the table as Markdown, and write nothing"
+    )
+    kind.add_argument(
+        "--board",
+        type=Path,
+        metavar="DIR",
+        help="mean and band of each variant for TensorBoard as well; a folder apart from the runs",
     )
     return parser.parse_args()
 
@@ -61,7 +69,7 @@ def _report(args: argparse.Namespace) -> None:
             print(*filter(None, [section.title, markdown_table(report_rows(section))]), sep="\n\n")
         return
     from gptattn.compare.console import show
-    from gptattn.compare.files import claim
+    from gptattn.compare.files import claim, disk_errors
     from gptattn.compare.write import with_curves, write_report
 
     if args.no_files:
@@ -69,10 +77,18 @@ def _report(args: argparse.Namespace) -> None:
         return
     out = args.out or _out(args.folders, runs)
     claim(out, None if args.out else out.parent)
+    if args.board is not None:
+        claim(args.board, option="--board")
     comparison = with_curves(comparison)
     show(comparison)
     page = write_report(comparison, out)
     print(f"page: {page}")
+    if args.board is not None:
+        from gptattn.compare.board import write_board
+
+        with disk_errors(args.board, "--board"):
+            write_board(comparison, args.board)
+        print(f"bands: tensorboard --logdir {shlex.quote(str(args.board))}")
 
 
 def _out(folders: Sequence[Path], runs: Sequence[Run]) -> Path:

@@ -7,8 +7,9 @@ from markupsafe import Markup
 
 from gptattn.compare import statistics
 from gptattn.compare.figure import Plot
-from gptattn.compare.groups import MUST_AGREE, counted
+from gptattn.compare.groups import counted
 from gptattn.compare.results import Comparison, Section
+from gptattn.compare.sections import AXES, differences
 from gptattn.compare.table import report_rows
 from gptattn.compare.words import headline, match_words, section_words
 from gptattn.template import filled
@@ -16,8 +17,13 @@ from gptattn.template import filled
 TESTS = {"sign-flip": "sign flips of the paired differences", "label": "labels of the 2n runs"}
 
 
-def page_text(comparison: Comparison, plots: Sequence[Sequence[Plot]]) -> str:
-    """The page's HTML. `plots` holds those of each section, in the sections' order."""
+def page_text(
+    comparison: Comparison, plots: Sequence[Sequence[Plot]], sizes: Sequence[Plot]
+) -> str:
+    """The page's HTML.
+
+    `plots` holds those of each section, in the sections' order; `sizes` those across sections.
+    """
     return filled(
         "gptattn.compare",
         "page.html.j2",
@@ -27,7 +33,9 @@ def page_text(comparison: Comparison, plots: Sequence[Sequence[Plot]]) -> str:
             _section(section, group)
             for section, group in zip(comparison.sections, plots, strict=True)
         ],
-        must_agree=", ".join(MUST_AGREE),
+        sizes=_shown(sizes),
+        apart=differences(comparison.runs),
+        axes=", ".join(AXES),
         environment=_environment(comparison),
         resamples=f"{statistics.RESAMPLES:,}",
         exact=f"{statistics.EXACT:,}",
@@ -47,10 +55,14 @@ def _section(section: Section, plots: Sequence[Plot]) -> dict[str, Any]:
         "heading": heading,
         "body": [(row, ", ".join(fronts[row[0]])) for row in body],
         "tests": _tests(section),
-        # The SVG comes from plots.py, where every text in it was escaped.
-        "plots": [(plot, Markup(plot.svg)) for plot in plots],
+        "plots": _shown(plots),
         "rows": section.rows,
     }
+
+
+def _shown(plots: Sequence[Plot]) -> list[tuple[Plot, Markup]]:
+    # The SVG comes from plots.py, where every text in it was escaped.
+    return [(plot, Markup(plot.svg)) for plot in plots]
 
 
 def _tests(section: Section) -> list[tuple[str, ...]]:

@@ -1,7 +1,7 @@
-"""All plots of a section: loss against what it took, and against what the variant costs."""
+"""All plots: loss against what it took, against what a variant costs, and against its sizes."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from matplotlib import rc_context
@@ -12,6 +12,7 @@ from gptattn.compare.curve_plot import AXES, curve_plot
 from gptattn.compare.curves import Curves
 from gptattn.compare.figure import STYLE, Plot, look
 from gptattn.compare.results import COSTS, Section
+from gptattn.compare.size_plot import size_plot
 
 
 def section_plots(section: Section, curves: Mapping[Path, Curves], prefix: str) -> list[Plot]:
@@ -31,3 +32,17 @@ def section_plots(section: Section, curves: Mapping[Path, Curves], prefix: str) 
             if len(rows) > 1:
                 plots.append(cost_plot(rows, looks, cost, prefix))
     return plots
+
+
+def size_plots(sections: Sequence[Section]) -> list[Plot]:
+    """One for each family of sections that differ in the model's size alone."""
+    families: dict[str, list[Section]] = {}
+    for section in sections:
+        if all("cost/params" in row.metrics for row in section.rows):
+            families.setdefault(section.family, []).append(section)
+    several = [members for members in families.values() if len(members) > 1]
+    with rc_context(STYLE):
+        return [
+            size_plot(members, f"{i}_" if len(several) > 1 else "")
+            for i, members in enumerate(several, start=1)
+        ]

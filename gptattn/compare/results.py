@@ -94,6 +94,8 @@ class Section:
     leader: str | None  # the lowest mean loss; None with one row
     rivals: list[Difference]  # of each other row to the leader
     warnings: list[str]
+    size: str = ""  # of the model, where sections differ in it
+    family: str = ""  # the rest of the title: sections of one family differ in size alone
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Reads finished runs. Whatever is half-written or damaged is named and passed over."""
 
 import json
+import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from gptattn.untrusted import CONFIG_BYTES, SUMMARY_BYTES, read_bytes, read_yaml
 # The end of a run folder's name: runs of several seeds that start each from its own seed's weights
 # differ in nothing else.
 SEED_AND_ID = re.compile(r"_s\d+((,.*)?)_[0-9a-f]{6}$")
+CONVERTED = "model.safetensors"  # in a folder that scripts/convert.py made; no run has one
 LARGEST = 1e30  # of any figure: beyond, sums and squares of it are infinite
 DAMAGE = (
     OSError,
@@ -44,6 +46,14 @@ class Match(msgspec.Struct, frozen=True):
     reached: float
 
 
+class Completed(msgspec.Struct, frozen=True):
+    """What a run had come to at the end of a budget."""
+
+    budget: dict[str, int | float | None]  # as the settings had it: steps, tokens, ...
+    step: int
+    metrics: dict[str, float | None]
+
+
 @dataclass(frozen=True)
 class Run:
     """One finished run: its summary.json, and what of config.yaml its result depends on."""
@@ -61,6 +71,8 @@ class Run:
     choices: dict[str, str] = field(default_factory=dict)  # the files picked, as model: nano
     origin: str = ""  # the name of the folder whose weights it started from; "": from scratch
     steps: int = 0  # of training, its own
+    completed: Sequence[Completed] | None = None  # by step, this budget too; None: not recorded
+    until: float = math.inf  # the step that its curves are shown up to
     making: Making | None = None  # what made it, beside its settings; None: unknown
     places: dict[str, str] = field(default_factory=dict)  # settings that say where something lies
 
@@ -79,6 +91,7 @@ class _Summary(msgspec.Struct):
     environment: dict[str, Any] = {}
     match: Any = None
     steps: int = 0
+    completed: list[Completed] | None = None
 
 
 def read_runs(paths: Iterable[str | Path]) -> tuple[list[Run], list[str]]:
@@ -96,7 +109,7 @@ def read_runs(paths: Iterable[str | Path]) -> tuple[list[Run], list[str]]:
             try:
                 runs.append(_read(folder))
             except DAMAGE as error:
-                passed_over.append(one_line(f"{folder}: {_reason(error)}"))
+                passed_over.append(one_line(f"{folder}: {_reason(error, folder)}"))
     if not runs:
         passed = f" ({len(passed_over)} passed over, as {passed_over[0]})" if passed_over else ""
         raise DataError(
@@ -110,7 +123,9 @@ def one_line(text: str) -> str:
     return "".join(c if c.isprintable() else "\ufffd" for c in text)[:400]
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: Exception, folder: Path) -> str:
+    if isinstance(error, FileNotFoundError) and (folder / CONVERTED).is_file():
+        return "weights that were converted, and not trained: nothing to compare"
     if isinstance(error, FileNotFoundError):
         return "not finished"
     if isinstance(error, OSError):
@@ -139,7 +154,7 @@ def _run_folders(path: Path, seen: set[tuple[int, int]], passed_over: list[str])
             # Path.is_dir, as that of an entry raises for a link to itself.
             below = [folder / n for n in names if n[0] != "." and (folder / n).is_dir()]
         except OSError as error:
-            passed_over.append(one_line(f"{folder}: {_reason(error)}"))
+            passed_over.append(one_line(f"{folder}: {_reason(error, folder)}"))
             continue
         if "config.yaml" in names:
             yield folder
@@ -151,8 +166,7 @@ def _read(folder: Path) -> Run:
     summary = msgspec.convert(json.loads(text.decode("utf-8")), _Summary)
     if summary.status != "done":
         raise ValueError(f"not finished: its status is {summary.status!r}")
-    # NaN is not below anything either.
-    metrics = {k: v for k, v in summary.metrics.items() if v is not None and abs(v) < LARGEST}
+    metrics = finite(summary.metrics)
     if "val/loss" not in metrics:
         raise ValueError("summary.json has no finite val/loss")
     node = read_yaml(folder / "config.yaml", CONFIG_BYTES)
@@ -180,9 +194,15 @@ def _read(folder: Path) -> Run:
         {k[8:]: one_line(v) for k, v in config.items() if k.startswith("choices.")},
         one_line(PurePath(origin).name),
         summary.steps,
-        read_making(folder),
-        _shown({k: v for k, v in config.items() if meaning(k) == PLACE or k == "init_from"}),
+        summary.completed,
+        making=read_making(folder),
+        places=_shown({k: v for k, v in config.items() if meaning(k) == PLACE or k == "init_from"}),
     )
+
+
+def finite(metrics: Mapping[str, float | None]) -> dict[str, float]:
+    # NaN is not below anything either.
+    return {k: v for k, v in metrics.items() if v is not None and abs(v) < LARGEST}
 
 
 def _told_apart(runs: Sequence[Run]) -> list[Run]:

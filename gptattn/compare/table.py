@@ -25,6 +25,7 @@ COLUMNS: tuple[Column, ...] = (
     ("peak MB", "perf/peak_memory_training_mb", ",.0f"),
 )
 NAME_WIDTH = 24  # characters; longer names take several lines
+HEADING_WIDTH = 16  # a heading takes one line
 SCALE = {"cost/flops_per_token": 1e-6}
 MISSING = "–"  # noqa: RUF001
 # What goes first where the terminal is narrow; the files have all columns.
@@ -36,6 +37,9 @@ DISPENSABLE = (
     "peak MB",
     "95% interval",
     "params",
+    "cache B/token",
+    "tokens/s",
+    "p (Holm)",
 )
 
 
@@ -56,7 +60,9 @@ def rows(runs: Sequence[Run]) -> list[list[str]]:
 
 def report_rows(section: Section) -> list[list[str]]:
     """The cells of the report's table, a heading row first."""
-    difference = [f"vs {section.baseline}", "95% interval", "p (Holm)"]
+    versus = f"vs {section.baseline}"
+    versus = versus if len(versus) <= HEADING_WIDTH else "vs baseline"
+    difference = [versus, "95% interval", "p (Holm)"]
     heading, *others = (heading for heading, *_ in COLUMNS)
     cells = [["variant", "n", heading, *difference, *others]]
     for row in section.rows:

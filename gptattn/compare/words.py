@@ -190,7 +190,7 @@ def _listed(items: Sequence[str]) -> str:
 
 
 def headline(comparison: Comparison) -> str:
-    """`15 runs, 3 variants, 5 seeds each`."""
+    """`15 runs, 3 variants, 5 seeds each`, and in how many sections."""
     rows = [row for section in comparison.sections for row in section.rows]
     seeds = sorted({row.n for row in rows})
     each = (
@@ -198,5 +198,7 @@ def headline(comparison: Comparison) -> str:
         if len(seeds) == 1
         else (f"{seeds[0]} to {seeds[-1]} seeds each")
     )
-    runs = len(comparison.runs)
-    return f"{runs} run{'s' * (runs > 1)}, {len(rows)} variant{'s' * (len(rows) > 1)}, {each}"
+    runs, variants = len({run.folder for run in comparison.runs}), len({row.name for row in rows})
+    text = f"{runs} run{'s' * (runs > 1)}, {variants} variant{'s' * (variants > 1)}, {each}"
+    sections = len(comparison.sections)
+    return text + f", in {sections} sections" * (sections > 1)

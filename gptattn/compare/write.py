@@ -4,10 +4,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from gptattn.compare.curves import read_curves
-from gptattn.compare.files import csv_text, disk_errors, json_text, write
+from gptattn.compare.files import csv_text, disk_errors, json_text, remove_former_board, write
 from gptattn.compare.results import Comparison
 
 PLOTS = (
+    "loss_sizes",
     "loss_tokens",
     "loss_flops",
     "loss_seconds",
@@ -18,35 +19,37 @@ PLOTS = (
 
 
 def write_report(comparison: Comparison, out: Path) -> Path:
-    """Write or replace comparison.{csv,json,html}, plots and tensorboard/; return the page.
+    """Write or replace comparison.{csv,json,html} and plots; return the page.
 
     The folder is there. Raises DiskError where it cannot be written.
     """
-    from gptattn.compare.board import write_board
     from gptattn.compare.page import page_text
-    from gptattn.compare.plots import section_plots
+    from gptattn.compare.plots import section_plots, size_plots
     from gptattn.compare.svg import standalone
 
     plots = [
         section_plots(section, comparison.curves, _prefix(i, comparison))
         for i, section in enumerate(comparison.sections)
     ]
+    sizes = size_plots(comparison.sections)
+    drawn = [plot for group in (sizes, *plots) for plot in group]
     with disk_errors(out):
-        for plot in (plot for group in plots for plot in group):
+        for plot in drawn:
             write(out / f"{plot.name}.svg", standalone(plot.svg))
             write(out / f"{plot.name}.png", plot.png)
-        write_board(comparison, out / "tensorboard")
         write(out / "comparison.csv", csv_text(comparison))
         write(out / "comparison.json", json_text(comparison))
-        write(out / "comparison.html", page_text(comparison, plots))
-        _remove_others(out, {plot.name for group in plots for plot in group})
+        write(out / "comparison.html", page_text(comparison, plots, sizes))
+        _remove_others(out, {plot.name for plot in drawn})
+        # Earlier versions put it here, where TensorBoard finds it among the runs.
+        remove_former_board(out / "tensorboard")
     return out / "comparison.html"
 
 
 def with_curves(comparison: Comparison) -> Comparison:
     """The comparison with each run's curves, and a warning for each record that is damaged."""
     curves, warnings = {}, list(comparison.warnings)
-    for run in comparison.runs:
+    for run in {run.folder: run for run in comparison.runs}.values():
         curves[run.folder], damage = read_curves(run.folder)
         if damage:
             warnings.append(damage)

@@ -33,6 +33,7 @@ def print_end(
 
 def _print_done(console: Console, done: Sequence[Path], uptrained: bool) -> None:
     from gptattn.compare.runs import read_runs
+    from gptattn.compare.sections import differences
     from gptattn.compare.table import terminal_table
 
     runs = read_runs(done)[0]
@@ -41,6 +42,9 @@ def _print_done(console: Console, done: Sequence[Path], uptrained: bool) -> None
     if shown:
         title = f"{len(shown)} run{'s' * (len(shown) > 1)}{' from scratch' * uptrained}"
         console.print(terminal_table(shown, title, console.width))
+    folders = sorted({path.parent for path in done})
     script = "scripts/uptrain_report.py" if uptrained else "scripts/compare.py"
-    folders = " ".join(map(shlex.quote, sorted({str(path.parent) for path in done})))
-    console.print(f"report: python {script} {folders}", soft_wrap=True)
+    # Runs of other commands may lie there too, and the report takes all of them.
+    apart = not uptrained and bool(differences(read_runs(folders)[0]))
+    arguments = [*map(str, folders), *["--split"] * apart]
+    console.print(f"report: python {script} {shlex.join(arguments)}", soft_wrap=True)

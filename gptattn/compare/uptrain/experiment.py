@@ -6,8 +6,9 @@ from pathlib import Path
 
 import yaml
 
-from gptattn.compare.groups import MUST_AGREE, counted
+from gptattn.compare.groups import counted
 from gptattn.compare.runs import Run, one_line
+from gptattn.compare.sections import MUST_AGREE, words_of
 from gptattn.config import INIT_METHODS
 from gptattn.errors import ConfigError, DataError
 from gptattn.untrusted import read_yaml
@@ -134,9 +135,9 @@ def _check_alike(what: str, runs: Sequence[Run], without: tuple[str, ...]) -> No
 
 
 def _check_comparable(runs: Sequence[Run]) -> None:
-    for name, of in MUST_AGREE.items():
-        values = [of(run) for run in runs]
-        if name != "budget" and len(set(values)) > 1:
+    for name in (*MUST_AGREE, "model"):
+        values = [words_of(name, run) for run in runs]
+        if len(set(values)) > 1:
             raise ConfigError(
                 "run folder", f"the runs differ in {name} ({counted(values)}); they must not"
             )

@@ -1,0 +1,67 @@
+"""Runs that were extended: `resume=FOLDER budget.steps=...` after their budget had ended."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from gptattn.compare.curves import budget_ends
+from gptattn.compare.runs import Completed, Run, finite, one_line
+from gptattn.identity import budget_words
+
+
+def at_first_budgets(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
+    """Each run as it was where its first budget ended, and a line on each that went on from there.
+
+    There its schedule was over, as it was for runs that ended there for good. What came later is
+    kept, under a budget of its own, where other variants were extended alike.
+    """
+    kept: list[Run] = []
+    extended: dict[str, list[Run]] = {}
+    for run in runs:
+        ends = run.completed if run.completed is not None else _in_record(run)
+        before = [end for end in ends if end.step < run.steps and "val/loss" in finite(end.metrics)]
+        kept.append(_at(run, before[0]) if before else run)
+        if before:
+            history = ", then ".join([*map(_words, before), run.budget])
+            whole = _with_budget(run, history)
+            extended.setdefault(history, []).append(whole)
+    notes = []
+    for history, members in extended.items():
+        alike = len({run.variant for run in members}) > 1
+        kept += members if alike else []
+        notes += [_note(run, history, alike) for run in members]
+    return kept, notes
+
+
+def _in_record(run: Run) -> list[Completed]:
+    """From metrics.jsonl, where summary.json is of a version that did not say."""
+    costs = {name: value for name, value in run.metrics.items() if name.startswith("cost/")}
+    return [
+        Completed({"steps": step}, step, {**costs, **metrics})
+        for step, metrics in budget_ends(run.folder)
+    ]
+
+
+def _words(end: Completed) -> str:
+    given = {f"budget.{unit}": str(value) for unit, value in end.budget.items()}
+    return one_line(budget_words(given))
+
+
+def _with_budget(run: Run, words: str) -> Run:
+    return replace(run, budget=words, settings={**run.settings, "budget": words})
+
+
+def _at(run: Run, end: Completed) -> Run:
+    first = replace(run, metrics=finite(end.metrics), steps=end.step, until=end.step)
+    return _with_budget(first, _words(end))
+
+
+def _note(run: Run, history: str, alike: bool) -> str:
+    later = (
+        "what it came to is compared with the others that did so"
+        if alike
+        else f"its loss there, {run.metrics['val/loss']:.4f}, has nothing to be compared with"
+    )
+    return one_line(
+        f"{run.folder} was extended ({history}): it is compared where its first budget ended; "
+        f"{later}"
+    )

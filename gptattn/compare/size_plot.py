@@ -1,0 +1,58 @@
+"""Loss against parameters over several sizes of the model: a line for each variant."""
+
+from collections.abc import Sequence
+
+from gptattn.compare.cost_plot import bars, seed_dots, spans_decades
+from gptattn.compare.figure import (
+    MOST,
+    Plot,
+    drawn,
+    legend_below,
+    look,
+    new_figure,
+    room_below,
+    tick,
+)
+from gptattn.compare.results import Row, Section
+
+
+def size_plot(sections: Sequence[Section], prefix: str) -> Plot:
+    """The sections' rows, those of one name joined. The sections differ in size alone."""
+    lines: dict[str, list[tuple[float, Row]]] = {}
+    for section in sections:
+        for row in section.rows:
+            lines.setdefault(row.name, []).append((row.metrics["cost/params"].mean, row))
+    shown = dict(list(lines.items())[:MOST])
+    figure, axes = new_figure(room_below(list(shown)))
+    handles = []
+    for i, points in enumerate(shown.values()):
+        points.sort(key=lambda point: point[0])
+        x, y = [params for params, _ in points], [row.loss for _, row in points]
+        handles += axes.plot(x, y, linewidth=1.4, markersize=5, **look(i))
+        for params, row in points:
+            seed_dots(axes, params, row, look(i)["color"])
+            half = bars(row.metrics["val/loss"])
+            axes.errorbar(params, row.loss, yerr=half, capsize=2, color=look(i)["color"])
+    if spans_decades([params for points in shown.values() for params, _ in points]):
+        axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(tick)
+    axes.set(xlabel="parameters", ylabel="validation loss (nats)")
+    legend_below(figure, handles, list(shown))
+    caption = _caption(sections, len(lines) - len(shown))
+    return drawn(figure, f"{prefix}loss_sizes", "Loss against the model's size", caption)
+
+
+def _caption(sections: Sequence[Section], left_out: int) -> str:
+    sizes = ", ".join(section.size for section in sections)
+    caption = (
+        f"A line joins the sizes of one variant ({sizes}). Means over seeds with 95% intervals; "
+        "dashes: the seeds, where there are two."
+    )
+    if sections[0].family:
+        caption += f" All: {sections[0].family}."
+    contexts = {
+        section.rows[0].runs[0].settings.get("model.context_length") for section in sections
+    }
+    if len(contexts) > 1:
+        caption += " Their context lengths differ, and with them the tokens of a step."
+    return caption + f" {left_out} more variants are left out." * (left_out > 0)

@@ -1,0 +1,137 @@
+"""A run that was extended counts where its first budget ended, and nowhere in between."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from interrupted import SIX, crash, once
+from runfolders import TOKENS, write_run
+from support import command, summary, train
+
+from gptattn.compare.bands import section_bands
+from gptattn.compare.comparison import compare
+from gptattn.compare.results import Comparison
+from gptattn.compare.runs import read_runs
+from gptattn.compare.write import with_curves
+
+
+def steps(count: int) -> dict[str, Any]:
+    return {"budget": {"steps": count, "tokens": None, "default_steps": 1000}}
+
+
+def write_extended(folder: Path, variant: str, seed: int, losses: dict[int, float]) -> Path:
+    """A run with budgets of so many steps, one after the other, each with its loss at its end."""
+    last = max(losses)
+    run = write_run(folder, variant, seed, losses[last], config=steps(last), steps=last)
+    record(run, losses)
+    node = json.loads((run / "summary.json").read_text())
+    node["completed"] = [
+        {**steps(step), "step": step, "metrics": {**node["metrics"], "val/loss": loss}}
+        for step, loss in losses.items()
+    ]
+    (run / "summary.json").write_text(json.dumps(node))
+    return run
+
+
+def record(run: Path, losses: dict[int, float]) -> None:
+    """metrics.jsonl with a validation half way through each budget, and one at its end."""
+    rows = []
+    for step, loss in losses.items():
+        for at, share, value in ((step // 2 + step // 4, 0.75, 9.0), (step, 1.0, loss)):
+            progress = {f"progress/{axis}": at for axis in ("seconds", "flops")}
+            progress |= {"progress/tokens": at * TOKENS, "progress/budget": share}
+            rows.append({"step": at, "time": 1.0, "val/loss": value, **progress})
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def as_before(run: Path) -> None:
+    """Make the summary that of a version that did not say which budgets were completed."""
+    node = json.loads((run / "summary.json").read_text())
+    del node["completed"]
+    (run / "summary.json").write_text(json.dumps(node))
+
+
+def write_gqa(folder: Path, *losses: float) -> None:
+    for seed, loss in enumerate(losses, start=1):
+        write_run(folder / f"gqa{seed}", "gqa", seed, loss, config=steps(1000))
+
+
+def compared(folder: Path) -> Comparison:
+    return compare(read_runs([folder])[0])
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_an_extended_run_counts_where_its_first_budget_ended(older: bool, tmp_path: Path) -> None:
+    run = write_extended(tmp_path / "mha1", "mha", 1, {1000: 2.0, 2000: 1.5})
+    if older:
+        as_before(run)
+    write_run(tmp_path / "mha2", "mha", 2, 2.2, config=steps(1000))
+    write_gqa(tmp_path, 2.3, 2.4)
+    found = compared(tmp_path)
+    (section,) = found.sections
+    mha, gqa = section.rows
+    assert (mha.n, mha.loss) == (2, pytest.approx(2.1))
+    assert mha.mean("cost/params") == 1200
+    assert gqa.difference is not None
+    assert (gqa.difference.n, gqa.difference.mean) == (2, pytest.approx(0.25))
+    assert found.warnings[0] == (
+        f"{run} was extended (1000 steps, then 2000 steps): it is compared where its first budget "
+        "ended; its loss there, 1.5000, has nothing to be compared with"
+    )
+
+
+@pytest.mark.parametrize("older", [False, True])
+def test_a_loss_in_the_middle_of_a_schedule_is_never_compared(older: bool, tmp_path: Path) -> None:
+    # Of one budget alone: it was validated after 1,500 steps as well, at three quarters of it.
+    run = write_extended(tmp_path / "mha", "mha", 1, {2000: 1.5})
+    if older:
+        as_before(run)
+    write_run(tmp_path / "gqa", "gqa", 1, 2.0, config=steps(1500))
+    found = compared(tmp_path)
+    assert [(s.title, [row.loss for row in s.rows]) for s in found.sections] == [
+        ("1,500 steps", [2.0]),
+        ("2,000 steps", [1.5]),
+    ]
+
+
+def test_runs_extended_alike_are_compared_at_both_ends(tmp_path: Path) -> None:
+    write_extended(tmp_path / "a", "mha", 1, {1000: 2.0, 2000: 1.5})
+    write_extended(tmp_path / "b", "gqa", 1, {1000: 2.1, 2000: 1.7})
+    # Its one schedule was longer: another history than theirs.
+    write_run(tmp_path / "c", "mha", 1, 1.4, config=steps(2000))
+    found = compared(tmp_path)
+    assert [(s.title, [row.loss for row in s.rows]) for s in found.sections] == [
+        ("1,000 steps", [2.0, 2.1]),
+        ("1,000 steps, then 2,000 steps", [1.5, 1.7]),
+        ("2,000 steps", [1.4]),
+    ]
+
+
+def test_the_curve_of_an_extended_run_ends_with_its_first_budget(tmp_path: Path) -> None:
+    write_extended(tmp_path / "a", "mha", 1, {1000: 2.0, 2000: 1.5})
+    found = with_curves(compared(tmp_path))
+    (section,) = found.sections
+    (band,) = section_bands(section, found.curves, "val", "step").values()
+    assert band.x.tolist() == [750, 1000]
+    assert band.mean.tolist() == [9.0, 2.0]
+
+
+def test_a_run_says_what_it_had_come_to_at_the_end_of_each_budget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = train(tmp_path, *SIX)
+    first = summary(run)
+    longer = ("budget.steps=8", "validation.count=1")
+    with monkeypatch.context() as patch:
+        # Killed on the way: the summary of the first budget is gone by then.
+        once(patch, "training_step", 7, crash)
+        assert command(tmp_path, "resume=run", *longer) == 1
+    assert command(tmp_path, "resume=run", *longer) == 0
+    ends = summary(run)["completed"]
+    assert [(end["budget"]["steps"], end["step"]) for end in ends] == [(6, 6), (8, 8)]
+    for name in ("val/loss", "val/bits_per_byte", "perf/tokens_per_s"):
+        assert ends[0]["metrics"][name] == first["metrics"][name]
+    assert ends[1]["metrics"]["val/loss"] == summary(run)["metrics"]["val/loss"]
+    (section,) = compared(run).sections
+    assert section.rows[0].loss == first["metrics"]["val/loss"]
