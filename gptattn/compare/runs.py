@@ -165,7 +165,7 @@ def _flat(node: Any, prefix: str = "") -> dict[str, str]:
     return values
 
 
-def _budget(config: Mapping[str, str]) -> str:
+def budget_words(config: Mapping[str, str]) -> str:
     """`1000 steps`. The default counts only where no other budget is given."""
     given = {k.removeprefix("budget."): v for k, v in config.items() if k.startswith("budget.")}
     default = given.pop("default_steps", None)
@@ -190,7 +190,7 @@ def _read(folder: Path) -> Run:
         raise ValueError("config.yaml holds no settings")
     config = _flat(node)
     settings = {key: value for key, value in config.items() if not NO_MATTER.match(key)}
-    settings["budget"] = _budget(config)
+    settings["budget"] = budget_words(config)
     origin = _origin(config)
     if origin:
         settings["init_from"] = SEED_AND_ID.sub("", origin)

@@ -14,6 +14,7 @@ from gptattn.console import make_console
 from gptattn.disk import check_room
 from gptattn.errors import SweepError
 from gptattn.sweep.checks import Follow, checked, followers
+from gptattn.sweep.design import design_words
 from gptattn.sweep.ending import print_end
 from gptattn.sweep.estimate import expected_seconds
 from gptattn.sweep.ledger import Ledger, read_ledger
@@ -63,6 +64,9 @@ def run_sweep(
         console.print(f"in all about {span(sum(expected_seconds(todo)) / slots(todo[0]))}")
     end = _End()
     if len(made) < len(everything):
+        # What was uptrained is compared in ways of its own, which its report names.
+        for line in [] if later else design_words(first, folder):
+            console.print(escape(line), soft_wrap=True)
         stages = [[p for p in stage if p.folder not in made] for stage in (first, later)]
         with Ledger(folder) as ledger:
             try:
