@@ -3,7 +3,7 @@
 `python scripts/tune.py --variants mha,gqa,mqa --trials 12 model=nano budget.steps=500`: overrides
 are those of train.py. Needs the extra tune. Stop it when you like: the same command goes on where
 it was, up to `--trials` in all. It ends with the commands that train each variant at its best
-rate over three seeds, into one folder for `scripts/compare.py`.
+rate over five seeds, into one folder for `scripts/compare.py`.
 """
 
 import argparse
@@ -118,7 +118,7 @@ def main() -> int:
             code = 1
             continue
         best = f"optim.lr={study.best_params['optim.lr']:.4g}"
-        own = " ".join(["seed=1,2,3", "experiment_name=tuned", *args.overrides])
+        own = " ".join(["seed=1,2,3,4,5", "experiment_name=tuned", *args.overrides])
         print(f"python train.py -m attn={variant} {best} {own}  # {study.best_value:.4f}")
     print("python scripts/compare.py outputs/tuned")
     return code

@@ -132,11 +132,11 @@ def smallest_difference(deviation: float, n: int, comparisons: int = 1) -> float
 
     `deviation` is that of the paired differences.
     """
-    from scipy.optimize import brentq
+    from scipy.optimize import root_scalar
 
     highest = 3 * (critical_t(n, comparisons) + 3) / math.sqrt(n)
-    effect = brentq(lambda effect: power(effect, n, comparisons) - POWER, 0.0, highest)
-    return deviation * float(effect)
+    found = root_scalar(lambda x: power(x, n, comparisons) - POWER, bracket=(0.0, highest))
+    return deviation * found.root
 
 
 def pareto_front(costs: ArrayLike, losses: ArrayLike) -> list[int]:
