@@ -2,12 +2,14 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import yaml
+
+from gptattn.compare.runs import Run
 
 TOKENS, FLOPS = 2_048, 738_048.0  # of a step; of a token
 
@@ -75,6 +77,15 @@ def write_run(
     return folder
 
 
+def loaded_runs(losses: Mapping[str, Mapping[int, float]]) -> list[Run]:
+    """Runs as if read from folders: a loss for each variant and seed."""
+    return [
+        Run(Path(f"{variant}_{seed}"), variant, seed, {"val/loss": float(loss)}, {"attn": variant})
+        for variant, by_seed in losses.items()
+        for seed, loss in by_seed.items()
+    ]
+
+
 def write_sweep(folder: Path, losses: dict[str, Sequence[float]], **same: Any) -> Path:
     """A run per variant and loss, the seeds counting from 1, with curves."""
     for variant, values in losses.items():
@@ -121,8 +132,10 @@ def write_uptraining(
     lr: float = 1e-3,
 ) -> Path:
     """An uptraining experiment of 1,000 steps: (target, method, steps) -> loss, `noise` more each
-    seed; `scratch` has the losses from scratch, the original's (mha) among them.
+    seed and a trace of each uptrained run's own; `scratch` has the losses from scratch, the
+    original's (mha) among them.
     """
+    trace = np.random.default_rng(0).uniform(0, 1e-5, size=(seeds + 1, 100)).tolist()
     for seed in range(1, seeds + 1):
         more = noise * (seed - 1)
         origin = f"mha_s{seed}_{seed:06x}"
@@ -140,7 +153,8 @@ def write_uptraining(
         for (target, method, steps), loss in losses.items():
             config = {"init_from": f"elsewhere/{origin}", "init_method": method}
             name = f"{target}_{method}_{steps}_s{seed}"
-            _one(folder / name, target, seed, loss + more, {**config, "optim": {"lr": lr}}, steps)
+            own = loss + more + trace[seed].pop()
+            _one(folder / name, target, seed, own, {**config, "optim": {"lr": lr}}, steps)
     return folder
 
 

@@ -21,13 +21,13 @@ from gptattn.compare.table import rows, terminal_table
 from gptattn.errors import ConfigError, DataError
 
 
-def test_seeds_of_one_variant_are_one_row_with_mean_and_deviation(tmp_path: Path) -> None:
+def test_seeds_of_one_variant_are_one_row_with_mean_and_interval(tmp_path: Path) -> None:
     for seed, loss in ((1, 2.0), (2, 2.5), (3, 3.0)):
         write_run(tmp_path / f"gqa_s{seed}", "gqa", seed, loss)
     heading, row = rows(read_runs([tmp_path])[0])
     cells = dict(zip(heading, row, strict=True))
-    # By hand: mean 2.5, deviations -0.5, 0, 0.5, over n - 1 = 2.
-    assert (cells["variant"], cells["seeds"], cells["val loss"]) == ("gqa", "3", "2.5000 ± 0.5000")
+    # By hand: mean 2.5, deviation 0.5; t(0.975, 2) = 4.3027 over the root of 3.
+    assert (cells["variant"], cells["seeds"], cells["val loss"]) == ("gqa", "3", "2.5000 ± 1.2421")
 
 
 def test_runs_that_differ_in_any_setting_are_never_averaged(tmp_path: Path) -> None:

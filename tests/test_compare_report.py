@@ -112,10 +112,12 @@ def test_the_json_holds_what_was_worked_out_by_hand(sweep: Path) -> None:
     (found,) = json.loads((sweep / "comparison" / "comparison.json").read_text())["sections"]
     mha, gqa, _ = found["rows"]
     assert mha["metrics"]["val/loss"]["mean"] == pytest.approx(2.02)
-    # Differences 0.11, 0.12, 0.13, 0.12, 0.12; no loss of gqa is among mha's.
+    # Differences 0.11, 0.12, 0.13, 0.12, 0.12: deviation root of 0.0002 / 4. Two comparisons:
+    # t(1 - 0.0125, 4) = 3.4954 from the table.
+    half = 3.4954 * (0.0002 / 4) ** 0.5 / 5**0.5
     assert gqa["difference"]["mean"] == pytest.approx(0.12)
-    assert gqa["difference"]["p"] == pytest.approx(2 / 252)
-    assert gqa["difference"]["p_holm"] == pytest.approx(4 / 252)
+    assert gqa["difference"]["interval"] == pytest.approx([0.12 - half, 0.12 + half], abs=1e-6)
+    assert gqa["difference"]["comparisons"] == 2
     assert gqa["seeds"] == [1, 2, 3, 4, 5]
     # All cost the same: the lowest loss alone is on the front.
     assert [row["pareto_fronts"] for row in found["rows"]] == [["params", "cache", "speed"], [], []]
@@ -126,6 +128,7 @@ def test_the_csv_has_a_line_per_row(sweep: Path) -> None:
         lines = list(csv.DictReader(file))
     assert [line["variant"] for line in lines] == ["mha", "gqa", "mqa"]
     assert float(lines[1]["difference"]) == pytest.approx(0.12)
+    assert lines[1]["comparisons"] == "2"
     assert lines[0]["difference"] == ""
 
 

@@ -1,30 +1,28 @@
-"""The report's statistics: by hand, and on simulated runs."""
+"""The report's statistics: by hand, by other libraries' functions, and on simulated runs."""
 
 import math
 
 import numpy as np
 import pytest
+from scipy.stats import binom, t, ttest_rel
 
-from gptattn.compare import statistics
 from gptattn.compare.statistics import (
-    bootstrap_t_interval,
-    difference_interval,
-    fewest_seeds,
+    all_equal,
+    critical_t,
     holm,
+    paired_p,
     pareto_front,
-    permutation_p,
+    power,
     seeds_needed,
-    smallest_p,
+    smallest_difference,
     t_interval,
 )
 
-SIMULATIONS = 1_000
+SIMULATIONS = 4_000
 
 
 def binomial_bounds(rate: float) -> tuple[float, float]:
     """Counts out of SIMULATIONS that the rate leaves with a probability of 0.1% on each side."""
-    from scipy.stats import binom
-
     return tuple(binom.ppf([0.001, 0.999], SIMULATIONS, rate))
 
 
@@ -35,6 +33,47 @@ def test_the_interval_of_a_mean_is_students() -> None:
     assert t_interval([2.0]) is None
 
 
+def test_the_corrected_interval_is_that_of_the_bonferroni_tables() -> None:
+    # 5% over three comparisons, two-sided, 4 degrees of freedom: 3.961 (Bailey 1977, Table 1).
+    assert critical_t(5, 3) == pytest.approx(3.961, abs=5e-4)
+    low, high = t_interval([0.1, 0.2, 0.3, 0.4, 0.5], 3) or (0, 0)
+    assert (high - low) / 2 == pytest.approx(3.961 * math.sqrt(0.025) / math.sqrt(5), rel=1e-4)
+
+
+def test_p_by_hand() -> None:
+    # Mean 2, deviation 1: t = 2 * root of 3. With 2 degrees of freedom p = 1 - t / sqrt(t^2 + 2).
+    p = 1 - math.sqrt(12 / 14)
+    assert paired_p([1.0, 2.0, 3.0]) == pytest.approx(p)
+    assert paired_p([-1.0, -2.0, -3.0], 5) == pytest.approx(5 * p)
+    assert paired_p([1.0, 2.0, 3.0], 20) == 1.0
+
+
+def test_p_is_scipys_paired_test_times_the_comparisons() -> None:
+    x, y = np.random.default_rng(1).normal(loc=[[0.9], [0.0]], size=(2, 7))
+    assert paired_p(x - y, 2) == pytest.approx(2 * ttest_rel(x, y).pvalue)
+
+
+def test_p_is_below_five_percent_exactly_where_the_interval_leaves_0_out() -> None:
+    generator = np.random.default_rng(2)
+    decided = {True: 0, False: 0}
+    for _ in range(SIMULATIONS):
+        n, m = generator.integers(2, 13), int(generator.integers(1, 9))
+        d = generator.normal(loc=generator.uniform(0, 3), size=n)
+        low, high = t_interval(d, m) or (0, 0)
+        shown = paired_p(d, m) < 0.05
+        assert shown == (low > 0 or high < 0)
+        decided[shown] += 1
+    assert min(decided.values()) > SIMULATIONS / 5
+
+
+def test_differences_without_a_spread_are_known_also_where_rounding_left_one() -> None:
+    losses = np.array([0.3, 1.7, 2.3])
+    assert np.ptp((losses + 0.1) - losses) > 0  # of doubles
+    assert all_equal((losses + 0.1) - losses)
+    assert all_equal([0.25])
+    assert not all_equal([0.1, 0.10001])
+
+
 def test_holm_by_hand() -> None:
     # Sorted 0.01, 0.02, 0.03, 0.04 times 4, 3, 2, 1: 0.04, 0.06, 0.06, 0.04, made monotone.
     assert holm([0.04, 0.01, 0.03, 0.02]) == pytest.approx([0.06, 0.04, 0.06, 0.06])
@@ -43,54 +82,37 @@ def test_holm_by_hand() -> None:
     assert holm([]) == []
 
 
-def test_all_losses_of_one_variant_lower_give_the_smallest_p_of_the_labels() -> None:
-    # Of the C(6, 3) = 20 ways to label six runs one is as extreme on each side: 2 / 20.
-    assert permutation_p([1, 2, 3], [4, 5, 6], 1) == pytest.approx(0.1)
-    assert smallest_p(3, 1) == pytest.approx(0.1)
+# Losses of a variant and of the baseline, [SIMULATIONS, n], of equal mean.
+SHAPES = {
+    "normal": lambda g, size: g.normal(size=(2, *size)),
+    "of one seed alike": lambda g, size: g.normal(size=(2, *size)) + 2 * g.normal(size=size),
+    "skewed": lambda g, size: g.exponential(size=(2, *size)),
+    "heavy-tailed": lambda g, size: g.standard_t(3, size=(2, *size)),
+    "of unlike spread": lambda g, size: np.array([[[3]], [[1]]]) * g.normal(size=(2, *size)),
+}
 
 
-def test_label_permutations_counted_by_hand() -> None:
-    # Sums of two out of {1, 2, 4, 8}: 3, 5, 6, 9, 10, 12. Ours is 5: two of six are as low.
-    assert permutation_p([1, 4], [2, 8], 1) == pytest.approx(2 * 2 / 6)
+@pytest.mark.parametrize("n", [3, 5, 12])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_interval_misses_the_true_difference_in_five_percent_at_most(
+    shape: str, n: int
+) -> None:
+    variant, baseline = SHAPES[shape](np.random.default_rng(n), (SIMULATIONS, n))
+    missed = 0
+    for d in variant - baseline:
+        low, high = t_interval(d) or (0, 0)
+        missed += not low <= 0 <= high
+    assert missed <= binomial_bounds(0.05)[1]
+    if shape in ("normal", "of one seed alike"):
+        assert missed >= binomial_bounds(0.05)[0]
 
 
-def test_equal_signs_of_all_differences_give_the_smallest_p_of_the_flips() -> None:
-    # Six differences of one sign: one of 2^6 on each side.
-    x = np.array([1.1, 1.3, 1.2, 1.7, 1.6, 1.9])
-    assert permutation_p(x + np.arange(1, 7), x, 1) == pytest.approx(2 / 64)
-    assert smallest_p(6, 1) == 2 / 64
-
-
-def test_sign_flips_counted_by_hand() -> None:
-    # |d| = 1, 2, 3, 4, 5, 6 with minus at the 1 and the 2: the sum is 15 of 21. A sum of 15 or
-    # more leaves a sum of 3 or less to the minuses: {}, 1, 2, 3, 1+2 - five of 64.
-    d = np.array([-1.0, -2.0, 3.0, 4.0, 5.0, 6.0])
-    assert permutation_p(d, np.zeros(6), 1) == pytest.approx(2 * 5 / 64)
-
-
-def test_equal_runs_give_no_evidence() -> None:
-    assert permutation_p([1, 2, 3, 4], [1, 2, 3, 4], 1) == 1.0
-    assert permutation_p([1] * 8, [1] * 8, 1) == 1.0
-
-
-def test_which_test_is_fixed_by_the_numbers_of_seeds_and_comparisons() -> None:
-    # 2/2^6 = 0.031 passes alone; two comparisons need 2/2^7.
-    assert statistics.test_name(6, 1) == "sign-flip"
-    assert statistics.test_name(6, 2) == "label"
-    assert statistics.test_name(7, 2) == "sign-flip"
-    # 2/C(8, 4) = 0.0286: four seeds do for one comparison, five for two to six.
-    assert [fewest_seeds(m) for m in (1, 2, 6, 7)] == [4, 5, 5, 6]
-    # With 9,999 drawn permutations p is 2/10,000 at least: no number of seeds is enough for 250.
-    assert fewest_seeds(250) is None
-
-
-def test_drawn_permutations_agree_with_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    generator = np.random.default_rng(1)
-    x, y = generator.normal(size=12) + 0.4, generator.normal(size=12)
-    exact = permutation_p(x, y, 1)
-    monkeypatch.setattr(statistics, "EXACT", 10)
-    # Three standard errors of a share of 9,999.
-    assert permutation_p(x, y, 1) == pytest.approx(exact, abs=2 * 3 * math.sqrt(exact / 2 / 9_999))
+@pytest.mark.parametrize("comparisons", [1, 3])
+def test_power_is_that_of_the_noncentral_t_in_repetitions(comparisons: int) -> None:
+    d = np.random.default_rng(3).normal(loc=1.2, size=(SIMULATIONS, 6))
+    found = sum(paired_p(x, comparisons) < 0.05 for x in d)
+    low, high = binomial_bounds(power(1.2, 6, comparisons))
+    assert low <= found <= high
 
 
 def test_seeds_needed_are_those_of_the_tables() -> None:
@@ -100,105 +122,44 @@ def test_seeds_needed_are_those_of_the_tables() -> None:
     assert seeds_needed(0.2, 1.0) == 199
     assert seeds_needed(0.001, 1.0) is None
     assert seeds_needed(0.0, 1.0) is None
-    assert seeds_needed(0.1, 0.0) == 2
     assert seeds_needed(1e6, 1.0) == 2
     # 5% over five comparisons is 1%, and its table says 51 for half a deviation.
     assert seeds_needed(0.5, 1.0, 5) == 51
 
 
-def test_equal_differences_have_their_value_as_the_interval() -> None:
-    assert difference_interval([0.25] * 5) == ((0.25, 0.25), "all differences equal")
-    assert difference_interval([0.25]) == (None, "none")
-
-
-def test_few_seeds_get_the_paired_t_interval_and_more_the_bootstrap() -> None:
-    few, name = difference_interval([0.1, 0.2, 0.4])
-    assert (few, name) == (t_interval([0.1, 0.2, 0.4]), "paired t")
-    values = [0.1, 0.2, 0.4, 0.3, 0.25]
-    assert difference_interval(values)[1] == "bootstrap-t"
-    assert difference_interval(values) == difference_interval(values)
-
-
-def test_the_bootstrap_t_interval_moves_and_scales_with_the_data() -> None:
-    values = np.random.default_rng(2).normal(size=9)
-    low, high = bootstrap_t_interval(values)
-    assert bootstrap_t_interval(3 - 2 * values) == pytest.approx((3 - 2 * high, 3 - 2 * low))
-
-
-def test_the_bootstrap_t_quantiles_are_those_of_all_resamples() -> None:
-    # Three values have 27 resamples: all of them, counted, instead of drawn.
-    d = np.array([1.0, 2.0, 4.0])
-    every = np.array(np.meshgrid(d, d, d)).reshape(3, -1)
-    every = every[:, np.ptp(every, axis=0) > 0]
-    t = (every.mean(0) - d.mean()) / (every.std(0, ddof=1) / math.sqrt(3))
-    se = d.std(ddof=1) / math.sqrt(3)
-    # The t* are few and repeated, so that a drawn quantile falls on the same one.
-    low, high = np.quantile(t, [0.025, 0.975])
-    assert bootstrap_t_interval(d) == pytest.approx((d.mean() - high * se, d.mean() - low * se))
-
-
-@pytest.mark.parametrize("n", [4, 5, 8])
-def test_the_interval_of_a_difference_covers_at_its_rate(n: int) -> None:
-    differences = np.random.default_rng(n).normal(loc=0.3, size=(SIMULATIONS, n))
-    covered = 0
-    for d in differences:
-        low, high = bootstrap_t_interval(d, resamples=999)
-        covered += low <= 0.3 <= high
-    low, high = binomial_bounds(0.95)
-    assert low <= covered <= high
-
-
-@pytest.mark.parametrize("n", [2, 3])
-def test_the_paired_t_interval_covers_at_its_rate(n: int) -> None:
-    differences = np.random.default_rng(n).normal(loc=0.3, size=(SIMULATIONS, n))
-    intervals = [difference_interval(d)[0] for d in differences]
-    covered = sum(i is not None and i[0] <= 0.3 <= i[1] for i in intervals)
-    low, high = binomial_bounds(0.95)
-    assert low <= covered <= high
-
-
-def null_losses(n: int, together: float, seed: int) -> np.ndarray:
-    """Simulated comparisons of a variant with its equal, [SIMULATIONS, 2, n].
-
-    `together` is the correlation of two runs of one seed.
-    """
-    generator = np.random.default_rng(seed)
-    shared = generator.normal(size=(SIMULATIONS, 1, n)) * math.sqrt(together)
-    return shared + generator.normal(size=(SIMULATIONS, 2, n)) * math.sqrt(1 - together)
-
-
 @pytest.mark.parametrize(
-    ("n", "together", "rate"),
-    [
-        # Exact tests: the largest share of permutations that 5% allows. Flips of 6: 2 of 64.
-        (6, 0.8, 2 / 64),
-        (8, 0.0, 12 / 256),
-        # Labels of 2 x 5 unrelated runs: 12 of 252.
-        (5, 0.0, 12 / 252),
-    ],
+    ("effect", "comparisons"), [(0.5, 1), (0.8, 3), (1.5, 3), (3.0, 3), (1.2, 7), (4.0, 10)]
 )
-def test_equal_variants_are_told_apart_at_the_nominal_rate(
-    n: int, together: float, rate: float
+def test_the_seeds_said_to_be_needed_show_the_difference_in_four_of_five(
+    effect: float, comparisons: int
 ) -> None:
-    found = sum(permutation_p(x, y, 1) < 0.05 for x, y in null_losses(n, together, seed=n))
-    low, high = binomial_bounds(rate)
-    assert low <= found <= high
+    """Of the very decision that the report takes; one seed fewer does not."""
+    n = seeds_needed(effect, 1.0, comparisons)
+    assert n is not None
+    low, high = binomial_bounds(0.8)
+    generator = np.random.default_rng(n)
+    shown = [
+        sum(
+            paired_p(d, comparisons) < 0.05
+            for d in generator.normal(loc=effect, size=(SIMULATIONS, seeds))
+        )
+        for seeds in (n - 1, n)
+    ]
+    assert shown[0] <= high
+    assert shown[1] >= low
 
 
-def test_related_pairs_make_the_label_test_conservative() -> None:
-    found = sum(permutation_p(x, y, 1) < 0.05 for x, y in null_losses(5, 0.6, seed=7))
-    assert found <= binomial_bounds(12 / 252)[1]
-
-
-def test_holm_keeps_the_rate_of_any_false_claim_among_several() -> None:
-    # Three variants equal to one baseline: any claim at all is false.
-    generator = np.random.default_rng(11)
-    losses = generator.normal(size=(SIMULATIONS, 4, 5))
-    claims = 0
-    for baseline, *variants in losses:
-        p = holm([permutation_p(variant, baseline, 3) for variant in variants])
-        claims += min(p) < 0.05
-    assert claims <= binomial_bounds(0.05)[1]
+@pytest.mark.parametrize(("n", "comparisons"), [(2, 1), (3, 3), (5, 3), (8, 7)])
+def test_the_smallest_difference_that_a_design_shows_is_shown_in_four_of_five(
+    n: int, comparisons: int
+) -> None:
+    smallest = smallest_difference(0.03, n, comparisons)
+    d = np.random.default_rng(n).normal(loc=smallest, scale=0.03, size=(SIMULATIONS, n))
+    # An oracle of its own: scipy's quantile, numpy's t.
+    values = d.mean(axis=1) / d.std(axis=1, ddof=1) * math.sqrt(n)
+    shown = (np.abs(values) > t.isf(0.025 / comparisons, n - 1)).sum()
+    low, high = binomial_bounds(0.8)
+    assert low <= shown <= high
 
 
 def test_the_front_holds_what_no_other_point_beats() -> None:

@@ -32,31 +32,26 @@ def section(tmp_path: Path, losses: dict[str, list[float]], **extra: dict[str, A
 def test_a_difference_is_stated_with_its_interval_and_its_p(tmp_path: Path) -> None:
     worse = [loss + d for loss, d in zip(BASE, (0.110, 0.120, 0.130, 0.120, 0.120), strict=True)]
     found = section(tmp_path, {"mha": BASE, "gqa": worse})
+    # Mean 0.12, deviation root of 0.0002 / 4; t(0.975, 4) = 2.776445 from the table, root of 5.
+    half = 2.776445 * 0.00707107 / 5**0.5
     gqa = found.rows[1].difference
     assert gqa is not None
-    assert gqa.interval is not None
-    assert gqa.mean == pytest.approx(0.12)
-    # All five worse than all five: 2 of C(10, 5) = 252 labellings.
-    assert (gqa.p, gqa.p_holm, gqa.test) == (
-        pytest.approx(2 / 252),
-        pytest.approx(2 / 252),
-        "label",
-    )
-    low, high = gqa.interval
-    assert low < 0.12 < high
-    assert section_words(found)[0] == (
-        f"gqa is worse than mha by 0.1200 nats (95% interval {low:.4f} to {high:.4f}; "
-        "n = 5, p = 0.008)."
-    )
+    assert gqa.interval == pytest.approx((0.12 - half, 0.12 + half))
+    # 0.1112 to 0.1288; t = 37.9 with 4 degrees of freedom.
+    assert section_words(found) == [
+        "gqa is worse than mha by 0.1200 nats (95% interval 0.1112 to 0.1288; n = 5, p < 0.001).",
+        "mha is the best of the 2 by validation loss: lower than each other one (n = 5, p < 0.001 "
+        "or less).",
+    ]
 
 
 def test_the_better_variant_is_called_so_with_the_signs_turned(tmp_path: Path) -> None:
-    better = [loss - 0.1 for loss in BASE]
+    better = [loss - d for loss, d in zip(BASE, (0.110, 0.120, 0.130, 0.120, 0.120), strict=True)]
     words = section_words(section(tmp_path, {"mha": BASE, "gqa": better}))
     assert words == [
-        "gqa is better than mha by 0.1000 nats (95% interval 0.1000 to 0.1000; n = 5, p = 0.008).",
-        "gqa is the best of the 2 by validation loss: lower than each other one "
-        "(n = 5, p = 0.008 or less, Holm's correction over these pairs).",
+        "gqa is better than mha by 0.1200 nats (95% interval 0.1112 to 0.1288; n = 5, p < 0.001).",
+        "gqa is the best of the 2 by validation loss: lower than each other one (n = 5, p < 0.001 "
+        "or less).",
     ]
 
 
@@ -69,21 +64,27 @@ def test_without_evidence_the_words_say_how_many_seeds_it_would_take(tmp_path: P
     assert d.deviation == pytest.approx(0.01225, abs=1e-5)
     # Effect 0.408: 50 seeds by G*Power's tables (7.849 / 0.408^2 + 1.92, rounded up).
     assert d.seeds_needed == 50
+    # t = 0.913 with 4 degrees of freedom: p = 0.41; 0.005 -+ 2.7764 * 0.01225 / root of 5.
     assert section_words(found) == [
-        "no difference between gqa and mha can be shown at n = 5: "
-        "about 50 seeds would be needed to see 0.0050 nats.",
+        "no difference between gqa and mha can be shown at n = 5 (95% interval -0.0102 to +0.0202, "
+        "p = 0.41): if the true difference is as large as that seen, 0.0050 nats, about 50 seeds "
+        "would show it.",
         "mha has the lowest mean loss, but cannot be told apart from gqa.",
     ]
 
 
-def test_seeds_too_few_for_any_difference_are_called_so(tmp_path: Path) -> None:
-    found = section(tmp_path, {"mha": BASE[:3], "gqa": [3.0, 3.1, 3.15]})
-    words = section_words(found)
-    assert words[0] == (
-        "no difference between gqa and mha can be shown at n = 3: 3 seeds with one comparison "
-        "cannot show any, whatever its size; about 4 seeds would be needed to see 1.0733 nats."
-    )
-    assert "best" not in " ".join(words)
+def test_a_difference_that_is_the_same_at_every_seed_is_not_taken_for_certain(
+    tmp_path: Path,
+) -> None:
+    """As where seeds change nothing: five times one run are one run."""
+    found = section(tmp_path, {"mha": BASE, "gqa": [loss - 0.1 for loss in BASE]})
+    assert section_words(found) == [
+        "no difference between gqa and mha can be shown at n = 5: they differ by -0.1000 nats at "
+        "every seed alike, as where seeds change nothing or losses were rounded, so that chance "
+        "cannot be judged.",
+        "gqa has the lowest mean loss, but cannot be told apart from mha.",
+    ]
+    assert report_rows(found)[2][3:6] == ["-0.1000", "\N{EN DASH}", "\N{EN DASH}"]
 
 
 def test_equal_losses_are_called_equal(tmp_path: Path) -> None:
@@ -127,13 +128,12 @@ def test_only_seeds_of_both_are_compared(tmp_path: Path) -> None:
     assert difference is not None
     # Seed 1: 0.2, seed 2: 0.1.
     assert (difference.n, difference.mean) == (2, pytest.approx(0.15))
-    assert difference.interval_method == "paired t"
 
 
 def test_the_best_must_differ_from_every_other_one(tmp_path: Path) -> None:
     losses = {
         "mha": BASE,
-        "gqa": [loss - 0.30 for loss in BASE],
+        "gqa": [loss - d for loss, d in zip(BASE, (0.29, 0.30, 0.31, 0.30, 0.31), strict=True)],
         "mqa": [2.0 - 0.3, 2.02 - 0.3, 2.01 - 0.3, 2.04 - 0.3, 2.035 - 0.3],
     }
     words = section_words(section(tmp_path, losses))
@@ -141,15 +141,22 @@ def test_the_best_must_differ_from_every_other_one(tmp_path: Path) -> None:
 
 
 def test_correction_covers_all_comparisons(tmp_path: Path) -> None:
-    worse = [loss + 0.1 for loss in BASE]
+    worse = [loss + d for loss, d in zip(BASE, (0.01, 0.03, 0.02, 0.02, 0.04), strict=True)]
     names = ("a", "b", "c", "d", "e", "f", "g")
-    found = section(tmp_path, {"mha": BASE, **dict.fromkeys(names, worse)})
-    # Seven comparisons: 7 * 2/252 = 0.056. Five seeds cannot pass, six with sign flips neither.
-    assert found.rows[1].difference is not None
-    assert found.rows[1].difference.p_holm == pytest.approx(7 * 2 / 252)
+    alone = section(tmp_path / "alone", {"mha": BASE, "a": worse}).rows[1].difference
+    found = section(tmp_path / "all", {"mha": BASE, **dict.fromkeys(names, worse)})
+    d = found.rows[1].difference
+    assert d is not None
+    assert alone is not None
+    # Mean 0.024, deviation 0.0114: t = 4.71 with 4 degrees of freedom, p = 0.0093 alone.
+    assert alone.shown
+    assert d.p == pytest.approx(7 * (alone.p or 0))
+    # t(1 - 0.025 / 7, 4) = 5.068, by interpolation in the table of Bailey 1977.
+    assert d.interval == pytest.approx((-0.00184, 0.04984), abs=2e-5)
     assert section_words(found)[0] == (
-        "no difference between a and mha can be shown at n = 5: 5 seeds with 7 comparisons cannot "
-        "show any, whatever its size; about 6 seeds would be needed to see 0.1000 nats."
+        "no difference between a and mha can be shown at n = 5 (95% interval -0.0018 to +0.0498, "
+        "p = 0.065): if the true difference is as large as that seen, 0.0240 nats, about 7 seeds "
+        "would show it."
     )
 
 
@@ -167,6 +174,20 @@ def test_what_a_variant_costs_follows_in_simple_fractions(tmp_path: Path) -> Non
     )
 
 
+def test_what_two_decimals_do_not_show_is_no_finding(tmp_path: Path) -> None:
+    near = {
+        "cost/kv_bytes_per_token": 1024.0,
+        "cost/params": 1200 * (1 - 4e-5),
+        "cost/flops_per_token": 738048.0 * (1 + 4e-5),
+        "speeds": [1001.0, 1002.0, 1001.5, 1001.0, 1002.0],
+    }
+    found = section(tmp_path, {"mha": BASE, "gqa": BASE}, gqa=near)
+    assert section_words(found)[0] == (
+        "no difference between gqa and mha can be shown at n = 5: "
+        "their losses are equal at every seed."
+    )
+
+
 def test_a_speed_that_may_be_chance_is_not_mentioned(tmp_path: Path) -> None:
     speeds = {"speeds": [900.0, 1100.0, 1200.0, 950.0, 1010.0]}
     found = section(tmp_path, {"mha": BASE, "gqa": BASE}, gqa=speeds)
@@ -181,10 +202,12 @@ def test_a_variant_alone_is_compared_with_nothing(tmp_path: Path) -> None:
 
 def test_numbers_in_words() -> None:
     assert [nats(x) for x in (0.0123456, 0.0, 0.00002)] == ["0.0123", "0.0000", "2.0e-05"]
-    assert [p_value(p) for p in (0.0004, 0.0079, 0.049, 0.1, 1.0)] == [
+    assert [p_value(p) for p in (0.0004, 0.0079, 0.049, 0.0499, 0.05, 0.1, 1.0)] == [
         "p < 0.001",
         "p = 0.008",
         "p = 0.049",
+        "p < 0.05",
+        "p = 0.050",
         "p = 0.10",
         "p = 1.00",
     ]
@@ -265,9 +288,10 @@ def test_markdown_cells_hold_no_markup_of_others() -> None:
 
 
 def test_the_reports_table_by_hand(tmp_path: Path) -> None:
-    found = section(tmp_path, {"mha": [2.0, 2.5, 3.0], "gqa": [2.1, 2.6, 3.1]})
+    found = section(tmp_path, {"mha": [2.0, 2.5, 3.0], "gqa": [2.1, 2.7, 3.3]})
     heading, mha, gqa = report_rows(found)
-    assert heading[:6] == ["variant", "n", "val loss", "vs mha", "95% interval", "p (Holm)"]
+    assert heading[:6] == ["variant", "n", "val loss", "vs mha", "95% interval", "p"]
     # t(0.975, 2) * 0.5 / sqrt(3) = 1.2421.
     assert mha[:3] == ["mha", "3", "2.5000 ± 1.2421"]
-    assert gqa[3:5] == ["+0.1000", "+0.1000 to +0.1000"]
+    # 0.2 -+ 4.3027 * 0.1 / sqrt(3); t = 3.464: p = 1 - sqrt(12 / 14).
+    assert gqa[3:6] == ["+0.2000", "-0.0484 to +0.4484", "0.074"]

@@ -63,6 +63,7 @@ LAYERS = (
         "sweep.estimate",
         "sweep.uptrain",
         "sweep.checks",
+        "sweep.design",
         "sweep.ending",
     ),
     ("sweep.run", "overlay"),

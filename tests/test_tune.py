@@ -34,7 +34,7 @@ def test_the_search_names_the_best_rate_that_it_tried_and_goes_on_later(tmp_path
         losses[record["hyperparameters"]["lr"]] = record["metrics"]["val/loss"]
     assert len(losses) == 2
     best = min(losses, key=lambda lr: losses[lr])
-    assert f"python train.py -m attn=mqa optim.lr={best:.4g} seed=1,2,3" in done.stdout
+    assert f"python train.py -m attn=mqa optim.lr={best:.4g} seed=1,2,3,4,5" in done.stdout
     again = tune(tmp_path, *arguments)
     assert again.stdout.splitlines()[-2:] == done.stdout.splitlines()[-2:]
     assert len(list(tmp_path.rglob("summary.json"))) == 2

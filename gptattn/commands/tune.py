@@ -125,7 +125,7 @@ def run() -> int:
             code = 1
             continue
         best = f"optim.lr={study.best_params['optim.lr']:.4g}"
-        own = " ".join(["seed=1,2,3", "experiment_name=tuned", *args.overrides])
+        own = " ".join(["seed=1,2,3,4,5", "experiment_name=tuned", *args.overrides])
         print(f"python train.py -m attn={variant} {best} {own}  # {study.best_value:.4f}")
     print("python scripts/compare.py outputs/tuned")
     return code

@@ -1,6 +1,7 @@
 """From runs to the aggregate: rows, differences, tests, fronts."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -77,24 +78,61 @@ def _section(found: RunSet, groups: Groups, baseline: str, warnings: list[str]) 
             members,
             _estimates(members),
             differences.get(name),
-            _speed(members, base) if name != baseline else None,
+            _speed(members, base, len(others)) if name != baseline else None,
             [],
         )
         for name, members in groups.items()
     ]
     rows.sort(key=lambda row: (row.name != baseline, row.loss, row.name))
     leader = min(rows, key=lambda row: row.loss).name
-    rest = [row.name for row in rows if row.name != leader]
+    rivals = _rivals(groups, leader, baseline, differences)
+    told_apart = _told_apart(rivals, baseline, differences)
     return Section(
         found.title,
         baseline,
         _with_fronts(rows),
-        leader if rest else None,
-        compare_all(groups, rest, leader),
+        leader if others else None,
+        rivals,
+        [row.name for row in rows if row.name not in (leader, *told_apart)],
         warnings,
         found.size,
         found.family,
     )
+
+
+def _rivals(
+    groups: Groups, leader: str, baseline: str, rows: Mapping[str, Difference]
+) -> list[Difference]:
+    """Each other row against the leader. A pair with the baseline has its row's one decision."""
+    if leader == baseline:
+        return list(rows.values())
+    others = [name for name in groups if name not in (leader, baseline)]
+    # Picked after the fact: any of the pairs of variants could have come to be compared.
+    pairs = math.comb(len(groups) - 1, 2)
+    found = compare_pairs(groups, [(leader, name) for name in others], pairs)
+    return [*([_turned(rows[leader])] if leader in rows else []), *found]
+
+
+def _told_apart(
+    rivals: Sequence[Difference], baseline: str, rows: Mapping[str, Difference]
+) -> list[str]:
+    """The rows that the leader is told apart from, with 5% for any of them by mistake.
+
+    Of two that are not the baseline, one must also be told apart from it: so where all are equal,
+    the leader is told apart from somebody no more often than some row is from the baseline.
+    """
+    shown = {name for name, d in rows.items() if d.shown}
+    return [
+        d.variant
+        for d in rivals
+        if d.shown and (baseline in (d.variant, d.baseline) or shown & {d.variant, d.baseline})
+    ]
+
+
+def _turned(d: Difference) -> Difference:
+    """The same difference, seen from the other one."""
+    interval = None if d.interval is None else (-d.interval[1], -d.interval[0])
+    return replace(d, variant=d.baseline, baseline=d.variant, mean=0.0 - d.mean, interval=interval)
 
 
 def _estimates(members: Sequence[Run]) -> dict[str, Estimate]:
@@ -117,69 +155,57 @@ def _paired(members: Sequence[Run], base: Sequence[Run], metric: str) -> np.ndar
     return np.array([[ours[s] for s in seeds], [theirs[s] for s in seeds]])
 
 
-def compare_all(groups: Groups, names: Sequence[str], baseline: str) -> list[Difference]:
-    """Each named group's loss against the baseline's, Holm's correction over all of them."""
-    return compare_pairs(groups, [(baseline, name) for name in names])
+def compare_all(
+    groups: Groups, names: Sequence[str], baseline: str, comparisons: int | None = None
+) -> list[Difference]:
+    """Each named group's loss against the baseline's, corrected over all of them."""
+    return compare_pairs(groups, [(baseline, name) for name in names], comparisons)
 
 
-def compare_pairs(groups: Groups, names: Sequence[tuple[str, str]]) -> list[Difference]:
-    """The second's loss against the first's of each pair, Holm's correction over all of them."""
+def compare_pairs(
+    groups: Groups, names: Sequence[tuple[str, str]], comparisons: int | None = None
+) -> list[Difference]:
+    """The second's loss against the first's of each pair that has a seed in common.
+
+    Corrected over `comparisons`, by default the pairs that have seeds enough for a test.
+    """
     pairs = {pair: _paired(groups[pair[1]], groups[pair[0]], "val/loss") for pair in names}
-    pairs = {pair: losses for pair, losses in pairs.items() if losses.shape[1]}
-    tested = [pair for pair, losses in pairs.items() if losses.shape[1] > 1]
-    m = len(tested)
-    p = [statistics.permutation_p(*pairs[pair], m) for pair in tested]
-    corrected = statistics.holm(p)
-    found = []
-    for (baseline, name), pair in pairs.items():
-        d = pair[0] - pair[1]
-        interval, method = statistics.difference_interval(d)
-        difference = Difference(
-            name,
-            baseline,
-            n=len(d),
-            mean=float(d.mean()),
-            deviation=float(d.std(ddof=1)) if len(d) > 1 and np.ptp(d) > 0 else 0.0,
-            interval=interval,
-            interval_method=method,
-            p=None,
-            p_holm=None,
-            test=statistics.test_name(len(d), m),
-            comparisons=m,
-            reachable=False,
-            seeds_needed=None,
-        )
-        if (baseline, name) in tested:
-            difference = _tested(difference, p, corrected, tested.index((baseline, name)))
-        found.append(difference)
-    return found
+    m = comparisons or sum(losses.shape[1] > 1 for losses in pairs.values())
+    return [
+        _difference(name, baseline, losses[0] - losses[1], m)
+        for (baseline, name), losses in pairs.items()
+        if losses.shape[1]
+    ]
 
 
-def _tested(
-    difference: Difference, p: Sequence[float], corrected: Sequence[float], index: int
-) -> Difference:
-    m = len(p)
-    # The others stay as they are: how far Holm's correction lowers the bar depends on them.
-    extreme = [*p]
-    extreme[index] = statistics.smallest_p(difference.n, m)
-    needed = statistics.seeds_needed(difference.mean, difference.deviation, m)
-    fewest = statistics.fewest_seeds(m)
-    return replace(
-        difference,
-        p=p[index],
-        p_holm=corrected[index],
-        reachable=statistics.holm(extreme)[index] < statistics.ALPHA,
-        seeds_needed=None if needed is None or fewest is None else max(needed, fewest),
+def _difference(name: str, baseline: str, d: np.ndarray, comparisons: int) -> Difference:
+    """What the paired differences [n] show."""
+    n, mean = len(d), float(d.mean())
+    if statistics.all_equal(d):
+        return Difference(name, baseline, n, mean, 0.0, None, None, comparisons, None)
+    deviation = float(d.std(ddof=1))
+    return Difference(
+        name,
+        baseline,
+        n,
+        mean,
+        deviation,
+        statistics.t_interval(d, comparisons),
+        statistics.paired_p(d, comparisons),
+        comparisons,
+        statistics.seeds_needed(mean, deviation, comparisons),
     )
 
 
-def _speed(members: Sequence[Run], base: Sequence[Run]) -> tuple[float, Interval] | None:
+def _speed(
+    members: Sequence[Run], base: Sequence[Run], comparisons: int
+) -> tuple[float, Interval] | None:
     """Geometric mean of the paired ratios, with a t interval taken on their logarithms."""
     ours, theirs = _paired(members, base, "perf/tokens_per_s")
     if len(ours) < 2 or (ours <= 0).any() or (theirs <= 0).any():
         return None
     ratios = np.log(ours / theirs)
-    interval = statistics.t_interval(ratios)
+    interval = statistics.t_interval(ratios, comparisons)
     assert interval is not None
     return float(np.exp(ratios.mean())), (float(np.exp(interval[0])), float(np.exp(interval[1])))
 

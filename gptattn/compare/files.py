@@ -74,7 +74,9 @@ def _section(section: Section) -> dict[str, Any]:
         "warnings": section.warnings,
         "rows": [_row(row) for row in section.rows],
         "lowest_loss": section.leader,
-        "against_lowest_loss": [asdict(d) | {"shown": d.shown} for d in section.rivals],
+        "against_lowest_loss": [
+            asdict(d) | {"shown": d.variant not in section.alike} for d in section.rivals
+        ],
     }
 
 
@@ -135,10 +137,8 @@ def _line(section: Section, row: Row) -> dict[str, Any]:
         "difference": d and d.mean,
         "difference low": low,
         "difference high": high,
-        "interval": d and d.interval_method,
-        "test": d and d.test,
         "p": d and d.p,
-        "p holm": d and d.p_holm,
+        "comparisons": d and d.comparisons,
         "seeds needed": d and d.seeds_needed,
         "pareto": " ".join(row.fronts),
     }

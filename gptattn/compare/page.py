@@ -5,7 +5,6 @@ from typing import Any
 
 from markupsafe import Markup
 
-from gptattn.compare import statistics
 from gptattn.compare.figure import Plot
 from gptattn.compare.groups import counted
 from gptattn.compare.results import Comparison, Section
@@ -13,8 +12,6 @@ from gptattn.compare.sections import AXES, differences
 from gptattn.compare.table import report_rows
 from gptattn.compare.words import headline, match_words, section_words
 from gptattn.template import filled
-
-TESTS = {"sign-flip": "sign flips of the paired differences", "label": "labels of the 2n runs"}
 
 
 def page_text(
@@ -37,9 +34,6 @@ def page_text(
         apart=differences(comparison.runs),
         axes=", ".join(AXES),
         environment=_environment(comparison),
-        resamples=f"{statistics.RESAMPLES:,}",
-        exact=f"{statistics.EXACT:,}",
-        bootstrap_seeds=statistics.BOOTSTRAP_SEEDS,
     )
 
 
@@ -54,7 +48,6 @@ def _section(section: Section, plots: Sequence[Plot]) -> dict[str, Any]:
         "warnings": section.warnings,
         "heading": heading,
         "body": [(row, ", ".join(fronts[row[0]])) for row in body],
-        "tests": _tests(section),
         "plots": _shown(plots),
         "rows": section.rows,
     }
@@ -63,17 +56,6 @@ def _section(section: Section, plots: Sequence[Plot]) -> dict[str, Any]:
 def _shown(plots: Sequence[Plot]) -> list[tuple[Plot, Markup]]:
     # The SVG comes from plots.py, where every text in it was escaped.
     return [(plot, Markup(plot.svg)) for plot in plots]
-
-
-def _tests(section: Section) -> list[tuple[str, ...]]:
-    """How each row was compared with the baseline: name, n, interval, test, p, corrected p."""
-    lines = []
-    for row in section.rows:
-        d = row.difference
-        if d is not None:
-            p = [("–" if p is None else f"{p:.4g}") for p in (d.p, d.p_holm)]  # noqa: RUF001
-            lines.append((row.name, str(d.n), d.interval_method, TESTS[d.test], *p))
-    return lines
 
 
 def _environment(comparison: Comparison) -> list[tuple[str, str]]:

@@ -39,26 +39,26 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Difference:
-    """One variant's validation loss minus another's, over the seeds that both have."""
+    """One variant's validation loss minus another's, over the seeds that both have.
+
+    Interval and p are those that the correction over `comparisons` leaves; None where the
+    differences have no spread to judge chance by: a single one, or equal ones.
+    """
 
     variant: str
     baseline: str
     n: int
     mean: float
-    deviation: float  # of the differences over seeds; 0 for n = 1
+    deviation: float  # of the differences over seeds; 0 without a spread
     interval: Interval | None
-    interval_method: str
-    p: float | None  # two-sided, uncorrected; None below two seeds
-    p_holm: float | None
-    test: str  # sign-flip or label
-    comparisons: int  # that Holm's correction is over
-    reachable: bool  # whether n seeds could have passed, whatever the difference
-    seeds_needed: int | None  # None: more than 1,000, or no difference to be seen
+    p: float | None  # two-sided, at most 1
+    comparisons: int
+    seeds_needed: int | None  # None: more than 1,000, or no spread
 
     @property
     def shown(self) -> bool:
-        """Whether the runs support a difference."""
-        return self.p_holm is not None and self.p_holm < statistics.ALPHA
+        """Whether the runs support a difference: the interval leaves 0 out."""
+        return self.p is not None and self.p < statistics.ALPHA
 
 
 @dataclass(frozen=True)
@@ -93,6 +93,7 @@ class Section:
     rows: list[Row]  # the baseline first, the others by loss
     leader: str | None  # the lowest mean loss; None with one row
     rivals: list[Difference]  # of each other row to the leader
+    alike: list[str]  # rows that the leader cannot be told apart from
     warnings: list[str]
     size: str = ""  # of the model, where sections differ in it
     family: str = ""  # the rest of the title: sections of one family differ in size alone

@@ -1,11 +1,15 @@
 """The report's statistics: pure functions of arrays, over seeds.
 
+One procedure decides: Student's t on differences that are paired by seed, Bonferroni's correction
+over the comparisons of a family. The interval that is shown is the one that the correction leaves,
+so that a difference is stated exactly where its interval leaves 0 out.
+
 scipy is imported where it is used: it takes half a second, and a mistake on the command line must
 not wait for it.
 """
 
 import math
-import warnings
+from bisect import bisect_left
 from collections.abc import Sequence
 from functools import cache
 
@@ -17,124 +21,53 @@ Interval = tuple[float, float]
 LEVEL = 0.95
 ALPHA = 0.05
 POWER = 0.8
-RESAMPLES = 9_999
-EXACT = 10_000  # permutations; of more, RESAMPLES are drawn
-# Below, the paired t interval: of four values too many resamples are nearly equal, and the
-# bootstrap's interval, though it covers, is 1.7 times as wide.
-BOOTSTRAP_SEEDS = 5
 SEEDS_CAP = 1_000
-RANDOM_SEED = 0  # of resampling: the same runs give the same report
+CHI_PARTS = 200  # of equal probability: the power is exact to 0.001
+# Differences closer together than this, in nats, are equal: a loss is a float32's mean.
+RESOLUTION = 1e-6
 
 
-def t_interval(values: ArrayLike) -> Interval | None:
-    """Student's 95% interval for the mean of `values` [n]; none for n = 1."""
+def t_interval(values: ArrayLike, comparisons: int = 1) -> Interval | None:
+    """Student's interval for the mean of `values` [n], 95% over all comparisons; none for n = 1."""
     x = np.asarray(values, dtype=np.float64)
     if len(x) < 2:
         return None
-    half = t_factor(len(x)) * x.std(ddof=1)
+    half = t_factor(len(x), comparisons) * x.std(ddof=1)
     return float(x.mean() - half), float(x.mean() + half)
 
 
 @cache
-def t_factor(n: int) -> float:
+def t_factor(n: int, comparisons: int = 1) -> float:
     """What the standard deviation of n values is multiplied by for half of a 95% interval."""
+    return critical_t(n, comparisons) / math.sqrt(n)
+
+
+@cache
+def critical_t(n: int, comparisons: int = 1) -> float:
+    """Student's t for n values that two-sided 5%, shared by the comparisons, lie beyond.
+
+    Source: Dunn 1961, Journal of the American Statistical Association 56, 52-64.
+    """
     from scipy.special import stdtrit
 
-    return float(stdtrit(n - 1, (1 + LEVEL) / 2) / math.sqrt(n))
+    return float(-stdtrit(n - 1, ALPHA / comparisons / 2))
 
 
-def difference_interval(differences: ArrayLike) -> tuple[Interval | None, str]:
-    """A 95% interval for the mean of paired differences [n], and the name of its method."""
-    d = np.asarray(differences, dtype=np.float64)
-    if len(d) < 2:
-        return None, "none"
-    if np.ptp(d) == 0:
-        return (float(d[0]), float(d[0])), "all differences equal"
-    if len(d) < BOOTSTRAP_SEEDS:
-        return t_interval(d), "paired t"
-    return bootstrap_t_interval(d), "bootstrap-t"
+def all_equal(differences: ArrayLike) -> bool:
+    """Whether differences [n] have no spread to judge chance by: one of them, or all the same."""
+    return bool(np.ptp(np.asarray(differences, dtype=np.float64)) <= RESOLUTION)
 
 
-def bootstrap_t_interval(differences: ArrayLike, resamples: int = RESAMPLES) -> Interval:
-    """The bootstrap-t 95% interval for the mean of [n] values, not all of them equal.
+def paired_p(differences: ArrayLike, comparisons: int = 1) -> float:
+    """Two-sided p of the mean of paired differences [n], times the comparisons, at most 1.
 
-    Each resample gives t* = (mean* - mean) / se*; the interval is mean - q se for the 97.5% and
-    the 2.5% quantile q of t*. Resamples of one value, repeated, have no se* and are dropped.
-    Source: Efron and Tibshirani 1993, An Introduction to the Bootstrap, sec. 12.5.
+    Below 5% exactly where `t_interval` with as many comparisons leaves 0 out.
     """
-    from scipy.stats import DegenerateDataWarning, bootstrap
+    from scipy.special import stdtr
 
     d = np.asarray(differences, dtype=np.float64)
-    mean, se = d.mean(), d.std(ddof=1) / math.sqrt(len(d))
-
-    def studentised(x: NDArray[np.float64], axis: int) -> NDArray[np.float64]:
-        spread = x.std(axis=axis, ddof=1) / math.sqrt(len(d))
-        # Equal values leave a rounding error where the deviation should be 0.
-        spread[np.ptp(x, axis=axis) == 0] = np.nan
-        return (x.mean(axis=axis) - mean) / spread
-
-    with warnings.catch_warnings():
-        # scipy warns of the dropped resamples: its own interval, which is not used, is NaN then.
-        warnings.simplefilter("ignore", DegenerateDataWarning)
-        done = bootstrap(
-            (d,),
-            studentised,
-            n_resamples=resamples,
-            vectorized=True,
-            method="percentile",
-            rng=np.random.default_rng(RANDOM_SEED),
-        )
-    t = done.bootstrap_distribution
-    low, high = np.quantile(t[np.isfinite(t)], [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return float(mean - high * se), float(mean - low * se)
-
-
-def test_name(n: int, comparisons: int) -> str:
-    """Which permutation test n seeds get: a rule on numbers known before any loss is.
-
-    `sign-flip` where its smallest p can pass Holm's correction, otherwise `label`, which has more
-    permutations.
-    """
-    return "sign-flip" if 2 / 2**n * comparisons < ALPHA else "label"
-
-
-test_name.__test__ = False  # type: ignore[attr-defined]  # not for pytest to collect
-
-
-def smallest_p(n: int, comparisons: int) -> float:
-    """The smallest two-sided p that n seeds can give, before correction."""
-    count = 2**n if test_name(n, comparisons) == "sign-flip" else math.comb(2 * n, n)
-    return min(1.0, 2 / count if count <= EXACT else 2 / (RESAMPLES + 1))
-
-
-def fewest_seeds(comparisons: int) -> int | None:
-    """The fewest seeds at which any difference can pass; None where no number of them does."""
-    able = (n for n in range(2, 65) if smallest_p(n, comparisons) * comparisons < ALPHA)
-    return next(able, None)
-
-
-def permutation_p(variant: ArrayLike, baseline: ArrayLike, comparisons: int) -> float:
-    """Two-sided p of the mean difference of losses [n] paired by seed, before correction.
-
-    sign-flip: each difference is as likely to have the other sign. label: each of the 2n losses is
-    as likely to be of either variant; valid, and conservative where pairs correlate positively, as
-    they do with the same data order. Exact up to EXACT permutations.
-    Source: Good 2005, Permutation, Parametric and Bootstrap Tests of Hypotheses, sec. 3.2, 3.3.
-    """
-    from scipy.stats import permutation_test
-
-    x, y = np.asarray(variant, dtype=np.float64), np.asarray(baseline, dtype=np.float64)
-    flip = test_name(len(x), comparisons) == "sign-flip"
-    count = 2 ** len(x) if flip else math.comb(2 * len(x), len(x))
-    done = permutation_test(
-        (x - y,) if flip else (x, y),
-        _mean if flip else _mean_difference,
-        permutation_type="samples" if flip else "independent",
-        n_resamples=EXACT if count <= EXACT else RESAMPLES,
-        vectorized=True,
-        rng=np.random.default_rng(RANDOM_SEED),
-    )
-    return float(done.pvalue)
+    t = d.mean() / d.std(ddof=1) * math.sqrt(len(d))
+    return min(1.0, 2 * comparisons * float(stdtr(len(d) - 1, -abs(t))))
 
 
 def order_p(losses: ArrayLike) -> float:
@@ -147,16 +80,6 @@ def order_p(losses: ArrayLike) -> float:
     from scipy.stats import page_trend_test
 
     return float(page_trend_test(np.asarray(losses, dtype=np.float64), method="exact").pvalue)
-
-
-def _mean(x: NDArray[np.float64], axis: int) -> NDArray[np.float64]:
-    return x.mean(axis=axis)
-
-
-def _mean_difference(
-    x: NDArray[np.float64], y: NDArray[np.float64], axis: int
-) -> NDArray[np.float64]:
-    return x.mean(axis=axis) - y.mean(axis=axis)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -172,29 +95,48 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return corrected
 
 
-def seeds_needed(difference: float, deviation: float, comparisons: int = 1) -> int | None:
-    """The fewest seeds at which a paired two-sided t test has 80% power.
+def power(effect: float, n: int, comparisons: int = 1) -> float:
+    """The probability that n seeds show a true difference of `effect` standard deviations.
 
-    The test is at 5% over the number of comparisons, Holm's strictest step. `deviation` is that
-    of the paired differences. None: more than SEEDS_CAP.
-    Source: Cohen 1988, Statistical Power Analysis, sec. 2.3; by the noncentral t itself.
+    Source: Cohen 1988, Statistical Power Analysis, sec. 2.3; the noncentral t as the mean over
+    the chi distribution of the deviation, since scipy's own turns to NaN at few seeds.
     """
-    from scipy.stats import nct, t
+    from scipy.special import ndtr
 
-    if difference == 0:
-        return None
-    if deviation == 0:
-        return 2
-    n = np.arange(2, SEEDS_CAP + 1)
-    shift = abs(difference) / deviation * np.sqrt(n)
-    critical = t.isf(ALPHA / comparisons / 2, n - 1)
-    # Far out, the noncentral t of scipy turns to NaN where the power is 1.
-    power = np.where(shift > 30, 1.0, 0.0)
-    near = shift <= 30
-    power[near] = nct.sf(critical[near], n[near] - 1, shift[near])
-    power[near] += nct.cdf(-critical[near], n[near] - 1, shift[near])
-    enough = power >= POWER
-    return int(n[enough.argmax()]) if enough.any() else None
+    reach = critical_t(n, comparisons) * _deviations(n)
+    shift = abs(effect) * math.sqrt(n)
+    return float(np.mean(ndtr(shift - reach) + ndtr(-shift - reach)))
+
+
+@cache
+def _deviations(n: int) -> NDArray[np.float64]:
+    """Quantiles of the deviation of n normal values, over the true one, [CHI_PARTS]."""
+    from scipy.special import chdtri
+
+    return np.sqrt(chdtri(n - 1, (np.arange(CHI_PARTS) + 0.5) / CHI_PARTS) / (n - 1))
+
+
+def seeds_needed(difference: float, deviation: float, comparisons: int = 1) -> int | None:
+    """The fewest seeds that show the difference with a probability of 80%, were it the true one.
+
+    `deviation` is that of the paired differences, above 0. None: more than SEEDS_CAP.
+    """
+    effect = difference / deviation
+    able = range(2, SEEDS_CAP + 1)
+    i = bisect_left(able, POWER, key=lambda n: power(effect, n, comparisons))
+    return able[i] if i < len(able) else None
+
+
+def smallest_difference(deviation: float, n: int, comparisons: int = 1) -> float:
+    """The true difference that n >= 2 seeds show with a probability of 80%.
+
+    `deviation` is that of the paired differences.
+    """
+    from scipy.optimize import root_scalar
+
+    highest = 3 * (critical_t(n, comparisons) + 3) / math.sqrt(n)
+    found = root_scalar(lambda x: power(x, n, comparisons) - POWER, bracket=(0.0, highest))
+    return deviation * found.root
 
 
 def pareto_front(costs: ArrayLike, losses: ArrayLike) -> list[int]:

@@ -1,7 +1,7 @@
 """The comparison as a table: on a terminal, in Markdown, and the cells that the page shows."""
 
 from collections.abc import Sequence
-from statistics import mean, stdev
+from statistics import mean
 
 from rich import box
 from rich.table import Table
@@ -10,7 +10,8 @@ from rich.text import Text
 from gptattn.compare.groups import group_runs
 from gptattn.compare.results import Row, Section
 from gptattn.compare.runs import Run
-from gptattn.compare.words import nats
+from gptattn.compare.statistics import Interval, t_interval
+from gptattn.compare.words import p_value, signed
 
 # Heading, metric, format of the mean.
 Column = tuple[str, str, str]
@@ -27,6 +28,7 @@ COLUMNS: tuple[Column, ...] = (
 NAME_WIDTH = 24  # characters; longer names take several lines
 HEADING_WIDTH = 16  # a heading takes one line
 SCALE = {"cost/flops_per_token": 1e-6}
+PLUS_MINUS = "mean over seeds; val loss ± half of the mean's 95% interval"
 MISSING = "–"  # noqa: RUF001
 # What goes first where the terminal is narrow; the files have all columns.
 DISPENSABLE = (
@@ -44,15 +46,15 @@ DISPENSABLE = (
 
 
 def rows(runs: Sequence[Run]) -> list[list[str]]:
-    """The cells of the short table, a heading row first: no test, no interval, no scipy."""
+    """The cells of the short table, a heading row first: nothing is compared."""
     cells = [["variant", "seeds", *(heading for heading, *_ in COLUMNS)]]
     for name, members in group_runs(runs).items():
         row = [name, str(len(members))]
         for _, metric, form in COLUMNS:
             values = [m.metrics[metric] for m in members if metric in m.metrics]
             cell = _number(mean(values), metric, form) if values else MISSING
-            if metric == "val/loss" and len(values) > 1:
-                cell += f" ± {format(stdev(values), form)}"
+            if metric == "val/loss":
+                cell += half_interval(t_interval(values), form)
             row.append(cell)
         cells.append(row)
     return cells
@@ -62,7 +64,7 @@ def report_rows(section: Section) -> list[list[str]]:
     """The cells of the report's table, a heading row first."""
     versus = f"vs {section.baseline}"
     versus = versus if len(versus) <= HEADING_WIDTH else "vs baseline"
-    difference = [versus, "95% interval", "p (Holm)"]
+    difference = [versus, "95% interval", "p"]
     heading, *others = (heading for heading, *_ in COLUMNS)
     cells = [["variant", "n", heading, *difference, *others]]
     for row in section.rows:
@@ -80,36 +82,39 @@ def _estimate(row: Row, metric: str, form: str) -> str:
         return MISSING
     estimate = row.metrics[metric]
     cell = _number(estimate.mean, metric, form)
-    if metric == "val/loss" and estimate.interval is not None:
-        cell += f" ± {estimate.interval[1] - estimate.mean:{form}}"
-    return cell
+    return cell + half_interval(estimate.interval, form) if metric == "val/loss" else cell
+
+
+def half_interval(interval: Interval | None, form: str) -> str:
+    """` ± 0.0158`, the one thing that ± means; "" for a single run."""
+    return "" if interval is None else f" ± {(interval[1] - interval[0]) / 2:{form}}"
 
 
 def _difference(row: Row) -> list[str]:
     d = row.difference
     if d is None:
         return [MISSING] * 3
-    interval = f"{_signed(d.interval[0])} to {_signed(d.interval[1])}" if d.interval else MISSING
-    p = MISSING if d.p_holm is None else "<0.001" if d.p_holm < 0.001 else f"{d.p_holm:.3f}"
-    return [_signed(d.mean), interval, p]
-
-
-def _signed(value: float) -> str:
-    return f"+{nats(value)}" if value > 0 else nats(value)
+    if d.interval is None or d.p is None:
+        return [signed(d.mean), MISSING, MISSING]
+    interval = f"{signed(d.interval[0])} to {signed(d.interval[1])}"
+    return [signed(d.mean), interval, p_value(d.p).removeprefix("p ").removeprefix("= ")]
 
 
 def terminal_table(runs: Sequence[Run], title: str, width: int) -> Table:
     """The short table of the runs at the end of a sweep, as many columns as `width` holds."""
-    return cells_table(rows(runs), title, width, "mean over seeds; val loss ± standard deviation")
+    return cells_table(rows(runs), title, width, PLUS_MINUS)
 
 
 def report_table(section: Section, title: str, width: int) -> Table:
     """The report's table on a terminal, as many columns as `width` characters hold."""
-    caption = (
-        f"val loss: mean ± 95% interval over seeds; vs {section.baseline}: paired difference, "
-        "p after Holm's correction"
-    )
+    caption = f"{PLUS_MINUS}; vs {section.baseline}: paired difference{_corrected(section)}"
     return cells_table(report_rows(section), title, width, caption)
+
+
+def _corrected(section: Section) -> str:
+    """`, interval and p corrected for 3 comparisons`; "" for one."""
+    most = max((row.difference.comparisons for row in section.rows if row.difference), default=0)
+    return f", interval and p corrected for {most} comparisons" if most > 1 else ""
 
 
 def cells_table(cells: Sequence[Sequence[str]], title: str, width: int, caption: str = "") -> Table:

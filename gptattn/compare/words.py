@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from gptattn.compare.results import Comparison, Difference, Row, Section
-from gptattn.compare.statistics import SEEDS_CAP
+from gptattn.compare.statistics import ALPHA, RESOLUTION, SEEDS_CAP, Interval
 
 LARGEST_DENOMINATOR = 16  # "1/3 of the cache" helps a reader, "37/64" does not
 LISTED = 6  # names in one sentence
@@ -17,9 +17,15 @@ def nats(value: float) -> str:
     return f"{value:.4f}" if abs(value) >= 0.0005 or value == 0 else f"{value:.1e}"
 
 
+def signed(value: float) -> str:
+    return f"+{nats(value)}" if value > 0 else nats(value)
+
+
 def p_value(p: float) -> str:
     if p < 0.001:
         return "p < 0.001"
+    if 0.0495 <= p < ALPHA:
+        return f"p < {ALPHA}"  # three decimals would deny it
     return f"p = {p:.3f}" if p < 0.0995 else f"p = {p:.2f}"
 
 
@@ -33,8 +39,10 @@ def share(value: float, of: float) -> str:
 
 
 def more_or_less(value: float, of: float, more: str, less: str) -> str:
-    """`10% fewer`; to whole percent, below ten to a tenth."""
+    """`10% fewer`; to whole percent, below ten to a tenth. "" for what two decimals do not show."""
     change = abs(value / of - 1)
+    if change < 0.00005:
+        return ""
     digits = 0 if change >= 0.0995 else 1 if change >= 0.00095 else 2
     return f"{change:.{digits}%} {more if value > of else less}"
 
@@ -59,43 +67,49 @@ def row_words(row: Row, baseline: Row) -> str:
 def difference_words(d: Difference | None, name: str, baseline: str) -> str:
     if d is None:
         return f"{name} and {baseline} have no seed in common: their losses are not compared"
-    if d.p_holm is None:
-        return (
-            f"no difference between {name} and {baseline} can be shown at n = {d.n}: "
-            f"a single pair ({d.mean:+.4f} nats) says nothing about chance"
-        )
     if d.shown:
         return shown_words(d)
-    return f"no difference between {name} and {baseline} can be shown at n = {d.n}: {_why(d)}"
+    none = f"no difference between {name} and {baseline} can be shown at n = {d.n}"
+    if d.n == 1:
+        return f"{none}: a single pair ({d.mean:+.4f} nats) says nothing about chance"
+    if d.interval is None:
+        return f"{none}: {_without_spread(d)}"
+    return f"{none} ({_evidence(d, d.interval)}): {_needed(d)}"
 
 
 def shown_words(d: Difference) -> str:
     """`gqa is worse than mha by 0.0120 nats (95% interval 0.0080 to 0.0160; n = 5, p = 0.010)`."""
     assert d.interval is not None
-    assert d.p_holm is not None
+    assert d.p is not None
     low, high = d.interval if d.mean > 0 else (-d.interval[1], -d.interval[0])
     return (
         f"{d.variant} is {'worse' if d.mean > 0 else 'better'} than {d.baseline} by "
         f"{nats(abs(d.mean))} nats (95% interval {nats(low)} to {nats(high)}; "
-        f"n = {d.n}, {p_value(d.p_holm)})"
+        f"n = {d.n}, {p_value(d.p)})"
     )
 
 
-def _why(d: Difference) -> str:
-    if d.mean == 0 and d.deviation == 0:
+def _evidence(d: Difference, interval: Interval) -> str:
+    assert d.p is not None
+    low, high = interval
+    return f"95% interval {signed(low)} to {signed(high)}, {p_value(d.p)}"
+
+
+def _without_spread(d: Difference) -> str:
+    if abs(d.mean) <= RESOLUTION:
         return "their losses are equal at every seed"
-    seen = f"{nats(abs(d.mean))} nats"
-    if d.seeds_needed is None:
-        needed = f"more than {SEEDS_CAP:,} seeds would be needed to see {seen}"
-    elif d.seeds_needed > d.n:
-        needed = f"about {d.seeds_needed} seeds would be needed to see {seen}"
-    else:
-        assert d.p_holm is not None
-        needed = f"the runs differ by {seen}, {p_value(d.p_holm)} after Holm's correction"
-    if d.reachable:
-        return needed
-    against = f"with {d.comparisons} comparisons" if d.comparisons > 1 else "with one comparison"
-    return f"{d.n} seeds {against} cannot show any, whatever its size; {needed}"
+    return (
+        f"they differ by {signed(d.mean)} nats at every seed alike, as where seeds change nothing "
+        "or losses were rounded, so that chance cannot be judged"
+    )
+
+
+def _needed(d: Difference) -> str:
+    number = f"more than {SEEDS_CAP:,}" if d.seeds_needed is None else f"about {d.seeds_needed}"
+    return (
+        f"if the true difference is as large as that seen, {nats(abs(d.mean))} nats, "
+        f"{number} seeds would show it"
+    )
 
 
 def cost_words(row: Row, baseline: Row) -> list[str]:
@@ -105,12 +119,13 @@ def cost_words(row: Row, baseline: Row) -> list[str]:
     for metric, (value, of) in pairs.items():
         if not value or not of or value == of:
             continue
+        change = more_or_less(value, of, "more", "fewer")
         if metric == "cost/kv_bytes_per_token":
             words.append(f"needs {share(value, of)} {'of ' * (value < of)}the cache")
-        elif metric == "cost/params":
-            words.append(f"has {more_or_less(value, of, 'more', 'fewer')} parameters")
-        elif metric == "cost/flops_per_token":
-            words.append(f"takes {more_or_less(value, of, 'more', 'fewer')} FLOPs per token")
+        elif metric == "cost/params" and change:
+            words.append(f"has {change} parameters")
+        elif metric == "cost/flops_per_token" and change:
+            words.append(f"takes {change} FLOPs per token")
     return sorted(words, key=lambda text: not text.startswith("needs"))
 
 
@@ -119,7 +134,7 @@ def speed_words(row: Row, baseline: Row) -> list[str]:
     if row.speed is None:
         return []
     ratio, (low, high) = row.speed
-    if low <= 1 <= high:
+    if low <= 1 <= high or f"{ratio:.2f}" == "1.00":
         return []
     return [f"trained at {ratio:.2f} times the tokens/s ({low:.2f} to {high:.2f})"]
 
@@ -135,23 +150,22 @@ def first_words(section: Section) -> str:
     ]
     if few:
         return f"Fewer than {FEWEST_FOR_FIRST} seeds ({_listed(few)}): nothing is put first."
-    compared = {d.variant: d for d in section.rivals}
-    alike = [
-        row.name
-        for row in section.rows
-        if row is not leader and not (row.name in compared and compared[row.name].shown)
-    ]
-    if alike:
+    better = [d.variant for d in section.rivals if d.shown and d.mean < 0]
+    if better:
+        return (
+            f"{leader.name} has the lowest mean loss, but over the seeds in common "
+            f"{_listed(better)} {'is' if len(better) == 1 else 'are'} better: nothing is put first."
+        )
+    if section.alike:
         return (
             f"{leader.name} has the lowest mean loss, but cannot be told apart from "
-            f"{_listed(alike)}."
+            f"{_listed(section.alike)}."
         )
-    highest = max(d.p_holm for d in section.rivals if d.p_holm is not None)
+    highest = max(d.p for d in section.rivals if d.p is not None)
     n = min(row.n for row in section.rows)
     return (
         f"{leader.name} is the best of the {len(section.rows)} by validation loss: lower than "
-        f"each other one ({'at least ' * (n != leader.n)}n = {n}, {p_value(highest)} or less, "
-        "Holm's correction over these pairs)."
+        f"each other one ({'at least ' * (n != leader.n)}n = {n}, {p_value(highest)} or less)."
     )
 
 

@@ -14,6 +14,7 @@ from gptattn.console import make_console
 from gptattn.disk import check_room
 from gptattn.errors import SweepError
 from gptattn.sweep.checks import Follow, checked, followers
+from gptattn.sweep.design import design_words
 from gptattn.sweep.ending import print_end
 from gptattn.sweep.estimate import expected_seconds
 from gptattn.sweep.ledger import Ledger, read_ledger
@@ -57,6 +58,9 @@ def run_sweep(
             if stages[1] and in_processes:
                 todo = [plan.cfg for stage in stages for plan in stage]
                 console.print(f"in all about {span(sum(expected_seconds(todo)) / slots(todo[0]))}")
+            # What was uptrained is compared in ways of its own, which its report names.
+            for line in design_words(first, folder) if follow is None else []:
+                console.print(escape(line), soft_wrap=True)
             try:
                 _run_stages(stages, launch, ledger, in_processes, end, console)
             except (KeyboardInterrupt, SystemExit):

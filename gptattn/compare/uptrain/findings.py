@@ -10,9 +10,10 @@ import numpy as np
 from gptattn.compare import statistics
 from gptattn.compare.comparison import compare_all, compare_pairs
 from gptattn.compare.curves import read_curves
+from gptattn.compare.groups import Groups
 from gptattn.compare.results import Difference
 from gptattn.compare.runs import Run
-from gptattn.compare.uptrain.experiment import Cell, Experiment
+from gptattn.compare.uptrain.experiment import Experiment
 
 USABLE = 0.5  # of the original's steps: where it was then is what a usable model reaches
 FEWEST_SEEDS = 2  # of which a test can be made
@@ -30,7 +31,7 @@ class Order:
     holds: int  # seeds in which the order holds strictly
     p: float | None  # Page's; None below three methods or two seeds
     p_holm: float | None  # over all targets and shares
-    neighbours: list[Difference]  # each method against the one before it
+    neighbours: list[Difference]  # each method against the one before it, corrected likewise
 
     @property
     def in_order(self) -> bool:
@@ -64,18 +65,18 @@ class Findings:
 
 def find(experiment: Experiment) -> Findings:
     """All that the report says of an experiment."""
-    at_zero = [
-        (target, experiment.methods[0])
+    method = experiment.methods[0]
+    groups = {
+        target: experiment.cells[target, method, 0]
         for target in experiment.targets
-        if (target, experiment.methods[0], 0) in experiment.cells
-    ]
-    groups = {target: experiment.cells[target, method, 0] for target, method in at_zero}
+        if (target, method, 0) in experiment.cells
+    }
     return Findings(
         _orders(experiment),
-        [_converted(experiment, target, method) for target, method in at_zero],
+        _converted(experiment, groups, method),
         _original_loss(experiment, USABLE),
         compare_all(groups, list(groups)[1:], next(iter(groups))) if len(groups) > 1 else [],
-        {target: _against_scratch(experiment, target) for target in experiment.targets},
+        _against_scratch(experiment),
     )
 
 
@@ -88,18 +89,21 @@ def losses(members: Sequence[Sequence[Run]]) -> tuple[list[int], np.ndarray]:
 
 
 def _orders(experiment: Experiment) -> list[Order]:
+    places = {(target, steps) for target, _, steps in experiment.cells}
+    # Every pair of neighbours, wherever it is: one sentence counts those that differ.
+    m = len(experiment.cells) - len(places)
     orders = [
         order
         for target in experiment.targets
         for steps in experiment.steps
-        if (order := _order(experiment, target, steps)) is not None
+        if (order := _order(experiment, target, steps, m)) is not None
     ]
     tested = [order for order in orders if order.p is not None]
     corrected = iter(statistics.holm([order.p for order in tested if order.p is not None]))
     return [o if o.p is None else replace(o, p_holm=next(corrected)) for o in orders]
 
 
-def _order(experiment: Experiment, target: str, steps: int) -> Order | None:
+def _order(experiment: Experiment, target: str, steps: int, comparisons: int) -> Order | None:
     methods = [m for m in experiment.methods if (target, m, steps) in experiment.cells]
     if len(methods) < 2:
         return None
@@ -117,16 +121,20 @@ def _order(experiment: Experiment, target: str, steps: int) -> Order | None:
         holds=int((np.diff(table, axis=1) > 0).all(axis=1).sum()),
         p=statistics.order_p(table) if testable else None,
         p_holm=None,
-        neighbours=compare_pairs(groups, list(pairwise(methods))),
+        neighbours=compare_pairs(groups, list(pairwise(methods)), comparisons),
     )
 
 
-def _converted(experiment: Experiment, target: str, method: str) -> Converted:
-    cell: Cell = (target, method, 0)
-    groups = {experiment.source: experiment.originals, target: experiment.cells[cell]}
-    (difference,) = compare_all(groups, [target], experiment.source)
-    loss = mean(run.metrics["val/loss"] for run in experiment.cells[cell])
-    return Converted(target, method, loss, difference, _steps_to(experiment, loss))
+def _converted(experiment: Experiment, groups: Groups, method: str) -> list[Converted]:
+    """Each target of `groups`, right after conversion."""
+    source = {experiment.source: experiment.originals}
+    found = []
+    for difference in compare_all(source | groups, list(groups), experiment.source):
+        target = difference.variant
+        loss = mean(run.metrics["val/loss"] for run in groups[target])
+        as_after = _steps_to(experiment, loss)
+        found.append(Converted(target, method, loss, difference, as_after))
+    return found
 
 
 def _mean_curve(experiment: Experiment) -> tuple[np.ndarray, np.ndarray]:
@@ -155,16 +163,23 @@ def _steps_to(experiment: Experiment, loss: float) -> float | None:
     return float(steps[i - 1] + part * (steps[i] - steps[i - 1]))
 
 
-def _against_scratch(experiment: Experiment, target: str) -> list[tuple[int, Difference]]:
-    """The first method's runs against those from scratch, for each share of steps."""
-    scratch = experiment.scratch[target]
+def _against_scratch(experiment: Experiment) -> dict[str, list[tuple[int, Difference]]]:
+    """The first method's runs against those from scratch, for each target and share of steps."""
     method = experiment.methods[0]
     cells = {
-        f"{steps}": experiment.cells[target, method, steps]
-        for steps in experiment.steps
-        if steps and (target, method, steps) in experiment.cells
+        target: {
+            f"{steps}": experiment.cells[target, method, steps]
+            for steps in experiment.steps
+            if steps and (target, method, steps) in experiment.cells
+        }
+        for target in experiment.targets
+        if experiment.scratch[target]
     }
-    if not scratch or not cells:
-        return []
-    found = compare_all({"scratch": scratch, **cells}, list(cells), "scratch")
-    return [(int(difference.variant), difference) for difference in found]
+    m = sum(map(len, cells.values()))
+    found = {
+        target: compare_all(
+            {"scratch": experiment.scratch[target], **groups}, list(groups), "scratch", m
+        )
+        for target, groups in cells.items()
+    }
+    return {target: [(int(d.variant), d) for d in of] for target, of in found.items()}

@@ -9,11 +9,11 @@ from gptattn.compare.figure import Plot
 from gptattn.compare.results import Difference
 from gptattn.compare.runs import Run
 from gptattn.compare.statistics import t_interval
-from gptattn.compare.table import MISSING, markdown_table
+from gptattn.compare.table import MISSING, half_interval, markdown_table
 from gptattn.compare.uptrain.experiment import Experiment
 from gptattn.compare.uptrain.findings import Findings
 from gptattn.compare.uptrain.words import sentences, verdict
-from gptattn.compare.words import nats, p_value
+from gptattn.compare.words import p_value, signed
 
 HEADING = ["attention", "from", "α", "steps", "total steps", "total tokens", "n", "val loss"]
 
@@ -21,7 +21,7 @@ HEADING = ["attention", "from", "α", "steps", "total steps", "total tokens", "n
 def table_rows(experiment: Experiment) -> list[list[str]]:
     """The cells of the table, a heading row first."""
     source, original_steps = experiment.source, experiment.original_steps
-    heading = [*HEADING, f"vs {source}", "95% interval"]
+    heading = [*HEADING, f"vs {source}"]
     rows = [[source, "scratch", *_row(experiment, experiment.originals, original_steps, None)]]
     for target in experiment.targets:
         if experiment.scratch[target]:
@@ -52,37 +52,27 @@ def order_rows(experiment: Experiment, findings: Findings) -> list[list[str]]:
 
 def _with_interval(d: Difference) -> str:
     if d.interval is None:
-        return _signed(d.mean)
-    return f"{_signed(d.mean)} ({_signed(d.interval[0])} to {_signed(d.interval[1])})"
+        return signed(d.mean)
+    return f"{signed(d.mean)} ({signed(d.interval[0])} to {signed(d.interval[1])})"
 
 
 def _row(
     experiment: Experiment, members: Sequence[Run], total: int, uptrained: int | None
 ) -> list[str]:
     losses = [run.metrics["val/loss"] for run in members]
-    interval = t_interval(losses)
-    loss = f"{mean(losses):.4f}"
-    if interval is not None:
-        loss += f" ± {(interval[1] - interval[0]) / 2:.4f}"
+    loss = f"{mean(losses):.4f}{half_interval(t_interval(losses), '.4f')}"
     share = MISSING if uptrained is None else f"{experiment.share(uptrained):g}"
     cells = [share, f"{total if uptrained is None else uptrained:,}", f"{total:,}"]
     cells += [f"{total * experiment.tokens_per_step:,}", f"{len(members)}", loss]
-    return [*cells, *_difference(experiment, members)]
+    return [*cells, _difference(experiment, members)]
 
 
-def _difference(experiment: Experiment, members: Sequence[Run]) -> list[str]:
+def _difference(experiment: Experiment, members: Sequence[Run]) -> str:
+    """The mean difference to the originals, and no interval: no claim is made of so many pairs."""
     if members is experiment.originals:
-        return [MISSING, MISSING]
+        return MISSING
     found = compare_all({"a": list(members), "b": experiment.originals}, ["a"], "b")
-    if not found:
-        return [MISSING, MISSING]
-    d = found[0]
-    interval = f"{_signed(d.interval[0])} to {_signed(d.interval[1])}" if d.interval else MISSING
-    return [_signed(d.mean), interval]
-
-
-def _signed(value: float) -> str:
-    return f"+{nats(value)}" if value > 0 else nats(value)
+    return signed(found[0].mean) if found else MISSING
 
 
 def page_text(
@@ -131,8 +121,11 @@ def _reading() -> list[str]:
     return [
         "The paper compares the methods after uptraining, by task scores of far larger models. "
         "Here it is the loss, at every share, α = 0 among them.",
-        "val loss: nats per token, mean ± 95% interval over seeds. Differences are paired by seed, "
-        "with their own interval.",
+        "val loss: nats per token, mean over seeds ± half of the mean's 95% interval.",
+        "Differences are paired by seed. Their intervals and p are Student's, corrected for all "
+        "comparisons of one kind: neighbours in the order; a target right after conversion with "
+        "its original, or with another one; an uptrained target with the same from scratch. A "
+        "difference is shown where its interval leaves 0 out.",
         "Uptrained models have seen more tokens than those from scratch, by the share α; the "
         "original's tokens count for them, since they were spent. Their batches are the first "
         "ones of their seed's order again.",
@@ -142,6 +135,5 @@ def _reading() -> list[str]:
         "An order is called shown where the means are in it and Page's test of ordered "
         "alternatives, exact, paired by seed, is below 0.05 after Holm's correction over all "
         "targets and shares. Page's test tells an order from no difference at all. Neighbours in "
-        "the order have tests of their own: permutation tests, Holm's correction within each "
-        "target and share.",
+        "the order have tests of their own.",
     ]

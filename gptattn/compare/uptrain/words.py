@@ -4,7 +4,6 @@ import math
 from collections.abc import Sequence
 
 from gptattn.compare.results import Difference
-from gptattn.compare.statistics import fewest_seeds
 from gptattn.compare.uptrain.experiment import Experiment
 from gptattn.compare.uptrain.findings import USABLE, Converted, Findings, Order
 from gptattn.compare.words import nats, p_value
@@ -70,12 +69,9 @@ def _pair_sentences(experiment: Experiment, orders: Sequence[Order]) -> list[str
             cases.setdefault(which, []).append(where)
     count = sum(map(len, cases.values()))
     text = f"By tests of their own, {count} of {len(pairs)} pairs of neighbours in the order differ"
-    text += "".join(f"; {which}: {', '.join(where)}" for which, where in cases.items()) + "."
-    if pairs and not any(d.reachable for _, d in pairs):
-        fewest = fewest_seeds(max(d.comparisons or len(o.neighbours) for o, d in pairs))
-        n = max(order.n for order in orders)
-        text += f" With n = {n} such a test cannot show any, whatever its size; n = {fewest} could."
-    return [text]
+    return [
+        text + "".join(f"; {which}: {', '.join(where)}" for which, where in cases.items()) + "."
+    ]
 
 
 def converted_sentences(experiment: Experiment, findings: Findings) -> list[str]:
@@ -123,11 +119,10 @@ def distance(d: Difference) -> str:
 
 def evidence(d: Difference) -> str:
     """` (95% interval 0.0311 to 0.0957; n = 5, p = 0.016)`, and whether that shows it."""
-    if d.interval is None or d.p_holm is None:
-        return f" (n = {d.n}, which says nothing about chance)"
+    if d.n == 1:
+        return " (n = 1, which says nothing about chance)"
+    if d.interval is None or d.p is None:
+        return f" (n = {d.n}, the same at every seed: chance cannot be judged)"
     low, high = d.interval if d.mean > 0 else (-d.interval[1], -d.interval[0])
-    found = f"95% interval {nats(low)} to {nats(high)}; n = {d.n}, {p_value(d.p_holm)}"
-    if d.shown:
-        return f" ({found})"
-    few = "" if d.reachable else ", as no difference is by so few seeds"
-    return f" ({found}: not shown{few})"
+    found = f"95% interval {nats(low)} to {nats(high)}; n = {d.n}, {p_value(d.p)}"
+    return f" ({found})" if d.shown else f" ({found}: not shown)"

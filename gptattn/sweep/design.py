@@ -1,0 +1,115 @@
+"""What a sweep can show, said before its first run: the smallest difference that it would find."""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from statistics import variance
+
+from gptattn.compare.groups import group_runs
+from gptattn.compare.runs import Run, read_runs
+from gptattn.compare.sections import SIZES
+from gptattn.compare.statistics import smallest_difference
+from gptattn.config import TrainConfig
+from gptattn.errors import DataError
+from gptattn.identity import budget_words, settings_key
+from gptattn.sweep.plan import Plan
+
+# Of final losses over seeds, in nats: model=tiny after 1,000 steps of the default data.
+TYPICAL_DEVIATION = 0.02
+FEWEST_DEGREES = 4  # of freedom, below which finished runs say less than the typical value
+MOST_READ = 200  # finished runs: the newest
+ENOUGH_SEEDS = 5  # what a single seed is told to become
+
+
+def design_words(plans: Sequence[Plan], folder: Path) -> list[str]:
+    """A line for each set of runs that can be compared, on what its seeds can show.
+
+    The spread over seeds is that of finished runs of the same size, data and budget in the sweep's
+    folder and those beside it, where there are enough.
+    """
+    sets: dict[str, list[TrainConfig]] = {}
+    for plan in plans:
+        sets.setdefault(_comparable(plan.cfg), []).append(plan.cfg)
+    finished = _finished(folder)
+    # Sets of one design are told once.
+    return list(dict.fromkeys(_words(members, finished) for members in sets.values()))
+
+
+def _comparable(cfg: TrainConfig) -> str:
+    """Equal for runs whose losses can be compared."""
+    settings = asdict(cfg)
+    names = ("data", "tokenizer", "budget", "batch_size")
+    shared = [settings[name] for name in names]
+    size = {name: settings["model"][name] for name in SIZES}
+    return json.dumps([*shared, size, cfg.validation.fraction], sort_keys=True)
+
+
+def _words(cfgs: Sequence[TrainConfig], finished: Sequence[Run]) -> str:
+    seeds: dict[str, set[int]] = {}
+    for cfg in cfgs:
+        key = settings_key(asdict(replace(cfg, seed=0, init_from=None)))
+        seeds.setdefault(key, set()).add(cfg.seed)
+    n, comparisons = len(set.intersection(*seeds.values())), len(seeds) - 1
+    if not comparisons:
+        return "one variant: nothing is compared"
+    deviation, source = _deviation(cfgs[0], finished)
+    # Two variants at one seed are nearly independent runs.
+    paired = math.sqrt(2) * deviation
+    design = f"{n} seed{'s' * (n != 1)}, {comparisons} comparison{'s' * (comparisons > 1)}"
+    if n > 1:
+        found = smallest_difference(paired, n, comparisons)
+        return (
+            f"{design}: differences of about {found:.2g} nats and more would be shown (in four of "
+            f"five such sweeps), {source}"
+        )
+    found = smallest_difference(paired, ENOUGH_SEEDS, comparisons)
+    more = ",".join(str(seed) for seed in range(1, ENOUGH_SEEDS + 1))
+    return (
+        f"{design}: no difference can be shown, whatever its size; seed={more} would show those of "
+        f"about {found:.2g} nats and more, {source}"
+    )
+
+
+def _deviation(cfg: TrainConfig, finished: Sequence[Run]) -> tuple[float, str]:
+    """The deviation of final losses over seeds, and in words what it goes by."""
+    groups = group_runs([run for run in finished if _similar(run, cfg)]).values()
+    spread = [[run.metrics["val/loss"] for run in members] for members in groups]
+    spread = [losses for losses in spread if len(losses) > 1]
+    degrees = sum(len(losses) - 1 for losses in spread)
+    if degrees < FEWEST_DEGREES:
+        return TYPICAL_DEVIATION, (
+            f"if losses vary over seeds as at model=tiny after 1,000 steps (deviation "
+            f"{TYPICAL_DEVIATION:g} nats)"
+        )
+    pooled = sum((len(losses) - 1) * variance(losses) for losses in spread) / degrees
+    deviation = math.sqrt(pooled)
+    runs = sum(map(len, spread))
+    return deviation, f"going by {runs} finished runs like these (deviation {deviation:.2g} nats)"
+
+
+def _similar(run: Run, cfg: TrainConfig) -> bool:
+    """Whether the run's size, data and budget are these, whatever its attention."""
+    settings = asdict(cfg)
+    model = {f"model.{key}": str(value) for key, value in settings["model"].items()}
+    flat = {f"budget.{key}": str(value) for key, value in settings["budget"].items()}
+    # `match` changes the width of the MLP.
+    del model["model.d_mlp"]
+    return (
+        run.budget == budget_words(flat)
+        and run.settings.get("batch_size") == str(cfg.batch_size)
+        and all(run.settings.get(key) == value for key, value in model.items())
+        and all(run.choices.get(key) == cfg.choices[key] for key in ("data", "tokenizer"))
+    )
+
+
+def _finished(folder: Path) -> list[Run]:
+    """The newest finished runs in the folder and in those beside it."""
+    summaries = [*folder.glob("*/summary.json"), *folder.parent.glob("*/*/summary.json")]
+    there = {file for file in summaries if file.is_file()}
+    newest = sorted(there, key=lambda file: file.stat().st_mtime)[-MOST_READ:]
+    try:
+        return read_runs([file.parent for file in newest])[0] if newest else []
+    except DataError:
+        return []
