@@ -18,5 +18,5 @@ def test_the_help_of_a_run_fits_80_columns(
 def test_the_help_of_a_script_fits_80_columns(name: str, call: Call) -> None:
     code, out, err = call(name, "--help")
     assert (code, err) == (0, "")
-    assert out.startswith(f"python scripts/{name}.py ")
+    assert out.startswith(f"{name} ")
     assert [line for line in out.splitlines() if len(line) > 80] == []
