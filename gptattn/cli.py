@@ -66,8 +66,7 @@ def ended(run: Callable[[], int | None], debug: bool = False) -> int:
         try:
             code = run()
         except SystemExit as end:  # after Hydra's help, or a signal
-            assert not isinstance(end.code, str)
-            code = end.code
+            code = int(end.code or 0)
         sys.stdout.flush()
     except BrokenPipeError:
         return reader_gone()
