@@ -41,6 +41,19 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
+ASK_ALL = """
+import sys
+from importlib.metadata import distribution
+for point in distribution("gptattn").entry_points:
+    sys.argv = [f"/bin/{point.name}", "--help"]
+    try:
+        code = point.load()()
+    except SystemExit as end:
+        code = end.code
+    print(f"=== {point.name} {code or 0}")
+"""
+
+
 def test_the_wheel_holds_the_package_and_every_config_and_no_more(wheel: Path) -> None:
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     sources = {f.relative_to(ROOT).as_posix() for f in (ROOT / "gptattn").rglob("*.py")}
@@ -84,3 +97,12 @@ def test_a_wheel_installed_into_an_empty_environment_trains_in_an_empty_folder(
     # The repository of whoever installs us is not ours.
     assert record["environment"]["git_commit"] is None
     assert "| mqa " in call(scripts / "gptattn-compare", "outputs", "--markdown", cwd=folder)
+
+    names = {"train", "compare", "generate", "convert", "attention-map", "tune"}
+    asked = call(python, "-c", ASK_ALL, cwd=folder)
+    assert {f"=== gptattn-{name} 0" for name in names} <= set(asked.splitlines())
+    assert all((scripts / f"gptattn-{name}").is_file() for name in names)
+    assert "\ngptattn-convert from=outputs/... to=gqa" in asked
+    ask = (f"from={file.parent}", "to=mha", f"out={tmp_path / 'as_mha'}")
+    told = call(scripts / "gptattn-convert", *ask, cwd=folder)
+    assert told.startswith("mqa -> mha: logits at most ")
