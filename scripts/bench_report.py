@@ -52,6 +52,8 @@ def summary(variant: str, index: int, seed: int, loss: float) -> dict[str, Any]:
     }
     return {
         "status": "done",
+        "steps": 50_000,
+        "completed": [{"budget": {"default_steps": 50_000}, "step": 50_000, "metrics": metrics}],
         "variant": variant,
         "seed": seed,
         "metrics": metrics,

@@ -78,6 +78,9 @@ EDITS: dict[str, Callable[[Any], object]] = {
     "rows below none": lambda c: c["callbacks"]["MetricRows"].update(rows=-1),
     "a clock that is none": lambda c: c["callbacks"]["StepClock"].update(seconds=float("nan")),
     "seconds in words": lambda c: c["callbacks"]["StepClock"].update(step_seconds="few"),
+    "a completed budget in words": lambda c: c["callbacks"]["MetricRows"].update(
+        completed=[{"budget": {"steps": "few"}, "step": 2, "metrics": {}}]
+    ),
     "no callbacks": lambda c: c.update(callbacks=[1, 2]),
     "another weight": lambda c: c["state_dict"].popitem(),
 }
