@@ -104,6 +104,8 @@ def _check_choices(overrides: Sequence[str], run_mode: RunMode) -> None:
         if path or (run_mode == RunMode.RUN and not plain):
             raise ConfigError(group, f"{choice!r} is no choice; {suggest(choice, names)}")
 
+        if run_mode == RunMode.RUN and re.match(r"[^\[{]*,|\w+\(", choice):
+            raise ConfigError(group, f"{choice} are several choices; add -m to try each of them")
 
 def _choices(group: str) -> list[str]:
     """The names of the files in a group; none where it is no group."""
@@ -296,6 +298,10 @@ def _from_hydra(error: HydraException, overrides: Sequence[str]) -> UserError:
         if choice.startswith("submitit"):
             return ConfigError("launcher", "needs the extra slurm: pip install 'gptattn[slurm]'")
         if not group:
+        if group == "hydra/sweeper":
+            return ConfigError(
+                group, f"{choice!r} is not used here; scripts/tune.py searches learning rates"
+            )
             return ConfigError(
                 "--config-name", f"{choice!r} does not exist; {CONFIG_NAME} is the default"
             )
