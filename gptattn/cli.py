@@ -40,7 +40,7 @@ from gptattn.disk import check_room
 from gptattn.errors import ConfigError, DataError, RunFolderError
 from gptattn.lock import locked_run
 from gptattn.resume_settings import allowed_packages, resume_argument, resumed
-from gptattn.stopping import Stopped, at_once
+from gptattn.stopping import WORDS, Stopped, at_once, heeded, tell
 
 if TYPE_CHECKING:
     from gptattn.resume import Start
@@ -55,7 +55,9 @@ def main() -> NoReturn:
     sys.argv[1:] = with_paths_quoted(sys.argv[1:])
     # argparse takes overrides in one run only: a flag between two of them would end it.
     sys.argv[1:] = sorted(sys.argv[1:], key=lambda argument: argument not in ("-m", "--multirun"))
-    signal.signal(signal.SIGTERM, _terminated)
+    for number in heeded():
+        interrupts = number == signal.SIGINT
+        signal.signal(number, signal.default_int_handler if interrupts else _terminated)
     try:
         _main()
         code = 0
@@ -68,9 +70,9 @@ def main() -> NoReturn:
 
 
 def _terminated(signum: int, frame: object) -> NoReturn:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough
-    print("terminated", file=sys.stderr)
-    raise SystemExit(143)
+    signal.signal(signum, signal.SIG_IGN)  # once is enough
+    tell(WORDS[signal.Signals(signum)])
+    raise SystemExit(128 + signum)
 
 
 def _main() -> None:
