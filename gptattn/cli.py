@@ -37,7 +37,7 @@ from gptattn.compose import (
 )
 from gptattn.config import TrainConfig, check
 from gptattn.disk import check_room
-from gptattn.errors import ConfigError, DataError, RunFolderError
+from gptattn.errors import ConfigError, DataError, ForeignError, RunFolderError
 from gptattn.lock import locked_run
 from gptattn.resume_settings import allowed_packages, resume_argument, resumed
 from gptattn.stopping import WORDS, Stopped, at_once, heeded, tell
@@ -263,15 +263,27 @@ def _checked(overrides: Sequence[str], config_name: str) -> tuple[TrainConfig, P
     return ready.cfg, folder
 
 
+def _packages(arguments: Sequence[str]) -> list[str]:
+    """What `allow_targets=` says, however it is written: of this an error must not come."""
+    given = [a.partition("=")[2] for a in arguments if re.match(r"\+*allow_targets=", a)]
+    return re.findall(r"[\w.]+", " ".join(given))
+
+
 def report(error: Exception, debug: bool = False) -> int:
     """One line on stderr for a user's mistake, a traceback for ours; return the exit code."""
-    known = as_user_error(error)
+    packages = _packages(sys.argv)
+    known = as_user_error(error, packages)
     if debug or known is None:
         traceback.print_exception(error)
     message = str(known)
     if known is None:
         what = str(error).strip().partition("\n")[0][:200]
-        message = f"internal: {type(error).__name__}{': ' * bool(what)}{what}; please report it"
+        unless = f"if it is none of {', '.join(packages)}, " if packages else ""
+        message = (
+            f"internal: {type(error).__name__}{': ' * bool(what)}{what}; {unless}please report it"
+        )
+    if isinstance(known, ForeignError) and not debug:
+        message += "; --debug shows the traceback"
     line = re.sub(r"\s*[\r\n]\s*", " ", message).strip()
     # What was given is told again; a terminal must not obey what is in it.
     line = "".join(c if c.isprintable() else "\ufffd" for c in line)

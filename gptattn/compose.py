@@ -23,7 +23,14 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from gptattn.config import TrainConfig, suggest
 from gptattn.disk import REFUSALS
-from gptattn.errors import ConfigError, DiskError, UserError
+from gptattn.errors import (
+    ConfigError,
+    DiskError,
+    OutOfMemory,
+    UserError,
+    foreign,
+    lacks_memory,
+)
 from gptattn.overlay import check_composed, read_config_text, register_checked_files
 from gptattn.sweep.plan import Plan
 
@@ -41,7 +48,6 @@ UNNAMED = re.compile(
     r"(hydra|sample|sweep)[./=]|trainer(\.threads)?="
 )
 LONGEST_NAME = 200  # characters of a setting's or choice's name, which Hydra looks for as a file
-NO_MEMORY = r"not enough memory|can't allocate memory|CUDA out of memory"
 SUBDIR = "hydra.sweep.subdir="
 NO_PLACE = {errno.ENOENT, errno.ENAMETOOLONG}
 IN_THE_WAY = {errno.ENOTDIR, errno.EISDIR, errno.EEXIST}
@@ -253,11 +259,20 @@ def run_name(variant: str, seed: int, overrides: ListConfig) -> str:
     settings = "".join("," + override for override in named)
     # A folder's name may have 255 bytes; settings beyond that are in the run's config.yaml.
     safe = re.sub(r"[^\w.,=+-]", "-", settings, flags=re.ASCII)[:150]
+    if lacks_memory(error):
+        return OutOfMemory(
+            "memory", "too little for this run; raise accumulate, or take a smaller model"
+        )
+    if (theirs := foreign(error, packages)) is not None:
+        return theirs
     return f"{variant}{safe}_s{seed}_{secrets.token_hex(3)}"
 
 
-def as_user_error(error: BaseException) -> UserError | None:
-    """What OmegaConf or the disk complain of, in our form; None for a bug of ours."""
+def as_user_error(error: BaseException, packages: Sequence[str] = ()) -> UserError | None:
+    """What the machine, one of these `packages`, OmegaConf or the disk complain of, in our form.
+
+    None for a bug of ours.
+    """
     if isinstance(error, UserError):
         return error
     if isinstance(error, OmegaConfBaseException):
@@ -274,10 +289,6 @@ def as_user_error(error: BaseException) -> UserError | None:
     if isinstance(error, OSError) and error.errno in REFUSALS | NO_PLACE:
         return DiskError(
             str(error.filename or "disk"), f"{error.strerror}; give another folder, or make room"
-        )
-    if isinstance(error, MemoryError) or re.search(NO_MEMORY, str(error)):
-        return ConfigError(
-            "memory", "too little for this run; raise accumulate, or take a smaller model"
         )
     return None
 
