@@ -18,7 +18,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from hydra.types import RunMode
-from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from gptattn.config import TrainConfig, suggest
@@ -104,14 +104,14 @@ def _check_choices(overrides: Sequence[str], run_mode: RunMode) -> None:
         names = _choices(group)
         if not names:
             continue
+        if run_mode == RunMode.RUN and re.match(r"[^\[{]*,|\w+\(", choice):
+            raise ConfigError(group, f"{choice} are several choices; add -m to try each of them")
         path = re.search(r"[/\\]|\.\.", choice) is not None
         plain = re.fullmatch(r"[A-Za-z_][\w.-]*|", choice) is not None and choice != "null"
         path = path or len(choice) > LONGEST_NAME  # a file's name would be refused by the disk
         if path or (run_mode == RunMode.RUN and not plain):
             raise ConfigError(group, f"{choice!r} is no choice; {suggest(choice, names)}")
 
-        if run_mode == RunMode.RUN and re.match(r"[^\[{]*,|\w+\(", choice):
-            raise ConfigError(group, f"{choice} are several choices; add -m to try each of them")
 
 def _choices(group: str) -> list[str]:
     """The names of the files in a group; none where it is no group."""
@@ -169,10 +169,10 @@ def _settings_of(
     return spec
 
 
-def planned(loader: ConfigLoader, config: DictConfig, overrides: Sequence[str], num: int) -> Plan:
-    """The run of a sweep that these overrides make, its folder's name settled.
+def composed_job(loader: ConfigLoader, config: DictConfig, overrides: Sequence[str]) -> DictConfig:
+    """The config of a sweep's job, hydra's node included; `config` is the sweep's own.
 
-    `config` is the sweep's own. Raises a UserError for overrides that do not compose.
+    Raises a UserError for overrides that do not compose.
     """
     _check_choices(overrides, RunMode.RUN)
     try:
@@ -180,17 +180,7 @@ def planned(loader: ConfigLoader, config: DictConfig, overrides: Sequence[str], 
     except HydraException as error:
         raise _from_hydra(error, overrides) from error
     check_composed(cfg, [*config.hydra.overrides.task, *overrides])
-    with open_dict(cfg):
-        cfg.hydra.job.id = cfg.hydra.job.num = num
-    before = HydraConfig.instance().cfg
-    HydraConfig.instance().set_config(cfg)
-    try:
-        typed = to_train_config(cfg)
-        name = str(cfg.hydra.sweep.subdir)
-        folder = Path(cfg.hydra.sweep.dir) / name
-    finally:
-        HydraConfig.instance().cfg = before
-    return Plan([o for o in overrides if not o.startswith(SUBDIR)], typed, folder)
+    return cfg
 
 
 def job_of(plan: Plan) -> list[str]:
@@ -259,12 +249,6 @@ def run_name(variant: str, seed: int, overrides: ListConfig) -> str:
     settings = "".join("," + override for override in named)
     # A folder's name may have 255 bytes; settings beyond that are in the run's config.yaml.
     safe = re.sub(r"[^\w.,=+-]", "-", settings, flags=re.ASCII)[:150]
-    if lacks_memory(error):
-        return OutOfMemory(
-            "memory", "too little for this run; raise accumulate, or take a smaller model"
-        )
-    if (theirs := foreign(error, packages)) is not None:
-        return theirs
     return f"{variant}{safe}_s{seed}_{secrets.token_hex(3)}"
 
 
@@ -275,6 +259,12 @@ def as_user_error(error: BaseException, packages: Sequence[str] = ()) -> UserErr
     """
     if isinstance(error, UserError):
         return error
+    if lacks_memory(error):
+        return OutOfMemory(
+            "memory", "too little for this run; raise accumulate, or take a smaller model"
+        )
+    if (theirs := foreign(error, packages)) is not None:
+        return theirs
     if isinstance(error, OmegaConfBaseException):
         field = error.full_key or error.key or "config"
         if isinstance(error, MissingMandatoryValue):
@@ -308,11 +298,11 @@ def _from_hydra(error: HydraException, overrides: Sequence[str]) -> UserError:
         known = suggest(choice, error.options or [])
         if choice.startswith("submitit"):
             return ConfigError("launcher", "needs the extra slurm: pip install 'gptattn[slurm]'")
-        if not group:
         if group == "hydra/sweeper":
             return ConfigError(
                 group, f"{choice!r} is not used here; scripts/tune.py searches learning rates"
             )
+        if not group:
             return ConfigError(
                 "--config-name", f"{choice!r} does not exist; {CONFIG_NAME} is the default"
             )

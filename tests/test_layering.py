@@ -57,12 +57,14 @@ LAYERS = (
         "sweep.processes",
         "sweep.progress",
         "sweep.estimate",
+        "sweep.trial",
         "sweep.uptrain",
         "sweep.checks",
         "sweep.ending",
     ),
     ("sweep.run", "overlay"),
     ("compose", "resume_settings"),
+    ("planning",),
     ("cli",),
     ("script",),
     ("sweep.worker",),
@@ -143,6 +145,7 @@ def test_only_the_command_line_knows_hydra(module: str) -> None:
         "gptattn.cli",
         "gptattn.compose",
         "gptattn.overlay",
+        "gptattn.planning",
         "gptattn.resume_settings",
     ):
         assert not foreign(modules()[module]) & {"hydra", "omegaconf"}

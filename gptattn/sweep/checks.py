@@ -10,6 +10,8 @@ from gptattn.errors import ConfigError, RunFolderError
 from gptattn.precheck import Ready, prepared
 from gptattn.sweep.plan import Plan, settings_key, slots
 
+# What the slow checks of model and data do not look at: they are made once for all of its values.
+UNSEEN = ("seed", "optim", "budget")
 # The runs that go on from a plan's weights, which lie, or will lie, in the folder.
 Follow = Callable[[Plan, Path], list[Plan]]
 
@@ -34,12 +36,11 @@ def checked(
         if (plan.folder / "config.yaml").exists():
             raise RunFolderError("hydra.sweep.subdir", f"{plan.folder} already holds a run")
         original = (originals or {}).get(plan.cfg.init_from or "")
-        # Seeds share model and data: the slow checks are made once for all of them.
-        own = {"seed": plan.cfg.seed, "init_from": plan.cfg.init_from}
-        shared = {"seed": 0} | ({"init_from": None} if original else {})
-        key = settings_key(asdict(replace(plan.cfg, **shared)))
+        unseen = (*UNSEEN, "init_from") if original else UNSEEN
+        key = settings_key(asdict(plan.cfg) | dict.fromkeys(unseen))
         if key not in known:
             known[key] = prepared(plan.cfg, original)
+        own = {name: getattr(plan.cfg, name) for name in (*UNSEEN, "init_from")}
         cfg = replace(known[key].cfg, **own)
         ready.append(replace(plan, cfg=cfg, bytes_on_disk=known[key].bytes_on_disk))
     return ready
