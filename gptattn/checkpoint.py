@@ -18,7 +18,7 @@ import torch
 
 from gptattn import disk
 from gptattn.archive import check_archive
-from gptattn.errors import CheckpointError
+from gptattn.errors import CheckpointError, lacks_memory
 from gptattn.untrusted import read_bytes
 
 SUM = ".sha256"
@@ -239,6 +239,8 @@ def read_checkpoint(
         raise
     # What torch's reader meets in a damaged file has no end: TypeError, AssertionError and more.
     except Exception as error:
+        if lacks_memory(error):  # which says nothing of the file
+            raise
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise CheckpointError("checkpoint", f"{path} cannot be read ({reason[:300]})") from None
 

@@ -37,10 +37,10 @@ from gptattn.compose import (
 )
 from gptattn.config import TrainConfig, check
 from gptattn.disk import check_room, refuse_link
-from gptattn.errors import ConfigError, DataError, RunFolderError
+from gptattn.errors import ConfigError, DataError, ForeignError, RunFolderError
 from gptattn.lock import locked_run
 from gptattn.resume_settings import allowed_packages, resume_argument, resumed
-from gptattn.stopping import Stopped, at_once, open_output, reader_gone
+from gptattn.stopping import WORDS, Stopped, at_once, heeded, open_output, reader_gone, tell
 
 if TYPE_CHECKING:
     from gptattn.resume import Start
@@ -57,7 +57,9 @@ def main() -> NoReturn:
     sys.argv[1:] = with_paths_quoted(sys.argv[1:])
     # argparse takes overrides in one run only: a flag between two of them would end it.
     sys.argv[1:] = sorted(sys.argv[1:], key=lambda argument: argument not in ("-m", "--multirun"))
-    signal.signal(signal.SIGTERM, _terminated)
+    for number in heeded():
+        interrupts = number == signal.SIGINT
+        signal.signal(number, signal.default_int_handler if interrupts else _terminated)
     sys.exit(ended(_main, debug))
 
 
@@ -81,9 +83,9 @@ def ended(run: Callable[[], int | None], debug: bool = False) -> int:
 
 
 def _terminated(signum: int, frame: object) -> NoReturn:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once is enough
-    print("terminated", file=sys.stderr)
-    raise SystemExit(143)
+    signal.signal(signum, signal.SIG_IGN)  # once is enough
+    tell(WORDS[signal.Signals(signum)])
+    raise SystemExit(128 + signum)
 
 
 def _main() -> None:
@@ -277,15 +279,27 @@ def _checked(overrides: Sequence[str], config_name: str) -> tuple[TrainConfig, P
     return ready.cfg, folder
 
 
+def _packages(arguments: Sequence[str]) -> list[str]:
+    """What `allow_targets=` says, however it is written: of this an error must not come."""
+    given = [a.partition("=")[2] for a in arguments if re.match(r"\+*allow_targets=", a)]
+    return re.findall(r"[\w.]+", " ".join(given))
+
+
 def report(error: Exception, debug: bool = False) -> int:
     """One line on stderr for a user's mistake, a traceback for ours; return the exit code."""
-    known = as_user_error(error)
+    packages = _packages(sys.argv)
+    known = as_user_error(error, packages)
     if debug or known is None:
         traceback.print_exception(error)
     message = str(known)
     if known is None:
         what = str(error).strip().partition("\n")[0][:200]
-        message = f"internal: {type(error).__name__}{': ' * bool(what)}{what}; please report it"
+        unless = f"if it is none of {', '.join(packages)}, " if packages else ""
+        message = (
+            f"internal: {type(error).__name__}{': ' * bool(what)}{what}; {unless}please report it"
+        )
+    if isinstance(known, ForeignError) and not debug:
+        message += "; --debug shows the traceback"
     line = re.sub(r"\s*[\r\n]\s*", " ", message).strip()
     # What was given is told again; a terminal must not obey what is in it.
     line = "".join(c if c.isprintable() else "\ufffd" for c in line)

@@ -18,12 +18,19 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from hydra.types import RunMode
-from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from gptattn.config import TrainConfig, check, suggest
 from gptattn.disk import REFUSALS
-from gptattn.errors import ConfigError, DiskError, UserError
+from gptattn.errors import (
+    ConfigError,
+    DiskError,
+    OutOfMemory,
+    UserError,
+    foreign,
+    lacks_memory,
+)
 from gptattn.identity import meaning
 from gptattn.overlay import check_composed, read_config_text, register_checked_files
 from gptattn.sweep.plan import Plan
@@ -36,7 +43,6 @@ CONF = next(
     if folder.is_dir()
 )
 LONGEST_NAME = 200  # characters of a setting's or choice's name, which Hydra looks for as a file
-NO_MEMORY = r"not enough memory|can't allocate memory|CUDA out of memory"
 SUBDIR = "hydra.sweep.subdir="
 NO_PLACE = {errno.ENOENT, errno.ENAMETOOLONG}
 IN_THE_WAY = {errno.ENOTDIR, errno.EISDIR, errno.EEXIST}
@@ -107,6 +113,8 @@ def _check_choices(overrides: Sequence[str], run_mode: RunMode) -> None:
         names = _choices(group)
         if not names:
             continue
+        if run_mode == RunMode.RUN and re.match(r"[^\[{]*,|\w+\(", choice):
+            raise ConfigError(group, f"{choice} are several choices; add -m to try each of them")
         path = re.search(r"[/\\]|\.\.", choice) is not None
         plain = re.fullmatch(r"[A-Za-z_][\w.-]*|", choice) is not None and choice != "null"
         path = path or len(choice) > LONGEST_NAME  # a file's name would be refused by the disk
@@ -179,10 +187,10 @@ def _settings_of(
     return spec
 
 
-def planned(loader: ConfigLoader, config: DictConfig, overrides: Sequence[str], num: int) -> Plan:
-    """The run of a sweep that these overrides make, its folder's name settled.
+def composed_job(loader: ConfigLoader, config: DictConfig, overrides: Sequence[str]) -> DictConfig:
+    """The config of a sweep's job, hydra's node included; `config` is the sweep's own.
 
-    `config` is the sweep's own. Raises a UserError for overrides that do not compose.
+    Raises a UserError for overrides that do not compose.
     """
     _check_choices(overrides, RunMode.RUN)
     try:
@@ -190,17 +198,7 @@ def planned(loader: ConfigLoader, config: DictConfig, overrides: Sequence[str], 
     except HydraException as error:
         raise _from_hydra(error, overrides) from error
     check_composed(cfg, [*config.hydra.overrides.task, *overrides])
-    with open_dict(cfg):
-        cfg.hydra.job.id = cfg.hydra.job.num = num
-    before = HydraConfig.instance().cfg
-    HydraConfig.instance().set_config(cfg)
-    try:
-        typed = to_train_config(cfg)
-        name = str(cfg.hydra.sweep.subdir)
-        folder = Path(cfg.hydra.sweep.dir) / name
-    finally:
-        HydraConfig.instance().cfg = before
-    return Plan([o for o in overrides if not o.startswith(SUBDIR)], typed, folder)
+    return cfg
 
 
 def job_of(plan: Plan) -> list[str]:
@@ -273,10 +271,19 @@ def run_name(variant: str, seed: int, overrides: ListConfig) -> str:
     return f"{variant}{safe}_s{seed}_{secrets.token_hex(3)}"
 
 
-def as_user_error(error: BaseException) -> UserError | None:
-    """What OmegaConf or the disk complain of, in our form; None for a bug of ours."""
+def as_user_error(error: BaseException, packages: Sequence[str] = ()) -> UserError | None:
+    """What the machine, one of these `packages`, OmegaConf or the disk complain of, in our form.
+
+    None for a bug of ours.
+    """
     if isinstance(error, UserError):
         return error
+    if lacks_memory(error):
+        return OutOfMemory(
+            "memory", "too little for this run; raise accumulate, or take a smaller model"
+        )
+    if (theirs := foreign(error, packages)) is not None:
+        return theirs
     if isinstance(error, OmegaConfBaseException):
         field = error.full_key or error.key or "config"
         if isinstance(error, MissingMandatoryValue):
@@ -291,10 +298,6 @@ def as_user_error(error: BaseException) -> UserError | None:
     if isinstance(error, OSError) and error.errno in REFUSALS | NO_PLACE:
         return DiskError(
             str(error.filename or "disk"), f"{error.strerror}; give another folder, or make room"
-        )
-    if isinstance(error, MemoryError) or re.search(NO_MEMORY, str(error)):
-        return ConfigError(
-            "memory", "too little for this run; raise accumulate, or take a smaller model"
         )
     return None
 
@@ -314,6 +317,10 @@ def _from_hydra(error: HydraException, overrides: Sequence[str]) -> UserError:
         known = suggest(choice, error.options or [])
         if choice.startswith("submitit"):
             return ConfigError("launcher", "needs the extra slurm: pip install 'gptattn[slurm]'")
+        if group == "hydra/sweeper":
+            return ConfigError(
+                group, f"{choice!r} is not used here; scripts/tune.py searches learning rates"
+            )
         if not group:
             return ConfigError(
                 "--config-name", f"{choice!r} does not exist; {CONFIG_NAME} is the default"

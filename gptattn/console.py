@@ -36,6 +36,18 @@ RESULTS = (
 )
 
 
+def span(seconds: float) -> str:
+    """`40 s`, `12 min`, `3 h 20 min`, `5 d 6 h`."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes, hours = round(seconds / 60), round(seconds / 3600)
+    if minutes < 120:
+        return f"{minutes} min"
+    if hours < 48:
+        return f"{minutes // 60} h {minutes % 60} min"
+    return f"{hours // 24} d {hours % 24} h"
+
+
 def metric_table(title: str, metrics: Mapping[str, float | None]) -> Table:
     table = Table(title=escape(title), title_justify="left", box=box.SIMPLE_HEAD)
     table.add_column("metric")

@@ -1,5 +1,17 @@
 """The mistakes a user can make, each with its exit code; one line each, no traceback."""
 
+import errno
+import os
+import re
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+# Of errors that torch has no class of their own for.
+NO_MEMORY = re.compile(
+    r"not enough memory|can't allocate memory|(CUDA|HIP) out of memory|CUBLAS_STATUS_ALLOC_FAILED"
+)
+
 
 class UserError(Exception):
     """`error: <field>: <what is wrong>; <what would be right>`."""
@@ -53,3 +65,40 @@ class DiskError(UserError):
     """A disk that is full or read-only, or a folder without permission."""
 
     exit_code = 7
+
+
+class OutOfMemory(UserError):
+    """More memory than there is at the time, on the machine or on its GPU."""
+
+    exit_code = 8
+
+
+class ForeignError(UserError):
+    """An error out of a package that `allow_targets` names; its field is a file and a line."""
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Whether it was raised for want of memory, in whatever words."""
+    lacking = isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM
+    return lacking or NO_MEMORY.search(str(error)) is not None
+
+
+def foreign(error: BaseException, packages: Sequence[str]) -> ForeignError | None:
+    """The error as one of these packages', where it came through their code or cannot be read."""
+    places = [
+        (frame.f_code.co_filename, line)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if _lies_in(str(frame.f_globals.get("__name__")), packages)
+    ]
+    if packages and isinstance(error, SyntaxError) and error.filename and error.lineno:
+        places.append((error.filename, error.lineno))
+    if not places:
+        return None
+    file, line = places[-1]
+    path = Path(file)
+    shown = os.path.relpath(path) if path.is_relative_to(Path.cwd()) else file
+    return ForeignError(f"{shown}:{line}", f"{type(error).__name__}: {error}")
+
+
+def _lies_in(module: str, packages: Sequence[str]) -> bool:
+    return any(f"{module}.".startswith(f"{package}.") for package in packages)

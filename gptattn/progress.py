@@ -6,11 +6,12 @@ from typing import Any
 import lightning.pytorch as L
 from rich.console import Console
 from rich.panel import Panel
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
 from gptattn.budget import Budget
 from gptattn.callbacks import COMPARED_STEPS, MetricRows, Samples, StepClock
+from gptattn.console import span
 
 LINE_SECONDS = 5.0  # between plain lines
 # Another run beside this one takes half of the machine; threads that wait for each other on a
@@ -35,7 +36,6 @@ class ConsoleProgress(L.Callback):
                 TextColumn("[bold]{task.description}"),
                 BarColumn(),
                 TextColumn("{task.fields[shown]}"),
-                TimeRemainingColumn(),
                 console=self.console,
                 refresh_per_second=4,
                 transient=True,
@@ -45,12 +45,13 @@ class ConsoleProgress(L.Callback):
 
     def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
         done = self.budget.progress(trainer.global_step, self.clock.seconds)
+        left = f"{span(self.clock.seconds * (1 - done) / done)} left" if done else ""
         if self._bar is not None:
             if trainer.global_step % 5 == 0 or done >= 1.0:
-                self._bar.update(self._bar.task_ids[0], completed=done, shown=self._shown(trainer))
+                shown = f"{self._shown(trainer)}  {left}"
+                self._bar.update(self._bar.task_ids[0], completed=done, shown=shown)
         elif time.monotonic() - self._last_line > LINE_SECONDS:
-            left = self.clock.seconds * (1 - done) / done if done else 0.0
-            self.console.print(f"{self._shown(trainer)}  {done:4.0%}  {left:.0f} s left")
+            self.console.print(f"{self._shown(trainer)}  {done:4.0%}  {left}")
             self._last_line = time.monotonic()
 
     def _shown(self, trainer: L.Trainer) -> str:

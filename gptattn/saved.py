@@ -184,6 +184,13 @@ def refuse_taken(folder: Path) -> None:
             raise CheckpointError("out", f"{folder} already holds a {name}; give another folder")
 
 
+def settings_of(node: Any) -> TrainConfig:
+    """The settings that `asdict` has made plain. Raises TypeError or KeyError for other keys."""
+    cfg = _typed(TrainConfig, node)
+    assert isinstance(cfg, TrainConfig)
+    return cfg
+
+
 def load_config(folder: Path, allow_targets: Sequence[str] = ()) -> TrainConfig:
     """The settings in config.yaml. Raises CheckpointError where there are none, or foreign ones.
 
@@ -193,8 +200,7 @@ def load_config(folder: Path, allow_targets: Sequence[str] = ()) -> TrainConfig:
     try:
         node = read_yaml(file, CONFIG_BYTES)
         check_targets(node, allow_targets)
-        cfg = _typed(TrainConfig, node)
-        assert isinstance(cfg, TrainConfig)
+        cfg = settings_of(node)
         check(cfg)
     except ForeignTarget as error:
         raise ForeignTarget("run", f"{file}: {error}") from None

@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.trainer.states import TrainerFn
 
 from gptattn.checkpoint import read_checkpoint, remove_checkpoint, remove_old, write_checkpoint
-from gptattn.errors import CheckpointError, NumericError
+from gptattn.errors import CheckpointError, NumericError, lacks_memory
 from gptattn.stopping import StopRequest
 
 
@@ -82,7 +82,7 @@ class Checkpoints(Checkpoint):
         try:
             yield
         except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-            if not self._restoring:
+            if not self._restoring or lacks_memory(error):
                 raise
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise CheckpointError(

@@ -1,5 +1,5 @@
-"""SIGTERM and Ctrl-C while a run trains: a wish, granted where the state is whole; and output that
-nobody reads.
+"""SIGTERM, Ctrl-C and a closed terminal (SIGHUP): while a run trains a wish, granted where the
+state is whole; and output that nobody reads.
 """
 
 import contextlib
@@ -9,7 +9,32 @@ import sys
 from collections.abc import Iterator
 from typing import NoReturn
 
-WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
+WORDS = {
+    signal.SIGINT: "interrupted",
+    signal.SIGTERM: "terminated",
+    signal.SIGHUP: "hung up",
+}
+
+
+def heeded() -> list[signal.Signals]:
+    """The signals that end a run: SIGHUP is none where it is ignored, as `nohup` has it.
+
+    Ctrl-C always is one, though shells start what a script puts into the background without it.
+    """
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [number for number in WORDS if number != signal.SIGHUP or not ignored]
+
+
+def tell(line: str) -> None:
+    """Say it on stderr, from a signal's handler: print() may be what was interrupted, and is not
+    made to be entered twice. Output to a terminal that is gone goes nowhere from here on: a later
+    print would raise, before the state is saved.
+    """
+    for descriptor, text in ((1, b""), (2, f"{line}\n".encode())):
+        try:
+            os.write(descriptor, text)
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
 
 
 class Stopped(BaseException):
@@ -24,17 +49,15 @@ class Stopped(BaseException):
 
 
 class StopRequest:
-    """Notes the first SIGTERM or Ctrl-C. A second Ctrl-C is a KeyboardInterrupt, at once."""
+    """Notes the first of these signals. A second Ctrl-C is a KeyboardInterrupt, at once."""
 
     def __init__(self) -> None:
         self.signum: int | None = None
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Handle both signals; those who handled them before get them back."""
-        before = {number: signal.getsignal(number) for number in WORDS}
-        for number in WORDS:
-            signal.signal(number, self._note)
+        """Handle the signals; those who handled them before get them back."""
+        before = {number: signal.signal(number, self._note) for number in heeded()}
         try:
             yield
         finally:
@@ -45,8 +68,7 @@ class StopRequest:
         if self.signum is None:
             self.signum = signum
             again = "; Ctrl-C again ends it now" if signum == signal.SIGINT else ""
-            # print() may be what was interrupted, and is not made to be entered twice.
-            os.write(2, f"{WORDS[signal.Signals(signum)]}: ends after this step{again}\n".encode())
+            tell(f"{WORDS[signal.Signals(signum)]}: ends after this step{again}")
         elif signum == signal.SIGINT:
             raise KeyboardInterrupt
 
@@ -57,15 +79,15 @@ class StopRequest:
 
 @contextlib.contextmanager
 def at_once() -> Iterator[None]:
-    """Both signals end the process here and now. For imports alone: there is nothing to lose yet,
+    """The signals end the process here and now. For imports alone: there is nothing to lose yet,
     and what an exception leaves of half an import breaks whatever comes after it.
     """
 
     def end(signum: int, frame: object) -> NoReturn:
-        os.write(2, f"{WORDS[signal.Signals(signum)]}\n".encode())
+        tell(WORDS[signal.Signals(signum)])
         os._exit(128 + signum)
 
-    before = {number: signal.signal(number, end) for number in WORDS}
+    before = {number: signal.signal(number, end) for number in heeded()}
     try:
         yield
     finally:

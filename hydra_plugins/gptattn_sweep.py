@@ -5,8 +5,10 @@ each run a process of its own. Hydra looks for plugins in this folder, so import
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
-from itertools import count, islice
+from itertools import islice
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,11 +62,9 @@ class LedgerSweeper(BasicSweeper):
         self.uptrain = uptrain  # None: no second stage
 
     def sweep(self, arguments: list[str]) -> Any:
-        from gptattn.compose import planned
+        from gptattn.console import make_console
         from gptattn.stopping import at_once
-
-        with at_once():
-            from gptattn.sweep.run import run_sweep
+        from gptattn.sweep.estimate import Estimator
 
         assert self.hydra_context is not None
         assert self.config is not None
@@ -75,19 +75,38 @@ class LedgerSweeper(BasicSweeper):
         _check_size(overrides)
         batches = self.split_arguments(overrides, self.max_batch_size)
         jobs = [job for batch in batches for job in batch]
-        plans = [planned(loader, self.config, job, i) for i, job in enumerate(jobs)]
+        make_console().print(f"planning {len(jobs):,} runs")
+        in_processes = isinstance(self.launcher, ProcessLauncher)
+        with Estimator() if in_processes else nullcontext() as estimator:
+            plans = self._planned(jobs)
+            with at_once():
+                from gptattn.sweep.run import run_sweep
+
+            return run_sweep(
+                plans,
+                Path(self.config.hydra.sweep.dir),
+                self._launch,
+                in_processes=in_processes,
+                estimate=estimator.expected_seconds if estimator is not None else None,
+                follow=self._follow(plans) if self.uptrain is not None else None,
+            )
+
+    def _planned(self, jobs: Sequence[Sequence[str]]) -> list[Plan]:
+        from gptattn.console import make_console
+        from gptattn.planning import planned
+        from gptattn.sweep.progress import counted
+
+        assert self.hydra_context is not None
+        assert self.config is not None
+        plans = planned(self.hydra_context.config_loader, self.config, jobs)
+        shown = counted(plans, len(jobs), "planned", make_console())
         # With seeds outermost, a sweep that is stopped early has every variant in it.
-        plans.sort(key=lambda plan: plan.cfg.seed)
-        return run_sweep(
-            plans,
-            Path(self.config.hydra.sweep.dir),
-            self._launch,
-            in_processes=isinstance(self.launcher, ProcessLauncher),
-            follow=self._follow(plans) if self.uptrain is not None else None,
-        )
+        in_order = sorted(shown, key=lambda numbered: (numbered[1].cfg.seed, numbered[0]))
+        return [plan for _, plan in in_order]
 
     def _follow(self, first: Sequence[Plan]) -> Follow:
-        from gptattn.compose import planned, quoted
+        from gptattn.compose import quoted
+        from gptattn.planning import planned
         from gptattn.sweep.uptrain import check_first_stage, second_stage, uptrain_of
 
         assert self.hydra_context is not None
@@ -96,11 +115,14 @@ class LedgerSweeper(BasicSweeper):
         assert self.uptrain is not None
         stage = uptrain_of(self.uptrain)
         check_first_stage(stage, first)
-        number = count(len(first))
+        number = len(first)
 
         def follow(plan: Plan, folder: Path) -> list[Plan]:
+            nonlocal number
             jobs = second_stage(stage, plan, folder, quoted)
-            return [planned(loader, config, job, next(number)) for job in jobs]
+            plans = sorted(planned(loader, config, jobs, number), key=itemgetter(0))
+            number += len(jobs)
+            return [plan for _, plan in plans]
 
         return follow
 
@@ -113,8 +135,12 @@ class LedgerSweeper(BasicSweeper):
         size = self.max_batch_size or len(plans)
         returns: list[JobReturn] = []
         for start in range(0, len(plans), size):
-            jobs = [job_of(plan) for plan in plans[start : start + size]]
-            returns += self.launcher.launch(jobs, initial_job_idx=start)
+            some = plans[start : start + size]
+            if isinstance(self.launcher, ProcessLauncher):
+                returns += self.launcher.run(some)
+            else:
+                jobs = [job_of(plan) for plan in some]
+                returns += self.launcher.launch(jobs, initial_job_idx=start)
         return returns
 
 
@@ -129,14 +155,19 @@ class ProcessLauncher(Launcher):
     def launch(
         self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
     ) -> Sequence[JobReturn]:
-        from gptattn.compose import planned, worker_command
-        from gptattn.sweep.run import run_in_processes
+        from gptattn.planning import planned
 
         loader = self.hydra_context.config_loader
-        plans = [
-            planned(loader, self.config, job, initial_job_idx + i)
-            for i, job in enumerate(job_overrides)
-        ]
+        plans = sorted(
+            planned(loader, self.config, job_overrides, initial_job_idx), key=itemgetter(0)
+        )
+        return self.run([plan for _, plan in plans])
+
+    def run(self, plans: Sequence[Plan]) -> Sequence[JobReturn]:
+        """The same for jobs that are planned already."""
+        from gptattn.compose import worker_command
+        from gptattn.sweep.run import run_in_processes
+
         returns = []
         for plan, result in run_in_processes(plans, partial(worker_command, self.config)):
             failed = isinstance(result, Exception)

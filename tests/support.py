@@ -71,7 +71,8 @@ def tiny(folder: Path, *overrides: str) -> list[str]:
 @contextlib.contextmanager
 def process_state() -> Iterator[None]:
     """Put back what a run changes in its process."""
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    handlers = {number: signal.getsignal(number) for number in numbers}
     threads, argv = torch.get_num_threads(), sys.argv
     with mock.patch.dict(os.environ):
         try:

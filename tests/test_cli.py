@@ -71,7 +71,14 @@ BAD_INPUT = {
     "no tokens": ("budget.steps=null budget.tokens=0", 2, "error: budget.tokens: 0 is not a"),
     "foreign class": ("attn._target_=os.system", 2, "error: attn._target_: os.system is outside"),
     "unreadable override": ("attn", 2, "error: attn: cannot be read; write name=value"),
-    "sweep without -m": ("attn=mha,gqa", 2, "error: "),
+    "sweep without -m": ("attn=mha,gqa", 2, "error: attn: mha,gqa are several choices; add -m"),
+    "all without -m": ("attn=glob(*)", 2, "error: attn: glob(*) are several choices; add -m"),
+    "values without -m": ("seed=1,2", 2, "error: seed: 1,2 are several values; add -m"),
+    "a sweeper for one variant": (
+        "hydra/sweeper=optuna",
+        2,
+        "error: hydra/sweeper: 'optuna' is not used here; scripts/tune.py searches",
+    ),
 }
 
 

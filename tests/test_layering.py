@@ -61,6 +61,7 @@ LAYERS = (
         "sweep.processes",
         "sweep.progress",
         "sweep.estimate",
+        "sweep.trial",
         "sweep.uptrain",
         "sweep.checks",
         "sweep.design",
@@ -68,6 +69,7 @@ LAYERS = (
     ),
     ("sweep.run", "overlay"),
     ("compose", "resume_settings"),
+    ("planning",),
     ("cli",),
     ("script",),
     ("sweep.worker", "commands.*"),
@@ -148,6 +150,7 @@ def test_only_the_command_line_knows_hydra(module: str) -> None:
         "gptattn.cli",
         "gptattn.compose",
         "gptattn.overlay",
+        "gptattn.planning",
         "gptattn.resume_settings",
     ):
         assert not foreign(modules()[module]) & {"hydra", "omegaconf"}

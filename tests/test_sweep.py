@@ -22,6 +22,7 @@ from tortures.bench import fingerprint
 from gptattn.cli import check_job
 from gptattn.compose import CONF, quoted, worker_command
 from gptattn.config import TrainConfig
+from gptattn.console import span
 from gptattn.device import usable_cpus
 from gptattn.errors import ConfigError, RunFolderError
 from gptattn.identity import Making, settings_key, write_making
@@ -37,7 +38,7 @@ from gptattn.sweep.plan import (
     threads_each,
 )
 from gptattn.sweep.processes import LOG, Outcome, Work, run_all
-from gptattn.sweep.progress import share_done, span
+from gptattn.sweep.progress import share_done
 
 DONE = "from pathlib import Path; Path('summary.json').write_text('{}')"
 
@@ -293,7 +294,16 @@ def test_the_share_done_is_the_newest_whole_row(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "shown"),
-    [(4.4, "4 s"), (89, "89 s"), (150, "2 min"), (3600, "60 min"), (12_000, "3 h 20 min")],
+    [
+        (4.4, "4 s"),
+        (89, "89 s"),
+        (150, "2 min"),
+        (3600, "60 min"),
+        (12_000, "3 h 20 min"),
+        (47 * 3600, "47 h 0 min"),
+        (48 * 3600, "2 d 0 h"),
+        (452_611, "5 d 6 h"),
+    ],
 )
 def test_a_span_of_time_reads_as_a_person_says_it(seconds: float, shown: str) -> None:
     assert span(seconds) == shown
@@ -439,6 +449,8 @@ def test_the_suite_is_a_sweep_and_says_so(
     ("arguments", "said"),
     [
         (["hydra.sweep.subdir=x", "seed=1,2"], "error: hydra.sweep.subdir: gives several runs"),
+        (["hydra.sweep.subdir=../../y"], "error: hydra.sweep.subdir: '../../y' is no name of a"),
+        (["hydra.sweep.subdir=."], "error: hydra.sweep.subdir: '.' is no name of a folder"),
         ([f"sweep.jobs={usable_cpus() + 1}"], "error: sweep.jobs: "),
         (["attn=mha,gqaa"], "error: attn: 'gqaa' is unknown"),
         (["match=params", "match_to=mhaa", "seed=1,2"], "error: match_to: 'mhaa' is no variant"),

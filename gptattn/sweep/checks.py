@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from gptattn.config import TrainConfig, check
@@ -10,6 +10,8 @@ from gptattn.errors import ConfigError, RunFolderError
 from gptattn.precheck import Ready, prepared
 from gptattn.sweep.plan import Plan, slots
 
+# What the slow checks of model and data do not look at: they are made once for all of its values.
+UNSEEN = ("seed", "optim", "budget")
 # The runs that go on from a plan's weights, which lie, or will lie, in the folder.
 Follow = Callable[[Plan, Path], list[Plan]]
 
@@ -34,13 +36,12 @@ def checked(
         if (plan.folder / "config.yaml").exists():
             raise RunFolderError("hydra.sweep.subdir", f"{plan.folder} already holds a run")
         original = (originals or {}).get(plan.cfg.init_from or "")
-        # Seeds share model and data: the slow checks are made once for all of them.
-        own = {"seed": plan.cfg.seed, "init_from": plan.cfg.init_from}
-        shared = {"seed": 0} | ({"init_from": None} if original else {})
-        # All of them, not only those that a result depends on: each is to be checked.
-        key = repr(replace(plan.cfg, **shared))
+        # All other settings, not only those that a result depends on: each is to be checked.
+        unseen = (*UNSEEN, "init_from") if original else UNSEEN
+        key = repr(asdict(plan.cfg) | dict.fromkeys(unseen))
         if key not in known:
             known[key] = prepared(plan.cfg, original)
+        own = {name: getattr(plan.cfg, name) for name in (*UNSEEN, "init_from")}
         cfg = replace(known[key].cfg, **own)
         made = known[key]
         ready.append(replace(plan, cfg=cfg, bytes_on_disk=made.bytes_on_disk, making=made.making))

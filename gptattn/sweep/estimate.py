@@ -1,80 +1,61 @@
-"""How long runs will take: a few real steps of one of them, and arithmetic for the others."""
+"""How long runs will take, asked of a process of its own: a variant that crashes, hangs or takes
+too much memory in the trial costs the estimate, and nothing else.
+"""
 
-import time
-from collections.abc import Sequence
-from dataclasses import replace
+import contextlib
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Self
 
-import torch
-
-from gptattn.budget import resolve_budget
-from gptattn.build import build_data, build_model
 from gptattn.config import TrainConfig
-from gptattn.cost import measure_cost
-from gptattn.device import resolve_device, set_threads, synchronize
-from gptattn.sweep.plan import threads_each
 
 STARTUP_SECONDS = 7.0  # imports, the device's matmul rate, the record's end
-TRIAL_SECONDS = 1.0
-TRIAL_TOKENS = 2048
+# The trial ends itself before, by trial.LIMIT_SECONDS; this also holds its imports.
+PATIENCE_SECONDS = 150.0
+
+# Rough seconds of each of these runs, alone on the machine; None: nobody knows.
+Estimate = Callable[[Sequence[TrainConfig]], list[float] | None]
 
 
-def expected_seconds(cfgs: Sequence[TrainConfig]) -> list[float]:
-    """Rough seconds of each run, alone on the machine. `cfgs` have been checked."""
-    work = {_no_seed(cfg): (0.0, 0.0) for cfg in cfgs}
-    for cfg in cfgs:
-        key = _no_seed(cfg)
-        if work[key] == (0.0, 0.0):
-            work[key] = _flops_and_seconds(cfg)
-    heaviest = max(cfgs, key=lambda cfg: work[_no_seed(cfg)][0])
-    rate = _flops_per_second(heaviest) if work[_no_seed(heaviest)][0] else 1.0
-    expected = []
-    for cfg in cfgs:
-        flops, seconds = work[_no_seed(cfg)]
-        expected.append(STARTUP_SECONDS + seconds + flops / rate)
-    return expected
+class Estimator:
+    """Imports torch beside what the sweep does meanwhile, and answers once."""
+
+    def __enter__(self) -> Self:
+        self._process: subprocess.Popen[bytes] | None = None
+        with contextlib.suppress(OSError):  # not enough memory, or too many processes
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "gptattn.sweep.trial"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,  # what is wrong with a variant, its own run will tell
+                start_new_session=True,  # Ctrl-C is not for it
+            )
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+
+    def expected_seconds(self, cfgs: Sequence[TrainConfig]) -> list[float] | None:
+        """An `Estimate`. `cfgs` have been checked."""
+        keys = [_work_key(cfg) for cfg in cfgs]
+        different = dict(zip(keys, cfgs, strict=True))
+        asked = json.dumps([asdict(cfg) for cfg in different.values()])
+        if self._process is None:
+            return None
+        try:
+            told = self._process.communicate(asked.encode(), PATIENCE_SECONDS)[0]
+            answer = json.loads(told.splitlines()[-1])  # what a variant prints comes before
+            work, rate = dict(zip(different, answer["work"], strict=True)), answer["rate"]
+        except (subprocess.TimeoutExpired, OSError, ValueError, LookupError, TypeError):
+            return None
+        return [STARTUP_SECONDS + seconds + flops / rate for flops, seconds in map(work.get, keys)]
 
 
-def _no_seed(cfg: TrainConfig) -> str:
-    # Whose weights a run starts from makes it no longer.
-    return repr(replace(cfg, seed=0, init_from=None))
-
-
-def _flops_and_seconds(cfg: TrainConfig) -> tuple[float, float]:
-    """FLOPs that the device has to do, and seconds that are given."""
-    data = build_data(cfg)
-    with torch.device("meta"):
-        flops_per_token = measure_cost(build_model(cfg, data.tokenizer.vocab_size)).flops_per_token
-    tokens_per_step = cfg.batch_size * cfg.model.context_length
-    budget = resolve_budget(cfg.budget, tokens_per_step, flops_per_token)
-    # Forward alone is a third of a training step's work.
-    validations = 1 if budget.steps == 0 else cfg.validation.count
-    flops = validations * len(data.val) * flops_per_token / 3
-    if budget.steps is None:
-        assert budget.seconds is not None
-        return flops, budget.seconds
-    return flops + budget.steps * tokens_per_step * flops_per_token, 0.0
-
-
-def _flops_per_second(cfg: TrainConfig) -> float:
-    """What a training step of this model gets out of the device."""
-    device = resolve_device(cfg.trainer.accelerator)
-    before = torch.get_num_threads()
-    set_threads(cfg.trainer.threads or threads_each(cfg))
-    try:
-        with device:
-            model = build_model(cfg, vocab_size=256)
-        T = cfg.model.context_length
-        rows = max(1, min(cfg.batch_size // cfg.accumulate, TRIAL_TOKENS // T))
-        ids = torch.zeros(rows, T, dtype=torch.long, device=device)
-        steps, start = 0, 0.0
-        while steps < 2 or time.perf_counter() - start < TRIAL_SECONDS:
-            if steps == 1:  # the first one warms up
-                synchronize(device)
-                start = time.perf_counter()
-            model.loss(ids, ids, cfg.loss_chunk_tokens).backward()
-            steps += 1
-        synchronize(device)
-        seconds = (time.perf_counter() - start) / (steps - 1)
-        return measure_cost(model).flops_per_token * ids.numel() / seconds
-    finally:
-        torch.set_num_threads(before)
+def _work_key(cfg: TrainConfig) -> str:
+    """Equal for runs that take as long: whatever their seed, starting weights and rates."""
+    return repr(asdict(cfg) | {"seed": None, "init_from": None, "optim": None})

@@ -27,6 +27,7 @@ class Plan:
     folder: Path
     bytes_on_disk: int = 0  # that the folder will hold; 0: not known yet
     making: Making | None = None  # beside its settings, if it starts now; None: not known yet
+    seconds: float | None = None  # that it will take, roughly, alone on the machine; None: unknown
 
     @property
     def begun(self) -> bool:

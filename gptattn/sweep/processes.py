@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Protocol
 
-from gptattn.errors import UserError
+from gptattn.errors import OutOfMemory, UserError
+from gptattn.stopping import WORDS
 from gptattn.sweep.ledger import Ledger
 from gptattn.untrusted import open_to_append
 
@@ -44,6 +45,10 @@ class Outcome:
     def done(self) -> bool:
         return not self.reason
 
+    @property
+    def out_of_memory(self) -> bool:
+        return self.exit == OutOfMemory.exit_code
+
 
 class Watcher(Protocol):
     """Is told what happens; shows it."""
@@ -59,13 +64,15 @@ class _Process:
     popen: subprocess.Popen[bytes]
     log: IO[bytes]
     start: float
+    kills: int  # of the kernel's, for want of memory, before it
 
 
 def run_all(works: Sequence[Work], slots: int, ledger: Ledger, watcher: Watcher) -> list[Outcome]:
     """Run all of it, at most `slots` at once, in order. Returns the outcomes in that order.
 
-    A run is done when its process ends with 0 and has left a summary.json. On an interrupt or a
-    termination the processes are asked to end, then made to, and the exception goes on.
+    A run is done when it has left a summary.json, which is the last thing that it writes, however
+    its process ended after that. On an interrupt or a termination the processes are asked to end,
+    then made to, and the exception goes on.
     """
     waiting, outcomes = list(reversed(works)), dict.fromkeys(work.folder for work in works)
     active: list[_Process] = []
@@ -98,6 +105,7 @@ def run_all(works: Sequence[Work], slots: int, ledger: Ledger, watcher: Watcher)
 def _start(work: Work) -> _Process:
     work.folder.mkdir(parents=True, exist_ok=True)
     log = open_to_append(work.folder / LOG)
+    kills = memory_kills()
     try:
         popen = subprocess.Popen(
             work.command,
@@ -109,7 +117,7 @@ def _start(work: Work) -> _Process:
     except BaseException:
         log.close()
         raise
-    return _Process(work, popen, log, time.monotonic())
+    return _Process(work, popen, log, time.monotonic(), kills)
 
 
 def _close(process: _Process) -> None:
@@ -126,12 +134,29 @@ def _outcome(process: _Process) -> Outcome:
     code, folder = process.popen.returncode, process.work.folder
     seconds = time.monotonic() - process.start
     _close(process)
+    if _is_done(folder):
+        return Outcome(folder, code, "", seconds)
     if code == 0:
-        whole = (folder / "summary.json").is_file()
-        return Outcome(folder, 0, "" if whole else "ended without a summary.json", seconds)
+        return Outcome(folder, 0, "ended without a summary.json", seconds)
+    if code == -signal.SIGKILL and memory_kills() > process.kills:
+        reason = "memory: killed by the kernel, which had too little for all processes"
+        return Outcome(folder, OutOfMemory.exit_code, reason, seconds)
     if code < 0:
         return Outcome(folder, code, _signal_reason(-code), seconds)
     return Outcome(folder, code, _last_error(folder / LOG) or f"exit code {code}", seconds)
+
+
+def _is_done(folder: Path) -> bool:
+    return (folder / "summary.json").is_file()
+
+
+def memory_kills(counts: Path = Path("/proc/vmstat")) -> int:
+    """How many processes the kernel has killed for want of memory; 0 where it does not say."""
+    try:
+        found = re.search(r"^oom_kill (\d+)$", counts.read_text(), re.MULTILINE)
+    except OSError:
+        return 0
+    return int(found.group(1)) if found is not None else 0
 
 
 def _signal_reason(number: int) -> str:
@@ -180,7 +205,9 @@ def _stop(active: Sequence[_Process], ledger: Ledger) -> None:
                 _signal(process, signal.SIGKILL)
                 process.popen.wait()
             _close(process)
-            ledger.note(process.work.folder.name, "interrupted", exit=process.popen.returncode)
+            # The signal may have met a process that had done its work.
+            state = "done" if _is_done(process.work.folder) else "interrupted"
+            ledger.note(process.work.folder.name, state, exit=process.popen.returncode)
 
 
 def _signal(process: _Process, number: int) -> None:
@@ -190,9 +217,9 @@ def _signal(process: _Process, number: int) -> None:
 
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
-    """A second Ctrl-C must not leave processes behind."""
+    """A second signal must not leave processes behind."""
     handlers: dict[int, Callable[..., object] | int | None] = {}
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in WORDS:
         with contextlib.suppress(ValueError):  # not in the main thread
             handlers[number] = signal.signal(number, signal.SIG_IGN)
     try:

@@ -2,32 +2,41 @@
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
+from gptattn.console import span
 from gptattn.sweep.processes import Outcome, Work
 
+T = TypeVar("T")
+LINE_SECONDS = 5.0  # between lines that count
 LOOK_SECONDS = 2.0  # between looks into the records of what runs
 LAST_BYTES = 8192
 
 
-def span(seconds: float) -> str:
-    """`40 s`, `12 min`, `3 h 20 min`."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
+def counted(items: Iterable[T], total: int, what: str, console: Console) -> Iterator[T]:
+    """The items; where they are slow to come, a line now and then says how many are there."""
+    last = time.monotonic()
+    for i, item in enumerate(items):
+        if time.monotonic() - last > LINE_SECONDS:
+            console.print(f"{what}: {i:,} of {total:,}")
+            last = time.monotonic()
+        yield item
 
 
 class SweepProgress:
     """Shows how far a sweep is, by the expected seconds of its runs; corrects the expectation."""
 
-    def __init__(self, console: Console, works: Sequence[Work], slots: int) -> None:
-        self.console, self.slots = console, slots
+    def __init__(
+        self, console: Console, works: Sequence[Work], slots: int, *, known: bool = True
+    ) -> None:
+        """`known`: the works' weights are seconds; else they are alike, for want of better."""
+        self.console, self.slots, self._known = console, slots, known
         self.total, self.ended_runs, self.failed = len(works), 0, 0
         self._expected = sum(work.weight for work in works)
         self._done = 0.0  # expected seconds of what has ended
@@ -71,6 +80,15 @@ class SweepProgress:
         # Text, so that nothing in a name or a reason is taken for markup.
         self.console.print(Text(line + (f"; about {span(left)} left" if left else "")))
 
+    def once_more(self, works: Sequence[Work]) -> None:
+        """These have ended out of memory and are run again."""
+        if works:
+            self.ended_runs -= len(works)
+            self.failed -= len(works)
+            self._expected += sum(work.weight for work in works)
+            names = ", ".join(work.folder.name for work in works)
+            self.console.print(Text(f"out of memory; once more, alone: {names}"))
+
     def _update(self, works: Sequence[Work]) -> None:
         self._looked = time.monotonic()
         if self._bar is None:
@@ -83,7 +101,12 @@ class SweepProgress:
         self._bar.update(self._bar.task_ids[0], completed=done / self._expected, shown=shown)
 
     def _left(self, done: float) -> float:
-        """Seconds left, at the speed so far; before anything is done, at the expected one."""
+        """Seconds left, at the speed so far; before anything is done, at the expected one.
+
+        0 where that is not known.
+        """
+        if not done and not self._known:
+            return 0.0
         elapsed = time.monotonic() - self._start
         per_expected = elapsed / done if done else 1 / self.slots
         return (self._expected - done) * per_expected

@@ -3,24 +3,24 @@
 import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 
-from gptattn.console import make_console
+from gptattn.console import make_console, span
 from gptattn.disk import check_room
 from gptattn.errors import SweepError
 from gptattn.sweep.checks import Follow, checked, followers
 from gptattn.sweep.design import design_words
 from gptattn.sweep.ending import print_end
-from gptattn.sweep.estimate import expected_seconds
+from gptattn.sweep.estimate import Estimate
 from gptattn.sweep.ledger import Ledger, read_ledger
 from gptattn.sweep.plan import Found, Plan, folders_done, going_on, slots, threads_each
 from gptattn.sweep.processes import Outcome, Work, run_all
-from gptattn.sweep.progress import SweepProgress, span
+from gptattn.sweep.progress import SweepProgress
 
 STALE_NAMES = 3  # of runs in one line
 
@@ -33,6 +33,7 @@ def run_sweep(
     launch: Launch,
     *,
     in_processes: bool,
+    estimate: Estimate | None = None,
     follow: Follow | None = None,
 ) -> Sequence[Any]:
     """Run all plans that are not done, then those that `follow` says go on from their weights.
@@ -55,9 +56,8 @@ def run_sweep(
         end = _End()
         if len(made) < len(everything):
             stages = [[p for p in stage if p.folder not in made] for stage in stages]
-            if stages[1] and in_processes:
-                todo = [plan.cfg for stage in stages for plan in stage]
-                console.print(f"in all about {span(sum(expected_seconds(todo)) / slots(todo[0]))}")
+            if estimate is not None:
+                stages = _estimated(stages, estimate, console)
             # What was uptrained is compared in ways of its own, which its report names.
             for line in design_words(first, folder) if follow is None else []:
                 console.print(escape(line), soft_wrap=True)
@@ -130,6 +130,20 @@ def _announce(console: Console, folder: Path, plans: Sequence[Plan], found: Foun
         )
 
 
+def _estimated(
+    stages: Sequence[Sequence[Plan]], estimate: Estimate, console: Console
+) -> list[list[Plan]]:
+    """The stages' plans with the seconds that they will take, where somebody knows."""
+    plans = [plan for stage in stages for plan in stage]
+    seconds = estimate([plan.cfg for plan in plans])
+    if seconds is None:
+        return [list(stage) for stage in stages]
+    if all(stages):
+        console.print(f"in all about {span(sum(seconds) / slots(plans[0].cfg))}")
+    told = iter(seconds)
+    return [[replace(plan, seconds=next(told)) for plan in stage] for stage in stages]
+
+
 @dataclass
 class _End:
     """What has become of a sweep's runs."""
@@ -174,29 +188,44 @@ def _has_weights(plan: Plan) -> bool:
 def run_in_processes(
     plans: Sequence[Plan], command: Callable[[Plan], list[str]]
 ) -> Iterator[tuple[Plan, float | Exception]]:
-    """Run each plan in its own process. Yields its final validation loss, or what ended it."""
+    """Run each plan in its own process. Yields its final validation loss, or what ended it.
+
+    One that is out of memory is run once more when no other is.
+    """
     cfg = plans[0].cfg
-    console, at_once, threads = make_console(), slots(cfg), threads_each(cfg)
-    seconds = expected_seconds([plan.cfg for plan in plans])
-    works = [
-        Work(plan.folder, [*command(plan), *_threads(plan, threads)], plan.overrides, weight)
-        for plan, weight in zip(plans, seconds, strict=True)
-    ]
-    at_once = min(at_once, len(plans))
+    console, at_once, threads = make_console(), min(slots(cfg), len(plans)), threads_each(cfg)
+    works = [_work(plan, command, threads) for plan in plans]
+    known = [plan.seconds for plan in plans if plan.seconds is not None]
     how = f", {at_once} at a time" if at_once > 1 else ", one after the other"
     how = how if len(plans) > 1 else ""
-    console.print(f"{len(plans)} to run{how}: about {span(sum(seconds) / at_once)}")
+    about = (
+        f": about {span(sum(known) / at_once)}"
+        if len(known) == len(plans)
+        else "; no estimate, its trial failed"
+    )
+    console.print(f"{len(plans)} to run{how}{about}")
     ledger = Ledger(plans[0].folder.parent)
-    with SweepProgress(console, works, at_once) as progress:
+    with SweepProgress(console, works, at_once, known=len(known) == len(plans)) as progress:
         outcomes = run_all(works, at_once, ledger, progress)
+        short = [i for i, plan in enumerate(plans) if outcomes[i].out_of_memory and _goes_on(plan)]
+        again = [_work(plans[i], command, threads) for i in short]
+        progress.once_more(again)
+        for i, outcome in zip(short, run_all(again, 1, ledger, progress), strict=True):
+            outcomes[i] = outcome
     _warn(ledger)
     for plan, outcome in zip(plans, outcomes, strict=True):
         yield plan, _loss(outcome) if outcome.done else RuntimeError(outcome.reason)
 
 
-def _threads(plan: Plan, threads: int | None) -> list[str]:
+def _goes_on(plan: Plan) -> bool:
+    """Whether its folder can be started in again: a run without checkpoints has but one start."""
+    return plan.cfg.checkpoint or not plan.begun
+
+
+def _work(plan: Plan, command: Callable[[Plan], list[str]], threads: int | None) -> Work:
     # A run that goes on has the threads that it had.
-    return [] if threads is None or plan.begun else [f"trainer.threads={threads}"]
+    own = [] if threads is None or plan.begun else [f"trainer.threads={threads}"]
+    return Work(plan.folder, [*command(plan), *own], plan.overrides, plan.seconds or 1.0)
 
 
 def _loss(outcome: Outcome) -> float:

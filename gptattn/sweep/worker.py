@@ -6,6 +6,7 @@ is its stdin closes then, however that process died.
 
 import os
 import signal
+import sys
 import threading
 
 from gptattn.cli import main
@@ -20,4 +21,5 @@ def _end_with_the_sweep() -> None:
 
 if __name__ == "__main__":
     threading.Thread(target=_end_with_the_sweep, daemon=True).start()
+    sys.argv.append("--debug")  # what it prints is a log, where a traceback has its place
     main()
