@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -122,9 +123,9 @@ def _written(
     digest, count = hashlib.sha256(), 0
     unnamed = folder / f"{key}.tokens.{os.getpid()}.part"
 
-    def write(target: object) -> None:
+    def write(target: Any) -> None:
         for ids in encode():
-            target.write(ids.astype(TOKEN_DTYPE).data)  # type: ignore[attr-defined]
+            target.write(ids.astype(TOKEN_DTYPE).data)
 
     with _held(folder):
         with replacing(unnamed, write) as file:
