@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -123,9 +124,9 @@ def _written(
     digest, count = hashlib.sha256(), 0
     unnamed = folder / f"{key}-{os.getpid()}.unnamed"
 
-    def write(target: object) -> None:
+    def write(target: Any) -> None:
         for ids in encode():
-            target.write(ids.astype(TOKEN_DTYPE).data)  # type: ignore[attr-defined]
+            target.write(ids.astype(TOKEN_DTYPE).data)
 
     with replacing(unnamed, write) as file:
         for ids in chain(opening, pieces):
