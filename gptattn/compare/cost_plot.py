@@ -12,7 +12,7 @@ from gptattn.compare.figure import (
     legend_below,
     new_figure,
     room_below,
-    tick,
+    scale_x,
 )
 from gptattn.compare.results import COSTS, Estimate, Row
 
@@ -41,11 +41,9 @@ def cost_plot(
         reverse=cost == "speed",
     )
     axes.step(*zip(*front, strict=True), where="post", color=INK, alpha=0.6, linewidth=1, zorder=1)
-    if spans_decades([row.metrics[metric].mean for row in rows]):
-        axes.set_xscale("log", base=2)
+    scale_x(axes, [row.metrics[metric].mean for row in rows], base=2 if cost == "cache" else 10)
     axes.margins(x=0.12, y=0.12)
     legend_below(figure, [points[row.name] for row in named], [row.name for row in named])
-    axes.xaxis.set_major_formatter(tick)
     better = "right" if cost == "speed" else "left"
     axes.set(xlabel=f"{COST_AXES[cost]} ({better} is better)", ylabel="validation loss (nats)")
     caption = _caption(cost, len(rows), len(named))
@@ -97,7 +95,3 @@ def bars(estimate: Estimate) -> list[list[float]] | None:
         return None
     half = estimate.interval[1] - estimate.mean
     return [[half], [half]]
-
-
-def spans_decades(values: Sequence[float]) -> bool:
-    return min(values) > 0 and max(values) / min(values) > 8

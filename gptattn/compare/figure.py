@@ -10,7 +10,7 @@ from matplotlib import rc_context
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter
+from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
 
 from gptattn.compare.svg import INK, adapted
 
@@ -70,6 +70,15 @@ def tick(value: float, position: int | None = None) -> str:
     """`512`, `16,384`, `20k`, `7T`."""
     exact = abs(value) < 1e5 and value % 1000
     return f"{value:,.5g}" if exact else EngFormatter(sep="")(value, position)
+
+
+def scale_x(axes: Any, values: Sequence[float], base: int = 10) -> None:
+    """Ticks for the values; where they lie far apart, logarithmic: 1, 2, 5 or powers of two."""
+    if min(values) > 0 and max(values) / min(values) > 8:
+        axes.set_xscale("log", base=base)
+        axes.xaxis.set_major_locator(LogLocator(base, subs=(1, 2, 5) if base == 10 else (1,)))
+        axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.xaxis.set_major_formatter(tick)
 
 
 def short(name: str) -> str:

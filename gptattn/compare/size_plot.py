@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from gptattn.compare.cost_plot import bars, seed_dots, spans_decades
+from gptattn.compare.cost_plot import bars, seed_dots
 from gptattn.compare.figure import (
     MOST,
     Plot,
@@ -11,7 +11,7 @@ from gptattn.compare.figure import (
     look,
     new_figure,
     room_below,
-    tick,
+    scale_x,
 )
 from gptattn.compare.results import Row, Section
 
@@ -33,9 +33,7 @@ def size_plot(sections: Sequence[Section], prefix: str) -> Plot:
             seed_dots(axes, params, row, look(i)["color"])
             half = bars(row.metrics["val/loss"])
             axes.errorbar(params, row.loss, yerr=half, capsize=2, color=look(i)["color"])
-    if spans_decades([params for points in shown.values() for params, _ in points]):
-        axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_formatter(tick)
+    scale_x(axes, [params for points in shown.values() for params, _ in points])
     axes.set(xlabel="parameters", ylabel="validation loss (nats)")
     legend_below(figure, handles, list(shown))
     caption = _caption(sections, len(lines) - len(shown))
