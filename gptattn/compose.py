@@ -262,13 +262,13 @@ def run_folder(cfg: DictConfig) -> Path:
 
 
 def run_name(variant: str, seed: int, overrides: ListConfig) -> str:
-    """`<variant>[,key=value...]_s<seed>_<id>`: readable in TensorBoard, and never given twice."""
+    """`<variant>_s<seed>[,key=value...]_<id>`: readable in TensorBoard, and never given twice."""
     given = [str(override).lstrip("+~") for override in overrides]
     named = [o for o in given if meaning(o.partition("=")[0].partition("@")[0]).named]
     settings = "".join("," + override for override in named)
     # A folder's name may have 255 bytes; settings beyond that are in the run's config.yaml.
     safe = re.sub(r"[^\w.,=+-]", "-", settings, flags=re.ASCII)[:150]
-    return f"{variant}{safe}_s{seed}_{secrets.token_hex(3)}"
+    return f"{variant}_s{seed}{safe}_{secrets.token_hex(3)}"
 
 
 def as_user_error(error: BaseException, packages: Sequence[str] = ()) -> UserError | None:

@@ -1,7 +1,7 @@
 """The runs that a sweep's command line makes: from the overrides of each to its Plan."""
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ def planned(
     overrides that do not compose.
     """
     parser = OverridesParser.create()
+    shared = set.intersection(*map(set, jobs)) if jobs else set[str]()
     alike: dict[tuple[str, ...], list[tuple[int, list[Override]]]] = defaultdict(list)
     for i, job in enumerate(jobs, number):
         parsed = parser.parse_overrides(list(job))
@@ -42,7 +43,7 @@ def planned(
             for key, value in _values(config, parsed).items():
                 OmegaConf.update(cfg, key, value, merge=True)
             _tell_hydra(cfg, config, i, parsed)
-            yield i, _plan(cfg, parsed)
+            yield i, _plan(cfg, parsed, shared)
 
 
 def _values(config: DictConfig, job: Sequence[Override]) -> dict[str, Any]:
@@ -83,12 +84,18 @@ def _tell_hydra(cfg: DictConfig, config: DictConfig, number: int, job: Sequence[
     OmegaConf.copy_cache(from_config=config, to_config=cfg)
 
 
-def _plan(cfg: DictConfig, job: Sequence[Override]) -> Plan:
-    """The run of this composed job, its folder's name settled."""
+def _plan(cfg: DictConfig, job: Sequence[Override], shared: Collection[str]) -> Plan:
+    """The run of this composed job, its folder's name settled.
+
+    `shared` are the overrides of all jobs: they tell none from another, and stand in no name.
+    """
     before = HydraConfig.instance().cfg
     HydraConfig.instance().set_config(cfg)
     try:
         typed = to_train_config(cfg)
+        with read_write(cfg.hydra):
+            telling = [o for o in cfg.hydra.overrides.task if o not in shared]
+            cfg.hydra.overrides.task = telling
         name = str(cfg.hydra.sweep.subdir)
         home = Path(cfg.hydra.sweep.dir)
     finally:

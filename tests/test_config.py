@@ -254,7 +254,7 @@ def test_the_error_of_a_misspelt_name_suggests_the_nearest() -> None:
 
 def test_run_names_tell_the_variant_the_changes_and_the_seed() -> None:
     name = run_name("gqa", 3, ListConfig(["attn=gqa", "seed=3", "model=nano", "optim.lr=0.1"]))
-    assert re.fullmatch(r"gqa,model=nano,optim\.lr=0\.1_s3_[0-9a-f]{6}", name)
+    assert re.fullmatch(r"gqa_s3,model=nano,optim\.lr=0\.1_[0-9a-f]{6}", name)
     assert re.fullmatch(r"mha_s0_[0-9a-f]{6}", run_name("mha", 0, ListConfig([])))
 
 
