@@ -78,7 +78,8 @@ def test_jobs_that_differ_in_values_share_a_composition_and_are_what_they_would_
     assert len(set(names)) == len(jobs)
     for job, name in zip(jobs, names, strict=True):
         variant, seed, lr = (override.partition("=")[2] for override in job[:3])
-        assert name.startswith(f"{variant}_s{seed},optim.lr={lr}_")
+        path = f"data.path=book_{seed}.txt"
+        assert name.startswith(f"{variant}_s{seed},optim.lr={lr},{path}_")
 
 
 @pytest.mark.parametrize(
