@@ -6,6 +6,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from interrupted import begun, once
@@ -110,6 +111,19 @@ def test_a_run_whose_output_nobody_reads_ends_and_says_how_it_goes_on(
         assert command(tmp_path, *tiny(tmp_path, "hydra.run.dir=run")) == 141
     (line,) = capfd.readouterr().err.splitlines()
     assert line.endswith("; python train.py resume=run goes on")
+
+
+def test_a_sweep_whose_output_nobody_reads_says_what_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def run_stages(*args: object) -> NoReturn:
+        raise BrokenPipeError
+
+    monkeypatch.setattr("gptattn.sweep.run._run_stages", run_stages)
+    with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stdout(nowhere):
+        assert command(tmp_path, *tiny(tmp_path, "seed=1,2", "-m")) == 141
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line == "stopped: 0 of 2 runs are done; the same command runs the others"
 
 
 @pytest.mark.parametrize("asked", ["--help", "--cfg=job"])

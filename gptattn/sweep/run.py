@@ -63,7 +63,7 @@ def run_sweep(
                 console.print(escape(line), soft_wrap=True)
             try:
                 _run_stages(stages, launch, ledger, in_processes, end, console)
-            except (KeyboardInterrupt, SystemExit):
+            except (KeyboardInterrupt, SystemExit, BrokenPipeError):
                 finished = len(made) + sum(map(_is_done, [*stages[0], *stages[1]]))
                 print(
                     f"stopped: {finished} of {len(everything)} runs are done; "
