@@ -54,7 +54,8 @@ class Estimator:
             work, rate = dict(zip(different, answer["work"], strict=True)), answer["rate"]
         except (subprocess.TimeoutExpired, OSError, ValueError, LookupError, TypeError):
             return None
-        return [STARTUP_SECONDS + seconds + flops / rate for flops, seconds in map(work.get, keys)]
+        each = [work[key] for key in keys]
+        return [STARTUP_SECONDS + seconds + flops / rate for flops, seconds in each]
 
 
 def _work_key(cfg: TrainConfig) -> str:

@@ -225,7 +225,7 @@ def _warn(ledger: Ledger) -> None:
 
 
 def _counted(runs: int) -> str:
-    return "1 run" if runs == 1 else f"{runs} runs"
+    return "1 run" if runs == 1 else f"{runs:,} runs"
 
 
 def _is_done(plan: Plan) -> bool:
