@@ -173,7 +173,7 @@ def went_on(was: Making | None, now: Making) -> Making:
 
 def write_making(folder: Path, making: Making) -> None:
     text = json.dumps(asdict(making), indent=1) + "\n"
-    write_atomically(folder / FILE, lambda file: file.write(text.encode()))
+    write_atomically(folder / FILE, lambda file: file.write(text.encode()), folder)
 
 
 def read_making(folder: Path) -> Making | None:

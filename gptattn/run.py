@@ -154,6 +154,7 @@ def claim(folder: Path, cfg: TrainConfig) -> None:
         raise RunFolderError(
             "hydra.run.dir", f"{folder} already holds a run; give another folder, or none"
         )
+    folder.mkdir(parents=True, exist_ok=True)  # from now on it is there, or it is gone
     remove_leftovers(folder)  # of a start that was killed before it had a config
     write_config(folder, cfg)
 

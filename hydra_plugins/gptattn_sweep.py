@@ -75,7 +75,7 @@ class LedgerSweeper(BasicSweeper):
         _check_size(overrides)
         batches = self.split_arguments(overrides, self.max_batch_size)
         jobs = [job for batch in batches for job in batch]
-        make_console().print(f"planning {len(jobs):,} runs")
+        make_console().print(f"planning {len(jobs):,} run{'s' * (len(jobs) != 1)}")
         in_processes = isinstance(self.launcher, ProcessLauncher)
         with Estimator() if in_processes else nullcontext() as estimator:
             plans = self._planned(jobs)

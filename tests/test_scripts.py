@@ -130,7 +130,7 @@ MISTAKES = {
     "no tokens": (["prompt=L", "tokens=0"], 2, "error: tokens: 0 is below 1"),
     "misspelt": (["promt=L"], 2, "error: promt=L: is no setting; did you mean prompt?"),
     "long prompt": (["prompt=" + "Line " * 9, "full=stop"], 3, "error: prompt: has 45 tokens"),
-    "too many samples": (["prompt=L", "samples=1000000000000"], 2, "error: memory: "),
+    "too many samples": (["prompt=L", "samples=1000000000000"], 8, "error: memory: "),
     "two prompts": (
         ["prompt=L", "prompts_file=none.txt"],
         2,

@@ -128,7 +128,7 @@ def test_seeds_rates_and_budgets_are_checked_once_and_models_each(
 
     def prepared(cfg: TrainConfig, original: TrainConfig | None) -> Ready:
         looked.append(cfg.model.d_model)
-        return Ready(replace(cfg, model=replace(cfg.model, d_mlp=77)), 1)
+        return Ready(replace(cfg, model=replace(cfg.model, d_mlp=77)), 1, None)
 
     monkeypatch.setattr(gptattn.sweep.checks, "prepared", prepared)
     cfgs = [
@@ -197,6 +197,6 @@ def test_a_sweep_composes_its_jobs_once_and_runs_every_variant_of_a_seed_before_
     monkeypatch.setattr(gptattn.sweep.run, "run_all", nothing)
     assert command(tmp_path, "-m", *tiny(tmp_path, "attn=mha,gqa", "seed=1,2,3")) == 1
     assert len(compositions) == 2
-    begin_and_end = [(name.partition(",")[0], name.split("_s")[-1][0]) for name in run]
-    assert begin_and_end == [(attn, seed) for seed in "123" for attn in ("mha", "gqa")]
+    named = [name.rpartition("_")[0] for name in run]
+    assert named == [f"{attn}_s{seed}" for seed in "123" for attn in ("mha", "gqa")]
     assert capfd.readouterr().out.startswith("planning 6 runs\n")

@@ -13,7 +13,7 @@ from typing import Any
 
 from gptattn.compare.results import METRICS, Comparison, Row, Section
 from gptattn.compare.words import match_words, section_words
-from gptattn.disk import make_folder, write_atomically
+from gptattn.disk import make_folder, refuse_link, write_atomically
 from gptattn.errors import DiskError
 
 BOARD_MARK = ".gptattn-compare"  # ends the name of every event file that is ours to remove
@@ -46,7 +46,11 @@ def claim(folder: Path, root: Path | None = None, option: str = "--out") -> None
 
 
 def remove_former_board(folder: Path) -> None:
-    """Remove a former report's event files, and the folders that are empty then."""
+    """Remove a former report's event files, and the folders that are empty then.
+
+    Raises DiskError where the folder is a link: what would be removed is somebody else's.
+    """
+    refuse_link(folder)
     for file in folder.rglob(f"events.out.tfevents.*{BOARD_MARK}"):
         file.unlink()
     for below in sorted((path for path in folder.rglob("*") if path.is_dir()), reverse=True):

@@ -53,7 +53,8 @@ class Estimator:
             work, rate = dict(zip(different, answer["work"], strict=True)), answer["rate"]
         except (subprocess.TimeoutExpired, OSError, ValueError, LookupError, TypeError):
             return None
-        return [STARTUP_SECONDS + work[key][1] + work[key][0] / rate for key in keys]
+        each = [work[key] for key in keys]
+        return [STARTUP_SECONDS + seconds + flops / rate for flops, seconds in each]
 
 
 def _work_key(cfg: TrainConfig) -> str:

@@ -4,6 +4,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,13 +46,15 @@ def run_sweep(
     first = checked(plans)
     sweep = first[0].cfg.sweep
     console = make_console()
-    # What is done is only known while no other sweep is at work here.
+    ready = partial(_planned, first, folder, in_processes, follow)
+    # Where there is no folder nothing is done, and a refusal is to leave none.
+    planned = None if folder.is_dir() else ready()
     with Ledger(folder) as ledger:
-        found, stages = _planned(first, in_processes, follow)
+        # What is done is only known while no other sweep is at work here.
+        if planned is None or any(folder.glob("*/config.yaml")):
+            planned = ready()
+        found, stages = planned
         made, everything = found.done, [*stages[0], *stages[1]]
-        # One that was begun has its checkpoints already.
-        new = [plan for plan in everything if plan.folder not in made and not plan.begun]
-        check_room(folder, sum(plan.bytes_on_disk for plan in new))
         _announce(console, folder, everything, found)
         end = _End()
         if len(made) < len(everything):
@@ -88,9 +91,12 @@ def run_sweep(
 
 
 def _planned(
-    first: Sequence[Plan], in_processes: bool, follow: Follow | None
+    first: Sequence[Plan], folder: Path, in_processes: bool, follow: Follow | None
 ) -> tuple[Found, list[list[Plan]]]:
-    """What there is already, and the plans of both stages in the folders where they will lie."""
+    """What there is already, and the plans of both stages in the folders where they will lie.
+
+    Raises a UserError where a second stage cannot work, or the disk has no room for the new runs.
+    """
     sweep = first[0].cfg.sweep
     found, stages = Found({}, {}), []
     for number in range(2):
@@ -104,6 +110,9 @@ def _planned(
             if in_processes:
                 plans = going_on(plans, found, keep_stale=sweep.keep_stale)
         stages.append(plans)
+    # One that was begun has its checkpoints already.
+    new = [p for plans in stages for p in plans if p.folder not in found.done and not p.begun]
+    check_room(folder, sum(plan.bytes_on_disk for plan in new))
     return found, stages
 
 
@@ -264,7 +273,7 @@ def _warn(ledger: Ledger) -> None:
 
 
 def _counted(runs: int) -> str:
-    return "1 run" if runs == 1 else f"{runs} runs"
+    return "1 run" if runs == 1 else f"{runs:,} runs"
 
 
 def _is_done(plan: Plan) -> bool:
