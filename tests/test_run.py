@@ -160,6 +160,7 @@ def test_the_summary_is_complete(run: Path) -> None:
         "run",
         "steps",
         "budget",
+        "completed",
         "init_from",
         "match",
         "metrics",
