@@ -122,7 +122,8 @@ class Making:
     code: dict[str, str]  # module -> hash; of the code that makes numbers
     weights: str | None = None  # sha256 of the file that init_from came to
     other: dict[str, str] = field(default_factory=dict)  # module -> hash; of the rest of the code
-    earlier: list[dict[str, str]] = field(default_factory=list)  # `code` before it was resumed
+    # What made its first steps, where it was resumed with another code or in mid-schedule.
+    earlier: list[dict[str, str]] = field(default_factory=list)
 
     @property
     def digest(self) -> str:
@@ -147,7 +148,7 @@ def differences(was: Making | None, now: Making) -> list[str]:
         return ["its code is unknown"]
     found = [f"code of {', '.join(changed(was.code, now.code))}"] if was.code != now.code else []
     if was.earlier != now.earlier:
-        found.append("several versions of the code made it")
+        found.append("it was resumed with other code or another schedule")
     if was.text != now.text:
         found.append("another text")
     if was.weights != now.weights:
@@ -162,13 +163,17 @@ def changed(was: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     return sorted(name for name in was.keys() | now.keys() if was.get(name) != now.get(name))
 
 
-def went_on(was: Making | None, now: Making) -> Making:
-    """The making of a run that began as `was` says, and goes on with the code of `now`."""
+def went_on(was: Making | None, now: Making, schedule: str = "") -> Making:
+    """The making of a run that began as `was` says, and goes on with the code of `now`.
+
+    `schedule`: the one that it leaves before its end, in words; "": it stays with its own, or that
+    was over.
+    """
     if was is None:
         return replace(now, earlier=[{}])
-    if was.code == now.code:
-        return replace(now, weights=was.weights, earlier=was.earlier)
-    return replace(now, weights=was.weights, earlier=[*was.earlier, was.code])
+    left = [was.code] if was.code != now.code else []
+    left += [{"schedule": schedule}] if schedule else []
+    return replace(now, weights=was.weights, earlier=[*was.earlier, *left])
 
 
 def write_making(folder: Path, making: Making) -> None:

@@ -35,7 +35,16 @@ from gptattn.device import (
 from gptattn.disk import write_atomically
 from gptattn.errors import RunFolderError
 from gptattn.gpt import GPT
-from gptattn.identity import Making, changed, making_of, read_making, went_on, write_making
+from gptattn.identity import (
+    Making,
+    budget_words,
+    changed,
+    flat,
+    making_of,
+    read_making,
+    went_on,
+    write_making,
+)
 from gptattn.match import resolved
 from gptattn.module import LanguageModel
 from gptattn.progress import ConsoleProgress, SlowSteps
@@ -45,6 +54,7 @@ from gptattn.saved import load_weights, save_tokenizer
 from gptattn.saving import AtomicCheckpointIO, Checkpoints
 from gptattn.stopping import StopRequest
 from gptattn.summary import Job, hyperparameters, summarise
+from gptattn.untrusted import CONFIG_BYTES, read_yaml
 from gptattn.watchdog import Watchdog
 
 DTYPES = {  # what matrix products run in
@@ -108,8 +118,10 @@ def _train(
         console.print(f"done already, after {start.step} steps; a larger budget goes on")
         return summary
     job = Job(cfg, folder, data, model, cost, budget, device, threads, match)
+    recorded = read_yaml(folder / "config.yaml", CONFIG_BYTES)
     rows = _go_on(job, start, console)
-    _keep_making(folder, making_of(cfg, data.text_hash, device.type, weights), start)
+    now = making_of(cfg, data.text_hash, device.type, weights)
+    _keep_making(folder, now, start, _left_schedule(recorded, cfg, start))
     if match is not None:
         console.print(str(match), markup=False)
     console.print(metric_table(f"{cfg.variant}: what it costs", job.costs()))
@@ -133,11 +145,25 @@ def _go_on(job: Job, start: Start, console: Console) -> int:
     return there
 
 
-def _keep_making(folder: Path, now: Making, start: Start) -> None:
-    """Record what makes the run's numbers; a warning where it goes on with other code."""
+def _left_schedule(recorded: dict[str, Any], cfg: TrainConfig, start: Start) -> str:
+    """The budget, in words, that a run leaves before its end for another one; else ""."""
+    was, now = (budget_words(flat({"budget": node["budget"]})) for node in (recorded, asdict(cfg)))
+    ends = start.content["callbacks"]["MetricRows"].get("completed") if start.content else None
+    over = any(end["step"] == start.step for end in ends or [])
+    return f"{was}, until step {start.step}" if start.step and was != now and not over else ""
+
+
+def _keep_making(folder: Path, now: Making, start: Start, schedule: str) -> None:
+    """Record what makes the run's numbers; a warning where it goes on otherwise than it began."""
     if start.source is not None:
         was = read_making(folder)
-        now = went_on(was, now)
+        now = went_on(was, now, schedule)
+        if schedule:
+            print(
+                f"warning: budget: the run leaves its schedule ({schedule}) for another; the "
+                "report will not average it with others",
+                file=sys.stderr,
+            )
         if was is None or was.code != now.code:
             names = "unknown" if was is None else ", ".join(changed(was.code, now.code))
             print(

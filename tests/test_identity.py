@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from conftest import settings
-from support import TEXT, command, run_folders, tiny
+from support import TEXT, command, run_folders, tiny, train
 
 from gptattn.config import TrainConfig
 from gptattn.identity import (
@@ -88,7 +88,7 @@ def test_a_run_without_a_record_is_unknown_and_one_of_two_codes_is_neither(tmp_p
     assert differences(None, MADE) == ["its code is unknown"]
     other = replace(MADE, code={"a": "1", "b": "3"})
     mixed = went_on(MADE, other)
-    assert differences(mixed, other) == ["several versions of the code made it"]
+    assert differences(mixed, other) == ["it was resumed with other code or another schedule"]
     assert len({mixed.digest, MADE.digest, other.digest, went_on(None, MADE).digest}) == 4
     assert went_on(MADE, MADE) == MADE
     write_making(tmp_path, mixed)
@@ -171,3 +171,23 @@ def test_what_init_from_holds_counts_and_not_where_it_lies(
     assert command(tmp_path, "-m", "hydra/launcher=basic", *go, "init_from=one") == 0
     assert "other weights in init_from" in capfd.readouterr().out
     assert len(run_folders(tmp_path / "outputs")) == made + 1
+
+
+def test_a_budget_that_changes_in_mid_schedule_is_another_result(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = train(tmp_path, "budget.steps=6", "validation.count=3")
+    assert command(tmp_path, f"resume={run}", "budget.steps=8", "validation.count=4") == 0
+    making = read_making(run)
+    assert making is not None
+    assert making.earlier == []  # its first schedule was over
+    other = train(tmp_path / "other", "budget.steps=6", "validation.count=3")
+    for name in ("step=6.ckpt", "step=6.ckpt.sha256"):
+        (other / "checkpoints" / name).unlink()
+    capfd.readouterr()
+    assert command(tmp_path, f"resume={other}", "budget.steps=8") == 0
+    making = read_making(other)
+    assert making is not None
+    assert making.earlier == [{"schedule": "6 steps, until step 4"}]
+    warning = "leaves its schedule (6 steps, until step 4) for another"
+    assert warning in capfd.readouterr().err

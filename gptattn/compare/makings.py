@@ -45,7 +45,7 @@ def differences_in_making(runs: Sequence[Run]) -> list[str]:
         lines.append(f"the code of {_counted(unknown)} is unknown: made before it was recorded")
     resumed = [run for run in runs if run.making and run.making.earlier]
     if resumed:
-        lines.append(f"{_counted(resumed)} went on with other code than they began with")
+        lines.append(f"{_counted(resumed)} went on with other code or another schedule than before")
     if names := _differing(runs, "code"):
         lines.append(f"the variants differ in more than attention: code of {_listed(names)}")
     if names := _differing(runs, "other"):
