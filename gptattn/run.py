@@ -36,7 +36,6 @@ from gptattn.disk import write_atomically
 from gptattn.errors import RunFolderError
 from gptattn.gpt import GPT
 from gptattn.identity import (
-    Making,
     budget_words,
     changed,
     flat,
@@ -118,10 +117,8 @@ def _train(
         console.print(f"done already, after {start.step} steps; a larger budget goes on")
         return summary
     job = Job(cfg, folder, data, model, cost, budget, device, threads, match)
-    recorded = read_yaml(folder / "config.yaml", CONFIG_BYTES)
+    _keep_making(job, start, weights)
     rows = _go_on(job, start, console)
-    now = making_of(cfg, data.text_hash, device.type, weights)
-    _keep_making(folder, now, start, _left_schedule(recorded, cfg, start))
     if match is not None:
         console.print(str(match), markup=False)
     console.print(metric_table(f"{cfg.variant}: what it costs", job.costs()))
@@ -145,33 +142,33 @@ def _go_on(job: Job, start: Start, console: Console) -> int:
     return there
 
 
-def _left_schedule(recorded: dict[str, Any], cfg: TrainConfig, start: Start) -> str:
-    """The budget, in words, that a run leaves before its end for another one; else ""."""
-    was, now = (budget_words(flat({"budget": node["budget"]})) for node in (recorded, asdict(cfg)))
-    ends = start.content["callbacks"]["MetricRows"].get("completed") if start.content else None
-    over = any(end["step"] == start.step for end in ends or [])
-    return f"{was}, until step {start.step}" if start.step and was != now and not over else ""
-
-
-def _keep_making(folder: Path, now: Making, start: Start, schedule: str) -> None:
+def _keep_making(job: Job, start: Start, weights: str | None) -> None:
     """Record what makes the run's numbers; a warning where it goes on otherwise than it began."""
+    making = making_of(job.cfg, job.data.text_hash, job.device.type, weights)
     if start.source is not None:
-        was = read_making(folder)
-        now = went_on(was, now, schedule)
+        was, schedule = read_making(job.folder), _left_schedule(job, start)
         if schedule:
-            print(
-                f"warning: budget: the run leaves its schedule ({schedule}) for another; the "
-                "report will not average it with others",
-                file=sys.stderr,
-            )
-        if was is None or was.code != now.code:
-            names = "unknown" if was is None else ", ".join(changed(was.code, now.code))
-            print(
-                f"warning: resume: the code is not that with which the run began ({names}); the "
-                "report will not average it with others",
-                file=sys.stderr,
-            )
-    write_making(folder, now)
+            _warn_of_parts("budget", f"the run leaves its schedule ({schedule}) for another")
+        if was is None or was.code != making.code:
+            names = "unknown" if was is None else ", ".join(changed(was.code, making.code))
+            _warn_of_parts("resume", f"the code is not that with which the run began ({names})")
+        making = went_on(was, making, schedule)
+    write_making(job.folder, making)
+
+
+def _warn_of_parts(field: str, what: str) -> None:
+    print(f"warning: {field}: {what}; the report will not average it with others", file=sys.stderr)
+
+
+def _left_schedule(job: Job, start: Start) -> str:
+    """The budget, in words, that a run leaves before its end for another one; else ""."""
+    recorded = read_yaml(job.folder / "config.yaml", CONFIG_BYTES)
+    both = ({"budget": node["budget"]} for node in (recorded, asdict(job.cfg)))
+    was, now = (budget_words(flat(node)) for node in both)
+    # None: of a version that did not say.
+    ends = start.content["callbacks"]["MetricRows"].get("completed") or []
+    over = any(end["step"] == start.step for end in ends)
+    return f"{was}, until step {start.step}" if start.step and was != now and not over else ""
 
 
 def claim(folder: Path, cfg: TrainConfig) -> None:
