@@ -24,6 +24,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
+from gptattn import command
 from gptattn.compose import (
     CONF,
     CONFIG_NAME,
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
     from gptattn.resume import Start
 
 # What a hint tells to type: a wheel has no train.py.
-COMMAND = "python train.py" if (CONF.parent / "train.py").exists() else "gptattn-train"
 LONGEST_LINE = 900  # characters of an error; its end says what would be right
 BEGAN = Usage.now()
 
@@ -218,7 +218,7 @@ def _train(cfg: TrainConfig, folder: Path, start: "Start | None" = None) -> floa
 
 
 def _how_to_go_on(shown: str, held: str, goes_on: bool) -> str:
-    how = f"; {COMMAND} resume={shlex.quote(shown)} goes on" if goes_on else ""
+    how = f"; {command('train')} resume={shlex.quote(shown)} goes on" if goes_on else ""
     return f"{shown} holds {held}{how}"
 
 

@@ -21,6 +21,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
+from gptattn import command
 from gptattn.config import TrainConfig, check, suggest
 from gptattn.disk import REFUSALS
 from gptattn.errors import (
@@ -319,7 +320,7 @@ def _from_hydra(error: HydraException, overrides: Sequence[str]) -> UserError:
             return ConfigError("launcher", "needs the extra slurm: pip install 'gptattn[slurm]'")
         if group == "hydra/sweeper":
             return ConfigError(
-                group, f"{choice!r} is not used here; scripts/tune.py searches learning rates"
+                group, f"{choice!r} is not used here; {command('tune')} searches learning rates"
             )
         if not group:
             return ConfigError(

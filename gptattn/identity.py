@@ -21,6 +21,7 @@ from gptattn.untrusted import read_bytes
 
 FILE = "identity.json"
 FILE_BYTES = 1_000_000  # a run writes about 5 kB
+UNTIL = "until step"  # in an earlier part of a making: the last step that it took
 NODES, DEPTH = 5_000, 20  # a few bytes of YAML with aliases can stand for any number of values
 
 
@@ -60,6 +61,13 @@ MEANINGS: tuple[tuple[str, Meaning], ...] = (
 )
 
 
+# The settings that may change when a run goes on, for people.
+MAY_CHANGE = (
+    "budget, validation.count, log_every, log_heads, hang_seconds, cache_dir, sample, sweep, "
+    "data.path, data.val_path, tokenizer.path"
+)
+
+
 def meaning(key: str) -> Meaning:
     """Of a setting by its dotted name, or of a group by its own."""
     for pattern, found in MEANINGS:
@@ -96,6 +104,11 @@ def result_settings(config: Mapping[str, str]) -> dict[str, str]:
     return kept | {"budget": budget_words(config)}
 
 
+def places(config: Mapping[str, str]) -> dict[str, str]:
+    """Of a config's flat settings those whose content counts: where it was said to lie."""
+    return {k: v for k, v in config.items() if meaning(k) == PLACE or k == "init_from"}
+
+
 def budget_words(config: Mapping[str, str]) -> str:
     """`1000 steps`. The default counts only where no other budget is given."""
     given = {k.removeprefix("budget."): v for k, v in config.items() if k.startswith("budget.")}
@@ -120,26 +133,41 @@ class Making:
     text: str  # sha256
     device: str
     code: dict[str, str]  # module -> hash; of the code that makes numbers
-    weights: str | None = None  # sha256 of the file that init_from came to
+    weights: str | None = None  # sha256 of those in init_from, before they were converted
+    origin: str = ""  # the digest of the run in init_from, where that has one
     other: dict[str, str] = field(default_factory=dict)  # module -> hash; of the rest of the code
     # What made its first steps, where it was resumed with another code or in mid-schedule.
     earlier: list[dict[str, str]] = field(default_factory=list)
 
     @property
     def digest(self) -> str:
-        """Eight characters for the code alone."""
-        code = json.dumps([self.code, self.earlier], sort_keys=True)
+        """Eight characters for the code alone, its own and that behind its starting weights."""
+        code = json.dumps([self.code, self.earlier, self.origin], sort_keys=True)
         return hashlib.sha256(code.encode()).hexdigest()[:8]
 
 
 def making_of(cfg: TrainConfig, text: str, device: str, weights: str | None) -> Making:
     """What makes a run of these settings that starts now."""
+    origin = None
+    if cfg.init_from is not None:
+        origin = read_making(Path(cfg.init_from).expanduser())
+    code = code_for(cfg)
+    other = other_code(code, cfg.allow_targets)
+    return Making(text, device, code, weights, origin.digest if origin else "", other)
+
+
+def code_for(cfg: TrainConfig) -> dict[str, str]:
+    """Module -> hash of the code that makes the numbers of a run of these settings.
+
+    As it was when this was first called: before a text is read, which can take minutes in which
+    somebody goes on editing what this process has imported.
+    """
+    # What our own tokenizers and texts make of the data is told by the text's content.
     groups = (cfg.attn, cfg.position, cfg.tokenizer, cfg.data)
     targets = [str(spec["_target_"]) for spec in groups if "_target_" in spec]
     if cfg.init_from is not None:
         targets.append("gptattn.convert")
-    code = code_of(targets, cfg.allow_targets)
-    return Making(text, device, code, weights, other_code(code, cfg.allow_targets))
+    return code_of(targets, cfg.allow_targets)
 
 
 def differences(was: Making | None, now: Making) -> list[str]:
@@ -149,6 +177,8 @@ def differences(was: Making | None, now: Making) -> list[str]:
     found = [f"code of {', '.join(changed(was.code, now.code))}"] if was.code != now.code else []
     if was.earlier != now.earlier:
         found.append("it was resumed with other code or another schedule")
+    if was.origin != now.origin:
+        found.append("other code made the weights in init_from")
     if was.text != now.text:
         found.append("another text")
     if was.weights != now.weights:
@@ -163,17 +193,26 @@ def changed(was: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     return sorted(name for name in was.keys() | now.keys() if was.get(name) != now.get(name))
 
 
-def went_on(was: Making | None, now: Making, schedule: str = "") -> Making:
-    """The making of a run that began as `was` says, and goes on with the code of `now`.
+def went_on(was: Making | None, now: Making, step: int, schedule: str = "") -> Making:
+    """The making of a run that began as `was` says, and goes on after `step` with `now`'s code.
 
     `schedule`: the one that it leaves before its end, in words; "": it stays with its own, or that
     was over.
     """
     if was is None:
-        return replace(now, earlier=[{}])
-    left = [was.code] if was.code != now.code else []
+        return replace(now, earlier=[{UNTIL: str(step)}])
+    left = [{**was.code, UNTIL: str(step)}] if was.code != now.code else []
     left += [{"schedule": schedule}] if schedule else []
-    return replace(now, weights=was.weights, earlier=[*was.earlier, *left])
+    return replace(now, weights=was.weights, origin=was.origin, earlier=[*was.earlier, *left])
+
+
+def at_step(making: Making, step: int) -> Making:
+    """What had made the run at this step, whatever came later."""
+    for i, part in enumerate(making.earlier):
+        if UNTIL in part and int(part[UNTIL]) >= step:
+            code = {name: value for name, value in part.items() if name != UNTIL}
+            return replace(making, code=code, earlier=making.earlier[:i])
+    return making
 
 
 def write_making(folder: Path, making: Making) -> None:

@@ -17,7 +17,7 @@ from gptattn.device import check_precision, resolve_device, total_memory_bytes
 from gptattn.disk import free_bytes
 from gptattn.errors import ConfigError, DataError, DiskError
 from gptattn.gpt import GPT
-from gptattn.identity import Making, making_of
+from gptattn.identity import Making, code_for, making_of
 from gptattn.match import resolved
 
 ROWS_BYTES = 1_000_000  # for settings, rows and TensorBoard's events; a small run writes a tenth
@@ -42,6 +42,7 @@ def prepared(cfg: TrainConfig, original: TrainConfig | None = None) -> Ready:
     `original`: the settings of the run that `init_from` will name once it has been made. Raises a
     UserError where the device, the model, the data, the match or the conversion cannot be.
     """
+    code_for(cfg)
     device = resolve_device(cfg.trainer.accelerator)
     check_precision(cfg.trainer.precision, device)
     # The data comes after, since it leaves its tokens in the cache.

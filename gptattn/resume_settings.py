@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from gptattn.config import TrainConfig, check, suggest
 from gptattn.errors import ConfigError
-from gptattn.identity import meaning
+from gptattn.identity import MAY_CHANGE, meaning
 
 BUDGETS = ("steps", "tokens", "seconds", "flops")
 
@@ -119,6 +119,5 @@ def _compare(key: str, value: Any, recorded: Any) -> None:
         raise ConfigError(
             key,
             f"is {recorded} in this run, and {value} would make it another; leave it out, or start "
-            "a run of its own (budget, validation.count, log_every, hang_seconds, sample, "
-            "data.path may change)",
+            f"a run of its own ({MAY_CHANGE} may change)",
         )

@@ -38,6 +38,7 @@ from gptattn.gpt import GPT
 from gptattn.identity import (
     budget_words,
     changed,
+    code_for,
     flat,
     making_of,
     read_making,
@@ -86,6 +87,7 @@ def train(
 def _train(
     cfg: TrainConfig, folder: Path, console: Console, start: Start | None, watchdog: Watchdog
 ) -> dict[str, Any]:
+    code_for(cfg)
     data = build_data(cfg)
     cfg, match = resolved(cfg, data.tokenizer)
     if start is None:
@@ -152,7 +154,7 @@ def _keep_making(job: Job, start: Start, weights: str | None) -> None:
         if was is None or was.code != making.code:
             names = "unknown" if was is None else ", ".join(changed(was.code, making.code))
             _warn_of_parts("resume", f"the code is not that with which the run began ({names})")
-        making = went_on(was, making, schedule)
+        making = went_on(was, making, start.step, schedule)
     write_making(job.folder, making)
 
 

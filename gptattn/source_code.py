@@ -10,7 +10,7 @@ import importlib.util
 import site
 import sys
 import sysconfig
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -26,7 +26,8 @@ COMMON = (
     "gptattn.data.sampler",
 )
 # Whatever these import of one another makes numbers too; imports from elsewhere of ours do not.
-NUMBERS = (*COMMON, "gptattn.attention", "gptattn.position")
+# Conversion is a target of runs that start from other weights, and imported by none of the others.
+NUMBERS = (*COMMON, "gptattn.attention", "gptattn.position", "gptattn.convert", "gptattn.gpt2")
 DIGITS = 16  # of a hash
 
 
@@ -41,7 +42,7 @@ def code_of(targets: Iterable[str], packages: Collection[str] = ()) -> dict[str,
     found: dict[str, str] = {}
     while waiting:
         module = waiting.pop()
-        if module in found or not _within(module, homes):
+        if module in found or not (_within(module, homes) or _is_local(module)):
             continue
         if (release := _release(module)) is not None:
             found[module.partition(".")[0]] = release
@@ -53,6 +54,12 @@ def code_of(targets: Iterable[str], packages: Collection[str] = ()) -> dict[str,
     return dict(sorted(found.items()))
 
 
+def class_code(kind: type) -> str:
+    """Hashes of the modules in which the class and those that it is made from are defined."""
+    files = [_file_of(base.__module__) for base in kind.__mro__ if base is not object]
+    return " ".join([kind.__qualname__, *(_hash_of(file) for file in files if file is not None)])
+
+
 def other_code(numbers: Collection[str], packages: Collection[str] = ()) -> dict[str, str]:
     """Module -> hash of the other modules of ours, or of `packages`, that this process imported."""
     found = {}
@@ -61,6 +68,24 @@ def other_code(numbers: Collection[str], packages: Collection[str] = ()) -> dict
         if module not in numbers and file is not None and _release(module) is None:
             found[module] = _hash_of(file)
     return dict(sorted(found.items()))
+
+
+def _is_local(module: str) -> bool:
+    """Whether it is somebody's own, neither installed nor Python's: a helper beside a variant."""
+    top = module.partition(".")[0]
+    file = _file_of(module)
+    if top == OURS or top in sys.stdlib_module_names or file is None:
+        return False
+    return not any(file.is_relative_to(place) for place in _installed())
+
+
+def is_todays(code: Mapping[str, str]) -> bool:
+    """Whether the modules of a run's code are what they were."""
+    for module, recorded in code.items():
+        file = _file_of(module)
+        if (_release(module) or (file and _hash_of(file))) != recorded:
+            return False
+    return True
 
 
 def _within(module: str, homes: Iterable[str]) -> bool:
@@ -127,13 +152,13 @@ def _home(module: str, name: str, depth: int = 0) -> str:
 
 def _imports(module: str, file: Path) -> Iterator[str]:
     """Every module that the file imports, also inside of functions."""
-    yield from _parsed(file, file.stat().st_mtime_ns).imports
+    yield from _parsed(file).imports
     yield from (_home(source, given) for source, given, _ in _from_imports(module, file))
 
 
 def _from_imports(module: str, file: Path) -> Iterator[tuple[str, str, str]]:
     """(module, name there, name here) of each `from module import name`."""
-    for node in _parsed(file, file.stat().st_mtime_ns).from_imports:
+    for node in _parsed(file).from_imports:
         source = node.module or ""
         if node.level:
             package = module if file.name == "__init__.py" else module.rpartition(".")[0]
@@ -144,7 +169,7 @@ def _from_imports(module: str, file: Path) -> Iterator[tuple[str, str, str]]:
 
 
 def _hash_of(file: Path) -> str:
-    return _parsed(file, file.stat().st_mtime_ns).hash
+    return _parsed(file).hash
 
 
 @dataclass(frozen=True)
@@ -156,8 +181,8 @@ class _Source:
     hash: str
 
 
-@cache  # an edited file has another time
-def _parsed(file: Path, mtime: int) -> _Source:
+@cache  # the first look counts: what is edited later, this process has not imported
+def _parsed(file: Path) -> _Source:
     tree = ast.parse(file.read_bytes())
     digest = hashlib.sha256()
     for word in _words(tree):

@@ -27,7 +27,7 @@ def test_runs_of_different_code_are_rows_of_their_own(tmp_path: Path) -> None:
     groups = group_runs(runs)
     assert sorted(len(members) for members in groups.values()) == [1, 2]
     assert set(groups) == {f"gqa code={run.code}" for run in runs}
-    warning = "the variants differ in more than attention: code of gptattn.attention.gqa"
+    warning = "the runs differ in the code that makes their numbers: gptattn.attention.gqa"
     assert differences_in_making(runs) == [warning]
 
 
@@ -37,7 +37,7 @@ def test_a_run_made_again_after_an_edit_replaces_the_old_one_by_name(tmp_path: P
     write_run(tmp_path / "s" / "mha", "mha", 1, 3.0)
     comparison = compare(read_runs([tmp_path])[0])
     assert [run.folder.name for run in comparison.runs] == ["mha", "new"]
-    line = f"{old}: left out, new was made later (code of gptattn.attention.gqa)"
+    line = f"{old}: left out for new (code of gptattn.attention.gqa)"
     assert comparison.passed_over == [line]
 
 
@@ -114,3 +114,31 @@ def test_runs_that_start_each_from_its_own_seeds_run_are_one_variant(tmp_path: P
         folder = tmp_path / f"r{seed}"
         write_run(folder, "gqa", seed, 2.0, config=config, making={"weights": f"w{seed}"})
     assert [len(members) for members in group_runs(read_runs([tmp_path])[0]).values()] == [2]
+
+
+def test_where_an_edit_was_undone_the_run_of_todays_code_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    aged(write_run(tmp_path / "s" / "today", "gqa", 1, 2.0), 1e9)
+    write_run(tmp_path / "s" / "tried", "gqa", 1, 3.0, code=NEW)
+    todays = "gptattn.compare.makings.is_todays"
+    monkeypatch.setattr(todays, lambda code: code["gptattn.attention.gqa"] == "v0")
+    (run,), (line,) = without_replaced(read_runs([tmp_path])[0])
+    assert run.folder.name == "today"
+    assert "tried: left out for today" in line
+
+
+def test_weights_of_originals_that_other_code_made_are_other_weights(tmp_path: Path) -> None:
+    def child(name: str, seed: int, loss: float, original: str, origin: str) -> Path:
+        config = {"init_from": f"outputs/up/{original}"}
+        making = {"weights": original, "origin": origin}
+        return write_run(tmp_path / "up" / name, "gqa", seed, loss, config=config, making=making)
+
+    for seed in (1, 2):
+        aged(child(f"old{seed}", seed, 2.0, f"mha_s{seed}_aaaaa{seed}", "o1"), 1e9)
+    child("new1", 1, 5.0, "mha_s1_bbbbb1", "o2")
+    kept, lines = without_replaced(read_runs([tmp_path])[0])
+    assert sorted(run.folder.name for run in kept) == ["new1", "old2"]
+    (line,) = lines
+    assert "old1: left out for new1 (other code made the weights in init_from" in line
+    assert [len(members) for members in group_runs(kept).values()] == [1, 1]

@@ -194,7 +194,7 @@ def test_slices_of_a_token_file_are_those_of_an_array(tmp_path: Path) -> None:
 
 def test_what_killed_processes_left_in_the_cache_is_removed(tmp_path: Path) -> None:
     a, b = "a" * 64, "b" * 64
-    left = [f"{a}-{b}.tokens.123.part", f"{a}-12.unnamed.0123456789abcdef.part"]
+    left = [f"{a}-{b}.tokens.123.part", f"{a}-{'1' * 16}.unnamed.{'0' * 16}.part"]
     for name in [*left, "mine.part"]:
         (tmp_path / name).write_bytes(b"x" * 9)
     load(TEXT, tmp_path)

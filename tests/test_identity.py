@@ -7,6 +7,7 @@ import pytest
 from conftest import settings
 from support import TEXT, command, run_folders, tiny, train
 
+from gptattn import source_code
 from gptattn.config import TrainConfig
 from gptattn.identity import (
     FILE,
@@ -16,6 +17,7 @@ from gptattn.identity import (
     SEED,
     VIEW,
     Making,
+    at_step,
     differences,
     flat,
     meaning,
@@ -87,10 +89,13 @@ def test_a_run_without_a_record_is_unknown_and_one_of_two_codes_is_neither(tmp_p
     assert read_making(tmp_path) is None
     assert differences(None, MADE) == ["its code is unknown"]
     other = replace(MADE, code={"a": "1", "b": "3"})
-    mixed = went_on(MADE, other)
+    mixed = went_on(MADE, other, 7)
     assert differences(mixed, other) == ["it was resumed with other code or another schedule"]
-    assert len({mixed.digest, MADE.digest, other.digest, went_on(None, MADE).digest}) == 4
-    assert went_on(MADE, MADE) == MADE
+    assert len({mixed.digest, MADE.digest, other.digest, went_on(None, MADE, 7).digest}) == 4
+    assert went_on(MADE, MADE, 7) == MADE
+    # At a step that was taken before, it is what it was then.
+    assert at_step(mixed, 7) == replace(other, code=MADE.code)
+    assert at_step(mixed, 8) == mixed
     write_making(tmp_path, mixed)
     assert read_making(tmp_path) == mixed
     (tmp_path / FILE).write_text('{"text": 1')
@@ -124,10 +129,12 @@ def test_an_edited_variant_is_run_again_beside_the_old_one_and_resumed_with_a_wa
     assert "edited_package.mine" in (read_making(old) or MADE).code
 
     file.write_text(ATTENTION.replace("Multi-head attention.", "Other words.") + "# a remark\n")
+    source_code._parsed.cache_clear()  # another process would look anew
     assert command(tmp_path, *sweep, "log_every=2") == 0
     assert run_folders(tmp_path) == [old]
 
     file.write_text(ATTENTION.replace("factor = 1.0", "factor = 0.5"))
+    source_code._parsed.cache_clear()
     assert command(tmp_path, *sweep, "sweep.keep_stale=true") == 0
     assert run_folders(tmp_path) == [old]
     capfd.readouterr()
@@ -169,7 +176,7 @@ def test_what_init_from_holds_counts_and_not_where_it_lies(
     assert command(tmp_path, *start, "seed=2") == 0
     capfd.readouterr()
     assert command(tmp_path, "-m", "hydra/launcher=basic", *go, "init_from=one") == 0
-    assert "other weights in init_from" in capfd.readouterr().out
+    assert "other weights in init_from; made again" in capfd.readouterr().out
     assert len(run_folders(tmp_path / "outputs")) == made + 1
 
 
@@ -191,3 +198,17 @@ def test_a_budget_that_changes_in_mid_schedule_is_another_result(
     assert making.earlier == [{"schedule": "6 steps, until step 4"}]
     warning = "leaves its schedule (6 steps, until step 4) for another"
     assert warning in capfd.readouterr().err
+
+
+def test_another_place_is_another_run_and_no_stale_one(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    sweep = ["-m", "hydra/launcher=basic", *tiny(tmp_path, "budget.steps=2"), "seed=1"]
+    assert command(tmp_path, *sweep) == 0
+    other = tmp_path / "other.txt"
+    other.write_text(TEXT.replace("Line", "Row"), encoding="utf-8")
+    capfd.readouterr()
+    elsewhere = [o for o in sweep if not o.startswith("data.path=")] + [f"data.path={other}"]
+    assert command(tmp_path, *elsewhere, "sweep.keep_stale=true") == 0
+    assert "stale" not in capfd.readouterr().out
+    assert len(run_folders(tmp_path)) == 2

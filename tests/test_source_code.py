@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from gptattn.source_code import code_of, other_code
+from gptattn import source_code
+from gptattn.source_code import code_of, is_todays, other_code
 
 VARIANT = '''"""A variant."""
 from gptattn.attention import GroupedQueryAttention
@@ -30,6 +31,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "helper.py").write_text(HELPER)
     (folder / "other.py").write_text("A = 1\n")
     monkeypatch.syspath_prepend(tmp_path)
+    source_code._parsed.cache_clear()
     return folder
 
 
@@ -41,6 +43,7 @@ def edited(file: Path, old: str, new: str) -> None:
     text = file.read_text()
     assert old in text
     file.write_text(text.replace(old, new))
+    source_code._parsed.cache_clear()  # another process would look anew
 
 
 def test_a_variant_counts_with_its_bases_its_helpers_and_what_all_runs_share(package: Path) -> None:
@@ -101,3 +104,32 @@ def test_the_rest_of_the_code_is_what_else_was_imported(package: Path) -> None:
     assert "gptattn.source_code" in rest
     assert not rest.keys() & numbers.keys()
     assert all(name in sys.modules for name in rest)
+
+
+def test_what_is_edited_after_the_first_look_is_not_what_was_imported(package: Path) -> None:
+    before = code()
+    (package / "helper.py").write_text("def shift(x):\n    return 7\n")
+    assert code() == before
+
+
+def test_a_helper_beside_the_variants_package_counts(package: Path) -> None:
+    (package.parent / "beside_it.py").write_text("FACTOR = 1\n")
+    edited(package / "helper.py", "def shift", "from beside_it import FACTOR\n\ndef shift")
+    before = code()
+    assert "beside_it" in before
+    edited(package.parent / "beside_it.py", "1", "2")
+    assert code()["beside_it"] != before["beside_it"]
+
+
+def test_code_is_todays_until_it_is_edited_and_again_when_that_is_undone(package: Path) -> None:
+    before = code()
+    assert is_todays(before)
+    edited(package / "helper.py", "return x", "return 2 * x")
+    assert not is_todays(before)
+    edited(package / "helper.py", "return 2 * x", "return x")
+    assert is_todays(before)
+
+
+def test_conversion_counts_where_it_is_a_target() -> None:
+    assert "gptattn.convert" in code_of(["gptattn.convert"])
+    assert "gptattn.convert" not in code_of(["gptattn.attention.MultiHeadAttention"])

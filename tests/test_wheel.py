@@ -80,7 +80,10 @@ def test_a_wheel_installed_into_an_empty_environment_trains_in_an_empty_folder(
     folders = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
     (site / "dependencies.pth").write_text("".join(f"{folder}\n" for folder in folders))
 
-    where = "import gptattn.cli as c; print(c.__file__); print(c.CONF); print(c.COMMAND)"
+    where = (
+        "import gptattn, gptattn.cli as c; print(c.__file__); print(c.CONF); "
+        "print(gptattn.command('train'))"
+    )
     folder = tmp_path / "empty"
     folder.mkdir()
     source, conf, command = call(python, "-c", where, cwd=folder).splitlines()
@@ -98,7 +101,7 @@ def test_a_wheel_installed_into_an_empty_environment_trains_in_an_empty_folder(
     assert record["environment"]["git_commit"] is None
     assert "| mqa " in call(scripts / "gptattn-compare", "outputs", "--markdown", cwd=folder)
 
-    names = {"train", "compare", "generate", "convert", "attention-map", "tune"}
+    names = {"train", "compare", "generate", "convert", "attention-map", "tune", "uptrain-report"}
     asked = call(python, "-c", ASK_ALL, cwd=folder)
     assert {f"=== gptattn-{name} 0" for name in names} <= set(asked.splitlines())
     assert all((scripts / f"gptattn-{name}").is_file() for name in names)

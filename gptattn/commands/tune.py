@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from gptattn import command
 from gptattn.cli import check_job, ended
 from gptattn.compose import quoted
 from gptattn.console import make_console
@@ -126,6 +127,6 @@ def run() -> int:
             continue
         best = f"optim.lr={study.best_params['optim.lr']:.4g}"
         own = " ".join(["seed=1,2,3,4,5", "experiment_name=tuned", *args.overrides])
-        print(f"python train.py -m attn={variant} {best} {own}  # {study.best_value:.4f}")
-    print("python scripts/compare.py outputs/tuned")
+        print(f"{command('train')} -m attn={variant} {best} {own}  # {study.best_value:.4f}")
+    print(f"{command('compare')} outputs/tuned")
     return code

@@ -43,8 +43,8 @@ def compare(
 
     Raises ConfigError where they cannot be compared, or where there is no such baseline.
     """
-    runs, replaced = without_replaced(runs)
     runs, extended = at_first_budgets(runs)
+    runs, replaced = without_replaced(runs)
     sets = [(found, group_runs(found.runs)) for found in comparable_sets(runs, split)]
     picked = [pick_baseline(groups, baseline) for _, groups in sets]
     if not any(picked):

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from gptattn.compare.curves import budget_ends
 from gptattn.compare.runs import Completed, Run, finite, one_line
-from gptattn.identity import budget_words
+from gptattn.identity import at_step, budget_words
 
 
 def at_first_budgets(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
@@ -34,11 +34,8 @@ def at_first_budgets(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
 
 def _in_record(run: Run) -> list[Completed]:
     """From metrics.jsonl, where summary.json is of a version that did not say."""
-    costs = {name: value for name, value in run.metrics.items() if name.startswith("cost/")}
-    return [
-        Completed({"steps": step}, step, {**costs, **metrics})
-        for step, metrics in budget_ends(run.folder)
-    ]
+    ends = budget_ends(run.folder)
+    return [Completed({"steps": step}, step, {**metrics}) for step, metrics in ends]
 
 
 def _words(end: Completed) -> str:
@@ -51,7 +48,10 @@ def _with_budget(run: Run, words: str) -> Run:
 
 
 def _at(run: Run, end: Completed) -> Run:
-    first = replace(run, metrics=finite(end.metrics), steps=end.step, until=end.step)
+    costs = {name: value for name, value in run.metrics.items() if name.startswith("cost/")}
+    making = run.making and at_step(run.making, end.step)
+    first = replace(run, metrics=costs | finite(end.metrics), steps=end.step, making=making)
+    first = replace(first, until=end.step)
     return _with_budget(first, _words(end))
 
 

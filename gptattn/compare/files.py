@@ -79,7 +79,9 @@ def _section(section: Section) -> dict[str, Any]:
         "rows": [_row(row) for row in section.rows],
         "lowest_loss": section.leader,
         "against_lowest_loss": [
-            asdict(d) | {"shown": d.variant not in section.alike} for d in section.rivals
+            # The interval of a pair is not all that decides here: see Section.alike.
+            {"variant": d.variant, "difference": d.mean, "shown": d.variant not in section.alike}
+            for d in section.rivals
         ],
     }
 

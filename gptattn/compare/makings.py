@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 
 from gptattn.compare.groups import counted
-from gptattn.compare.runs import Run
+from gptattn.compare.runs import Run, seedless
 from gptattn.identity import differences
+from gptattn.source_code import is_todays
 
 NAMES = 5  # of modules in one line
 OF_MAKING = ("text", "device", "init_from")  # settings that a run has from its making
@@ -13,32 +14,39 @@ OF_MAKING = ("text", "device", "init_from")  # settings that a run has from its 
 def without_replaced(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
     """The runs, without those that the same command made anew, and a line for each of these.
 
-    Made anew: a later run in the same sweep's folder has the same settings and seed, and other
-    code, text or starting weights. A repeat of the same making is none.
+    Made anew: another run in the same sweep's folder has the same settings and seed, and other
+    code, text or starting weights. The newest stays, of those of today's code where there are
+    some: an edit may have been undone. A repeat of the same making is none.
     """
-    newest: dict[tuple[object, ...], Run] = {}
-    for run in sorted(runs, key=lambda run: run.finished):
-        newest[_command(run)] = run
+    chosen: dict[tuple[object, ...], Run] = {}
+    for run in sorted(runs, key=lambda run: (_is_todays(run), run.finished)):
+        chosen[_command(run)] = run
     kept, lines = [], []
     for run in runs:
-        newer = newest[_command(run)]
-        why = differences(run.making, newer.making) if newer.making else []
+        other = chosen[_command(run)]
+        why = differences(run.making, other.making) if other.making else []
         if why:
-            lines.append(
-                f"{run.folder}: left out, {newer.folder.name} was made later ({', '.join(why)})"
-            )
+            lines.append(f"{run.folder}: left out for {other.folder.name} ({', '.join(why)})")
         else:
             kept.append(run)
     return kept, lines
 
 
+def _is_todays(run: Run) -> bool:
+    making = run.making
+    return making is not None and not making.earlier and is_todays(making.code)
+
+
 def _command(run: Run) -> tuple[object, ...]:
     settings = {k: v for k, v in run.settings.items() if k not in OF_MAKING} | run.places
+    # Weights that each seed has of its own are named after their run, which may be made anew.
+    settings["init_from"] = seedless(run.places.get("init_from", ""))
     return run.folder.parent, run.variant, run.seed, *sorted(settings.items())
 
 
 def differences_in_making(runs: Sequence[Run]) -> list[str]:
     """A line for each thing outside of settings and variants in which the runs differ."""
+    runs = list({run.folder: run for run in runs}.values())  # an extended one may be there twice
     lines = []
     unknown = [run for run in runs if run.making is None]
     if unknown:
@@ -47,8 +55,9 @@ def differences_in_making(runs: Sequence[Run]) -> list[str]:
     if resumed:
         lines.append(f"{_counted(resumed)} went on with other code or another schedule than before")
     if names := _differing(runs, "code"):
-        lines.append(f"the variants differ in more than attention: code of {_listed(names)}")
-    if names := _differing(runs, "other"):
+        lines.append(f"the runs differ in the code that makes their numbers: {_listed(names)}")
+    counts = {name for run in runs if run.making for name in run.making.code}
+    if names := [name for name in _differing(runs, "other") if name not in counts]:
         lines.append(f"the runs differ in code that makes no numbers: {_listed(names)}")
     return lines + _differences_in_environment(runs)
 

@@ -12,8 +12,9 @@ from typing import Any
 import msgspec
 import yaml
 
+from gptattn import command
 from gptattn.errors import DataError
-from gptattn.identity import PLACE, Making, flat, meaning, read_making, result_settings
+from gptattn.identity import Making, flat, places, read_making, result_settings
 from gptattn.untrusted import CONFIG_BYTES, SUMMARY_BYTES, read_bytes, read_yaml
 
 # The end of a run folder's name: runs of several seeds that start each from its own seed's weights
@@ -113,7 +114,7 @@ def read_runs(paths: Iterable[str | Path]) -> tuple[list[Run], list[str]]:
     if not runs:
         passed = f" ({len(passed_over)} passed over, as {passed_over[0]})" if passed_over else ""
         raise DataError(
-            "run folder", f"no finished run there{passed}; train one first: python train.py"
+            "run folder", f"no finished run there{passed}; train one first: {command('train')}"
         )
     return _told_apart(runs), passed_over
 
@@ -177,7 +178,7 @@ def _read(folder: Path) -> Run:
     origin = config.get("init_from", "None")
     origin = "" if origin == "None" else origin
     if origin:
-        settings["init_from"] = SEED_AND_ID.sub(r"\1", origin)
+        settings["init_from"] = seedless(origin)
     settings["text"] = str(summary.data["text_sha256"])[:8]
     settings["device"] = str(summary.hyperparameters["device"])
     return Run(
@@ -196,7 +197,7 @@ def _read(folder: Path) -> Run:
         summary.steps,
         summary.completed,
         making=read_making(folder),
-        places=_shown({k: v for k, v in config.items() if meaning(k) == PLACE or k == "init_from"}),
+        places=_shown(places(config)),
     )
 
 
@@ -227,6 +228,11 @@ def _told_apart(runs: Sequence[Run]) -> list[Run]:
             run = replace(run, settings=run.settings | {"init_from": name})
         told.append(run)
     return told
+
+
+def seedless(path: str) -> str:
+    """The path of a run's folder without its seed and id."""
+    return SEED_AND_ID.sub(r"\1", path)
 
 
 def _shown(values: Mapping[str, str]) -> dict[str, str]:

@@ -18,7 +18,6 @@ from numpy.typing import ArrayLike, NDArray
 
 Interval = tuple[float, float]
 
-LEVEL = 0.95
 ALPHA = 0.05
 POWER = 0.8
 SEEDS_CAP = 1_000

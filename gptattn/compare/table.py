@@ -41,7 +41,7 @@ DISPENSABLE = (
     "params",
     "cache B/token",
     "tokens/s",
-    "p (Holm)",
+    "p",
 )
 
 

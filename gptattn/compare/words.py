@@ -150,7 +150,7 @@ def first_words(section: Section) -> str:
     ]
     if few:
         return f"Fewer than {FEWEST_FOR_FIRST} seeds ({_listed(few)}): nothing is put first."
-    better = [d.variant for d in section.rivals if d.shown and d.mean < 0]
+    better = [d.variant for d in section.rivals if d.mean < 0 and d.variant not in section.alike]
     if better:
         return (
             f"{leader.name} has the lowest mean loss, but over the seeds in common "

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -17,7 +18,7 @@ from gptattn.errors import DiskError
 TOKEN_DTYPE = np.dtype("<u2")
 PIECE = 2**20  # tokens that are held at a time
 # What killed processes may have left unfinished in the cache folder, an older version's included.
-UNFINISHED = r"[0-9a-f]{64}-(\d+\.unnamed|[0-9a-f]{64}\.tokens)|tinyshakespeare\.txt"
+UNFINISHED = r"[0-9a-f]{64}-([0-9a-f]{16}\.unnamed|[0-9a-f]{64}\.tokens)|tinyshakespeare\.txt"
 
 
 class _Opened:
@@ -122,7 +123,7 @@ def _written(
     if len(opening) < 2:
         check(sum(map(len, opening)))  # a text that is too short leaves not even a folder
     digest, count = hashlib.sha256(), 0
-    unnamed = folder / f"{key}-{os.getpid()}.unnamed"
+    unnamed = folder / f"{key}-{secrets.token_hex(8)}.unnamed"
 
     def write(target: Any) -> None:
         for ids in encode():

@@ -24,6 +24,7 @@ from gptattn.data.corpus import (
 from gptattn.data.token_files import TokenFile, cached_tokens
 from gptattn.data.tokenizer import SEPARATOR, Tokenizer
 from gptattn.errors import ConfigError
+from gptattn.source_code import class_code
 
 
 class Tokens(Protocol):
@@ -160,7 +161,9 @@ class _Stored:
         self, parts: Sequence[Part | None], check: Callable[[int], object], which: str = ""
     ) -> TokenFile:
         """Those of the parts, of which `which` tells the rest. `check`: as in `cached_tokens`."""
-        made_of = [self.tokenizer.fingerprint(), self.text_hash, *filter(None, [which])]
+        # A class made from one of ours has its fingerprint, and another code.
+        code = class_code(type(self.tokenizer))
+        made_of = [self.tokenizer.fingerprint(), code, self.text_hash, *filter(None, [which])]
         key = hashlib.sha256("\0".join(made_of).encode()).hexdigest()
         return cached_tokens(
             self.cache, key, lambda: self._encoded(parts), check, self.tokenizer.vocab_size

@@ -43,7 +43,9 @@ def _comparable(cfg: TrainConfig) -> str:
     names = ("data", "tokenizer", "budget", "batch_size")
     shared = [settings[name] for name in names]
     size = {name: settings["model"][name] for name in SIZES}
-    return json.dumps([*shared, size, cfg.validation.fraction], sort_keys=True)
+    width = cfg.model.d_mlp if cfg.match == "none" else None  # which `match` chooses
+    own = [cfg.trainer.precision, cfg.validation.fraction, cfg.init_from is not None]
+    return json.dumps([*shared, size, width, *own], sort_keys=True)
 
 
 def _words(cfgs: Sequence[TrainConfig], finished: Sequence[Run]) -> str:
@@ -98,6 +100,7 @@ def _similar(run: Run, cfg: TrainConfig) -> bool:
     del model["model.d_mlp"]
     return (
         run.budget == budget_words(flat)
+        and run.places.get("data.path", "None") == str(cfg.data.get("path"))
         and run.settings.get("batch_size") == str(cfg.batch_size)
         and all(run.settings.get(key) == value for key, value in model.items())
         and all(run.choices.get(key) == cfg.choices[key] for key in ("data", "tokenizer"))

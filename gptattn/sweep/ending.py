@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from gptattn import command
 from gptattn.sweep.processes import LOG
 
 
@@ -43,8 +44,8 @@ def _print_done(console: Console, done: Sequence[Path], uptrained: bool) -> None
         title = f"{len(shown)} run{'s' * (len(shown) > 1)}{' from scratch' * uptrained}"
         console.print(terminal_table(shown, title, console.width))
     folders = sorted({path.parent for path in done})
-    script = "scripts/uptrain_report.py" if uptrained else "scripts/compare.py"
+    report = command("uptrain_report" if uptrained else "compare")
     # Runs of other commands may lie there too, and the report takes all of them.
     apart = not uptrained and bool(differences(read_runs(folders)[0]))
     arguments = [*map(str, folders), *["--split"] * apart]
-    console.print(f"report: python {script} {shlex.join(arguments)}", soft_wrap=True)
+    console.print(f"report: {report} {shlex.join(arguments)}", soft_wrap=True)

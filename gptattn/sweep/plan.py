@@ -10,7 +10,7 @@ import yaml
 from gptattn.config import TrainConfig
 from gptattn.cpus import usable_cpus
 from gptattn.errors import ConfigError
-from gptattn.identity import Making, differences, read_making, settings_key
+from gptattn.identity import Making, differences, flat, places, read_making, settings_key
 from gptattn.sweep.ledger import read_ledger
 from gptattn.untrusted import CONFIG_BYTES, SUMMARY_BYTES, read_bytes, read_yaml
 
@@ -43,8 +43,13 @@ class Found:
     stale: dict[Path, tuple[Path, str]]  # one with its settings of another making, and in what
 
 
-def folders_done(plans: Sequence[Plan], *, keep_stale: bool = False) -> Found:
-    """Which plans are done. `keep_stale`: also by runs that would not come out the same now."""
+def folders_done(
+    plans: Sequence[Plan], *, keep_stale: bool = False, with_weights: bool = False
+) -> Found:
+    """Which plans are done. `keep_stale`: also by runs that would not come out the same now.
+
+    `with_weights`: only by runs that still have theirs, as others are to start from them.
+    """
     known: dict[Path, dict[str, list[Path]]] = {}
     found = Found({}, {})
     for plan in plans:
@@ -53,6 +58,10 @@ def folders_done(plans: Sequence[Plan], *, keep_stale: bool = False) -> Found:
             known[home] = finished_runs(home)
         for folder in reversed(known[home].get(settings_key(asdict(plan.cfg)), [])):
             why = _not_the_same(folder, plan)
+            if with_weights and not any((folder / "checkpoints").glob("*.ckpt")):
+                continue
+            if why and not _same_places(folder, plan):
+                continue  # it is not what the command names
             if not why or keep_stale:
                 found.done[plan.folder] = folder
                 found.stale.pop(plan.folder, None)
@@ -65,9 +74,13 @@ def _not_the_same(folder: Path, plan: Plan) -> str:
     """In what the run in the folder, which has the plan's settings, differs; empty: in nothing."""
     if plan.making is None:
         return "its starting weights are not made yet"
-    if plan.cfg.checkpoint and not any((folder / "checkpoints").glob("*.ckpt")):
-        return "it has no checkpoint"
     return ", ".join(differences(read_making(folder), plan.making))
+
+
+def _same_places(folder: Path, plan: Plan) -> bool:
+    """Whether the run in the folder was told to find text and weights where the plan is."""
+    recorded = read_yaml(folder / "config.yaml", CONFIG_BYTES)
+    return places(flat(recorded)) == places(flat(asdict(plan.cfg)))
 
 
 def finished_runs(folder: Path) -> dict[str, list[Path]]:
@@ -108,9 +121,10 @@ def going_on(plans: Sequence[Plan], found: Found, *, keep_stale: bool = False) -
             known[home] = begun_runs(home)
         folders = known[home].get(settings_key(asdict(plan.cfg)), [])
         why = {folder: _not_the_same(folder, plan) for folder in folders}
+        folders = [f for f in folders if not why[f] or _same_places(f, plan)]
         fitting = [folder for folder in folders if keep_stale or not why[folder]]
         if fitting:
-            folders.remove(fitting[-1])
+            known[home][settings_key(asdict(plan.cfg))].remove(fitting[-1])
             plans[i] = replace(plan, folder=fitting[-1])
         elif folders:
             found.stale.setdefault(plan.folder, (folders[-1], why[folders[-1]]))

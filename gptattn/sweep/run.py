@@ -104,7 +104,11 @@ def _planned(
         if number == 1 and follow is not None:
             plans = followers(stages[0], found.done, follow)
         if not sweep.fresh:
-            more = folders_done(plans, keep_stale=sweep.keep_stale)
+            more = folders_done(
+                plans,
+                keep_stale=sweep.keep_stale,
+                with_weights=number == 0 and follow is not None,
+            )
             found.done.update(more.done)
             found.stale.update(more.stale)
             if in_processes:

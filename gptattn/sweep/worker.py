@@ -12,14 +12,17 @@ import threading
 from gptattn.cli import main
 
 
-def _end_with_the_sweep() -> None:
+def _end_with_the_sweep(pipe: int) -> None:
     # Not through sys.stdin: its lock, held by this thread, would break the interpreter's end.
-    while os.read(0, 1024):
+    while os.read(pipe, 1024):
         pass
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 if __name__ == "__main__":
-    threading.Thread(target=_end_with_the_sweep, daemon=True).start()
+    sweep = os.dup(0)
+    # Whoever reads stdin, a debugger for one, finds its end at once.
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    threading.Thread(target=_end_with_the_sweep, args=(sweep,), daemon=True).start()
     sys.argv.append("--debug")  # what it prints is a log, where a traceback has its place
     main()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import yaml
 
+from gptattn import command
 from gptattn.compare.groups import counted
 from gptattn.compare.runs import Run, one_line
 from gptattn.compare.sections import MUST_AGREE, words_of
@@ -84,10 +85,10 @@ def find_experiment(runs: Sequence[Run]) -> Experiment:
         raise DataError(
             "run folder",
             "no run there started from the weights of another one there; "
-            "python train.py -m experiment=uptrain makes some",
+            f"{command('train')} -m experiment=uptrain makes some",
         )
     _check_alike("originals", named, ())
-    _check_alike("uptrained runs", children, ("variant", "attn.", "init_method", "budget"))
+    _check_alike("uptrained runs", children, ("variant", "code", "attn.", "init_method", "budget"))
     targets = sorted({run.variant for run in children})
     for target in targets:
         members = [run for run in children if run.variant == target]
@@ -111,14 +112,16 @@ def _newest(runs: Sequence[Run]) -> list[Run]:
 
 def _scratch(runs: Sequence[Run], target: str, original: Run) -> list[Run]:
     """The target's runs from scratch that differ from the original in nothing but attention."""
-    own = ("variant", "attn.", "init_")
+    own = ("variant", "code", "attn.", "init_")
     same = _kept(original, own)
     found = [run for run in runs if run.variant == target and not run.origin]
-    return _newest([run for run in found if _kept(run, own) == same])
+    found = [run for run in found if _kept(run, own) == same]
+    _check_alike(f"runs of {target} from scratch", found, ())
+    return _newest(found)
 
 
 def _kept(run: Run, without: tuple[str, ...]) -> dict[str, str]:
-    settings = {"variant": run.variant, **run.settings}
+    settings = {"variant": run.variant, "code": run.code, **run.settings}
     return {key: value for key, value in settings.items() if not key.startswith(without)}
 
 
@@ -149,6 +152,6 @@ def command_of(folder: Path) -> str | None:
     try:
         given = read_yaml(file, MULTIRUN_BYTES)["hydra"]["overrides"]
         stage = [text for text in map(str, given["hydra"]) if text.startswith("hydra.sweeper.")]
-        return one_line(f"python train.py -m {' '.join([*map(str, given['task']), *stage])}")
+        return one_line(f"{command('train')} -m {' '.join([*map(str, given['task']), *stage])}")
     except (OSError, ValueError, LookupError, TypeError, yaml.YAMLError):
         return None

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
+from gptattn import command
 from gptattn.compare.ending import end_with
 from gptattn.compare.runs import one_line, read_runs
 
@@ -21,13 +22,17 @@ def main() -> NoReturn:
 
 
 def _report(folder: Path, chosen: Path | None) -> None:
+    from gptattn.compare.makings import differences_in_making, without_replaced
     from gptattn.compare.uptrain.experiment import command_of, find_experiment
     from gptattn.compare.uptrain.words import sentences
 
     runs, passed_over = read_runs([folder])
-    for line in passed_over:
+    runs, replaced = without_replaced(runs)
+    for line in [*passed_over, *replaced]:
         print(f"passed over: {line}", file=sys.stderr)
     experiment = find_experiment(runs)
+    for line in differences_in_making(runs):
+        print(f"warning: {line}", file=sys.stderr)
     from gptattn.compare.files import claim, disk_errors, write
     from gptattn.compare.svg import standalone
     from gptattn.compare.table import cells_table
@@ -39,7 +44,7 @@ def _report(folder: Path, chosen: Path | None) -> None:
     claim(out, None if chosen else folder)
     findings, plot = find(experiment), uptrain_plot(experiment)
     sweep = command_of(folder)
-    own = f"python scripts/uptrain_report.py {one_line(str(folder))}"
+    own = f"{command('uptrain_report')} {one_line(str(folder))}"
     page = page_text(experiment, findings, plot, [sweep, own] if sweep else [])
     with disk_errors(out):
         write(out / f"{plot.name}.png", plot.png)
