@@ -59,13 +59,11 @@ def compare(
             assert name is not None
             warnings.append(f"{baseline} is not among these runs; the baseline here is {name}")
         sections.append(_section(found, groups, name, warnings))
-    return Comparison(
-        list(folders),
-        sections,
-        [*extended, *differences_in_making(runs)],
-        [*passed_over, *replaced],
-        curves={},
-    )
+    comparison = Comparison(list(folders), sections, [], [*passed_over, *replaced], curves={})
+    # Of several runs with one seed some are not shown, and nothing is said of those.
+    shown = {run.folder for run in comparison.runs}
+    notes = [note for folder, note in extended.items() if folder in shown]
+    return replace(comparison, warnings=[*notes, *differences_in_making(runs)])
 
 
 def _section(found: RunSet, groups: Groups, baseline: str, warnings: list[str]) -> Section:

@@ -2,14 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from gptattn.compare.curves import budget_ends
 from gptattn.compare.runs import Completed, Run, finite, one_line
 from gptattn.identity import at_step, budget_words
 
 
-def at_first_budgets(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
-    """Each run as it was where its first budget ended, and a line on each that went on from there.
+def at_first_budgets(runs: Sequence[Run]) -> tuple[list[Run], dict[Path, str]]:
+    """Each run as it was where its first budget ended; by folder, a line on each that went on.
 
     There its schedule was over, as it was for runs that ended there for good. What came later is
     kept, under a budget of its own, where other variants were extended alike.
@@ -24,11 +25,11 @@ def at_first_budgets(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
             history = ", then ".join([*map(_words, before), run.budget])
             whole = _with_budget(run, history)
             extended.setdefault(history, []).append(whole)
-    notes = []
+    notes = {}
     for history, members in extended.items():
         alike = len({run.variant for run in members}) > 1
         kept += members if alike else []
-        notes += [_note(run, history, alike) for run in members]
+        notes |= {run.folder: _note(run, history, alike) for run in members}
     return kept, notes
 
 
