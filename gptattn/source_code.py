@@ -183,7 +183,7 @@ class _Source:
 
 @cache  # the first look counts: what is edited later, this process has not imported
 def _parsed(file: Path) -> _Source:
-    tree = ast.parse(file.read_bytes())
+    tree = ast.parse(file.read_bytes(), filename=str(file))
     digest = hashlib.sha256()
     for word in _words(tree):
         digest.update(word.encode("utf-8", errors="backslashreplace") + b"\0")

@@ -41,6 +41,8 @@ class Faulty(MultiHeadAttention):
     def __init__(self, d_in, d_out, context_length, num_heads, out_proj, scale, backend, how):
         super().__init__(d_in, d_out, context_length, num_heads)
         self.how = how
+        if how == "refuse":
+            raise RuntimeError("cannot be built")
 
     def forward(self, x, *args, **kwargs):
         out = super().forward(x, *args, **kwargs)
@@ -89,21 +91,22 @@ def work(folder: Path, code: str) -> Work:
 # A user's own module
 
 
-def test_a_variant_that_crashes_or_raises_costs_its_own_runs_alone(
+def test_a_variant_that_crashes_or_raises_or_cannot_be_built_costs_its_own_runs_alone(
     faulty: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    own = [*faulty, "+attn.how=crash,raise,not", "sweep.jobs=1", "checkpoint=false"]
+    own = [*faulty, "+attn.how=crash,raise,refuse,not", "sweep.jobs=1", "checkpoint=false"]
     assert command(tmp_path, "-m", *tiny(tmp_path, *own)) == 1
     out = capfd.readouterr().out
-    assert "3 to run, one after the other; no estimate" in out
+    assert "4 to run, one after the other; no estimate" in out
     home = tmp_path / "outputs" / "scratch"
-    assert ends(home) == [("failed", -signal.SIGSEGV), ("failed", 1), ("done", 0)]
-    (reason,) = [e["reason"] for e in read_ledger(home) if e.get("exit") == 1]
+    assert ends(home) == [("failed", -signal.SIGSEGV), ("failed", 1), ("failed", 1), ("done", 0)]
+    reason, built = [e["reason"] for e in read_ledger(home) if e.get("exit") == 1]
+    assert built.endswith(": RuntimeError: cannot be built")
     file = os.path.relpath(tmp_path / "own" / "faulty_attention.py", tmp_path)
     assert reason.startswith(f"{file}:{RAISES}: RuntimeError: mat1 and mat2 shapes")
     assert "report" not in reason
     assert "killed by SIGSEGV" in out
-    (raised,) = [f for f in home.glob("*/console.log") if "RuntimeError" in f.read_text()]
+    (raised,) = [f for f in home.glob("*/console.log") if "mat1 and mat2" in f.read_text()]
     assert "Traceback" in raised.read_text()
     assert len(run_folders(tmp_path)) == 1
 

@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from gptattn.config import TrainConfig, check
-from gptattn.errors import ConfigError, RunFolderError
+from gptattn.errors import ConfigError, RunFolderError, UserError
 from gptattn.precheck import Ready, prepared
 from gptattn.sweep.plan import Plan, slots
 
@@ -29,6 +29,7 @@ def checked(
             "hydra.sweep.subdir", f"gives several runs one folder, {twice[0]}; leave it out"
         )
     known: dict[str, Ready] = {}
+    broken: dict[str, Exception] = {}
     ready = []
     for plan in plans:
         check(plan.cfg)
@@ -40,11 +41,19 @@ def checked(
         unseen = (*UNSEEN, "init_from") if original else UNSEEN
         key = repr(asdict(plan.cfg) | dict.fromkeys(unseen))
         if key not in known:
-            known[key] = prepared(plan.cfg, original)
+            try:
+                known[key] = prepared(plan.cfg, original)
+            except UserError:
+                raise
+            except Exception as error:
+                # Not a setting but the code of a variant: its own runs will tell, and fail alone.
+                broken[key], known[key] = error, Ready(plan.cfg, 0, None)
         own = {name: getattr(plan.cfg, name) for name in (*UNSEEN, "init_from")}
         cfg = replace(known[key].cfg, **own)
         made = known[key]
         ready.append(replace(plan, cfg=cfg, bytes_on_disk=made.bytes_on_disk, making=made.making))
+    if broken and broken.keys() == known.keys():
+        raise next(iter(broken.values()))  # nothing can run
     return ready
 
 

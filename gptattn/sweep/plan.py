@@ -73,7 +73,7 @@ def folders_done(
 def _not_the_same(folder: Path, plan: Plan) -> str:
     """In what the run in the folder, which has the plan's settings, differs; empty: in nothing."""
     if plan.making is None:
-        return "its starting weights are not made yet"
+        return "what would make it now is not known"
     return ", ".join(differences(read_making(folder), plan.making))
 
 
