@@ -7,9 +7,7 @@ followed in the source, so a sweep's plan and the run that it becomes see the sa
 import ast
 import hashlib
 import importlib.util
-import site
 import sys
-import sysconfig
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -76,7 +74,7 @@ def _is_local(module: str) -> bool:
     file = _file_of(module)
     if top == OURS or top in sys.stdlib_module_names or file is None:
         return False
-    return not any(file.is_relative_to(place) for place in _installed())
+    return not _is_installed(file)
 
 
 def is_todays(code: Mapping[str, str]) -> bool:
@@ -96,7 +94,7 @@ def _release(module: str) -> str | None:
     """`version 1.2` for a module of an installed package, where nobody edits; None for a source."""
     package = module.partition(".")[0]
     file = _file_of(package)
-    if package == OURS or file is None or not any(file.is_relative_to(p) for p in _installed()):
+    if package == OURS or file is None or not _is_installed(file):
         return None
     try:
         return f"version {version(package)}"
@@ -104,10 +102,8 @@ def _release(module: str) -> str | None:
         return None
 
 
-@cache
-def _installed() -> list[str]:
-    paths = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
-    return [*paths, *site.getsitepackages()]
+def _is_installed(file: Path) -> bool:
+    return not {"site-packages", "dist-packages"}.isdisjoint(file.parts)
 
 
 def _file_of(module: str) -> Path | None:

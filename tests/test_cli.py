@@ -77,7 +77,7 @@ BAD_INPUT = {
     "a sweeper for one variant": (
         "hydra/sweeper=optuna",
         2,
-        "error: hydra/sweeper: 'optuna' is not used here; scripts/tune.py searches",
+        "error: hydra/sweeper: 'optuna' is not used here; python scripts/tune.py searches",
     ),
 }
 

@@ -19,6 +19,14 @@ from gptattn.progress import ConsoleProgress
 from gptattn.stopping import StopRequest
 
 
+@pytest.fixture(autouse=True)
+def _hangs_up() -> Iterator[None]:
+    # Under nohup it is ignored.
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
 @pytest.fixture
 def ignored() -> Iterator[Callable[[int], None]]:
     """Has a signal ignored until the test ends, as a shell or nohup would."""

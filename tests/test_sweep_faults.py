@@ -229,7 +229,7 @@ def test_out_of_memory_is_no_mistake_of_the_run_or_its_checkpoint(
     assert line.startswith("error: memory: too little for this run; ")
     assert steps_kept(tmp_path / "run") == ["step=4.ckpt", "step=2.ckpt"]
     Ledger(tmp_path).note("run", "failed", exit=8)
-    assert list(begun_runs(tmp_path).values()) == [tmp_path / "run"]
+    assert list(begun_runs(tmp_path).values()) == [[tmp_path / "run"]]
 
     def short(*args: object, **kwargs: object) -> NoReturn:
         raise MemoryError
