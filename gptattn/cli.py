@@ -231,6 +231,8 @@ def _check_command(args: Namespace) -> Path | None:
         override.startswith(("install=", "uninstall=", "query=")) for override in args.overrides
     ):
         raise ConfigError("-sc", "takes install=SHELL or uninstall=SHELL; bash, zsh or fish")
+    if sum(map(bool, (args.multirun, args.cfg, args.info, args.shell_completion))) > 1:
+        raise ConfigError("command line", "--multirun, --cfg, --info and -sc go one at a time")
     if args.hydra_help or args.shell_completion:
         return None
     if args.experimental_rerun is not None:

@@ -356,15 +356,23 @@ def _unknown_key(key: str, overrides: Sequence[str]) -> ConfigError:
     # The choices of groups decide which settings there are.
     choices = [o for o in overrides if re.match(r"[\w/]+=", o) and not o.startswith(f"{key}=")]
     GlobalHydra.instance().clear()  # the composition that failed is still open
-    with composed(choices) as cfg:
-        keys = [name for name in _dotted_keys(cfg) if not name.startswith("hydra.")]
-    parent = key.rpartition(".")[0]
-    siblings = [name for name in keys if parent and name.startswith(f"{parent}.")]
-    if siblings:
+    keys = _keys(choices)
+    group = key.partition(".")[0]
+    siblings = [name for name in keys if name.startswith(f"{key.rpartition('.')[0]}.")]
+    having = [name for name in sorted(_choices(group)) if key in _keys([*choices, f"{group}={name}"])]
+    if having:
+        return ConfigError(key, f"is no setting here; {' or '.join(having)} has it: {group}={having[0]}")
+    if "." in key and siblings:
         return ConfigError(key, f"is no setting; {suggest(key, siblings)}")
     near = difflib.get_close_matches(key, keys, n=1, cutoff=0.4)
     hint = f"did you mean {near[0]}? " if near else ""
     return ConfigError(key, f"is no setting; {hint}--help lists them all")
+
+
+def _keys(choices: Sequence[str]) -> list[str]:
+    # As for a sweep, whose lists of values it sets aside.
+    with composed(choices, run_mode=RunMode.MULTIRUN) as cfg:
+        return [name for name in _dotted_keys(cfg) if not name.startswith("hydra.")]
 
 
 def _dotted_keys(node: Any, prefix: str = "") -> Iterator[str]:

@@ -41,6 +41,17 @@ BAD_INPUT = {
         "error: model.d_modl: is no setting; did you mean model",
     ),
     "misspelt top key": ("batchsize=4", 2, "error: batchsize: is no setting; did you mean batch_s"),
+    "key of another choice": (
+        "attn=mha attn.num_kv_heads=2",
+        2,
+        "error: attn.num_kv_heads: is no setting here; gqa or mqa has it: attn=gqa",
+    ),
+    "key of another choice in a sweep": (
+        "-m attn=mha,gqa seed=1,2 data=pydocs data.path=text.txt",
+        2,
+        "error: data.path: is no setting here; shakespeare or text has it: data=shakespeare",
+    ),
+    "two flags": ("-m --info=all", 2, "error: command line: --multirun, --cfg, --info and -sc go"),
     "word for a number": ("batch_size=many", 2, "error: batch_size: "),
     "number for a word": ("attn.backend=3", 2, "error: attn.backend: '3' is unknown; one of"),
     "word for heads": ("attn=gqa attn.num_kv_heads=two", 2, "error: attn.num_kv_heads: 'two' is a"),

@@ -25,7 +25,7 @@ from gptattn.config import TrainConfig
 from gptattn.console import span
 from gptattn.device import usable_cpus
 from gptattn.errors import ConfigError, RunFolderError
-from gptattn.identity import Making, settings_key, write_making
+from gptattn.identity import Making, settings_key, went_on, write_making
 from gptattn.resume_settings import resume_argument
 from gptattn.sweep.ledger import NAME, Ledger, read_ledger
 from gptattn.sweep.plan import (
@@ -220,6 +220,25 @@ def test_a_run_is_done_where_a_finished_one_has_its_settings(
         for c, name in ((cfg, "x"), (other, "y"))
     ]
     assert folders_done(plans) == Found({plans[0].folder: done}, {})
+
+
+def test_a_run_that_was_extended_is_done_as_what_its_first_budget_made(
+    cfg: TrainConfig, tmp_path: Path
+) -> None:
+    longer = replace(cfg, budget=replace(cfg.budget, steps=9))
+    done = finished(tmp_path / "out" / "a", longer)
+    ends = [{"budget": asdict(c.budget), "step": c.budget.steps} for c in (cfg, longer)]
+    (done / "summary.json").write_text(
+        json.dumps({"status": "done", "steps": 9, "completed": ends})
+    )
+    # Its later part was made by other code.
+    write_making(done, went_on(MAKING, replace(MAKING, code={}), cfg.budget.steps or 0))
+    plans = [
+        Plan([], c, tmp_path / "out" / name, making=MAKING)
+        for c, name in ((cfg, "x"), (longer, "y"))  # of one schedule, it was not
+    ]
+    assert folders_done(plans) == Found({plans[0].folder: done}, {})
+    assert folders_done(plans, with_weights=True) == Found({}, {})
 
 
 def test_how_a_sweep_is_run_is_no_part_of_what_a_run_is(cfg: TrainConfig) -> None:

@@ -33,11 +33,14 @@ def print_end(
 
 
 def _print_done(console: Console, done: Sequence[Path], uptrained: bool) -> None:
+    from gptattn.compare.extended import at_first_budgets
     from gptattn.compare.runs import read_runs
     from gptattn.compare.sections import differences
     from gptattn.compare.table import terminal_table
 
     runs = read_runs(done)[0]
+    # One that went on is shown where its first budget ended, as the report does.
+    runs = at_first_budgets(runs)[0][: len(runs)]
     # What was uptrained has a table of its own, by method and share of steps, in its report.
     shown = [run for run in runs if not run.origin] if uptrained else runs
     if shown:

@@ -10,7 +10,7 @@ import yaml
 from gptattn.config import TrainConfig
 from gptattn.cpus import usable_cpus
 from gptattn.errors import ConfigError
-from gptattn.identity import Making, differences, flat, places, read_making, settings_key
+from gptattn.identity import Making, at_step, differences, flat, places, read_making, settings_key
 from gptattn.sweep.ledger import read_ledger
 from gptattn.untrusted import CONFIG_BYTES, SUMMARY_BYTES, read_bytes, read_yaml
 
@@ -43,6 +43,14 @@ class Found:
     stale: dict[Path, tuple[Path, str]]  # one with its settings of another making, and in what
 
 
+@dataclass(frozen=True)
+class Finished:
+    """A run that is done, or was: the step where its first budget ended, if it went on then."""
+
+    folder: Path
+    until: int | None = None
+
+
 def folders_done(
     plans: Sequence[Plan], *, keep_stale: bool = False, with_weights: bool = False
 ) -> Found:
@@ -50,15 +58,16 @@ def folders_done(
 
     `with_weights`: only by runs that still have theirs, as others are to start from them.
     """
-    known: dict[Path, dict[str, list[Path]]] = {}
+    known: dict[Path, dict[str, list[Finished]]] = {}
     found = Found({}, {})
     for plan in plans:
         home = plan.folder.parent
         if home not in known:
             known[home] = finished_runs(home)
-        for folder in reversed(known[home].get(settings_key(asdict(plan.cfg)), [])):
-            why = _not_the_same(folder, plan)
-            if with_weights and not any((folder / "checkpoints").glob("*.ckpt")):
+        for run in reversed(known[home].get(settings_key(asdict(plan.cfg)), [])):
+            folder = run.folder
+            why = _not_the_same(folder, plan, run.until)
+            if with_weights and (run.until or not any((folder / "checkpoints").glob("*.ckpt"))):
                 continue
             if why and not _same_places(folder, plan):
                 continue  # it is not what the command names
@@ -70,11 +79,16 @@ def folders_done(
     return found
 
 
-def _not_the_same(folder: Path, plan: Plan) -> str:
-    """In what the run in the folder, which has the plan's settings, differs; empty: in nothing."""
+def _not_the_same(folder: Path, plan: Plan, until: int | None = None) -> str:
+    """In what the run in the folder, which has the plan's settings, differs; empty: in nothing.
+
+    `until`: the last step that counts of it; None: the last that it took.
+    """
     if plan.making is None:
         return "what would make it now is not known"
-    return ", ".join(differences(read_making(folder), plan.making))
+    was = read_making(folder)
+    was = at_step(was, until) if was and until else was
+    return ", ".join(differences(was, plan.making))
 
 
 def _same_places(folder: Path, plan: Plan) -> bool:
@@ -83,17 +97,25 @@ def _same_places(folder: Path, plan: Plan) -> bool:
     return places(flat(recorded)) == places(flat(asdict(plan.cfg)))
 
 
-def finished_runs(folder: Path) -> dict[str, list[Path]]:
-    """The finished runs right below `folder`, by their settings' key; the newest last."""
-    runs: dict[str, list[Path]] = {}
-    for summary in sorted(folder.glob("*/summary.json"), key=lambda path: path.stat().st_mtime):
+def finished_runs(home: Path) -> dict[str, list[Finished]]:
+    """The finished runs right below `home`, by their settings' key; the newest last.
+
+    One that was extended counts where its first budget ended: its schedule was over there.
+    """
+    runs: dict[str, list[Finished]] = {}
+    for file in sorted(home.glob("*/summary.json"), key=lambda path: path.stat().st_mtime):
+        folder = file.parent
         try:
-            done = json.loads(read_bytes(summary, SUMMARY_BYTES))["status"] == "done"
-        except (OSError, ValueError, LookupError, TypeError):
+            summary = json.loads(read_bytes(file, SUMMARY_BYTES))
+            if summary["status"] != "done":
+                continue
+            first = (summary.get("completed") or [{}])[0]
+            extended = bool(first) and first["step"] < summary["steps"]
+            budget = {"budget": first["budget"]} if extended else {}
+            key = settings_key(read_yaml(folder / "config.yaml", CONFIG_BYTES) | budget)
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, yaml.YAMLError):
             continue  # half a record is none: the run is made again
-        key = _recorded_key(summary.parent) if done else None
-        if key is not None:
-            runs.setdefault(key, []).append(summary.parent)
+        runs.setdefault(key, []).append(Finished(folder, first["step"] if extended else None))
     return runs
 
 
