@@ -37,7 +37,6 @@ from gptattn.compose import (
     with_paths_quoted,
 )
 from gptattn.config import TrainConfig, check
-from gptattn.cpus import Usage, wait_gently_beside_others
 from gptattn.disk import check_room, refuse_link
 from gptattn.errors import ConfigError, DataError, ForeignError, RunFolderError
 from gptattn.lock import locked_run
@@ -49,7 +48,6 @@ if TYPE_CHECKING:
 
 # What a hint tells to type: a wheel has no train.py.
 LONGEST_LINE = 900  # characters of an error; its end says what would be right
-BEGAN = Usage.now()
 
 
 def main() -> NoReturn:
@@ -167,7 +165,6 @@ def run_job(cfg: DictConfig, locks: bool = True) -> float:
 
 def _resume(folder: Path, overrides: Sequence[str]) -> None:
     """Go on with the run in the folder; its settings are its own."""
-    _look_around(None)
     # torch and lightning take seconds to import: not before the command is known to be good.
     with at_once():
         from gptattn.precheck import prepared
@@ -257,12 +254,6 @@ def _check_command(args: Namespace) -> Path | None:
     return _checked(overrides, name)[1]
 
 
-def _look_around(threads: int | None) -> None:
-    # Loaded, torch has been told how to wait.
-    if "torch" not in sys.modules:
-        wait_gently_beside_others(BEGAN, threads)
-
-
 def check_job(overrides: Sequence[str], config_name: str = CONFIG_NAME) -> TrainConfig:
     """Raise a UserError for whatever would stop this run before its first step."""
     return _checked(overrides, config_name)[0]
@@ -280,7 +271,6 @@ def _checked(overrides: Sequence[str], config_name: str) -> tuple[TrainConfig, P
     if (folder / "config.yaml").exists():
         with _new_run(folder):
             pass
-    _look_around(typed.trainer.threads)
     # torch takes seconds to import, so what needs it comes last.
     with at_once():
         from gptattn.precheck import prepared

@@ -359,9 +359,13 @@ def _unknown_key(key: str, overrides: Sequence[str]) -> ConfigError:
     keys = _keys(choices)
     group = key.partition(".")[0]
     siblings = [name for name in keys if name.startswith(f"{key.rpartition('.')[0]}.")]
-    having = [name for name in sorted(_choices(group)) if key in _keys([*choices, f"{group}={name}"])]
+    having = [
+        name for name in sorted(_choices(group)) if key in _keys([*choices, f"{group}={name}"])
+    ]
     if having:
-        return ConfigError(key, f"is no setting here; {' or '.join(having)} has it: {group}={having[0]}")
+        return ConfigError(
+            key, f"is no setting here; {' or '.join(having)} has it: {group}={having[0]}"
+        )
     if "." in key and siblings:
         return ConfigError(key, f"is no setting; {suggest(key, siblings)}")
     near = difflib.get_close_matches(key, keys, n=1, cutoff=0.4)

@@ -1,7 +1,4 @@
-"""How many processors there are for this process, who else uses them, and how its threads wait.
-
-No torch: what is said of threads must be said before torch is loaded.
-"""
+"""How many processors there are for this process, and who else uses them."""
 
 import os
 import time
@@ -10,10 +7,6 @@ from pathlib import Path
 
 STAT = Path("/proc/stat")
 IDLE = (3, 4)  # columns of a processor's line: idle, and waiting for a disk
-# Processors by which it must be too crowded before threads wait gently; noise is less.
-CROWDED = 0.5
-# By which a user says how threads of OpenMP wait.
-WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
 
 
 def usable_cpus() -> int:
@@ -50,20 +43,3 @@ class Usage:
             return cls(time.monotonic(), busy / os.sysconf("SC_CLK_TCK"), time.process_time())
         except (OSError, ValueError, IndexError):
             return None
-
-
-def wait_gently_beside_others(before: Usage | None, threads: int | None) -> None:
-    """Have threads that wait sleep at once, where others leave too few processors for all of them.
-
-    By what others have used since `before`; `threads` None: one a processor. Call it before torch
-    is loaded: its OpenMP reads this once. Threads that wait look for work for milliseconds before
-    they sleep. On a quiet machine that makes small models a third faster; on a full one they keep
-    from work the very thread that they wait for. What the user has set stays.
-    """
-    now = Usage.now()
-    if before is None or now is None or any(name in os.environ for name in WAITING):
-        return
-    others = (now.busy - before.busy) - (now.own - before.own)
-    left = usable_cpus() - (threads or usable_cpus())
-    if others > (left + CROWDED) * (now.clock - before.clock):
-        os.environ["OMP_WAIT_POLICY"] = "passive"

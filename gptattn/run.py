@@ -55,6 +55,7 @@ from gptattn.saving import AtomicCheckpointIO, Checkpoints
 from gptattn.stopping import StopRequest
 from gptattn.summary import Job, hyperparameters, summarise
 from gptattn.untrusted import CONFIG_BYTES, read_yaml
+from gptattn.waiting import gentle_beside_others
 from gptattn.watchdog import Watchdog
 
 DTYPES = {  # what matrix products run in
@@ -243,11 +244,12 @@ def _fit(
     reset_peak_memory(job.device)
     done = False
     try:
-        if budget.steps == 0:
-            _validate(trainer, module, datamodule, job)
-        else:
-            with stop.listening(), checkpoints.restoring(start.source):
-                trainer.fit(module, datamodule=datamodule, ckpt_path=start.source)
+        with gentle_beside_others(job.threads):
+            if budget.steps == 0:
+                _validate(trainer, module, datamodule, job)
+            else:
+                with stop.listening(), checkpoints.restoring(start.source):
+                    trainer.fit(module, datamodule=datamodule, ckpt_path=start.source)
         final = rows.final(module)
         recorder.log_metrics(final, trainer.global_step)
         summary = summarise(job, rows.last | final, trainer.global_step, rows.completed)

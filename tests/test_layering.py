@@ -32,7 +32,7 @@ LAYERS = (
         "data.tokens",
         "data.sampler",
     ),
-    ("attention.*", "position.*"),
+    ("attention.*", "position.*", "waiting"),
     ("loss", "gpt"),
     (
         "sampling",
