@@ -49,7 +49,7 @@ def _check_size(overrides: Sequence[Override]) -> None:
 class LedgerSweeper(BasicSweeper):
     """Hydra's basic sweeper, but: all runs are checked before the first, those that are done are
     not repeated, failures do not end the sweep, and the end is one table. `uptrain` adds runs that
-    go on from the weights of others; see `gptattn.sweep.uptrain`.
+    go on from the weights of others; see `gptattn.sweep.second_stage`.
     """
 
     def __init__(
@@ -62,8 +62,8 @@ class LedgerSweeper(BasicSweeper):
         self.uptrain = uptrain  # None: no second stage
 
     def sweep(self, arguments: list[str]) -> Any:
-        from gptattn.console import make_console
-        from gptattn.stopping import at_once
+        from gptattn.machine.console import make_console
+        from gptattn.machine.signals import ending_at_once
         from gptattn.sweep.estimate import Estimator
 
         assert self.hydra_context is not None
@@ -79,8 +79,8 @@ class LedgerSweeper(BasicSweeper):
         in_processes = isinstance(self.launcher, ProcessLauncher)
         with Estimator() if in_processes else nullcontext() as estimator:
             plans = self._planned(jobs)
-            with at_once():
-                from gptattn.sweep.run import run_sweep
+            with ending_at_once():
+                from gptattn.sweep.run_sweep import run_sweep
 
             return run_sweep(
                 plans,
@@ -92,9 +92,9 @@ class LedgerSweeper(BasicSweeper):
             )
 
     def _planned(self, jobs: Sequence[Sequence[str]]) -> list[Plan]:
-        from gptattn.console import make_console
-        from gptattn.planning import planned
-        from gptattn.sweep.progress import counted
+        from gptattn.cli.planning import planned
+        from gptattn.machine.console import make_console
+        from gptattn.sweep.sweep_progress import counted
 
         assert self.hydra_context is not None
         assert self.config is not None
@@ -105,9 +105,9 @@ class LedgerSweeper(BasicSweeper):
         return [plan for _, plan in in_order]
 
     def _follow(self, first: Sequence[Plan]) -> Follow:
-        from gptattn.compose import quoted
-        from gptattn.planning import planned
-        from gptattn.sweep.uptrain import check_first_stage, second_stage, uptrain_of
+        from gptattn.cli.compose import quoted
+        from gptattn.cli.planning import planned
+        from gptattn.sweep.second_stage import check_first_stage, second_stage, uptrain_of
 
         assert self.hydra_context is not None
         assert self.config is not None
@@ -127,7 +127,7 @@ class LedgerSweeper(BasicSweeper):
         return follow
 
     def _launch(self, plans: Sequence[Plan]) -> Sequence[JobReturn]:
-        from gptattn.compose import job_of
+        from gptattn.cli.compose import job_of
 
         assert self.launcher is not None
         assert self.config is not None
@@ -155,7 +155,7 @@ class ProcessLauncher(Launcher):
     def launch(
         self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
     ) -> Sequence[JobReturn]:
-        from gptattn.planning import planned
+        from gptattn.cli.planning import planned
 
         loader = self.hydra_context.config_loader
         plans = sorted(
@@ -165,8 +165,8 @@ class ProcessLauncher(Launcher):
 
     def run(self, plans: Sequence[Plan]) -> Sequence[JobReturn]:
         """The same for jobs that are planned already."""
-        from gptattn.compose import worker_command
-        from gptattn.sweep.run import run_in_processes
+        from gptattn.cli.compose import worker_command
+        from gptattn.sweep.run_sweep import run_in_processes
 
         returns = []
         for plan, result in run_in_processes(plans, partial(worker_command, self.config)):

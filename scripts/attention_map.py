@@ -2,7 +2,7 @@
 
 import sys
 
-from gptattn.commands.attention_map import main
+from gptattn.cli.commands.attention_map import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -30,13 +30,13 @@ from gptattn.attention import (
 )
 from gptattn.attention.linear import prepare
 from gptattn.attention.split import attend_cached
-from gptattn.build import build_model
-from gptattn.cli import check_job
-from gptattn.cost import parameter_count
-from gptattn.device import resolve_device, synchronize, use_huge_pages
-from gptattn.generate import stream
-from gptattn.gpt import GPT
-from gptattn.sampling import Sampling
+from gptattn.cli.main import check_job
+from gptattn.decode.generate import stream
+from gptattn.decode.sampling import Sampling
+from gptattn.machine.device import resolve_device, synchronize, use_huge_pages
+from gptattn.model.cost import parameter_count
+from gptattn.model.gpt import GPT
+from gptattn.settings.build import build_model
 
 PROMPT, NEW, VOCABULARY = 512, 64, 50257
 GREEDY = Sampling(temperature=0)

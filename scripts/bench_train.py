@@ -29,13 +29,13 @@ from peers import LANGUAGE_MODELS
 from rich.console import Console
 from torch import Tensor, nn
 
-from gptattn.build import build_model
-from gptattn.cli import check_job
-from gptattn.config import TrainConfig
+from gptattn.cli.main import check_job
 from gptattn.data.sampler import TrainingStream
-from gptattn.device import peak_memory_mb, reset_peak_memory
-from gptattn.gpt import GPT
-from gptattn.run import train
+from gptattn.machine.device import peak_memory_mb, reset_peak_memory
+from gptattn.model.gpt import GPT
+from gptattn.settings.build import build_model
+from gptattn.settings.config import TrainConfig
+from gptattn.training.train import train
 
 VARIANTS = ("mha", "gqa", "mqa", "mha_wrapper")
 CHUNK = None  # the default

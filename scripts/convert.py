@@ -2,7 +2,7 @@
 
 import sys
 
-from gptattn.commands.convert import main
+from gptattn.cli.commands.convert import main
 
 if __name__ == "__main__":
     sys.exit(main())

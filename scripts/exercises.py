@@ -14,7 +14,7 @@ from gptattn.attention import (
     SelfAttentionV2,
     attend,
 )
-from gptattn.cost import parameter_count
+from gptattn.model.cost import parameter_count
 
 SEED = 123
 # Six tokens, one a row, with three numbers each.

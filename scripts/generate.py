@@ -2,7 +2,7 @@
 
 import sys
 
-from gptattn.commands.generate import main
+from gptattn.cli.commands.generate import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -19,9 +19,9 @@ from pathlib import Path
 from tortures import disk, hang, memory, numbers, stops, sweeps, writers
 from tortures.bench import Bench, Result
 
-from gptattn.arguments import parse
-from gptattn.cli import report
-from gptattn.config import check_choice
+from gptattn.cli.arguments import parse
+from gptattn.cli.main import report
+from gptattn.settings.config import check_choice
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 import sys
 
-from gptattn.commands.tune import main
+from gptattn.cli.commands.tune import main
 
 if __name__ == "__main__":
     sys.exit(main())

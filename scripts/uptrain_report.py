@@ -1,6 +1,6 @@
 """What uptraining shows: `python scripts/uptrain_report.py outputs/uptrain`."""
 
-from gptattn.compare.uptrain.main import main
+from gptattn.cli.commands.uptrain_report import main
 
 if __name__ == "__main__":
     main()

@@ -22,10 +22,10 @@ from torch.utils._pytree import tree_leaves
 from tortures.bench import fingerprint
 
 from gptattn.attention import Attention
-from gptattn.build import build_model, construct, shared_arguments
-from gptattn.compose import CONF, composed, to_train_config
-from gptattn.config import TrainConfig
-from gptattn.gpt import GPT
+from gptattn.cli.compose import CONF, composed, to_train_config
+from gptattn.model.gpt import GPT
+from gptattn.settings.build import build_model, construct, shared_arguments
+from gptattn.settings.config import TrainConfig
 
 
 def menu(group: str) -> list[str]:

@@ -8,8 +8,8 @@ from typing import Any, NoReturn
 import pytest
 from support import tiny
 
-from gptattn.checkpoint import known_checkpoints
-from gptattn.module import LanguageModel
+from gptattn.runs.checkpoint import known_checkpoints
+from gptattn.training.module import LanguageModel
 
 # Validations after steps 2, 4 and 6, rows after each third: they do not fall together.
 SIX = (

@@ -13,7 +13,7 @@ from unittest import mock
 import pytest
 import torch
 
-from gptattn.cli import main
+from gptattn.cli.main import main
 
 # 2,064 bytes, some of them in characters of two and three bytes.
 TEXT = "".join(f"Line {i:03d}: naïve π ≈ {i * 22 / 7:8.3f}. The end.\n" for i in range(48))

@@ -1,6 +1,9 @@
 """Imports never go upstream, and heavy or risky libraries stay where they belong."""
 
 import ast
+import itertools
+import re
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from graphlib import TopologicalSorter
@@ -9,85 +12,34 @@ from pathlib import Path
 import pytest
 
 import gptattn
-from gptattn.compose import CONF
+from gptattn.cli.compose import CONF
 
 PACKAGE = Path(gptattn.__file__).parent
 
-# Low to high. `name.*` stands for a package and all that is in it.
-LAYERS = (
-    ("gptattn", "errors", "cpus", "template", "stopping", "archive"),
-    ("untrusted",),
-    ("lock", "disk"),
-    ("config", "hub", "targets", "source_code"),
-    ("identity",),
-    (
-        "data",
-        "data.corpus",
-        "data.text",
-        "data.text_file",
-        "data.token_files",
-        "data.tokenizer",
-        "data.bpe",
-        "data.bpe_files",
-        "data.tokens",
-        "data.sampler",
-    ),
-    ("attention.*", "position.*", "waiting"),
-    ("loss", "gpt"),
-    (
-        "sampling",
-        "arguments",
-        "cost",
-        "build",
-        "budget",
-        "generate",
-        "device",
-        "heatmap",
-        "prompt",
-        "text_stream",
-        "checkpoint",
-    ),
-    ("saved", "gpt2"),
-    ("convert", "match", "module", "recorder", "data.datamodule"),
-    ("callbacks", "watchdog", "attention_log", "console", "summary", "saving"),
-    ("resume_state",),
-    ("resume",),
-    ("progress",),
-    ("run", "precheck", "compare.*", "maps.*"),
-    (
-        "sweep",
-        "sweep.ledger",
-        "sweep.plan",
-        "sweep.processes",
-        "sweep.progress",
-        "sweep.estimate",
-        "sweep.trial",
-        "sweep.uptrain",
-        "sweep.checks",
-        "sweep.design",
-        "sweep.ending",
-    ),
-    ("sweep.run", "overlay"),
-    ("compose", "resume_settings"),
-    ("planning",),
+# Low to high: a room imports from itself and those before it. CONTRIBUTING shows the same list.
+ROOMS = (
+    ("errors", "machine"),
+    ("position",),
+    ("attention",),
+    ("model",),
+    ("data",),
+    ("settings",),
+    ("decode", "maps"),
+    ("runs",),
+    ("weights",),
+    ("training",),
+    ("compare",),
+    ("sweep",),
     ("cli",),
-    ("script",),
-    ("sweep.worker", "commands.*"),
 )
 
 
-def full_name(entry: str) -> str:
-    return entry if entry == "gptattn" else f"gptattn.{entry}"
-
-
-def layer(module: str) -> int:
-    """The module's layer. Raises KeyError for one that the table lacks."""
-    for height, entries in enumerate(LAYERS):
-        for entry in map(full_name, entries):
-            package = entry.removesuffix(".*")
-            if module == package or (entry != package and module.startswith(f"{package}.")):
-                return height
-    raise KeyError(f"{module} is in no layer; add it to LAYERS")
+def height(module: str) -> int:
+    """How high the module's room stands; -1 for the package's own `__init__`."""
+    room = (*module.split("."), "")[1]
+    heights = [h for h, rooms in enumerate(ROOMS) if room in rooms]
+    assert heights or not room, f"{module} is in no room; move it into one"
+    return heights[0] if heights else -1
 
 
 @cache
@@ -128,15 +80,37 @@ def foreign(tree: ast.Module) -> set[str]:
     return {name.partition(".")[0] for name in imported(tree)} - {"gptattn"}
 
 
-def test_the_table_names_only_modules_that_exist() -> None:
-    entries = {full_name(entry).removesuffix(".*") for height in LAYERS for entry in height}
-    assert entries <= modules().keys()
+def test_the_package_holds_its_rooms_and_nothing_else() -> None:
+    held = {path.stem for path in PACKAGE.iterdir() if path.suffix == ".py" or path.is_dir()}
+    assert held - {"__pycache__", "conf"} == {"__init__", *itertools.chain(*ROOMS)}
+
+
+@pytest.mark.parametrize("room", sorted({*itertools.chain(*ROOMS)} - {"errors"}))
+def test_a_room_says_what_it_is_what_it_may_import_and_where_to_start(room: str) -> None:
+    says = ast.get_docstring(modules()[f"gptattn.{room}"]) or ""
+    assert "import" in says
+    assert "Start reading at" in says
+    named = re.search(r"Start reading at `(\w+)\.py`", says)
+    assert named is not None
+    assert f"gptattn.{room}.{named.group(1)}" in modules()
+
+
+def test_contributing_shows_the_same_list() -> None:
+    page = (CONF.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    assert " < ".join(", ".join(rooms) for rooms in ROOMS) in " ".join(page.split())
 
 
 @pytest.mark.parametrize("module", modules())
-def test_a_module_imports_from_its_own_layer_or_below(module: str) -> None:
-    above = {name for name in own_imports(module) if layer(name) > layer(module)}
+def test_a_module_imports_from_its_own_room_or_those_before_it(module: str) -> None:
+    above = {name for name in own_imports(module) if height(name) > height(module)}
     assert not above
+
+
+def test_no_module_bears_a_name_that_another_one_has() -> None:
+    names = Counter(name.rpartition(".")[2] for name in modules())
+    twice = {name for name, count in names.items() if count > 1}
+    # Commands are named as they are called; `base` is what the others in its room build on.
+    assert twice <= {"base", "compare", "convert", "generate"}
 
 
 def test_modules_do_not_import_each_other_in_a_circle() -> None:
@@ -146,13 +120,7 @@ def test_modules_do_not_import_each_other_in_a_circle() -> None:
 
 @pytest.mark.parametrize("module", modules())
 def test_only_the_command_line_knows_hydra(module: str) -> None:
-    if module not in (
-        "gptattn.cli",
-        "gptattn.compose",
-        "gptattn.overlay",
-        "gptattn.planning",
-        "gptattn.resume_settings",
-    ):
+    if not module.startswith("gptattn.cli."):
         assert not foreign(modules()[module]) & {"hydra", "omegaconf"}
 
 
@@ -180,11 +148,11 @@ def reached_from(module: str) -> set[str]:
     return reached
 
 
-@pytest.mark.parametrize("module", ["gptattn.precheck", "gptattn.sweep.run"])
+@pytest.mark.parametrize("module", ["gptattn.training.precheck", "gptattn.sweep.run_sweep"])
 def test_checking_a_command_waits_for_no_lightning(module: str) -> None:
     # Its import takes longer than torch's, and a mistake should be told at once.
     reached = reached_from(module)
-    assert {"gptattn.gpt", "gptattn.checkpoint"} <= reached
+    assert {"gptattn.model.gpt", "gptattn.runs.checkpoint"} <= reached
     for module in reached:
         assert "lightning" not in foreign(modules()[module])
 
@@ -200,11 +168,11 @@ def test_only_the_checkpoint_module_reads_with_torch_load(module: str) -> None:
         and isinstance(node.value, ast.Name)
         and node.value.id == "torch"
     ]
-    assert len(uses) == (module == "gptattn.checkpoint")
+    assert len(uses) == (module == "gptattn.runs.checkpoint")
     assert "torch.load" not in imported(tree)
-    assert "pickle" not in foreign(tree) or module == "gptattn.checkpoint"
+    assert "pickle" not in foreign(tree) or module == "gptattn.runs.checkpoint"
 
 
 def test_the_front_door_only_opens() -> None:
     tree = ast.parse((CONF.parent / "train.py").read_text(encoding="utf-8"))
-    assert list(imported(tree)) == ["gptattn.cli.main"]
+    assert list(imported(tree)) == ["gptattn.cli.main.main"]

@@ -9,9 +9,9 @@ import yaml
 from support import process_state, rows, tiny
 from support import train as train_by_command
 
-from gptattn.compose import settings
+from gptattn.cli.compose import settings
 from gptattn.errors import ConfigError, RunFolderError
-from gptattn.run import train
+from gptattn.training.train import train
 
 PAGE = Path(__file__).parents[1] / "docs" / "library.md"
 

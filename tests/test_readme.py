@@ -8,8 +8,8 @@ from types import ModuleType
 import torch
 
 from gptattn.attention import Attention
-from gptattn.build import construct, shared_arguments
-from gptattn.compose import composed, to_train_config
+from gptattn.cli.compose import composed, to_train_config
+from gptattn.settings.build import construct, shared_arguments
 
 README = Path(__file__).parents[1] / "README.md"
 

@@ -12,7 +12,7 @@ from tortures.bench import Bench, Result
 from tortures.faults import Poison
 from tortures.stops import kill, stop
 
-from gptattn.compose import CONF
+from gptattn.cli.compose import CONF
 
 SCRIPT = CONF.parent / "scripts" / "torture.py"
 

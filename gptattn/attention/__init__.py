@@ -1,6 +1,6 @@
-"""Attention variants. The menu is the folder `conf/attn`: each YAML names its class.
-
-A new variant needs no line here: its YAML gives the full path of the class.
+"""Attention variants, their caches, and `attend()`, where scores become outputs. They may import
+`position` and the rooms before it. Start reading at `base.py`, the contract; the menu is the folder
+`conf/attn`, whose files each name a class: a new variant needs no line here.
 """
 
 from gptattn.attention.base import Attention, HeadWeights

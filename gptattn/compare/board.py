@@ -17,7 +17,7 @@ from gptattn.compare.bands import section_bands, start_time
 from gptattn.compare.curves import Curves, Floats
 from gptattn.compare.files import BOARD_MARK, remove_former_board
 from gptattn.compare.results import Comparison, Section
-from gptattn.disk import make_folder, write_atomically
+from gptattn.machine.disk import make_folder, write_atomically
 
 TAGS = {
     "val/loss": ("val", "loss"),

@@ -27,8 +27,8 @@ from gptattn.compare.results import (
 from gptattn.compare.runs import Run
 from gptattn.compare.sections import RunSet, comparable_sets
 from gptattn.compare.statistics import Interval
-from gptattn.config import suggest
 from gptattn.errors import ConfigError
+from gptattn.settings.config import suggest
 
 
 def compare(

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gptattn.compare.bands import FEWEST_FOR_BAND
-from gptattn.compare.figure import (
+from gptattn.compare.plot_style import (
     INK,
     MOST,
     Plot,

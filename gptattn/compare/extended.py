@@ -6,7 +6,7 @@ from pathlib import Path
 
 from gptattn.compare.curves import budget_ends
 from gptattn.compare.runs import Completed, Run, finite, one_line
-from gptattn.identity import at_step, budget_words
+from gptattn.settings.identity import at_step, budget_words
 
 
 def at_first_budgets(runs: Sequence[Run]) -> tuple[list[Run], dict[Path, str]]:

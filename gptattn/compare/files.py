@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from gptattn.compare.results import METRICS, Comparison, Row, Section
-from gptattn.compare.words import match_words, section_words
-from gptattn.disk import make_folder, refuse_link, write_atomically
+from gptattn.compare.verdicts import match_words, section_words
 from gptattn.errors import DiskError
+from gptattn.machine.disk import make_folder, refuse_link, write_atomically
 
 BOARD_MARK = ".gptattn-compare"  # ends the name of every event file that is ours to remove
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")

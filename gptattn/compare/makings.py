@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from gptattn.compare.groups import counted
 from gptattn.compare.runs import Run, seedless
-from gptattn.identity import differences
-from gptattn.source_code import is_todays
+from gptattn.machine.source_code import is_todays
+from gptattn.settings.identity import differences
 
 NAMES = 5  # of modules in one line
 OF_MAKING = ("text", "device", "init_from")  # settings that a run has from its making

@@ -10,7 +10,7 @@ from gptattn.compare.bands import curve_kind, section_bands
 from gptattn.compare.cost_plot import cost_plot
 from gptattn.compare.curve_plot import AXES, curve_plot
 from gptattn.compare.curves import Curves
-from gptattn.compare.figure import STYLE, Plot, look
+from gptattn.compare.plot_style import STYLE, Plot, look
 from gptattn.compare.results import COSTS, Section
 from gptattn.compare.size_plot import size_plot
 

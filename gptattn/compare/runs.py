@@ -14,8 +14,8 @@ import yaml
 
 from gptattn import command
 from gptattn.errors import DataError
-from gptattn.identity import Making, flat, places, read_making, result_settings
-from gptattn.untrusted import CONFIG_BYTES, SUMMARY_BYTES, read_bytes, read_yaml
+from gptattn.machine.untrusted import CONFIG_BYTES, SUMMARY_BYTES, read_bytes, read_yaml
+from gptattn.settings.identity import Making, flat, places, read_making, result_settings
 
 # The end of a run folder's name: runs of several seeds that start each from its own seed's weights
 # differ in nothing else.

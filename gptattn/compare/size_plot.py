@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from gptattn.compare.cost_plot import bars, seed_dots
-from gptattn.compare.figure import (
+from gptattn.compare.plot_style import (
     MOST,
     Plot,
     drawn,

@@ -11,7 +11,7 @@ from gptattn.compare.groups import group_runs
 from gptattn.compare.results import Row, Section
 from gptattn.compare.runs import Run
 from gptattn.compare.statistics import Interval, t_interval
-from gptattn.compare.words import p_value, signed
+from gptattn.compare.verdicts import p_value, signed
 
 # Heading, metric, format of the mean.
 Column = tuple[str, str, str]

@@ -23,8 +23,8 @@ def write_report(comparison: Comparison, out: Path) -> Path:
 
     The folder is there. Raises DiskError where it cannot be written.
     """
-    from gptattn.compare.page import page_text
     from gptattn.compare.plots import section_plots, size_plots
+    from gptattn.compare.report_page import page_text
     from gptattn.compare.svg import standalone
 
     plots = [

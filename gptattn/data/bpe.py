@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gptattn.data import bpe_files
+from gptattn.data.hub import local_folder
 from gptattn.data.tokenizer import Tokenizer, utf8
 from gptattn.errors import ConfigError, DataError
-from gptattn.hub import local_folder
 
 END_OF_TEXT = "<|endoftext|>"
 PIECE = 2**14  # characters that are encoded at a time, or a few more

@@ -8,7 +8,7 @@ from typing import Any
 
 from gptattn.data.tokenizer import MAX_VOCABULARY
 from gptattn.errors import DataError
-from gptattn.untrusted import read_bytes
+from gptattn.machine.untrusted import read_bytes
 
 # One file, or two; GPT-2's own release named them otherwise.
 FORMS = (("tokenizer.json",), ("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))

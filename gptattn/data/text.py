@@ -10,8 +10,8 @@ from pathlib import Path
 
 from gptattn.data.corpus import Corpus
 from gptattn.data.text_file import TextFile
-from gptattn.disk import write_atomically
 from gptattn.errors import DataError
+from gptattn.machine.disk import write_atomically
 
 SHAKESPEARE_URL = (
     "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"

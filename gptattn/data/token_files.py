@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gptattn.disk import remove_leftovers, replacing
 from gptattn.errors import DiskError
+from gptattn.machine.disk import remove_leftovers, replacing
 
 TOKEN_DTYPE = np.dtype("<u2")
 PIECE = 2**20  # tokens that are held at a time

@@ -24,7 +24,7 @@ from gptattn.data.corpus import (
 from gptattn.data.token_files import TokenFile, cached_tokens
 from gptattn.data.tokenizer import SEPARATOR, Tokenizer
 from gptattn.errors import ConfigError
-from gptattn.source_code import class_code
+from gptattn.machine.source_code import class_code
 
 
 class Tokens(Protocol):

@@ -1,4 +1,6 @@
-"""Position encodings: what they do to embeddings (learned) or to queries and keys (rope)."""
+"""Position encodings: what they do to embeddings (learned) or to queries and keys (rope). They
+import `errors` and `machine` at most. Start reading at `base.py`.
+"""
 
 from gptattn.position.base import HeadPosition, InputPosition
 from gptattn.position.learned import LearnedPosition

@@ -5,10 +5,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from gptattn.config import TrainConfig, check
 from gptattn.errors import ConfigError, RunFolderError, UserError
-from gptattn.precheck import Ready, prepared
+from gptattn.settings.config import TrainConfig, check
 from gptattn.sweep.plan import Plan, slots
+from gptattn.training.precheck import Ready, check_run
 
 # What the slow checks of model and data do not look at: they are made once for all of its values.
 UNSEEN = ("seed", "optim", "budget")
@@ -42,7 +42,7 @@ def checked(
         key = repr(asdict(plan.cfg) | dict.fromkeys(unseen))
         if key not in known:
             try:
-                known[key] = prepared(plan.cfg, original)
+                known[key] = check_run(plan.cfg, original)
             except UserError:
                 raise
             except Exception as error:

@@ -11,9 +11,9 @@ from gptattn.compare.groups import group_runs
 from gptattn.compare.runs import Run, read_runs
 from gptattn.compare.sections import SIZES
 from gptattn.compare.statistics import smallest_difference
-from gptattn.config import TrainConfig
 from gptattn.errors import DataError
-from gptattn.identity import budget_words, settings_key
+from gptattn.settings.config import TrainConfig
+from gptattn.settings.identity import budget_words, settings_key
 from gptattn.sweep.plan import Plan
 
 # Of final losses over seeds, in nats: model=tiny after 1,000 steps of the default data.

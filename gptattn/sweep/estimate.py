@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Self
 
-from gptattn.config import TrainConfig
+from gptattn.settings.config import TrainConfig
 
 STARTUP_SECONDS = 7.0  # imports, the device's matmul rate, the record's end
 # The trial ends itself before, by trial.LIMIT_SECONDS; this also holds its imports.

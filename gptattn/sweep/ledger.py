@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Self
 
-from gptattn.lock import locked
-from gptattn.untrusted import open_to_append, read_bytes
+from gptattn.machine.lock import locked
+from gptattn.machine.untrusted import open_to_append, read_bytes
 
 NAME = "ledger.jsonl"
 LOCK = ".sweep.lock"

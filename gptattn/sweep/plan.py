@@ -7,12 +7,20 @@ from pathlib import Path
 
 import yaml
 
-from gptattn.config import TrainConfig
-from gptattn.cpus import usable_cpus
 from gptattn.errors import ConfigError
-from gptattn.identity import Making, at_step, differences, flat, places, read_making, settings_key
+from gptattn.machine.cpus import usable_cpus
+from gptattn.machine.untrusted import CONFIG_BYTES, SUMMARY_BYTES, read_bytes, read_yaml
+from gptattn.settings.config import TrainConfig
+from gptattn.settings.identity import (
+    Making,
+    at_step,
+    differences,
+    flat,
+    places,
+    read_making,
+    settings_key,
+)
 from gptattn.sweep.ledger import read_ledger
-from gptattn.untrusted import CONFIG_BYTES, SUMMARY_BYTES, read_bytes, read_yaml
 
 # Exit codes of a run that would only end the same way: settings, data, checkpoints, NaN.
 FOR_GOOD = (2, 3, 4, 5)
@@ -185,7 +193,7 @@ def slots(cfg: TrainConfig) -> int:
 
 def threads_each(cfg: TrainConfig) -> int | None:
     """Threads for each run of several at once, where the user has not said; None: leave it."""
-    at_once = slots(cfg)
-    if cfg.trainer.threads is not None or at_once == 1:
+    parallel = slots(cfg)
+    if cfg.trainer.threads is not None or parallel == 1:
         return None
-    return max(1, usable_cpus() // at_once)
+    return max(1, usable_cpus() // parallel)

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from gptattn.errors import OutOfMemory, UserError
-from gptattn.stopping import WORDS
+from gptattn.machine.signals import WORDS
+from gptattn.machine.untrusted import open_to_append
 from gptattn.sweep.ledger import Ledger
-from gptattn.untrusted import open_to_append
 
 LOG = "console.log"
 POLL_SECONDS = 0.2

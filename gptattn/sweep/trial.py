@@ -11,12 +11,12 @@ import time
 
 import torch
 
-from gptattn.budget import resolve_budget
-from gptattn.build import build_data, build_model
-from gptattn.config import TrainConfig
-from gptattn.cost import measure_cost
-from gptattn.device import resolve_device, set_threads, synchronize
-from gptattn.saved import settings_of
+from gptattn.machine.device import resolve_device, set_threads, synchronize
+from gptattn.model.cost import measure_cost
+from gptattn.runs.saved import settings_of
+from gptattn.settings.budget import resolve_budget
+from gptattn.settings.build import build_data, build_model
+from gptattn.settings.config import TrainConfig
 from gptattn.sweep.plan import threads_each
 
 LIMIT_SECONDS = 60

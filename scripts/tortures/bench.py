@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import gptattn.precheck
-import gptattn.run  # noqa: F401  with lightning, so that no fork has to import it
-from gptattn.checkpoint import choose_checkpoint, known_checkpoints
-from gptattn.cli import main
-from gptattn.compose import CONF
+import gptattn.training.precheck
+import gptattn.training.train  # noqa: F401  with lightning, so that no fork has to import it
+from gptattn.cli.compose import CONF
+from gptattn.cli.main import main
+from gptattn.runs.checkpoint import choose_checkpoint, known_checkpoints
 from tortures.faults import Moments
 
 VARIANTS = sorted(file.stem for file in (CONF / "attn").glob("*.yaml"))

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from gptattn import checkpoint
 from gptattn.data.sampler import TrainingStream
-from gptattn.gpt import GPT
-from gptattn.module import LanguageModel
+from gptattn.model.gpt import GPT
+from gptattn.runs import checkpoint
+from gptattn.training.module import LanguageModel
 
 
 def _replace(owner: Any, name: str, value: Any) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from gptattn.checkpoint import known_checkpoints, read_checkpoint
+from gptattn.runs.checkpoint import known_checkpoints, read_checkpoint
 from tortures.bench import STEPS, VALIDATIONS, VARIANTS, Bench, Result, fingerprint
 from tortures.faults import Poison
 

@@ -7,7 +7,7 @@ import time
 from functools import partial
 from pathlib import Path
 
-from gptattn.checkpoint import known_checkpoints, step_of
+from gptattn.runs.checkpoint import known_checkpoints, step_of
 from tortures.bench import VALIDATIONS, Bench, Process, Result
 from tortures.faults import Moments
 

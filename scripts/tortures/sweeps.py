@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from gptattn.compose import CONF
+from gptattn.cli.compose import CONF
 from tortures.bench import SETTINGS, Bench, Result
 
 # Attention that fails as `faults.json` says for its seed, once it is trained.

@@ -2,7 +2,7 @@
 
 import re
 
-from gptattn.resume import finished
+from gptattn.runs.resume import finished
 from tortures.bench import SETTINGS, VARIANTS, Bench, Result
 
 IN_ONE_FOLDER = 5  # starts into a folder that each of them names

@@ -10,9 +10,9 @@ from gptattn import command
 from gptattn.compare.groups import counted
 from gptattn.compare.runs import Run, one_line
 from gptattn.compare.sections import MUST_AGREE, words_of
-from gptattn.config import INIT_METHODS
 from gptattn.errors import ConfigError, DataError
-from gptattn.untrusted import read_yaml
+from gptattn.machine.untrusted import read_yaml
+from gptattn.settings.config import INIT_METHODS
 
 MULTIRUN_BYTES = 1_000_000  # of Hydra's multirun.yaml; it writes 10 kB
 Cell = tuple[str, str, int]  # target, method, steps of uptraining

@@ -1,0 +1,62 @@
+"""`name=value` arguments of the scripts, typed by a dataclass. Values are taken as they stand:
+a prompt may hold any character.
+"""
+
+import types
+from collections.abc import Sequence
+from dataclasses import MISSING, fields
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from gptattn.errors import ConfigError
+from gptattn.settings.config import suggest
+
+T = TypeVar("T")
+
+
+class Names(tuple[str, ...]):
+    """`a,b`: names with commas between them."""
+
+    __slots__ = ()
+
+    def __new__(cls, text: str = "") -> "Names":
+        return super().__new__(cls, (name for name in text.split(",") if name))
+
+
+NO_NAMES = Names()
+
+
+def parse(kind: type[T], arguments: Sequence[str]) -> T:
+    """The dataclass `kind` from arguments. Raises ConfigError naming the argument that is wrong.
+
+    A field's name in the arguments may be given by its metadata, as {"name": "from"}: `from` is a
+    word of Python's.
+    """
+    hints = get_type_hints(kind)
+    known = {field.metadata.get("name", field.name): field for field in fields(kind)}  # type: ignore[arg-type]
+    values: dict[str, Any] = {}
+    for argument in arguments:
+        name, equals, text = argument.partition("=")
+        if name not in known or not equals:
+            raise ConfigError(argument, f"is no setting; {suggest(name, known)}, as name=value")
+        field = known[name]
+        values[field.name] = _value(name, text, hints[field.name])
+    for name, field in known.items():
+        missing = field.default is MISSING and field.default_factory is MISSING
+        if missing and field.name not in values:
+            raise ConfigError(name, f"is missing; give {name}=...")
+    return kind(**values)
+
+
+def _value(name: str, text: str, hint: Any) -> Any:
+    kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    if type(None) in kinds and text == "null":
+        return None
+    (kind,) = (k for k in kinds if k is not type(None))
+    if kind is bool:
+        if text not in ("true", "false"):
+            raise ConfigError(name, f"{text!r} is neither true nor false")
+        return text == "true"
+    try:
+        return kind(text)
+    except ValueError:
+        raise ConfigError(name, f"{text!r} is no {kind.__name__}; give one") from None

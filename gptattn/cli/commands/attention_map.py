@@ -1,0 +1,148 @@
+"""Where a trained run looks: `gptattn-attention-map run=outputs/... prompt=TEXT`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gptattn.attention.head_statistics import entropy, even_weights, sink_mass
+from gptattn.cli.arguments import NO_NAMES, Names, parse
+from gptattn.cli.script import run_script
+from gptattn.decode.prompt import read_prompt
+from gptattn.errors import ConfigError, DataError, DiskError, NumericError
+from gptattn.machine.device import resolve_device
+from gptattn.machine.disk import make_folder, write_atomically
+from gptattn.maps.cells import packed, tokens_per_cell
+from gptattn.maps.labels import short, token_labels, visible
+from gptattn.maps.layer_picture import layer_png
+from gptattn.maps.map_page import Layer, Shown, page_text
+from gptattn.runs.saved import SavedRun, load_run
+from gptattn.settings.config import ACCELERATORS, check_choice
+
+HELP = """\
+COMMAND run=outputs/... prompt="To be"
+
+  run=FOLDER        a run folder, or one that convert made
+  prompt=TEXT       the text whose tokens look at each other; - reads stdin
+  prompt_file=FILE  the same from a file
+  layer=N           this layer alone, from 0; default: all
+  out=FOLDER        default: RUN/attention; what is there is replaced
+  device=auto       cpu, gpu or auto
+  allow_targets=PACKAGE
+                    packages besides gptattn that the run may name (a,b)
+
+It writes layer_00.png, ... and attention.html, and prints each layer's means
+over its heads: entropy, in nats, and the weight on the first token (sink).
+"""
+
+
+@dataclass(frozen=True)
+class Arguments:
+    run: Path
+    prompt: str | None = None
+    prompt_file: Path | None = None
+    layer: int | None = None
+    out: Path | None = None
+    device: str = "auto"
+    allow_targets: Names = NO_NAMES
+
+
+def token_ids(saved: SavedRun, prompt: str) -> Tensor:
+    """The prompt's ids [1, T]. Raises DataError for what the model cannot read at once."""
+    ids = saved.tokenizer.encode(prompt, "prompt").astype("int64")
+    context = saved.model.context_length
+    if len(ids) > context:
+        raise DataError(
+            "prompt", f"has {len(ids)} tokens, more than the context of {context}; shorten it"
+        )
+    return torch.from_numpy(ids)[None]
+
+
+def chosen_layers(saved: SavedRun, layer: int | None) -> list[int]:
+    count = len(saved.model.layers())
+    if layer is None:
+        return list(range(count))
+    if not 0 <= layer < count:
+        raise ConfigError("layer", f"{layer} is not there; 0 to {count - 1}, or none for all")
+    return [layer]
+
+
+class Writer:
+    """Takes each layer's weights in turn: writes its picture, keeps what the page needs."""
+
+    def __init__(self, saved: SavedRun, prompt: str, ids: Tensor, args: Arguments) -> None:
+        self.saved, self.prompt = saved, prompt
+        self.name = args.run.resolve().name
+        self.out = args.out or args.run / "attention"
+        self.root = None if args.out else args.run
+        self.labels = token_labels(saved.tokenizer, ids[0].numpy(), prompt)
+        self.chosen = chosen_layers(saved, args.layer)
+        self.side = 1
+        self.layers: list[Layer] = []
+        try:
+            make_folder(self.out, self.root)
+            for old in self.out.glob("layer_*.png"):  # of another prompt, it may be
+                old.unlink()
+        except OSError as error:
+            raise DiskError("out", f"{self.out}: {error.strerror}; give another out=") from None
+
+    def look(self, number: int, w_BHTS: Tensor) -> None:
+        if number not in self.chosen:
+            return
+        if not torch.isfinite(w_BHTS).all():
+            raise NumericError(
+                "run", f"{self.saved.source}: layer {number} attends with NaN; give another run"
+            )
+        entropy_H, sink_H = entropy(w_BHTS).tolist(), sink_mass(w_BHTS).tolist()
+        w_HTS = w_BHTS[0].float().cpu().numpy()
+        self.side = tokens_per_cell(len(self.labels), len(self.chosen) * len(w_HTS))
+        self.layers.append(Layer(number, entropy_H, sink_H, packed(w_HTS, self.side)))
+        titles = [
+            f"head {head}: {figure(e)} nats, sink {figure(s)}"
+            for head, (e, s) in enumerate(zip(entropy_H, sink_H, strict=True))
+        ]
+        title = f"{visible(self.name)}, layer {number}: {short(visible(self.prompt), 60)}"
+        self.write(f"layer_{number:02d}.png", layer_png(w_HTS, self.labels, titles, title))
+
+    def page(self) -> None:
+        even = even_weights(len(self.labels))
+        shown = Shown(
+            run=self.name,
+            variant=self.saved.cfg.variant,
+            prompt=self.prompt,
+            labels=self.labels,
+            even_entropy=entropy(even).item(),
+            even_sink=sink_mass(even).item(),
+        )
+        self.write("attention.html", page_text(shown, self.layers, self.side).encode())
+        print(f"\n{'layer':>5}  {'entropy':>7}  {'sink':>5}")
+        for layer in self.layers:
+            means = figure(np.mean(layer.entropy_H)), figure(np.mean(layer.sink_H))
+            print(f"{layer.number:>5}  {means[0]:>7}  {means[1]:>5}")
+        print(f"{'even':>5}  {figure(shown.even_entropy):>7}  {figure(shown.even_sink):>5}")
+
+    def write(self, name: str, content: bytes) -> None:
+        path = self.out / name
+        write_atomically(path, lambda file: file.write(content), self.root)
+        print(f"written: {path}", flush=True)
+
+
+def figure(value: float | np.floating) -> str:
+    return f"{value:.3f}" if np.isfinite(value) else "–"  # noqa: RUF001
+
+
+def run(args: Arguments) -> None:
+    check_choice("device", args.device, ACCELERATORS)
+    device = resolve_device(args.device, "device")
+    prompt = read_prompt(args.prompt, args.prompt_file)
+    saved = load_run(args.run, args.allow_targets)
+    ids = token_ids(saved, prompt)
+    writer = Writer(saved, prompt, ids, args)
+    saved.model.to(device).each_attention(ids.to(device), writer.look)
+    writer.page()
+
+
+def main() -> int:
+    return run_script(HELP, lambda arguments: run(parse(Arguments, arguments)))

@@ -1,0 +1,166 @@
+"""Weights from one attention to another: `gptattn-convert from=outputs/... to=gqa`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+import yaml
+
+from gptattn.cli.arguments import NO_NAMES, Names, parse
+from gptattn.cli.compose import (
+    attention_settings,
+    composed,
+    quoted,
+    to_train_config,
+)
+from gptattn.cli.script import run_script
+from gptattn.data import bpe_files, hub
+from gptattn.errors import ConfigError, RunFolderError
+from gptattn.runs.saved import SavedRun, load_run, refuse_taken, save_model, write_files
+from gptattn.settings.build import build_model, build_tokenizer
+from gptattn.settings.config import INIT_METHODS, InitMethod, TrainConfig, check_choice
+from gptattn.weights import gpt2
+from gptattn.weights.convert import convert
+
+HELP = """\
+COMMAND from=outputs/... to=gqa to.num_kv_heads=4 method=mean
+
+  from=FOLDER        a run folder, or one that this command made
+  from=gpt2 path=DIR a Hugging Face GPT-2 folder: config.json,
+                     model.safetensors and its tokenizer; or a name on the hub,
+                     openai-community/gpt2 or hf:openai-community/gpt2@main
+  to=VARIANT         a name in conf/attn; to.NAME=VALUE changes its settings
+  to=hf              writes a folder that transformers' GPT2LMHeadModel opens
+  method=mean        what merged key/value heads become: mean, first or random
+  seed=1             of the random method
+  out=FOLDER         default: the folder's name with _to_VARIANT behind it,
+                     beside the folder or, for a name on the hub, in outputs
+  allow_targets=PACKAGE
+                     packages besides gptattn that the run may name (a,b)
+"""
+
+
+@dataclass(frozen=True)
+class Arguments:
+    source: Path = field(metadata={"name": "from"})
+    to: str
+    method: str = "mean"
+    seed: int = 1
+    out: Path | None = None
+    path: str | None = None
+    allow_targets: Names = NO_NAMES
+
+    @property
+    def where(self) -> Path:
+        """What is written where `out` says nothing."""
+        if self.out is not None:
+            return self.out
+        beside = self.source
+        if str(self.source) == "gpt2" and self.path is not None:
+            name = hub_name(self.path)
+            repo = name.removeprefix(hub.PREFIX).partition("@")[0]
+            beside = Path("outputs") / Path(repo).name if hub.is_hub_name(name) else Path(name)
+        return beside.with_name(f"{beside.name}_to_{self.to}")
+
+
+def hub_name(path: str) -> str:
+    """`path`, or the name on the hub that it must mean: owner/name, and no such folder here."""
+    meant = hub.NAME.fullmatch(path) is not None and not Path(path).exists()
+    return hub.PREFIX + path if meant else path
+
+
+def load_source(args: Arguments) -> SavedRun:
+    """A run, or a GPT-2 as if it were one. Raises a UserError for what cannot be read."""
+    if str(args.source) != "gpt2":
+        return load_run(args.source, args.allow_targets)
+    if args.path is None:
+        raise ConfigError("path", "is missing; from=gpt2 needs path=DIR")
+    folder = hub.local_folder(hub_name(args.path), "path", (*gpt2.FILES, *bpe_files.FILES))
+    overrides = [f"model.{k}={str(v).lower()}" for k, v in gpt2.read_config(folder).items()]
+    if bpe_files.find(folder):
+        overrides += ["tokenizer=gpt2", f"tokenizer.path={quoted(str(folder))}"]
+    with composed(["attn=mha", "position=learned", *overrides]) as cfg:
+        settings = to_train_config(cfg)
+    tokenizer = build_tokenizer(settings)
+    settings = replace(settings, tokenizer=settings.tokenizer | tokenizer.settings())
+    return SavedRun(folder, settings, gpt2.load(folder), tokenizer, folder)
+
+
+def check_tokenizer(saved: SavedRun, to: str) -> None:
+    """Raise ConfigError where the model has fewer ids than its tokenizer; say what was taken."""
+    bare = gpt2.is_gpt2(saved.folder) and not bpe_files.find(saved.folder)
+    if bare and to == "hf":
+        return
+    ids, model = saved.tokenizer.vocab_size, saved.model.vocab_size
+    whose = "no tokenizer there, and the byte tokenizer" if bare else "the tokenizer"
+    if model < ids:
+        raise ConfigError(
+            "path", f"{whose} has {ids:,} ids, the model {model:,}; put its own tokenizer there"
+        )
+    if bare:
+        print(f"{whose} is recorded: text from these weights needs their own")
+
+
+def target_settings(cfg: TrainConfig, to: str, changes: dict[str, str]) -> TrainConfig:
+    """The run's settings with the attention of variant `to`."""
+    spec = attention_settings(to, cfg)
+    for name, text in changes.items():
+        if name not in spec or name == "_target_":
+            known = ", ".join(key for key in spec if key != "_target_")
+            raise ConfigError(f"to.{name}", f"is no setting of {to}; one of {known}")
+        try:
+            spec[name] = yaml.safe_load(text)
+        except yaml.YAMLError:
+            raise ConfigError(f"to.{name}", f"{text!r} is no value; give a plain one") from None
+    return replace(cfg, attn=spec, choices=cfg.choices | {"attn": to})
+
+
+def run(args: Arguments, changes: dict[str, str]) -> None:
+    check_choice("method", args.method, INIT_METHODS)
+    method: InitMethod = args.method  # type: ignore[assignment]
+    if not 0 <= args.seed < 2**63:
+        raise ConfigError("seed", f"{args.seed} is out of range; 0 to 2**63 - 1")
+    if args.path is not None and str(args.source) != "gpt2":
+        raise ConfigError("path", "goes with from=gpt2; leave it out")
+    if args.to == "hf" and changes:
+        raise ConfigError(f"to.{next(iter(changes))}", "is no setting of hf, which has none")
+    if args.out is not None and args.out.exists() and not args.out.is_dir():
+        raise RunFolderError("out", f"{args.out} is a file; give a folder")
+    saved = load_source(args)
+    check_tokenizer(saved, args.to)
+    out = args.where
+    if args.to == "hf":
+        refuse_taken(out)
+        gpt2.write(out, saved.model)
+        write_files(out, saved.tokenizer)
+        print(f"written: {out}")
+        return
+    cfg = target_settings(saved.cfg, args.to, changes)
+    model = build_model(cfg, saved.model.vocab_size).eval()
+    convert(saved.model, model, method, args.seed)
+    save_model(out, cfg, model, saved.tokenizer)
+    ids = torch.arange(saved.model.context_length)[None] % saved.model.vocab_size
+    with torch.no_grad():
+        apart = (saved.model(ids) - model(ids)).abs().max().item()
+    before, after = saved.model.new_cache(1).nbytes, model.new_cache(1).nbytes
+    print(f"{saved.cfg.variant} -> {args.to}: logits at most {apart:.2g} apart on a trial input")
+    print(f"cache of a full context: {before:,} -> {after:,} bytes")
+    print(f"written: {out}")
+
+
+def convert_as_told(arguments: Sequence[str]) -> None:
+    """Take apart what goes to the variant, to.NAME=VALUE, and what goes to this command."""
+    changes = {}
+    for argument in arguments:
+        name, equals, text = argument.partition("=")
+        if name.startswith("to.") and name != "to.":
+            if not equals:
+                raise ConfigError(name, f"has no value; give {name}=VALUE")
+            changes[name.removeprefix("to.")] = text
+    own = [a for a in arguments if a.partition("=")[0].removeprefix("to.") not in changes]
+    run(parse(Arguments, own), changes)
+
+
+def main() -> int:
+    return run_script(HELP, convert_as_told)

@@ -1,0 +1,154 @@
+"""Text from a trained run, streamed: `gptattn-generate run=outputs/... prompt=TEXT`."""
+
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from gptattn.cli.arguments import NO_NAMES, Names, parse
+from gptattn.cli.script import run_script
+from gptattn.decode.generate import left_padded, stream
+from gptattn.decode.prompt import read_prompt, read_prompts
+from gptattn.decode.sampling import Sampling
+from gptattn.decode.text_stream import TextStream
+from gptattn.errors import ConfigError, DataError
+from gptattn.machine.device import resolve_device, set_threads, synchronize, use_huge_pages
+from gptattn.runs.saved import load_run
+from gptattn.settings.config import ACCELERATORS, check_choice
+
+HELP = """\
+COMMAND run=outputs/... prompt="To be"
+
+  run=FOLDER              a run folder, or one that convert made
+  prompt=TEXT             what to go on from; prompt=- reads stdin
+  prompt_file=FILE        the same from a file
+  prompts_file=FILE       a prompt a line, all gone on with at once; the longest
+                          row fills the context, and then all slide or stop
+  tokens=200              how many to make at most
+  temperature=0.8         0 is greedy
+  top_k=N                 keep the N likeliest tokens
+  top_p=P                 keep the fewest that together have probability P
+  min_p=P                 keep those with at least P times the likeliest one's
+  repetition_penalty=1.0  above 1: less of what was said
+  stop=TEXT               end where this comes up
+  samples=1               how many at once
+  seed=1                  the same seed gives the same text
+  full=slide              at the context's end: slide (read its newer half anew)
+                          or stop
+  device=auto             cpu, gpu or auto
+  threads=N               CPU threads; default: all. 1 suits a small model
+  allow_targets=PACKAGE   packages besides gptattn that the run may name (a,b)
+
+It ends with tokens/s, reading the prompt included, and the size of the cache.
+"""
+
+
+@dataclass(frozen=True)
+class Arguments:
+    run: Path
+    prompt: str | None = None
+    prompt_file: Path | None = None
+    prompts_file: Path | None = None
+    tokens: int = 200
+    temperature: float = 0.8
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float = 1.0
+    stop: str | None = None
+    samples: int = 1
+    seed: int = 1
+    full: str = "slide"
+    device: str = "auto"
+    threads: int | None = None
+    allow_targets: Names = NO_NAMES
+
+
+def check(args: Arguments) -> None:
+    for field in ("tokens", "samples"):
+        if getattr(args, field) < 1:
+            raise ConfigError(field, f"{getattr(args, field)} is below 1; give 1 or more")
+    if args.threads is not None and not 1 <= args.threads <= 1024:
+        raise ConfigError("threads", f"{args.threads} is out of range; 1 to 1024")
+    if not 0 <= args.seed < 2**63:
+        raise ConfigError("seed", f"{args.seed} is out of range; 0 to 2**63 - 1")
+    check_choice("full", args.full, ("slide", "stop"))
+    check_choice("device", args.device, ACCELERATORS)
+    if args.stop == "":
+        raise ConfigError("stop", "is empty; give a text, or leave it out")
+
+
+def write(text: str) -> None:
+    # A model's bytes may be control characters; the terminal must not obey them.
+    safe = "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
+    sys.stdout.write(safe)
+    sys.stdout.flush()
+
+
+def run(args: Arguments) -> None:
+    check(args)
+    sampling = Sampling(
+        args.temperature, args.top_k, args.top_p, args.min_p, args.repetition_penalty
+    )
+    use_huge_pages()
+    device = resolve_device(args.device, "device")
+    set_threads(args.threads)
+    prompts = read_all(args)
+    saved = load_run(args.run, args.allow_targets)
+    model = saved.model.to(device)
+    context = model.context_length
+    ids = [saved.tokenizer.encode(prompt, "prompt").astype("int64") for prompt in prompts]
+    longest = max(map(len, ids))
+    if args.full == "stop" and longest > context:
+        raise DataError(
+            "prompt", f"has {longest} tokens, more than the context of {context}; shorten it"
+        )
+    batch, padding = left_padded([torch.from_numpy(row).to(device) for row in ids])
+    new = stream(
+        model,
+        batch.repeat_interleave(args.samples, dim=0),
+        args.tokens,
+        sampling,
+        padding=padding.repeat_interleave(args.samples),
+        vocab_size=saved.tokenizer.vocab_size,
+        generator=torch.Generator(device).manual_seed(args.seed),
+        slide=args.full == "slide",
+    )
+    prompts = [prompt for prompt in prompts for _ in range(args.samples)]
+    samples = [TextStream(saved.tokenizer, args.stop) for _ in prompts]
+    start = time.perf_counter()
+    write(prompts[0])
+    steps = 0
+    for step in new:
+        steps += 1
+        told = [own.feed(id) for own, id in zip(samples, step[:, 0].tolist(), strict=True)]
+        write(told[0])
+        if all(sample.done for sample in samples):
+            break
+    synchronize(device)
+    seconds = time.perf_counter() - start
+    ends = [sample.end() for sample in samples]
+    write(ends[0])
+    for prompt, sample in zip(prompts[1:], samples[1:], strict=True):
+        write(f"\n---\n{prompt}{sample.told}")
+    rows = len(samples)
+    capacity = min(context, longest + args.tokens)
+    each = model.new_cache(1, 1).nbytes
+    speed = f"{steps * rows / seconds:,.0f} tokens/s, {saved.cfg.variant}"
+    whole = f"{each * rows * capacity:,} for {rows} x {capacity} tokens"
+    print(f"\n\n{speed}, cache {each:,} bytes per token, {whole}", file=sys.stderr)
+
+
+def read_all(args: Arguments) -> list[str]:
+    """The prompts. Raises ConfigError where none is given, or in two ways."""
+    if args.prompts_file is None:
+        return [read_prompt(args.prompt, args.prompt_file)]
+    if args.prompt is not None or args.prompt_file is not None:
+        raise ConfigError("prompts_file", "is given beside another prompt; give one of them")
+    return read_prompts(args.prompts_file)
+
+
+def main() -> int:
+    return run_script(HELP, lambda arguments: run(parse(Arguments, arguments)))

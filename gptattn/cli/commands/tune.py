@@ -1,0 +1,132 @@
+"""The best learning rate of each variant, by Optuna, so that each can be compared at its own.
+
+`gptattn-tune --variants mha,gqa,mqa --trials 12 model=nano budget.steps=500`: overrides are those
+of training. Needs the extra tune. Stop it when you like: the same command goes on where it was, up
+to `--trials` in all. It ends with the commands that train each variant at its best rate over three
+seeds, into one folder to compare.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from gptattn import command
+from gptattn.cli.compose import quoted
+from gptattn.cli.main import check_job, ended
+from gptattn.errors import ConfigError
+from gptattn.machine.console import make_console
+from gptattn.sweep.ledger import Ledger
+from gptattn.sweep.processes import Outcome, Work, run_all
+
+if TYPE_CHECKING:
+    import optuna
+
+SEED = 1  # of the sampler
+
+
+class FailedTrialError(Exception):
+    """A run that gave no loss; Optuna notes it and goes on."""
+
+
+class TrialLines:
+    """A line for each trial that ends."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+
+    def started(self, work: Work) -> None: ...
+
+    def running(self, works: Sequence[Work]) -> None: ...
+
+    def ended(self, work: Work, outcome: Outcome) -> None:
+        end = f"val loss {loss_of(outcome.folder):.4f}" if outcome.done else outcome.reason
+        self.console.print(f"{work.folder.name}: {end}", markup=False)
+
+
+def loss_of(folder: Path) -> float:
+    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    return float(summary["metrics"]["val/loss"])
+
+
+def objective(args: argparse.Namespace, variant: str, trial: "optuna.Trial") -> float:
+    """Train with a rate that Optuna suggests, in a process of its own; the validation loss."""
+    lr = trial.suggest_float("optim.lr", args.low, args.high, log=True)
+    overrides = [*args.overrides, f"attn={variant}", f"optim.lr={lr:.4g}"]
+    folder = args.out / f"{variant},optim.lr={lr:.4g}_t{trial.number}"
+    place = f"hydra.run.dir={quoted(str(folder))}"
+    command = [sys.executable, "-m", "gptattn.cli.worker", *overrides, place]
+    work = Work(folder, command, overrides, 1.0)
+    (outcome,) = run_all([work], 1, Ledger(args.out), TrialLines(args.console))
+    if not outcome.done:
+        raise FailedTrialError(outcome.reason)
+    return loss_of(folder)
+
+
+def tune(args: argparse.Namespace, variant: str) -> "optuna.Study":
+    import optuna
+
+    study = optuna.create_study(
+        study_name=" ".join([variant, *args.overrides]),
+        storage=f"sqlite:///{args.out / 'optuna.db'}",
+        sampler=optuna.samplers.TPESampler(seed=SEED),
+        load_if_exists=True,
+    )
+    left = args.trials - len(study.trials)
+    if left > 0:
+        study.optimize(partial(objective, args, variant), n_trials=left, catch=FailedTrialError)
+    return study
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="The best learning rate of each variant.")
+    parser.add_argument("--variants", default="mha,gqa,mqa", help="comma-separated")
+    parser.add_argument("--trials", type=int, default=12, help="per variant, in all")
+    parser.add_argument("--low", type=float, default=3e-4, help="smallest learning rate")
+    parser.add_argument("--high", type=float, default=3e-2, help="largest learning rate")
+    parser.add_argument("--out", type=Path, default=Path("outputs/tune"), help="folder")
+    parser.add_argument("overrides", nargs="*", help="settings, as for train.py")
+    args = parser.parse_args()
+    args.variants = args.variants.split(",")
+    if args.trials < 1:
+        raise ConfigError("--trials", f"{args.trials} is too few; give 1 or more")
+    if not 0 < args.low < args.high:
+        raise ConfigError("--low", f"{args.low} to {args.high} is no range; 0 < low < high")
+    for variant in args.variants:
+        check_job([*args.overrides, f"attn={variant}"])
+    return args
+
+
+def main() -> int:
+    return ended(run)
+
+
+def run() -> int:
+    """Search, then print the commands. Returns 1 where a variant has no trial that was done."""
+    args = parse()
+    try:
+        import optuna
+    except ModuleNotFoundError:
+        raise ConfigError("optuna", "is not installed; pip install 'gptattn[tune]'") from None
+    args.console = make_console()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    with Ledger(args.out):
+        studies = {variant: tune(args, variant) for variant in args.variants}
+    code = 0
+    print("\nTrain each at its best rate:")
+    for variant, study in studies.items():
+        done = study.get_trials(states=(optuna.trial.TrialState.COMPLETE,))
+        if not done:
+            print(f"# {variant}: every trial failed; see {args.out / 'ledger.jsonl'}")
+            code = 1
+            continue
+        best = f"optim.lr={study.best_params['optim.lr']:.4g}"
+        own = " ".join(["seed=1,2,3,4,5", "experiment_name=tuned", *args.overrides])
+        print(f"{command('train')} -m attn={variant} {best} {own}  # {study.best_value:.4f}")
+    print(f"{command('compare')} outputs/tuned")
+    return code

@@ -1,0 +1,388 @@
+"""From a command line's overrides to typed settings, and Hydra's complaints in our own words."""
+
+import difflib
+import errno
+import re
+import secrets
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from hydra.types import RunMode
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+
+from gptattn import command
+from gptattn.cli.overlay import check_composed, read_config_text, register_checked_files
+from gptattn.errors import (
+    ConfigError,
+    DiskError,
+    OutOfMemory,
+    UserError,
+    foreign,
+    lacks_memory,
+)
+from gptattn.machine.disk import REFUSALS
+from gptattn.settings.config import TrainConfig, check, suggest
+from gptattn.settings.identity import meaning
+from gptattn.sweep.plan import Plan
+
+CONFIG_NAME = "train"
+# Beside the package in a source tree, inside of it in a wheel.
+CONF = next(
+    folder
+    for folder in (Path(__file__).parents[1] / "conf", Path(__file__).parents[2] / "conf")
+    if folder.is_dir()
+)
+LONGEST_NAME = 200  # characters of a setting's or choice's name, which Hydra looks for as a file
+SUBDIR = "hydra.sweep.subdir="
+NO_PLACE = {errno.ENOENT, errno.ENAMETOOLONG}
+IN_THE_WAY = {errno.ENOTDIR, errno.EISDIR, errno.EEXIST}
+
+
+def register_resolvers() -> None:
+    OmegaConf.register_new_resolver("run_name", run_name, use_cache=True, replace=True)
+    register_checked_files()
+
+
+def settings(overrides: Sequence[str] = ()) -> TrainConfig:
+    """The checked settings of a run, from what a command line would say: `["attn=gqa", "seed=2"]`.
+
+    Raises ConfigError, naming the field.
+    """
+    try:
+        with composed(with_paths_quoted(overrides)) as cfg:
+            typed = to_train_config(cfg)
+    except OmegaConfBaseException as error:
+        raise as_user_error(error) or error from error
+    check(typed)
+    return typed
+
+
+@contextmanager
+def composed(
+    overrides: Sequence[str], config_name: str = CONFIG_NAME, run_mode: RunMode = RunMode.RUN
+) -> Iterator[DictConfig]:
+    """The config of one job, hydra's node included, while `${hydra:...}` resolves to it."""
+    register_resolvers()
+    before = HydraConfig.instance().cfg
+    with hydra.initialize_config_dir(config_dir=str(CONF), version_base="1.3"):
+        cfg = _load(overrides, config_name, run_mode)
+        HydraConfig.instance().set_config(cfg)
+        try:
+            yield cfg
+        finally:
+            HydraConfig.instance().cfg = before
+
+
+def _load(overrides: Sequence[str], config_name: str, run_mode: RunMode) -> DictConfig:
+    _check_choices(overrides, run_mode)
+    try:
+        loader = GlobalHydra.instance().config_loader()
+        with warnings.catch_warnings():
+            # Of a folder that is not there Hydra only warns, in several lines.
+            warnings.filterwarnings("error", message="provider=hydra.searchpath")
+            cfg = loader.load_configuration(config_name, list(overrides), run_mode)
+    except HydraException as error:
+        raise _from_hydra(error, overrides) from error
+    except UserWarning as error:
+        raise ConfigError("hydra.searchpath", f"{error}; give folders that are there") from error
+    except (ValueError, TypeError, LookupError, RecursionError) as error:
+        # What Hydra did not foresee: numbers of thousands of digits, a group without a name.
+        raise ConfigError("command line", f"Hydra cannot compose this: {error}") from error
+    check_composed(cfg, overrides)
+    return cfg
+
+
+def _check_choices(overrides: Sequence[str], run_mode: RunMode) -> None:
+    """A choice is the name of a file in its group: no path, no list, no null, no number."""
+    for override in overrides:
+        group, _, choice = override.partition("=")
+        if len(group) > LONGEST_NAME:
+            raise ConfigError(group[:50], f"is no setting: its name has {len(group)} characters")
+        if group.startswith("~") and _choices(group[1:]):
+            raise ConfigError(group[1:], f"cannot be taken out; choose one, {group[1:]}=...")
+        names = _choices(group)
+        if not names:
+            continue
+        if run_mode == RunMode.RUN and re.match(r"[^\[{]*,|\w+\(", choice):
+            raise ConfigError(group, f"{choice} are several choices; add -m to try each of them")
+        path = re.search(r"[/\\]|\.\.", choice) is not None
+        plain = re.fullmatch(r"[A-Za-z_][\w.-]*|", choice) is not None and choice != "null"
+        path = path or len(choice) > LONGEST_NAME  # a file's name would be refused by the disk
+        if path or (run_mode == RunMode.RUN and not plain):
+            raise ConfigError(group, f"{choice!r} is no choice; {suggest(choice, names)}")
+
+
+def _choices(group: str) -> list[str]:
+    """The names of the files in a group; none where it is no group."""
+    if not group or not (CONF / group).is_dir():
+        return []
+    return [file.stem for file in (CONF / group).glob("*.yaml")]
+
+
+def to_train_config(cfg: DictConfig) -> TrainConfig:
+    """The typed settings of a composed config. Raises for a value of the wrong type."""
+    settings = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
+    OmegaConf.resolve(settings)
+    OmegaConf.set_struct(settings, False)
+    if settings.match != "none":
+        settings.match_attn = _settings_of(
+            "match_to", str(settings.match_to), settings, _searched()
+        )
+    unknown = [str(key) for key in settings if key not in TrainConfig.__dataclass_fields__]
+    if unknown:
+        raise ConfigError(unknown[0], "is no setting; --help lists them all")
+    try:
+        typed = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(TrainConfig), settings))
+    except OverflowError:
+        raise ConfigError(_too_large(settings), "is too large for any number; give less") from None
+    assert isinstance(typed, TrainConfig)
+    chosen = HydraConfig.get().runtime.choices
+    if any(chosen.get(group) != name for group, name in typed.choices.items()):
+        raise ConfigError("choices", "records what was chosen; choose with attn=..., model=...")
+    return typed
+
+
+def _too_large(settings: DictConfig) -> str:
+    """The setting of which OmegaConf says that no float can hold it, and not which it is."""
+    values = ((name, OmegaConf.select(settings, name)) for name in _dotted_keys(settings))
+    return next(n for n, v in values if isinstance(v, int) and abs(v) > sys.float_info.max)
+
+
+def attention_settings(variant: str, settings: TrainConfig) -> dict[str, Any]:
+    """What the variant's file in conf/attn says, for a model of these settings."""
+    spec = _settings_of("to", variant, OmegaConf.create(asdict(settings)), [CONF / "attn"])
+    plain = OmegaConf.to_container(spec)
+    assert isinstance(plain, dict)
+    return {str(key): value for key, value in plain.items()}
+
+
+def _searched() -> list[Path]:
+    sources = HydraConfig.get().runtime.config_sources
+    return [Path(source.path) / "attn" for source in sources if source.schema == "file"]
+
+
+def _settings_of(
+    field: str, variant: str, settings: DictConfig, folders: Sequence[Path]
+) -> DictConfig:
+    """What the variant's own file says, its interpolations resolved in these settings."""
+    files = {file.stem: file for folder in folders for file in folder.glob("*.yaml")}
+    if variant not in files:
+        raise ConfigError(field, f"{variant!r} is no variant; {suggest(variant, files)}")
+    reference = OmegaConf.merge(settings, {})
+    assert isinstance(reference, DictConfig)
+    reference.attn = OmegaConf.create(read_config_text(files[variant]))
+    OmegaConf.resolve(reference)
+    spec = reference.attn
+    assert isinstance(spec, DictConfig)
+    return spec
+
+
+def composed_job(loader: ConfigLoader, config: DictConfig, overrides: Sequence[str]) -> DictConfig:
+    """The config of a sweep's job, hydra's node included; `config` is the sweep's own.
+
+    Raises a UserError for overrides that do not compose.
+    """
+    _check_choices(overrides, RunMode.RUN)
+    try:
+        cfg = loader.load_sweep_config(config, list(overrides))
+    except HydraException as error:
+        raise _from_hydra(error, overrides) from error
+    check_composed(cfg, [*config.hydra.overrides.task, *overrides])
+    return cfg
+
+
+def job_of(plan: Plan) -> list[str]:
+    """The overrides by which a launcher gets this plan, in this folder."""
+    return [*plan.overrides, f"{SUBDIR}{quoted(plan.folder.name)}"]
+
+
+def worker_command(config: DictConfig, plan: Plan) -> list[str]:
+    """The command that makes this run of the sweep `config` in a process of its own."""
+    command = [sys.executable, "-m", "gptattn.cli.worker"]
+    if plan.begun:
+        # Its own record allows it no packages.
+        own = plan.cfg.allow_targets
+        return [
+            *command,
+            f"resume={quoted(str(plan.folder))}",
+            *([f"allow_targets=[{','.join(own)}]"] if own else []),
+        ]
+    command += ["--config-name", config.hydra.job.config_name]
+    for source in config.hydra.runtime.config_sources:
+        if source.provider == "command-line":
+            command += ["--config-dir", source.path]
+    sweeping = re.compile(
+        r"\+*hydra(/launcher|/sweeper|\.launcher|\.sweep|\.sweeper|\.mode|\.run)\b"
+    )
+    overrides = [*config.hydra.overrides.hydra, *plan.overrides]
+    overrides = [o for o in overrides if not sweeping.match(o)]
+    return [*command, *overrides, "hydra.mode=RUN", f"hydra.run.dir={quoted(str(plan.folder))}"]
+
+
+def with_paths_quoted(arguments: Sequence[str]) -> list[str]:
+    """The arguments, values that name an existing path in quotes: run folders have commas and
+    equals signs in their names, which mean something to Hydra.
+    """
+    ready = []
+    for argument in arguments:
+        name, equals, value = argument.partition("=")
+        path = equals and re.fullmatch(r"\+*[\w.]+", name) and re.search(r"[^\w./-]", value)
+        ready.append(f"{name}={quoted(value)}" if path and _exists(value) else argument)
+    return ready
+
+
+def _exists(value: str) -> bool:
+    try:
+        return Path(value).exists()
+    except OSError:  # longer than any path
+        return False
+
+
+def quoted(value: str) -> str:
+    # Backslashes count double before a quote, which gets one of its own, and at the end.
+    escaped = re.sub(r"(\\+)('|$)", r"\1\1\2", value).replace("'", "\\'")
+    return f"'{escaped}'"
+
+
+def run_folder(cfg: DictConfig) -> Path:
+    """Where Hydra will put this run. Raises ConfigError where nothing is named."""
+    if not cfg.hydra.run.dir:
+        raise ConfigError("hydra.run.dir", "is empty; name a folder, or leave it out")
+    return Path(cfg.hydra.run.dir)
+
+
+def run_name(variant: str, seed: int, overrides: ListConfig) -> str:
+    """`<variant>_s<seed>[,key=value...]_<id>`: readable in TensorBoard, and never given twice."""
+    given = [str(override).lstrip("+~") for override in overrides]
+    named = [o for o in given if meaning(o.partition("=")[0].partition("@")[0]).named]
+    settings = "".join("," + override for override in named)
+    # A folder's name may have 255 bytes; settings beyond that are in the run's config.yaml.
+    safe = re.sub(r"[^\w.,=+-]", "-", settings, flags=re.ASCII)[:150]
+    return f"{variant}_s{seed}{safe}_{secrets.token_hex(3)}"
+
+
+def as_user_error(error: BaseException, packages: Sequence[str] = ()) -> UserError | None:
+    """What the machine, one of these `packages`, OmegaConf or the disk complain of, in our form.
+
+    None for a bug of ours.
+    """
+    if isinstance(error, UserError):
+        return error
+    if lacks_memory(error):
+        return OutOfMemory(
+            "memory", "too little for this run; raise accumulate, or take a smaller model"
+        )
+    if (theirs := foreign(error, packages)) is not None:
+        return theirs
+    if isinstance(error, OmegaConfBaseException):
+        field = error.full_key or error.key or "config"
+        if isinstance(error, MissingMandatoryValue):
+            return ConfigError(str(field), "is missing; give a value")
+        return ConfigError(str(field), _told((error.msg or str(error)).splitlines()[0]))
+    if isinstance(error, HydraException):
+        return ConfigError("command line", str(error))
+    if isinstance(error, OSError) and error.errno in IN_THE_WAY:
+        return DiskError(
+            str(error.filename or "disk"), f"{error.strerror}; remove it, or give another folder"
+        )
+    if isinstance(error, OSError) and error.errno in REFUSALS | NO_PLACE:
+        return DiskError(
+            str(error.filename or "disk"), f"{error.strerror}; give another folder, or make room"
+        )
+    return None
+
+
+def _told(message: str) -> str:
+    """What OmegaConf says of a value, with what would be right."""
+    kind = re.search(r"could not be converted to (\w+)", message)
+    if kind is not None:
+        return f"{message}; give one: {kind.group(1).lower()}"
+    return f"{message}; give a value" if "is not Optional" in message else message
+
+
+def _from_hydra(error: HydraException, overrides: Sequence[str]) -> UserError:
+    """What Hydra says of these overrides, in our form."""
+    if isinstance(error, MissingConfigException):
+        group, _, choice = (error.missing_cfg_file or "").rpartition("/")
+        known = suggest(choice, error.options or [])
+        if choice.startswith("submitit"):
+            return ConfigError("launcher", "needs the extra slurm: pip install 'gptattn[slurm]'")
+        if group == "hydra/sweeper":
+            return ConfigError(
+                group, f"{choice!r} is not used here; {command('tune')} searches learning rates"
+            )
+        if not group:
+            return ConfigError(
+                "--config-name", f"{choice!r} does not exist; {CONFIG_NAME} is the default"
+            )
+        return ConfigError(group, f"{choice!r} is unknown; {known}")
+    if isinstance(error, OverrideParseException):
+        return ConfigError(
+            error.override,
+            "cannot be read; write name=value, or 'name=\"value\"' for odd characters",
+        )
+    message, cause = str(error), error.__cause__
+    match = re.search(r"Could not (?:override|delete|append)[^']*'([^']+)'", message)
+    if match is None and isinstance(cause, OmegaConfBaseException):
+        known = as_user_error(cause)
+        assert known is not None
+        return known
+    if "Could not delete" in message and match is not None:
+        return ConfigError(match.group(1), "cannot be taken out; give it a value instead")
+    if "already at" in message and match is not None:
+        return ConfigError(match.group(1), f"is there already; {match.group(1)}=... without the +")
+    several = re.search(r"Ambiguous value for argument '([^=]+)=([^']*)'", message)
+    if several is not None:
+        return ConfigError(
+            several.group(1), f"{several.group(2)} are several values; add -m to try each of them"
+        )
+    if match is None:
+        return ConfigError("command line", message)
+    return _unknown_key(match.group(1), overrides)
+
+
+def _unknown_key(key: str, overrides: Sequence[str]) -> ConfigError:
+    # The choices of groups decide which settings there are.
+    choices = [o for o in overrides if re.match(r"[\w/]+=", o) and not o.startswith(f"{key}=")]
+    GlobalHydra.instance().clear()  # the composition that failed is still open
+    keys = _keys(choices)
+    group = key.partition(".")[0]
+    siblings = [name for name in keys if name.startswith(f"{key.rpartition('.')[0]}.")]
+    having = [
+        name for name in sorted(_choices(group)) if key in _keys([*choices, f"{group}={name}"])
+    ]
+    if having:
+        return ConfigError(
+            key, f"is no setting here; {' or '.join(having)} has it: {group}={having[0]}"
+        )
+    if "." in key and siblings:
+        return ConfigError(key, f"is no setting; {suggest(key, siblings)}")
+    near = difflib.get_close_matches(key, keys, n=1, cutoff=0.4)
+    hint = f"did you mean {near[0]}? " if near else ""
+    return ConfigError(key, f"is no setting; {hint}--help lists them all")
+
+
+def _keys(choices: Sequence[str]) -> list[str]:
+    # As for a sweep, whose lists of values it sets aside.
+    with composed(choices, run_mode=RunMode.MULTIRUN) as cfg:
+        return [name for name in _dotted_keys(cfg) if not name.startswith("hydra.")]
+
+
+def _dotted_keys(node: Any, prefix: str = "") -> Iterator[str]:
+    for key in node:
+        name = f"{prefix}{key}"
+        yield name
+        child = node._get_node(key)
+        if isinstance(child, DictConfig) and not child._is_none():
+            yield from _dotted_keys(child, f"{name}.")

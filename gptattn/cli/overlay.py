@@ -1,0 +1,153 @@
+"""What a config may make Hydra read and make: looked at before Hydra makes anything.
+
+Folders of YAML (--config-dir) may come from somebody else.
+"""
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra._internal.core_plugins.file_config_source import FileConfigSource
+from hydra._internal.sources_registry import SourcesRegistry
+from hydra.core.plugins import Plugins
+from hydra.plugins.config_source import ConfigResult
+from omegaconf import DictConfig, OmegaConf
+
+from gptattn.errors import ConfigError
+from gptattn.machine.untrusted import LOADER, check_yaml, read_bytes
+from gptattn.settings.targets import check_name, check_targets, named
+
+FILE_BYTES = 200_000  # the largest file in conf/ has 4 kB
+TABLES = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:null")  # what a file may be, or nothing
+PLUGINS = {
+    "launcher": ("hydra_plugins", "hydra._internal.core_plugins"),
+    "sweeper": ("hydra_plugins", "hydra._internal.core_plugins"),
+}
+LOG_HANDLERS = ("logging.StreamHandler", "logging.FileHandler", "logging.NullHandler")
+STREAMS = ("ext://sys.stdout", "ext://sys.stderr")
+# What a file may not say: it lets others' code run.
+BY_HAND = ("allow_targets", "hydra.job.env_set")
+
+
+class CheckedFiles(FileConfigSource):
+    """Hydra's reader of files, within limits, and never outside of its folder."""
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        _check_path(config_path)
+        file = Path(self.path) / self._normalize_file_name(config_path)
+        read_config_text(file)
+        try:
+            return super().load_config(config_path)
+        except (ValueError, yaml.YAMLError) as error:  # of values: a class's tag, a key twice
+            raise _no_config(file, error) from None
+
+    def is_group(self, config_path: str) -> bool:
+        _check_path(config_path)
+        return super().is_group(config_path)
+
+    def is_config(self, config_path: str) -> bool:
+        _check_path(config_path)
+        return super().is_config(config_path)
+
+
+# Hydra registers its reader anew in a job of submitit's, and lets one of the same name be.
+CheckedFiles.__name__ = FileConfigSource.__name__
+
+
+def register_checked_files() -> None:
+    """From here on, Hydra reads files through CheckedFiles."""
+    Plugins.instance()  # registers Hydra's own reader, which ours replaces
+    SourcesRegistry.instance().types[FileConfigSource.scheme()] = CheckedFiles
+
+
+def read_config_text(file: Path) -> str:
+    """The text of a group's YAML file. Raises ConfigError, naming it, for one past the limits."""
+    try:
+        text = read_bytes(file, FILE_BYTES).decode("utf-8")
+        check_yaml(text)
+        root = yaml.compose(text, Loader=LOADER)
+        if root is not None and root.tag not in TABLES:
+            raise ValueError("it holds no settings; write name: value, a line for each")
+    except OSError as error:
+        raise ConfigError(str(file), f"cannot be read ({error.strerror})") from None
+    except (ValueError, yaml.YAMLError) as error:
+        raise _no_config(file, error) from None
+    return text
+
+
+def _no_config(file: Path, error: Exception) -> ConfigError:
+    return ConfigError(str(file), f"is no config: {' '.join(str(error).split())[:300]}")
+
+
+def _check_path(path: str) -> None:
+    """`path` is a group and a choice in it, as Hydra joins them."""
+    if path.startswith("/") or "\\" in path or ".." in path.split("/") or "\0" in path:
+        raise ConfigError(
+            path.partition("/")[0][:80] or "config",
+            f"{path[:200]!r} is no choice: it leaves the folder; give a name in it",
+        )
+
+
+def check_composed(cfg: DictConfig, overrides: Sequence[str]) -> None:
+    """Raise ConfigError for what a composed config may not name, hydra's own node included."""
+    plain: Any = OmegaConf.to_container(cfg, resolve=False)
+    hydra = plain.pop("hydra", None) or {}
+    for name in BY_HAND:
+        if OmegaConf.select(cfg, name) and not any(
+            re.match(rf"\+*{re.escape(name)}\b", override) for override in overrides
+        ):
+            raise ConfigError(name, "is set in a file; only the command line may say that")
+    allowed = plain.get("allow_targets")
+    check_targets(plain, list(map(str, allowed)) if isinstance(allowed, list) else [])
+    for path, target in named(hydra):
+        field = ".".join(("hydra", *path, "_target_"))
+        if len(path) != 1 or path[0] not in PLUGINS:
+            raise ConfigError(field, "has no meaning there; leave it out")
+        # Hydra's own plugins lie in a module that begins with _.
+        check_name(field, target, PLUGINS[path[0]], private=True)
+    for name in PLUGINS:
+        if not isinstance(hydra.get(name), dict) or "_target_" not in hydra[name]:
+            raise ConfigError(f"hydra.{name}", f"names nothing; choose one, hydra/{name}=...")
+    _check_sweeper(hydra["sweeper"])
+    if hydra.get("callbacks"):
+        raise ConfigError("hydra.callbacks", "are not called here; leave them out")
+    for name in ("job_logging", "hydra_logging"):
+        _check_logging(f"hydra.{name}", hydra.get(name))
+
+
+def _check_sweeper(node: dict[str, Any]) -> None:
+    if not isinstance(node.get("params"), dict | None):
+        raise ConfigError("hydra.sweeper.params", "is no table; give {name: values}, or null")
+    most = node.get("max_batch_size")
+    if most is not None and (type(most) is not int or most < 1):
+        raise ConfigError("hydra.sweeper.max_batch_size", f"{most!r} is no number of runs; or null")
+
+
+def _check_logging(field: str, node: Any) -> None:
+    """Python's logging makes objects of whatever `()`, `class` and `ext://` name."""
+    for _ in named(node, "()"):
+        raise ConfigError(field, "has a key (); give plain handlers")
+    for key, value in _leaves(node):
+        wrong = key in ("class", "factory") and value not in LOG_HANDLERS
+        text = value if isinstance(value, str) else ""
+        wrong = wrong or (text.startswith(("ext://", "cfg://")) and text not in STREAMS)
+        wrong = wrong or (text.startswith("${") and key != "filename")
+        if wrong:
+            raise ConfigError(
+                field, f"{key}: {text[:80]} is not allowed; {', '.join(LOG_HANDLERS)}"
+            )
+
+
+def _leaves(node: Any) -> Iterator[tuple[str, Any]]:
+    """(key, value) of every entry, however deep; an entry of a list has its list's key."""
+    waiting = [("", node)]
+    while waiting:
+        key, value = waiting.pop()
+        if isinstance(value, dict):
+            waiting += [(str(name), child) for name, child in value.items()]
+        elif isinstance(value, list):
+            waiting += [(key, child) for child in value]
+        else:
+            yield key, value

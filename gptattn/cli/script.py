@@ -1,0 +1,25 @@
+"""What the commands share: help, `--debug`, and one line for a mistake."""
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from gptattn.cli.main import ended
+
+
+def run_script(help: str, run: Callable[[Sequence[str]], None]) -> int:
+    """Run with the command line's arguments; return the exit code. Without any, print the help.
+
+    COMMAND in the help stands for what was called.
+    """
+    arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
+    if not arguments or arguments[0] in ("-h", "--help"):
+        text = help.replace("COMMAND", called())
+        return ended(lambda: print(text, end="")) or (0 if arguments else 2)
+    return ended(lambda: run(arguments), debug="--debug" in sys.argv)
+
+
+def called() -> str:
+    """The command as its user gave it: `python scripts/convert.py` or `gptattn-convert`."""
+    program = sys.argv[0]
+    return f"python {program}" if program.endswith(".py") else Path(program).name

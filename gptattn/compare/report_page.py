@@ -1,0 +1,68 @@
+"""The page: one HTML file that needs nothing else, everything from run folders escaped."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from markupsafe import Markup
+
+from gptattn.compare.groups import counted
+from gptattn.compare.plot_style import Plot
+from gptattn.compare.results import Comparison, Section
+from gptattn.compare.sections import AXES, differences
+from gptattn.compare.table import report_rows
+from gptattn.compare.verdicts import headline, match_words, section_words
+from gptattn.machine.template import filled
+
+
+def page_text(
+    comparison: Comparison, plots: Sequence[Sequence[Plot]], sizes: Sequence[Plot]
+) -> str:
+    """The page's HTML.
+
+    `plots` holds those of each section, in the sections' order; `sizes` those across sections.
+    """
+    return filled(
+        "gptattn.compare",
+        "page.html.j2",
+        comparison=comparison,
+        headline=headline(comparison),
+        sections=[
+            _section(section, group)
+            for section, group in zip(comparison.sections, plots, strict=True)
+        ],
+        sizes=_shown(sizes),
+        apart=differences(comparison.runs),
+        axes=", ".join(AXES),
+        environment=_environment(comparison),
+    )
+
+
+def _section(section: Section, plots: Sequence[Plot]) -> dict[str, Any]:
+    heading, *body = report_rows(section)
+    fronts = {row.name: row.fronts for row in section.rows}
+    return {
+        "title": section.title,
+        "baseline": section.baseline,
+        "words": section_words(section),
+        "match": match_words(section),
+        "warnings": section.warnings,
+        "heading": heading,
+        "body": [(row, ", ".join(fronts[row[0]])) for row in body],
+        "plots": _shown(plots),
+        "rows": section.rows,
+    }
+
+
+def _shown(plots: Sequence[Plot]) -> list[tuple[Plot, Markup]]:
+    # The SVG comes from plots.py, where every text in it was escaped.
+    return [(plot, Markup(plot.svg)) for plot in plots]
+
+
+def _environment(comparison: Comparison) -> list[tuple[str, str]]:
+    keys = sorted({key for run in comparison.runs for key in run.environment})
+    found = []
+    for key in keys:
+        values = [run.environment.get(key, "unknown") for run in comparison.runs]
+        shown = values[0] if len(set(values)) == 1 else counted(values)
+        found.append((key.removeprefix("libraries."), shown))
+    return found

@@ -1,0 +1,144 @@
+"""What this machine is and can do: threads, matmul rate, peak memory, names for the record."""
+
+import contextlib
+import os
+import platform
+import resource
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from gptattn.errors import ConfigError
+from gptattn.machine.cpus import usable_cpus
+
+
+def resolve_device(accelerator: str, field: str = "trainer") -> torch.device:
+    """The device for `cpu`, `gpu` or `auto`. Raises ConfigError, naming the field, for no GPU."""
+    if accelerator == "cpu":
+        return torch.device("cpu")
+    if torch.cuda.is_available():
+        return torch.device("cuda")
+    if accelerator == "gpu":
+        raise ConfigError(field, f"no GPU is visible to torch; use {field}=cpu")
+    return torch.device("cpu")
+
+
+def check_precision(precision: str, device: torch.device) -> None:
+    """Refuse float16 on a CPU, where Lightning takes bfloat16 without a word: ConfigError."""
+    if precision == "16-mixed" and device.type == "cpu":
+        raise ConfigError(
+            "trainer.precision", "16-mixed needs a GPU; take bf16-mixed, or 32-true, on a CPU"
+        )
+
+
+def set_threads(threads: int | None) -> int:
+    """Set torch's CPU threads, by default to the CPUs this process may use; return the count."""
+    count = usable_cpus() if threads is None else threads
+    torch.set_num_threads(count)
+    return count
+
+
+def use_huge_pages() -> None:
+    """Have torch lay large tensors out in huge pages (Linux); call it before the first tensor.
+
+    Decoding reads all weights for every token, and in pages of 4 KiB it waits for the page table:
+    GPT-2 small decodes a tenth faster so. Training does not, as it allocates and frees.
+    """
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+
+
+def matmul_flops_per_second(device: torch.device, dtype: torch.dtype) -> float:
+    """This device's own rate on a square matrix product, best of five after one warm-up.
+
+    Dividing by it gives an MFU that a hard-coded peak cannot: it is right on any machine.
+    """
+    n = 1024 if device.type == "cpu" else 8192
+    a = torch.randn(n, n, device=device, dtype=dtype)
+    times = []
+    for _ in range(6):
+        synchronize(device)
+        start = time.perf_counter()
+        torch.mm(a, a)
+        synchronize(device)
+        times.append(time.perf_counter() - start)
+    return 2 * n**3 / min(times[1:])
+
+
+def synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+# In MB by device: the peak before the newest reset, which the system's own counter forgets.
+_earlier_peaks: dict[str, float] = {}
+
+
+def reset_peak_memory(device: torch.device) -> None:
+    """Start a new peak for `peak_memory_mb`; `whole_peak_memory_mb` keeps the one before."""
+    _earlier_peaks[device.type] = whole_peak_memory_mb(device)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    else:
+        with contextlib.suppress(OSError):  # elsewhere than on Linux the peak is the process's
+            Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
+
+
+def whole_peak_memory_mb(device: torch.device) -> float:
+    """Peak since the process began, as `peak_memory_mb` counts it."""
+    return max(_earlier_peaks.get(device.type, 0.0), peak_memory_mb(device))
+
+
+def peak_memory_mb(device: torch.device) -> float:
+    """Peak since the reset in MB (10^6 bytes): of the GPU's tensors, or of all in the process."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 1e6
+    try:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024 / 1e6
+    except OSError:
+        pass
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / 1e6 if sys.platform == "darwin" else peak * 1024 / 1e6
+
+
+def total_memory_bytes(device: torch.device) -> int:
+    """All the memory that the device has, used or not."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[1]
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def has_cpp_compiler() -> bool:
+    """Whether torch.compile can build for the CPU."""
+    return any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "g++", "clang++"))
+
+
+def git_commit() -> str | None:
+    """The commit of this source tree, with `-dirty` for uncommitted changes; None outside git."""
+    here = Path(__file__).parent
+    command = ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=40"]
+    try:
+        # An installed package may lie inside somebody else's repository: ours holds train.py.
+        if not (here.parent / "train.py").exists():
+            return None
+        done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None if done.returncode == 0 else None

@@ -1,0 +1,220 @@
+"""The code that makes a run's numbers, hashed module by module as its syntax tree.
+
+Docstrings, comments and layout are left out. Nothing is imported to be hashed: imports are
+followed in the source, so a sweep's plan and the run that it becomes see the same.
+"""
+
+import ast
+import hashlib
+import importlib.util
+import sys
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+OURS = "gptattn"
+# Model, loss, optimizer and its schedule, sampler: what every run's numbers come from.
+COMMON = (
+    "gptattn.model.gpt",
+    "gptattn.model.loss",
+    "gptattn.model.decay",
+    "gptattn.training.module",
+    "gptattn.settings.budget",
+    "gptattn.data.sampler",
+)
+# Whatever these import of one another makes numbers too; imports from elsewhere of ours do not.
+# Conversion is a target of runs that start from other weights, and imported by none of the others.
+NUMBERS = (*COMMON, "gptattn.attention", "gptattn.position", "gptattn.weights")
+DIGITS = 16  # of a hash
+
+
+def code_of(targets: Iterable[str], packages: Collection[str] = ()) -> dict[str, str]:
+    """Module -> hash of all that makes the numbers of a run with these targets.
+
+    `targets` are dotted names, as in a `_target_`; `packages` are others' that they may lie in,
+    and whose modules count as ours do. An installed package counts by its version.
+    """
+    homes = (*NUMBERS, *packages)
+    waiting = [*COMMON, *(_home_of_name(target.replace(":", ".")) for target in targets)]
+    found: dict[str, str] = {}
+    while waiting:
+        module = waiting.pop()
+        if module in found or not (_within(module, homes) or _is_local(module)):
+            continue
+        if (release := _release(module)) is not None:
+            found[module.partition(".")[0]] = release
+            continue
+        file = _file_of(module)
+        if file is not None:
+            found[module] = _hash_of(file)
+            waiting += _imports(module, file)
+    return dict(sorted(found.items()))
+
+
+def class_code(kind: type) -> str:
+    """Hashes of the modules in which the class and those that it is made from are defined."""
+    files = [_file_of(base.__module__) for base in kind.__mro__ if base is not object]
+    return " ".join([kind.__qualname__, *(_hash_of(file) for file in files if file is not None)])
+
+
+def other_code(numbers: Collection[str], packages: Collection[str] = ()) -> dict[str, str]:
+    """Module -> hash of the other modules of ours, or of `packages`, that this process imported."""
+    found = {}
+    for module in [name for name in sys.modules if _within(name, (OURS, *packages))]:
+        file = _file_of(module)
+        if module not in numbers and file is not None and _release(module) is None:
+            found[module] = _hash_of(file)
+    return dict(sorted(found.items()))
+
+
+def _is_local(module: str) -> bool:
+    """Whether it is somebody's own, neither installed nor Python's: a helper beside a variant."""
+    top = module.partition(".")[0]
+    file = _file_of(module)
+    if top == OURS or top in sys.stdlib_module_names or file is None:
+        return False
+    return not _is_installed(file)
+
+
+def is_todays(code: Mapping[str, str]) -> bool:
+    """Whether the modules of a run's code are what they were."""
+    for module, recorded in code.items():
+        file = _file_of(module)
+        if (_release(module) or (file and _hash_of(file))) != recorded:
+            return False
+    return True
+
+
+def _within(module: str, homes: Iterable[str]) -> bool:
+    return any(module == home or module.startswith(f"{home}.") for home in homes)
+
+
+def _release(module: str) -> str | None:
+    """`version 1.2` for a module of an installed package, where nobody edits; None for a source."""
+    package = module.partition(".")[0]
+    file = _file_of(package)
+    if package == OURS or file is None or not _is_installed(file):
+        return None
+    try:
+        return f"version {version(package)}"
+    except PackageNotFoundError:
+        return None
+
+
+def _is_installed(file: Path) -> bool:
+    return not {"site-packages", "dist-packages"}.isdisjoint(file.parts)
+
+
+def _file_of(module: str) -> Path | None:
+    """Where the module's source lies; None where there is no such module, or no source of it."""
+    top, _, below = module.partition(".")
+    try:
+        spec = importlib.util.find_spec(top)
+    except (ImportError, ValueError):
+        return None
+    if spec is None:
+        return None
+    if not below and spec.origin and spec.origin.endswith(".py"):
+        return Path(spec.origin)
+    for folder in spec.submodule_search_locations or ():
+        place = Path(folder, *below.split("."))
+        for file in (place.with_name(f"{place.name}.py"), place / "__init__.py"):
+            if below and file.is_file():
+                return file
+    return None
+
+
+def _home_of_name(name: str) -> str:
+    """The module that defines `package.module.Class`, whatever re-exports it."""
+    if _file_of(name) is not None:
+        return name
+    module, _, attribute = name.rpartition(".")
+    return _home(module, attribute) if module else name
+
+
+def _home(module: str, name: str, depth: int = 0) -> str:
+    """The module in which `from module import name` ends."""
+    if _file_of(f"{module}.{name}") is not None:
+        return f"{module}.{name}"
+    file = _file_of(module)
+    if file is None or depth > 20:  # a circle of re-exports
+        return module
+    for source, given, bound in _from_imports(module, file):
+        if bound == name:
+            return _home(source, given, depth + 1)
+    return module
+
+
+def _imports(module: str, file: Path) -> Iterator[str]:
+    """Every module that the file imports, also inside of functions."""
+    yield from _parsed(file).imports
+    yield from (_home(source, given) for source, given, _ in _from_imports(module, file))
+
+
+def _from_imports(module: str, file: Path) -> Iterator[tuple[str, str, str]]:
+    """(module, name there, name here) of each `from module import name`."""
+    for node in _parsed(file).from_imports:
+        source = node.module or ""
+        if node.level:
+            package = module if file.name == "__init__.py" else module.rpartition(".")[0]
+            up = package.split(".")[: len(package.split(".")) - node.level + 1]
+            source = ".".join([*up, *filter(None, [node.module])])
+        for alias in node.names:
+            yield source, alias.name, alias.asname or alias.name
+
+
+def _hash_of(file: Path) -> str:
+    return _parsed(file).hash
+
+
+@dataclass(frozen=True)
+class _Source:
+    """What is kept of a parsed file: its tree is large."""
+
+    imports: list[str]
+    from_imports: list[ast.ImportFrom]
+    hash: str
+
+
+@cache  # the first look counts: what is edited later, this process has not imported
+def _parsed(file: Path) -> _Source:
+    tree = ast.parse(file.read_bytes(), filename=str(file))
+    digest = hashlib.sha256()
+    for word in _words(tree):
+        digest.update(word.encode("utf-8", errors="backslashreplace") + b"\0")
+    nodes = list(ast.walk(tree))
+    return _Source(
+        [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names],
+        [node for node in nodes if isinstance(node, ast.ImportFrom)],
+        digest.hexdigest()[:DIGITS],
+    )
+
+
+def _words(node: object) -> Iterator[str]:
+    """The tree in words. Empty fields are left out: other Pythons have more of them."""
+    if isinstance(node, ast.AST):
+        yield f"({type(node).__name__}"
+        for name, value in ast.iter_fields(node):
+            if name == "body" and isinstance(value, list) and _is_text(value[:1]):
+                value = value[1:]  # a docstring
+            if value not in (None, []):
+                yield name
+                yield from _words(value)
+        yield ")"
+    elif isinstance(node, list):
+        yield f"[{len(node)}"
+        for child in node:
+            yield from _words(child)
+    else:
+        yield repr(node)
+
+
+def _is_text(nodes: list[ast.AST]) -> bool:
+    return any(
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+        for node in nodes
+    )

@@ -1,0 +1,85 @@
+"""How the threads of a run wait for each other, going by who else is on the machine."""
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator
+
+import torch
+
+from gptattn.machine.cpus import Usage, usable_cpus
+
+LOOK_SECONDS = 1.0
+# Processors by which it must be too crowded before threads wait gently; noise is less.
+CROWDED = 0.5
+# By which a user says how threads of OpenMP wait.
+WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
+SHARED_OUT = 1 << 20  # values, of which torch gives each thread some
+
+
+@contextlib.contextmanager
+def gentle_beside_others(threads: int) -> Iterator[None]:
+    """While others leave too few processors for these threads, have those that wait sleep soon.
+
+    A thread of OpenMP that waits looks for work for milliseconds before it sleeps. On a quiet
+    machine that makes small models a third faster; on a full one it keeps from work the very
+    thread that it waits for. libgomp looks only shortly while it has more threads than there are
+    processors (its `gomp_throttled_spin_count_var`), which `_Spare` sees to. Other OpenMPs are
+    not moved by that. What the user has set stays.
+    """
+    told = any(name in os.environ for name in WAITING)
+    if threads == 1 or told or Usage.now() is None:
+        yield
+        return
+    over = threading.Event()
+    thread = threading.Thread(target=_watch, args=(over, threads), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _watch(over: threading.Event, threads: int) -> None:
+    before, spare = Usage.now(), None
+    while not over.wait(LOOK_SECONDS):
+        now = Usage.now()
+        if before is None or now is None:
+            break
+        others = (now.busy - before.busy) - (now.own - before.own)
+        left = usable_cpus() - threads
+        crowded = others > (left + CROWDED) * (now.clock - before.clock)
+        before = now
+        if crowded and spare is None:
+            spare = _Spare(threads)
+        elif spare is not None and not crowded:
+            spare.end()
+            spare = None
+    if spare is not None:
+        spare.end()
+
+
+class _Spare:
+    """Teams of threads that sleep: with them libgomp has more threads than processors."""
+
+    def __init__(self, threads: int) -> None:
+        missing = usable_cpus() - threads + 1
+        count = -(-missing // (threads - 1))  # each team adds all its threads but one
+        self._over = threading.Event()
+        self.ready = [threading.Event() for _ in range(count)]
+        self._teams = [
+            threading.Thread(target=self._sleep, args=(ready,), daemon=True) for ready in self.ready
+        ]
+        for team in self._teams:
+            team.start()
+
+    def _sleep(self, ready: threading.Event) -> None:
+        torch.zeros(SHARED_OUT).add_(1.0)  # makes the team, which stays until this thread ends
+        ready.set()
+        self._over.wait()
+
+    def end(self) -> None:
+        self._over.set()
+        for team in self._teams:
+            team.join()

@@ -1,0 +1,76 @@
+"""All layers and heads in one HTML page that needs nothing else, everything in it escaped."""
+
+import base64
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+import numpy as np
+from markupsafe import Markup
+from numpy.typing import NDArray
+
+from gptattn.machine.template import filled
+from gptattn.maps.heatmap import viridis
+from gptattn.maps.labels import visible
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What the page shows of one layer: its number, figures per head, and weights from `packed`."""
+
+    number: int
+    entropy_H: list[float]  # nats; NaN for one token
+    sink_H: list[float]
+    cells_HN: NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What the page is about."""
+
+    run: str
+    variant: str
+    prompt: str
+    labels: Sequence[str]  # one per token
+    even_entropy: float  # what a head without any preference has on so many tokens
+    even_sink: float
+
+
+def page_text(shown: Shown, layers: Sequence[Layer], side: int) -> str:
+    """The page's HTML; `side` is what the layers were packed with."""
+    script = files("gptattn.maps").joinpath("page.js").read_text(encoding="utf-8")
+    digest = hashlib.sha256(script.encode()).digest()
+    return filled(
+        "gptattn.maps",
+        "page.html.j2",
+        shown=shown,
+        # Line breaks stay, so that the prompt reads as it was written.
+        prompt=visible(shown.prompt).replace("␣", " ").replace("⏎", "⏎\n"),
+        run=visible(shown.run),
+        layers=layers,
+        side=side,
+        figures=_figures,
+        script=Markup(script),
+        script_hash=base64.b64encode(digest).decode(),
+        data={
+            "labels": list(shown.labels),
+            "side": side,
+            "colours": _text(viridis(np.arange(256) / 255)),
+            "layers": [
+                {"number": layer.number, "heads": [_text(cells_N) for cells_N in layer.cells_HN]}
+                for layer in layers
+            ],
+        },
+    )
+
+
+def _figures(entropy: float, sink: float) -> dict[str, Any]:
+    known = math.isfinite(entropy)
+    return {"entropy": f"{entropy:.2f}" if known else "–", "sink": f"{sink:.2f}" if known else "–"}  # noqa: RUF001
+
+
+def _text(values: NDArray[np.uint8]) -> str:
+    return base64.b64encode(values.tobytes()).decode()

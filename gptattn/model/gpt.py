@@ -1,0 +1,179 @@
+"""GPT-2's architecture, with the attention of each layer made by a function that is passed in."""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from gptattn.attention.base import Attention
+from gptattn.attention.cache import Cache, CacheGroup
+from gptattn.attention.linear import Linear, Preparable, Prepared, prepare
+from gptattn.model.loss import linear_cross_entropy
+from gptattn.position.base import InputPosition
+
+INIT_STD = 0.02
+
+
+class MLP(nn.Module):
+    """Linear, tanh-GELU, Linear: x [..., d_model] -> [..., d_model]."""
+
+    def __init__(self, d_model: int, d_mlp: int) -> None:
+        super().__init__()
+        self.up = Linear(d_model, d_mlp)
+        self.gelu = nn.GELU(approximate="tanh")
+        self.down = Linear(d_mlp, d_model)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.gelu(self.up(x)))
+
+
+class Block(nn.Module):
+    """Pre-norm: attention, then MLP, each read through a LayerNorm and added to the stream."""
+
+    def __init__(self, attention: Attention, d_model: int, d_mlp: int, dropout: float) -> None:
+        super().__init__()
+        self.norm_attention = nn.LayerNorm(d_model)
+        self.attention = attention
+        self.norm_mlp = nn.LayerNorm(d_model)
+        self.mlp = MLP(d_model, d_mlp)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, cache: Cache | None = None) -> Tensor:
+        x = x + self.dropout(self.attention(self.norm_attention(x), cache))
+        return x + self.dropout(self.mlp(self.norm_mlp(x)))
+
+
+class GPT(nn.Module, Preparable):
+    """A causal language model: token ids [B, T] -> logits [B, T, vocab_size].
+
+    `attention(layer)` builds layer 0, 1, ...; `input_position` may be None where the position
+    lives in the attention, or nowhere. The head is tied to the token embedding.
+
+    Raises ValueError for more tokens than `context_length`.
+
+    Source: Radford et al. 2019 (GPT-2), sec. 2.3.
+    """
+
+    def __init__(
+        self,
+        *,
+        vocab_size: int,
+        context_length: int,
+        d_model: int,
+        num_layers: int,
+        attention: Callable[[int], Attention],
+        input_position: InputPosition | None,
+        d_mlp: int,
+        dropout: float,
+    ) -> None:
+        super().__init__()
+        self.vocab_size, self.context_length = vocab_size, context_length
+        # Left empty, as _initialise draws every weight: twice would take time at 50,257 rows.
+        self.token_embedding = nn.Embedding.from_pretrained(
+            torch.empty(vocab_size, d_model), freeze=False
+        )
+        self.input_position = input_position
+        self.dropout = nn.Dropout(dropout)
+        self.blocks = nn.ModuleList(
+            Block(attention(layer), d_model, d_mlp, dropout) for layer in range(num_layers)
+        )
+        self.norm = nn.LayerNorm(d_model)
+        self._prepared_head: Prepared | None = None
+        self._initialise()
+
+    def layers(self) -> list[Block]:
+        return [block for block in self.blocks if isinstance(block, Block)]
+
+    @torch.no_grad()
+    def _initialise(self) -> None:
+        """GPT-2's initialisation: N(0, 0.02); what writes to the stream 1/sqrt(2 layers) of it."""
+        if self.token_embedding.weight.is_meta:
+            return
+        for module in self.modules():
+            if isinstance(module, (nn.Linear, nn.Embedding)):
+                module.weight.normal_(0.0, INIT_STD)
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                module.bias.zero_()
+        residual_std = INIT_STD * (2 * len(self.blocks)) ** -0.5
+        for block in self.layers():
+            for writer in (block.attention.out_proj, block.mlp.down):
+                if writer is not None:
+                    writer.weight.normal_(0.0, residual_std)
+
+    def hidden(self, ids: Tensor, cache: CacheGroup | None = None) -> Tensor:
+        """The last layer's normed output [B, T, d_model]; advances the cache by T."""
+        length = ids.shape[1] + (0 if cache is None else cache.length)
+        if length > self.context_length:
+            raise ValueError(f"{length} tokens do not fit context_length={self.context_length}")
+        x = self.token_embedding(ids)
+        if self.input_position is not None:
+            x = self.input_position(x, 0 if cache is None else cache.offset)
+        x = self.dropout(x)
+        for layer, block in enumerate(self.blocks):
+            x = block(x, None if cache is None else cache[layer])
+        if cache is not None:
+            cache.advance(ids.shape[1])
+        return self.norm(x)
+
+    def forward(self, ids: Tensor, cache: CacheGroup | None = None) -> Tensor:
+        return nn.functional.linear(self.hidden(ids, cache), self.token_embedding.weight)
+
+    def next_logits(self, ids: Tensor, cache: CacheGroup | None = None) -> Tensor:
+        """The logits [B, vocab_size] of what follows ids [B, T]: of the last position alone."""
+        last_BE = self.hidden(ids, cache)[:, -1]
+        if self._prepared_head is not None and not torch.is_grad_enabled():
+            return self._prepared_head(last_BE)
+        return nn.functional.linear(last_BE, self.token_embedding.weight)
+
+    def prepare(self, rows: int | None) -> None:
+        """Be quick at decoding `rows` rows at a time, until prepare(None).
+
+        This holds a copy of the projections that are joined, and for 2 to 32 rows on the CPU of
+        all weights.
+        """
+        self._prepared_head = None if rows is None else Prepared([self.token_embedding], rows)
+        for child in self.children():
+            prepare(child, rows)
+
+    def loss(self, ids: Tensor, targets: Tensor, chunk_tokens: int | None = None) -> Tensor:
+        """Mean cross-entropy in nats of the targets [B, T] that follow ids [B, T]."""
+        hidden = self.hidden(ids)
+        return linear_cross_entropy(hidden, self.token_embedding.weight, targets, chunk_tokens)
+
+    def new_cache(
+        self, batch: int, capacity: int | None = None, padding_B: Tensor | None = None
+    ) -> CacheGroup:
+        """One empty cache per layer, for up to `capacity` (default: context_length) tokens.
+
+        With `padding_B` [batch] the first so many ids that each row will be given are padding.
+        """
+        capacity = self.context_length if capacity is None else capacity
+        caches = [block.attention.new_cache(batch, capacity) for block in self.layers()]
+        return CacheGroup(caches, padding_B)
+
+    def attention_weights(self, ids: Tensor) -> list[Tensor]:
+        """Each layer's attention weights [B, H, T, T] on these tokens."""
+        maps: list[Tensor] = []
+        self.each_attention(ids, lambda _, w_BHTS: maps.append(w_BHTS))
+        return maps
+
+    @torch.no_grad()
+    def each_attention(self, ids: Tensor, look: Callable[[int, Tensor], object]) -> None:
+        """Call `look(layer, its weights [B, H, T, T])` in turn: one layer's exist at a time."""
+
+        def record(layer: int, module: nn.Module, args: tuple[Tensor, ...]) -> None:
+            assert isinstance(module, Attention)
+            look(layer, module.attention_weights(args[0]))
+
+        hooks = [
+            block.attention.register_forward_pre_hook(partial(record, layer))
+            for layer, block in enumerate(self.layers())
+        ]
+        try:
+            # A compiled block would be compiled again for the hook, and `look` with it.
+            with torch.compiler.set_stance("force_eager"):
+                self.hidden(ids)
+        finally:
+            for hook in hooks:
+                hook.remove()

@@ -1,0 +1,213 @@
+"""From settings to objects. A YAML's `_target_` names a class or function; keys are arguments."""
+
+import inspect
+import pkgutil
+import re
+import types
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from gptattn.attention.base import Attention
+from gptattn.data.corpus import Corpus
+from gptattn.data.text import cache_folder
+from gptattn.data.tokenizer import Tokenizer
+from gptattn.data.tokens import TokenData, load_tokens
+from gptattn.errors import ConfigError
+from gptattn.model.gpt import GPT
+from gptattn.position.base import HeadPosition, InputPosition
+from gptattn.settings.config import ModelConfig, Spec, TrainConfig, check_choice, suggest
+from gptattn.settings.targets import HOMES, check_name
+
+# Where a constructor's argument is filled from the model's settings, the user must look there.
+SETTING_OF = {
+    "d_in": "model.d_model",
+    "d_out": "model.d_model",
+    "num_heads": "model.num_heads",
+    "head_dim": "model.num_heads",
+    "context_length": "model.context_length",
+    "dropout": "model.dropout",
+}
+
+
+def build_model(cfg: TrainConfig, vocab_size: int) -> GPT:
+    """The GPT of these settings, on torch's current default device.
+
+    Raises ConfigError, naming the field, for what cannot be built.
+    """
+    model = cfg.model
+    check_vocabulary(cfg, vocab_size)
+    position = _build_position(cfg)
+    in_heads = position if isinstance(position, HeadPosition) else None
+    in_input = position if isinstance(position, InputPosition) else None
+    return GPT(
+        vocab_size=model.vocab_size or vocab_size,
+        context_length=model.context_length,
+        d_model=model.d_model,
+        num_layers=model.num_layers,
+        attention=partial(_build_attention, cfg, in_heads),
+        input_position=in_input,
+        d_mlp=4 * model.d_model if model.d_mlp is None else model.d_mlp,
+        dropout=model.dropout,
+    )
+
+
+def check_vocabulary(cfg: TrainConfig, vocab_size: int) -> None:
+    """Raise ConfigError where the model has fewer ids than the tokenizer."""
+    given = cfg.model.vocab_size
+    if given is not None and given < vocab_size:
+        raise ConfigError(
+            "model.vocab_size",
+            f"{given} is below the tokenizer's {vocab_size}; give that or more, or null",
+        )
+
+
+def build_tokenizer(cfg: TrainConfig) -> Tokenizer:
+    """The tokenizer of these settings; one that takes its vocabulary from the text has none yet."""
+    tokenizer = construct("tokenizer", cfg.tokenizer, {}, cfg.allow_targets)
+    if not isinstance(tokenizer, Tokenizer):
+        raise ConfigError("tokenizer._target_", "is not a gptattn.data.tokenizer.Tokenizer")
+    return tokenizer
+
+
+def build_data(cfg: TrainConfig) -> TokenData:
+    """Tokens and tokenizer of these settings. Raises DataError or ConfigError, naming the field."""
+    return load_tokens(
+        partial(_build_text, cfg),
+        build_tokenizer(cfg),
+        context_length=cfg.model.context_length,
+        val_fraction=cfg.validation.fraction,
+        cache=cache_folder(cfg.cache_dir),
+    )
+
+
+def _build_text(cfg: TrainConfig) -> str | Corpus:
+    text = construct("data", cfg.data, {"cache_dir": cfg.cache_dir}, cfg.allow_targets)
+    if not isinstance(text, str | Corpus):
+        raise ConfigError(
+            "data._target_", "gives no text; name a function that returns a str or a Corpus"
+        )
+    return text
+
+
+def _build_position(cfg: TrainConfig) -> HeadPosition | InputPosition | None:
+    if not cfg.position:
+        return None
+    model = cfg.model
+    takes = inspect.signature(find_target("attn", cfg.attn, cfg.allow_targets)).parameters
+    heads = cfg.attn.get("num_heads", model.num_heads) if "num_heads" in takes else 1
+    if type(heads) is not int or heads < 1:
+        raise ConfigError("attn.num_heads", f"{heads!r} is no positive whole number")
+    shared = {
+        "context_length": model.context_length,
+        "d_model": model.d_model,
+        "head_dim": model.d_model // heads,
+    }
+    position = construct("position", cfg.position, shared, cfg.allow_targets)
+    if not isinstance(position, (HeadPosition, InputPosition)):
+        raise ConfigError("position._target_", "is neither a HeadPosition nor an InputPosition")
+    if isinstance(position, HeadPosition) and "position" not in takes:
+        raise ConfigError(
+            "position",
+            f"{cfg.choices['position']} acts in the attention, and attn={cfg.variant} takes no "
+            "position; use position=learned",
+        )
+    return position
+
+
+def _build_attention(cfg: TrainConfig, position: HeadPosition | None, layer: int) -> Attention:
+    for name in ("d_in", "d_out", "context_length"):
+        if name in cfg.attn:
+            raise ConfigError(f"attn.{name}", f"is the model's; set {SETTING_OF[name]} instead")
+    shared = shared_arguments(cfg.model) | {"position": position, "layer": layer}
+    attention = construct("attn", cfg.attn, shared, cfg.allow_targets)
+    if not isinstance(attention, Attention):
+        raise ConfigError("attn._target_", "is not a gptattn.attention.Attention")
+    return attention
+
+
+def shared_arguments(model: ModelConfig) -> dict[str, Any]:
+    """What any attention can ask for by an argument's name, beside its own YAML's keys.
+
+    It can also ask for `position`, a HeadPosition or None, and for `layer`, counted from 0.
+    """
+    return {
+        "d_in": model.d_model,
+        "d_out": model.d_model,
+        "context_length": model.context_length,
+        "num_heads": model.num_heads,
+        "dropout": model.dropout,
+        "qkv_bias": model.qkv_bias,
+    }
+
+
+def find_target(group: str, spec: Spec, allow_targets: Sequence[str]) -> Callable[..., Any]:
+    """The class or function that `spec` names, from its group's home or an allowed package."""
+    packages = [HOMES.get(group, "gptattn"), *allow_targets]
+    target: Any = spec.get("_target_")
+    check_name(f"{group}._target_", target, packages)
+    try:
+        found = pkgutil.resolve_name(target)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(
+            f"{group}._target_", f"{target} cannot be imported ({error}); package.module.Class"
+        ) from None
+    # A name can lead out of an allowed package, through what its modules import.
+    home = f"{getattr(found, '__module__', '')}."
+    if inspect.isabstract(found):
+        raise ConfigError(f"{group}._target_", f"{target} is abstract; name a class made from it")
+    if not callable(found) or not any(home.startswith(f"{package}.") for package in packages):
+        raise ConfigError(
+            f"{group}._target_", f"{target} is not a class or function of {', '.join(packages)}"
+        )
+    return found
+
+
+def construct(group: str, spec: Spec, shared: dict[str, Any], allow_targets: Sequence[str]) -> Any:
+    """Call the target of `spec` with its keys, and with those of `shared` that it takes.
+
+    Raises ConfigError, naming the field, for an unknown key, a wrong type, a missing argument,
+    and for a ValueError of the target, whose message opens with `argument=`.
+    """
+    target = find_target(group, spec, allow_targets)
+    own = {key: value for key, value in spec.items() if key != "_target_"}
+    parameters = inspect.signature(target).parameters
+    hints = get_type_hints(target.__init__ if inspect.isclass(target) else target)
+    for key, value in own.items():
+        if key not in parameters:
+            raise ConfigError(
+                f"{group}.{key}",
+                f"{target.__name__} takes no such argument; "
+                f"{suggest(key, [p for p in parameters if p not in shared])}",
+            )
+        check_type(f"{group}.{key}", value, hints.get(key, Any))
+    arguments = {key: value for key, value in shared.items() if key in parameters} | own
+    for name, parameter in parameters.items():
+        if parameter.default is inspect.Parameter.empty and name not in arguments:
+            raise ConfigError(f"{group}.{name}", f"is missing; {target.__name__} needs it")
+    try:
+        return target(**arguments)
+    except ValueError as error:
+        opening = re.match(r"(\w+)=", str(error))
+        name = opening.group(1) if opening else ""
+        field = f"{group}.{name}" if name in own else SETTING_OF.get(name, group)
+        raise ConfigError(field, str(error)) from error
+
+
+def check_type(field: str, value: Any, hint: Any) -> None:
+    """Raise ConfigError where a value from a config is not of the annotated type."""
+    if hint is Any:
+        return
+    allowed = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    for kind in allowed:
+        if get_origin(kind) is Literal and not (value is None and type(None) in allowed):
+            check_choice(field, str(value), get_args(kind))
+            return
+    if type(value) is int and abs(value) >= 2**63:
+        raise ConfigError(field, f"{value} is too large; torch counts to 2**63")
+    # A bool is an int to Python, and an int is a float to a person.
+    kinds = {get_origin(kind) or kind for kind in allowed}
+    if type(value) in kinds or (type(value) is int and float in kinds):
+        return
+    names = " or ".join("null" if kind is type(None) else kind.__name__ for kind in allowed)
+    raise ConfigError(field, f"{value!r} is a {type(value).__name__}; give {names}")

@@ -1,0 +1,161 @@
+"""Comparisons at equal parameters, FLOPs or cache: one setting of the variant is moved to match.
+
+`params` and `flops` change the MLP's width; `kv_cache` changes what sets the size of the
+variant's cache. Costs come from `measure_cost` on the meta device: there is no second formula.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+
+import torch
+
+from gptattn.data.tokenizer import Tokenizer
+from gptattn.errors import ConfigError
+from gptattn.model.cost import Cost, measure_cost
+from gptattn.settings.build import build_model
+from gptattn.settings.config import TrainConfig
+
+TOLERANCE = 1e-3
+FIGURES: dict[str, Callable[[Cost], float]] = {
+    "params": lambda cost: cost.params,
+    "flops": lambda cost: cost.flops_per_token,
+    "kv_cache": lambda cost: cost.kv_bytes_per_token,
+}
+
+
+@dataclass(frozen=True)
+class Match:
+    """What was changed so that `what` (params, flops, kv_cache) equals that of variant `to`."""
+
+    what: str
+    to: str
+    field: str
+    before: int | None
+    after: int | None
+    target: float
+    reached: float
+
+    def __str__(self) -> str:
+        change = f"{self.field} {self.before} -> {self.after}"
+        if self.before == self.after:
+            change = f"{self.field} stays {self.after}"
+        apart = abs(self.reached - self.target) / self.target
+        figures = f"{self.reached:,.0f} against {self.target:,.0f} of {self.to}"
+        return f"match={self.what}: {change}; {figures} ({apart:.2%} apart)"
+
+
+def resolved(cfg: TrainConfig, tokenizer: Tokenizer) -> tuple[TrainConfig, Match | None]:
+    """The settings as the record has them: with the tokenizer's vocabulary, and the match made."""
+    cfg = replace(cfg, tokenizer=cfg.tokenizer | tokenizer.settings())
+    return matched(cfg, tokenizer.vocab_size)
+
+
+def matched(cfg: TrainConfig, vocab_size: int) -> tuple[TrainConfig, Match | None]:
+    """The settings with the match made, and what it took; the same settings where none is asked.
+
+    Settings in which it is made already, as a run's record has them, stay as they are. Raises
+    ConfigError where the variant cannot be matched, saying what could be.
+    """
+    if cfg.match == "none":
+        return cfg, None
+    assert cfg.match_attn is not None
+    reference = replace(
+        cfg, attn=cfg.match_attn, choices=cfg.choices | {"attn": cfg.match_to}, match="none"
+    )
+    if cfg.match_before is not None and cfg.match != "kv_cache":
+        reference = _with_width(reference, cfg.match_before)
+    try:
+        new, match = _made(cfg, reference, vocab_size)
+        if cfg.match_before is not None:
+            match = replace(match, before=cfg.match_before)
+        return replace(new, match_before=match.before), match
+    except ConfigError as error:
+        able = [
+            what for what in FIGURES if what != cfg.match and _can(cfg, what, reference, vocab_size)
+        ]
+        other = (
+            f"match={' or match='.join(able)} can be had" if able else "nothing else can be matched"
+        )
+        raise ConfigError("match", f"{error.message}; {other}") from None
+
+
+def _made(cfg: TrainConfig, reference: TrainConfig, vocab_size: int) -> tuple[TrainConfig, Match]:
+    target = FIGURES[cfg.match](_cost(reference, vocab_size))
+    if cfg.match == "kv_cache":
+        return _match_cache(cfg, vocab_size, target)
+    return _match_width(cfg, vocab_size, target)
+
+
+def _can(cfg: TrainConfig, what: str, reference: TrainConfig, vocab_size: int) -> bool:
+    try:
+        _made(replace(cfg, match=what), reference, vocab_size)
+    except ConfigError:
+        return False
+    return True
+
+
+def summary_of(match: Match | None) -> dict[str, object] | None:
+    return None if match is None else asdict(match)
+
+
+def _cost(cfg: TrainConfig, vocab_size: int) -> Cost:
+    with torch.device("meta"):
+        return measure_cost(build_model(cfg, vocab_size))
+
+
+def _with_width(cfg: TrainConfig, d_mlp: int) -> TrainConfig:
+    return replace(cfg, model=replace(cfg.model, d_mlp=d_mlp))
+
+
+def _match_width(cfg: TrainConfig, vocab_size: int, target: float) -> tuple[TrainConfig, Match]:
+    figure = FIGURES[cfg.match]
+
+    def at(d_mlp: int) -> float:
+        return figure(_cost(_with_width(cfg, d_mlp), vocab_size))
+
+    # Both figures are linear in the width, so two of them tell of all.
+    one, two = at(1), at(2)
+    width = max(1, round(1 + (target - one) / (two - one)))
+    reached = at(width)
+    if abs(reached - target) > TOLERANCE * target:
+        raise ConfigError(
+            "match",
+            f"no width of the MLP brings {cfg.variant}'s {cfg.match} within {TOLERANCE:.1%} of "
+            f"{cfg.match_to}'s {target:,.0f}; the nearest, d_mlp={width}, gives "
+            f"{reached:,.0f}, and a larger model would come nearer",
+        )
+    before = 4 * cfg.model.d_model if cfg.model.d_mlp is None else cfg.model.d_mlp
+    match = Match(cfg.match, cfg.match_to, "model.d_mlp", before, width, target, reached)
+    return _with_width(cfg, width), match
+
+
+def _match_cache(cfg: TrainConfig, vocab_size: int, target: float) -> tuple[TrainConfig, Match]:
+    found: list[str] = []
+    for field, before, value in _cache_settings(cfg):
+        new = replace(cfg, attn=cfg.attn | {field: value})
+        try:
+            reached = FIGURES["kv_cache"](_cost(new, vocab_size))
+        except ConfigError:
+            continue  # a value that this model does not take
+        if reached == target:
+            name = f"attn.{field}"
+            return new, Match("kv_cache", cfg.match_to, name, before, value, target, reached)
+        found.append(f"{reached:,.0f} with {field}={value}")
+    if FIGURES["kv_cache"](_cost(cfg, vocab_size)) == target:
+        return cfg, Match("kv_cache", cfg.match_to, "nothing", None, None, target, target)
+    reach = f"it can have {', '.join(found[:6])}" if found else "nothing in its YAML sets its cache"
+    raise ConfigError(
+        "match",
+        f"{cfg.variant} cannot have the {target:,.0f} cache bytes per token of {cfg.match_to}: "
+        f"{reach}",
+    )
+
+
+def _cache_settings(cfg: TrainConfig) -> Iterator[tuple[str, int | None, int]]:
+    """(setting, its value now, a value to try), the value of now first."""
+    most = {"num_kv_heads": cfg.model.num_heads, "window": cfg.model.context_length}
+    for field, top in most.items():
+        if field in cfg.attn:
+            now = cfg.attn[field]
+            values = sorted(range(1, top + 1), key=lambda value: value != now)
+            yield from ((field, now, value) for value in values)

@@ -1,0 +1,294 @@
+"""A sweep from end to end: check all runs, skip what is done, run the rest, say what failed."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+
+from gptattn.errors import SweepError
+from gptattn.machine.console import make_console, span
+from gptattn.machine.disk import check_room
+from gptattn.sweep.checks import Follow, checked, followers
+from gptattn.sweep.design import design_words
+from gptattn.sweep.end_tables import print_end
+from gptattn.sweep.estimate import Estimate
+from gptattn.sweep.ledger import Ledger, read_ledger
+from gptattn.sweep.plan import Found, Plan, folders_done, going_on, slots, threads_each
+from gptattn.sweep.processes import Outcome, Work, run_all
+from gptattn.sweep.sweep_progress import SweepProgress
+
+STALE_NAMES = 3  # of runs in one line
+
+Launch = Callable[[Sequence[Plan]], Sequence[Any]]
+
+
+def run_sweep(
+    plans: Sequence[Plan],
+    folder: Path,
+    launch: Launch,
+    *,
+    in_processes: bool,
+    estimate: Estimate | None = None,
+    follow: Follow | None = None,
+) -> Sequence[Any]:
+    """Run all plans that are not done, then those that `follow` says go on from their weights.
+
+    `in_processes`: the launcher keeps the ledger itself. Raises a UserError before anything has
+    been written where a plan cannot work, and SweepError, after the table of what failed, where
+    runs failed.
+    """
+    first = checked(plans)
+    sweep = first[0].cfg.sweep
+    console = make_console()
+    ready = partial(_planned, first, folder, in_processes, follow)
+    # Where there is no folder nothing is done, and a refusal is to leave none.
+    planned = None if folder.is_dir() else ready()
+    with Ledger(folder) as ledger:
+        # What is done is only known while no other sweep is at work here.
+        if planned is None or any(folder.glob("*/config.yaml")):
+            planned = ready()
+        found, stages = planned
+        made, everything = found.done, [*stages[0], *stages[1]]
+        _announce(console, folder, everything, found)
+        end = _End()
+        if len(made) < len(everything):
+            stages = [[p for p in stage if p.folder not in made] for stage in stages]
+            if estimate is not None:
+                stages = _estimated(stages, estimate, console)
+            # What was uptrained is compared in ways of its own, which its report names.
+            for line in design_words(first, folder) if follow is None else []:
+                console.print(escape(line), soft_wrap=True)
+            try:
+                _run_stages(stages, launch, ledger, in_processes, end, console)
+            except (KeyboardInterrupt, SystemExit, BrokenPipeError):
+                finished = len(made) + sum(map(_is_done, [*stages[0], *stages[1]]))
+                print(
+                    f"stopped: {finished} of {len(everything)} runs are done; "
+                    "the same command runs the others",
+                    file=sys.stderr,
+                )
+                raise
+            _warn(ledger)
+        elif not sweep.fresh:
+            console.print("nothing to do; sweep.fresh=true runs them again")
+    done = [made.get(p.folder, p.folder) for p in everything if p.folder in made or _is_done(p)]
+    print_end(console, done, end.failed, uptrained=follow is not None)
+    if end.failed:
+        codes = [_exit_code(path) for path in end.failed]
+        lost = f", and {end.skipped} that start from one were not run" if end.skipped else ""
+        raise SweepError(
+            f"{len(end.failed)} of {len(everything)} runs failed{lost}; "
+            "the same command runs them again",
+            next((code for code in codes if code > 0), 1),
+        )
+    return end.returns
+
+
+def _planned(
+    first: Sequence[Plan], folder: Path, in_processes: bool, follow: Follow | None
+) -> tuple[Found, list[list[Plan]]]:
+    """What there is already, and the plans of both stages in the folders where they will lie.
+
+    Raises a UserError where a second stage cannot work, or the disk has no room for the new runs.
+    """
+    sweep = first[0].cfg.sweep
+    found, stages = Found({}, {}), []
+    for number in range(2):
+        plans = list(first) if number == 0 else []
+        if number == 1 and follow is not None:
+            plans = followers(stages[0], found.done, follow)
+        if not sweep.fresh:
+            more = folders_done(
+                plans,
+                keep_stale=sweep.keep_stale,
+                with_weights=number == 0 and follow is not None,
+            )
+            found.done.update(more.done)
+            found.stale.update(more.stale)
+            if in_processes:
+                plans = going_on(plans, found, keep_stale=sweep.keep_stale)
+        stages.append(plans)
+    # One that was begun has its checkpoints already.
+    new = [p for plans in stages for p in plans if p.folder not in found.done and not p.begun]
+    check_room(folder, sum(plan.bytes_on_disk for plan in new))
+    return found, stages
+
+
+def _announce(console: Console, folder: Path, plans: Sequence[Plan], found: Found) -> None:
+    """How many runs there are, how many are done, and which results are not what they were."""
+    known = f", {len(found.done)} of them done already" if found.done else ""
+    begun = sum(plan.begun for plan in plans)
+    known += f", {begun} begun" if begun else ""
+    console.print(
+        f"[bold]sweep[/bold]  {_counted(len(plans))}{known}, in {escape(str(folder))}",
+        soft_wrap=True,
+    )
+    reasons: dict[str, list[Path]] = {}
+    for old, why in found.stale.values():
+        reasons.setdefault(why, []).append(old)
+    for why, olds in reasons.items():
+        names = ", ".join(old.name for old in olds[:STALE_NAMES])
+        more = f" and {len(olds) - STALE_NAMES} more" if len(olds) > STALE_NAMES else ""
+        console.print(
+            f"stale: {names}{more}: {why}; made again beside "
+            f"{'it' if len(olds) == 1 else 'them'} (sweep.keep_stale=true keeps)",
+            soft_wrap=True,
+            markup=False,
+        )
+
+
+def _estimated(
+    stages: Sequence[Sequence[Plan]], estimate: Estimate, console: Console
+) -> list[list[Plan]]:
+    """The stages' plans with the seconds that they will take, where somebody knows."""
+    plans = [plan for stage in stages for plan in stage]
+    seconds = estimate([plan.cfg for plan in plans])
+    if seconds is None:
+        return [list(stage) for stage in stages]
+    if all(stages):
+        console.print(f"in all about {span(sum(seconds) / slots(plans[0].cfg))}")
+    told = iter(seconds)
+    return [[replace(plan, seconds=next(told)) for plan in stage] for stage in stages]
+
+
+@dataclass
+class _End:
+    """What has become of a sweep's runs."""
+
+    returns: list[Any] = field(default_factory=list)  # the launcher's
+    failed: dict[Path, str] = field(default_factory=dict)  # and why
+    skipped: int = 0  # runs whose weights were never made
+
+
+def _run_stages(
+    stages: Sequence[Sequence[Plan]],
+    launch: Launch,
+    ledger: Ledger,
+    in_processes: bool,
+    end: _End,
+    console: Console,
+) -> None:
+    """The first stage's plans, then those of the second whose weights are there."""
+    for i, stage in enumerate(stages):
+        todo = list(stage)
+        if i:
+            todo = [plan for plan in stage if _has_weights(plan)]
+            for plan in stage:
+                if plan not in todo:
+                    end.skipped += 1
+                    reason = f"the run that it starts from is not done: {plan.cfg.init_from}"
+                    ledger.note(plan.folder.name, "skipped", reason=reason)
+        if not todo:
+            continue
+        if stages[1]:
+            title = ("from scratch", "from the weights of the first")[i]
+            console.print(f"[bold]stage {i + 1} of 2[/bold]  {title}")
+        returns, failed = _launched(todo, launch, None if in_processes else ledger)
+        end.returns += returns
+        end.failed |= failed
+
+
+def _has_weights(plan: Plan) -> bool:
+    return plan.cfg.init_from is not None and (Path(plan.cfg.init_from) / "summary.json").is_file()
+
+
+def run_in_processes(
+    plans: Sequence[Plan], command: Callable[[Plan], list[str]]
+) -> Iterator[tuple[Plan, float | Exception]]:
+    """Run each plan in its own process. Yields its final validation loss, or what ended it.
+
+    One that is out of memory is run once more when no other is.
+    """
+    cfg = plans[0].cfg
+    console, parallel, threads = make_console(), min(slots(cfg), len(plans)), threads_each(cfg)
+    works = [_work(plan, command, threads) for plan in plans]
+    known = [plan.seconds for plan in plans if plan.seconds is not None]
+    how = f", {parallel} at a time" if parallel > 1 else ", one after the other"
+    how = how if len(plans) > 1 else ""
+    about = (
+        f": about {span(sum(known) / parallel)}"
+        if len(known) == len(plans)
+        else "; no estimate, its trial failed"
+    )
+    console.print(f"{len(plans)} to run{how}{about}")
+    ledger = Ledger(plans[0].folder.parent)
+    with SweepProgress(console, works, parallel, known=len(known) == len(plans)) as progress:
+        outcomes = run_all(works, parallel, ledger, progress)
+        short = [i for i, plan in enumerate(plans) if outcomes[i].out_of_memory and _goes_on(plan)]
+        again = [_work(plans[i], command, threads) for i in short]
+        progress.once_more(again)
+        for i, outcome in zip(short, run_all(again, 1, ledger, progress), strict=True):
+            outcomes[i] = outcome
+    _warn(ledger)
+    for plan, outcome in zip(plans, outcomes, strict=True):
+        yield plan, _loss(outcome) if outcome.done else RuntimeError(outcome.reason)
+
+
+def _goes_on(plan: Plan) -> bool:
+    """Whether its folder can be started in again: a run without checkpoints has but one start."""
+    return plan.cfg.checkpoint or not plan.begun
+
+
+def _work(plan: Plan, command: Callable[[Plan], list[str]], threads: int | None) -> Work:
+    # A run that goes on has the threads that it had.
+    own = [] if threads is None or plan.begun else [f"trainer.threads={threads}"]
+    return Work(plan.folder, [*command(plan), *own], plan.overrides, plan.seconds or 1.0)
+
+
+def _loss(outcome: Outcome) -> float:
+    summary = json.loads((outcome.folder / "summary.json").read_text(encoding="utf-8"))
+    return float(summary["metrics"]["val/loss"])
+
+
+def _launched(
+    todo: Sequence[Plan], launch: Launch, ledger: Ledger | None
+) -> tuple[Sequence[Any], dict[Path, str]]:
+    """What the launcher returned, and why which runs are not done."""
+    if ledger is not None:
+        for plan in todo:
+            ledger.note(plan.folder.name, "submitted", overrides=plan.overrides)
+    returns: Sequence[Any] = []
+    reason = "left no summary.json"
+    try:
+        returns = launch(todo)
+    except Exception as error:  # of the launcher itself: what has run has run
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+    failed = {}
+    for i, plan in enumerate(todo):
+        result = getattr(returns[i], "_return_value", None) if i < len(returns) else None
+        why = "" if _is_done(plan) else str(result) if isinstance(result, Exception) else reason
+        if why:
+            failed[plan.folder] = why
+        if ledger is not None:
+            facts = {"reason": why} if why else {}
+            ledger.note(plan.folder.name, "failed" if why else "done", **facts)
+    return returns, failed
+
+
+def _warn(ledger: Ledger) -> None:
+    if ledger.unwritten is not None:
+        print(f"warning: the ledger lacks lines: {ledger.unwritten}", file=sys.stderr)
+
+
+def _counted(runs: int) -> str:
+    return "1 run" if runs == 1 else f"{runs:,} runs"
+
+
+def _is_done(plan: Plan) -> bool:
+    return (plan.folder / "summary.json").is_file()
+
+
+def _exit_code(folder: Path) -> int:
+    """What the ledger says of the newest end of this run; 1 where it does not know."""
+    ends = [
+        entry.get("exit")
+        for entry in read_ledger(folder.parent)
+        if entry.get("run") == folder.name and entry.get("state") == "failed"
+    ]
+    return ends[-1] if ends and isinstance(ends[-1], int) else 1

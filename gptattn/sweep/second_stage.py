@@ -1,0 +1,114 @@
+"""The second stage of an uptraining sweep: which runs go on from the weights of the first.
+
+Source: Ainslie et al. 2023, arXiv:2305.13245, sec. 2.1.
+"""
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from gptattn.errors import ConfigError
+from gptattn.settings.budget import resolve_budget
+from gptattn.settings.config import INIT_METHODS, TrainConfig, check_choice
+from gptattn.sweep.plan import Plan
+
+FIELD = "hydra.sweeper.uptrain"
+# What a run of the second stage sets itself.
+OWN = re.compile(r"\+*(attn|init_from|init_method|budget\.\w+|optim\.lr|hydra\.sweep\.subdir)=")
+
+
+@dataclass(frozen=True)
+class Uptrain:
+    """Every finished `source` run goes on as every target, by every method, for every fraction."""
+
+    source: str  # a variant of the first stage
+    targets: Sequence[str]  # variants
+    methods: Sequence[str]  # of merging key/value heads: mean, first, random
+    fractions: Sequence[float]  # of the source run's steps; 0: convert and validate, no more
+    lr: float  # peak learning rate, as a share of the source run's
+
+
+def uptrain_of(node: Mapping[str, Any]) -> Uptrain:
+    """The stage as `hydra.sweeper.uptrain` describes it. Raises ConfigError, naming the key."""
+    names = [field.name for field in fields(Uptrain)]
+    for name in node:
+        check_choice(f"{FIELD} key", str(name), names)
+    for name in names:
+        if node.get(name) is None:
+            raise ConfigError(f"{FIELD}.{name}", "is missing; give a value")
+    for name in ("targets", "methods", "fractions"):
+        values = node[name]
+        listed = not isinstance(values, str | int | float)
+        if not listed or not values or len(set(map(str, values))) < len(values):
+            raise ConfigError(f"{FIELD}.{name}", f"{values} is no list of different values")
+    if node["source"] in node["targets"]:
+        raise ConfigError(f"{FIELD}.targets", f"{node['source']} is the source; leave it out")
+    for method in node["methods"]:
+        check_choice(f"{FIELD}.methods", str(method), INIT_METHODS)
+    for fraction in node["fractions"]:
+        if not _is_number(fraction) or fraction < 0:
+            raise ConfigError(f"{FIELD}.fractions", f"{fraction!r} is no share of steps; 0 or more")
+    if not _is_number(node["lr"]) or node["lr"] <= 0:
+        raise ConfigError(f"{FIELD}.lr", f"{node['lr']!r} is no share of a rate; give one above 0")
+    return Uptrain(**node)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and type(value) is not bool and math.isfinite(value)
+
+
+def check_first_stage(stage: Uptrain, plans: Sequence[Plan]) -> None:
+    """Raise ConfigError where the first stage lacks what the second starts from."""
+    variants = {plan.cfg.variant for plan in plans}
+    if stage.source not in variants:
+        found = ", ".join(sorted(variants))
+        raise ConfigError(
+            "attn", f"{found} lacks {stage.source}, which is what is uptrained; add {stage.source}"
+        )
+    for plan in plans:
+        if plan.cfg.variant == stage.source and not plan.cfg.checkpoint:
+            raise ConfigError(
+                "checkpoint", f"false leaves no weights of {stage.source} to go on from; leave it"
+            )
+
+
+def second_stage(
+    stage: Uptrain, plan: Plan, folder: Path, quoted: Callable[[str], str]
+) -> list[list[str]]:
+    """The overrides of each run that goes on from `plan`, whose weights lie in `folder`.
+
+    No run for a plan of another variant than the source. `quoted` makes a path a value of Hydra's.
+    Raises ConfigError for a budget of which no share can be taken.
+    """
+    cfg = plan.cfg
+    if cfg.variant != stage.source:
+        return []
+    steps = _steps(cfg)
+    kept = [override for override in plan.overrides if not OWN.match(override)]
+    return [
+        [
+            f"attn={target}",
+            *kept,
+            f"init_from={quoted(str(folder))}",
+            f"init_method={method}",
+            f"budget.steps={max(1, round(fraction * steps)) if fraction else 0}",
+            f"optim.lr={stage.lr * cfg.optim.lr:g}",
+        ]
+        for fraction, target, method in product(stage.fractions, stage.targets, stage.methods)
+    ]
+
+
+def _steps(cfg: TrainConfig) -> int:
+    for unit in ("seconds", "flops"):
+        if getattr(cfg.budget, unit) is not None:
+            raise ConfigError(
+                f"budget.{unit}", "is no number of steps to uptrain a share of; give budget.steps"
+            )
+    # FLOPs are not asked for, so what a token takes is not either.
+    steps = resolve_budget(cfg.budget, cfg.batch_size * cfg.model.context_length, 1.0).steps
+    assert steps is not None
+    return steps

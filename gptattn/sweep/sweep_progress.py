@@ -1,0 +1,136 @@
+"""What a person sees while a sweep runs: one bar over all runs, or a line for each that ends."""
+
+import json
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.text import Text
+
+from gptattn.machine.console import span
+from gptattn.sweep.processes import Outcome, Work
+
+T = TypeVar("T")
+LINE_SECONDS = 5.0  # between lines that count
+LOOK_SECONDS = 2.0  # between looks into the records of what runs
+LAST_BYTES = 8192
+
+
+def counted(items: Iterable[T], total: int, what: str, console: Console) -> Iterator[T]:
+    """The items; where they are slow to come, a line now and then says how many are there."""
+    last = time.monotonic()
+    for i, item in enumerate(items):
+        if time.monotonic() - last > LINE_SECONDS:
+            console.print(f"{what}: {i:,} of {total:,}")
+            last = time.monotonic()
+        yield item
+
+
+class SweepProgress:
+    """Shows how far a sweep is, by the expected seconds of its runs; corrects the expectation."""
+
+    def __init__(
+        self, console: Console, works: Sequence[Work], slots: int, *, known: bool = True
+    ) -> None:
+        """`known`: the works' weights are seconds; else they are alike, for want of better."""
+        self.console, self.slots, self._known = console, slots, known
+        self.total, self.ended_runs, self.failed = len(works), 0, 0
+        self._expected = sum(work.weight for work in works)
+        self._done = 0.0  # expected seconds of what has ended
+        self._start = time.monotonic()
+        self._looked = 0.0
+        self._bar: Progress | None = None
+
+    def __enter__(self) -> "SweepProgress":
+        if self.console.is_terminal:
+            self._bar = Progress(
+                TextColumn("[bold]{task.description}"),
+                BarColumn(),
+                TextColumn("{task.fields[shown]}"),
+                console=self.console,
+                refresh_per_second=2,
+                transient=True,
+            )
+            self._bar.add_task("sweep", total=1.0, shown="")
+            self._bar.start()
+        return self
+
+    def __exit__(self, *args: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def started(self, work: Work) -> None:
+        self._update([work])
+
+    def running(self, works: Sequence[Work]) -> None:
+        if self._bar is not None and time.monotonic() - self._looked > LOOK_SECONDS:
+            self._update(works)
+
+    def ended(self, work: Work, outcome: Outcome) -> None:
+        self.ended_runs += 1
+        self.failed += not outcome.done
+        self._done += work.weight
+        end = f"{_loss(outcome.folder)}{span(outcome.seconds)}" if outcome.done else outcome.reason
+        state = "done" if outcome.done else "FAILED"
+        line = f"[{self.ended_runs}/{self.total}] {state} {work.folder.name}: {end}"
+        left = self._left(self._done)
+        # Text, so that nothing in a name or a reason is taken for markup.
+        self.console.print(Text(line + (f"; about {span(left)} left" if left else "")))
+
+    def once_more(self, works: Sequence[Work]) -> None:
+        """These have ended out of memory and are run again."""
+        if works:
+            self.ended_runs -= len(works)
+            self.failed -= len(works)
+            self._expected += sum(work.weight for work in works)
+            names = ", ".join(work.folder.name for work in works)
+            self.console.print(Text(f"out of memory; once more, alone: {names}"))
+
+    def _update(self, works: Sequence[Work]) -> None:
+        self._looked = time.monotonic()
+        if self._bar is None:
+            return
+        done = self._done + sum(work.weight * share_done(work.folder) for work in works)
+        shown = f"{self.ended_runs} of {self.total} runs"
+        shown += f", {self.failed} failed" if self.failed else ""
+        left = self._left(done)
+        shown += f", about {span(left)} left" if left else ""
+        self._bar.update(self._bar.task_ids[0], completed=done / self._expected, shown=shown)
+
+    def _left(self, done: float) -> float:
+        """Seconds left, at the speed so far; before anything is done, at the expected one.
+
+        0 where that is not known.
+        """
+        if not done and not self._known:
+            return 0.0
+        elapsed = time.monotonic() - self._start
+        per_expected = elapsed / done if done else 1 / self.slots
+        return (self._expected - done) * per_expected
+
+
+def share_done(folder: Path) -> float:
+    """How much of its budget a run has used, by the newest row of its record; 0 without one."""
+    try:
+        with (folder / "metrics.jsonl").open("rb") as file:
+            file.seek(max(0, file.seek(0, 2) - LAST_BYTES))
+            lines = file.read().splitlines()
+    except OSError:
+        return 0.0
+    for line in reversed(lines):
+        try:
+            return float(json.loads(line)["progress/budget"])
+        except (ValueError, LookupError, TypeError):
+            continue
+    return 0.0
+
+
+def _loss(folder: Path) -> str:
+    try:
+        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+        return f"val loss {summary['metrics']['val/loss']:.4f}, "
+    except (OSError, ValueError, LookupError, TypeError):
+        return ""

@@ -1,0 +1,244 @@
+"""What happens beside training: the clock, the log rows, samples, and the end of the budget."""
+
+import re
+import sys
+import time
+from array import array
+from statistics import mean, median
+from typing import Any
+
+import lightning.pytorch as L
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from gptattn.data.tokenizer import encode_prompt
+from gptattn.data.tokens import TokenData
+from gptattn.decode.generate import generate
+from gptattn.decode.sampling import Sampling
+from gptattn.machine.device import peak_memory_mb, whole_peak_memory_mb
+from gptattn.settings.budget import Budget
+from gptattn.settings.config import SampleConfig
+from gptattn.training.module import LanguageModel
+from gptattn.training.recorder import RunRecorder
+
+PROMPT_TOKENS = 16  # of a held-out text without words, where no prompt is given
+OPENING_TOKENS = 200  # in which to look for words
+COMPARED_STEPS = 20  # whose median is that of the first, or of the newest, steps
+
+
+class StepClock(L.Callback):
+    """Training time alone: from a batch in hand to the optimizer's step, plus making the batch.
+
+    Validation, samples, logging and checkpoints are outside of it; of a compiled model's first
+    step, which is the compiler's, `seconds` knows nothing. First among the callbacks.
+    """
+
+    def __init__(self, compiled: bool = False) -> None:
+        self._compiling = compiled
+        self.seconds = 0.0  # of training, in all
+        self.step_seconds = array("d")  # of each optimizer step
+        self._open = 0.0  # seconds of the step in progress
+        self._start = 0.0
+
+    def add(self, seconds: float) -> None:
+        """Count time that was spent on making a batch."""
+        self._open += seconds
+
+    def on_train_batch_start(self, *args: Any) -> None:
+        self._start = time.perf_counter()
+
+    def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
+        if trainer.global_step > len(self.step_seconds):  # not a resumed run's look back
+            self.step_seconds.append(self._open + time.perf_counter() - self._start)
+            if not self._compiling:
+                self.seconds += self.step_seconds[-1]
+            self._compiling = False
+        self._open = 0.0
+
+    def state_dict(self) -> dict[str, Any]:
+        steps = torch.tensor(self.step_seconds, dtype=torch.float64)
+        return {"seconds": self.seconds, "step_seconds": steps}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.seconds = state_dict["seconds"]
+        self.step_seconds = array("d", state_dict["step_seconds"].tolist())
+
+    def median_step_seconds(self) -> float:
+        """The median over all steps: compilation and other people's load hardly move it."""
+        return median(self.step_seconds)
+
+    def slowdown(self) -> float:
+        """How many times as long the newest steps take as the first ones; 1 while there are few."""
+        first = self.step_seconds[1 : 1 + COMPARED_STEPS]  # the very first one warms up
+        newest = self.step_seconds[1 + COMPARED_STEPS :][-COMPARED_STEPS:]
+        return median(newest) / median(first) if len(newest) == COMPARED_STEPS else 1.0
+
+
+def memory(device: torch.device) -> dict[str, float]:
+    """The peaks of the process since it began, and of training alone, in MB."""
+    return {
+        "perf/peak_memory_mb": whole_peak_memory_mb(device),
+        "perf/peak_memory_training_mb": peak_memory_mb(device),
+    }
+
+
+class MetricRows(L.Callback):
+    """One row every `log_every` optimizer steps, one per validation."""
+
+    def __init__(
+        self,
+        recorder: RunRecorder,
+        clock: StepClock,
+        *,
+        log_every: int,
+        tokens_per_step: int,
+        flops_per_token: float,
+        budget: Budget,
+        asked: dict[str, Any],
+        device_flops_per_second: float,
+    ) -> None:
+        """`asked` is the budget as the settings have it."""
+        self.recorder, self.clock, self.log_every = recorder, clock, log_every
+        self.tokens_per_step, self.flops_per_token = tokens_per_step, flops_per_token
+        self.budget, self.asked = budget, asked
+        self.device_flops_per_second = device_flops_per_second
+        self.last: dict[str, float | None] = {}  # the newest value of every metric
+        # Each budget that the run has come to the end of; None where an older run did not say.
+        self.completed: list[dict[str, Any]] | None = []
+        self._told_of_mfu = False
+        self._logged_step = 0
+        self._timed_steps = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "rows": self.recorder.rows,
+            "last": dict(self.last),
+            "completed": self.completed,
+            "logged_step": self._logged_step,
+            "timed_steps": self._timed_steps,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.last = dict(state_dict["last"])
+        self.completed = state_dict.get("completed")
+        self._logged_step = state_dict["logged_step"]
+        self._timed_steps = state_dict["timed_steps"]
+
+    def throughput(self, step_seconds: float) -> dict[str, float | None]:
+        tokens_per_s = self.tokens_per_step / step_seconds
+        mfu = tokens_per_s * self.flops_per_token / self.device_flops_per_second
+        if mfu > 1 and not self._told_of_mfu:
+            print(
+                f"warning: perf/mfu: comes to {mfu:.3g}, above 1: this machine was busy when its "
+                "own rate was measured; null where it does",
+                file=sys.stderr,
+            )
+            self._told_of_mfu = True
+        return {
+            "perf/tokens_per_s": tokens_per_s,
+            "perf/step_ms": 1e3 * step_seconds,
+            "perf/mfu": mfu if mfu <= 1 else None,
+        }
+
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
+        step = trainer.global_step
+        if step > self._logged_step and (step % self.log_every == 0 or step == 1):
+            self._log(trainer, pl_module)
+
+    def on_validation_start(self, trainer: L.Trainer, pl_module: Any) -> None:
+        # What is shown beside the validation loss is the training loss up to here.
+        self.on_train_end(trainer, pl_module)
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+        if trainer.global_step > self._logged_step:
+            self._log(trainer, pl_module)
+
+    def _log(self, trainer: L.Trainer, module: LanguageModel) -> None:
+        step = trainer.global_step
+        per_step = mean(self.clock.step_seconds[self._timed_steps :])
+        row = {
+            "train/loss": torch.stack(module.train_losses).mean().item(),
+            "train/lr": module.lr,
+            "train/grad_norm": module.grad_norm.item(),
+            **self.throughput(per_step),
+            **memory(module.device),
+            **self._progress(step),
+        }
+        module.train_losses.clear()
+        self._logged_step, self._timed_steps = step, len(self.clock.step_seconds)
+        self.last |= row
+        self.recorder.log_metrics(row, step)
+
+    def _progress(self, step: int) -> dict[str, float]:
+        tokens = step * self.tokens_per_step
+        return {
+            "progress/tokens": tokens,
+            "progress/seconds": self.clock.seconds,
+            "progress/flops": tokens * self.flops_per_token,
+            "progress/budget": self.budget.progress(step, self.clock.seconds),
+        }
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+        step = trainer.global_step
+        row = {**pl_module.val_metrics, **self._progress(step)}
+        self.last |= row
+        self.recorder.log_metrics(row, step)
+        if self.completed is not None and row["progress/budget"] >= 1.0:
+            # Here, as a larger budget may make the run go on from this state.
+            end = {"budget": self.asked, "step": step, "metrics": self.last | self.final(pl_module)}
+            self.completed = [*(c for c in self.completed if c["step"] < step), end]
+
+    def final(self, module: LanguageModel) -> dict[str, float | None]:
+        """Speed as the median over all steps, where there are any, and memory."""
+        steps = len(self.clock.step_seconds)
+        speed = self.throughput(self.clock.median_step_seconds()) if steps else {}
+        return speed | memory(module.device)
+
+
+class Samples(L.Callback):
+    """Text from the model at each validation, into the record; the same seed each time."""
+
+    def __init__(
+        self, recorder: RunRecorder, data: TokenData, cfg: SampleConfig, seed: int
+    ) -> None:
+        self.recorder, self.tokenizer, self.cfg, self.seed = recorder, data.tokenizer, cfg, seed
+        free = cfg.prompt is None or cfg.tokens == 0
+        self.prompt = opening(data) if free else encode_prompt(data.tokenizer, cfg.prompt or "")
+        self.text = ""
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+        if self.cfg.tokens == 0:
+            return
+        ids = torch.from_numpy(self.prompt.astype("int64")).unsqueeze(0).to(pl_module.device)
+        generator = torch.Generator(device=ids.device).manual_seed(self.seed)
+        out = generate(
+            pl_module.model,
+            ids,
+            self.cfg.tokens,
+            Sampling(temperature=self.cfg.temperature, top_k=self.cfg.top_k),
+            vocab_size=self.tokenizer.vocab_size,
+            generator=generator,
+        )
+        self.text = self.tokenizer.decode(out[0].cpu().numpy())
+        self.recorder.log_text("sample/text", self.text, trainer.global_step)
+
+
+def opening(data: TokenData) -> NDArray[np.uint16]:
+    """The first whole words of the held-out text, up to three; its first tokens if it has none."""
+    text = data.tokenizer.decode(data.val[:OPENING_TOKENS])
+    words = re.search(r"(?<=\s)[^\s\ufffd]+(\s[^\s\ufffd]+){0,2}(?=\s)", text)
+    if words is None:
+        return np.asarray(data.val[:PROMPT_TOKENS])
+    return encode_prompt(data.tokenizer, words.group())
+
+
+class BudgetEnd(L.Callback):
+    """Stops the run when its seconds are used up; steps are the Trainer's own affair."""
+
+    def __init__(self, budget: Budget, clock: StepClock) -> None:
+        self.budget, self.clock = budget, clock
+
+    def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
+        if self.budget.progress(trainer.global_step, self.clock.seconds) >= 1.0:
+            trainer.should_stop = True

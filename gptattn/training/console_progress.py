@@ -1,0 +1,109 @@
+"""What a person sees while a run trains: a bar on a terminal, plain lines elsewhere."""
+
+import time
+from typing import Any
+
+import lightning.pytorch as L
+from rich.console import Console
+from rich.panel import Panel
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.text import Text
+
+from gptattn.machine.console import span
+from gptattn.settings.budget import Budget
+from gptattn.training.callbacks import COMPARED_STEPS, MetricRows, Samples, StepClock
+
+LINE_SECONDS = 5.0  # between plain lines
+# Another run beside this one takes half of the machine; threads that wait for each other on a
+# machine that is full make steps ten times as long and more.
+SLOW = 4.0
+
+
+class ConsoleProgress(L.Callback):
+    """Progress, losses and samples on the console. Comes after `MetricRows`: it shows its rows."""
+
+    def __init__(
+        self, console: Console, budget: Budget, clock: StepClock, rows: MetricRows, samples: Samples
+    ) -> None:
+        self.console, self.budget, self.clock = console, budget, clock
+        self.rows, self.samples = rows, samples
+        self._bar: Progress | None = None
+        self._last_line = 0.0
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
+        if self.console.is_terminal:
+            self._bar = Progress(
+                TextColumn("[bold]{task.description}"),
+                BarColumn(),
+                TextColumn("{task.fields[shown]}"),
+                console=self.console,
+                refresh_per_second=4,
+                transient=True,
+            )
+            self._bar.add_task("training", total=1.0, shown="")
+            self._bar.start()
+
+    def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
+        done = self.budget.progress(trainer.global_step, self.clock.seconds)
+        left = f"{span(self.clock.seconds * (1 - done) / done)} left" if done else ""
+        if self._bar is not None:
+            if trainer.global_step % 5 == 0 or done >= 1.0:
+                shown = f"{self._shown(trainer)}  {left}"
+                self._bar.update(self._bar.task_ids[0], completed=done, shown=shown)
+        elif time.monotonic() - self._last_line > LINE_SECONDS:
+            self.console.print(f"{self._shown(trainer)}  {done:4.0%}  {left}")
+            self._last_line = time.monotonic()
+
+    def _shown(self, trainer: L.Trainer) -> str:
+        total = "" if self.budget.steps is None else f"/{self.budget.steps}"
+        last = self.rows.last
+        shown = f"step {trainer.global_step}{total}  loss {last['train/loss']:.3f}"
+        if "val/loss" in last:
+            shown += f"  val {last['val/loss']:.3f}"
+        return shown + f"  {last['perf/tokens_per_s']:,.0f} tokens/s"
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+        last = self.rows.last
+        train = f"train loss {last['train/loss']:.4f}  " if "train/loss" in last else ""
+        self.console.print(
+            f"[bold]step {trainer.global_step}[/bold]  {train}"
+            f"val loss {last['val/loss']:.4f}  "
+            f"{last['val/bits_per_byte']:.3f} bits/byte"
+        )
+        if self.samples.text:
+            # A model's bytes may be control characters; the terminal must not obey them.
+            safe = "".join(
+                c if c.isprintable() or c == "\n" else "\ufffd" for c in self.samples.text
+            )
+            self.console.print(Panel(Text(safe), title="sample", title_align="left"))
+
+    def on_train_end(self, *args: Any) -> None:
+        self._stop()
+
+    def on_exception(self, *args: Any) -> None:
+        self._stop()
+
+    def _stop(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+
+class SlowSteps(L.Callback):
+    """Says, once, that steps on this CPU take `SLOW` times as long as the run's own first ones."""
+
+    def __init__(self, console: Console, clock: StepClock, threads: int) -> None:
+        self.console, self.clock, self.threads = console, clock, threads
+        self._told = False
+
+    def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
+        if self._told or trainer.global_step % COMPARED_STEPS:
+            return
+        times = self.clock.slowdown()
+        if times >= SLOW:
+            hint = "; trainer.threads=1 may be faster" if self.threads > 1 else ""
+            self.console.print(
+                f"[yellow]warning:[/yellow] steps take {times:.0f} times as long as at the start: "
+                f"others seem to use this machine{hint}"
+            )
+            self._told = True

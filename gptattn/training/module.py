@@ -1,0 +1,158 @@
+"""The LightningModule: loss, validation, optimizer and schedule of one language model."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import lightning.pytorch as L
+import torch
+from lightning.pytorch.core.optimizer import LightningOptimizer
+from torch import Tensor, nn
+
+from gptattn.data.sampler import Batch
+from gptattn.errors import NumericError
+from gptattn.model.decay import by_decay
+from gptattn.model.gpt import GPT
+from gptattn.settings.budget import learning_rate_factor
+from gptattn.settings.config import OptimConfig
+
+
+class LanguageModel(L.LightningModule):
+    """Trains a GPT on batches (ids [B, T], targets [B, T]).
+
+    `progress(step)` is where the run is when that step (from 1) is taken, 0 to 1. It drives the
+    learning rate, so that runs by seconds and by steps follow the same curve. Raises
+    NumericError at the step whose loss or gradient is not finite: before the optimizer has taken
+    it. `scaled_loss` tells that Lightning scales the loss, as it does for float16.
+    """
+
+    def __init__(
+        self,
+        model: GPT,
+        optim: OptimConfig,
+        progress: Callable[[int], float],
+        *,
+        accumulate: int,
+        loss_chunk_tokens: int | None,
+        val_bytes: int,
+        scaled_loss: bool = False,
+    ) -> None:
+        super().__init__()
+        # A batch is a whole optimizer step; taking it apart here costs less than Lightning's
+        # closures, and lets go of the gradients before the next forward needs the memory.
+        self.automatic_optimization = False
+        self.model, self.optim, self.progress = model, optim, progress
+        self.accumulate, self.loss_chunk_tokens = accumulate, loss_chunk_tokens
+        self.val_bytes, self.scaled_loss = val_bytes, scaled_loss
+        self.train_losses: list[Tensor] = []  # since the last log row; the logger empties it
+        self.grad_norm = torch.tensor(0.0)
+        self.lr = 0.0
+        self.val_metrics: dict[str, float] = {}
+        self.repeats_step = False  # a resumed run comes to its newest step again; it is taken
+        self._val_nats, self._val_tokens = 0.0, 0
+        self._trained = list(model.parameters())
+
+    def training_step(self, batch: Batch, batch_idx: int) -> None:
+        """One optimizer step: its micro-batches in order, then the update."""
+        if self.repeats_step:
+            self.repeats_step = False
+            steps = self.trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
+            steps.increment_ready()
+            steps.increment_completed()
+            return
+        ids, targets = batch
+        rows = len(ids) // self.accumulate
+        losses = []
+        for part in zip(ids.split(rows), targets.split(rows), strict=True):
+            loss = self.model.loss(*part, self.loss_chunk_tokens) / self.accumulate
+            self._check_finite("train/loss", loss)
+            if self.scaled_loss:
+                self.manual_backward(loss)
+            else:  # without the hooks of Lightning's way, which nobody here has
+                loss.backward()
+            losses.append(loss.detach())
+        self.train_losses.append(sum(losses[1:], losses[0]))
+        optimizer = self.optimizers()
+        assert isinstance(optimizer, LightningOptimizer)
+        self.lr = self._learning_rate()
+        for group in optimizer.param_groups:
+            group["lr"] = self.lr
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["since_row"] = {
+            "train_losses": list(self.train_losses),
+            "grad_norm": self.grad_norm,
+            "lr": self.lr,
+        }
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        # Its numbers are those of the settings, whatever the file says.
+        (optimizer,) = checkpoint["optimizer_states"]
+        optimizer["param_groups"] = self.configure_optimizers().state_dict()["param_groups"]
+        state = checkpoint["since_row"]
+        self.train_losses[:] = state["train_losses"]
+        self.grad_norm, self.lr = state["grad_norm"], state["lr"]
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        # Two steps instead of clip_grad_norm_, which passes over the gradients even when it need
+        # not scale them.
+        gradients = [p.grad for p in self._trained if p.grad is not None]
+        self.grad_norm = nn.utils.get_total_norm(gradients)
+        # Float16's scaler expects an overflow now and then, and skips that step.
+        if not self.scaled_loss:
+            self._check_finite("train/grad_norm", self.grad_norm)
+        if self.grad_norm > self.optim.grad_clip:
+            nn.utils.clip_grads_with_norm_(self._trained, self.optim.grad_clip, self.grad_norm)
+
+    def _learning_rate(self) -> float:
+        optim, progress = self.optim, self.progress(self.global_step + 1)
+        return optim.lr * learning_rate_factor(
+            progress, optim.warmup_fraction, optim.final_lr_fraction
+        )
+
+    def _check_finite(self, name: str, value: Tensor) -> None:
+        if not torch.isfinite(value):
+            raise NumericError(
+                name,
+                f"is {value.item()} at step {self.global_step + 1}; a lower optim.lr or "
+                "optim.grad_clip, or trainer.precision=32-true, would be steadier",
+            )
+
+    def on_validation_epoch_start(self) -> None:
+        self._val_nats, self._val_tokens = 0.0, 0
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        ids, targets = batch
+        loss = self.model.loss(ids, targets, self.loss_chunk_tokens)
+        self._val_nats += loss.item() * targets.numel()
+        self._val_tokens += targets.numel()
+
+    def on_validation_epoch_end(self) -> None:
+        loss = self._val_nats / self._val_tokens
+        if not math.isfinite(loss):
+            raise NumericError(
+                "val/loss",
+                f"is {loss} after step {self.global_step}; a lower optim.lr would be steadier",
+            )
+        self.val_metrics = {
+            "val/loss": loss,
+            "val/perplexity": math.exp(min(loss, 700.0)),  # above, a float overflows
+            "val/bits_per_byte": self._val_nats / math.log(2) / self.val_bytes,
+        }
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """AdamW with decay on matrices only. Source: Radford et al. 2018 (GPT), sec. 4.1."""
+        decayed, others = by_decay(self._trained)
+        groups = [{"params": decayed}, {"params": others, "weight_decay": 0.0}]
+        return torch.optim.AdamW(
+            groups,
+            lr=self.optim.lr,
+            betas=(self.optim.beta1, self.optim.beta2),
+            eps=self.optim.eps,
+            weight_decay=self.optim.weight_decay,
+            # Lightning takes a fused optimizer to undo float16's loss scale by itself, after the
+            # clipping; the plain one gets its gradients unscaled.
+            fused=not self.scaled_loss,
+        )

@@ -1,0 +1,115 @@
+"""What a finished run says of itself: summary.json, and its row in the HParams tab."""
+
+import platform
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gptattn import __version__
+from gptattn.data.tokens import TokenData
+from gptattn.machine.device import device_name, git_commit
+from gptattn.model.cost import Cost
+from gptattn.model.gpt import GPT
+from gptattn.settings.budget import Budget
+from gptattn.settings.config import TrainConfig
+from gptattn.settings.match import Match, summary_of
+
+LIBRARIES = ("torch", "lightning", "hydra-core", "omegaconf", "tensorboard", "numpy")
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """What a run is made of, once everything is built."""
+
+    cfg: TrainConfig
+    folder: Path
+    data: TokenData
+    model: GPT
+    cost: Cost
+    budget: Budget
+    device: torch.device
+    threads: int
+    match: Match | None = None
+
+    def costs(self) -> dict[str, float]:
+        return {f"cost/{name}": value for name, value in asdict(self.cost).items()}
+
+
+def hyperparameters(built: Assembly) -> dict[str, Any]:
+    """One flat key set, the same in every run and of the same types: TensorBoard needs both."""
+    cfg = built.cfg
+    return {
+        "attn": cfg.variant,
+        "attn_settings": " ".join(
+            f"{key}={value}" for key, value in cfg.attn.items() if key != "_target_"
+        ),
+        "seed": cfg.seed,
+        "model": cfg.choices["model"],
+        "num_layers": cfg.model.num_layers,
+        "num_heads": cfg.model.num_heads,
+        "d_model": cfg.model.d_model,
+        "context_length": cfg.model.context_length,
+        "d_mlp": 4 * cfg.model.d_model if cfg.model.d_mlp is None else cfg.model.d_mlp,
+        "match": cfg.match,
+        "dropout": cfg.model.dropout,
+        "position": cfg.choices["position"],
+        "data": cfg.choices["data"],
+        "tokenizer": cfg.choices["tokenizer"],
+        "optim": cfg.choices["optim"],
+        "lr": cfg.optim.lr,
+        "weight_decay": cfg.optim.weight_decay,
+        "batch_size": cfg.batch_size,
+        "budget": describe_budget(built.budget),
+        "precision": cfg.trainer.precision,
+        "compile": cfg.compile,
+        "device": built.device.type,
+    }
+
+
+def describe_budget(budget: Budget) -> str:
+    return f"{budget.steps} steps" if budget.steps is not None else f"{budget.seconds:g} seconds"
+
+
+def summarise(
+    built: Assembly, metrics: dict[str, float | None], step: int, completed: list[dict[str, Any]] | None
+) -> dict[str, Any]:
+    """The whole of summary.json: names, final metrics, costs, and the environment.
+
+    `completed`: each budget that the run came to the end of, this one and those before it, with
+    what it had come to there; None where that is not known.
+    """
+    return {
+        "status": "done",
+        "variant": built.cfg.variant,
+        "seed": built.cfg.seed,
+        "experiment": built.cfg.experiment_name,
+        "run": built.folder.name,
+        "steps": step,
+        "budget": describe_budget(built.budget),
+        "completed": completed,
+        "init_from": built.cfg.init_from,
+        "match": summary_of(built.match),
+        "metrics": built.costs() | metrics,
+        "hyperparameters": hyperparameters(built),
+        "data": {
+            "text_sha256": built.data.text_hash,
+            "tokenizer": built.cfg.choices["tokenizer"],
+            "vocab_size": built.data.tokenizer.vocab_size,
+            "train_tokens": len(built.data.train),
+            "val_tokens": len(built.data.val) - 1,
+            "val_bytes": built.data.val_bytes,
+            **built.data.reading,
+        },
+        "environment": {
+            "gptattn": __version__,
+            "git_commit": git_commit(),
+            "python": platform.python_version(),
+            "platform": platform.platform(),
+            "device": device_name(built.device),
+            "threads": built.threads,
+            "libraries": {name: version(name) for name in LIBRARIES},
+        },
+    }

@@ -1,0 +1,331 @@
+"""One run: build, fit, validate, summarise. Knows settings as a TrainConfig, never as Hydra's."""
+
+import json
+import logging
+import math
+import sys
+import warnings
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as L
+import torch
+import yaml
+from rich.console import Console
+
+from gptattn.errors import RunFolderError
+from gptattn.machine.device import (
+    check_precision,
+    has_cpp_compiler,
+    matmul_flops_per_second,
+    reset_peak_memory,
+    resolve_device,
+    set_threads,
+)
+from gptattn.machine.disk import write_atomically
+from gptattn.machine.signals import StopRequest
+from gptattn.machine.untrusted import CONFIG_BYTES, read_yaml
+from gptattn.machine.waiting import gentle_beside_others
+from gptattn.model.cost import Cost, measure_cost
+from gptattn.model.gpt import GPT
+from gptattn.runs.checkpoint import remove_leftovers
+from gptattn.runs.resume import Start, check_budget, check_same, facts_of, finished
+from gptattn.runs.saved import load_weights, save_tokenizer
+from gptattn.settings.budget import resolve_budget
+from gptattn.settings.build import build_data, build_model
+from gptattn.settings.config import TrainConfig
+from gptattn.settings.identity import (
+    budget_words,
+    changed,
+    code_for,
+    flat,
+    making_of,
+    read_making,
+    went_on,
+    write_making,
+)
+from gptattn.settings.match import resolved
+from gptattn.training.attention_log import AttentionLog
+from gptattn.training.callbacks import BudgetEnd, MetricRows, Samples, StepClock
+from gptattn.training.console_progress import ConsoleProgress, SlowSteps
+from gptattn.training.datamodule import TokenDataModule
+from gptattn.training.module import LanguageModel
+from gptattn.training.recorder import RunRecorder, keep_rows
+from gptattn.training.result_tables import metric_table, result_table
+from gptattn.training.saving import AtomicCheckpointIO, Checkpoints
+from gptattn.training.summary import Assembly, hyperparameters, summarise
+from gptattn.training.watchdog import Watchdog
+from gptattn.weights.convert import initialise
+
+DTYPES = {  # what matrix products run in
+    "32-true": torch.float32,
+    "64-true": torch.float64,
+    "16-mixed": torch.float16,
+    "bf16-mixed": torch.bfloat16,
+    "bf16-true": torch.bfloat16,
+}
+
+
+def train(
+    cfg: TrainConfig,
+    folder: str | Path,
+    console: Console | None = None,
+    start: Start | None = None,
+) -> dict[str, Any]:
+    """Train as `cfg` says, leave the record in `folder`, return the summary.
+
+    `console`: where to tell of it; None: nowhere.
+    `start`: where the run that is in the folder goes on; None: it begins, in a folder without one.
+    Raises a UserError for a user's mistake, the settings having been checked before, and Stopped
+    where the run was asked to end.
+    """
+    watchdog = Watchdog(cfg.hang_seconds)
+    with watchdog.watching():
+        return _assembled_and_fit(cfg, Path(folder), console or Console(quiet=True), start, watchdog)
+
+
+def _assembled_and_fit(
+    cfg: TrainConfig, folder: Path, console: Console, start: Start | None, watchdog: Watchdog
+) -> dict[str, Any]:
+    code_for(cfg)
+    data = build_data(cfg)
+    cfg, match = resolved(cfg, data.tokenizer)
+    if start is None:
+        claim(folder, cfg)
+        save_tokenizer(folder, data.tokenizer)
+    elif start.source is None:
+        console.print("has no checkpoint yet: begins again")
+    start = start or Start()
+    _quiet_lightning()
+    threads = set_threads(start.facts.get("threads", cfg.trainer.threads))
+    device = resolve_device(cfg.trainer.accelerator)
+    check_precision(cfg.trainer.precision, device)
+    check_same(start, facts_of(data, device, threads))
+    L.seed_everything(cfg.seed, workers=True, verbose=False)
+    model = build_model(cfg, data.tokenizer.vocab_size)
+    weights = None
+    if start.source is not None:
+        # Before Lightning converts the model, float64 would be cut short.
+        model.to(_weight_dtype(cfg))
+        load_weights(model, start.weights(), start.source)
+    elif cfg.init_from is not None:
+        weights = initialise(model, cfg)
+    cost = _cost(cfg, data.tokenizer.vocab_size)
+    budget = resolve_budget(
+        cfg.budget, cfg.batch_size * cfg.model.context_length, cost.flops_per_token
+    )
+    summary = finished(folder)
+    if check_budget(start, budget) and summary is not None:
+        console.print(f"done already, after {start.step} steps; a larger budget goes on")
+        return summary
+    built = Assembly(cfg, folder, data, model, cost, budget, device, threads, match)
+    _keep_making(built, start, weights)
+    rows = _go_on(built, start, console)
+    if match is not None:
+        console.print(str(match), markup=False)
+    console.print(metric_table(f"{cfg.variant}: what it costs", built.costs()))
+    compiled = cfg.compile and _compile(model, device, console)
+    return _fit(built, console, compiled, start, rows, watchdog)
+
+
+def _go_on(built: Assembly, start: Start, console: Console) -> int:
+    """Make the folder what it was at the start of what is left to train; return its rows."""
+    write_config(built.folder, built.cfg)
+    (built.folder / "summary.json").unlink(missing_ok=True)
+    there = keep_rows(built.folder, start.rows, start.step)
+    if there < start.rows:
+        print(
+            f"warning: metrics.jsonl: {start.rows - there} rows are missing, which were written "
+            f"before step {start.step}",
+            file=sys.stderr,
+        )
+    if start.source is not None:
+        console.print(f"goes on after step {start.step}")
+    return there
+
+
+def _keep_making(built: Assembly, start: Start, weights: str | None) -> None:
+    """Record what makes the run's numbers; a warning where it goes on otherwise than it began."""
+    making = making_of(built.cfg, built.data.text_hash, built.device.type, weights)
+    if start.source is not None:
+        was, schedule = read_making(built.folder), _left_schedule(built, start)
+        if schedule:
+            _warn_of_parts("budget", f"the run leaves its schedule ({schedule}) for another")
+        if was is None or was.code != making.code:
+            names = "unknown" if was is None else ", ".join(changed(was.code, making.code))
+            _warn_of_parts("resume", f"the code is not that with which the run began ({names})")
+        making = went_on(was, making, start.step, schedule)
+    write_making(built.folder, making)
+
+
+def _warn_of_parts(field: str, what: str) -> None:
+    print(f"warning: {field}: {what}; the report will not average it with others", file=sys.stderr)
+
+
+def _left_schedule(built: Assembly, start: Start) -> str:
+    """The budget, in words, that a run leaves before its end for another one; else ""."""
+    recorded = read_yaml(built.folder / "config.yaml", CONFIG_BYTES)
+    both = ({"budget": node["budget"]} for node in (recorded, asdict(built.cfg)))
+    was, now = (budget_words(flat(node)) for node in both)
+    # None: of a version that did not say.
+    ends = start.content["callbacks"]["MetricRows"].get("completed") or []
+    over = any(end["step"] == start.step for end in ends)
+    return f"{was}, until step {start.step}" if start.step and was != now and not over else ""
+
+
+def claim(folder: Path, cfg: TrainConfig) -> None:
+    """Make the folder this run's own, by writing its config. Raises RunFolderError if it is not."""
+    if (folder / "config.yaml").exists():
+        raise RunFolderError(
+            "hydra.run.dir", f"{folder} already holds a run; give another folder, or none"
+        )
+    folder.mkdir(parents=True, exist_ok=True)  # from now on it is there, or it is gone
+    remove_leftovers(folder)  # of a start that was killed before it had a config
+    write_config(folder, cfg)
+
+
+def write_config(folder: Path, cfg: TrainConfig) -> None:
+    text = yaml.safe_dump(asdict(cfg), sort_keys=False, allow_unicode=True)
+    write_atomically(folder / "config.yaml", lambda file: file.write(text.encode()), folder)
+
+
+def _fit(
+    built: Assembly, console: Console, compiled: bool, start: Start, there: int, watchdog: Watchdog
+) -> dict[str, Any]:
+    """`there` rows are in the record already."""
+    cfg, budget = built.cfg, built.budget
+    goes_on = start.source is not None
+    recorder = RunRecorder(built.folder, there, start.step + 1 if goes_on else None)
+    clock = StepClock(compiled)
+    rows = MetricRows(
+        recorder,
+        clock,
+        log_every=cfg.log_every,
+        tokens_per_step=cfg.batch_size * cfg.model.context_length,
+        flops_per_token=built.cost.flops_per_token,
+        budget=budget,
+        asked=asdict(cfg.budget),
+        device_flops_per_second=matmul_flops_per_second(built.device, DTYPES[cfg.trainer.precision]),
+    )
+    samples = Samples(recorder, built.data, cfg.sample, cfg.seed)
+    module = LanguageModel(
+        built.model,
+        cfg.optim,
+        lambda step: budget.schedule(step, clock.seconds),
+        accumulate=cfg.accumulate,
+        loss_chunk_tokens=cfg.loss_chunk_tokens,
+        val_bytes=built.data.val_bytes,
+        scaled_loss=cfg.trainer.precision == "16-mixed",
+    )
+    datamodule = TokenDataModule(
+        built.data,
+        seed=cfg.seed,
+        batch_size=cfg.batch_size,
+        val_batch_size=cfg.batch_size // cfg.accumulate,
+        context_length=cfg.model.context_length,
+        on_made=clock.add,
+    )
+    progress = ConsoleProgress(console, budget, clock, rows, samples)
+    attention = AttentionLog(recorder, built.data.val, cfg.model.context_length, cfg.log_heads)
+    stop = StopRequest()
+    facts = facts_of(built.data, built.device, built.threads)
+    checkpoints = Checkpoints(built.folder / "checkpoints" if cfg.checkpoint else None, stop, facts)
+    callbacks = [clock, rows, samples, progress, attention, BudgetEnd(budget, clock), checkpoints]
+    callbacks.append(watchdog)
+    if built.device.type == "cpu":
+        callbacks.append(SlowSteps(console, clock, built.threads))
+    trainer = _trainer(built, recorder, callbacks, AtomicCheckpointIO(start.content))
+    recorder.log_hyperparams(hyperparameters(built))
+    if not goes_on:
+        recorder.log_metrics(built.costs(), 0)
+        if built.match is not None:
+            recorder.log_text("match", str(built.match), 0)
+    reset_peak_memory(built.device)
+    done = False
+    try:
+        with gentle_beside_others(built.threads):
+            if budget.steps == 0:
+                _validate(trainer, module, datamodule, built)
+            else:
+                with stop.listening(), checkpoints.restoring(start.source):
+                    trainer.fit(module, datamodule=datamodule, ckpt_path=start.source)
+        final = rows.final(module)
+        recorder.log_metrics(final, trainer.global_step)
+        summary = summarise(built, rows.last | final, trainer.global_step, rows.completed)
+        text = json.dumps(summary, indent=2, ensure_ascii=False) + "\n"
+        write_config(built.folder, cfg)  # without it nobody could read the run
+        summary_file = built.folder / "summary.json"
+        write_atomically(summary_file, lambda file: file.write(text.encode()), built.folder)
+        done = True
+    finally:
+        recorder.close(done)
+    console.print(result_table(f"{cfg.variant}: result", summary["metrics"]))
+    return summary
+
+
+def _validate(
+    trainer: L.Trainer, module: LanguageModel, datamodule: TokenDataModule, built: Assembly
+) -> None:
+    """One validation of the model as it is, and the checkpoint that a run leaves."""
+    trainer.validate(module, datamodule=datamodule, verbose=False)
+    if built.cfg.checkpoint:
+        trainer.save_checkpoint(built.folder / "checkpoints" / "step=0.ckpt")
+
+
+def _trainer(
+    built: Assembly, recorder: RunRecorder, callbacks: list[L.Callback], checkpoint_io: AtomicCheckpointIO
+) -> L.Trainer:
+    cfg, budget = built.cfg, built.budget
+    if budget.steps is not None:
+        every: Any = max(1, math.ceil(budget.steps / cfg.validation.count))
+    else:
+        assert budget.seconds is not None
+        every = {"seconds": budget.seconds / cfg.validation.count}
+    return L.Trainer(
+        accelerator=built.device.type,
+        devices=1,
+        precision=cfg.trainer.precision,  # type: ignore[arg-type]
+        max_steps=-1 if budget.steps is None else budget.steps,
+        max_epochs=-1,
+        val_check_interval=every,
+        check_val_every_n_epoch=None,
+        num_sanity_val_steps=0,
+        logger=recorder,
+        log_every_n_steps=cfg.log_every,
+        callbacks=callbacks,
+        plugins=[checkpoint_io],
+        default_root_dir=built.folder,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+    )
+
+
+def _cost(cfg: TrainConfig, vocab_size: int) -> Cost:
+    """Counted on the meta device: no memory; in the dtype that the weights will have."""
+    with torch.device("meta"):
+        model = build_model(cfg, vocab_size)
+    return measure_cost(model.to(_weight_dtype(cfg)))
+
+
+def _weight_dtype(cfg: TrainConfig) -> torch.dtype:
+    mixed = cfg.trainer.precision.endswith("-mixed")
+    return torch.float32 if mixed else DTYPES[cfg.trainer.precision]
+
+
+def _compile(model: GPT, device: torch.device, console: Console) -> bool:
+    """Compile the blocks in place: names in checkpoints stay, and one block serves all."""
+    if device.type == "cpu" and not has_cpp_compiler():
+        console.print("[yellow]warning:[/yellow] compile: no C++ compiler found; running eager")
+        return False
+    for block in model.layers():
+        block.compile()
+    return True
+
+
+def _quiet_lightning() -> None:
+    """The console is ours; what Lightning has to say about a run is in the record."""
+    for name in ("lightning", "lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module="lightning.*")

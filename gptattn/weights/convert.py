@@ -1,0 +1,188 @@
+"""Weights from one attention variant to another, exactly where that can be, else by a method.
+
+Every variant speaks one canonical per-head layout (`HeadWeights`), so that a conversion is an
+export, a change of the number of key/value heads, and a load.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from gptattn.attention.base import HeadWeights
+from gptattn.data import bpe_files
+from gptattn.data.hub import local_folder
+from gptattn.errors import CheckpointError, ConfigError, NumericError
+from gptattn.model.gpt import GPT
+from gptattn.runs.saved import load_run
+from gptattn.settings.config import InitMethod, TrainConfig
+from gptattn.weights import gpt2
+
+INIT_STD = 0.02  # of the random method: GPT-2's initialisation
+
+
+def convert_heads(
+    weights: HeadWeights, num_kv_heads: int, method: InitMethod, generator: torch.Generator
+) -> HeadWeights:
+    """The same layer with `num_kv_heads` key/value heads.
+
+    Fewer: each new head stands for a run of old ones, which is their mean, the first of them, or
+    freshly drawn. More: each old head is copied to those that it stood for, which changes nothing
+    in the output. Raises ValueError where one count does not divide the other.
+
+    Source: Ainslie et al. 2023, arXiv:2305.13245, sec. 2.1 and fig. 4.
+    """
+    old = len(weights.k_GDE)
+    if max(old, num_kv_heads) % min(old, num_kv_heads):
+        raise ValueError(
+            f"{old} key/value heads cannot become {num_kv_heads}: one must divide the other"
+        )
+
+    def change(heads: Tensor | None) -> Tensor | None:
+        if heads is None or num_kv_heads == old:
+            return heads
+        if num_kv_heads > old:
+            return heads.repeat_interleave(num_kv_heads // old, dim=0)
+        groups = heads.unflatten(0, (num_kv_heads, -1))
+        if method == "mean":
+            return groups.mean(dim=1)
+        if method == "first":
+            return groups[:, 0].clone()
+        if heads.ndim == 2:
+            return torch.zeros_like(groups[:, 0])  # a bias starts at 0
+        return torch.randn(groups[:, 0].shape, generator=generator).to(heads) * INIT_STD
+
+    return replace(
+        weights,
+        k_GDE=_given(change(weights.k_GDE)),
+        v_GDE=_given(change(weights.v_GDE)),
+        k_bias_GD=change(weights.k_bias_GD),
+        v_bias_GD=change(weights.v_bias_GD),
+    )
+
+
+def _given(heads: Tensor | None) -> Tensor:
+    assert heads is not None
+    return heads
+
+
+def initialise(model: GPT, cfg: TrainConfig) -> str:
+    """Put the weights that `cfg.init_from` names into `model`, built from `cfg`.
+
+    Returns the SHA-256 of those weights, as they were before they were converted.
+
+    They are a run's, a converted model's or a GPT-2 checkpoint's. Raises CheckpointError for what
+    cannot be read, ConfigError, with the settings to give, for what cannot be converted.
+    """
+    assert cfg.init_from is not None
+    method: InitMethod = cfg.init_method  # type: ignore[assignment]
+    try:
+        folder = local_folder(cfg.init_from, "init_from", (*gpt2.FILES, *bpe_files.FILES))
+        if not folder.is_dir():
+            raise CheckpointError(
+                "run", f"{folder} is no folder; give a run's, a GPT-2's, or hf:owner/name"
+            )
+        source, choices = _source(folder, cfg.allow_targets)
+        needed = _settings_to_give(source, choices, model, cfg)
+        if needed:
+            raise ConfigError(
+                "to", f"{cfg.init_from} differs from this run; give {' '.join(needed)}"
+            )
+        convert(source, model, method, cfg.seed)
+        return _digest(source)
+    except (CheckpointError, ConfigError, NumericError) as error:
+        # In this command it is one setting that names a run, a path and what they become.
+        field = "init_from" if error.field in ("run", "path", "to", "checkpoint") else error.field
+        raise type(error)(field, error.message) from error
+
+
+def _digest(model: GPT) -> str:
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\0".encode())
+        digest.update(tensor.contiguous().view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def _source(folder: Path, allow_targets: Sequence[str]) -> tuple[GPT, dict[str, str]]:
+    """The model in a folder, and the choices of tokenizer and position that go with it."""
+    if gpt2.is_gpt2(folder):
+        tokenizer = {"tokenizer": "gpt2"} if bpe_files.find(folder) else {}
+        return gpt2.load(folder), {"position": "learned", **tokenizer}
+    saved = load_run(folder, allow_targets)
+    return saved.model, saved.cfg.choices
+
+
+def _settings_to_give(
+    source: GPT, choices: dict[str, str], target: GPT, cfg: TrainConfig
+) -> list[str]:
+    """As overrides, where the target's sizes are not the source's.
+
+    Raises ConfigError where this run's tokenizer needs more ids than the source has.
+    """
+    theirs, ours = _sizes(source), _sizes(target)
+    different = {name: size for name, size in theirs.items() if size != ours[name]}
+    given, tokenizer = [], cfg.choices["tokenizer"]
+    if "vocab_size" in different and choices.get("tokenizer", tokenizer) != tokenizer:
+        del different["vocab_size"]
+        given.append(f"tokenizer={choices['tokenizer']}")
+    elif cfg.model.vocab_size is None and target.vocab_size > source.vocab_size:
+        raise ConfigError(
+            "to",
+            f"it has {source.vocab_size:,} ids, tokenizer={tokenizer} here {target.vocab_size:,}; "
+            "take the tokenizer that it was trained with",
+        )
+    if (source.input_position is None) != (target.input_position is None):
+        given.append(f"position={choices['position']}")
+    if ours["num_heads"] != cfg.model.num_heads:
+        different.pop("num_heads", None)  # the variant has a number of its own
+    if theirs["d_mlp"] == 4 * theirs["d_model"] and cfg.model.d_mlp is None:
+        different.pop("d_mlp", None)
+    return given + [f"model.{name}={str(size).lower()}" for name, size in different.items()]
+
+
+def _sizes(model: GPT) -> dict[str, int | bool]:
+    """The settings of `model` that a conversion cannot change, as they are in this one."""
+    first = model.layers()[0]
+    heads = first.attention.export_heads()
+    return {
+        "num_layers": len(model.blocks),
+        "num_heads": len(heads.q_HDE),
+        "d_model": model.token_embedding.embedding_dim,
+        "d_mlp": first.mlp.up.out_features,
+        "context_length": model.context_length,
+        "vocab_size": model.vocab_size,
+        "qkv_bias": heads.q_bias_HD is not None,
+    }
+
+
+@torch.no_grad()
+def convert(source: GPT, target: GPT, method: InitMethod = "mean", seed: int = 0) -> None:
+    """Put the weights of `source` into `target`, which differs in its attention alone.
+
+    Exact between the wrapper, the split form and GQA with as many key/value heads, and wherever
+    key/value heads are copied; otherwise by `method`. Raises ConfigError where it cannot be done.
+    """
+    theirs = {k: v for k, v in source.state_dict().items() if ".attention." not in k}
+    ours = {k: v for k, v in target.state_dict().items() if ".attention." not in k}
+    for name in theirs.keys() | ours.keys():
+        if name not in theirs or name not in ours or theirs[name].shape != ours[name].shape:
+            raise ConfigError(
+                "to", f"{name} differs: only the attention may; give both models the same sizes"
+            )
+    generator = torch.Generator().manual_seed(seed)
+    for layer, (old, new) in enumerate(zip(source.layers(), target.layers(), strict=True)):
+        weights, wanted = old.attention.export_heads(), new.attention.export_heads()
+        try:
+            if weights.q_HDE.shape != wanted.q_HDE.shape:
+                raise ValueError(
+                    f"query heads of shape {list(weights.q_HDE.shape)} cannot become "
+                    f"{list(wanted.q_HDE.shape)}"
+                )
+            new.attention.load_heads(convert_heads(weights, len(wanted.k_GDE), method, generator))
+        except ValueError as error:
+            raise ConfigError("to", f"layer {layer}: {error}") from error
+    target.load_state_dict(theirs, strict=False)

@@ -1,0 +1,122 @@
+"""The numbers printed by the tutorials this project grew from (golden.json), to 4 decimals."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import build_attention
+from torch import Tensor
+
+from gptattn.attention import (
+    CausalAttention,
+    MultiHeadAttention,
+    MultiHeadAttentionWrapper,
+    SelfAttentionV1,
+    SelfAttentionV2,
+    attention_weights,
+)
+from gptattn.model.cost import parameter_count
+
+GOLDEN = json.loads(Path(__file__).with_name("golden.json").read_text(encoding="utf-8"))
+INPUTS = torch.tensor(GOLDEN["inputs_6x3"])
+BATCH = torch.stack([INPUTS, INPUTS])
+BACKENDS = pytest.mark.parametrize("backend", ["reference", "sdpa"])
+
+
+def case(name: str) -> dict[str, Any]:
+    (found,) = [case for case in GOLDEN["cases"] if case["name"] == name]
+    return found
+
+
+def assert_printed(actual: Tensor, expected: list[Any]) -> None:
+    torch.testing.assert_close(actual, torch.tensor(expected), rtol=0, atol=6e-5)
+
+
+def split_two_heads(**arguments: Any) -> MultiHeadAttention:
+    torch.manual_seed(123)
+    return MultiHeadAttention(d_in=3, d_out=2, context_length=6, num_heads=2, **arguments)
+
+
+def test_self_attention_gives_the_printed_numbers_in_both_forms():
+    expected = case("self-attention, linear layers, not causal")["output"]
+    torch.manual_seed(123)
+    v2 = SelfAttentionV2(d_in=3, d_out=2)
+    v1 = SelfAttentionV1(d_in=3, d_out=2)
+    v1.load_from(v2)
+    assert_printed(v2(INPUTS), expected)
+    assert_printed(v1(INPUTS), expected)
+
+
+@BACKENDS
+def test_the_wrapper_gives_the_printed_numbers(backend):
+    expected = case("wrapper, two heads of width 2 side by side, no output projection")["output"]
+    torch.manual_seed(123)
+    wrapper = MultiHeadAttentionWrapper(
+        d_in=3,
+        d_out=4,
+        context_length=6,
+        num_heads=2,
+        dropout=0.0,
+        out_proj=False,
+        backend=backend,
+    )
+    assert_printed(wrapper(BATCH), [expected, expected])
+
+
+@BACKENDS
+def test_split_attention_gives_the_printed_numbers(backend):
+    expected = case("split multi-head attention, two heads of width 1")["output"]
+    assert_printed(split_two_heads(backend=backend)(BATCH), [expected, expected])
+
+
+@BACKENDS
+def test_a_negated_query_gives_the_numbers_of_the_tutorial_that_negates_its_scores(backend):
+    expected = case("split multi-head attention, two heads of width 1")
+    attention = split_two_heads(backend=backend)
+    with torch.no_grad():
+        attention.W_query.weight.neg_()
+    output = expected["output_with_query_weight_negated"]
+    assert output != expected["output"]
+    assert_printed(attention(BATCH), [output, output])
+
+
+@BACKENDS
+def test_the_single_causal_head_gives_the_printed_numbers(backend):
+    torch.manual_seed(123)
+    x = torch.randn(2, 5, 4)
+    head = CausalAttention(d_in=4, d_out=4, context_length=5, dropout=0.0, backend=backend)
+    assert_printed(head(x), case("single causal head")["output"])
+
+
+@BACKENDS
+def test_a_scale_by_the_whole_width_is_the_default_with_a_smaller_query(backend):
+    # Heads of width 1 scale by 1 on their own. By 2 ** -0.5, as d_out would have it, each score
+    # is 1 / sqrt(2) of that, which the default gives for a query weight divided by sqrt(2).
+    by_width = split_two_heads(scale=2**-0.5, backend=backend)
+    default = split_two_heads(backend=backend)
+    assert not torch.allclose(by_width(BATCH), default(BATCH), rtol=0, atol=6e-5)
+    with torch.no_grad():
+        default.W_query.weight.div_(2**0.5)
+    torch.testing.assert_close(by_width(BATCH), default(BATCH))
+
+
+@pytest.mark.parametrize("variant", ["mha", "mha_wrapper"])
+def test_gpt2_small_sizes_give_the_printed_parameter_count(variant):
+    with torch.device("meta"):
+        attention = build_attention(
+            variant, d_in=768, d_out=768, context_length=1024, num_heads=12, qkv_bias=False
+        )
+    assert case("GPT-2 small sizes")["parameters"] == 2_360_064 == 4 * 768**2 + 768
+    assert parameter_count(attention) == 2_360_064
+
+
+def test_mask_and_softmax_give_the_printed_weights():
+    # The printed scores are scaled already: the weights are their softmax with scale 1. Against
+    # keys that are the rows of the identity, a query is its own row of scores.
+    printed = case("causal mask and softmax")
+    queries, keys = torch.tensor(printed["scores"]), torch.eye(6)
+    weights = attention_weights(queries[None, None], keys[None, None], scale=1.0)
+    assert_printed(weights[0, 0], printed["weights"])
+    assert weights.triu(1).count_nonzero() == 0

@@ -1,0 +1,71 @@
+"""Entropy and sink mass, against values worked by hand and against scipy."""
+
+import math
+
+import pytest
+import scipy.stats
+import torch
+
+from gptattn.attention.head_statistics import entropy, even_weights, sink_mass
+
+# Two heads on three tokens. Head 0: the second query halves its look, the third sees itself alone.
+# Head 1: a quarter and three quarters; then a third each.
+BY_HAND = torch.tensor(
+    [
+        [[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.0, 0.0, 1.0]],
+        [[1.0, 0.0, 0.0], [0.25, 0.75, 0.0], [1 / 3, 1 / 3, 1 / 3]],
+    ],
+    dtype=torch.float64,
+)[None]
+
+
+def test_entropy_and_sink_mass_of_a_case_worked_by_hand() -> None:
+    # -(1/4 ln 1/4 + 3/4 ln 3/4) = ln 4 - 3/4 ln 3
+    expected = [math.log(2) / 2, (math.log(4) - 0.75 * math.log(3) + math.log(3)) / 2]
+    assert entropy(BY_HAND).tolist() == pytest.approx(expected, rel=1e-12)
+    assert sink_mass(BY_HAND).tolist() == pytest.approx([0.25, (1 / 4 + 1 / 3) / 2], rel=1e-12)
+
+
+def test_entropy_is_scipys_and_zeros_add_nothing() -> None:
+    score_BHTS = 30 * torch.randn(3, 5, 7, 7, dtype=torch.float32)
+    mask = torch.ones(7, 7, dtype=torch.bool).tril()
+    w_BHTS = score_BHTS.masked_fill(~mask, float("-inf")).softmax(-1)
+    w_BHTS[0, 0, 3] = torch.eye(7)[2]
+    each_BHT = scipy.stats.entropy(w_BHTS.double().numpy(), axis=-1)
+    torch.testing.assert_close(
+        entropy(w_BHTS).double(),
+        torch.from_numpy(each_BHT[:, :, 1:].mean((0, 2))),
+        rtol=1e-5,
+        atol=0,
+    )
+    first = w_BHTS.double().numpy()[:, :, 1:, 0].mean((0, 2))
+    torch.testing.assert_close(
+        sink_mass(w_BHTS).double(), torch.from_numpy(first), rtol=1e-5, atol=0
+    )
+
+
+def test_the_first_query_has_no_part() -> None:
+    other = BY_HAND.clone()
+    other[:, :, 0] = torch.tensor([0.2, 0.3, 0.5])
+    assert torch.equal(entropy(other), entropy(BY_HAND))
+    assert torch.equal(sink_mass(other), sink_mass(BY_HAND))
+
+
+def test_even_weights_have_the_logarithm_of_what_is_seen() -> None:
+    even = even_weights(4)
+    assert even.shape == (1, 1, 4, 4)
+    assert entropy(even).item() == pytest.approx(math.log(2 * 3 * 4) / 3, rel=1e-12)
+    assert sink_mass(even).item() == pytest.approx((1 / 2 + 1 / 3 + 1 / 4) / 3, rel=1e-12)
+
+
+def test_half_precision_is_summed_in_float32() -> None:
+    # In bfloat16 a sum of 1,000 such terms stops growing long before its end.
+    w_BHTS = torch.full((1, 1, 2, 1024), 2.0**-10, dtype=torch.bfloat16)
+    assert entropy(w_BHTS).dtype == torch.float32
+    assert entropy(w_BHTS).item() == pytest.approx(math.log(1024), rel=1e-5)
+
+
+def test_one_token_alone_has_neither() -> None:
+    alone = torch.ones(2, 3, 1, 1)
+    assert entropy(alone).isnan().all()
+    assert sink_mass(alone).isnan().all()

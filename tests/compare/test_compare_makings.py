@@ -1,0 +1,144 @@
+"""The report never averages results of different making, and says what differs."""
+
+import os
+from pathlib import Path
+
+import pytest
+from runfolders import write_run
+
+from gptattn.compare.comparison import compare
+from gptattn.compare.groups import group_runs
+from gptattn.compare.makings import differences_in_making, without_replaced
+from gptattn.compare.runs import read_runs
+
+NEW = {"gptattn.attention.gqa": "v1"}
+
+
+def aged(folder: Path, seconds: float) -> Path:
+    os.utime(folder / "summary.json", (seconds, seconds))
+    return folder
+
+
+def test_runs_of_different_code_are_rows_of_their_own(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", "gqa", 1, 2.0)
+    write_run(tmp_path / "b", "gqa", 2, 3.0)
+    write_run(tmp_path / "c", "gqa", 3, 5.0, code=NEW)
+    runs = read_runs([tmp_path])[0]
+    groups = group_runs(runs)
+    assert sorted(len(members) for members in groups.values()) == [1, 2]
+    assert set(groups) == {f"gqa code={run.code}" for run in runs}
+    warning = "the runs differ in the code that makes their numbers: gptattn.attention.gqa"
+    assert differences_in_making(runs) == [warning]
+
+
+def test_a_run_made_again_after_an_edit_replaces_the_old_one_by_name(tmp_path: Path) -> None:
+    old = aged(write_run(tmp_path / "s" / "old", "gqa", 1, 2.0), 1e9)
+    write_run(tmp_path / "s" / "new", "gqa", 1, 3.0, code=NEW)
+    write_run(tmp_path / "s" / "mha", "mha", 1, 3.0)
+    comparison = compare(read_runs([tmp_path])[0])
+    assert [run.folder.name for run in comparison.runs] == ["mha", "new"]
+    line = f"{old}: left out for new (code of gptattn.attention.gqa)"
+    assert comparison.passed_over == [line]
+
+
+def test_the_same_settings_in_another_sweep_replace_nothing(tmp_path: Path) -> None:
+    # Before and after an edit, each in an experiment of its own: that is what is to be compared.
+    aged(write_run(tmp_path / "before" / "a", "gqa", 1, 2.0), 1e9)
+    write_run(tmp_path / "after" / "a", "gqa", 1, 3.0, code=NEW)
+    runs = read_runs([tmp_path])[0]
+    assert without_replaced(runs) == (runs, [])
+    assert len(group_runs(runs)) == 2
+
+
+def test_a_repeat_of_the_same_making_is_no_replacement(tmp_path: Path) -> None:
+    aged(write_run(tmp_path / "s" / "a", "gqa", 1, 2.0), 1e9)
+    write_run(tmp_path / "s" / "b", "gqa", 1, 3.0)
+    assert without_replaced(read_runs([tmp_path])[0])[1] == []
+
+
+def test_a_run_without_a_record_is_unknown_and_not_averaged_with_known_ones(tmp_path: Path) -> None:
+    (write_run(tmp_path / "a", "gqa", 1, 2.0) / "identity.json").unlink()
+    write_run(tmp_path / "b", "gqa", 2, 3.0)
+    runs = read_runs([tmp_path])[0]
+    assert "gqa code=unknown" in group_runs(runs)
+    line = "the code of 1 run is unknown: made before it was recorded"
+    assert line in differences_in_making(runs)
+
+
+def test_other_files_are_named_and_change_no_row(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", "gqa", 1, 2.0, making={"other": {"gptattn.sweep.run_sweep": "1"}})
+    write_run(tmp_path / "b", "gqa", 2, 3.0, making={"other": {"gptattn.sweep.run_sweep": "2"}})
+    runs = read_runs([tmp_path])[0]
+    assert [len(members) for members in group_runs(runs).values()] == [2]
+    line = "the runs differ in code that makes no numbers: gptattn.sweep.run_sweep"
+    assert differences_in_making(runs) == [line]
+
+
+def test_clean_and_dirty_sources_are_told_apart(tmp_path: Path) -> None:
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    write_run(tmp_path / "a", "mha", 1, 2.0, environment={"git_commit": commit})
+    write_run(tmp_path / "b", "mha", 2, 2.0, environment={"git_commit": f"{commit}-dirty"})
+    line = "the runs differ in git_commit (0123456789ab: 1 run; 0123456789ab-dirty: 1 run)"
+    assert differences_in_making(read_runs([tmp_path])[0]) == [line]
+
+
+@pytest.mark.parametrize("weights", [("w1", "w2"), (None, None)])
+def test_two_folders_of_weights_with_one_name_are_two_variants(
+    weights: tuple[str | None, str | None], tmp_path: Path
+) -> None:
+    for place, loss, digest in (("A", 2.587, weights[0]), ("B", 5.479, weights[1])):
+        config = {"init_from": f"{place}/w"}
+        write_run(tmp_path / place, "mha", 1, loss, config=config, making={"weights": digest})
+    groups = group_runs(read_runs([tmp_path])[0])
+    assert sorted(groups) == ["mha init_from=A/w", "mha init_from=B/w"]
+
+
+def test_equal_weights_in_two_places_are_one_variant(tmp_path: Path) -> None:
+    for seed, place in enumerate(("A", "B"), start=1):
+        config = {"init_from": f"{place}/w"}
+        write_run(tmp_path / place, "mha", seed, 2.0, config=config, making={"weights": "w1"})
+    assert list(group_runs(read_runs([tmp_path])[0])) == ["mha"]
+
+
+def test_weights_replaced_in_one_place_are_two_variants(tmp_path: Path) -> None:
+    for seed, digest in enumerate(("w1", "w2"), start=1):
+        config = {"init_from": "A/w"}
+        folder = tmp_path / f"r{seed}"
+        write_run(folder, "mha", seed, 2.0, config=config, making={"weights": digest})
+    assert len(group_runs(read_runs([tmp_path])[0])) == 2
+
+
+def test_runs_that_start_each_from_its_own_seeds_run_are_one_variant(tmp_path: Path) -> None:
+    for seed in (1, 2):
+        config = {"init_from": f"outputs/up/mha_s{seed},a=b_{seed:06x}"}
+        folder = tmp_path / f"r{seed}"
+        write_run(folder, "gqa", seed, 2.0, config=config, making={"weights": f"w{seed}"})
+    assert [len(members) for members in group_runs(read_runs([tmp_path])[0]).values()] == [2]
+
+
+def test_where_an_edit_was_undone_the_run_of_todays_code_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    aged(write_run(tmp_path / "s" / "today", "gqa", 1, 2.0), 1e9)
+    write_run(tmp_path / "s" / "tried", "gqa", 1, 3.0, code=NEW)
+    todays = "gptattn.compare.makings.is_todays"
+    monkeypatch.setattr(todays, lambda code: code["gptattn.attention.gqa"] == "v0")
+    (run,), (line,) = without_replaced(read_runs([tmp_path])[0])
+    assert run.folder.name == "today"
+    assert "tried: left out for today" in line
+
+
+def test_weights_of_originals_that_other_code_made_are_other_weights(tmp_path: Path) -> None:
+    def child(name: str, seed: int, loss: float, original: str, origin: str) -> Path:
+        config = {"init_from": f"outputs/up/{original}"}
+        making = {"weights": original, "origin": origin}
+        return write_run(tmp_path / "up" / name, "gqa", seed, loss, config=config, making=making)
+
+    for seed in (1, 2):
+        aged(child(f"old{seed}", seed, 2.0, f"mha_s{seed}_aaaaa{seed}", "o1"), 1e9)
+    child("new1", 1, 5.0, "mha_s1_bbbbb1", "o2")
+    kept, lines = without_replaced(read_runs([tmp_path])[0])
+    assert sorted(run.folder.name for run in kept) == ["new1", "old2"]
+    (line,) = lines
+    assert "old1: left out for new1 (other code made the weights in init_from" in line
+    assert [len(members) for members in group_runs(kept).values()] == [1, 1]

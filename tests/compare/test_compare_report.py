@@ -1,0 +1,412 @@
+"""The report's files: what they hold, that they stand alone, and that nothing in them is obeyed."""
+
+import csv
+import json
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from runfolders import write_run, write_sweep
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from gptattn.cli.commands.compare import main
+from gptattn.compare.bands import Band, band
+
+LOSSES = {
+    "mha": [2.00, 2.01, 2.02, 2.03, 2.04],
+    "gqa": [2.11, 2.13, 2.15, 2.15, 2.16],
+    "mqa": [2.31, 2.33, 2.35, 2.35, 2.36],
+}
+NAMES = ("loss_tokens", "loss_flops", "loss_seconds", "pareto_params", "pareto_cache")
+HOSTILE = '<script>alert("1")</script>&{{ 7 * 7 }}$\\frac$]]>--><!--'
+
+
+def report(*arguments: object, code: int = 0) -> None:
+    """Run the command in this process; it must end with `code`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", ["gptattn-compare", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stop:
+            main()
+    assert stop.value.code == code
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sweep with its report in `comparison/`, bands beside it. Not to be changed."""
+    folder = write_sweep(tmp_path_factory.mktemp("sweep") / "runs", LOSSES)
+    report(folder, "--board", folder.parent / "bands")
+    return folder
+
+
+class Page(HTMLParser):
+    """What a page is made of: its tags, its ids, its text, and whatever it refers to."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.ids: list[str] = []
+        self.references: list[str] = []
+        self.text = ""
+        self.source = file.read_text(encoding="utf-8")
+        self.feed(self.source)
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.tags.append(tag)
+        for name, value in attrs:
+            if name == "id":
+                self.ids.append(value)
+            elif name in ("src", "href", "xlink:href", "srcset", "data", "action"):
+                self.references.append(value)
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_all_files_are_there_and_nothing_else(sweep: Path) -> None:
+    found = {path.name for path in (sweep / "comparison").iterdir()}
+    plots = {f"{name}.{kind}" for name in (*NAMES, "pareto_speed") for kind in ("png", "svg")}
+    assert found == plots | {f"comparison.{k}" for k in ("csv", "json", "html")}
+
+
+def test_the_page_needs_nothing_but_itself(sweep: Path) -> None:
+    page = Page(sweep / "comparison" / "comparison.html")
+    assert all(reference.startswith("#") for reference in page.references)
+    assert set(re.findall(r"url\(([^)]*)\)", page.source)) <= {f"#{name}" for name in page.ids}
+    assert {reference[1:] for reference in page.references} <= set(page.ids)
+    assert not {"script", "link", "img", "iframe", "object"} & set(page.tags)
+    assert page.tags.count("svg") == 6
+    assert "@import" not in page.source
+
+
+def test_no_two_elements_of_the_page_share_an_id(sweep: Path) -> None:
+    ids = Page(sweep / "comparison" / "comparison.html").ids
+    assert ids
+    assert len(set(ids)) == len(ids)
+
+
+def test_the_page_takes_the_readers_colours(sweep: Path) -> None:
+    source = Page(sweep / "comparison" / "comparison.html").source
+    assert "prefers-color-scheme: dark" in source
+    for svg in re.findall(r"<svg.*?</svg>", source, re.DOTALL):
+        colours = set(re.findall(r"#[0-9a-fA-F]{6}\b", svg))
+        assert "currentColor" in svg
+        assert not colours & {"#000000", "#ffffff", "#1b1c1d"}
+
+
+def test_the_page_says_the_words_first(sweep: Path) -> None:
+    text = Page(sweep / "comparison" / "comparison.html").text
+    words = json.loads((sweep / "comparison" / "comparison.json").read_text())["sections"][0]
+    for line in words["words"]:
+        assert line in text
+    assert text.index("What the runs show") < text.index("All figures") < text.index("Plots")
+    assert "best" in words["words"][-1]
+
+
+def test_the_json_holds_what_was_worked_out_by_hand(sweep: Path) -> None:
+    (found,) = json.loads((sweep / "comparison" / "comparison.json").read_text())["sections"]
+    mha, gqa, _ = found["rows"]
+    assert mha["metrics"]["val/loss"]["mean"] == pytest.approx(2.02)
+    # Differences 0.11, 0.12, 0.13, 0.12, 0.12: deviation root of 0.0002 / 4. Two comparisons:
+    # t(1 - 0.0125, 4) = 3.4954 from the table.
+    half = 3.4954 * (0.0002 / 4) ** 0.5 / 5**0.5
+    assert gqa["difference"]["mean"] == pytest.approx(0.12)
+    assert gqa["difference"]["interval"] == pytest.approx([0.12 - half, 0.12 + half], abs=1e-6)
+    assert gqa["difference"]["comparisons"] == 2
+    assert gqa["seeds"] == [1, 2, 3, 4, 5]
+    # All cost the same: the lowest loss alone is on the front.
+    assert [row["pareto_fronts"] for row in found["rows"]] == [["params", "cache", "speed"], [], []]
+
+
+def test_the_csv_has_a_line_per_row(sweep: Path) -> None:
+    with (sweep / "comparison" / "comparison.csv").open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    assert [line["variant"] for line in lines] == ["mha", "gqa", "mqa"]
+    assert float(lines[1]["difference"]) == pytest.approx(0.12)
+    assert lines[1]["comparisons"] == "2"
+    assert lines[0]["difference"] == ""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_plots_are_pictures(name: str, sweep: Path) -> None:
+    root = ET.parse(sweep / "comparison" / f"{name}.svg").getroot()
+    assert root.tag == "{http://www.w3.org/2000/svg}svg"
+    texts = {"".join(node.itertext()) for node in root.iter("{http://www.w3.org/2000/svg}text")}
+    assert {"mha", "gqa", "mqa"} <= texts  # text as text, to be read and searched
+    assert (sweep / "comparison" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_tensorboard_shows_mean_and_band(sweep: Path) -> None:
+    board = sweep.parent / "bands"
+    lines = ("mean", "lower", "upper")
+    assert {p.name for p in board.iterdir()} == {f"{v} {k}" for v in LOSSES for k in lines}
+    values = {}
+    for line in lines:
+        events = EventAccumulator(str(board / f"gqa {line}"))
+        events.Reload()
+        assert set(events.Tags()["scalars"]) == {"val/loss", "train/loss", "val/bits_per_byte"}
+        last = events.Scalars("val/loss")[-1]
+        # The run's own clock: 1000 at the start, half a second a step.
+        assert (last.step, last.wall_time) == (100, pytest.approx(1050.0))
+        values[line] = last.value
+    losses = np.array(LOSSES["gqa"])
+    # t(0.975, 4) = 2.776445 from the table.
+    half = 2.776445 * losses.std(ddof=1) / np.sqrt(5)
+    assert values["mean"] == pytest.approx(losses.mean())
+    assert values["upper"] - values["mean"] == pytest.approx(half, rel=1e-4)
+    assert values["mean"] - values["lower"] == pytest.approx(half, rel=1e-4)
+
+
+def test_tensorboard_over_the_runs_finds_no_band_among_them(tmp_path: Path) -> None:
+    sweep = write_sweep(tmp_path / "runs", {"mha": [2.0, 2.1]})
+    former = sweep / "comparison" / "tensorboard" / "mha mean"
+    former.mkdir(parents=True)
+    # As earlier versions named them.
+    (former / "events.out.tfevents.1.gptattn-compare").write_bytes(b"")
+    report(sweep)
+    assert not list(sweep.rglob("*tfevents*"))
+
+
+def test_a_second_report_replaces_the_first_and_only_its_files(tmp_path: Path) -> None:
+    sweep = write_sweep(tmp_path / "runs", LOSSES)
+    out, board = sweep / "comparison", tmp_path / "bands"
+    report(sweep, "--board", board)
+    first = {f.name: f.read_bytes() for f in out.iterdir() if f.is_file()}
+    (out / "notes.txt").write_text("mine")
+    (board / "mine").mkdir()
+    (board / "mine" / "events.out.tfevents.1.host").write_text("mine")
+    report(sweep, "--board", board)
+    second = {f.name: f.read_bytes() for f in out.iterdir() if f.is_file()}
+    assert second == first | {"notes.txt": b"mine"}
+    for file in sweep.glob("mqa*/summary.json"):
+        file.unlink()
+    for file in sweep.glob("*/metrics.jsonl"):
+        file.unlink()
+    report(sweep, "--board", board)
+    assert not list(out.glob("loss_*"))
+    assert (out / "notes.txt").exists()
+    assert [path.name for path in board.iterdir()] == ["mine"]
+
+
+def test_names_from_run_folders_are_shown_and_never_obeyed(tmp_path: Path) -> None:
+    sweep = write_sweep(tmp_path / "<img src=x>", {"mha": LOSSES["mha"], HOSTILE: LOSSES["gqa"]})
+    write_run(sweep / "<b>", "mha", 9, 2.0, environment={"git_commit": "<i>x</i>"})
+    (write_run(sweep / "<u>", "mha", 8, 2.0) / "summary.json").write_text("{")
+    board = tmp_path / "bands"
+    report(sweep, "--board", board)
+    page = Page(sweep / "comparison" / "comparison.html")
+    assert not {"script", "img", "i", "b", "u"} & set(page.tags)
+    assert HOSTILE in page.text
+    assert "<u>" in page.text
+    for name in NAMES:
+        root = ET.parse(sweep / "comparison" / f"{name}.svg").getroot()
+        assert not [node for node in root.iter() if node.tag.endswith("script")]
+    assert len(list(board.iterdir())) == 6
+    assert {path.parent.parent for path in board.rglob("events*")} == {board}
+
+
+def test_below_three_seeds_the_page_calls_nothing_best(tmp_path: Path) -> None:
+    sweep = write_sweep(tmp_path / "runs", {"mha": [2.0, 2.1], "gqa": [1.0, 1.1]})
+    report(sweep)
+    text = Page(sweep / "comparison" / "comparison.html").text
+    assert "nothing is put first" in text
+    assert not re.search(r"\bbest\b", text)
+
+
+def test_a_single_run_gets_a_report_beside_it(tmp_path: Path) -> None:
+    sweep = write_sweep(tmp_path / "runs", {"mha": [2.0]})
+    report(sweep / "mha_s1")
+    assert (sweep / "comparison" / "comparison.html").exists()
+    assert not (sweep / "mha_s1" / "comparison").exists()
+
+
+def test_a_split_report_has_plots_and_board_of_each_set(tmp_path: Path) -> None:
+    write_sweep(tmp_path / "a", LOSSES)
+    write_sweep(tmp_path / "b", LOSSES, data={"text_sha256": "zyxwvuts"})
+    out = tmp_path / "out"
+    report(tmp_path / "a", tmp_path / "b", "--out", out, code=2)
+    assert not out.exists()
+    board = tmp_path / "bands"
+    report(tmp_path / "a", tmp_path / "b", "--split", "--out", out, "--board", board)
+    page = Page(out / "comparison.html")
+    assert "2 comparisons, not one" in page.text
+    assert "no text in common" in page.text
+    assert page.tags.count("svg") == 12
+    assert len(set(page.ids)) == len(page.ids)
+    assert len(list(out.glob("?_loss_tokens.svg"))) == 2
+    assert {path.name for path in board.iterdir()} == {
+        "text abcdefgh",
+        "text zyxwvuts",
+    }
+
+
+def test_markdown_and_no_files_write_nothing(
+    sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    report(sweep, "--markdown", "--out", tmp_path / "out")
+    shown = capsys.readouterr().out
+    assert shown.startswith("| variant | n | val loss | vs mha |")
+    assert "| mqa | 5 |" in shown
+    report(sweep, "--no-files", "--out", tmp_path / "out")
+    assert "gqa is worse than mha by 0.1200 nats" in " ".join(capsys.readouterr().out.split())
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "line"),
+    [
+        (["--baseline", "gpa"], 2, "error: --baseline: 'gpa' is no row of the report; did you"),
+        (["--out", "{sweep}/mha_s1/config.yaml"], 7, "error: --out: "),
+        (["{sweep}/none"], 3, "error: run folder: "),
+    ],
+)
+def test_a_mistake_is_one_line(
+    arguments: list[str], code: int, line: str, sweep: Path, capsys: pytest.CaptureFixture
+) -> None:
+    report(sweep, *(argument.format(sweep=sweep) for argument in arguments), code=code)
+    (error,) = capsys.readouterr().err.splitlines()
+    assert error.startswith(line)
+
+
+def test_damage_is_named_on_the_console_and_on_the_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    sweep = write_sweep(tmp_path / "runs", {"mha": [2.0, 2.1], "gqa": [1.0, 1.1]})
+    (sweep / "mha_s1" / "metrics.jsonl").write_text("{")
+    (sweep / "mha_s2" / "metrics.jsonl").unlink()
+    (sweep / "gqa_s1" / "summary.json").write_text("{")
+    report(sweep)
+    captured = capsys.readouterr()
+    text = Page(sweep / "comparison" / "comparison.html").text
+    for part in ("mha_s1: metrics.jsonl is damaged", "mha_s2: has no metrics.jsonl"):
+        assert part in captured.err
+        assert part in text
+    assert "gqa_s1: summary.json is damaged or half-written" in text
+    assert captured.out.splitlines()[-1].startswith("page: ")
+
+
+def test_many_variants_make_a_readable_report(tmp_path: Path) -> None:
+    losses = {f"variant_{i}_of_a_longer_name": [2.0 + i / 100, 2.1 + i / 100] for i in range(40)}
+    sweep = write_sweep(tmp_path / "runs", losses)
+    report(sweep)
+    text = Page(sweep / "comparison" / "comparison.html").text
+    assert "Of 40 variants, the baseline and the 11 with the lowest loss are drawn." in text
+
+
+def test_the_report_imports_no_torch_and_help_nothing_heavy(sweep: Path, tmp_path: Path) -> None:
+    code = (
+        "import sys; from gptattn.cli.commands.compare import main\n"
+        "try:\n    main()\nexcept SystemExit: pass\n"
+        "print(*{name.partition('.')[0] for name in sys.modules})"
+    )
+    for arguments, absent in (
+        ([str(sweep), "--out", str(tmp_path)], {"torch", "lightning", "hydra", "tensorflow"}),
+        (["--help"], {"scipy", "matplotlib", "tensorboard", "jinja2", "torch"}),
+        ([str(tmp_path / "none")], {"scipy", "matplotlib", "tensorboard", "jinja2", "torch"}),
+    ):
+        command = [sys.executable, "-c", code, *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+        assert not set(done.stdout.splitlines()[-1].split()) & absent
+
+
+def test_bands_by_hand() -> None:
+    x = np.array([0.0, 1.0, 2.0])
+    ys = [np.array([1.0, 2.0, 3.0]), np.array([3.0, 4.0, 5.0]), np.array([2.0, 3.0, 4.0])]
+    found = band([x] * 3, ys)
+    assert isinstance(found, Band)
+    assert found.mean.tolist() == [2.0, 3.0, 4.0]
+    # Deviation of 1, 2 and 3 is 1; t(0.975, 2) = 4.30265 over the root of 3.
+    assert found.low is not None
+    assert found.low[0] == pytest.approx(2.0 - 4.30265 / 3**0.5, abs=1e-4)
+
+
+def test_two_seeds_are_drawn_as_they_are_without_a_band() -> None:
+    x = np.array([0.0, 1.0])
+    found = band([x, x], [np.array([1.0, 2.0]), np.array([3.0, 4.0])])
+    assert found is not None
+    assert (found.n, found.low, found.high) == (2, None, None)
+    assert found.seeds.tolist() == [[1.0, 2.0], [3.0, 4.0]]
+
+
+def test_curves_on_different_grids_meet_where_both_are() -> None:
+    found = band([np.array([0.0, 4.0]), np.array([1.0, 6.0])], [np.array([0.0, 4.0])] * 2)
+    assert found is not None
+    assert (found.x[0], found.x[-1]) == (1.0, 4.0)
+    # Straight lines x and 0.8 (x - 1): at 1 they are 1 and 0.
+    assert found.mean[0] == pytest.approx(0.5)
+    one = band([np.array([0.0, 1.0])], [np.array([2.0, 1.0])])
+    assert one is not None
+    assert (one.n, one.low, one.high) == (1, None, None)
+    assert band([np.array([0.0, 1.0]), np.array([2.0, 3.0])], [np.array([1.0, 1.0])] * 2) is None
+    assert band([], []) is None
+
+
+INJECTIONS = (
+    HOSTILE,
+    "<img src=x onerror=alert(1)>",
+    "<svg onload=alert(1)>",
+    "</script><script>alert(1)</script>",
+    "</title><script>alert(1)</script>",
+    "</style><style>*{display:none}</style>",
+    '" onmouseover="alert(1)',
+    "' onfocus='alert(1)' autofocus='",
+    "<a href=javascript:alert(1)>x</a>",
+    "<iframe srcdoc='<script>1</script>'>",
+    "<!--",
+    "]]><script>alert(1)</script>",
+    "{{ config }}{% for x in y %}",
+    "{{ ''.__class__.__mro__ }}",
+    "$\\input{/etc/passwd}$",
+    "[red]bold[/red]\x1b[2J\x1b]0;title\x07",
+    "a\nb: error\r\n# heading",
+    "\u202eevil\u2066",
+    "../../../../etc/passwd",
+    "=cmd|'/C calc'!A0",
+    "+1+1",
+    "-2+3",
+    "@SUM(1)",
+    "\uff1d1+1",
+)
+
+
+@pytest.mark.parametrize("text", INJECTIONS)
+def test_text_of_runs_is_inert_in_every_file(text: str, tmp_path: Path) -> None:
+    assert len(INJECTIONS) >= 20
+    out = tmp_path / "out"
+    for seed in (1, 2):
+        for variant in ("mha", text):
+            write_run(
+                tmp_path / "runs" / f"{variant == text}{seed}",
+                variant,
+                seed,
+                2.0 + seed / 100,
+                config={"optim": {"name": text, text: 1}},
+                environment={"device": text, text: text},
+                data={"tokenizer": text},
+            )
+    report(tmp_path / "runs", f"--out={out}")
+    page = Page(out / "comparison.html")
+    allowed = {"html", "head", "meta", "title", "style", "body", "header", "main", "section", "p"}
+    foreign = {"script", "img", "iframe", "a", "object", "link", "embed", "form"} & set(page.tags)
+    assert not foreign
+    assert allowed <= set(page.tags)
+    assert all(reference.startswith("#") for reference in page.references)
+    assert not re.search(r"<[^>]* on\w+=", page.source)
+    assert not set("\x1b\u202e\r") & set(page.source)
+    for svg in out.glob("*.svg"):
+        names = {node.tag.rpartition("}")[2] for node in ET.parse(svg).getroot().iter()}
+        assert not {"script", "image", "a", "foreignObject"} & names
+    with (out / "comparison.csv").open(encoding="utf-8", newline="") as opened:
+        for row in csv.DictReader(opened):
+            for cell in filter(None, row.values()):
+                number = re.fullmatch(r"[-+]?\d+(\.\d+)?(e[-+]?\d+)?", cell)
+                assert number or cell[0] not in "=+-@\t\r\uff1d"
+    assert {path.parent for path in out.rglob("*") if path.is_file()} <= {
+        out,
+        *(out / "tensorboard").rglob("*"),
+    }

@@ -1,0 +1,245 @@
+"""What is held against what: sections by size and budget, and what stands inside of one."""
+
+import io
+import re
+import shlex
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from runfolders import write_run, write_sweep
+
+from gptattn.cli.commands.compare import main
+from gptattn.compare.comparison import compare
+from gptattn.compare.results import Comparison, Section
+from gptattn.compare.runs import read_runs
+from gptattn.compare.sections import comparable_sets
+from gptattn.compare.table import report_table
+from gptattn.compare.verdicts import headline
+from gptattn.sweep.end_tables import print_end
+
+SMALL = {"mha": [3.00, 3.01, 3.02, 3.03], "gqa": [3.11, 3.13, 3.13, 3.15]}
+LARGE = {"mha": [2.00, 2.01, 2.02, 2.03], "gqa": [1.91, 1.91, 1.89, 1.93]}
+
+
+def write_sizes(folder: Path, choices: bool = False) -> Path:
+    """mha and gqa at two sizes, as `-m attn=mha,gqa model.d_model=32,64` makes them."""
+    for name, losses, width, params in (("nano", LARGE, 64, 4800), ("tiny", SMALL, 32, 1200)):
+        picked = {"model": name} if choices else {}
+        for variant, values in losses.items():
+            write_sweep(
+                folder / f"{name}_{variant}",
+                {variant: values},
+                d_model=width,
+                metrics={"cost/params": params - 100 * (variant == "gqa")},
+                config={"choices": {"attn": variant, **picked}},
+            )
+    return folder
+
+
+def compared(folder: Path, **options: Any) -> Comparison:
+    return compare(read_runs([folder])[0], **options)
+
+
+def titles(folder: Path, split: bool = False) -> list[str]:
+    return [found.title for found in comparable_sets(read_runs([folder])[0], split)]
+
+
+def report(*arguments: object) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", ["gptattn-compare", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stop:
+            main()
+    assert stop.value.code == 0
+
+
+def test_a_variant_is_held_against_the_baseline_of_its_own_size(tmp_path: Path) -> None:
+    found = compared(write_sizes(tmp_path))
+    assert [section.title for section in found.sections] == ["d_model=32", "d_model=64"]
+    assert [[row.name for row in section.rows] for section in found.sections] == [
+        ["mha", "gqa"],
+        ["mha", "gqa"],
+    ]
+    small, large = (section.rows[1].difference for section in found.sections)
+    # 0.11, 0.12, 0.11, 0.12 and -0.09, -0.10, -0.13, -0.10; one comparison in each section.
+    assert small is not None
+    assert large is not None
+    assert (small.mean, large.mean) == (pytest.approx(0.115), pytest.approx(-0.105))
+    assert (small.comparisons, large.comparisons) == (1, 1)
+    assert headline(found) == "16 runs, 2 variants, 4 seeds each, in 2 sections"
+
+
+def test_the_file_that_was_picked_names_a_section(tmp_path: Path) -> None:
+    assert titles(write_sizes(tmp_path, choices=True)) == ["model=tiny", "model=nano"]
+
+
+@pytest.mark.parametrize(
+    ("other", "expected"),
+    [
+        ({"config": {"budget": {"steps": 200}}}, ["200 steps", "1,000 steps"]),
+        ({"config": {"batch_size": 4}}, ["batch_size=4", "batch_size=None"]),
+        ({"context_length": 64}, ["context_length=64", "context_length=128"]),
+        ({"num_layers": 3}, ["num_layers=3", "num_layers=None"]),
+        ({"d_mlp": 99}, ["d_mlp=4 * d_model", "d_mlp=99"]),
+        (
+            {"config": {"trainer": {"precision": "bf16"}}},
+            ["trainer.precision=None", "trainer.precision=bf16"],
+        ),
+        ({"config": {"init_from": "outputs/a"}}, ["from other weights", "from scratch"]),
+    ],
+)
+def test_what_losses_must_share_makes_sections(
+    other: dict[str, Any], expected: list[str], tmp_path: Path
+) -> None:
+    write_run(tmp_path / "a", "mha", 1, 2.0)
+    write_run(tmp_path / "b", "mha", 1, 2.0, **other)
+    assert sorted(titles(tmp_path)) == sorted(expected)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"config": {"position": {"_target_": "Rope"}}},
+        {"config": {"optim": {"lr": 0.003}}},
+        {"config": {"attn": {"_target_": "x", "num_kv_heads": 2}}},
+        {"config": {"block": {"norm": "rms"}}},
+        {"dropout": 0.1},
+        {"num_heads": 8},
+        {"config": {"compile": True}},
+    ],
+)
+def test_what_is_compared_stands_in_one_section(other: dict[str, Any], tmp_path: Path) -> None:
+    write_run(tmp_path / "a", "mha", 1, 2.0)
+    write_run(tmp_path / "b", "mha", 1, 2.1, **other)
+    (section,) = compared(tmp_path).sections
+    assert len(section.rows) == 2
+
+
+def test_a_width_that_was_matched_parts_no_section(tmp_path: Path) -> None:
+    match = {"what": "params", "to": "mha", "field": "model.d_mlp", "target": 9.0, "reached": 9.0}
+    for variant, after in (("mha", 256), ("gqa", 290)):
+        made = match | {"before": 256, "after": after}
+        config = {"match": "params"}
+        folder = tmp_path / variant
+        write_run(folder, variant, 1, 2.0, d_model=64, d_mlp=after, match=made, config=config)
+    write_run(tmp_path / "c", "mqa", 1, 2.0, d_model=64, d_mlp=256)
+    assert titles(tmp_path) == [""]
+
+
+def test_a_character_vocabulary_is_no_heading(tmp_path: Path) -> None:
+    letters = "\n !$&',-.3:;?ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+    for name, characters in (("a", letters), ("b", letters + "é")):
+        config = {"tokenizer": {"_target_": "x.CharTokenizer", "characters": characters}}
+        write_run(tmp_path / name, "mha", 1, 2.0, data={"tokenizer": "char"}, config=config)
+    first, second = titles(tmp_path, split=True)
+    assert first != second
+    assert re.fullmatch(r"char CharTokenizer characters=#[0-9a-f]{8}", first)
+
+
+def test_the_page_has_contents_and_a_curve_over_sizes(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    report(write_sizes(tmp_path / "runs"), "--out", out)
+    page = (out / "comparison.html").read_text(encoding="utf-8")
+    linked = re.findall(r'<a href="#(section-\d)">(.*?)</a>', page)
+    assert linked == [("section-1", "d_model=32"), ("section-2", "d_model=64")]
+    assert all(f'<section id="{name}">' in page for name, _ in linked)
+    assert page.count("<svg") == 13  # six of each section, and the sizes'
+    assert "A line joins the sizes of one variant (d_model=32, d_model=64)" in page
+    assert (out / "loss_sizes.png").exists()
+
+
+def test_one_size_has_no_contents_and_no_curve_over_sizes(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    report(write_sweep(tmp_path / "runs", LARGE), "--out", out)
+    assert "<nav" not in (out / "comparison.html").read_text(encoding="utf-8")
+    assert not list(out.glob("*loss_sizes*"))
+
+
+def test_sizes_at_two_budgets_are_two_curves(tmp_path: Path) -> None:
+    write_sizes(tmp_path / "runs")
+    for width in (32, 64):
+        config = {"budget": {"steps": 2000}}
+        write_run(tmp_path / "runs" / f"{width}", "mha", 1, 2.0, d_model=width, config=config)
+    out = tmp_path / "out"
+    report(tmp_path / "runs", "--out", out)
+    assert {path.name for path in out.glob("*loss_sizes.svg")} == {
+        "1_loss_sizes.svg",
+        "2_loss_sizes.svg",
+    }
+
+
+def written(svg: Path) -> dict[str, tuple[float, float]]:
+    """Where each text of the plot begins."""
+    found = {}
+    for node in ET.parse(svg).getroot().iter("{http://www.w3.org/2000/svg}text"):
+        place = re.search(r"translate\((\S+) (\S+)\)", node.get("transform", ""))
+        x, y = place.groups() if place else (node.get("x", "nan"), node.get("y", "nan"))
+        found["".join(node.itertext())] = (float(x), float(y))
+    return found
+
+
+def test_names_in_a_plot_of_costs_never_cover_each_other(tmp_path: Path) -> None:
+    names = [f"variant_{i}" for i in range(6)]
+    write_sweep(tmp_path / "runs", {name: [2.0, 2.0, 2.001] for name in names})
+    report(tmp_path / "runs", "--out", tmp_path / "out")
+    found = written(tmp_path / "out" / "pareto_params.svg")
+    places = [found[name] for name in names]
+    for i, (x, y) in enumerate(places):
+        for other_x, other_y in places[:i]:
+            # A line of text is 9 points high; the longest name is about 50 wide.
+            assert abs(y - other_y) >= 9 or abs(x - other_x) >= 50
+    assert min(y for _, y in places) > found["parameters (left is better)"][1]
+
+
+def printed(section: Section, width: int) -> list[str]:
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(report_table(section, "runs", width))
+    return console.export_text().splitlines()
+
+
+def test_at_80_columns_a_name_breaks_between_words(tmp_path: Path) -> None:
+    for lr in (0.001, 0.002):
+        for variant, losses in LARGE.items():
+            config = {"optim": {"lr": lr}}
+            folder = tmp_path / f"{variant}{lr}"
+            write_sweep(folder, {variant: losses}, config=config, d_model=64)
+    (section,) = compared(tmp_path).sections
+    assert section.baseline == "mha optim.lr=0.001"
+    lines = printed(section, 80)
+    assert all(len(line) <= 80 for line in lines)
+    for row in section.rows:
+        assert any(line.strip().startswith(row.name) for line in lines)
+    # What is measured is whole: the mean and its interval in one line.
+    assert sum("2.0150 ± " in line for line in lines) == 2
+
+
+@pytest.mark.parametrize(
+    ("other", "split"),
+    [
+        ({"context_length": 64, "config": {"budget": {"steps": 20}}}, False),
+        ({"data": {"text_sha256": "zyxwvuts"}}, True),
+    ],
+)
+def test_the_command_at_the_end_of_a_sweep_works(
+    other: dict[str, Any], split: bool, tmp_path: Path
+) -> None:
+    done = [write_run(tmp_path / "a b" / "1", "mha", 1, 2.0)]
+    # One that an earlier command left there.
+    write_run(tmp_path / "a b" / "2", "mha", 1, 2.0, **other)
+    console = Console(width=200, record=True, file=io.StringIO())
+    print_end(console, done, {}, uptrained=False)
+    (line,) = re.findall(r"report: python scripts/compare.py (.*)", console.export_text())
+    arguments = shlex.split(line)
+    assert ("--split" in arguments) == split
+    report(*arguments, "--no-files")
+
+
+def test_weights_that_were_converted_are_not_called_unfinished(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", "mha", 1, 2.0)
+    converted = write_run(tmp_path / "b", "mqa", 1, 2.0)
+    (converted / "summary.json").unlink()
+    (converted / "model.safetensors").write_bytes(b"")
+    _, (line,) = read_runs([tmp_path])
+    assert line == f"{converted}: weights that were converted, and not trained: nothing to compare"

@@ -1,0 +1,297 @@
+"""What the report says of the runs: no more than they support."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from runfolders import write_run
+
+from gptattn.compare.comparison import compare
+from gptattn.compare.results import Section
+from gptattn.compare.runs import read_runs
+from gptattn.compare.table import markdown_table, report_rows
+from gptattn.compare.verdicts import match_words, more_or_less, nats, p_value, section_words, share
+from gptattn.errors import ConfigError
+
+BASE = [2.00, 2.01, 2.02, 2.03, 2.04]
+
+
+def section(tmp_path: Path, losses: dict[str, list[float]], **extra: dict[str, Any]) -> Section:
+    """One section; `extra` holds metrics by variant."""
+    for variant, values in losses.items():
+        for seed, loss in enumerate(values):
+            metrics = dict(extra.get(variant, {}))
+            speeds = metrics.pop("speeds", None)
+            if speeds is not None:
+                metrics["perf/tokens_per_s"] = speeds[seed]
+            write_run(tmp_path / f"{variant}_{seed}", variant, seed, loss, metrics=metrics)
+    (found,) = compare(read_runs([tmp_path])[0]).sections
+    return found
+
+
+def test_a_difference_is_stated_with_its_interval_and_its_p(tmp_path: Path) -> None:
+    worse = [loss + d for loss, d in zip(BASE, (0.110, 0.120, 0.130, 0.120, 0.120), strict=True)]
+    found = section(tmp_path, {"mha": BASE, "gqa": worse})
+    # Mean 0.12, deviation root of 0.0002 / 4; t(0.975, 4) = 2.776445 from the table, root of 5.
+    half = 2.776445 * 0.00707107 / 5**0.5
+    gqa = found.rows[1].difference
+    assert gqa is not None
+    assert gqa.interval == pytest.approx((0.12 - half, 0.12 + half))
+    # 0.1112 to 0.1288; t = 37.9 with 4 degrees of freedom.
+    assert section_words(found) == [
+        "gqa is worse than mha by 0.1200 nats (95% interval 0.1112 to 0.1288; n = 5, p < 0.001).",
+        "mha is the best of the 2 by validation loss: lower than each other one (n = 5, p < 0.001 "
+        "or less).",
+    ]
+
+
+def test_the_better_variant_is_called_so_with_the_signs_turned(tmp_path: Path) -> None:
+    better = [loss - d for loss, d in zip(BASE, (0.110, 0.120, 0.130, 0.120, 0.120), strict=True)]
+    words = section_words(section(tmp_path, {"mha": BASE, "gqa": better}))
+    assert words == [
+        "gqa is better than mha by 0.1200 nats (95% interval 0.1112 to 0.1288; n = 5, p < 0.001).",
+        "gqa is the best of the 2 by validation loss: lower than each other one (n = 5, p < 0.001 "
+        "or less).",
+    ]
+
+
+def test_without_evidence_the_words_say_how_many_seeds_it_would_take(tmp_path: Path) -> None:
+    # Differences 0.01, -0.01, 0.02, -0.005, 0.01: mean 0.005, deviation 0.01225 (by hand).
+    mixed = [loss + d for loss, d in zip(BASE, (0.01, -0.01, 0.02, -0.005, 0.01), strict=True)]
+    found = section(tmp_path, {"mha": BASE, "gqa": mixed})
+    d = found.rows[1].difference
+    assert d is not None
+    assert d.deviation == pytest.approx(0.01225, abs=1e-5)
+    # Effect 0.408: 50 seeds by G*Power's tables (7.849 / 0.408^2 + 1.92, rounded up).
+    assert d.seeds_needed == 50
+    # t = 0.913 with 4 degrees of freedom: p = 0.41; 0.005 -+ 2.7764 * 0.01225 / root of 5.
+    assert section_words(found) == [
+        "no difference between gqa and mha can be shown at n = 5 (95% interval -0.0102 to +0.0202, "
+        "p = 0.41): if the true difference is as large as that seen, 0.0050 nats, about 50 seeds "
+        "would show it.",
+        "mha has the lowest mean loss, but cannot be told apart from gqa.",
+    ]
+
+
+def test_a_difference_that_is_the_same_at_every_seed_is_not_taken_for_certain(
+    tmp_path: Path,
+) -> None:
+    """As where seeds change nothing: five times one run are one run."""
+    found = section(tmp_path, {"mha": BASE, "gqa": [loss - 0.1 for loss in BASE]})
+    assert section_words(found) == [
+        "no difference between gqa and mha can be shown at n = 5: they differ by -0.1000 nats at "
+        "every seed alike, as where seeds change nothing or losses were rounded, so that chance "
+        "cannot be judged.",
+        "gqa has the lowest mean loss, but cannot be told apart from mha.",
+    ]
+    assert report_rows(found)[2][3:6] == ["-0.1000", "\N{EN DASH}", "\N{EN DASH}"]
+
+
+def test_equal_losses_are_called_equal(tmp_path: Path) -> None:
+    words = section_words(section(tmp_path, {"mha": BASE, "mha_wrapper": BASE}))
+    assert words[0] == (
+        "no difference between mha_wrapper and mha can be shown at n = 5: "
+        "their losses are equal at every seed."
+    )
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_below_three_seeds_nothing_is_put_first(n: int, tmp_path: Path) -> None:
+    found = section(tmp_path, {"mha": [2.0, 2.1][:n], "gqa": [1.0, 1.1][:n], "mqa": BASE})
+    words = section_words(found)
+    assert words[-1] == f"Fewer than 3 seeds (mha: {n} and gqa: {n}): nothing is put first."
+    assert "best" not in " ".join(words)
+    assert not any("better" in line or "worse" in line for line in words)
+    if n == 1:
+        assert "a single pair (-1.0000 nats) says nothing about chance" in words[0]
+
+
+def test_variants_without_a_common_seed_are_not_compared(tmp_path: Path) -> None:
+    for seed in (1, 2, 3):
+        write_run(tmp_path / f"a{seed}", "mha", seed, 2.0 + seed)
+        write_run(tmp_path / f"b{seed}", "gqa", 10 + seed, 1.0 + seed)
+    (found,) = compare(read_runs([tmp_path])[0]).sections
+    words = section_words(found)
+    assert words == [
+        "gqa and mha have no seed in common: their losses are not compared.",
+        "gqa has the lowest mean loss, but cannot be told apart from mha.",
+    ]
+
+
+def test_only_seeds_of_both_are_compared(tmp_path: Path) -> None:
+    for seed, loss in ((1, 2.0), (2, 2.5), (3, 9.0)):
+        write_run(tmp_path / f"a{seed}", "mha", seed, loss)
+    for seed, loss in ((2, 2.6), (1, 2.2), (4, 0.0)):
+        write_run(tmp_path / f"b{seed}", "gqa", seed, loss)
+    (found,) = compare(read_runs([tmp_path])[0]).sections
+    difference = found.rows[1].difference
+    assert difference is not None
+    # Seed 1: 0.2, seed 2: 0.1.
+    assert (difference.n, difference.mean) == (2, pytest.approx(0.15))
+
+
+def test_the_best_must_differ_from_every_other_one(tmp_path: Path) -> None:
+    losses = {
+        "mha": BASE,
+        "gqa": [loss - d for loss, d in zip(BASE, (0.29, 0.30, 0.31, 0.30, 0.31), strict=True)],
+        "mqa": [2.0 - 0.3, 2.02 - 0.3, 2.01 - 0.3, 2.04 - 0.3, 2.035 - 0.3],
+    }
+    words = section_words(section(tmp_path, losses))
+    assert words[-1] == "gqa has the lowest mean loss, but cannot be told apart from mqa."
+
+
+def test_correction_covers_all_comparisons(tmp_path: Path) -> None:
+    worse = [loss + d for loss, d in zip(BASE, (0.01, 0.03, 0.02, 0.02, 0.04), strict=True)]
+    names = ("a", "b", "c", "d", "e", "f", "g")
+    alone = section(tmp_path / "alone", {"mha": BASE, "a": worse}).rows[1].difference
+    found = section(tmp_path / "all", {"mha": BASE, **dict.fromkeys(names, worse)})
+    d = found.rows[1].difference
+    assert d is not None
+    assert alone is not None
+    # Mean 0.024, deviation 0.0114: t = 4.71 with 4 degrees of freedom, p = 0.0093 alone.
+    assert alone.shown
+    assert d.p == pytest.approx(7 * (alone.p or 0))
+    # t(1 - 0.025 / 7, 4) = 5.068, by interpolation in the table of Bailey 1977.
+    assert d.interval == pytest.approx((-0.00184, 0.04984), abs=2e-5)
+    assert section_words(found)[0] == (
+        "no difference between a and mha can be shown at n = 5 (95% interval -0.0018 to +0.0498, "
+        "p = 0.065): if the true difference is as large as that seen, 0.0240 nats, about 7 seeds "
+        "would show it."
+    )
+
+
+def test_what_a_variant_costs_follows_in_simple_fractions(tmp_path: Path) -> None:
+    cost = {
+        "cost/kv_bytes_per_token": 1024 / 3,
+        "cost/params": 1080,
+        "cost/flops_per_token": 738048.0 * 0.962,
+        "speeds": [1090.0, 1100.0, 1095.0, 1105.0, 1100.0],
+    }
+    found = section(tmp_path, {"mha": BASE, "gqa": BASE}, gqa=cost)
+    assert section_words(found)[0].endswith(
+        "; gqa needs 1/3 of the cache, has 10% fewer parameters, takes 3.8% fewer FLOPs per token "
+        "and trained at 1.10 times the tokens/s (1.09 to 1.11)."
+    )
+
+
+def test_what_two_decimals_do_not_show_is_no_finding(tmp_path: Path) -> None:
+    near = {
+        "cost/kv_bytes_per_token": 1024.0,
+        "cost/params": 1200 * (1 - 4e-5),
+        "cost/flops_per_token": 738048.0 * (1 + 4e-5),
+        "speeds": [1001.0, 1002.0, 1001.5, 1001.0, 1002.0],
+    }
+    found = section(tmp_path, {"mha": BASE, "gqa": BASE}, gqa=near)
+    assert section_words(found)[0] == (
+        "no difference between gqa and mha can be shown at n = 5: "
+        "their losses are equal at every seed."
+    )
+
+
+def test_a_speed_that_may_be_chance_is_not_mentioned(tmp_path: Path) -> None:
+    speeds = {"speeds": [900.0, 1100.0, 1200.0, 950.0, 1010.0]}
+    found = section(tmp_path, {"mha": BASE, "gqa": BASE}, gqa=speeds)
+    assert "tokens/s" not in section_words(found)[0]
+
+
+def test_a_variant_alone_is_compared_with_nothing(tmp_path: Path) -> None:
+    assert section_words(section(tmp_path, {"gqa": BASE})) == [
+        "gqa is alone here: there is nothing to compare it with."
+    ]
+
+
+def test_numbers_in_words() -> None:
+    assert [nats(x) for x in (0.0123456, 0.0, 0.00002)] == ["0.0123", "0.0000", "2.0e-05"]
+    assert [p_value(p) for p in (0.0004, 0.0079, 0.049, 0.0499, 0.05, 0.1, 1.0)] == [
+        "p < 0.001",
+        "p = 0.008",
+        "p = 0.049",
+        "p < 0.05",
+        "p = 0.050",
+        "p = 0.10",
+        "p = 1.00",
+    ]
+    assert [share(x, 12.0) for x in (3.0, 8.0, 24.0, 18.0, 4.44, 15.55)] == [
+        "1/4",
+        "2/3",
+        "2 times",
+        "1.5 times",
+        "37.0%",
+        "1.30 times",
+    ]
+    assert more_or_less(90, 100, "more", "fewer") == "10% fewer"
+    assert more_or_less(103.8, 100, "more", "fewer") == "3.8% more"
+    assert more_or_less(100.04, 100, "more", "fewer") == "0.04% more"
+
+
+MATCH = {
+    "what": "params",
+    "to": "mha",
+    "field": "model.d_mlp",
+    "before": 512,
+    "after": 545,
+    "target": 124672,
+    "reached": 124727,
+}
+
+
+def test_what_was_matched_is_said(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", "mha", 1, 2.0, d_model=128)
+    write_run(tmp_path / "b", "gqa", 1, 2.0, d_model=128, d_mlp=545, match=MATCH)
+    (found,) = compare(read_runs([tmp_path])[0]).sections
+    # 55 / 124,672 = 0.0441%, rounded up.
+    assert match_words(found) == [
+        "match=params: gqa's MLP widened from 512 to 545, parameters within 0.05% of mha's"
+    ]
+    assert found.warnings == []
+
+
+@pytest.mark.parametrize(
+    "match", [{"what": 1}, [], MATCH | {"target": float("nan")}, MATCH | {"after": 10**400}]
+)
+def test_a_match_of_another_form_is_left_out(match: Any, tmp_path: Path) -> None:
+    write_run(tmp_path / "a", "mha", 1, 2.0, match=match)
+    (found,) = compare(read_runs([tmp_path])[0]).sections
+    assert match_words(found) == []
+
+
+def test_other_settings_that_differ_between_variants_are_named(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", "mha", 1, 2.0, dropout=0.1)
+    write_run(tmp_path / "b", "gqa", 1, 2.0, dropout=0.2)
+    (found,) = compare(read_runs([tmp_path])[0]).sections
+    assert found.warnings == [
+        "the variants differ in more than attention: model.dropout (0.1: 1 run; 0.2: 1 run)"
+    ]
+
+
+def test_a_baseline_that_is_not_there_is_named_with_the_nearest(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", "mha", 1, 2.0)
+    write_run(tmp_path / "b", "gqa", 1, 2.0)
+    with pytest.raises(ConfigError, match=r"--baseline: 'gpa' is no row.*did you mean gqa\?"):
+        compare(read_runs([tmp_path])[0], baseline="gpa")
+
+
+def test_another_budget_is_another_section(tmp_path: Path) -> None:
+    for seed, loss in enumerate(BASE):
+        write_run(tmp_path / f"a{seed}", "mha", seed, loss)
+        write_run(tmp_path / f"b{seed}", "gqa", seed, loss + 0.1)
+        long = {"budget": {"steps": 2000}}
+        write_run(tmp_path / f"c{seed}", "gqa", seed, loss - 0.5, config=long)
+    found = compare(read_runs([tmp_path])[0], baseline="mha")
+    assert [s.title for s in found.sections] == ["1,000 steps", "2,000 steps"]
+    assert [[row.name for row in s.rows] for s in found.sections] == [["mha", "gqa"], ["gqa"]]
+    assert found.sections[1].warnings == ["mha is not among these runs; the baseline here is gqa"]
+
+
+def test_markdown_cells_hold_no_markup_of_others() -> None:
+    assert markdown_table([["h"], ["a|b<i>"]]).splitlines()[-1] == "| a\\|b&lt;i> |"
+
+
+def test_the_reports_table_by_hand(tmp_path: Path) -> None:
+    found = section(tmp_path, {"mha": [2.0, 2.5, 3.0], "gqa": [2.1, 2.7, 3.3]})
+    heading, mha, gqa = report_rows(found)
+    assert heading[:6] == ["variant", "n", "val loss", "vs mha", "95% interval", "p"]
+    # t(0.975, 2) * 0.5 / sqrt(3) = 1.2421.
+    assert mha[:3] == ["mha", "3", "2.5000 ± 1.2421"]
+    # 0.2 -+ 4.3027 * 0.1 / sqrt(3); t = 3.464: p = 1 - sqrt(12 / 14).
+    assert gqa[3:6] == ["+0.2000", "-0.0484 to +0.4484", "0.074"]

@@ -1,0 +1,112 @@
+"""Names on the hub: what is asked of it, and what is said when it does not answer. No network."""
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import huggingface_hub
+import pytest
+from huggingface_hub import constants, errors
+
+from gptattn.data import hub
+from gptattn.data.hub import local_folder
+from gptattn.errors import CheckpointError, ConfigError
+
+FILES = ("config.json", "model.safetensors")
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    hub._fetched.cache_clear()
+    yield
+    hub._fetched.cache_clear()
+
+
+@pytest.fixture
+def answer(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], list[Any]]:
+    """Have the hub give this folder, or raise this; the list of what it was asked."""
+
+    def set_answer(given: Any) -> list[Any]:
+        asked: list[Any] = []
+
+        def download(repo: str, *, revision: str | None, allow_patterns: list[str]) -> str:
+            asked.append((repo, revision, allow_patterns))
+            if isinstance(given, Exception):
+                raise given
+            return str(given)
+
+        monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+        return asked
+
+    return set_answer
+
+
+def test_a_name_is_fetched_once_and_only_the_files_that_are_needed(answer, tmp_path: Path) -> None:
+    asked = answer(tmp_path)
+    for _ in range(2):
+        assert local_folder("hf:openai-community/gpt2", "init_from", FILES) == tmp_path
+    assert local_folder("hf:a.b/c_d@refs/pr/2", "path", FILES) == tmp_path
+    assert asked == [
+        ("openai-community/gpt2", None, list(FILES)),
+        ("a.b/c_d", "refs/pr/2", list(FILES)),
+    ]
+
+
+@pytest.mark.parametrize("name", ["openai-community/gpt2", "some/folder", "gpt2", "/a/b", "hf/x"])
+def test_what_has_no_prefix_is_a_folder_whether_it_exists_or_not(name: str, answer) -> None:
+    asked = answer(AssertionError("the hub was asked"))
+    assert local_folder(name, "init_from", FILES) == Path(name)
+    assert not asked
+
+
+@pytest.mark.parametrize("name", ["hf:", "hf:gpt2", "hf:a/b/c", "hf:a b/c", "hf:a/b@", "hf:../x/y"])
+def test_a_name_of_another_form_is_refused_without_asking(name: str, answer) -> None:
+    asked = answer(AssertionError("the hub was asked"))
+    with pytest.raises(ConfigError, match=r"^init_from: .* is no name on the hub; hf:owner/name"):
+        local_folder(name, "init_from", FILES)
+    assert not asked
+
+
+RESPONSE = SimpleNamespace(headers={}, request=None, status_code=404)
+FAILURES = [
+    (errors.LocalEntryNotFoundError("Got: ConnectError: no route\nand more"), "no route)"),
+    (errors.RepositoryNotFoundError("404\nmore", response=RESPONSE), "is not there, or not"),  # type: ignore[arg-type]
+    (errors.RevisionNotFoundError("404", response=RESPONSE), "has no revision v9"),  # type: ignore[arg-type]
+    (errors.HFValidationError("Repo id must"), "cannot be fetched (Repo id must)"),
+    (RuntimeError(), "cannot be fetched (RuntimeError)"),
+]
+
+
+@pytest.mark.parametrize(("error", "said"), FAILURES)
+def test_a_failure_is_one_line_with_exit_code_4(error: Exception, said: str, answer) -> None:
+    answer(error)
+    with pytest.raises(CheckpointError) as raised:
+        local_folder("hf:owner/name@v9", "init_from", FILES)
+    message = str(raised.value)
+    assert message.startswith("init_from: hf:owner/name ")
+    assert said in message
+    assert "\n" not in message
+    assert raised.value.exit_code == 4
+
+
+def test_a_full_disk_is_no_fault_of_the_checkpoint(answer) -> None:
+    answer(OSError(28, "No space left on device"))
+    with pytest.raises(OSError, match="No space"):
+        local_folder("hf:owner/name", "init_from", FILES)
+
+
+def test_offline_the_library_gives_what_its_cache_has_and_an_error_where_that_is_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)  # what HF_HUB_OFFLINE=1 sets
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(CheckpointError, match=r"path: hf:owner/name cannot be fetched .*disabled"):
+        local_folder("hf:owner/name", "path", FILES)
+
+
+def test_without_the_library_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(ConfigError, match=r"pip install 'gptattn\[hf\]'"):
+        local_folder("hf:owner/name", "path", FILES)

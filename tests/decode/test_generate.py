@@ -1,0 +1,144 @@
+"""Sampling through the cache against the same rule spelt out without a cache."""
+
+import pytest
+import torch
+from conftest import build_gpt
+from torch import Tensor
+
+from gptattn.decode.generate import generate, left_padded
+from gptattn.decode.sampling import Sampling
+from gptattn.errors import NumericError
+from gptattn.model.gpt import GPT
+
+CONTEXT, V = 7, 61
+
+
+def model_of(variant: str = "mha", position: str = "learned", **more: str) -> GPT:
+    extra = [f"model.{name}={value}" for name, value in more.items()]
+    model = build_gpt(
+        f"attn={variant}",
+        f"position={position}",
+        "model.d_model=36",
+        f"model.context_length={CONTEXT}",
+        *extra,
+        vocab_size=V,
+        std=0.4,
+    ).double()
+    # Small embeddings and no favourite token, or it would repeat the prompt's last one for ever.
+    with torch.no_grad():
+        model.token_embedding.weight.mul_(0.1)
+        model.norm.bias.zero_()
+    return model
+
+
+@torch.no_grad()
+def greedy_without_cache(model: GPT, ids: Tensor, tokens: int) -> Tensor:
+    """Read what fits; once the context is full, go on from its newer half."""
+    start = max(0, ids.shape[1] - CONTEXT)
+    for _ in range(tokens):
+        if ids.shape[1] - start > CONTEXT:
+            start = ids.shape[1] - CONTEXT // 2
+        best = model(ids[:, start:])[:, -1].argmax(dim=-1, keepdim=True)
+        ids = torch.cat([ids, best], dim=1)
+    return ids
+
+
+@pytest.mark.parametrize("prompt_tokens", [2, 2 * CONTEXT])
+def test_greedy_text_is_the_argmax_of_the_model_without_cache(variant, position, prompt_tokens):
+    model = model_of(variant, position).eval()
+    prompt = torch.randint(V, (3, prompt_tokens))
+    # Enough tokens to fill the context twice.
+    text = generate(model, prompt, 12, Sampling(top_k=1))
+    assert torch.equal(text, greedy_without_cache(model, prompt, 12))
+    assert len(text[:, prompt_tokens:].unique()) > 1
+
+
+def test_prompts_of_different_lengths_go_on_as_each_would_alone(variant, position):
+    model = model_of(variant, position)
+    prompts = [torch.randint(V, (tokens,)) for tokens in (2, 5, 1)]
+    ids, padding = left_padded(prompts)
+    penalised = Sampling(temperature=0, repetition_penalty=1.5)
+    together = generate(model, ids, 3, penalised, padding=padding)  # the longest fills the context
+    for row, pad, prompt in zip(together, padding, prompts, strict=True):
+        assert torch.equal(row[pad:], generate(model, prompt[None], 3, penalised)[0])
+
+
+@pytest.mark.parametrize("longest", [5, 2 * CONTEXT])
+def test_when_the_context_is_full_all_rows_slide_with_the_longest(variant, longest):
+    model = model_of(variant)
+    prompts = [torch.randint(V, (tokens,)) for tokens in (2, longest, 1)]
+    ids, padding = left_padded(prompts)
+    text = generate(model, ids, 12, Sampling(temperature=0), padding=padding)
+    alone = generate(model, prompts[1][None], 12, Sampling(temperature=0))
+    assert torch.equal(text[1], alone[0])
+    # By now what was padding has slid away, and the rest is read as any row's.
+    again = generate(model, text[:, -CONTEXT:], 1, Sampling(temperature=0))
+    more = generate(model, text, 1, Sampling(temperature=0), padding=padding)
+    assert torch.equal(more, torch.cat([text, again[:, -1:]], dim=1))
+
+
+def test_a_low_temperature_is_greedy():
+    model, prompt = model_of(), torch.randint(V, (3, 2))
+    cold = generate(model, prompt, 9, Sampling(temperature=1e-3))
+    assert torch.equal(cold, generate(model, prompt, 9, Sampling(top_k=1)))
+
+
+def test_the_same_generator_seed_gives_the_same_text_whatever_else_was_drawn():
+    model, prompt = model_of(), torch.randint(V, (3, 2))
+    texts = []
+    for seed in (5, 5, 6):
+        torch.rand(seed)
+        generator = torch.Generator().manual_seed(seed)
+        texts.append(generate(model, prompt, 20, Sampling(), generator=generator))
+    assert torch.equal(texts[0], texts[1])
+    assert not torch.equal(texts[0], texts[2])
+
+
+def test_ids_stay_below_the_vocabulary_of_the_tokenizer():
+    model, prompt = model_of(), torch.zeros(5, 1, dtype=torch.int64)
+    assert generate(model, prompt, 20, Sampling()).max() >= 5
+    assert generate(model, prompt, 20, Sampling(), vocab_size=5).max() < 5
+    assert generate(model, prompt, 20, Sampling(top_k=9), vocab_size=5).max() < 5
+
+
+def test_sampled_ids_are_among_the_likeliest():
+    model, prompt = model_of(context_length="29"), torch.randint(V, (3, 1))
+    text = generate(model, prompt, 28, Sampling(top_k=3))
+    with torch.no_grad():
+        likeliest = model(text[:, :-1]).topk(3).indices
+    rank = (likeliest == text[:, 1:, None]).int()
+    assert torch.equal(rank.sum(-1), torch.ones(3, 28, dtype=rank.dtype))
+    # All three ranks occur, so this was not greedy.
+    assert rank.sum(dim=(0, 1)).min() > 0
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_generation_samples_without_dropout_and_restores_the_mode(training):
+    model = model_of(dropout="0.5").train(training)
+    prompt = torch.randint(V, (3, 2))
+    first = generate(model, prompt, 9, Sampling(top_k=1))
+    assert torch.equal(first, generate(model, prompt, 9, Sampling(top_k=1)))
+    assert all(module.training is training for module in model.modules())
+    with pytest.raises(IndexError):
+        generate(model, prompt + V, 9, Sampling())
+    assert model.training is training
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0), Sampling(top_p=0.9)])
+def test_finite_weights_that_overflow_end_in_one_line(sampling):
+    model, prompt = model_of().float(), torch.randint(V, (3, 2))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(1e30)
+    with pytest.raises(NumericError, match=r"^logits: .* not finite") as error:
+        generate(model, prompt, 3, sampling)
+    assert error.value.exit_code == 5
+
+
+def test_a_prompt_comes_back_as_it_was():
+    model, prompt = model_of(), torch.randint(V, (3, 2))
+    assert torch.equal(generate(model, prompt, 0, Sampling()), prompt)
+    text = generate(model, prompt, 3, Sampling())
+    assert torch.equal(text[:, :2], prompt)
+    assert text.shape == (3, 5)
+    assert not text.requires_grad

@@ -1,0 +1,121 @@
+"""Sampling rules against distributions worked by hand."""
+
+import numpy as np
+import pytest
+import torch
+
+from gptattn.decode.sampling import Sampling
+from gptattn.errors import ConfigError, NumericError
+
+P = torch.tensor([[0.5, 0.25, 0.15, 0.1], [0.1, 0.2, 0.3, 0.4]], dtype=torch.float64)
+SEEN = torch.tensor([[0], [3]])
+
+
+def probabilities(sampling: Sampling) -> torch.Tensor:
+    return sampling.probabilities(P.log(), SEEN)
+
+
+def check(sampling: Sampling, *rows: list[float]) -> None:
+    expected = torch.tensor(rows, dtype=torch.float64)
+    torch.testing.assert_close(probabilities(sampling), expected)
+
+
+def test_without_a_rule_it_is_the_softmax():
+    check(Sampling(), *P.tolist())
+
+
+def test_temperature_sharpens():
+    # Squares: 0.25, 0.0625, 0.0225, 0.01 over 0.345; 0.01, 0.04, 0.09, 0.16 over 0.3.
+    first = [x / 0.345 for x in (0.25, 0.0625, 0.0225, 0.01)]
+    check(Sampling(temperature=0.5), first, [x / 0.3 for x in (0.01, 0.04, 0.09, 0.16)])
+
+
+def test_temperature_zero_is_greedy():
+    check(Sampling(temperature=0), [1, 0, 0, 0], [0, 0, 0, 1])
+
+
+def test_top_k_keeps_the_likeliest():
+    check(Sampling(top_k=2), [2 / 3, 1 / 3, 0, 0], [0, 0, 3 / 7, 4 / 7])
+    check(Sampling(top_k=9), *P.tolist())
+
+
+def test_top_p_keeps_the_fewest_that_reach_it():
+    check(Sampling(top_p=0.7), [2 / 3, 1 / 3, 0, 0], [0, 0, 3 / 7, 4 / 7])
+    check(Sampling(top_p=0.71), [2 / 3, 1 / 3, 0, 0], [0, 2 / 9, 3 / 9, 4 / 9])
+    check(Sampling(top_p=1e-9), [1, 0, 0, 0], [0, 0, 0, 1])
+    check(Sampling(top_p=1.0), *P.tolist())
+
+
+def test_top_p_of_one_keeps_every_id_however_sums_are_rounded():
+    # In float32 the sum of many probabilities comes to 1 before the last of them.
+    logits = 3 * torch.randn(3, 50_257)
+    p = Sampling(top_p=1.0).probabilities(logits, SEEN)
+    torch.testing.assert_close(p, logits.softmax(dim=-1))
+    assert (p > 0).all()
+
+
+def test_top_p_keeps_as_many_ids_as_sums_in_float64_say():
+    logits = 3 * torch.randn(3, 50_257)
+    ordered = np.sort(logits.softmax(dim=-1).numpy().astype(np.float64))[:, ::-1]
+    for top_p in (0.9, 0.999999):
+        kept = (Sampling(top_p=top_p).probabilities(logits, SEEN) > 0).sum(dim=-1)
+        assert kept.tolist() == [1 + int((row.cumsum() < top_p).sum()) for row in ordered]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_logit_that_is_no_number_is_an_error_of_its_own(bad, temperature):
+    logits = torch.tensor([[0.0, 1.0, 2.0], [0.0, bad, 2.0]])
+    with pytest.raises(NumericError, match=r"^logits: .* not finite"):
+        Sampling(temperature=temperature).next(logits, SEEN, None)
+
+
+def test_a_logit_that_a_rule_makes_infinite_is_an_error_too():
+    logits = torch.tensor([[0.0, 1e37, 2.0]])
+    for sampling in (Sampling(temperature=1e-3), Sampling(repetition_penalty=1e-3)):
+        with pytest.raises(NumericError, match=r"^logits: .* not finite"):
+            sampling.next(logits, torch.tensor([[1]]), None)
+
+
+def test_a_logit_of_minus_infinity_is_never_drawn():
+    logits = torch.tensor([[0.0, float("-inf"), 1.0]])
+    assert Sampling().probabilities(logits, SEEN[:1])[0, 1] == 0
+    assert Sampling(temperature=0).next(logits, SEEN[:1], None).item() == 2
+
+
+def test_min_p_keeps_what_is_likely_beside_the_likeliest():
+    check(Sampling(min_p=0.5), [2 / 3, 1 / 3, 0, 0], [0, 2 / 9, 3 / 9, 4 / 9])
+
+
+def test_the_repetition_penalty_makes_what_was_said_less_likely():
+    logits = torch.tensor([[2.0, -2.0, 0.0]])
+    seen = torch.tensor([[0, 1, 0]])
+    p = Sampling(repetition_penalty=2.0).probabilities(logits, seen)
+    # 2 / 2 and -2 * 2, each once however often it was said.
+    torch.testing.assert_close(p, torch.tensor([[1.0, -4.0, 0.0]]).softmax(-1))
+
+
+def test_rules_act_together_in_their_order():
+    # Of the two likeliest, 2/3 and 1/3, min_p 0.6 keeps the first.
+    check(Sampling(top_k=2, min_p=0.6), [1, 0, 0, 0], [0, 0, 3 / 7, 4 / 7])
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", -1.0),
+        ("temperature", float("nan")),
+        ("temperature", float("inf")),
+        ("temperature", 1e-9),
+        ("top_k", 0),
+        ("top_p", 0.0),
+        ("top_p", 1.1),
+        ("min_p", -0.1),
+        ("repetition_penalty", 0.0),
+        ("repetition_penalty", 1e-300),
+        ("repetition_penalty", 1e300),
+    ],
+)
+def test_a_value_that_cannot_work_names_its_field(field, value):
+    with pytest.raises(ConfigError, match=f"^{field}: "):
+        Sampling(**{field: value})

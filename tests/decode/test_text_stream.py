@@ -1,0 +1,67 @@
+"""Text told as it is made, against the text of all ids at once."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gptattn.data.bpe import GPT2Tokenizer
+from gptattn.data.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer
+from gptattn.decode.text_stream import TextStream
+from tests.support import bpe
+
+TEXT = "naïve ≈ 𝄞 text"
+
+
+@pytest.fixture(params=["byte", "char", "gpt2"])
+def tokenizer(request: pytest.FixtureRequest, tmp_path: Path) -> Tokenizer:
+    if request.param == "gpt2":
+        return GPT2Tokenizer(str(bpe(tmp_path)))
+    return ByteTokenizer() if request.param == "byte" else CharTokenizer(TEXT)
+
+
+def fed(stream: TextStream, ids: list[int]) -> list[str]:
+    return [*map(stream.feed, ids), stream.end()]
+
+
+def test_what_is_told_is_the_text_of_all_ids_whatever_bytes_they_make(tokenizer: Tokenizer) -> None:
+    draws = np.random.default_rng(0)
+    for _ in range(50):
+        ids = draws.integers(0, tokenizer.vocab_size, 40)
+        stream = TextStream(tokenizer)
+        told = fed(stream, ids.tolist())
+        assert "".join(told) == stream.told == tokenizer.decode(ids)
+
+
+def test_a_character_is_told_with_its_last_byte() -> None:
+    assert fed(TextStream(ByteTokenizer()), list("a≈b".encode())) == ["a", "", "", "≈", "b", ""]
+    assert fed(TextStream(ByteTokenizer()), [0x61, 0xE2, 0x89]) == ["a", "", "", "\ufffd"]
+
+
+def test_nothing_of_the_stop_text_is_told_nor_what_follows(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode(TEXT + TEXT, "data").tolist()
+    for start in range(len(TEXT)):
+        for end in range(start + 1, len(TEXT) + 1):
+            stop = TEXT[start:end]
+            stream = TextStream(tokenizer, stop)
+            assert "".join(fed(stream, ids)) == TEXT[: TEXT.index(stop)]
+            assert stream.done
+
+
+def test_what_only_began_like_the_stop_text_is_told() -> None:
+    stream = TextStream(ByteTokenizer(), "aab")
+    assert fed(stream, list(b"aaac")) == ["", "", "a", "aac", ""]
+    assert fed(TextStream(ByteTokenizer(), "aab"), list(b"xaa")) == ["x", "", "", "aa"]
+
+
+def test_a_token_costs_the_same_however_long_the_text_is() -> None:
+    class Counting(ByteTokenizer):
+        read = 0
+
+        def to_bytes(self, ids: np.ndarray) -> bytes:
+            self.read += len(ids)
+            return super().to_bytes(ids)
+
+    tokenizer = Counting()
+    fed(TextStream(tokenizer, "stop"), [65] * 1000)
+    assert tokenizer.read == 1000

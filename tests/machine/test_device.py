@@ -1,0 +1,50 @@
+"""What the machine is asked for."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from gptattn.machine.device import peak_memory_mb, reset_peak_memory, whole_peak_memory_mb
+
+THP = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+SCRIPT = """
+import torch
+from gptattn.machine.device import use_huge_pages
+{call}
+numbers = torch.ones(2**24)
+rollup = open("/proc/self/smaps_rollup").read()
+print(rollup.partition("AnonHugePages:")[2].split()[0])
+"""
+
+
+@pytest.mark.skipif(
+    not THP.exists() or "[madvise]" not in THP.read_text(), reason="no huge pages on request"
+)
+def test_large_tensors_lie_in_huge_pages_where_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("THP_MEM_ALLOC_ENABLE", raising=False)
+
+    def kilobytes(call: str) -> int:
+        command = [sys.executable, "-c", SCRIPT.format(call=call)]
+        return int(subprocess.run(command, capture_output=True, check=True).stdout)
+
+    assert kilobytes("") == 0
+    assert kilobytes("use_huge_pages()") > 2**15  # of 2**16
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the peak cannot be reset")
+def test_a_new_peak_begins_where_the_process_is_and_the_whole_one_stays() -> None:
+    cpu = torch.device("cpu")
+    reset_peak_memory(cpu)
+    before = peak_memory_mb(cpu)
+    block = b"x" * 200_000_000
+    assert peak_memory_mb(cpu) >= before + 190
+    high = whole_peak_memory_mb(cpu)
+    assert high >= before + 190
+    del block
+    for _ in range(2):  # the second reset must not forget what came before the first
+        reset_peak_memory(cpu)
+        assert peak_memory_mb(cpu) < before + 100
+        assert whole_peak_memory_mb(cpu) >= high

@@ -1,0 +1,219 @@
+"""What is shown of attention weights: labels, cells, the picture's pixels, the page's data."""
+
+import base64
+import hashlib
+import io
+import json
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from matplotlib.image import imread
+
+from gptattn.data.tokenizer import ByteTokenizer, CharTokenizer
+from gptattn.maps import layer_picture as figure
+from gptattn.maps.cells import BYTES, packed, tokens_per_cell
+from gptattn.maps.labels import short, token_labels, visible
+from gptattn.maps.layer_picture import layer_png
+from gptattn.maps.map_page import Layer, Shown, page_text
+
+HOSTILE = (
+    "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
+    " {{ 7*7 }} $x^2$ '\" &amp;\u202e\0"
+)
+
+
+def causal(H: int, T: int) -> np.ndarray:
+    w = np.tril(np.random.default_rng(0).random((H, T, T)))
+    return w / w.sum(-1, keepdims=True)
+
+
+# Labels
+
+
+def test_bytes_of_a_split_character_show_their_number() -> None:
+    text = "aï\n 中"
+    ids = ByteTokenizer().encode(text, "prompt")
+    assert token_labels(ByteTokenizer(), ids, text) == [
+        *("a", "\\xc3", "\\xaf", "⏎", "␣", "\\xe4", "\\xb8", "\\xad"),
+    ]
+
+
+def test_characters_are_their_own_labels() -> None:
+    text = "aï\n 中\t"
+    tokenizer = CharTokenizer(text)
+    ids = tokenizer.encode(text, "prompt")
+    assert token_labels(tokenizer, ids, text) == ["a", "ï", "⏎", "␣", "中", "⇥"]
+
+
+def test_nothing_invisible_or_turning_is_left() -> None:
+    text = "a\x00\x1b[31m\r\u202e\u200b\xa0\u2028\u0301\ufeff"
+    shown = visible(text)
+    assert shown == "aU+0000U+001B[31mU+000DU+202EU+200BU+00A0U+2028◌\u0301U+FEFF"
+    assert shown.isprintable()
+    assert visible("\ud800") == "U+D800"
+
+
+def test_a_long_label_is_cut() -> None:
+    assert short("x" * 12) == "x" * 12
+    assert short("x" * 13) == "x" * 11 + "…"
+
+
+# Cells
+
+
+@pytest.mark.parametrize(("T", "side"), [(1, 1), (7, 1), (7, 2), (7, 3), (7, 10)])
+def test_a_cell_holds_its_largest_weight_to_within_its_rounding(T: int, side: int) -> None:
+    w_HTS = causal(3, T)
+    n = -(-T // side)
+    cells_HN = packed(w_HTS, side)
+    assert cells_HN.shape == (3, n * (n + 1) // 2)
+    for head in range(3):
+        at = 0
+        for i in range(n):
+            for j in range(i + 1):
+                square = w_HTS[head, i * side : (i + 1) * side, j * side : (j + 1) * side]
+                assert (cells_HN[head, at] / 255) ** 2 == pytest.approx(square.max(), abs=0.004)
+                at += 1
+
+
+def test_cells_are_as_fine_as_the_page_can_hold() -> None:
+    def size(tokens: int, maps: int, side: int) -> int:
+        n = -(-tokens // side)
+        return maps * n * (n + 1) // 2
+
+    for tokens, maps in ((1, 1), (64, 16), (1024, 12), (1024, 144), (4096, 1200)):
+        side = tokens_per_cell(tokens, maps)
+        assert size(tokens, maps, side) <= BYTES
+        assert side == 1 or size(tokens, maps, side - 1) > BYTES
+    # One layer of GPT-2 small in full, all twelve by fours.
+    assert tokens_per_cell(1024, 12) == 1
+    assert tokens_per_cell(1024, 144) == 4
+
+
+# The picture
+
+
+def pixel(image: np.ndarray, row: float, column: float, T: int) -> tuple[int, ...]:
+    """The colour at a place in the first panel, in tokens from its corner."""
+    side = figure.LEAST
+    left, top = figure.LABELS + side * column / T, figure.TOP + side * row / T
+    return tuple(round(255 * c) for c in image[round(150 * top), round(150 * left), :3])
+
+
+def test_the_picture_has_colour_where_the_weight_is() -> None:
+    w_HTS = np.array([[[1, 0, 0], [0, 1, 0], [1, 0, 0]]], dtype=np.float64)
+    image = imread(io.BytesIO(layer_png(w_HTS, ["a", "b", "c"], ["head 0"], "title")))
+    yellow, dark, white = (253, 231, 36), (68, 1, 84), (255, 255, 255)
+    expected = [[yellow, white, white], [dark, yellow, white], [yellow, dark, dark]]
+    found = [[pixel(image, i + 0.5, j + 0.5, 3) for j in range(3)] for i in range(3)]
+    assert found == expected
+
+
+def test_a_label_stands_at_its_own_row_and_column() -> None:
+    image = imread(io.BytesIO(layer_png(causal(1, 3), ["", "", "MMM"], [""], "")))
+    ink = image[:, :, :3].sum(-1) < 1
+    left, top = round(150 * figure.LABELS), round(150 * figure.TOP)
+    bottom = round(150 * (figure.TOP + figure.LEAST))
+    beside, below = ink[:, : left - 8], ink[bottom + 8 :, : left + bottom - top]
+    third = 150 * figure.LEAST * 2.5 / 3
+    assert np.nonzero(beside)[0].mean() == pytest.approx(150 * figure.TOP + third, abs=4)
+    assert np.nonzero(below)[1].mean() == pytest.approx(150 * figure.LABELS + third, abs=4)
+
+
+def test_one_weight_among_a_thousand_tokens_is_seen() -> None:
+    w_HTS = np.zeros((1, 1100, 1100))
+    w_HTS[0, 901, 302] = 1
+    image = imread(io.BytesIO(layer_png(w_HTS, ["x"] * 1100, ["head 0"], "title")))
+    panel = image[:, : round(150 * (figure.LABELS + figure.MOST)), :3]
+    yellow = np.abs(255 * panel - np.array([253, 231, 36])).sum(-1) < 60
+    rows, columns = np.nonzero(yellow)
+    assert len(rows) > 0
+    side = figure.MOST * 150 / 1100
+    assert rows.mean() == pytest.approx(150 * figure.TOP + 901 * side, abs=3)
+    assert columns.mean() == pytest.approx(150 * figure.LABELS + 302 * side, abs=3)
+
+
+def test_any_text_can_stand_in_a_picture() -> None:
+    # A glyph that the font lacks would be a warning, and here warnings are errors.
+    labels = ["中", "👍", "$x^", "_a", "א", "\\alpha", visible("\0")]
+    png = layer_png(causal(5, 7), labels, ["h"] * 5, visible(HOSTILE))
+    assert png.startswith(b"\x89PNG")
+
+
+# The page
+
+
+class Reader(HTMLParser):
+    """The page as a browser takes it apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[str] = []
+        self.text = ""
+        self._in = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self._in = tag
+        if tag == "script":
+            self.scripts.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._in = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._in == "script":
+            self.scripts[-1] += data
+        else:
+            self.text += data
+
+
+def page(w_LHTS: np.ndarray, labels: list[str], side: int = 1) -> tuple[str, Reader]:
+    layers = [
+        Layer(number, [1.5] * len(w_HTS), [0.25] * len(w_HTS), packed(w_HTS, side))
+        for number, w_HTS in enumerate(w_LHTS)
+    ]
+    text = page_text(Shown(HOSTILE, "mha", HOSTILE, labels, 1.25, 0.5), layers, side)
+    reader = Reader()
+    reader.feed(text)
+    return text, reader
+
+
+def test_the_page_holds_every_weight_and_label() -> None:
+    w_LHTS = np.stack([causal(2, 5), causal(2, 5)[::-1]])
+    labels = ["a", "␣", visible("\n"), "</script>", "中"]
+    _, reader = page(w_LHTS, labels)
+    data = json.loads(reader.scripts[0])
+    assert data["labels"] == labels
+    assert data["side"] == 1
+    for layer, w_HTS in zip(data["layers"], w_LHTS, strict=True):
+        for text, w_TS in zip(layer["heads"], w_HTS, strict=True):
+            cells = np.frombuffer(base64.b64decode(text), dtype=np.uint8)
+            np.testing.assert_allclose((cells / 255) ** 2, w_TS[np.tril_indices(5)], atol=0.004)
+    colours = np.frombuffer(base64.b64decode(data["colours"]), dtype=np.uint8).reshape(256, 3)
+    assert colours[[0, 255]].tolist() == [[68, 1, 84], [253, 231, 37]]
+    buttons = [attributes for tag, attributes in reader.tags if tag == "button"]
+    assert [(b["data-layer"], b["data-head"]) for b in buttons] == [
+        *(("0", "0"), ("0", "1"), ("1", "0"), ("1", "1"))
+    ]
+
+
+def test_a_hostile_prompt_stays_text_and_no_other_script_may_run() -> None:
+    text, reader = page(causal(1, 3)[None], [HOSTILE, "b", "c"])
+    assert [attributes for tag, attributes in reader.tags if tag == "script"] == [
+        {"type": "application/json", "id": "data"},
+        {},
+    ]
+    assert "img" not in [tag for tag, _ in reader.tags]
+    assert "alert(1)" in reader.text
+    assert "{{ 7*7 }}" in reader.text
+    assert not re.search("[\u202e\0]", text)
+    digest = base64.b64encode(hashlib.sha256(reader.scripts[1].encode()).digest()).decode()
+    (policy,) = [a["content"] for _, a in reader.tags if a.get("http-equiv")]
+    assert policy == (
+        f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    )
+    assert not re.search(r"""(?:src|href)\s*=|url\(|https?:|@import""", text.replace("src=x", ""))

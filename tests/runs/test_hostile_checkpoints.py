@@ -1,0 +1,358 @@
+"""Checkpoints that somebody else made: nothing in them runs, and none takes memory or time."""
+
+import cProfile
+import io
+import os
+import pickle
+import runpy
+import shutil
+import subprocess
+import tempfile
+import time
+import timeit
+import urllib.request
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import hydra.utils
+import numpy as np
+import pytest
+import torch
+import yaml
+from safetensors.torch import save_file
+from support import train
+
+from gptattn.errors import CheckpointError
+from gptattn.runs.archive import check_pickle
+from gptattn.runs.checkpoint import read_checkpoint, step_of
+from gptattn.runs.saved import load_run
+from gptattn.settings.targets import ForeignTarget
+from gptattn.training.saving import AtomicCheckpointIO
+
+
+class Payload:
+    """Calls `call` with `arguments` when it is unpickled without care."""
+
+    def __init__(self, call: Callable[..., Any], *arguments: Any) -> None:
+        self.call, self.arguments = call, arguments
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.call, self.arguments
+
+
+def code(canary: str) -> str:
+    return f"__import__('os').mkdir({canary!r})"
+
+
+# Each makes the canary, as the test shows by running it.
+CALLS: dict[str, Callable[[str], Payload]] = {
+    "os.mkdir": lambda c: Payload(os.mkdir, c),
+    "os.makedirs": lambda c: Payload(os.makedirs, c),
+    "os.system": lambda c: Payload(os.system, f"mkdir '{c}'"),
+    "os.open": lambda c: Payload(os.open, c, os.O_CREAT | os.O_WRONLY),
+    "os.symlink": lambda c: Payload(os.symlink, "/", c),
+    "os.spawnlp": lambda c: Payload(os.spawnlp, os.P_WAIT, "mkdir", "mkdir", c),
+    "subprocess.call": lambda c: Payload(subprocess.call, ["mkdir", c]),
+    "subprocess.run": lambda c: Payload(subprocess.run, ["mkdir", c]),
+    "subprocess.check_output": lambda c: Payload(subprocess.check_output, ["mkdir", c]),
+    "subprocess.getoutput": lambda c: Payload(subprocess.getoutput, f"mkdir '{c}'"),
+    "eval": lambda c: Payload(eval, code(c)),
+    "exec": lambda c: Payload(exec, code(c)),
+    "os.mknod": lambda c: Payload(os.mknod, c),
+    "os.mkfifo": lambda c: Payload(os.mkfifo, c),
+    "shutil.copyfile": lambda c: Payload(shutil.copyfile, __file__, c),
+    "shutil.copytree": lambda c: Payload(
+        shutil.copytree, str(Path(__file__).parents[2] / ".ci"), c
+    ),
+    "tempfile.mkdtemp": lambda c: Payload(tempfile.mkdtemp, "", Path(c).name, str(Path(c).parent)),
+    "shutil.copy": lambda c: Payload(shutil.copy, __file__, c),
+    "zipfile.ZipFile": lambda c: Payload(zipfile.ZipFile, c, "w"),
+    "sqlite3.connect": lambda c: Payload(eval, f"__import__('sqlite3').connect({c!r}).close()"),
+    "numpy.save": lambda c: Payload(np.save, c, 1),
+    "torch.save": lambda c: Payload(torch.save, 1, c),
+    "timeit.timeit": lambda c: Payload(timeit.timeit, code(c), "pass", timeit.default_timer, 1),
+    "cProfile.run": lambda c: Payload(cProfile.run, code(c), os.devnull),
+    "urllib's urlretrieve": lambda c: Payload(
+        urllib.request.urlretrieve, Path(__file__).as_uri(), c
+    ),
+    "pickle.loads": lambda c: Payload(pickle.loads, pickle.dumps(Payload(os.mkdir, c))),
+    "hydra's instantiate": lambda c: Payload(
+        hydra.utils.instantiate, {"_target_": "os.mkdir", "path": c}
+    ),
+    "runpy.run_path": lambda c: Payload(runpy.run_path, script(c)),
+}
+
+
+def script(canary: str) -> str:
+    file = Path(canary).with_name("script.py")
+    file.write_text(code(canary))
+    return str(file)
+
+
+def in_zip(path: Path, entries: dict[str, bytes], compression: int = zipfile.ZIP_STORED) -> None:
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        for name, content in entries.items():
+            archive.writestr(name, content)
+
+
+def legacy(path: Path, canary: str) -> None:
+    torch.save(
+        {"state_dict": Payload(os.mkdir, canary)}, path, _use_new_zipfile_serialization=False
+    )
+
+
+def newer_protocol(path: Path, canary: str) -> None:
+    torch.save({"state_dict": Payload(os.mkdir, canary)}, path, pickle_protocol=4)
+
+
+def entries(canary: str) -> dict[str, bytes]:
+    content = pickle.dumps({"state_dict": Payload(os.mkdir, canary)}, 2)
+    return {"archive/data.pkl": content, "archive/version": b"3\n", "archive/byteorder": b"little"}
+
+
+def as_script(path: Path, canary: str) -> None:
+    in_zip(path, {**entries(canary), "archive/constants.pkl": entries(canary)["archive/data.pkl"]})
+
+
+def array(canary: str) -> bytes:
+    file = io.BytesIO()
+    np.save(file, np.array([Payload(os.mkdir, canary)], dtype=object), allow_pickle=True)
+    return file.getvalue()
+
+
+# The same call, in other wrappings.
+FORMS: dict[str, Callable[[Path, str], object]] = {
+    "torch's old form": legacy,
+    "protocol 4": newer_protocol,
+    "a bare pickle": lambda path, c: path.write_bytes(pickle.dumps(Payload(os.mkdir, c))),
+    "compressed": lambda path, c: in_zip(path, entries(c), zipfile.ZIP_DEFLATED),
+    "a TorchScript archive": as_script,
+    "an array of objects": lambda path, c: in_zip(path, {"archive/data.pkl": array(c)}),
+    "in the optimizer's states": lambda path, c: torch.save(
+        {"state_dict": {}, "optimizer_states": [{"state": {0: Payload(os.mkdir, c)}}]}, path
+    ),
+    "in a callback's state": lambda path, c: torch.save(
+        {"state_dict": {}, "callbacks": {"Samples": [(Payload(os.mkdir, c),)]}}, path
+    ),
+}
+
+# Plain values, by which load_from_checkpoint or Hydra would make objects.
+TRICKS: dict[str, Callable[[str], dict[str, Any]]] = {
+    "_instantiator": lambda c: {"hyper_parameters": {"_instantiator": "os.mkdir", "path": c}},
+    "_class_path": lambda c: {"hyper_parameters": {"_class_path": "os.mkdir", "path": c}},
+    "hparams_name": lambda c: {"hparams_name": "path", "hparams_type": "os.mkdir"},
+    "a datamodule's": lambda c: {"datamodule_hyper_parameters": {"path": c}},
+    "_target_ in a callback": lambda c: {
+        "callbacks": {"Samples": {"_target_": "os.mkdir", "path": c}}
+    },
+    "class_path in a list": lambda c: {"loops": [{"a": ({"class_path": "os.mkdir"},)}]},
+}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(tmp_path_factory.mktemp("trained"))
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(trained, tmp_path / "run")
+
+
+def checkpoint_of(run: Path) -> Path:
+    """The run's only checkpoint, and no sum beside it: that of a hostile file would fit."""
+    *older, newest = sorted((run / "checkpoints").glob("*.ckpt"), key=step_of)
+    for path in [*older, *(run / "checkpoints").glob("*.sha256")]:
+        path.unlink()
+    return newest
+
+
+def refused(run: Path) -> Iterator[str]:
+    """What each way of reading says of the run's checkpoint; one line each."""
+    for read in (
+        lambda: read_checkpoint(checkpoint_of(run)),
+        lambda: AtomicCheckpointIO().load_checkpoint(checkpoint_of(run), weights_only=False),
+        lambda: load_run(run),
+    ):
+        start = time.process_time()
+        with pytest.raises(CheckpointError) as error:
+            read()
+        assert time.process_time() - start < 1
+        assert "\n" not in str(error.value)
+        yield str(error.value)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_no_call_in_a_pickle_is_made(name: str, run: Path, tmp_path: Path) -> None:
+    canary = tmp_path / "canary.npy"
+    payload = CALLS[name](str(canary))
+    content = torch.load(checkpoint_of(run), weights_only=True)  # noqa: TID251
+    torch.save(content | {"more": payload}, checkpoint_of(run))
+    assert all("cannot be read (it asks for" in line for line in refused(run))
+    assert not list(tmp_path.glob("canary*"))
+    # The payload works: unpickled without care, it makes the canary.
+    pickle.loads(pickle.dumps(payload))
+    assert list(tmp_path.glob("canary*"))
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_no_other_form_of_file_gets_a_call_made(name: str, run: Path, tmp_path: Path) -> None:
+    canary = tmp_path / "canary"
+    FORMS[name](checkpoint_of(run), str(canary))
+    assert all("cannot be read (" in line for line in refused(run))
+    assert not canary.exists()
+
+
+@pytest.mark.parametrize("name", TRICKS)
+def test_a_checkpoint_names_no_class(name: str, run: Path, tmp_path: Path) -> None:
+    canary = tmp_path / "canary"
+    content = torch.load(checkpoint_of(run), weights_only=True)  # noqa: TID251
+    torch.save(content | TRICKS[name](str(canary)), checkpoint_of(run))
+    assert all("which our checkpoints have not" in line for line in refused(run))
+    assert not canary.exists()
+
+
+def test_there_are_forty_payloads() -> None:
+    assert len(CALLS) + len(FORMS) + len(TRICKS) >= 40
+
+
+# Memory and time
+
+
+def pickled(content: bytes) -> bytes:
+    return b"\x80\x02" + content + b"."
+
+
+def test_a_pickle_that_asks_for_memory_or_for_years_of_hashing_is_refused() -> None:
+    with pytest.raises(ValueError, match="asks for '__builtin__ bytearray'"):
+        check_pickle(pickle.dumps(bytearray(8), 2))
+    pairs = b"".join(b"q%cq%c" % (i, i) + b"h%ch%c\x86" % (i, i) for i in range(60))
+    bomb = pickled(b"})" + pairs + b"K\x01s")
+    with pytest.raises(ValueError, match="more than 8 deep"):
+        check_pickle(bomb)
+
+
+@pytest.mark.parametrize("content", [b"}0", b"h\x05", b"s", b"u", b"t", b"(", b"\x86", b"", b"q\0"])
+def test_a_damaged_pickle_is_refused(content: bytes) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        check_pickle(pickled(content) if content else b"")
+
+
+def test_a_compressed_bomb_is_not_unpacked(tmp_path: Path) -> None:
+    path = tmp_path / "a.ckpt"
+    in_zip(path, {"a/data.pkl": b"\0" * 30_000_000}, zipfile.ZIP_DEFLATED)
+    assert path.stat().st_size < 100_000
+    with pytest.raises(CheckpointError, match="compressed"):
+        read_checkpoint(path)
+
+
+def test_a_file_larger_than_its_model_needs_is_not_opened(run: Path) -> None:
+    with checkpoint_of(run).open("ab") as file:
+        file.truncate(10**11)  # sparse: it takes no disk
+    with pytest.raises(CheckpointError, match="more than the 32,"):
+        load_run(run)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
+def test_a_pipe_or_a_device_is_not_waited_for(run: Path, make: Callable[[Path], object]) -> None:
+    file = checkpoint_of(run)
+    file.unlink()
+    make(file)
+    with pytest.raises(CheckpointError, match="not a regular file"):
+        read_checkpoint(file)
+
+
+HUGE = {
+    "wide": {"model": {"d_model": 2**20}},
+    "deep": {"model": {"num_layers": 10_000}},
+    "many ids": {"model": {"vocab_size": 2**30}},
+    "long": {"model": {"context_length": 2**30}},
+    "long tables": {
+        "position": {"_target_": "gptattn.position.rope.RotaryPosition", "base": 1e4},
+        "model": {"context_length": 2**30, "d_model": 64},
+    },
+}
+
+
+@pytest.mark.parametrize("form", ["ckpt", "safetensors"])
+@pytest.mark.parametrize("name", HUGE)
+def test_a_config_of_a_giant_model_builds_none(name: str, form: str, run: Path) -> None:
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    for group, values in HUGE[name].items():
+        config[group] = (config[group] | values) if group == "model" else values
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    if form == "safetensors":
+        save_file({"w": torch.zeros(4)}, run / "model.safetensors")
+    start = time.process_time()
+    with pytest.raises(CheckpointError, match=r"lacks|the model's is|has an unknown"):
+        load_run(run)
+    assert time.process_time() - start < 1
+
+
+def test_tables_that_no_weight_shows_are_counted_before_they_are_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = train(tmp_path, "position=rope")
+    config = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(
+        config.replace("context_length: 16", f"context_length: {2**28}")
+    )
+    monkeypatch.setattr("gptattn.runs.saved.total_memory_bytes", lambda device: 10**10)
+    # Two tables of 2^28 rows of 4 numbers of 8 bytes.
+    with pytest.raises(CheckpointError, match=r"needs 17,179,\d+,\d+ bytes"):
+        load_run(run)
+
+
+@pytest.mark.parametrize(
+    ("weight", "said"),
+    [
+        (torch.zeros(3, 5), r"is \[3, 5\], the model's is \[256, 16\]"),
+        (torch.zeros(1).expand(256, 10**9), "the model's is"),
+        (torch.zeros(256, 16, dtype=torch.int64), "no tensor of floating-point numbers"),
+        (torch.zeros(256, 16, dtype=torch.bool), "no tensor of floating-point numbers"),
+        ("weights", "no tensor of floating-point numbers"),
+        (None, "lacks 'token_embedding.weight'"),
+    ],
+)
+def test_weights_of_another_shape_or_kind_are_refused(weight: Any, said: str, run: Path) -> None:
+    content = torch.load(checkpoint_of(run), weights_only=True)  # noqa: TID251
+    content["state_dict"]["model.token_embedding.weight"] = weight
+    if weight is None:
+        del content["state_dict"]["model.token_embedding.weight"]
+    torch.save(content, checkpoint_of(run))
+    with pytest.raises(CheckpointError, match=said):
+        load_run(run)
+
+
+def test_a_safetensors_file_is_checked_by_its_header(run: Path) -> None:
+    weights = dict(load_run(run).model.state_dict())
+    save_file(weights | {"more": torch.zeros(10_000_000)}, run / "model.safetensors")
+    with pytest.raises(CheckpointError, match="has an unknown 'more'"):
+        load_run(run)
+    save_file(weights, run / "model.safetensors")
+    assert torch.equal(load_run(run).model.state_dict()["norm.bias"], weights["norm.bias"])
+    (run / "model.safetensors").write_bytes((2**62).to_bytes(8, "little") + b"{}" * 9000)
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        load_run(run)
+
+
+# What a run's config may name
+
+
+def test_a_run_folder_allows_itself_no_package(run: Path, tmp_path: Path) -> None:
+    canary = tmp_path / "canary"
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    config["attn"] = {"_target_": "subprocess.Popen", "args": ["mkdir", str(canary)]}
+    config["allow_targets"] = ["subprocess"]
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    with pytest.raises(ForeignTarget, match=r"attn\._target_: subprocess\.Popen is outside of"):
+        load_run(run)
+    assert not canary.exists()
+
+
+@pytest.mark.parametrize("address", ["http://127.0.0.1:9/a.ckpt", "s3://bucket/a.ckpt"])
+def test_no_address_is_fetched(address: str) -> None:
+    with pytest.raises(CheckpointError, match="does not exist"):
+        AtomicCheckpointIO().load_checkpoint(address)

@@ -1,0 +1,214 @@
+"""What a setting means for a result, and what beside the settings makes one."""
+
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+from conftest import settings
+from support import TEXT, command, run_folders, tiny, train
+
+from gptattn.machine import source_code
+from gptattn.settings.config import TrainConfig
+from gptattn.settings.identity import (
+    FILE,
+    LENGTH,
+    PLACE,
+    RESULT,
+    SEED,
+    VIEW,
+    Making,
+    at_step,
+    differences,
+    flat,
+    meaning,
+    read_making,
+    settings_key,
+    went_on,
+    write_making,
+)
+
+MADE = Making("text", "cpu", {"a": "1", "b": "2"})
+
+
+def test_every_setting_that_only_shows_may_change_on_resume_and_stands_in_no_name() -> None:
+    for key in ("log_every", "hang_seconds", "sample.tokens", "sweep.jobs", "validation.count"):
+        assert meaning(key) == VIEW, key
+    assert not VIEW.result
+    assert VIEW.resumes
+    assert not VIEW.named
+
+
+def test_a_setting_that_nobody_knows_makes_another_result() -> None:
+    for key in ("attn.window", "model.d_model", "optim.lr", "batch_size", "something.new"):
+        assert meaning(key) == RESULT
+    assert meaning("seed") == SEED
+    assert meaning("budget.steps") == LENGTH
+    assert meaning("data.path") == PLACE
+    assert meaning("data.pattern") == RESULT
+
+
+def test_the_table_names_only_settings_that_exist() -> None:
+    # A pattern that fits no setting would be a promise about nothing.
+    known = {*TrainConfig.__dataclass_fields__, *flat(asdict(settings("data=text")))}
+    for key in ("log_every", "init_from", "experiment_name", "allow_targets", "checkpoint"):
+        assert key in known
+    for key in known - {"attn"}:
+        assert not (meaning(key).resumes and meaning(key) == RESULT)
+
+
+def test_a_default_budget_is_the_same_result_as_one_that_is_asked_for() -> None:
+    asked = replace(settings(), budget=replace(settings().budget, steps=1000))
+    assert settings().budget.default_steps == 1000
+    assert settings_key(asdict(asked)) == settings_key(asdict(settings()))
+    longer = replace(settings(), budget=replace(settings().budget, steps=1001))
+    assert settings_key(asdict(longer)) != settings_key(asdict(settings()))
+
+
+def test_rows_written_more_often_are_no_other_run() -> None:
+    more = replace(settings(), log_every=3, validation=replace(settings().validation, count=7))
+    assert settings_key(asdict(more)) == settings_key(asdict(settings()))
+
+
+@pytest.mark.parametrize(
+    ("now", "said"),
+    [
+        (MADE, []),
+        (replace(MADE, other={"x": "9"}), []),
+        (replace(MADE, code={"a": "1", "b": "3"}), ["code of b"]),
+        (replace(MADE, code={"a": "1"}), ["code of b"]),
+        (replace(MADE, text="t2"), ["another text"]),
+        (replace(MADE, weights="w"), ["other weights in init_from"]),
+        (replace(MADE, device="cuda"), ["on cpu, not cuda"]),
+    ],
+)
+def test_what_differs_is_named(now: Making, said: list[str]) -> None:
+    assert differences(MADE, now) == said
+
+
+def test_a_run_without_a_record_is_unknown_and_one_of_two_codes_is_neither(tmp_path: Path) -> None:
+    assert read_making(tmp_path) is None
+    assert differences(None, MADE) == ["its code is unknown"]
+    other = replace(MADE, code={"a": "1", "b": "3"})
+    mixed = went_on(MADE, other, 7)
+    assert differences(mixed, other) == ["it was resumed with other code or another schedule"]
+    assert len({mixed.digest, MADE.digest, other.digest, went_on(None, MADE, 7).digest}) == 4
+    assert went_on(MADE, MADE, 7) == MADE
+    # At a step that was taken before, it is what it was then.
+    assert at_step(mixed, 7) == replace(other, code=MADE.code)
+    assert at_step(mixed, 8) == mixed
+    write_making(tmp_path, mixed)
+    assert read_making(tmp_path) == mixed
+    (tmp_path / FILE).write_text('{"text": 1')
+    assert read_making(tmp_path) is None
+
+
+ATTENTION = '''from gptattn.attention import MultiHeadAttention
+
+class Mine(MultiHeadAttention):
+    """Multi-head attention."""
+    factor = 1.0
+
+    def forward(self, x_BTE, cache=None):
+        return self.factor * super().forward(x_BTE, cache)
+'''
+
+
+def test_an_edited_variant_is_run_again_beside_the_old_one_and_resumed_with_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    package = tmp_path / "edited_package"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    file = package / "mine.py"
+    file.write_text(ATTENTION)
+    monkeypatch.syspath_prepend(tmp_path)
+    own = ["allow_targets=[edited_package]", "attn._target_=edited_package.mine.Mine"]
+    sweep = ["-m", "hydra/launcher=basic", *tiny(tmp_path, "budget.steps=2", *own), "seed=1"]
+    assert command(tmp_path, *sweep) == 0
+    (old,) = run_folders(tmp_path)
+    assert "edited_package.mine" in (read_making(old) or MADE).code
+
+    file.write_text(ATTENTION.replace("Multi-head attention.", "Other words.") + "# a remark\n")
+    source_code._parsed.cache_clear()  # another process would look anew
+    assert command(tmp_path, *sweep, "log_every=2") == 0
+    assert run_folders(tmp_path) == [old]
+
+    file.write_text(ATTENTION.replace("factor = 1.0", "factor = 0.5"))
+    source_code._parsed.cache_clear()
+    assert command(tmp_path, *sweep, "sweep.keep_stale=true") == 0
+    assert run_folders(tmp_path) == [old]
+    capfd.readouterr()
+    assert command(tmp_path, *sweep) == 0
+    out, _ = capfd.readouterr()
+    assert f"stale: {old.name}: code of edited_package.mine; made again beside it" in out
+    assert len(run_folders(tmp_path)) == 2
+
+    again = [f"resume={old}", "allow_targets=[edited_package]", "budget.steps=3"]
+    assert command(tmp_path, *again) == 0
+    _, err = capfd.readouterr()
+    assert "the code is not that with which the run began (edited_package.mine)" in err
+    assert (read_making(old) or MADE).earlier
+
+
+def test_an_edited_text_is_another_result(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    sweep = ["-m", "hydra/launcher=basic", *tiny(tmp_path, "budget.steps=2"), "seed=1"]
+    assert command(tmp_path, *sweep) == 0
+    (tmp_path / "text.txt").write_text(TEXT.replace("Line", "Row"), encoding="utf-8")
+    capfd.readouterr()
+    assert command(tmp_path, *sweep) == 0
+    assert "another text; made again" in capfd.readouterr().out
+    assert len(run_folders(tmp_path)) == 2
+
+
+def test_what_init_from_holds_counts_and_not_where_it_lies(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    start = tiny(tmp_path / "w", "budget.steps=2", "hydra.run.dir=one")
+    assert command(tmp_path, *start) == 0
+    go = tiny(tmp_path, "budget.steps=1", "seed=1")
+    assert command(tmp_path, "-m", "hydra/launcher=basic", *go, "init_from=one") == 0
+    made = len(run_folders(tmp_path / "outputs"))
+    (tmp_path / "one").rename(tmp_path / "two")
+    assert command(tmp_path, "-m", "hydra/launcher=basic", *go, "init_from=two") == 0
+    assert len(run_folders(tmp_path / "outputs")) == made
+    assert command(tmp_path, *start, "seed=2") == 0
+    capfd.readouterr()
+    assert command(tmp_path, "-m", "hydra/launcher=basic", *go, "init_from=one") == 0
+    assert "other weights in init_from; made again" in capfd.readouterr().out
+    assert len(run_folders(tmp_path / "outputs")) == made + 1
+
+
+def test_a_budget_that_changes_in_mid_schedule_is_another_result(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = train(tmp_path, "budget.steps=6", "validation.count=3")
+    assert command(tmp_path, f"resume={run}", "budget.steps=8", "validation.count=4") == 0
+    making = read_making(run)
+    assert making is not None
+    assert making.earlier == []  # its first schedule was over
+    other = train(tmp_path / "other", "budget.steps=6", "validation.count=3")
+    for name in ("step=6.ckpt", "step=6.ckpt.sha256"):
+        (other / "checkpoints" / name).unlink()
+    capfd.readouterr()
+    assert command(tmp_path, f"resume={other}", "budget.steps=8") == 0
+    making = read_making(other)
+    assert making is not None
+    assert making.earlier == [{"schedule": "6 steps, until step 4"}]
+    warning = "leaves its schedule (6 steps, until step 4) for another"
+    assert warning in capfd.readouterr().err
+
+
+def test_another_place_is_another_run_and_no_stale_one(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    sweep = ["-m", "hydra/launcher=basic", *tiny(tmp_path, "budget.steps=2"), "seed=1"]
+    assert command(tmp_path, *sweep) == 0
+    other = tmp_path / "other.txt"
+    other.write_text(TEXT.replace("Line", "Row"), encoding="utf-8")
+    capfd.readouterr()
+    elsewhere = [o for o in sweep if not o.startswith("data.path=")] + [f"data.path={other}"]
+    assert command(tmp_path, *elsewhere, "sweep.keep_stale=true") == 0
+    assert "stale" not in capfd.readouterr().out
+    assert len(run_folders(tmp_path)) == 2

@@ -1,0 +1,173 @@
+"""Matched comparisons: totals within 0.1%, worked by hand where that is possible."""
+
+import sys
+import types
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from support import summary, tiny, train
+
+from gptattn.attention import MultiHeadAttention
+from gptattn.attention.cache import KVCache
+from gptattn.cli.compose import CONF
+from gptattn.cli.main import check_job
+from gptattn.errors import ConfigError
+from gptattn.model.cost import Cost, measure_cost
+from gptattn.settings.build import build_model
+from gptattn.settings.config import TrainConfig
+from gptattn.settings.match import matched
+
+# A thousandth of this model's parameters is more than half of what a unit of width has.
+WIDE = "model.vocab_size=1024"
+VARIANTS = sorted(file.stem for file in (CONF / "attn").glob("*.yaml"))
+
+
+def settings(folder: Path, *overrides: str) -> TrainConfig:
+    return check_job(tiny(folder, *overrides))
+
+
+def cost(cfg: TrainConfig) -> Cost:
+    with torch.device("meta"):
+        return measure_cost(build_model(cfg, 256))
+
+
+def test_the_mlp_of_the_leaner_variant_takes_up_its_missing_parameters(tmp_path: Path) -> None:
+    # d_model 16, one layer, MLP 64: GQA(2) of 4 heads lacks two matrices' halves, 2 * 16 * 8, and
+    # their biases, 2 * 8: 272. A unit of width has 16 + 1 + 16 = 33 parameters: 8 of them have 264.
+    cfg = settings(tmp_path, WIDE, "attn=gqa", "match=params")
+    assert cfg.model.d_mlp == 64 + 8
+    assert cost(cfg).params == cost(settings(tmp_path, WIDE)).params - 272 + 264
+
+
+@pytest.mark.parametrize("what", ["params", "flops"])
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("model", ["tiny", "nano", "gpt2_small"])
+def test_every_variant_comes_within_a_thousandth(model: str, variant: str, what: str) -> None:
+    own = ["trainer=cpu", f"model={model}"]
+    target = cost(check_job(own))
+    cfg = check_job([*own, f"attn={variant}", f"match={what}"])
+    figure = "params" if what == "params" else "flops_per_token"
+    assert getattr(cost(cfg), figure) == pytest.approx(getattr(target, figure), rel=1e-3)
+
+
+@pytest.mark.parametrize(("kv_heads", "wider"), [(4, 512), (1, 704)])
+def test_gpt2_small_widens_by_the_published_numbers(kv_heads: int, wider: int) -> None:
+    # 12 heads of 64: keys and values lose 2 * (12 - G) * 64 rows of 768 and their biases; a unit
+    # of width has 2 * 768 + 1 parameters. 787,456 / 1,537 = 512.3; 1,082,752 / 1,537 = 704.5.
+    own = ["trainer=cpu", "model=gpt2_small", "attn=gqa", f"attn.num_kv_heads={kv_heads}"]
+    assert check_job([*own, "match=params"]).model.d_mlp == 4 * 768 + wider
+
+
+def test_the_reference_is_not_changed_by_being_matched_to_itself(tmp_path: Path) -> None:
+    cfg = settings(tmp_path, "attn=mha", "match=params")
+    assert cfg.model.d_mlp == 64
+
+
+def test_a_wider_variant_is_narrowed(tmp_path: Path) -> None:
+    cfg = settings(tmp_path, WIDE, "attn=mha", "match=params", "match_to=mqa")
+    assert cfg.model.d_mlp is not None
+    assert cfg.model.d_mlp < 64
+
+
+def test_an_override_of_the_variant_is_not_one_of_the_reference(tmp_path: Path) -> None:
+    cfg = settings(tmp_path, "attn=gqa", "attn.num_kv_heads=1", "match=params", "match_to=gqa")
+    # From GQA(1) to GQA(2): a head of 4 in two matrices, and biases: 2 * (16 * 4 + 4) = 136.
+    assert cfg.model.d_mlp == 64 + round(136 / 33)
+
+
+def test_the_cache_is_matched_by_key_value_heads(tmp_path: Path) -> None:
+    cfg = settings(tmp_path, "attn=gqa", "match=kv_cache", "match_to=mqa")
+    assert cfg.attn["num_kv_heads"] == 1
+    assert cost(cfg).kv_bytes_per_token == 2 * 4 * 4  # keys and values of 4 float32
+
+
+def test_no_width_that_is_near_enough_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"d_mlp=72, gives 7,656.*; match=flops or match=kv_cache"
+    ):
+        settings(tmp_path, "attn=gqa", "match=params")
+
+
+def test_a_cache_that_is_equal_already_is_left_alone(tmp_path: Path) -> None:
+    cfg = settings(tmp_path, "attn=mha_wrapper", "match=kv_cache")
+    assert "num_kv_heads" not in cfg.attn
+
+
+def test_a_cache_that_cannot_be_matched_says_what_can(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"mha cannot have the .*; match=flops can be had"):
+        settings(tmp_path, "attn=mha", "match=kv_cache", "match_to=gqa")
+
+
+class Windowed(MultiHeadAttention):
+    """Keeps the newest `window` tokens only."""
+
+    def __init__(
+        self, d_in: int, d_out: int, context_length: int, num_heads: int, window: int
+    ) -> None:
+        super().__init__(d_in, d_out, context_length, num_heads)
+        self.window = window
+
+    def new_cache(self, batch: int, capacity: int) -> KVCache:
+        return super().new_cache(batch, min(capacity, self.window))
+
+
+def test_the_cache_is_matched_by_the_window(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = types.ModuleType("windows")
+    home.Windowed = Windowed  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "windows", home)
+    monkeypatch.setattr(Windowed, "__module__", "windows")
+    reference = settings(tmp_path, "attn=mha", "match=kv_cache", "match_to=gqa", "match=none")
+    gqa = settings(tmp_path, "attn=gqa")
+    cfg = replace(
+        reference,
+        attn={"_target_": "windows.Windowed", "window": 16},
+        allow_targets=["windows"],
+        match="kv_cache",
+        match_to="gqa",
+        match_attn=gqa.attn,
+    )
+    new, match = matched(cfg, 256)
+    # GQA(2) of 4 heads keeps half: so does a window of half the context of 16.
+    assert new.attn["window"] == 8
+    assert match is not None
+    assert (match.field, match.before, match.after) == ("attn.window", 16, 8)
+
+
+@pytest.mark.parametrize("how", ["match=params", "match=flops", "match=kv_cache match_to=gqa"])
+def test_a_match_that_is_made_stays_as_it_is(how: str, tmp_path: Path) -> None:
+    # As the record of a run has it, from which the run goes on.
+    cfg = settings(tmp_path, WIDE, "attn=gqa", "attn.num_kv_heads=1", *how.split())
+    made, match = matched(cfg, 256)
+    assert match is not None
+    assert match.before != match.after
+    assert matched(made, 256) == (made, match)
+
+
+def test_what_was_matched_is_printed_logged_and_in_the_summary(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = train(tmp_path, WIDE, "attn=gqa", "match=params")
+    record = summary(run)
+    said = "match=params: model.d_mlp 64 -> 72; "
+    assert said in capfd.readouterr().out
+    assert said in (run / "metrics.jsonl").read_text()
+    match = record["match"]
+    assert (match["what"], match["to"], match["field"]) == ("params", "mha", "model.d_mlp")
+    assert (match["before"], match["after"]) == (64, 72)
+    assert match["reached"] == record["metrics"]["cost/params"] == match["target"] - 8
+    assert record["hyperparameters"]["d_mlp"] == 72
+
+
+def test_equal_flops_are_more_steps_for_the_leaner_variant(tmp_path: Path) -> None:
+    steps = {}
+    for variant in ("mha", "mqa"):
+        budget = ["budget.steps=null", "budget.flops=3e8", "checkpoint=false"]
+        record = summary(train(tmp_path / variant, f"attn={variant}", *budget))
+        per_step = record["metrics"]["cost/flops_per_token"] * 4 * 16
+        steps[variant] = record["steps"]
+        assert record["steps"] == round(3e8 / per_step)
+    assert steps["mqa"] > steps["mha"]

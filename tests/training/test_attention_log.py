@@ -1,0 +1,111 @@
+"""What training records of attention: against scipy on the weights that the run left."""
+
+import weakref
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+from conftest import build_gpt
+from support import TEXT, rows, summary, train
+from torch import Tensor
+from torch._dynamo.testing import CompileCounter
+
+from gptattn.runs.saved import load_run
+from gptattn.training.attention_log import opening_rows
+
+CONTEXT = 16
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(tmp_path_factory.mktemp("run"), "attn=gqa", "model.num_layers=2", "log_heads=true")
+
+
+def attention_rows(run: Path) -> dict[int, dict[str, float]]:
+    """The figures of each step that has some."""
+    found = {}
+    for row in rows(run):
+        figures = {name: value for name, value in row.items() if name.startswith("val_attention/")}
+        if figures:
+            found[row["step"]] = figures
+    return found
+
+
+def test_with_log_heads_every_validation_has_the_figures_of_each_head_and_layer(run: Path) -> None:
+    figures = attention_rows(run)
+    assert list(figures) == [2, 4]
+    names = {
+        f"val_attention/{name}/layer_{layer:02d}{place}"
+        for name in ("entropy", "sink")
+        for layer in range(2)
+        for place in ("", *(f"/head_{head:02d}" for head in range(4)))
+    }
+    assert figures[2].keys() == figures[4].keys() == names
+    assert figures[2] != figures[4]
+
+
+def test_the_figures_are_those_of_the_opening_of_the_validation_text(run: Path) -> None:
+    raw = np.frombuffer(TEXT.encode(), dtype=np.uint8)
+    cut = len(raw) - round(0.1 * len(raw))
+    val = raw[cut - 1 :]
+    ids = torch.from_numpy(val[: len(val) // CONTEXT * CONTEXT].astype("int64")).view(-1, CONTEXT)
+    figures = attention_rows(run)[4]
+    for layer, w_BHTS in enumerate(load_run(run).model.attention_weights(ids)):
+        w = w_BHTS.double().numpy()[:, :, 1:]
+        entropy_H = scipy.stats.entropy(w, axis=-1).mean((0, 2))
+        for name, expected_H in (("entropy", entropy_H), ("sink", w[..., 0].mean((0, 2)))):
+            place = f"val_attention/{name}/layer_{layer:02d}"
+            told = [figures[f"{place}/head_{head:02d}"] for head in range(4)]
+            assert told == pytest.approx(expected_H.tolist(), rel=1e-4)
+            assert figures[place] == pytest.approx(expected_H.mean(), rel=1e-4)
+
+
+def test_the_summary_and_its_hyperparameters_have_none(run: Path) -> None:
+    record = summary(run)
+    assert not [name for name in record["metrics"] if "attention/" in name]
+    assert not [name for name in record["hyperparameters"] if "attention/" in name]
+
+
+def test_a_context_of_one_token_has_no_figures(tmp_path: Path) -> None:
+    assert not attention_rows(train(tmp_path, "model.context_length=1"))
+
+
+def test_the_rows_are_whole_consecutive_and_bounded() -> None:
+    val = np.arange(40, dtype=np.uint16)
+    assert opening_rows(val, 7, 20).tolist() == [list(range(7)), list(range(7, 14))]
+    assert opening_rows(val, 7, 1000).shape == (5, 7)
+    assert opening_rows(val, 100, 20).shape == (1, 20)
+    assert opening_rows(val, 100, 1000).shape == (1, 40)
+
+
+def test_one_layers_weights_exist_at_a_time() -> None:
+    seen: list[Any] = []
+
+    def look(layer: int, w_BHTS: Tensor) -> None:
+        assert layer == len(seen)
+        assert all(earlier() is None for earlier in seen)
+        seen.append(weakref.ref(w_BHTS))
+
+    build_gpt("model.num_layers=3").each_attention(torch.arange(7)[None], look)
+    assert len(seen) == 3
+
+
+def test_a_compiled_model_is_not_compiled_again_to_be_looked_at() -> None:
+    model = build_gpt("attn=mha").eval()
+    ids = torch.randint(13, (2, 7))
+    expected = model.attention_weights(ids)
+    counter = CompileCounter()
+    for block in model.layers():
+        block.compile(backend=counter)
+    with torch.no_grad():
+        model(ids)
+    compiled = counter.frame_count
+    maps = model.attention_weights(ids)
+    again = counter.frame_count
+    torch._dynamo.reset()  # what was compiled here is no other test's
+    assert again == compiled > 0
+    for ours, theirs in zip(maps, expected, strict=True):
+        assert torch.equal(ours, theirs)

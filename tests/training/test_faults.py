@@ -1,0 +1,210 @@
+"""Damaged checkpoints, numbers that are none, a second writer: what they cost a run."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from interrupted import SIX, begun, content, crash, once, steps_kept
+from support import command, rows, train
+from tortures.bench import fingerprint
+from tortures.stops import WAYS, damage
+
+from gptattn.errors import CheckpointError
+from gptattn.machine.lock import locked_run
+from gptattn.runs.checkpoint import known_checkpoints
+from gptattn.runs.saved import load_run
+from gptattn.training.module import LanguageModel
+
+# Damage
+
+
+@pytest.mark.parametrize("way", range(len(WAYS)), ids=WAYS)
+def test_a_damaged_newest_checkpoint_costs_one_interval(
+    way: int,
+    whole: Callable[[str], str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    run = tmp_path / "run"
+    once(monkeypatch, "training_step", 5, crash)
+    assert command(tmp_path, *begun(tmp_path)) == 1
+    assert steps_kept(run) == ["step=4.ckpt", "step=2.ckpt"]
+    damage(run / "checkpoints" / "step=4.ckpt", way, random.Random(way))
+    capfd.readouterr()
+    capfd.readouterr()
+    assert load_run(run).source == run / "checkpoints" / "step=2.ckpt"
+    (warning,) = capfd.readouterr().err.splitlines()
+    assert warning.startswith("warning: checkpoint: step=4.ckpt ")
+    assert warning.endswith("checkpoints/step=2.ckpt is used instead")
+    assert command(tmp_path, "resume=run") == 0
+    out, err = capfd.readouterr()
+    assert err.splitlines() == [warning.replace(f"{run}", "run")]
+    assert "goes on after step 2" in out
+    assert fingerprint(run) == whole("mha")
+
+
+def test_with_no_good_checkpoint_a_run_does_not_go_on(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = train(tmp_path, *SIX)
+    for path in known_checkpoints(run / "checkpoints"):
+        damage(path, 1, random.Random(0))
+    before = content(run)
+    capfd.readouterr()
+    assert command(tmp_path, "resume=run") == 4
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("error: checkpoint: none in run/checkpoints is good (step=6.ckpt is dam")
+    assert "step=4.ckpt is damaged" in line
+    assert content(run) == before
+    with pytest.raises(CheckpointError, match="none in"):
+        load_run(run)
+
+
+def test_what_a_killed_save_has_left_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    once(monkeypatch, "training_step", 3, crash)
+    assert command(tmp_path, *begun(tmp_path)) == 1
+    # As a kill between the sum and the new name leaves it.
+    (run / "checkpoints" / "step=4.ckpt.123.part").write_bytes(b"whole, but without its name")
+    (run / "checkpoints" / "step=4.ckpt.sha256").write_text(f"{'0' * 64}  step=4.ckpt\n")
+    (run / "summary.json.123.part").write_text("{")
+    capfd.readouterr()
+    assert command(tmp_path, "resume=run") == 0
+    assert capfd.readouterr().err == ""
+    assert not list(run.rglob("*.part"))
+    assert steps_kept(run) == ["step=6.ckpt", "step=4.ckpt"]
+
+
+def test_what_a_start_left_that_was_killed_at_once_is_removed(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.yaml.123.part").write_text("seed: ")
+    assert command(tmp_path, *begun(tmp_path)) == 0
+    assert not list(run.rglob("*.part"))
+
+
+# NaN and Inf
+
+
+def test_a_weight_that_is_not_finite_reaches_no_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    validation_epoch_end = LanguageModel.on_validation_epoch_end
+
+    def poisoned(self: LanguageModel) -> None:
+        validation_epoch_end(self)
+        if self.global_step == 4:
+            with torch.no_grad():
+                next(self.model.parameters()).view(-1)[3] = float("inf")
+
+    monkeypatch.setattr(LanguageModel, "on_validation_epoch_end", poisoned)
+    assert command(tmp_path, *begun(tmp_path, "sample.tokens=0")) == 5
+    line = capfd.readouterr().err.splitlines()[-1]
+    assert line.startswith("error: weight model.")
+    assert "is not finite after step 4" in line
+    assert steps_kept(tmp_path / "run") == ["step=2.ckpt"]
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_a_gradient_that_is_not_finite_stops_the_run_at_its_step(
+    number: float,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    before_step = LanguageModel.on_before_optimizer_step
+
+    def poisoned(self: LanguageModel, optimizer: torch.optim.Optimizer) -> None:
+        gradient = next(self.model.parameters()).grad
+        assert gradient is not None
+        if self.global_step == 3:
+            gradient.view(-1)[1] = number
+        before_step(self, optimizer)
+
+    monkeypatch.setattr(LanguageModel, "on_before_optimizer_step", poisoned)
+    assert command(tmp_path, *begun(tmp_path)) == 5
+    assert f"error: train/grad_norm: is {number} at step 4" in capfd.readouterr().err
+    assert steps_kept(tmp_path / "run") == ["step=2.ckpt"]
+
+
+# Two writers
+
+
+def test_a_run_that_is_written_is_not_resumed_by_another(
+    stopped: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with locked_run(stopped / "run", "test"):
+        before = content(stopped / "run")
+        assert command(stopped, "resume=run") == 6
+        assert content(stopped / "run") == before
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith(f"error: resume: process {os.getpid()} is writing to run; ")
+
+
+@pytest.mark.parametrize("begun_already", [True, False])
+def test_a_second_start_in_a_folder_writes_nothing(
+    begun_already: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    with locked_run(run, "test"):
+        if begun_already:
+            (run / "config.yaml").write_text("seed: 1\n")
+        before = content(run)
+        assert command(tmp_path, *begun(tmp_path, "seed=2")) == 6
+        assert content(run) == before
+        assert not (run / ".hydra").exists()
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith(f"error: hydra.run.dir: process {os.getpid()} is writing to run; ")
+
+
+def test_rows_before_the_checkpoint_that_are_gone_are_said_to_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    once(monkeypatch, "training_step", 3, crash)
+    assert command(tmp_path, *begun(tmp_path)) == 1
+    file = tmp_path / "run" / "metrics.jsonl"
+    lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
+    file.write_text("".join(lines[:1]), encoding="utf-8")
+    capfd.readouterr()
+    assert command(tmp_path, "resume=run") == 0
+    (warning,) = capfd.readouterr().err.splitlines()
+    assert warning.startswith("warning: metrics.jsonl: ")
+    assert warning.endswith("rows are missing, which were written before step 2")
+    assert all(json.loads(line) for line in file.read_text(encoding="utf-8").splitlines())
+    assert [row["step"] for row in rows(tmp_path / "run") if "val/loss" in row] == [4, 6]
+
+
+@pytest.mark.parametrize(("number", "word"), [(2, "interrupted"), (15, "terminated")])
+def test_a_signal_amid_an_import_ends_the_process_in_one_line(number: int, word: str) -> None:
+    code = (
+        "import signal\n"
+        "from gptattn.machine.signals import ending_at_once\n"
+        "try:\n"
+        "    with ending_at_once():\n"
+        f"        signal.raise_signal({number})\n"
+        "except BaseException:\n"
+        "    print('half an import')\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 128 + number
+    assert (ended.stdout, ended.stderr) == ("", f"{word}\n")
+
+
+def test_the_command_line_imports_nothing_heavy_before_it_is_checked() -> None:
+    code = (
+        "import sys; import gptattn.cli.main; "
+        "print(*{'torch', 'lightning', 'numpy', 'scipy', 'transformers'} & sys.modules.keys())"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stdout.strip() == ""

@@ -1,0 +1,194 @@
+"""A run that was stopped, or died, goes on as if nothing had happened."""
+
+import random
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from interrupted import SIX, begun, crash, names, once, sent, steps_kept
+from support import command, series, summary, train
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tortures.bench import VARIANTS, fingerprint
+
+from gptattn.runs.checkpoint import known_checkpoints, read_checkpoint
+from gptattn.training.saving import generator_states, restore_generators
+
+
+def test_the_fingerprint_sees_one_bit_of_a_weight_and_one_row(tmp_path: Path) -> None:
+    run = train(tmp_path, *SIX)
+    before = fingerprint(run)
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text("".join(lines[:-2] + lines[-1:]))
+    assert fingerprint(run) != before
+    (run / "metrics.jsonl").write_text("".join(lines))
+    assert fingerprint(run) == before
+    newest = known_checkpoints(run / "checkpoints")[0]
+    content = read_checkpoint(newest)
+    next(iter(content["state_dict"].values())).view(torch.int32).flatten()[0] ^= 1
+    torch.save(content, newest)
+    newest.with_name(newest.name + ".sha256").unlink()
+    assert fingerprint(run) != before
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_run_that_died_goes_on_bit_for_bit(
+    variant: str, whole: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    once(monkeypatch, "training_step", 3, crash)
+    assert command(tmp_path, *begun(tmp_path, f"attn={variant}")) == 1
+    assert steps_kept(run) == ["step=2.ckpt"]
+    assert series(run, "train/loss")[-1][0] == 3
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 3, "time": 0.0, "train/loss": 9.9}\n{"step": 3, "ti')
+    assert command(tmp_path, "resume=run") == 0
+    assert fingerprint(run) == whole(variant)
+    assert summary(run)["steps"] == 6
+    assert names(run) == [
+        "step=4.ckpt",
+        "step=4.ckpt.sha256",
+        "step=6.ckpt",
+        "step=6.ckpt.sha256",
+    ]
+
+
+STOPS = [
+    ("training_step", 0, signal.SIGTERM),
+    ("training_step", 1, signal.SIGTERM),  # with a validation to come
+    ("training_step", 2, signal.SIGINT),
+    ("training_step", 5, signal.SIGTERM),  # the last
+    ("validation_step", 4, signal.SIGINT),
+    ("validation_step", 6, signal.SIGTERM),  # the last
+]
+
+
+@pytest.mark.parametrize(("method", "step", "number"), STOPS)
+def test_a_run_that_was_stopped_saves_and_goes_on_bit_for_bit(
+    method: str,
+    step: int,
+    number: int,
+    whole: Callable[[str], str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    run = tmp_path / "run"
+    taken = step + (method == "training_step")
+    once(monkeypatch, method, step, sent(number))
+    assert command(tmp_path, *begun(tmp_path, "attn=gqa")) == 128 + number
+    err = capfd.readouterr().err
+    assert f"run holds step {taken}; python train.py resume=run goes on" in err
+    assert "Traceback" not in err
+    assert steps_kept(run)[0] == f"step={taken}.ckpt"
+    assert not (run / "summary.json").exists()
+    assert command(tmp_path, "resume=run") == 0
+    assert fingerprint(run) == whole("gqa")
+
+
+def test_a_run_that_was_stopped_twice_in_a_row_goes_on_bit_for_bit(
+    whole: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    once(monkeypatch, "training_step", 3, sent(signal.SIGTERM))
+    assert command(tmp_path, *begun(tmp_path)) == 143
+    # At its first validation batch the resumed run has taken no step yet.
+    once(monkeypatch, "validation_step", 4, sent(signal.SIGTERM))
+    assert command(tmp_path, "resume=run") == 143
+    once(monkeypatch, "training_step", 4, crash)
+    assert command(tmp_path, "resume=run") == 1
+    assert command(tmp_path, "resume=run") == 0
+    assert fingerprint(tmp_path / "run") == whole("mha")
+
+
+def test_a_second_ctrl_c_ends_a_run_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def twice() -> None:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    once(monkeypatch, "training_step", 3, twice)
+    assert command(tmp_path, *begun(tmp_path)) == 130
+    assert steps_kept(tmp_path / "run") == ["step=2.ckpt"]
+    assert "Ctrl-C again ends it now" in capfd.readouterr().err
+
+
+def test_without_a_checkpoint_yet_a_run_begins_again(
+    whole: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    once(monkeypatch, "training_step", 1, crash)
+    assert command(tmp_path, *begun(tmp_path)) == 1
+    assert command(tmp_path, "resume=run") == 0
+    assert fingerprint(tmp_path / "run") == whole("mha")
+
+
+def test_a_run_that_died_before_its_summary_gets_one(
+    whole: Callable[[str], str], tmp_path: Path
+) -> None:
+    run = train(tmp_path, *SIX)
+    result = summary(run)["metrics"]
+    (run / "summary.json").unlink()
+    assert command(tmp_path, "resume=run") == 0
+    assert fingerprint(run) == whole("mha")
+    assert summary(run)["metrics"]["val/loss"] == result["val/loss"]
+    assert summary(run)["metrics"]["train/loss"] == result["train/loss"]
+
+
+def test_tensorboard_shows_each_point_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    once(monkeypatch, "training_step", 3, crash)
+    assert command(tmp_path, *begun(tmp_path, "log_every=1")) == 1
+    assert command(tmp_path, "resume=run") == 0
+    events = EventAccumulator(str(tmp_path / "run"), size_guidance={"scalars": 0}).Reload()
+    assert [event.step for event in events.Scalars("train/loss")] == [1, 2, 3, 4, 5, 6]
+    assert [event.step for event in events.Scalars("val/loss")] == [2, 4, 6]
+    assert [event.step for event in events.Scalars("cost/params")] == [0]
+
+
+def test_all_generators_go_on_where_they_were() -> None:
+    def draw() -> tuple[float, ...]:
+        return random.random(), float(np.random.random()), torch.rand(()).item()
+
+    draw()
+    states = generator_states()
+    drawn = draw()
+    assert draw() != drawn
+    restore_generators(states)
+    assert draw() == drawn
+
+
+# Ways of training
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        ["accumulate=1"],
+        ["trainer.precision=bf16-mixed"],
+        ["trainer.precision=64-true", "position=rope"],
+        ["attn=mqa", "match=flops", "tokenizer=char"],
+        ["attn.backend=reference", "loss_chunk_tokens=7", "log_every=1"],
+    ],
+)
+def test_other_ways_of_training_go_on_bit_for_bit_too(
+    how: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = train(tmp_path / "whole", *SIX, *how)
+    once(monkeypatch, "training_step", 3, crash)
+    assert command(tmp_path, *begun(tmp_path, *how)) == 1
+    assert command(tmp_path, "resume=run") == 0
+    assert fingerprint(tmp_path / "run") == fingerprint(whole)
+
+
+def test_a_budget_in_seconds_goes_on_counting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seconds = ("budget.steps=null", "budget.seconds=0.2", "log_every=1")
+    once(monkeypatch, "training_step", 3, sent(signal.SIGTERM))
+    assert command(tmp_path, *begun(tmp_path, *seconds)) == 143
+    before = dict(series(tmp_path / "run", "progress/seconds"))[3]
+    assert command(tmp_path, "resume=run") == 0
+    after = [value for _, value in series(tmp_path / "run", "progress/seconds")]
+    assert after == sorted(after)
+    assert before < 0.2 <= after[-1]
