@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from gptattn.compare.runs import Run
+from gptattn.compare.finished_runs import Run
 
 TOKENS, FLOPS = 2_048, 738_048.0  # of a step; of a token
 

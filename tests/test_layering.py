@@ -87,7 +87,7 @@ def test_the_package_holds_its_rooms_and_nothing_else() -> None:
 
 @pytest.mark.parametrize("room", sorted({*itertools.chain(*ROOMS)} - {"errors"}))
 def test_a_room_says_what_it_is_what_it_may_import_and_where_to_start(room: str) -> None:
-    says = ast.get_docstring(modules()[f"gptattn.{room}"]) or ""
+    says = " ".join((ast.get_docstring(modules()[f"gptattn.{room}"]) or "").split())
     assert "import" in says
     assert "Start reading at" in says
     named = re.search(r"Start reading at `(\w+)\.py`", says)

@@ -40,7 +40,15 @@ from gptattn.cli.resume_settings import allowed_packages, resume_argument, resum
 from gptattn.errors import ConfigError, DataError, ForeignError, RunFolderError
 from gptattn.machine.disk import check_room, refuse_link
 from gptattn.machine.lock import locked_run
-from gptattn.machine.signals import WORDS, Stopped, ending_at_once, heeded, open_output, reader_gone, tell
+from gptattn.machine.signals import (
+    WORDS,
+    Stopped,
+    ending_at_once,
+    heeded,
+    open_output,
+    reader_gone,
+    tell,
+)
 from gptattn.settings.config import TrainConfig, check
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ import numpy as np
 
 from gptattn.compare import statistics
 from gptattn.compare.extended import at_first_budgets
+from gptattn.compare.finished_runs import Run
 from gptattn.compare.groups import (
     Groups,
     differences_in_settings,
@@ -24,7 +25,6 @@ from gptattn.compare.results import (
     Row,
     Section,
 )
-from gptattn.compare.runs import Run
 from gptattn.compare.sections import RunSet, comparable_sets
 from gptattn.compare.statistics import Interval
 from gptattn.errors import ConfigError

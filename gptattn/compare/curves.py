@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from gptattn.compare.runs import LARGEST, one_line
+from gptattn.compare.finished_runs import LARGEST, one_line
 
 POINTS = 200  # kept per run and curve: more than a plot shows
 BLOCK = 8_000_000  # bytes read at a time: a record of any length takes the same memory

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gptattn.compare.curves import budget_ends
-from gptattn.compare.runs import Completed, Run, finite, one_line
+from gptattn.compare.finished_runs import Completed, Run, finite, one_line
 from gptattn.settings.identity import at_step, budget_words
 
 

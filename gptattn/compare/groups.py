@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from gptattn.compare.runs import Run
+from gptattn.compare.finished_runs import Run
 
 Groups = dict[str, list[Run]]
 

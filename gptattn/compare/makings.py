@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from gptattn.compare.finished_runs import Run, seedless
 from gptattn.compare.groups import counted
-from gptattn.compare.runs import Run, seedless
 from gptattn.machine.source_code import is_todays
 from gptattn.settings.identity import differences
 

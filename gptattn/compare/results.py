@@ -6,7 +6,7 @@ from pathlib import Path
 
 from gptattn.compare import statistics
 from gptattn.compare.curves import Curves
-from gptattn.compare.runs import Run
+from gptattn.compare.finished_runs import Run
 from gptattn.compare.statistics import Interval
 
 # What a row of the report holds beside the loss, in its order.

@@ -9,8 +9,8 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from gptattn.compare.finished_runs import Run
 from gptattn.compare.groups import counted
-from gptattn.compare.runs import Run
 from gptattn.errors import ConfigError
 
 SIZES = ("num_layers", "d_model", "context_length", "vocab_size")

@@ -7,9 +7,9 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from gptattn.compare.finished_runs import Run
 from gptattn.compare.groups import group_runs
 from gptattn.compare.results import Row, Section
-from gptattn.compare.runs import Run
 from gptattn.compare.statistics import Interval, t_interval
 from gptattn.compare.verdicts import p_value, signed
 

@@ -7,8 +7,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import variance
 
+from gptattn.compare.finished_runs import Run, read_runs
 from gptattn.compare.groups import group_runs
-from gptattn.compare.runs import Run, read_runs
 from gptattn.compare.sections import SIZES
 from gptattn.compare.statistics import smallest_difference
 from gptattn.errors import DataError

@@ -34,7 +34,7 @@ def print_end(
 
 def _print_done(console: Console, done: Sequence[Path], uptrained: bool) -> None:
     from gptattn.compare.extended import at_first_budgets
-    from gptattn.compare.runs import read_runs
+    from gptattn.compare.finished_runs import read_runs
     from gptattn.compare.sections import differences
     from gptattn.compare.table import terminal_table
 

@@ -74,7 +74,10 @@ def describe_budget(budget: Budget) -> str:
 
 
 def summarise(
-    built: Assembly, metrics: dict[str, float | None], step: int, completed: list[dict[str, Any]] | None
+    built: Assembly,
+    metrics: dict[str, float | None],
+    step: int,
+    completed: list[dict[str, Any]] | None,
 ) -> dict[str, Any]:
     """The whole of summary.json: names, final metrics, costs, and the environment.
 

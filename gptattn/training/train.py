@@ -82,7 +82,9 @@ def train(
     """
     watchdog = Watchdog(cfg.hang_seconds)
     with watchdog.watching():
-        return _assembled_and_fit(cfg, Path(folder), console or Console(quiet=True), start, watchdog)
+        return _assembled_and_fit(
+            cfg, Path(folder), console or Console(quiet=True), start, watchdog
+        )
 
 
 def _assembled_and_fit(
@@ -206,7 +208,9 @@ def _fit(
         flops_per_token=built.cost.flops_per_token,
         budget=budget,
         asked=asdict(cfg.budget),
-        device_flops_per_second=matmul_flops_per_second(built.device, DTYPES[cfg.trainer.precision]),
+        device_flops_per_second=matmul_flops_per_second(
+            built.device, DTYPES[cfg.trainer.precision]
+        ),
     )
     samples = Samples(recorder, built.data, cfg.sample, cfg.seed)
     module = LanguageModel(
@@ -274,7 +278,10 @@ def _validate(
 
 
 def _trainer(
-    built: Assembly, recorder: RunRecorder, callbacks: list[L.Callback], checkpoint_io: AtomicCheckpointIO
+    built: Assembly,
+    recorder: RunRecorder,
+    callbacks: list[L.Callback],
+    checkpoint_io: AtomicCheckpointIO,
 ) -> L.Trainer:
     cfg, budget = built.cfg, built.budget
     if budget.steps is not None:

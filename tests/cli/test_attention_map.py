@@ -11,7 +11,7 @@ from conftest import SMALL, Call, build_gpt, settings
 from matplotlib.image import imread
 from support import train
 
-from gptattn.compare.runs import read_runs
+from gptattn.compare.finished_runs import read_runs
 from gptattn.data.tokenizer import ByteTokenizer
 from gptattn.runs.saved import load_run, save_model
 

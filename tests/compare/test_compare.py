@@ -13,9 +13,9 @@ from runfolders import curve_rows, write_curve, write_run
 from gptattn.cli.commands.compare import main
 from gptattn.compare import curves
 from gptattn.compare.curves import read_curves
+from gptattn.compare.finished_runs import CONFIG_BYTES, read_runs
 from gptattn.compare.groups import group_runs, pick_baseline
 from gptattn.compare.makings import differences_in_making
-from gptattn.compare.runs import CONFIG_BYTES, read_runs
 from gptattn.compare.sections import comparable_sets
 from gptattn.compare.table import rows, terminal_table
 from gptattn.errors import ConfigError, DataError

@@ -11,8 +11,8 @@ from support import command, summary, train
 
 from gptattn.compare.bands import section_bands
 from gptattn.compare.comparison import compare
+from gptattn.compare.finished_runs import read_runs
 from gptattn.compare.results import Comparison
-from gptattn.compare.runs import read_runs
 from gptattn.compare.write import with_curves
 
 

@@ -7,9 +7,9 @@ import pytest
 from runfolders import write_run
 
 from gptattn.compare.comparison import compare
+from gptattn.compare.finished_runs import read_runs
 from gptattn.compare.groups import group_runs
 from gptattn.compare.makings import differences_in_making, without_replaced
-from gptattn.compare.runs import read_runs
 
 NEW = {"gptattn.attention.gqa": "v1"}
 

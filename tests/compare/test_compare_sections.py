@@ -13,8 +13,8 @@ from runfolders import write_run, write_sweep
 
 from gptattn.cli.commands.compare import main
 from gptattn.compare.comparison import compare
+from gptattn.compare.finished_runs import read_runs
 from gptattn.compare.results import Comparison, Section
-from gptattn.compare.runs import read_runs
 from gptattn.compare.sections import comparable_sets
 from gptattn.compare.table import report_table
 from gptattn.compare.verdicts import headline

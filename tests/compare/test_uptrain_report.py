@@ -11,9 +11,9 @@ from runfolders import write_run, write_uptraining
 
 from gptattn.cli.commands.uptrain_report import main
 from gptattn.compare import statistics
+from gptattn.compare.finished_runs import read_runs
 from gptattn.compare.groups import group_runs
 from gptattn.compare.results import Difference
-from gptattn.compare.runs import read_runs
 from gptattn.compare.uptrain.experiment import Experiment, command_of, find_experiment
 from gptattn.compare.uptrain.findings import find
 from gptattn.compare.uptrain.uptrain_page import table_rows

@@ -7,8 +7,8 @@ import pytest
 from runfolders import write_run
 
 from gptattn.compare.comparison import compare
+from gptattn.compare.finished_runs import read_runs
 from gptattn.compare.results import Section
-from gptattn.compare.runs import read_runs
 from gptattn.compare.table import markdown_table, report_rows
 from gptattn.compare.verdicts import match_words, more_or_less, nats, p_value, section_words, share
 from gptattn.errors import ConfigError

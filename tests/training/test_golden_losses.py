@@ -1,7 +1,7 @@
 """The losses of a short run of each variant, to the last bit: what a refactor must not change.
 
-Where a change is meant to change them: `GPTATTN_WRITE_GOLDEN=1 pytest tests/training/test_golden_losses.py`
-writes golden_losses.json anew. The last bits are those of a torch version, a kind of processor and
+Where a change is meant to change them, `GPTATTN_WRITE_GOLDEN=1 pytest` of this file writes
+golden_losses.json anew. The last bits are those of a torch version, a kind of processor and
 a thread count, which the file names; with others the losses must agree to five digits.
 """
 

@@ -18,7 +18,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 import gptattn.data.sampler
 import gptattn.training.callbacks
 import gptattn.training.train
-from gptattn.compare.runs import read_runs
+from gptattn.compare.finished_runs import read_runs
 from gptattn.data.tokens import TokenData
 from gptattn.machine.device import peak_memory_mb
 from gptattn.runs.checkpoint import read_checkpoint, write_checkpoint

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from gptattn.cli.commands.ending import end_with
-from gptattn.compare.runs import Run, one_line, read_runs
+from gptattn.compare.finished_runs import Run, one_line, read_runs
 
 
 def main() -> NoReturn:

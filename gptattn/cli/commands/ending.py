@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-from gptattn.compare.runs import one_line
+from gptattn.compare.finished_runs import one_line
 from gptattn.errors import UserError
 from gptattn.machine.signals import open_output, reader_gone
 

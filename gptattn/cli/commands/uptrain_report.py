@@ -7,7 +7,7 @@ from typing import NoReturn
 
 from gptattn import command
 from gptattn.cli.commands.ending import end_with
-from gptattn.compare.runs import one_line, read_runs
+from gptattn.compare.finished_runs import one_line, read_runs
 
 
 def main() -> NoReturn:

@@ -7,8 +7,8 @@ from pathlib import Path
 import yaml
 
 from gptattn import command
+from gptattn.compare.finished_runs import Run, one_line
 from gptattn.compare.groups import counted
-from gptattn.compare.runs import Run, one_line
 from gptattn.compare.sections import MUST_AGREE, words_of
 from gptattn.errors import ConfigError, DataError
 from gptattn.machine.untrusted import read_yaml

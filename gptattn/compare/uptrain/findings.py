@@ -10,9 +10,9 @@ import numpy as np
 from gptattn.compare import statistics
 from gptattn.compare.comparison import compare_all, compare_pairs
 from gptattn.compare.curves import read_curves
+from gptattn.compare.finished_runs import Run
 from gptattn.compare.groups import Groups
 from gptattn.compare.results import Difference
-from gptattn.compare.runs import Run
 from gptattn.compare.uptrain.experiment import Experiment
 
 USABLE = 0.5  # of the original's steps: where it was then is what a usable model reaches

@@ -7,8 +7,8 @@ from typing import Any
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
+from gptattn.compare.finished_runs import Run
 from gptattn.compare.plot_style import INK, SIZE, STYLE, Plot, drawn, look
-from gptattn.compare.runs import Run
 from gptattn.compare.statistics import t_interval
 from gptattn.compare.uptrain.experiment import Experiment
 

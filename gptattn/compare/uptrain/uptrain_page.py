@@ -5,9 +5,9 @@ from itertools import pairwise
 from statistics import mean
 
 from gptattn.compare.comparison import compare_all
+from gptattn.compare.finished_runs import Run
 from gptattn.compare.plot_style import Plot
 from gptattn.compare.results import Difference
-from gptattn.compare.runs import Run
 from gptattn.compare.statistics import t_interval
 from gptattn.compare.table import MISSING, half_interval, markdown_table
 from gptattn.compare.uptrain.experiment import Experiment
