@@ -18,6 +18,9 @@ from gptattn.cli.main import main
 # 2,064 bytes, some of them in characters of two and three bytes.
 TEXT = "".join(f"Line {i:03d}: naïve π ≈ {i * 22 / 7:8.3f}. The end.\n" for i in range(48))
 
+# A line whose characters take 1, 2, 3, 4 and 1 bytes in UTF-8.
+MIXED = "Aé≈𝄞\n" * 20
+
 # What splits words in GPT-2's way: contractions, spaces of all kinds, digits, emoji.
 TRICKY = (
     "It's we'll THEY'RE  a   b\n\n\n c\t\t d \r\n 🤗🏳️\u200d🌈 12345 3.14 ½ ²naïve 日本語　テスト"
