@@ -154,6 +154,18 @@ def id_of_memory(tensor: Tensor) -> int:
 
 
 @pytest.fixture(scope="session")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """One tiny run of two layers of every variant. Not to be changed."""
+    base = tmp_path_factory.mktemp("variants")
+    return {v: train(base / v, f"attn={v}", "model.num_layers=2") for v in menu("attn")}
+
+
+@pytest.fixture(params=menu("attn"))
+def run(request: pytest.FixtureRequest, runs: dict[str, Path]) -> Path:
+    return runs[request.param]
+
+
+@pytest.fixture(scope="session")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
     """The fingerprint of a run of the variant, of interrupted.SIX, that nothing has disturbed."""
     known: dict[str, str] = {}

@@ -12,6 +12,7 @@ from unittest import mock
 
 import pytest
 import torch
+import yaml
 
 from gptattn.cli.main import main
 
@@ -123,6 +124,15 @@ def series(run: Path, name: str) -> list[tuple[int, Any]]:
 
 def summary(run: Path) -> dict[str, Any]:
     return json.loads((run / "summary.json").read_text(encoding="utf-8"), parse_constant=_no_json)
+
+
+def losses(run: Path) -> list[tuple[int, Any]]:
+    """(step, loss) of training, then of validation."""
+    return series(run, "train/loss") + series(run, "val/loss")
+
+
+def config(run: Path) -> dict[str, Any]:
+    return yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
 
 
 def _no_json(constant: str) -> None:
