@@ -15,6 +15,7 @@ import torch
 import yaml
 
 from gptattn.cli.main import main
+from gptattn.sweep.ledger import NAME
 
 # 2,064 bytes, some of them in characters of two and three bytes.
 TEXT = "".join(f"Line {i:03d}: naïve π ≈ {i * 22 / 7:8.3f}. The end.\n" for i in range(48))
@@ -133,6 +134,11 @@ def losses(run: Path) -> list[tuple[int, Any]]:
 
 def config(run: Path) -> dict[str, Any]:
     return yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
+
+
+def ledger_lines(folder: Path) -> list[dict[str, Any]]:
+    """All that a sweep's ledger says, in its order."""
+    return [json.loads(line) for line in (folder / NAME).read_text().splitlines()]
 
 
 def _no_json(constant: str) -> None:
