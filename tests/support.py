@@ -5,7 +5,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -16,6 +16,9 @@ import yaml
 
 from gptattn.cli.main import main
 from gptattn.sweep.ledger import NAME
+
+# A script by its name and arguments, run in this process: its exit code, stdout and stderr.
+Call = Callable[..., tuple[int, str, str]]
 
 # 2,064 bytes, some of them in characters of two and three bytes.
 TEXT = "".join(f"Line {i:03d}: naïve π ≈ {i * 22 / 7:8.3f}. The end.\n" for i in range(48))
