@@ -67,7 +67,7 @@ def report_rows(section: Section) -> list[list[str]]:
     difference = [versus, "95% interval", "p"]
     heading, *others = (heading for heading, *_ in COLUMNS)
     cells = [["variant", "n", heading, *difference, *others]]
-    for row in section.rows:
+    for row in (*section.rows, *section.from_scratch):
         loss, *rest = (_estimate(row, metric, form) for _, metric, form in COLUMNS)
         cells.append([row.name, str(row.n), loss, *_difference(row), *rest])
     return cells
