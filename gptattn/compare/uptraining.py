@@ -21,13 +21,17 @@ OWN = ("attn.", "init_")  # settings that the same from scratch may have beside 
 class Uptraining:
     """What was made of one variant's runs with so many steps; the first group is the originals."""
 
-    family: str  # the same for each share of one variant's runs
+    original: str  # the variant, and what tells it from other originals
     steps: int
     share: float  # of the originals' steps: the paper's α
     groups: Groups
     from_scratch: Groups  # the same variants, which have their decisions in a section of their own
     pairs: list[tuple[str, str]]  # the second to be held against the first
     warnings: list[str]
+
+    @property
+    def family(self) -> str:
+        return f"uptrained from {self.original}"
 
     @property
     def source(self) -> str:
@@ -56,7 +60,7 @@ def part_uptrained(runs: Sequence[Run]) -> tuple[list[Uptraining], list[Run]]:
         ]
         for steps in sorted({run.steps for run in children}):
             members = [run for run in children if run.steps == steps]
-            found.append(_uptraining(f"uptrained from {name}", originals, members, runs))
+            found.append(_uptraining(name, originals, members, runs))
         uptrained += children
     return found, uptrained
 
@@ -78,7 +82,7 @@ def place_of(method: str) -> int:
 
 
 def _uptraining(
-    family: str, originals: list[Run], members: list[Run], runs: Sequence[Run]
+    name: str, originals: list[Run], members: list[Run], runs: Sequence[Run]
 ) -> Uptraining:
     first, steps = originals[0], members[0].steps
     targets, same = {run.variant for run in members}, _kept(first, OWN)
@@ -89,7 +93,7 @@ def _uptraining(
     made = group_runs(members, lambda run: f"{run.variant} by {method_of(run)}")
     pairs = _pairs(made, from_scratch if steps else {})
     groups, share = {first.variant: originals, **made}, steps / first.steps
-    return Uptraining(family, steps, share, groups, from_scratch, pairs, _changes(first, members))
+    return Uptraining(name, steps, share, groups, from_scratch, pairs, _changes(first, members))
 
 
 def _kept(run: Run, without: tuple[str, ...]) -> dict[str, str]:

@@ -16,7 +16,7 @@ from gptattn.compare.comparison import compare
 from gptattn.compare.finished_runs import read_runs
 from gptattn.compare.groups import group_runs
 from gptattn.compare.results import Comparison, Difference, Row, Section
-from gptattn.compare.table import report_rows
+from gptattn.compare.table import report_rows, rows
 from gptattn.compare.verdicts import headline, section_words
 
 SCRATCH = {"mha": 1.5, "gqa": 1.52, "mqa": 1.55}
@@ -151,6 +151,22 @@ def test_a_run_counts_once_however_many_sections_show_it(folder: Path) -> None:
     found = compare(read_runs([folder])[0])
     assert len(found.runs) == 3 * (3 + len(PAPER))
     assert headline(found).startswith("45 runs, 9 variants, 3 seeds each, in 3 sections")
+
+
+def test_a_table_without_sections_says_how_long_and_from_what(folder: Path, tmp_path: Path) -> None:
+    heading, *found = rows(read_runs([folder])[0])
+    assert [row[0] for row in found[:3]] == ["mha", "gqa", "mqa"]
+    made = {f"{t} by {m}, α = {steps / 1000:g}" for t, m, steps in PAPER}
+    assert {row[0] for row in found[3:]} == made
+    losses = {row[0]: row[heading.index("val loss")] for row in found}
+    assert losses["gqa by first, α = 0"] == "2.0010 ± 0.0025"
+    # A second kind of originals, of another rate.
+    for file in shutil.copytree(folder, tmp_path / "runs").glob("*/config.yaml"):
+        text = file.read_text().replace("mha_s", "mha_b_s").replace("lr: 0.002", "lr: 0.003")
+        file.write_text(text)
+        file.parent.rename(file.parent.with_name(file.parent.name.replace("mha_s", "mha_b_s")))
+    names = {row[0] for row in rows(read_runs([folder, tmp_path / "runs"])[0])}
+    assert {f"gqa by mean, α = 0 of mha optim.lr={lr}" for lr in ("0.002", "0.003")} <= names
 
 
 # What belongs together
