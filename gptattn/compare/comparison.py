@@ -27,6 +27,7 @@ from gptattn.compare.results import (
 )
 from gptattn.compare.sections import RunSet, comparable_sets
 from gptattn.compare.statistics import Interval
+from gptattn.compare.uptraining import Uptraining, part_uptrained
 from gptattn.errors import ConfigError
 from gptattn.settings.config import suggest
 
@@ -43,8 +44,14 @@ def compare(
 
     Raises ConfigError where they cannot be compared, or where there is no such baseline.
     """
+    whole = runs
     runs, extended = at_first_budgets(runs)
     runs, replaced = without_replaced(runs)
+    kept = {run.folder for run in runs}
+    # What started from a run started from its end, not from where its first budget was over.
+    uptrainings, uptrained = part_uptrained([run for run in whole if run.folder in kept])
+    everything, apart = runs, {run.folder for run in uptrained}
+    runs = [run for run in runs if run.folder not in apart]
     sets = [(found, group_runs(found.runs)) for found in comparable_sets(runs, split)]
     picked = [pick_baseline(groups, baseline) for _, groups in sets]
     if not any(picked):
@@ -59,11 +66,12 @@ def compare(
             assert name is not None
             warnings.append(f"{baseline} is not among these runs; the baseline here is {name}")
         sections.append(_section(found, groups, name, warnings))
+    sections += [_uptrained_section(uptraining) for uptraining in uptrainings]
     comparison = Comparison(list(folders), sections, [], [*passed_over, *replaced], curves={})
     # Of several runs with one seed some are not shown, and nothing is said of those.
     shown = {run.folder for run in comparison.runs}
     notes = [note for folder, note in extended.items() if folder in shown]
-    return replace(comparison, warnings=[*notes, *differences_in_making(runs)])
+    return replace(comparison, warnings=[*notes, *differences_in_making(everything)])
 
 
 def _section(found: RunSet, groups: Groups, baseline: str, warnings: list[str]) -> Section:
@@ -71,13 +79,10 @@ def _section(found: RunSet, groups: Groups, baseline: str, warnings: list[str]) 
     others = [name for name in groups if name != baseline]
     differences = {d.variant: d for d in compare_all(groups, others, baseline)}
     rows = [
-        Row(
-            name,
-            members,
-            _estimates(members),
-            differences.get(name),
-            _speed(members, base, len(others)) if name != baseline else None,
-            [],
+        replace(
+            _row(name, members),
+            difference=differences.get(name),
+            speed=_speed(members, base, len(others)) if name != baseline else None,
         )
         for name, members in groups.items()
     ]
@@ -95,6 +100,22 @@ def _section(found: RunSet, groups: Groups, baseline: str, warnings: list[str]) 
         warnings,
         found.size,
         found.family,
+    )
+
+
+def _row(name: str, members: list[Run]) -> Row:
+    return Row(name, members, _estimates(members), None, None, [])
+
+
+def _uptrained_section(uptraining: Uptraining) -> Section:
+    groups, from_scratch = uptraining.groups, uptraining.from_scratch
+    runs = [run for members in groups.values() for run in members]
+    found = RunSet(uptraining.title, "", uptraining.family, runs)
+    return replace(
+        _section(found, groups, uptraining.source, uptraining.warnings),
+        share=uptraining.share,
+        pairs=compare_pairs(groups | from_scratch, uptraining.pairs),
+        from_scratch=[_row(name, members) for name, members in from_scratch.items()],
     )
 
 

@@ -1,21 +1,25 @@
 """Which runs belong together over seeds, and under what names variants differ."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from gptattn.compare.finished_runs import Run
 
 Groups = dict[str, list[Run]]
 
 
-def group_runs(runs: Sequence[Run]) -> Groups:
+def variant_of(run: Run) -> str:
+    return run.variant
+
+
+def group_runs(runs: Sequence[Run], name_of: Callable[[Run], str] = variant_of) -> Groups:
     """Runs that differ in nothing but the seed, under the shortest name that tells them apart.
 
     Their code is the same as well: results of different code are no sample of one thing.
 
-    The name is the variant; where several groups share it, what they differ in follows: the file
-    that was picked (`model=nano`) where it tells all, otherwise the settings. Of several runs with
-    one seed the newest counts: a repeat is no further sample.
+    The name is the variant, or what `name_of` gives; where several groups share it, what they
+    differ in follows: the file that was picked (`model=nano`) where it tells all, otherwise the
+    settings. Of several runs with one seed the newest counts: a repeat is no further sample.
     """
     groups: dict[tuple[tuple[str, str], ...], list[Run]] = {}
     for run in sorted(runs, key=lambda run: run.finished):
@@ -23,11 +27,11 @@ def group_runs(runs: Sequence[Run]) -> Groups:
         groups.setdefault(key, []).append(run)
     rivals: dict[str, list[Run]] = {}
     for members in groups.values():
-        rivals.setdefault(members[0].variant, []).append(members[0])
+        rivals.setdefault(name_of(members[0]), []).append(members[0])
     named: Groups = {}
     for members in groups.values():
-        differing = _differing(members[0], rivals[members[0].variant])
-        name = _free(" ".join([members[0].variant, *differing]), named)
+        own = name_of(members[0])
+        name = _free(" ".join([own, *_differing(members[0], rivals[own])]), named)
         named[name] = sorted({run.seed: run for run in members}.values(), key=lambda run: run.seed)
     return named
 

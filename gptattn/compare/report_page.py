@@ -15,11 +15,11 @@ from gptattn.machine.template import filled
 
 
 def page_text(
-    comparison: Comparison, plots: Sequence[Sequence[Plot]], sizes: Sequence[Plot]
+    comparison: Comparison, plots: Sequence[Sequence[Plot]], across: Sequence[Plot]
 ) -> str:
     """The page's HTML.
 
-    `plots` holds those of each section, in the sections' order; `sizes` those across sections.
+    `plots` holds those of each section, in the sections' order; `across` those across sections.
     """
     return filled(
         "gptattn.compare",
@@ -30,7 +30,8 @@ def page_text(
             _section(section, group)
             for section, group in zip(comparison.sections, plots, strict=True)
         ],
-        sizes=_shown(sizes),
+        across=_shown(across),
+        uptrained=any(section.share is not None for section in comparison.sections),
         apart=differences(comparison.runs),
         axes=", ".join(AXES),
         environment=_environment(comparison),
@@ -47,7 +48,7 @@ def _section(section: Section, plots: Sequence[Plot]) -> dict[str, Any]:
         "match": match_words(section),
         "warnings": section.warnings,
         "heading": heading,
-        "body": [(row, ", ".join(fronts[row[0]])) for row in body],
+        "body": [(row, ", ".join(fronts.get(row[0], []))) for row in body],
         "plots": _shown(plots),
         "rows": section.rows,
     }

@@ -1,7 +1,7 @@
 """The aggregate: what every output of the report is made from."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from gptattn.compare import statistics
@@ -96,7 +96,10 @@ class Section:
     alike: list[str]  # rows that the leader cannot be told apart from
     warnings: list[str]
     size: str = ""  # of the model, where sections differ in it
-    family: str = ""  # the rest of the title: sections of one family differ in size alone
+    family: str = ""  # the rest of the title: sections of one family differ in size, or share
+    share: float | None = None  # of the originals' steps, where these rows were made of others
+    pairs: list[Difference] = field(default_factory=list)  # of theirs, corrected apart
+    from_scratch: list[Row] = field(default_factory=list)  # the same variants, compared elsewhere
 
 
 @dataclass(frozen=True)
@@ -111,4 +114,6 @@ class Comparison:
 
     @property
     def runs(self) -> list[Run]:
-        return [run for section in self.sections for row in section.rows for run in row.runs]
+        """Each once: what others were made of stands in several sections."""
+        runs = [run for section in self.sections for row in section.rows for run in row.runs]
+        return list({(run.folder, run.until): run for run in runs}.values())

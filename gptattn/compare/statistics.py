@@ -10,7 +10,6 @@ not wait for it.
 
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
@@ -67,31 +66,6 @@ def paired_p(differences: ArrayLike, comparisons: int = 1) -> float:
     d = np.asarray(differences, dtype=np.float64)
     t = d.mean() / d.std(ddof=1) * math.sqrt(len(d))
     return min(1.0, 2 * comparisons * float(stdtr(len(d) - 1, -abs(t))))
-
-
-def order_p(losses: ArrayLike) -> float:
-    """One-sided p for losses [n seeds, k >= 3] that rise from the first column to the last.
-
-    The order must be given before the losses are seen. Exact: within a seed each order of the
-    columns is as likely as any other where they are alike.
-    Source: Page 1963, Journal of the American Statistical Association 58, 216-230.
-    """
-    from scipy.stats import page_trend_test
-
-    return float(page_trend_test(np.asarray(losses, dtype=np.float64), method="exact").pvalue)
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's step-down correction: monotone, at most 1, in the given order.
-
-    Source: Holm 1979, Scandinavian Journal of Statistics 6, 65-70.
-    """
-    corrected = [0.0] * len(p_values)
-    highest = 0.0
-    for rank, index in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
-        highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[index]))
-        corrected[index] = highest
-    return corrected
 
 
 def power(effect: float, n: int, comparisons: int = 1) -> float:

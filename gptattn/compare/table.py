@@ -8,9 +8,10 @@ from rich.table import Table
 from rich.text import Text
 
 from gptattn.compare.finished_runs import Run
-from gptattn.compare.groups import group_runs
+from gptattn.compare.groups import Groups, group_runs
 from gptattn.compare.results import Row, Section
 from gptattn.compare.statistics import Interval, t_interval
+from gptattn.compare.uptraining import part_uptrained
 from gptattn.compare.verdicts import p_value, signed
 
 # Heading, metric, format of the mean.
@@ -48,7 +49,7 @@ DISPENSABLE = (
 def rows(runs: Sequence[Run]) -> list[list[str]]:
     """The cells of the short table, a heading row first: nothing is compared."""
     cells = [["variant", "seeds", *(heading for heading, *_ in COLUMNS)]]
-    for name, members in group_runs(runs).items():
+    for name, members in _named(runs).items():
         row = [name, str(len(members))]
         for _, metric, form in COLUMNS:
             values = [m.metrics[metric] for m in members if metric in m.metrics]
@@ -60,6 +61,19 @@ def rows(runs: Sequence[Run]) -> list[list[str]]:
     return cells
 
 
+def _named(runs: Sequence[Run]) -> Groups:
+    """The rows of a table that has no sections: what was uptrained says how long, and from what."""
+    uptrainings, uptrained = part_uptrained(runs)
+    apart = {run.folder for run in uptrained}
+    groups = group_runs([run for run in runs if run.folder not in apart])
+    several = len({found.original for found in uptrainings}) > 1
+    for found in uptrainings:
+        of = f" of {found.original}" * several
+        for name, members in list(found.groups.items())[1:]:
+            groups[f"{name}, α = {found.share:g}{of}"] = members
+    return groups
+
+
 def report_rows(section: Section) -> list[list[str]]:
     """The cells of the report's table, a heading row first."""
     versus = f"vs {section.baseline}"
@@ -67,7 +81,7 @@ def report_rows(section: Section) -> list[list[str]]:
     difference = [versus, "95% interval", "p"]
     heading, *others = (heading for heading, *_ in COLUMNS)
     cells = [["variant", "n", heading, *difference, *others]]
-    for row in section.rows:
+    for row in (*section.rows, *section.from_scratch):
         loss, *rest = (_estimate(row, metric, form) for _, metric, form in COLUMNS)
         cells.append([row.name, str(row.n), loss, *_difference(row), *rest])
     return cells

@@ -24,5 +24,5 @@ def show(comparison: Comparison) -> None:
             console.print(f"- {line}")
         console.print()
     lines = [line for section in comparison.sections for line in section.warnings]
-    for line in [*lines, *comparison.warnings]:
+    for line in dict.fromkeys([*lines, *comparison.warnings]):
         print(f"warning: {line}", file=sys.stderr)

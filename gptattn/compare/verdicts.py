@@ -48,11 +48,12 @@ def more_or_less(value: float, of: float, more: str, less: str) -> str:
 
 
 def section_words(section: Section) -> list[str]:
-    """A sentence for each row against the baseline, and one on which is put first."""
+    """A sentence for each row against the baseline, then for other pairs, and who is put first."""
     if len(section.rows) < 2:
         return [f"{section.baseline} is alone here: there is nothing to compare it with."]
     baseline = next(row for row in section.rows if row.name == section.baseline)
     sentences = [row_words(row, baseline) for row in section.rows if row is not baseline]
+    sentences += [f"{difference_words(d, d.variant, d.baseline)}." for d in section.pairs]
     return [*sentences, first_words(section)]
 
 

@@ -9,6 +9,7 @@ from gptattn.compare.results import Comparison
 
 PLOTS = (
     "loss_sizes",
+    "loss_uptraining",
     "loss_tokens",
     "loss_flops",
     "loss_seconds",
@@ -23,7 +24,7 @@ def write_report(comparison: Comparison, out: Path) -> Path:
 
     The folder is there. Raises DiskError where it cannot be written.
     """
-    from gptattn.compare.plots import section_plots, size_plots
+    from gptattn.compare.plots import section_plots, size_plots, uptraining_plots
     from gptattn.compare.report_page import page_text
     from gptattn.compare.svg import standalone
 
@@ -31,15 +32,15 @@ def write_report(comparison: Comparison, out: Path) -> Path:
         section_plots(section, comparison.curves, _prefix(i, comparison))
         for i, section in enumerate(comparison.sections)
     ]
-    sizes = size_plots(comparison.sections)
-    drawn = [plot for group in (sizes, *plots) for plot in group]
+    across = [*size_plots(comparison.sections), *uptraining_plots(comparison.sections)]
+    drawn = [plot for group in (across, *plots) for plot in group]
     with disk_errors(out):
         for plot in drawn:
             write(out / f"{plot.name}.svg", standalone(plot.svg))
             write(out / f"{plot.name}.png", plot.png)
         write(out / "comparison.csv", csv_text(comparison))
         write(out / "comparison.json", json_text(comparison))
-        write(out / "comparison.html", page_text(comparison, plots, sizes))
+        write(out / "comparison.html", page_text(comparison, plots, across))
         _remove_others(out, {plot.name for plot in drawn})
         # Earlier versions put it here, where TensorBoard finds it among the runs.
         remove_former_board(out / "tensorboard")

@@ -82,7 +82,7 @@ def read(folder: Path) -> BPE:
         merges = [line.split(" ") for line in _content(file).split("\n") if line.strip()]
         if merges and merges[0][0] == "#version:":
             del merges[0]
-        return _checked(vocab, merges, [])
+        return _checked(vocab, merges, {})
     # A file of brackets alone is nested too deeply for Python.
     except (OSError, ValueError, RecursionError) as error:
         reason = str(error).splitlines()[0][:200]
@@ -97,22 +97,19 @@ def _json(file: Path) -> Any:
     return json.loads(_content(file))
 
 
-def _from_tokenizer_json(node: Any) -> tuple[Any, Any, list[str]]:
-    """Vocabulary, merges and special tokens. Raises ValueError for what is not GPT-2's way."""
+def _from_tokenizer_json(node: Any) -> tuple[Any, list[Any], dict[str, Any]]:
+    """Vocabulary, merges, special tokens with their ids; ValueError for what is not GPT-2's way."""
     model, split, added = (_get(node, key) for key in ("model", "pre_tokenizer", "added_tokens"))
     plain = all(_get(model, key) in allowed for key, allowed in PLAIN_MODEL.items())
     gpt2s = all(_get(split, key) in allowed for key, allowed in GPT2_SPLIT.items())
     if not plain or not gpt2s or _get(node, "normalizer") is not None:
         raise ValueError("it is another tokenizer than GPT-2's byte-level BPE")
-    vocab = _get(model, "vocab")
-    if not isinstance(vocab, dict):
-        raise ValueError("its vocabulary is no table of tokens and ids")
     merges = _get(model, "merges")
     if not isinstance(merges, list) or not isinstance(added, list | None):
         raise ValueError("its merges or its added tokens are no list")
     special = {str(_get(token, "content")): _get(token, "id") for token in added or []}
     pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in merges]
-    return vocab | special, pairs, list(special)
+    return _get(model, "vocab"), pairs, special
 
 
 def _get(node: Any, key: str) -> Any:
@@ -121,10 +118,14 @@ def _get(node: Any, key: str) -> Any:
     return node.get(key)
 
 
-def _checked(vocab: Any, merges: list[Any], special: list[str]) -> BPE:
-    """Raises ValueError where a text could have no ids, or ids no token."""
-    if not isinstance(vocab, dict) or any(type(t) is not str for t in vocab):
+def _checked(vocab: Any, merges: list[Any], special: dict[str, Any]) -> BPE:
+    """Raises ValueError where a text could have no ids, or ids no token.
+
+    The library takes files whose ids have gaps, or stand for two tokens, and lacks no byte.
+    """
+    if not isinstance(vocab, dict):
         raise ValueError("its vocabulary is no table of tokens and ids")
+    vocab = vocab | special
     if any(type(i) is not int for i in vocab.values()):
         raise ValueError("an id is no whole number")
     if len(vocab) > MAX_VOCABULARY:

@@ -2,12 +2,10 @@
 
 import hashlib
 import os
-import secrets
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +16,7 @@ from gptattn.machine.disk import remove_leftovers, replacing
 TOKEN_DTYPE = np.dtype("<u2")
 PIECE = 2**20  # tokens that are held at a time
 # What killed processes may have left unfinished in the cache folder, an older version's included.
-UNFINISHED = r"[0-9a-f]{64}-([0-9a-f]{16}\.unnamed|[0-9a-f]{64}\.tokens)|tinyshakespeare\.txt"
+UNFINISHED = r"[0-9a-f]{64}((-[0-9a-f]{16})?\.unnamed|-[0-9a-f]{64}\.tokens)|tinyshakespeare\.txt"
 
 
 class _Opened:
@@ -123,19 +121,12 @@ def _written(
     if len(opening) < 2:
         check(sum(map(len, opening)))  # a text that is too short leaves not even a folder
     digest, count = hashlib.sha256(), 0
-    unnamed = folder / f"{key}-{secrets.token_hex(8)}.unnamed"
-
-    def write(target: Any) -> None:
-        for ids in encode():
-            target.write(ids.astype(TOKEN_DTYPE).data)
-
-    with replacing(unnamed, write) as file:
+    with replacing(folder / f"{key}.unnamed") as file:
         for ids in chain(opening, pieces):
             raw = ids.astype(TOKEN_DTYPE).data
             file.write(raw)
             digest.update(raw)
             count += len(ids)
         check(count)
-    named = folder / f"{key}-{digest.hexdigest()}.tokens"
-    unnamed.replace(named)
-    return opened(named)
+        file.path = folder / f"{key}-{digest.hexdigest()}.tokens"
+    return opened(file.path)

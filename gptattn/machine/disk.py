@@ -9,7 +9,7 @@ import fcntl
 import os
 import re
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,30 +21,30 @@ REFUSALS = FULL | {errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTA
 PART = r"\.(?:[0-9a-f]{16}|\d{1,10})\.part"
 
 
-class ByteCounter:
-    """A file that keeps nothing but the number of bytes written to it."""
+class Part:
+    """A file that is being written, and will have the name `path` once all of it is on the disk.
 
-    def __init__(self) -> None:
-        self.count = 0
+    Who learns the name from the content sets another `path`, in the same folder, meanwhile.
+    """
+
+    def __init__(self, path: Path, file: IO[bytes], needed: int) -> None:
+        self.path, self.file = path, file
+        self._asked, self._needed = 0, needed
+
+    @property
+    def needed(self) -> int:
+        """The fewest bytes that the disk must have for it, as far as is known by now."""
+        return max(self._asked, self._needed)
 
     def write(self, data: Any) -> int:
-        size = memoryview(data).nbytes
-        self.count += size
-        return size
+        self._asked += memoryview(data).nbytes
+        return self.file.write(data)
 
-    def writelines(self, lines: Any) -> None:
-        for line in lines:
-            self.write(line)
+    def writelines(self, lines: Iterable[bytes]) -> None:
+        self.write(b"".join(lines))
 
     def flush(self) -> None:
-        pass
-
-
-def size_of(write: Callable[[Any], object]) -> int:
-    """How many bytes `write(file)` writes."""
-    counter = ByteCounter()
-    write(counter)
-    return counter.count
+        self.file.flush()
 
 
 @contextlib.contextmanager
@@ -63,20 +63,21 @@ def writing(path: Path, size: Callable[[], int]) -> Iterator[None]:
 
 
 def refused(path: Path, error: OSError, needed: int) -> DiskError:
-    """What to tell of a write of `needed` bytes that the disk has refused."""
+    """What to tell of a write of `needed` bytes or more that the disk has refused.
+
+    `needed` 0: nothing was to be written yet.
+    """
     reason = error.strerror or "refused"
+    least = f"at least {needed:,} bytes are needed"
     if error.errno == errno.EFBIG:
-        return DiskError(
-            str(path), f"{reason}; {needed:,} bytes are needed, raise the limit (ulimit -f)"
-        )
-    if error.errno not in FULL:
-        return DiskError(
-            str(path), f"{reason}; {needed:,} bytes are to be written, give another folder"
-        )
-    free = free_bytes(path)
-    return DiskError(
-        str(path), f"{reason}; {needed:,} bytes are needed and {free:,} are free, make room"
-    )
+        way = f"{least}, raise the limit (ulimit -f)"
+    elif error.errno not in FULL:
+        way = "give another folder"
+    elif needed:
+        way = f"{least} and {free_bytes(path):,} are free, make room"
+    else:
+        way = "make room"
+    return DiskError(str(path), f"{reason}; {way}")
 
 
 def gone(folder: Path) -> DiskError:
@@ -108,31 +109,32 @@ def check_room(folder: Path, needed: int) -> None:
 def write_atomically(path: Path, write: Callable[[Any], object], root: Path | None = None) -> None:
     """Call `write(binary file)`; `path` appears, or is replaced, when all of it is on the disk.
 
-    `root` as in `make_folder`. Raises DiskError, with the bytes that `write` needs, where the disk
+    `root` as in `make_folder`. Raises DiskError, with the bytes that are needed, where the disk
     will not take them.
     """
-    with replacing(path, write, root) as file:
-        write(file)
+    with replacing(path, root) as part:
+        write(part)
 
 
 @contextlib.contextmanager
-def replacing(
-    path: Path, write: Callable[[Any], object], root: Path | None = None
-) -> Iterator[IO[bytes]]:
+def replacing(path: Path, root: Path | None = None, needed: int = 0) -> Iterator[Part]:
     """A file to write to, which takes the place of `path` once all of it is on the disk.
 
-    `write` would write the same: asked for the bytes needed, where the disk will not take them.
+    `needed`: the bytes that it will have at least, where it is written piece by piece: what a
+    disk that refuses a piece is said to lack.
     """
-    with writing(path, lambda: size_of(write)):
+    made: list[Part] = []
+    with writing(path, lambda: made[0].needed if made else needed):
         make_folder(path.parent, root)
         remove_leftovers(path.parent, re.escape(path.name))
         partial, descriptor = _new_part(path)
         try:
             with os.fdopen(descriptor, "wb") as file:
-                yield file
+                made.append(Part(path, file, needed))
+                yield made[0]
                 file.flush()
                 os.fsync(file.fileno())
-                partial.replace(path)
+                partial.replace(made[0].path)
             folder = os.open(path.parent, os.O_RDONLY)
             try:
                 os.fsync(folder)

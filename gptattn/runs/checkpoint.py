@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 
@@ -70,7 +70,7 @@ def write_checkpoint(path: Path, checkpoint: dict[str, Any]) -> None:
     """
     run = path.parent.parent
     try:
-        with disk.replacing(path, lambda file: torch.save(checkpoint, file), run) as file:
+        with disk.replacing(path, run, _tensor_bytes(checkpoint)) as file:
             hashed = _Hashed(file)
             hashed.save(checkpoint)
             _write_sum(path, hashed.sha256.hexdigest())
@@ -78,6 +78,20 @@ def write_checkpoint(path: Path, checkpoint: dict[str, Any]) -> None:
         if not os.path.lexists(path):
             _sum_of(path).unlink(missing_ok=True)
         raise
+
+
+def _tensor_bytes(checkpoint: dict[str, Any]) -> int:
+    """What its tensors take in a file, each storage once."""
+    storages = [tensor.untyped_storage() for tensor in _tensors(checkpoint)]
+    return sum({each.data_ptr(): each.nbytes() for each in storages}.values())
+
+
+def _tensors(node: Any) -> Iterator[torch.Tensor]:
+    if isinstance(node, torch.Tensor):
+        yield node
+    elif isinstance(node, dict | list | tuple):
+        for part in node.values() if isinstance(node, dict) else node:
+            yield from _tensors(part)
 
 
 def remove_checkpoint(path: Path) -> None:
@@ -88,7 +102,7 @@ def remove_checkpoint(path: Path) -> None:
 class _Hashed:
     """A file to write to, and the SHA-256 of what has been written."""
 
-    def __init__(self, file: IO[bytes]) -> None:
+    def __init__(self, file: disk.Part) -> None:
         self.file, self.sha256 = file, hashlib.sha256()
         self._refused: OSError | None = None
 

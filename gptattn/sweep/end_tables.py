@@ -13,15 +13,10 @@ from gptattn import command
 from gptattn.sweep.processes import LOG
 
 
-def print_end(
-    console: Console, done: Sequence[Path], failed: dict[Path, str], *, uptrained: bool
-) -> None:
-    """Losses and costs of the finished runs, and why others failed.
-
-    `uptrained`: some go on from the weights of others; a report of their own shows those.
-    """
+def print_end(console: Console, done: Sequence[Path], failed: dict[Path, str]) -> None:
+    """Losses and costs of the finished runs, and why others failed."""
     if done:
-        _print_done(console, done, uptrained)
+        _print_done(console, done)
     if failed:
         table = Table(title="failed", title_justify="left", box=box.SIMPLE_HEAD)
         table.add_column("run", overflow="fold")
@@ -32,7 +27,7 @@ def print_end(
         console.print(table)
 
 
-def _print_done(console: Console, done: Sequence[Path], uptrained: bool) -> None:
+def _print_done(console: Console, done: Sequence[Path]) -> None:
     from gptattn.compare.extended import at_first_budgets
     from gptattn.compare.finished_runs import read_runs
     from gptattn.compare.sections import differences
@@ -41,14 +36,9 @@ def _print_done(console: Console, done: Sequence[Path], uptrained: bool) -> None
     runs = read_runs(done)[0]
     # One that went on is shown where its first budget ended, as the report does.
     runs = at_first_budgets(runs)[0][: len(runs)]
-    # What was uptrained has a table of its own, by method and share of steps, in its report.
-    shown = [run for run in runs if not run.origin] if uptrained else runs
-    if shown:
-        title = f"{len(shown)} run{'s' * (len(shown) > 1)}{' from scratch' * uptrained}"
-        console.print(terminal_table(shown, title, console.width))
+    console.print(terminal_table(runs, f"{len(runs)} run{'s' * (len(runs) > 1)}", console.width))
     folders = sorted({path.parent for path in done})
-    report = command("uptrain_report" if uptrained else "compare")
     # Runs of other commands may lie there too, and the report takes all of them.
-    apart = not uptrained and bool(differences(read_runs(folders)[0]))
+    apart = bool(differences(read_runs(folders)[0]))
     arguments = [*map(str, folders), *["--split"] * apart]
-    console.print(f"report: {report} {shlex.join(arguments)}", soft_wrap=True)
+    console.print(f"report: {command('compare')} {shlex.join(arguments)}", soft_wrap=True)

@@ -61,7 +61,7 @@ def run_sweep(
             stages = [[p for p in stage if p.folder not in made] for stage in stages]
             if estimate is not None:
                 stages = _estimated(stages, estimate, console)
-            # What was uptrained is compared in ways of its own, which its report names.
+            # What was uptrained is compared with its originals, whose spread says little of that.
             for line in design_words(first, folder) if follow is None else []:
                 console.print(escape(line), soft_wrap=True)
             try:
@@ -78,7 +78,7 @@ def run_sweep(
         elif not sweep.fresh:
             console.print("nothing to do; sweep.fresh=true runs them again")
     done = [made.get(p.folder, p.folder) for p in everything if p.folder in made or _is_done(p)]
-    print_end(console, done, end.failed, uptrained=follow is not None)
+    print_end(console, done, end.failed)
     if end.failed:
         codes = [_exit_code(path) for path in end.failed]
         lost = f", and {end.skipped} that start from one were not run" if end.skipped else ""

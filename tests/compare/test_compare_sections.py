@@ -229,7 +229,7 @@ def test_the_command_at_the_end_of_a_sweep_works(
     # One that an earlier command left there.
     write_run(tmp_path / "a b" / "2", "mha", 1, 2.0, **other)
     console = Console(width=200, record=True, file=io.StringIO())
-    print_end(console, done, {}, uptrained=False)
+    print_end(console, done, {})
     (line,) = re.findall(r"report: python scripts/compare.py (.*)", console.export_text())
     arguments = shlex.split(line)
     assert ("--split" in arguments) == split

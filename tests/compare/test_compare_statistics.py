@@ -9,7 +9,6 @@ from scipy.stats import binom, t, ttest_rel
 from gptattn.compare.statistics import (
     all_equal,
     critical_t,
-    holm,
     paired_p,
     pareto_front,
     power,
@@ -72,14 +71,6 @@ def test_differences_without_a_spread_are_known_also_where_rounding_left_one() -
     assert all_equal((losses + 0.1) - losses)
     assert all_equal([0.25])
     assert not all_equal([0.1, 0.10001])
-
-
-def test_holm_by_hand() -> None:
-    # Sorted 0.01, 0.02, 0.03, 0.04 times 4, 3, 2, 1: 0.04, 0.06, 0.06, 0.04, made monotone.
-    assert holm([0.04, 0.01, 0.03, 0.02]) == pytest.approx([0.06, 0.04, 0.06, 0.06])
-    assert holm([0.5, 0.9]) == [1.0, 1.0]
-    assert holm([0.03]) == [0.03]
-    assert holm([]) == []
 
 
 # Losses of a variant and of the baseline, [SIMULATIONS, n], of equal mean.

@@ -196,7 +196,7 @@ HALF = """
 import os, sys, signal
 from pathlib import Path
 from gptattn.machine.disk import replacing
-with replacing(Path(sys.argv[1]), lambda file: None) as file:
+with replacing(Path(sys.argv[1])) as file:
     file.write(b"half")
     file.flush()
     os.kill(os.getpid(), signal.SIGKILL)

@@ -39,7 +39,7 @@ def test_a_failure_while_writing_leaves_the_earlier_file_and_nothing_else(tmp_pa
         file.write(b"half")
         raise OSError(28, "No space left on device")
 
-    with pytest.raises(OSError, match="No space"):
+    with pytest.raises(DiskError, match="No space"):
         write_atomically(path, fail)
     assert names(tmp_path) == ["a.ckpt", "a.ckpt.sha256"]
     assert read_checkpoint(path)["step"] == 3

@@ -1,0 +1,127 @@
+"""Runs that went on from the weights of others there, their attention converted in between.
+
+Each share of steps makes a section: the originals, what was made of them and by which method, and
+the same variants from scratch. Source: Ainslie et al. 2023, arXiv:2305.13245, sec. 2.1.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from gptattn.compare.finished_runs import Run
+from gptattn.compare.groups import Groups, group_runs
+from gptattn.compare.sections import AXES, words_of
+from gptattn.settings.config import INIT_METHODS
+
+SHARED = [axis for axis in AXES if axis not in ("budget", "weights")]  # with the original
+OWN = ("attn.", "init_")  # settings that the same from scratch may have beside its original's
+
+
+@dataclass(frozen=True)
+class Uptraining:
+    """What was made of one variant's runs with so many steps; the first group is the originals."""
+
+    original: str  # the variant, and what tells it from other originals
+    steps: int
+    share: float  # of the originals' steps: the paper's α
+    groups: Groups
+    from_scratch: Groups  # the same variants, which have their decisions in a section of their own
+    pairs: list[tuple[str, str]]  # the second to be held against the first
+    warnings: list[str]
+
+    @property
+    def family(self) -> str:
+        return f"uptrained from {self.original}"
+
+    @property
+    def source(self) -> str:
+        return next(iter(self.groups))
+
+    @property
+    def title(self) -> str:
+        before = self.groups[self.source][0].steps
+        return f"{self.family}: {self.steps:,} steps after {before:,} (α = {self.share:g})"
+
+
+def part_uptrained(runs: Sequence[Run]) -> tuple[list[Uptraining], list[Run]]:
+    """By original and share of steps what was uptrained, and these runs alone.
+
+    Of an original that was made again the newest counts, and what was made from that.
+    """
+    origins = {run.origin for run in runs if run.origin}
+    sources = group_runs([run for run in runs if run.folder.name in origins and run.steps])
+    found, uptrained = [], []
+    for name, originals in sources.items():
+        by_name = {run.folder.name: run for run in originals}
+        children = [
+            run
+            for run in runs
+            if (original := by_name.get(run.origin)) is not None and _converted(run, original)
+        ]
+        for steps in sorted({run.steps for run in children}):
+            members = [run for run in children if run.steps == steps]
+            found.append(_uptraining(name, originals, members, runs))
+        uptrained += children
+    return found, uptrained
+
+
+def _converted(run: Run, original: Run) -> bool:
+    """Whether it can be held against its original, seed by seed; going on as before is no such."""
+    alike = all(words_of(axis, run) == words_of(axis, original) for axis in SHARED)
+    return alike and run.variant != original.variant and run.seed == original.seed
+
+
+def method_of(run: Run) -> str:
+    """By which the heads of a converted run were merged."""
+    return run.settings.get("init_method", INIT_METHODS[0])
+
+
+def place_of(method: str) -> int:
+    """In the paper's order, by rising loss; methods that are not in it come last."""
+    return INIT_METHODS.index(method) if method in INIT_METHODS else len(INIT_METHODS)
+
+
+def _uptraining(
+    name: str, originals: list[Run], members: list[Run], runs: Sequence[Run]
+) -> Uptraining:
+    first, steps = originals[0], members[0].steps
+    targets, same = {run.variant for run in members}, _kept(first, OWN)
+    from_scratch = group_runs(
+        [r for r in runs if r.variant in targets and not r.origin and _kept(r, OWN) == same],
+        lambda run: f"{run.variant} from scratch",
+    )
+    made = group_runs(members, lambda run: f"{run.variant} by {method_of(run)}")
+    pairs = _pairs(made, from_scratch if steps else {})
+    groups, share = {first.variant: originals, **made}, steps / first.steps
+    return Uptraining(name, steps, share, groups, from_scratch, pairs, _changes(first, members))
+
+
+def _kept(run: Run, without: tuple[str, ...]) -> dict[str, str]:
+    return {key: value for key, value in run.settings.items() if not key.startswith(without)}
+
+
+def _pairs(made: Groups, from_scratch: Groups) -> list[tuple[str, str]]:
+    """Neighbours in the paper's order of methods; the same from scratch and the first method."""
+    chains: dict[tuple[object, ...], list[tuple[int, str]]] = {}
+    for name, (run, *_) in made.items():
+        like = (run.variant, *sorted(_kept(run, ("init_method",)).items()))
+        chains.setdefault(like, []).append((place_of(method_of(run)), name))
+    pairs = []
+    for (variant, *_), chain in chains.items():
+        names = [name for _, name in sorted(chain)]
+        pairs += pairwise(names)
+        pairs += [(own, names[0]) for own, (r, *_) in from_scratch.items() if r.variant == variant]
+    return pairs
+
+
+def _changes(original: Run, members: Sequence[Run]) -> list[str]:
+    """A line for each other setting that uptraining had otherwise than the original."""
+    before = _kept(original, (*OWN, "budget"))
+    after = [_kept(run, (*OWN, "budget")) for run in members]
+    lines = []
+    for key in sorted(before.keys() | after[0].keys()):
+        values = sorted({settings.get(key, "none") for settings in after})
+        if values != [before.get(key, "none")]:
+            had = f"uptraining had {key}={' and '.join(values)}"
+            lines.append(f"{had}, the originals {before.get(key, 'none')}")
+    return lines

@@ -1,0 +1,101 @@
+"""Loss against the share of steps that was uptrained: a panel for each target."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from gptattn.compare.plot_style import INK, SIZE, Plot, drawn, look
+from gptattn.compare.results import Row, Section
+from gptattn.compare.uptraining import method_of, place_of
+
+
+def uptraining_plot(sections: Sequence[Section], prefix: str) -> Plot:
+    """The sections are one family's, by share. Originals and from scratch lie level."""
+    made = [row for section in sections for row in section.rows if row.runs[0].origin]
+    targets = sorted({row.runs[0].variant for row in made})
+    order = {_label(row): place_of(method_of(row.runs[0])) for row in made}
+    labels = sorted(order, key=lambda label: (order[label], label))
+    limits = _zoomed(sections)
+    rows = 1 if limits is None else 2
+    size = (SIZE[0] * max(1.4, 0.8 * len(targets)), SIZE[1] * (0.7 * rows + 0.2))
+    figure = Figure(figsize=size, layout="constrained")
+    panels = figure.subplots(rows, len(targets), sharey="row", squeeze=False)
+    for row in panels:
+        row[0].set_ylabel("validation loss (nats)")
+        for axes, target in zip(row, targets, strict=True):
+            _draw(axes, sections, target, labels)
+    if limits is not None:
+        panels[1][0].set_ylim(*limits)
+    handles, names = panels[0][0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower center", ncols=3)
+    return drawn(figure, f"{prefix}loss_uptraining", "Loss against uptraining", _caption(sections))
+
+
+def _caption(sections: Sequence[Section]) -> str:
+    caption = (
+        f"{sections[0].family[0].upper()}{sections[0].family[1:]}: mean over seeds with its 95% "
+        "interval, against the share α of the original steps. Level lines: from scratch."
+    )
+    return caption + " Below, the same without the top." * (_zoomed(sections) is not None)
+
+
+def _zoomed(sections: Sequence[Section]) -> tuple[float, float] | None:
+    """Limits of the loss for all that was trained; None where nothing lies far above it."""
+    highest = max(row.loss for section in sections for row in section.rows)
+    trained = [row.loss for section in sections if section.share for row in section.rows]
+    trained += [row.loss for row in (sections[0].rows[0], *_from_scratch(sections))]
+    low, high = min(trained), max(trained)
+    room = 0.1 * (high - low)
+    return (low - room, high + room) if room and highest > high + 5 * room else None
+
+
+def _draw(axes: Any, sections: Sequence[Section], target: str, labels: Sequence[str]) -> None:
+    axes.grid(color=INK, alpha=0.15, linewidth=0.6)
+    axes.set_axisbelow(True)
+    original = sections[0].rows[0]
+    _level(axes, original, f"{original.name}, the original", (0, (4, 2)))
+    points = [
+        (section.share or 0.0, row)
+        for section in sections
+        for row in section.rows
+        if row.runs[0].variant == target
+    ]
+    for row in _from_scratch(sections):
+        if row.runs[0].variant == target:
+            _level(axes, row, "the target from scratch", (0, (1, 1.5)))
+    shares = [section.share or 0.0 for section in sections]
+    for i, label in enumerate(labels):
+        own = [(share, row) for share, row in points if _label(row) == label]
+        # Beside each other, so that no bar hides another.
+        aside = (i - (len(labels) - 1) / 2) * max(shares) / 80
+        axes.errorbar(
+            [share + aside for share, _ in own],
+            [row.loss for _, row in own],
+            yerr=[_half(row) for _, row in own],
+            label=label,
+            linewidth=1.4,
+            markersize=5,
+            capsize=2,
+            **look(i),
+        )
+    axes.set_xticks(shares)
+    axes.set(title=target, xlabel="α, share of the original steps")
+
+
+def _from_scratch(sections: Sequence[Section]) -> list[Row]:
+    return list({row.name: row for section in sections for row in section.from_scratch}.values())
+
+
+def _label(row: Row) -> str:
+    """The method, and what else tells the row from others of its target."""
+    return row.name.removeprefix(f"{row.runs[0].variant} by ")
+
+
+def _half(row: Row) -> float:
+    interval = row.metrics["val/loss"].interval
+    return 0.0 if interval is None else (interval[1] - interval[0]) / 2
+
+
+def _level(axes: Any, row: Row, name: str, line: Any) -> None:
+    axes.axhline(row.loss, color=INK, linewidth=1, linestyle=line, label=name, zorder=1)
