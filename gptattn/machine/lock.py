@@ -1,4 +1,8 @@
-"""A folder that one process at a time may write to."""
+"""A folder that one process at a time may write to.
+
+The `filelock` library calls the same flock, but knows no owner, takes a pipe for a file, and on a
+disk without flock turns to files that a killed process leaves behind.
+"""
 
 import contextlib
 import fcntl

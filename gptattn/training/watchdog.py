@@ -19,6 +19,9 @@ class Watchdog(L.Callback):
     A sign of life is a batch, of training or validation, that begins or ends. The stacks of all
     threads go to stderr first. The checkpoints stay as they are; the state of that moment, which
     nobody can read, is not saved. `limit` None: nothing is watched.
+
+    Python's own timer, armed anew at each sign of life, would not do: it ends the process without
+    a word of ours, and takes a pause for a hang.
     """
 
     def __init__(self, limit: float | None) -> None:
