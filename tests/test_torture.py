@@ -13,6 +13,7 @@ from tortures.faults import Poison
 from tortures.stops import kill, stop
 
 from gptattn.cli.compose import CONF
+from gptattn.runs.folder import RunFolder
 
 SCRIPT = CONF.parent / "scripts" / "torture.py"
 
@@ -65,7 +66,7 @@ def broken(
     monkeypatch.setattr(Bench, "start", lambda *args, **kwargs: Ended(code, line))
     monkeypatch.setattr(Bench, "after_rows", lambda *args: True)
     monkeypatch.setattr(Bench, "check_whole", lambda *args: None)
-    monkeypatch.setattr("tortures.stops.known_checkpoints", lambda folder: [Path("step=1.ckpt")])
+    monkeypatch.setattr(RunFolder, "known_checkpoints", lambda run: [Path("step=1.ckpt")])
     monkeypatch.setattr("tortures.bench.fingerprint", lambda run: str(run))
     result = Result("row")
     row(Bench(folder, 1), 1, result)

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from support import train
 
 from gptattn.cli.compose import CONF
-from gptattn.runs.saved import load_run
+from gptattn.runs.load import load_run
 
 
 @pytest.fixture(scope="module")

@@ -13,12 +13,14 @@ from runfolders import curve_rows, write_curve, write_run
 from gptattn.cli.commands.compare import main
 from gptattn.compare import curves
 from gptattn.compare.curves import read_curves
-from gptattn.compare.finished_runs import CONFIG_BYTES, read_runs
+from gptattn.compare.finished_runs import read_runs
 from gptattn.compare.groups import group_runs, pick_baseline
 from gptattn.compare.makings import differences_in_making
 from gptattn.compare.sections import comparable_sets
 from gptattn.compare.table import rows, terminal_table
 from gptattn.errors import ConfigError, DataError
+from gptattn.runs import rows as record
+from gptattn.runs.folder import CONFIG_BYTES
 
 
 def test_seeds_of_one_variant_are_one_row_with_mean_and_interval(tmp_path: Path) -> None:
@@ -430,11 +432,11 @@ def test_of_steps_that_were_done_again_the_last_count(tmp_path: Path) -> None:
     assert found.train.loss[0] == curve_rows(3.0)[1]["train/loss"]
 
 
-@pytest.mark.parametrize("block", [curves.BLOCK, 700])
+@pytest.mark.parametrize("block", [record.BLOCK, 700])
 def test_a_long_record_is_read_in_blocks_and_resampled(
     block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(curves, "BLOCK", block)
+    monkeypatch.setattr(record, "BLOCK", block)
     run = write_run(tmp_path / "a", "mha", 1, 2.0)
     write_curve(run, 2.0, steps=4000, validations=400)
     found, damage = read_curves(run)
@@ -451,7 +453,7 @@ def test_a_long_record_is_read_in_blocks_and_resampled(
 def test_a_line_without_end_is_not_read_into_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(curves, "BLOCK", 1000)
+    monkeypatch.setattr(record, "BLOCK", 1000)
     run = write_run(tmp_path / "a", "mha", 1, 2.0)
     row = json.dumps(curve_rows(2.0)[1])
     (run / "metrics.jsonl").write_text(f"{row}\n" + " " * 100_000 + row)

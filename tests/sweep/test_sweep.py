@@ -25,8 +25,10 @@ from gptattn.cli.resume_settings import resume_argument
 from gptattn.errors import ConfigError, RunFolderError
 from gptattn.machine.console import span
 from gptattn.machine.device import usable_cpus
+from gptattn.runs.folder import RunFolder
+from gptattn.runs.rows import share_done
 from gptattn.settings.config import TrainConfig
-from gptattn.settings.identity import Making, settings_key, went_on, write_making
+from gptattn.settings.identity import Making, settings_key, went_on
 from gptattn.sweep.ledger import NAME, Ledger, read_ledger
 from gptattn.sweep.plan import (
     Found,
@@ -37,8 +39,7 @@ from gptattn.sweep.plan import (
     slots,
     threads_each,
 )
-from gptattn.sweep.processes import LOG, Outcome, Work, run_all
-from gptattn.sweep.sweep_progress import share_done
+from gptattn.sweep.processes import Outcome, Work, run_all
 
 DONE = "from pathlib import Path; Path('summary.json').write_text('{}')"
 
@@ -156,7 +157,7 @@ def test_an_interrupt_ends_the_processes_and_is_in_the_ledger(tmp_path: Path) ->
 
 def test_what_a_run_prints_is_in_its_folder(tmp_path: Path) -> None:
     run_all([work(tmp_path, "a", "print('hello')\n" + DONE)], 1, Ledger(tmp_path), Silent())
-    assert (tmp_path / "a" / LOG).read_text() == "hello\n"
+    assert (tmp_path / "a" / "console.log").read_text() == "hello\n"
 
 
 # The ledger
@@ -199,7 +200,7 @@ def finished(folder: Path, cfg: TrainConfig, status: str = "done") -> Path:
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(yaml.safe_dump(asdict(cfg)))
     (folder / "summary.json").write_text(json.dumps({"status": status}))
-    write_making(folder, MAKING)
+    RunFolder(folder).write_making(MAKING)
     (folder / "checkpoints").mkdir()
     (folder / "checkpoints" / "step=2.ckpt").touch()
     return folder
@@ -232,7 +233,7 @@ def test_a_run_that_was_extended_is_done_as_what_its_first_budget_made(
         json.dumps({"status": "done", "steps": 9, "completed": ends})
     )
     # Its later part was made by other code.
-    write_making(done, went_on(MAKING, replace(MAKING, code={}), cfg.budget.steps or 0))
+    RunFolder(done).write_making(went_on(MAKING, replace(MAKING, code={}), cfg.budget.steps or 0))
     plans = [
         Plan([], c, tmp_path / "out" / name, making=MAKING)
         for c, name in ((cfg, "x"), (longer, "y"))  # of one schedule, it was not
@@ -305,10 +306,10 @@ def test_runs_at_once_and_their_threads_share_the_cores(
 
 
 def test_the_share_done_is_the_newest_whole_row(tmp_path: Path) -> None:
-    assert share_done(tmp_path) == 0.0
+    assert share_done(RunFolder(tmp_path)) == 0.0
     file = tmp_path / "metrics.jsonl"
     file.write_text('{"progress/budget": 0.25}\n{"val/loss": 2.0}\n{"progress/bud')
-    assert share_done(tmp_path) == 0.25
+    assert share_done(RunFolder(tmp_path)) == 0.25
 
 
 @pytest.mark.parametrize(
@@ -339,7 +340,7 @@ def test_only_a_run_that_can_go_on_is_gone_on_with(cfg: TrainConfig, tmp_path: P
         folder = tmp_path / name
         (folder / "checkpoints").mkdir(parents=True)
         (folder / "config.yaml").write_text(yaml.safe_dump(asdict(cfg)))
-        write_making(folder, MAKING)
+        RunFolder(folder).write_making(MAKING)
         if checkpoint:
             (folder / "checkpoints" / "step=2.ckpt").touch()
         if exit_code is not None:
@@ -441,7 +442,7 @@ def test_ctrl_c_ends_a_sweep_with_130_and_the_rerun_goes_on(
     lines = ledger_lines(ledger.parent)
     assert [line["state"] for line in lines[4:]] == ["running", "done"]
     assert lines[4]["run"] == lines[2]["run"] == second.name
-    assert "goes on after step" in (second / LOG).read_text(encoding="utf-8")
+    assert "goes on after step" in (second / "console.log").read_text(encoding="utf-8")
     alone = train(tmp_path / "alone", *long, "seed=2")
     assert fingerprint(second) == fingerprint(alone)
 

@@ -24,11 +24,12 @@ from gptattn.cli.compose import CONF
 from gptattn.cli.main import check_job
 from gptattn.data.sampler import ValidationSet
 from gptattn.model.gpt import GPT
-from gptattn.runs.checkpoint import known_checkpoints, read_checkpoint
+from gptattn.runs.checkpoint import read_checkpoint
+from gptattn.runs.folder import RunFolder
 from gptattn.settings.build import build_data, build_model
+from gptattn.training.checkpoint_callback import AtomicCheckpointIO
 from gptattn.training.datamodule import TokenDataModule
 from gptattn.training.module import LanguageModel
-from gptattn.training.saving import AtomicCheckpointIO
 
 VARIANTS = sorted(file.stem for file in (CONF / "attn").glob("*.yaml"))
 
@@ -419,7 +420,7 @@ def test_a_run_takes_the_steps_of_its_budget_and_validates_at_its_end(
     assert validated[-1] == steps
     assert len(validated) == len(set(validated))
     assert len(validated) <= config(run)["validation"]["count"]
-    assert known_checkpoints(run / "checkpoints")[0].name == f"step={steps}.ckpt"
+    assert RunFolder(run).known_checkpoints()[0].name == f"step={steps}.ckpt"
 
 
 @pytest.fixture
@@ -448,7 +449,7 @@ def test_a_budget_of_seconds_counts_training_time_alone(
     assert series(run, "val/loss")[-1][0] == steps
     assert [value for _, value in series(run, "perf/step_ms")] == [1000.0] * (steps + 1)
     assert series(run, "perf/tokens_per_s")[-1][1] == 64.0
-    assert known_checkpoints(run / "checkpoints")[0].name == f"step={steps}.ckpt"
+    assert RunFolder(run).known_checkpoints()[0].name == f"step={steps}.ckpt"
 
 
 def test_the_learning_rate_follows_the_budget_of_steps(tmp_path: Path) -> None:
@@ -506,7 +507,7 @@ def rebuilt(run: Path) -> tuple[GPT, np.ndarray]:
     data = build_data(cfg)
     torch.manual_seed(999)
     model = build_model(cfg, data.tokenizer.vocab_size)
-    file = known_checkpoints(run / "checkpoints")[0]
+    file = RunFolder(run).known_checkpoints()[0]
     weights = read_checkpoint(file)["state_dict"]
     model.load_state_dict({name.removeprefix("model."): w for name, w in weights.items()})
     return model.eval(), data.val[:]
@@ -525,7 +526,7 @@ def test_a_checkpoint_gives_a_fresh_model_the_same_validation_loss(run: Path) ->
 
 
 def test_a_checkpoint_holds_plain_values(run: Path) -> None:
-    file = known_checkpoints(run / "checkpoints")[0]
+    file = RunFolder(run).known_checkpoints()[0]
     checkpoint = read_checkpoint(file)
     assert checkpoint["global_step"] == 4
     assert len(checkpoint["optimizer_states"]) == 1
