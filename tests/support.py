@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from gptattn.cli.main import main
+from gptattn.runs.folder import step_of
 
 # 2,064 bytes, some of them in characters of two and three bytes.
 TEXT = "".join(f"Line {i:03d}: naïve π ≈ {i * 22 / 7:8.3f}. The end.\n" for i in range(48))
@@ -105,6 +106,14 @@ def train(folder: Path, *overrides: str) -> Path:
 def run_folders(folder: Path) -> list[Path]:
     """The folders of finished runs below `folder`."""
     return sorted(file.parent for file in folder.rglob("summary.json"))
+
+
+def lone_checkpoint(run: Path) -> Path:
+    """The run's only checkpoint, and no sum beside it: that of a hostile file would fit."""
+    *older, newest = sorted((run / "checkpoints").glob("*.ckpt"), key=step_of)
+    for path in [*older, *(run / "checkpoints").glob("*.sha256")]:
+        path.unlink()
+    return newest
 
 
 def rows(run: Path) -> list[dict[str, Any]]:

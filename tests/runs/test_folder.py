@@ -3,6 +3,7 @@
 import ast
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -141,9 +142,8 @@ def test_checkpoints_are_known_by_name_or_sum_the_newest_first(tmp_path: Path) -
 def test_the_making_behind_a_run_is_that_of_the_folder_it_starts_from(tmp_path: Path) -> None:
     cfg, made = settings(), Making("text", "cpu", {"a": "1"})
     assert making_behind(cfg) is None
-    cfg.init_from = str(tmp_path)
-    assert making_behind(cfg) is None
+    there = replace(cfg, init_from=str(tmp_path))
+    assert making_behind(there) is None
     RunFolder(tmp_path).write_making(made)
-    assert making_behind(cfg) == made
-    cfg.init_from = "hf:owner/name"
-    assert making_behind(cfg) is None
+    assert making_behind(there) == made
+    assert making_behind(replace(cfg, init_from="hf:owner/name")) is None
