@@ -145,10 +145,10 @@ class RunFolder:
         return summary if summary.get("status") == "done" else None
 
     def final_loss(self) -> float | None:
-        """The validation loss of a run that is done; None where no finite one is told."""
+        """The validation loss that the summary tells; None where it tells no finite one."""
         try:
-            loss = float((self.finished() or {})["metrics"]["val/loss"])
-        except (LookupError, TypeError, ValueError, OverflowError):
+            loss = float(self.read_summary()["metrics"]["val/loss"])
+        except (OSError, ValueError, LookupError, TypeError, OverflowError):
             return None
         return loss if math.isfinite(loss) else None
 

@@ -95,7 +95,7 @@ def _weights(folder: RunFolder, outline: GPT) -> tuple[Path, dict[str, Tensor]]:
     source = folder.weights_file
     if source.is_file():
         shapes = tensor_shapes(source)
-        _check_header(outline, shapes, source)
+        _check_header(outline, shapes, source, folder)
         return source, read_safetensors(source, shapes)
     chosen = _checkpoint(folder, outline, lambda content, model: None)
     return chosen.path, _state_dict(chosen.content, chosen.path)
@@ -116,7 +116,7 @@ def _checkpoint(
 
     def check(content: dict[str, Any]) -> None:
         weights = _state_dict(content, folder.path)
-        _check_header(outline, _shapes(weights), folder.path)
+        _check_header(outline, _shapes(weights), folder.path, folder)
         check_state(content, outline)
 
     most = MOST_BYTES * parameter_count(outline) + OTHER_BYTES
@@ -126,7 +126,9 @@ def _checkpoint(
     return chosen
 
 
-def _check_header(outline: GPT, found: Mapping[str, list[int] | None], source: Path) -> None:
+def _check_header(
+    outline: GPT, found: Mapping[str, list[int] | None], source: Path, folder: RunFolder
+) -> None:
     """Raise CheckpointError where a file's names and shapes are not those of this model.
 
     Or where that model is too large for this machine: a config may ask for any amount of memory,
@@ -137,7 +139,7 @@ def _check_header(outline: GPT, found: Mapping[str, list[int] | None], source: P
     needs, there = sum(t.nbytes for t in tensors), total_memory_bytes(torch.device("cpu"))
     if needs > there:
         raise CheckpointError(
-            "run", f"{source.parent}: its model needs {needs:,} bytes, and there are {there:,}"
+            "run", f"{folder.path}: its model needs {needs:,} bytes, and there are {there:,}"
         )
 
 
@@ -163,13 +165,7 @@ def load_config(folder: Path, allow_targets: Sequence[str] = ()) -> TrainConfig:
         raise ForeignTarget("run", f"{file}: {error}") from None
     except FileNotFoundError:
         raise CheckpointError("run", f"{folder} holds no run; give a run folder") from None
-    except (
-        OSError,
-        ValueError,
-        TypeError,
-        KeyError,
-        ConfigError,
-    ) as error:
+    except (OSError, ValueError, TypeError, KeyError, ConfigError) as error:
         reason = str(error).splitlines()[0]
         raise CheckpointError("run", f"{file} cannot be read ({reason[:300]})") from None
     return replace(cfg, allow_targets=list(allow_targets))
