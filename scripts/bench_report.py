@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 import yaml
 
+from gptattn.runs.folder import RunFolder
+
 STEPS_PER_ROW, TOKENS_PER_STEP, FLOPS_PER_TOKEN = 10, 2048, 738048.0
 VALIDATIONS = 10
 # Imports are listed on stderr by -X importtime; the last line of stdout is the page's.
@@ -97,9 +99,9 @@ def write_runs(folder: Path, variants: int, seeds: int, points: int) -> None:
             run = folder / f"{variant}_s{seed}"
             run.mkdir(parents=True)
             loss = 1.7 + 0.001 * index + noise[seed] + generator.normal(scale=0.005)
-            (run / "config.yaml").write_text(yaml.safe_dump(config(variant, index + 1, seed)))
-            (run / "summary.json").write_text(json.dumps(summary(variant, index, seed, loss)))
-            (run / "metrics.jsonl").write_text(rows)
+            RunFolder(run).config_file.write_text(yaml.safe_dump(config(variant, index + 1, seed)))
+            RunFolder(run).summary_file.write_text(json.dumps(summary(variant, index, seed, loss)))
+            RunFolder(run).rows_file.write_text(rows)
 
 
 def measure(folder: Path, out: Path) -> dict[str, Any]:

@@ -33,6 +33,7 @@ from gptattn.cli.main import check_job
 from gptattn.data.sampler import TrainingStream
 from gptattn.machine.device import peak_memory_mb, reset_peak_memory
 from gptattn.model.gpt import GPT
+from gptattn.runs.folder import RunFolder
 from gptattn.settings.build import build_model
 from gptattn.settings.config import TrainConfig
 from gptattn.training.train import train
@@ -145,7 +146,7 @@ def train_py_seconds(size: Size, variant: str, text: Path) -> float:
     cfg = check_job([*settings, "data=text"])
     with tempfile.TemporaryDirectory() as folder, Path("/dev/null").open("w") as null:
         train(cfg, Path(folder) / "run", Console(file=null))
-        lines = (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()
+        lines = RunFolder(Path(folder) / "run").rows_file.read_text().splitlines()
     rows = [json.loads(line) for line in lines]
     at = {row["step"]: row["time"] for row in rows if "train/loss" in row}
     return (at[size.warm_up + size.steps] - at[size.warm_up]) / size.steps

@@ -4,7 +4,6 @@ Runs of train.py at model=tiny, alone and beside one that began before, with how
 to the command, to torch, and set to passive; interleaved in random order. tokens/s, medians.
 """
 
-import json
 import os
 import random
 import subprocess
@@ -13,6 +12,8 @@ import tempfile
 import time
 from pathlib import Path
 from statistics import median
+
+from gptattn.runs.folder import RunFolder
 
 ROUNDS = 3
 STEPS = 100
@@ -48,7 +49,7 @@ def tokens_per_s(folder: Path, way: str, neighbour: str | None) -> float:
         if other is not None:
             other.kill()
             other.wait()
-    record = json.loads((folder / "run" / "summary.json").read_text(encoding="utf-8"))
+    record = RunFolder(folder / "run").read_summary()
     return record["metrics"]["perf/tokens_per_s"]
 
 

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import pytest
 from support import tiny
 
-from gptattn.runs.checkpoint import known_checkpoints
+from gptattn.runs.folder import RunFolder
 from gptattn.training.module import LanguageModel
 
 # Validations after steps 2, 4 and 6, rows after each third: they do not fall together.
@@ -53,7 +53,7 @@ def names(run: Path) -> list[str]:
 
 
 def steps_kept(run: Path) -> list[str]:
-    return [path.name for path in known_checkpoints(run / "checkpoints")]
+    return [path.name for path in RunFolder(run).known_checkpoints()]
 
 
 def content(folder: Path) -> dict[Path, bytes]:

@@ -15,6 +15,7 @@ import torch
 import yaml
 
 from gptattn.cli.main import main
+from gptattn.runs.folder import step_of
 from gptattn.sweep.ledger import NAME
 
 # A script by its name and arguments, run in this process: its exit code, stdout and stderr.
@@ -113,6 +114,14 @@ def train(folder: Path, *overrides: str) -> Path:
 def run_folders(folder: Path) -> list[Path]:
     """The folders of finished runs below `folder`."""
     return sorted(file.parent for file in folder.rglob("summary.json"))
+
+
+def lone_checkpoint(run: Path) -> Path:
+    """The run's only checkpoint, and no sum beside it: that of a hostile file would fit."""
+    *older, newest = sorted((run / "checkpoints").glob("*.ckpt"), key=step_of)
+    for path in [*older, *(run / "checkpoints").glob("*.sha256")]:
+        path.unlink()
+    return newest
 
 
 def rows(run: Path) -> list[dict[str, Any]]:

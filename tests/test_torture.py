@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tortures import numbers
@@ -65,7 +66,8 @@ def broken(
     monkeypatch.setattr(Bench, "start", lambda *args, **kwargs: Ended(code, line))
     monkeypatch.setattr(Bench, "after_rows", lambda *args: True)
     monkeypatch.setattr(Bench, "check_whole", lambda *args: None)
-    monkeypatch.setattr("tortures.stops.known_checkpoints", lambda folder: [Path("step=1.ckpt")])
+    one = SimpleNamespace(known_checkpoints=lambda: [Path("step=1.ckpt")])
+    monkeypatch.setattr("tortures.stops.RunFolder", lambda run: one)
     monkeypatch.setattr("tortures.bench.fingerprint", lambda run: str(run))
     result = Result("row")
     row(Bench(folder, 1), 1, result)

@@ -49,6 +49,7 @@ from gptattn.machine.signals import (
     reader_gone,
     tell,
 )
+from gptattn.runs.folder import RunFolder
 from gptattn.settings.config import TrainConfig, check
 
 if TYPE_CHECKING:
@@ -135,7 +136,7 @@ def _main() -> None:
 def _new_run(folder: Path) -> Iterator[None]:
     """Hold a folder that has no run in it. Raises RunFolderError where it has one."""
     with locked_run(folder, "hydra.run.dir"):
-        if (folder / "config.yaml").exists():
+        if RunFolder(folder).begun:
             raise RunFolderError(
                 "hydra.run.dir",
                 f"{folder} already holds a run; resume=... goes on with it, or give another folder",
@@ -175,8 +176,8 @@ def _resume(folder: Path, overrides: Sequence[str]) -> None:
     """Go on with the run in the folder; its settings are its own."""
     # torch and lightning take seconds to import: not before the command is known to be good.
     with ending_at_once():
+        from gptattn.runs.load import load_config
         from gptattn.runs.resume import find_start
-        from gptattn.runs.saved import load_config
         from gptattn.training.precheck import check_run
 
     recorded = load_config(folder, allowed_packages(overrides))
@@ -209,7 +210,7 @@ def _train_and_tell(cfg: TrainConfig, folder: Path, start: "Start | None" = None
             raise KeyboardInterrupt from stopped
         raise SystemExit(128 + stopped.signum) from stopped
     except (SystemExit, KeyboardInterrupt, BrokenPipeError) as error:
-        if cfg.checkpoint and (folder / "config.yaml").exists():
+        if cfg.checkpoint and RunFolder(folder).begun:
             print(_how_to_go_on(shown, "its newest checkpoint, if any", True), file=sys.stderr)
         # Lightning turns Ctrl-C into SystemExit(1), which would look like an end.
         if isinstance(error.__context__, KeyboardInterrupt):
@@ -276,7 +277,7 @@ def _checked(overrides: Sequence[str], config_name: str) -> tuple[TrainConfig, P
         typed = to_train_config(cfg)
         check(typed)
         folder = run_folder(cfg)
-    if (folder / "config.yaml").exists():
+    if RunFolder(folder).begun:
         with _new_run(folder):
             pass
     # torch takes seconds to import, so what needs it comes last.

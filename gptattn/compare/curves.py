@@ -1,20 +1,17 @@
 """A run's curves, out of metrics.jsonl: read as it was written, kept small."""
 
-import json
 import math
-import stat
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from gptattn.compare.finished_runs import LARGEST, one_line
+from gptattn.runs.folder import RunFolder
+from gptattn.runs.rows import read_rows
 
 POINTS = 200  # kept per run and curve: more than a plot shows
-BLOCK = 8_000_000  # bytes read at a time: a record of any length takes the same memory
 
 Floats = NDArray[np.float64]
 
@@ -47,19 +44,6 @@ class Curves:
     start: float  # seconds since 1970
 
 
-class _Row(msgspec.Struct, gc=False):
-    step: float | None = None
-    time: float | None = None
-    train: float | None = msgspec.field(name="train/loss", default=None)
-    val: float | None = msgspec.field(name="val/loss", default=None)
-    bits: float | None = msgspec.field(name="val/bits_per_byte", default=None)
-    tokens: float | None = msgspec.field(name="progress/tokens", default=None)
-    seconds: float | None = msgspec.field(name="progress/seconds", default=None)
-    flops: float | None = msgspec.field(name="progress/flops", default=None)
-    budget: float | None = msgspec.field(name="progress/budget", default=None)
-
-
-_DECODER = msgspec.json.Decoder(_Row)
 Point = tuple[float | None, ...]
 
 
@@ -72,7 +56,7 @@ def read_curves(folder: Path) -> tuple[Curves, str | None]:
     val: list[Point] = []
     start, damage = math.nan, None
     try:
-        for row in _rows(folder / "metrics.jsonl"):
+        for row in read_rows(RunFolder(folder)):
             if math.isnan(start) and row.time is not None:
                 start = row.time
             if row.train is not None:
@@ -93,54 +77,12 @@ def budget_ends(folder: Path) -> list[tuple[int, dict[str, float | None]]]:
     """Step and validation of each budget that the record shows to have come to its end."""
     ends: dict[int, dict[str, float | None]] = {}
     try:
-        for row in _rows(folder / "metrics.jsonl"):
+        for row in read_rows(RunFolder(folder)):
             if row.val is not None and row.budget is not None and row.budget >= 1:
                 ends[int(row.step or 0)] = {"val/loss": row.val, "val/bits_per_byte": row.bits}
     except (OSError, ValueError, OverflowError):
         pass  # what is wrong with it is told where its curves are read
     return sorted(ends.items())
-
-
-def _rows(file: Path) -> Iterator[_Row]:
-    """Yield the rows. Raises ValueError at the first line that is none."""
-    if not stat.S_ISREG(file.stat().st_mode):
-        raise ValueError("metrics.jsonl is no file: no curves")
-    count, rest = 0, b""
-    with file.open("rb") as opened:
-        while block := opened.read(BLOCK):
-            whole, newline, rest = (rest + block).rpartition(b"\n")
-            if not newline and len(rest) > BLOCK:
-                raise _damaged(count)
-            for row in _decoded(whole, count):
-                count += 1
-                yield row
-    if rest.strip():
-        # A last line without an end is a whole row all the same, or one cut short.
-        yield from _decoded(rest, count)
-
-
-def _decoded(block: bytes, before: int) -> Iterator[_Row]:
-    try:
-        rows = _DECODER.decode_lines(block)
-    except (msgspec.MsgspecError, RecursionError):
-        rows = None
-    if rows is not None:
-        yield from rows
-        return
-    for index, line in enumerate(filter(bytes.strip, block.split(b"\n"))):
-        yield _decoded_line(line, before + index)
-
-
-def _decoded_line(line: bytes, before: int) -> _Row:
-    try:
-        # Not only the damaged come here: NaN and Infinity, which JSON has not, and Python writes.
-        return msgspec.convert(json.loads(line), _Row)
-    except (ValueError, RecursionError, OverflowError, msgspec.MsgspecError):
-        raise _damaged(before) from None
-
-
-def _damaged(rows: int) -> ValueError:
-    return ValueError(f"metrics.jsonl is damaged after {rows:,} rows; those count")
 
 
 def _curve(points: list[Point]) -> Curve:

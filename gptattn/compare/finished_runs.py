@@ -1,6 +1,5 @@
 """Reads finished runs. Whatever is half-written or damaged is named and passed over."""
 
-import json
 import math
 import os
 import re
@@ -10,17 +9,15 @@ from pathlib import Path, PurePath
 from typing import Any
 
 import msgspec
-import yaml
 
 from gptattn import command
 from gptattn.errors import DataError
-from gptattn.machine.untrusted import CONFIG_BYTES, SUMMARY_BYTES, read_bytes, read_yaml
-from gptattn.settings.identity import Making, flat, places, read_making, result_settings
+from gptattn.runs.folder import CONFIG, RunFolder
+from gptattn.settings.identity import Making, flat, places, result_settings
 
 # The end of a run folder's name: runs of several seeds that start each from its own seed's weights
 # differ in nothing else.
 SEED_AND_ID = re.compile(r"_s\d+((,.*)?)_[0-9a-f]{6}$")
-CONVERTED = "model.safetensors"  # in a folder that scripts/convert.py made; no run has one
 LARGEST = 1e30  # of any figure: beyond, sums and squares of it are infinite
 DAMAGE = (
     OSError,
@@ -29,9 +26,7 @@ DAMAGE = (
     TypeError,
     AttributeError,
     OverflowError,
-    RecursionError,
     msgspec.MsgspecError,
-    yaml.YAMLError,
 )
 
 
@@ -108,7 +103,7 @@ def read_runs(paths: Iterable[str | Path]) -> tuple[list[Run], list[str]]:
             raise DataError("run folder", f"{path} is no folder; give a run or sweep folder")
         for folder in _run_folders(path, seen, passed_over):
             try:
-                runs.append(_read(folder))
+                runs.append(_read(RunFolder(folder)))
             except DAMAGE as error:
                 passed_over.append(one_line(f"{folder}: {_reason(error, folder)}"))
     if not runs:
@@ -125,16 +120,12 @@ def one_line(text: str) -> str:
 
 
 def _reason(error: Exception, folder: Path) -> str:
-    if isinstance(error, FileNotFoundError) and (folder / CONVERTED).is_file():
+    if isinstance(error, FileNotFoundError) and RunFolder(folder).weights_file.is_file():
         return "weights that were converted, and not trained: nothing to compare"
     if isinstance(error, FileNotFoundError):
         return "not finished"
     if isinstance(error, OSError):
         return error.strerror or type(error).__name__
-    if isinstance(error, json.JSONDecodeError):
-        return f"summary.json is damaged or half-written: {error}"
-    if isinstance(error, yaml.YAMLError):
-        return f"config.yaml is damaged: {' '.join(str(error).split())}"
     return f"{error}" if isinstance(error, ValueError | msgspec.MsgspecError) else repr(error)
 
 
@@ -157,23 +148,19 @@ def _run_folders(path: Path, seen: set[tuple[int, int]], passed_over: list[str])
         except OSError as error:
             passed_over.append(one_line(f"{folder}: {_reason(error, folder)}"))
             continue
-        if "config.yaml" in names:
+        if CONFIG in names:
             yield folder
         waiting.extend(below)
 
 
-def _read(folder: Path) -> Run:
-    text = read_bytes(folder / "summary.json", SUMMARY_BYTES)
-    summary = msgspec.convert(json.loads(text.decode("utf-8")), _Summary)
+def _read(folder: RunFolder) -> Run:
+    summary = msgspec.convert(folder.read_summary(), _Summary)
     if summary.status != "done":
         raise ValueError(f"not finished: its status is {summary.status!r}")
     metrics = finite(summary.metrics)
     if "val/loss" not in metrics:
         raise ValueError("summary.json has no finite val/loss")
-    node = read_yaml(folder / "config.yaml", CONFIG_BYTES)
-    if not isinstance(node, dict):
-        raise ValueError("config.yaml holds no settings")
-    config = flat(node)
+    config = flat(folder.read_settings())
     settings = result_settings(config)
     origin = config.get("init_from", "None")
     origin = "" if origin == "None" else origin
@@ -182,7 +169,7 @@ def _read(folder: Path) -> Run:
     settings["text"] = str(summary.data["text_sha256"])[:8]
     settings["device"] = str(summary.hyperparameters["device"])
     return Run(
-        folder,
+        folder.path,
         one_line(summary.variant),
         summary.seed,
         metrics,
@@ -191,12 +178,12 @@ def _read(folder: Path) -> Run:
         _shown(flat(summary.data)),
         _shown(flat(summary.environment)),
         _match(summary.match),
-        (folder / "summary.json").stat().st_mtime,
+        folder.done_at,
         {k[8:]: one_line(v) for k, v in config.items() if k.startswith("choices.")},
         one_line(PurePath(origin).name),
         summary.steps,
         summary.completed,
-        making=read_making(folder),
+        making=folder.read_making(),
         places=_shown(places(config)),
     )
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from gptattn.data import bpe_files
 from gptattn.data.hub import local_folder
 from gptattn.data.tokenizer import Tokenizer, utf8
+from gptattn.data.tokenizer_files import FILES
 from gptattn.errors import ConfigError, DataError
 
 END_OF_TEXT = "<|endoftext|>"
@@ -28,7 +29,7 @@ SAFE_CUT = re.compile(r"\S(?=[ \n])")
 class GPT2Tokenizer(Tokenizer):
     """The byte-level BPE in `path`, with GPT-2's way of splitting a text into words.
 
-    `path` is a folder with the files of `bpe_files.FORMS`, a run's folder, or `hf:owner/name`.
+    `path` is a folder with files of `tokenizer_files.FORMS`, a run's folder, or `hf:owner/name`.
     Special tokens are ordinary text to `encode`: `<|endoftext|>` in a text becomes the ids of its
     characters, never an id that the text's author could smuggle in.
 
@@ -46,7 +47,7 @@ class GPT2Tokenizer(Tokenizer):
             raise ConfigError(
                 "tokenizer", "gpt2 needs the extra hf: pip install 'gptattn[hf]'"
             ) from None
-        folder = local_folder(path, "tokenizer.path", bpe_files.FILES)
+        folder = local_folder(path, "tokenizer.path", FILES)
         self._folder = folder.absolute()
         self._bpe = bpe_files.read(folder)
         if sha256 is not None and sha256 != self._sha256:

@@ -1,4 +1,4 @@
-"""The files of a byte-level BPE: found, read and checked. They come from anywhere."""
+"""The files of a byte-level BPE: read and checked. They come from anywhere."""
 
 import json
 from dataclasses import dataclass
@@ -7,13 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from gptattn.data.tokenizer import MAX_VOCABULARY
+from gptattn.data.tokenizer_files import FORMS, find
 from gptattn.errors import DataError
 from gptattn.machine.untrusted import read_bytes
 
-# One file, or two; GPT-2's own release named them otherwise.
-FORMS = (("tokenizer.json",), ("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))
-FILES = tuple(name for form in FORMS for name in form)
-IN_RUN = "tokenizer"  # the folder in a run's folder
 MAX_BYTES = 64_000_000  # GPT-2's largest file has 1.4 MB; this is room for 65,536 long tokens
 # What tokenizer.json may say of its parts, null included: anything else gives other ids.
 PLAIN_MODEL = {
@@ -53,15 +50,6 @@ class BPE:
             token.encode() if token in self.special else bytes(byte_of[c] for c in token)
             for token in sorted(self.vocab, key=self.vocab.__getitem__)
         ]
-
-
-def find(folder: Path) -> list[Path]:
-    """The tokenizer's files in a folder, or in a run's; none where no form of them is whole."""
-    for home in (folder, folder / IN_RUN):
-        for form in FORMS:
-            if all((home / name).is_file() for name in form):
-                return [home / name for name in form]
-    return []
 
 
 def read(folder: Path) -> BPE:

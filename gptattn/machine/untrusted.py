@@ -11,9 +11,6 @@ import yaml
 from gptattn.errors import RunFolderError
 
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the one in C, where it was built
-# The largest that are read of a run's config.yaml and summary.json. It writes 2 kB of each; a
-# tokenizer of 65,536 characters has them in its settings.
-CONFIG_BYTES, SUMMARY_BYTES = 1_000_000, 5_000_000
 YAML_NODES, YAML_DEPTH = 50_000, 50  # a run's config.yaml has a hundred, four deep
 
 

@@ -1,16 +1,15 @@
-"""Checkpoints: written whole or not at all, read without running anything that is in them.
+"""A checkpoint's file: written whole or not at all, verified, read without running what is in it.
 
 Beside `step=40.ckpt` lies `step=40.ckpt.sha256`, in the form of sha256sum. It is there before the
 checkpoint gets its name, and stays where the file is lost: one that does not fit it, or is not
 there, is damage. A checkpoint that somebody brought without it is judged by what it holds.
 """
 
-import contextlib
 import hashlib
 import os
-import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +19,10 @@ from gptattn.errors import CheckpointError, lacks_memory
 from gptattn.machine import disk
 from gptattn.machine.untrusted import read_bytes
 from gptattn.runs.archive import check_archive
+from gptattn.runs.folder import RunFolder, step_of, sum_of
 
-SUM = ".sha256"
 KEPT = 2  # the newest, and one to fall back on
 SUM_BYTES = 4_000
-# What is written in a run's folder, and in its checkpoints'.
-NAMES = (
-    r"config\.yaml|summary\.json|identity\.json|metrics\.jsonl|tokenizer\.json|vocab\.json"
-    r"|merges\.txt|step=\d+\.ckpt(?:\.sha256)?"
-)
 
 
 @dataclass(frozen=True)
@@ -60,7 +54,6 @@ MAKERS = {
     "datamodule_hparams_name",
     "datamodule_hparams_type",
 }
-FLOATS = ["F64", "F32", "F16", "BF16"]
 
 
 def write_checkpoint(path: Path, checkpoint: dict[str, Any]) -> None:
@@ -76,7 +69,7 @@ def write_checkpoint(path: Path, checkpoint: dict[str, Any]) -> None:
             _write_sum(path, hashed.sha256.hexdigest())
     except BaseException:
         if not os.path.lexists(path):
-            _sum_of(path).unlink(missing_ok=True)
+            sum_of(path).unlink(missing_ok=True)
         raise
 
 
@@ -96,7 +89,7 @@ def _tensors(node: Any) -> Iterator[torch.Tensor]:
 
 def remove_checkpoint(path: Path) -> None:
     path.unlink(missing_ok=True)
-    _sum_of(path).unlink(missing_ok=True)
+    sum_of(path).unlink(missing_ok=True)
 
 
 class _Hashed:
@@ -127,21 +120,17 @@ class _Hashed:
         self.file.flush()
 
 
-def _sum_of(path: Path) -> Path:
-    return path.with_name(path.name + SUM)
-
-
 def _write_sum(path: Path, digest: str) -> None:
     # Until the file is replaced the old one must fit as well.
     old = _sums(path) if path.exists() else []
     lines = "".join(f"{each}  {path.name}\n" for each in [digest, *old[:1]])
-    disk.write_atomically(_sum_of(path), lambda file: file.write(lines.encode()))
+    disk.write_atomically(sum_of(path), lambda file: file.write(lines.encode()))
 
 
 def _sums(path: Path) -> list[str]:
     """The digests that the file may have; none where nothing has been noted of it."""
     try:
-        text = read_bytes(_sum_of(path), SUM_BYTES).decode("ascii", errors="replace")
+        text = read_bytes(sum_of(path), SUM_BYTES).decode("ascii", errors="replace")
     except FileNotFoundError:
         return []
     except (OSError, ValueError):
@@ -149,49 +138,27 @@ def _sums(path: Path) -> list[str]:
     return [line.partition(" ")[0] for line in text.splitlines()]
 
 
-def step_of(path: Path) -> int:
-    """The optimizer step in a checkpoint's name; -1 for another name."""
-    match = re.fullmatch(r"step=(\d+)\.ckpt", path.name)
-    return int(match.group(1)) if match else -1
-
-
-def known_checkpoints(folder: Path) -> list[Path]:
-    """Every checkpoint that is, or by its sum should be, in the folder; the newest first.
-
-    One that is being saved, or was when its process died, has a sum and no name yet: it is not
-    among them.
-    """
-    names = {file.name for file in folder.glob("*.ckpt") if not file.is_dir()}
-    sums = {file.name.removesuffix(SUM) for file in folder.glob(f"*.ckpt{SUM}")}
-    parts = {re.sub(f"{disk.PART}$", "", file.name) for file in folder.glob("*.part")}
-    names |= sums - parts
-    return sorted((folder / name for name in names), key=step_of, reverse=True)
-
-
-def remove_leftovers(folder: Path) -> None:
-    """Remove what a killed save has left. Nobody may be saving in the folder meanwhile."""
-    for target in disk.remove_leftovers(folder, NAMES):
-        if target.suffix == ".ckpt" and not os.path.lexists(target):
-            _sum_of(target).unlink(missing_ok=True)
-
-
-def remove_old(folder: Path, newest: Path) -> None:
+def remove_old(folder: RunFolder, newest: Path) -> None:
     """Keep `newest` and the one before it; what is later than `newest` was not of its past."""
-    later = [path for path in known_checkpoints(folder) if step_of(path) > step_of(newest)]
-    earlier = [path for path in known_checkpoints(folder) if step_of(path) < step_of(newest)]
+    known = folder.known_checkpoints()
+    later = [path for path in known if step_of(path) > step_of(newest)]
+    earlier = [path for path in known if step_of(path) < step_of(newest)]
     for path in [*later, *earlier[KEPT - 1 :]]:
         remove_checkpoint(path)
 
 
 def choose_checkpoint(
-    folder: Path,
+    folder: RunFolder,
     map_location: Any | None = "cpu",
     check: Callable[[dict[str, Any]], object] | None = None,
     most: int | None = None,
 ) -> Chosen:
-    """Read the newest good checkpoint in the folder. Raises CheckpointError where none is good."""
+    """Read the run's newest good checkpoint. Raises CheckpointError where none is good.
+
+    `check` and `most` as in `read_checkpoint`.
+    """
     passed_over: list[tuple[Path, str]] = []
-    for path in known_checkpoints(folder):
+    for path in folder.known_checkpoints():
         try:
             _check_file(path, most)
             _check_sum(path)
@@ -199,7 +166,9 @@ def choose_checkpoint(
         except CheckpointError as error:
             passed_over.append((path, error.message.removeprefix(f"{path} ").partition(";")[0]))
     bad = ", ".join(f"{path.name} {reason}" for path, reason in passed_over)
-    raise CheckpointError("checkpoint", f"none in {folder} is good ({bad or 'there is none'})")
+    raise CheckpointError(
+        "checkpoint", f"none in {folder.checkpoints} is good ({bad or 'there is none'})"
+    )
 
 
 def _check_file(path: Path, most: int | None) -> None:
@@ -234,19 +203,19 @@ def read_checkpoint(
 ) -> dict[str, Any]:
     """The only place that reads a checkpoint: tensors and plain values, no code.
 
-    `check` sees it first while its tensors are still on the disk, to look at names and shapes.
+    `check` sees it while its tensors are still on the disk, to look at names and shapes, and once.
     Raises CheckpointError for a file that is missing, damaged, larger than `most` bytes, or holds
     anything else.
     """
     try:
         check_archive(path, most)
+        load = partial(torch.load, path, weights_only=True)
         # First mapped: its tensors take no memory then.
-        for where, mapped in (("cpu", True), (map_location, False)):
-            checkpoint = torch.load(path, map_location=where, mmap=mapped, weights_only=True)
-            check_plain(checkpoint)
-            if check is not None:
-                check(checkpoint)
-        return checkpoint
+        seen = load(map_location="cpu", mmap=True)
+        check_plain(seen)
+        if check is not None:
+            check(seen)
+        return load(map_location=map_location)
     except FileNotFoundError:
         raise CheckpointError("checkpoint", f"{path} does not exist; give another path") from None
     except CheckpointError:
@@ -276,43 +245,3 @@ def check_plain(checkpoint: Any) -> None:
             waiting += [value for value in node.values() if isinstance(value, dict | list | tuple)]
         else:
             waiting += [value for value in node if isinstance(value, dict | list | tuple)]
-
-
-def tensor_shapes(file: Path) -> dict[str, list[int]]:
-    """The names and shapes in a safetensors file's header; no tensor is read.
-
-    Raises CheckpointError for a file that is missing, cut short, or none of its kind.
-    """
-    from safetensors import safe_open
-
-    with _safetensors_errors(file), safe_open(file, framework="pt") as opened:
-        shapes = {}
-        for name in opened.keys():  # noqa: SIM118
-            part = opened.get_slice(name)
-            if part.get_dtype() not in FLOATS:
-                raise ValueError(f"{name[:80]} is {part.get_dtype()}, not one of {FLOATS}")
-            shapes[name] = list(part.get_shape())
-        return shapes
-
-
-def read_safetensors(file: Path, names: Iterable[str]) -> dict[str, torch.Tensor]:
-    """These tensors of the file. Raises CheckpointError as `tensor_shapes` does."""
-    from safetensors import safe_open
-
-    with _safetensors_errors(file), safe_open(file, framework="pt") as opened:
-        return {name: opened.get_tensor(name) for name in names}
-
-
-@contextlib.contextmanager
-def _safetensors_errors(file: Path) -> Iterator[None]:
-    from safetensors import SafetensorError
-
-    try:
-        if file.exists() and not file.is_file():
-            raise ValueError("it is not a regular file")
-        yield
-    except FileNotFoundError:
-        raise CheckpointError("checkpoint", f"{file} does not exist; give another path") from None
-    except (SafetensorError, OSError, ValueError) as error:
-        reason = str(error).splitlines()[0]
-        raise CheckpointError("checkpoint", f"{file} cannot be read ({reason[:300]})") from None

@@ -1,6 +1,5 @@
 """Where a run that was stopped goes on, and whether what it needs is still what it was."""
 
-import json
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,13 +7,11 @@ from typing import Any
 
 import torch
 
-from gptattn.data.bpe_files import IN_RUN
 from gptattn.data.tokens import TokenData
 from gptattn.errors import CheckpointError, ConfigError
-from gptattn.machine.untrusted import SUMMARY_BYTES, read_bytes
-from gptattn.runs.checkpoint import known_checkpoints, remove_leftovers
+from gptattn.runs.folder import RunFolder
+from gptattn.runs.load import resumable
 from gptattn.runs.resume_state import FACTS, SAVED_BY, check_state
-from gptattn.runs.saved import resumable
 from gptattn.settings.budget import Budget
 from gptattn.settings.config import TrainConfig
 
@@ -54,18 +51,17 @@ def find_start(folder: Path, cfg: TrainConfig) -> Start:
     The run's folder must be locked: what a killed save left is removed. Raises CheckpointError
     where the run keeps no checkpoints, or where none of those that it had is good.
     """
-    checkpoints = folder / "checkpoints"
-    for place in (folder, checkpoints, folder / IN_RUN):
-        remove_leftovers(place)
+    run = RunFolder(folder)
+    run.remove_leftovers()
     if not cfg.checkpoint:
         raise CheckpointError(
             "resume",
             f"{folder} was made with checkpoint=false; start it anew, with checkpoint=true",
         )
     # Without a step there is nothing but a validation, which is made again.
-    if cfg.budget.steps == 0 or not known_checkpoints(checkpoints):
+    if cfg.budget.steps == 0 or not run.known_checkpoints():
         return Start()
-    chosen = resumable(folder, cfg, check_state)
+    chosen = resumable(run, cfg, check_state)
     content = chosen.content
     clock, rows, own = (content["callbacks"][key] for key in SAVED_BY)
     return Start(
@@ -112,12 +108,3 @@ def check_budget(start: Start, budget: Budget) -> bool:
             "budget", f"comes to {budget.steps} steps, and {start.step} are taken; give more"
         )
     return budget.progress(start.step, start.seconds) >= 1.0
-
-
-def finished(folder: Path) -> dict[str, Any] | None:
-    """The summary of a finished run; None where it has none, or half of one."""
-    try:
-        summary = json.loads(read_bytes(folder / "summary.json", SUMMARY_BYTES))
-        return summary if summary["status"] == "done" else None
-    except (OSError, ValueError, LookupError, TypeError):
-        return None

@@ -189,7 +189,7 @@ def check(cfg: TrainConfig) -> None:
     for field, value, most in (
         ("seed", cfg.seed, 2**32 - 1),
         ("batch_size", cfg.batch_size, 2**20),
-        ("model.num_layers", cfg.model.num_layers, 10_000),
+        ("model.num_layers", cfg.model.num_layers, 1_000),
         ("model.num_heads", cfg.model.num_heads, 2**20),
         ("model.d_model", cfg.model.d_model, 2**20),
         ("model.d_mlp", cfg.model.d_mlp, 2**24),

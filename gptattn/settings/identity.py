@@ -8,19 +8,12 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-import msgspec
-
-from gptattn.machine.disk import write_atomically
 from gptattn.machine.source_code import code_of, other_code
-from gptattn.machine.untrusted import read_bytes
 from gptattn.settings.config import TrainConfig
 
-FILE = "identity.json"
-FILE_BYTES = 1_000_000  # a run writes about 5 kB
 UNTIL = "until step"  # in an earlier part of a making: the last step that it took
 NODES, DEPTH = 5_000, 20  # a few bytes of YAML with aliases can stand for any number of values
 
@@ -146,11 +139,10 @@ class Making:
         return hashlib.sha256(code.encode()).hexdigest()[:8]
 
 
-def making_of(cfg: TrainConfig, text: str, device: str, weights: str | None) -> Making:
-    """What makes a run of these settings that starts now."""
-    origin = None
-    if cfg.init_from is not None:
-        origin = read_making(Path(cfg.init_from).expanduser())
+def making_of(
+    cfg: TrainConfig, text: str, device: str, weights: str | None, origin: Making | None
+) -> Making:
+    """What makes a run of these settings that starts now; `origin`: what made that in init_from."""
     code = code_for(cfg)
     other = other_code(code, cfg.allow_targets)
     return Making(text, device, code, weights, origin.digest if origin else "", other)
@@ -213,16 +205,3 @@ def at_step(making: Making, step: int) -> Making:
             code = {name: value for name, value in part.items() if name != UNTIL}
             return replace(making, code=code, earlier=making.earlier[:i])
     return making
-
-
-def write_making(folder: Path, making: Making) -> None:
-    text = json.dumps(asdict(making), indent=1) + "\n"
-    write_atomically(folder / FILE, lambda file: file.write(text.encode()), folder)
-
-
-def read_making(folder: Path) -> Making | None:
-    """What the run's folder says; None where it says nothing that can be read: unknown."""
-    try:
-        return msgspec.json.decode(read_bytes(folder / FILE, FILE_BYTES), type=Making)
-    except (OSError, ValueError, msgspec.MsgspecError):
-        return None

@@ -34,7 +34,7 @@ def checked(
     for plan in plans:
         check(plan.cfg)
         slots(plan.cfg)
-        if (plan.folder / "config.yaml").exists():
+        if plan.begun:
             raise RunFolderError("hydra.sweep.subdir", f"{plan.folder} already holds a run")
         original = (originals or {}).get(plan.cfg.init_from or "")
         # All other settings, not only those that a result depends on: each is to be checked.

@@ -12,6 +12,7 @@ from gptattn.compare.groups import group_runs
 from gptattn.compare.sections import SIZES
 from gptattn.compare.statistics import smallest_difference
 from gptattn.errors import DataError
+from gptattn.runs.folder import done_below
 from gptattn.settings.config import TrainConfig
 from gptattn.settings.identity import budget_words, settings_key
 from gptattn.sweep.plan import Plan
@@ -109,10 +110,9 @@ def _similar(run: Run, cfg: TrainConfig) -> bool:
 
 def _finished(folder: Path) -> list[Run]:
     """The newest finished runs in the folder and in those beside it."""
-    summaries = [*folder.glob("*/summary.json"), *folder.parent.glob("*/*/summary.json")]
-    there = {file for file in summaries if file.is_file()}
-    newest = sorted(there, key=lambda file: file.stat().st_mtime)[-MOST_READ:]
+    there = {*done_below(folder), *done_below(folder.parent, levels=2)}
+    newest = sorted(there, key=lambda run: run.done_at)[-MOST_READ:]
     try:
-        return read_runs([file.parent for file in newest])[0] if newest else []
+        return read_runs([run.path for run in newest])[0] if newest else []
     except DataError:
         return []

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gptattn import command
-from gptattn.sweep.processes import LOG
+from gptattn.runs.folder import RunFolder
 
 
 def print_end(console: Console, done: Sequence[Path], failed: dict[Path, str]) -> None:
@@ -22,8 +22,8 @@ def print_end(console: Console, done: Sequence[Path], failed: dict[Path, str]) -
         table.add_column("run", overflow="fold")
         table.add_column("why", overflow="fold")
         for path, why in failed.items():
-            log = f"\n{path / LOG}" if (path / LOG).is_file() else ""
-            table.add_row(Text(path.name), Text(why + log))
+            log = RunFolder(path).console_file
+            table.add_row(Text(path.name), Text(f"{why}\n{log}" if log.is_file() else why))
         console.print(table)
 
 

@@ -1,15 +1,12 @@
 """The runs of a sweep, and which of them are done: the run folders say so, whoever made them."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-import yaml
-
 from gptattn.errors import ConfigError
 from gptattn.machine.cpus import usable_cpus
-from gptattn.machine.untrusted import CONFIG_BYTES, SUMMARY_BYTES, read_bytes, read_yaml
+from gptattn.runs.folder import RunFolder, begun_below, done_below
 from gptattn.settings.config import TrainConfig
 from gptattn.settings.identity import (
     Making,
@@ -17,7 +14,6 @@ from gptattn.settings.identity import (
     differences,
     flat,
     places,
-    read_making,
     settings_key,
 )
 from gptattn.sweep.ledger import read_ledger
@@ -40,7 +36,7 @@ class Plan:
     @property
     def begun(self) -> bool:
         """Whether a run lies in its folder, which it goes on with."""
-        return (self.folder / "config.yaml").is_file()
+        return RunFolder(self.folder).begun
 
 
 @dataclass(frozen=True)
@@ -75,7 +71,7 @@ def folders_done(
         for run in reversed(known[home].get(settings_key(asdict(plan.cfg)), [])):
             folder = run.folder
             why = _not_the_same(folder, plan, run.until)
-            if with_weights and (run.until or not any((folder / "checkpoints").glob("*.ckpt"))):
+            if with_weights and (run.until or not RunFolder(folder).has_checkpoint):
                 continue
             if why and not _same_places(folder, plan):
                 continue  # it is not what the command names
@@ -94,15 +90,15 @@ def _not_the_same(folder: Path, plan: Plan, until: int | None = None) -> str:
     """
     if plan.making is None:
         return "what would make it now is not known"
-    was = read_making(folder)
+    was = RunFolder(folder).read_making()
     was = at_step(was, until) if was and until else was
     return ", ".join(differences(was, plan.making))
 
 
 def _same_places(folder: Path, plan: Plan) -> bool:
     """Whether the run in the folder was told to find text and weights where the plan is."""
-    recorded = read_yaml(folder / "config.yaml", CONFIG_BYTES)
-    return places(flat(recorded)) == places(flat(asdict(plan.cfg)))
+    recorded = flat(RunFolder(folder).read_settings())
+    return places(recorded) == places(flat(asdict(plan.cfg)))
 
 
 def finished_runs(home: Path) -> dict[str, list[Finished]]:
@@ -111,26 +107,25 @@ def finished_runs(home: Path) -> dict[str, list[Finished]]:
     One that was extended counts where its first budget ended: its schedule was over there.
     """
     runs: dict[str, list[Finished]] = {}
-    for file in sorted(home.glob("*/summary.json"), key=lambda path: path.stat().st_mtime):
-        folder = file.parent
+    for folder in done_below(home):
+        summary = folder.finished()
+        if summary is None:
+            continue
         try:
-            summary = json.loads(read_bytes(file, SUMMARY_BYTES))
-            if summary["status"] != "done":
-                continue
             first = (summary.get("completed") or [{}])[0]
             extended = bool(first) and first["step"] < summary["steps"]
             budget = {"budget": first["budget"]} if extended else {}
-            key = settings_key(read_yaml(folder / "config.yaml", CONFIG_BYTES) | budget)
-        except (OSError, ValueError, LookupError, TypeError, AttributeError, yaml.YAMLError):
+            key = settings_key(folder.read_settings() | budget)
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):
             continue  # half a record is none: the run is made again
-        runs.setdefault(key, []).append(Finished(folder, first["step"] if extended else None))
+        runs.setdefault(key, []).append(Finished(folder.path, first["step"] if extended else None))
     return runs
 
 
-def _recorded_key(folder: Path) -> str | None:
+def _recorded_key(folder: RunFolder) -> str | None:
     try:
-        return settings_key(read_yaml(folder / "config.yaml", CONFIG_BYTES))
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, yaml.YAMLError):
+        return settings_key(folder.read_settings())
+    except (OSError, ValueError, LookupError):
         return None
 
 
@@ -169,13 +164,12 @@ def begun_runs(home: Path) -> dict[str, list[Path]]:
         if entry.get("state") in ("failed", "done", "interrupted")
     }
     runs: dict[str, list[Path]] = {}
-    configs = sorted(home.glob("*/config.yaml"), key=lambda path: path.stat().st_mtime)
-    for folder in [config.parent for config in configs]:
-        if (folder / "summary.json").exists() or failed.get(folder.name) in FOR_GOOD:
+    for folder in begun_below(home):
+        if folder.done or failed.get(folder.path.name) in FOR_GOOD:
             continue
         key = _recorded_key(folder)
-        if key is not None and any((folder / "checkpoints").glob("*.ckpt")):
-            runs.setdefault(key, []).append(folder)
+        if key is not None and folder.has_checkpoint:
+            runs.setdefault(key, []).append(folder.path)
     return runs
 
 

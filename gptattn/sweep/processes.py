@@ -14,9 +14,9 @@ from typing import IO, Protocol
 from gptattn.errors import OutOfMemory, UserError
 from gptattn.machine.signals import WORDS
 from gptattn.machine.untrusted import open_to_append
+from gptattn.runs.folder import RunFolder
 from gptattn.sweep.ledger import Ledger
 
-LOG = "console.log"
 POLL_SECONDS = 0.2
 GRACE_SECONDS = 20.0  # for a process that was asked to end
 LAST_BYTES = 16_384  # of a console.log, in which to look for what went wrong
@@ -104,7 +104,7 @@ def run_all(works: Sequence[Work], slots: int, ledger: Ledger, watcher: Watcher)
 
 def _start(work: Work) -> _Process:
     work.folder.mkdir(parents=True, exist_ok=True)
-    log = open_to_append(work.folder / LOG)
+    log = open_to_append(RunFolder(work.folder).console_file)
     kills = memory_kills()
     try:
         popen = subprocess.Popen(
@@ -134,7 +134,7 @@ def _outcome(process: _Process) -> Outcome:
     code, folder = process.popen.returncode, process.work.folder
     seconds = time.monotonic() - process.start
     _close(process)
-    if _is_done(folder):
+    if RunFolder(folder).done:
         return Outcome(folder, code, "", seconds)
     if code == 0:
         return Outcome(folder, 0, "ended without a summary.json", seconds)
@@ -143,11 +143,9 @@ def _outcome(process: _Process) -> Outcome:
         return Outcome(folder, OutOfMemory.exit_code, reason, seconds)
     if code < 0:
         return Outcome(folder, code, _signal_reason(-code), seconds)
-    return Outcome(folder, code, _last_error(folder / LOG) or f"exit code {code}", seconds)
-
-
-def _is_done(folder: Path) -> bool:
-    return (folder / "summary.json").is_file()
+    return Outcome(
+        folder, code, _last_error(RunFolder(folder).console_file) or f"exit code {code}", seconds
+    )
 
 
 def memory_kills(counts: Path = Path("/proc/vmstat")) -> int:
@@ -206,7 +204,7 @@ def _stop(active: Sequence[_Process], ledger: Ledger) -> None:
                 process.popen.wait()
             _close(process)
             # The signal may have met a process that had done its work.
-            state = "done" if _is_done(process.work.folder) else "interrupted"
+            state = "done" if RunFolder(process.work.folder).done else "interrupted"
             ledger.note(process.work.folder.name, state, exit=process.popen.returncode)
 
 

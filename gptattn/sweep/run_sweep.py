@@ -1,6 +1,5 @@
 """A sweep from end to end: check all runs, skip what is done, run the rest, say what failed."""
 
-import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,6 +13,7 @@ from rich.markup import escape
 from gptattn.errors import SweepError
 from gptattn.machine.console import make_console, span
 from gptattn.machine.disk import check_room
+from gptattn.runs.folder import RunFolder, begun_below
 from gptattn.sweep.checks import Follow, checked, followers
 from gptattn.sweep.design import design_words
 from gptattn.sweep.end_tables import print_end
@@ -51,7 +51,7 @@ def run_sweep(
     planned = None if folder.is_dir() else ready()
     with Ledger(folder) as ledger:
         # What is done is only known while no other sweep is at work here.
-        if planned is None or any(folder.glob("*/config.yaml")):
+        if planned is None or begun_below(folder):
             planned = ready()
         found, stages = planned
         made, everything = found.done, [*stages[0], *stages[1]]
@@ -195,7 +195,7 @@ def _run_stages(
 
 
 def _has_weights(plan: Plan) -> bool:
-    return plan.cfg.init_from is not None and (Path(plan.cfg.init_from) / "summary.json").is_file()
+    return plan.cfg.init_from is not None and RunFolder(Path(plan.cfg.init_from)).done
 
 
 def run_in_processes(
@@ -241,9 +241,9 @@ def _work(plan: Plan, command: Callable[[Plan], list[str]], threads: int | None)
     return Work(plan.folder, [*command(plan), *own], plan.overrides, plan.seconds or 1.0)
 
 
-def _loss(outcome: Outcome) -> float:
-    summary = json.loads((outcome.folder / "summary.json").read_text(encoding="utf-8"))
-    return float(summary["metrics"]["val/loss"])
+def _loss(outcome: Outcome) -> float | Exception:
+    loss = RunFolder(outcome.folder).final_loss()
+    return RuntimeError("its summary.json tells no loss") if loss is None else loss
 
 
 def _launched(
@@ -281,7 +281,7 @@ def _counted(runs: int) -> str:
 
 
 def _is_done(plan: Plan) -> bool:
-    return (plan.folder / "summary.json").is_file()
+    return RunFolder(plan.folder).done
 
 
 def _exit_code(folder: Path) -> int:

@@ -1,6 +1,5 @@
 """What a person sees while a sweep runs: one bar over all runs, or a line for each that ends."""
 
-import json
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -11,12 +10,13 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
 from gptattn.machine.console import span
+from gptattn.runs.folder import RunFolder
+from gptattn.runs.rows import share_done
 from gptattn.sweep.processes import Outcome, Work
 
 T = TypeVar("T")
 LINE_SECONDS = 5.0  # between lines that count
 LOOK_SECONDS = 2.0  # between looks into the records of what runs
-LAST_BYTES = 8192
 
 
 def counted(items: Iterable[T], total: int, what: str, console: Console) -> Iterator[T]:
@@ -93,7 +93,7 @@ class SweepProgress:
         self._looked = time.monotonic()
         if self._bar is None:
             return
-        done = self._done + sum(work.weight * share_done(work.folder) for work in works)
+        done = self._done + sum(work.weight * share_done(RunFolder(work.folder)) for work in works)
         shown = f"{self.ended_runs} of {self.total} runs"
         shown += f", {self.failed} failed" if self.failed else ""
         left = self._left(done)
@@ -112,25 +112,6 @@ class SweepProgress:
         return (self._expected - done) * per_expected
 
 
-def share_done(folder: Path) -> float:
-    """How much of its budget a run has used, by the newest row of its record; 0 without one."""
-    try:
-        with (folder / "metrics.jsonl").open("rb") as file:
-            file.seek(max(0, file.seek(0, 2) - LAST_BYTES))
-            lines = file.read().splitlines()
-    except OSError:
-        return 0.0
-    for line in reversed(lines):
-        try:
-            return float(json.loads(line)["progress/budget"])
-        except (ValueError, LookupError, TypeError):
-            continue
-    return 0.0
-
-
 def _loss(folder: Path) -> str:
-    try:
-        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-        return f"val loss {summary['metrics']['val/loss']:.4f}, "
-    except (OSError, ValueError, LookupError, TypeError):
-        return ""
+    loss = RunFolder(folder).final_loss()
+    return "" if loss is None else f"val loss {loss:.4f}, "

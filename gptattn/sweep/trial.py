@@ -13,7 +13,7 @@ import torch
 
 from gptattn.machine.device import resolve_device, set_threads, synchronize
 from gptattn.model.cost import measure_cost
-from gptattn.runs.saved import settings_of
+from gptattn.runs.load import settings_of
 from gptattn.settings.budget import resolve_budget
 from gptattn.settings.build import build_data, build_model
 from gptattn.settings.config import TrainConfig

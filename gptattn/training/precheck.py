@@ -1,6 +1,6 @@
 """The checks of a run that need torch: its device, model and data. Leaves no run folder."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -14,6 +14,7 @@ from gptattn.machine.disk import free_bytes
 from gptattn.model.cost import parameter_count
 from gptattn.model.gpt import GPT
 from gptattn.runs.checkpoint import KEPT
+from gptattn.runs.folder import making_behind
 from gptattn.settings.build import build_data, build_model, check_vocabulary
 from gptattn.settings.config import TrainConfig
 from gptattn.settings.identity import Making, code_for, making_of
@@ -59,7 +60,9 @@ def check_run(cfg: TrainConfig, original: TrainConfig | None = None) -> Ready:
         else:
             _check_conversion(build_model(original, tokenizer.vocab_size), model)
     cfg = resolved(cfg, tokenizer)[0]
-    making = making_of(cfg, data.text_hash, device.type, weights) if original is None else None
+    making = None
+    if original is None:
+        making = making_of(cfg, data.text_hash, device.type, weights, making_behind(cfg))
     return Ready(cfg, _bytes_on_disk(cfg, tokenizer.vocab_size), making)
 
 
@@ -115,12 +118,9 @@ def _bytes_on_disk(cfg: TrainConfig, vocab_size: int) -> int:
 
 
 def _parameters(cfg: TrainConfig, vocab_size: int) -> int:
-    # On the meta device a layer of any size costs no memory; two of them tell of all the others.
-    few = replace(cfg, model=replace(cfg.model, num_layers=min(cfg.model.num_layers, 2)))
+    # On the meta device a layer of any size costs no memory.
     with torch.device("meta"):
-        model = build_model(few, vocab_size)
-    left = cfg.model.num_layers - len(model.layers())
-    return parameter_count(model) + left * parameter_count(model.layers()[0])
+        return parameter_count(build_model(cfg, vocab_size))
 
 
 def _check_memory(parameters: int, device: torch.device) -> None:

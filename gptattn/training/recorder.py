@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import json
-import math
 import os
 import re
 import secrets
@@ -11,7 +10,6 @@ import threading
 import time
 from argparse import Namespace
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,11 +18,11 @@ from numpy.typing import NDArray
 from torch.utils.tensorboard.summary import hparams
 from torch.utils.tensorboard.writer import SummaryWriter
 
-from gptattn.errors import DiskError, RunFolderError
-from gptattn.machine.disk import REFUSALS, gone, write_atomically, writing
-from gptattn.machine.untrusted import open_to_append, read_bytes
+from gptattn.errors import DiskError
+from gptattn.machine.disk import REFUSALS, gone, writing
+from gptattn.machine.untrusted import open_to_append
+from gptattn.runs.folder import RunFolder
 
-ROWS = "metrics.jsonl"
 KEPT = REFUSALS | {errno.ENOENT}  # errors of TensorBoard's thread that whoever writes next is told
 BLOCK = 4096  # bytes: the least that a disk gives
 
@@ -58,17 +56,17 @@ class RunRecorder(Logger):
     `rows` are in the file already. TensorBoard hides what is there from `purge_step` on.
     """
 
-    def __init__(self, folder: Path, rows: int = 0, purge_step: int | None = None) -> None:
+    def __init__(self, folder: RunFolder, rows: int = 0, purge_step: int | None = None) -> None:
         super().__init__()
         self.folder, self.rows = folder, rows
         # Unbuffered: what a full disk has refused must not be tried again at the end.
-        self._rows = open_to_append(folder / ROWS)
+        self._rows = open_to_append(folder.rows_file)
         self._end_of_session: Any = None
         self._hook, threading.excepthook = threading.excepthook, self._thread_failed
         with self._tensorboard():
             # TensorBoard's own name for the file could be guessed, and a link be put there.
             self._writer = SummaryWriter(
-                str(folder),
+                str(folder.path),
                 flush_secs=10,
                 purge_step=purge_step,
                 filename_suffix=f".{secrets.token_hex(8)}",
@@ -85,16 +83,16 @@ class RunRecorder(Logger):
     def _tensorboard(self) -> Iterator[None]:
         """Errors of the events' file, of which nobody knows how much it has still to write."""
         self._check_place()
-        with writing(self.folder / "events.out.tfevents", lambda: BLOCK):
+        with writing(self.folder.events_file, lambda: BLOCK):
             yield
 
     @property
     def name(self) -> str:
-        return self.folder.parent.name
+        return self.folder.path.parent.name
 
     @property
     def version(self) -> str:
-        return self.folder.name
+        return self.folder.path.name
 
     def log_hyperparams(
         self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any
@@ -131,18 +129,18 @@ class RunRecorder(Logger):
     def _write_row(self, step: int | None, values: Mapping[str, Any]) -> None:
         row = {"step": step, "time": round(time.time(), 3), **values}
         line = (json.dumps(row, ensure_ascii=False) + "\n").encode()
-        with writing(self.folder / ROWS, lambda: len(line)):
+        with writing(self.folder.rows_file, lambda: len(line)):
             if self._rows.write(line) < len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self.rows += 1
 
     def _check_place(self) -> None:
         """Raise DiskError where the rows have no name any more: they would be lost unseen."""
-        if not self.folder.is_dir():
-            raise gone(self.folder)
-        if not os.path.lexists(self.folder / ROWS):
+        if not self.folder.path.is_dir():
+            raise gone(self.folder.path)
+        if not os.path.lexists(self.folder.rows_file):
             raise DiskError(
-                str(self.folder / ROWS),
+                str(self.folder.rows_file),
                 "is gone, removed or moved meanwhile; put it back, then resume=... goes on",
             )
 
@@ -150,7 +148,7 @@ class RunRecorder(Logger):
         """Bring all rows onto the disk."""
         with self._tensorboard():
             self._writer.flush()
-        with writing(self.folder / ROWS, lambda: BLOCK):
+        with writing(self.folder.rows_file, lambda: BLOCK):
             os.fsync(self._rows.fileno())
 
     def close(self, done: bool) -> None:
@@ -175,27 +173,3 @@ def _inert(text: str) -> str:
     """
     lines = ("    " + line for line in text.splitlines())
     return re.sub(r"<(?=[A-Za-z/!?])", "<\u2060", "\n".join(lines))
-
-
-def keep_rows(folder: Path, count: int, step: int) -> int:
-    """Drop all rows of metrics.jsonl but the first `count`, which end with those of `step`.
-
-    Returns how many are there: fewer where some have been lost, of which none is made up for by a
-    row that came after `step`. Raises RunFolderError for what is no file.
-    """
-    file = folder / ROWS
-    try:
-        lines = read_bytes(file).splitlines(keepends=True) if os.path.lexists(file) else []
-    except ValueError as error:
-        raise RunFolderError("run", f"{folder}: {error}; remove it") from None
-    kept = [line for line in lines[:count] if line.endswith(b"\n") and _step(line) <= step]
-    if len(kept) < len(lines):
-        write_atomically(file, lambda target: target.writelines(kept), folder)
-    return len(kept)
-
-
-def _step(line: bytes) -> float:
-    try:
-        return int(json.loads(line)["step"])
-    except (ValueError, LookupError, TypeError):
-        return math.inf  # no row of ours

@@ -3,7 +3,6 @@
 import platform
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from gptattn.data.tokens import TokenData
 from gptattn.machine.device import device_name, git_commit
 from gptattn.model.cost import Cost
 from gptattn.model.gpt import GPT
+from gptattn.runs.folder import RunFolder
 from gptattn.settings.budget import Budget
 from gptattn.settings.config import TrainConfig
 from gptattn.settings.match import Match, summary_of
@@ -25,7 +25,7 @@ class Assembly:
     """What a run is made of, once everything is built."""
 
     cfg: TrainConfig
-    folder: Path
+    folder: RunFolder
     data: TokenData
     model: GPT
     cost: Cost
@@ -89,7 +89,7 @@ def summarise(
         "variant": built.cfg.variant,
         "seed": built.cfg.seed,
         "experiment": built.cfg.experiment_name,
-        "run": built.folder.name,
+        "run": built.folder.path.name,
         "steps": step,
         "budget": describe_budget(built.budget),
         "completed": completed,

@@ -1,6 +1,5 @@
 """One run: build, fit, validate, summarise. Knows settings as a TrainConfig, never as Hydra's."""
 
-import json
 import logging
 import math
 import sys
@@ -11,7 +10,6 @@ from typing import Any
 
 import lightning.pytorch as L
 import torch
-import yaml
 from rich.console import Console
 
 from gptattn.errors import RunFolderError
@@ -23,15 +21,14 @@ from gptattn.machine.device import (
     resolve_device,
     set_threads,
 )
-from gptattn.machine.disk import write_atomically
 from gptattn.machine.signals import StopRequest
-from gptattn.machine.untrusted import CONFIG_BYTES, read_yaml
 from gptattn.machine.waiting import gentle_beside_others
 from gptattn.model.cost import Cost, measure_cost
 from gptattn.model.gpt import GPT
-from gptattn.runs.checkpoint import remove_leftovers
-from gptattn.runs.resume import Start, check_budget, check_same, facts_of, finished
-from gptattn.runs.saved import load_weights, save_tokenizer
+from gptattn.runs.folder import RunFolder, making_behind
+from gptattn.runs.load import load_weights
+from gptattn.runs.resume import Start, check_budget, check_same, facts_of
+from gptattn.runs.rows import keep_rows
 from gptattn.settings.budget import resolve_budget
 from gptattn.settings.build import build_data, build_model
 from gptattn.settings.config import TrainConfig
@@ -41,19 +38,17 @@ from gptattn.settings.identity import (
     code_for,
     flat,
     making_of,
-    read_making,
     went_on,
-    write_making,
 )
 from gptattn.settings.match import resolved
 from gptattn.training.attention_log import AttentionLog
 from gptattn.training.callbacks import BudgetEnd, MetricRows, Samples, StepClock
+from gptattn.training.checkpoint_callback import AtomicCheckpointIO, Checkpoints
 from gptattn.training.console_progress import ConsoleProgress, SlowSteps
 from gptattn.training.datamodule import TokenDataModule
 from gptattn.training.module import LanguageModel
-from gptattn.training.recorder import RunRecorder, keep_rows
+from gptattn.training.recorder import RunRecorder
 from gptattn.training.result_tables import metric_table, result_table
-from gptattn.training.saving import AtomicCheckpointIO, Checkpoints
 from gptattn.training.summary import Assembly, hyperparameters, summarise
 from gptattn.training.watchdog import Watchdog
 from gptattn.weights.convert import initialise
@@ -83,19 +78,19 @@ def train(
     watchdog = Watchdog(cfg.hang_seconds)
     with watchdog.watching():
         return _assembled_and_fit(
-            cfg, Path(folder), console or Console(quiet=True), start, watchdog
+            cfg, RunFolder(Path(folder)), console or Console(quiet=True), start, watchdog
         )
 
 
 def _assembled_and_fit(
-    cfg: TrainConfig, folder: Path, console: Console, start: Start | None, watchdog: Watchdog
+    cfg: TrainConfig, folder: RunFolder, console: Console, start: Start | None, watchdog: Watchdog
 ) -> dict[str, Any]:
     code_for(cfg)
     data = build_data(cfg)
     cfg, match = resolved(cfg, data.tokenizer)
     if start is None:
         claim(folder, cfg)
-        save_tokenizer(folder, data.tokenizer)
+        folder.write_tokenizer(data.tokenizer.files())
     elif start.source is None:
         console.print("has no checkpoint yet: begins again")
     start = start or Start()
@@ -117,7 +112,7 @@ def _assembled_and_fit(
     budget = resolve_budget(
         cfg.budget, cfg.batch_size * cfg.model.context_length, cost.flops_per_token
     )
-    summary = finished(folder)
+    summary = folder.finished()
     if check_budget(start, budget) and summary is not None:
         console.print(f"done already, after {start.step} steps; a larger budget goes on")
         return summary
@@ -133,8 +128,8 @@ def _assembled_and_fit(
 
 def _go_on(built: Assembly, start: Start, console: Console) -> int:
     """Make the folder what it was at the start of what is left to train; return its rows."""
-    write_config(built.folder, built.cfg)
-    (built.folder / "summary.json").unlink(missing_ok=True)
+    built.folder.write_settings(built.cfg)
+    built.folder.summary_file.unlink(missing_ok=True)
     there = keep_rows(built.folder, start.rows, start.step)
     if there < start.rows:
         print(
@@ -149,16 +144,17 @@ def _go_on(built: Assembly, start: Start, console: Console) -> int:
 
 def _keep_making(built: Assembly, start: Start, weights: str | None) -> None:
     """Record what makes the run's numbers; a warning where it goes on otherwise than it began."""
-    making = making_of(built.cfg, built.data.text_hash, built.device.type, weights)
+    origin = making_behind(built.cfg)
+    making = making_of(built.cfg, built.data.text_hash, built.device.type, weights, origin)
     if start.source is not None:
-        was, schedule = read_making(built.folder), _left_schedule(built, start)
+        was, schedule = built.folder.read_making(), _left_schedule(built, start)
         if schedule:
             _warn_of_parts("budget", f"the run leaves its schedule ({schedule}) for another")
         if was is None or was.code != making.code:
             names = "unknown" if was is None else ", ".join(changed(was.code, making.code))
             _warn_of_parts("resume", f"the code is not that with which the run began ({names})")
         making = went_on(was, making, start.step, schedule)
-    write_making(built.folder, making)
+    built.folder.write_making(making)
 
 
 def _warn_of_parts(field: str, what: str) -> None:
@@ -167,7 +163,7 @@ def _warn_of_parts(field: str, what: str) -> None:
 
 def _left_schedule(built: Assembly, start: Start) -> str:
     """The budget, in words, that a run leaves before its end for another one; else ""."""
-    recorded = read_yaml(built.folder / "config.yaml", CONFIG_BYTES)
+    recorded = built.folder.read_settings()
     both = ({"budget": node["budget"]} for node in (recorded, asdict(built.cfg)))
     was, now = (budget_words(flat(node)) for node in both)
     # None: of a version that did not say.
@@ -176,20 +172,15 @@ def _left_schedule(built: Assembly, start: Start) -> str:
     return f"{was}, until step {start.step}" if start.step and was != now and not over else ""
 
 
-def claim(folder: Path, cfg: TrainConfig) -> None:
+def claim(folder: RunFolder, cfg: TrainConfig) -> None:
     """Make the folder this run's own, by writing its config. Raises RunFolderError if it is not."""
-    if (folder / "config.yaml").exists():
+    if folder.begun:
         raise RunFolderError(
-            "hydra.run.dir", f"{folder} already holds a run; give another folder, or none"
+            "hydra.run.dir", f"{folder.path} already holds a run; give another folder, or none"
         )
-    folder.mkdir(parents=True, exist_ok=True)  # from now on it is there, or it is gone
-    remove_leftovers(folder)  # of a start that was killed before it had a config
-    write_config(folder, cfg)
-
-
-def write_config(folder: Path, cfg: TrainConfig) -> None:
-    text = yaml.safe_dump(asdict(cfg), sort_keys=False, allow_unicode=True)
-    write_atomically(folder / "config.yaml", lambda file: file.write(text.encode()), folder)
+    folder.path.mkdir(parents=True, exist_ok=True)  # from now on it is there, or it is gone
+    folder.remove_leftovers()  # of a start that was killed before it had a config
+    folder.write_settings(cfg)
 
 
 def _fit(
@@ -234,7 +225,7 @@ def _fit(
     attention = AttentionLog(recorder, built.data.val, cfg.model.context_length, cfg.log_heads)
     stop = StopRequest()
     facts = facts_of(built.data, built.device, built.threads)
-    checkpoints = Checkpoints(built.folder / "checkpoints" if cfg.checkpoint else None, stop, facts)
+    checkpoints = Checkpoints(built.folder if cfg.checkpoint else None, stop, facts)
     callbacks = [clock, rows, samples, progress, attention, BudgetEnd(budget, clock), checkpoints]
     callbacks.append(watchdog)
     if built.device.type == "cpu":
@@ -257,10 +248,8 @@ def _fit(
         final = rows.final(module)
         recorder.log_metrics(final, trainer.global_step)
         summary = summarise(built, rows.last | final, trainer.global_step, rows.completed)
-        text = json.dumps(summary, indent=2, ensure_ascii=False) + "\n"
-        write_config(built.folder, cfg)  # without it nobody could read the run
-        summary_file = built.folder / "summary.json"
-        write_atomically(summary_file, lambda file: file.write(text.encode()), built.folder)
+        built.folder.write_settings(cfg)  # without it nobody could read the run
+        built.folder.write_summary(summary)
         done = True
     finally:
         recorder.close(done)
@@ -274,7 +263,7 @@ def _validate(
     """One validation of the model as it is, and the checkpoint that a run leaves."""
     trainer.validate(module, datamodule=datamodule, verbose=False)
     if built.cfg.checkpoint:
-        trainer.save_checkpoint(built.folder / "checkpoints" / "step=0.ckpt")
+        trainer.save_checkpoint(built.folder.checkpoint(0))
 
 
 def _trainer(
@@ -302,7 +291,7 @@ def _trainer(
         log_every_n_steps=cfg.log_every,
         callbacks=callbacks,
         plugins=[checkpoint_io],
-        default_root_dir=built.folder,
+        default_root_dir=built.folder.path,
         enable_progress_bar=False,
         enable_model_summary=False,
         use_distributed_sampler=False,

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from gptattn.attention.base import HeadWeights
-from gptattn.data import bpe_files
+from gptattn.data import tokenizer_files
 from gptattn.data.hub import local_folder
 from gptattn.errors import CheckpointError, ConfigError, NumericError
 from gptattn.model.gpt import GPT
-from gptattn.runs.saved import load_run
+from gptattn.runs.load import load_run
 from gptattn.settings.config import InitMethod, TrainConfig
 from gptattn.weights import gpt2
 
@@ -80,7 +80,7 @@ def initialise(model: GPT, cfg: TrainConfig) -> str:
     assert cfg.init_from is not None
     method: InitMethod = cfg.init_method  # type: ignore[assignment]
     try:
-        folder = local_folder(cfg.init_from, "init_from", (*gpt2.FILES, *bpe_files.FILES))
+        folder = local_folder(cfg.init_from, "init_from", (*gpt2.FILES, *tokenizer_files.FILES))
         if not folder.is_dir():
             raise CheckpointError(
                 "run", f"{folder} is no folder; give a run's, a GPT-2's, or hf:owner/name"
@@ -110,7 +110,7 @@ def _digest(model: GPT) -> str:
 def _source(folder: Path, allow_targets: Sequence[str]) -> tuple[GPT, dict[str, str]]:
     """The model in a folder, and the choices of tokenizer and position that go with it."""
     if gpt2.is_gpt2(folder):
-        tokenizer = {"tokenizer": "gpt2"} if bpe_files.find(folder) else {}
+        tokenizer = {"tokenizer": "gpt2"} if tokenizer_files.find(folder) else {}
         return gpt2.load(folder), {"position": "learned", **tokenizer}
     saved = load_run(folder, allow_targets)
     return saved.model, saved.cfg.choices

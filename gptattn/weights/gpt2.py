@@ -15,7 +15,7 @@ from gptattn.machine.disk import write_atomically
 from gptattn.machine.untrusted import read_bytes
 from gptattn.model.gpt import GPT
 from gptattn.position.learned import LearnedPosition
-from gptattn.runs.checkpoint import read_safetensors, tensor_shapes
+from gptattn.runs.weights_file import read_safetensors, tensor_shapes
 
 CONFIG_BYTES = 1_000_000
 GPT2_END = 50256  # <|endoftext|>

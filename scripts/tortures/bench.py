@@ -18,7 +18,8 @@ import gptattn.training.precheck
 import gptattn.training.train  # noqa: F401  with lightning, so that no fork has to import it
 from gptattn.cli.compose import CONF
 from gptattn.cli.main import main
-from gptattn.runs.checkpoint import choose_checkpoint, known_checkpoints
+from gptattn.runs.checkpoint import choose_checkpoint
+from gptattn.runs.folder import RunFolder
 from tortures.faults import Moments
 
 VARIANTS = sorted(file.stem for file in (CONF / "attn").glob("*.yaml"))
@@ -70,14 +71,14 @@ class Result:
 
 def fingerprint(run: Path) -> str:
     """SHA-256 of a finished run's weights, optimizer and rows, times and speeds left out."""
-    content = choose_checkpoint(run / "checkpoints").content
+    content = choose_checkpoint(RunFolder(run)).content
     sha = hashlib.sha256()
     states = content["optimizer_states"][0]["state"]
     tensors = dict(content["state_dict"])
     tensors |= {f"{i}/{name}": t for i, state in states.items() for name, t in state.items()}
     for name, tensor in sorted(tensors.items()):
         sha.update(name.encode() + tensor.contiguous().numpy().tobytes())
-    for line in (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
+    for line in RunFolder(run).rows_file.read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
         same = {k: v for k, v in row.items() if not k.startswith("perf/")}
         for name in ("time", "progress/seconds"):
@@ -88,11 +89,10 @@ def fingerprint(run: Path) -> str:
 
 def unreadable(run: Path) -> int:
     """How many checkpoints have their final name and are not whole."""
-    checkpoints = run / "checkpoints"
-    there = [path for path in known_checkpoints(checkpoints) if path.exists()]
+    there = [path for path in RunFolder(run).known_checkpoints() if path.exists()]
     if not there:
         return 0
-    chosen = choose_checkpoint(checkpoints)
+    chosen = choose_checkpoint(RunFolder(run))
     return sum(path in there for path, _ in chosen.passed_over)
 
 
@@ -193,7 +193,7 @@ class Bench:
 
     def resume(self, name: str, inside: Callable[[], object] = undisturbed) -> Process:
         """Go on with the run, or begin it, where it was killed before it had settings."""
-        if (self.folder / name / "config.yaml").exists():
+        if RunFolder(self.folder / name).begun:
             return self.start(name, f"resume={name}", inside=inside)
         return self.begin(name, self.variant_of(name), inside=inside)
 
@@ -239,7 +239,7 @@ class Bench:
 
     def rows(self, name: str) -> int:
         try:
-            return (self.folder / name / "metrics.jsonl").read_bytes().count(b"\n")
+            return RunFolder(self.folder / name).rows_file.read_bytes().count(b"\n")
         except OSError:
             return 0
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
+from gptattn.runs.folder import done_below
 from tortures.bench import SETTINGS, VARIANTS, Bench, Process, Result
 
 ALLOWED = 0.02  # of growth after the warm-up
@@ -30,7 +31,7 @@ def memory(bench: Bench, count: int, result: Result) -> None:
 
 
 def _finished(home: Path) -> int:
-    return len(list(home.glob("*/summary.json"))) if home.is_dir() else 0
+    return len(done_below(home))
 
 
 def _sampled(process: Process, progress: Callable[[], int], seconds: float) -> dict[int, int]:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import torch
 
-from gptattn.runs.checkpoint import known_checkpoints, read_checkpoint
+from gptattn.runs.checkpoint import read_checkpoint
+from gptattn.runs.folder import RunFolder
 from tortures.bench import STEPS, VALIDATIONS, VARIANTS, Bench, Result, fingerprint
 from tortures.faults import Poison
 
@@ -45,7 +46,7 @@ def nan(bench: Bench, count: int, result: Result) -> None:
 
 
 def _checkpoints(run: Path) -> list[Path]:
-    return known_checkpoints(run / "checkpoints") if (run / "checkpoints").is_dir() else []
+    return RunFolder(run).known_checkpoints()
 
 
 def _is_finite(path: Path) -> bool:

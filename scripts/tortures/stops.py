@@ -7,7 +7,7 @@ import time
 from functools import partial
 from pathlib import Path
 
-from gptattn.runs.checkpoint import known_checkpoints, step_of
+from gptattn.runs.folder import RunFolder, step_of
 from tortures.bench import VALIDATIONS, Bench, Process, Result
 from tortures.faults import Moments
 
@@ -82,13 +82,13 @@ def stop(bench: Bench, count: int, result: Result) -> None:
         result.check(sent, "it ended before the signal")
         result.check(code == expected, f"ended with {code} instead of {expected}")
         said = re.search(r"holds step (\d+);", process.text())
-        known = known_checkpoints(bench.folder / name / "checkpoints")
+        known = RunFolder(bench.folder / name).known_checkpoints()
         if known:
             newest = step_of(known[0])
             result.check(said is not None and int(said.group(1)) == newest, "said another step")
         else:
             # Stopped between its first row, of costs, and its first step.
-            rows = (bench.folder / name / "metrics.jsonl").read_text(encoding="utf-8")
+            rows = RunFolder(bench.folder / name).rows_file.read_text(encoding="utf-8")
             result.count("before the first step")
             result.check("train/loss" not in rows, "steps were taken, and none was saved")
         bench.finish(name, result)
@@ -100,12 +100,12 @@ def corrupt(bench: Bench, count: int, result: Result) -> None:
         bench.draw("corrupt", i)
         result.tried += 1
         name = f"corrupt_{i}"
-        checkpoints = bench.folder / name / "checkpoints"
+        run = RunFolder(bench.folder / name)
         process = bench.begin(name, bench.variant_of(name))
         process.wait_until(partial(_has, bench, name, 5 * bench.random.randint(2, 4)))
         process.send(signal.SIGKILL)
         process.wait()
-        known = [path for path in known_checkpoints(checkpoints) if path.exists()]
+        known = [path for path in run.known_checkpoints() if path.exists()]
         if i % 10 == 9:
             for path in known:
                 damage(path, bench.random.randrange(2), bench.random)
@@ -125,8 +125,8 @@ def corrupt(bench: Bench, count: int, result: Result) -> None:
 
 def _has(bench: Bench, name: str, rows: int) -> bool:
     """Whether there are more rows than that, and both checkpoints that are kept."""
-    checkpoints = bench.folder / name / "checkpoints"
-    return bench.rows(name) > rows and len(list(checkpoints.glob("*.ckpt"))) >= 2
+    there = [path for path in RunFolder(bench.folder / name).known_checkpoints() if path.exists()]
+    return bench.rows(name) > rows and len(there) >= 2
 
 
 def damage(path: Path, way: int, chance: random.Random) -> None:

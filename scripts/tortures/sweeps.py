@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from gptattn.cli.compose import CONF
+from gptattn.runs.folder import done_below
 from tortures.bench import SETTINGS, Bench, Result
 
 # Attention that fails as `faults.json` says for its seed, once it is trained.
@@ -74,7 +75,7 @@ def sweep(bench: Bench, count: int, result: Result) -> None:
     result.facts["run again"] = len(again)
     result.check(again == set(bad), f"ran again: seeds {sorted(again)}")
     result.check(code == 0, f"the second sweep ended with {code}: {text[-300:]}")
-    finished = len(list(home.glob("*/summary.json")))
+    finished = len(done_below(home))
     result.facts["finished in the end"] = finished
     result.check(finished == count, f"{finished} in the end")
 

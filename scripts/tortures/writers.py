@@ -2,7 +2,7 @@
 
 import re
 
-from gptattn.runs.resume import finished
+from gptattn.runs.folder import RunFolder
 from tortures.bench import SETTINGS, VARIANTS, Bench, Result
 
 IN_ONE_FOLDER = 5  # starts into a folder that each of them names
@@ -19,7 +19,7 @@ def writers(bench: Bench, count: int, result: Result) -> None:
     result.tried = count
     codes = [process.wait() for process in begun]
     folders = list((bench.folder / "outputs" / "many").iterdir())
-    whole = sum(finished(folder) is not None for folder in folders)
+    whole = sum(RunFolder(folder).finished() is not None for folder in folders)
     result.facts |= {"folders": len(folders), "finished": whole}
     result.check(codes == [0] * count, f"exit codes {set(codes)}")
     result.check(len(folders) == whole == count, f"{len(folders)} folders, {whole} of them whole")
@@ -45,4 +45,6 @@ def _into_one(bench: Bench, name: str, result: Result) -> None:
             result.count("refused, naming the process", int(busy is not None and right))
             result.count("refused, the other done already", int(late))
             result.check(right or late, f"into one folder: {line!r}")
-    result.check(finished(bench.folder / name) is not None, "the one that won did not finish")
+    result.check(
+        RunFolder(bench.folder / name).finished() is not None, "the one that won did not finish"
+    )

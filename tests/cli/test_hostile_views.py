@@ -18,7 +18,8 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from gptattn.cli.compose import CONF
 from gptattn.data.tokenizer import ByteTokenizer
-from gptattn.runs.saved import save_model
+from gptattn.runs.folder import RunFolder
+from gptattn.runs.save import save_model
 from gptattn.training.recorder import RunRecorder
 
 with warnings.catch_warnings():
@@ -84,7 +85,7 @@ def test_there_are_twenty_attempts() -> None:
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_text_is_inert_in_tensorboard(text: str, tmp_path: Path) -> None:
-    recorder = RunRecorder(tmp_path)
+    recorder = RunRecorder(RunFolder(tmp_path))
     recorder.log_hyperparams({"attn": text, "attn_settings": text})
     for tag in ("sample/text", "match"):
         recorder.log_text(tag, text, 1)

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from support import Call, train
 
 from gptattn.cli.compose import CONF
-from gptattn.runs.saved import load_run
+from gptattn.runs.load import load_run
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ from runfolders import curve_rows, write_curve, write_run
 
 from gptattn.compare import curves
 from gptattn.compare.curves import read_curves
+from gptattn.runs import rows as record
 
 
 def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -80,11 +81,11 @@ def test_of_steps_that_were_done_again_the_last_count(tmp_path: Path) -> None:
     assert found.train.loss[0] == curve_rows(3.0)[1]["train/loss"]
 
 
-@pytest.mark.parametrize("block", [curves.BLOCK, 700])
+@pytest.mark.parametrize("block", [record.BLOCK, 700])
 def test_a_long_record_is_read_in_blocks_and_resampled(
     block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(curves, "BLOCK", block)
+    monkeypatch.setattr(record, "BLOCK", block)
     run = write_run(tmp_path / "a", "mha", 1, 2.0)
     write_curve(run, 2.0, steps=4000, validations=400)
     found, damage = read_curves(run)
@@ -101,7 +102,7 @@ def test_a_long_record_is_read_in_blocks_and_resampled(
 def test_a_line_without_end_is_not_read_into_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(curves, "BLOCK", 1000)
+    monkeypatch.setattr(record, "BLOCK", 1000)
     run = write_run(tmp_path / "a", "mha", 1, 2.0)
     row = json.dumps(curve_rows(2.0)[1])
     (run / "metrics.jsonl").write_text(f"{row}\n" + " " * 100_000 + row)

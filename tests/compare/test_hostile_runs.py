@@ -14,7 +14,8 @@ from interrupted import SIX, begun, crash, once, steps_kept
 from support import command, series, train
 from tortures.bench import fingerprint
 
-from gptattn.runs.checkpoint import known_checkpoints, read_checkpoint, write_checkpoint
+from gptattn.runs.checkpoint import read_checkpoint, write_checkpoint
+from gptattn.runs.folder import RunFolder
 from gptattn.sweep.ledger import read_ledger
 
 NEWEST = "checkpoints/step=4.ckpt"
@@ -184,9 +185,9 @@ def test_only_our_own_leftovers_are_removed(
 def test_a_sum_of_a_save_that_goes_on_is_no_damage(home: Path) -> None:
     checkpoints = home / "run" / "checkpoints"
     (checkpoints / "step=6.ckpt.sha256").write_text(f"{'0' * 64}  step=6.ckpt\n")
-    assert known_checkpoints(checkpoints)[0].name == "step=6.ckpt"
+    assert RunFolder(home / "run").known_checkpoints()[0].name == "step=6.ckpt"
     (checkpoints / "step=6.ckpt.77.part").touch()
-    assert known_checkpoints(checkpoints)[0].name == "step=4.ckpt"
+    assert RunFolder(home / "run").known_checkpoints()[0].name == "step=4.ckpt"
 
 
 @pytest.mark.parametrize("nth", [1, 2])

@@ -10,9 +10,10 @@ import pytest
 from runfolders import write_curve, write_run
 
 from gptattn.compare.curves import read_curves
-from gptattn.compare.finished_runs import CONFIG_BYTES, read_runs
+from gptattn.compare.finished_runs import read_runs
 from gptattn.compare.table import terminal_table
 from gptattn.errors import DataError
+from gptattn.runs.folder import CONFIG_BYTES
 
 DAMAGED_SUMMARIES = [
     "",

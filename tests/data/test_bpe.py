@@ -15,6 +15,7 @@ from transformers import GPT2Tokenizer as Theirs
 import gptattn.data.bpe as ours
 from gptattn.data import bpe_files
 from gptattn.data.bpe import GPT2Tokenizer
+from gptattn.data.tokenizer_files import FORMS
 from gptattn.errors import ConfigError, DataError, UserError
 
 
@@ -52,7 +53,7 @@ def test_ids_are_those_of_transformers_from_every_form_of_file(
     folder: Path, theirs: Theirs, tmp_path: Path
 ) -> None:
     expected = theirs(TRICKY + TEXT)["input_ids"]
-    for number, form in enumerate(bpe_files.FORMS):
+    for number, form in enumerate(FORMS):
         home = tmp_path / str(number)
         home.mkdir()
         for name, source in zip(form, (folder / n for n in form), strict=True):

@@ -15,7 +15,7 @@ from support import command, tiny, train
 
 from gptattn.errors import DiskError
 from gptattn.machine.disk import check_room, free_bytes, replacing, write_atomically, writing
-from gptattn.training.saving import AtomicCheckpointIO
+from gptattn.training.checkpoint_callback import AtomicCheckpointIO
 
 
 def refusing(number: int) -> Callable[..., Any]:

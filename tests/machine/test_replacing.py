@@ -18,10 +18,11 @@ from gptattn.compare.files import write
 from gptattn.data.tokenizer import ByteTokenizer
 from gptattn.errors import DiskError, RunFolderError
 from gptattn.machine.disk import write_atomically
-from gptattn.runs.saved import save_model
+from gptattn.runs.folder import RunFolder
+from gptattn.runs.save import save_model
 from gptattn.sweep.ledger import Ledger
 from gptattn.sweep.processes import Outcome, Work, run_all
-from gptattn.training.saving import AtomicCheckpointIO
+from gptattn.training.checkpoint_callback import AtomicCheckpointIO
 
 
 def put(path: Path, content: bytes = b"new", root: Path | None = None) -> None:
@@ -256,12 +257,10 @@ def test_a_file_that_is_swept_before_it_is_locked_is_made_again(
 
 
 def test_a_killed_save_of_a_checkpoint_is_known_by_what_it_left(tmp_path: Path) -> None:
-    from gptattn.runs.checkpoint import known_checkpoints, remove_leftovers
-
-    folder = tmp_path / "checkpoints"
+    folder, run = tmp_path / "checkpoints", RunFolder(tmp_path)
     AtomicCheckpointIO().save_checkpoint({"step": 2}, folder / "step=2.ckpt")
     killed_amid(folder / "step=4.ckpt")
     (folder / "step=4.ckpt.sha256").write_text(f"{'0' * 64}  step=4.ckpt\n")
-    assert [file.name for file in known_checkpoints(folder)] == ["step=2.ckpt"]
-    remove_leftovers(folder)
+    assert [file.name for file in run.known_checkpoints()] == ["step=2.ckpt"]
+    run.remove_leftovers()
     assert sorted(p.name for p in folder.iterdir()) == ["step=2.ckpt", "step=2.ckpt.sha256"]

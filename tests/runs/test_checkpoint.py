@@ -10,7 +10,7 @@ import torch
 from gptattn.errors import CheckpointError, DiskError
 from gptattn.machine.disk import write_atomically
 from gptattn.runs.checkpoint import read_checkpoint
-from gptattn.training.saving import AtomicCheckpointIO
+from gptattn.training.checkpoint_callback import AtomicCheckpointIO
 
 STATE = {"state_dict": {"w": torch.arange(6.0)}, "step": 3}
 

@@ -21,14 +21,14 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from hostile_files import checkpoint_of, in_zip
-from support import train
+from hostile_files import in_zip
+from support import lone_checkpoint, train
 
 from gptattn.errors import CheckpointError
 from gptattn.runs.checkpoint import read_checkpoint
-from gptattn.runs.saved import load_run
+from gptattn.runs.load import load_run
 from gptattn.settings.targets import ForeignTarget
-from gptattn.training.saving import AtomicCheckpointIO
+from gptattn.training.checkpoint_callback import AtomicCheckpointIO
 
 
 class Payload:
@@ -157,8 +157,8 @@ def run(trained: Path, tmp_path: Path) -> Path:
 def refused(run: Path) -> Iterator[str]:
     """What each way of reading says of the run's checkpoint; one line each."""
     for read in (
-        lambda: read_checkpoint(checkpoint_of(run)),
-        lambda: AtomicCheckpointIO().load_checkpoint(checkpoint_of(run), weights_only=False),
+        lambda: read_checkpoint(lone_checkpoint(run)),
+        lambda: AtomicCheckpointIO().load_checkpoint(lone_checkpoint(run), weights_only=False),
         lambda: load_run(run),
     ):
         start = time.process_time()
@@ -173,8 +173,8 @@ def refused(run: Path) -> Iterator[str]:
 def test_no_call_in_a_pickle_is_made(name: str, run: Path, tmp_path: Path) -> None:
     canary = tmp_path / "canary.npy"
     payload = CALLS[name](str(canary))
-    content = torch.load(checkpoint_of(run), weights_only=True)  # noqa: TID251
-    torch.save(content | {"more": payload}, checkpoint_of(run))
+    content = torch.load(lone_checkpoint(run), weights_only=True)  # noqa: TID251
+    torch.save(content | {"more": payload}, lone_checkpoint(run))
     assert all("cannot be read (it asks for" in line for line in refused(run))
     assert not list(tmp_path.glob("canary*"))
     # The payload works: unpickled without care, it makes the canary.
@@ -185,7 +185,7 @@ def test_no_call_in_a_pickle_is_made(name: str, run: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize("name", FORMS)
 def test_no_other_form_of_file_gets_a_call_made(name: str, run: Path, tmp_path: Path) -> None:
     canary = tmp_path / "canary"
-    FORMS[name](checkpoint_of(run), str(canary))
+    FORMS[name](lone_checkpoint(run), str(canary))
     assert all("cannot be read (" in line for line in refused(run))
     assert not canary.exists()
 
@@ -193,8 +193,8 @@ def test_no_other_form_of_file_gets_a_call_made(name: str, run: Path, tmp_path: 
 @pytest.mark.parametrize("name", TRICKS)
 def test_a_checkpoint_names_no_class(name: str, run: Path, tmp_path: Path) -> None:
     canary = tmp_path / "canary"
-    content = torch.load(checkpoint_of(run), weights_only=True)  # noqa: TID251
-    torch.save(content | TRICKS[name](str(canary)), checkpoint_of(run))
+    content = torch.load(lone_checkpoint(run), weights_only=True)  # noqa: TID251
+    torch.save(content | TRICKS[name](str(canary)), lone_checkpoint(run))
     assert all("which our checkpoints have not" in line for line in refused(run))
     assert not canary.exists()
 

@@ -8,9 +8,9 @@ from building import settings
 from support import TEXT, command, run_folders, tiny, train
 
 from gptattn.machine import source_code
+from gptattn.runs.folder import RunFolder
 from gptattn.settings.config import TrainConfig
 from gptattn.settings.identity import (
-    FILE,
     LENGTH,
     PLACE,
     RESULT,
@@ -21,10 +21,8 @@ from gptattn.settings.identity import (
     differences,
     flat,
     meaning,
-    read_making,
     settings_key,
     went_on,
-    write_making,
 )
 
 MADE = Making("text", "cpu", {"a": "1", "b": "2"})
@@ -86,7 +84,7 @@ def test_what_differs_is_named(now: Making, said: list[str]) -> None:
 
 
 def test_a_run_without_a_record_is_unknown_and_one_of_two_codes_is_neither(tmp_path: Path) -> None:
-    assert read_making(tmp_path) is None
+    assert RunFolder(tmp_path).read_making() is None
     assert differences(None, MADE) == ["its code is unknown"]
     other = replace(MADE, code={"a": "1", "b": "3"})
     mixed = went_on(MADE, other, 7)
@@ -96,10 +94,10 @@ def test_a_run_without_a_record_is_unknown_and_one_of_two_codes_is_neither(tmp_p
     # At a step that was taken before, it is what it was then.
     assert at_step(mixed, 7) == replace(other, code=MADE.code)
     assert at_step(mixed, 8) == mixed
-    write_making(tmp_path, mixed)
-    assert read_making(tmp_path) == mixed
-    (tmp_path / FILE).write_text('{"text": 1')
-    assert read_making(tmp_path) is None
+    RunFolder(tmp_path).write_making(mixed)
+    assert RunFolder(tmp_path).read_making() == mixed
+    (tmp_path / "identity.json").write_text('{"text": 1')
+    assert RunFolder(tmp_path).read_making() is None
 
 
 ATTENTION = '''from gptattn.attention import MultiHeadAttention
@@ -126,7 +124,7 @@ def test_an_edited_variant_is_run_again_beside_the_old_one_and_resumed_with_a_wa
     sweep = ["-m", "hydra/launcher=basic", *tiny(tmp_path, "budget.steps=2", *own), "seed=1"]
     assert command(tmp_path, *sweep) == 0
     (old,) = run_folders(tmp_path)
-    assert "edited_package.mine" in (read_making(old) or MADE).code
+    assert "edited_package.mine" in (RunFolder(old).read_making() or MADE).code
 
     file.write_text(ATTENTION.replace("Multi-head attention.", "Other words.") + "# a remark\n")
     source_code._parsed.cache_clear()  # another process would look anew
@@ -147,7 +145,7 @@ def test_an_edited_variant_is_run_again_beside_the_old_one_and_resumed_with_a_wa
     assert command(tmp_path, *again) == 0
     _, err = capfd.readouterr()
     assert "the code is not that with which the run began (edited_package.mine)" in err
-    assert (read_making(old) or MADE).earlier
+    assert (RunFolder(old).read_making() or MADE).earlier
 
 
 def test_an_edited_text_is_another_result(
@@ -185,7 +183,7 @@ def test_a_budget_that_changes_in_mid_schedule_is_another_result(
 ) -> None:
     run = train(tmp_path, "budget.steps=6", "validation.count=3")
     assert command(tmp_path, f"resume={run}", "budget.steps=8", "validation.count=4") == 0
-    making = read_making(run)
+    making = RunFolder(run).read_making()
     assert making is not None
     assert making.earlier == []  # its first schedule was over
     other = train(tmp_path / "other", "budget.steps=6", "validation.count=3")
@@ -193,7 +191,7 @@ def test_a_budget_that_changes_in_mid_schedule_is_another_result(
         (other / "checkpoints" / name).unlink()
     capfd.readouterr()
     assert command(tmp_path, f"resume={other}", "budget.steps=8") == 0
-    making = read_making(other)
+    making = RunFolder(other).read_making()
     assert making is not None
     assert making.earlier == [{"schedule": "6 steps, until step 4"}]
     warning = "leaves its schedule (6 steps, until step 4) for another"

@@ -13,8 +13,9 @@ from gptattn.cli.compose import worker_command
 from gptattn.cli.main import check_job
 from gptattn.cli.resume_settings import resume_argument
 from gptattn.errors import ConfigError
+from gptattn.runs.folder import RunFolder
 from gptattn.settings.config import TrainConfig
-from gptattn.settings.identity import Making, settings_key, went_on, write_making
+from gptattn.settings.identity import Making, settings_key, went_on
 from gptattn.sweep.ledger import Ledger
 from gptattn.sweep.plan import (
     Found,
@@ -36,7 +37,7 @@ def finished(folder: Path, cfg: TrainConfig, status: str = "done") -> Path:
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(yaml.safe_dump(asdict(cfg)))
     (folder / "summary.json").write_text(json.dumps({"status": status}))
-    write_making(folder, MAKING)
+    RunFolder(folder).write_making(MAKING)
     (folder / "checkpoints").mkdir()
     (folder / "checkpoints" / "step=2.ckpt").touch()
     return folder
@@ -69,7 +70,7 @@ def test_a_run_that_was_extended_is_done_as_what_its_first_budget_made(
         json.dumps({"status": "done", "steps": 9, "completed": ends})
     )
     # Its later part was made by other code.
-    write_making(done, went_on(MAKING, replace(MAKING, code={}), cfg.budget.steps or 0))
+    RunFolder(done).write_making(went_on(MAKING, replace(MAKING, code={}), cfg.budget.steps or 0))
     plans = [
         Plan([], c, tmp_path / "out" / name, making=MAKING)
         for c, name in ((cfg, "x"), (longer, "y"))  # of one schedule, it was not
@@ -113,7 +114,7 @@ def test_only_a_run_that_can_go_on_is_gone_on_with(cfg: TrainConfig, tmp_path: P
         folder = tmp_path / name
         (folder / "checkpoints").mkdir(parents=True)
         (folder / "config.yaml").write_text(yaml.safe_dump(asdict(cfg)))
-        write_making(folder, MAKING)
+        RunFolder(folder).write_making(MAKING)
         if checkpoint:
             (folder / "checkpoints" / "step=2.ckpt").touch()
         if exit_code is not None:

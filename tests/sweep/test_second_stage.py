@@ -13,7 +13,7 @@ from support import command, run_folders, series, summary, tiny, train
 from gptattn.cli.compose import quoted
 from gptattn.cli.main import check_job
 from gptattn.errors import ConfigError, NumericError
-from gptattn.runs.saved import load_config, load_run
+from gptattn.runs.load import load_config, load_run
 from gptattn.settings.build import build_data, build_model
 from gptattn.settings.config import TrainConfig, check
 from gptattn.sweep.ledger import read_ledger

@@ -15,7 +15,6 @@ from tortures.bench import fingerprint
 from gptattn.cli.compose import CONF
 from gptattn.machine.device import usable_cpus
 from gptattn.sweep.ledger import NAME
-from gptattn.sweep.processes import LOG
 
 
 def test_a_sweep_makes_a_folder_per_run_with_a_readable_name(tmp_path: Path) -> None:
@@ -111,7 +110,7 @@ def test_ctrl_c_ends_a_sweep_with_130_and_the_rerun_goes_on(
     lines = ledger_lines(ledger.parent)
     assert [line["state"] for line in lines[4:]] == ["running", "done"]
     assert lines[4]["run"] == lines[2]["run"] == second.name
-    assert "goes on after step" in (second / LOG).read_text(encoding="utf-8")
+    assert "goes on after step" in (second / "console.log").read_text(encoding="utf-8")
     alone = train(tmp_path / "alone", *long, "seed=2")
     assert fingerprint(second) == fingerprint(alone)
 

@@ -30,7 +30,7 @@ from gptattn.sweep.ledger import Ledger, read_ledger
 from gptattn.sweep.plan import Plan, begun_runs
 from gptattn.sweep.processes import Outcome, Work, memory_kills, run_all
 from gptattn.sweep.run_sweep import run_in_processes
-from gptattn.training.saving import Checkpoints
+from gptattn.training.checkpoint_callback import Checkpoints
 
 MODULE = """
 import ctypes

@@ -9,9 +9,10 @@ import pytest
 from support import ledger_lines
 
 from gptattn.errors import RunFolderError
+from gptattn.runs.folder import RunFolder
+from gptattn.runs.rows import share_done
 from gptattn.sweep.ledger import NAME, Ledger, read_ledger
-from gptattn.sweep.processes import LOG, Outcome, Work, run_all
-from gptattn.sweep.sweep_progress import share_done
+from gptattn.sweep.processes import Outcome, Work, run_all
 
 DONE = "from pathlib import Path; Path('summary.json').write_text('{}')"
 
@@ -125,7 +126,7 @@ def test_an_interrupt_ends_the_processes_and_is_in_the_ledger(tmp_path: Path) ->
 
 def test_what_a_run_prints_is_in_its_folder(tmp_path: Path) -> None:
     run_all([work(tmp_path, "a", "print('hello')\n" + DONE)], 1, Ledger(tmp_path), Silent())
-    assert (tmp_path / "a" / LOG).read_text() == "hello\n"
+    assert (tmp_path / "a" / "console.log").read_text() == "hello\n"
 
 
 # The ledger
@@ -162,7 +163,7 @@ def test_a_line_that_was_cut_short_costs_no_other(tmp_path: Path) -> None:
 
 
 def test_the_share_done_is_the_newest_whole_row(tmp_path: Path) -> None:
-    assert share_done(tmp_path) == 0.0
+    assert share_done(RunFolder(tmp_path)) == 0.0
     file = tmp_path / "metrics.jsonl"
     file.write_text('{"progress/budget": 0.25}\n{"val/loss": 2.0}\n{"progress/bud')
-    assert share_done(tmp_path) == 0.25
+    assert share_done(RunFolder(tmp_path)) == 0.25

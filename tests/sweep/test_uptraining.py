@@ -15,7 +15,7 @@ from support import TEXT, Call, bpe, command, series, summary, tiny, train
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from gptattn.data import hub
-from gptattn.runs.saved import load_config, load_run
+from gptattn.runs.load import load_config, load_run
 
 SIZES = ("model.num_layers=2", "model.num_heads=4", "model.d_model=20", "model.context_length=16")
 

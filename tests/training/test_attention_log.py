@@ -13,7 +13,7 @@ from support import TEXT, rows, summary, train
 from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 
-from gptattn.runs.saved import load_run
+from gptattn.runs.load import load_run
 from gptattn.training.attention_log import opening_rows
 
 CONTEXT = 16

@@ -13,11 +13,12 @@ from torch.nn.functional import cross_entropy
 from gptattn.cli.main import check_job
 from gptattn.data.sampler import ValidationSet
 from gptattn.model.gpt import GPT
-from gptattn.runs.checkpoint import known_checkpoints, read_checkpoint
+from gptattn.runs.checkpoint import read_checkpoint
+from gptattn.runs.folder import RunFolder
 from gptattn.settings.build import build_data, build_model
+from gptattn.training.checkpoint_callback import AtomicCheckpointIO
 from gptattn.training.datamodule import TokenDataModule
 from gptattn.training.module import LanguageModel
-from gptattn.training.saving import AtomicCheckpointIO
 
 
 def rebuilt(run: Path) -> tuple[GPT, np.ndarray]:
@@ -27,7 +28,7 @@ def rebuilt(run: Path) -> tuple[GPT, np.ndarray]:
     data = build_data(cfg)
     torch.manual_seed(999)
     model = build_model(cfg, data.tokenizer.vocab_size)
-    file = known_checkpoints(run / "checkpoints")[0]
+    file = RunFolder(run).known_checkpoints()[0]
     weights = read_checkpoint(file)["state_dict"]
     model.load_state_dict({name.removeprefix("model."): w for name, w in weights.items()})
     return model.eval(), data.val[:]
@@ -46,7 +47,7 @@ def test_a_checkpoint_gives_a_fresh_model_the_same_validation_loss(run: Path) ->
 
 
 def test_a_checkpoint_holds_plain_values(run: Path) -> None:
-    file = known_checkpoints(run / "checkpoints")[0]
+    file = RunFolder(run).known_checkpoints()[0]
     checkpoint = read_checkpoint(file)
     assert checkpoint["global_step"] == 4
     assert len(checkpoint["optimizer_states"]) == 1

@@ -17,8 +17,8 @@ from tortures.stops import WAYS, damage
 
 from gptattn.errors import CheckpointError
 from gptattn.machine.lock import locked_run
-from gptattn.runs.checkpoint import known_checkpoints
-from gptattn.runs.saved import load_run
+from gptattn.runs.folder import RunFolder
+from gptattn.runs.load import load_run
 from gptattn.training.module import LanguageModel
 
 # Damage
@@ -54,7 +54,7 @@ def test_with_no_good_checkpoint_a_run_does_not_go_on(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run = train(tmp_path, *SIX)
-    for path in known_checkpoints(run / "checkpoints"):
+    for path in RunFolder(run).known_checkpoints():
         damage(path, 1, random.Random(0))
     before = content(run)
     capfd.readouterr()

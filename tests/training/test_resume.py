@@ -13,8 +13,9 @@ from support import command, series, summary, train
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tortures.bench import VARIANTS, fingerprint
 
-from gptattn.runs.checkpoint import known_checkpoints, read_checkpoint
-from gptattn.training.saving import generator_states, restore_generators
+from gptattn.runs.checkpoint import read_checkpoint
+from gptattn.runs.folder import RunFolder
+from gptattn.training.checkpoint_callback import generator_states, restore_generators
 
 
 def test_the_fingerprint_sees_one_bit_of_a_weight_and_one_row(tmp_path: Path) -> None:
@@ -25,7 +26,7 @@ def test_the_fingerprint_sees_one_bit_of_a_weight_and_one_row(tmp_path: Path) ->
     assert fingerprint(run) != before
     (run / "metrics.jsonl").write_text("".join(lines))
     assert fingerprint(run) == before
-    newest = known_checkpoints(run / "checkpoints")[0]
+    newest = RunFolder(run).known_checkpoints()[0]
     content = read_checkpoint(newest)
     next(iter(content["state_dict"].values())).view(torch.int32).flatten()[0] ^= 1
     torch.save(content, newest)

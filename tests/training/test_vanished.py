@@ -13,7 +13,8 @@ from interrupted import begun, once
 from support import command, rows, tiny, train
 
 from gptattn.errors import DiskError
-from gptattn.runs.saved import load_config
+from gptattn.runs.folder import RunFolder
+from gptattn.runs.load import load_config
 from gptattn.training.recorder import RunRecorder
 
 
@@ -52,7 +53,7 @@ def test_the_thread_that_writes_events_leaves_its_error_to_the_run(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "run").mkdir()
-    recorder = RunRecorder(tmp_path / "run")
+    recorder = RunRecorder(RunFolder(tmp_path / "run"))
     recorder.log_metrics({"train/loss": 1.0}, 1)
     recorder._writer.flush()
     shutil.rmtree(tmp_path / "run")

@@ -18,7 +18,8 @@ from gptattn.maps.cells import packed, tokens_per_cell
 from gptattn.maps.labels import short, token_labels, visible
 from gptattn.maps.layer_picture import layer_png
 from gptattn.maps.map_page import Layer, Shown, page_text
-from gptattn.runs.saved import SavedRun, load_run
+from gptattn.runs.folder import RunFolder
+from gptattn.runs.load import SavedRun, load_run
 from gptattn.settings.config import ACCELERATORS, check_choice
 
 HELP = """\
@@ -75,7 +76,7 @@ class Writer:
     def __init__(self, saved: SavedRun, prompt: str, ids: Tensor, args: Arguments) -> None:
         self.saved, self.prompt = saved, prompt
         self.name = args.run.resolve().name
-        self.out = args.out or args.run / "attention"
+        self.out = args.out or RunFolder(args.run).maps
         self.root = None if args.out else args.run
         self.labels = token_labels(saved.tokenizer, ids[0].numpy(), prompt)
         self.chosen = chosen_layers(saved, args.layer)

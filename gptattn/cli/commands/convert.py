@@ -15,9 +15,10 @@ from gptattn.cli.compose import (
     to_train_config,
 )
 from gptattn.cli.script import run_script
-from gptattn.data import bpe_files, hub
+from gptattn.data import hub, tokenizer_files
 from gptattn.errors import ConfigError, RunFolderError
-from gptattn.runs.saved import SavedRun, load_run, refuse_taken, save_model, write_files
+from gptattn.runs.load import SavedRun, load_run
+from gptattn.runs.save import refuse_taken, save_model
 from gptattn.settings.build import build_model, build_tokenizer
 from gptattn.settings.config import INIT_METHODS, InitMethod, TrainConfig, check_choice
 from gptattn.weights import gpt2
@@ -76,9 +77,9 @@ def load_source(args: Arguments) -> SavedRun:
         return load_run(args.source, args.allow_targets)
     if args.path is None:
         raise ConfigError("path", "is missing; from=gpt2 needs path=DIR")
-    folder = hub.local_folder(hub_name(args.path), "path", (*gpt2.FILES, *bpe_files.FILES))
+    folder = hub.local_folder(hub_name(args.path), "path", (*gpt2.FILES, *tokenizer_files.FILES))
     overrides = [f"model.{k}={str(v).lower()}" for k, v in gpt2.read_config(folder).items()]
-    if bpe_files.find(folder):
+    if tokenizer_files.find(folder):
         overrides += ["tokenizer=gpt2", f"tokenizer.path={quoted(str(folder))}"]
     with composed(["attn=mha", "position=learned", *overrides]) as cfg:
         settings = to_train_config(cfg)
@@ -89,7 +90,7 @@ def load_source(args: Arguments) -> SavedRun:
 
 def check_tokenizer(saved: SavedRun, to: str) -> None:
     """Raise ConfigError where the model has fewer ids than its tokenizer; say what was taken."""
-    bare = gpt2.is_gpt2(saved.folder) and not bpe_files.find(saved.folder)
+    bare = gpt2.is_gpt2(saved.folder) and not tokenizer_files.find(saved.folder)
     if bare and to == "hf":
         return
     ids, model = saved.tokenizer.vocab_size, saved.model.vocab_size
@@ -133,7 +134,7 @@ def run(args: Arguments, changes: dict[str, str]) -> None:
     if args.to == "hf":
         refuse_taken(out)
         gpt2.write(out, saved.model)
-        write_files(out, saved.tokenizer)
+        tokenizer_files.write(out, saved.tokenizer.files())
         print(f"written: {out}")
         return
     cfg = target_settings(saved.cfg, args.to, changes)

@@ -15,7 +15,7 @@ from gptattn.decode.sampling import Sampling
 from gptattn.decode.text_stream import TextStream
 from gptattn.errors import ConfigError, DataError
 from gptattn.machine.device import resolve_device, set_threads, synchronize, use_huge_pages
-from gptattn.runs.saved import load_run
+from gptattn.runs.load import load_run
 from gptattn.settings.config import ACCELERATORS, check_choice
 
 HELP = """\

@@ -7,7 +7,6 @@ seeds, into one folder to compare.
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -21,6 +20,7 @@ from gptattn.cli.compose import quoted
 from gptattn.cli.main import check_job, ended
 from gptattn.errors import ConfigError
 from gptattn.machine.console import make_console
+from gptattn.runs.folder import RunFolder
 from gptattn.sweep.ledger import Ledger
 from gptattn.sweep.processes import Outcome, Work, run_all
 
@@ -45,13 +45,9 @@ class TrialLines:
     def running(self, works: Sequence[Work]) -> None: ...
 
     def ended(self, work: Work, outcome: Outcome) -> None:
-        end = f"val loss {loss_of(outcome.folder):.4f}" if outcome.done else outcome.reason
+        loss = RunFolder(outcome.folder).final_loss()
+        end = outcome.reason or "no loss" if loss is None else f"val loss {loss:.4f}"
         self.console.print(f"{work.folder.name}: {end}", markup=False)
-
-
-def loss_of(folder: Path) -> float:
-    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    return float(summary["metrics"]["val/loss"])
 
 
 def objective(args: argparse.Namespace, variant: str, trial: "optuna.Trial") -> float:
@@ -63,9 +59,10 @@ def objective(args: argparse.Namespace, variant: str, trial: "optuna.Trial") -> 
     command = [sys.executable, "-m", "gptattn.cli.worker", *overrides, place]
     work = Work(folder, command, overrides, 1.0)
     (outcome,) = run_all([work], 1, Ledger(args.out), TrialLines(args.console))
-    if not outcome.done:
+    loss = RunFolder(folder).final_loss()
+    if loss is None:
         raise FailedTrialError(outcome.reason)
-    return loss_of(folder)
+    return loss
 
 
 def tune(args: argparse.Namespace, variant: str) -> "optuna.Study":

@@ -16,6 +16,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from gptattn.errors import CheckpointError, NumericError, lacks_memory
 from gptattn.machine.signals import StopRequest
 from gptattn.runs.checkpoint import read_checkpoint, remove_checkpoint, remove_old, write_checkpoint
+from gptattn.runs.folder import RunFolder
 
 
 class AtomicCheckpointIO(CheckpointIO):
@@ -51,12 +52,12 @@ class Checkpoints(Checkpoint):
 
     Both are step boundaries. A state saved in a stop is that after the step and before the
     validation that may follow: the resumed run comes to that step again, takes nothing of it, and
-    goes on from there the way that it would have gone. `folder` None: nothing is saved. `facts`
+    goes on from there the way that it would have gone. `run` None: nothing is saved. `facts`
     are plain values that a resumed run is compared with.
     """
 
-    def __init__(self, folder: Path | None, stop: StopRequest, facts: dict[str, Any]) -> None:
-        self.folder, self.stop, self.facts = folder, stop, facts
+    def __init__(self, run: RunFolder | None, stop: StopRequest, facts: dict[str, Any]) -> None:
+        self.run, self.stop, self.facts = run, stop, facts
         self._validated = True  # whether the validation, if any, after the newest step is done
         self._loaded: dict[str, Any] | None = None
         self._restoring = False
@@ -107,23 +108,23 @@ class Checkpoints(Checkpoint):
         if trainer.state.fn == TrainerFn.FITTING:
             self._save(trainer, validated=True)
             if self.stop.signum is not None:
-                self.stop.grant(trainer.global_step, self.folder is not None)
+                self.stop.grant(trainer.global_step, self.run is not None)
 
     def _stop_if_asked(self, trainer: L.Trainer) -> None:
         if self.stop.signum is not None:
             self._save(trainer, validated=False)
-            self.stop.grant(trainer.global_step, self.folder is not None)
+            self.stop.grant(trainer.global_step, self.run is not None)
 
     def _save(self, trainer: L.Trainer, *, validated: bool) -> None:
-        if self.folder is None:
+        if self.run is None:
             return
         check_finite(trainer)
         for logger in trainer.loggers:
             logger.save()  # the rows that the checkpoint counts are on the disk before it
         self._validated = validated
-        path = self.folder / f"step={trainer.global_step}.ckpt"
+        path = self.run.checkpoint(trainer.global_step)
         trainer.save_checkpoint(path)
-        remove_old(self.folder, path)
+        remove_old(self.run, path)
 
 
 def set_loops(checkpoint: dict[str, Any], step: int) -> None:

@@ -1,0 +1,117 @@
+"""The rows of metrics.jsonl: read as they were written, and cut where a run goes on."""
+
+import json
+import math
+import os
+import stat
+from collections.abc import Iterator
+
+import msgspec
+
+from gptattn.errors import RunFolderError
+from gptattn.machine.disk import write_atomically
+from gptattn.machine.untrusted import read_bytes
+from gptattn.runs.folder import RunFolder
+
+BLOCK = 8_000_000  # bytes read at a time: a record of any length takes the same memory
+LAST_BYTES = 8192  # in which the newest row is looked for
+
+
+class Row(msgspec.Struct, gc=False):
+    """What of a row is drawn as a curve; what it lacks is None."""
+
+    step: float | None = None
+    time: float | None = None  # seconds since 1970
+    train: float | None = msgspec.field(name="train/loss", default=None)
+    val: float | None = msgspec.field(name="val/loss", default=None)
+    bits: float | None = msgspec.field(name="val/bits_per_byte", default=None)
+    tokens: float | None = msgspec.field(name="progress/tokens", default=None)
+    seconds: float | None = msgspec.field(name="progress/seconds", default=None)
+    flops: float | None = msgspec.field(name="progress/flops", default=None)
+    budget: float | None = msgspec.field(name="progress/budget", default=None)
+
+
+_DECODER = msgspec.json.Decoder(Row)
+
+
+def read_rows(folder: RunFolder) -> Iterator[Row]:
+    """Yield the rows. Raises ValueError at the first line that is none, and OSError."""
+    file = folder.rows_file
+    if not stat.S_ISREG(file.stat().st_mode):
+        raise ValueError("metrics.jsonl is no file: no curves")
+    count, rest = 0, b""
+    with file.open("rb") as opened:
+        while block := opened.read(BLOCK):
+            whole, newline, rest = (rest + block).rpartition(b"\n")
+            if not newline and len(rest) > BLOCK:
+                raise _damaged(count)
+            for row in _decoded(whole, count):
+                count += 1
+                yield row
+    if rest.strip():
+        # A last line without an end is a whole row all the same, or one cut short.
+        yield from _decoded(rest, count)
+
+
+def _decoded(block: bytes, before: int) -> Iterator[Row]:
+    try:
+        rows = _DECODER.decode_lines(block)
+    except (msgspec.MsgspecError, RecursionError):
+        rows = None
+    if rows is not None:
+        yield from rows
+        return
+    for index, line in enumerate(filter(bytes.strip, block.split(b"\n"))):
+        yield _decoded_line(line, before + index)
+
+
+def _decoded_line(line: bytes, before: int) -> Row:
+    try:
+        # Not only the damaged come here: NaN and Infinity, which JSON has not, and Python writes.
+        return msgspec.convert(json.loads(line), Row)
+    except (ValueError, RecursionError, OverflowError, msgspec.MsgspecError):
+        raise _damaged(before) from None
+
+
+def _damaged(rows: int) -> ValueError:
+    return ValueError(f"metrics.jsonl is damaged after {rows:,} rows; those count")
+
+
+def share_done(folder: RunFolder) -> float:
+    """How much of its budget a run has used, by the newest row of its record; 0 without one."""
+    try:
+        with folder.rows_file.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_BYTES))
+            lines = file.read().splitlines()
+    except OSError:
+        return 0.0
+    for line in reversed(lines):
+        try:
+            return float(json.loads(line)["progress/budget"])
+        except (ValueError, LookupError, TypeError):
+            continue
+    return 0.0
+
+
+def keep_rows(folder: RunFolder, count: int, step: int) -> int:
+    """Drop all rows of metrics.jsonl but the first `count`, which end with those of `step`.
+
+    Returns how many are there: fewer where some have been lost, of which none is made up for by a
+    row that came after `step`. Raises RunFolderError for what is no file.
+    """
+    file = folder.rows_file
+    try:
+        lines = read_bytes(file).splitlines(keepends=True) if os.path.lexists(file) else []
+    except ValueError as error:
+        raise RunFolderError("run", f"{folder.path}: {error}; remove it") from None
+    kept = [line for line in lines[:count] if line.endswith(b"\n") and _step(line) <= step]
+    if len(kept) < len(lines):
+        write_atomically(file, lambda target: target.writelines(kept), folder.path)
+    return len(kept)
+
+
+def _step(line: bytes) -> float:
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, LookupError, TypeError):
+        return math.inf  # no row of ours

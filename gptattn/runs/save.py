@@ -1,0 +1,33 @@
+"""A model that was not trained here, written as a folder that `load.py` reads."""
+
+from pathlib import Path
+
+from gptattn.data.tokenizer import Tokenizer
+from gptattn.errors import CheckpointError
+from gptattn.machine.disk import make_folder, write_atomically
+from gptattn.model.gpt import GPT
+from gptattn.runs.folder import RunFolder
+from gptattn.settings.config import TrainConfig
+
+
+def save_model(folder: Path, cfg: TrainConfig, model: GPT, tokenizer: Tokenizer) -> None:
+    """Write a folder that `load_run` reads. Raises CheckpointError where it holds a run already."""
+    refuse_taken(folder)
+    from safetensors.torch import save
+
+    weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+    made = RunFolder(folder)
+    make_folder(folder)
+    made.write_tokenizer(tokenizer.files())
+    write_atomically(made.weights_file, lambda file: file.write(save(weights)), folder)
+    made.write_settings(cfg)
+
+
+def refuse_taken(folder: Path) -> None:
+    """Raise CheckpointError where a folder that is to be written holds a run or a model."""
+    there = RunFolder(folder)
+    for file in (there.config_file, folder / "config.json", there.weights_file):
+        if file.exists():
+            raise CheckpointError(
+                "out", f"{folder} already holds a {file.name}; give another folder"
+            )

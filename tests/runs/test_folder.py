@@ -1,0 +1,149 @@
+"""What lies where in a run's folder is known in one place, and read there whatever is in it."""
+
+import ast
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from conftest import settings
+
+import gptattn
+from gptattn.cli.compose import CONF
+from gptattn.runs.folder import RunFolder, begun_below, done_below, making_behind, step_of
+from gptattn.settings.identity import Making
+
+PACKAGE, REPOSITORY = Path(gptattn.__file__).parent, CONF.parent
+NAMES = {
+    "config.yaml",
+    "metrics.jsonl",
+    "summary.json",
+    "identity.json",
+    "checkpoints",
+    "model.safetensors",
+    "console.log",
+}
+# GPT-2's checkpoints have their weights in a file of that name too; it is Hugging Face's.
+THEIRS = {"weights/gpt2.py": {"model.safetensors"}}
+
+
+def names_in(file: Path) -> set[str]:
+    """The names of a run's files that stand in strings of the file, alone or as part of a path."""
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            parts = node.value.split("/")
+            found |= NAMES.intersection(parts)
+            found |= {part for part in parts if part.endswith((".ckpt", "step="))}
+    return found
+
+
+def test_only_the_run_folder_knows_the_names_of_its_files() -> None:
+    files = [*PACKAGE.rglob("*.py"), REPOSITORY / "train.py"]
+    files += [f for name in ("hydra_plugins", "scripts") for f in (REPOSITORY / name).rglob("*.py")]
+    home = PACKAGE / "runs" / "folder.py"
+    assert names_in(home) >= NAMES  # the look sees them where they are
+    for file in set(files) - {home}:
+        theirs = next((names for end, names in THEIRS.items() if file.match(end)), set())
+        assert names_in(file) - theirs == set(), file
+
+
+def summary(folder: Path, content: object) -> RunFolder:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "summary.json").write_text(json.dumps(content), encoding="utf-8")
+    return RunFolder(folder)
+
+
+def test_a_summary_counts_once_it_is_whole_and_says_that_the_run_is_done(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    assert (run.done, run.finished(), run.final_loss()) == (False, None, None)
+    (tmp_path / "summary.json").write_text('{"status": "done", "metrics": {"val/lo')
+    assert (run.done, run.finished()) == (True, None)
+    with pytest.raises(ValueError, match=r"summary\.json is damaged or half-written"):
+        run.read_summary()
+    whole = {"status": "done", "metrics": {"val/loss": 2.5}}
+    assert summary(tmp_path, whole).finished() == whole
+    assert run.final_loss() == 2.5
+    summary(tmp_path, whole | {"status": "failed"})
+    assert run.read_summary()["status"] == "failed"
+    assert run.finished() is None
+
+
+@pytest.mark.parametrize("metrics", [None, [], {}, {"val/loss": None}, {"val/loss": float("nan")}])
+def test_a_loss_that_is_no_number_is_none(metrics: object, tmp_path: Path) -> None:
+    assert summary(tmp_path, {"status": "done", "metrics": metrics}).final_loss() is None
+
+
+@pytest.mark.parametrize("text", ["[1, 2]", "[" * 100_000, "\x00", "3"])
+def test_a_summary_of_somebody_elses_is_damaged(text: str, tmp_path: Path) -> None:
+    (tmp_path / "summary.json").write_text(text)
+    with pytest.raises(ValueError, match=r"^summary\.json is damaged"):
+        RunFolder(tmp_path).read_summary()
+    assert RunFolder(tmp_path).finished() is None
+
+
+def test_settings_are_read_as_they_were_written_also_those_of_another_version(
+    tmp_path: Path,
+) -> None:
+    run, cfg = RunFolder(tmp_path), settings("attn=gqa", "seed=7")
+    assert not run.begun
+    run.write_settings(cfg)
+    assert run.begun
+    assert run.read_settings()["attn"] == cfg.attn
+    assert run.read_settings()["seed"] == 7
+    (tmp_path / "config.yaml").write_text("attention: mha\n")
+    assert run.read_settings() == {"attention": "mha"}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a: [1", r"^config\.yaml is damaged: "),
+        ("- 1", r"^config\.yaml holds no settings$"),
+        ("a: " + "x" * 1_000_000, r"^config\.yaml has 1,000,003 bytes"),
+    ],
+)
+def test_settings_that_cannot_be_read_name_the_file(text: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(text)
+    with pytest.raises(ValueError, match=said) as error:
+        RunFolder(tmp_path).read_settings()
+    assert "\n" not in str(error.value)
+
+
+def test_runs_below_a_folder_come_by_age_and_only_from_their_level(tmp_path: Path) -> None:
+    for i, name in enumerate(("c", "a", "b")):
+        run = summary(tmp_path / "sweep" / name, {})
+        os.utime(run.summary_file, (i, i))
+        (run.path / "config.yaml").touch()
+        os.utime(run.path / "config.yaml", (9 - i, 9 - i))
+    (tmp_path / "sweep" / "d" / "summary.json").mkdir(parents=True)  # a folder is no summary
+    (tmp_path / "sweep" / "e").mkdir()
+    (tmp_path / "sweep" / "e" / "summary.json").symlink_to("nowhere")
+    names = [run.path.name for run in done_below(tmp_path / "sweep")]
+    assert names == ["c", "a", "b"]
+    assert [run.path.name for run in begun_below(tmp_path / "sweep")] == ["b", "a", "c"]
+    assert [run.path.name for run in done_below(tmp_path, levels=2)] == names
+    assert done_below(tmp_path) == begun_below(tmp_path) == done_below(tmp_path / "none") == []
+
+
+def test_checkpoints_are_known_by_name_or_sum_the_newest_first(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    assert (run.known_checkpoints(), run.has_checkpoint) == ([], False)
+    run.checkpoints.mkdir()
+    for step in (2, 10, 9):
+        run.checkpoint(step).touch()
+    (run.checkpoints / "step=11.ckpt.sha256").touch()  # its file is lost
+    assert [step_of(path) for path in run.known_checkpoints()] == [11, 10, 9, 2]
+    assert run.has_checkpoint
+    assert step_of(Path("step=3.ckpt.sha256")) == step_of(Path("last.ckpt")) == -1
+
+
+def test_the_making_behind_a_run_is_that_of_the_folder_it_starts_from(tmp_path: Path) -> None:
+    cfg, made = settings(), Making("text", "cpu", {"a": "1"})
+    assert making_behind(cfg) is None
+    there = replace(cfg, init_from=str(tmp_path))
+    assert making_behind(there) is None
+    RunFolder(tmp_path).write_making(made)
+    assert making_behind(there) == made
+    assert making_behind(replace(cfg, init_from="hf:owner/name")) is None
