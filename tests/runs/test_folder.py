@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import settings
+from building import settings
 
 import gptattn
 from gptattn.cli.compose import CONF
