@@ -4,19 +4,19 @@
 and in nothing else.
 """
 
-import math
-
-import torch
 from torch import Tensor, nn
 
-from gptattn.attention.base import Attention, HeadWeights, check_sizes, copy_into
-from gptattn.attention.cache import Cache, KVCache
+from gptattn.attention.base import Attention, Carried, check_sizes
+from gptattn.attention.cache import Cache
+from gptattn.attention.capabilities import HasHeads, HasMaps, HeadWeights, copy_into
 from gptattn.attention.core import Backend, attend, attention_weights, check_backend
 from gptattn.attention.linear import Joint, Linear, Preparable, prepare
-from gptattn.position.base import HeadPosition, Offset
+from gptattn.attention.rule import Rule
+from gptattn.attention.token_cache import KVCache
+from gptattn.position.base import HeadPosition, Positions
 
 
-class SplitAttention(Attention, Preparable):
+class SplitAttention(Attention, HasMaps, HasHeads, Preparable):
     """Softmax attention over H query heads and G key/value heads; abstract in its constructor."""
 
     def __init__(
@@ -36,12 +36,10 @@ class SplitAttention(Attention, Preparable):
         super().__init__()
         check_sizes(d_out, num_heads, num_kv_heads, dropout)
         check_backend(backend)
-        if scale is not None and not 0 < scale < math.inf:
-            raise ValueError(f"scale={scale} must be a positive number; None: head_dim ** -0.5")
         self.d_in, self.d_out, self.context_length = d_in, d_out, context_length
         self.num_heads, self.num_kv_heads = num_heads, num_kv_heads
         self.head_dim = d_out // num_heads
-        self.scale = self.head_dim**-0.5 if scale is None else scale
+        self.scale = Rule(self.head_dim**-0.5 if scale is None else scale).scale
         self.dropout = dropout
         self.backend: Backend = backend
         # The order of construction is the tutorials': a seed gives their numbers.
@@ -73,38 +71,48 @@ class SplitAttention(Attention, Preparable):
         )
         return q, k, v
 
-    def _located(self, x_BTE: Tensor, offset: Offset) -> tuple[Tensor, Tensor, Tensor]:
-        """What `project` gives for tokens that start at `offset`, with their positions in it."""
+    def rule(self) -> Rule:
+        """Who sees whom, and what happens to scores; a variant may have another."""
+        return Rule(self.scale)
+
+    def _located(self, x_BTE: Tensor, positions: Positions) -> tuple[Tensor, Tensor, Tensor]:
+        """What `project` gives for tokens at these positions, with the positions in it."""
         q_BHTD, k_BGTD, v_BGTD = self.project(x_BTE)
         if self.position is not None:
-            q_BHTD, k_BGTD = self.position.rotate(q_BHTD, k_BGTD, offset)
+            q_BHTD, k_BGTD = self.position.rotate(q_BHTD, k_BGTD, positions)
         return q_BHTD, k_BGTD, v_BGTD
 
-    def forward(self, x_BTE: Tensor, cache: Cache | None = None) -> Tensor:
-        self.check_length(x_BTE.shape[1] + (0 if cache is None else cache.length))
-        qkv = self._located(x_BTE, 0 if cache is None else cache.offset)
-        dropout = self.dropout if self.training else 0.0
-        if cache is None:
-            y_BHTD = attend(*qkv, scale=self.scale, dropout=dropout, backend=self.backend)
-        else:
-            y_BHTD = attend_cached(
-                *qkv, cache, scale=self.scale, dropout=dropout, backend=self.backend
-            )
+    def forward(
+        self, x_BTE: Tensor, cache: Cache | None = None, carried: Carried | None = None
+    ) -> Tensor:
+        positions = self.begin(x_BTE, cache, carried).positions
+        y_BHTD = attend_cached(
+            *self._located(x_BTE, positions),
+            self.rule(),
+            positions,
+            cache,
+            dropout=self.dropout if self.training else 0.0,
+            backend=self.backend,
+        )
         y_BTE = y_BHTD.transpose(1, 2).flatten(2)
         return y_BTE if self.out_proj is None else self.out_proj(y_BTE)
 
+    def residual_writer(self) -> nn.Linear | None:
+        return self.out_proj
+
     def new_cache(self, batch: int, capacity: int) -> KVCache:
         w = self.W_key.weight
-        return KVCache(batch, self.num_kv_heads, capacity, self.head_dim, w.dtype, w.device)
+        heads, window = self.num_kv_heads, self.rule().window
+        return KVCache(batch, heads, capacity, self.head_dim, w.dtype, w.device, window)
 
-    def attention_weights(self, x_BTE: Tensor) -> Tensor:
-        self.check_length(x_BTE.shape[1])
-        q_BHTD, k_BGTD, _ = self._located(x_BTE, 0)
-        return attention_weights(q_BHTD, k_BGTD, self.scale)
+    def attention_weights(self, x_BTE: Tensor, carried: Carried | None = None) -> Tensor:
+        positions = self.begin(x_BTE, None, carried).positions
+        q_BHTD, k_BGTD, _ = self._located(x_BTE, positions)
+        return attention_weights(q_BHTD, k_BGTD, self.rule(), q_pos=positions, k_pos=positions)
 
     def flops(self, T: int, S: int) -> int:
-        pairs = T * (S - T) + T * (T + 1) // 2
-        return 2 * 2 * self.num_heads * self.head_dim * pairs
+        window = self.rule().window
+        return 2 * 2 * self.num_heads * self.head_dim * seen_pairs(T, S, window)
 
     def export_heads(self) -> HeadWeights:
         def heads(linear: nn.Linear) -> tuple[Tensor, Tensor | None]:
@@ -134,28 +142,49 @@ class SplitAttention(Attention, Preparable):
             copy_into(linear.bias, None if bias is None else bias.flatten(), f"{what} bias")
         load_out_proj(self.out_proj, weights)
 
+    def names_in_heads(self) -> set[str]:
+        inside = ("W_query.", "W_key.", "W_value.", "out_proj.")
+        return {name for name in self.state_dict() if name.startswith(inside)}
+
 
 def attend_cached(
     q_BHTD: Tensor,
     k_BGTD: Tensor,
     v_BGTD: Tensor,
-    cache: Cache,
+    rule: Rule,
+    positions: Positions,
+    cache: Cache | None,
     *,
-    scale: float,
     dropout: float,
     backend: Backend,
 ) -> Tensor:
-    """Write the keys and values into the cache, and attend to all that it holds then."""
-    if not isinstance(cache, KVCache):
-        raise TypeError(f"{type(cache).__name__} is not this module's; use new_cache()")
+    """Attend to these keys and values, which are written into the cache, and to all it holds."""
+    k_BGSD, v_BGSD, k_pos = k_BGTD, v_BGTD, positions
+    if cache is not None:
+        if not isinstance(cache, KVCache):
+            raise TypeError(f"{type(cache).__name__} is not this module's; use new_cache()")
+        held, k_pos = cache.write({"k": k_BGTD, "v": v_BGTD}, positions)
+        k_BGSD, v_BGSD = held["k"], held["v"]
     return attend(
         q_BHTD,
-        *cache.extend(k_BGTD, v_BGTD),
-        scale=scale,
+        k_BGSD,
+        v_BGSD,
+        rule,
+        q_pos=positions,
+        k_pos=k_pos,
         dropout=dropout,
         backend=backend,
-        padding_B=cache.padding_B,
     )
+
+
+def seen_pairs(T: int, S: int, window: int | None) -> int:
+    """Pairs of a query and a key it sees: T queries, the last of S tokens, in one causal head."""
+
+    def of_first(n: int) -> int:
+        full = n if window is None else min(n, window)  # queries that see all up to themselves
+        return full * (full + 1) // 2 + (n - full) * full
+
+    return of_first(S) - of_first(S - T)
 
 
 def load_out_proj(out_proj: nn.Linear | None, weights: HeadWeights) -> None:
@@ -164,5 +193,5 @@ def load_out_proj(out_proj: nn.Linear | None, weights: HeadWeights) -> None:
     copy_into(None if out_proj is None else out_proj.bias, weights.out_bias_E, "output bias")
 
 
-def _split(parameter: torch.Tensor, head_dim: int) -> Tensor:
+def _split(parameter: Tensor, head_dim: int) -> Tensor:
     return parameter.detach().clone().unflatten(0, (-1, head_dim))

@@ -222,10 +222,11 @@ def test_dropout_acts_in_training_only(variant, backend):
 @pytest.mark.parametrize("backend", ["reference", "sdpa"])
 def test_dropout_acts_on_weights_alone(variant, backend):
     attention = build_attention(variant, backend=backend, dropout=0.4).double()
-    if attention.out_proj is not None:
+    writer = attention.residual_writer()
+    if writer is not None:
         with torch.no_grad():
-            attention.out_proj.weight.copy_(torch.eye(E))
-            attention.out_proj.bias.zero_()
+            writer.weight.copy_(torch.eye(E))
+            writer.bias.zero_()
     # One token has one weight per head. Without it the head is silent, with it all of the head is
     # scaled by 1 / (1 - 0.4): nothing else, as queries, keys and values, was dropped.
     x = draw(61, 1, E)
@@ -279,7 +280,7 @@ def test_the_model_shows_the_weights_of_every_layer(variant):
     assert len(maps) == 2
     first = model.layers()[0]
     with torch.no_grad():  # as the maps are made: a linear layer may add up in another order
-        x = first.norm_attention(model.input_position(model.token_embedding(ids), 0))
+        x = first.norm_attention(model.input_position(model.token_embedding(ids), range(T)))
         expected = first.attention.attention_weights(x)
     assert_same(maps[0], expected)
 

@@ -101,7 +101,7 @@ def test_weights_start_as_gpt2s(variant, position):
         f"attn={variant}", f"position={position}", "model.num_layers=3", "model.d_model=60"
     )
     writers = [block.mlp.down for block in model.layers()]
-    writers += [block.attention.out_proj for block in model.layers() if block.attention.out_proj]
+    writers += [block.attention.residual_writer() for block in model.layers()]
     drawn: dict[float, list[Tensor]] = {0.02: [], 0.02 * 6**-0.5: []}
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Embedding):
