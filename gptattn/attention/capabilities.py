@@ -35,10 +35,7 @@ class HasMaps(ABC):
 
     @abstractmethod
     def attention_weights(self, x_BTE: Tensor, carried: Carried | None = None) -> Tensor:
-        """The weights w [B, H, T, T], through the reference path whatever backend trains.
-
-        Nothing is left in `carried`.
-        """
+        """The weights w [B, H, T, T], through the reference path whatever backend trains."""
 
 
 class HasHeads(ABC):

@@ -59,6 +59,8 @@ def attend(
             scale=rule.scale,
             enable_gqa=k_BGSD.shape[1] != q_BHTD.shape[1],
         )
+    if at.known and at.T == 1 and rule.window is None:  # it sees all keys
+        return _folded(q_BHTD, k_BGSD, v_BGSD, rule.scale, dropout, None)
     return _masked_in_blocks(q_BHTD, k_BGSD, v_BGSD, rule, dropout, at)
 
 
@@ -117,34 +119,38 @@ def _scores_in_blocks(
 def _masked_in_blocks(
     q_BHTD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, rule: Rule, dropout: float, at: Standing
 ) -> Tensor:
-    """torch's sdpa on BLOCK queries at a time, with a mask where one must be.
-
-    The R heads of a group become R * T query rows of one head: each key and value is read once
-    per group.
-    """
-    B, H = q_BHTD.shape[:2]
-    G = k_BGSD.shape[1]
+    """torch's sdpa on BLOCK queries at a time, each block with a mask and the keys it may see."""
     done = []
     for query, key in at.blocks(BLOCK, rule.window):
-        q = q_BHTD[:, :, query.where]
-        T = q.shape[2]
-        mask, seen = None, None
-        # One query whose keys are known sees all of those that it is given here.
-        if T != 1 or not at.known:
-            mask = visible(rule, query, key)
-            if not at.known:
-                # A softmax over nothing would be NaN: who sees nothing sees all, for zeros.
-                seen = mask.any(dim=-1, keepdim=True)
-                mask = mask | ~seen
-            mask = mask.repeat(1, 1, H // G, 1)
-        y_BGXD = F.scaled_dot_product_attention(
-            q.reshape(B, G, H // G * T, q.shape[3]),
-            k_BGSD[:, :, key.where],
-            v_BGSD[:, :, key.where],
-            attn_mask=mask,
-            dropout_p=dropout,
-            scale=rule.scale,
-        )
-        y_BHTD = y_BGXD.reshape(B, H, T, v_BGSD.shape[3])
-        done.append(y_BHTD if seen is None else y_BHTD.masked_fill(~seen, 0.0))
+        inputs = q_BHTD[:, :, query.where], k_BGSD[:, :, key.where], v_BGSD[:, :, key.where]
+        mask = visible(rule, query, key)
+        if at.known:
+            done.append(_folded(*inputs, rule.scale, dropout, mask))
+            continue
+        # A softmax over nothing would be NaN: who sees nothing looks at all, and gets zeros.
+        seen = mask.any(dim=-1, keepdim=True)
+        y_BHTD = _folded(*inputs, rule.scale, dropout, mask | ~seen)
+        done.append(y_BHTD.masked_fill(~seen, 0.0))
     return done[0] if len(done) == 1 else torch.cat(done, dim=2)
+
+
+def _folded(
+    q_BHTD: Tensor,
+    k_BGSD: Tensor,
+    v_BGSD: Tensor,
+    scale: float,
+    dropout: float,
+    mask: Tensor | None,
+) -> Tensor:
+    """The R heads of a group as R * T query rows of one: keys and values are read once a group."""
+    B, H, T, D = q_BHTD.shape
+    G = k_BGSD.shape[1]
+    y_BGXD = F.scaled_dot_product_attention(
+        q_BHTD.reshape(B, G, H // G * T, D),
+        k_BGSD,
+        v_BGSD,
+        attn_mask=None if mask is None else mask.repeat(1, 1, H // G, 1),
+        dropout_p=dropout,
+        scale=scale,
+    )
+    return y_BGXD.reshape(B, H, T, v_BGSD.shape[3])

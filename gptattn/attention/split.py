@@ -75,21 +75,22 @@ class SplitAttention(Attention, HasMaps, HasHeads, Preparable):
         """Who sees whom, and what happens to scores; a variant may have another."""
         return Rule(self.scale)
 
-    def _located(self, x_BTE: Tensor, positions: Positions) -> tuple[Tensor, Tensor, Tensor]:
-        """What `project` gives for tokens at these positions, with the positions in it."""
+    def located(self, x_BTE: Tensor, carried: Carried) -> tuple[Tensor, Tensor, Tensor]:
+        """What `project` gives, with its positions in it; a variant may bring in what earlier
+        layers left."""
         q_BHTD, k_BGTD, v_BGTD = self.project(x_BTE)
         if self.position is not None:
-            q_BHTD, k_BGTD = self.position.rotate(q_BHTD, k_BGTD, positions)
+            q_BHTD, k_BGTD = self.position.rotate(q_BHTD, k_BGTD, carried.positions)
         return q_BHTD, k_BGTD, v_BGTD
 
     def forward(
         self, x_BTE: Tensor, cache: Cache | None = None, carried: Carried | None = None
     ) -> Tensor:
-        positions = self.begin(x_BTE, cache, carried).positions
+        carried = self.begin(x_BTE, cache, carried)
         y_BHTD = attend_cached(
-            *self._located(x_BTE, positions),
+            *self.located(x_BTE, carried),
             self.rule(),
-            positions,
+            carried.positions,
             cache,
             dropout=self.dropout if self.training else 0.0,
             backend=self.backend,
@@ -106,9 +107,10 @@ class SplitAttention(Attention, HasMaps, HasHeads, Preparable):
         return KVCache(batch, heads, capacity, self.head_dim, w.dtype, w.device, window)
 
     def attention_weights(self, x_BTE: Tensor, carried: Carried | None = None) -> Tensor:
-        positions = self.begin(x_BTE, None, carried).positions
-        q_BHTD, k_BGTD, _ = self._located(x_BTE, positions)
-        return attention_weights(q_BHTD, k_BGTD, self.rule(), q_pos=positions, k_pos=positions)
+        carried = self.begin(x_BTE, None, carried)
+        q_BHTD, k_BGTD, _ = self.located(x_BTE, carried)
+        at = carried.positions
+        return attention_weights(q_BHTD, k_BGTD, self.rule(), q_pos=at, k_pos=at)
 
     def flops(self, T: int, S: int) -> int:
         window = self.rule().window

@@ -20,10 +20,7 @@ class TokenCache(Cache):
     def __init__(self, tensors: Mapping[str, Tensor], window: int | None = None) -> None:
         super().__init__(tensors)
         self.window = window
-
-    @property
-    def capacity(self) -> int:
-        return next(iter(self.tensors.values())).shape[-2]
+        self.capacity = next(iter(self.tensors.values())).shape[-2]
 
     def write(
         self, new: Mapping[str, Tensor], positions: Positions | None = None
@@ -38,25 +35,28 @@ class TokenCache(Cache):
         start, stop = self.length, self.length + tokens
         if isinstance(positions, range) and positions.start != start:
             raise ValueError(f"positions from {positions.start} on do not follow {start} tokens")
-        self._check(new)
+        self._check(new, tokens)
+        index: range | Tensor = range(stop)
         if stop <= self.capacity:
             held = {name: self._behind(name, x) for name, x in new.items()}
-            return held, _positions(range(stop), stop, positions, self._device)
-        if self.capacity != self.window:
+        elif self.capacity == self.window:
+            held, index = self._wrapped(new, start, stop)
+        else:
             raise ValueError(f"{stop} tokens do not fit the cache's capacity={self.capacity}")
-        held, index = self._wrapped(new, start, stop)
-        return held, _positions(index, stop, positions, self._device)
+        if positions is None or isinstance(positions, range):
+            return held, index
+        return held, _positions(index, stop, positions)
 
     @property
     def _device(self) -> torch.device:
         return next(iter(self.tensors.values())).device
 
-    def _check(self, new: Mapping[str, Tensor]) -> None:
-        shapes = {name: [*x.shape[:-2], x.shape[-1]] for name, x in new.items()}
-        ours = {name: [*x.shape[:-2], x.shape[-1]] for name, x in self.tensors.items()}
-        if shapes != ours or len({x.shape[-2] for x in new.values()}) != 1:
-            given = {name: tuple(x.shape) for name, x in new.items()}
-            raise ValueError(f"{given} do not fit the cache's {ours} (without the tokens' axis)")
+    def _check(self, new: Mapping[str, Tensor], tokens: int) -> None:
+        for name, tensor in self.tensors.items():
+            fitting = (*tensor.shape[:-2], tokens, tensor.shape[-1])
+            if name not in new or len(new) != len(self.tensors) or new[name].shape != fitting:
+                given = {name: tuple(x.shape) for name, x in new.items()}
+                raise ValueError(f"{given} do not fit the cache, whose {name} takes {fitting}")
 
     def _behind(self, name: str, x: Tensor) -> Tensor:
         tensor, tokens = self.tensors[name], x.shape[-2]
@@ -109,13 +109,11 @@ class KVCache(TokenCache):
         super().__init__({"k": k_BGSD, "v": v_BGSD}, window)
 
 
-def _positions(
-    index: range | Tensor, stop: int, newest: Positions | None, device: torch.device
-) -> Positions:
-    """The positions of tokens given by number, of which the last has the last of `newest`."""
-    if newest is None or isinstance(newest, range):
-        return index
-    index_S = torch.arange(stop, device=device) if isinstance(index, range) else index
+def _positions(index: range | Tensor, stop: int, newest: Tensor) -> Tensor:
+    """[B, S] of tokens given by number, of which the last has the last of `newest`."""
+    index_S = index
+    if isinstance(index_S, range):
+        index_S = torch.arange(stop, device=newest.device)
     # A row that is padding so far ends in -1, and all of it comes out below 0.
     padding_B1 = stop - 1 - newest.reshape(-1, newest.shape[-1])[:, -1:]
     return (index_S - padding_B1).clamp_min(-1)
