@@ -52,11 +52,13 @@ class TokenCache(Cache):
         return next(iter(self.tensors.values())).device
 
     def _check(self, new: Mapping[str, Tensor], tokens: int) -> None:
+        if new.keys() != self.tensors.keys():
+            raise ValueError(f"{list(new)} do not fit the cache, which holds {list(self.tensors)}")
         for name, tensor in self.tensors.items():
             fitting = (*tensor.shape[:-2], tokens, tensor.shape[-1])
-            if name not in new or len(new) != len(self.tensors) or new[name].shape != fitting:
-                given = {name: tuple(x.shape) for name, x in new.items()}
-                raise ValueError(f"{given} do not fit the cache, whose {name} takes {fitting}")
+            if new[name].shape != fitting:
+                given = tuple(new[name].shape)
+                raise ValueError(f"{given} does not fit the cache, whose {name} takes {fitting}")
 
     def _behind(self, name: str, x: Tensor) -> Tensor:
         tensor, tokens = self.tensors[name], x.shape[-2]

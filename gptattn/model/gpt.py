@@ -83,6 +83,11 @@ class GPT(nn.Module, Preparable):
         self._prepared_head: Prepared | None = None
         self._initialise()
 
+    @property
+    def head(self) -> nn.Embedding | nn.Linear:
+        """Whose weight [vocab_size, d_model] turns the last layer's output into logits."""
+        return self.token_embedding
+
     def layers(self) -> list[Block]:
         return [block for block in self.blocks if isinstance(block, Block)]
 
@@ -122,14 +127,14 @@ class GPT(nn.Module, Preparable):
         return self.norm(x)
 
     def forward(self, ids: Tensor, cache: CacheGroup | None = None) -> Tensor:
-        return nn.functional.linear(self.hidden(ids, cache), self.token_embedding.weight)
+        return nn.functional.linear(self.hidden(ids, cache), self.head.weight)
 
     def next_logits(self, ids: Tensor, cache: CacheGroup | None = None) -> Tensor:
         """The logits [B, vocab_size] of what follows ids [B, T]: of the last position alone."""
         last_BE = self.hidden(ids, cache)[:, -1]
         if self._prepared_head is not None and not torch.is_grad_enabled():
             return self._prepared_head(last_BE)
-        return nn.functional.linear(last_BE, self.token_embedding.weight)
+        return nn.functional.linear(last_BE, self.head.weight)
 
     def prepare(self, rows: int | None) -> None:
         """Be quick at decoding `rows` rows at a time, until prepare(None).
@@ -137,14 +142,14 @@ class GPT(nn.Module, Preparable):
         This holds a copy of the projections that are joined, and for 2 to 32 rows on the CPU of
         all weights.
         """
-        self._prepared_head = None if rows is None else Prepared([self.token_embedding], rows)
+        self._prepared_head = None if rows is None else Prepared([self.head], rows)
         for child in self.children():
             prepare(child, rows)
 
     def loss(self, ids: Tensor, targets: Tensor, chunk_tokens: int | None = None) -> Tensor:
         """Mean cross-entropy in nats of the targets [B, T] that follow ids [B, T]."""
         hidden = self.hidden(ids)
-        return linear_cross_entropy(hidden, self.token_embedding.weight, targets, chunk_tokens)
+        return linear_cross_entropy(hidden, self.head.weight, targets, chunk_tokens)
 
     def new_cache(
         self, batch: int, capacity: int | None = None, padding_B: Tensor | None = None

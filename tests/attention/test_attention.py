@@ -332,5 +332,7 @@ def test_nothing_in_gives_nothing_out(variant, shape):
 @pytest.mark.parametrize(("k", "v"), [((2, 1, 3, 8), (2, 4, 3, 8)), ((2, 4, 3, 8), (2, 4, 1, 8))])
 def test_a_cache_takes_no_part_of_keys_or_values_for_all(k, v):
     cache = KVCache(2, 4, 5, 8, torch.float32, torch.device("cpu"))
-    with pytest.raises(ValueError, match=r"do not fit the cache, whose [kv] takes \(2, 4, \d, 8\)"):
+    with pytest.raises(
+        ValueError, match=r"does not fit the cache, whose [kv] takes \(2, 4, \d, 8\)"
+    ):
         cache.write({"k": torch.zeros(k), "v": torch.zeros(v)})
