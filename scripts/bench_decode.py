@@ -29,8 +29,8 @@ from gptattn.attention import (
     MultiHeadAttentionWrapper,
     Rule,
 )
+from gptattn.attention.heads import attend_cached
 from gptattn.attention.linear import prepare
-from gptattn.attention.split import attend_cached
 from gptattn.cli.main import check_job
 from gptattn.decode.generate import stream
 from gptattn.decode.sampling import Sampling

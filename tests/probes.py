@@ -7,11 +7,12 @@ from torch import Tensor, nn
 from gptattn.attention.base import Attention, Carried
 from gptattn.attention.cache import Cache
 from gptattn.attention.capabilities import HasMaps
-from gptattn.attention.core import Backend, attend, attention_weights
+from gptattn.attention.core import Backend, attend
+from gptattn.attention.heads import seen_pairs
 from gptattn.attention.linear import Linear
-from gptattn.attention.rule import Rule
+from gptattn.attention.rule import Rule, attention_weights
 from gptattn.attention.spans import Span
-from gptattn.attention.split import SplitAttention, seen_pairs
+from gptattn.attention.split import SplitAttention
 from gptattn.attention.token_cache import KVCache, TokenCache
 from gptattn.position.base import HeadPosition, Positions
 

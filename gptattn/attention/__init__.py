@@ -6,10 +6,10 @@
 from gptattn.attention.base import Attention, Carried
 from gptattn.attention.cache import Cache, CacheGroup
 from gptattn.attention.capabilities import HasHeads, HasMaps, HeadWeights
-from gptattn.attention.core import attend, attention_weights
+from gptattn.attention.core import attend
 from gptattn.attention.gqa import GroupedQueryAttention
 from gptattn.attention.mha import MultiHeadAttention
-from gptattn.attention.rule import Rule
+from gptattn.attention.rule import Rule, attention_weights
 from gptattn.attention.single_head import CausalAttention, SelfAttentionV1, SelfAttentionV2
 from gptattn.attention.spans import Span
 from gptattn.attention.token_cache import KVCache, TokenCache

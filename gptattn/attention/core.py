@@ -64,19 +64,6 @@ def attend(
     return _masked_in_blocks(q_BHTD, k_BGSD, v_BGSD, rule, dropout, at)
 
 
-def attention_weights(
-    q_BHTD: Tensor,
-    k_BGSD: Tensor,
-    rule: Rule,
-    *,
-    q_pos: Positions | None = None,
-    k_pos: Positions | None = None,
-) -> Tensor:
-    """The weights [B, H, T, S] that `attend` gives the keys, before dropout."""
-    at = Standing(q_pos, k_pos, q_BHTD.shape[2], k_BGSD.shape[2], q_BHTD.device)
-    return weights(q_BHTD, k_BGSD, rule, *at.whole(), at.known)
-
-
 def _by_scores(
     q_BHTD: Tensor,
     k_BGSD: Tensor,

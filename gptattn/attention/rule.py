@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, einsum
 
-from gptattn.attention.spans import Span
+from gptattn.attention.spans import Span, Standing
+from gptattn.position.base import Positions
 
 # (queries, keys) -> what is added to their scores, [B, H, T, S] or of size 1 in places; -inf hides.
 Bias = Callable[[Span, Span], Tensor]
@@ -86,3 +87,16 @@ def weights(
         return score_BHTS.softmax(dim=-1)
     nothing = (score_BHTS == -math.inf).all(dim=-1, keepdim=True)
     return score_BHTS.masked_fill(nothing, 0.0).softmax(dim=-1).masked_fill(nothing, 0.0)
+
+
+def attention_weights(
+    q_BHTD: Tensor,
+    k_BGSD: Tensor,
+    rule: Rule,
+    *,
+    q_pos: Positions | None = None,
+    k_pos: Positions | None = None,
+) -> Tensor:
+    """The weights [B, H, T, S] that `attend` gives the keys, before dropout."""
+    at = Standing(q_pos, k_pos, q_BHTD.shape[2], k_BGSD.shape[2], q_BHTD.device)
+    return weights(q_BHTD, k_BGSD, rule, *at.whole(), at.known)

@@ -9,11 +9,12 @@ from torch import Tensor, nn
 from gptattn.attention.base import Attention, Carried, check_sizes
 from gptattn.attention.cache import Cache
 from gptattn.attention.capabilities import HasHeads, HasMaps, HeadWeights, copy_into
-from gptattn.attention.core import Backend, attend, attention_weights, check_backend
+from gptattn.attention.core import Backend, check_backend
+from gptattn.attention.heads import attend_cached, load_out_proj, per_head, seen_pairs
 from gptattn.attention.linear import Joint, Linear, Preparable, prepare
-from gptattn.attention.rule import Rule
+from gptattn.attention.rule import Rule, attention_weights
 from gptattn.attention.token_cache import KVCache
-from gptattn.position.base import HeadPosition, Positions
+from gptattn.position.base import HeadPosition
 
 
 class SplitAttention(Attention, HasMaps, HasHeads, Preparable):
@@ -39,7 +40,8 @@ class SplitAttention(Attention, HasMaps, HasHeads, Preparable):
         self.d_in, self.d_out, self.context_length = d_in, d_out, context_length
         self.num_heads, self.num_kv_heads = num_heads, num_kv_heads
         self.head_dim = d_out // num_heads
-        self.scale = Rule(self.head_dim**-0.5 if scale is None else scale).scale
+        self._plain = Rule(self.head_dim**-0.5 if scale is None else scale)
+        self.scale = self._plain.scale
         self.dropout = dropout
         self.backend: Backend = backend
         # The order of construction is the tutorials': a seed gives their numbers.
@@ -73,7 +75,7 @@ class SplitAttention(Attention, HasMaps, HasHeads, Preparable):
 
     def rule(self) -> Rule:
         """Who sees whom, and what happens to scores; a variant may have another."""
-        return Rule(self.scale)
+        return self._plain
 
     def located(self, x_BTE: Tensor, carried: Carried) -> tuple[Tensor, Tensor, Tensor]:
         """What `project` gives, with its positions in it; a variant may bring in what earlier
@@ -118,8 +120,8 @@ class SplitAttention(Attention, HasMaps, HasHeads, Preparable):
 
     def export_heads(self) -> HeadWeights:
         def heads(linear: nn.Linear) -> tuple[Tensor, Tensor | None]:
-            bias = None if linear.bias is None else _split(linear.bias, self.head_dim)
-            return _split(linear.weight, self.head_dim), bias
+            bias = None if linear.bias is None else per_head(linear.bias, self.head_dim)
+            return per_head(linear.weight, self.head_dim), bias
 
         (q, q_bias), (k, k_bias), (v, v_bias) = map(heads, (self.W_query, self.W_key, self.W_value))
         out, out_bias = None, None
@@ -147,53 +149,3 @@ class SplitAttention(Attention, HasMaps, HasHeads, Preparable):
     def names_in_heads(self) -> set[str]:
         inside = ("W_query.", "W_key.", "W_value.", "out_proj.")
         return {name for name in self.state_dict() if name.startswith(inside)}
-
-
-def attend_cached(
-    q_BHTD: Tensor,
-    k_BGTD: Tensor,
-    v_BGTD: Tensor,
-    rule: Rule,
-    positions: Positions,
-    cache: Cache | None,
-    *,
-    dropout: float,
-    backend: Backend,
-) -> Tensor:
-    """Attend to these keys and values, which are written into the cache, and to all it holds."""
-    k_BGSD, v_BGSD, k_pos = k_BGTD, v_BGTD, positions
-    if cache is not None:
-        if not isinstance(cache, KVCache):
-            raise TypeError(f"{type(cache).__name__} is not this module's; use new_cache()")
-        held, k_pos = cache.write({"k": k_BGTD, "v": v_BGTD}, positions)
-        k_BGSD, v_BGSD = held["k"], held["v"]
-    return attend(
-        q_BHTD,
-        k_BGSD,
-        v_BGSD,
-        rule,
-        q_pos=positions,
-        k_pos=k_pos,
-        dropout=dropout,
-        backend=backend,
-    )
-
-
-def seen_pairs(T: int, S: int, window: int | None) -> int:
-    """Pairs of a query and a key it sees: T queries, the last of S tokens, in one causal head."""
-
-    def of_first(n: int) -> int:
-        full = n if window is None else min(n, window)  # queries that see all up to themselves
-        return full * (full + 1) // 2 + (n - full) * full
-
-    return of_first(S) - of_first(S - T)
-
-
-def load_out_proj(out_proj: nn.Linear | None, weights: HeadWeights) -> None:
-    out = None if weights.out_EHD is None else weights.out_EHD.flatten(1)
-    copy_into(None if out_proj is None else out_proj.weight, out, "output weight")
-    copy_into(None if out_proj is None else out_proj.bias, weights.out_bias_E, "output bias")
-
-
-def _split(parameter: Tensor, head_dim: int) -> Tensor:
-    return parameter.detach().clone().unflatten(0, (-1, head_dim))

@@ -21,6 +21,7 @@ class TokenCache(Cache):
         super().__init__(tensors)
         self.window = window
         self.capacity = next(iter(self.tensors.values())).shape[-2]
+        self._around = {n: (x.shape[:-2], x.shape[-1]) for n, x in self.tensors.items()}
 
     def write(
         self, new: Mapping[str, Tensor], positions: Positions | None = None
@@ -52,10 +53,10 @@ class TokenCache(Cache):
         return next(iter(self.tensors.values())).device
 
     def _check(self, new: Mapping[str, Tensor], tokens: int) -> None:
-        if new.keys() != self.tensors.keys():
+        if new.keys() != self._around.keys():
             raise ValueError(f"{list(new)} do not fit the cache, which holds {list(self.tensors)}")
-        for name, tensor in self.tensors.items():
-            fitting = (*tensor.shape[:-2], tokens, tensor.shape[-1])
+        for name, (before, size) in self._around.items():
+            fitting = (*before, tokens, size)
             if new[name].shape != fitting:
                 given = tuple(new[name].shape)
                 raise ValueError(f"{given} does not fit the cache, whose {name} takes {fitting}")

@@ -7,9 +7,9 @@ from gptattn.attention.base import Attention, Carried, check_sizes
 from gptattn.attention.cache import Cache
 from gptattn.attention.capabilities import HasHeads, HasMaps, HeadWeights
 from gptattn.attention.core import Backend
+from gptattn.attention.heads import attend_cached, load_out_proj
 from gptattn.attention.linear import Joint, Linear, Preparable, prepare
 from gptattn.attention.single_head import CausalAttention
-from gptattn.attention.split import attend_cached, load_out_proj
 from gptattn.attention.token_cache import KVCache
 from gptattn.position.base import HeadPosition, Positions
 
