@@ -27,9 +27,10 @@ from gptattn.attention import (
     KVCache,
     MultiHeadAttention,
     MultiHeadAttentionWrapper,
+    Rule,
 )
+from gptattn.attention.heads import attend_cached
 from gptattn.attention.linear import prepare
-from gptattn.attention.split import attend_cached
 from gptattn.cli.main import check_job
 from gptattn.decode.generate import stream
 from gptattn.decode.sampling import Sampling
@@ -238,9 +239,9 @@ def attend_step(module: Attention, setting: Setting, batch: int, S: int) -> floa
     """Seconds of the same without the projections: writing the cache, and attending to it."""
     cache = full_cache(module, batch, S)
     q = torch.randn(batch, HEADS, 1, D_MODEL // HEADS, device=setting.device, dtype=setting.dtype)
-    k = torch.randn_like(cache.k_BGSD[:, :, :1])
-    scale = (D_MODEL // HEADS) ** -0.5
-    attend = partial(attend_cached, q, k, k, cache, scale=scale, dropout=0.0, backend="sdpa")
+    k = torch.randn_like(cache.tensors["k"][:, :, :1])
+    rule, positions = Rule((D_MODEL // HEADS) ** -0.5), range(cache.length, cache.length + 1)
+    attend = partial(attend_cached, q, k, k, rule, positions, cache, dropout=0.0, backend="sdpa")
     return step_seconds(attend, setting)
 
 
@@ -248,8 +249,8 @@ def full_cache(module: Attention, batch: int, S: int) -> KVCache:
     """A cache with room for one more token. Memory that was never written would read too fast."""
     cache = module.new_cache(batch, S)
     assert isinstance(cache, KVCache)
-    cache.k_BGSD.normal_()
-    cache.v_BGSD.normal_()
+    for tensor in cache.tensors.values():
+        tensor.normal_()
     cache.advance(S - 1)
     return cache
 

@@ -10,6 +10,7 @@ from gptattn.attention import (
     GroupedQueryAttention,
     MultiHeadAttention,
     MultiHeadAttentionWrapper,
+    Rule,
     SelfAttentionV1,
     SelfAttentionV2,
     attend,
@@ -85,9 +86,9 @@ def grouped_heads() -> tuple[Tensor, Tensor, Tensor]:
         return x.reshape(batch, heads * group, tokens, size)
 
     return (
-        attend(queries, interleaved(keys), interleaved(values), scale=gqa.scale),
-        attend(queries, expanded(keys), expanded(values), scale=gqa.scale),
-        attend(queries, keys, values, scale=gqa.scale),
+        attend(queries, interleaved(keys), interleaved(values), Rule(gqa.scale)),
+        attend(queries, expanded(keys), expanded(values), Rule(gqa.scale)),
+        attend(queries, keys, values, Rule(gqa.scale)),
     )
 
 

@@ -3,8 +3,10 @@
 Nothing here names a variant: a new file in `conf/attn` or `conf/position` is tested as it is.
 """
 
+import inspect
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 from gptattn.attention import Attention
 from gptattn.cli.compose import CONF, composed, to_train_config
 from gptattn.model.gpt import GPT
-from gptattn.settings.build import build_model, construct, shared_arguments
+from gptattn.settings.build import build_model, construct, find_target, shared_arguments
 from gptattn.settings.config import TrainConfig
 
 
@@ -34,25 +36,39 @@ SMALL = (
     "model.qkv_bias=true",
 )
 
+# Mechanisms of tests/probes.py, by a YAML each; no user sees them.
+PROBE_CONFIGS = Path(__file__).with_name("probe_configs")
+PROBES = sorted(path.stem for path in (PROBE_CONFIGS / "attn").glob("*.yaml"))
+WITH_PROBES = (f"hydra.searchpath=[file://{PROBE_CONFIGS}]", "allow_targets=[probes]")
+
 
 @lru_cache
 def settings(*overrides: str) -> TrainConfig:
     """The settings of this command line: not to be changed, as others get the same object."""
-    with composed(overrides) as cfg:
+    probed = any(f"attn={name}" in overrides for name in PROBES)
+    with composed([*overrides, *(WITH_PROBES if probed else ())]) as cfg:
         return to_train_config(cfg)
 
 
 def build_attention(variant: str, **overrides: Any) -> Attention:
     """One layer of a variant, by its YAML, at the small sizes; no position encoding.
 
-    An override replaces an argument of the constructor, whether shared by all or the YAML's own.
+    An override replaces an argument of the constructor, whether shared by all or the YAML's own;
+    a mechanism that has but one backend is built with that.
     """
     cfg = settings(f"attn={variant}", *SMALL)
-    shared = shared_arguments(cfg.model) | {"position": None, "layer": 0}
+    shared = shared_arguments(cfg.model) | {"position": None, "layer": 0, "backend": None}
     spec = dict(cfg.attn)
     for name, value in overrides.items():
-        (shared if name in shared else spec)[name] = value
-    return construct("attn", spec, shared, [])
+        (spec if name in spec or name not in shared else shared)[name] = value
+    return construct("attn", spec, shared, cfg.allow_targets)
+
+
+def takes(variant: str, argument: str) -> bool:
+    """Whether the mechanism has such an argument."""
+    cfg = settings(f"attn={variant}", *SMALL)
+    target = find_target("attn", cfg.attn, cfg.allow_targets)
+    return argument in inspect.signature(target).parameters
 
 
 def build_gpt(*overrides: str, vocab_size: int = 13, std: float | None = None) -> GPT:

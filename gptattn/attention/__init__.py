@@ -3,25 +3,36 @@
 `conf/attn`, whose files each name a class: a new variant needs no line here.
 """
 
-from gptattn.attention.base import Attention, HeadWeights
-from gptattn.attention.cache import CacheGroup, KVCache
-from gptattn.attention.core import attend, attention_weights
+from gptattn.attention.base import Attention, Carried
+from gptattn.attention.cache import Cache, CacheGroup
+from gptattn.attention.capabilities import HasHeads, HasMaps, HeadWeights
+from gptattn.attention.core import attend
 from gptattn.attention.gqa import GroupedQueryAttention
 from gptattn.attention.mha import MultiHeadAttention
+from gptattn.attention.rule import Rule, attention_weights
 from gptattn.attention.single_head import CausalAttention, SelfAttentionV1, SelfAttentionV2
+from gptattn.attention.spans import Span
+from gptattn.attention.token_cache import KVCache, TokenCache
 from gptattn.attention.wrapper import MultiHeadAttentionWrapper
 
 __all__ = [
     "Attention",
+    "Cache",
     "CacheGroup",
+    "Carried",
     "CausalAttention",
     "GroupedQueryAttention",
+    "HasHeads",
+    "HasMaps",
     "HeadWeights",
     "KVCache",
     "MultiHeadAttention",
     "MultiHeadAttentionWrapper",
+    "Rule",
     "SelfAttentionV1",
     "SelfAttentionV2",
+    "Span",
+    "TokenCache",
     "attend",
     "attention_weights",
 ]

@@ -8,56 +8,51 @@ Letters, one per axis, in tensor names and in einsum alike:
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from gptattn.attention.cache import Cache
+from gptattn.position.base import Positions
 
 
-@dataclass(frozen=True)
-class HeadWeights:
-    """One layer's weights in the canonical per-head layout that all variants read and write.
+@dataclass
+class Carried:
+    """What one forward pass carries from layer to layer, beside the stream x [B, T, E].
 
-    Query head h reads key/value head h // (H / G). A missing bias or output projection is None.
+    A layer may leave what later ones need (its values, its keys) in `left`, by a name of its own.
     """
 
-    q_HDE: Tensor
-    k_GDE: Tensor
-    v_GDE: Tensor
-    q_bias_HD: Tensor | None
-    k_bias_GD: Tensor | None
-    v_bias_GD: Tensor | None
-    out_EHD: Tensor | None
-    out_bias_E: Tensor | None
+    positions: Positions  # of the T tokens
+    documents_BT: Tensor | None = None  # a number for each token; None: a row is one document
+    left: dict[str, Any] = field(default_factory=dict)
 
 
 class Attention(nn.Module, ABC):
     """Causal self-attention: x [B, T, d_in] -> y [B, T, d_out], T <= context_length.
 
     Parameters are counted from `parameters()`, cache bytes from `new_cache` on the meta device.
+    What not every mechanism has is a class of its own to inherit beside: `HasMaps`, `HasHeads`.
     """
 
     d_in: int
     d_out: int
     context_length: int
-    out_proj: nn.Linear | None  # writes into the residual stream; GPT-2 initialises it smaller
 
     @abstractmethod
-    def forward(self, x_BTE: Tensor, cache: Cache | None = None) -> Tensor:
+    def forward(
+        self, x_BTE: Tensor, cache: Cache | None = None, carried: Carried | None = None
+    ) -> Tensor:
         """Attend causally. With a cache, x holds the tokens that follow `cache.length` others.
 
-        The caller advances the cache, once per step. Raises ValueError past `context_length`.
+        The caller advances the cache, once per step. A layer used alone needs nothing `carried`.
+        Raises ValueError past `context_length`.
         """
 
     @abstractmethod
     def new_cache(self, batch: int, capacity: int) -> Cache:
         """An empty cache for `batch` rows of up to `capacity` tokens, on the weights' device."""
-
-    @abstractmethod
-    def attention_weights(self, x_BTE: Tensor) -> Tensor:
-        """The weights w [B, H, T, T], through the reference path whatever backend trains."""
 
     @abstractmethod
     def flops(self, T: int, S: int) -> int:
@@ -66,20 +61,32 @@ class Attention(nn.Module, ABC):
         Only pairs the mask lets through count. Projections are counted from their weights.
         """
 
-    @abstractmethod
-    def export_heads(self) -> HeadWeights:
-        """A copy of the weights in the canonical layout."""
+    def initialise(self, std: float) -> None:
+        """Draw the weights, once, as the mechanism's paper does; called without gradients.
 
-    @abstractmethod
-    def load_heads(self, weights: HeadWeights) -> None:
-        """Take over weights in the canonical layout. Raises ValueError where they do not fit."""
+        Here every Linear's from N(0, std), which is GPT-2's, with biases of 0; what a constructor
+        has put into other parameters stays.
+        """
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                module.weight.normal_(0.0, std)
+                if module.bias is not None:
+                    module.bias.zero_()
 
-    def check_length(self, length: int) -> None:
-        if length > self.context_length:
+    def residual_writer(self) -> nn.Linear | None:
+        """The layer that writes into the residual stream, if the model shall draw it smaller."""
+        return None
+
+    def begin(self, x_BTE: Tensor, cache: Cache | None, carried: Carried | None) -> Carried:
+        """What is carried, or what a layer goes by alone. Raises ValueError past the context."""
+        start = 0 if cache is None else cache.length
+        stop = start + x_BTE.shape[1]
+        if stop > self.context_length:
             raise ValueError(
-                f"{length} tokens do not fit context_length={self.context_length}; "
+                f"{stop} tokens do not fit context_length={self.context_length}; "
                 "pass fewer tokens or build with a longer context"
             )
+        return Carried(range(start, stop)) if carried is None else carried
 
 
 def divisors(n: int) -> list[int]:
@@ -101,17 +108,3 @@ def check_sizes(d_out: int, num_heads: int, num_kv_heads: int, dropout: float) -
         )
     if not 0.0 <= dropout < 1.0:
         raise ValueError(f"dropout={dropout} must lie in [0, 1); 0 switches it off")
-
-
-def copy_into(parameter: Tensor | None, value: Tensor | None, what: str) -> None:
-    """Copy `value` into `parameter`, both given or both None, and of one shape."""
-    if parameter is None and value is None:
-        return
-    if parameter is None or value is None:
-        raise ValueError(f"{what} is present on one side only; build both modules alike")
-    if parameter.shape != value.shape:
-        raise ValueError(
-            f"{what} has shape {list(value.shape)}, this module takes {list(parameter.shape)}"
-        )
-    with torch.no_grad():
-        parameter.copy_(value)

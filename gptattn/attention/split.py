@@ -4,19 +4,20 @@
 and in nothing else.
 """
 
-import math
-
-import torch
 from torch import Tensor, nn
 
-from gptattn.attention.base import Attention, HeadWeights, check_sizes, copy_into
-from gptattn.attention.cache import Cache, KVCache
-from gptattn.attention.core import Backend, attend, attention_weights, check_backend
+from gptattn.attention.base import Attention, Carried, check_sizes
+from gptattn.attention.cache import Cache
+from gptattn.attention.capabilities import HasHeads, HasMaps, HeadWeights, copy_into
+from gptattn.attention.core import Backend, check_backend
+from gptattn.attention.heads import attend_cached, load_out_proj, per_head, seen_pairs
 from gptattn.attention.linear import Joint, Linear, Preparable, prepare
-from gptattn.position.base import HeadPosition, Offset
+from gptattn.attention.rule import Rule, attention_weights
+from gptattn.attention.token_cache import KVCache
+from gptattn.position.base import HeadPosition
 
 
-class SplitAttention(Attention, Preparable):
+class SplitAttention(Attention, HasMaps, HasHeads, Preparable):
     """Softmax attention over H query heads and G key/value heads; abstract in its constructor."""
 
     def __init__(
@@ -36,12 +37,11 @@ class SplitAttention(Attention, Preparable):
         super().__init__()
         check_sizes(d_out, num_heads, num_kv_heads, dropout)
         check_backend(backend)
-        if scale is not None and not 0 < scale < math.inf:
-            raise ValueError(f"scale={scale} must be a positive number; None: head_dim ** -0.5")
         self.d_in, self.d_out, self.context_length = d_in, d_out, context_length
         self.num_heads, self.num_kv_heads = num_heads, num_kv_heads
         self.head_dim = d_out // num_heads
-        self.scale = self.head_dim**-0.5 if scale is None else scale
+        self._plain = Rule(self.head_dim**-0.5 if scale is None else scale)
+        self.scale = self._plain.scale
         self.dropout = dropout
         self.backend: Backend = backend
         # The order of construction is the tutorials': a seed gives their numbers.
@@ -73,43 +73,55 @@ class SplitAttention(Attention, Preparable):
         )
         return q, k, v
 
-    def _located(self, x_BTE: Tensor, offset: Offset) -> tuple[Tensor, Tensor, Tensor]:
-        """What `project` gives for tokens that start at `offset`, with their positions in it."""
+    def rule(self) -> Rule:
+        """Who sees whom, and what happens to scores; a variant may have another."""
+        return self._plain
+
+    def located(self, x_BTE: Tensor, carried: Carried) -> tuple[Tensor, Tensor, Tensor]:
+        """What `project` gives, with its positions in it; a variant may bring in what earlier
+        layers left."""
         q_BHTD, k_BGTD, v_BGTD = self.project(x_BTE)
         if self.position is not None:
-            q_BHTD, k_BGTD = self.position.rotate(q_BHTD, k_BGTD, offset)
+            q_BHTD, k_BGTD = self.position.rotate(q_BHTD, k_BGTD, carried.positions)
         return q_BHTD, k_BGTD, v_BGTD
 
-    def forward(self, x_BTE: Tensor, cache: Cache | None = None) -> Tensor:
-        self.check_length(x_BTE.shape[1] + (0 if cache is None else cache.length))
-        qkv = self._located(x_BTE, 0 if cache is None else cache.offset)
-        dropout = self.dropout if self.training else 0.0
-        if cache is None:
-            y_BHTD = attend(*qkv, scale=self.scale, dropout=dropout, backend=self.backend)
-        else:
-            y_BHTD = attend_cached(
-                *qkv, cache, scale=self.scale, dropout=dropout, backend=self.backend
-            )
+    def forward(
+        self, x_BTE: Tensor, cache: Cache | None = None, carried: Carried | None = None
+    ) -> Tensor:
+        carried = self.begin(x_BTE, cache, carried)
+        y_BHTD = attend_cached(
+            *self.located(x_BTE, carried),
+            self.rule(),
+            carried.positions,
+            cache,
+            dropout=self.dropout if self.training else 0.0,
+            backend=self.backend,
+        )
         y_BTE = y_BHTD.transpose(1, 2).flatten(2)
         return y_BTE if self.out_proj is None else self.out_proj(y_BTE)
 
+    def residual_writer(self) -> nn.Linear | None:
+        return self.out_proj
+
     def new_cache(self, batch: int, capacity: int) -> KVCache:
         w = self.W_key.weight
-        return KVCache(batch, self.num_kv_heads, capacity, self.head_dim, w.dtype, w.device)
+        heads, window = self.num_kv_heads, self.rule().window
+        return KVCache(batch, heads, capacity, self.head_dim, w.dtype, w.device, window)
 
-    def attention_weights(self, x_BTE: Tensor) -> Tensor:
-        self.check_length(x_BTE.shape[1])
-        q_BHTD, k_BGTD, _ = self._located(x_BTE, 0)
-        return attention_weights(q_BHTD, k_BGTD, self.scale)
+    def attention_weights(self, x_BTE: Tensor, carried: Carried | None = None) -> Tensor:
+        carried = self.begin(x_BTE, None, carried)
+        q_BHTD, k_BGTD, _ = self.located(x_BTE, carried)
+        at = carried.positions
+        return attention_weights(q_BHTD, k_BGTD, self.rule(), q_pos=at, k_pos=at)
 
     def flops(self, T: int, S: int) -> int:
-        pairs = T * (S - T) + T * (T + 1) // 2
-        return 2 * 2 * self.num_heads * self.head_dim * pairs
+        window = self.rule().window
+        return 2 * 2 * self.num_heads * self.head_dim * seen_pairs(T, S, window)
 
     def export_heads(self) -> HeadWeights:
         def heads(linear: nn.Linear) -> tuple[Tensor, Tensor | None]:
-            bias = None if linear.bias is None else _split(linear.bias, self.head_dim)
-            return _split(linear.weight, self.head_dim), bias
+            bias = None if linear.bias is None else per_head(linear.bias, self.head_dim)
+            return per_head(linear.weight, self.head_dim), bias
 
         (q, q_bias), (k, k_bias), (v, v_bias) = map(heads, (self.W_query, self.W_key, self.W_value))
         out, out_bias = None, None
@@ -134,35 +146,6 @@ class SplitAttention(Attention, Preparable):
             copy_into(linear.bias, None if bias is None else bias.flatten(), f"{what} bias")
         load_out_proj(self.out_proj, weights)
 
-
-def attend_cached(
-    q_BHTD: Tensor,
-    k_BGTD: Tensor,
-    v_BGTD: Tensor,
-    cache: Cache,
-    *,
-    scale: float,
-    dropout: float,
-    backend: Backend,
-) -> Tensor:
-    """Write the keys and values into the cache, and attend to all that it holds then."""
-    if not isinstance(cache, KVCache):
-        raise TypeError(f"{type(cache).__name__} is not this module's; use new_cache()")
-    return attend(
-        q_BHTD,
-        *cache.extend(k_BGTD, v_BGTD),
-        scale=scale,
-        dropout=dropout,
-        backend=backend,
-        padding_B=cache.padding_B,
-    )
-
-
-def load_out_proj(out_proj: nn.Linear | None, weights: HeadWeights) -> None:
-    out = None if weights.out_EHD is None else weights.out_EHD.flatten(1)
-    copy_into(None if out_proj is None else out_proj.weight, out, "output weight")
-    copy_into(None if out_proj is None else out_proj.bias, weights.out_bias_E, "output bias")
-
-
-def _split(parameter: torch.Tensor, head_dim: int) -> Tensor:
-    return parameter.detach().clone().unflatten(0, (-1, head_dim))
+    def names_in_heads(self) -> set[str]:
+        inside = ("W_query.", "W_key.", "W_value.", "out_proj.")
+        return {name for name in self.state_dict() if name.startswith(inside)}

@@ -3,16 +3,18 @@
 import torch
 from torch import Tensor, nn
 
-from gptattn.attention.base import Attention, HeadWeights, check_sizes
-from gptattn.attention.cache import Cache, KVCache
+from gptattn.attention.base import Attention, Carried, check_sizes
+from gptattn.attention.cache import Cache
+from gptattn.attention.capabilities import HasHeads, HasMaps, HeadWeights
 from gptattn.attention.core import Backend
+from gptattn.attention.heads import attend_cached, load_out_proj
 from gptattn.attention.linear import Joint, Linear, Preparable, prepare
 from gptattn.attention.single_head import CausalAttention
-from gptattn.attention.split import attend_cached, load_out_proj
-from gptattn.position.base import HeadPosition
+from gptattn.attention.token_cache import KVCache
+from gptattn.position.base import HeadPosition, Positions
 
 
-class MultiHeadAttentionWrapper(Attention, Preparable):
+class MultiHeadAttentionWrapper(Attention, HasMaps, HasHeads, Preparable):
     """A list of `CausalAttention` heads, run one after the other, their outputs concatenated.
 
     x [B, T, d_in] -> y [B, T, d_out]; d_out is the total width, d_out / num_heads per head.
@@ -56,24 +58,29 @@ class MultiHeadAttentionWrapper(Attention, Preparable):
     def _heads(self) -> list[CausalAttention]:
         return [head for head in self.heads if isinstance(head, CausalAttention)]
 
-    def forward(self, x_BTE: Tensor, cache: Cache | None = None) -> Tensor:
+    def forward(
+        self, x_BTE: Tensor, cache: Cache | None = None, carried: Carried | None = None
+    ) -> Tensor:
+        carried = self.begin(x_BTE, cache, carried)
         if cache is None:
-            y_BTE = torch.cat([head(x_BTE) for head in self.heads], dim=-1)
+            y_BTE = torch.cat([head(x_BTE, None, carried) for head in self.heads], dim=-1)
         else:
-            y_BTE = self._decode(x_BTE, cache)
+            y_BTE = self._decode(x_BTE, cache, carried.positions)
         return y_BTE if self.out_proj is None else self.out_proj(y_BTE)
 
-    def _decode(self, x_BTE: Tensor, cache: Cache) -> Tensor:
+    def residual_writer(self) -> nn.Linear | None:
+        return self.out_proj
+
+    def _decode(self, x_BTE: Tensor, cache: Cache, positions: Positions) -> Tensor:
         """All heads at once: what they keep lies in one cache, as any variant's."""
-        self.check_length(cache.length + x_BTE.shape[1])
         one = self._heads()[0]
         parts = self._joint(x_BTE, self._projections())
         q, k, v = (torch.stack(tuple(parts[i::3]), dim=1) for i in range(3))  # [B, H, T, D]
         if one.position is not None:
-            q, k = one.position.rotate(q, k, cache.offset)
+            q, k = one.position.rotate(q, k, positions)
         dropout = one.dropout if self.training else 0.0
         y_BHTD = attend_cached(
-            q, k, v, cache, scale=one.scale, dropout=dropout, backend=one.backend
+            q, k, v, one.rule(), positions, cache, dropout=dropout, backend=one.backend
         )
         return y_BHTD.transpose(1, 2).flatten(2)
 
@@ -88,11 +95,12 @@ class MultiHeadAttentionWrapper(Attention, Preparable):
 
     def new_cache(self, batch: int, capacity: int) -> KVCache:
         head = self._heads()[0]
-        weight = head.W_key.weight
-        return KVCache(batch, len(self.heads), capacity, head.head_dim, weight.dtype, weight.device)
+        w, window = head.W_key.weight, head.rule().window
+        return KVCache(batch, len(self.heads), capacity, head.head_dim, w.dtype, w.device, window)
 
-    def attention_weights(self, x_BTE: Tensor) -> Tensor:
-        return torch.cat([head.attention_weights(x_BTE) for head in self._heads()], dim=1)
+    def attention_weights(self, x_BTE: Tensor, carried: Carried | None = None) -> Tensor:
+        maps = [head.attention_weights(x_BTE, carried) for head in self._heads()]
+        return torch.cat(maps, dim=1)
 
     def flops(self, T: int, S: int) -> int:
         return sum(head.flops(T, S) for head in self._heads())
@@ -141,3 +149,6 @@ class MultiHeadAttentionWrapper(Attention, Preparable):
                 )
             )
         load_out_proj(self.out_proj, weights)
+
+    def names_in_heads(self) -> set[str]:
+        return set(self.state_dict())

@@ -26,10 +26,10 @@ def parameter_count(module: nn.Module) -> int:
 def measure_cost(model: GPT) -> Cost:
     """The costs of this model; works on the meta device.
 
-    params_embedding: token embedding (which is also the head) and learned positions.
+    params_embedding: token embedding (which is also the head, if tied) and learned positions.
     flops_per_token: forward and backward (3 x forward), at full context, multiply-adds times two:
-    every matrix weight once, the tied head included, and the score and mix work that the mask
-    lets through.
+    every matrix weight once, the head included, tied or not, and the score and mix work that the
+    mask lets through.
     kv_bytes_per_token: all layers, one sequence, averaged over a full context, in the dtype of the
     weights.
     """
@@ -38,13 +38,14 @@ def measure_cost(model: GPT) -> Cost:
     if model.input_position is not None:
         embedding += parameter_count(model.input_position)
     attentions = [block.attention for block in model.layers()]
-    matrices = sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear))
-    head = model.token_embedding.weight.numel()
+    linear = [module.weight for module in model.modules() if isinstance(module, nn.Linear)]
+    # A head of its own may be a Linear among them.
+    matrices = {id(weight): weight.numel() for weight in [*linear, model.head.weight]}
     mix = sum(attention.flops(T, T) for attention in attentions)
     return Cost(
         params=parameter_count(model),
         params_attention=sum(parameter_count(attention) for attention in attentions),
         params_embedding=embedding,
-        flops_per_token=3 * (2 * (matrices + head) + mix / T),
+        flops_per_token=3 * (2 * sum(matrices.values()) + mix / T),
         kv_bytes_per_token=model.new_cache(batch=1).nbytes / T,
     )

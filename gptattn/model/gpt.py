@@ -6,8 +6,9 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from gptattn.attention.base import Attention
+from gptattn.attention.base import Attention, Carried
 from gptattn.attention.cache import Cache, CacheGroup
+from gptattn.attention.capabilities import HasMaps
 from gptattn.attention.linear import Linear, Preparable, Prepared, prepare
 from gptattn.model.loss import linear_cross_entropy
 from gptattn.position.base import InputPosition
@@ -39,8 +40,8 @@ class Block(nn.Module):
         self.mlp = MLP(d_model, d_mlp)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x: Tensor, cache: Cache | None = None) -> Tensor:
-        x = x + self.dropout(self.attention(self.norm_attention(x), cache))
+    def forward(self, x: Tensor, cache: Cache | None, carried: Carried) -> Tensor:
+        x = x + self.dropout(self.attention(self.norm_attention(x), cache, carried))
         return x + self.dropout(self.mlp(self.norm_mlp(x)))
 
 
@@ -82,6 +83,11 @@ class GPT(nn.Module, Preparable):
         self._prepared_head: Prepared | None = None
         self._initialise()
 
+    @property
+    def head(self) -> nn.Embedding | nn.Linear:
+        """Whose weight [vocab_size, d_model] turns the last layer's output into logits."""
+        return self.token_embedding
+
     def layers(self) -> list[Block]:
         return [block for block in self.blocks if isinstance(block, Block)]
 
@@ -90,41 +96,45 @@ class GPT(nn.Module, Preparable):
         """GPT-2's initialisation: N(0, 0.02); what writes to the stream 1/sqrt(2 layers) of it."""
         if self.token_embedding.weight.is_meta:
             return
-        for module in self.modules():
-            if isinstance(module, (nn.Linear, nn.Embedding)):
-                module.weight.normal_(0.0, INIT_STD)
-            if isinstance(module, nn.Linear) and module.bias is not None:
-                module.bias.zero_()
+        _draw(self)
         residual_std = INIT_STD * (2 * len(self.blocks)) ** -0.5
         for block in self.layers():
-            for writer in (block.attention.out_proj, block.mlp.down):
+            for writer in (block.attention.residual_writer(), block.mlp.down):
                 if writer is not None:
                     writer.weight.normal_(0.0, residual_std)
 
-    def hidden(self, ids: Tensor, cache: CacheGroup | None = None) -> Tensor:
-        """The last layer's normed output [B, T, d_model]; advances the cache by T."""
-        length = ids.shape[1] + (0 if cache is None else cache.length)
+    def hidden(
+        self, ids: Tensor, cache: CacheGroup | None = None, documents_BT: Tensor | None = None
+    ) -> Tensor:
+        """The last layer's normed output [B, T, d_model]; advances the cache by T.
+
+        `documents_BT` numbers the document of each token, for attention that keeps them apart.
+        """
+        T = ids.shape[1]
+        length = T + (0 if cache is None else cache.length)
         if length > self.context_length:
             raise ValueError(f"{length} tokens do not fit context_length={self.context_length}")
+        positions = range(T) if cache is None else cache.next_positions(T)
+        carried = Carried(positions, documents_BT)
         x = self.token_embedding(ids)
         if self.input_position is not None:
-            x = self.input_position(x, 0 if cache is None else cache.offset)
+            x = self.input_position(x, positions)
         x = self.dropout(x)
         for layer, block in enumerate(self.blocks):
-            x = block(x, None if cache is None else cache[layer])
+            x = block(x, None if cache is None else cache[layer], carried)
         if cache is not None:
-            cache.advance(ids.shape[1])
+            cache.advance(T)
         return self.norm(x)
 
     def forward(self, ids: Tensor, cache: CacheGroup | None = None) -> Tensor:
-        return nn.functional.linear(self.hidden(ids, cache), self.token_embedding.weight)
+        return nn.functional.linear(self.hidden(ids, cache), self.head.weight)
 
     def next_logits(self, ids: Tensor, cache: CacheGroup | None = None) -> Tensor:
         """The logits [B, vocab_size] of what follows ids [B, T]: of the last position alone."""
         last_BE = self.hidden(ids, cache)[:, -1]
         if self._prepared_head is not None and not torch.is_grad_enabled():
             return self._prepared_head(last_BE)
-        return nn.functional.linear(last_BE, self.token_embedding.weight)
+        return nn.functional.linear(last_BE, self.head.weight)
 
     def prepare(self, rows: int | None) -> None:
         """Be quick at decoding `rows` rows at a time, until prepare(None).
@@ -132,14 +142,14 @@ class GPT(nn.Module, Preparable):
         This holds a copy of the projections that are joined, and for 2 to 32 rows on the CPU of
         all weights.
         """
-        self._prepared_head = None if rows is None else Prepared([self.token_embedding], rows)
+        self._prepared_head = None if rows is None else Prepared([self.head], rows)
         for child in self.children():
             prepare(child, rows)
 
     def loss(self, ids: Tensor, targets: Tensor, chunk_tokens: int | None = None) -> Tensor:
         """Mean cross-entropy in nats of the targets [B, T] that follow ids [B, T]."""
         hidden = self.hidden(ids)
-        return linear_cross_entropy(hidden, self.token_embedding.weight, targets, chunk_tokens)
+        return linear_cross_entropy(hidden, self.head.weight, targets, chunk_tokens)
 
     def new_cache(
         self, batch: int, capacity: int | None = None, padding_B: Tensor | None = None
@@ -152,23 +162,33 @@ class GPT(nn.Module, Preparable):
         caches = [block.attention.new_cache(batch, capacity) for block in self.layers()]
         return CacheGroup(caches, padding_B)
 
+    def layers_with_maps(self) -> list[int]:
+        """The layers whose attention weights can be looked at."""
+        return [i for i, block in enumerate(self.layers()) if isinstance(block.attention, HasMaps)]
+
     def attention_weights(self, ids: Tensor) -> list[Tensor]:
-        """Each layer's attention weights [B, H, T, T] on these tokens."""
+        """The attention weights [B, H, T, T] on these tokens, of each layer that has them."""
         maps: list[Tensor] = []
         self.each_attention(ids, lambda _, w_BHTS: maps.append(w_BHTS))
         return maps
 
     @torch.no_grad()
     def each_attention(self, ids: Tensor, look: Callable[[int, Tensor], object]) -> None:
-        """Call `look(layer, its weights [B, H, T, T])` in turn: one layer's exist at a time."""
+        """Call `look(layer, its weights [B, H, T, T])` in turn: one layer's exist at a time.
 
-        def record(layer: int, module: nn.Module, args: tuple[Tensor, ...]) -> None:
-            assert isinstance(module, Attention)
-            look(layer, module.attention_weights(args[0]))
+        Layers without them are passed over.
+        """
 
+        def record(
+            layer: int, module: nn.Module, args: tuple[Tensor, Cache | None, Carried]
+        ) -> None:
+            assert isinstance(module, HasMaps)
+            look(layer, module.attention_weights(args[0], args[2]))
+
+        blocks = self.layers()
         hooks = [
-            block.attention.register_forward_pre_hook(partial(record, layer))
-            for layer, block in enumerate(self.layers())
+            blocks[layer].attention.register_forward_pre_hook(partial(record, layer))
+            for layer in self.layers_with_maps()
         ]
         try:
             # A compiled block would be compiled again for the hook, and `look` with it.
@@ -177,3 +197,16 @@ class GPT(nn.Module, Preparable):
         finally:
             for hook in hooks:
                 hook.remove()
+
+
+def _draw(module: nn.Module) -> None:
+    """Draw a module's weights and those below it, in the order of construction."""
+    if isinstance(module, Attention):
+        module.initialise(INIT_STD)
+        return
+    if isinstance(module, nn.Linear | nn.Embedding):
+        module.weight.normal_(0.0, INIT_STD)
+    if isinstance(module, nn.Linear) and module.bias is not None:
+        module.bias.zero_()
+    for child in module.children():
+        _draw(child)

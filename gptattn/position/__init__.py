@@ -2,8 +2,8 @@
 import `errors` and `machine` at most. Start reading at `base.py`.
 """
 
-from gptattn.position.base import HeadPosition, InputPosition
+from gptattn.position.base import HeadPosition, InputPosition, Positions
 from gptattn.position.learned import LearnedPosition
 from gptattn.position.rope import RotaryPosition
 
-__all__ = ["HeadPosition", "InputPosition", "LearnedPosition", "RotaryPosition"]
+__all__ = ["HeadPosition", "InputPosition", "LearnedPosition", "Positions", "RotaryPosition"]

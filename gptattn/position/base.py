@@ -2,34 +2,34 @@
 
 from abc import ABC, abstractmethod
 
-import torch
 from torch import Tensor, nn
 
-# The position of the first token given: one for all rows, or [batch] for rows padded on the left.
-Offset = int | Tensor
+# Of tokens in a row: a range, which the host knows, the same for all rows; or [T] or [B, T] int64,
+# where -1 holds no token, as in rows that are padded on the left.
+Positions = range | Tensor
 
 
-def places(offset: Offset, T: int) -> slice | Tensor:
-    """Where a table by position is read for T tokens from `offset` on: a slice, or [B, T].
+def places(positions: Positions) -> slice | Tensor:
+    """Where a table by position is read: a slice, or indices of the positions' own shape.
 
-    Padding lies before position 0, and reads that place: nobody looks at it.
+    What holds no token reads place 0: nobody looks at it.
     """
-    if isinstance(offset, int):
-        return slice(offset, offset + T)
-    return (offset[:, None] + torch.arange(T, device=offset.device)).clamp_min(0)
+    if isinstance(positions, range):
+        return slice(positions.start, positions.stop)
+    return positions.clamp_min(0)
 
 
 class InputPosition(nn.Module, ABC):
     """Acts once, on the token embeddings."""
 
     @abstractmethod
-    def forward(self, x_BTE: Tensor, offset: Offset) -> Tensor:
-        """x [B, T, E] of tokens that start at `offset`, with their positions in it."""
+    def forward(self, x_BTE: Tensor, positions: Positions) -> Tensor:
+        """x [B, T, E] of tokens at these positions, with the positions in it."""
 
 
 class HeadPosition(nn.Module, ABC):
     """Acts in every attention layer, on queries and keys. Shared by all layers: no parameters."""
 
     @abstractmethod
-    def rotate(self, q_BHTD: Tensor, k_BGTD: Tensor, offset: Offset) -> tuple[Tensor, Tensor]:
-        """Queries and keys of tokens that start at `offset`, with their positions in them."""
+    def rotate(self, q_BHTD: Tensor, k_BGTD: Tensor, positions: Positions) -> tuple[Tensor, Tensor]:
+        """Queries and keys of tokens at these positions, with the positions in them."""

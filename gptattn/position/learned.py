@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from gptattn.position.base import InputPosition, Offset, places
+from gptattn.position.base import InputPosition, Positions, places
 
 
 class LearnedPosition(InputPosition):
@@ -19,5 +19,5 @@ class LearnedPosition(InputPosition):
             torch.empty(context_length, d_model), freeze=False
         )
 
-    def forward(self, x_BTE: Tensor, offset: Offset) -> Tensor:
-        return x_BTE + self.embedding.weight[places(offset, x_BTE.shape[1])]
+    def forward(self, x_BTE: Tensor, positions: Positions) -> Tensor:
+        return x_BTE + self.embedding.weight[places(positions)]

@@ -5,6 +5,7 @@ from typing import Any
 import lightning.pytorch as L
 import torch
 from lightning.pytorch.trainer.states import TrainerFn
+from rich.console import Console
 from torch import Tensor
 
 from gptattn.attention.head_statistics import entropy, sink_mass
@@ -22,19 +23,34 @@ class AttentionLog(L.Callback):
 
     A layer's figures, the means over its heads, are `val_attention/entropy/layer_00`, in nats, and
     `val_attention/sink/...`; with `heads`, `.../layer_00/head_00` is that of a head. The names
-    begin with val_ since TensorBoard sorts them: the losses come first.
+    begin with val_ since TensorBoard sorts them: the losses come first. Layers whose attention has
+    no maps have no figures either.
     """
 
     def __init__(
-        self, recorder: RunRecorder, val: Tokens, context_length: int, heads: bool
+        self,
+        recorder: RunRecorder,
+        val: Tokens,
+        context_length: int,
+        heads: bool,
+        console: Console,
     ) -> None:
-        self.recorder, self.heads = recorder, heads
+        self.recorder, self.heads, self.console = recorder, heads, console
         self.rows = opening_rows(val, context_length, TOKENS)
         self.map_row = opening_rows(val, context_length, MAP_TOKENS)[:1]
 
+    def setup(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
+        """Say once what will not be in the record."""
+        shown, layers = len(pl_module.model.layers_with_maps()), len(pl_module.model.layers())
+        if shown < layers:
+            self.console.print(
+                f"attention: {shown} of {layers} layers have weights to look at; the others are "
+                "not in the record"
+            )
+
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         # A token alone sees itself: there is nothing to measure.
-        if self.rows.shape[1] > 1:
+        if self.rows.shape[1] > 1 and pl_module.model.layers_with_maps():
             ids = self.rows.to(pl_module.device)
             found = figures(pl_module.model, ids, self.heads)
             self.recorder.log_metrics(found, trainer.global_step)
@@ -44,6 +60,8 @@ class AttentionLog(L.Callback):
 
     def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         model, step = pl_module.model, trainer.global_step
+        if not model.layers_with_maps():
+            return
 
         def log(layer: int, w_BHTS: Tensor) -> None:
             image = heatmap(w_BHTS[0].float().cpu().numpy())

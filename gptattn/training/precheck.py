@@ -19,7 +19,7 @@ from gptattn.settings.build import build_data, build_model, check_vocabulary
 from gptattn.settings.config import TrainConfig
 from gptattn.settings.identity import Making, code_for, making_of
 from gptattn.settings.match import resolved
-from gptattn.weights.convert import convert, initialise
+from gptattn.weights.convert import initialise, take_over
 
 ROWS_BYTES = 1_000_000  # for settings, rows and TensorBoard's events; a small run writes a tenth
 # Of its tokens, per byte of text: GPT-2's stand for four bytes or so each, and have two. Bytes and
@@ -58,7 +58,8 @@ def check_run(cfg: TrainConfig, original: TrainConfig | None = None) -> Ready:
         if original is None:
             weights = initialise(model, cfg)
         else:
-            _check_conversion(build_model(original, tokenizer.vocab_size), model)
+            source = build_model(original, tokenizer.vocab_size)
+            _check_conversion(source, original, model, cfg)
     cfg = resolved(cfg, tokenizer)[0]
     making = None
     if original is None:
@@ -102,9 +103,9 @@ def _text_bytes(cfg: TrainConfig) -> int:
         return 0
 
 
-def _check_conversion(source: GPT, target: GPT) -> None:
+def _check_conversion(source: GPT, theirs: TrainConfig, target: GPT, ours: TrainConfig) -> None:
     try:
-        convert(source, target)
+        take_over(source, theirs, target, ours)
     except ConfigError as error:
         raise ConfigError("init_from", error.message) from error
 

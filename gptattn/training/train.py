@@ -222,7 +222,9 @@ def _fit(
         on_made=clock.add,
     )
     progress = ConsoleProgress(console, budget, clock, rows, samples)
-    attention = AttentionLog(recorder, built.data.val, cfg.model.context_length, cfg.log_heads)
+    attention = AttentionLog(
+        recorder, built.data.val, cfg.model.context_length, cfg.log_heads, console
+    )
     stop = StopRequest()
     facts = facts_of(built.data, built.device, built.threads)
     checkpoints = Checkpoints(built.folder if cfg.checkpoint else None, stop, facts)

@@ -5,22 +5,26 @@ export, a change of the number of key/value heads, and a load.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from gptattn.attention.base import HeadWeights
+from gptattn.attention.base import Attention
+from gptattn.attention.capabilities import HasHeads, HeadWeights, heads_of, refuse_loss
 from gptattn.data import tokenizer_files
 from gptattn.data.hub import local_folder
 from gptattn.errors import CheckpointError, ConfigError, NumericError
 from gptattn.model.gpt import GPT
 from gptattn.runs.load import load_run
+from gptattn.settings.build import shared_arguments
 from gptattn.settings.config import InitMethod, TrainConfig
 from gptattn.weights import gpt2
 
+# Settings that no weight depends on.
+PASSING = ("backend", "dropout")
 INIT_STD = 0.02  # of the random method: GPT-2's initialisation
 
 
@@ -85,13 +89,13 @@ def initialise(model: GPT, cfg: TrainConfig) -> str:
             raise CheckpointError(
                 "run", f"{folder} is no folder; give a run's, a GPT-2's, or hf:owner/name"
             )
-        source, choices = _source(folder, cfg.allow_targets)
+        source, choices, theirs = _source(folder, cfg.allow_targets)
         needed = _settings_to_give(source, choices, model, cfg)
         if needed:
             raise ConfigError(
                 "to", f"{cfg.init_from} differs from this run; give {' '.join(needed)}"
             )
-        convert(source, model, method, cfg.seed)
+        take_over(source, theirs, model, cfg, method, cfg.seed)
         return _digest(source)
     except (CheckpointError, ConfigError, NumericError) as error:
         # In this command it is one setting that names a run, a path and what they become.
@@ -107,13 +111,16 @@ def _digest(model: GPT) -> str:
     return digest.hexdigest()
 
 
-def _source(folder: Path, allow_targets: Sequence[str]) -> tuple[GPT, dict[str, str]]:
-    """The model in a folder, and the choices of tokenizer and position that go with it."""
+def _source(
+    folder: Path, allow_targets: Sequence[str]
+) -> tuple[GPT, dict[str, str], TrainConfig | None]:
+    """The model in a folder, the choices of tokenizer and position that go with it, and all its
+    settings where it has some."""
     if gpt2.is_gpt2(folder):
         tokenizer = {"tokenizer": "gpt2"} if tokenizer_files.find(folder) else {}
-        return gpt2.load(folder), {"position": "learned", **tokenizer}
+        return gpt2.load(folder), {"position": "learned", **tokenizer}, None
     saved = load_run(folder, allow_targets)
-    return saved.model, saved.cfg.choices
+    return saved.model, saved.cfg.choices, saved.cfg
 
 
 def _settings_to_give(
@@ -124,7 +131,7 @@ def _settings_to_give(
     Raises ConfigError where this run's tokenizer needs more ids than the source has.
     """
     theirs, ours = _sizes(source), _sizes(target)
-    different = {name: size for name, size in theirs.items() if size != ours[name]}
+    different = {name: size for name, size in theirs.items() if size != ours.get(name, size)}
     given, tokenizer = [], cfg.choices["tokenizer"]
     if "vocab_size" in different and choices.get("tokenizer", tokenizer) != tokenizer:
         del different["vocab_size"]
@@ -137,7 +144,7 @@ def _settings_to_give(
         )
     if (source.input_position is None) != (target.input_position is None):
         given.append(f"position={choices['position']}")
-    if ours["num_heads"] != cfg.model.num_heads:
+    if ours.get("num_heads") != cfg.model.num_heads:
         different.pop("num_heads", None)  # the variant has a number of its own
     if theirs["d_mlp"] == 4 * theirs["d_model"] and cfg.model.d_mlp is None:
         different.pop("d_mlp", None)
@@ -146,17 +153,56 @@ def _settings_to_give(
 
 def _sizes(model: GPT) -> dict[str, int | bool]:
     """The settings of `model` that a conversion cannot change, as they are in this one."""
-    first = model.layers()[0]
-    heads = first.attention.export_heads()
-    return {
+    sizes: dict[str, int | bool] = {
         "num_layers": len(model.blocks),
-        "num_heads": len(heads.q_HDE),
         "d_model": model.token_embedding.embedding_dim,
-        "d_mlp": first.mlp.up.out_features,
+        "d_mlp": model.layers()[0].mlp.up.out_features,
         "context_length": model.context_length,
         "vocab_size": model.vocab_size,
-        "qkv_bias": heads.q_bias_HD is not None,
     }
+    attentions = [block.attention for block in model.layers()]
+    with_heads = next((layer for layer in attentions if isinstance(layer, HasHeads)), None)
+    if with_heads is not None:
+        heads = with_heads.export_heads()
+        sizes["num_heads"] = len(heads.q_HDE)
+        sizes["qkv_bias"] = heads.q_bias_HD is not None
+    return sizes
+
+
+def same_layers(theirs: TrainConfig, ours: TrainConfig) -> bool:
+    """Whether the attention of both is one mechanism at one size, whatever computes it."""
+
+    def layers(cfg: TrainConfig) -> tuple[object, ...]:
+        attn = {k: v for k, v in cfg.attn.items() if k not in PASSING}
+        sizes = {k: v for k, v in shared_arguments(cfg.model).items() if k not in PASSING}
+        return attn, sizes, cfg.position, cfg.model.num_layers
+
+    return layers(theirs) == layers(ours)
+
+
+def take_over(
+    source: GPT,
+    theirs: TrainConfig | None,
+    target: GPT,
+    ours: TrainConfig,
+    method: InitMethod = "mean",
+    seed: int = 0,
+) -> None:
+    """Put the weights of `source` into `target`: all by name where the settings make equal layers,
+    else by `convert`, as where the source has no settings. Raises ConfigError as it does."""
+    if theirs is None or not same_layers(theirs, ours):
+        convert(source, target, method, seed)
+        return
+    _refuse_other_names(source.state_dict(), target.state_dict())
+    target.load_state_dict(source.state_dict())
+
+
+def _refuse_other_names(theirs: Mapping[str, Tensor], ours: Mapping[str, Tensor]) -> None:
+    for name in theirs.keys() | ours.keys():
+        if name not in theirs or name not in ours or theirs[name].shape != ours[name].shape:
+            raise ConfigError(
+                "to", f"{name} differs: only the attention may; give both models the same sizes"
+            )
 
 
 @torch.no_grad()
@@ -168,21 +214,33 @@ def convert(source: GPT, target: GPT, method: InitMethod = "mean", seed: int = 0
     """
     theirs = {k: v for k, v in source.state_dict().items() if ".attention." not in k}
     ours = {k: v for k, v in target.state_dict().items() if ".attention." not in k}
-    for name in theirs.keys() | ours.keys():
-        if name not in theirs or name not in ours or theirs[name].shape != ours[name].shape:
-            raise ConfigError(
-                "to", f"{name} differs: only the attention may; give both models the same sizes"
-            )
+    _refuse_other_names(theirs, ours)
     generator = torch.Generator().manual_seed(seed)
     for layer, (old, new) in enumerate(zip(source.layers(), target.layers(), strict=True)):
-        weights, wanted = old.attention.export_heads(), new.attention.export_heads()
         try:
-            if weights.q_HDE.shape != wanted.q_HDE.shape:
-                raise ValueError(
-                    f"query heads of shape {list(weights.q_HDE.shape)} cannot become "
-                    f"{list(wanted.q_HDE.shape)}"
-                )
-            new.attention.load_heads(convert_heads(weights, len(wanted.k_GDE), method, generator))
+            _convert_layer(old.attention, new.attention, method, generator)
         except ValueError as error:
             raise ConfigError("to", f"layer {layer}: {error}") from error
     target.load_state_dict(theirs, strict=False)
+
+
+def _convert_layer(
+    old: Attention, new: Attention, method: InitMethod, generator: torch.Generator
+) -> None:
+    """Heads by the canonical layout, all else by name. Raises ValueError for what has no place."""
+    weights, wanted = heads_of(old).export_heads(), heads_of(new).export_heads()
+    if weights.q_HDE.shape != wanted.q_HDE.shape:
+        raise ValueError(
+            f"query heads of shape {list(weights.q_HDE.shape)} cannot become "
+            f"{list(wanted.q_HDE.shape)}"
+        )
+    theirs, places = old.state_dict(), new.state_dict()
+    inside = heads_of(old).names_in_heads() | heads_of(new).names_in_heads()
+    both = {
+        name: tensor
+        for name, tensor in theirs.items()
+        if name not in inside and name in places and places[name].shape == tensor.shape
+    }
+    refuse_loss(old, set(both))
+    heads_of(new).load_heads(convert_heads(weights, len(wanted.k_GDE), method, generator))
+    new.load_state_dict(both, strict=False)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gptattn.attention import MultiHeadAttention
-from gptattn.attention.base import HeadWeights
+from gptattn.attention.capabilities import HeadWeights, heads_of, refuse_loss
 from gptattn.errors import CheckpointError, ConfigError
 from gptattn.machine.disk import write_atomically
 from gptattn.machine.untrusted import read_bytes
@@ -182,7 +182,9 @@ def _fill(model: GPT, theirs: dict[str, Tensor], file: Path) -> None:
     for ours, name in _names(model).items():
         own[ours].copy_(take(name, own[ours].shape))
     for layer, block in enumerate(model.layers()):
-        E, D = block.attention.d_in, block.attention.d_in // _heads(model)
+        attention = block.attention
+        assert isinstance(attention, MultiHeadAttention)
+        E, D = attention.d_in, attention.head_dim
         name = f"h.{layer}.attn"
         qkv = take(f"{name}.c_attn.weight", (E, 3 * E)).T.unflatten(0, (3, -1, D))
         bias = take(f"{name}.c_attn.bias", (3 * E,)).unflatten(0, (3, -1, D))
@@ -190,7 +192,7 @@ def _fill(model: GPT, theirs: dict[str, Tensor], file: Path) -> None:
         out_bias = take(f"{name}.c_proj.bias", (E,))
         (q, k, v), (q_bias, k_bias, v_bias) = qkv, bias
         heads = HeadWeights(q, k, v, q_bias, k_bias, v_bias, out, out_bias)
-        block.attention.load_heads(heads)
+        attention.load_heads(heads)
     if theirs:
         raise CheckpointError("path", f"{file} has an unknown {sorted(theirs)[0]}")
 
@@ -199,7 +201,8 @@ def _fill(model: GPT, theirs: dict[str, Tensor], file: Path) -> None:
 def write(folder: Path, model: GPT) -> None:
     """A folder that `transformers.GPT2LMHeadModel.from_pretrained` opens.
 
-    Raises ConfigError for what GPT-2 has not: fewer key/value heads, other positions, no qkv bias.
+    Raises ConfigError for what GPT-2 has not: fewer key/value heads, other positions, no qkv bias,
+    parameters beyond the heads.
     """
     from safetensors.torch import save
 
@@ -211,7 +214,11 @@ def write(folder: Path, model: GPT) -> None:
         tensor = own[ours].T if name.endswith(TRANSPOSED) else own[ours]
         weights[f"transformer.{name}"] = tensor.contiguous().clone()
     for layer, block in enumerate(model.layers()):
-        w = block.attention.export_heads()
+        try:
+            w = heads_of(block.attention).export_heads()
+            refuse_loss(block.attention, set())
+        except ValueError as error:
+            raise ConfigError("to", f"layer {layer}: {error}") from None
         if len(w.k_GDE) != len(w.q_HDE):
             raise ConfigError("to", "GPT-2 has a key/value head for each query head; convert first")
         if w.q_bias_HD is None or w.k_bias_GD is None or w.v_bias_GD is None:
@@ -232,7 +239,7 @@ def write(folder: Path, model: GPT) -> None:
 
 
 def _heads(model: GPT) -> int:
-    return len(model.layers()[0].attention.export_heads().q_HDE)
+    return len(heads_of(model.layers()[0].attention).export_heads().q_HDE)
 
 
 def _names(model: GPT) -> dict[str, str]:

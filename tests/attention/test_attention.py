@@ -13,6 +13,7 @@ from gptattn.attention import (
     CacheGroup,
     HeadWeights,
     KVCache,
+    Rule,
     SelfAttentionV1,
     SelfAttentionV2,
     attend,
@@ -136,7 +137,8 @@ def test_attend_matches_plain_loops_in_outputs_and_gradients(backend, groups, qu
     q = draw(B, H, queries, 5).requires_grad_()
     k, v = (draw(B, groups, keys, 5).requires_grad_() for _ in range(2))
     upstream = draw(B, H, queries, 5)
-    ours = attend(q, k, v, scale=0.7, backend=backend)
+    at = {"q_pos": range(keys - queries, keys), "k_pos": range(keys)}
+    ours = attend(q, k, v, Rule(0.7), **at, backend=backend)
     loops = attend_in_loops(q, k, v, scale=0.7)
     assert_same(ours, loops)
     ours_grad = torch.autograd.grad(ours, (q, k, v), upstream)
@@ -150,8 +152,8 @@ def test_dropout_removes_or_scales_up_single_weights_after_the_softmax(backend, 
     q, k = draw(B, H, T, T), draw(B, groups, T, T)
     # With these values the output is the weights themselves.
     v = torch.eye(T, dtype=torch.float64).expand(B, groups, T, T)
-    whole = attend(q, k, v, scale=0.3, backend="reference")
-    dropped = attend(q, k, v, scale=0.3, dropout=0.25, backend=backend)
+    whole = attend(q, k, v, Rule(0.3), backend="reference")
+    dropped = attend(q, k, v, Rule(0.3), dropout=0.25, backend=backend)
     kept = dropped != 0
     assert_same(dropped, torch.where(kept, whole / 0.75, 0.0))
     # 792 weights: the share that is kept misses 0.75 by more than 0.1 once in 10 ** 10.
@@ -243,14 +245,14 @@ def test_keys_and_values_are_never_copied_per_query_head(groups):
     q = torch.randn(1, H, length, head, requires_grad=True)
     k, v = (torch.randn(1, groups, length, head, requires_grad=True) for _ in range(2))
     with Allocations() as forward:
-        y = attend(q, k, v, scale=0.4)
+        y = attend(q, k, v, Rule(0.4))
     # One tensor as large as the output, besides a number per query: no room for wider keys.
     assert sum(forward.elements) <= y.numel() + H * length
     with Allocations() as backward:
         y.sum().backward()
     assert max(backward.elements) <= y.numel()
     with Allocations() as decode, torch.no_grad():
-        attend(q[:, :, -1:], k, v, scale=0.4)
+        attend(q[:, :, -1:], k, v, Rule(0.4), q_pos=range(length - 1, length), k_pos=range(length))
     assert sum(decode.elements) < length
 
 
@@ -276,11 +278,20 @@ def test_dropout_in_blocks_draws_the_same_mask_again_in_backward():
     q, k, v = (torch.randn(2, heads, 300, 5, dtype=torch.float64) for heads in (6, 2, 2))
     inputs = [x.requires_grad_() for x in (q, k, v)]
     torch.manual_seed(7)
-    y = attend(*inputs, scale=0.3, dropout=0.25, backend="sdpa")
+    y = attend(*inputs, Rule(0.3), dropout=0.25, backend="sdpa")
     torch.manual_seed(7)
     edges = [(0, 128), (128, 256), (256, 300)]
+    rule, plainly = Rule(0.3), {"dropout": 0.25, "backend": "reference"}
     plain = [
-        attend(q[:, :, a:b], k[:, :, :b], v[:, :, :b], scale=0.3, dropout=0.25, backend="reference")
+        attend(
+            q[:, :, a:b],
+            k[:, :, :b],
+            v[:, :, :b],
+            rule,
+            q_pos=range(a, b),
+            k_pos=range(b),
+            **plainly,
+        )
         for a, b in edges
     ]
     expected = torch.cat(plain, dim=2)
@@ -295,7 +306,7 @@ def test_dropout_in_blocks_zeroes_its_share_and_scales_the_rest():
     T = 200
     q, k = torch.zeros(1, 1, T, 3), torch.zeros(1, 1, T, 3)
     # Values that are the identity show the weights themselves: 1 / (t + 1) before dropout.
-    w = attend(q, k, torch.eye(T).view(1, 1, T, T), scale=1.0, dropout=0.25)[0, 0]
+    w = attend(q, k, torch.eye(T).view(1, 1, T, T), Rule(1.0), dropout=0.25)[0, 0]
     kept = w * torch.arange(1, T + 1).unsqueeze(1)
     seen = kept[torch.ones(T, T).tril().bool()]
     assert set(seen.mul(1e4).round().tolist()) <= {0.0, 13333.0}
@@ -321,5 +332,7 @@ def test_nothing_in_gives_nothing_out(variant, shape):
 @pytest.mark.parametrize(("k", "v"), [((2, 1, 3, 8), (2, 4, 3, 8)), ((2, 4, 3, 8), (2, 4, 1, 8))])
 def test_a_cache_takes_no_part_of_keys_or_values_for_all(k, v):
     cache = KVCache(2, 4, 5, 8, torch.float32, torch.device("cpu"))
-    with pytest.raises(ValueError, match="do not fit the cache's batch=2, 4 heads of size 8"):
-        cache.extend(torch.zeros(k), torch.zeros(v))
+    with pytest.raises(
+        ValueError, match=r"does not fit the cache, whose [kv] takes \(2, 4, \d, 8\)"
+    ):
+        cache.write({"k": torch.zeros(k), "v": torch.zeros(v)})

@@ -13,6 +13,7 @@ from gptattn.attention import (
     CausalAttention,
     MultiHeadAttention,
     MultiHeadAttentionWrapper,
+    Rule,
     SelfAttentionV1,
     SelfAttentionV2,
     attention_weights,
@@ -117,6 +118,6 @@ def test_mask_and_softmax_give_the_printed_weights():
     # keys that are the rows of the identity, a query is its own row of scores.
     printed = case("causal mask and softmax")
     queries, keys = torch.tensor(printed["scores"]), torch.eye(6)
-    weights = attention_weights(queries[None, None], keys[None, None], scale=1.0)
+    weights = attention_weights(queries[None, None], keys[None, None], Rule(1.0))
     assert_printed(weights[0, 0], printed["weights"])
     assert weights.triu(1).count_nonzero() == 0

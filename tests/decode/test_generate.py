@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from building import build_gpt
+from building import PROBES, build_gpt, menu, takes
 from torch import Tensor
 
 from gptattn.decode.generate import generate, left_padded
@@ -13,7 +13,14 @@ from gptattn.model.gpt import GPT
 CONTEXT, V = 7, 61
 
 
+@pytest.fixture(params=[*menu("attn"), *PROBES])
+def variant(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
 def model_of(variant: str = "mha", position: str = "learned", **more: str) -> GPT:
+    if position == "rope" and not takes(variant, "position"):
+        pytest.skip("takes no position")
     extra = [f"model.{name}={value}" for name, value in more.items()]
     model = build_gpt(
         f"attn={variant}",
@@ -50,7 +57,8 @@ def test_greedy_text_is_the_argmax_of_the_model_without_cache(variant, position,
     # Enough tokens to fill the context twice.
     text = generate(model, prompt, 12, Sampling(top_k=1))
     assert torch.equal(text, greedy_without_cache(model, prompt, 12))
-    assert len(text[:, prompt_tokens:].unique()) > 1
+    # Which token an untrained probe likes best is its own affair.
+    assert variant in PROBES or len(text[:, prompt_tokens:].unique()) > 1
 
 
 def test_prompts_of_different_lengths_go_on_as_each_would_alone(variant, position):

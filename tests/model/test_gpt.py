@@ -6,7 +6,7 @@ from building import build_attention, build_gpt, menu, settings
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from gptattn.attention import GroupedQueryAttention
+from gptattn.attention import GroupedQueryAttention, MultiHeadAttention
 from gptattn.model.cost import measure_cost, parameter_count
 from gptattn.model.gpt import GPT
 from gptattn.settings.build import build_model
@@ -101,7 +101,7 @@ def test_weights_start_as_gpt2s(variant, position):
         f"attn={variant}", f"position={position}", "model.num_layers=3", "model.d_model=60"
     )
     writers = [block.mlp.down for block in model.layers()]
-    writers += [block.attention.out_proj for block in model.layers() if block.attention.out_proj]
+    writers += [block.attention.residual_writer() for block in model.layers()]
     drawn: dict[float, list[Tensor]] = {0.02: [], 0.02 * 6**-0.5: []}
     for module in model.modules():
         if isinstance(module, nn.Linear | nn.Embedding):
@@ -185,3 +185,39 @@ def test_flops_per_token_match_a_count_by_hand(overrides, forward_flops):
     )
     # Backward costs twice the forward.
     assert measure_cost(model).flops_per_token == 3 * forward_flops
+
+
+class Untied(GPT):
+    """A head of its own."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            vocab_size=7,
+            context_length=3,
+            d_model=4,
+            num_layers=1,
+            attention=lambda layer: MultiHeadAttention(4, 4, 3, 2),
+            input_position=None,
+            d_mlp=5,
+            dropout=0.0,
+        )
+        self.lm_head = nn.Linear(4, 7, bias=False)
+
+    @property
+    def head(self) -> nn.Linear:
+        return self.lm_head
+
+
+def test_an_untied_head_is_counted_once_and_gives_the_logits():
+    model = Untied().eval()
+    cost = measure_cost(model)
+    # As above: the embedding is no product, the head is the one that it was.
+    assert cost.flops_per_token == 3 * (264 + 32)
+    assert cost.params == sum(p.numel() for p in model.parameters())
+    assert cost.params_embedding == 7 * 4
+    ids = torch.randint(7, (2, 3))
+    with torch.no_grad():
+        expected = model.hidden(ids) @ model.lm_head.weight.T
+        torch.testing.assert_close(model(ids), expected)
+        model.prepare(2)
+        torch.testing.assert_close(model.next_logits(ids), expected[:, -1])

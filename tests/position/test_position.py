@@ -32,13 +32,13 @@ def test_rotation_matches_transformers_llama(base):
     cos, sin = LlamaRotaryEmbedding(config)(q, torch.arange(T)[None])
     expected = apply_rotary_pos_emb(q, k, cos, sin)
     # Llama's table is made in float32.
-    assert_same(RotaryPosition(T, D, base).rotate(q, k, 0), expected, atol=1e-5)
+    assert_same(RotaryPosition(T, D, base).rotate(q, k, range(T)), expected, atol=1e-5)
 
 
 def test_each_pair_turns_by_its_own_angle():
     # Position 3, head size 4, base 100: pair (0, 2) turns by 3, pair (1, 3) by 3 * 100 ** -0.5.
     x = torch.tensor([2.0, 3.0, 5.0, 7.0], dtype=torch.float64)
-    turned, _ = RotaryPosition(4, 4, base=100.0).rotate(x[None, None, None], x[None, None, None], 3)
+    turned, _ = RotaryPosition(4, 4, base=100.0).rotate(*2 * [x[None, None, None]], range(3, 4))
     first, second = torch.tensor([3.0, 0.3], dtype=torch.float64)
     expected = [
         2 * first.cos() - 5 * first.sin(),
@@ -52,7 +52,7 @@ def test_each_pair_turns_by_its_own_angle():
 def test_scores_depend_on_the_distance_alone():
     rope = RotaryPosition(context_length=31, head_dim=D)
     q, k = draw(1, 1, 1, D), draw(1, 1, 1, D)
-    q_all, k_all = rope.rotate(q.expand(1, 1, 31, D), k.expand(1, 1, 31, D), 0)
+    q_all, k_all = rope.rotate(q.expand(1, 1, 31, D), k.expand(1, 1, 31, D), range(31))
     score = (q_all @ k_all.mT)[0, 0]
     for distance in range(-30, 31):
         diagonal = score.diagonal(-distance)
@@ -63,28 +63,43 @@ def test_scores_depend_on_the_distance_alone():
 
 def test_rotation_keeps_lengths_and_the_first_position():
     q = draw(B, H, T, D)
-    turned, _ = RotaryPosition(T, D).rotate(q, q, 0)
+    turned, _ = RotaryPosition(T, D).rotate(q, q, range(T))
     assert_same(turned.norm(dim=-1), q.norm(dim=-1))
     assert torch.equal(turned[:, :, 0], q[:, :, 0])
 
 
-@pytest.mark.parametrize(("offset", "tokens"), [(0, 4), (4, 7), (10, 1)])
-def test_an_offset_continues_where_the_tokens_before_ended(offset, tokens):
-    q, k = draw(B, H, T, D), draw(B, G, T, D)
-    rope, span = RotaryPosition(T, D), slice(offset, offset + tokens)
-    whole = rope.rotate(q, k, 0)
-    part = rope.rotate(q[:, :, span], k[:, :, span], offset)
-    assert_same(part, tuple(x[:, :, span] for x in whole))
-    learned, x = LearnedPosition(T, D).double(), draw(B, T, D)
+@pytest.mark.parametrize(("start", "tokens"), [(0, 4), (4, 7), (10, 1)])
+def test_tokens_have_their_positions_whether_the_host_knows_them_or_not(start, tokens):
+    q, k, x = draw(B, H, T, D), draw(B, G, T, D), draw(B, T, D)
+    rope, span = RotaryPosition(T, D), slice(start, start + tokens)
+    whole = rope.rotate(q, k, range(T))
+    learned = LearnedPosition(T, D).double()
     torch.nn.init.normal_(learned.embedding.weight)
-    assert torch.equal(learned(x[:, span], offset), learned(x, 0)[:, span])
-    assert torch.equal(learned(x, 0), x + learned.embedding.weight)
+    assert torch.equal(learned(x, range(T)), x + learned.embedding.weight)
+    known = range(start, start + tokens)
+    for positions in (known, torch.tensor(known), torch.tensor([known, known])):
+        part = rope.rotate(q[:, :, span], k[:, :, span], positions)
+        assert_same(part, tuple(x[:, :, span] for x in whole))
+        assert torch.equal(learned(x[:, span], positions), learned(x, range(T))[:, span])
+
+
+def test_each_row_may_have_positions_of_its_own_and_none_where_no_token_is():
+    q, k, x = draw(B, H, 3, D), draw(B, G, 3, D), draw(B, 3, D)
+    rope, learned = RotaryPosition(T, D), LearnedPosition(T, D).double()
+    torch.nn.init.normal_(learned.embedding.weight)
+    positions = torch.tensor([[4, 5, 6], [-1, 0, 1]])
+    turned, moved = rope.rotate(q, k, positions), learned(x, positions)
+    for row, known in ((0, range(4, 7)), (1, range(2))):
+        there = slice(3 - len(known), 3)
+        alone = rope.rotate(q[row : row + 1, :, there], k[row : row + 1, :, there], known)
+        assert_same([y[row : row + 1, :, there] for y in turned], list(alone))
+        assert_same(moved[row : row + 1, there], learned(x[row : row + 1, there], known))
 
 
 def test_far_positions_are_as_exact_as_near_ones():
     rope = RotaryPosition(context_length=100_000, head_dim=2)
     one = torch.tensor([1.0, 0.0])[None, None, None]
-    turned, _ = rope.rotate(one, one, 99_999)
+    turned, _ = rope.rotate(one, one, range(99_999, 100_000))
     angle = torch.tensor(99_999.0, dtype=torch.float64)
     expected = torch.stack([angle.cos(), angle.sin()]).float()
     assert_same(turned[0, 0, 0], expected, atol=1e-6)

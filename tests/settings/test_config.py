@@ -191,7 +191,7 @@ BAD_VALUES = [
     ("model.num_heads=16 position=rope", "model.num_heads"),
     ("attn._target_=gptattn.attention.Nonesuch", "attn._target_"),
     ("attn._target_=gptattn.model.gpt.MLP", "attn._target_"),
-    ("attn._target_=gptattn.attention.base.HeadWeights", "attn.out_proj"),
+    ("attn._target_=gptattn.attention.capabilities.HeadWeights", "attn.out_proj"),
     (f"attn._target_={__name__}.no_attention allow_targets=[{__name__}]", "attn._target_"),
     ("attn._target_=null", "attn._target_"),
     ("position._target_=gptattn.data.tokenizer.ByteTokenizer", "position._target_"),

@@ -10,7 +10,7 @@ import torch
 from support import summary, tiny, train
 
 from gptattn.attention import MultiHeadAttention
-from gptattn.attention.cache import KVCache
+from gptattn.attention.token_cache import KVCache
 from gptattn.cli.compose import CONF
 from gptattn.cli.main import check_job
 from gptattn.errors import ConfigError

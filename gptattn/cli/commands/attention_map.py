@@ -62,12 +62,25 @@ def token_ids(saved: SavedRun, prompt: str) -> Tensor:
 
 
 def chosen_layers(saved: SavedRun, layer: int | None) -> list[int]:
-    count = len(saved.model.layers())
+    count, with_maps = len(saved.model.layers()), saved.model.layers_with_maps()
+    if not with_maps:
+        raise ConfigError(
+            "run", f"attn={saved.cfg.variant} has no attention weights to look at; give another run"
+        )
     if layer is None:
-        return list(range(count))
+        return with_maps
     if not 0 <= layer < count:
         raise ConfigError("layer", f"{layer} is not there; 0 to {count - 1}, or none for all")
+    if layer not in with_maps:
+        raise ConfigError("layer", f"{layer} has no attention weights; one of {with_maps}")
     return [layer]
+
+
+def count_heads(saved: SavedRun, ids: Tensor, layers: list[int]) -> int:
+    """The maps of these layers in all; layers may have different numbers of heads."""
+    heads: dict[int, int] = {}
+    saved.model.each_attention(ids[:, :1], lambda i, w_BHTS: heads.update({i: w_BHTS.shape[1]}))
+    return sum(heads[layer] for layer in layers)
 
 
 class Writer:
@@ -80,7 +93,7 @@ class Writer:
         self.root = None if args.out else args.run
         self.labels = token_labels(saved.tokenizer, ids[0].numpy(), prompt)
         self.chosen = chosen_layers(saved, args.layer)
-        self.side = 1
+        self.side = tokens_per_cell(len(self.labels), count_heads(saved, ids, self.chosen))
         self.layers: list[Layer] = []
         try:
             make_folder(self.out, self.root)
@@ -98,7 +111,6 @@ class Writer:
             )
         entropy_H, sink_H = entropy(w_BHTS).tolist(), sink_mass(w_BHTS).tolist()
         w_HTS = w_BHTS[0].float().cpu().numpy()
-        self.side = tokens_per_cell(len(self.labels), len(self.chosen) * len(w_HTS))
         self.layers.append(Layer(number, entropy_H, sink_H, packed(w_HTS, self.side)))
         titles = [
             f"head {head}: {figure(e)} nats, sink {figure(s)}"

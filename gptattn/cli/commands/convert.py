@@ -22,7 +22,7 @@ from gptattn.runs.save import refuse_taken, save_model
 from gptattn.settings.build import build_model, build_tokenizer
 from gptattn.settings.config import INIT_METHODS, InitMethod, TrainConfig, check_choice
 from gptattn.weights import gpt2
-from gptattn.weights.convert import convert
+from gptattn.weights.convert import take_over
 
 HELP = """\
 COMMAND from=outputs/... to=gqa to.num_kv_heads=4 method=mean
@@ -139,7 +139,7 @@ def run(args: Arguments, changes: dict[str, str]) -> None:
         return
     cfg = target_settings(saved.cfg, args.to, changes)
     model = build_model(cfg, saved.model.vocab_size).eval()
-    convert(saved.model, model, method, args.seed)
+    take_over(saved.model, saved.cfg, model, cfg, method, args.seed)
     save_model(out, cfg, model, saved.tokenizer)
     ids = torch.arange(saved.model.context_length)[None] % saved.model.vocab_size
     with torch.no_grad():

@@ -135,10 +135,10 @@ def run(args: Arguments) -> None:
         write(f"\n---\n{prompt}{sample.told}")
     rows = len(samples)
     capacity = min(context, longest + args.tokens)
-    each = model.new_cache(1, 1).nbytes
+    held = model.new_cache(1, capacity).nbytes  # a window, or a state, grows no further
     speed = f"{steps * rows / seconds:,.0f} tokens/s, {saved.cfg.variant}"
-    whole = f"{each * rows * capacity:,} for {rows} x {capacity} tokens"
-    print(f"\n\n{speed}, cache {each:,} bytes per token, {whole}", file=sys.stderr)
+    whole = f"{held * rows:,} for {rows} x {capacity} tokens"
+    print(f"\n\n{speed}, cache {held / capacity:,.0f} bytes per token, {whole}", file=sys.stderr)
 
 
 def read_all(args: Arguments) -> list[str]:

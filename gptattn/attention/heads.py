@@ -1,0 +1,60 @@
+"""What the forms with heads share: attending through a cache, pairs that count, weights by head."""
+
+from torch import Tensor, nn
+
+from gptattn.attention.cache import Cache
+from gptattn.attention.capabilities import HeadWeights, copy_into
+from gptattn.attention.core import Backend, attend
+from gptattn.attention.rule import Rule
+from gptattn.attention.token_cache import KVCache
+from gptattn.position.base import Positions
+
+
+def attend_cached(
+    q_BHTD: Tensor,
+    k_BGTD: Tensor,
+    v_BGTD: Tensor,
+    rule: Rule,
+    positions: Positions,
+    cache: Cache | None,
+    *,
+    dropout: float,
+    backend: Backend,
+) -> Tensor:
+    """Attend to these keys and values, which are written into the cache, and to all it holds."""
+    k_BGSD, v_BGSD, k_pos = k_BGTD, v_BGTD, positions
+    if cache is not None:
+        if not isinstance(cache, KVCache):
+            raise TypeError(f"{type(cache).__name__} is not this module's; use new_cache()")
+        held, k_pos = cache.write({"k": k_BGTD, "v": v_BGTD}, positions)
+        k_BGSD, v_BGSD = held["k"], held["v"]
+    return attend(
+        q_BHTD,
+        k_BGSD,
+        v_BGSD,
+        rule,
+        q_pos=positions,
+        k_pos=k_pos,
+        dropout=dropout,
+        backend=backend,
+    )
+
+
+def seen_pairs(T: int, S: int, window: int | None) -> int:
+    """Pairs of a query and a key it sees: T queries, the last of S tokens, in one causal head."""
+
+    def of_first(n: int) -> int:
+        full = n if window is None else min(n, window)  # queries that see all up to themselves
+        return full * (full + 1) // 2 + (n - full) * full
+
+    return of_first(S) - of_first(S - T)
+
+
+def load_out_proj(out_proj: nn.Linear | None, weights: HeadWeights) -> None:
+    out = None if weights.out_EHD is None else weights.out_EHD.flatten(1)
+    copy_into(None if out_proj is None else out_proj.weight, out, "output weight")
+    copy_into(None if out_proj is None else out_proj.bias, weights.out_bias_E, "output bias")
+
+
+def per_head(parameter: Tensor, head_dim: int) -> Tensor:
+    return parameter.detach().clone().unflatten(0, (-1, head_dim))

@@ -1,0 +1,102 @@
+"""Which keys a query sees, and what happens to its score: what every backend must agree with."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, einsum
+
+from gptattn.attention.spans import Span, Standing
+from gptattn.position.base import Positions
+
+# (queries, keys) -> what is added to their scores, [B, H, T, S] or of size 1 in places; -inf hides.
+Bias = Callable[[Span, Span], Tensor]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A query at position i sees the keys at positions 0 <= j <= i, and of them the newest.
+
+    score = cap(scale * q k^T) + bias, with cap(s) = softcap * tanh(s / softcap); the mask comes
+    after both, the softmax last. Raises ValueError, opening with the field, for what cannot be.
+
+    window: how many keys are seen, the query's own included: i - window < j <= i.
+    bias: may close over tensors of its layer, which get their gradients.
+    sink_H: a logit for each head that takes its part in the softmax and gives nothing. It is
+    neither scaled nor capped.
+
+    Sources: Vaswani et al. 2017, arXiv:1706.03762, sec. 3.2.1; window: Beltagy et al. 2020,
+    arXiv:2004.05150; soft cap: Gemma 2, arXiv:2408.00118; sink: gpt-oss 2025.
+    """
+
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+    bias: Bias | None = None
+    sink_H: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.scale < math.inf:
+            raise ValueError(
+                f"scale={self.scale} must be a positive number; None: head_dim ** -0.5"
+            )
+        if self.window is not None and self.window < 1:
+            raise ValueError(f"window={self.window} must be 1 or more: the token itself, or None")
+        if self.softcap is not None and not 0 < self.softcap < math.inf:
+            raise ValueError(f"softcap={self.softcap} must be a positive number, or None")
+
+    @property
+    def is_plain(self) -> bool:
+        """Scores are scaled and nothing else, and every key up to the query's is seen."""
+        return self.window is None and not self.changes_scores
+
+    @property
+    def changes_scores(self) -> bool:
+        """More happens to a score than its scale and the mask."""
+        return not (self.softcap is None and self.bias is None and self.sink_H is None)
+
+
+def visible(rule: Rule, query: Span, key: Span) -> Tensor:
+    """[B or 1, 1, T, S]: True where the query may look at the key."""
+    # What is not there lies after everything.
+    k_pos = key.pos.masked_fill(key.pos < 0, torch.iinfo(torch.int64).max)
+    seen = k_pos <= query.pos
+    return seen if rule.window is None else seen & (k_pos > query.pos - rule.window)
+
+
+def weights(
+    q_BHTD: Tensor, k_BGSD: Tensor, rule: Rule, query: Span, key: Span, certain: bool
+) -> Tensor:
+    """softmax(scores) [B, H, T, S]; a query that sees nothing has weights of 0.
+
+    `certain`: every query sees a key. Groups: Ainslie et al. 2023, arXiv:2305.13245, sec. 2.2.
+    """
+    q_BGRTD = q_BHTD.unflatten(1, (k_BGSD.shape[1], -1))
+    score_BHTS = einsum("BGRTD,BGSD->BGRTS", q_BGRTD, k_BGSD).flatten(1, 2) * rule.scale
+    if rule.softcap is not None:
+        score_BHTS = rule.softcap * torch.tanh(score_BHTS / rule.softcap)
+    if rule.bias is not None:
+        score_BHTS = score_BHTS + rule.bias(query, key).to(score_BHTS.dtype)
+    score_BHTS = score_BHTS.masked_fill(~visible(rule, query, key), -math.inf)
+    if rule.sink_H is not None:
+        sink_H11 = rule.sink_H.to(score_BHTS.dtype)[:, None, None]
+        sink_BHT1 = sink_H11.expand(*score_BHTS.shape[:3], 1)
+        return torch.cat([score_BHTS, sink_BHT1], dim=-1).softmax(dim=-1)[..., :-1]
+    if certain and rule.bias is None:
+        return score_BHTS.softmax(dim=-1)
+    nothing = (score_BHTS == -math.inf).all(dim=-1, keepdim=True)
+    return score_BHTS.masked_fill(nothing, 0.0).softmax(dim=-1).masked_fill(nothing, 0.0)
+
+
+def attention_weights(
+    q_BHTD: Tensor,
+    k_BGSD: Tensor,
+    rule: Rule,
+    *,
+    q_pos: Positions | None = None,
+    k_pos: Positions | None = None,
+) -> Tensor:
+    """The weights [B, H, T, S] that `attend` gives the keys, before dropout."""
+    at = Standing(q_pos, k_pos, q_BHTD.shape[2], k_BGSD.shape[2], q_BHTD.device)
+    return weights(q_BHTD, k_BGSD, rule, *at.whole(), at.known)

@@ -1,0 +1,122 @@
+"""Caches with an entry for each token: keys and values, a latent, the newest of a window."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from gptattn.attention.cache import Cache
+from gptattn.position.base import Positions
+
+
+class TokenCache(Cache):
+    """Named tensors [batch, ..., capacity, size] with an entry for each token.
+
+    With a `window` no more than its newest tokens are kept, in a ring of as many places; what one
+    step brings may be more, and is handed out whole. A row's positions go up by one from token to
+    token; what lies before its first one holds no token (left padding).
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor], window: int | None = None) -> None:
+        super().__init__(tensors)
+        self.window = window
+        self.capacity = next(iter(self.tensors.values())).shape[-2]
+        self._around = {n: (x.shape[:-2], x.shape[-1]) for n, x in self.tensors.items()}
+
+    def write(
+        self, new: Mapping[str, Tensor], positions: Positions | None = None
+    ) -> tuple[dict[str, Tensor], Positions]:
+        """Write what `new` has of T tokens, by the names of the tensors, after those held.
+
+        Returns all that these tokens may look at, by name, and its positions: views of what is
+        held, or, where a ring lets go of tokens within the step, a copy. Raises ValueError for
+        other sizes, when the capacity does not suffice, or for a range that does not go on.
+        """
+        tokens = next(iter(new.values())).shape[-2]
+        start, stop = self.length, self.length + tokens
+        if isinstance(positions, range) and positions.start != start:
+            raise ValueError(f"positions from {positions.start} on do not follow {start} tokens")
+        self._check(new, tokens)
+        index: range | Tensor = range(stop)
+        if stop <= self.capacity:
+            held = {name: self._behind(name, x) for name, x in new.items()}
+        elif self.capacity == self.window:
+            held, index = self._wrapped(new, start, stop)
+        else:
+            raise ValueError(f"{stop} tokens do not fit the cache's capacity={self.capacity}")
+        if positions is None or isinstance(positions, range):
+            return held, index
+        return held, _positions(index, stop, positions)
+
+    @property
+    def _device(self) -> torch.device:
+        return next(iter(self.tensors.values())).device
+
+    def _check(self, new: Mapping[str, Tensor], tokens: int) -> None:
+        if new.keys() != self._around.keys():
+            raise ValueError(f"{list(new)} do not fit the cache, which holds {list(self.tensors)}")
+        for name, (before, size) in self._around.items():
+            fitting = (*before, tokens, size)
+            if new[name].shape != fitting:
+                given = tuple(new[name].shape)
+                raise ValueError(f"{given} does not fit the cache, whose {name} takes {fitting}")
+
+    def _behind(self, name: str, x: Tensor) -> Tensor:
+        tensor, tokens = self.tensors[name], x.shape[-2]
+        tensor.narrow(-2, self.length, tokens).copy_(x)
+        return tensor.narrow(-2, 0, self.length + tokens)
+
+    def _wrapped(
+        self, new: Mapping[str, Tensor], start: int, stop: int
+    ) -> tuple[dict[str, Tensor], range | Tensor]:
+        """Write around the ring; what may be seen, and the how-manieth token each place holds."""
+        if stop - start == 1:
+            for name, x in new.items():
+                self.tensors[name].narrow(-2, start % self.capacity, 1).copy_(x)
+            return dict(self.tensors), self._index(stop)
+        # A query of this step may see what its last token will overwrite: read before writing.
+        old = min(start, self.capacity)
+        held = {n: torch.cat([self.tensors[n].narrow(-2, 0, old), x], -2) for n, x in new.items()}
+        index: range | Tensor = range(stop)
+        if start > self.capacity:
+            index = torch.cat([self._index(start), torch.arange(start, stop, device=self._device)])
+        kept = min(stop - start, self.capacity)
+        places = torch.arange(stop - kept, stop, device=self._device) % self.capacity
+        for name, x in new.items():
+            self.tensors[name].index_copy_(-2, places, x[..., -kept:, :])
+        return held, index
+
+    def _index(self, stop: int) -> Tensor:
+        """Which of `stop` tokens, the newest of its place, a full ring holds."""
+        newest = stop - 1
+        return newest - (newest - torch.arange(self.capacity, device=self._device)) % self.capacity
+
+
+class KVCache(TokenCache):
+    """Keys and values of one layer, each [batch, num_kv_heads, capacity, D], or of a window."""
+
+    def __init__(
+        self,
+        batch: int,
+        num_kv_heads: int,
+        capacity: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        window: int | None = None,
+    ) -> None:
+        places = capacity if window is None else min(capacity, window)
+        shape = (batch, num_kv_heads, places, head_dim)
+        # Left as it is found: nobody reads a place that was not written.
+        k_BGSD, v_BGSD = (torch.empty(shape, dtype=dtype, device=device) for _ in range(2))
+        super().__init__({"k": k_BGSD, "v": v_BGSD}, window)
+
+
+def _positions(index: range | Tensor, stop: int, newest: Tensor) -> Tensor:
+    """[B, S] of tokens given by number, of which the last has the last of `newest`."""
+    index_S = index
+    if isinstance(index_S, range):
+        index_S = torch.arange(stop, device=newest.device)
+    # A row that is padding so far ends in -1, and all of it comes out below 0.
+    padding_B1 = stop - 1 - newest.reshape(-1, newest.shape[-1])[:, -1:]
+    return (index_S - padding_B1).clamp_min(-1)

@@ -1,0 +1,111 @@
+"""What caches hold, hand out and count: against a list of what was written."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from gptattn.attention import Cache, CacheGroup, KVCache, TokenCache
+
+FLOAT, CPU = torch.float32, torch.device("cpu")
+CHUNKS = pytest.mark.parametrize(
+    "chunks",
+    [[1] * 13, [4, 1, 1, 1, 1, 5], [13], [3, 3, 7], [2, 1, 1, 9], [6, 1, 6]],
+    ids=str,
+)
+
+
+def ring(window: int | None = 4, capacity: int = 20, batch: int = 2) -> KVCache:
+    return KVCache(batch, 1, capacity, 1, FLOAT, CPU, window)
+
+
+def tokens(start: int, stop: int, batch: int = 2) -> dict[str, Tensor]:
+    """Keys that are the number of their token, values ten times that."""
+    k = torch.arange(start, stop, dtype=FLOAT).expand(batch, 1, -1)[..., None]
+    return {"k": k, "v": 10 * k}
+
+
+@CHUNKS
+@pytest.mark.parametrize("window", [1, 4, None])
+def test_each_query_finds_every_key_of_its_window_at_its_position_once(chunks, window):
+    cache = ring(window, capacity=13)
+    for count in chunks:
+        start, stop = cache.length, cache.length + count
+        held, k_pos = cache.write(tokens(start, stop), range(start, stop))
+        cache.advance(count)
+        found = [int(x) for x in held["k"][0, 0, :, 0]]
+        assert found == list(k_pos if isinstance(k_pos, range) else k_pos.tolist())
+        assert len(set(found)) == len(found)
+        oldest = 0 if window is None else max(0, start - window + 1)
+        assert set(range(oldest, stop)) <= set(found)
+        assert torch.equal(held["v"], 10 * held["k"])
+
+
+@CHUNKS
+def test_a_ring_holds_its_window_and_no_more(chunks):
+    cache = ring(4)
+    assert cache.nbytes == 2 * 2 * 4 * 4  # keys and values, two rows, four places, four bytes
+    for count in chunks:
+        cache.write(tokens(cache.length, cache.length + count))
+        cache.advance(count)
+    assert sorted(cache.tensors["k"][1, 0, :, 0].tolist()) == [9, 10, 11, 12]
+
+
+def test_a_token_at_a_time_is_read_where_it_lies():
+    cache = ring(4)
+    for t in range(9):
+        held, _ = cache.write(tokens(t, t + 1))
+        cache.advance(1)
+        assert held["k"].data_ptr() == cache.tensors["k"].data_ptr()
+
+
+@CHUNKS
+@pytest.mark.parametrize("window", [4, None])
+def test_rows_that_are_padded_on_the_left_have_positions_of_their_own(chunks, window):
+    cache, padding = ring(window, capacity=13, batch=3), torch.tensor([0, 2, 6])
+    group = CacheGroup([cache], padding)
+    for count in chunks:
+        start, stop = cache.length, cache.length + count
+        positions = group.next_positions(count)
+        held, k_pos = cache.write(tokens(start, stop, 3), positions)
+        group.advance(count)
+        number = held["k"][:, 0, :, 0].long()
+        expected = (number - padding[:, None]).clamp_min(-1)
+        assert torch.equal(torch.as_tensor(k_pos).expand(3, -1), expected)
+        newest = torch.arange(start, stop) - padding[:, None]
+        assert torch.equal(torch.as_tensor(positions), newest.clamp_min(-1))
+
+
+def test_a_capacity_is_not_overrun_and_a_small_one_is_no_ring():
+    for cache in (ring(None, capacity=5), ring(window=8, capacity=5)):
+        cache.write(tokens(0, 5))
+        cache.advance(5)
+        with pytest.raises(ValueError, match="6 tokens do not fit the cache's capacity=5"):
+            cache.write(tokens(5, 6))
+
+
+def test_positions_that_do_not_go_on_are_refused():
+    cache = ring()
+    with pytest.raises(ValueError, match="positions from 3 on do not follow 0 tokens"):
+        cache.write(tokens(3, 4), range(3, 4))
+
+
+def test_any_named_tensors_of_tokens_are_kept_together():
+    latent, rope = torch.empty(2, 7, 3), torch.empty(2, 1, 7, 5)
+    cache = TokenCache({"latent": latent, "rope": rope})
+    new = {"latent": torch.randn(2, 4, 3), "rope": torch.randn(2, 1, 4, 5)}
+    held, k_pos = cache.write(new)
+    assert k_pos == range(4)
+    assert all(torch.equal(held[name], new[name]) for name in new)
+    assert cache.nbytes == latent.nbytes + rope.nbytes
+    with pytest.raises(ValueError, match=r"\['latent'\] do not fit the cache, which holds"):
+        cache.write({"latent": new["latent"]})
+
+
+def test_a_group_advances_all_and_counts_the_bytes_of_all():
+    state = Cache({"state": torch.zeros(2, 3, 3)})
+    group = CacheGroup([state, ring(), Cache({})])
+    group.advance(5)
+    assert [cache.length for cache in group.caches] == [5, 5, 5]
+    assert group.length == 5
+    assert group.nbytes == 18 * 4 + 64
+    assert group.next_positions(2) == range(5, 7)

@@ -1,0 +1,168 @@
+"""Mechanisms to come, in whole models: layers that differ, that hand things on, that keep apart."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from building import PROBE_CONFIGS, PROBES, build_attention, build_gpt
+from gptattn.runs.saved import load_run
+from probes import OneDocument, Sunk
+from support import Call, command, rows, summary, tiny, train
+from torch import Tensor, nn
+
+from gptattn.attention import HasHeads, HasMaps
+from gptattn.model.cost import measure_cost
+from gptattn.model.gpt import GPT
+
+MENU = (f"hydra.searchpath=[file://{PROBE_CONFIGS}]", "allow_targets=[probes]")
+T = 11
+
+
+def test_the_probes_differ_in_what_they_promise():
+    promises = {
+        (isinstance(layer, HasMaps), isinstance(layer, HasHeads))
+        for layer in (build_attention(name) for name in PROBES)
+    }
+    assert promises == {(True, True), (False, False)}
+
+
+def test_each_layer_is_built_counted_and_kept_for_itself():
+    model = build_gpt("attn=probe_alternating")
+    first, second = (block.attention for block in model.layers())
+    assert type(first) is not type(second)
+    cost = measure_cost(model)
+    assert cost.params_attention == sum(
+        p.numel() for layer in (first, second) for p in layer.parameters()
+    )
+    cache = model.new_cache(1)
+    # A state of 6 heads of 5 x 5 and 5; a ring of 4 places, keys and values of 1 head of 5.
+    assert [c.nbytes for c in cache.caches] == [4 * 6 * (25 + 5), 4 * 2 * 4 * 5]
+    assert cost.kv_bytes_per_token == sum(c.nbytes for c in cache.caches) / T
+    mix = first.flops(T, T) + second.flops(T, T)
+    matrices = sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear))
+    assert cost.flops_per_token == 3 * (2 * (matrices + 13 * 30) + mix / T)
+    assert model.layers_with_maps() == [1]
+
+
+def test_values_of_the_first_layer_reach_the_others_and_stay_in_no_module():
+    model = build_gpt("attn=probe_value_residual", std=0.3).eval()
+    first, second = (block.attention for block in model.layers())
+    ids, other = torch.randint(13, (2, T)), torch.randint(13, (2, T))
+    with torch.no_grad():
+        before = model(ids)
+        model(other)
+        assert torch.equal(model(ids), before)
+        second.mix.copy_(torch.tensor([0.0, 1.0]))
+        second.W_value.weight.mul_(7.0)  # without effect, as the first layer's alone count
+        mixed = model(ids)
+        second.W_value.weight.zero_()
+        assert torch.equal(model(ids), mixed)
+        first.W_value.weight.mul_(2.0)
+        assert not torch.allclose(model(ids), mixed)
+
+
+def test_documents_in_one_row_do_not_see_each_other():
+    torch.manual_seed(1)
+    model = GPT(
+        vocab_size=13,
+        context_length=T,
+        d_model=12,
+        num_layers=2,
+        attention=lambda layer: OneDocument(12, 12, T, 2),
+        input_position=None,
+        d_mlp=9,
+        dropout=0.0,
+    ).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.3)
+        ids = torch.randint(13, (1, T))
+        documents = torch.tensor([[0] * 4 + [1] * 7])
+        together = model.hidden(ids, documents_BT=documents)
+        for part, length in ((slice(0, 4), 4), (slice(4, T), 7)):
+            zeros = torch.zeros(1, length, dtype=torch.int64)
+            alone = model.hidden(ids[:, part], documents_BT=zeros)
+            torch.testing.assert_close(together[:, part], alone, rtol=0, atol=1e-12)
+
+
+def test_a_mechanisms_own_initialisation_stays_and_its_writer_is_drawn_as_gpt2s():
+    model = build_gpt("attn=probe_sunk", "model.d_model=120")
+    for block in model.layers():
+        attention = block.attention
+        assert isinstance(attention, Sunk)
+        assert torch.equal(attention.sink_H, torch.full((6,), 0.5))
+        assert attention.W_query.weight.std().item() == pytest.approx(0.02, rel=0.05)
+        # Of two layers: 0.02 / sqrt(4).
+        assert attention.out_proj.weight.std().item() == pytest.approx(0.01, rel=0.05)
+
+
+def logits(run: Path, ids: Tensor) -> Tensor:
+    with torch.no_grad():
+        return load_run(run, ["probes"]).model(ids)
+
+
+def test_a_run_without_maps_trains_says_so_once_resumes_and_is_read_back(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], call: Call
+) -> None:
+    run = train(tmp_path, *MENU, "attn=probe_linear_state", "model.num_layers=2")
+    out = capfd.readouterr().out
+    assert out.count("attention: 0 of 2 layers have weights to look at") == 1
+    assert not [name for row in rows(run) for name in row if "val_attention" in name]
+    assert summary(run)["metrics"]["val/loss"] > 0
+    more = [f"resume={run}", "budget.steps=6", "allow_targets=[probes]"]
+    assert command(tmp_path, *more) == 0
+    ask = (f"run={run}", "allow_targets=probes")
+    code, _, err = call("attention_map", *ask, "prompt=Line")
+    assert code == 2
+    assert err == (
+        "error: run: attn=probe_linear_state has no attention weights to look at; "
+        "give another run\n"
+    )
+    assert call("generate", *ask, "prompt=Line", "tokens=20")[0] == 0
+
+
+def test_layers_with_maps_beside_others_without_are_drawn(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], call: Call
+) -> None:
+    run = train(tmp_path, *MENU, "attn=probe_alternating", "model.num_layers=4")
+    assert "attention: 2 of 4 layers have weights" in capfd.readouterr().out
+    names = {name for row in rows(run) for name in row if "val_attention" in name}
+    assert names == {
+        f"val_attention/{figure}/layer_{layer}"
+        for figure in ("entropy", "sink")
+        for layer in ("01", "03")
+    }
+    ask = (f"run={run}", "allow_targets=probes", "prompt=Line")
+    assert call("attention_map", *ask)[0] == 0
+    drawn = sorted(path.name for path in (run / "attention").glob("*.png"))
+    assert drawn == ["layer_01.png", "layer_03.png"]
+    code, _, err = call("attention_map", *ask, "layer=2")
+    assert (code, err) == (2, "error: layer: 2 has no attention weights; one of [1, 3]\n")
+
+
+def test_equal_settings_take_over_all_weights_by_name(tmp_path: Path) -> None:
+    still = ["budget.steps=1", "optim.lr=1e-12"]
+    ids = torch.randint(256, (2, 16))
+    for name in ("probe_linear_state", "probe_sunk", "probe_alternating"):
+        two = [*MENU, f"attn={name}", "model.num_layers=2"]
+        source = train(tmp_path / name / "a", *two, "optim.lr=0.01")
+        target = train(tmp_path / name / "b", *two, f"init_from={source}", *still)
+        torch.testing.assert_close(logits(target, ids), logits(source, ids), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "said"),
+    [
+        ("probe_sunk", "mha", "layer 0: sink_H of Sunk would be lost"),
+        ("probe_linear_state", "mha", "layer 0: LinearState has no heads whose weights"),
+        ("mha", "probe_linear_state", "layer 0: LinearState has no heads whose weights"),
+    ],
+)
+def test_a_conversion_that_would_lose_something_is_refused_in_one_line(
+    source: str, target: str, said: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = train(tmp_path / "a", *MENU, f"attn={source}")
+    capfd.readouterr()
+    given = tiny(tmp_path / "b", *MENU, f"attn={target}", f"init_from={run}")
+    assert command(tmp_path / "b", *given) == 2
+    assert capfd.readouterr().err.startswith(f"error: init_from: {said}")

@@ -1,0 +1,233 @@
+"""attend() by every kind of rule and position: against plain loops, and backend against backend."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from building import Allocations
+from torch import Tensor
+
+from gptattn.attention import Rule, Span, attend, attention_weights
+from gptattn.position import Positions
+
+BACKENDS = pytest.mark.parametrize("backend", ["reference", "sdpa"])
+B, H, G, D = 2, 6, 2, 5
+SLOPE_H11 = torch.linspace(0.1, 0.6, H, dtype=torch.float64)[:, None, None]
+
+
+def draw(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+def assert_same(actual: object, expected: object, atol: float = 1e-12) -> None:
+    torch.testing.assert_close(actual, expected, rtol=0, atol=atol)
+
+
+def alibi(query: Span, key: Span) -> Tensor:
+    return SLOPE_H11 * (key.pos - query.pos)
+
+
+def rows(positions: Positions) -> list[list[int]]:
+    """The positions of each of the B rows."""
+    if isinstance(positions, range):
+        return [list(positions)] * B
+    return positions.expand(B, -1).tolist()
+
+
+def loops(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rule: Rule,
+    q_pos: Positions,
+    k_pos: Positions,
+    bias: Callable[[int, int, int, int, int], Tensor] | None = None,
+) -> Tensor:
+    """One pair at a time; bias(row, head, query's place and key's place, distance)."""
+    y = torch.zeros(*q.shape[:3], v.shape[3], dtype=q.dtype)
+    for b in range(B):
+        for h in range(H):
+            g = h // (H // k.shape[1])
+            for t, i in enumerate(rows(q_pos)[b]):
+                terms, total = [], torch.zeros((), dtype=q.dtype)
+                if rule.sink_H is not None:
+                    total = rule.sink_H[h].exp()
+                for s, j in enumerate(rows(k_pos)[b]):
+                    if j < 0 or j > i or (rule.window is not None and j <= i - rule.window):
+                        continue
+                    score = q[b, h, t] @ k[b, g, s] * rule.scale
+                    if rule.softcap is not None:
+                        score = rule.softcap * (score / rule.softcap).tanh()
+                    if bias is not None:
+                        score = score + bias(b, h, t, s, i - j)
+                    total = total + score.exp()
+                    terms.append(score.exp() * v[b, g, s])
+                if terms:
+                    y[b, h, t] = torch.stack(terms).sum(0) / total
+    return y
+
+
+PLACES: dict[str, tuple[Positions, Positions]] = {
+    "from the start": (range(9), range(9)),
+    "after others": (range(6, 9), range(9)),
+    "one token": (range(8, 9), range(9)),
+    "keys from later on": (range(6, 9), range(2, 9)),
+    "keys that are not seen yet": (range(3, 5), range(9)),
+    "before all keys": (range(1, 4), range(2, 9)),
+    "a ring": (torch.tensor([8]), torch.tensor([5, 6, 7, 8, 4])),
+    "padded": (
+        torch.tensor([[0, 1, 2, 3], [-1, -1, 0, 1]]),
+        torch.tensor([[0, 1, 2, 3], [-1, -1, 0, 1]]),
+    ),
+    "a padded cache": (
+        torch.tensor([[4], [2]]),
+        torch.tensor([[0, 1, 2, 3, 4], [-1, -1, 0, 1, 2]]),
+    ),
+}
+RULES = {
+    "plain": {},
+    "window": {"window": 3},
+    "window of one": {"window": 1},
+    "soft cap": {"softcap": 0.7},
+    "sink": {"sink_H": draw(H)},
+    "all": {"window": 3, "softcap": 0.7, "sink_H": draw(H)},
+}
+
+
+@BACKENDS
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+@pytest.mark.parametrize("places", PLACES.values(), ids=PLACES)
+def test_every_rule_is_what_plain_loops_do_in_outputs_and_gradients(backend, rule, places):
+    q_pos, k_pos = places
+    T, S = len(rows(q_pos)[0]), len(rows(k_pos)[0])
+    q, k, v = draw(B, H, T, D), draw(B, G, S, D), draw(B, G, S, D + 2)
+    inputs = [x.requires_grad_() for x in (q, k, v)]
+    rule = dict(rule)
+    if "sink_H" in rule:
+        rule["sink_H"] = rule["sink_H"].clone().requires_grad_()
+        inputs.append(rule["sink_H"])
+    upstream, rule = draw(B, H, T, D + 2), Rule(0.6, **rule)
+    expected = loops(q, k, v, rule, q_pos, k_pos)
+    y = attend(q, k, v, rule, q_pos=q_pos, k_pos=k_pos, backend=backend)
+    assert_same(y, expected)
+    wanted = torch.autograd.grad(expected, inputs, upstream, materialize_grads=True)
+    assert_same(torch.autograd.grad(y, inputs, upstream, materialize_grads=True), wanted)
+    w_BHTS = attention_weights(q, k, rule, q_pos=q_pos, k_pos=k_pos)
+    assert_same(w_BHTS @ v.repeat_interleave(H // G, dim=1), expected)
+
+
+@BACKENDS
+@pytest.mark.parametrize("places", PLACES.values(), ids=PLACES)
+def test_a_bias_comes_after_the_cap_and_gives_gradients_to_what_it_closes_over(backend, places):
+    q_pos, k_pos = places
+    T, S = len(rows(q_pos)[0]), len(rows(k_pos)[0])
+    q, k, v = draw(B, H, T, D), draw(B, G, S, D), draw(B, G, S, D)
+    at_q, at_k = draw(B, H, T).requires_grad_(), draw(1, H, S).requires_grad_()
+    slope_H = draw(H).requires_grad_()
+
+    def bias(query: Span, key: Span) -> Tensor:
+        distance = query.pos - key.pos
+        return query.of(at_q) * key.of(at_k) - slope_H[:, None, None] * distance
+
+    def one_by_one(b: int, h: int, t: int, s: int, distance: int) -> Tensor:
+        return at_q[b, h, t] * at_k[0, h, s] - slope_H[h] * distance
+
+    plain = Rule(0.6, softcap=0.9)
+    expected = loops(q, k, v, plain, q_pos, k_pos, one_by_one)
+    rule = Rule(0.6, softcap=0.9, bias=bias)
+    y = attend(q, k, v, rule, q_pos=q_pos, k_pos=k_pos, backend=backend)
+    assert_same(y, expected)
+    closed, upstream = (at_q, at_k, slope_H), torch.ones_like(y)
+    wanted = torch.autograd.grad(expected, closed, upstream, materialize_grads=True)
+    assert_same(torch.autograd.grad(y, closed, upstream), wanted)
+
+
+LONG = {
+    "window": Rule(0.4, window=200),
+    "window within a block": Rule(0.4, window=9),
+    "window of all": Rule(0.4, window=300),
+    "soft cap": Rule(0.4, softcap=0.8),
+    "bias": Rule(0.4, bias=alibi),
+    "sink": Rule(0.4, sink_H=torch.linspace(-1, 1, H, dtype=torch.float64)),
+    "all": Rule(0.4, 200, 0.8, alibi, torch.linspace(-1, 1, H, dtype=torch.float64)),
+}
+
+
+@pytest.mark.parametrize("rule", LONG.values(), ids=LONG)
+@pytest.mark.parametrize("held", [0, 57])
+@pytest.mark.parametrize("known", [True, False], ids=["ranges", "tensors"])
+def test_blocks_of_queries_are_the_whole(rule, held, known):
+    T = 300  # two whole blocks and a part
+    q, k, v = draw(B, H, T, D), draw(B, G, held + T, D), draw(B, G, held + T, D)
+    inputs = [x.requires_grad_() for x in (q, k, v)]
+    q_pos: Positions = range(held, held + T)
+    k_pos: Positions = range(held + T)
+    if not known:
+        q_pos, k_pos = torch.tensor(q_pos), torch.tensor(k_pos)
+    results = []
+    for backend in ("reference", "sdpa"):
+        y = attend(q, k, v, rule, q_pos=q_pos, k_pos=k_pos, backend=backend)
+        results.append((y, *torch.autograd.grad(y, inputs, torch.ones_like(y))))
+    assert_same(results[1], results[0], atol=1e-11)
+
+
+@pytest.mark.parametrize("rule", LONG.values(), ids=LONG)
+def test_blocks_hold_a_few_queries_scores_and_no_keys_outside_of_a_window(rule):
+    T = 1024
+    q, k, v = (torch.randn(1, 1, T, D, requires_grad=True) for _ in range(3))
+    one = Rule(rule.scale, rule.window, rule.softcap, None, None)
+    with Allocations() as made:
+        attend(q, k, v, one).sum().backward()
+    width = T if rule.window is None else min(T, 127 + rule.window)
+    assert max(made.elements) <= max(128 * width, 3 * q.numel())
+
+
+def test_a_query_that_sees_nothing_gives_zeros_and_its_gradients_are_numbers():
+    q, k, v = (draw(1, 1, 3, D).requires_grad_() for _ in range(3))
+    nowhere = torch.full((3,), -1)
+
+    def hidden(query: Span, key: Span) -> Tensor:
+        return torch.full((1, 1, 1, 1), -math.inf, dtype=torch.float64)
+
+    for backend in ("reference", "sdpa"):
+        for rule, at in ((Rule(0.5), nowhere), (Rule(0.5, bias=hidden), None)):
+            y = attend(q, k, v, rule, q_pos=at, k_pos=at, backend=backend)
+            assert y.count_nonzero() == 0
+            gradients = torch.autograd.grad(y.sum(), (q, k, v))
+            assert all(torch.isfinite(g).all() for g in gradients)
+
+
+@BACKENDS
+@pytest.mark.parametrize("rule", LONG.values(), ids=LONG)
+def test_dropout_drops_weights_and_scales_up_the_rest_by_every_rule(backend, rule):
+    T = 150
+    q, k = draw(1, H, T, D), draw(1, H, T, D)
+    v = torch.eye(T, dtype=torch.float64).expand(1, H, T, T)  # the output is the weights
+    whole = attend(q, k, v, rule, backend="reference")
+    dropped = attend(q, k, v, rule, dropout=0.25, backend=backend)
+    kept = dropped != 0
+    assert_same(dropped, torch.where(kept, whole / 0.75, 0.0))
+    assert 0.7 < kept[whole != 0].double().mean() < 0.8
+
+
+@pytest.mark.parametrize(
+    ("rule", "said"),
+    [
+        ({"scale": 0.0}, "scale=0.0 must be"),
+        ({"scale": math.inf}, "scale=inf must be"),
+        ({"scale": 1.0, "window": 0}, "window=0 must be 1 or more"),
+        ({"scale": 1.0, "softcap": -1.0}, "softcap=-1.0 must be"),
+    ],
+)
+def test_a_rule_that_cannot_be_is_refused_by_name(rule, said):
+    with pytest.raises(ValueError, match=f"^{said}"):
+        Rule(**rule)
+
+
+def test_positions_that_do_not_fit_the_tokens_are_refused():
+    q, k = draw(1, 1, 2, D), draw(1, 1, 3, D)
+    with pytest.raises(ValueError, match="2 queries and 3 keys need q_pos and k_pos"):
+        attend(q, k, k, Rule(1.0))
+    with pytest.raises(ValueError, match="k_pos has 2 positions for 3 tokens"):
+        attend(q, k, k, Rule(1.0), q_pos=range(2), k_pos=range(2))

@@ -1,0 +1,305 @@
+"""Mechanisms that live in tests only: they show that the house has room for those to come."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gptattn.attention.base import Attention, Carried
+from gptattn.attention.cache import Cache
+from gptattn.attention.capabilities import HasMaps
+from gptattn.attention.core import Backend, attend
+from gptattn.attention.heads import seen_pairs
+from gptattn.attention.linear import Linear
+from gptattn.attention.rule import Rule, attention_weights
+from gptattn.attention.spans import Span
+from gptattn.attention.split import SplitAttention
+from gptattn.attention.token_cache import KVCache, TokenCache
+from gptattn.position.base import HeadPosition, Positions
+
+
+class Grouped(SplitAttention):
+    """What the probes with heads have in common: half as many key/value heads, or their own."""
+
+    def __init__(
+        self,
+        d_in: int,
+        d_out: int,
+        context_length: int,
+        num_heads: int,
+        dropout: float = 0.0,
+        qkv_bias: bool = False,
+        num_kv_heads: int | None = None,
+        backend: Backend = "sdpa",
+        position: HeadPosition | None = None,
+    ) -> None:
+        super().__init__(
+            d_in=d_in,
+            d_out=d_out,
+            context_length=context_length,
+            num_heads=num_heads,
+            dropout=dropout,
+            qkv_bias=qkv_bias,
+            num_kv_heads=num_heads // 2 if num_kv_heads is None else num_kv_heads,
+            out_proj=True,
+            scale=None,
+            backend=backend,
+            position=position,
+        )
+
+
+class Windowed(Grouped):
+    """A sliding window of 4 tokens, kept in a ring."""
+
+    window = 4
+
+    def rule(self) -> Rule:
+        return Rule(self.scale, window=self.window)
+
+
+class Sunk(Grouped):
+    """A learned sink, a soft cap and ALiBi's bias at once."""
+
+    def __init__(
+        self,
+        d_in: int,
+        d_out: int,
+        context_length: int,
+        num_heads: int,
+        dropout: float = 0.0,
+        qkv_bias: bool = False,
+        num_kv_heads: int | None = None,
+        backend: Backend = "sdpa",
+        position: HeadPosition | None = None,
+    ) -> None:
+        shape = (d_in, d_out, context_length, num_heads, dropout, qkv_bias, num_kv_heads)
+        super().__init__(*shape, backend, position)
+        self.sink_H = nn.Parameter(torch.zeros(num_heads))
+        slope_H = 2.0 ** (-8 / num_heads * torch.arange(1, num_heads + 1))
+        self.register_buffer("slope_H11", slope_H[:, None, None], persistent=False)
+
+    def initialise(self, std: float) -> None:
+        super().initialise(std)
+        self.sink_H.fill_(0.5)
+
+    def rule(self) -> Rule:
+        slope_H11 = self.get_buffer("slope_H11")
+
+        def alibi(query: Span, key: Span) -> Tensor:
+            return slope_H11 * (key.pos - query.pos)
+
+        return Rule(self.scale, softcap=2.0, bias=alibi, sink_H=self.sink_H)
+
+
+class Forgetting(Grouped):
+    """Forgetting attention (2503.02130): log forget gates, summed between key and query."""
+
+    def __init__(
+        self,
+        d_in: int,
+        d_out: int,
+        context_length: int,
+        num_heads: int,
+        dropout: float = 0.0,
+        qkv_bias: bool = False,
+        num_kv_heads: int | None = None,
+        backend: Backend = "sdpa",
+        position: HeadPosition | None = None,
+    ) -> None:
+        shape = (d_in, d_out, context_length, num_heads, dropout, qkv_bias, num_kv_heads)
+        super().__init__(*shape, backend, position)
+        self.forget = Linear(d_in, num_heads)
+
+    def _gated(self, c_BHT: Tensor, c_BHS: Tensor) -> Rule:
+        def forgotten(query: Span, key: Span) -> Tensor:
+            return query.of(c_BHT) - key.of(c_BHS)
+
+        return Rule(self.scale, bias=forgotten)
+
+    def _sums(self, x_BTE: Tensor) -> Tensor:
+        return F.logsigmoid(self.forget(x_BTE)).mT.cumsum(-1)
+
+    def forward(
+        self, x_BTE: Tensor, cache: Cache | None = None, carried: Carried | None = None
+    ) -> Tensor:
+        carried = self.begin(x_BTE, cache, carried)
+        q, k, v = self.located(x_BTE, carried)
+        c_BHT = self._sums(x_BTE)
+        c_BHS, k_pos = c_BHT, carried.positions
+        if cache is not None:
+            assert isinstance(cache, TokenCache)
+            if cache.length:
+                c_BHT = c_BHT + cache.tensors["c"][:, :, cache.length - 1]
+            held, k_pos = cache.write({"k": k, "v": v, "c": c_BHT[..., None]}, carried.positions)
+            k, v, c_BHS = held["k"], held["v"], held["c"][..., 0]
+        dropout = self.dropout if self.training else 0.0
+        at = {"q_pos": carried.positions, "k_pos": k_pos}
+        rule = self._gated(c_BHT, c_BHS)
+        y_BHTD = attend(q, k, v, rule, **at, dropout=dropout, backend=self.backend)
+        assert self.out_proj is not None
+        return self.out_proj(y_BHTD.transpose(1, 2).flatten(2))
+
+    def new_cache(self, batch: int, capacity: int) -> TokenCache:
+        kv = super().new_cache(batch, capacity).tensors
+        c_BHS1 = kv["k"].new_empty(batch, self.num_heads, capacity, 1)
+        return TokenCache({**kv, "c": c_BHS1})
+
+    def attention_weights(self, x_BTE: Tensor, carried: Carried | None = None) -> Tensor:
+        carried = self.begin(x_BTE, None, carried)
+        q, k, _ = self.located(x_BTE, carried)
+        c_BHT, at = self._sums(x_BTE), carried.positions
+        return attention_weights(q, k, self._gated(c_BHT, c_BHT), q_pos=at, k_pos=at)
+
+
+class ValueResidual(Grouped):
+    """Values of the first layer mixed into those of the later ones (2410.17897)."""
+
+    def __init__(
+        self,
+        d_in: int,
+        d_out: int,
+        context_length: int,
+        num_heads: int,
+        dropout: float = 0.0,
+        qkv_bias: bool = False,
+        backend: Backend = "sdpa",
+        position: HeadPosition | None = None,
+        layer: int = 0,
+    ) -> None:
+        shape = (d_in, d_out, context_length, num_heads, dropout, qkv_bias, None)
+        super().__init__(*shape, backend, position)
+        self.mix = None if layer == 0 else nn.Parameter(torch.tensor([0.75, 0.25]))
+
+    def located(self, x_BTE: Tensor, carried: Carried) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = super().located(x_BTE, carried)
+        if self.mix is None:
+            carried.left["first values"] = v
+        else:
+            v = self.mix[0] * v + self.mix[1] * carried.left["first values"]
+        return q, k, v
+
+
+class SharedKV(Attention):
+    """Every second layer reuses the keys and values of the one before it (2405.12981)."""
+
+    def __init__(
+        self, d_in: int, d_out: int, context_length: int, num_heads: int, layer: int = 0
+    ) -> None:
+        super().__init__()
+        self.d_in, self.d_out, self.context_length = d_in, d_out, context_length
+        self.num_heads, self.head_dim = num_heads, d_out // num_heads
+        self.query = Linear(d_in, d_out)
+        self.key_value = Linear(d_in, 2 * d_out) if layer % 2 == 0 else None
+
+    def _heads(self, x_BTE: Tensor) -> Tensor:
+        return x_BTE.unflatten(2, (-1, self.head_dim)).transpose(1, 2)
+
+    def forward(
+        self, x_BTE: Tensor, cache: Cache | None = None, carried: Carried | None = None
+    ) -> Tensor:
+        carried = self.begin(x_BTE, cache, carried)
+        if self.key_value is not None:
+            k, v = self._heads(self.key_value(x_BTE)).chunk(2, dim=1)
+            held, k_pos = {"k": k, "v": v}, carried.positions
+            if isinstance(cache, KVCache):
+                held, k_pos = cache.write(held, carried.positions)
+            carried.left["keys and values"] = held["k"], held["v"], k_pos
+        k, v, k_pos = carried.left["keys and values"]
+        q, rule = self._heads(self.query(x_BTE)), Rule(self.head_dim**-0.5)
+        y_BHTD = attend(q, k, v, rule, q_pos=carried.positions, k_pos=k_pos)
+        return y_BHTD.transpose(1, 2).flatten(2)
+
+    def new_cache(self, batch: int, capacity: int) -> Cache:
+        w = self.query.weight
+        if self.key_value is None:
+            return Cache({})
+        return KVCache(batch, self.num_heads, capacity, self.head_dim, w.dtype, w.device)
+
+    def flops(self, T: int, S: int) -> int:
+        return 2 * 2 * self.d_out * seen_pairs(T, S, None)
+
+
+class LinearState(Attention):
+    """Linear attention (2006.16236): a state of constant size, no weights to look at, no heads
+    that others could take over, no dropout, no backends, no position of its own."""
+
+    def __init__(self, d_in: int, d_out: int, context_length: int, num_heads: int) -> None:
+        super().__init__()
+        self.d_in, self.d_out, self.context_length = d_in, d_out, context_length
+        self.num_heads, self.head_dim = num_heads, d_out // num_heads
+        self.qkv = Linear(d_in, 3 * d_out)
+        self.out = Linear(d_out, d_out)
+
+    def residual_writer(self) -> nn.Linear | None:
+        return self.out
+
+    def forward(
+        self, x_BTE: Tensor, cache: Cache | None = None, carried: Carried | None = None
+    ) -> Tensor:
+        carried = self.begin(x_BTE, cache, carried)
+        qkv = self.qkv(x_BTE).unflatten(2, (3, self.num_heads, self.head_dim))
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)
+        q, k = F.elu(q) + 1, (F.elu(k) + 1) * there(carried.positions, x_BTE)
+        kv_BHTDD = torch.einsum("bhtd,bhte->bhtde", k, v).cumsum(2)
+        k_BHTD = k.cumsum(2)
+        if cache is not None:
+            kv_BHTDD = kv_BHTDD + cache.tensors["kv"][:, :, None]
+            k_BHTD = k_BHTD + cache.tensors["k"][:, :, None]
+            if x_BTE.shape[1]:
+                cache.tensors["kv"].copy_(kv_BHTDD[:, :, -1])
+                cache.tensors["k"].copy_(k_BHTD[:, :, -1])
+        y = torch.einsum("bhtd,bhtde->bhte", q, kv_BHTDD)
+        y_BHTD = y / ((q * k_BHTD).sum(-1, keepdim=True) + 1e-9)
+        return self.out(y_BHTD.transpose(1, 2).flatten(2))
+
+    def new_cache(self, batch: int, capacity: int) -> Cache:
+        k_BHD = self.out.weight.new_zeros(batch, self.num_heads, self.head_dim)
+        return Cache({"k": k_BHD, "kv": k_BHD.new_zeros(*k_BHD.shape, self.head_dim)})
+
+    def flops(self, T: int, S: int) -> int:
+        return 2 * T * self.num_heads * 2 * self.head_dim**2
+
+
+def there(positions: Positions, like: Tensor) -> Tensor:
+    """[B or 1, 1, T, 1]: 1 where there is a token, 0 where none is."""
+    if isinstance(positions, range):
+        return like.new_ones(1, 1, len(positions), 1)
+    return (positions >= 0).to(like.dtype)[:, None, :, None]
+
+
+class OneDocument(Grouped, HasMaps):
+    """Tokens see those of their own document alone."""
+
+    def forward(
+        self, x_BTE: Tensor, cache: Cache | None = None, carried: Carried | None = None
+    ) -> Tensor:
+        carried = self.begin(x_BTE, cache, carried)
+        assert cache is None
+        documents_BT = carried.documents_BT
+        assert documents_BT is not None
+
+        def same(query: Span, key: Span) -> Tensor:
+            other = query.of(documents_BT[:, None]) != key.of(documents_BT[:, None])
+            return torch.zeros_like(other, dtype=x_BTE.dtype).masked_fill(other, -torch.inf)
+
+        y_BHTD = attend(
+            *self.located(x_BTE, carried), Rule(self.scale, bias=same), backend=self.backend
+        )
+        assert self.out_proj is not None
+        return self.out_proj(y_BHTD.transpose(1, 2).flatten(2))
+
+
+def alternating(
+    d_in: int,
+    d_out: int,
+    context_length: int,
+    num_heads: int,
+    qkv_bias: bool = False,
+    backend: Backend = "sdpa",
+    position: HeadPosition | None = None,
+    layer: int = 0,
+) -> Attention:
+    """Layers that differ: a constant state, then a window with fewer heads of keys and values."""
+    if layer % 2 == 0:
+        return LinearState(d_in, d_out, context_length, num_heads)
+    shape = (d_in, d_out, context_length, num_heads, 0.0, qkv_bias, 1)
+    return Windowed(*shape, backend, position)
