@@ -20,7 +20,7 @@ from tortures import disk, hang, memory, numbers, stops, sweeps, writers
 from tortures.bench import Bench, Result
 
 from gptattn.cli.arguments import parse
-from gptattn.cli.main import report
+from gptattn.cli.ending import report
 from gptattn.settings.config import check_choice
 
 

@@ -70,11 +70,14 @@ def build_tokenizer(cfg: TrainConfig) -> Tokenizer:
     return tokenizer
 
 
-def build_data(cfg: TrainConfig) -> TokenData:
-    """Tokens and tokenizer of these settings. Raises DataError or ConfigError, naming the field."""
+def build_data(cfg: TrainConfig, tokenizer: Tokenizer | None = None) -> TokenData:
+    """Tokens and tokenizer of these settings; `tokenizer` where it has been built already.
+
+    Raises DataError or ConfigError, naming the field.
+    """
     return load_tokens(
         partial(_build_text, cfg),
-        build_tokenizer(cfg),
+        tokenizer or build_tokenizer(cfg),
         context_length=cfg.model.context_length,
         val_fraction=cfg.validation.fraction,
         cache=cache_folder(cfg.cache_dir),

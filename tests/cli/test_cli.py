@@ -152,7 +152,7 @@ def test_a_bug_of_ours_shows_a_traceback_and_exits_with_one(
     def broken(*args: object) -> NoReturn:
         raise AssertionError("ours")
 
-    monkeypatch.setattr(gptattn.cli.main, "_check_command", broken)
+    monkeypatch.setattr(gptattn.cli.main, "_check_flags", broken)
     assert command(tmp_path, *tiny(tmp_path)) == 1
     err = capfd.readouterr().err
     assert "Traceback" in err

@@ -10,7 +10,8 @@ import pytest
 import yaml
 from support import command, tiny
 
-from gptattn.cli.compose import as_user_error, composed, to_train_config
+from gptattn.cli.compose import composed, to_train_config
+from gptattn.cli.ending import as_user_error
 from gptattn.cli.main import check_job
 from gptattn.errors import CheckpointError, ConfigError, UserError
 from gptattn.machine.untrusted import check_yaml, read_yaml

@@ -12,7 +12,8 @@ import yaml
 from omegaconf import ListConfig
 from support import TEXT, bpe, tiny
 
-from gptattn.cli.compose import CONF, as_user_error, composed, run_name, to_train_config
+from gptattn.cli.compose import CONF, composed, run_name, to_train_config
+from gptattn.cli.ending import as_user_error
 from gptattn.cli.main import check_job
 from gptattn.errors import ConfigError, UserError
 from gptattn.machine.device import resolve_device

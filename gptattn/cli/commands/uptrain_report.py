@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from gptattn import command
-from gptattn.cli.commands.ending import end_with
+from gptattn.cli.ending import ended
 from gptattn.compare.finished_runs import one_line, read_runs
 
 
@@ -18,7 +18,7 @@ def main() -> NoReturn:
         "--out", type=Path, metavar="DIR", help="default: report/ in the sweep's folder"
     )
     args = parser.parse_args()
-    end_with(lambda: _report(args.folder, args.out))
+    sys.exit(ended(lambda: _report(args.folder, args.out)))
 
 
 def _report(folder: Path, chosen: Path | None) -> None:
