@@ -181,6 +181,7 @@ def _too_large(settings: DictConfig) -> str:
     return next(n for n, v in values if isinstance(v, int) and abs(v) > sys.float_info.max)
 
 
+@complaints()
 def attention_settings(variant: str, settings: TrainConfig) -> dict[str, Any]:
     """What the variant's file in conf/attn says, for a model of these settings."""
     spec = _settings_of("to", variant, OmegaConf.create(asdict(settings)), [CONF / "attn"])

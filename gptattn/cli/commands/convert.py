@@ -8,12 +8,6 @@ import torch
 import yaml
 
 from gptattn.cli.arguments import NO_NAMES, Names, parse
-from gptattn.cli.compose import (
-    attention_settings,
-    composed,
-    quoted,
-    to_train_config,
-)
 from gptattn.cli.script import run_script
 from gptattn.data import bpe_files, hub
 from gptattn.errors import ConfigError, RunFolderError
@@ -76,12 +70,15 @@ def load_source(args: Arguments) -> SavedRun:
         return load_run(args.source, args.allow_targets)
     if args.path is None:
         raise ConfigError("path", "is missing; from=gpt2 needs path=DIR")
+    # What a run has beside its weights, conf/ says: only here is Hydra needed.
+    from gptattn.cli.compose import quoted
+    from gptattn.cli.compose import settings as settings_of
+
     folder = hub.local_folder(hub_name(args.path), "path", (*gpt2.FILES, *bpe_files.FILES))
     overrides = [f"model.{k}={str(v).lower()}" for k, v in gpt2.read_config(folder).items()]
     if bpe_files.find(folder):
         overrides += ["tokenizer=gpt2", f"tokenizer.path={quoted(str(folder))}"]
-    with composed(["attn=mha", "position=learned", *overrides]) as cfg:
-        settings = to_train_config(cfg)
+    settings = settings_of(["attn=mha", "position=learned", *overrides])
     tokenizer = build_tokenizer(settings)
     settings = replace(settings, tokenizer=settings.tokenizer | tokenizer.settings())
     return SavedRun(folder, settings, gpt2.load(folder), tokenizer, folder)
@@ -104,6 +101,8 @@ def check_tokenizer(saved: SavedRun, to: str) -> None:
 
 def target_settings(cfg: TrainConfig, to: str, changes: dict[str, str]) -> TrainConfig:
     """The run's settings with the attention of variant `to`."""
+    from gptattn.cli.compose import attention_settings
+
     spec = attention_settings(to, cfg)
     for name, text in changes.items():
         if name not in spec or name == "_target_":
