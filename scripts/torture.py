@@ -21,7 +21,7 @@ from tortures.bench import Bench, Result
 
 from gptattn.cli.arguments import parse
 from gptattn.cli.ending import report
-from gptattn.settings.config import check_choice
+from gptattn.settings.values import check_choice
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,9 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from gptattn import command
 from gptattn.cli.overlay import check_composed, read_config_text, register_checked_files
 from gptattn.errors import ConfigError, UserError
-from gptattn.settings.config import TrainConfig, check, suggest
+from gptattn.settings.config import TrainConfig, check
 from gptattn.settings.identity import meaning
+from gptattn.settings.values import suggest, typed
 from gptattn.sweep.plan import Plan
 
 CONFIG_NAME = "train"
@@ -52,9 +53,9 @@ def settings(overrides: Sequence[str] = ()) -> TrainConfig:
     Raises ConfigError, naming the field.
     """
     with composed(with_paths_quoted(overrides)) as cfg:
-        typed = to_train_config(cfg)
-    check(typed)
-    return typed
+        found = to_train_config(cfg)
+    check(found)
+    return found
 
 
 @contextmanager
@@ -161,24 +162,11 @@ def to_train_config(cfg: DictConfig) -> TrainConfig:
         settings.match_attn = _settings_of(
             "match_to", str(settings.match_to), settings, _searched()
         )
-    unknown = [str(key) for key in settings if key not in TrainConfig.__dataclass_fields__]
-    if unknown:
-        raise ConfigError(unknown[0], "is no setting; --help lists them all")
-    try:
-        typed = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(TrainConfig), settings))
-    except OverflowError:
-        raise ConfigError(_too_large(settings), "is too large for any number; give less") from None
-    assert isinstance(typed, TrainConfig)
+    found = typed(TrainConfig, OmegaConf.to_container(settings, throw_on_missing=True))
     chosen = HydraConfig.get().runtime.choices
-    if any(chosen.get(group) != name for group, name in typed.choices.items()):
+    if any(chosen.get(group) != name for group, name in found.choices.items()):
         raise ConfigError("choices", "records what was chosen; choose with attn=..., model=...")
-    return typed
-
-
-def _too_large(settings: DictConfig) -> str:
-    """The setting of which OmegaConf says that no float can hold it, and not which it is."""
-    values = ((name, OmegaConf.select(settings, name)) for name in _dotted_keys(settings))
-    return next(n for n, v in values if isinstance(v, int) and abs(v) > sys.float_info.max)
+    return found
 
 
 @complaints()
@@ -298,15 +286,7 @@ def _from_omegaconf(error: OmegaConfBaseException) -> ConfigError:
     field = str(error.full_key or error.key or "config")
     if isinstance(error, MissingMandatoryValue):
         return ConfigError(field, "is missing; give a value")
-    return ConfigError(field, _told((error.msg or str(error)).splitlines()[0]))
-
-
-def _told(message: str) -> str:
-    """What OmegaConf says of a value, with what would be right."""
-    kind = re.search(r"could not be converted to (\w+)", message)
-    if kind is not None:
-        return f"{message}; give one: {kind.group(1).lower()}"
-    return f"{message}; give a value" if "is not Optional" in message else message
+    return ConfigError(field, (error.msg or str(error)).splitlines()[0])
 
 
 def _from_hydra(error: HydraException, overrides: Sequence[str]) -> UserError:

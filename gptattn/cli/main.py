@@ -184,7 +184,6 @@ def run_job(cfg: DictConfig) -> float:
     return loss
 
 
-@complaints()
 def _resume(folder: Path, overrides: Sequence[str]) -> None:
     """Go on with the run in the folder; its settings are its own."""
     # torch and lightning take seconds to import: not before the command is known to be good.

@@ -28,7 +28,7 @@ from gptattn.compare.results import (
 from gptattn.compare.sections import RunSet, comparable_sets
 from gptattn.compare.statistics import Interval
 from gptattn.errors import ConfigError
-from gptattn.settings.config import suggest
+from gptattn.settings.values import suggest
 
 
 def compare(

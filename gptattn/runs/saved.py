@@ -6,9 +6,9 @@ the checkpoints.
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import torch
 import yaml
@@ -29,9 +29,10 @@ from gptattn.runs.checkpoint import (
     read_safetensors,
     tensor_shapes,
 )
-from gptattn.settings.build import build_model, build_tokenizer, check_type
+from gptattn.settings.build import build_model, build_tokenizer
 from gptattn.settings.config import TrainConfig, check
 from gptattn.settings.targets import ForeignTarget, check_targets
+from gptattn.settings.values import typed
 
 WEIGHTS = "model.safetensors"
 # Of a checkpoint: per parameter a weight of 64 bits and AdamW's two averages; all the rest.
@@ -184,13 +185,6 @@ def refuse_taken(folder: Path) -> None:
             raise CheckpointError("out", f"{folder} already holds a {name}; give another folder")
 
 
-def settings_of(node: Any) -> TrainConfig:
-    """The settings that `asdict` has made plain. Raises TypeError or KeyError for other keys."""
-    cfg = _typed(TrainConfig, node)
-    assert isinstance(cfg, TrainConfig)
-    return cfg
-
-
 def load_config(folder: Path, allow_targets: Sequence[str] = ()) -> TrainConfig:
     """The settings in config.yaml. Raises CheckpointError where there are none, or foreign ones.
 
@@ -200,7 +194,7 @@ def load_config(folder: Path, allow_targets: Sequence[str] = ()) -> TrainConfig:
     try:
         node = read_yaml(file, CONFIG_BYTES)
         check_targets(node, allow_targets)
-        cfg = settings_of(node)
+        cfg = typed(TrainConfig, node)
         check(cfg)
     except ForeignTarget as error:
         raise ForeignTarget("run", f"{file}: {error}") from None
@@ -218,20 +212,6 @@ def load_config(folder: Path, allow_targets: Sequence[str] = ()) -> TrainConfig:
         reason = str(error).splitlines()[0]
         raise CheckpointError("run", f"{file} cannot be read ({reason[:300]})") from None
     return replace(cfg, allow_targets=list(allow_targets))
-
-
-def _typed(kind: type, node: Any) -> Any:
-    """The dataclass `kind` from plain values. Raises TypeError for other keys, or ConfigError."""
-    hints = get_type_hints(kind)
-    known = {field.name for field in fields(kind)}
-    if not isinstance(node, dict) or node.keys() != known:
-        raise TypeError(f"its keys are not those of a {kind.__name__} of this version")
-    for key, value in node.items():
-        if not is_dataclass(hints[key]):
-            check_type(key, value, hints[key])
-    return kind(
-        **{k: _typed(hints[k], v) if is_dataclass(hints[k]) else v for k, v in node.items()}
-    )
 
 
 def newest_checkpoint(folder: Path, check: Callable[[dict[str, Any]], object], most: int) -> Chosen:

@@ -100,14 +100,13 @@ def begin_from(origin: Origin, model: GPT, cfg: TrainConfig) -> None:
 
     Raises ConfigError, with the settings to give, for what cannot be converted.
     """
-    method: InitMethod = cfg.init_method  # type: ignore[assignment]
     with _told_of_init_from():
         needed = _settings_to_give(origin.model, origin.choices, model, cfg)
         if needed:
             raise ConfigError(
                 "to", f"{cfg.init_from} differs from this run; give {' '.join(needed)}"
             )
-        convert(origin.model, model, method, cfg.seed)
+        convert(origin.model, model, cfg.init_method, cfg.seed)
 
 
 @contextlib.contextmanager

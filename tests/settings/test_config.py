@@ -17,8 +17,9 @@ from gptattn.cli.ending import as_user_error
 from gptattn.cli.main import check_job
 from gptattn.errors import ConfigError, UserError
 from gptattn.machine.device import resolve_device
-from gptattn.settings.build import build_data, build_model, check_type, construct, find_target
-from gptattn.settings.config import TrainConfig, check, suggest
+from gptattn.settings.build import build_data, build_model, construct, find_target
+from gptattn.settings.config import TrainConfig, check
+from gptattn.settings.values import check_type, suggest
 from gptattn.training.module import LanguageModel
 
 FILES = {

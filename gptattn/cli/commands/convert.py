@@ -7,13 +7,13 @@ from pathlib import Path
 import torch
 import yaml
 
-from gptattn.cli.arguments import NO_NAMES, Names, parse
+from gptattn.cli.arguments import NO_NAMES, SEED, Names, parse
 from gptattn.cli.script import run_script
 from gptattn.data import bpe_files, hub
 from gptattn.errors import ConfigError, RunFolderError
 from gptattn.runs.saved import SavedRun, load_run, refuse_taken, save_model, write_files
 from gptattn.settings.build import build_model, build_tokenizer
-from gptattn.settings.config import INIT_METHODS, InitMethod, TrainConfig, check_choice
+from gptattn.settings.config import InitMethod, TrainConfig
 from gptattn.weights import gpt2
 from gptattn.weights.convert import convert
 
@@ -39,8 +39,8 @@ COMMAND from=outputs/... to=gqa to.num_kv_heads=4 method=mean
 class Arguments:
     source: Path = field(metadata={"name": "from"})
     to: str
-    method: str = "mean"
-    seed: int = 1
+    method: InitMethod = "mean"
+    seed: int = field(default=1, metadata=SEED)
     out: Path | None = None
     path: str | None = None
     allow_targets: Names = NO_NAMES
@@ -116,10 +116,6 @@ def target_settings(cfg: TrainConfig, to: str, changes: dict[str, str]) -> Train
 
 
 def run(args: Arguments, changes: dict[str, str]) -> None:
-    check_choice("method", args.method, INIT_METHODS)
-    method: InitMethod = args.method  # type: ignore[assignment]
-    if not 0 <= args.seed < 2**63:
-        raise ConfigError("seed", f"{args.seed} is out of range; 0 to 2**63 - 1")
     if args.path is not None and str(args.source) != "gpt2":
         raise ConfigError("path", "goes with from=gpt2; leave it out")
     if args.to == "hf" and changes:
@@ -137,7 +133,7 @@ def run(args: Arguments, changes: dict[str, str]) -> None:
         return
     cfg = target_settings(saved.cfg, args.to, changes)
     model = build_model(cfg, saved.model.vocab_size).eval()
-    convert(saved.model, model, method, args.seed)
+    convert(saved.model, model, args.method, args.seed)
     save_model(out, cfg, model, saved.tokenizer)
     ids = torch.arange(saved.model.context_length)[None] % saved.model.vocab_size
     with torch.no_grad():
