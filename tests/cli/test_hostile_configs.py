@@ -292,3 +292,18 @@ def test_a_value_of_another_type_in_a_runs_config_is_told_in_one_line(
 
 def test_the_packages_that_a_user_adds_count_from_the_command_line(tmp_path: Path) -> None:
     assert check_job(tiny(tmp_path, "allow_targets=[mine]")).allow_targets == ["mine"]
+
+
+@pytest.mark.parametrize("name", ["default", "disabled", "none", "stdout"])
+def test_hydras_own_logging_can_be_chosen(name: str) -> None:
+    with composed([f"hydra/job_logging={name}"]) as cfg:
+        assert cfg.hydra.job_logging.version == 1
+
+
+@pytest.mark.parametrize("group", ["job_logging", "hydra_logging"])
+def test_a_change_of_hydras_logging_is_refused(group: str) -> None:
+    with (
+        pytest.raises(ConfigError, match=rf"^hydra\.{group}: is changed; take one as it stands"),
+        composed([f"hydra/{group}=default", f"hydra.{group}.root.level=DEBUG"]),
+    ):
+        pass

@@ -4,22 +4,21 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import torch
 import yaml
-from omegaconf import ListConfig
 from support import TEXT, bpe, tiny
 
-from gptattn.cli.compose import CONF, composed, run_name, to_train_config
+from gptattn.cli.compose import CONF, composed, to_train_config
 from gptattn.cli.ending import as_user_error
 from gptattn.cli.main import check_job
 from gptattn.errors import ConfigError, UserError
 from gptattn.machine.device import resolve_device
 from gptattn.settings.build import build_data, build_model, construct, find_target
 from gptattn.settings.config import TrainConfig, check
-from gptattn.settings.values import check_type, suggest
+from gptattn.settings.values import suggest
 from gptattn.training.module import LanguageModel
 
 FILES = {
@@ -251,37 +250,6 @@ def test_the_error_of_a_misspelt_name_suggests_the_nearest() -> None:
     assert suggest("zzz", ["mha", "gqa"]) == "one of gqa, mha"
 
 
-# Names of runs
-
-
-def test_run_names_tell_the_variant_the_changes_and_the_seed() -> None:
-    name = run_name("gqa", 3, ListConfig(["attn=gqa", "seed=3", "model=nano", "optim.lr=0.1"]))
-    assert re.fullmatch(r"gqa_s3,model=nano,optim\.lr=0\.1_[0-9a-f]{6}", name)
-    assert re.fullmatch(r"mha_s0_[0-9a-f]{6}", run_name("mha", 0, ListConfig([])))
-
-
-def test_two_starts_never_share_a_name() -> None:
-    names = {run_name("mha", 1, ListConfig(["model=nano"])) for _ in range(50)}
-    assert len(names) == 50
-
-
-@pytest.mark.parametrize(
-    "override",
-    [
-        "tokenizer.characters=a/../../b",
-        "optim.lr='a b\n\t\0c'",
-        "model=" + "long/" * 100,
-        "tokenizer.characters=" + "語" * 300,
-        "tokenizer.characters=" + "𠀀" * 300,
-        "compile=$(touch x);`y`",
-    ],
-)
-def test_run_names_are_safe_as_folder_names(override: str, tmp_path: Path) -> None:
-    name = run_name("mha", 1, ListConfig([override]))
-    assert not set(name) & set("/\\\0\n\t '\"$`;:*?<>|()")
-    (tmp_path / name).mkdir()
-
-
 # Targets
 
 
@@ -327,53 +295,6 @@ def test_a_variant_of_an_allowed_package_builds(
     with torch.device("meta"):
         assert type(build_model(cfg, 256).layers()[0].attention).__name__ == "Mine"
     sys.modules.pop("my_variants")
-
-
-# Types of values
-
-
-@pytest.mark.parametrize(
-    ("value", "hint"),
-    [
-        (1, int),
-        (1.5, float),
-        (1, float),
-        (True, bool),
-        ("a", str),
-        (None, int | None),
-        (2, float | None),
-        ("sdpa", Literal["sdpa", "flex"]),
-        (None, Literal["sdpa"] | None),
-        ("sdpa", Literal["sdpa"] | None),
-        ([1], list[int]),
-        (object(), Any),
-    ],
-)
-def test_a_value_of_the_annotated_type_is_accepted(value: Any, hint: Any) -> None:
-    check_type("attn.x", value, hint)
-
-
-@pytest.mark.parametrize(
-    ("value", "hint", "said"),
-    [
-        ("1", int, "'1' is a str; give int"),
-        (True, int, "True is a bool; give int"),
-        (1.0, int, "1.0 is a float; give int"),
-        (True, float, "True is a bool; give float"),
-        (1, bool, "1 is a int; give bool"),
-        (None, int, "None is a NoneType; give int"),
-        ("a", float | None, "'a' is a str; give float or null"),
-        ("spda", Literal["sdpa", "flex"], "did you mean sdpa?"),
-        (3, Literal["sdpa", "flex"], "one of flex, sdpa"),
-        (["a"], str, "is a list; give str"),
-    ],
-)
-def test_a_value_of_another_type_is_refused_in_plain_words(
-    value: Any, hint: Any, said: str
-) -> None:
-    with pytest.raises(ConfigError, match=r"^attn\.x: ") as error:
-        check_type("attn.x", value, hint)
-    assert said in error.value.message
 
 
 def needs_all(first: int, second: float = 2.0) -> tuple[int, float]:

@@ -1,0 +1,37 @@
+"""Names of runs: they tell what was changed, and are safe as folder names."""
+
+import re
+from pathlib import Path
+
+import pytest
+from omegaconf import ListConfig
+
+from gptattn.cli.compose import run_name
+
+
+def test_run_names_tell_the_variant_the_changes_and_the_seed() -> None:
+    name = run_name("gqa", 3, ListConfig(["attn=gqa", "seed=3", "model=nano", "optim.lr=0.1"]))
+    assert re.fullmatch(r"gqa_s3,model=nano,optim\.lr=0\.1_[0-9a-f]{6}", name)
+    assert re.fullmatch(r"mha_s0_[0-9a-f]{6}", run_name("mha", 0, ListConfig([])))
+
+
+def test_two_starts_never_share_a_name() -> None:
+    names = {run_name("mha", 1, ListConfig(["model=nano"])) for _ in range(50)}
+    assert len(names) == 50
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "tokenizer.characters=a/../../b",
+        "optim.lr='a b\n\t\0c'",
+        "model=" + "long/" * 100,
+        "tokenizer.characters=" + "語" * 300,
+        "tokenizer.characters=" + "𠀀" * 300,
+        "compile=$(touch x);`y`",
+    ],
+)
+def test_run_names_are_safe_as_folder_names(override: str, tmp_path: Path) -> None:
+    name = run_name("mha", 1, ListConfig([override]))
+    assert not set(name) & set("/\\\0\n\t '\"$`;:*?<>|()")
+    (tmp_path / name).mkdir()
