@@ -102,7 +102,7 @@ def _run(args: Namespace) -> None:
         ready, folder = _checked(cfg)
         # Before Hydra, which writes into the folder first and asks later.
         with _new_run(folder):
-            _as_hydras_job(cfg, folder, lambda: _train_and_tell(ready, folder))
+            _as_hydras_job(cfg, folder, lambda: _train_and_tell(ready, folder.absolute()))
 
 
 def _as_hydras_job(cfg: DictConfig, folder: Path, task: Callable[[], object]) -> None:
