@@ -1,36 +1,20 @@
-"""What the tests share: a fixed seed, the menu read from `conf/`, and small modules built from it.
-
-Nothing here names a variant: a new file in `conf/attn` or `conf/position` is tested as it is.
-"""
+"""The fixtures that the tests share: a fixed seed, the menu, scripts, and finished runs."""
 
 import importlib.util
 import signal
 import sys
-from collections.abc import Callable, Sequence
-from functools import lru_cache
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 import torch
+from building import menu
 from interrupted import SIX, begun, once, sent
-from support import command, train
-from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from support import Call, command, train
 from tortures.bench import fingerprint
 
-from gptattn.attention import Attention
-from gptattn.cli.compose import CONF, composed, to_train_config
-from gptattn.model.gpt import GPT
-from gptattn.settings.build import build_model, construct, shared_arguments
-from gptattn.settings.config import TrainConfig
-
-
-def menu(group: str) -> list[str]:
-    """The names of the files in one folder of `conf/`."""
-    return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+from gptattn.cli.compose import CONF
 
 
 @pytest.fixture(autouse=True)
@@ -46,20 +30,6 @@ def variant(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(params=menu("position"))
 def position(request: pytest.FixtureRequest) -> str:
     return request.param
-
-
-# Six heads, so that there are groups of two and of three; heads of 5, a prime; a context of 11.
-SMALL = (
-    "model.num_layers=2",
-    "model.num_heads=6",
-    "model.d_model=30",
-    "model.context_length=11",
-    "model.dropout=0.0",
-    "model.qkv_bias=true",
-)
-
-
-Call = Callable[..., tuple[int, str, str]]
 
 
 def script(name: str) -> ModuleType:
@@ -88,69 +58,16 @@ def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> 
     return run
 
 
-@lru_cache
-def settings(*overrides: str) -> TrainConfig:
-    """The settings of this command line: not to be changed, as others get the same object."""
-    with composed(overrides) as cfg:
-        return to_train_config(cfg)
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """One tiny run of two layers of every variant. Not to be changed."""
+    base = tmp_path_factory.mktemp("variants")
+    return {v: train(base / v, f"attn={v}", "model.num_layers=2") for v in menu("attn")}
 
 
-def build_attention(variant: str, **overrides: Any) -> Attention:
-    """One layer of a variant, by its YAML, at the small sizes; no position encoding.
-
-    An override replaces an argument of the constructor, whether shared by all or the YAML's own.
-    """
-    cfg = settings(f"attn={variant}", *SMALL)
-    shared = shared_arguments(cfg.model) | {"position": None, "layer": 0}
-    spec = dict(cfg.attn)
-    for name, value in overrides.items():
-        (shared if name in shared else spec)[name] = value
-    return construct("attn", spec, shared, [])
-
-
-def build_gpt(*overrides: str, vocab_size: int = 13, std: float | None = None) -> GPT:
-    """The GPT of this command line, at the small sizes where it says nothing else.
-
-    `std` adds N(0, std) to every parameter: biases and gains then take part as well.
-    """
-    model = build_model(settings(*SMALL, *overrides), vocab_size)
-    if std is not None:
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.add_(torch.randn_like(parameter), alpha=std)
-    return model
-
-
-def through_cache(
-    step: Callable[[Tensor, Any], Tensor], x: Tensor, cache: Any, chunks: Sequence[int]
-) -> Tensor:
-    """The outputs of `step(chunk of x, cache)`, joined along the tokens."""
-    assert sum(chunks) == x.shape[1]
-    return torch.cat([step(part, cache) for part in x.split(list(chunks), dim=1)], dim=1)
-
-
-class Allocations(TorchDispatchMode):
-    """Notes the elements of every tensor with memory of its own that is made inside of it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.elements: list[int] = []
-        self.bytes = 0
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        given = {id_of_memory(t) for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
-        result = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, Tensor) and id_of_memory(tensor) not in given:
-                self.bytes += tensor.untyped_storage().nbytes()
-                self.elements.append(tensor.untyped_storage().nbytes() // tensor.itemsize)
-        return result
-
-
-def id_of_memory(tensor: Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+@pytest.fixture(params=menu("attn"))
+def run(request: pytest.FixtureRequest, runs: dict[str, Path]) -> Path:
+    return runs[request.param]
 
 
 @pytest.fixture(scope="session")

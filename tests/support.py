@@ -5,18 +5,26 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
+import yaml
 
 from gptattn.cli.main import main
+from gptattn.sweep.ledger import NAME
+
+# A script by its name and arguments, run in this process: its exit code, stdout and stderr.
+Call = Callable[..., tuple[int, str, str]]
 
 # 2,064 bytes, some of them in characters of two and three bytes.
 TEXT = "".join(f"Line {i:03d}: naïve π ≈ {i * 22 / 7:8.3f}. The end.\n" for i in range(48))
+
+# A line whose characters take 1, 2, 3, 4 and 1 bytes in UTF-8.
+MIXED = "Aé≈𝄞\n" * 20
 
 # What splits words in GPT-2's way: contractions, spaces of all kinds, digits, emoji.
 TRICKY = (
@@ -120,6 +128,20 @@ def series(run: Path, name: str) -> list[tuple[int, Any]]:
 
 def summary(run: Path) -> dict[str, Any]:
     return json.loads((run / "summary.json").read_text(encoding="utf-8"), parse_constant=_no_json)
+
+
+def losses(run: Path) -> list[tuple[int, Any]]:
+    """(step, loss) of training, then of validation."""
+    return series(run, "train/loss") + series(run, "val/loss")
+
+
+def config(run: Path) -> dict[str, Any]:
+    return yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
+
+
+def ledger_lines(folder: Path) -> list[dict[str, Any]]:
+    """All that a sweep's ledger says, in its order."""
+    return [json.loads(line) for line in (folder / NAME).read_text().splitlines()]
 
 
 def _no_json(constant: str) -> None:

@@ -15,6 +15,7 @@ import gptattn
 from gptattn.cli.compose import CONF
 
 PACKAGE = Path(gptattn.__file__).parent
+TEST_FILES = sorted(Path(__file__).parent.rglob("*.py"))
 
 # Low to high: a room imports from itself and those before it. CONTRIBUTING shows the same list.
 ROOMS = (
@@ -176,3 +177,17 @@ def test_only_the_checkpoint_module_reads_with_torch_load(module: str) -> None:
 def test_the_front_door_only_opens() -> None:
     tree = ast.parse((CONF.parent / "train.py").read_text(encoding="utf-8"))
     assert list(imported(tree)) == ["gptattn.cli.main.main"]
+
+
+def test_no_test_file_is_above_350_lines() -> None:
+    lines = {file: len(file.read_text(encoding="utf-8").splitlines()) for file in TEST_FILES}
+    assert len(lines) > 50
+    assert not {file.name: count for file, count in lines.items() if count > 350}
+
+
+def test_a_test_file_opens_with_what_it_tests_and_bears_a_name_of_its_own() -> None:
+    # Without an __init__.py, two files of one name are one module.
+    names = Counter(file.name for file in TEST_FILES)
+    assert not {name for name, count in names.items() if count > 1}
+    for file in TEST_FILES:
+        assert ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))), file.name

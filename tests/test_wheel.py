@@ -87,7 +87,7 @@ def test_a_wheel_installed_into_an_empty_environment_trains_in_an_empty_folder(
     folder = tmp_path / "empty"
     folder.mkdir()
     source, conf, command = call(python, "-c", where, cwd=folder).splitlines()
-    assert Path(source) == site / "gptattn" / "cli.py"
+    assert Path(source) == site / "gptattn" / "cli" / "main.py"
     assert command == "gptattn-train"
     assert Path(conf) == site / "gptattn" / "conf"
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from gptattn import source_tree
 from gptattn.errors import ConfigError
 from gptattn.machine.cpus import usable_cpus
 
@@ -132,12 +133,11 @@ def has_cpp_compiler() -> bool:
 
 def git_commit() -> str | None:
     """The commit of this source tree, with `-dirty` for uncommitted changes; None outside git."""
-    here = Path(__file__).parent
+    here = source_tree()
+    if here is None:  # an installed package may lie inside somebody else's repository
+        return None
     command = ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=40"]
     try:
-        # An installed package may lie inside somebody else's repository: ours holds train.py.
-        if not (here.parent / "train.py").exists():
-            return None
         done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
     except (OSError, subprocess.SubprocessError):
         return None

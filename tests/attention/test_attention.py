@@ -5,7 +5,7 @@ from copy import deepcopy
 
 import pytest
 import torch
-from conftest import Allocations, build_attention
+from building import Allocations, build_attention
 from torch import Tensor, nn
 
 from gptattn.attention import (

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import Allocations, build_attention, build_gpt, through_cache
+from building import Allocations, build_attention, build_gpt, through_cache
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import build_attention
+from building import build_attention
 from torch import Tensor
 
 from gptattn.attention import (

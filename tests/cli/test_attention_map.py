@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import SMALL, Call, build_gpt, settings
+from building import SMALL, build_gpt, settings
 from matplotlib.image import imread
-from support import train
+from support import Call, train
 
 from gptattn.compare.finished_runs import read_runs
 from gptattn.data.tokenizer import ByteTokenizer

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import menu
+from building import menu
 from support import command
 
 from gptattn.cli.compose import CONF

@@ -3,8 +3,7 @@
 from pathlib import Path
 
 import pytest
-from conftest import Call
-from support import command
+from support import Call, command
 
 
 def test_the_help_of_a_run_fits_80_columns(

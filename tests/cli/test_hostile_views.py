@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import SMALL, Call, build_gpt, settings
+from building import SMALL, build_gpt, settings
+from support import Call
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.base_plugin import FlagsError
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData

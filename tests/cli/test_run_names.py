@@ -1,12 +1,13 @@
-"""Names of runs: they tell what was changed, and are safe as folder names."""
+"""The names of run folders, and values quoted for Hydra: read as what they are, nothing else."""
 
 import re
 from pathlib import Path
 
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import ListConfig
 
-from gptattn.cli.compose import run_name
+from gptattn.cli.compose import quoted, run_name
 
 
 def test_run_names_tell_the_variant_the_changes_and_the_seed() -> None:
@@ -35,3 +36,9 @@ def test_run_names_are_safe_as_folder_names(override: str, tmp_path: Path) -> No
     name = run_name("mha", 1, ListConfig([override]))
     assert not set(name) & set("/\\\0\n\t '\"$`;:*?<>|()")
     (tmp_path / name).mkdir()
+
+
+@pytest.mark.parametrize("value", ["a,b=c_s1", "it's", "back\\slash", "sp ace", "x\\'y", "end\\"])
+def test_aquoted_value_is_read_back_by_hydra(value: str) -> None:
+    override = OverridesParser.create().parse_override(f"key={quoted(value)}")
+    assert override.value() == value

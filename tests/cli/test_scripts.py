@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import Call
 from safetensors.torch import load_file, save_file
-from support import train
+from support import Call, train
 
 from gptattn.cli.compose import CONF
 from gptattn.runs.saved import load_run

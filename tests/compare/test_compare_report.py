@@ -1,4 +1,4 @@
-"""The report's files: what they hold, that they stand alone, and that nothing in them is obeyed."""
+"""The report's files: what they hold, and that they stand alone."""
 
 import csv
 import json
@@ -6,34 +6,13 @@ import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
-from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-from runfolders import write_run, write_sweep
+from reporting import LOSSES, NAMES, Page, report
+from runfolders import write_sweep
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-from gptattn.cli.commands.compare import main
-from gptattn.compare.bands import Band, band
-
-LOSSES = {
-    "mha": [2.00, 2.01, 2.02, 2.03, 2.04],
-    "gqa": [2.11, 2.13, 2.15, 2.15, 2.16],
-    "mqa": [2.31, 2.33, 2.35, 2.35, 2.36],
-}
-NAMES = ("loss_tokens", "loss_flops", "loss_seconds", "pareto_params", "pareto_cache")
-HOSTILE = '<script>alert("1")</script>&{{ 7 * 7 }}$\\frac$]]>--><!--'
-
-
-def report(*arguments: object, code: int = 0) -> None:
-    """Run the command in this process; it must end with `code`."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sys.argv", ["gptattn-compare", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stop:
-            main()
-    assert stop.value.code == code
 
 
 @pytest.fixture(scope="module")
@@ -42,30 +21,6 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = write_sweep(tmp_path_factory.mktemp("sweep") / "runs", LOSSES)
     report(folder, "--board", folder.parent / "bands")
     return folder
-
-
-class Page(HTMLParser):
-    """What a page is made of: its tags, its ids, its text, and whatever it refers to."""
-
-    def __init__(self, file: Path) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.ids: list[str] = []
-        self.references: list[str] = []
-        self.text = ""
-        self.source = file.read_text(encoding="utf-8")
-        self.feed(self.source)
-
-    def handle_starttag(self, tag: str, attrs: Any) -> None:
-        self.tags.append(tag)
-        for name, value in attrs:
-            if name == "id":
-                self.ids.append(value)
-            elif name in ("src", "href", "xlink:href", "srcset", "data", "action"):
-                self.references.append(value)
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
 
 
 def test_all_files_are_there_and_nothing_else(sweep: Path) -> None:
@@ -193,23 +148,6 @@ def test_a_second_report_replaces_the_first_and_only_its_files(tmp_path: Path) -
     assert [path.name for path in board.iterdir()] == ["mine"]
 
 
-def test_names_from_run_folders_are_shown_and_never_obeyed(tmp_path: Path) -> None:
-    sweep = write_sweep(tmp_path / "<img src=x>", {"mha": LOSSES["mha"], HOSTILE: LOSSES["gqa"]})
-    write_run(sweep / "<b>", "mha", 9, 2.0, environment={"git_commit": "<i>x</i>"})
-    (write_run(sweep / "<u>", "mha", 8, 2.0) / "summary.json").write_text("{")
-    board = tmp_path / "bands"
-    report(sweep, "--board", board)
-    page = Page(sweep / "comparison" / "comparison.html")
-    assert not {"script", "img", "i", "b", "u"} & set(page.tags)
-    assert HOSTILE in page.text
-    assert "<u>" in page.text
-    for name in NAMES:
-        root = ET.parse(sweep / "comparison" / f"{name}.svg").getroot()
-        assert not [node for node in root.iter() if node.tag.endswith("script")]
-    assert len(list(board.iterdir())) == 6
-    assert {path.parent.parent for path in board.rglob("events*")} == {board}
-
-
 def test_below_three_seeds_the_page_calls_nothing_best(tmp_path: Path) -> None:
     sweep = write_sweep(tmp_path / "runs", {"mha": [2.0, 2.1], "gqa": [1.0, 1.1]})
     report(sweep)
@@ -312,101 +250,3 @@ def test_the_report_imports_no_torch_and_help_nothing_heavy(sweep: Path, tmp_pat
         command = [sys.executable, "-c", code, *arguments]
         done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
         assert not set(done.stdout.splitlines()[-1].split()) & absent
-
-
-def test_bands_by_hand() -> None:
-    x = np.array([0.0, 1.0, 2.0])
-    ys = [np.array([1.0, 2.0, 3.0]), np.array([3.0, 4.0, 5.0]), np.array([2.0, 3.0, 4.0])]
-    found = band([x] * 3, ys)
-    assert isinstance(found, Band)
-    assert found.mean.tolist() == [2.0, 3.0, 4.0]
-    # Deviation of 1, 2 and 3 is 1; t(0.975, 2) = 4.30265 over the root of 3.
-    assert found.low is not None
-    assert found.low[0] == pytest.approx(2.0 - 4.30265 / 3**0.5, abs=1e-4)
-
-
-def test_two_seeds_are_drawn_as_they_are_without_a_band() -> None:
-    x = np.array([0.0, 1.0])
-    found = band([x, x], [np.array([1.0, 2.0]), np.array([3.0, 4.0])])
-    assert found is not None
-    assert (found.n, found.low, found.high) == (2, None, None)
-    assert found.seeds.tolist() == [[1.0, 2.0], [3.0, 4.0]]
-
-
-def test_curves_on_different_grids_meet_where_both_are() -> None:
-    found = band([np.array([0.0, 4.0]), np.array([1.0, 6.0])], [np.array([0.0, 4.0])] * 2)
-    assert found is not None
-    assert (found.x[0], found.x[-1]) == (1.0, 4.0)
-    # Straight lines x and 0.8 (x - 1): at 1 they are 1 and 0.
-    assert found.mean[0] == pytest.approx(0.5)
-    one = band([np.array([0.0, 1.0])], [np.array([2.0, 1.0])])
-    assert one is not None
-    assert (one.n, one.low, one.high) == (1, None, None)
-    assert band([np.array([0.0, 1.0]), np.array([2.0, 3.0])], [np.array([1.0, 1.0])] * 2) is None
-    assert band([], []) is None
-
-
-INJECTIONS = (
-    HOSTILE,
-    "<img src=x onerror=alert(1)>",
-    "<svg onload=alert(1)>",
-    "</script><script>alert(1)</script>",
-    "</title><script>alert(1)</script>",
-    "</style><style>*{display:none}</style>",
-    '" onmouseover="alert(1)',
-    "' onfocus='alert(1)' autofocus='",
-    "<a href=javascript:alert(1)>x</a>",
-    "<iframe srcdoc='<script>1</script>'>",
-    "<!--",
-    "]]><script>alert(1)</script>",
-    "{{ config }}{% for x in y %}",
-    "{{ ''.__class__.__mro__ }}",
-    "$\\input{/etc/passwd}$",
-    "[red]bold[/red]\x1b[2J\x1b]0;title\x07",
-    "a\nb: error\r\n# heading",
-    "\u202eevil\u2066",
-    "../../../../etc/passwd",
-    "=cmd|'/C calc'!A0",
-    "+1+1",
-    "-2+3",
-    "@SUM(1)",
-    "\uff1d1+1",
-)
-
-
-@pytest.mark.parametrize("text", INJECTIONS)
-def test_text_of_runs_is_inert_in_every_file(text: str, tmp_path: Path) -> None:
-    assert len(INJECTIONS) >= 20
-    out = tmp_path / "out"
-    for seed in (1, 2):
-        for variant in ("mha", text):
-            write_run(
-                tmp_path / "runs" / f"{variant == text}{seed}",
-                variant,
-                seed,
-                2.0 + seed / 100,
-                config={"optim": {"name": text, text: 1}},
-                environment={"device": text, text: text},
-                data={"tokenizer": text},
-            )
-    report(tmp_path / "runs", f"--out={out}")
-    page = Page(out / "comparison.html")
-    allowed = {"html", "head", "meta", "title", "style", "body", "header", "main", "section", "p"}
-    foreign = {"script", "img", "iframe", "a", "object", "link", "embed", "form"} & set(page.tags)
-    assert not foreign
-    assert allowed <= set(page.tags)
-    assert all(reference.startswith("#") for reference in page.references)
-    assert not re.search(r"<[^>]* on\w+=", page.source)
-    assert not set("\x1b\u202e\r") & set(page.source)
-    for svg in out.glob("*.svg"):
-        names = {node.tag.rpartition("}")[2] for node in ET.parse(svg).getroot().iter()}
-        assert not {"script", "image", "a", "foreignObject"} & names
-    with (out / "comparison.csv").open(encoding="utf-8", newline="") as opened:
-        for row in csv.DictReader(opened):
-            for cell in filter(None, row.values()):
-                number = re.fullmatch(r"[-+]?\d+(\.\d+)?(e[-+]?\d+)?", cell)
-                assert number or cell[0] not in "=+-@\t\r\uff1d"
-    assert {path.parent for path in out.rglob("*") if path.is_file()} <= {
-        out,
-        *(out / "tensorboard").rglob("*"),
-    }

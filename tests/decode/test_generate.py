@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import build_gpt
+from building import build_gpt
 from torch import Tensor
 
 from gptattn.decode.generate import generate, left_padded

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import SMALL, Call, build_gpt, settings
-from support import command, run_folders, tiny, train
+from building import SMALL, build_gpt, settings
+from support import Call, command, run_folders, tiny, train
 
 from gptattn.compare.files import write
 from gptattn.data.tokenizer import ByteTokenizer

@@ -98,7 +98,7 @@ def test_what_the_user_says_of_waiting_threads_stays(
 def test_a_spare_team_is_more_threads_than_processors_until_it_ends() -> None:
     code = (
         "import os, torch\n"
-        "from gptattn import waiting\n"
+        "from gptattn.machine import waiting\n"
         "os.sched_setaffinity(0, set(list(os.sched_getaffinity(0))[:2]))\n"
         "torch.set_num_threads(2)\n"
         "torch.zeros(1 << 20).add_(1)\n"  # the process's own team

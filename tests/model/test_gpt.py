@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import build_attention, build_gpt, menu, settings
+from building import build_attention, build_gpt, menu, settings
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 

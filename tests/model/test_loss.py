@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import Allocations
+from building import Allocations
 from torch import Tensor
 
 from gptattn.model.loss import linear_cross_entropy

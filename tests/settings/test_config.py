@@ -2,9 +2,7 @@
 
 import os
 import re
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,7 +14,7 @@ from gptattn.cli.ending import as_user_error
 from gptattn.cli.main import check_job
 from gptattn.errors import ConfigError, UserError
 from gptattn.machine.device import resolve_device
-from gptattn.settings.build import build_data, build_model, construct, find_target
+from gptattn.settings.build import build_data, build_model
 from gptattn.settings.config import TrainConfig, check
 from gptattn.settings.values import suggest
 from gptattn.training.module import LanguageModel
@@ -248,80 +246,3 @@ def test_a_value_at_its_limit_is_accepted(overrides: str, tmp_path: Path) -> Non
 def test_the_error_of_a_misspelt_name_suggests_the_nearest() -> None:
     assert suggest("gqq", ["mha", "gqa", "mqa"]) == "did you mean gqa? one of gqa, mha, mqa"
     assert suggest("zzz", ["mha", "gqa"]) == "one of gqa, mha"
-
-
-# Targets
-
-
-@pytest.mark.parametrize(
-    "target",
-    [
-        "torch.nn.Linear",
-        "builtins.open",
-        "shutil.copyfile",
-        "gptattnx.Thing",
-        # Modules that gptattn imports are not gptattn's own.
-        "gptattn.data.text.os.system",
-        "gptattn.runs.checkpoint.torch.load",
-        "gptattn.attention.base:torch.load",
-    ],
-)
-def test_a_target_outside_of_the_package_is_refused(target: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        find_target("attn", {"_target_": target}, [])
-    assert error.value.field == "attn._target_"
-
-
-def test_a_command_in_a_config_does_not_run(tmp_path: Path) -> None:
-    target = "data._target_=gptattn.data.text.os.system"
-    canary = tmp_path / "canary"
-    with pytest.raises(ConfigError, match=r"data\._target_"):
-        check_job(tiny(tmp_path, "data=pydocs", target, f"+data.command='touch {canary}'"))
-    assert not canary.exists()
-
-
-def test_a_variant_of_an_allowed_package_builds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "my_variants.py").write_text(
-        "from gptattn.attention import MultiHeadAttention\n\n"
-        "class Mine(MultiHeadAttention):\n    pass\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    target = "attn._target_=my_variants.Mine"
-    with pytest.raises(ConfigError, match="allow_targets"):
-        check_job(tiny(tmp_path, target))
-    cfg = check_job(tiny(tmp_path, target, "allow_targets=[my_variants]"))
-    with torch.device("meta"):
-        assert type(build_model(cfg, 256).layers()[0].attention).__name__ == "Mine"
-    sys.modules.pop("my_variants")
-
-
-def needs_all(first: int, second: float = 2.0) -> tuple[int, float]:
-    """A target with one argument that must be given."""
-    if second < 0:
-        raise ValueError(f"second={second} is negative; give 0 or more")
-    return first, second
-
-
-def test_a_target_gets_its_own_keys_and_the_shared_ones_that_it_takes() -> None:
-    spec = {"_target_": f"{__name__}.needs_all", "second": 3}
-    assert construct("attn", spec, {"first": 1, "unused": 0}, [__name__.split(".")[0]]) == (1, 3)
-
-
-@pytest.mark.parametrize(
-    ("keys", "shared", "field"),
-    [
-        ({}, {}, "attn.first"),
-        ({"first": 1, "third": 1}, {}, "attn.third"),
-        ({"first": "1"}, {}, "attn.first"),
-        ({"first": 1, "second": -1.0}, {}, "attn.second"),
-        ({"first": 1}, {"second": -1.0}, "attn"),
-    ],
-)
-def test_what_a_target_refuses_is_a_mistake_of_the_named_key(
-    keys: dict[str, Any], shared: dict[str, Any], field: str
-) -> None:
-    with pytest.raises(ConfigError) as error:
-        construct("attn", {"_target_": f"{__name__}.needs_all", **keys}, shared, [__name__])
-    assert error.value.field == field

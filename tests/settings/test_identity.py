@@ -4,7 +4,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
-from conftest import settings
+from building import settings
 from support import TEXT, command, run_folders, tiny, train
 
 from gptattn.machine import source_code

@@ -10,7 +10,7 @@ import pytest
 from gptattn.cli.compose import composed, to_train_config
 from gptattn.errors import ConfigError
 from gptattn.settings.config import TrainConfig
-from gptattn.settings.values import RANGE, check_ranges, check_type, converted, typed, within
+from gptattn.settings.values import RANGE, check_ranges, converted, typed, within
 
 
 @dataclass
@@ -119,50 +119,3 @@ def test_every_number_of_a_run_has_a_range_and_is_held_to_it(name: str, one: Any
         inner = replace(getattr(settings, group[0]), **{last: wrong}) if group else wrong
         with pytest.raises(ConfigError, match=f"^{re.escape(name)}: "):
             check_ranges(replace(settings, **{group[0] if group else last: inner}))
-
-
-# As it stands: of a target's arguments
-
-
-@pytest.mark.parametrize(
-    ("value", "hint"),
-    [
-        (1, int),
-        (1.5, float),
-        (1, float),
-        (True, bool),
-        ("a", str),
-        (None, int | None),
-        (2, float | None),
-        ("sdpa", Literal["sdpa", "flex"]),
-        (None, Literal["sdpa"] | None),
-        ("sdpa", Literal["sdpa"] | None),
-        ([1], list[int]),
-        (object(), Any),
-    ],
-)
-def test_a_value_of_the_annotated_type_is_accepted(value: Any, hint: Any) -> None:
-    check_type("attn.x", value, hint)
-
-
-@pytest.mark.parametrize(
-    ("value", "hint", "said"),
-    [
-        ("1", int, "'1' is a str; give int"),
-        (True, int, "True is a bool; give int"),
-        (1.0, int, "1.0 is a float; give int"),
-        (True, float, "True is a bool; give float"),
-        (1, bool, "1 is a int; give bool"),
-        (None, int, "None is a NoneType; give int"),
-        ("a", float | None, "'a' is a str; give float or null"),
-        ("spda", Literal["sdpa", "flex"], "did you mean sdpa?"),
-        (3, Literal["sdpa", "flex"], "one of flex, sdpa"),
-        (["a"], str, "is a list; give str"),
-    ],
-)
-def test_a_value_of_another_type_is_refused_in_plain_words(
-    value: Any, hint: Any, said: str
-) -> None:
-    with pytest.raises(ConfigError, match=r"^attn\.x: ") as error:
-        check_type("attn.x", value, hint)
-    assert said in error.value.message

@@ -11,8 +11,7 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 import torch
-from conftest import Call
-from support import TEXT, bpe, command, series, summary, tiny, train
+from support import TEXT, Call, bpe, command, series, summary, tiny, train
 from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 
 from gptattn.data import hub

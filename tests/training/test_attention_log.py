@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
-from conftest import build_gpt
+from building import build_gpt
 from support import TEXT, rows, summary, train
 from torch import Tensor
 from torch._dynamo.testing import CompileCounter

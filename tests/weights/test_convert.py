@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import build_gpt
+from building import build_gpt
 from support import command, series, summary, tiny, train
 
 from gptattn.attention.base import HeadWeights

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import build_gpt
+from building import build_gpt
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from gptattn.errors import CheckpointError, ConfigError

@@ -1,0 +1,49 @@
+"""`gptattn-compare` in this process, and what its page is made of."""
+
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gptattn.cli.commands.compare import main
+
+LOSSES = {
+    "mha": [2.00, 2.01, 2.02, 2.03, 2.04],
+    "gqa": [2.11, 2.13, 2.15, 2.15, 2.16],
+    "mqa": [2.31, 2.33, 2.35, 2.35, 2.36],
+}
+NAMES = ("loss_tokens", "loss_flops", "loss_seconds", "pareto_params", "pareto_cache")
+
+
+def report(*arguments: object, code: int = 0) -> None:
+    """Run the command in this process; it must end with `code`."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", ["gptattn-compare", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stop:
+            main()
+    assert stop.value.code == code
+
+
+class Page(HTMLParser):
+    """What a page is made of: its tags, its ids, its text, and whatever it refers to."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.ids: list[str] = []
+        self.references: list[str] = []
+        self.text = ""
+        self.source = file.read_text(encoding="utf-8")
+        self.feed(self.source)
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.tags.append(tag)
+        for name, value in attrs:
+            if name == "id":
+                self.ids.append(value)
+            elif name in ("src", "href", "xlink:href", "srcset", "data", "action"):
+                self.references.append(value)
+
+    def handle_data(self, data: str) -> None:
+        self.text += data

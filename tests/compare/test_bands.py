@@ -1,0 +1,38 @@
+"""Mean and band of curves over the seeds, by hand."""
+
+import numpy as np
+import pytest
+
+from gptattn.compare.bands import Band, band
+
+
+def test_bands_by_hand() -> None:
+    x = np.array([0.0, 1.0, 2.0])
+    ys = [np.array([1.0, 2.0, 3.0]), np.array([3.0, 4.0, 5.0]), np.array([2.0, 3.0, 4.0])]
+    found = band([x] * 3, ys)
+    assert isinstance(found, Band)
+    assert found.mean.tolist() == [2.0, 3.0, 4.0]
+    # Deviation of 1, 2 and 3 is 1; t(0.975, 2) = 4.30265 over the root of 3.
+    assert found.low is not None
+    assert found.low[0] == pytest.approx(2.0 - 4.30265 / 3**0.5, abs=1e-4)
+
+
+def test_two_seeds_are_drawn_as_they_are_without_a_band() -> None:
+    x = np.array([0.0, 1.0])
+    found = band([x, x], [np.array([1.0, 2.0]), np.array([3.0, 4.0])])
+    assert found is not None
+    assert (found.n, found.low, found.high) == (2, None, None)
+    assert found.seeds.tolist() == [[1.0, 2.0], [3.0, 4.0]]
+
+
+def test_curves_on_different_grids_meet_where_both_are() -> None:
+    found = band([np.array([0.0, 4.0]), np.array([1.0, 6.0])], [np.array([0.0, 4.0])] * 2)
+    assert found is not None
+    assert (found.x[0], found.x[-1]) == (1.0, 4.0)
+    # Straight lines x and 0.8 (x - 1): at 1 they are 1 and 0.
+    assert found.mean[0] == pytest.approx(0.5)
+    one = band([np.array([0.0, 1.0])], [np.array([2.0, 1.0])])
+    assert one is not None
+    assert (one.n, one.low, one.high) == (1, None, None)
+    assert band([np.array([0.0, 1.0]), np.array([2.0, 3.0])], [np.array([1.0, 1.0])] * 2) is None
+    assert band([], []) is None

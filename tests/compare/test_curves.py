@@ -1,0 +1,110 @@
+"""Reading rows as curves: damage ends them, gaps do not, and long ones are resampled."""
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from runfolders import curve_rows, write_curve, write_run
+
+from gptattn.compare import curves
+from gptattn.compare.curves import read_curves
+
+
+def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
+    found, damage = read_curves(write_curve(write_run(tmp_path / "a", "mha", 1, 2.0), 2.0))
+    expected = [row for row in curve_rows(2.0) if "train/loss" in row]
+    assert damage is None
+    assert found.start == 1000.0
+    assert found.train.loss.tolist() == [row["train/loss"] for row in expected]
+    assert found.train.flops.tolist() == [row["progress/flops"] for row in expected]
+    assert found.val.step.tolist() == [20, 40, 60, 80, 100]
+    assert found.val.bits.tolist() == pytest.approx([2.0 / 0.7] * 5)
+
+
+def test_a_record_cut_in_a_line_counts_up_to_there(tmp_path: Path) -> None:
+    run = write_curve(write_run(tmp_path / "a", "mha", 1, 2.0), 2.0)
+    whole = (run / "metrics.jsonl").read_bytes()
+    lines = whole.split(b"\n")
+    (run / "metrics.jsonl").write_bytes(b"\n".join(lines[:5]) + b"\n" + lines[5][:30])
+    found, damage = read_curves(run)
+    assert damage == f"{run}: metrics.jsonl is damaged after 5 rows; those count"
+    assert found.train.step.tolist() == [1, 10, 20]
+    assert found.val.step.tolist() == [20]
+
+
+@pytest.mark.parametrize(
+    "line", ["[]", '"text"', '{"step": "one"}', '{"train/loss": {}}', "\x00\x00", "[" * 100_000]
+)
+def test_a_line_of_another_kind_ends_the_record(line: str, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a", "mha", 1, 2.0)
+    text = [json.dumps(row) for row in curve_rows(2.0)]
+    (run / "metrics.jsonl").write_text("\n".join([*text[:4], line, *text[4:]]) + "\n")
+    found, damage = read_curves(run)
+    assert damage is not None
+    assert "damaged after 4 rows" in damage
+    assert found.train.step.tolist() == [1, 10, 20]
+
+
+def test_rows_with_nan_leave_a_gap_and_no_more(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a", "mha", 1, 2.0)
+    rows_ = curve_rows(2.0)
+    rows_[2]["train/loss"] = float("nan")
+    rows_[-2]["val/loss"] = float("inf")
+    rows_.append(rows_[-3] | {"step": 1e300})
+    rows_.append(rows_[-3] | {"step": 101, "train/loss": 1e300})
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows_))
+    found, damage = read_curves(run)
+    assert damage is None
+    assert found.train.step.tolist() == [1, *range(20, 101, 10)]
+    assert len(found.val) == 4
+
+
+def test_a_record_that_is_missing_or_no_file_gives_no_curves(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a", "mha", 1, 2.0)
+    found, damage = read_curves(run)
+    assert (len(found.train), len(found.val)) == (0, 0)
+    assert damage == f"{run}: has no metrics.jsonl: no curves"
+    os.mkfifo(run / "metrics.jsonl")
+    assert "is no file" in str(read_curves(run)[1])
+
+
+def test_of_steps_that_were_done_again_the_last_count(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a", "mha", 1, 2.0)
+    first, again = curve_rows(3.0), curve_rows(2.0)[7:]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in first + again))
+    found, _ = read_curves(run)
+    assert (np.diff(found.train.step) > 0).all()
+    assert found.train.loss[-1] == curve_rows(2.0)[-3]["train/loss"]
+    assert found.train.loss[0] == curve_rows(3.0)[1]["train/loss"]
+
+
+@pytest.mark.parametrize("block", [curves.BLOCK, 700])
+def test_a_long_record_is_read_in_blocks_and_resampled(
+    block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(curves, "BLOCK", block)
+    run = write_run(tmp_path / "a", "mha", 1, 2.0)
+    write_curve(run, 2.0, steps=4000, validations=400)
+    found, damage = read_curves(run)
+    assert damage is None
+    losses = [row["train/loss"] for row in curve_rows(2.0, steps=4000) if "train/loss" in row]
+    assert len(found.train) == curves.POINTS
+    # 401 rows in 200 stretches of two, the last of three.
+    assert found.train.loss[0] == pytest.approx((losses[0] + losses[1]) / 2)
+    assert found.train.loss[-1] == pytest.approx(sum(losses[-3:]) / 3)
+    assert len(found.val) == curves.POINTS
+    assert (found.val.step[0], found.val.step[-1]) == (10, 4000)
+
+
+def test_a_line_without_end_is_not_read_into_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(curves, "BLOCK", 1000)
+    run = write_run(tmp_path / "a", "mha", 1, 2.0)
+    row = json.dumps(curve_rows(2.0)[1])
+    (run / "metrics.jsonl").write_text(f"{row}\n" + " " * 100_000 + row)
+    found, damage = read_curves(run)
+    assert found.train.step.tolist() == [1]
+    assert "damaged after 1 rows" in str(damage)

@@ -1,0 +1,103 @@
+"""Which tokens a batch holds, of training and of validation."""
+
+from collections.abc import Iterable
+from itertools import islice
+
+import numpy as np
+import pytest
+import torch
+
+from gptattn.data.sampler import TrainingStream, ValidationSet, training_batch, window_starts
+from gptattn.data.tokenizer import ByteTokenizer
+from gptattn.data.tokens import TokenData
+from gptattn.training.datamodule import TokenDataModule
+
+TOKENS = (np.arange(1000) * 7 % 256).astype(np.uint16)
+
+
+def test_window_starts_reach_the_first_and_the_last_window_evenly() -> None:
+    starts = np.concatenate([window_starts(3, step, 50, 5) for step in range(100)])
+    counts = np.bincount(starts)
+    assert len(counts) == 5
+    # 1,000 of each are expected; the standard deviation is 28.
+    assert (abs(counts - 1000) < 6 * 28).all()
+
+
+def test_every_window_can_be_drawn_and_none_beyond_the_text() -> None:
+    tokens = np.arange(9, dtype=np.uint16)
+    ids, targets = training_batch(tokens, seed=0, step=0, batch_size=200, context_length=4)
+    assert sorted(set(ids[:, 0].tolist())) == [0, 1, 2, 3, 4]
+    assert targets.max() == 8
+
+
+def test_the_one_window_of_the_shortest_text_is_drawn() -> None:
+    ids, targets = training_batch(np.arange(5, dtype=np.uint16), 0, 0, 2, context_length=4)
+    assert ids.tolist() == [[0, 1, 2, 3]] * 2
+    assert targets.tolist() == [[1, 2, 3, 4]] * 2
+
+
+def test_targets_are_the_tokens_that_follow() -> None:
+    tokens = np.arange(1000, dtype=np.uint16)
+    ids, targets = training_batch(tokens, seed=1, step=2, batch_size=5, context_length=7)
+    assert ids.shape == targets.shape == (5, 7)
+    assert ids.dtype == targets.dtype == torch.int64
+    assert torch.equal(targets, ids + 1)
+    assert torch.equal(ids[:, 1:], ids[:, :-1] + 1)
+
+
+def test_a_batch_depends_on_seed_and_step_alone() -> None:
+    def batch(seed: int, step: int) -> list[list[int]]:
+        return training_batch(TOKENS, seed, step, 4, 8)[0].tolist()
+
+    before = [batch(1, step) for step in range(4)]
+    np.random.seed(5)  # the global generators must have no say
+    torch.manual_seed(5)
+    assert [batch(1, step) for step in (3, 2, 1, 0)] == before[::-1]
+    assert len({str(batch(seed, step)) for seed in range(3) for step in range(3)}) == 9
+
+
+def take(stream: Iterable[tuple[torch.Tensor, torch.Tensor]], count: int) -> list[list[list[int]]]:
+    return [torch.stack(batch).tolist() for batch in islice(iter(stream), count)]
+
+
+def test_a_stream_begun_at_a_step_goes_on_where_another_stopped() -> None:
+    whole = TrainingStream(TOKENS, 1, 4, 8)
+    resumed = TrainingStream(TOKENS, 1, 4, 8, first_step=3)
+    assert take(resumed, 3) == take(whole, 6)[3:]
+
+
+def test_the_time_of_making_a_batch_is_reported_once_per_step() -> None:
+    times: list[float] = []
+    take(TrainingStream(TOKENS, 1, 4, 8, on_made=times.append), 3)
+    assert len(times) == 3
+    assert min(times) >= 0
+
+
+@pytest.mark.parametrize("length", [2, 8, 9, 10, 50, 97])
+@pytest.mark.parametrize(("batch_size", "context_length"), [(1, 1), (1, 8), (3, 4), (100, 8)])
+def test_validation_scores_every_token_of_the_tail_once_and_in_order(
+    length: int, batch_size: int, context_length: int
+) -> None:
+    tail = TOKENS[:length]
+    batches = list(ValidationSet(tail, batch_size, context_length))
+    ids = [int(token) for batch, _ in batches for token in batch.flatten()]
+    targets = [int(token) for _, batch in batches for token in batch.flatten()]
+    assert ids == tail[:-1].tolist()
+    assert targets == tail[1:].tolist()
+    assert len(ValidationSet(tail, batch_size, context_length)) == len(batches)
+    assert all(
+        len(batch) <= batch_size and batch.shape[1] <= context_length for batch, _ in batches
+    )
+
+
+def test_what_is_left_of_the_tail_is_a_shorter_window_of_its_own() -> None:
+    shapes = [tuple(ids.shape) for ids, _ in ValidationSet(TOKENS[:30], 2, 8)]
+    assert shapes == [(2, 8), (1, 8), (1, 5)]
+
+
+def test_the_datamodule_hands_out_streams_of_the_same_windows() -> None:
+    data = TokenData(TOKENS[:900], TOKENS[899:], ByteTokenizer(), "hash", 100)
+    module = TokenDataModule(data, seed=1, batch_size=4, val_batch_size=2, context_length=8)
+    train, val = module.train_dataloader(), module.val_dataloader()
+    assert take(train, 4) == take(TrainingStream(TOKENS[:900], 1, 4, 8), 4)
+    assert [len(ids) for ids, _ in val] == [2] * 6 + [1]

@@ -1,0 +1,93 @@
+"""Token files: made once, made anew when damaged, and cut in what trains and what is held out."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from support import MIXED
+
+from gptattn.data.token_files import TokenFile
+from gptattn.data.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer
+from gptattn.data.tokens import TokenData, load_tokens
+from gptattn.errors import ConfigError, DataError
+
+
+class CountingTokenizer(ByteTokenizer):
+    """Counts the texts that it encodes."""
+
+    encoded = 0
+
+    def encode(self, text: str, field: str) -> NDArray[np.uint16]:
+        self.encoded += 1
+        return super().encode(text, field)
+
+
+def load(content: str, cache: Path, tokenizer: Tokenizer, context_length: int = 8) -> TokenData:
+    return load_tokens(
+        lambda: content, tokenizer, context_length=context_length, val_fraction=0.1, cache=cache
+    )
+
+
+def test_a_second_load_does_not_tokenize_again(tmp_path: Path) -> None:
+    first, second = CountingTokenizer(), CountingTokenizer()
+    one, two = load(MIXED, tmp_path, first), load(MIXED, tmp_path, second)
+    assert (first.encoded, second.encoded) == (1, 0)
+    assert one.train[:].tolist() == two.train[:].tolist()
+    assert one.val[:].tolist() == two.val[:].tolist()
+    assert isinstance(two.train, TokenFile)
+
+
+def test_the_token_file_holds_the_tokens_and_nothing_lies_beside_it(tmp_path: Path) -> None:
+    load(MIXED, tmp_path / "new", ByteTokenizer())
+    (file,) = (tmp_path / "new").iterdir()
+    assert np.fromfile(file, dtype="<u2").tolist() == list(MIXED.encode())
+
+
+def test_another_text_or_tokenizer_has_another_file(tmp_path: Path) -> None:
+    for content, tokenizer in [
+        (MIXED, ByteTokenizer()),
+        (MIXED + "x", ByteTokenizer()),
+        (MIXED, CharTokenizer()),
+        (MIXED, CharTokenizer(MIXED + "x")),
+    ]:
+        load(content, tmp_path, tokenizer)
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+def test_a_text_shorter_than_the_context_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    # 100 tokens: 90 of them train, which is one window of 89 and its target.
+    assert len(load("x" * 100, tmp_path, ByteTokenizer(), context_length=89).train) == 90
+    with pytest.raises(ConfigError) as error:
+        load("x" * 100, cache, ByteTokenizer(), context_length=90)
+    assert error.value.field == "model.context_length"
+    assert "at most 89" in error.value.message
+    assert not cache.exists()
+
+
+def test_an_unknown_character_in_the_text_leaves_no_file(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"data: character 'é'"):
+        load(MIXED, tmp_path / "cache", CharTokenizer("A"))
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"odd", b"even"])
+def test_a_damaged_token_file_is_made_anew(tmp_path: Path, content: bytes) -> None:
+    whole = load(MIXED, tmp_path, ByteTokenizer())
+    (file,) = tmp_path.iterdir()
+    before = file.read_bytes()
+    file.unlink()  # the first load keeps the old file
+    file.write_bytes(content)
+    again = load(MIXED, tmp_path, ByteTokenizer())
+    assert [f.read_bytes() for f in tmp_path.iterdir()] == [before]
+    assert again.train[:].tolist() == whole.train[:].tolist()
+
+
+def test_the_tail_is_held_out_with_one_token_of_context(tmp_path: Path) -> None:
+    content = "".join(chr(33 + i % 90) for i in range(95)) + "é≈é≈é"
+    data = load(content, tmp_path, CharTokenizer())
+    decode = data.tokenizer.decode
+    assert decode(data.train[:]) == content[:90]
+    assert decode(data.val[:]) == content[89:]
+    assert data.val_bytes == len(content[90:].encode()) == 5 + 2 + 3 + 2 + 3 + 2

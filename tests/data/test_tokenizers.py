@@ -1,0 +1,74 @@
+"""Tokenizers of bytes and of characters: there and back, their ids, and what they refuse."""
+
+import numpy as np
+import pytest
+from support import MIXED
+
+from gptattn.data.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, encode_prompt
+from gptattn.errors import DataError
+
+
+@pytest.mark.parametrize("tokenizer", [ByteTokenizer(), CharTokenizer(), CharTokenizer("𝄞≈éA\n")])
+def test_decoding_what_was_encoded_gives_the_text_back(tokenizer: Tokenizer) -> None:
+    tokenizer.fit(MIXED)
+    ids = tokenizer.encode(MIXED, "data")
+    assert ids.max() < tokenizer.vocab_size
+    assert tokenizer.decode(ids) == MIXED
+    assert tokenizer.byte_lengths()[ids].sum() == len(MIXED.encode())
+
+
+def test_byte_ids_are_the_bytes_of_utf8() -> None:
+    assert ByteTokenizer().encode("é\n", "data").tolist() == [0xC3, 0xA9, 0x0A]
+    assert ByteTokenizer().decode(np.array([0x41, 0xC3])) == "A\ufffd"
+
+
+def test_char_ids_number_the_characters_by_code_point() -> None:
+    tokenizer = CharTokenizer()
+    tokenizer.fit("cabac")
+    assert tokenizer.vocab_size == 3
+    assert tokenizer.encode("cab", "data").tolist() == [2, 0, 1]
+
+
+def test_char_byte_lengths_are_those_of_utf8() -> None:
+    # The last character of each length, and the first of the next.
+    characters = [chr(c) for c in (0, 0x7F, 0x80, 0x7FF, 0x800, 0xFFFF, 0x10000, 0x10FFFF)]
+    tokenizer = CharTokenizer("".join(characters))
+    assert tokenizer.byte_lengths().tolist() == [len(c.encode()) for c in characters]
+
+
+def test_an_unknown_character_is_named_with_its_offset_and_field() -> None:
+    with pytest.raises(DataError) as error:
+        CharTokenizer("abc").encode("abcaéb", "sample.prompt")
+    assert error.value.field == "sample.prompt"
+    assert "'é' (U+00E9) at offset 4" in error.value.message
+    assert "tokenizer=byte" in error.value.message
+
+
+@pytest.mark.parametrize("tokenizer", [ByteTokenizer(), CharTokenizer("ab")])
+def test_a_prompt_that_is_not_unicode_is_the_users_mistake(tokenizer: Tokenizer) -> None:
+    with pytest.raises(DataError, match=r"sample\.prompt"):
+        encode_prompt(tokenizer, "ab\udcff")
+
+
+def test_given_characters_are_kept_and_none_are_refused() -> None:
+    tokenizer = CharTokenizer("ab")
+    tokenizer.fit("abc")
+    assert tokenizer.vocab_size == 2
+    with pytest.raises(DataError, match=r"tokenizer\.characters"):
+        CharTokenizer("")
+
+
+def test_more_characters_than_ids_of_16_bits_are_refused() -> None:
+    everything = "".join(map(chr, [*range(0xD800), *range(0xE000, 0x12000)]))
+    with pytest.raises(DataError, match="more than 65,536; use tokenizer=byte"):
+        CharTokenizer().fit(everything)
+
+
+def test_an_empty_prompt_becomes_a_line_break() -> None:
+    assert encode_prompt(ByteTokenizer(), "").tolist() == [10]
+
+
+def test_tokenizers_with_other_ids_have_other_fingerprints() -> None:
+    tokenizers = ByteTokenizer(), CharTokenizer("ab"), CharTokenizer("abc"), CharTokenizer("byte")
+    assert len({tokenizer.fingerprint() for tokenizer in tokenizers}) == 4
+    assert CharTokenizer("ba").fingerprint() == CharTokenizer("ab").fingerprint()

@@ -1,0 +1,168 @@
+"""A sweep's processes: a failure stops no other run, and the ledger knows all."""
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+from support import ledger_lines
+
+from gptattn.errors import RunFolderError
+from gptattn.sweep.ledger import NAME, Ledger, read_ledger
+from gptattn.sweep.processes import LOG, Outcome, Work, run_all
+from gptattn.sweep.sweep_progress import share_done
+
+DONE = "from pathlib import Path; Path('summary.json').write_text('{}')"
+
+
+class Silent:
+    """A watcher that shows nothing; `on_poll` may act."""
+
+    def __init__(self, on_poll: Callable[[], None] = lambda: None) -> None:
+        self.on_poll = on_poll
+
+    def started(self, work: Work) -> None: ...
+
+    def running(self, works: Sequence[Work]) -> None:
+        self.on_poll()
+
+    def ended(self, work: Work, outcome: Outcome) -> None: ...
+
+
+def work(folder: Path, name: str, code: str) -> Work:
+    """A process that runs this Python in its run folder."""
+    here = f"import os; os.chdir({str(folder / name)!r})\n"
+    return Work(folder / name, [sys.executable, "-c", here + code], ["seed=1"], 1.0)
+
+
+# Processes
+
+FAILURES = {
+    "an exception": ("import json; json.loads('{')", 1, "json.decoder.JSONDecodeError: "),
+    "an exit that says all is well": ("raise SystemExit(0)", 0, "ended without a summary.json"),
+    "an exit": ("raise SystemExit(1)", 1, "exit code 1"),
+    "a kill": ("os.kill(os.getpid(), 9)", -9, "killed by SIGKILL"),
+    "not a number": (
+        "print('error: train/loss: is nan at step 3'); raise SystemExit(5)",
+        5,
+        "train/loss: is nan at step 3",
+    ),
+    "no memory": ("raise MemoryError", 1, "MemoryError"),
+    "a full disk": (
+        "import sys; print('error: disk: No space left', file=sys.stderr); raise SystemExit(7)",
+        7,
+        "disk: No space left",
+    ),
+    "a crash": ("import signal; os.kill(os.getpid(), signal.SIGSEGV)", -11, "killed by SIGSEGV"),
+}
+
+
+def test_a_failed_run_stops_no_other_and_the_ledger_says_why(tmp_path: Path) -> None:
+    works = []
+    for name, (code, _, _) in FAILURES.items():
+        works += [work(tmp_path, name, code), work(tmp_path, f"after {name}", DONE)]
+    outcomes = run_all(works, 2, Ledger(tmp_path), Silent())
+    assert [outcome.folder for outcome in outcomes] == [w.folder for w in works]
+    ends = {line["run"]: line for line in ledger_lines(tmp_path) if line["state"] != "running"}
+    for outcome in outcomes:
+        name = outcome.folder.name
+        line = ends[name]
+        if name.startswith("after "):
+            assert (outcome.done, line["state"], line["exit"]) == (True, "done", 0)
+            continue
+        _, code, reason = FAILURES[name]
+        assert (outcome.done, line["state"], line["exit"]) == (False, "failed", code)
+        assert line["reason"].startswith(reason)
+
+
+def test_a_command_that_cannot_be_started_is_a_failed_run(tmp_path: Path) -> None:
+    works = [
+        Work(tmp_path / "a", [str(tmp_path / "nothing")], [], 1.0),
+        work(tmp_path, "b", DONE),
+    ]
+    first, second = run_all(works, 1, Ledger(tmp_path), Silent())
+    assert "could not be started" in first.reason
+    assert second.done
+
+
+def test_at_most_so_many_run_at_once_and_one_after_the_other_with_one_slot(tmp_path: Path) -> None:
+    works = [work(tmp_path, f"{i}", DONE) for i in range(3)]
+    run_all(works, 1, Ledger(tmp_path), Silent())
+    states = [line["state"] for line in ledger_lines(tmp_path)]
+    assert states == ["running", "done"] * 3
+
+
+def test_two_slots_run_two_at_once(tmp_path: Path) -> None:
+    # Each ends only once the other has begun: one after the other they would never end.
+    wait = "from pathlib import Path\nPath('here').touch()\nwhile not Path({!r}).exists(): pass\n"
+    works = [
+        work(tmp_path, "a", wait.format(str(tmp_path / "b" / "here")) + DONE),
+        work(tmp_path, "b", wait.format(str(tmp_path / "a" / "here")) + DONE),
+    ]
+    assert all(outcome.done for outcome in run_all(works, 2, Ledger(tmp_path), Silent()))
+
+
+def test_an_interrupt_ends_the_processes_and_is_in_the_ledger(tmp_path: Path) -> None:
+    ready = tmp_path / "a" / "ready"
+
+    def interrupt_once_ready() -> None:
+        if ready.exists():
+            raise KeyboardInterrupt
+
+    forever = "from pathlib import Path; Path('ready').touch()\nimport signal; signal.pause()"
+    works = [work(tmp_path, "a", forever), work(tmp_path, "b", DONE)]
+    with pytest.raises(KeyboardInterrupt):
+        run_all(works, 1, Ledger(tmp_path), Silent(interrupt_once_ready))
+    lines = ledger_lines(tmp_path)
+    assert [(line["run"], line["state"]) for line in lines] == [
+        ("a", "running"),
+        ("a", "interrupted"),
+    ]
+    with pytest.raises(ProcessLookupError):
+        os.kill(lines[0]["pid"], 0)
+
+
+def test_what_a_run_prints_is_in_its_folder(tmp_path: Path) -> None:
+    run_all([work(tmp_path, "a", "print('hello')\n" + DONE)], 1, Ledger(tmp_path), Silent())
+    assert (tmp_path / "a" / LOG).read_text() == "hello\n"
+
+
+# The ledger
+
+
+def test_a_second_sweep_in_one_folder_is_refused_and_names_the_first(tmp_path: Path) -> None:
+    with (
+        Ledger(tmp_path),
+        pytest.raises(RunFolderError, match=f"process {os.getpid()} "),
+        Ledger(tmp_path),
+    ):
+        pass
+    with Ledger(tmp_path):
+        pass
+
+
+def test_a_disk_that_takes_no_line_stops_nothing_but_is_known(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "gone")
+    ledger.note("a", "done")
+    assert isinstance(ledger.unwritten, OSError)
+
+
+def test_a_line_that_was_cut_short_costs_no_other(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    ledger.note("a", "running")
+    with (tmp_path / NAME).open("a") as file:
+        file.write('{"time": 1, "run": "b", "sta')
+    ledger.note("c", "failed", exit=5)
+    assert [line["run"] for line in read_ledger(tmp_path)] == ["a", "c"]
+    assert list(read_ledger(tmp_path / "none")) == []
+
+
+# What is shown
+
+
+def test_the_share_done_is_the_newest_whole_row(tmp_path: Path) -> None:
+    assert share_done(tmp_path) == 0.0
+    file = tmp_path / "metrics.jsonl"
+    file.write_text('{"progress/budget": 0.25}\n{"val/loss": 2.0}\n{"progress/bud')
+    assert share_done(tmp_path) == 0.25

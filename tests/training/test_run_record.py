@@ -1,0 +1,272 @@
+"""The record of a run is whole, and TensorBoard shows the same."""
+
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from support import TEXT, command, config, losses, rows, run_folders, series, summary, train
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+
+TRAIN_METRICS = {
+    "train/loss",
+    "train/lr",
+    "train/grad_norm",
+    "perf/tokens_per_s",
+    "perf/step_ms",
+    "perf/mfu",
+    "perf/peak_memory_mb",
+    "perf/peak_memory_training_mb",
+}
+VAL_METRICS = {"val/loss", "val/perplexity", "val/bits_per_byte"}
+COSTS = {
+    "cost/params",
+    "cost/params_attention",
+    "cost/params_embedding",
+    "cost/flops_per_token",
+    "cost/kv_bytes_per_token",
+}
+
+
+# The record
+
+
+def test_a_run_folder_holds_its_record_and_nothing_else(run: Path) -> None:
+    names = {path.relative_to(run).as_posix() for path in run.rglob("*") if path.is_file()}
+    event_files = {name for name in names if name.startswith("events.out.tfevents.")}
+    assert len(event_files) == 1
+    assert names - event_files == {
+        ".hydra/config.yaml",
+        ".hydra/hydra.yaml",
+        ".hydra/overrides.yaml",
+        "config.yaml",
+        "identity.json",
+        "metrics.jsonl",
+        "checkpoints/step=2.ckpt",
+        "checkpoints/step=2.ckpt.sha256",
+        "checkpoints/step=4.ckpt",
+        "checkpoints/step=4.ckpt.sha256",
+        "summary.json",
+        ".lock",
+    }
+
+
+def test_a_run_leaves_nothing_outside_of_its_folder_and_the_cache(run: Path) -> None:
+    folder = run.parents[2]
+    assert sorted(path.name for path in folder.iterdir()) == ["cache", "outputs", "text.txt"]
+    assert [path.suffix for path in (folder / "cache").iterdir()] == [".tokens"]
+
+
+def test_the_config_is_plain_resolved_yaml(run: Path) -> None:
+    text = (run / "config.yaml").read_text(encoding="utf-8")
+    settings = config(run)
+    assert "${" not in text
+    assert "!!" not in text
+    assert settings["model"]["num_layers"] == 2
+    assert settings["optim"]["lr"] == 2.0e-3
+    assert settings["optim"]["eps"] == 1.0e-8
+    assert settings["choices"]["attn"] == run.parents[2].name
+    assert settings["choices"]["position"] == "learned"
+
+
+def test_the_config_of_a_run_trains_the_same_run_again(
+    runs: dict[str, Path], tmp_path: Path
+) -> None:
+    overrides = (runs["gqa"] / ".hydra" / "overrides.yaml").read_text(encoding="utf-8")
+    assert command(tmp_path, *yaml.safe_load(overrides)) == 0
+    (again,) = run_folders(tmp_path)
+    assert config(again) == config(runs["gqa"])
+    assert losses(again) == losses(runs["gqa"])
+
+
+def test_the_rows_are_finite_and_in_order_and_hold_every_metric(run: Path) -> None:
+    steps = [row["step"] for row in rows(run)]
+    assert steps == sorted(steps)
+    for name in TRAIN_METRICS:
+        assert [step for step, _ in series(run, name)][:4] == [1, 2, 3, 4]
+    for name in VAL_METRICS | {"sample/text"}:
+        assert [step for step, _ in series(run, name)] == [2, 4]
+    for name in COSTS:
+        assert [step for step, _ in series(run, name)] == [0]
+    numbers = [v for row in rows(run) for v in row.values() if not isinstance(v, str)]
+    assert all(type(v) in (int, float) and math.isfinite(v) for v in numbers)
+
+
+def test_progress_counts_tokens_and_flops(run: Path) -> None:
+    per_token = summary(run)["metrics"]["cost/flops_per_token"]
+    tokens = [4 * 16 * step for step in (1, 2, 3, 4)]
+    assert sorted({value for _, value in series(run, "progress/tokens")}) == tokens
+    assert sorted({value for _, value in series(run, "progress/flops")}) == [
+        count * per_token for count in tokens
+    ]
+    seconds = [value for _, value in series(run, "progress/seconds")]
+    assert seconds == sorted(seconds)
+    assert seconds[0] > 0
+
+
+def test_the_summary_is_complete(run: Path) -> None:
+    record = summary(run)
+    assert set(record) == {
+        "status",
+        "variant",
+        "seed",
+        "experiment",
+        "run",
+        "steps",
+        "budget",
+        "completed",
+        "init_from",
+        "match",
+        "metrics",
+        "hyperparameters",
+        "data",
+        "environment",
+    }
+    assert record["status"] == "done"
+    assert (record["variant"], record["seed"]) == (run.parents[2].name, 1)
+    assert (record["experiment"], record["run"]) == (run.parent.name, run.name)
+    assert (record["steps"], record["budget"]) == (4, "4 steps")
+    assert record["metrics"].keys() >= TRAIN_METRICS | VAL_METRICS | COSTS
+    data = record["data"]
+    count = len(TEXT.encode())
+    assert (data["tokenizer"], data["vocab_size"]) == ("byte", 256)
+    assert data["val_tokens"] == data["val_bytes"] == round(count / 10)
+    assert data["train_tokens"] == count - round(count / 10)
+    environment = record["environment"]
+    assert environment["threads"] == 1
+    assert environment["libraries"]["torch"] == torch.__version__
+    assert set(environment) == {
+        "gptattn",
+        "git_commit",
+        "python",
+        "platform",
+        "device",
+        "threads",
+        "libraries",
+    }
+
+
+def test_the_summary_ends_with_the_last_rows(run: Path) -> None:
+    metrics = summary(run)["metrics"]
+    for name in ("train/loss", "train/lr", "val/loss", "val/perplexity", "val/bits_per_byte"):
+        assert metrics[name] == series(run, name)[-1][1]
+    for name in ("perf/tokens_per_s", "perf/step_ms", "perf/mfu"):
+        assert metrics[name] == series(run, name)[-1][1]
+    assert metrics["perf/tokens_per_s"] == pytest.approx(64 / (metrics["perf/step_ms"] / 1e3))
+
+
+def test_perplexity_and_bits_per_byte_follow_from_the_loss(run: Path) -> None:
+    for row in rows(run):
+        if "val/loss" in row:
+            assert row["val/perplexity"] == pytest.approx(2.718281828459045 ** row["val/loss"])
+            # A byte is a token here, and a nat is 1.4427 bits.
+            bits = row["val/loss"] * 1.4426950408889634
+            assert row["val/bits_per_byte"] == pytest.approx(bits)
+
+
+def test_bits_per_byte_counts_bytes_where_tokens_are_characters(tmp_path: Path) -> None:
+    run = train(tmp_path, "tokenizer=char", "budget.steps=1", "validation.fraction=0.5")
+    tail = TEXT[len(TEXT) - round(len(TEXT) / 2) :]
+    assert len(tail.encode()) > len(tail)
+    metrics = summary(run)["metrics"]
+    nats = metrics["val/loss"] * len(tail)
+    assert metrics["val/bits_per_byte"] == pytest.approx(nats / math.log(2) / len(tail.encode()))
+
+
+def events(run: Path) -> EventAccumulator:
+    accumulator = EventAccumulator(str(run), size_guidance={"scalars": 0, "images": 0})
+    return accumulator.Reload()
+
+
+# TensorBoard
+
+
+def test_tensorboard_shows_the_scalars_of_the_record(run: Path) -> None:
+    shown = events(run)
+    # Declared at step 0 or told at a step: the record has each, in the same order.
+    for tag in TRAIN_METRICS | VAL_METRICS | COSTS:
+        scalars = [(event.step, event.value) for event in shown.Scalars(tag)]
+        expected = [(step, np.float32(value)) for step, value in series(run, tag)]
+        assert scalars == expected
+    recorded = {name for row in rows(run) for name in row} - {"step", "time", "sample/text"}
+    assert set(shown.Tags()["scalars"]) == recorded
+
+
+def test_tensorboards_layout_is_the_losses_and_the_speed(run: Path) -> None:
+    shown = events(run)
+    (event,) = shown.Tensors("custom_scalars__config__")
+    (category,) = Layout.FromString(event.tensor_proto.string_val[0]).category
+    found = {
+        chart.title: [
+            tag
+            for tag in shown.Tags()["scalars"]
+            if any(re.match(wanted, tag) for wanted in chart.multiline.tag)
+        ]
+        for chart in category.chart
+    }
+    # In this order; TensorBoard merges the layouts of all runs where they are equal.
+    assert list(found) == ["val/loss", "train/loss", "perf/tokens_per_s"]
+    assert all(tags == [title] for title, tags in found.items())
+
+
+def test_no_curve_of_attention_comes_before_the_losses(run: Path) -> None:
+    tags = sorted(events(run).Tags()["scalars"])
+    layers = [f"val_attention/{name}/layer_0{i}" for name in ("entropy", "sink") for i in (0, 1)]
+    assert tags[-4:] == layers
+    assert not [tag for tag in tags[:-4] if "attention/" in tag]
+
+
+def test_tensorboard_shows_an_attention_map_per_layer(run: Path) -> None:
+    shown = events(run)
+    tags = ["val_attention/layer_00", "val_attention/layer_01"]
+    assert sorted(shown.Tags()["images"]) == tags
+    for tag in tags:
+        (image,) = shown.Images(tag)
+        assert image.step == 4
+        assert image.height == 16 * 4
+        # Heads side by side, each 16 keys of 4 pixels, 6 pixels between two.
+        assert (image.width + 6) % (16 * 4 + 6) == 0
+
+
+def test_tensorboard_shows_the_samples_of_the_record(run: Path) -> None:
+    shown = events(run).Tensors("sample/text/text_summary")
+    recorded = series(run, "sample/text")
+    assert [event.step for event in shown] == [step for step, _ in recorded] == [2, 4]
+    for event, (_, text) in zip(shown, recorded, strict=True):
+        content = event.tensor_proto.string_val[0].decode()
+        assert content == "\n".join("    " + line for line in text.splitlines())
+        assert text  # the first words of the held-out text, and 4 tokens more
+
+
+def hparams(run: Path) -> tuple[dict[str, type], set[str], int]:
+    """Each hyperparameter's type, the metric tags, and the status of the session."""
+    metadata = events(run).summary_metadata
+    found = {}
+    for tag in metadata:
+        if tag.startswith("_hparams_/"):
+            data = HParamsPluginData.FromString(metadata[tag].plugin_data.content)
+            found[tag] = getattr(data, data.WhichOneof("data"))
+    start = found["_hparams_/session_start_info"].hparams
+    types = {key: value.WhichOneof("kind") for key, value in start.items()}
+    tags = {info.name.tag for info in found["_hparams_/experiment"].metric_infos}
+    return types, tags, found["_hparams_/session_end_info"].status
+
+
+def test_every_run_has_the_same_hyperparameters_and_metrics(runs: dict[str, Path]) -> None:
+    types, tags, status = hparams(runs["gqa"])
+    assert types["attn"] == "string_value"
+    assert types["seed"] == "number_value"
+    assert {"val/loss", "perf/tokens_per_s", "cost/params"} <= tags
+    assert tags <= TRAIN_METRICS | VAL_METRICS | COSTS
+    assert "hp_metric" not in tags
+    assert status == 1  # success
+    for run in runs.values():
+        assert hparams(run) == (types, tags, status)
+        assert list(summary(run)["hyperparameters"]) == list(
+            summary(runs["gqa"])["hyperparameters"]
+        )
