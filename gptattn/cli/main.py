@@ -110,9 +110,10 @@ def _as_hydras_job(cfg: DictConfig, folder: Path, task: Callable[[], object]) ->
 
     `folder`: what the config names; a name with a random part is settled with that.
     """
+    told = [] if cfg.hydra.mode else ["hydra.mode=RUN"]
     with read_write(cfg.hydra), open_dict(cfg.hydra):
         cfg.hydra.run.dir, cfg.hydra.mode = str(folder), RunMode.RUN
-        cfg.hydra.overrides.hydra += [f"hydra.run.dir={quoted(str(folder))}", "hydra.mode=RUN"]
+        cfg.hydra.overrides.hydra += [f"hydra.run.dir={quoted(str(folder))}", *told]
     configure_log(cfg.hydra.hydra_logging, cfg.hydra.verbose)
     context = HydraContext(GlobalHydra.instance().config_loader(), Callbacks())
     done = run_as_job(

@@ -5,6 +5,7 @@ Folders of YAML (--config-dir) may come from somebody else.
 
 import re
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -127,9 +128,16 @@ def _check_sweeper(node: dict[str, Any]) -> None:
 
 def _check_logging(group: str, node: Any) -> None:
     """Python's logging makes objects of what it reads: only Hydra's own files are given to it."""
-    own = {file.stem: file for file in sorted((HYDRAS / group).glob("*.yaml"))}
-    if not any(yaml.load(file.read_text(), Loader=LOADER) == node for file in own.values()):
+    own = _hydras(group)
+    if node not in own.values():
         raise ConfigError(
             f"hydra.{group}",
             f"is changed; take one as it stands, hydra/{group}={' or '.join(own)}",
         )
+
+
+@cache
+def _hydras(group: str) -> dict[str, Any]:
+    """What Hydra's own files of this group say, by their names."""
+    files = sorted((HYDRAS / group).glob("*.yaml"))
+    return {file.stem: yaml.load(file.read_text(), Loader=LOADER) for file in files}

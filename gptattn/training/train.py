@@ -97,6 +97,7 @@ def _assembled_and_fit(
         load_weights(model, start.weights(), start.source)
     elif ready.origin is not None:
         begin_from(ready.origin, model, cfg)
+        ready.origin.model.to("meta")  # the training needs its memory
     budget = resolve_budget(
         cfg.budget, cfg.batch_size * cfg.model.context_length, ready.cost.flops_per_token
     )
