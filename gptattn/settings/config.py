@@ -124,10 +124,11 @@ class TrainConfig:
 
 def check(cfg: TrainConfig) -> None:
     """Raise ConfigError, naming the field, for the first value that cannot work."""
+    steps = cfg.budget.steps
+    # Weights from elsewhere can be validated as they are.
+    if steps is not None and steps < (cfg.init_from is None):
+        raise ConfigError("budget.steps", f"{steps} is not a positive number; give one above 0")
     check_ranges(cfg)
-    if cfg.budget.steps == 0 and cfg.init_from is None:
-        # Weights from elsewhere can be validated as they are.
-        raise ConfigError("budget.steps", "0 is not a positive number; give one above 0")
     if cfg.batch_size % cfg.accumulate:
         raise ConfigError(
             "accumulate",
