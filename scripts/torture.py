@@ -20,8 +20,8 @@ from tortures import disk, hang, memory, numbers, stops, sweeps, writers
 from tortures.bench import Bench, Result
 
 from gptattn.cli.arguments import parse
-from gptattn.cli.main import report
-from gptattn.settings.config import check_choice
+from gptattn.cli.ending import report
+from gptattn.settings.values import check_choice
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,11 @@ a prompt may hold any character.
 import types
 from collections.abc import Sequence
 from dataclasses import MISSING, fields
+from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from gptattn.errors import ConfigError
-from gptattn.settings.config import suggest
+from gptattn.settings.values import check_ranges, converted, suggest, within
 
 T = TypeVar("T")
 
@@ -23,6 +24,7 @@ class Names(tuple[str, ...]):
 
 
 NO_NAMES = Names()
+SEED = within(least=0, most=2**63 - 1)
 
 
 def parse(kind: type[T], arguments: Sequence[str]) -> T:
@@ -44,7 +46,9 @@ def parse(kind: type[T], arguments: Sequence[str]) -> T:
         missing = field.default is MISSING and field.default_factory is MISSING
         if missing and field.name not in values:
             raise ConfigError(name, f"is missing; give {name}=...")
-    return kind(**values)
+    parsed = kind(**values)
+    check_ranges(parsed)
+    return parsed
 
 
 def _value(name: str, text: str, hint: Any) -> Any:
@@ -52,11 +56,4 @@ def _value(name: str, text: str, hint: Any) -> Any:
     if type(None) in kinds and text == "null":
         return None
     (kind,) = (k for k in kinds if k is not type(None))
-    if kind is bool:
-        if text not in ("true", "false"):
-            raise ConfigError(name, f"{text!r} is neither true nor false")
-        return text == "true"
-    try:
-        return kind(text)
-    except ValueError:
-        raise ConfigError(name, f"{text!r} is no {kind.__name__}; give one") from None
+    return kind(text) if kind in (Path, Names) else converted(kind, text, name)

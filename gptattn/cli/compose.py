@@ -1,7 +1,6 @@
 """From a command line's overrides to typed settings, and Hydra's complaints in our own words."""
 
 import difflib
-import errno
 import re
 import secrets
 import sys
@@ -12,8 +11,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import hydra
+from hydra import version
+from hydra._internal.hydra import Hydra
+from hydra._internal.utils import create_config_search_path
 from hydra.core.config_loader import ConfigLoader
+from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
@@ -23,17 +25,10 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from gptattn import command
 from gptattn.cli.overlay import check_composed, read_config_text, register_checked_files
-from gptattn.errors import (
-    ConfigError,
-    DiskError,
-    OutOfMemory,
-    UserError,
-    foreign,
-    lacks_memory,
-)
-from gptattn.machine.disk import REFUSALS
-from gptattn.settings.config import TrainConfig, check, suggest
+from gptattn.errors import ConfigError, UserError
+from gptattn.settings.config import TrainConfig, check
 from gptattn.settings.identity import meaning
+from gptattn.settings.values import suggest, typed
 from gptattn.sweep.plan import Plan
 
 CONFIG_NAME = "train"
@@ -45,8 +40,6 @@ CONF = next(
 )
 LONGEST_NAME = 200  # characters of a setting's or choice's name, which Hydra looks for as a file
 SUBDIR = "hydra.sweep.subdir="
-NO_PLACE = {errno.ENOENT, errno.ENAMETOOLONG}
-IN_THE_WAY = {errno.ENOTDIR, errno.EISDIR, errno.EEXIST}
 
 
 def register_resolvers() -> None:
@@ -59,24 +52,29 @@ def settings(overrides: Sequence[str] = ()) -> TrainConfig:
 
     Raises ConfigError, naming the field.
     """
-    try:
-        with composed(with_paths_quoted(overrides)) as cfg:
-            typed = to_train_config(cfg)
-    except OmegaConfBaseException as error:
-        raise as_user_error(error) or error from error
-    check(typed)
-    return typed
+    with composed(with_paths_quoted(overrides)) as cfg:
+        found = to_train_config(cfg)
+    check(found)
+    return found
 
 
 @contextmanager
 def composed(
-    overrides: Sequence[str], config_name: str = CONFIG_NAME, run_mode: RunMode = RunMode.RUN
+    overrides: Sequence[str],
+    config_name: str = CONFIG_NAME,
+    run_mode: RunMode = RunMode.RUN,
+    config_dir: str | None = None,
 ) -> Iterator[DictConfig]:
-    """The config of one job, hydra's node included, while `${hydra:...}` resolves to it."""
+    """The config of one job, hydra's node included, while `${hydra:...}` resolves to it.
+
+    `config_dir`: a folder of somebody else's beside ours. Hydra's complaints, also of what is done
+    with the config, become UserErrors.
+    """
     register_resolvers()
+    version.setbase("1.3")
     before = HydraConfig.instance().cfg
-    with hydra.initialize_config_dir(config_dir=str(CONF), version_base="1.3"):
-        cfg = _load(overrides, config_name, run_mode)
+    with complaints(overrides), _hydra(config_dir) as loader:
+        cfg = _load(loader, overrides, config_name, run_mode)
         HydraConfig.instance().set_config(cfg)
         try:
             yield cfg
@@ -84,16 +82,41 @@ def composed(
             HydraConfig.instance().cfg = before
 
 
-def _load(overrides: Sequence[str], config_name: str, run_mode: RunMode) -> DictConfig:
+@contextmanager
+def _hydra(config_dir: str | None) -> Iterator[ConfigLoader]:
+    """A Hydra that reads conf/, as its own `main` would make it."""
+    search = create_config_search_path(str(CONF))
+    if config_dir is not None:
+        folder, schema = Path(config_dir).absolute(), SearchPathQuery(provider="schema")
+        search.prepend(provider="command-line", path=f"file://{folder}", anchor=schema)
+    outer = GlobalHydra.instance().hydra
+    GlobalHydra.instance().clear()
+    try:
+        yield Hydra.create_main_hydra2(CONFIG_NAME, search).config_loader
+    finally:
+        GlobalHydra.instance().hydra = outer
+
+
+@contextmanager
+def complaints(overrides: Sequence[str] = ()) -> Iterator[None]:
+    """What Hydra or OmegaConf say of these overrides becomes a UserError."""
+    try:
+        yield
+    except OmegaConfBaseException as error:
+        raise _from_omegaconf(error) from error
+    except HydraException as error:
+        raise _from_hydra(error, overrides) from error
+
+
+def _load(
+    loader: ConfigLoader, overrides: Sequence[str], config_name: str, run_mode: RunMode
+) -> DictConfig:
     _check_choices(overrides, run_mode)
     try:
-        loader = GlobalHydra.instance().config_loader()
         with warnings.catch_warnings():
             # Of a folder that is not there Hydra only warns, in several lines.
             warnings.filterwarnings("error", message="provider=hydra.searchpath")
             cfg = loader.load_configuration(config_name, list(overrides), run_mode)
-    except HydraException as error:
-        raise _from_hydra(error, overrides) from error
     except UserWarning as error:
         raise ConfigError("hydra.searchpath", f"{error}; give folders that are there") from error
     except (ValueError, TypeError, LookupError, RecursionError) as error:
@@ -139,26 +162,14 @@ def to_train_config(cfg: DictConfig) -> TrainConfig:
         settings.match_attn = _settings_of(
             "match_to", str(settings.match_to), settings, _searched()
         )
-    unknown = [str(key) for key in settings if key not in TrainConfig.__dataclass_fields__]
-    if unknown:
-        raise ConfigError(unknown[0], "is no setting; --help lists them all")
-    try:
-        typed = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(TrainConfig), settings))
-    except OverflowError:
-        raise ConfigError(_too_large(settings), "is too large for any number; give less") from None
-    assert isinstance(typed, TrainConfig)
+    found = typed(TrainConfig, OmegaConf.to_container(settings, throw_on_missing=True))
     chosen = HydraConfig.get().runtime.choices
-    if any(chosen.get(group) != name for group, name in typed.choices.items()):
+    if any(chosen.get(group) != name for group, name in found.choices.items()):
         raise ConfigError("choices", "records what was chosen; choose with attn=..., model=...")
-    return typed
+    return found
 
 
-def _too_large(settings: DictConfig) -> str:
-    """The setting of which OmegaConf says that no float can hold it, and not which it is."""
-    values = ((name, OmegaConf.select(settings, name)) for name in _dotted_keys(settings))
-    return next(n for n, v in values if isinstance(v, int) and abs(v) > sys.float_info.max)
-
-
+@complaints()
 def attention_settings(variant: str, settings: TrainConfig) -> dict[str, Any]:
     """What the variant's file in conf/attn says, for a model of these settings."""
     spec = _settings_of("to", variant, OmegaConf.create(asdict(settings)), [CONF / "attn"])
@@ -194,10 +205,8 @@ def composed_job(loader: ConfigLoader, config: DictConfig, overrides: Sequence[s
     Raises a UserError for overrides that do not compose.
     """
     _check_choices(overrides, RunMode.RUN)
-    try:
+    with complaints(overrides):
         cfg = loader.load_sweep_config(config, list(overrides))
-    except HydraException as error:
-        raise _from_hydra(error, overrides) from error
     check_composed(cfg, [*config.hydra.overrides.task, *overrides])
     return cfg
 
@@ -272,43 +281,12 @@ def run_name(variant: str, seed: int, overrides: ListConfig) -> str:
     return f"{variant}_s{seed}{safe}_{secrets.token_hex(3)}"
 
 
-def as_user_error(error: BaseException, packages: Sequence[str] = ()) -> UserError | None:
-    """What the machine, one of these `packages`, OmegaConf or the disk complain of, in our form.
-
-    None for a bug of ours.
-    """
-    if isinstance(error, UserError):
-        return error
-    if lacks_memory(error):
-        return OutOfMemory(
-            "memory", "too little for this run; raise accumulate, or take a smaller model"
-        )
-    if (theirs := foreign(error, packages)) is not None:
-        return theirs
-    if isinstance(error, OmegaConfBaseException):
-        field = error.full_key or error.key or "config"
-        if isinstance(error, MissingMandatoryValue):
-            return ConfigError(str(field), "is missing; give a value")
-        return ConfigError(str(field), _told((error.msg or str(error)).splitlines()[0]))
-    if isinstance(error, HydraException):
-        return ConfigError("command line", str(error))
-    if isinstance(error, OSError) and error.errno in IN_THE_WAY:
-        return DiskError(
-            str(error.filename or "disk"), f"{error.strerror}; remove it, or give another folder"
-        )
-    if isinstance(error, OSError) and error.errno in REFUSALS | NO_PLACE:
-        return DiskError(
-            str(error.filename or "disk"), f"{error.strerror}; give another folder, or make room"
-        )
-    return None
-
-
-def _told(message: str) -> str:
-    """What OmegaConf says of a value, with what would be right."""
-    kind = re.search(r"could not be converted to (\w+)", message)
-    if kind is not None:
-        return f"{message}; give one: {kind.group(1).lower()}"
-    return f"{message}; give a value" if "is not Optional" in message else message
+def _from_omegaconf(error: OmegaConfBaseException) -> ConfigError:
+    """What OmegaConf says of a setting, in our form."""
+    field = str(error.full_key or error.key or "config")
+    if isinstance(error, MissingMandatoryValue):
+        return ConfigError(field, "is missing; give a value")
+    return ConfigError(field, (error.msg or str(error)).splitlines()[0])
 
 
 def _from_hydra(error: HydraException, overrides: Sequence[str]) -> UserError:
@@ -335,9 +313,7 @@ def _from_hydra(error: HydraException, overrides: Sequence[str]) -> UserError:
     message, cause = str(error), error.__cause__
     match = re.search(r"Could not (?:override|delete|append)[^']*'([^']+)'", message)
     if match is None and isinstance(cause, OmegaConfBaseException):
-        known = as_user_error(cause)
-        assert known is not None
-        return known
+        return _from_omegaconf(cause)
     if "Could not delete" in message and match is not None:
         return ConfigError(match.group(1), "cannot be taken out; give it a value instead")
     if "already at" in message and match is not None:
@@ -355,7 +331,6 @@ def _from_hydra(error: HydraException, overrides: Sequence[str]) -> UserError:
 def _unknown_key(key: str, overrides: Sequence[str]) -> ConfigError:
     # The choices of groups decide which settings there are.
     choices = [o for o in overrides if re.match(r"[\w/]+=", o) and not o.startswith(f"{key}=")]
-    GlobalHydra.instance().clear()  # the composition that failed is still open
     keys = _keys(choices)
     group = key.partition(".")[0]
     siblings = [name for name in keys if name.startswith(f"{key.rpartition('.')[0]}.")]

@@ -4,10 +4,12 @@ Folders of YAML (--config-dir) may come from somebody else.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import hydra.conf
 import yaml
 from hydra._internal.core_plugins.file_config_source import FileConfigSource
 from hydra._internal.sources_registry import SourcesRegistry
@@ -25,8 +27,7 @@ PLUGINS = {
     "launcher": ("hydra_plugins", "hydra._internal.core_plugins"),
     "sweeper": ("hydra_plugins", "hydra._internal.core_plugins"),
 }
-LOG_HANDLERS = ("logging.StreamHandler", "logging.FileHandler", "logging.NullHandler")
-STREAMS = ("ext://sys.stdout", "ext://sys.stderr")
+HYDRAS = Path(hydra.conf.__file__).parent / "hydra"
 # What a file may not say: it lets others' code run.
 BY_HAND = ("allow_targets", "hydra.job.env_set")
 
@@ -93,7 +94,7 @@ def _check_path(path: str) -> None:
 def check_composed(cfg: DictConfig, overrides: Sequence[str]) -> None:
     """Raise ConfigError for what a composed config may not name, hydra's own node included."""
     plain: Any = OmegaConf.to_container(cfg, resolve=False)
-    hydra = plain.pop("hydra", None) or {}
+    own = plain.pop("hydra", None) or {}
     for name in BY_HAND:
         if OmegaConf.select(cfg, name) and not any(
             re.match(rf"\+*{re.escape(name)}\b", override) for override in overrides
@@ -101,20 +102,20 @@ def check_composed(cfg: DictConfig, overrides: Sequence[str]) -> None:
             raise ConfigError(name, "is set in a file; only the command line may say that")
     allowed = plain.get("allow_targets")
     check_targets(plain, list(map(str, allowed)) if isinstance(allowed, list) else [])
-    for path, target in named(hydra):
+    for path, target in named(own):
         field = ".".join(("hydra", *path, "_target_"))
         if len(path) != 1 or path[0] not in PLUGINS:
             raise ConfigError(field, "has no meaning there; leave it out")
         # Hydra's own plugins lie in a module that begins with _.
         check_name(field, target, PLUGINS[path[0]], private=True)
     for name in PLUGINS:
-        if not isinstance(hydra.get(name), dict) or "_target_" not in hydra[name]:
+        if not isinstance(own.get(name), dict) or "_target_" not in own[name]:
             raise ConfigError(f"hydra.{name}", f"names nothing; choose one, hydra/{name}=...")
-    _check_sweeper(hydra["sweeper"])
-    if hydra.get("callbacks"):
+    _check_sweeper(own["sweeper"])
+    if own.get("callbacks"):
         raise ConfigError("hydra.callbacks", "are not called here; leave them out")
     for name in ("job_logging", "hydra_logging"):
-        _check_logging(f"hydra.{name}", hydra.get(name))
+        _check_logging(name, own.get(name))
 
 
 def _check_sweeper(node: dict[str, Any]) -> None:
@@ -125,29 +126,18 @@ def _check_sweeper(node: dict[str, Any]) -> None:
         raise ConfigError("hydra.sweeper.max_batch_size", f"{most!r} is no number of runs; or null")
 
 
-def _check_logging(field: str, node: Any) -> None:
-    """Python's logging makes objects of whatever `()`, `class` and `ext://` name."""
-    for _ in named(node, "()"):
-        raise ConfigError(field, "has a key (); give plain handlers")
-    for key, value in _leaves(node):
-        wrong = key in ("class", "factory") and value not in LOG_HANDLERS
-        text = value if isinstance(value, str) else ""
-        wrong = wrong or (text.startswith(("ext://", "cfg://")) and text not in STREAMS)
-        wrong = wrong or (text.startswith("${") and key != "filename")
-        if wrong:
-            raise ConfigError(
-                field, f"{key}: {text[:80]} is not allowed; {', '.join(LOG_HANDLERS)}"
-            )
+def _check_logging(group: str, node: Any) -> None:
+    """Python's logging makes objects of what it reads: only Hydra's own files are given to it."""
+    own = _hydras(group)
+    if node not in own.values():
+        raise ConfigError(
+            f"hydra.{group}",
+            f"is changed; take one as it stands, hydra/{group}={' or '.join(own)}",
+        )
 
 
-def _leaves(node: Any) -> Iterator[tuple[str, Any]]:
-    """(key, value) of every entry, however deep; an entry of a list has its list's key."""
-    waiting = [("", node)]
-    while waiting:
-        key, value = waiting.pop()
-        if isinstance(value, dict):
-            waiting += [(str(name), child) for name, child in value.items()]
-        elif isinstance(value, list):
-            waiting += [(key, child) for child in value]
-        else:
-            yield key, value
+@cache
+def _hydras(group: str) -> dict[str, Any]:
+    """What Hydra's own files of this group say, by their names."""
+    files = sorted((HYDRAS / group).glob("*.yaml"))
+    return {file.stem: yaml.load(file.read_text(), Loader=LOADER) for file in files}

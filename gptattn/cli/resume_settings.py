@@ -1,17 +1,17 @@
 """The settings of a run that goes on: those that it has, and the few that may be changed."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
 
 from gptattn.errors import ConfigError
-from gptattn.settings.config import TrainConfig, check, suggest
+from gptattn.settings.config import TrainConfig, check
 from gptattn.settings.identity import MAY_CHANGE, meaning
+from gptattn.settings.values import dotted, suggest, typed
 
 BUDGETS = ("steps", "tokens", "seconds", "flops")
 
@@ -45,22 +45,18 @@ def resumed(recorded: TrainConfig, overrides: Sequence[str], threads: int | None
     `threads`: those that the run had. Raises ConfigError, naming the field, for a change that
     would make another run of it.
     """
-    settings = OmegaConf.merge(OmegaConf.structured(TrainConfig), asdict(recorded))
-    assert isinstance(settings, DictConfig)
-    OmegaConf.set_struct(settings, True)
+    settings = recorded
     given = [_parsed(override) for override in overrides]
     for override in given:
-        _apply(settings, override, recorded, threads)
+        settings = _applied(settings, override, recorded, threads)
     kinds = [o.key_or_group.removeprefix("budget.") for o in given if o.value() is not None]
     kinds = [kind for kind in kinds if kind in BUDGETS]
     for other in BUDGETS:
         # One kind of budget takes the place of another.
         if len(kinds) == 1 and other != kinds[0]:
-            settings.budget[other] = None
-    typed = OmegaConf.to_object(settings)
-    assert isinstance(typed, TrainConfig)
-    check(typed)
-    return typed
+            settings = _changed(settings, f"budget.{other}", None)
+    check(settings)
+    return settings
 
 
 def _parsed(override: str) -> Override:
@@ -72,10 +68,10 @@ def _parsed(override: str) -> Override:
         ) from None
 
 
-def _apply(
-    settings: DictConfig, override: Override, recorded: TrainConfig, threads: int | None
-) -> None:
-    key = override.key_or_group
+def _applied(
+    settings: TrainConfig, override: Override, recorded: TrainConfig, threads: int | None
+) -> TrainConfig:
+    key, known = override.key_or_group, list(dotted(asdict(recorded)))
     added = override.is_add() or override.is_force_add()
     if added or override.is_delete() or override.is_sweep_override() or override.package:
         raise ConfigError(key, "a run that goes on takes name=value alone")
@@ -86,32 +82,37 @@ def _apply(
         _compare("trainer", value, recorded.trainer.accelerator)
     elif key.partition(".")[0].partition("/")[0] in ("hydra", "experiment", "launcher"):
         raise ConfigError(key, "is settled: the run stays as it is, in its folder; leave it out")
-    elif key.partition(".")[0] not in settings:
-        raise ConfigError(key, f"is no setting; {suggest(key, map(str, settings))}")
-    else:
-        known = list(_names(asdict(recorded)))
-        if key not in known:
-            raise ConfigError(key, f"is no setting; {suggest(key, known)}")
-        before = OmegaConf.select(settings, key)
-        before = OmegaConf.to_object(before) if OmegaConf.is_config(before) else before
-        if key == "trainer.threads" and value == threads:
-            return
-        try:
-            OmegaConf.update(settings, key, value)
-        except OverflowError:  # of a whole number with hundreds of digits
-            raise ConfigError(key, "is too large for any number; give less") from None
+    elif key not in known:
+        near = known if key.partition(".")[0] in known else [n for n in known if "." not in n]
+        raise ConfigError(key, f"is no setting; {suggest(key, near)}")
+    elif key != "trainer.threads" or value != threads:
+        changed = _changed(settings, key, value)
         if not meaning(key).resumes:
-            after = OmegaConf.select(settings, key)
-            after = OmegaConf.to_object(after) if OmegaConf.is_config(after) else after
-            _compare(key, after, before if key != "trainer.threads" else threads or before)
+            before = _value(settings, key)
+            before = threads or before if key == "trainer.threads" else before
+            _compare(key, _value(changed, key), before)
+        return changed
+    return settings
 
 
-def _names(node: dict[str, Any], prefix: str = "") -> Iterator[str]:
-    """The dotted names of all settings."""
-    for key, value in node.items():
-        yield f"{prefix}{key}"
-        if isinstance(value, dict):
-            yield from _names(value, f"{prefix}{key}.")
+def _changed(settings: TrainConfig, key: str, value: Any) -> TrainConfig:
+    """The settings with this value under this dotted name; of a table, what it gives anew."""
+    node = asdict(settings)
+    *path, name = key.split(".")
+    parent = node
+    for part in path:
+        parent = parent[part]
+    old = parent[name]
+    both = isinstance(value, dict) and isinstance(old, dict)
+    parent[name] = {**old, **value} if both else value
+    return typed(TrainConfig, node)
+
+
+def _value(settings: TrainConfig, key: str) -> Any:
+    node: Any = asdict(settings)
+    for part in key.split("."):
+        node = node[part]
+    return node
 
 
 def _compare(key: str, value: Any, recorded: Any) -> None:

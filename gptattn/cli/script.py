@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from gptattn.cli.main import ended
+from gptattn.cli.ending import ended
 
 
 def run_script(help: str, run: Callable[[Sequence[str]], None]) -> int:

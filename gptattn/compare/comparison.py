@@ -29,7 +29,7 @@ from gptattn.compare.sections import RunSet, comparable_sets
 from gptattn.compare.statistics import Interval
 from gptattn.compare.uptraining import Uptraining, part_uptrained
 from gptattn.errors import ConfigError
-from gptattn.settings.config import suggest
+from gptattn.settings.values import suggest
 
 
 def compare(

@@ -7,9 +7,9 @@ the checkpoints.
 import contextlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,9 +22,10 @@ from gptattn.model.gpt import GPT
 from gptattn.runs.checkpoint import Chosen, choose_checkpoint
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.weights_file import read_safetensors, tensor_shapes
-from gptattn.settings.build import build_model, build_tokenizer, check_type
+from gptattn.settings.build import build_model, build_tokenizer
 from gptattn.settings.config import TrainConfig, check
 from gptattn.settings.targets import ForeignTarget, check_targets
+from gptattn.settings.values import typed
 
 # Of a checkpoint: per parameter a weight of 64 bits and AdamW's two averages; all the rest.
 MOST_BYTES, OTHER_BYTES = 24, 32_000_000
@@ -143,13 +144,6 @@ def _check_header(
         )
 
 
-def settings_of(node: Any) -> TrainConfig:
-    """The settings that `asdict` has made plain. Raises TypeError or KeyError for other keys."""
-    cfg = _typed(TrainConfig, node)
-    assert isinstance(cfg, TrainConfig)
-    return cfg
-
-
 def load_config(folder: Path, allow_targets: Sequence[str] = ()) -> TrainConfig:
     """The settings in config.yaml. Raises CheckpointError where there are none, or foreign ones.
 
@@ -159,7 +153,7 @@ def load_config(folder: Path, allow_targets: Sequence[str] = ()) -> TrainConfig:
     try:
         node = RunFolder(folder).read_settings()
         check_targets(node, allow_targets)
-        cfg = settings_of(node)
+        cfg = typed(TrainConfig, node)
         check(cfg)
     except ForeignTarget as error:
         raise ForeignTarget("run", f"{file}: {error}") from None
@@ -169,20 +163,6 @@ def load_config(folder: Path, allow_targets: Sequence[str] = ()) -> TrainConfig:
         reason = str(error).splitlines()[0]
         raise CheckpointError("run", f"{file} cannot be read ({reason[:300]})") from None
     return replace(cfg, allow_targets=list(allow_targets))
-
-
-def _typed(kind: type, node: Any) -> Any:
-    """The dataclass `kind` from plain values. Raises TypeError for other keys, or ConfigError."""
-    hints = get_type_hints(kind)
-    known = {field.name for field in fields(kind)}
-    if not isinstance(node, dict) or node.keys() != known:
-        raise TypeError(f"its keys are not those of a {kind.__name__} of this version")
-    for key, value in node.items():
-        if not is_dataclass(hints[key]):
-            check_type(key, value, hints[key])
-    return kind(
-        **{k: _typed(hints[k], v) if is_dataclass(hints[k]) else v for k, v in node.items()}
-    )
 
 
 def _state_dict(checkpoint: dict[str, Any], source: Path) -> dict[str, Tensor]:

@@ -3,10 +3,9 @@
 import inspect
 import pkgutil
 import re
-import types
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, get_type_hints
 
 from gptattn.attention.base import Attention
 from gptattn.data.corpus import Corpus
@@ -16,8 +15,9 @@ from gptattn.data.tokens import TokenData, load_tokens
 from gptattn.errors import ConfigError
 from gptattn.model.gpt import GPT
 from gptattn.position.base import HeadPosition, InputPosition
-from gptattn.settings.config import ModelConfig, Spec, TrainConfig, check_choice, suggest
+from gptattn.settings.config import ModelConfig, Spec, TrainConfig
 from gptattn.settings.targets import HOMES, check_name
+from gptattn.settings.values import check_type, suggest
 
 # Where a constructor's argument is filled from the model's settings, the user must look there.
 SETTING_OF = {
@@ -70,11 +70,14 @@ def build_tokenizer(cfg: TrainConfig) -> Tokenizer:
     return tokenizer
 
 
-def build_data(cfg: TrainConfig) -> TokenData:
-    """Tokens and tokenizer of these settings. Raises DataError or ConfigError, naming the field."""
+def build_data(cfg: TrainConfig, tokenizer: Tokenizer | None = None) -> TokenData:
+    """Tokens and tokenizer of these settings; `tokenizer` where it has been built already.
+
+    Raises DataError or ConfigError, naming the field.
+    """
     return load_tokens(
         partial(_build_text, cfg),
-        build_tokenizer(cfg),
+        tokenizer or build_tokenizer(cfg),
         context_length=cfg.model.context_length,
         val_fraction=cfg.validation.fraction,
         cache=cache_folder(cfg.cache_dir),
@@ -192,22 +195,3 @@ def construct(group: str, spec: Spec, shared: dict[str, Any], allow_targets: Seq
         name = opening.group(1) if opening else ""
         field = f"{group}.{name}" if name in own else SETTING_OF.get(name, group)
         raise ConfigError(field, str(error)) from error
-
-
-def check_type(field: str, value: Any, hint: Any) -> None:
-    """Raise ConfigError where a value from a config is not of the annotated type."""
-    if hint is Any:
-        return
-    allowed = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
-    for kind in allowed:
-        if get_origin(kind) is Literal and not (value is None and type(None) in allowed):
-            check_choice(field, str(value), get_args(kind))
-            return
-    if type(value) is int and abs(value) >= 2**63:
-        raise ConfigError(field, f"{value} is too large; torch counts to 2**63")
-    # A bool is an int to Python, and an int is a float to a person.
-    kinds = {get_origin(kind) or kind for kind in allowed}
-    if type(value) in kinds or (type(value) is int and float in kinds):
-        return
-    names = " or ".join("null" if kind is type(None) else kind.__name__ for kind in allowed)
-    raise ConfigError(field, f"{value!r} is a {type(value).__name__}; give {names}")

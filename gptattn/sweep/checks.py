@@ -7,8 +7,9 @@ from pathlib import Path
 
 from gptattn.errors import ConfigError, RunFolderError, UserError
 from gptattn.settings.config import TrainConfig, check
+from gptattn.settings.identity import Making
 from gptattn.sweep.plan import Plan, slots
-from gptattn.training.precheck import Ready, check_run
+from gptattn.training.precheck import check_run
 
 # What the slow checks of model and data do not look at: they are made once for all of its values.
 UNSEEN = ("seed", "optim", "budget")
@@ -28,7 +29,8 @@ def checked(
         raise ConfigError(
             "hydra.sweep.subdir", f"gives several runs one folder, {twice[0]}; leave it out"
         )
-    known: dict[str, Ready] = {}
+    # Of what was made only this is kept: of many runs, data and weights would fill the memory.
+    known: dict[str, tuple[TrainConfig, int, Making | None]] = {}
     broken: dict[str, Exception] = {}
     ready = []
     for plan in plans:
@@ -42,16 +44,17 @@ def checked(
         key = repr(asdict(plan.cfg) | dict.fromkeys(unseen))
         if key not in known:
             try:
-                known[key] = check_run(plan.cfg, original)
+                made = check_run(plan.cfg, original)
+                known[key] = made.cfg, made.bytes_on_disk, made.making
             except UserError:
                 raise
             except Exception as error:
                 # Not a setting but the code of a variant: its own runs will tell, and fail alone.
-                broken[key], known[key] = error, Ready(plan.cfg, 0, None)
+                broken[key], known[key] = error, (plan.cfg, 0, None)
         own = {name: getattr(plan.cfg, name) for name in (*UNSEEN, "init_from")}
-        cfg = replace(known[key].cfg, **own)
-        made = known[key]
-        ready.append(replace(plan, cfg=cfg, bytes_on_disk=made.bytes_on_disk, making=made.making))
+        cfg, size, making = known[key]
+        cfg = replace(cfg, **own)
+        ready.append(replace(plan, cfg=cfg, bytes_on_disk=size, making=making))
     if broken and broken.keys() == known.keys():
         raise next(iter(broken.values()))  # nothing can run
     return ready

@@ -13,7 +13,8 @@ from typing import Any
 
 from gptattn.errors import ConfigError
 from gptattn.settings.budget import resolve_budget
-from gptattn.settings.config import INIT_METHODS, TrainConfig, check_choice
+from gptattn.settings.config import INIT_METHODS, TrainConfig
+from gptattn.settings.values import check_choice
 from gptattn.sweep.plan import Plan
 
 FIELD = "hydra.sweeper.uptrain"

@@ -13,10 +13,10 @@ import torch
 
 from gptattn.machine.device import resolve_device, set_threads, synchronize
 from gptattn.model.cost import measure_cost
-from gptattn.runs.load import settings_of
 from gptattn.settings.budget import resolve_budget
 from gptattn.settings.build import build_data, build_model
 from gptattn.settings.config import TrainConfig
+from gptattn.settings.values import typed
 from gptattn.sweep.plan import threads_each
 
 LIMIT_SECONDS = 60
@@ -25,7 +25,7 @@ TRIAL_TOKENS = 2048
 
 
 def main() -> None:
-    cfgs = [settings_of(node) for node in json.load(sys.stdin)]
+    cfgs = [typed(TrainConfig, node) for node in json.load(sys.stdin)]
     # The system ends what hangs, also where the sweep that would have is gone.
     signal.alarm(LIMIT_SECONDS)
     work = [_flops_and_seconds(cfg) for cfg in cfgs]

@@ -1,73 +1,140 @@
-"""The checks of a run that need torch: its device, model and data. Leaves no run folder."""
+"""The checks of a run that need torch: its device, model and data. Leaves no run folder.
 
+What they make on the way, the run goes on with: nothing is loaded or counted twice.
+"""
+
+import contextlib
+import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from gptattn.data.text import cache_folder
-from gptattn.data.tokenizer import encode_prompt
+from gptattn.data.tokenizer import Tokenizer, encode_prompt
 from gptattn.data.tokens import TokenData
 from gptattn.errors import ConfigError, DataError, DiskError
 from gptattn.machine.device import check_precision, resolve_device, total_memory_bytes
 from gptattn.machine.disk import free_bytes
-from gptattn.model.cost import parameter_count
+from gptattn.model.cost import Cost, measure_cost
 from gptattn.model.gpt import GPT
 from gptattn.runs.checkpoint import KEPT
 from gptattn.runs.folder import making_behind
-from gptattn.settings.build import build_data, build_model, check_vocabulary
+from gptattn.settings.build import build_data, build_model, build_tokenizer, check_vocabulary
 from gptattn.settings.config import TrainConfig
 from gptattn.settings.identity import Making, code_for, making_of
-from gptattn.settings.match import resolved
-from gptattn.weights.convert import initialise, take_over
+from gptattn.settings.match import Match, resolved
+from gptattn.weights.convert import Origin, begin_from, read_origin, take_over
 
 ROWS_BYTES = 1_000_000  # for settings, rows and TensorBoard's events; a small run writes a tenth
 # Of its tokens, per byte of text: GPT-2's stand for four bytes or so each, and have two. Bytes and
 # characters take more, up to 2.
 TOKENS_BYTES = 0.5
-BYTES_PER_VALUE = {"64-true": 8, "bf16-true": 2}  # of a weight in the others: 4
+DTYPES = {  # what matrix products run in
+    "32-true": torch.float32,
+    "64-true": torch.float64,
+    "16-mixed": torch.float16,
+    "bf16-mixed": torch.bfloat16,
+    "bf16-true": torch.bfloat16,
+}
 
 
 @dataclass(frozen=True)
 class Ready:
-    """A run that can start: its settings, and what its folder will hold at once, at most."""
+    """A run that can start, and what its checks have made of its settings."""
 
-    cfg: TrainConfig
-    bytes_on_disk: int
+    cfg: TrainConfig  # with the match made that they ask for
+    match: Match | None
+    device: torch.device
+    data: TokenData
+    cost: Cost
+    bytes_on_disk: int  # that its folder will hold at once, at most
+    origin: Origin | None  # of its first weights; None: drawn, a checkpoint's, or yet to be made
     making: Making | None  # None: what it starts from has not been made yet
 
 
-def check_run(cfg: TrainConfig, original: TrainConfig | None = None) -> Ready:
-    """The run with the match made that its settings ask for.
+def check_run(
+    cfg: TrainConfig, original: TrainConfig | None = None, *, goes_on: bool = False
+) -> Ready:
+    """The run that these settings ask for.
 
-    `original`: the settings of the run that `init_from` will name once it has been made. Raises a
-    UserError where the device, the model, the data, the match or the conversion cannot be.
+    `original`: the settings of the run that `init_from` will name once it has been made.
+    `goes_on`: its weights are its checkpoint's, whatever it once began with. Raises a UserError
+    where the device, the model, the data, the match or the conversion cannot be.
     """
     code_for(cfg)
     device = resolve_device(cfg.trainer.accelerator)
     check_precision(cfg.trainer.precision, device)
-    # The data comes after, since it leaves its tokens in the cache.
-    _check_memory(_parameters(cfg, vocab_size=1), device)
-    data = _load_data(cfg)
-    tokenizer, weights = data.tokenizer, None
+    # The data comes after the model, since it takes longest and leaves its tokens in the cache.
+    tokenizer = build_tokenizer(cfg)
+    ids = tokenizer.vocab_size
+    model = _on_meta(cfg, ids or 1, device)  # 0: the text will tell
+    data = _load_data(cfg, tokenizer)
     check_vocabulary(cfg, tokenizer.vocab_size)
     if cfg.sample.tokens and cfg.sample.prompt is not None:
         encode_prompt(tokenizer, cfg.sample.prompt)
-    if cfg.init_from is not None:
-        model = build_model(cfg, tokenizer.vocab_size)
-        if original is None:
-            weights = initialise(model, cfg)
-        else:
-            source = build_model(original, tokenizer.vocab_size)
-            _check_conversion(source, original, model, cfg)
-    cfg = resolved(cfg, tokenizer)[0]
-    making = None
-    if original is None:
+    cfg, match = resolved(cfg, tokenizer)
+    if match is not None or tokenizer.vocab_size != ids:
+        model = _on_meta(cfg, tokenizer.vocab_size, device)
+    origin, making = None, None
+    if original is not None:
+        source = _on_meta(original, tokenizer.vocab_size, device)
+        _check_conversion(source, original, model, cfg)
+    else:
+        if cfg.init_from is not None and not goes_on:
+            origin = read_origin(cfg)
+            with _nothing_copied():
+                begin_from(origin, model, cfg)
+        weights = None if origin is None else origin.digest
         making = making_of(cfg, data.text_hash, device.type, weights, making_behind(cfg))
-    return Ready(cfg, _bytes_on_disk(cfg, tokenizer.vocab_size), making)
+    cost = measure_cost(model.to(weight_dtype(cfg)))
+    return Ready(cfg, match, device, data, cost, _bytes_on_disk(cfg, cost), origin, making)
 
 
-def _load_data(cfg: TrainConfig) -> TokenData:
+def weight_dtype(cfg: TrainConfig) -> torch.dtype:
+    mixed = cfg.trainer.precision.endswith("-mixed")
+    return torch.float32 if mixed else DTYPES[cfg.trainer.precision]
+
+
+def _on_meta(cfg: TrainConfig, vocab_size: int, device: torch.device) -> GPT:
+    """The model without its memory. Raises ConfigError where it cannot be built or trained."""
+    with torch.device("meta"), _within(total_memory_bytes(device)):
+        return build_model(cfg, vocab_size)
+
+
+@contextlib.contextmanager
+def _within(there: int) -> Iterator[None]:
+    """Refuse a model whose weights, gradients and AdamW's two averages alone are too much.
+
+    At the parameter that is one too many: a model may have any number of layers, and each of them
+    takes its time.
+    """
+    seen: set[int] = set()  # a shared one is registered twice
+    parameters = 0
+
+    def count(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        nonlocal parameters
+        if parameter is not None and id(parameter) not in seen:
+            seen.add(id(parameter))
+            parameters += parameter.numel()
+        if 16 * parameters > there:
+            raise ConfigError(
+                "model",
+                f"more than {parameters:,} parameters need {16 * parameters / 1e9:,.0f} GB to "
+                f"train, and there are {there / 1e9:,.0f}; take a smaller model",
+            )
+
+    hook = register_module_parameter_registration_hook(count)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def _load_data(cfg: TrainConfig, tokenizer: Tokenizer) -> TokenData:
     """The run's data. Raises a UserError where its text is too large for the disk or the memory."""
     size, cache = _text_bytes(cfg), cache_folder(cfg.cache_dir)
     # Tokens that are there already need no room; which text a file is of, only reading it tells.
@@ -81,7 +148,7 @@ def _load_data(cfg: TrainConfig) -> TokenData:
             "data.path or data.pattern",
         )
     try:
-        return build_data(cfg)
+        return build_data(cfg, tokenizer)
     except MemoryError:
         there = total_memory_bytes(torch.device("cpu")) / 1e9
         raise DataError(
@@ -105,31 +172,23 @@ def _text_bytes(cfg: TrainConfig) -> int:
 
 def _check_conversion(source: GPT, theirs: TrainConfig, target: GPT, ours: TrainConfig) -> None:
     try:
-        take_over(source, theirs, target, ours)
+        with _nothing_copied():
+            take_over(source, theirs, target, ours)
     except ConfigError as error:
         raise ConfigError("init_from", error.message) from error
 
 
-def _bytes_on_disk(cfg: TrainConfig, vocab_size: int) -> int:
+@contextlib.contextmanager
+def _nothing_copied() -> Iterator[None]:
+    """Without torch's warning that a model on the meta device takes no weights."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*no-op", UserWarning)
+        yield
+
+
+def _bytes_on_disk(cfg: TrainConfig, cost: Cost) -> int:
     if not cfg.checkpoint:
         return ROWS_BYTES
-    values = 3 * _parameters(cfg, vocab_size)  # with AdamW's two averages
+    values = 3 * cost.params  # with AdamW's two averages
     checkpoints = min(cfg.validation.count, KEPT + 1)
-    return ROWS_BYTES + checkpoints * BYTES_PER_VALUE.get(cfg.trainer.precision, 4) * values
-
-
-def _parameters(cfg: TrainConfig, vocab_size: int) -> int:
-    # On the meta device a layer of any size costs no memory.
-    with torch.device("meta"):
-        return parameter_count(build_model(cfg, vocab_size))
-
-
-def _check_memory(parameters: int, device: torch.device) -> None:
-    """Refuse a model whose weights, gradients and AdamW's two averages alone are too much."""
-    needs, there = 16 * parameters, total_memory_bytes(device)
-    if needs > there:
-        raise ConfigError(
-            "model",
-            f"{parameters:,} parameters need {needs / 1e9:,.0f} GB to train, and there are "
-            f"{there / 1e9:,.0f}; take a smaller model",
-        )
+    return ROWS_BYTES + checkpoints * weight_dtype(cfg).itemsize * values

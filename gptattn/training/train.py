@@ -14,80 +14,67 @@ from rich.console import Console
 
 from gptattn.errors import RunFolderError
 from gptattn.machine.device import (
-    check_precision,
     has_cpp_compiler,
     matmul_flops_per_second,
     reset_peak_memory,
-    resolve_device,
     set_threads,
 )
 from gptattn.machine.signals import StopRequest
 from gptattn.machine.waiting import gentle_beside_others
-from gptattn.model.cost import Cost, measure_cost
 from gptattn.model.gpt import GPT
-from gptattn.runs.folder import RunFolder, making_behind
+from gptattn.runs.folder import RunFolder
 from gptattn.runs.load import load_weights
 from gptattn.runs.resume import Start, check_budget, check_same, facts_of
 from gptattn.runs.rows import keep_rows
 from gptattn.settings.budget import resolve_budget
-from gptattn.settings.build import build_data, build_model
+from gptattn.settings.build import build_model
 from gptattn.settings.config import TrainConfig
 from gptattn.settings.identity import (
+    Making,
     budget_words,
     changed,
-    code_for,
     flat,
-    making_of,
     went_on,
 )
-from gptattn.settings.match import resolved
 from gptattn.training.attention_log import AttentionLog
 from gptattn.training.callbacks import BudgetEnd, MetricRows, Samples, StepClock
 from gptattn.training.checkpoint_callback import AtomicCheckpointIO, Checkpoints
 from gptattn.training.console_progress import ConsoleProgress, SlowSteps
 from gptattn.training.datamodule import TokenDataModule
 from gptattn.training.module import LanguageModel
+from gptattn.training.precheck import DTYPES, Ready, check_run, weight_dtype
 from gptattn.training.recorder import RunRecorder
 from gptattn.training.result_tables import metric_table, result_table
 from gptattn.training.summary import Assembly, hyperparameters, summarise
 from gptattn.training.watchdog import Watchdog
-from gptattn.weights.convert import initialise
-
-DTYPES = {  # what matrix products run in
-    "32-true": torch.float32,
-    "64-true": torch.float64,
-    "16-mixed": torch.float16,
-    "bf16-mixed": torch.bfloat16,
-    "bf16-true": torch.bfloat16,
-}
+from gptattn.weights.convert import begin_from
 
 
-def train(
-    cfg: TrainConfig,
-    folder: str | Path,
-    console: Console | None = None,
-    start: Start | None = None,
-) -> dict[str, Any]:
+def train(cfg: TrainConfig, folder: str | Path, console: Console | None = None) -> dict[str, Any]:
     """Train as `cfg` says, leave the record in `folder`, return the summary.
 
-    `console`: where to tell of it; None: nowhere.
-    `start`: where the run that is in the folder goes on; None: it begins, in a folder without one.
-    Raises a UserError for a user's mistake, the settings having been checked before, and Stopped
-    where the run was asked to end.
+    `console`: where to tell of it; None: nowhere. Raises a UserError for a user's mistake, `cfg`
+    having been through `settings.config.check`, and Stopped where the run was asked to end.
     """
-    watchdog = Watchdog(cfg.hang_seconds)
+    return train_ready(check_run(cfg), Path(folder), console or Console(quiet=True))
+
+
+def train_ready(
+    ready: Ready, folder: Path, console: Console, start: Start | None = None
+) -> dict[str, Any]:
+    """The same for a run that has been checked.
+
+    `start`: where the run that is in the folder goes on; None: it begins, in a folder without one.
+    """
+    watchdog = Watchdog(ready.cfg.hang_seconds)
     with watchdog.watching():
-        return _assembled_and_fit(
-            cfg, RunFolder(Path(folder)), console or Console(quiet=True), start, watchdog
-        )
+        return _assembled_and_fit(ready, RunFolder(folder), console, start, watchdog)
 
 
 def _assembled_and_fit(
-    cfg: TrainConfig, folder: RunFolder, console: Console, start: Start | None, watchdog: Watchdog
+    ready: Ready, folder: RunFolder, console: Console, start: Start | None, watchdog: Watchdog
 ) -> dict[str, Any]:
-    code_for(cfg)
-    data = build_data(cfg)
-    cfg, match = resolved(cfg, data.tokenizer)
+    cfg, data, device, match = ready.cfg, ready.data, ready.device, ready.match
     if start is None:
         claim(folder, cfg)
         folder.write_tokenizer(data.tokenizer.files())
@@ -96,28 +83,26 @@ def _assembled_and_fit(
     start = start or Start()
     _quiet_lightning()
     threads = set_threads(start.facts.get("threads", cfg.trainer.threads))
-    device = resolve_device(cfg.trainer.accelerator)
-    check_precision(cfg.trainer.precision, device)
     check_same(start, facts_of(data, device, threads))
     L.seed_everything(cfg.seed, workers=True, verbose=False)
     model = build_model(cfg, data.tokenizer.vocab_size)
-    weights = None
     if start.source is not None:
         # Before Lightning converts the model, float64 would be cut short.
-        model.to(_weight_dtype(cfg))
+        model.to(weight_dtype(cfg))
         load_weights(model, start.weights(), start.source)
-    elif cfg.init_from is not None:
-        weights = initialise(model, cfg)
-    cost = _cost(cfg, data.tokenizer.vocab_size)
+    elif ready.origin is not None:
+        begin_from(ready.origin, model, cfg)
+        ready.origin.model.to("meta")  # the training needs its memory
     budget = resolve_budget(
-        cfg.budget, cfg.batch_size * cfg.model.context_length, cost.flops_per_token
+        cfg.budget, cfg.batch_size * cfg.model.context_length, ready.cost.flops_per_token
     )
     summary = folder.finished()
     if check_budget(start, budget) and summary is not None:
         console.print(f"done already, after {start.step} steps; a larger budget goes on")
         return summary
-    built = Assembly(cfg, folder, data, model, cost, budget, device, threads, match)
-    _keep_making(built, start, weights)
+    built = Assembly(cfg, folder, data, model, ready.cost, budget, device, threads, match)
+    assert ready.making is not None
+    _keep_making(built, start, ready.making)
     rows = _go_on(built, start, console)
     if match is not None:
         console.print(str(match), markup=False)
@@ -142,10 +127,8 @@ def _go_on(built: Assembly, start: Start, console: Console) -> int:
     return there
 
 
-def _keep_making(built: Assembly, start: Start, weights: str | None) -> None:
+def _keep_making(built: Assembly, start: Start, making: Making) -> None:
     """Record what makes the run's numbers; a warning where it goes on otherwise than it began."""
-    origin = making_behind(built.cfg)
-    making = making_of(built.cfg, built.data.text_hash, built.device.type, weights, origin)
     if start.source is not None:
         was, schedule = built.folder.read_making(), _left_schedule(built, start)
         if schedule:
@@ -298,18 +281,6 @@ def _trainer(
         enable_model_summary=False,
         use_distributed_sampler=False,
     )
-
-
-def _cost(cfg: TrainConfig, vocab_size: int) -> Cost:
-    """Counted on the meta device: no memory; in the dtype that the weights will have."""
-    with torch.device("meta"):
-        model = build_model(cfg, vocab_size)
-    return measure_cost(model.to(_weight_dtype(cfg)))
-
-
-def _weight_dtype(cfg: TrainConfig) -> torch.dtype:
-    mixed = cfg.trainer.precision.endswith("-mixed")
-    return torch.float32 if mixed else DTYPES[cfg.trainer.precision]
 
 
 def _compile(model: GPT, device: torch.device, console: Console) -> bool:

@@ -4,9 +4,10 @@ Every variant speaks one canonical per-head layout (`HeadWeights`), so that a co
 export, a change of the number of key/value heads, and a load.
 """
 
+import contextlib
 import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -73,32 +74,52 @@ def _given(heads: Tensor | None) -> Tensor:
     return heads
 
 
-def initialise(model: GPT, cfg: TrainConfig) -> str:
-    """Put the weights that `cfg.init_from` names into `model`, built from `cfg`.
+@dataclass(frozen=True)
+class Origin:
+    """The weights that `init_from` names, as they lie there."""
 
-    Returns the SHA-256 of those weights, as they were before they were converted.
+    model: GPT
+    choices: dict[str, str]  # of the tokenizer and the position that go with them
+    settings: TrainConfig | None  # all that it was made by, where that is known
+    digest: str  # SHA-256 of the weights
 
-    They are a run's, a converted model's or a GPT-2 checkpoint's. Raises CheckpointError for what
-    cannot be read, ConfigError, with the settings to give, for what cannot be converted.
+
+def read_origin(cfg: TrainConfig) -> Origin:
+    """What `cfg.init_from` names: a run, a converted model or a GPT-2 checkpoint.
+
+    Raises CheckpointError for what cannot be read.
     """
     assert cfg.init_from is not None
-    method: InitMethod = cfg.init_method  # type: ignore[assignment]
-    try:
+    with _told_of_init_from():
         folder = local_folder(cfg.init_from, "init_from", (*gpt2.FILES, *tokenizer_files.FILES))
         if not folder.is_dir():
             raise CheckpointError(
                 "run", f"{folder} is no folder; give a run's, a GPT-2's, or hf:owner/name"
             )
-        source, choices, theirs = _source(folder, cfg.allow_targets)
-        needed = _settings_to_give(source, choices, model, cfg)
+        model, choices, settings = _source(folder, cfg.allow_targets)
+        return Origin(model, choices, settings, _digest(model))
+
+
+def begin_from(origin: Origin, model: GPT, cfg: TrainConfig) -> None:
+    """Put its weights into `model`, built from `cfg`; on the meta device only look if they fit.
+
+    Raises ConfigError, with the settings to give, for what cannot be converted.
+    """
+    with _told_of_init_from():
+        needed = _settings_to_give(origin.model, origin.choices, model, cfg)
         if needed:
             raise ConfigError(
                 "to", f"{cfg.init_from} differs from this run; give {' '.join(needed)}"
             )
-        take_over(source, theirs, model, cfg, method, cfg.seed)
-        return _digest(source)
+        take_over(origin.model, origin.settings, model, cfg, cfg.init_method, cfg.seed)
+
+
+@contextlib.contextmanager
+def _told_of_init_from() -> Iterator[None]:
+    """In this command it is one setting that names a run, a path and what they become."""
+    try:
+        yield
     except (CheckpointError, ConfigError, NumericError) as error:
-        # In this command it is one setting that names a run, a path and what they become.
         field = "init_from" if error.field in ("run", "path", "to", "checkpoint") else error.field
         raise type(error)(field, error.message) from error
 

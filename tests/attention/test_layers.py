@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from building import PROBE_CONFIGS, PROBES, build_attention, build_gpt
-from gptattn.runs.saved import load_run
+from gptattn.runs.load import load_run
 from probes import OneDocument, Sunk
 from support import Call, command, rows, summary, tiny, train
 from torch import Tensor, nn

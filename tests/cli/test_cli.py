@@ -81,6 +81,13 @@ BAD_INPUT = {
     "no seconds": ("budget.steps=null budget.seconds=0", 2, "error: budget.seconds: 0.0 is not a"),
     "no tokens": ("budget.steps=null budget.tokens=0", 2, "error: budget.tokens: 0 is not a"),
     "foreign class": ("attn._target_=os.system", 2, "error: attn._target_: os.system is outside"),
+    "a model for no machine": (
+        "model.d_model=65536 model.num_layers=10000",
+        2,
+        "error: model: more than ",
+    ),
+    "a sweep without its flag": ("hydra.mode=MULTIRUN", 2, "error: hydra.mode: is a sweep's; give"),
+    "resolving for nobody": ("--resolve", 2, "error: --resolve: goes with --cfg or --help"),
     "unreadable override": ("attn", 2, "error: attn: cannot be read; write name=value"),
     "sweep without -m": ("attn=mha,gqa", 2, "error: attn: mha,gqa are several choices; add -m"),
     "all without -m": ("attn=glob(*)", 2, "error: attn: glob(*) are several choices; add -m"),
@@ -152,7 +159,7 @@ def test_a_bug_of_ours_shows_a_traceback_and_exits_with_one(
     def broken(*args: object) -> NoReturn:
         raise AssertionError("ours")
 
-    monkeypatch.setattr(gptattn.cli.main, "_check_command", broken)
+    monkeypatch.setattr(gptattn.cli.main, "_check_flags", broken)
     assert command(tmp_path, *tiny(tmp_path)) == 1
     err = capfd.readouterr().err
     assert "Traceback" in err

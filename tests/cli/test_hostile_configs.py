@@ -10,7 +10,8 @@ import pytest
 import yaml
 from support import command, tiny
 
-from gptattn.cli.compose import as_user_error, composed, to_train_config
+from gptattn.cli.compose import composed, to_train_config
+from gptattn.cli.ending import as_user_error
 from gptattn.cli.main import check_job
 from gptattn.errors import CheckpointError, ConfigError, UserError
 from gptattn.machine.untrusted import check_yaml, read_yaml
@@ -270,10 +271,13 @@ def test_a_number_that_no_float_can_hold_names_its_setting(text: str, tmp_path: 
     ("line", "said"),
     [
         ("experiment_name: 2001-01-01", "experiment_name: .* is a date; give str"),
-        ("seed: one", "seed: 'one' is a str; give int"),
+        ("seed: one", "seed: 'one' is no int; give one"),
         ("seed: true", "seed: True is a bool; give int"),
         ("allow_targets: none", "allow_targets: 'none' is a str; give list"),
-        ("sweep: 7", "keys are not those"),
+        ("sweep: 7", "sweep: 7 is no table; give one of jobs, fresh, keep_stale"),
+        ("model: {num_layers: 2}", "model.num_heads: is missing; this version needs a value"),
+        ("news: 7", "news: is no setting; "),
+        ("batch_size: 0", "batch_size: 0 is not a positive number"),
     ],
 )
 def test_a_value_of_another_type_in_a_runs_config_is_told_in_one_line(
@@ -288,3 +292,18 @@ def test_a_value_of_another_type_in_a_runs_config_is_told_in_one_line(
 
 def test_the_packages_that_a_user_adds_count_from_the_command_line(tmp_path: Path) -> None:
     assert check_job(tiny(tmp_path, "allow_targets=[mine]")).allow_targets == ["mine"]
+
+
+@pytest.mark.parametrize("name", ["default", "disabled", "none", "stdout"])
+def test_hydras_own_logging_can_be_chosen(name: str) -> None:
+    with composed([f"hydra/job_logging={name}"]) as cfg:
+        assert cfg.hydra.job_logging.version == 1
+
+
+@pytest.mark.parametrize("group", ["job_logging", "hydra_logging"])
+def test_a_change_of_hydras_logging_is_refused(group: str) -> None:
+    with (
+        pytest.raises(ConfigError, match=rf"^hydra\.{group}: is changed; take one as it stands"),
+        composed([f"hydra/{group}=default", f"hydra.{group}.root.level=DEBUG"]),
+    ):
+        pass

@@ -126,7 +126,7 @@ MISTAKES = {
     "unknown character": (["prompt=Q"], 3, "error: prompt: character 'Q'"),
     "negative temperature": (["prompt=L", "temperature=-1"], 2, "error: temperature: -1.0"),
     "no number": (["prompt=L", "tokens=many"], 2, "error: tokens: 'many' is no int"),
-    "no tokens": (["prompt=L", "tokens=0"], 2, "error: tokens: 0 is below 1"),
+    "no tokens": (["prompt=L", "tokens=0"], 2, "error: tokens: 0 is too small; give 1 or more"),
     "misspelt": (["promt=L"], 2, "error: promt=L: is no setting; did you mean prompt?"),
     "long prompt": (["prompt=" + "Line " * 9, "full=stop"], 3, "error: prompt: has 45 tokens"),
     "too many samples": (["prompt=L", "samples=1000000000000"], 8, "error: memory: "),
@@ -208,7 +208,7 @@ def test_a_damaged_run_is_one_line_with_exit_code_4(
         (["to=gqa", "to.num_kv_heads=[1"], 2, "error: to.num_kv_heads: '[1' is no value"),
         (["to=hf", "to.num_kv_heads=1"], 2, "error: to.num_kv_heads: is no setting of hf"),
         (["to=gqa", "path=x"], 2, "error: path: goes with from=gpt2"),
-        (["to=gqa", "seed=-1"], 2, "error: seed: -1 is out of range"),
+        (["to=gqa", "seed=-1"], 2, "error: seed: -1 is negative; give 0 or more"),
         ([], 2, "error: to: is missing"),
     ],
 )

@@ -7,7 +7,7 @@ import pytest
 from support import TEXT, command, tiny
 
 import gptattn.training.precheck
-from gptattn.cli.compose import as_user_error
+from gptattn.cli.ending import as_user_error
 from gptattn.cli.main import check_job
 from gptattn.errors import DataError, DiskError
 
@@ -58,7 +58,7 @@ def test_tokens_that_are_there_already_need_no_room(tmp_path: Path, free: list[i
 def test_too_little_memory_for_a_text_is_no_matter_of_the_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def too_large(cfg: object) -> NoReturn:
+    def too_large(*given: object) -> NoReturn:
         raise MemoryError
 
     monkeypatch.setattr(gptattn.training.precheck, "build_data", too_large)

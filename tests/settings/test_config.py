@@ -9,12 +9,14 @@ import torch
 import yaml
 from support import TEXT, bpe, tiny
 
-from gptattn.cli.compose import CONF, as_user_error, composed, to_train_config
+from gptattn.cli.compose import CONF, composed, to_train_config
+from gptattn.cli.ending import as_user_error
 from gptattn.cli.main import check_job
 from gptattn.errors import ConfigError, UserError
 from gptattn.machine.device import resolve_device
 from gptattn.settings.build import build_data, build_model
-from gptattn.settings.config import TrainConfig, check, suggest
+from gptattn.settings.config import TrainConfig, check
+from gptattn.settings.values import suggest
 from gptattn.training.module import LanguageModel
 
 FILES = {

@@ -19,6 +19,7 @@ from gptattn.settings.config import TrainConfig, check
 from gptattn.sweep.ledger import read_ledger
 from gptattn.sweep.plan import Plan
 from gptattn.sweep.second_stage import Uptrain, check_first_stage, second_stage, uptrain_of
+from gptattn.training.precheck import Ready
 from gptattn.weights.convert import convert
 
 STAGE = {
@@ -191,14 +192,14 @@ def test_a_failed_source_costs_its_own_children_and_the_rerun_makes_what_is_miss
 ) -> None:
     import gptattn.training.train
 
-    real = gptattn.training.train.train
+    real = gptattn.training.train.train_ready
 
-    def failing(cfg: TrainConfig, *args: Any) -> dict[str, Any]:
-        if (cfg.variant, cfg.seed) == ("mha", 2):
+    def failing(ready: Ready, *args: Any) -> dict[str, Any]:
+        if (ready.cfg.variant, ready.cfg.seed) == ("mha", 2):
             raise NumericError("train/loss", "is nan at step 1; try again")
-        return real(cfg, *args)
+        return real(ready, *args)
 
-    monkeypatch.setattr("gptattn.training.train.train", failing)
+    monkeypatch.setattr("gptattn.training.train.train_ready", failing)
     assert command(tmp_path, *arguments(tmp_path, "seed=1,2")) != 0
     out, err = capfd.readouterr()
     assert "6 runs, in outputs/uptrain" in out
@@ -210,7 +211,7 @@ def test_a_failed_source_costs_its_own_children_and_the_rerun_makes_what_is_miss
     states = [line["state"] for line in read_ledger(folder)]
     assert (states.count("done"), states.count("failed"), states.count("skipped")) == (3, 1, 2)
 
-    monkeypatch.setattr("gptattn.training.train.train", real)
+    monkeypatch.setattr("gptattn.training.train.train_ready", real)
     assert command(tmp_path, *arguments(tmp_path, "seed=1,2")) == 0
     assert "3 of them done already" in capfd.readouterr().out
     second = made_from(tmp_path)

@@ -16,10 +16,10 @@ import torch
 from interrupted import begun, once, steps_kept
 from support import command, run_folders, tiny
 
-import gptattn.cli.main
+import gptattn.cli.ending
 import gptattn.sweep.estimate
 import gptattn.sweep.processes
-from gptattn.cli.compose import as_user_error
+from gptattn.cli.ending import as_user_error
 from gptattn.cli.main import check_job
 from gptattn.errors import OutOfMemory
 from gptattn.machine.signals import StopRequest
@@ -143,7 +143,7 @@ def test_a_bug_that_may_be_a_users_is_not_said_to_be_ours_for_sure(
     for packages, said in (([], "a; please"), (["x.y", "z"], "a; if it is none of x.y, z, please")):
         arguments = ["train.py", f"allow_targets=[{','.join(packages)}]"]
         monkeypatch.setattr(sys, "argv", arguments)
-        assert gptattn.cli.main.report(IndexError("a")) == 1
+        assert gptattn.cli.ending.report(IndexError("a")) == 1
         last = capfd.readouterr().err.splitlines()[-1]
         assert last == f"error: internal: IndexError: {said} report it"
 

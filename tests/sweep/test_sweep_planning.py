@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hydra.core.global_hydra import GlobalHydra
 from hydra.types import RunMode
-from omegaconf import DictConfig, ValidationError
+from omegaconf import DictConfig
 from rich.console import Console
 from support import command, tiny
 
@@ -26,7 +26,7 @@ from gptattn.sweep.checks import checked
 from gptattn.sweep.plan import Plan
 from gptattn.sweep.processes import Outcome, Work
 from gptattn.sweep.sweep_progress import counted
-from gptattn.training.precheck import Ready
+from gptattn.training.precheck import Ready, check_run
 
 
 @pytest.fixture
@@ -116,7 +116,7 @@ def test_what_hydra_says_of_a_job_is_that_jobs_own(compositions: list[list[str]]
 def test_a_wrong_value_in_any_job_is_told() -> None:
     with pytest.raises(ConfigError, match=r"hydra\.sweep\.subdir: '1/x' is no name of a folder"):
         plans_of([["seed=1", "hydra.sweep.subdir=${seed}/x"]])
-    with pytest.raises(ValidationError, match="'wide'"):
+    with pytest.raises(ConfigError, match=r"batch_size: .*'wide'"):
         plans_of([["batch_size=4"], ["batch_size=wide"]])
 
 
@@ -126,11 +126,13 @@ def test_seeds_rates_and_budgets_are_checked_once_and_models_each(
     cfg = check_job(tiny(tmp_path))
     looked: list[int] = []
 
-    def check_run(cfg: TrainConfig, original: TrainConfig | None) -> Ready:
-        looked.append(cfg.model.d_model)
-        return Ready(replace(cfg, model=replace(cfg.model, d_mlp=77)), 1, None)
+    real = check_run(cfg)
 
-    monkeypatch.setattr(gptattn.sweep.checks, "check_run", check_run)
+    def look(cfg: TrainConfig, original: TrainConfig | None) -> Ready:
+        looked.append(cfg.model.d_model)
+        return replace(real, cfg=replace(cfg, model=replace(cfg.model, d_mlp=77)))
+
+    monkeypatch.setattr(gptattn.sweep.checks, "check_run", look)
     cfgs = [
         replace(
             cfg,

@@ -18,6 +18,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import gptattn.data.sampler
 import gptattn.training.callbacks
+import gptattn.training.precheck
 import gptattn.training.train
 from gptattn.compare.finished_runs import read_runs
 from gptattn.data.tokens import TokenData
@@ -111,14 +112,14 @@ def test_the_peak_is_the_whole_processs_and_trainings_own_stands_beside_it(
 ) -> None:
     while_loading = 0.0
 
-    def hungry(cfg: Any) -> TokenData:
+    def hungry(*given: Any) -> TokenData:
         nonlocal while_loading
         block = b"x" * 300_000_000
         while_loading = peak_memory_mb(CPU)
         del block
-        return build_data(cfg)
+        return build_data(*given)
 
-    monkeypatch.setattr(gptattn.training.train, "build_data", hungry)
+    monkeypatch.setattr(gptattn.training.precheck, "build_data", hungry)
     run = train(tmp_path)
     metrics = summary(run)["metrics"]
     assert metrics["perf/peak_memory_mb"] > while_loading - 5  # the counter is off by a little

@@ -20,7 +20,7 @@ from gptattn.maps.layer_picture import layer_png
 from gptattn.maps.map_page import Layer, Shown, page_text
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.load import SavedRun, load_run
-from gptattn.settings.config import ACCELERATORS, check_choice
+from gptattn.settings.config import Accelerator
 
 HELP = """\
 COMMAND run=outputs/... prompt="To be"
@@ -46,7 +46,7 @@ class Arguments:
     prompt_file: Path | None = None
     layer: int | None = None
     out: Path | None = None
-    device: str = "auto"
+    device: Accelerator = "auto"
     allow_targets: Names = NO_NAMES
 
 
@@ -147,7 +147,6 @@ def figure(value: float | np.floating) -> str:
 
 
 def run(args: Arguments) -> None:
-    check_choice("device", args.device, ACCELERATORS)
     device = resolve_device(args.device, "device")
     prompt = read_prompt(args.prompt, args.prompt_file)
     saved = load_run(args.run, args.allow_targets)

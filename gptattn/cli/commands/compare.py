@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from gptattn.cli.commands.ending import end_with
+from gptattn.cli.ending import ended
 from gptattn.compare.finished_runs import Run, one_line, read_runs
 
 
 def main() -> NoReturn:
     """`gptattn-compare FOLDER...`. Exits with the codes of `gptattn.errors`."""
     args = _arguments()
-    end_with(lambda: _report(args))
+    sys.exit(ended(lambda: _report(args)))
 
 
 def _arguments() -> argparse.Namespace:

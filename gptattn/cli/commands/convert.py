@@ -7,20 +7,14 @@ from pathlib import Path
 import torch
 import yaml
 
-from gptattn.cli.arguments import NO_NAMES, Names, parse
-from gptattn.cli.compose import (
-    attention_settings,
-    composed,
-    quoted,
-    to_train_config,
-)
+from gptattn.cli.arguments import NO_NAMES, SEED, Names, parse
 from gptattn.cli.script import run_script
 from gptattn.data import hub, tokenizer_files
 from gptattn.errors import ConfigError, RunFolderError
 from gptattn.runs.load import SavedRun, load_run
 from gptattn.runs.save import refuse_taken, save_model
 from gptattn.settings.build import build_model, build_tokenizer
-from gptattn.settings.config import INIT_METHODS, InitMethod, TrainConfig, check_choice
+from gptattn.settings.config import InitMethod, TrainConfig
 from gptattn.weights import gpt2
 from gptattn.weights.convert import take_over
 
@@ -46,8 +40,8 @@ COMMAND from=outputs/... to=gqa to.num_kv_heads=4 method=mean
 class Arguments:
     source: Path = field(metadata={"name": "from"})
     to: str
-    method: str = "mean"
-    seed: int = 1
+    method: InitMethod = "mean"
+    seed: int = field(default=1, metadata=SEED)
     out: Path | None = None
     path: str | None = None
     allow_targets: Names = NO_NAMES
@@ -77,12 +71,15 @@ def load_source(args: Arguments) -> SavedRun:
         return load_run(args.source, args.allow_targets)
     if args.path is None:
         raise ConfigError("path", "is missing; from=gpt2 needs path=DIR")
+    # What a run has beside its weights, conf/ says: only here is Hydra needed.
+    from gptattn.cli.compose import quoted
+    from gptattn.cli.compose import settings as settings_of
+
     folder = hub.local_folder(hub_name(args.path), "path", (*gpt2.FILES, *tokenizer_files.FILES))
     overrides = [f"model.{k}={str(v).lower()}" for k, v in gpt2.read_config(folder).items()]
     if tokenizer_files.find(folder):
         overrides += ["tokenizer=gpt2", f"tokenizer.path={quoted(str(folder))}"]
-    with composed(["attn=mha", "position=learned", *overrides]) as cfg:
-        settings = to_train_config(cfg)
+    settings = settings_of(["attn=mha", "position=learned", *overrides])
     tokenizer = build_tokenizer(settings)
     settings = replace(settings, tokenizer=settings.tokenizer | tokenizer.settings())
     return SavedRun(folder, settings, gpt2.load(folder), tokenizer, folder)
@@ -105,6 +102,8 @@ def check_tokenizer(saved: SavedRun, to: str) -> None:
 
 def target_settings(cfg: TrainConfig, to: str, changes: dict[str, str]) -> TrainConfig:
     """The run's settings with the attention of variant `to`."""
+    from gptattn.cli.compose import attention_settings
+
     spec = attention_settings(to, cfg)
     for name, text in changes.items():
         if name not in spec or name == "_target_":
@@ -118,10 +117,6 @@ def target_settings(cfg: TrainConfig, to: str, changes: dict[str, str]) -> Train
 
 
 def run(args: Arguments, changes: dict[str, str]) -> None:
-    check_choice("method", args.method, INIT_METHODS)
-    method: InitMethod = args.method  # type: ignore[assignment]
-    if not 0 <= args.seed < 2**63:
-        raise ConfigError("seed", f"{args.seed} is out of range; 0 to 2**63 - 1")
     if args.path is not None and str(args.source) != "gpt2":
         raise ConfigError("path", "goes with from=gpt2; leave it out")
     if args.to == "hf" and changes:
@@ -139,7 +134,7 @@ def run(args: Arguments, changes: dict[str, str]) -> None:
         return
     cfg = target_settings(saved.cfg, args.to, changes)
     model = build_model(cfg, saved.model.vocab_size).eval()
-    take_over(saved.model, saved.cfg, model, cfg, method, args.seed)
+    take_over(saved.model, saved.cfg, model, cfg, args.method, args.seed)
     save_model(out, cfg, model, saved.tokenizer)
     ids = torch.arange(saved.model.context_length)[None] % saved.model.vocab_size
     with torch.no_grad():

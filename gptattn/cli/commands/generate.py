@@ -2,12 +2,13 @@
 
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import torch
 
-from gptattn.cli.arguments import NO_NAMES, Names, parse
+from gptattn.cli.arguments import NO_NAMES, SEED, Names, parse
 from gptattn.cli.script import run_script
 from gptattn.decode.generate import left_padded, stream
 from gptattn.decode.prompt import read_prompt, read_prompts
@@ -16,7 +17,8 @@ from gptattn.decode.text_stream import TextStream
 from gptattn.errors import ConfigError, DataError
 from gptattn.machine.device import resolve_device, set_threads, synchronize, use_huge_pages
 from gptattn.runs.load import load_run
-from gptattn.settings.config import ACCELERATORS, check_choice
+from gptattn.settings.config import Accelerator
+from gptattn.settings.values import within
 
 HELP = """\
 COMMAND run=outputs/... prompt="To be"
@@ -51,33 +53,19 @@ class Arguments:
     prompt: str | None = None
     prompt_file: Path | None = None
     prompts_file: Path | None = None
-    tokens: int = 200
+    tokens: int = field(default=200, metadata=within(least=1))
     temperature: float = 0.8
     top_k: int | None = None
     top_p: float | None = None
     min_p: float | None = None
     repetition_penalty: float = 1.0
     stop: str | None = None
-    samples: int = 1
-    seed: int = 1
-    full: str = "slide"
-    device: str = "auto"
-    threads: int | None = None
+    samples: int = field(default=1, metadata=within(least=1))
+    seed: int = field(default=1, metadata=SEED)
+    full: Literal["slide", "stop"] = "slide"
+    device: Accelerator = "auto"
+    threads: int | None = field(default=None, metadata=within(least=1, most=1024))
     allow_targets: Names = NO_NAMES
-
-
-def check(args: Arguments) -> None:
-    for field in ("tokens", "samples"):
-        if getattr(args, field) < 1:
-            raise ConfigError(field, f"{getattr(args, field)} is below 1; give 1 or more")
-    if args.threads is not None and not 1 <= args.threads <= 1024:
-        raise ConfigError("threads", f"{args.threads} is out of range; 1 to 1024")
-    if not 0 <= args.seed < 2**63:
-        raise ConfigError("seed", f"{args.seed} is out of range; 0 to 2**63 - 1")
-    check_choice("full", args.full, ("slide", "stop"))
-    check_choice("device", args.device, ACCELERATORS)
-    if args.stop == "":
-        raise ConfigError("stop", "is empty; give a text, or leave it out")
 
 
 def write(text: str) -> None:
@@ -88,7 +76,8 @@ def write(text: str) -> None:
 
 
 def run(args: Arguments) -> None:
-    check(args)
+    if args.stop == "":
+        raise ConfigError("stop", "is empty; give a text, or leave it out")
     sampling = Sampling(
         args.temperature, args.top_k, args.top_p, args.min_p, args.repetition_penalty
     )

@@ -17,7 +17,8 @@ from rich.console import Console
 
 from gptattn import command
 from gptattn.cli.compose import quoted
-from gptattn.cli.main import check_job, ended
+from gptattn.cli.ending import ended
+from gptattn.cli.main import check_job
 from gptattn.errors import ConfigError
 from gptattn.machine.console import make_console
 from gptattn.runs.folder import RunFolder

@@ -1,0 +1,196 @@
+"""Holds values to their declarations: a dataclass says of each setting its type and, as metadata,
+its range. The one place that does, for command lines, records, YAML files and scripts.
+"""
+
+import difflib
+import math
+import types
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from gptattn.errors import ConfigError
+
+T = TypeVar("T")
+
+RANGE = "range"  # its key in a field's metadata
+LARGEST_INT = 2**53  # up to here a float has room for each
+TRUTHS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+
+
+@dataclass(frozen=True)
+class Range:
+    """The numbers that a setting takes. Infinity and NaN are never among them."""
+
+    above: float = -math.inf
+    least: float = -math.inf
+    below: float = math.inf
+    most: float = math.inf
+    hint: str = ""  # what else would be right
+
+    def check(self, field: str, value: float) -> None:
+        """Raise ConfigError, saying what would be right, for a number that is not among them."""
+        whole = isinstance(value, int) and self.most == math.inf
+        most = LARGEST_INT if whole else self.most
+        if math.isfinite(value) and value > most:
+            raise ConfigError(field, f"{value} is too large; at most {most}")
+        if self.above < value < self.below and self.least <= value <= most:
+            return
+        start = (
+            f"{self.least:g} or more" if self.above == -math.inf else f"one above {self.above:g}"
+        )
+        end = "" if self.below == math.inf else f", below {self.below:g}"
+        raise ConfigError(field, f"{value} {self._wrong(value)}; give {start}{end}{self.hint}")
+
+    def _wrong(self, value: float) -> str:
+        if self.below < math.inf:
+            return "is out of range"
+        if self.above == 0:
+            return "is not a positive number"
+        if not math.isfinite(value):
+            return "is not finite"
+        return "is negative" if self.least == 0 else "is too small"
+
+
+def within(
+    *,
+    above: float = -math.inf,
+    least: float = -math.inf,
+    below: float = math.inf,
+    most: float = math.inf,
+    hint: str = "",
+) -> dict[str, Range]:
+    """The metadata of a field that takes these numbers alone: `field(metadata=within(least=0))`."""
+    return {RANGE: Range(above, least, below, most, hint)}
+
+
+def check_ranges(settings: Any, path: str = "") -> None:
+    """Raise ConfigError, naming the field, for the first number out of its range."""
+    for field in fields(settings):
+        name, value = f"{path}{field.name}", getattr(settings, field.name)
+        if is_dataclass(value):
+            check_ranges(value, f"{name}.")
+        elif value is not None and RANGE in field.metadata:
+            field.metadata[RANGE].check(name, value)
+
+
+def typed(kind: type[T], node: Any, path: str = "") -> T:
+    """The dataclass `kind` out of plain values, each of the declared type.
+
+    Raises ConfigError, naming the field, for a name that it has not or lacks, and for another type.
+    """
+    hints = get_type_hints(kind)
+    if not isinstance(node, dict):
+        names = ", ".join(hints)
+        raise ConfigError(path or "settings", f"{node!r} is no table; give one of {names}")
+    dot = f"{path}." if path else ""
+    for name in node:
+        if name not in hints:
+            raise ConfigError(f"{dot}{name}", f"is no setting; {suggest(str(name), hints)}")
+    values = {}
+    for name, hint in hints.items():
+        if name not in node:
+            raise ConfigError(f"{dot}{name}", "is missing; this version needs a value")
+        make: Callable[..., Any] = typed if is_dataclass(hint) else converted
+        values[name] = make(hint, node[name], f"{dot}{name}")
+    return kind(**values)
+
+
+def converted(hint: Any, value: Any, path: str) -> Any:
+    """The value as it was meant: a text may stand for a number, and a number for a text.
+
+    Raises ConfigError, naming the field, for what cannot be meant.
+    """
+    kinds = [get_origin(kind) or kind for kind in _alternatives(hint)]
+    if type(value) in kinds or value is None or hint is Any:
+        value = _each_converted(hint, value, path)
+    elif isinstance(value, str) and {int, float, bool} & {*kinds}:
+        value = _read(kinds, value, path)
+    elif type(value) is int and float in kinds:
+        value = _as_float(value, path)
+    elif type(value) is int and bool in kinds and value in (0, 1):
+        value = bool(value)
+    elif type(value) in (int, float, bool) and str in kinds:
+        value = str(value)
+    check_type(path, value, hint)
+    return value
+
+
+def _each_converted(hint: Any, value: Any, path: str) -> Any:
+    """The same, where it is a list or a table with a type for what is in it."""
+    for kind in _alternatives(hint):
+        *_, inner = (None, *get_args(kind))
+        if inner is not None and get_origin(kind) is list and isinstance(value, list):
+            return [converted(inner, one, path) for one in value]
+        if inner is not None and get_origin(kind) is dict and isinstance(value, dict):
+            return {key: converted(inner, one, f"{path}.{key}") for key, one in value.items()}
+    return value
+
+
+def _read(kinds: list[Any], text: str, path: str) -> Any:
+    for kind in (int, float):
+        if kind in kinds and text.isascii():
+            with suppress(ValueError):
+                return kind(text)
+    if bool in kinds and text.lower() in TRUTHS:
+        return TRUTHS[text.lower()]
+    if bool in kinds:
+        raise ConfigError(path, f"{text!r} is neither true nor false")
+    raise ConfigError(path, f"{text!r} is no {_names(kinds)}; give one")
+
+
+def _as_float(value: int, path: str) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        raise ConfigError(path, "is too large for any number; give less") from None
+
+
+def check_type(field: str, value: Any, hint: Any) -> None:
+    """Raise ConfigError where a value is not of the annotated type, as it stands."""
+    if hint is Any:
+        return
+    allowed = _alternatives(hint)
+    for kind in allowed:
+        if get_origin(kind) is Literal and not (value is None and type(None) in allowed):
+            check_choice(field, str(value), get_args(kind))
+            return
+    if type(value) is int and abs(value) >= 2**63:
+        raise ConfigError(field, "is too large for any number; give less")
+    # A bool is an int to Python, and an int is a float to a person.
+    kinds = [get_origin(kind) or kind for kind in allowed]
+    if type(value) in kinds or (type(value) is int and float in kinds):
+        return
+    raise ConfigError(field, f"{value!r} is a {type(value).__name__}; give {_names(kinds)}")
+
+
+def _alternatives(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+
+
+def _names(kinds: Iterable[Any]) -> str:
+    return " or ".join("null" if kind is type(None) else kind.__name__ for kind in kinds)
+
+
+def dotted(node: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    """The dotted names of all settings in a tree of them."""
+    for key, value in node.items():
+        yield f"{prefix}{key}"
+        if isinstance(value, dict):
+            yield from dotted(value, f"{prefix}{key}.")
+
+
+def check_choice(field: str, value: str, choices: Iterable[str]) -> None:
+    """Raise ConfigError, with the nearest choice, where value is none of them."""
+    choices = list(choices)
+    if value not in choices:
+        raise ConfigError(field, f"{value!r} is unknown; {suggest(value, choices)}")
+
+
+def suggest(value: str, choices: Iterable[str]) -> str:
+    """`did you mean X? one of [...]`, or the choices alone where none is near."""
+    choices = sorted(choices)
+    near = difflib.get_close_matches(value, choices, n=1, cutoff=0.5)
+    listed = f"one of {', '.join(choices)}"
+    return f"did you mean {near[0]}? {listed}" if near else listed

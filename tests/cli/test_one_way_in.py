@@ -1,0 +1,105 @@
+"""A run composes once, loads its text once, and builds its model once on the meta device and once
+for real; what needs no Hydra does not import it.
+"""
+
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from interrupted import SIX
+from support import command, run_folders, train
+
+import gptattn.data.tokens
+import gptattn.settings.build
+from gptattn.model.gpt import GPT
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often each of the slow things was done."""
+    counts: Counter[str] = Counter()
+
+    def counted(owner: Any, name: str, what: Callable[..., str]) -> None:
+        real = getattr(owner, name)
+
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            done = real(*args, **kwargs)
+            counts[what(*args)] += 1
+            return done
+
+        monkeypatch.setattr(owner, name, noted)
+
+    counted(ConfigLoaderImpl, "load_configuration", lambda *_: "compositions")
+    counted(gptattn.settings.build, "load_tokens", lambda *_: "texts")
+    counted(gptattn.data.tokens, "text_hash", lambda *_: "hashes")
+    counted(GPT, "__init__", lambda model, *_: f"models: {model.token_embedding.weight.device}")
+    return counts
+
+
+ONCE = {"compositions": 1, "texts": 1, "hashes": 1, "models: meta": 1, "models: cpu": 1}
+
+
+def test_a_run_composes_loads_and_builds_once(tmp_path: Path, made: Counter[str]) -> None:
+    train(tmp_path, "attn=gqa")
+    assert made == ONCE
+
+
+def test_a_run_that_is_matched_builds_more_on_the_meta_device_alone(
+    tmp_path: Path, made: Counter[str]
+) -> None:
+    train(tmp_path, "attn=gqa", "match=kv_cache")
+    assert made.pop("models: meta") > 1
+    assert made == {name: 1 for name in ONCE if name != "models: meta"}
+
+
+def test_a_vocabulary_out_of_the_text_costs_a_second_model_on_the_meta_device(
+    tmp_path: Path, made: Counter[str]
+) -> None:
+    train(tmp_path, "tokenizer=char")
+    assert made == ONCE | {"models: meta": 2}
+
+
+def test_a_run_that_goes_on_loads_and_builds_once(tmp_path: Path, made: Counter[str]) -> None:
+    train(tmp_path, *SIX)
+    made.clear()
+    (run,) = run_folders(tmp_path)
+    assert command(tmp_path, f"resume={run}", "budget.steps=8") == 0
+    # The header of its checkpoint is compared with models of their own before a tensor is read.
+    assert made.pop("models: meta") <= 4
+    assert made == {"texts": 1, "hashes": 1, "models: cpu": 1}
+
+
+def test_weights_from_elsewhere_are_read_once(tmp_path: Path, made: Counter[str]) -> None:
+    source = train(tmp_path / "a")
+    made.clear()
+    train(tmp_path / "b", f"init_from={source}", "attn=gqa")
+    # One more of each: the model that the weights are read into.
+    assert made.pop("models: meta") <= 4
+    assert made == {"compositions": 1, "texts": 1, "hashes": 1, "models: cpu": 2}
+
+
+@pytest.mark.parametrize("name", ["generate", "convert", "attention_map", "compare"])
+def test_a_script_that_needs_no_hydra_does_not_import_it(name: str) -> None:
+    code = (
+        f"import sys; import gptattn.cli.commands.{name}; "
+        "print(*{'hydra', 'omegaconf'} & sys.modules.keys())"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stdout.strip() == ""
+
+
+def test_a_mistake_in_a_script_is_told_without_hydra(tmp_path: Path) -> None:
+    code = (
+        "import sys, gptattn.cli.commands.generate as script; "
+        f"sys.argv = ['generate', 'run={tmp_path}', 'prompt=a']; code = script.main(); "
+        "print(code, *{'hydra', 'omegaconf'} & sys.modules.keys())"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stdout.strip() == "4"
+    assert ended.stderr.startswith("error: run: ")
+    assert len(ended.stderr.splitlines()) == 1

@@ -1,0 +1,37 @@
+"""docs/architecture.md names what there is."""
+
+import itertools
+import pkgutil
+import re
+from importlib.util import find_spec
+
+from test_layering import ROOMS
+
+from gptattn.cli.compose import CONF
+
+PAGE = (CONF.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
+NAMES = sorted({*re.findall(rf"`((?:{'|'.join(itertools.chain(*ROOMS))})\.[\w.]+)`", PAGE)})
+
+
+def test_every_module_and_function_that_the_page_names_is_there() -> None:
+    assert len(NAMES) > 25
+    for name in NAMES:
+        if find_spec_of(f"gptattn.{name}"):
+            continue  # a module, which may not be made to run by importing it
+        assert callable(pkgutil.resolve_name(f"gptattn.{name}")), name
+
+
+def find_spec_of(name: str) -> bool:
+    try:
+        return find_spec(name) is not None
+    except ModuleNotFoundError:  # its parent is no package
+        return False
+
+
+def test_the_page_has_the_way_from_the_command_to_the_summary_in_about_a_page() -> None:
+    steps = re.findall(r"^\d\. \*\*", PAGE, re.MULTILINE)
+    assert len(steps) == 7
+    assert PAGE.startswith("# From `train.py` to `summary.json`")
+    assert len(PAGE.splitlines()) <= 70
+    for room in ("position", "attention", "model", "data", "settings", "runs", "training", "cli"):
+        assert f"`{room}`" in PAGE or f"`{room}." in PAGE
