@@ -106,8 +106,8 @@ class Mine(MultiHeadAttention):
     """Multi-head attention."""
     factor = 1.0
 
-    def forward(self, x_BTE, cache=None):
-        return self.factor * super().forward(x_BTE, cache)
+    def forward(self, x_BTE, cache=None, carried=None):
+        return self.factor * super().forward(x_BTE, cache, carried)
 '''
 
 
