@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 import torch
 from building import PROBE_CONFIGS, PROBES, build_attention, build_gpt
-from gptattn.runs.load import load_run
 from probes import OneDocument, Sunk
 from support import Call, command, rows, summary, tiny, train
 from torch import Tensor, nn
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 from gptattn.attention import HasHeads, HasMaps
 from gptattn.model.cost import measure_cost
 from gptattn.model.gpt import GPT
+from gptattn.runs.load import load_run
 
 MENU = (f"hydra.searchpath=[file://{PROBE_CONFIGS}]", "allow_targets=[probes]")
 T = 11
