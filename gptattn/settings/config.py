@@ -24,7 +24,7 @@ FRACTION = within(least=0, below=1)
 
 @dataclass
 class ModelConfig:
-    num_layers: int = field(metadata=within(above=0, most=10_000))
+    num_layers: int = field(metadata=within(above=0, most=1_000))
     num_heads: int = field(metadata=within(above=0, most=2**20))
     d_model: int = field(metadata=within(above=0, most=2**20))
     context_length: int = field(metadata=within(above=0, most=2**30))

@@ -69,8 +69,8 @@ def test_a_run_that_goes_on_loads_and_builds_once(tmp_path: Path, made: Counter[
     made.clear()
     (run,) = run_folders(tmp_path)
     assert command(tmp_path, f"resume={run}", "budget.steps=8") == 0
-    # The header of its checkpoint is compared with models of their own before a tensor is read.
-    assert made.pop("models: meta") <= 4
+    # One for the header of its checkpoint, before a tensor is read, and one for the checks.
+    assert made.pop("models: meta") == 2
     assert made == {"texts": 1, "hashes": 1, "models: cpu": 1}
 
 
@@ -79,7 +79,7 @@ def test_weights_from_elsewhere_are_read_once(tmp_path: Path, made: Counter[str]
     made.clear()
     train(tmp_path / "b", f"init_from={source}", "attn=gqa")
     # One more of each: the model that the weights are read into.
-    assert made.pop("models: meta") <= 4
+    assert made.pop("models: meta") == 99
     assert made == {"compositions": 1, "texts": 1, "hashes": 1, "models: cpu": 2}
 
 
