@@ -59,7 +59,7 @@ def attend(
             scale=rule.scale,
             enable_gqa=k_BGSD.shape[1] != q_BHTD.shape[1],
         )
-    if at.known and at.T == 1 and rule.window is None:  # it sees all keys
+    if at.newest and at.T == 1 and rule.window is None:  # it sees all keys
         return _folded(q_BHTD, k_BGSD, v_BGSD, rule.scale, dropout, None)
     return _masked_in_blocks(q_BHTD, k_BGSD, v_BGSD, rule, dropout, at)
 

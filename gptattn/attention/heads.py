@@ -58,3 +58,9 @@ def load_out_proj(out_proj: nn.Linear | None, weights: HeadWeights) -> None:
 
 def per_head(parameter: Tensor, head_dim: int) -> Tensor:
     return parameter.detach().clone().unflatten(0, (-1, head_dim))
+
+
+def names_of(module: nn.Module, linears: tuple[str, ...]) -> set[str]:
+    """The entries of the module's `state_dict()` that are these layers' weights and biases."""
+    names = {f"{linear}.{part}" for linear in linears for part in ("weight", "bias")}
+    return names & module.state_dict().keys()

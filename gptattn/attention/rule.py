@@ -47,11 +47,6 @@ class Rule:
             raise ValueError(f"softcap={self.softcap} must be a positive number, or None")
 
     @property
-    def is_plain(self) -> bool:
-        """Scores are scaled and nothing else, and every key up to the query's is seen."""
-        return self.window is None and not self.changes_scores
-
-    @property
     def changes_scores(self) -> bool:
         """More happens to a score than its scale and the mask."""
         return not (self.softcap is None and self.bias is None and self.sink_H is None)

@@ -44,7 +44,7 @@ class Standing:
     """The positions of T queries and S keys. Raises ValueError where their numbers are others.
 
     `known`: the host knows them, and every query has its own key, so that it sees one at least.
-    `same`: known, and there are no other keys.
+    `newest`: known, and no key comes after the last query. `same`: nor are there other keys.
     """
 
     def __init__(
@@ -60,6 +60,7 @@ class Standing:
             and self.k_pos.start <= self.q_pos.start
             and self.q_pos.stop <= self.k_pos.stop
         )
+        self.newest = self.known and self.q_pos[-1:] == self.k_pos[-1:]
         self.same = self.known and T == S
 
     def whole(self) -> tuple[Span, Span]:
@@ -90,6 +91,8 @@ class Standing:
 def _of(positions: Positions | None, count: int, name: str) -> Positions:
     if positions is None:
         return range(count)
+    if isinstance(positions, range) and (positions.step != 1 or positions.start < 0):
+        raise ValueError(f"{name}={positions} must go up by one, from 0 or more")
     given = len(positions) if isinstance(positions, range) else positions.shape[-1]
     if given != count:
         raise ValueError(f"{name} has {given} positions for {count} tokens")

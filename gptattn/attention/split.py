@@ -10,7 +10,13 @@ from gptattn.attention.base import Attention, Carried, check_sizes
 from gptattn.attention.cache import Cache
 from gptattn.attention.capabilities import HasHeads, HasMaps, HeadWeights, copy_into
 from gptattn.attention.core import Backend, check_backend
-from gptattn.attention.heads import attend_cached, load_out_proj, per_head, seen_pairs
+from gptattn.attention.heads import (
+    attend_cached,
+    load_out_proj,
+    names_of,
+    per_head,
+    seen_pairs,
+)
 from gptattn.attention.linear import Joint, Linear, Preparable, prepare
 from gptattn.attention.rule import Rule, attention_weights
 from gptattn.attention.token_cache import KVCache
@@ -147,5 +153,4 @@ class SplitAttention(Attention, HasMaps, HasHeads, Preparable):
         load_out_proj(self.out_proj, weights)
 
     def names_in_heads(self) -> set[str]:
-        inside = ("W_query.", "W_key.", "W_value.", "out_proj.")
-        return {name for name in self.state_dict() if name.startswith(inside)}
+        return names_of(self, ("W_query", "W_key", "W_value", "out_proj"))

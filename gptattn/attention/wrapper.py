@@ -7,7 +7,7 @@ from gptattn.attention.base import Attention, Carried, check_sizes
 from gptattn.attention.cache import Cache
 from gptattn.attention.capabilities import HasHeads, HasMaps, HeadWeights
 from gptattn.attention.core import Backend
-from gptattn.attention.heads import attend_cached, load_out_proj
+from gptattn.attention.heads import attend_cached, load_out_proj, names_of
 from gptattn.attention.linear import Joint, Linear, Preparable, prepare
 from gptattn.attention.single_head import CausalAttention
 from gptattn.attention.token_cache import KVCache
@@ -151,4 +151,9 @@ class MultiHeadAttentionWrapper(Attention, HasMaps, HasHeads, Preparable):
         load_out_proj(self.out_proj, weights)
 
     def names_in_heads(self) -> set[str]:
-        return set(self.state_dict())
+        of_heads = {
+            f"heads.{i}.{name}"
+            for i, head in enumerate(self._heads())
+            for name in head.names_in_heads()
+        }
+        return of_heads | names_of(self, ("out_proj",))

@@ -1,3 +1,4 @@
 """Text, tokenizers, token files, the stateless sampler, and folders of the hub. It may import
-`machine` and `errors`. Start reading at `tokens.py`, from a text to what a run trains on.
+`model` and the rooms before it, and needs of them `machine` and `errors` alone. Start reading at
+`tokens.py`, from a text to what a run trains on.
 """

@@ -109,8 +109,7 @@ def _on_meta(cfg: TrainConfig, vocab_size: int, device: torch.device) -> GPT:
 def _within(there: int) -> Iterator[None]:
     """Refuse a model whose weights, gradients and AdamW's two averages alone are too much.
 
-    At the parameter that is one too many: a model may have any number of layers, and each of them
-    takes its time.
+    At the parameter that is one too many: a model may have many layers, and each takes its time.
     """
     seen: set[int] = set()  # a shared one is registered twice
     parameters = 0

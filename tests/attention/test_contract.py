@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from gptattn.attention import Attention, HasHeads, HasMaps
+from gptattn.attention.split import SplitAttention
 from gptattn.decode.generate import left_padded
 from gptattn.model.cost import measure_cost
 
@@ -62,9 +63,8 @@ def assert_same(actual: object, expected: object, atol: float = 1e-12) -> None:
 
 def receptive_field(attention: Attention) -> Tensor:
     """[T, T], True where output t may depend on input u: a window W is W tokens, its own too."""
-    window = getattr(attention, "window", None) or T
-    distance = torch.arange(T)[:, None] - torch.arange(T)[None, :]
-    return (distance >= 0) & (distance < window)
+    window = (attention.rule().window if isinstance(attention, SplitAttention) else None) or T
+    return torch.ones(T, T, dtype=torch.bool).tril().triu(1 - window)
 
 
 @pytest.mark.parametrize("length", [1, 7, T])

@@ -10,6 +10,7 @@ from support import Call, command, rows, summary, tiny, train
 from torch import Tensor, nn
 
 from gptattn.attention import HasHeads, HasMaps
+from gptattn.attention.capabilities import refuse_loss
 from gptattn.model.cost import measure_cost
 from gptattn.model.gpt import GPT
 from gptattn.runs.load import load_run
@@ -166,3 +167,17 @@ def test_a_conversion_that_would_lose_something_is_refused_in_one_line(
     given = tiny(tmp_path / "b", *MENU, f"attn={target}", f"init_from={run}")
     assert command(tmp_path / "b", *given) == 2
     assert capfd.readouterr().err.startswith(f"error: init_from: {said}")
+
+
+@pytest.mark.parametrize("variant", ["mha", "mha_wrapper"])
+def test_what_a_subclass_adds_is_no_part_of_its_heads(variant: str) -> None:
+    attention = build_attention(variant)
+    refuse_loss(attention, set())
+    attention.register_parameter("temperature", nn.Parameter(torch.ones(1)))
+    with pytest.raises(ValueError, match=r"^temperature of .* would be lost"):
+        refuse_loss(attention, set())
+    refuse_loss(attention, {"temperature"})
+    projection = next(m for m in attention.modules() if isinstance(m, nn.Linear))
+    projection.register_parameter("lora_A", nn.Parameter(torch.ones(1)))
+    with pytest.raises(ValueError, match=r"^\S*W_query.lora_A of .* would be lost"):
+        refuse_loss(attention, {"temperature"})

@@ -74,6 +74,7 @@ PLACES: dict[str, tuple[Positions, Positions]] = {
     "one token": (range(8, 9), range(9)),
     "keys from later on": (range(6, 9), range(2, 9)),
     "keys that are not seen yet": (range(3, 5), range(9)),
+    "one token, keys that are not seen yet": (range(3, 4), range(6)),
     "before all keys": (range(1, 4), range(2, 9)),
     "a ring": (torch.tensor([8]), torch.tensor([5, 6, 7, 8, 4])),
     "padded": (
@@ -231,3 +232,10 @@ def test_positions_that_do_not_fit_the_tokens_are_refused():
         attend(q, k, k, Rule(1.0))
     with pytest.raises(ValueError, match="k_pos has 2 positions for 3 tokens"):
         attend(q, k, k, Rule(1.0), q_pos=range(2), k_pos=range(2))
+
+
+@pytest.mark.parametrize("positions", [range(0, 6, 2), range(2, -1, -1), range(-1, 2)])
+def test_a_range_that_does_not_go_up_by_one_is_refused(positions: range) -> None:
+    q, k = draw(B, H, 3, D), draw(B, G, 3, D)
+    with pytest.raises(ValueError, match=r"q_pos=.* must go up by one, from 0 or more"):
+        attend(q, k, k, Rule(1.0), q_pos=positions, k_pos=range(3))

@@ -82,7 +82,7 @@ BAD_INPUT = {
     "no tokens": ("budget.steps=null budget.tokens=0", 2, "error: budget.tokens: 0 is not a"),
     "foreign class": ("attn._target_=os.system", 2, "error: attn._target_: os.system is outside"),
     "a model for no machine": (
-        "model.d_model=65536 model.num_layers=10000",
+        "model.d_model=65536 model.num_layers=1000",
         2,
         "error: model: more than ",
     ),
