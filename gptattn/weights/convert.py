@@ -18,7 +18,7 @@ from gptattn.attention.capabilities import HasHeads, HeadWeights, heads_of, refu
 from gptattn.data import tokenizer_files
 from gptattn.data.hub import local_folder
 from gptattn.errors import CheckpointError, ConfigError, NumericError
-from gptattn.model.gpt import GPT
+from gptattn.model.gpt import GPT, INIT_STD
 from gptattn.runs.load import load_run
 from gptattn.settings.build import shared_arguments
 from gptattn.settings.config import InitMethod, TrainConfig
@@ -26,7 +26,6 @@ from gptattn.weights import gpt2
 
 # Settings that no weight depends on.
 PASSING = ("backend", "dropout")
-INIT_STD = 0.02  # of the random method: GPT-2's initialisation
 
 
 def convert_heads(
