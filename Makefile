@@ -1,6 +1,7 @@
 # make train ARGS="attn=gqa"   set up, then train      make board   TensorBoard over outputs/
 # make test                    set up, then test       make lint    format, lint and types
 # make bench                   measure against peers   make report  compare finished runs
+# make docs                    build site/          make docs-serve   the pages as they are edited
 # make audit                   known flaws of the pinned versions
 
 PYTHON ?= python3
@@ -8,11 +9,12 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 BENCH  := .venv-bench
+DOCS   := .venv-docs
 AUDIT  := .venv-audit
 PIP_AUDIT := 2.10.1
 ARGS   ?=
 
-.PHONY: train test lint board report bench bench-train bench-attention bench-decode audit clean
+.PHONY: train test lint board report bench bench-train bench-attention bench-decode docs docs-serve audit clean
 
 # One environment for everything. It is made anew only when what it is made from changes.
 $(STAMP): pyproject.toml constraints.txt
@@ -58,6 +60,19 @@ bench-attention: $(BENCH)/.installed
 bench-decode: $(STAMP)
 	$(BIN)/python scripts/bench_decode.py $(ARGS)
 
+# Apart, so that nobody who trains or tests gets the site's tools. The notebook trains, so it has torch.
+$(DOCS)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv --clear $(DOCS)
+	$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	touch $@
+
+docs: $(DOCS)/.installed
+	$(DOCS)/bin/python -m mkdocs build $(ARGS)
+
+docs-serve: $(DOCS)/.installed
+	$(DOCS)/bin/python -m mkdocs serve $(ARGS)
+
 # Apart, so that what it audits is what users get. Every pin is listed, so nothing is resolved.
 $(AUDIT)/.installed: Makefile
 	$(PYTHON) -m venv --clear $(AUDIT)
@@ -68,4 +83,4 @@ audit: $(AUDIT)/.installed
 	$(AUDIT)/bin/pip-audit --strict --no-deps --disable-pip -r constraints.txt $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(BENCH) $(AUDIT) build dist .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(BENCH) $(DOCS) $(AUDIT) build dist site .pytest_cache .ruff_cache
