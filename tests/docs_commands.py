@@ -1,0 +1,250 @@
+"""The commands that README.md, CONTRIBUTING.md and docs/ show, and what each of them is held to.
+
+What converts, generates, draws or reports is run as it stands. What trains is run with the model
+cut down where its page goes on from it; otherwise it goes through every check that comes before the
+first step. What cannot run in a test is looked at in another way; its function here says why.
+"""
+
+import contextlib
+import re
+import runpy
+import shlex
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from support import TINY, command, process_state
+
+from gptattn.cli.commands import tune
+from gptattn.cli.compose import CONF
+from gptattn.cli.main import check_job
+
+ROOT = CONF.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+FENCED = re.compile(r"^```(\w*).*?\n(.*?)^```", re.DOTALL | re.MULTILINE)
+INLINE = re.compile(
+    r"`((?:[A-Z_]+=\S+\s)*(?:python|make|pip|pytest|tensorboard|gptattn-[a-z-]+)(?:\s[^`]*)?)`"
+)
+SHELLS = ("sh", "bash")
+SIZES = [
+    *(o for o in TINY if o.startswith(("model.", "batch_size=", "trainer"))),
+    "model.context_length=32",  # a prompt of the pages has 22 bytes
+]
+QUICK = ["log_every=1", "validation.count=1", "sample.tokens=0"]
+
+# What a page says is refused, and by whom.
+REFUSED = {"make board ARGS=--bind_all": "docs/reliability.md: TensorBoard has no login"}
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A command as it stands on a page, its words without the settings of the environment."""
+
+    page: str
+    text: str
+    words: tuple[str, ...]
+    environment: tuple[str, ...] = ()
+
+
+def shown_on(page: Path) -> list[Shown]:
+    """The commands of a page, in their order."""
+    text = page.read_text(encoding="utf-8")
+    blocks = [(m.start(), m.group(2)) for m in FENCED.finditer(text) if m.group(1) in SHELLS]
+    prose = FENCED.sub(lambda m: " " * len(m.group()), text)
+    spans = [(m.start(), " ".join(m.group(1).split())) for m in INLINE.finditer(prose)]
+    name = page.relative_to(ROOT).as_posix()
+    return [
+        one
+        for _, lines in sorted(blocks + spans)
+        for line in lines.replace("\\\n", " ").splitlines()
+        for one in _commands(name, line)
+    ]
+
+
+def _commands(page: str, line: str) -> list[Shown]:
+    found = re.fullmatch(r'eval "\$\((.*)\)"', line.strip())
+    lexer = shlex.shlex(found.group(1) if found else line, posix=True, punctuation_chars="|&;")
+    lexer.whitespace_split = True
+    commands: list[list[str]] = [[]]
+    for word in lexer:
+        if word in ("|", "&&", ";"):
+            commands.append([])
+        else:
+            commands[-1].append(word)
+    return [_shown(page, words) for words in commands if words]
+
+
+def _shown(page: str, words: list[str]) -> Shown:
+    count = next(i for i, word in enumerate(words) if not re.match(r"[A-Z_]+=", word))
+    names = tuple(word.partition("=")[0] for word in words[:count])
+    return Shown(page, " ".join(words), tuple(words[count:]), names)
+
+
+def examine(shown: Shown, home: Path) -> None:
+    """Hold a command to what it promises, in the folder `home`; fails for one of no known kind."""
+    if shown.text in REFUSED:
+        with pytest.raises(Exception, match=r"bind_all"):
+            _examined(shown.words, home)
+        return
+    for name in shown.environment:
+        assert _is_read(name), f"{name}: nothing reads it"
+    _examined(shown.words, home)
+
+
+def _is_read(variable: str) -> bool:
+    files = [*(ROOT / "gptattn").rglob("*.py"), *(ROOT / "tests").rglob("*.py")]
+    return any(f'"{variable}"' in file.read_text(encoding="utf-8") for file in files)
+
+
+def _examined(words: Sequence[str], home: Path) -> None:
+    program, *arguments = words
+    if program.startswith("gptattn-"):
+        assert program in PROJECT["scripts"], program
+        assert not arguments, "give its arguments to the script that it stands for"
+        return
+    if program == "python":
+        door, *arguments = arguments
+        program = door if door == "train.py" else door.removeprefix("scripts/")
+        assert (ROOT / door).is_file(), door
+    assert program in KINDS, f"{' '.join(words)}: no kind of command that the tests know"
+    with process_state(), contextlib.chdir(home):
+        KINDS[program](arguments)
+
+
+def _train(arguments: list[str]) -> None:
+    here = Path.cwd()
+    if "attn=cosine" in arguments:  # the README's example, which is no file of ours
+        arguments = [*arguments, f"hydra.searchpath=[file://{here / 'conf'}]"]
+    if "-m" in arguments or any(a in ("--help", "--cfg", "-sc") for a in arguments):
+        # Of a sweep its runs are stood in for; see test_docs.py.
+        assert command(here, *arguments) == 0
+    elif any(a.startswith(("hydra.run.dir=", "resume=")) for a in arguments):
+        assert command(here, *_cut(arguments)) == 0
+    elif any(a.startswith("init_from=") for a in arguments):
+        check_job([*arguments, *SIZES])
+    else:
+        check_job(arguments)
+
+
+def _cut(arguments: Sequence[str]) -> list[str]:
+    """The same of a tiny model for a few steps; a run that goes on keeps its own sizes."""
+    resumes = any(a.startswith("resume=") for a in arguments)
+    kept = [a for a in arguments if not a.startswith(("budget.", "trainer."))]
+    steps = 6 if any(a.startswith("budget.") for a in arguments) else 4
+    if resumes:
+        return kept if steps == 4 else [*kept, f"budget.steps={steps}"]
+    return [*kept, *SIZES, *QUICK, f"budget.steps={steps}"]
+
+
+def _run(name: str) -> Callable[[list[str]], None]:
+    """Run a script as it is."""
+
+    def run(arguments: list[str]) -> None:
+        sys.argv = [f"scripts/{name}", *arguments]
+        with pytest.raises(SystemExit) as end:
+            runpy.run_path(str(ROOT / "scripts" / name), run_name="__main__")
+        assert end.value.code in (0, None)
+
+    return run
+
+
+def _compare(arguments: list[str]) -> None:
+    """Run it; the plots, which take seconds, where somebody asks for the files by an option."""
+    asked = any(a.startswith("--") and a != "--split" for a in arguments)
+    _run("compare.py")([*arguments] if asked else [*arguments, "--no-files"])
+
+
+def _search(arguments: list[str]) -> None:
+    """Check each variant's first run; a search takes minutes."""
+    sys.argv = ["tune.py", *arguments]
+    assert tune.parse().variants
+
+
+def _torture(arguments: list[str]) -> None:
+    """Read the arguments: tests/test_torture.py runs the short form."""
+    script = runpy.run_path(str(ROOT / "scripts" / "torture.py"), run_name="torture")
+    asked = script["parse"](script["Settings"], arguments)
+    assert asked.row in ("all", *script["ROWS"])
+
+
+def _bench(name: str) -> Callable[[list[str]], None]:
+    """Look that the options are there: a measurement takes minutes, and a quiet machine."""
+
+    def look(arguments: list[str]) -> None:
+        source = (ROOT / "scripts" / name).read_text(encoding="utf-8")
+        for option in arguments:
+            assert not option.startswith("--") or f'"{option}"' in source, option
+
+    return look
+
+
+def _make(arguments: list[str]) -> None:
+    """Have make say what it would do, and examine what of that is ours; it makes environments."""
+    told = subprocess.run(
+        ["make", "-n", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert told.returncode == 0, told.stderr
+    for line in told.stdout.splitlines():
+        words = [word.removeprefix(".venv/bin/") for word in shlex.split(line)]
+        words = [word.removeprefix(".venv-bench/bin/") for word in words]
+        ours = words[0] == "python" and (words[1] == "train.py" or words[1].startswith("scripts/"))
+        if ours or words[0] == "tensorboard":
+            _examined(words, Path.cwd())
+
+
+def _pip(arguments: list[str]) -> None:
+    """Look that what is installed is there: no test needs the network."""
+    verb, *targets = arguments
+    assert verb == "install"
+    for target in targets:
+        found = re.fullmatch(r"\.|gptattn\[(\w+)\]", target)
+        assert found is not None, target
+        assert found.group(1) is None or found.group(1) in PROJECT["optional-dependencies"]
+
+
+def _pytest(arguments: list[str]) -> None:
+    """Look that the file is there: the suite runs it."""
+    for path in arguments:
+        assert (ROOT / path).is_file(), path
+
+
+def _tensorboard(arguments: list[str]) -> None:
+    """Have TensorBoard read its flags; it would serve for ever."""
+    from tensorboard import default, program
+
+    board = program.TensorBoard(plugins=default.get_static_plugins())
+    board.configure(argv=["tensorboard", *arguments])
+    assert board.flags.logdir
+
+
+def _source(arguments: list[str]) -> None:
+    """Look at the name: fish reads it from a pipe, and `make train` leaves the environment."""
+    assert arguments in ([], [".venv/bin/activate"])
+
+
+KINDS: dict[str, Callable[[list[str]], None]] = {
+    "train.py": _train,
+    "compare.py": _compare,
+    "generate.py": _run("generate.py"),
+    "convert.py": _run("convert.py"),
+    "attention_map.py": _run("attention_map.py"),
+    "tune.py": _search,
+    "torture.py": _torture,
+    "bench_train.py": _bench("bench_train.py"),
+    "bench_attention.py": _bench("bench_attention.py"),
+    "bench_decode.py": _bench("bench_decode.py"),
+    "bench_report.py": _bench("bench_report.py"),
+    "bench_waiting.py": _bench("bench_waiting.py"),
+    "simulate_statistics.py": _bench("simulate_statistics.py"),
+    "make": _make,
+    "pip": _pip,
+    "pytest": _pytest,
+    "tensorboard": _tensorboard,
+    "source": _source,
+}

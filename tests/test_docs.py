@@ -1,0 +1,175 @@
+"""README.md and docs/ are true: each command that they show, each link, each name of the API."""
+
+import contextlib
+import json
+import pkgutil
+import re
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+from docs_commands import FENCED, PAGES, PROJECT, ROOT, examine, shown_on
+from support import bpe, command, run_folders, tiny, train
+
+import gptattn.attention
+import gptattn.sweep.estimate
+import gptattn.sweep.run_sweep
+from gptattn.cli.commands.convert import convert_as_told
+from gptattn.errors import UserError
+from gptattn.sweep.checks import Follow, checked, followers
+from gptattn.sweep.plan import Plan
+
+README = ROOT / "README.md"
+LINKED = [*PAGES, ROOT / "CHANGELOG.md"]
+WITH_COMMANDS = [page for page in PAGES if shown_on(page)]
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory, runs: dict[str, Path]) -> Path:
+    """A folder with what the pages' commands start from. Not to be changed."""
+    home = tmp_path_factory.mktemp("documented") / "home"
+    for place in ("outputs/attention_suite", "outputs/uptrain", "outputs/scratch", "runs"):
+        for variant, run in runs.items():
+            shutil.copytree(run, home / place / f"{variant}_s1_3fa2c1")
+    shutil.copytree(runs["gqa"], home / "outputs" / "scratch" / "gqa_s1_8abfe1")
+    (home / "book.txt").write_text("It was a dark and stormy night.\n" * 99, encoding="utf-8")
+    for name in ("gptattn/attention/cosine.py", "conf/attn/cosine.yaml"):
+        found = re.search(rf"```\w+\n(# {name}\n.*?)```", README.read_text("utf-8"), re.DOTALL)
+        assert found is not None
+        (home / name).parent.mkdir(parents=True)
+        (home / name).write_text(found.group(1), encoding="utf-8")
+    tokenizer = ["tokenizer=gpt2", f"tokenizer.path={bpe(home.parent / 'bpe')}"]
+    gpt2 = train(home.parent / "gpt2", *tokenizer)
+    with contextlib.redirect_stdout(None):
+        convert_as_told([f"from={gpt2}", "to=hf", f"out={home / 'GPT2'}"])
+    return home
+
+
+@pytest.fixture
+def home(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of it; sweeps are planned and checked there, and none of their runs is started."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(made.parent / "cache"))
+    monkeypatch.setattr(gptattn.sweep.run_sweep, "run_sweep", only_checked)
+    nobody = contextlib.nullcontext(SimpleNamespace(expected_seconds=None))
+    monkeypatch.setattr(gptattn.sweep.estimate, "Estimator", lambda: nobody)
+    places = [*gptattn.attention.__path__, str(made / "gptattn" / "attention")]
+    monkeypatch.setattr(gptattn.attention, "__path__", places)
+    return Path(shutil.copytree(made, tmp_path / "home"))
+
+
+def only_checked(plans: Sequence[Plan], *_: object, follow: Follow | None, **__: object) -> Any:
+    first = checked(plans)
+    assert follow is None or followers(first, {}, follow)
+    return []
+
+
+@pytest.mark.parametrize("page", WITH_COMMANDS, ids=lambda page: page.stem)
+def test_every_command_of_a_page_does_what_it_says(page: Path, home: Path) -> None:
+    for shown in shown_on(page):
+        try:
+            examine(shown, home)
+        except BaseException as error:
+            error.add_note(f"{shown.page}: {shown.text}")
+            raise
+    sys.modules.pop("gptattn.attention.cosine", None)
+
+
+def test_a_command_that_the_tests_do_not_know_fails(home: Path, tmp_path: Path) -> None:
+    page = ROOT / "docs" / "comparing.md"
+    known = shown_on(page)
+    assert [one.text for one in known[:1]] == ["python scripts/compare.py outputs/attention_suite"]
+    for text in ("curl example", "python scripts/exercises.py", "make nothing", "gptattn-fly"):
+        shown = type(known[0])(page="page", text=text, words=tuple(text.split()))
+        with pytest.raises(AssertionError):
+            examine(shown, home)
+    for text, code in (("python train.py attn=gqaa", 2), ("python train.py lr=1", 2)):
+        shown = type(known[0])(page="page", text=text, words=tuple(text.split()))
+        with pytest.raises(UserError) as error:
+            examine(shown, home)
+        assert error.value.exit_code == code
+
+
+def test_the_readmes_sweep_trains_and_is_reported(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = next(one.words for one in shown_on(README) if "ARGS=-m" in one.text)
+    (arguments,) = (word.removeprefix("ARGS=").split() for word in words if "ARGS=" in word)
+    quick = tiny(tmp_path, "budget.steps=2", "checkpoint=false", "hydra/launcher=basic")
+    assert command(tmp_path, *arguments, *quick) == 0
+    assert len(run_folders(tmp_path)) == 6
+    capfd.readouterr()
+    with contextlib.chdir(tmp_path):
+        examine(next(one for one in shown_on(README) if one.text == "make report"), tmp_path)
+    assert "gqa and mha" in capfd.readouterr().out
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, which GitHub and the site make alike of plain ones."""
+    text = FENCED.sub("", page.read_text(encoding="utf-8"))
+    plain = [re.sub(r"[`*_]", "", heading) for heading in re.findall(r"^#+ (.*)$", text, re.M)]
+    return {re.sub(r"\s+", "-", re.sub(r"[^\w\s-]", "", one.lower()).strip()) for one in plain}
+
+
+@pytest.mark.parametrize("page", LINKED, ids=lambda page: page.stem)
+def test_every_link_between_pages_leads_somewhere(page: Path) -> None:
+    prose = FENCED.sub("", page.read_text(encoding="utf-8"))
+    links = re.findall(r"\]\(([^)\s]+)\)", prose)
+    for link in links:
+        file, _, anchor = link.partition("#")
+        if re.match(r"\w+:", link):
+            continue
+        target = (page.parent / file).resolve() if file else page
+        assert target.is_file(), link
+        inside = target.is_relative_to(ROOT / "docs")
+        assert inside or not page.is_relative_to(ROOT / "docs"), f"{link}: not on the site"
+        if anchor:
+            assert anchor in anchors(target), link
+
+
+def test_every_page_is_on_the_site_and_every_name_of_the_api_is_there() -> None:
+    text = re.sub(r"(?m)#.*$", "", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    site = yaml.safe_load(text)
+    shown = Counter(re.findall(r"[\w/]+\.(?:md|ipynb)", yaml.safe_dump(site["nav"])))
+    files = [f for kind in ("md", "ipynb") for f in (ROOT / "docs").rglob(f"*.{kind}")]
+    assert shown == Counter(f.relative_to(ROOT / "docs").as_posix() for f in files)
+    names = [
+        name
+        for page in (ROOT / "docs" / "api").glob("*.md")
+        for name in re.findall(r"^::: (\S+)$", page.read_text(encoding="utf-8"), re.M)
+    ]
+    assert len(names) == len(set(names)) > 50
+    for name in names:
+        assert callable(pkgutil.resolve_name(name)), name
+
+
+def test_the_readme_is_short_and_its_parts_are_those_that_the_site_takes() -> None:
+    text = README.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 200
+    for page, part in (("index", "opening"), ("variants", "variant")):
+        assert f'--8<-- "README.md:{part}"' in (ROOT / "docs" / f"{page}.md").read_text("utf-8")
+        found = re.search(rf"\[start:{part}\] -->\n(.*)<!-- --8<-- \[end:{part}\]", text, re.S)
+        assert found is not None
+        # On the site they stand in another folder.
+        assert "](docs/" not in found.group(1)
+
+
+def test_the_notebook_is_kept_without_outputs() -> None:
+    notebook = json.loads((ROOT / "docs" / "paper_figure.ipynb").read_text(encoding="utf-8"))
+    code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    assert [cell["outputs"] for cell in code] == [[]] * 4
+    assert {cell["execution_count"] for cell in code} == {None}
+
+
+def test_the_workflow_tests_the_pythons_that_the_package_names() -> None:
+    workflow = yaml.safe_load((ROOT / ".github/workflows/test.yml").read_text(encoding="utf-8"))
+    tested = workflow["jobs"]["test"]["strategy"]["matrix"]["python"]
+    named = [re.fullmatch(r"Programming .* :: (3\.\d+)", c) for c in PROJECT["classifiers"]]
+    assert tested == [match.group(1) for match in named if match is not None]
+    for file in (ROOT / ".github").rglob("*.yml"):
+        assert yaml.safe_load(file.read_text(encoding="utf-8")), file
