@@ -68,10 +68,10 @@ $(DOCS)/.installed: pyproject.toml constraints.txt
 	touch $@
 
 docs: $(DOCS)/.installed
-	$(DOCS)/bin/python -m mkdocs build $(ARGS)
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/python -m mkdocs build $(ARGS)
 
 docs-serve: $(DOCS)/.installed
-	$(DOCS)/bin/python -m mkdocs serve $(ARGS)
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/python -m mkdocs serve $(ARGS)
 
 # Apart, so that what it audits is what users get. Every pin is listed, so nothing is resolved.
 $(AUDIT)/.installed: Makefile

@@ -12,6 +12,7 @@ import shlex
 import subprocess
 import sys
 import tomllib
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -216,7 +217,8 @@ def _pytest(arguments: list[str]) -> None:
 
 def _tensorboard(arguments: list[str]) -> None:
     """Have TensorBoard read its flags; it would serve for ever."""
-    from tensorboard import default, program
+    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # of its own parts
+        from tensorboard import default, program
 
     board = program.TensorBoard(plugins=default.get_static_plugins())
     board.configure(argv=["tensorboard", *arguments])

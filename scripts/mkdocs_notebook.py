@@ -1,0 +1,62 @@
+# pyright: reportMissingImports=false
+"""A hook of mkdocs: runs each notebook in docs/ and makes a page of what came out.
+
+`make docs` calls it. An error in a cell ends the build. Outputs that are kept: SVG, Markdown, text.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from jupyter_client.manager import KernelManager
+from mkdocs.exceptions import PluginError
+from mkdocs.structure.files import File, Files
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
+
+SECONDS = 600  # that a cell may take
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Put a page, and its pictures, in the place of each notebook."""
+    for file in [file for file in files if file.src_uri.endswith(".ipynb")]:
+        files.remove(file)
+        for page in pages(Path(file.abs_src_path), file.src_uri.removesuffix(".ipynb"), config):
+            files.append(page)
+    return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Links name the notebook, as it lies in the repository."""
+    return markdown.replace(".ipynb)", ".md)")
+
+
+def pages(source: Path, name: str, config: Any) -> list[File]:
+    """The notebook as Markdown, then its pictures. Raises PluginError for a cell that fails."""
+    notebook: Any = nbformat.read(source, as_version=4)
+    kernel = KernelManager(kernel_name="python3", transport="ipc")
+    try:
+        NotebookClient(notebook, km=kernel, timeout=SECONDS).execute()
+    except CellExecutionError as error:
+        raise PluginError(f"{source.name}: {error}") from None
+    finally:
+        kernel.shutdown_kernel(now=True)
+    text: list[str] = []
+    pictures: list[File] = []
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            text.append(cell.source)
+            continue
+        text.append(f"```python\n{cell.source}\n```")
+        for output in cell.outputs:
+            data = output.get("data", {})
+            if "image/svg+xml" in data:
+                picture = f"{name}_{len(pictures) + 1}.svg"
+                made = File.generated(config, picture, content=data["image/svg+xml"])
+                pictures.append(made)
+                text.append(f"![What the cell above draws]({Path(picture).name})")
+            elif "text/markdown" in data:
+                text.append(data["text/markdown"])
+            else:
+                text.append(f"```text\n{output.get('text') or data.get('text/plain', '')}\n```")
+    return [File.generated(config, f"{name}.md", content="\n\n".join(text)), *pictures]
