@@ -48,9 +48,24 @@ class Grouped(SplitAttention):
 
 
 class Windowed(Grouped):
-    """A sliding window of 4 tokens, kept in a ring."""
+    """A sliding window of 4 tokens, or as many as are asked for, kept in a ring."""
 
-    window = 4
+    def __init__(
+        self,
+        d_in: int,
+        d_out: int,
+        context_length: int,
+        num_heads: int,
+        dropout: float = 0.0,
+        qkv_bias: bool = False,
+        num_kv_heads: int | None = None,
+        backend: Backend = "sdpa",
+        position: HeadPosition | None = None,
+        window: int = 4,
+    ) -> None:
+        shape = (d_in, d_out, context_length, num_heads, dropout, qkv_bias, num_kv_heads)
+        super().__init__(*shape, backend, position)
+        self.window = window
 
     def rule(self) -> Rule:
         return Rule(self.scale, window=self.window)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gptattn.attention import MultiHeadAttention
+from gptattn.attention import Attention, MultiHeadAttention
 from gptattn.attention.capabilities import HeadWeights, heads_of, refuse_loss
 from gptattn.errors import CheckpointError, ConfigError
 from gptattn.machine.disk import write_atomically
@@ -202,7 +202,7 @@ def write(folder: Path, model: GPT) -> None:
     """A folder that `transformers.GPT2LMHeadModel.from_pretrained` opens.
 
     Raises ConfigError for what GPT-2 has not: fewer key/value heads, other positions, no qkv bias,
-    parameters beyond the heads.
+    parameters beyond the heads, another attention from the same heads.
     """
     from safetensors.torch import save
 
@@ -225,6 +225,12 @@ def write(folder: Path, model: GPT) -> None:
             raise ConfigError("to", "GPT-2 has qkv biases; this model was built without")
         if w.out_EHD is None or w.out_bias_E is None:
             raise ConfigError("to", "GPT-2 has an output projection; this model was built without")
+        if not _attends_as_gpt2(block.attention, w):
+            raise ConfigError(
+                "to",
+                f"layer {layer}: the same heads attend otherwise in GPT-2, whose scores have no "
+                "scale but head_dim ** -0.5, no window and no soft cap",
+            )
         name = f"transformer.h.{layer}.attn"
         qkv = torch.cat([t.flatten(0, 1) for t in (w.q_HDE, w.k_GDE, w.v_GDE)])
         bias = torch.cat([t.flatten() for t in (w.q_bias_HD, w.k_bias_GD, w.v_bias_GD)])
@@ -236,6 +242,21 @@ def write(folder: Path, model: GPT) -> None:
     data = save(weights, metadata={"format": "pt"})
     write_atomically(folder / "model.safetensors", lambda file: file.write(data))
     write_atomically(folder / "config.json", lambda file: file.write(config.encode()))
+
+
+def _attends_as_gpt2(attention: Attention, weights: HeadWeights) -> bool:
+    """Whether GPT-2's attention gives the same outputs from these heads.
+
+    Asked of numbers, as a variant may change scores in any way. The inputs are ten times what a
+    layer norm gives, so that a soft cap takes hold.
+    """
+    d, T, (heads, *_) = attention.d_in, attention.context_length, weights.q_HDE.shape
+    plain = MultiHeadAttention(d, d, T, heads, qkv_bias=True).to(weights.q_HDE)
+    plain.load_heads(weights)
+    x_BTE = 10 * torch.randn(1, T, d, generator=torch.Generator().manual_seed(0))
+    x_BTE = x_BTE.to(weights.q_HDE)
+    own, expected = attention.eval()(x_BTE), plain.eval()(x_BTE)
+    return bool((own - expected).abs().max() <= 1e-3 * expected.std())
 
 
 def _heads(model: GPT) -> int:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from building import WITH_PROBES
 from support import TEXT, bpe, tiny
 
 from gptattn.cli.compose import CONF, composed, to_train_config
@@ -194,6 +195,7 @@ BAD_VALUES = [
     ("attn._target_=gptattn.attention.Nonesuch", "attn._target_"),
     ("attn._target_=gptattn.model.gpt.MLP", "attn._target_"),
     ("attn._target_=gptattn.attention.capabilities.HeadWeights", "attn.out_proj"),
+    (f"attn=probe_windowed +attn.window=0 {' '.join(WITH_PROBES)}", "attn.window"),
     (f"attn._target_={__name__}.no_attention allow_targets=[{__name__}]", "attn._target_"),
     ("attn._target_=null", "attn._target_"),
     ("position._target_=gptattn.data.tokenizer.ByteTokenizer", "position._target_"),

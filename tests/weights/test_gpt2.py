@@ -118,6 +118,8 @@ def test_weights_that_are_cut_short_are_named(size, tmp_path: Path):
         (["attn=gqa"], "a key/value head for each query head"),
         (["attn=mha", "position=none"], "learned positions"),
         (["attn=mha", "model.qkv_bias=false"], "qkv biases"),
+        (["attn=mha", "attn.scale=0.3"], "layer 0: the same heads attend otherwise"),
+        (["attn=probe_windowed", "+attn.num_kv_heads=6"], "attend otherwise in GPT-2"),
     ],
 )
 def test_what_gpt2_has_not_cannot_be_written_as_one(overrides, said, tmp_path: Path):
