@@ -118,7 +118,7 @@ def run_folders(folder: Path) -> list[Path]:
 
 def lone_checkpoint(run: Path) -> Path:
     """The run's only checkpoint, and no sum beside it: that of a hostile file would fit."""
-    *older, newest = sorted((run / "checkpoints").glob("*.ckpt"), key=step_of)
+    *older, newest = sorted((run / "checkpoints").glob("*.safetensors"), key=step_of)
     for path in [*older, *(run / "checkpoints").glob("*.sha256")]:
         path.unlink()
     return newest

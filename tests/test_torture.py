@@ -62,11 +62,11 @@ def broken(
     """What a row finds broken where each process ends like this, having done nothing."""
     assert callable(row)
     (folder / "any" / "checkpoints").mkdir(parents=True)
-    (folder / "any" / "checkpoints" / "step=1.ckpt").touch()
+    (folder / "any" / "checkpoints" / "step=1.safetensors").touch()
     monkeypatch.setattr(Bench, "start", lambda *args, **kwargs: Ended(code, line))
     monkeypatch.setattr(Bench, "after_rows", lambda *args: True)
     monkeypatch.setattr(Bench, "check_whole", lambda *args: None)
-    one = SimpleNamespace(known_checkpoints=lambda: [Path("step=1.ckpt")])
+    one = SimpleNamespace(known_checkpoints=lambda: [Path("step=1.safetensors")])
     monkeypatch.setattr("tortures.stops.RunFolder", lambda run: one)
     monkeypatch.setattr("tortures.bench.fingerprint", lambda run: str(run))
     result = Result("row")

@@ -81,6 +81,12 @@ class LanguageModel(L.LightningModule):
         optimizer.zero_grad()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        # From Lightning's form to that of the file, which goes by the parameters' names.
+        (state,) = checkpoint.pop("optimizer_states")
+        order = self._optimizer_order()
+        checkpoint["optimizer"] = {order[i]: one for i, one in state["state"].items()}
+        checkpoint["weights"] = self.model.state_dict()
+        del checkpoint["state_dict"]
         checkpoint["since_row"] = {
             "train_losses": list(self.train_losses),
             "grad_norm": self.grad_norm,
@@ -88,12 +94,21 @@ class LanguageModel(L.LightningModule):
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        # Its numbers are those of the settings, whatever the file says.
-        (optimizer,) = checkpoint["optimizer_states"]
-        optimizer["param_groups"] = self.configure_optimizers().state_dict()["param_groups"]
+        weights, optimizer = checkpoint.pop("weights"), checkpoint.pop("optimizer")
+        checkpoint["state_dict"] = {f"model.{name}": weight for name, weight in weights.items()}
+        order = self._optimizer_order()
+        state = {i: optimizer[name] for i, name in enumerate(order) if name in optimizer}
+        # The learning rate and the like are those of the settings.
+        groups = self.configure_optimizers().state_dict()["param_groups"]
+        checkpoint["optimizer_states"] = [{"state": state, "param_groups": groups}]
         state = checkpoint["since_row"]
         self.train_losses[:] = state["train_losses"]
         self.grad_norm, self.lr = state["grad_norm"], state["lr"]
+
+    def _optimizer_order(self) -> list[str]:
+        """The names of the parameters, as the optimizer numbers them."""
+        names = {parameter: name for name, parameter in self.model.named_parameters()}
+        return [names[parameter] for group in by_decay(self._trained) for parameter in group]
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         # Two steps instead of clip_grad_norm_, which passes over the gradients even when it need

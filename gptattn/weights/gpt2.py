@@ -15,7 +15,7 @@ from gptattn.machine.disk import write_atomically
 from gptattn.machine.untrusted import read_bytes
 from gptattn.model.gpt import GPT
 from gptattn.position.learned import LearnedPosition
-from gptattn.runs.weights_file import read_safetensors, tensor_shapes
+from gptattn.runs.tensor_file import read_tensors, tensor_shapes, write_weights
 
 CONFIG_BYTES = 1_000_000
 GPT2_END = 50256  # <|endoftext|>
@@ -136,7 +136,7 @@ def _weights(file: Path, sizes: dict[str, Any]) -> dict[str, Tensor]:
             raise CheckpointError("path", f"{file} has an unknown {name[:100]!r}")
         if shapes[name] != expected[name]:
             raise CheckpointError("path", f"{file}: {name} is {shapes[name]}, not {expected[name]}")
-    found = read_safetensors(file, [k for k in header if k.removeprefix(PREFIX) in shapes])
+    found = read_tensors(file, [k for k in header if k.removeprefix(PREFIX) in shapes])
     return {name.removeprefix(PREFIX): tensor for name, tensor in found.items()}
 
 
@@ -204,15 +204,13 @@ def write(folder: Path, model: GPT) -> None:
     Raises ConfigError for what GPT-2 has not: fewer key/value heads, other positions, no qkv bias,
     parameters beyond the heads, another attention from the same heads.
     """
-    from safetensors.torch import save
-
     own = model.state_dict()
     if "input_position.embedding.weight" not in own:
         raise ConfigError("to", "GPT-2 has learned positions; this model has not")
     weights = {}
     for ours, name in _names(model).items():
         tensor = own[ours].T if name.endswith(TRANSPOSED) else own[ours]
-        weights[f"transformer.{name}"] = tensor.contiguous().clone()
+        weights[f"transformer.{name}"] = tensor
     for layer, block in enumerate(model.layers()):
         try:
             w = heads_of(block.attention).export_heads()
@@ -234,13 +232,12 @@ def write(folder: Path, model: GPT) -> None:
         name = f"transformer.h.{layer}.attn"
         qkv = torch.cat([t.flatten(0, 1) for t in (w.q_HDE, w.k_GDE, w.v_GDE)])
         bias = torch.cat([t.flatten() for t in (w.q_bias_HD, w.k_bias_GD, w.v_bias_GD)])
-        weights[f"{name}.c_attn.weight"] = qkv.T.contiguous()
+        weights[f"{name}.c_attn.weight"] = qkv.T
         weights[f"{name}.c_attn.bias"] = bias
-        weights[f"{name}.c_proj.weight"] = w.out_EHD.flatten(1).T.contiguous()
+        weights[f"{name}.c_proj.weight"] = w.out_EHD.flatten(1).T
         weights[f"{name}.c_proj.bias"] = w.out_bias_E
     config = json.dumps(_config(model), indent=2) + "\n"
-    data = save(weights, metadata={"format": "pt"})
-    write_atomically(folder / "model.safetensors", lambda file: file.write(data))
+    write_weights(folder / "model.safetensors", weights)
     write_atomically(folder / "config.json", lambda file: file.write(config.encode()))
 
 

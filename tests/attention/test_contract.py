@@ -271,7 +271,7 @@ def test_a_saved_state_gives_the_same_outputs_in_a_new_module(variant):
     torch.save(saved.state_dict(), file)
     file.seek(0)
     # A buffer of our own, where no reader of files is needed.
-    loaded.load_state_dict(torch.load(file, weights_only=True))  # noqa: TID251
+    loaded.load_state_dict(torch.load(file, weights_only=True))
     assert torch.equal(saved(x), loaded(x))
 
 

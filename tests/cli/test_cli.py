@@ -230,7 +230,7 @@ def test_a_full_disk_is_a_disk_error_and_leaves_no_half_file(
     assert command(tmp_path, *tiny(tmp_path)) == 7
     assert "No space left on device" in complaint(capfd.readouterr().err)
     assert not list(tmp_path.rglob("*.part"))
-    assert not list(tmp_path.rglob("*.ckpt"))
+    assert not list(tmp_path.rglob("*.safetensors"))
     assert run_folders(tmp_path) == []
 
 
@@ -252,7 +252,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_at_its_step(
     assert line.startswith(("error: train/loss: ", "error: val/loss: ", "error: train/grad_norm: "))
     assert "step 1" in line or "step 2" in line
     assert run_folders(tmp_path) == []
-    assert not list(tmp_path.rglob("*.ckpt"))
+    assert not list(tmp_path.rglob("*.safetensors"))
 
 
 def in_step(monkeypatch: pytest.MonkeyPatch, step: int, act: Callable[[], object]) -> list[str]:

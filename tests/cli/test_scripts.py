@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from support import Call, train
 
 from gptattn.cli.compose import CONF
+from gptattn.runs.checkpoint import write_checkpoint
 from gptattn.runs.load import load_run
 
 
@@ -158,7 +159,7 @@ def test_a_mistake_in_generate_is_one_line(
         ("cut", "cannot be read"),
         ("empty", "cannot be read"),
         ("missing", "does not exist"),
-        ("no dict", "it holds no names"),
+        ("a pickle", "no whole safetensors file"),
         ("deep config", "config.yaml"),
         ("foreign", "lacks|has an unknown|is \\["),
         ("config", "config.yaml"),
@@ -169,7 +170,7 @@ def test_a_damaged_run_is_one_line_with_exit_code_4(
     damage: str, said: str, tmp_path: Path, call: Call
 ) -> None:
     run = train(tmp_path, "attn=mqa", "validation.count=1")
-    (file,) = (run / "checkpoints").glob("*.ckpt")
+    (file,) = (run / "checkpoints").glob("*.safetensors")
     config = run / "config.yaml"
     if damage == "cut":
         file.write_bytes(file.read_bytes()[:2000])
@@ -177,13 +178,13 @@ def test_a_damaged_run_is_one_line_with_exit_code_4(
         file.write_bytes(b"")
     elif damage == "missing":
         file.unlink()
-    elif damage == "no dict":
-        torch.save([1, 2], file)
+    elif damage == "a pickle":
+        torch.save({"weights": {}}, file)
         file.with_name(file.name + ".sha256").unlink()
     elif damage == "deep config":
         (run / "config.yaml").write_text("[" * 100_000)
     elif damage == "foreign":
-        torch.save({"state_dict": {"weight": torch.ones(3)}}, file)
+        write_checkpoint(file, {"weights": {"weight": torch.ones(3)}})
         file.with_name(file.name + ".sha256").unlink()
     elif damage == "config":
         config.write_text("seed: 1\n")

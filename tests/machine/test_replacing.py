@@ -258,9 +258,12 @@ def test_a_file_that_is_swept_before_it_is_locked_is_made_again(
 
 def test_a_killed_save_of_a_checkpoint_is_known_by_what_it_left(tmp_path: Path) -> None:
     folder, run = tmp_path / "checkpoints", RunFolder(tmp_path)
-    AtomicCheckpointIO().save_checkpoint({"step": 2}, folder / "step=2.ckpt")
-    killed_amid(folder / "step=4.ckpt")
-    (folder / "step=4.ckpt.sha256").write_text(f"{'0' * 64}  step=4.ckpt\n")
-    assert [file.name for file in run.known_checkpoints()] == ["step=2.ckpt"]
+    AtomicCheckpointIO().save_checkpoint({"weights": {}, "step": 2}, folder / "step=2.safetensors")
+    killed_amid(folder / "step=4.safetensors")
+    (folder / "step=4.safetensors.sha256").write_text(f"{'0' * 64}  step=4.safetensors\n")
+    assert [file.name for file in run.known_checkpoints()] == ["step=2.safetensors"]
     run.remove_leftovers()
-    assert sorted(p.name for p in folder.iterdir()) == ["step=2.ckpt", "step=2.ckpt.sha256"]
+    assert sorted(p.name for p in folder.iterdir()) == [
+        "step=2.safetensors",
+        "step=2.safetensors.sha256",
+    ]

@@ -35,7 +35,7 @@ def names_in(file: Path) -> set[str]:
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             parts = node.value.split("/")
             found |= NAMES.intersection(parts)
-            found |= {part for part in parts if part.endswith((".ckpt", "step="))}
+            found |= {part for part in parts if part.endswith((".safetensors", "step="))}
     return found
 
 
@@ -133,10 +133,10 @@ def test_checkpoints_are_known_by_name_or_sum_the_newest_first(tmp_path: Path) -
     run.checkpoints.mkdir()
     for step in (2, 10, 9):
         run.checkpoint(step).touch()
-    (run.checkpoints / "step=11.ckpt.sha256").touch()  # its file is lost
+    (run.checkpoints / "step=11.safetensors.sha256").touch()  # its file is lost
     assert [step_of(path) for path in run.known_checkpoints()] == [11, 10, 9, 2]
     assert run.has_checkpoint
-    assert step_of(Path("step=3.ckpt.sha256")) == step_of(Path("last.ckpt")) == -1
+    assert step_of(Path("step=3.safetensors.sha256")) == step_of(Path("last.safetensors")) == -1
 
 
 def test_the_making_behind_a_run_is_that_of_the_folder_it_starts_from(tmp_path: Path) -> None:

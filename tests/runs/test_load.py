@@ -52,12 +52,12 @@ def test_layers_that_differ_are_trained_gone_on_with_and_read_back(
     allowed = ["allow_targets=[layered_package]", f"data.path={tmp_path / 'text.txt'}"]
     assert command(tmp_path, f"resume={run}", "budget.steps=6", *allowed) == 0
     loaded = load_run(run, ["layered_package"])
-    assert loaded.source.name == "step=6.ckpt"
+    assert loaded.source.name == "step=6.safetensors"
     sizes = [parameter_count(block.attention) for block in loaded.model.layers()]
     assert sizes == [656, 656, 1040]  # 2 x 16 x 16 + 16, and keys and values 4, 4 and 16 wide
-    kept = read_checkpoint(loaded.source)["state_dict"]
+    kept = read_checkpoint(loaded.source)["weights"]
     for name, weight in loaded.model.state_dict().items():
-        assert torch.equal(weight, kept[f"model.{name}"])
+        assert torch.equal(weight, kept[name])
     save_model(tmp_path / "made", loaded.cfg, loaded.model, loaded.tokenizer)
     again = load_run(tmp_path / "made", ["layered_package"]).model
     assert torch.equal(again.state_dict()["norm.bias"], loaded.model.state_dict()["norm.bias"])

@@ -187,7 +187,7 @@ def test_a_budget_that_changes_in_mid_schedule_is_another_result(
     assert making is not None
     assert making.earlier == []  # its first schedule was over
     other = train(tmp_path / "other", "budget.steps=6", "validation.count=3")
-    for name in ("step=6.ckpt", "step=6.ckpt.sha256"):
+    for name in ("step=6.safetensors", "step=6.safetensors.sha256"):
         (other / "checkpoints" / name).unlink()
     capfd.readouterr()
     assert command(tmp_path, f"resume={other}", "budget.steps=8") == 0

@@ -39,7 +39,7 @@ def finished(folder: Path, cfg: TrainConfig, status: str = "done") -> Path:
     (folder / "summary.json").write_text(json.dumps({"status": status}))
     RunFolder(folder).write_making(MAKING)
     (folder / "checkpoints").mkdir()
-    (folder / "checkpoints" / "step=2.ckpt").touch()
+    (folder / "checkpoints" / "step=2.safetensors").touch()
     return folder
 
 
@@ -116,7 +116,7 @@ def test_only_a_run_that_can_go_on_is_gone_on_with(cfg: TrainConfig, tmp_path: P
         (folder / "config.yaml").write_text(yaml.safe_dump(asdict(cfg)))
         RunFolder(folder).write_making(MAKING)
         if checkpoint:
-            (folder / "checkpoints" / "step=2.ckpt").touch()
+            (folder / "checkpoints" / "step=2.safetensors").touch()
         if exit_code is not None:
             Ledger(tmp_path).note(name, "failed", exit=exit_code)
         return folder

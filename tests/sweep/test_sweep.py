@@ -91,7 +91,7 @@ def test_ctrl_c_ends_a_sweep_with_130_and_the_rerun_goes_on(
     )
     ledger = tmp_path / "outputs" / "scratch" / NAME
     deadline = time.monotonic() + 120
-    while len(list(ledger.parent.glob("mha_s2*/checkpoints/*.ckpt"))) == 0:
+    while len(list(ledger.parent.glob("mha_s2*/checkpoints/*.safetensors"))) == 0:
         assert process.poll() is None
         assert time.monotonic() < deadline
     process.send_signal(signal.SIGINT)

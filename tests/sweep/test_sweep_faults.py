@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
+import safetensors
 import torch
 from interrupted import begun, once, steps_kept
 from support import command, run_folders, tiny
@@ -227,16 +228,16 @@ def test_out_of_memory_is_no_mistake_of_the_run_or_its_checkpoint(
     assert command(tmp_path, *begun(tmp_path)) == 8
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith("error: memory: too little for this run; ")
-    assert steps_kept(tmp_path / "run") == ["step=4.ckpt", "step=2.ckpt"]
+    assert steps_kept(tmp_path / "run") == ["step=4.safetensors", "step=2.safetensors"]
     Ledger(tmp_path).note("run", "failed", exit=8)
     assert list(begun_runs(tmp_path).values()) == [[tmp_path / "run"]]
 
     def short(*args: object, **kwargs: object) -> NoReturn:
         raise MemoryError
 
-    monkeypatch.setattr(torch, "load", short)
+    monkeypatch.setattr(safetensors, "safe_open", short)
     with pytest.raises(MemoryError):
-        read_checkpoint(tmp_path / "run" / "checkpoints" / "step=4.ckpt")
+        read_checkpoint(tmp_path / "run" / "checkpoints" / "step=4.safetensors")
 
 
 def test_a_kill_by_the_kernel_for_want_of_memory_is_told_from_others(

@@ -124,7 +124,7 @@ def test_a_run_takes_the_steps_of_its_budget_and_validates_at_its_end(
     assert validated[-1] == steps
     assert len(validated) == len(set(validated))
     assert len(validated) <= config(run)["validation"]["count"]
-    assert RunFolder(run).known_checkpoints()[0].name == f"step={steps}.ckpt"
+    assert RunFolder(run).known_checkpoints()[0].name == f"step={steps}.safetensors"
 
 
 @pytest.fixture
@@ -153,7 +153,7 @@ def test_a_budget_of_seconds_counts_training_time_alone(
     assert series(run, "val/loss")[-1][0] == steps
     assert [value for _, value in series(run, "perf/step_ms")] == [1000.0] * (steps + 1)
     assert series(run, "perf/tokens_per_s")[-1][1] == 64.0
-    assert RunFolder(run).known_checkpoints()[0].name == f"step={steps}.ckpt"
+    assert RunFolder(run).known_checkpoints()[0].name == f"step={steps}.safetensors"
 
 
 def test_the_learning_rate_follows_the_budget_of_steps(tmp_path: Path) -> None:

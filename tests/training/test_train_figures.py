@@ -95,7 +95,7 @@ def test_no_other_figure_of_a_checkpoint_may_be_missing(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run = train(tmp_path, "validation.count=1")
-    file = run / "checkpoints" / "step=4.ckpt"
+    file = run / "checkpoints" / "step=4.safetensors"
     content = read_checkpoint(file)
     content["callbacks"]["MetricRows"]["last"]["train/loss"] = None
     write_checkpoint(file, content)
