@@ -86,7 +86,7 @@ def lacks_memory(error: BaseException) -> bool:
 def foreign(error: BaseException, packages: Sequence[str]) -> ForeignError | None:
     """Return the error as a ForeignError if it passed through code of `packages`, else None.
 
-    A SyntaxError always counts: code that cannot be parsed leaves no frame to recognise it by.
+    With `packages` given, a SyntaxError always counts: code that cannot be parsed leaves no frame.
     """
     places = [
         (frame.f_code.co_filename, line)

@@ -1,7 +1,7 @@
 """Hydra's tab completion, extended to lists (`attn=mha,`) and relative paths (`resume=outputs/`).
 
-Hydra imports this folder before it completes. It uses no plugin of a shell that has two, so instead
-of adding one, this module replaces the method through which all of Hydra's plugins ask.
+Hydra imports this folder before it completes. If a shell has two plugins, it uses neither, so this
+module adds none; it replaces the method that all of Hydra's own plugins call.
 """
 
 import re

@@ -26,7 +26,7 @@ class Carried:
     """
 
     positions: Positions  # of the T tokens
-    documents_BT: Tensor | None = None  # document number of each token; None: one per row
+    documents_BT: Tensor | None = None  # document number per token; None: each row is one document
     left: dict[str, Any] = field(default_factory=dict)
 
 
@@ -77,11 +77,14 @@ class Attention(nn.Module, ABC):
                     module.bias.zero_()
 
     def residual_writer(self) -> nn.Linear | None:
-        """Return the layer that writes to the residual stream, to be drawn smaller, or None."""
+        """Return the layer that writes to the residual stream, or None.
+
+        The model draws that layer's weights with a smaller std.
+        """
         return None
 
     def begin(self, x_BTE: Tensor, cache: Cache | None, carried: Carried | None) -> Carried:
-        """Return `carried`, or by default one with the positions after the cache.
+        """Return `carried`; if it is None, one whose positions follow the cache.
 
         Raises ValueError past `context_length`.
         """

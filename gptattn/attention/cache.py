@@ -15,8 +15,8 @@ from gptattn.position.base import Positions
 class Cache:
     """Named tensors of one layer; `length` counts the tokens that the layer has seen.
 
-    Used directly, it suits a state of constant size, which the layer updates in `tensors`, or no
-    state.
+    Used directly, it suits a state of constant size, which the layer updates in `tensors`, or a
+    layer without state.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:

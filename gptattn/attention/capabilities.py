@@ -1,7 +1,7 @@
 """Capabilities that an attention may have: showing its weights, and exchanging weights by head.
 
-A mechanism inherits these besides `Attention`. What needs a capability that is missing fails with a
-one-line error.
+A mechanism inherits these besides `Attention`. Code that needs a missing one raises a one-line
+error.
 """
 
 from abc import ABC, abstractmethod

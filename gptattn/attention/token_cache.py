@@ -1,4 +1,4 @@
-"""Caches with one entry per token, such as keys and values or a latent, or for a window of them."""
+"""Caches with one entry per token (keys and values, or a latent), for all tokens or a window."""
 
 from collections.abc import Mapping
 
@@ -30,7 +30,7 @@ class TokenCache(Cache):
 
         Returns all entries that these tokens may see, by name, and their positions. The entries are
         views of the cache, or a copy if this step overwrites places of the ring that its first
-        tokens still see. Raises ValueError for other sizes, for more tokens than the capacity, or
+        tokens still see. Raises ValueError for wrong sizes, for more tokens than the capacity, or
         for a range that does not continue after the tokens held.
         """
         tokens = next(iter(new.values())).shape[-2]

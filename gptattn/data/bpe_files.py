@@ -89,7 +89,9 @@ def _json(file: Path) -> Any:
 
 
 def _from_tokenizer_json(node: Any) -> tuple[Any, list[Any], dict[str, Any]]:
-    """Return vocabulary, merges, and special tokens with ids. Raises ValueError if not GPT-2's way.
+    """Return vocabulary, merges, and special tokens with their ids.
+
+    Raises ValueError unless it is GPT-2's kind of BPE.
     """
     model, split, added = (_get(node, key) for key in ("model", "pre_tokenizer", "added_tokens"))
     plain = all(_get(model, key) in allowed for key, allowed in PLAIN_MODEL.items())

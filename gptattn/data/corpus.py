@@ -67,7 +67,7 @@ def read_through(documents: Sequence[Pieces], seen: list[Document]) -> Iterator[
 def text_hash(documents: Sequence[Document], held_out: Sequence[Document]) -> str:
     """Return a hash of the training documents, the held-out documents, and where documents end.
 
-    For a single document it is the SHA-256 of its UTF-8.
+    For a single document, with none held out, it is the SHA-256 of its UTF-8.
     """
     if len(documents) == 1 and not held_out:
         return documents[0].sha256

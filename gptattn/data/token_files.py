@@ -102,8 +102,7 @@ def cached_tokens(
 
 
 def _whole(file: Path, vocab_size: int) -> TokenFile | None:
-    """Return the file's tokens; None if its content has changed or has ids beyond the vocabulary.
-    """
+    """Return the file's tokens, or None if it is damaged or has ids beyond the vocabulary."""
     size = file.stat().st_size if file.is_file() else 0
     if size == 0 or size % TOKEN_DTYPE.itemsize:
         return None

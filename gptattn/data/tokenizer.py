@@ -1,4 +1,4 @@
-"""Text to token ids and back. Each class is the `_target_` of one file in `conf/tokenizer`."""
+"""Text to token ids and back. Each tokenizer is the `_target_` of one file in `conf/tokenizer`."""
 
 import sys
 from abc import ABC, abstractmethod
@@ -125,8 +125,7 @@ class CharTokenizer(Tokenizer):
             offset += len(piece)
 
     def _encode(self, text: str, field: str, offset: int) -> NDArray[np.uint16]:
-        """`offset` is that of the text in its document, for the error about an unknown character.
-        """
+        """Encode a piece; `offset`, its place in the document, is for the error message."""
         ids = self._ids[_code_points(text)]
         unknown = ids < 0
         if unknown.any():

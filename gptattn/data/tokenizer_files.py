@@ -12,7 +12,7 @@ IN_RUN = "tokenizer"  # subfolder of a run folder
 
 
 def find(folder: Path) -> list[Path]:
-    """Return the tokenizer's files in a folder or a run folder; none if no form is complete."""
+    """Return the tokenizer's files in `folder` or `folder/tokenizer`; [] if no form is complete."""
     for home in (folder, folder / IN_RUN):
         for form in FORMS:
             if all((home / name).is_file() for name in form):

@@ -162,7 +162,7 @@ class _Stored:
     ) -> TokenFile:
         """Return the tokens of `parts`; `check` is that of `cached_tokens`.
 
-        `which` names the selection of parts in the cache key: the key has no other trace of them.
+        The cache key does not include the parts: `which` tells selections of the same text apart.
         """
         # A subclass of one of our tokenizers inherits the fingerprint, but its code differs.
         code = class_code(type(self.tokenizer))
@@ -182,7 +182,10 @@ class _Stored:
 
 
 def _bytes(split: _Split, tokenizer: Tokenizer) -> int:
-    """Return the UTF-8 bytes of the scored tokens; a separator has the same for all tokenizers."""
+    """Return the UTF-8 bytes of the scored tokens.
+
+    A separator counts as len(SEPARATOR) bytes, whatever the tokenizer makes of it.
+    """
     lengths = tokenizer.byte_lengths()
     scored = split.val.part(1, len(split.val))
     count = sum(int(lengths[ids].sum()) for ids in scored.pieces())

@@ -33,12 +33,12 @@ def stream(
     generator: torch.Generator | None = None,
     slide: bool = True,
 ) -> Iterator[Tensor]:
-    """Yield the next ids [B, 1] of the prompts ids [B, T], up to `max_new_tokens` times.
+    """Yield the next ids [B, 1] after the prompts `ids` [B, T], up to `max_new_tokens` times.
 
     The first `padding[b]` ids of row b are padding: see `left_padded`. Only ids below `vocab_size`
     are sampled, for a model padded beyond its tokenizer. When the context is full, its newer half
     is read again into a new cache and generation continues, or without `slide` it ends. Of a prompt
-    longer than the context, the newest part is read.
+    longer than the context, only the newest part is read.
     """
     training = model.training
     model.eval()

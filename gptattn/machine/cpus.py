@@ -22,20 +22,20 @@ def _usable() -> set[int]:
 
 @dataclass(frozen=True)
 class Usage:
-    """Seconds so far: of the clock, of work on this process's processors, and of its own work."""
+    """Counters in seconds; the difference between two readings is the usage in between."""
 
-    clock: float
-    busy: float
-    own: float
+    clock: float  # wall clock
+    busy: float  # work of all processes on the processors that this process may use
+    own: float  # work of this process
 
     @classmethod
     def now(cls) -> "Usage | None":
-        """Return the counts so far, or None where the system does not tell (it is not Linux)."""
+        """Read the counters; None where the system does not tell (it is not Linux)."""
         try:
             lines = [line.split() for line in STAT.read_text().splitlines()]
             columns = [line[1:9] for line in lines if line[0][3:].isdecimal()]
             numbers = [int(line[0][3:]) for line in lines if line[0][3:].isdecimal()]
-            # The guest columns, which come after these eight, are counted in the first ones too.
+            # Without the guest columns after these eight: user and nice include them already.
             busy = sum(
                 sum(int(value) for i, value in enumerate(values) if i not in IDLE)
                 for number, values in zip(numbers, columns, strict=True)

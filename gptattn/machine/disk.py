@@ -1,6 +1,6 @@
 """Writes files atomically: whole or not at all, and never through a link.
 
-A disk that is full, read-only or without permission gives one line with the path and the bytes
+A full or read-only disk, or a missing permission, becomes one line with the path and the bytes
 needed.
 """
 
@@ -18,7 +18,7 @@ from gptattn.errors import DiskError
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 REFUSALS = FULL | {errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE}
-# Follows the final name in the name of an unfinished file; earlier versions put their process id.
+# End of an unfinished file's name, after the final name; earlier versions put a process id there.
 PART = r"\.(?:[0-9a-f]{16}|\d{1,10})\.part"
 
 

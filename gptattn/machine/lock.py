@@ -21,8 +21,8 @@ RUN_LOCK = ".lock"
 def locked(file: Path, field: str, busy: str) -> Iterator[None]:
     """Hold a lock on `file`, which ends with this process at the latest.
 
-    The process id stands in `file`. Raises RunFolderError, naming `field`, if another process holds
-    the lock. `busy` is the message; in it, `OWNER` is replaced by that process.
+    `file` then contains the process id. Raises RunFolderError, naming `field`, if another process
+    holds the lock. `busy` is the message; in it, `OWNER` is replaced by that process.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     lock = open_to_append(file)

@@ -1,4 +1,4 @@
-"""SIGTERM, Ctrl-C and a closed terminal (SIGHUP), and output that nobody reads.
+"""SIGTERM, Ctrl-C and a closed terminal (SIGHUP), and output whose reader has gone.
 
 While a run trains, a signal is a request, granted at the end of a step, where the state is whole.
 """
@@ -20,8 +20,8 @@ WORDS = {
 def heeded() -> list[signal.Signals]:
     """Return the signals that end a run: not SIGHUP if it is ignored, as under `nohup`.
 
-    Ctrl-C (SIGINT) always does, although shells start a script's background processes with SIGINT
-    ignored.
+    SIGINT (Ctrl-C) is always one of them, although shells start a script's background processes
+    with SIGINT ignored.
     """
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return [number for number in WORDS if number != signal.SIGHUP or not ignored]
@@ -53,7 +53,7 @@ class Stopped(BaseException):
 
 
 class StopRequest:
-    """Remembers the first of these signals. After that, Ctrl-C raises KeyboardInterrupt at once."""
+    """Remembers the first signal that asks for the end. A later Ctrl-C raises KeyboardInterrupt."""
 
     def __init__(self) -> None:
         self.signum: int | None = None

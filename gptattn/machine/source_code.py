@@ -25,8 +25,8 @@ COMMON = (
     "gptattn.data.sampler",
 )
 # Imports are followed within these modules, which make numbers, and not into the rest of gptattn.
-# `weights` makes those of runs that start from other weights: it is their target, and none of the
-# others imports it.
+# `weights` is among them as the target of runs that start from other weights; none of the other
+# modules imports it.
 NUMBERS = (*COMMON, "gptattn.attention", "gptattn.position", "gptattn.weights")
 DIGITS = 16  # hexadecimal digits of a hash
 
@@ -61,8 +61,7 @@ def class_code(kind: type) -> str:
 
 
 def other_code(numbers: Collection[str], packages: Collection[str] = ()) -> dict[str, str]:
-    """Return module -> hash for further modules of ours, or of `packages`, imported by this
-    process.
+    """Return module -> hash for other imported modules, of ours or of `packages`.
 
     Modules in `numbers`, and those of installed packages, are left out.
     """
@@ -75,9 +74,9 @@ def other_code(numbers: Collection[str], packages: Collection[str] = ()) -> dict
 
 
 def _is_local(module: str) -> bool:
-    """Return whether it is a user's own module, such as a helper beside a variant.
+    """Return whether the module is a user's own, such as a helper beside a variant.
 
-    Such a module is not ours, not installed, and not part of Python.
+    It is then not ours, not installed, and not part of Python.
     """
     top = module.partition(".")[0]
     file = _file_of(module)

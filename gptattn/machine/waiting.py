@@ -10,7 +10,7 @@ import torch
 from gptattn.machine.cpus import Usage, usable_cpus
 
 LOOK_SECONDS = 1.0
-# Processors that others must use beyond those left before threads wait gently; less is noise.
+# Threads wait gently once others use this many processors more than are left; less is noise.
 CROWDED = 0.5
 # Environment variables by which a user sets how OpenMP threads wait.
 WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
@@ -25,7 +25,7 @@ def gentle_beside_others(threads: int) -> Iterator[None]:
     that makes small models a third faster; on a full one it takes the processor from the very
     thread that it waits for. libgomp looks only briefly while it has more threads than there are
     processors (its `gomp_throttled_spin_count_var`); `_Spare` adds the threads for that. It has no
-    effect on other OpenMP libraries. What the user has set stays.
+    effect on other OpenMP libraries. If the user has set one of WAITING, nothing is changed.
     """
     told = any(name in os.environ for name in WAITING)
     if threads == 1 or told or Usage.now() is None:

@@ -12,8 +12,7 @@ SIGNS = {" ": "␣", "\n": "⏎", "\t": "⇥"}
 
 
 def token_labels(tokenizer: Tokenizer, ids: NDArray[np.integer], text: str) -> list[str]:
-    """Return a visible label of each id's part of the text; bytes of a split character as `\\xc3`.
-    """
+    """Return a visible label of each id's part of the text; half a character is written `\\xc3`."""
     raw = text.encode("utf-8", errors="surrogatepass")
     ends = tokenizer.byte_lengths()[ids].cumsum().tolist()
     starts = [0, *ends[:-1]]

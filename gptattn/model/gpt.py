@@ -94,8 +94,9 @@ class GPT(nn.Module, Preparable):
 
     @torch.no_grad()
     def _initialise(self) -> None:
-        """Draw weights from N(0, 0.02), those of writers to the stream from N(0, 0.02 / sqrt(2
-        layers)).
+        """Draw all weights as GPT-2 does.
+
+        The std is 0.02, and 0.02 / sqrt(2 layers) for what writes to the residual stream.
         """
         if self.token_embedding.weight.is_meta:
             return

@@ -69,7 +69,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         grad_hidden, grad_weight = ctx.grads
         # Without our reference, autograd can keep these buffers instead of copying them.
         ctx.grads = None
-        # grad_loss is 1 without gradient accumulation; on a GPU reading it costs more than this.
+        # grad_loss is 1 without accumulation; on a GPU, reading it costs more than multiplying.
         if grad_loss.device.type != "cpu" or grad_loss != 1:
             grad_hidden.mul_(grad_loss)
             grad_weight.mul_(grad_loss)

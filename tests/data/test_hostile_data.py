@@ -72,7 +72,7 @@ def two_loops(path: Path) -> None:
     path.with_name("b").symlink_to(path)
 
 
-# What is at a path and is no file with something in it.
+# Makes at a path something other than a file with content.
 NO_FILE: dict[str, Callable[[Path], object]] = {
     "nothing": lambda path: None,
     "empty": Path.touch,

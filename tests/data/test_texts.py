@@ -16,7 +16,7 @@ from gptattn.errors import DataError, UserError
 
 
 def read(*args: Any, **kwargs: Any) -> list[str]:
-    """The documents of a text, each whole."""
+    """Return the documents of a text, each as one string."""
     return ["".join(document()) for document in text(*args, **kwargs).documents]
 
 

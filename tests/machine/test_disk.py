@@ -95,7 +95,7 @@ def test_a_refused_checkpoint_leaves_what_was_there_and_says_its_size(
     monkeypatch.setattr(owner, at, refusing(errno.ENOSPC))
     with pytest.raises(DiskError) as refused:
         io.save_checkpoint(checkpoint, path)
-    # The sum is the first that is brought to the disk.
+    # The checksum file is the first to be written.
     assert refused.value.field == f"{path}.sha256"
     monkeypatch.undo()
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
@@ -104,7 +104,7 @@ def test_a_refused_checkpoint_leaves_what_was_there_and_says_its_size(
     with pytest.raises(DiskError) as refused:
         io.save_checkpoint(checkpoint, path)
     assert refused.value.field == str(path)
-    # Its tensors, tied ones once; what torch adds to them is a few kilobytes.
+    # The tensors, tied ones once; torch adds a few kilobytes.
     assert "; at least 20,000 bytes are needed and " in refused.value.message
     assert 20_000 < path.stat().st_size < 25_000
     monkeypatch.undo()
@@ -112,7 +112,7 @@ def test_a_refused_checkpoint_leaves_what_was_there_and_says_its_size(
 
 
 def _cut(content: Any, file: Any) -> None:
-    """As torch does where the disk takes the first bytes only: it gives an error of its own."""
+    """Fail as torch does if the disk takes only the first bytes: with an error of torch's own."""
     file.write(b"some")
     file.file = SimpleNamespace(write=refusing(errno.ENOSPC))
     with pytest.raises(OSError, match="No space left"):
@@ -137,7 +137,7 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
 def test_a_file_is_on_the_disk_before_its_name_and_the_name_before_anything_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # What a power cut would need: a kill cannot show it.
+    # The order matters after a power cut, which killing a process cannot imitate.
     calls: list[tuple[str, str]] = []
     fsync, replace = os.fsync, Path.replace
 
