@@ -47,7 +47,7 @@ def attend_cached(
 def seen_pairs(T: int, S: int, window: int | None) -> int:
     """Count the pairs of a query and a key that it sees in one causal head.
 
-    The T queries are the last of S tokens; `window` is that of `Rule`.
+    The T queries are the last of S tokens; `window` is as in `Rule`.
     """
 
     def of_first(n: int) -> int:

@@ -21,7 +21,7 @@ def find(folder: Path) -> list[Path]:
 
 
 def write(folder: Path, files: Mapping[str, str], root: Path | None = None) -> None:
-    """Write a tokenizer's files, name -> text; `root` is that of `disk.make_folder`."""
+    """Write a tokenizer's files, name -> text; `root` is as in `disk.make_folder`."""
     for name, text in files.items():
         raw = text.encode()
         write_atomically(folder / name, lambda file, raw=raw: file.write(raw), root)

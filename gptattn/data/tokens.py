@@ -160,7 +160,7 @@ class _Stored:
     def tokens(
         self, parts: Sequence[Part | None], check: Callable[[int], object], which: str = ""
     ) -> TokenFile:
-        """Return the tokens of `parts`; `check` is that of `cached_tokens`.
+        """Return the tokens of `parts`; `check` is as in `cached_tokens`.
 
         The cache key does not include the parts: `which` tells selections of the same text apart.
         """

@@ -13,8 +13,8 @@ class Sampling:
     """How a token is drawn. Raises ConfigError, naming the field, for a value that cannot work.
 
     Temperature 0 is greedy. top_k keeps the k likeliest tokens; top_p the fewest likeliest tokens
-    that together have at least that probability (Holtzman et al. 2020, arXiv:1904.09751, sec. 3.1);
-    min_p those with at least that share of the likeliest token's probability (Nguyen et al. 2024,
+    whose probabilities sum to at least top_p (Holtzman et al. 2020, arXiv:1904.09751, sec. 3.1);
+    min_p the tokens with at least min_p times the highest probability (Nguyen et al. 2024,
     arXiv:2407.01082, sec. 3). The repetition penalty divides the logit of a token seen before if it
     is positive, and multiplies it if it is negative (Keskar et al. 2019, arXiv:1909.05858, sec.
     4.1). They act in this order: penalty, temperature, top_k, top_p, min_p.

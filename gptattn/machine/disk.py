@@ -35,7 +35,7 @@ class Part:
 
     @property
     def needed(self) -> int:
-        """The fewest bytes that the disk must have for the file, as far as is known yet."""
+        """The fewest bytes that the file will need, as known so far."""
         return max(self._asked, self._needed)
 
     def write(self, data: Any) -> int:
@@ -108,7 +108,7 @@ def check_room(folder: Path, needed: int) -> None:
 def write_atomically(path: Path, write: Callable[[Any], object], root: Path | None = None) -> None:
     """Call `write(binary file)`; `path` appears, or is replaced, once all of it is on the disk.
 
-    `root` is that of `make_folder`. Raises DiskError, with the bytes needed, if the disk refuses.
+    `root` is as in `make_folder`. Raises DiskError, with the bytes needed, if the disk refuses.
     """
     with replacing(path, root) as part:
         write(part)
@@ -119,7 +119,7 @@ def replacing(path: Path, root: Path | None = None, needed: int = 0) -> Iterator
     """Open a file for writing that takes the place of `path` once all of it is on the disk.
 
     `needed` is the least size in bytes of a file that is written piece by piece, so that a
-    DiskError can name it whichever piece the disk refuses. `root` is that of `make_folder`.
+    DiskError can name it whichever piece the disk refuses. `root` is as in `make_folder`.
     """
     made: list[Part] = []
     with writing(path, lambda: made[0].needed if made else needed):

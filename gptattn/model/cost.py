@@ -9,7 +9,7 @@ from gptattn.model.gpt import GPT
 
 @dataclass(frozen=True)
 class Cost:
-    """Parameters by role, training FLOPs per token, and cache bytes per token."""
+    """Parameters by role, training FLOPs per token, cache bytes per token; see `measure_cost`."""
 
     params: int
     params_attention: int

@@ -154,7 +154,7 @@ class GPT(nn.Module, Preparable):
     def loss(self, ids: Tensor, targets: Tensor, chunk_tokens: int | None = None) -> Tensor:
         """Return the mean cross-entropy in nats of the targets [B, T] that follow ids [B, T].
 
-        `chunk_tokens` is that of `linear_cross_entropy`.
+        `chunk_tokens` is as in `linear_cross_entropy`.
         """
         hidden = self.hidden(ids)
         return linear_cross_entropy(hidden, self.head.weight, targets, chunk_tokens)

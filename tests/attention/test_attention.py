@@ -85,7 +85,7 @@ def test_grouped_attention_is_multi_head_attention_with_repeated_heads(groups, b
     x, upstream = draw(B, T, D_IN), draw(B, T, D_OUT)
     expected = results(full, x, upstream)
     for name in ("k_GDE", "v_GDE", "k_bias_GD", "v_bias_GD"):
-        # A shared head's gradient is the sum over those that share it.
+        # A shared head's gradient is the sum over the query heads that share it.
         expected[name] = expected[name].unflatten(0, (groups, -1)).sum(1)
     assert_same(results(grouped, x, upstream), expected)
 

@@ -1,4 +1,4 @@
-"""What caches hold, hand out and count: against a list of what was written."""
+"""What caches hold, return and count, against a list of what was written."""
 
 import pytest
 import torch

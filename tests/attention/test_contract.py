@@ -270,7 +270,7 @@ def test_a_saved_state_gives_the_same_outputs_in_a_new_module(variant):
     file = io.BytesIO()
     torch.save(saved.state_dict(), file)
     file.seek(0)
-    # Our own buffer in memory, which needs no careful reader of files.
+    # This test wrote the buffer itself, so torch.load is safe.
     loaded.load_state_dict(torch.load(file, weights_only=True))  # noqa: TID251
     assert torch.equal(saved(x), loaded(x))
 

@@ -30,7 +30,7 @@ def theirs(folder: Path) -> Theirs:
 
 
 def hand_made(folder: Path, merges: list[str], **more: int) -> Path:
-    """Bytes as ids 0 to 255, then what the merges make, in the two files of GPT-2's release."""
+    """Write GPT-2's two files: bytes as ids 0 to 255, then the tokens that the merges make."""
     tokens = bpe_files.byte_characters() + [merge.replace(" ", "") for merge in merges]
     vocab = {token: id for id, token in enumerate(tokens)} | more
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Texts: what a path, a folder and a download give, and what is refused and named."""
+"""Texts from a file, a folder and a download, and the errors that name what is refused."""
 
 import hashlib
 import io

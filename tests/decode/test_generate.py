@@ -1,4 +1,4 @@
-"""Sampling through the cache against the same rule spelt out without a cache."""
+"""Sampling through the cache, against the same rule written out without a cache."""
 
 import pytest
 import torch

@@ -31,7 +31,7 @@ def put(path: Path, content: bytes = b"new", root: Path | None = None) -> None:
 
 @pytest.fixture
 def precious(tmp_path: Path) -> Iterator[Path]:
-    """A file elsewhere that nobody may touch."""
+    """A file elsewhere that must not be changed."""
     file = tmp_path / "elsewhere" / "layer_07.png"
     file.parent.mkdir()
     file.write_text("mine")

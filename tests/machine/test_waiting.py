@@ -60,7 +60,7 @@ def seconds(*busy_and_own: tuple[float, float]) -> list[Usage | None]:
     ("busy", "own", "threads", "crowded"),
     [
         (4.0, 4.0, 4, False),
-        (4.0, 3.6, 4, False),  # somebody's short work
+        (4.0, 3.6, 4, False),  # another process's short work
         (4.0, 3.0, 4, True),
         (4.0, 2.0, 2, False),  # there are processors for both
         (4.0, 1.2, 2, True),
@@ -76,7 +76,7 @@ def test_it_is_crowded_where_others_use_more_than_the_threads_leave(
 def test_threads_spin_again_when_the_others_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     full, quiet = (4.0, 2.0), (4.0, 4.0)
     assert spares(monkeypatch, seconds(quiet, full, full, quiet, full), 4) == "...+..-.+-"
-    # The system stops telling.
+    # The system no longer gives the usage.
     assert spares(monkeypatch, [*seconds(full), None, None], 4) == "..+.-"
 
 

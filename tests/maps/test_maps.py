@@ -87,7 +87,7 @@ def test_cells_are_as_fine_as_the_page_can_hold() -> None:
         side = tokens_per_cell(tokens, maps)
         assert size(tokens, maps, side) <= BYTES
         assert side == 1 or size(tokens, maps, side - 1) > BYTES
-    # One layer of GPT-2 small in full, all twelve by fours.
+    # One layer of GPT-2 small in full, all twelve with cells of 4 x 4 tokens.
     assert tokens_per_cell(1024, 12) == 1
     assert tokens_per_cell(1024, 144) == 4
 
