@@ -102,7 +102,7 @@ def test_a_refused_checkpoint_leaves_what_was_there_and_says_its_size(
     monkeypatch.setattr(owner, at, refusing(errno.ENOSPC))
     with pytest.raises(DiskError) as refused:
         io.save_checkpoint(checkpoint, path)
-    # The sum is the first that is brought to the disk.
+    # The checksum file is the first to be written.
     assert refused.value.field == f"{path}.sha256"
     monkeypatch.undo()
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
@@ -142,7 +142,7 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
 def test_a_file_is_on_the_disk_before_its_name_and_the_name_before_anything_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # What a power cut would need: a kill cannot show it.
+    # The order matters after a power cut, which killing a process cannot imitate.
     calls: list[tuple[str, str]] = []
     fsync, replace = os.fsync, Path.replace
 

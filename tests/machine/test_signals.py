@@ -29,7 +29,7 @@ def _hangs_up() -> Iterator[None]:
 
 @pytest.fixture
 def ignored() -> Iterator[Callable[[int], None]]:
-    """Has a signal ignored until the test ends, as a shell or nohup would."""
+    """Ignore a signal until the test ends, as a shell or nohup would."""
     before: dict[int, object] = {}
 
     def ignore(number: int) -> None:
@@ -86,7 +86,7 @@ def test_a_command_obeys_a_signal_while_it_plans(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     if number == signal.SIGINT:
-        ignored(number)  # as it is in what a script starts in the background
+        ignored(number)  # as in a process that a script starts in the background
     monkeypatch.setattr(gptattn.cli.main, "_main", sent(number))
     assert command(tmp_path) == code
     assert capfd.readouterr().err == f"{word}\n"
