@@ -1,4 +1,4 @@
-"""Checkpoints that do not fit their model, or are bombs: refused before they take memory."""
+"""Checkpoints that would take too much memory or time are refused before they do."""
 
 import os
 import pickle
