@@ -114,4 +114,4 @@ def _step(line: bytes) -> float:
     try:
         return int(json.loads(line)["step"])
     except (ValueError, LookupError, TypeError):
-        return math.inf  # no row of ours
+        return math.inf  # not a valid row

@@ -23,7 +23,7 @@ FRACTION = within(least=0, below=1)
 
 @dataclass
 class ModelConfig:
-    """The sizes of the GPT. None: `d_mlp` is 4 * d_model, `vocab_size` is the tokenizer's."""
+    """The sizes of the GPT. `d_mlp` None means 4 * d_model, `vocab_size` None the tokenizer's."""
 
     num_layers: int = field(metadata=within(above=0, most=1_000))
     num_heads: int = field(metadata=within(above=0, most=2**20))
@@ -37,7 +37,7 @@ class ModelConfig:
 
 @dataclass
 class OptimConfig:
-    """AdamW and its schedule: `lr` is the peak, which warms up and falls to a fraction.
+    """AdamW and its learning-rate schedule, whose peak is `lr`.
 
     `warmup_fraction` is a share of the budget, `final_lr_fraction` a share of `lr`, and
     `grad_clip` the largest norm of all gradients together.
@@ -61,7 +61,7 @@ class BudgetConfig:
     validation, samples and logging. `flops`: training FLOPs, as in `cost/flops_per_token`.
     """
 
-    steps: int | None = field(metadata=within(least=0))  # 0: with init_from, see `check`
+    steps: int | None = field(metadata=within(least=0))  # 0 only with init_from, see `check`
     tokens: int | None = field(metadata=POSITIVE)
     seconds: float | None = field(metadata=POSITIVE)
     flops: float | None = field(metadata=POSITIVE)
@@ -70,7 +70,7 @@ class BudgetConfig:
 
 @dataclass
 class ValidationConfig:
-    """`fraction` of the text to hold out, and the number of validations in a run."""
+    """`fraction`: the share of the text that is held out. `count`: validations in a run."""
 
     fraction: float = field(metadata=within(above=0, below=1))
     count: int = field(metadata=POSITIVE)

@@ -33,7 +33,7 @@ LENGTH = Meaning(result=True, resumes=True, named=True)
 SEED = Meaning(result=True, resumes=False, named=False)
 # What is shown, how often, and how the machine is used: the result does not change.
 VIEW = Meaning(result=False, resumes=True, named=False)
-# Paths: not the path counts but the content that it leads to.
+# Paths: what counts is the content, not the path.
 PLACE = Meaning(result=False, resumes=True, named=True)
 # Does not change the result by itself, but is fixed once the run has begun.
 BOUND = Meaning(result=False, resumes=False, named=False)
@@ -148,9 +148,9 @@ class Making:
 def making_of(
     cfg: TrainConfig, text: str, device: str, weights: str | None, origin: Making | None
 ) -> Making:
-    """Return the making of a run of these settings that starts now.
+    """Return the Making of a run of these settings that starts now.
 
-    `text` and `weights` are sha256 hashes; `origin` is the making of the run in init_from.
+    `text` and `weights` are sha256 hashes; `origin` is the Making of the run in init_from.
     """
     code = code_for(cfg)
     other = other_code(code, cfg.allow_targets)
@@ -163,7 +163,8 @@ def code_for(cfg: TrainConfig) -> dict[str, str]:
     Files are hashed at the first call and then cached. Call it before reading the text, which can
     take minutes: a file edited meanwhile would no longer be the code that this process imported.
     """
-    # Of tokenizer and data, this adds only modules outside gptattn; the text's hash covers ours.
+    # Of tokenizers and data sources, only modules outside gptattn are hashed. For ours, the hash of
+    # the text has to do.
     groups = (cfg.attn, cfg.position, cfg.tokenizer, cfg.data)
     targets = [str(spec["_target_"]) for spec in groups if "_target_" in spec]
     if cfg.init_from is not None:
@@ -172,7 +173,7 @@ def code_for(cfg: TrainConfig) -> dict[str, str]:
 
 
 def differences(was: Making | None, now: Making) -> list[str]:
-    """List in words how a run's making differs from `now`; empty if the result would be equal."""
+    """List in words how a run's Making differs from `now`; empty if the result would be equal."""
     if was is None:
         return ["its code is unknown"]
     found = [f"code of {', '.join(changed(was.code, now.code))}"] if was.code != now.code else []
@@ -195,7 +196,7 @@ def changed(was: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
 
 
 def went_on(was: Making | None, now: Making, step: int, schedule: str = "") -> Making:
-    """Return the making of a run that began with `was` and resumes after `step` with `now`.
+    """Return the Making of a run that began with `was` and resumes after `step` with `now`.
 
     `schedule`: the budget, in words, whose schedule the run leaves unfinished; "" if it keeps its
     schedule or has completed it.
@@ -208,7 +209,7 @@ def went_on(was: Making | None, now: Making, step: int, schedule: str = "") -> M
 
 
 def at_step(making: Making, step: int) -> Making:
-    """Return the making as it was at this step, before any later resume."""
+    """Return the Making as it was at this step, before any later resume."""
     for i, part in enumerate(making.earlier):
         if UNTIL in part and int(part[UNTIL]) >= step:
             code = {name: value for name, value in part.items() if name != UNTIL}

@@ -1,7 +1,7 @@
-"""Compare at equal parameters, FLOPs or cache: change one setting of the variant to match another.
+"""Match two variants in parameters, FLOPs or cache by changing one setting of one of them.
 
-`params` and `flops` change the MLP's width; `kv_cache` changes what sets the size of the
-variant's cache. Costs come from `measure_cost` on the meta device: there is no second formula.
+`params` and `flops` change the MLP's width; `kv_cache` changes `num_kv_heads` or `window`. Costs
+come from `measure_cost` on the meta device: there is no second formula.
 """
 
 from collections.abc import Callable, Iterator

@@ -30,7 +30,7 @@ class Range:
     least: float = -math.inf
     below: float = math.inf
     most: float = math.inf
-    hint: str = ""  # ends the error message: another way to a valid setting
+    hint: str = ""  # appended to the error message: what else would be right
 
     def check(self, field: str, value: float) -> None:
         """Raise ConfigError, saying what would be right, for a number outside the range."""
@@ -103,8 +103,8 @@ def typed(kind: type[T], node: Any, path: str = "") -> T:
 def converted(hint: Any, value: Any, path: str) -> Any:
     """Return the value converted to the type `hint`.
 
-    Strings become numbers or bools, ints floats, 0 and 1 bools, and numbers and bools strings.
-    Raises ConfigError, naming the field, for a value that fits no such rule.
+    Strings can become numbers or bools; ints can become floats, 0 and 1 bools; numbers and bools
+    can become strings. Raises ConfigError, naming the field, for any other value of a wrong type.
     """
     kinds = [get_origin(kind) or kind for kind in _alternatives(hint)]
     if type(value) in kinds or value is None or hint is Any:
@@ -162,7 +162,7 @@ def check_type(field: str, value: Any, hint: Any) -> None:
             return
     if type(value) is int and abs(value) >= 2**63:
         raise ConfigError(field, "is too large for any number; give less")
-    # type(), as isinstance would accept True as an int. An int is accepted as a float.
+    # isinstance would accept True as an int. An int is accepted where a float is declared.
     kinds = [get_origin(kind) or kind for kind in allowed]
     if type(value) in kinds or (type(value) is int and float in kinds):
         return

@@ -104,7 +104,7 @@ class MetricRows(L.Callback):
         self.budget, self.asked = budget, asked
         self.device_flops_per_second = device_flops_per_second
         self.last: dict[str, float | None] = {}  # the newest value of every metric
-        # Every budget that the run has completed; None if resumed from a version without it.
+        # Every budget that the run has completed; None if an older version's checkpoint lacks it.
         self.completed: list[dict[str, Any]] | None = []
         self._told_of_mfu = False
         self._logged_step = 0
@@ -126,7 +126,7 @@ class MetricRows(L.Callback):
         self._timed_steps = state_dict["timed_steps"]
 
     def throughput(self, step_seconds: float) -> dict[str, float | None]:
-        """Return tokens/s, ms per step, and MFU, or None with one warning for an MFU above 1."""
+        """Return tokens/s, ms per step and MFU. An MFU above 1 becomes None, with one warning."""
         tokens_per_s = self.tokens_per_step / step_seconds
         mfu = tokens_per_s * self.flops_per_token / self.device_flops_per_second
         if mfu > 1 and not self._told_of_mfu:

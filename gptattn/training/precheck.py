@@ -139,8 +139,8 @@ def _within(there: int) -> Iterator[None]:
 def _load_data(cfg: TrainConfig, tokenizer: Tokenizer) -> TokenData:
     """Load the run's data. Raises a UserError if its text is too large for the disk or memory."""
     size, cache = _text_bytes(cfg), cache_folder(cfg.cache_dir)
-    # Tokens cached earlier need no space. Which file has this text's is known only after reading
-    # the text, so all files count.
+    # Tokens cached earlier need no space. Which file belongs to this text is known only after
+    # reading the text, so all files count.
     held = sum(file.stat().st_size for file in cache.glob("*.tokens"))
     needs, free = int(TOKENS_BYTES * size), free_bytes(cache)
     if needs > max(free, held):

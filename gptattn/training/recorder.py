@@ -83,7 +83,10 @@ class RunRecorder(Logger):
 
     @contextlib.contextmanager
     def _tensorboard(self) -> Iterator[None]:
-        """Raise DiskError for a failed write of events. How many bytes are pending is unknown."""
+        """Raise DiskError if the record is gone or a write of events fails.
+
+        How many bytes of events are still pending is unknown, so the error names one block.
+        """
         self._check_place()
         with writing(self.folder.events_file, lambda: BLOCK):
             yield

@@ -128,7 +128,7 @@ def _go_on(built: Assembly, start: Start, console: Console) -> int:
 
 
 def _keep_making(built: Assembly, start: Start, making: Making) -> None:
-    """Write the run's making; warn if it resumes with other code or leaves its schedule."""
+    """Write the run's Making; warn if it resumes with other code or leaves its schedule."""
     if start.source is not None:
         was, schedule = built.folder.read_making(), _left_schedule(built, start)
         if schedule:

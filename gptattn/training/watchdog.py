@@ -9,8 +9,8 @@ from typing import Any, NoReturn
 
 import lightning.pytorch as L
 
-LOOK_SECONDS = 1.0
-SPARE_SECONDS = 20.0
+LOOK_SECONDS = 1.0  # between two looks for a sign of life
+SPARE_SECONDS = 20.0  # after the limit, until faulthandler's timer ends the process
 
 
 class Watchdog(L.Callback):

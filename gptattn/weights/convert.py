@@ -1,4 +1,4 @@
-"""Convert weights from one attention variant to another: exactly if possible, else by a method.
+"""Convert weights from one attention variant to another, exactly where that is possible.
 
 Variants with heads export and load one canonical per-head layout (`HeadWeights`). A conversion
 exports, changes the number of key/value heads, and loads.
@@ -234,8 +234,9 @@ def convert(source: GPT, target: GPT, method: InitMethod = "mean", seed: int = 0
     """Put the weights of `source` into `target`, which differs only in its attention.
 
     The outputs stay equal between MultiHeadAttentionWrapper, MultiHeadAttention and
-    GroupedQueryAttention with as many key/value heads, and where key/value heads are only copied.
-    Fewer key/value heads are made by `method`. Raises ConfigError if a conversion is impossible.
+    GroupedQueryAttention with one key/value head per query head, and where key/value heads are
+    only copied. If the target has fewer, `method` merges them. Raises ConfigError if the weights
+    cannot be converted.
     """
     theirs = {k: v for k, v in source.state_dict().items() if ".attention." not in k}
     ours = {k: v for k, v in target.state_dict().items() if ".attention." not in k}

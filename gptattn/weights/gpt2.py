@@ -42,7 +42,7 @@ NO_WEIGHTS = (".attn.bias", ".attn.masked_bias", "lm_head.weight")
 PREFIX = "transformer."  # of tensor names in some files
 GELU = ("gelu_new", "gelu_pytorch_tanh")
 FILES = ("config.json", "model.safetensors")
-# Accepted values of other keys in config.json. The first is GPT-2's default, if the key is missing.
+# Accepted values of other keys in config.json; a missing key counts as the first, GPT-2's default.
 KNOWN = {
     "model_type": ("gpt2",),
     "layer_norm_epsilon": (1e-5,),
@@ -61,7 +61,7 @@ def is_gpt2(folder: Path) -> bool:
 def read_config(folder: Path) -> dict[str, Any]:
     """Return the sizes in config.json as settings of `model`.
 
-    Raises CheckpointError if the file is missing or describes a model that our GPT is not.
+    Raises CheckpointError if the file is missing or describes a model other than GPT-2.
     """
     file = folder / "config.json"
     try:
@@ -96,7 +96,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 def load(folder: Path) -> GPT:
     """Load the GPT-2 in `folder` with MultiHeadAttention, in eval mode.
 
-    Raises CheckpointError if a file is missing or damaged, or the two do not fit each other.
+    Raises CheckpointError if a file is missing or damaged, or the weights do not fit config.json.
     """
     sizes = read_config(folder)
     weights = _weights(folder / "model.safetensors", sizes)

@@ -1,4 +1,4 @@
-"""Run folders that ask for giant models, or hold another model's weights: refused, none is built."""
+"""Run folders that ask for giant models, or hold another model's weights: none is built."""
 
 import shutil
 import time
