@@ -11,7 +11,7 @@ from support import tiny
 from gptattn.runs.folder import RunFolder
 from gptattn.training.module import LanguageModel
 
-# Validations come after steps 2, 4 and 6, but log_every is 3: they mostly fall between two rows.
+# Validations come after steps 2, 4 and 6, and log_every is 3: mostly at different steps.
 SIX = (
     "budget.steps=6",
     "validation.count=3",
