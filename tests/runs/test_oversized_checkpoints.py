@@ -1,4 +1,4 @@
-"""Checkpoints that would take too much memory or time are refused before they do."""
+"""Checkpoints that do not fit their model, or are bombs: refused before they take memory."""
 
 import os
 import pickle
