@@ -1,4 +1,4 @@
-"""A model that was not trained here, written as a folder that `load.py` reads."""
+"""Write a model that was not trained here as a folder that `load.py` reads."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from gptattn.settings.config import TrainConfig
 
 
 def save_model(folder: Path, cfg: TrainConfig, model: GPT, tokenizer: Tokenizer) -> None:
-    """Write a folder that `load_run` reads. Raises CheckpointError where it holds a run already."""
+    """Write a folder that `load_run` reads. Raises CheckpointError if it already holds a run."""
     refuse_taken(folder)
     made = RunFolder(folder)
     make_folder(folder)
@@ -22,7 +22,7 @@ def save_model(folder: Path, cfg: TrainConfig, model: GPT, tokenizer: Tokenizer)
 
 
 def refuse_taken(folder: Path) -> None:
-    """Raise CheckpointError where a folder that is to be written holds a run or a model."""
+    """Raise CheckpointError if the folder to write already holds a run or a model."""
     there = RunFolder(folder)
     for file in (there.config_file, folder / "config.json", there.weights_file):
         if file.exists():

@@ -1,4 +1,4 @@
-"""Run folders that ask for giant models, or hold another model's weights: refused by a header."""
+"""Run folders that ask for giant models, or hold another model's weights: none is built."""
 
 import shutil
 import time
@@ -29,7 +29,7 @@ def run(trained: Path, tmp_path: Path) -> Path:
 
 def test_a_file_larger_than_its_header_says_is_not_read(run: Path) -> None:
     with lone_checkpoint(run).open("ab") as file:
-        file.truncate(10**11)  # sparse: it takes no disk
+        file.truncate(10**11)  # a sparse file, which takes no space on the disk
     start = time.process_time()
     with pytest.raises(CheckpointError, match="no whole safetensors file"):
         load_run(run)
@@ -72,7 +72,7 @@ def test_a_config_of_a_giant_model_builds_none(name: str, form: str, run: Path) 
     start = time.process_time()
     with pytest.raises(CheckpointError, match=r"lacks|the model's is|has an unknown|at most 1000"):
         load_run(run)
-    # Every layer's names and shapes are listed, a millisecond each.
+    # Listing the names and shapes takes about a millisecond per layer.
     assert time.process_time() - start < (5 if name == "deep" else 1)
 
 
@@ -85,7 +85,7 @@ def test_tables_that_no_weight_shows_are_counted_before_they_are_made(
         config.replace("context_length: 16", f"context_length: {2**28}")
     )
     monkeypatch.setattr("gptattn.runs.load.total_memory_bytes", lambda device: 10**10)
-    # Two tables of 2^28 rows of 4 numbers of 8 bytes.
+    # RoPE has two tables, each with 2^28 rows of 4 numbers of 8 bytes.
     with pytest.raises(CheckpointError, match=r"needs 17,179,\d+,\d+ bytes"):
         load_run(run)
 

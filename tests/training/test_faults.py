@@ -1,4 +1,4 @@
-"""Damaged checkpoints, numbers that are none, a second writer: what they cost a run."""
+"""What damaged checkpoints, NaN and Inf, and a second writer do to a run."""
 
 import json
 import os
@@ -75,7 +75,7 @@ def test_what_a_killed_save_has_left_is_removed(
     run = tmp_path / "run"
     once(monkeypatch, "training_step", 3, crash)
     assert command(tmp_path, *begun(tmp_path)) == 1
-    # As a kill between the sum and the new name leaves it.
+    # The state after a kill between writing the sha256 and renaming the checkpoint.
     (run / "checkpoints" / "step=4.safetensors.123.part").write_bytes(
         b"whole, but without its name"
     )

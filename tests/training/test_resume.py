@@ -1,4 +1,4 @@
-"""A run that was stopped, or died, goes on as if nothing had happened."""
+"""A run that was stopped or killed resumes as if nothing had happened."""
 
 import random
 import signal
@@ -57,7 +57,7 @@ def test_a_run_that_died_goes_on_bit_for_bit(
 
 STOPS = [
     ("training_step", 0, signal.SIGTERM),
-    ("training_step", 1, signal.SIGTERM),  # with a validation to come
+    ("training_step", 1, signal.SIGTERM),  # a validation follows this step
     ("training_step", 2, signal.SIGINT),
     ("training_step", 5, signal.SIGTERM),  # the last
     ("validation_step", 4, signal.SIGINT),
@@ -93,7 +93,7 @@ def test_a_run_that_was_stopped_twice_in_a_row_goes_on_bit_for_bit(
 ) -> None:
     once(monkeypatch, "training_step", 3, sent(signal.SIGTERM))
     assert command(tmp_path, *begun(tmp_path)) == 143
-    # At its first validation batch the resumed run has taken no step yet.
+    # The resumed run first makes the validation of step 4: it has taken no step of its own yet.
     once(monkeypatch, "validation_step", 4, sent(signal.SIGTERM))
     assert command(tmp_path, "resume=run") == 143
     once(monkeypatch, "training_step", 4, crash)
