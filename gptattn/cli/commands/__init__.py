@@ -1,1 +1,1 @@
-"""What the commands of the wheel do, beside training and comparing; scripts/ has a door to each."""
+"""The commands besides training; scripts/ has a file to call each of them without an install."""
