@@ -38,7 +38,7 @@ CONF = next(
     for folder in (Path(__file__).parents[1] / "conf", Path(__file__).parents[2] / "conf")
     if folder.is_dir()
 )
-LONGEST_NAME = 200  # characters; Hydra looks for a file of a group's or choice's name
+LONGEST_NAME = 200  # characters; Hydra looks for files of these names, which have a limit
 SUBDIR = "hydra.sweep.subdir="
 
 
@@ -130,7 +130,8 @@ def _load(
 def _check_choices(overrides: Sequence[str], run_mode: RunMode) -> None:
     """Raise ConfigError unless each choice is the name of a file in its group.
 
-    Paths are always refused; lists, null and numbers only in a single run.
+    Paths are always refused. A single run also refuses lists, null and numbers; a sweep may have
+    lists.
     """
     for override in overrides:
         group, _, choice = override.partition("=")

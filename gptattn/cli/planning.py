@@ -47,7 +47,7 @@ def planned(
 
 
 def _values(config: DictConfig, job: Sequence[Override]) -> dict[str, Any]:
-    """Return the plain values that the job only sets: key -> value.
+    """Return key -> value for the overrides of the job that do no more than set a plain value.
 
     The key must hold a plain value in `config`, and no other override may touch it.
     """

@@ -83,7 +83,8 @@ def _limits(bands: Sequence[Band]) -> tuple[float, float]:
     late = [band.mean[band.x >= longest / 10] for band in bands]
     top = max([float(part.max()) for part in late if len(part)] or [float(bands[0].mean.max())])
     lowest = min(float(band.mean.min()) for band in bands)
-    # A band of few seeds can be wider than the range of the means: cut it rather than the means.
+    # A band of few seeds can be far wider than the range of the means: it may add half of that
+    # range to the plot, and no more.
     ends = [float(band.low[len(band.low) // 2 :].min()) for band in bands if band.low is not None]
     bottom = max(min([lowest, *ends]), lowest - 0.5 * (top - lowest))
     room = 0.05 * (top - bottom) or 0.05 * abs(top) or 1.0

@@ -71,9 +71,9 @@ def part_uptrained(runs: Sequence[Run]) -> tuple[list[Uptraining], list[Run]]:
 
 
 def _converted(run: Run, original: Run) -> bool:
-    """Whether the run is a conversion that can be paired with its original: same seed and axes.
+    """Whether the run can be paired with its original: same seed and SHARED axes, other variant.
 
-    A run that starts from weights of its own variant is not.
+    With the same variant it continues its original and is no conversion.
     """
     alike = all(words_of(axis, run) == words_of(axis, original) for axis in SHARED)
     return alike and run.variant != original.variant and run.seed == original.seed

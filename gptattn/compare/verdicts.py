@@ -150,7 +150,7 @@ def speed_words(row: Row, baseline: Row) -> list[str]:
 def first_words(section: Section) -> str:
     """Return the sentence on the best row, or why none is named.
 
-    A best row needs FEWEST_FOR_FIRST seeds in every row and a shown difference to every other row.
+    A best row needs FEWEST_FOR_FIRST seeds in every row and an empty `section.alike`.
     """
     leader = next(row for row in section.rows if row.name == section.leader)
     few = [f"{row.name}: {row.n}" for row in section.rows if row.n < FEWEST_FOR_FIRST]

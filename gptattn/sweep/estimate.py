@@ -16,12 +16,12 @@ STARTUP_SECONDS = 7.0  # per run: imports, measuring the matmul rate, writing th
 # The trial's imports, and trial.LIMIT_SECONDS for the rest, which it enforces itself.
 PATIENCE_SECONDS = 150.0
 
-# Returns the rough seconds of each run, alone on the machine; None if they are unknown.
+# A function that returns the rough seconds of each run, alone on the machine; None: unknown.
 Estimate = Callable[[Sequence[TrainConfig]], list[float] | None]
 
 
 class Estimator:
-    """Context that starts the trial process, so that torch is imported while the sweep goes on.
+    """Context manager that starts the trial process early: it imports torch while the sweep plans.
 
     `expected_seconds` can be called once.
     """

@@ -104,7 +104,7 @@ def _same_places(folder: Path, plan: Plan) -> bool:
 
 
 def finished_runs(home: Path) -> dict[str, list[Finished]]:
-    """Return the finished runs directly below `home` by `settings_key`, the newest last.
+    """Return `settings_key` -> the finished runs directly below `home`, the newest last.
 
     An extended run counts with its first budget: its schedule was complete when that ended.
     """
@@ -159,7 +159,7 @@ def going_on(plans: Sequence[Plan], found: Found, *, keep_stale: bool = False) -
 
 
 def begun_runs(home: Path) -> dict[str, list[Path]]:
-    """Return the runs directly below `home` that can resume by `settings_key`, the newest last."""
+    """Return `settings_key` -> the runs directly below `home` that can resume, the newest last."""
     failed = {
         entry.get("run"): entry.get("exit")
         for entry in read_ledger(home)

@@ -53,7 +53,7 @@ class Outcome:
 
 
 class Watcher(Protocol):
-    """Receives the events of `run_all`, to show them."""
+    """Receives the events of `run_all`, to show them; `running` comes every POLL_SECONDS."""
 
     def started(self, work: Work) -> None: ...
     def running(self, works: Sequence[Work]) -> None: ...

@@ -1,1 +1,1 @@
-"""The commands besides training; scripts/ has a file to call each of them without an install."""
+"""The commands besides training. Each has a thin file in scripts/ that calls it."""
