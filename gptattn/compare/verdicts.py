@@ -86,7 +86,10 @@ def difference_words(d: Difference | None, name: str, baseline: str) -> str:
 
 
 def shown_words(d: Difference) -> str:
-    """`gqa is worse than mha by 0.0120 nats (95% interval 0.0080 to 0.0160; n = 5, p = 0.010)`."""
+    """Return the clause on a shown difference.
+
+    `gqa is worse than mha by 0.0120 nats (95% interval 0.0080 to 0.0160; n = 5, p = 0.010)`.
+    """
     assert d.interval is not None
     assert d.p is not None
     low, high = d.interval if d.mean > 0 else (-d.interval[1], -d.interval[0])
