@@ -1,7 +1,7 @@
 # make train ARGS="attn=gqa"   set up, then train      make board   TensorBoard over outputs/
 # make test                    set up, then test       make lint    format, lint and types
 # make bench                   measure against peers   make report  compare finished runs
-# make audit                   known flaws of the pinned versions
+# make audit                   known vulnerabilities of the pinned versions
 
 PYTHON ?= python3
 VENV   := .venv
@@ -14,7 +14,7 @@ ARGS   ?=
 
 .PHONY: train test lint board report bench bench-train bench-attention bench-decode audit clean
 
-# One environment for everything. It is made anew only when what it is made from changes.
+# One environment for everything. It is rebuilt only when one of these files changes.
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "gptattn needs Python 3.11 or newer")'
 	$(PYTHON) -m venv --clear $(VENV)
@@ -39,7 +39,8 @@ board: $(STAMP)
 report: $(STAMP)
 	$(BIN)/python scripts/compare.py $(or $(ARGS),outputs --split)
 
-# The peers pin what we do not want, so they live apart, without what they merely wish for.
+# The peers pin versions that we do not want, so they have their own environment. --no-deps leaves
+# out dependencies that the benchmarks do not need.
 $(BENCH)/.installed: pyproject.toml constraints.txt scripts/peers-requirements.txt
 	$(PYTHON) -m venv --clear $(BENCH)
 	$(BENCH)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
@@ -58,7 +59,8 @@ bench-attention: $(BENCH)/.installed
 bench-decode: $(STAMP)
 	$(BIN)/python scripts/bench_decode.py $(ARGS)
 
-# Apart, so that what it audits is what users get. Every pin is listed, so nothing is resolved.
+# pip-audit has its own environment, so that it adds nothing to .venv. constraints.txt lists every
+# pin, so nothing has to be resolved.
 $(AUDIT)/.installed: Makefile
 	$(PYTHON) -m venv --clear $(AUDIT)
 	$(AUDIT)/bin/python -m pip install --quiet --disable-pip-version-check pip-audit==$(PIP_AUDIT)

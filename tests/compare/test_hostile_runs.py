@@ -1,4 +1,4 @@
-"""Run folders that somebody else may have made, or that odd files lie in, and `resume=`."""
+"""`resume=` and the report on run folders made by others or holding odd files."""
 
 import json
 import os
@@ -23,7 +23,7 @@ NEWEST = "checkpoints/step=4.safetensors"
 
 @pytest.fixture(scope="module")
 def dead(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The home of a run that died after its fifth step, with checkpoints of steps 2 and 4."""
+    """The parent folder of a run that died after step 5, with checkpoints of steps 2 and 4."""
     folder = tmp_path_factory.mktemp("dead")
     with pytest.MonkeyPatch.context() as patch:
         once(patch, "training_step", 5, crash)
@@ -33,7 +33,7 @@ def dead(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def home(dead: Path, tmp_path: Path) -> Iterator[Path]:
-    """A copy of it. What these tests do to it must end soon."""
+    """A copy of `dead`. The test must take less than 10 s of CPU time."""
     shutil.copytree(dead, tmp_path, dirs_exist_ok=True)
     start = time.process_time()
     yield tmp_path
@@ -45,7 +45,7 @@ def resumed(home: Path) -> int:
 
 
 def edit(run: Path, change: Callable[[Any], object]) -> None:
-    """Change the newest checkpoint, its sum with it."""
+    """Change the newest checkpoint, and its checksum accordingly."""
     content = read_checkpoint(run.parent / "run" / NEWEST)
     change(content)
     write_checkpoint(run / NEWEST, content)
@@ -103,7 +103,7 @@ def test_a_state_that_no_run_has_is_passed_over(
 def test_what_lightning_cannot_restore_is_a_checkpoint_error(
     home: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    # Our own look finds nothing wrong with this: it is Lightning's.
+    # This belongs to Lightning: our own checks do not look at it.
     edit(home / "run", lambda c: c["loops"]["fit_loop"].update({"epoch_loop.state_dict": "words"}))
     assert resumed(home) == 4
     line = capfd.readouterr().err.splitlines()[-1]
@@ -116,7 +116,7 @@ def test_a_checkpoint_of_any_size_is_refused_by_its_size(
     home: Path, whole: Callable[[str], str], capfd: pytest.CaptureFixture[str]
 ) -> None:
     with (home / "run" / NEWEST).open("ab") as file:
-        file.truncate(100 * 10**9)  # it takes no room, and reading it all takes minutes
+        file.truncate(100 * 10**9)  # sparse, so it takes no disk; reading it would take minutes
     assert resumed(home) == 0
     assert (
         "step=4.safetensors cannot be read (it is no whole safetensors file"
@@ -161,7 +161,7 @@ def test_what_is_written_to_is_no_link_and_no_pipe(
     code = resumed(home)
     assert precious.read_text() == "mine"
     if (name, kind) == ("metrics.jsonl", "link"):
-        # Its rows are none of the run's, and a file of the run's own takes its place.
+        # The rows behind the link are not the run's; a new file replaces the link.
         assert code == 0
         assert not file.is_symlink()
         return
@@ -231,7 +231,7 @@ def test_lost_rows_are_not_made_up_for_by_later_ones(
     err = capfd.readouterr().err
     assert "warning: metrics.jsonl: 1 rows are missing, which were written before step 4" in err
     monkeypatch.undo()
-    # The state says from now on what is there.
+    # The next checkpoint records the rows that are left.
     assert steps_kept(home / "run")[0] == "step=4.safetensors"
     assert resumed(home) == 0
     steps = [step for step, _ in series(home / "run", "train/loss")]

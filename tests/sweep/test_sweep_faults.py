@@ -1,4 +1,4 @@
-"""A faulty variant costs a sweep its own runs: it crashes, hangs, or takes all the memory."""
+"""A variant that crashes, hangs or takes all the memory fails its own runs, and no others."""
 
 import errno
 import json
@@ -58,7 +58,7 @@ RAISES = 1 + MODULE[: MODULE.index("torch.zeros")].count("\n")
 
 @pytest.fixture
 def faulty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The overrides that take the user's module, which this process and its children find."""
+    """Overrides that select a user's faulty module, importable here and in child processes."""
     home = tmp_path / "own"
     home.mkdir()
     (home / "faulty_attention.py").write_text(MODULE, encoding="utf-8")
@@ -222,7 +222,7 @@ def test_out_of_memory_is_no_mistake_of_the_run_or_its_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def greedy() -> None:
-        torch.empty(25_000_000_000_000)  # torch's own words
+        torch.empty(25_000_000_000_000)  # raises torch's own error
 
     once(monkeypatch, "training_step", 4, greedy)
     assert command(tmp_path, *begun(tmp_path)) == 8
@@ -254,7 +254,8 @@ def test_a_kill_by_the_kernel_for_want_of_memory_is_told_from_others(
         assert (outcome.exit, outcome.out_of_memory) == (expected, expected == 8)
 
 
-# What three runs of one sweep do in place of training; `other` ends once needy has failed.
+# Runs in place of training. `other` ends once `needy` has failed; `needy` succeeds only when it is
+# resumed after that; all others fail.
 TRAINED = """
 import json, sys
 from pathlib import Path
@@ -284,7 +285,7 @@ def test_a_run_out_of_memory_is_tried_once_more_alone(
     home = tmp_path / "sweep"
     home.mkdir()
     plans = [Plan([], cfg, home / name) for name in ("needy", "other", "greedy")]
-    # Its folder has a start in it already, and no checkpoint to go on from.
+    # Its folder will hold a begun run without a checkpoint, which cannot be resumed.
     plans.append(Plan([], replace(cfg, checkpoint=False), home / "once"))
 
     def of(plan: Plan) -> list[str]:
