@@ -2,7 +2,7 @@
 # make test                    set up, then test       make lint    format, lint and types
 # make bench                   measure against peers   make report  compare finished runs
 # make docs                    build site/          make docs-serve   the pages as they are edited
-# make audit                   known flaws of the pinned versions
+# make audit                   known vulnerabilities of the pinned versions
 
 PYTHON ?= python3
 VENV   := .venv
@@ -16,7 +16,7 @@ ARGS   ?=
 
 .PHONY: train test lint board report bench bench-train bench-attention bench-decode docs docs-serve audit clean
 
-# One environment for everything. It is made anew only when what it is made from changes.
+# One environment for everything. It is rebuilt only when one of these files changes.
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "gptattn needs Python 3.11 or newer")'
 	$(PYTHON) -m venv --clear $(VENV)
@@ -41,7 +41,8 @@ board: $(STAMP)
 report: $(STAMP)
 	$(BIN)/python scripts/compare.py $(or $(ARGS),outputs --split)
 
-# The peers pin what we do not want, so they live apart, without what they merely wish for.
+# The peers pin versions that we do not want, so they have their own environment. --no-deps leaves
+# out dependencies that the benchmarks do not need.
 $(BENCH)/.installed: pyproject.toml constraints.txt scripts/peers-requirements.txt
 	$(PYTHON) -m venv --clear $(BENCH)
 	$(BENCH)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
@@ -60,7 +61,8 @@ bench-attention: $(BENCH)/.installed
 bench-decode: $(STAMP)
 	$(BIN)/python scripts/bench_decode.py $(ARGS)
 
-# Apart, so that nobody who trains or tests gets the site's tools. The notebook trains, so it has torch.
+# The site's tools have their own environment, so that they add nothing to .venv. The notebook trains,
+# so torch is there as well.
 $(DOCS)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv --clear $(DOCS)
 	$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
@@ -73,7 +75,8 @@ docs: $(DOCS)/.installed
 docs-serve: $(DOCS)/.installed
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/python -m mkdocs serve $(ARGS)
 
-# Apart, so that what it audits is what users get. Every pin is listed, so nothing is resolved.
+# pip-audit has its own environment, so that it adds nothing to .venv. constraints.txt lists every
+# pin, so nothing has to be resolved.
 $(AUDIT)/.installed: Makefile
 	$(PYTHON) -m venv --clear $(AUDIT)
 	$(AUDIT)/bin/python -m pip install --quiet --disable-pip-version-check pip-audit==$(PIP_AUDIT)

@@ -1,8 +1,8 @@
-"""The front door: `python train.py attn=gqa`. All of it is in gptattn/cli/main.py."""
+"""Trains a model: `python train.py attn=gqa`. The code is in gptattn/cli/main.py."""
 
 from gptattn.cli.main import main
 
-# Tab in fish completes only a file with @hydra.main in it.
+# Hydra's tab completion in fish works only for a file that contains the text @hydra.main.
 
 if __name__ == "__main__":
     main()

@@ -1,4 +1,4 @@
-"""The mistakes a user can make, each with its exit code; one line each, no traceback."""
+"""Errors that print as one line without a traceback, each with its exit code."""
 
 import errno
 import os
@@ -7,14 +7,14 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-# Of errors that torch has no class of their own for.
+# Texts of torch's out-of-memory errors, most of which have no class of their own.
 NO_MEMORY = re.compile(
     r"not enough memory|can't allocate memory|(CUDA|HIP) out of memory|CUBLAS_STATUS_ALLOC_FAILED"
 )
 
 
 class UserError(Exception):
-    """`error: <field>: <what is wrong>; <what would be right>`."""
+    """An error that prints as `error: <field>: <what is wrong>; <what would be right>`."""
 
     exit_code = 1
 
@@ -36,7 +36,7 @@ class DataError(UserError):
 
 
 class CheckpointError(UserError):
-    """A checkpoint that is missing, damaged or of another model."""
+    """A checkpoint that is missing, damaged or from another model."""
 
     exit_code = 4
 
@@ -48,13 +48,13 @@ class NumericError(UserError):
 
 
 class RunFolderError(UserError):
-    """A run folder that another run owns."""
+    """A run folder that cannot be used, for example because another process is writing to it."""
 
     exit_code = 6
 
 
 class SweepError(UserError):
-    """Runs of a sweep that failed; exits with the code of the first of them."""
+    """Failed runs of a sweep; the exit code is that of the first one."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__("sweep", message)
@@ -68,23 +68,26 @@ class DiskError(UserError):
 
 
 class OutOfMemory(UserError):
-    """More memory than there is at the time, on the machine or on its GPU."""
+    """Not enough free memory on the machine or on its GPU."""
 
     exit_code = 8
 
 
 class ForeignError(UserError):
-    """An error out of a package that `allow_targets` names; its field is a file and a line."""
+    """An error in the code of a package that `allow_targets` names; its field is `file:line`."""
 
 
 def lacks_memory(error: BaseException) -> bool:
-    """Whether it was raised for want of memory, in whatever words."""
+    """Return whether memory ran out, judging by the type, the errno or the message."""
     lacking = isinstance(error, MemoryError) or getattr(error, "errno", None) == errno.ENOMEM
     return lacking or NO_MEMORY.search(str(error)) is not None
 
 
 def foreign(error: BaseException, packages: Sequence[str]) -> ForeignError | None:
-    """The error as one of these packages', where it came through their code or cannot be read."""
+    """Return the error as a ForeignError if it passed through code of `packages`, else None.
+
+    With `packages` given, a SyntaxError always counts: code that cannot be parsed leaves no frame.
+    """
     places = [
         (frame.f_code.co_filename, line)
         for frame, line in traceback.walk_tb(error.__traceback__)

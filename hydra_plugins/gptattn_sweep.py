@@ -1,5 +1,5 @@
-"""Hydra's side of a sweep: a sweeper that runs only what is not done, and a launcher that gives
-each run a process of its own. Hydra looks for plugins in this folder, so imports stay light here.
+"""Hydra's side of a sweep: a sweeper that skips finished runs, and a launcher that gives each run
+its own process. Hydra looks for plugins in this folder, so imports stay light here.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MOST_RUNS = 10_000  # of one sweep
 
 
 def _check_size(overrides: Sequence[Override]) -> None:
-    """Raise ConfigError for no run, or for more than anybody waits for; makes no list of them."""
+    """Raise ConfigError for a sweep of no runs or of more than MOST_RUNS, without listing them."""
     runs = 1
     for override in overrides:
         if override.is_sweep_override():
@@ -47,9 +47,11 @@ def _check_size(overrides: Sequence[Override]) -> None:
 
 
 class LedgerSweeper(BasicSweeper):
-    """Hydra's basic sweeper, but: all runs are checked before the first, those that are done are
-    not repeated, failures do not end the sweep, and the end is one table. `uptrain` adds runs that
-    go on from the weights of others; see `gptattn.sweep.second_stage`.
+    """Hydra's basic sweeper, with four changes.
+
+    All runs are checked before the first starts, finished runs are not repeated, a failed run does
+    not end the sweep, and one table is printed at the end. `uptrain` adds runs that start from the
+    weights of others; see `gptattn.sweep.second_stage`.
     """
 
     def __init__(
@@ -100,7 +102,7 @@ class LedgerSweeper(BasicSweeper):
         assert self.config is not None
         plans = planned(self.hydra_context.config_loader, self.config, jobs)
         shown = counted(plans, len(jobs), "planned", make_console())
-        # With seeds outermost, a sweep that is stopped early has every variant in it.
+        # Ordered by seed first, so that a sweep that is stopped early has run every variant.
         in_order = sorted(shown, key=lambda numbered: (numbered[1].cfg.seed, numbered[0]))
         return [plan for _, plan in in_order]
 
@@ -145,7 +147,7 @@ class LedgerSweeper(BasicSweeper):
 
 
 class ProcessLauncher(Launcher):
-    """Each run in a process of its own, `sweep.jobs` at once; see `gptattn.sweep.processes`."""
+    """Runs each job in its own process, `sweep.jobs` at once; see `gptattn.sweep.processes`."""
 
     def setup(
         self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
@@ -164,7 +166,7 @@ class ProcessLauncher(Launcher):
         return self.run([plan for _, plan in plans])
 
     def run(self, plans: Sequence[Plan]) -> Sequence[JobReturn]:
-        """The same for jobs that are planned already."""
+        """Like `launch`, for runs that are planned already."""
         from gptattn.cli.compose import worker_command
         from gptattn.sweep.run_sweep import run_in_processes
 

@@ -1,4 +1,4 @@
-"""`python scripts/attention_map.py run=outputs/... prompt=TEXT`: where a trained run looks."""
+"""`python scripts/attention_map.py run=outputs/... prompt=TEXT`: draws attention weights."""
 
 import sys
 

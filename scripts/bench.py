@@ -1,4 +1,4 @@
-"""What the benchmarks share: interleaved measuring, and figures as medians, spread and ratios."""
+"""What the benchmarks share: interleaved measurements, and their median, spread and ratios."""
 
 import gc
 import os
@@ -9,14 +9,14 @@ from statistics import median
 
 import torch
 
-Measure = Callable[[], float]  # builds, warms up, measures, and returns seconds per unit of work
+Measure = Callable[[], float]  # builds and warms up a contender; returns seconds per unit of work
 
 
 def interleave(contenders: Mapping[str, Measure], rounds: int, seed: int) -> dict[str, list[float]]:
-    """Run every contender once a round, in a new random order each time.
+    """Run every contender once per round, in a new random order; return the seconds by name.
 
-    One after the other in a fixed order would measure the position in the loop: caches, clock
-    speed and other people's load drift.
+    In a fixed order the position in the loop would bias the result: caches, clock speed and the
+    load of other processes drift.
     """
     order, rng = list(contenders), random.Random(seed)
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
@@ -29,7 +29,7 @@ def interleave(contenders: Mapping[str, Measure], rounds: int, seed: int) -> dic
 
 
 def timed(step: Callable[[], object], warm_up: int, steps: int) -> float:
-    """Seconds per call: the mean of `steps` calls after `warm_up` ones."""
+    """Return seconds per call: the mean of `steps` calls after `warm_up` further ones."""
     for _ in range(warm_up):
         step()
     start = time.perf_counter()
@@ -39,19 +39,19 @@ def timed(step: Callable[[], object], warm_up: int, steps: int) -> float:
 
 
 def ratio(numerator: list[float], denominator: list[float]) -> float:
-    """Median of the ratios within each round: drift between rounds cancels."""
+    """Return the median of the ratios within each round, so that drift between rounds cancels."""
     return median(a / b for a, b in zip(numerator, denominator, strict=True))
 
 
 def spread(seconds: list[float]) -> float:
-    """Half the range from first to third quartile, over the median."""
+    """Return half of the interquartile range, divided by the median."""
     ordered = sorted(seconds)
     quarter = len(ordered) // 4
     return (ordered[-1 - quarter] - ordered[quarter]) / 2 / median(ordered)
 
 
 def quiet_threads(threads: int) -> None:
-    """Set the thread count, and say so where something else is running."""
+    """Set the thread count; print a note if the machine is busy."""
     torch.set_num_threads(threads)
     load = os.getloadavg()[0]
     if load > 0.5:

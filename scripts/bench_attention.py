@@ -1,4 +1,4 @@
-"""Attention alone, forward and backward, beside torch's module and a tutorial's classes.
+"""Times attention alone, forward and backward, against torch's module and a tutorial's classes.
 
 `make bench`, or in its environment: python scripts/bench_attention.py [--rounds 5]
 Prints milliseconds and ratios for inputs (B, T, 768) with 12 heads; one line of JSON at the end.
@@ -35,7 +35,7 @@ BASELINE = "mha"
 
 
 def measure(build: Callable[[], nn.Module], batch: int, length: int, steps: int) -> float:
-    """Seconds of one forward and backward."""
+    """Return the seconds of one forward and backward on an input (batch, length, WIDTH)."""
     module = build()
     x = torch.randn(batch, length, WIDTH, requires_grad=True)
 
@@ -46,6 +46,7 @@ def measure(build: Callable[[], nn.Module], batch: int, length: int, steps: int)
 
 
 def bench(batch: int, length: int, rounds: int, steps: int) -> dict[str, dict[str, float]]:
+    """Time all modules on one shape; print and return milliseconds, and ratios to BASELINE."""
     builders: dict[str, Callable[[], nn.Module]] = {
         f"gptattn {name}": partial(build, WIDTH, WIDTH, length, HEADS)
         for name, build in OURS.items()
@@ -69,6 +70,7 @@ def bench(batch: int, length: int, rounds: int, steps: int) -> dict[str, dict[st
 
 
 def main() -> None:
+    """Run the benchmark on each shape."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=2)

@@ -1,4 +1,4 @@
-"""Decoding speed: the whole model beside transformers' own `generate`, and attention alone.
+"""Times decoding: the whole model against transformers' own `generate`, and attention alone.
 
 `make bench-decode`, or in its environment: python scripts/bench_decode.py [--rounds N]
 GPT-2 small sizes, float32 on the CPU (bfloat16 on a GPU): prefill 512 tokens, then 64 one by one,
@@ -58,6 +58,8 @@ LAYERS: dict[str, Callable[[int], Attention]] = {
 
 @dataclass(frozen=True)
 class Setting:
+    """What all measurements share."""
+
     device: torch.device
     dtype: torch.dtype
     rounds: int
@@ -65,7 +67,7 @@ class Setting:
 
 
 class Reading:
-    """Sums up 64 MiB at a time, others each time, so that they come from memory."""
+    """Measures the speed of memory: sums 64 MiB, another part each time so that no cache has it."""
 
     PARTS, BYTES = 16, 2**26
 
@@ -75,7 +77,7 @@ class Reading:
         self.setting, self.reads = setting, 0
 
     def seconds(self) -> float:
-        """Of one read."""
+        """Return the seconds of one read."""
         part = self.parts[self.reads % self.PARTS]
         self.reads += 1
         synchronize(self.setting.device)
@@ -86,6 +88,7 @@ class Reading:
 
 
 def our_model(setting: Setting, variant: str) -> GPT:
+    """Build our GPT-2 small with one of VARIANTS."""
     own = ["model=gpt2_small", f"model.vocab_size={VOCABULARY}", "trainer=cpu"]
     model = build_model(check_job([*own, *VARIANTS[variant]]), vocab_size=256)
     return model.to(setting.device, setting.dtype).eval()
@@ -94,10 +97,10 @@ def our_model(setting: Setting, variant: str) -> GPT:
 def decode_ours(
     model: GPT, setting: Setting, batch: int, reading: Reading
 ) -> tuple[float, float, float]:
-    """Seconds of the prefill with the first token, of each of the others, and of a read.
+    """Return the seconds of prefill and first token, of each further token, and of a read.
 
-    There is a read after each token: how fast this machine reads changes within seconds with what
-    others on its hardware do.
+    A read follows each token, because the speed of memory changes within seconds with the load of
+    others on the same hardware.
     """
     ids = torch.arange(PROMPT, device=setting.device).expand(batch, -1)
     steps = stream(model, ids, NEW, GREEDY)
@@ -113,6 +116,7 @@ def decode_ours(
 
 
 def transformers_model(setting: Setting) -> Any:
+    """Build transformers' GPT-2 small on SDPA."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     config = GPT2Config(
@@ -124,7 +128,10 @@ def transformers_model(setting: Setting) -> Any:
 
 
 def decode_transformers(model: Any, setting: Setting, batch: int) -> tuple[float, float]:
-    """The same of `generate`, which calls its stopping criteria after each token."""
+    """Return the seconds of prefill and first token, and of each further token of `generate`.
+
+    The clock is a stopping criterion, which `generate` calls after each token.
+    """
     ids = torch.arange(PROMPT, device=setting.device).expand(batch, -1)
     made: list[float] = []
 
@@ -147,6 +154,7 @@ def decode_transformers(model: Any, setting: Setting, batch: int) -> tuple[float
 
 
 def whole_model(setting: Setting, console: Console) -> dict[str, Any]:
+    """Time all models at batch 1 and 8; print and return the figures."""
     models: dict[str, Any] = {name: our_model(setting, name) for name in VARIANTS}
     models["transformers"] = transformers_model(setting)
     keys = {f"{name} x{batch}": (name, batch) for name in models for batch in (1, 8)}
@@ -156,7 +164,7 @@ def whole_model(setting: Setting, console: Console) -> dict[str, Any]:
     reading, order = Reading(setting), random.Random(setting.seed)
 
     def decode(name: str) -> float:
-        """Both batches, one after the other, as they are compared."""
+        """Measure both batch sizes directly after each other, because they are compared."""
         for batch in order.sample((1, 8), 2):
             key = f"{name} x{batch}"
             if name == "transformers":
@@ -202,7 +210,7 @@ def whole_model(setting: Setting, console: Console) -> dict[str, Any]:
             "over_transformers": ratio(each[f"transformers x{batch}"], seconds),
         }
         if name != "transformers":
-            # What a step has to read: all weights, and the cache as it is half-way.
+            # A step reads all weights and the cache, which is half-way full on average.
             model = models[name]
             cache = model.new_cache(batch, PROMPT + NEW // 2).nbytes
             needed = parameter_count(model) * setting.dtype.itemsize + cache
@@ -227,7 +235,7 @@ def whole_model(setting: Setting, console: Console) -> dict[str, Any]:
 
 @torch.inference_mode()
 def layer_step(module: Attention, setting: Setting, batch: int, S: int) -> float:
-    """Seconds of one token against S - 1 others, with the projections before and after."""
+    """Return the seconds of one token against S - 1 cached ones, with the layer's projections."""
     x = torch.randn(batch, 1, D_MODEL, device=setting.device, dtype=setting.dtype)
     cache = full_cache(module, batch, S)
     prepare(module, batch)
@@ -236,7 +244,7 @@ def layer_step(module: Attention, setting: Setting, batch: int, S: int) -> float
 
 @torch.inference_mode()
 def attend_step(module: Attention, setting: Setting, batch: int, S: int) -> float:
-    """Seconds of the same without the projections: writing the cache, and attending to it."""
+    """Return the seconds of the same without projections: write to the cache and attend to it."""
     cache = full_cache(module, batch, S)
     q = torch.randn(batch, HEADS, 1, D_MODEL // HEADS, device=setting.device, dtype=setting.dtype)
     k = torch.randn_like(cache.tensors["k"][:, :, :1])
@@ -246,7 +254,10 @@ def attend_step(module: Attention, setting: Setting, batch: int, S: int) -> floa
 
 
 def full_cache(module: Attention, batch: int, S: int) -> KVCache:
-    """A cache with room for one more token. Memory that was never written would read too fast."""
+    """Return a cache of S - 1 tokens with room for one more.
+
+    It is filled with random numbers: memory that was never written would be read too fast.
+    """
     cache = module.new_cache(batch, S)
     assert isinstance(cache, KVCache)
     for tensor in cache.tensors.values():
@@ -256,6 +267,7 @@ def full_cache(module: Attention, batch: int, S: int) -> KVCache:
 
 
 def step_seconds(step: Callable[[], object], setting: Setting) -> float:
+    """Return the median seconds of 10 steps after 2 for warm-up."""
     seconds = []
     for _ in range(12):
         synchronize(setting.device)
@@ -267,6 +279,7 @@ def step_seconds(step: Callable[[], object], setting: Setting) -> float:
 
 
 def attention_alone(setting: Setting, console: Console) -> dict[str, Any]:
+    """Time one layer's decoding step; print and return milliseconds and ratios."""
     result: dict[str, Any] = {}
     table = Table(title="one layer, one token: milliseconds (mha's over it, paired; spread)")
     for heading in ("", "S x batch", *LAYERS):
@@ -295,13 +308,14 @@ def attention_alone(setting: Setting, console: Console) -> dict[str, Any]:
 
 
 def main() -> None:
+    """Run the benchmarks."""
     parser = argparse.ArgumentParser(description="Decoding speed.")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", choices=("model", "attention"))
     args = parser.parse_args()
-    use_huge_pages()  # for all contenders, and for what the sum reads
+    use_huge_pages()  # for all contenders, and for the memory that Reading sums
     quiet_threads(args.threads)
     device = resolve_device("auto")
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32

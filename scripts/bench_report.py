@@ -1,8 +1,7 @@
-"""Time and memory of the report on many long runs: `python scripts/bench_report.py`.
+"""Measures time and memory of the report on many long runs: `python scripts/bench_report.py`.
 
-Writes run folders as training leaves them into a temporary folder, starts the report as a user
-does, and prints seconds, peak memory of its process, and whether torch was imported there. The
-last line is JSON.
+Writes run folders such as training makes into a temporary folder, and starts the report as a user
+would. Prints its seconds, its peak memory and whether it imported torch. The last line is JSON.
 """
 
 import argparse
@@ -22,11 +21,12 @@ from gptattn.runs.folder import RunFolder
 
 STEPS_PER_ROW, TOKENS_PER_STEP, FLOPS_PER_TOKEN = 10, 2048, 738048.0
 VALIDATIONS = 10
-# Imports are listed on stderr by -X importtime; the last line of stdout is the page's.
+# -X importtime lists all imports on stderr.
 COMMAND = (sys.executable, "-X", "importtime", str(Path(__file__).parent / "compare.py"))
 
 
 def config(variant: str, heads: int, seed: int) -> dict[str, Any]:
+    """Return a run's config.yaml, as far as the report reads it."""
     return {
         "choices": {"attn": variant, "model": "tiny", "data": "pydocs", "tokenizer": "byte"},
         "experiment_name": "bench",
@@ -41,6 +41,7 @@ def config(variant: str, heads: int, seed: int) -> dict[str, Any]:
 
 
 def summary(variant: str, index: int, seed: int, loss: float) -> dict[str, Any]:
+    """Return a run's summary.json, as far as the report reads it."""
     metrics = {
         "val/loss": loss,
         "val/bits_per_byte": loss / np.log(2),
@@ -66,7 +67,7 @@ def summary(variant: str, index: int, seed: int, loss: float) -> dict[str, Any]:
 
 
 def metric_rows(points: int, loss: float, generator: np.random.Generator) -> str:
-    """`points` log rows as callbacks.py writes them, with validations among them."""
+    """Return a metrics.jsonl of `points` log rows and VALIDATIONS validation rows."""
     losses = loss + 3 * np.exp(-np.arange(points) / (points / 10))
     losses += generator.normal(scale=0.05, size=points)
     rows = []
@@ -90,6 +91,7 @@ def metric_rows(points: int, loss: float, generator: np.random.Generator) -> str
 
 
 def write_runs(folder: Path, variants: int, seeds: int, points: int) -> None:
+    """Write a run folder for each variant and seed; losses have noise per seed and per run."""
     generator = np.random.default_rng(0)
     noise = generator.normal(scale=0.02, size=seeds)
     for index in range(variants):
@@ -105,7 +107,7 @@ def write_runs(folder: Path, variants: int, seeds: int, points: int) -> None:
 
 
 def measure(folder: Path, out: Path) -> dict[str, Any]:
-    """The report in a process of its own: seconds, peak MB, and whether torch was imported."""
+    """Run the report in its own process; return its seconds, peak MB, imports and page size."""
     start = time.perf_counter()
     with subprocess.Popen(
         [*COMMAND, str(folder), "--out", str(out)],
@@ -128,6 +130,7 @@ def measure(folder: Path, out: Path) -> dict[str, Any]:
 
 
 def main() -> None:
+    """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--variants", type=int, default=50)
     parser.add_argument("--seeds", type=int, default=20)

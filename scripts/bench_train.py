@@ -1,10 +1,11 @@
-"""Training speed, memory and start-up, beside the peers' own models, in one run.
+"""Measures training speed, memory and start-up against the peers' own models, in one run.
 
 `make bench`, or in its environment: python scripts/bench_train.py [--sizes nano char gpt2_small]
-Tokens per second and ratios; peak memory; the first step against a bare import; one line of JSON.
+Prints tokens per second and ratios, peak memory, the time to the first step beside that of a bare
+import, and one line of JSON.
 
-Every contender gets batches of the same shape, fused AdamW and gradient clipping. "bare" is a
-plain loop around our model, as around the peers'; "train.py" is the whole Lightning loop with its
+Every contender gets batches of the same shape, fused AdamW and gradient clipping. "bare" is a plain
+loop around our model, the same as for the peers. "train.py" is the whole Lightning loop with its
 callbacks, log rows and TensorBoard, as `python train.py` runs it, on a text of random characters.
 """
 
@@ -39,17 +40,19 @@ from gptattn.settings.config import TrainConfig
 from gptattn.training.train import train
 
 VARIANTS = ("mha", "gqa", "mqa", "mha_wrapper")
-CHUNK = None  # the default
+CHUNK = None  # tokens per chunk of the loss; None: the default
 
 
 @dataclass(frozen=True)
 class Size:
-    model: str
-    batch_size: int
-    context_length: int
+    """A model and batch to measure with, and how often."""
+
+    model: str  # a name in conf/model
+    batch_size: int  # rows
+    context_length: int  # tokens
     vocab_size: int
-    warm_up: int
-    steps: int
+    warm_up: int  # steps before the measured ones
+    steps: int  # measured per round
     rounds: int
 
 
@@ -62,7 +65,7 @@ MEMORY = Size("gpt2_small", 4, 512, 50304, warm_up=1, steps=2, rounds=1)
 
 
 def overrides(size: Size, variant: str) -> list[str]:
-    """The command line that trains this size."""
+    """Return the overrides that train this size."""
     return [
         f"attn={variant}",
         f"model={size.model}",
@@ -80,15 +83,18 @@ def overrides(size: Size, variant: str) -> list[str]:
 
 
 def stream(size: Size) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield batches of random ids and targets, each [batch_size, context_length]."""
     tokens = np.random.default_rng(0).integers(0, size.vocab_size, 500_000).astype(np.uint16)
     return iter(TrainingStream(tokens, 0, size.batch_size, size.context_length))
 
 
 def logits_loss(model: nn.Module, ids: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean cross-entropy from all logits at once, as the peers' models need it."""
     return F.cross_entropy(model(ids).flatten(0, 1), targets.flatten())
 
 
 def our_loss(chunk: int | None, model: nn.Module, ids: Tensor, targets: Tensor) -> Tensor:
+    """Return our model's loss, computed for `chunk` tokens at a time."""
     assert isinstance(model, GPT)
     return model.loss(ids, targets, chunk)
 
@@ -96,7 +102,7 @@ def our_loss(chunk: int | None, model: nn.Module, ids: Tensor, targets: Tensor) 
 def bare_step(
     model: nn.Module, loss_of: Callable[[nn.Module, Tensor, Tensor], Tensor], size: Size
 ) -> Callable[[], float]:
-    """One step of a plain loop; what any of these models would be trained with."""
+    """Return a training step of a plain loop, the same for all models; it returns the loss."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     batches = stream(size)
 
@@ -113,10 +119,12 @@ def bare_step(
 
 
 def our_model(size: Size, variant: str) -> GPT:
+    """Build our model of this size."""
     return build_model(check_job(overrides(size, variant)), vocab_size=256)
 
 
 def peer_model(size: Size, name: str) -> nn.Module:
+    """Build a peer's model with the sizes of ours."""
     model = our_model_config(size).model
     return LANGUAGE_MODELS[name](
         num_layers=model.num_layers,
@@ -128,6 +136,7 @@ def peer_model(size: Size, name: str) -> nn.Module:
 
 
 def our_model_config(size: Size) -> TrainConfig:
+    """Return the checked settings of our `mha` model of this size."""
     return check_job(overrides(size, "mha"))
 
 
@@ -136,11 +145,12 @@ def bare_seconds(
     loss_of: Callable[[nn.Module, Tensor, Tensor], Tensor],
     size: Size,
 ) -> float:
+    """Return the seconds per step of a plain loop around a new model."""
     return timed(bare_step(build(), loss_of, size), size.warm_up, size.steps)
 
 
 def train_py_seconds(size: Size, variant: str, text: Path) -> float:
-    """Wall seconds per step of the real loop, all that lies between two log rows included."""
+    """Return wall seconds per step of the real loop, with all its work between two log rows."""
     log_every = min(10, size.warm_up)
     settings = [*overrides(size, variant), f"data.path={text}", f"log_every={log_every}"]
     cfg = check_job([*settings, "data=text"])
@@ -153,6 +163,7 @@ def train_py_seconds(size: Size, variant: str, text: Path) -> float:
 
 
 def bench_speed(size: Size, text: Path) -> dict[str, Any]:
+    """Time all contenders at one size; print and return tokens/s and ratios."""
     ours = partial(our_loss, CHUNK)
     contenders = {
         "bare mha": partial(bare_seconds, partial(our_model, size, "mha"), ours, size),
@@ -187,7 +198,7 @@ MEMORY_CONTENDERS = ("gptattn", "gptattn, all logits", "train.py", *LANGUAGE_MOD
 
 
 def memory_of(contender: str) -> None:
-    """In a process of its own: print the peak MB of a few steps of a plain loop."""
+    """Print the contender's peak MB over a few steps; call this in a separate process."""
     if contender == "train.py":
         print(train_py_peak())
         return
@@ -203,7 +214,7 @@ def memory_of(contender: str) -> None:
 
 
 def train_py_peak() -> float:
-    """Peak MB of a whole `python train.py` from its first step on, from its own summary."""
+    """Return the peak MB of a whole training run from its first step on, from its summary."""
     with tempfile.TemporaryDirectory() as folder:
         text = random_text(Path(folder))
         settings = [*overrides(MEMORY, "mha"), "data=text", f"data.path={text}"]
@@ -213,13 +224,14 @@ def train_py_peak() -> float:
 
 
 def random_text(folder: Path) -> Path:
-    """20,000 printable characters: enough to train on, and soon validated."""
+    """Write 20,000 printable characters: enough to train on, and quick to validate."""
     text = folder / "text.txt"
     text.write_text("".join(map(chr, np.random.default_rng(0).integers(32, 127, 20_000))))
     return text
 
 
 def bench_memory(threads: int) -> dict[str, float]:
+    """Measure each contender in its own process; print and return the peak MB."""
     print(f"\npeak memory, gpt2_small, batch {MEMORY.batch_size} x {MEMORY.context_length}")
     peaks = {}
     for contender in MEMORY_CONTENDERS:
@@ -233,7 +245,7 @@ def bench_memory(threads: int) -> dict[str, float]:
 
 
 def first_step_seconds(text: Path) -> float:
-    """From the start of `python train.py` to the line that its first step prints."""
+    """Return the seconds from the start of `python train.py` to the line of its first step."""
     with tempfile.TemporaryDirectory() as folder:
         command = [
             sys.executable,
@@ -255,12 +267,14 @@ def first_step_seconds(text: Path) -> float:
 
 
 def import_seconds() -> float:
+    """Return the seconds of a Python that only imports Lightning and Hydra."""
     start = time.perf_counter()
     subprocess.run([sys.executable, "-c", "import lightning.pytorch, hydra"], check=True)
     return time.perf_counter() - start
 
 
 def bench_start(text: Path, rounds: int) -> dict[str, float]:
+    """Time the first step and the bare import; print and return medians and their ratio."""
     contenders = {"import": import_seconds, "first step": partial(first_step_seconds, text)}
     seconds = interleave(contenders, rounds, seed=1)
     over = ratio(seconds["first step"], seconds["import"])
@@ -272,6 +286,7 @@ def bench_start(text: Path, rounds: int) -> dict[str, float]:
 
 
 def main() -> None:
+    """Run the benchmarks."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sizes", nargs="*", choices=SIZES, default=list(SIZES))
     parser.add_argument("--threads", type=int, default=2)

@@ -1,7 +1,8 @@
-"""What waiting threads cost: `python scripts/bench_waiting.py` (Linux, nothing else running).
+"""Measures what waiting threads cost: `python scripts/bench_waiting.py` (Linux, idle machine).
 
-Runs of train.py at model=tiny, alone and beside one that began before, with how threads wait left
-to the command, to torch, and set to passive; interleaved in random order. tokens/s, medians.
+OpenMP threads can spin or sleep while they wait. Runs train.py at model=tiny, alone and beside
+another run that started before, with three ways of waiting: as train.py sets it, as torch does by
+default, and passive. The runs are interleaved in random order. Prints median tokens/s.
 """
 
 import os
@@ -17,15 +18,16 @@ from gptattn.runs.folder import RunFolder
 
 ROUNDS = 3
 STEPS = 100
-HEAD_START = 8.0  # seconds until the neighbour trains
+HEAD_START = 8.0  # seconds until the other run trains
 WAYS = {
     "train.py's own": {},
-    "torch's": {"GOMP_SPINCOUNT": "300000"},  # what libgomp does where nothing is said
+    "torch's": {"GOMP_SPINCOUNT": "300000"},  # libgomp's default
     "passive": {"OMP_WAIT_POLICY": "passive"},
 }
 
 
 def started(folder: Path, way: str, steps: int) -> subprocess.Popen[bytes]:
+    """Start train.py with one of WAYS, without the caller's OpenMP settings."""
     plain = {k: v for k, v in os.environ.items() if not k.startswith(("OMP_", "GOMP_"))}
     settings = ("model=tiny", "checkpoint=false", "sample.tokens=0", "validation.count=1")
     return subprocess.Popen(
@@ -38,7 +40,7 @@ def started(folder: Path, way: str, steps: int) -> subprocess.Popen[bytes]:
 
 
 def tokens_per_s(folder: Path, way: str, neighbour: str | None) -> float:
-    """Of one run, beside another one that waits in the way of `neighbour`."""
+    """Return the speed of one run, alone or beside another run that waits as `neighbour` says."""
     other = None if neighbour is None else started(folder / "other", neighbour, 10**6)
     try:
         if other is not None:
@@ -54,6 +56,7 @@ def tokens_per_s(folder: Path, way: str, neighbour: str | None) -> float:
 
 
 def main() -> None:
+    """Run the benchmark and print a Markdown table."""
     cells = [(way, None) for way in WAYS]
     cells += [("torch's", "torch's"), ("train.py's own", "torch's")]
     cells.append(("train.py's own", "train.py's own"))

@@ -1,4 +1,4 @@
-"""`python scripts/convert.py from=outputs/... to=gqa`: weights from one attention to another."""
+"""`python scripts/convert.py from=outputs/... to=gqa`: converts weights to another attention."""
 
 import sys
 

@@ -18,7 +18,7 @@ from gptattn.attention import (
 from gptattn.model.cost import parameter_count
 
 SEED = 123
-# Six tokens, one a row, with three numbers each.
+# Six tokens, one per row, with three numbers each.
 INPUTS = torch.tensor(
     [
         [0.43, 0.15, 0.89],  # Your
@@ -34,7 +34,7 @@ BATCH = torch.stack([INPUTS, INPUTS])
 
 @torch.no_grad()
 def same_output_from_both_forms() -> tuple[Tensor, Tensor]:
-    """3.1: give SelfAttentionV1 the weights of SelfAttentionV2; both outputs, [6, 2]."""
+    """3.1: copy the weights of SelfAttentionV2 to SelfAttentionV1; return both outputs, [6, 2]."""
     torch.manual_seed(SEED)
     v2 = SelfAttentionV2(d_in=3, d_out=2)
     v1 = SelfAttentionV1(d_in=3, d_out=2)
@@ -47,7 +47,7 @@ def same_output_from_both_forms() -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def two_dimensional_contexts() -> Tensor:
-    """3.2: two heads that together give 2 numbers per token instead of 4; [2, 6, 2]."""
+    """3.2: make two heads return 2 numbers per token together instead of 4; output [2, 6, 2]."""
     torch.manual_seed(SEED)
     wrapper = MultiHeadAttentionWrapper(
         d_in=3,
@@ -60,17 +60,17 @@ def two_dimensional_contexts() -> Tensor:
 
 
 def gpt2_small_parameters() -> int:
-    """3.3: the parameters of one attention layer at GPT-2 small's sizes."""
+    """3.3: count the parameters of one attention layer of GPT-2 small."""
     attention = MultiHeadAttention(d_in=768, d_out=768, context_length=1024, num_heads=12)
     return parameter_count(attention)
 
 
 @torch.no_grad()
 def grouped_heads() -> tuple[Tensor, Tensor, Tensor]:
-    """GQA: 4 query heads share 2 heads of keys and values; three outputs, [2, 4, 6, 2] each.
+    """GQA: 4 query heads share 2 key/value heads; return three equal outputs, [2, 4, 6, 2] each.
 
     The first repeats each key/value head for its group with `repeat_interleave`, the second with
-    `unsqueeze`, `expand` and `reshape`. The third repeats nothing, as `attend` knows of groups.
+    `unsqueeze`, `expand` and `reshape`. The third repeats nothing: `attend` handles groups itself.
     """
     torch.manual_seed(SEED)
     gqa = GroupedQueryAttention(d_in=3, d_out=8, context_length=6, num_heads=4, num_kv_heads=2)
@@ -93,6 +93,7 @@ def grouped_heads() -> tuple[Tensor, Tensor, Tensor]:
 
 
 def main() -> None:
+    """Print the solutions."""
     torch.set_printoptions(precision=4, sci_mode=False)
 
     v1, v2 = same_output_from_both_forms()

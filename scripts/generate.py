@@ -1,4 +1,4 @@
-"""`python scripts/generate.py run=outputs/... prompt=TEXT`: text from a trained run, streamed."""
+"""`python scripts/generate.py run=outputs/... prompt=TEXT`: streams text from a trained run."""
 
 import sys
 

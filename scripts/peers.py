@@ -1,9 +1,9 @@
 # pyright: reportMissingImports=false
-"""Builders for other libraries' GPT-2-like models and attention modules, as points of comparison.
+"""Builders of other libraries' GPT-2-like models and attention modules, for the benchmarks.
 
 Every language model maps token ids `[B, T]` (int64) to logits `[B, T, V]` (float32); every
 attention module maps `[B, T, d_model]` to the same shape, causally. Dropout is 0 throughout.
-Each library is imported inside its own builder, so only the peers in use need be installed.
+Each library is imported inside its own builder, so only the peers in use must be installed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _CausalTorchAttention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         mask = self.mask[: x.shape[1], : x.shape[1]]
-        # With is_causal and without weights, torch drops the mask and calls fused causal SDPA.
+        # With is_causal=True and need_weights=False, torch drops the mask for fused causal SDPA.
         return self.attention(x, x, x, attn_mask=mask, is_causal=True, need_weights=False)[0]
 
 
@@ -51,10 +51,10 @@ def build_transformers(
     vocab_size: int,
     activation: str = "gelu_pytorch_tanh",
 ) -> nn.Module:
-    """transformers `GPT2LMHeadModel` on SDPA: GPT-2 itself, head tied.
+    """Build transformers' `GPT2LMHeadModel` on SDPA: GPT-2 itself, with a tied head.
 
-    `activation` is the fused tanh GELU; the library's default, "gelu_new", is the same function
-    written out in elementwise steps, slower and heavier.
+    `activation` is the fused tanh GELU. The library's default, "gelu_new", is the same function in
+    elementwise steps, which take more time and memory.
     """
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -84,11 +84,11 @@ def build_litgpt(
     context_length: int,
     vocab_size: int,
 ) -> nn.Module:
-    """litgpt `GPT`: GPT-2's pre-norm blocks, biases, tanh GELU and initial spread of 0.02.
+    """Build litgpt's `GPT` with GPT-2's pre-norm blocks, biases, tanh GELU and init std of 0.02.
 
-    One difference remains: litgpt has no learned positions, so q and k are rotated (RoPE over the
-    whole head) and the position table is missing from the parameters. The head is tied as
-    litgpt's own pretraining does it.
+    One difference remains: litgpt has no learned positions. It rotates q and k (RoPE over the whole
+    head), and the parameters of a position table are missing. The head is tied as in litgpt's own
+    pretraining.
     """
     from litgpt.config import Config
     from litgpt.model import GPT
@@ -122,10 +122,10 @@ def build_x_transformers(
     context_length: int,
     vocab_size: int,
 ) -> nn.Module:
-    """x-transformers `TransformerWrapper` around `Decoder` on SDPA, head tied and unscaled.
+    """Build x-transformers' `TransformerWrapper` around `Decoder` on SDPA, head tied and unscaled.
 
     Differences from GPT-2: separate q, k and v projections, no bias in attention or LayerNorm,
-    learned positions multiplied by `d_model ** -0.5`, and a larger initial spread.
+    learned positions multiplied by `d_model ** -0.5`, and a larger standard deviation at init.
     """
     from x_transformers import Decoder, TransformerWrapper
 
@@ -155,7 +155,7 @@ def build_llms_from_scratch(
     context_length: int,
     vocab_size: int,
 ) -> nn.Module:
-    """llms-from-scratch `GPTModelFast`: GPT-2 with an untied head and torch's default init."""
+    """Build llms-from-scratch's `GPTModelFast`: GPT-2 with an untied head, torch's default init."""
     from llms_from_scratch.ch04 import GPTModelFast
 
     config = {
@@ -173,10 +173,10 @@ def build_llms_from_scratch(
 def build_tutorial_head_loop(
     *, num_heads: int, d_model: int, context_length: int, bias: bool = False
 ) -> nn.Module:
-    """llms-from-scratch `MultiHeadAttentionWrapper`: one module per head, no output projection.
+    """Build llms-from-scratch's `MultiHeadAttentionWrapper`: a module per head, no out projection.
 
-    It divides the scores by the root of the head size, as usual, but keeps each head's `[T, T]`
-    scores and its own float mask.
+    It divides the scores by the root of the head size, as usual, but each head keeps `[T, T]`
+    scores and a float mask of its own.
     """
     from llms_from_scratch.ch03 import MultiHeadAttentionWrapper
 
@@ -187,9 +187,9 @@ def build_tutorial_head_loop(
 def build_tutorial_explicit(
     *, num_heads: int, d_model: int, context_length: int, bias: bool = False
 ) -> nn.Module:
-    """llms-from-scratch `MultiHeadAttention`: batched heads, scores and softmax written out.
+    """Build llms-from-scratch's `MultiHeadAttention`: batched heads, explicit scores and softmax.
 
-    `bias` is that of q, k and v; the output projection always has one.
+    `bias` applies to q, k and v; the output projection always has one.
     """
     from llms_from_scratch.ch03 import MultiHeadAttention
 
@@ -199,10 +199,10 @@ def build_tutorial_explicit(
 def build_tutorial_sdpa(
     *, num_heads: int, d_model: int, context_length: int, bias: bool = False
 ) -> nn.Module:
-    """llms-from-scratch `PyTorchMultiHeadAttention`: one q-k-v projection and fused SDPA.
+    """Build llms-from-scratch's `PyTorchMultiHeadAttention`: one q-k-v projection and fused SDPA.
 
-    `bias` is that of q, k and v; the output projection always has one. There is no mask to
-    size, so `context_length` is ignored.
+    `bias` applies to q, k and v; the output projection always has one. `context_length` is ignored,
+    since there is no mask of that size.
     """
     from llms_from_scratch.ch03 import PyTorchMultiHeadAttention
 
@@ -212,7 +212,7 @@ def build_tutorial_sdpa(
 def build_torch_attention(
     *, num_heads: int, d_model: int, context_length: int, bias: bool = False
 ) -> nn.Module:
-    """`torch.nn.MultiheadAttention`, causal; `bias` covers the output projection as well."""
+    """Build a causal `torch.nn.MultiheadAttention`; `bias` includes the output projection's."""
     return _CausalTorchAttention(num_heads, d_model, context_length, bias)
 
 

@@ -1,8 +1,8 @@
-"""How often reports on variants of which the truth is known say what is not true.
+"""Simulates variants of equal mean loss and counts how often the report claims a difference.
 
-`python scripts/simulate_statistics.py [--fields 1000]` prints the tables of docs/comparing.md:
-shares of simulated comparisons, each decided by the code that decides the report, and the smallest
-differences that so many seeds show.
+`python scripts/simulate_statistics.py [--fields 1000]` prints the tables of docs/comparing.md: the
+shares of false claims, decided by the code of the report, and the smallest difference that a number
+of seeds can show.
 """
 
 import argparse
@@ -21,31 +21,34 @@ from gptattn.compare.table import markdown_table
 
 Losses = NDArray[np.float64]
 SEEDS = (3, 5, 8, 12)
-DEVIATION = 0.02  # nats; of a run, where the spread is 1
+DEVIATION = 0.02  # nats; the noise is multiplied by it
 
 
 def unlike(generator: Generator, size: tuple[int, ...]) -> Losses:
-    """The first variant, which is the baseline, spreads three times as far as the others."""
+    """Return normal noise; the first variant, the baseline, has 3 times the standard deviation."""
     noise = generator.normal(size=size)
     noise[0] *= 3
     return noise
 
 
 def skewed_baseline(generator: Generator, size: tuple[int, ...]) -> Losses:
-    """The first variant alone is skewed, and so are differences from it: t is not made for that."""
+    """Return noise in which only the first variant is skewed.
+
+    Differences to it are skewed, too, which violates the assumptions of the t test.
+    """
     noise = generator.normal(size=size)
     noise[0] = generator.exponential(size=size[1:]) - 1
     return noise
 
 
 def diverging_baseline(generator: Generator, size: tuple[int, ...]) -> Losses:
-    """One run in ten of the first variant is 5 deviations up."""
+    """Return noise in which one run in ten of the first variant is 5 standard deviations higher."""
     noise = generator.normal(size=size)
     noise[0] += 5 * (generator.uniform(size=size[1:]) < 0.1) - 0.5
     return noise
 
 
-# Losses [variants, seeds] of equal mean.
+# Each makes noise [variants, seeds] with the same mean for all variants.
 NOISE: dict[str, Callable[[Generator, tuple[int, ...]], Losses]] = {
     "normal": lambda g, size: g.normal(size=size),
     "normal, correlation 0.5 at a seed": lambda g, size: (
@@ -63,7 +66,7 @@ NOISE: dict[str, Callable[[Generator, tuple[int, ...]], Losses]] = {
 
 
 def section(losses: Losses) -> Section:
-    """The report on losses [variants, seeds], the first variant the baseline."""
+    """Return the report's section on losses [variants, seeds]; the first row is the baseline."""
     names = ["mha", *(f"v{i}" for i in range(1, len(losses)))]
     runs = [
         Run(Path(f"{name}_{seed}"), name, seed, {"val/loss": float(loss)}, {"attn": name})
@@ -75,7 +78,7 @@ def section(losses: Losses) -> Section:
 
 
 def false_claims(noise: str, variants: int, n: int, fields: int) -> tuple[float, float]:
-    """Of equal variants: shares with a row told apart from the baseline, and any from the first."""
+    """Return the shares of reports with a false claim: about the baseline, about the best row."""
     generator = np.random.default_rng([variants, n])
     rows = firsts = 0
     for _ in range(fields):
@@ -90,7 +93,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--fields", type=int, default=1_000, help="reports per cell")
     fields = parser.parse_args().fields
-    statistics.seeds_needed = lambda *_: None  # slow, and decides nothing
+    statistics.seeds_needed = lambda *_: None  # slow, and not needed for the decisions
     cells = [["losses, equal in the mean", "variants", *(f"n = {n}" for n in SEEDS)]]
     for noise in NOISE:
         for variants in (4, 8):

@@ -1,4 +1,4 @@
-"""`python scripts/tune.py --variants mha,gqa,mqa`: the best learning rate of each variant."""
+"""`python scripts/tune.py --variants mha,gqa,mqa`: finds each variant's best learning rate."""
 
 import sys
 

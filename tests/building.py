@@ -1,6 +1,6 @@
-"""The menu read from `conf/`, small modules built from it, and what their tests look at.
+"""Build small modules from the files in `conf/`, and helpers for tests of them.
 
-Nothing here names a variant: a new file in `conf/attn` or `conf/position` is tested as it is.
+Nothing here names a variant, so a new file in `conf/attn` or `conf/position` is tested as well.
 """
 
 import inspect
@@ -26,7 +26,7 @@ def menu(group: str) -> list[str]:
     return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
 
 
-# Six heads, so that there are groups of two and of three; heads of 5, a prime; a context of 11.
+# Six heads allow groups of two and of three. The head size 5 and the context 11 are primes.
 SMALL = (
     "model.num_layers=2",
     "model.num_heads=6",
@@ -36,7 +36,7 @@ SMALL = (
     "model.qkv_bias=true",
 )
 
-# Mechanisms of tests/probes.py, by a YAML each; no user sees them.
+# The mechanisms in tests/probes.py, with one YAML each; they exist for tests only.
 PROBE_CONFIGS = Path(__file__).with_name("probe_configs")
 PROBES = sorted(path.stem for path in (PROBE_CONFIGS / "attn").glob("*.yaml"))
 WITH_PROBES = (f"hydra.searchpath=[file://{PROBE_CONFIGS}]", "allow_targets=[probes]")
@@ -44,17 +44,17 @@ WITH_PROBES = (f"hydra.searchpath=[file://{PROBE_CONFIGS}]", "allow_targets=[pro
 
 @lru_cache
 def settings(*overrides: str) -> TrainConfig:
-    """The settings of this command line: not to be changed, as others get the same object."""
+    """The settings of these overrides. Do not modify them: the cached object is shared."""
     probed = any(f"attn={name}" in overrides for name in PROBES)
     with composed([*overrides, *(WITH_PROBES if probed else ())]) as cfg:
         return to_train_config(cfg)
 
 
 def build_attention(variant: str, **overrides: Any) -> Attention:
-    """One layer of a variant, by its YAML, at the small sizes; no position encoding.
+    """One layer of a variant, built from its YAML at the sizes of SMALL, without positions.
 
-    An override replaces an argument of the constructor, whether shared by all or the YAML's own;
-    a mechanism that has but one backend is built with that.
+    `overrides` replace arguments of the constructor, those from the model as well as those in the
+    YAML. A mechanism without the argument `backend` ignores that.
     """
     cfg = settings(f"attn={variant}", *SMALL)
     shared = shared_arguments(cfg.model) | {"position": None, "layer": 0, "backend": None}
@@ -65,16 +65,16 @@ def build_attention(variant: str, **overrides: Any) -> Attention:
 
 
 def takes(variant: str, argument: str) -> bool:
-    """Whether the mechanism has such an argument."""
+    """Whether the variant's constructor has this argument."""
     cfg = settings(f"attn={variant}", *SMALL)
     target = find_target("attn", cfg.attn, cfg.allow_targets)
     return argument in inspect.signature(target).parameters
 
 
 def build_gpt(*overrides: str, vocab_size: int = 13, std: float | None = None) -> GPT:
-    """The GPT of this command line, at the small sizes where it says nothing else.
+    """The GPT of these overrides, with the sizes of SMALL as defaults.
 
-    `std` adds N(0, std) to every parameter: biases and gains then take part as well.
+    `std` adds N(0, std) noise to every parameter, so that biases and gains affect the output too.
     """
     model = build_model(settings(*SMALL, *overrides), vocab_size)
     if std is not None:
@@ -87,13 +87,13 @@ def build_gpt(*overrides: str, vocab_size: int = 13, std: float | None = None) -
 def through_cache(
     step: Callable[[Tensor, Any], Tensor], x: Tensor, cache: Any, chunks: Sequence[int]
 ) -> Tensor:
-    """The outputs of `step(chunk of x, cache)`, joined along the tokens."""
+    """Call `step(chunk of x, cache)` for each chunk of tokens; the outputs, joined."""
     assert sum(chunks) == x.shape[1]
     return torch.cat([step(part, cache) for part in x.split(list(chunks), dim=1)], dim=1)
 
 
 class Allocations(TorchDispatchMode):
-    """Notes the elements of every tensor with memory of its own that is made inside of it."""
+    """Records the elements of every tensor allocated in this context; views do not count."""
 
     def __init__(self) -> None:
         super().__init__()

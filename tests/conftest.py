@@ -1,4 +1,4 @@
-"""The fixtures that the tests share: a fixed seed, the menu, scripts, and finished runs."""
+"""Shared fixtures: a fixed seed, the variants and positions in `conf/`, scripts, and runs."""
 
 import importlib.util
 import signal
@@ -33,7 +33,7 @@ def position(request: pytest.FixtureRequest) -> str:
 
 
 def script(name: str) -> ModuleType:
-    """A file of scripts/, as a module."""
+    """Import a file of scripts/ as a module."""
     path = CONF.parent / "scripts" / f"{name}.py"
     spec = importlib.util.spec_from_file_location(f"script_{name}", path)
     assert spec is not None
@@ -51,7 +51,7 @@ def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> 
     def run(name: str, *arguments: str) -> tuple[int, str, str]:
         capfd.readouterr()
         monkeypatch.setattr(sys, "argv", [name, *arguments])
-        monkeypatch.setenv("THP_MEM_ALLOC_ENABLE", "0")  # generate.py would leave it at 1
+        monkeypatch.setenv("THP_MEM_ALLOC_ENABLE", "0")  # or generate.py sets it to 1 for all tests
         code = script(name).main()
         return code, *capfd.readouterr()
 
@@ -60,7 +60,7 @@ def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> 
 
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """One tiny run of two layers of every variant. Not to be changed."""
+    """A tiny run with two layers for each variant. Tests share it: do not modify the folders."""
     base = tmp_path_factory.mktemp("variants")
     return {v: train(base / v, f"attn={v}", "model.num_layers=2") for v in menu("attn")}
 
@@ -72,7 +72,7 @@ def run(request: pytest.FixtureRequest, runs: dict[str, Path]) -> Path:
 
 @pytest.fixture(scope="session")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
-    """The fingerprint of a run of the variant, of interrupted.SIX, that nothing has disturbed."""
+    """The fingerprint of an undisturbed run of a variant with the settings of interrupted.SIX."""
     known: dict[str, str] = {}
 
     def of(variant: str) -> str:
@@ -86,7 +86,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
 
 @pytest.fixture(scope="session")
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The home of a run of which the checkpoint after its second step is left."""
+    """The parent folder of a run that got SIGTERM in its third step, and saved after it."""
     folder = tmp_path_factory.mktemp("stopped")
     with pytest.MonkeyPatch.context() as patch:
         once(patch, "training_step", 2, sent(signal.SIGTERM))

@@ -11,7 +11,7 @@ from support import tiny
 from gptattn.runs.folder import RunFolder
 from gptattn.training.module import LanguageModel
 
-# Validations after steps 2, 4 and 6, rows after each third: they do not fall together.
+# Validations come after steps 2, 4 and 6, and log_every is 3: mostly at different steps.
 SIX = (
     "budget.steps=6",
     "validation.count=3",
@@ -29,7 +29,7 @@ def begun(folder: Path, *overrides: str) -> list[str]:
 def once(
     monkeypatch: pytest.MonkeyPatch, method: str, step: int, act: Callable[[], object]
 ) -> None:
-    """Do something at the beginning of the method, the first time after `step` whole steps."""
+    """Call `act` once, when the method is first entered after `step` complete optimizer steps."""
     original, left = getattr(LanguageModel, method), [act]
 
     def wrapped(self: LanguageModel, *args: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Mechanisms that live in tests only: they show that the house has room for those to come."""
+"""Mechanisms for tests only, which show that the design has room for those to come."""
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +18,7 @@ from gptattn.position.base import HeadPosition, Positions
 
 
 class Grouped(SplitAttention):
-    """What the probes with heads have in common: half as many key/value heads, or their own."""
+    """Base of the probes with heads; by default it has half as many key/value heads."""
 
     def __init__(
         self,
@@ -48,9 +48,24 @@ class Grouped(SplitAttention):
 
 
 class Windowed(Grouped):
-    """A sliding window of 4 tokens, kept in a ring."""
+    """A sliding window of 4 tokens, or as many as are asked for, kept in a ring."""
 
-    window = 4
+    def __init__(
+        self,
+        d_in: int,
+        d_out: int,
+        context_length: int,
+        num_heads: int,
+        dropout: float = 0.0,
+        qkv_bias: bool = False,
+        num_kv_heads: int | None = None,
+        backend: Backend = "sdpa",
+        position: HeadPosition | None = None,
+        window: int = 4,
+    ) -> None:
+        shape = (d_in, d_out, context_length, num_heads, dropout, qkv_bias, num_kv_heads)
+        super().__init__(*shape, backend, position)
+        self.window = window
 
     def rule(self) -> Rule:
         return Rule(self.scale, window=self.window)
@@ -219,8 +234,10 @@ class SharedKV(Attention):
 
 
 class LinearState(Attention):
-    """Linear attention (2006.16236): a state of constant size, no weights to look at, no heads
-    that others could take over, no dropout, no backends, no position of its own."""
+    """Linear attention (2006.16236): a state of constant size.
+
+    It has no maps, no heads that others could load, no dropout, no backends and no position.
+    """
 
     def __init__(self, d_in: int, d_out: int, context_length: int, num_heads: int) -> None:
         super().__init__()
@@ -260,14 +277,14 @@ class LinearState(Attention):
 
 
 def there(positions: Positions, like: Tensor) -> Tensor:
-    """[B or 1, 1, T, 1]: 1 where there is a token, 0 where none is."""
+    """Return [B or 1, 1, T, 1]: 1 where there is a token, 0 where there is none."""
     if isinstance(positions, range):
         return like.new_ones(1, 1, len(positions), 1)
     return (positions >= 0).to(like.dtype)[:, None, :, None]
 
 
 class OneDocument(Grouped, HasMaps):
-    """Tokens see those of their own document alone."""
+    """Tokens see only the tokens of their own document."""
 
     def forward(
         self, x_BTE: Tensor, cache: Cache | None = None, carried: Carried | None = None
@@ -298,7 +315,7 @@ def alternating(
     position: HeadPosition | None = None,
     layer: int = 0,
 ) -> Attention:
-    """Layers that differ: a constant state, then a window with fewer heads of keys and values."""
+    """Build layers that differ: a constant state, then a window with one key/value head."""
     if layer % 2 == 0:
         return LinearState(d_in, d_out, context_length, num_heads)
     shape = (d_in, d_out, context_length, num_heads, 0.0, qkv_bias, 1)

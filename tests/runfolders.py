@@ -1,4 +1,4 @@
-"""Run folders as training leaves them, as far as the comparison reads them."""
+"""Write run folders that hold what the comparison reads of a finished run."""
 
 import json
 import math
@@ -11,7 +11,7 @@ import yaml
 
 from gptattn.compare.finished_runs import Run
 
-TOKENS, FLOPS = 2_048, 738_048.0  # of a step; of a token
+TOKENS, FLOPS = 2_048, 738_048.0  # tokens per step; FLOPs per token
 
 
 def write_run(
@@ -30,10 +30,10 @@ def write_run(
     making: dict[str, Any] | None = None,
     **settings: object,
 ) -> Path:
-    """A finished run without curves; `settings` are those of the model.
+    """Write a finished run without curves; `settings` are those of the model.
 
-    `code` has hashes besides those of the variant's own module and of the core; `making` what else
-    identity.json says.
+    `code`: hashes of modules beside the variant's and the core. `making`: other entries of
+    identity.json.
     """
     folder.mkdir(parents=True)
     node: dict[str, Any] = {
@@ -78,7 +78,7 @@ def write_run(
 
 
 def loaded_runs(losses: Mapping[str, Mapping[int, float]]) -> list[Run]:
-    """Runs as if read from folders: a loss for each variant and seed."""
+    """Runs as if read from folders, from losses by variant and seed."""
     return [
         Run(Path(f"{variant}_{seed}"), variant, seed, {"val/loss": float(loss)}, {"attn": variant})
         for variant, by_seed in losses.items()
@@ -87,7 +87,7 @@ def loaded_runs(losses: Mapping[str, Mapping[int, float]]) -> list[Run]:
 
 
 def write_sweep(folder: Path, losses: dict[str, Sequence[float]], **same: Any) -> Path:
-    """A run per variant and loss, the seeds counting from 1, with curves."""
+    """Write a run with curves for each variant and loss; seeds count from 1."""
     for variant, values in losses.items():
         for seed, loss in enumerate(values, start=1):
             name = "".join(c if c.isalnum() else "_" for c in variant)
@@ -96,7 +96,7 @@ def write_sweep(folder: Path, losses: dict[str, Sequence[float]], **same: Any) -
 
 
 def curve_rows(loss: float, steps: int = 100, validations: int = 5) -> list[dict[str, Any]]:
-    """Every tenth step a row, and validations at equal distances, the last one at `loss`."""
+    """A row every tenth step, and validations at equal distances, the last of which has `loss`."""
     rows: list[dict[str, Any]] = [{"step": 0, "time": 1000.0, "cost/params": 1200}]
     for step in [1, *range(10, steps + 1, 10)]:
         value = loss + 2 * float(np.exp(-step / 20))
@@ -131,9 +131,11 @@ def write_uptraining(
     noise: float = 0.001,
     lr: float = 1e-3,
 ) -> Path:
-    """An uptraining experiment of 1,000 steps: (target, method, steps) -> loss, `noise` more each
-    seed and a trace of each uptrained run's own; `scratch` has the losses from scratch, the
-    original's (mha) among them.
+    """Write an uptraining experiment whose runs from scratch have 1,000 steps.
+
+    `losses`: (target, method, steps) -> loss at seed 1. Each further seed adds `noise`, and each
+    uptrained run a tiny random amount. `scratch`: variant -> loss of the runs from scratch, among
+    them the original, mha.
     """
     trace = np.random.default_rng(0).uniform(0, 1e-5, size=(seeds + 1, 100)).tolist()
     for seed in range(1, seeds + 1):
@@ -142,7 +144,7 @@ def write_uptraining(
         for variant, loss in scratch.items():
             name = origin if variant == "mha" else f"{variant}_s{seed}_{seed:06x}"
             run = _one(folder / name, variant, seed, loss + more, {}, 1000)
-            # Falls from loss + 1 to loss, a tenth every hundred steps.
+            # The validation loss falls from loss + 1 to loss, by 0.1 every hundred steps.
             rows = [
                 {"step": step, "time": 1.0, "val/loss": loss + more + 1 - step / 1000}
                 | {"progress/tokens": step, "progress/seconds": step, "progress/flops": step}

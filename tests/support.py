@@ -18,7 +18,7 @@ from gptattn.cli.main import main
 from gptattn.runs.folder import step_of
 from gptattn.sweep.ledger import NAME
 
-# A script by its name and arguments, run in this process: its exit code, stdout and stderr.
+# Call(script name, *arguments) runs a script in this process: (exit code, stdout, stderr).
 Call = Callable[..., tuple[int, str, str]]
 
 # 2,064 bytes, some of them in characters of two and three bytes.
@@ -27,7 +27,7 @@ TEXT = "".join(f"Line {i:03d}: naïve π ≈ {i * 22 / 7:8.3f}. The end.\n" for 
 # A line whose characters take 1, 2, 3, 4 and 1 bytes in UTF-8.
 MIXED = "Aé≈𝄞\n" * 20
 
-# What splits words in GPT-2's way: contractions, spaces of all kinds, digits, emoji.
+# Hard cases for GPT-2's splitting into words: contractions, all kinds of spaces, digits, emoji.
 TRICKY = (
     "It's we'll THEY'RE  a   b\n\n\n c\t\t d \r\n 🤗🏳️\u200d🌈 12345 3.14 ½ ²naïve 日本語　テスト"
     "\u00a0x\u2028y\x1cz\x85 ''s'd \ufeff\x00 e\u0301 \u180e f  "
@@ -49,7 +49,7 @@ TINY = (
 
 
 def bpe(folder: Path, vocab_size: int = 400) -> Path:
-    """The folder of a byte-level BPE that `tokenizers` trained the way that GPT-2's was."""
+    """Train a byte-level BPE like GPT-2's with the library `tokenizers`; return its folder."""
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -79,7 +79,7 @@ def tiny(folder: Path, *overrides: str) -> list[str]:
 
 @contextlib.contextmanager
 def process_state() -> Iterator[None]:
-    """Put back what a run changes in its process."""
+    """Restore what a run changes in its process: handlers, threads, argv and environment."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     handlers = {number: signal.getsignal(number) for number in numbers}
     threads, argv = torch.get_num_threads(), sys.argv
@@ -94,7 +94,7 @@ def process_state() -> Iterator[None]:
 
 
 def command(folder: Path, *arguments: str) -> int:
-    """What `gptattn-train ARGUMENTS` does in `folder`, and its exit code."""
+    """Run `gptattn-train ARGUMENTS` in `folder`, in this process; return its exit code."""
     folder.mkdir(parents=True, exist_ok=True)
     with process_state(), contextlib.chdir(folder):
         sys.argv = ["gptattn-train", *arguments]
@@ -105,7 +105,7 @@ def command(folder: Path, *arguments: str) -> int:
 
 
 def train(folder: Path, *overrides: str) -> Path:
-    """One tiny run in an empty folder; its run folder."""
+    """Train one tiny run in an empty folder; return its run folder."""
     assert command(folder, *tiny(folder, *overrides)) == 0
     (run,) = run_folders(folder)
     return run
@@ -117,15 +117,18 @@ def run_folders(folder: Path) -> list[Path]:
 
 
 def lone_checkpoint(run: Path) -> Path:
-    """The run's only checkpoint, and no sum beside it: that of a hostile file would fit."""
-    *older, newest = sorted((run / "checkpoints").glob("*.ckpt"), key=step_of)
+    """Delete all checkpoints but the newest, and all sha256 files; return the newest.
+
+    Tests replace it with a hostile one, whose author would also supply a hash that fits.
+    """
+    *older, newest = sorted((run / "checkpoints").glob("*.safetensors"), key=step_of)
     for path in [*older, *(run / "checkpoints").glob("*.sha256")]:
         path.unlink()
     return newest
 
 
 def rows(run: Path) -> list[dict[str, Any]]:
-    """The rows of metrics.jsonl; NaN and Infinity, which are no JSON, raise."""
+    """The rows of metrics.jsonl; raises ValueError for NaN and Infinity, which are not JSON."""
     lines = (run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     return [json.loads(line, parse_constant=_no_json) for line in lines]
 
@@ -149,7 +152,7 @@ def config(run: Path) -> dict[str, Any]:
 
 
 def ledger_lines(folder: Path) -> list[dict[str, Any]]:
-    """All that a sweep's ledger says, in its order."""
+    """The entries of a sweep's ledger, in order."""
     return [json.loads(line) for line in (folder / NAME).read_text().splitlines()]
 
 

@@ -1,4 +1,4 @@
-"""docs/architecture.md names what there is."""
+"""Every module and function that docs/architecture.md names exists."""
 
 import itertools
 import pkgutil
@@ -17,14 +17,14 @@ def test_every_module_and_function_that_the_page_names_is_there() -> None:
     assert len(NAMES) > 25
     for name in NAMES:
         if find_spec_of(f"gptattn.{name}"):
-            continue  # a module, which may not be made to run by importing it
+            continue  # a module: not imported, since importing some of them runs something
         assert callable(pkgutil.resolve_name(f"gptattn.{name}")), name
 
 
 def find_spec_of(name: str) -> bool:
     try:
         return find_spec(name) is not None
-    except ModuleNotFoundError:  # its parent is no package
+    except ModuleNotFoundError:  # its parent is a module: it is a function or class
         return False
 
 

@@ -1,4 +1,4 @@
-"""Imports never go upstream, and heavy or risky libraries stay where they belong."""
+"""Rooms import only from lower rooms, and heavy or risky libraries stay where they belong."""
 
 import ast
 import itertools
@@ -36,7 +36,7 @@ ROOMS = (
 
 
 def height(module: str) -> int:
-    """How high the module's room stands; -1 for the package's own `__init__`."""
+    """The position of the module's room in ROOMS; -1 for the package's own `__init__`."""
     room = (*module.split("."), "")[1]
     heights = [h for h, rooms in enumerate(ROOMS) if room in rooms]
     assert heights or not room, f"{module} is in no room; move it into one"
@@ -45,7 +45,7 @@ def height(module: str) -> int:
 
 @cache
 def modules() -> dict[str, ast.Module]:
-    """Every module of the package, by its dotted name."""
+    """The syntax tree of every module of the package, by dotted name."""
     found = {}
     for file in sorted(PACKAGE.rglob("*.py")):
         parts = ("gptattn", *file.relative_to(PACKAGE).with_suffix("").parts)
@@ -55,7 +55,7 @@ def modules() -> dict[str, ast.Module]:
 
 
 def imported(tree: ast.Module) -> Iterator[str]:
-    """The dotted name of everything that is imported, also inside of functions."""
+    """Yield the dotted name of every import, also of those inside functions."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -66,7 +66,7 @@ def imported(tree: ast.Module) -> Iterator[str]:
 
 
 def own(name: str) -> str:
-    """The module of the package that an imported name lies in."""
+    """The module of the package that defines an imported dotted name, or contains it."""
     while name not in modules():
         name = name.rpartition(".")[0]
     return name
@@ -77,7 +77,7 @@ def own_imports(module: str) -> set[str]:
 
 
 def foreign(tree: ast.Module) -> set[str]:
-    """The top-level names of the libraries that are imported."""
+    """The top-level names of the imported libraries."""
     return {name.partition(".")[0] for name in imported(tree)} - {"gptattn"}
 
 
@@ -110,7 +110,7 @@ def test_a_module_imports_from_its_own_room_or_those_before_it(module: str) -> N
 def test_no_module_bears_a_name_that_another_one_has() -> None:
     names = Counter(name.rpartition(".")[2] for name in modules())
     twice = {name for name, count in names.items() if count > 1}
-    # Commands are named as they are called; `base` is what the others in its room build on.
+    # A command's module has the command's name; `base` holds a room's base classes.
     assert twice <= {"base", "compare", "convert", "generate"}
 
 
@@ -141,7 +141,7 @@ def test_what_reads_run_folders_imports_neither_torch_nor_lightning() -> None:
 
 
 def reached_from(module: str) -> set[str]:
-    """All modules of the package that importing one of them imports."""
+    """All modules of the package that importing this one imports, directly or not."""
     reached, open_ends = set[str](), {module}
     while open_ends:
         module = open_ends.pop()
@@ -152,7 +152,7 @@ def reached_from(module: str) -> set[str]:
 
 @pytest.mark.parametrize("module", ["gptattn.training.precheck", "gptattn.sweep.run_sweep"])
 def test_checking_a_command_waits_for_no_lightning(module: str) -> None:
-    # Its import takes longer than torch's, and a mistake should be told at once.
+    # Importing lightning takes longer than importing torch; a mistake should be reported at once.
     reached = reached_from(module)
     assert {"gptattn.model.gpt", "gptattn.runs.checkpoint"} <= reached
     for module in reached:
@@ -160,19 +160,19 @@ def test_checking_a_command_waits_for_no_lightning(module: str) -> None:
 
 
 @pytest.mark.parametrize("module", modules())
-def test_only_the_checkpoint_module_reads_with_torch_load(module: str) -> None:
+def test_nothing_reads_or_writes_a_pickle(module: str) -> None:
     tree = modules()[module]
     uses = [
         node
         for node in ast.walk(tree)
         if isinstance(node, ast.Attribute)
-        and node.attr == "load"
+        and node.attr in ("load", "save")
         and isinstance(node.value, ast.Name)
         and node.value.id == "torch"
     ]
-    assert len(uses) == (module == "gptattn.runs.checkpoint")
-    assert "torch.load" not in imported(tree)
-    assert "pickle" not in foreign(tree) or module == "gptattn.runs.checkpoint"
+    assert not uses
+    assert not {"torch.load", "torch.save"} & set(imported(tree))
+    assert "pickle" not in foreign(tree)
 
 
 def test_the_front_door_only_opens() -> None:
@@ -187,7 +187,7 @@ def test_no_test_file_is_above_350_lines() -> None:
 
 
 def test_a_test_file_opens_with_what_it_tests_and_bears_a_name_of_its_own() -> None:
-    # Without an __init__.py, two files of one name are one module.
+    # tests/ has no __init__.py, so two files of the same name would be the same module.
     names = Counter(file.name for file in TEST_FILES)
     assert not {name for name, count in names.items() if count > 1}
     for file in TEST_FILES:

@@ -1,4 +1,4 @@
-"""gptattn from Python: docs/library.md does what it says, and it is what the command does."""
+"""gptattn from Python: docs/library.md is right, and its runs equal those of the command."""
 
 import contextlib
 import re
@@ -26,7 +26,7 @@ def test_the_pages_blocks_run_one_after_the_other(
     with process_state():
         for block in blocks:
             exec(compile(block, PAGE.name, "exec"), known)
-    # What the page prints, and nothing else: the training itself is silent.
+    # Only what the page's code prints: the training itself prints nothing.
     out, err = capfd.readouterr()
     assert len(blocks) == 4
     assert re.findall(r"^(mha|gqa) \d\.\d+$", out, re.MULTILINE) == ["mha", "gqa"]

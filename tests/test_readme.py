@@ -1,4 +1,4 @@
-"""The README's example of a new variant is code: it must do what the page says."""
+"""The README's example of a new variant runs, and does what the README says."""
 
 import re
 import sys

@@ -1,4 +1,4 @@
-"""The short form of scripts/torture.py: processes that are really killed, stopped and starved."""
+"""The short form of scripts/torture.py, which really kills, stops and starves processes."""
 
 import json
 import os
@@ -19,7 +19,7 @@ SCRIPT = CONF.parent / "scripts" / "torture.py"
 
 
 def test_the_short_form_breaks_no_promise(tmp_path: Path) -> None:
-    # A process of its own: this one has threads, and so must not be forked.
+    # In its own process, since torture.py forks: this one has threads, and must not be forked.
     ended = subprocess.run(
         [sys.executable, str(SCRIPT)],
         env=os.environ | {"TMPDIR": str(tmp_path), "OMP_NUM_THREADS": "1"},
@@ -36,7 +36,7 @@ def test_the_short_form_breaks_no_promise(tmp_path: Path) -> None:
 
 
 class Ended:
-    """A process that ended as it likes."""
+    """A fake process that has ended with this exit code and this output."""
 
     def __init__(self, code: int, line: str) -> None:
         self.code, self.line, self.pid = code, line, 0
@@ -59,14 +59,14 @@ class Ended:
 def broken(
     row: object, monkeypatch: pytest.MonkeyPatch, folder: Path, code: int, line: str = ""
 ) -> list[str]:
-    """What a row finds broken where each process ends like this, having done nothing."""
+    """What a row reports as broken if each process only ends, with this exit code and output."""
     assert callable(row)
     (folder / "any" / "checkpoints").mkdir(parents=True)
-    (folder / "any" / "checkpoints" / "step=1.ckpt").touch()
+    (folder / "any" / "checkpoints" / "step=1.safetensors").touch()
     monkeypatch.setattr(Bench, "start", lambda *args, **kwargs: Ended(code, line))
     monkeypatch.setattr(Bench, "after_rows", lambda *args: True)
     monkeypatch.setattr(Bench, "check_whole", lambda *args: None)
-    one = SimpleNamespace(known_checkpoints=lambda: [Path("step=1.ckpt")])
+    one = SimpleNamespace(known_checkpoints=lambda: [Path("step=1.safetensors")])
     monkeypatch.setattr("tortures.stops.RunFolder", lambda run: one)
     monkeypatch.setattr("tortures.bench.fingerprint", lambda run: str(run))
     result = Result("row")
@@ -75,7 +75,7 @@ def broken(
 
 
 def test_a_row_sees_what_is_broken(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    # Runs that end well, whatever is done to them, and whose ends are never the same.
+    # Every run ends with 0 whatever is done to it, and no two runs have the same fingerprint.
     found = broken(stop, monkeypatch, tmp_path / "a", 0)
     assert any("ended with 0 instead of 143" in line for line in found)
     assert any("said another step" in line for line in found)

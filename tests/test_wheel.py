@@ -1,4 +1,4 @@
-"""The wheel carries what a run needs: installed elsewhere, the command trains there."""
+"""The wheel holds all that a run needs: the command trains from a fresh environment."""
 
 import json
 import os
@@ -18,7 +18,7 @@ ROOT = CONF.parent
 
 
 def call(*arguments: str | Path, cwd: Path, **environment: str) -> str:
-    """Standard output of a command that must succeed, started without Python's own variables."""
+    """Run a command without PYTHON* variables; it must succeed. Return its standard output."""
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
     done = subprocess.run(
         [str(argument) for argument in arguments],
@@ -73,8 +73,8 @@ def test_a_wheel_installed_into_an_empty_environment_trains_in_an_empty_folder(
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", python]
     call(*pip, "install", "--quiet", "--no-deps", "--no-index", wheel, cwd=tmp_path)
 
-    # The dependencies are those of this environment. Its own .pth files, the one of an editable
-    # gptattn among them, are not read from a folder that a .pth file adds.
+    # Take the dependencies from this environment. Python does not read .pth files in a folder that
+    # a .pth file adds, so an editable gptattn in this environment stays out.
     site = Path(call(python, "-c", "import site; print(site.getsitepackages()[0])", cwd=tmp_path))
     site = Path(str(site).strip())
     folders = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
@@ -97,7 +97,7 @@ def test_a_wheel_installed_into_an_empty_environment_trains_in_an_empty_folder(
     (file,) = folder.rglob("summary.json")
     record = json.loads(file.read_text(encoding="utf-8"))
     assert (record["status"], record["variant"]) == ("done", "mqa")
-    # The repository of whoever installs us is not ours.
+    # An installed package must not record the commit of a repository around it.
     assert record["environment"]["git_commit"] is None
     assert "| mqa " in call(scripts / "gptattn-compare", "outputs", "--markdown", cwd=folder)
 

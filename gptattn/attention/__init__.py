@@ -1,6 +1,6 @@
-"""Attention variants, their caches, and `attend()`, where scores become outputs. They may import
-`position` and the rooms before it. Start reading at `base.py`, the contract; the menu is the folder
-`conf/attn`, whose files each name a class: a new variant needs no line here.
+"""Attention variants, their caches, and `attend()`, which turns scores into outputs. It may import
+`position` and the rooms before it. Start reading at `base.py`, the contract. Each file in
+`conf/attn` names the class of one variant, so a new variant needs no line here.
 """
 
 from gptattn.attention.base import Attention, Carried

@@ -19,13 +19,14 @@ from gptattn.position.base import Positions
 
 @dataclass
 class Carried:
-    """What one forward pass carries from layer to layer, beside the stream x [B, T, E].
+    """State that one forward pass hands from layer to layer, besides the stream x [B, T, E].
 
-    A layer may leave what later ones need (its values, its keys) in `left`, by a name of its own.
+    A layer may store what later layers need (its keys or values) in `left`, under a name it
+    chooses.
     """
 
     positions: Positions  # of the T tokens
-    documents_BT: Tensor | None = None  # a number for each token; None: a row is one document
+    documents_BT: Tensor | None = None  # document number per token; None: each row is one document
     left: dict[str, Any] = field(default_factory=dict)
 
 
@@ -33,7 +34,7 @@ class Attention(nn.Module, ABC):
     """Causal self-attention: x [B, T, d_in] -> y [B, T, d_out], T <= context_length.
 
     Parameters are counted from `parameters()`, cache bytes from `new_cache` on the meta device.
-    What not every mechanism has is a class of its own to inherit beside: `HasMaps`, `HasHeads`.
+    Optional capabilities are classes to inherit in addition: `HasMaps`, `HasHeads`.
     """
 
     d_in: int
@@ -44,28 +45,30 @@ class Attention(nn.Module, ABC):
     def forward(
         self, x_BTE: Tensor, cache: Cache | None = None, carried: Carried | None = None
     ) -> Tensor:
-        """Attend causally. With a cache, x holds the tokens that follow `cache.length` others.
+        """Attend causally: x [B, T, d_in] -> y [B, T, d_out].
 
-        The caller advances the cache, once per step. A layer used alone needs nothing `carried`.
-        Raises ValueError past `context_length`.
+        With a cache, x holds the tokens after the `cache.length` cached ones, and the caller
+        advances the cache once per step. A layer used on its own needs no `carried`. Raises
+        ValueError past `context_length`.
         """
 
     @abstractmethod
     def new_cache(self, batch: int, capacity: int) -> Cache:
-        """An empty cache for `batch` rows of up to `capacity` tokens, on the weights' device."""
+        """Return an empty cache for `batch` rows and `capacity` tokens, on the weights' device."""
 
     @abstractmethod
     def flops(self, T: int, S: int) -> int:
-        """Multiply-adds times two of scores and mix, one row: T queries, the last of S tokens.
+        """Return the FLOPs of scores and weighted sum for one row: T queries, the last of S tokens.
 
-        Only pairs the mask lets through count. Projections are counted from their weights.
+        A multiply-add counts as two, and only pairs that the mask allows count. Projections are not
+        included; they are counted from their weights.
         """
 
     def initialise(self, std: float) -> None:
-        """Draw the weights, once, as the mechanism's paper does; called without gradients.
+        """Draw the weights as the mechanism's paper does; called once, without gradients.
 
-        Here every Linear's from N(0, std), which is GPT-2's, with biases of 0; what a constructor
-        has put into other parameters stays.
+        This default draws every Linear weight from N(0, std), as GPT-2 does, and sets biases to 0.
+        Other parameters keep the values that the constructor gave them.
         """
         for module in self.modules():
             if isinstance(module, nn.Linear):
@@ -74,11 +77,17 @@ class Attention(nn.Module, ABC):
                     module.bias.zero_()
 
     def residual_writer(self) -> nn.Linear | None:
-        """The layer that writes into the residual stream, if the model shall draw it smaller."""
+        """Return the layer that writes to the residual stream, or None.
+
+        The model draws that layer's weights with a smaller std.
+        """
         return None
 
     def begin(self, x_BTE: Tensor, cache: Cache | None, carried: Carried | None) -> Carried:
-        """What is carried, or what a layer goes by alone. Raises ValueError past the context."""
+        """Return `carried`; if it is None, one whose positions follow the cache.
+
+        Raises ValueError past `context_length`.
+        """
         start = 0 if cache is None else cache.length
         stop = start + x_BTE.shape[1]
         if stop > self.context_length:
@@ -90,12 +99,13 @@ class Attention(nn.Module, ABC):
 
 
 def divisors(n: int) -> list[int]:
+    """Return the divisors of n in ascending order."""
     small = [i for i in range(1, math.isqrt(n) + 1) if n % i == 0]
     return sorted({*small, *(n // i for i in small)})
 
 
 def check_sizes(d_out: int, num_heads: int, num_kv_heads: int, dropout: float) -> None:
-    """Raise ValueError, opening with the argument's name, where the sizes cannot work."""
+    """Raise ValueError for impossible sizes; the message starts with the argument's name."""
     if num_heads < 1 or d_out % num_heads:
         raise ValueError(
             f"num_heads={num_heads} must divide d_out={d_out} (the model's width); "

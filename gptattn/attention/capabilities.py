@@ -1,7 +1,7 @@
-"""What not every attention has: weights to look at, and heads whose weights others can take over.
+"""Capabilities that an attention may have: showing its weights, and exchanging weights by head.
 
-A mechanism inherits these beside `Attention`, and is refused in one line where it lacks what is
-asked for.
+A mechanism inherits these besides `Attention`. Code that needs a missing one raises a one-line
+error.
 """
 
 from abc import ABC, abstractmethod
@@ -15,7 +15,7 @@ from gptattn.attention.base import Attention, Carried
 
 @dataclass(frozen=True)
 class HeadWeights:
-    """One layer's weights in the canonical per-head layout that all variants read and write.
+    """One layer's weights in the canonical per-head layout through which variants exchange weights.
 
     Query head h reads key/value head h // (H / G). A missing bias or output projection is None.
     """
@@ -31,38 +31,41 @@ class HeadWeights:
 
 
 class HasMaps(ABC):
-    """An attention whose weights can be looked at."""
+    """An attention that can return its attention weights."""
 
     @abstractmethod
     def attention_weights(self, x_BTE: Tensor, carried: Carried | None = None) -> Tensor:
-        """The weights w [B, H, T, T], through the reference path whatever backend trains."""
+        """Return the weights w [B, H, T, T], by the reference path whatever the backend is."""
 
 
 class HasHeads(ABC):
-    """An attention that speaks the canonical layout, so that others can take its weights over."""
+    """An attention that can export its weights as `HeadWeights` and load another variant's."""
 
     @abstractmethod
     def export_heads(self) -> HeadWeights:
-        """A copy of the weights in the canonical layout."""
+        """Return a copy of the weights in the canonical layout."""
 
     @abstractmethod
     def load_heads(self, weights: HeadWeights) -> None:
-        """Take over weights in the canonical layout. Raises ValueError where they do not fit."""
+        """Copy canonical weights into this module. Raises ValueError if they do not fit."""
 
     @abstractmethod
     def names_in_heads(self) -> set[str]:
-        """The entries of `state_dict()` that the layout holds; a subclass may have others."""
+        """Return the `state_dict()` keys that the layout covers; a subclass may have more."""
 
 
 def heads_of(attention: Attention) -> HasHeads:
-    """This attention, by its heads. Raises ValueError where it has none to be had."""
+    """Return the attention as `HasHeads`. Raises ValueError if it lacks that capability."""
     if not isinstance(attention, HasHeads):
         raise ValueError(f"{type(attention).__name__} has no heads whose weights others can take")
     return attention
 
 
 def refuse_loss(attention: Attention, kept: set[str]) -> None:
-    """Raise ValueError naming what would be lost if its heads and `kept` alone were taken over."""
+    """Raise ValueError naming the `state_dict()` keys that are neither in the heads nor in `kept`.
+
+    A conversion copies only those two, so it would drop the others.
+    """
     inside = heads_of(attention).names_in_heads() | kept
     lost = [name for name in attention.state_dict() if name not in inside]
     if lost:
@@ -70,7 +73,10 @@ def refuse_loss(attention: Attention, kept: set[str]) -> None:
 
 
 def copy_into(parameter: Tensor | None, value: Tensor | None, what: str) -> None:
-    """Copy `value` into `parameter`, both given or both None, and of one shape."""
+    """Copy `value` into `parameter`; both may be None.
+
+    Raises ValueError, naming `what`, if only one is None or if the shapes differ.
+    """
     if parameter is None and value is None:
         return
     if parameter is None or value is None:

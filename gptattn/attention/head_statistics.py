@@ -1,6 +1,6 @@
-"""What a head does, in two numbers, from its attention weights.
+"""Two statistics of a head, computed from its attention weights: entropy and sink mass.
 
-The first query of a row sees itself alone, whatever was learned: it has no part in either.
+Both leave out the first query of a row, which sees only itself, whatever was learned.
 """
 
 import torch
@@ -8,16 +8,17 @@ from torch import Tensor
 
 
 def entropy(w_BHTS: Tensor) -> Tensor:
-    """Mean entropy in nats [H], over batch and queries: 0 looks at one token, ln n at n evenly.
+    """Return the mean entropy in nats [H], over batch and queries.
 
-    A weight of 0 adds 0. NaN where T is 1. Source: Zhai et al. 2023, arXiv:2303.06296, sec. 3.
+    It is 0 for all weight on one token and ln n for equal weights on n tokens. A weight of 0 adds
+    0. NaN if T is 1. Source: Zhai et al. 2023, arXiv:2303.06296, sec. 3.
     """
     w_BHTS = w_BHTS.to(torch.promote_types(w_BHTS.dtype, torch.float32))
     return torch.special.entr(w_BHTS[:, :, 1:]).sum(-1).mean((0, 2))
 
 
 def sink_mass(w_BHTS: Tensor) -> Tensor:
-    """Mean weight on the first token [H], over batch and queries. NaN where T is 1.
+    """Return the mean weight on the first token [H], over batch and queries. NaN if T is 1.
 
     Source: Xiao et al. 2023, arXiv:2309.17453, sec. 3.1.
     """
@@ -26,6 +27,6 @@ def sink_mass(w_BHTS: Tensor) -> Tensor:
 
 
 def even_weights(T: int) -> Tensor:
-    """What a head without any preference has, [1, 1, T, T]: query t gives 1 / (t + 1) to each."""
+    """Return uniform causal weights [1, 1, T, T]: query t gives 1 / (t + 1) to each key it sees."""
     ones = torch.ones(1, 1, T, T, dtype=torch.float64).tril()
     return ones / ones.sum(-1, keepdim=True)

@@ -1,4 +1,4 @@
-"""What the forms with heads share: attending through a cache, pairs that count, weights by head."""
+"""What variants with heads share: attending through a cache, visible pairs, weights by head."""
 
 from torch import Tensor, nn
 
@@ -21,7 +21,11 @@ def attend_cached(
     dropout: float,
     backend: Backend,
 ) -> Tensor:
-    """Attend to these keys and values, which are written into the cache, and to all it holds."""
+    """Write the keys and values to the cache, then attend to everything in it; [B, H, T, D].
+
+    Without a cache, attend to the given keys and values. Raises TypeError for a cache of another
+    kind.
+    """
     k_BGSD, v_BGSD, k_pos = k_BGTD, v_BGTD, positions
     if cache is not None:
         if not isinstance(cache, KVCache):
@@ -41,26 +45,31 @@ def attend_cached(
 
 
 def seen_pairs(T: int, S: int, window: int | None) -> int:
-    """Pairs of a query and a key it sees: T queries, the last of S tokens, in one causal head."""
+    """Count the pairs of a query and a key that it sees in one causal head.
+
+    The T queries are the last of S tokens; `window` is as in `Rule`.
+    """
 
     def of_first(n: int) -> int:
-        full = n if window is None else min(n, window)  # queries that see all up to themselves
+        full = n if window is None else min(n, window)  # queries that the window does not limit
         return full * (full + 1) // 2 + (n - full) * full
 
     return of_first(S) - of_first(S - T)
 
 
 def load_out_proj(out_proj: nn.Linear | None, weights: HeadWeights) -> None:
+    """Copy the output projection of `weights`. Raises ValueError if it does not fit `out_proj`."""
     out = None if weights.out_EHD is None else weights.out_EHD.flatten(1)
     copy_into(None if out_proj is None else out_proj.weight, out, "output weight")
     copy_into(None if out_proj is None else out_proj.bias, weights.out_bias_E, "output bias")
 
 
 def per_head(parameter: Tensor, head_dim: int) -> Tensor:
+    """Return a copy of a weight [heads * D, ...] or bias [heads * D] as [heads, D, ...]."""
     return parameter.detach().clone().unflatten(0, (-1, head_dim))
 
 
 def names_of(module: nn.Module, linears: tuple[str, ...]) -> set[str]:
-    """The entries of the module's `state_dict()` that are these layers' weights and biases."""
+    """Return the `state_dict()` keys of the weights and biases of these layers of the module."""
     names = {f"{linear}.{part}" for linear in linears for part in ("weight", "bias")}
     return names & module.state_dict().keys()

@@ -1,8 +1,8 @@
-"""Linear layers that can be prepared for a few rows, as in decoding.
+"""Linear layers that can be prepared for inputs of a few rows, as in decoding.
 
-A product with a few rows takes as long as reading the weight, if it is done well: F.linear reads
-the weight of one row with one thread, and those of a few rows slowly. Measured on two cores (AVX2,
-MKL), GB/s of a GPT-2 small's weights, where a plain sum reads 32:
+The cost of a product with a few rows is reading the weight from memory. F.linear reads it with one
+thread for one row, and slowly for a few rows. Measured on two cores (AVX2, MKL): GB/s of GPT-2
+small's weights, where a plain sum reads 32:
 
     rows                  1     2     4     8    16
     F.linear             13     6     7    10     9
@@ -17,24 +17,26 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
-MOST_ROWS = 32  # above, F.linear is as quick
-JOINED_BYTES = 2**21  # of weights; above, a joint product is no quicker than one after the other
+MOST_ROWS = 32  # for more rows F.linear is as fast
+JOINED_BYTES = 2**21  # of weights; above, a joint product is no faster than separate ones
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-WORTH_THREADS = 2**19  # bytes of a weight; below, waking the threads takes as long as reading
+WORTH_THREADS = 2**19  # bytes of a weight; below, waking the threads takes as long as reading it
 
 
 class Preparable(ABC):
-    """A module that can lay its weights out for decoding."""
+    """A module that can store its weights in a layout that is faster for decoding."""
 
     @abstractmethod
     def prepare(self, rows: int | None) -> None:
-        """Be quick at products of `rows` rows, until prepare(None). The weights stay as they are
-        meanwhile: what is laid out is a copy. Without effect where gradients are asked for.
+        """Optimise for inputs of `rows` rows, until prepare(None).
+
+        Do not change the weights in between: the layout may be a copy of them. While gradients are
+        enabled it is not used.
         """
 
 
 def prepare(module: nn.Module, rows: int | None) -> None:
-    """Prepare what can be in this module and below."""
+    """Prepare the module, or if it is not `Preparable`, the modules inside it that are."""
     if isinstance(module, Preparable):
         module.prepare(rows)
     else:
@@ -43,7 +45,7 @@ def prepare(module: nn.Module, rows: int | None) -> None:
 
 
 class Prepared:
-    """The weights [out, in] and biases of layers that read the same input, as one product."""
+    """The weights [out, in] and biases of layers with the same input, as one product."""
 
     def __init__(self, layers: Sequence[nn.Linear | nn.Embedding], rows: int) -> None:
         weights = [layer.weight.detach() for layer in layers]
@@ -59,11 +61,11 @@ class Prepared:
         if rows == 1 and large and torch.get_num_threads() > 1:
             self.one_row = _OneRow(self.weight, self.bias, torch.get_num_threads())
         elif 1 < rows <= MOST_ROWS and _can_pack(self.weight):
-            # oneDNN's layout. Packing takes as long as a few steps of decoding.
+            # oneDNN's layout. Packing takes as long as a few decoding steps.
             self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight, rows)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x [..., in] -> [..., out of all layers]."""
+        """x [..., in] -> [..., out], with the outputs of all layers one after the other."""
         rows = x.numel() // x.shape[-1]
         if not torch.is_autocast_enabled("cpu"):
             if rows == 1 and self.one_row is not None:
@@ -74,14 +76,14 @@ class Prepared:
 
 
 def _can_pack(weight: Tensor) -> bool:
-    # torch keeps the two for itself; without them F.linear is right too, and slower.
+    # Both operators are private to torch; without them F.linear gives the same result, slower.
     ops = torch.ops.mkldnn
     there = hasattr(ops, "_reorder_linear_weight") and hasattr(ops, "_linear_pointwise")
     return there and weight.dtype == torch.float32 and torch.backends.mkldnn.is_available()
 
 
 class _OneRow:
-    """W x + b with a part of W for each thread: x W^T, or W x as a whole, takes one alone."""
+    """W x + b for one row, with a part of W per thread; torch would use a single thread."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, parts: int) -> None:
         bias = weight.new_zeros(len(weight)) if bias is None else bias
@@ -91,7 +93,7 @@ class _OneRow:
         self.rest = (bias[whole:], weight[whole:]) if whole < len(weight) else None
 
     def __call__(self, x: Tensor) -> Tensor:
-        # A transposed row: a column with the strides of a column is slow in MKL.
+        # A transposed row, because MKL is slow for a column that has a column's own strides.
         x_PE1 = x.reshape(1, 1, -1).expand(self.parts, -1, -1).mT
         y = torch.baddbmm(self.b_PO1, self.w_POE, x_PE1)
         if self.rest is not None:
@@ -100,7 +102,7 @@ class _OneRow:
 
 
 class Linear(nn.Linear, Preparable):
-    """y = x W^T + b, with nn.Linear's parameters, initialisation and names."""
+    """An nn.Linear that can be prepared: same parameters, initialisation and names."""
 
     _prepared: Prepared | None = None
 
@@ -114,21 +116,25 @@ class Linear(nn.Linear, Preparable):
 
 
 class Joint:
-    """Layers that read the same input, as one product where that is quicker: when prepared, and
-    for small weights, where each product waits for its threads."""
+    """Applies layers with the same input, as one product where that is faster.
+
+    It is faster when prepared, and for many rows with small weights on the CPU, where every
+    separate product waits for its threads.
+    """
 
     def __init__(self) -> None:
         self._prepared: Prepared | None = None
 
     def prepare(self, layers: Sequence[nn.Module], rows: int | None) -> None:
+        """Prepare the layers for inputs of `rows` rows if they can be joined; None undoes it."""
         ours = _joinable(layers)
         self._prepared = None if rows is None or ours is None else Prepared(ours, rows)
 
     def __call__(self, x: Tensor, layers: Sequence[nn.Module]) -> Sequence[Tensor]:
-        """What each layer gives for x [..., in]."""
+        """Return the output of each layer for x [..., in]."""
         if self._prepared is not None and not torch.is_grad_enabled():
             return self._prepared(x).split(self._prepared.sizes, dim=-1)
-        # A few rows take as long as reading the weights, and joining reads them once more.
+        # For a few rows reading the weights is the whole cost, and joining reads them once more.
         many = x.device.type == "cpu" and x.numel() > MOST_ROWS * x.shape[-1]
         ours = _joinable(layers) if many else None
         if ours is None or sum(layer.weight.nbytes for layer in ours) > JOINED_BYTES:
@@ -140,8 +146,11 @@ class Joint:
 
 
 def _joinable(layers: Sequence[nn.Module]) -> list[Linear] | None:
-    """The layers if one product can stand for them; None where biases differ, or where someone
-    wants a layer called: he has exchanged or compiled it, or put a hook on it or on all modules."""
+    """Return the layers if one product can replace them, else None.
+
+    A layer that is replaced, compiled or hooked (also by a global hook) must be called itself, so
+    it is not joined; nor are layers of which only some have a bias.
+    """
     ours = [layer for layer in layers if type(layer) is Linear and not _watched(layer)]
     alike = len({layer.bias is None for layer in ours}) == 1
     return ours if alike and len(ours) == len(layers) else None

@@ -1,4 +1,4 @@
-"""Which keys a query sees, and what happens to its score: what every backend must agree with."""
+"""Which keys a query sees, and what happens to its scores; every backend must follow this."""
 
 import math
 from collections.abc import Callable
@@ -10,21 +10,22 @@ from torch import Tensor, einsum
 from gptattn.attention.spans import Span, Standing
 from gptattn.position.base import Positions
 
-# (queries, keys) -> what is added to their scores, [B, H, T, S] or of size 1 in places; -inf hides.
+# (queries, keys) -> what is added to their scores: [B, H, T, S], any size may be 1; -inf hides.
 Bias = Callable[[Span, Span], Tensor]
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A query at position i sees the keys at positions 0 <= j <= i, and of them the newest.
+    """A query at position i sees the keys at positions 0 <= j <= i, with a window only the newest.
 
     score = cap(scale * q k^T) + bias, with cap(s) = softcap * tanh(s / softcap); the mask comes
-    after both, the softmax last. Raises ValueError, opening with the field, for what cannot be.
+    after both, the softmax last. Raises ValueError for an impossible value; the message starts with
+    the field.
 
-    window: how many keys are seen, the query's own included: i - window < j <= i.
-    bias: may close over tensors of its layer, which get their gradients.
-    sink_H: a logit for each head that takes its part in the softmax and gives nothing. It is
-    neither scaled nor capped.
+    window: number of keys that a query sees, its own included: i - window < j <= i.
+    bias: may use tensors of its layer from a closure; they get their gradients.
+    sink_H: one logit per head that takes part in the softmax but has no value, so its share of the
+    weight is lost. It is neither scaled nor capped.
 
     Sources: Vaswani et al. 2017, arXiv:1706.03762, sec. 3.2.1; window: Beltagy et al. 2020,
     arXiv:2004.05150; soft cap: Gemma 2, arXiv:2408.00118; sink: gpt-oss 2025.
@@ -48,13 +49,13 @@ class Rule:
 
     @property
     def changes_scores(self) -> bool:
-        """More happens to a score than its scale and the mask."""
+        """Whether scores get more than the scale and the mask: a soft cap, a bias or a sink."""
         return not (self.softcap is None and self.bias is None and self.sink_H is None)
 
 
 def visible(rule: Rule, query: Span, key: Span) -> Tensor:
-    """[B or 1, 1, T, S]: True where the query may look at the key."""
-    # What is not there lies after everything.
+    """Return a mask [B or 1, 1, T, S]: True where the query sees the key."""
+    # A key without a token (position -1) moves behind every query, so none sees it.
     k_pos = key.pos.masked_fill(key.pos < 0, torch.iinfo(torch.int64).max)
     seen = k_pos <= query.pos
     return seen if rule.window is None else seen & (k_pos > query.pos - rule.window)
@@ -63,9 +64,10 @@ def visible(rule: Rule, query: Span, key: Span) -> Tensor:
 def weights(
     q_BHTD: Tensor, k_BGSD: Tensor, rule: Rule, query: Span, key: Span, certain: bool
 ) -> Tensor:
-    """softmax(scores) [B, H, T, S]; a query that sees nothing has weights of 0.
+    """Return softmax(scores) [B, H, T, S]; a query that sees no key has weights of 0.
 
-    `certain`: every query sees a key. Groups: Ainslie et al. 2023, arXiv:2305.13245, sec. 2.2.
+    `certain`: every query is known to see a key. Source of the groups: Ainslie et al. 2023,
+    arXiv:2305.13245, sec. 2.2.
     """
     q_BGRTD = q_BHTD.unflatten(1, (k_BGSD.shape[1], -1))
     score_BHTS = einsum("BGRTD,BGSD->BGRTS", q_BGRTD, k_BGSD).flatten(1, 2) * rule.scale
@@ -92,6 +94,6 @@ def attention_weights(
     q_pos: Positions | None = None,
     k_pos: Positions | None = None,
 ) -> Tensor:
-    """The weights [B, H, T, S] that `attend` gives the keys, before dropout."""
+    """Return the weights [B, H, T, S] that `attend` gives the keys, before dropout."""
     at = Standing(q_pos, k_pos, q_BHTD.shape[2], k_BGSD.shape[2], q_BHTD.device)
     return weights(q_BHTD, k_BGSD, rule, *at.whole(), at.known)

@@ -11,8 +11,8 @@ from gptattn.position.base import HeadPosition
 class SelfAttentionV1(nn.Module):
     """Self-attention with plain parameters, not causal: x [..., T, d_in] -> [..., T, d_out].
 
-    Weights are [d_in, d_out] and multiply from the right, so V2's, which `nn.Linear` stores
-    transposed, are copied by `load_from`. Source: arXiv:1706.03762, sec. 3.2.1.
+    Weights are [d_in, d_out] and multiply from the right. `nn.Linear` stores the transpose, so copy
+    V2's weights with `load_from`. Source: arXiv:1706.03762, sec. 3.2.1.
     """
 
     def __init__(self, d_in: int, d_out: int) -> None:
@@ -26,7 +26,7 @@ class SelfAttentionV1(nn.Module):
 
     @torch.no_grad()
     def load_from(self, other: "SelfAttentionV2") -> None:
-        """Take over V2's weights. Raises ValueError if V2 has a bias, which V1 cannot hold."""
+        """Copy V2's weights. Raises ValueError if V2 has a bias, which V1 cannot hold."""
         if other.W_query.bias is not None:
             raise ValueError("qkv_bias=True has no place in SelfAttentionV1; use qkv_bias=False")
         self.W_query.copy_(other.W_query.weight.T)
@@ -51,7 +51,7 @@ class SelfAttentionV2(nn.Module):
 
     @torch.no_grad()
     def load_from(self, other: SelfAttentionV1) -> None:
-        """Take over V1's weights; a bias, which V1 lacks, becomes zero."""
+        """Copy V1's weights; a bias, which V1 lacks, becomes zero."""
         for name in ("W_query", "W_key", "W_value"):
             linear: nn.Linear = getattr(self, name)
             linear.weight.copy_(getattr(other, name).T)

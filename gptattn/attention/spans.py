@@ -1,4 +1,4 @@
-"""Where the queries and keys of one call of `attend` stand, and blocks of them."""
+"""Positions of the queries and keys in one call of `attend`, and blocks of them."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,20 +11,20 @@ from gptattn.position.base import Positions
 
 @dataclass(frozen=True)
 class Span:
-    """Neighbouring queries, or keys, out of those that `attend` was given.
+    """A contiguous block of the queries, or of the keys, that `attend` was given.
 
-    What it gives has the axes [B, H, T, S], with size 1 where it is the same along one, so that a
-    bias is plain arithmetic. That of ALiBi is `slope_H11 * (key.pos - query.pos)`.
+    Its tensors broadcast over [B, H, T, S], so a bias is plain arithmetic: that of ALiBi is
+    `slope_H11 * (key.pos - query.pos)`.
     """
 
-    positions: Positions  # of all
-    where: slice  # these n of them
-    across: int  # the axis along which they are the same: -1 for queries, -2 for keys
+    positions: Positions  # of all queries, or of all keys
+    where: slice  # the n of them in this block
+    across: int  # the axis of size 1: -1 for queries, -2 for keys
     device: torch.device
 
     @property
     def pos(self) -> Tensor:
-        """[B or 1, 1, n, 1] of queries, [B or 1, 1, 1, n] of keys; -1 is not there."""
+        """Positions [B or 1, 1, n, 1] of queries, [B or 1, 1, 1, n] of keys; -1: no token."""
         if isinstance(self.positions, range):
             known = self.positions[self.where]
             part = torch.arange(known.start, known.stop, device=self.device)
@@ -33,18 +33,19 @@ class Span:
         return part.reshape(-1, 1, part.shape[-1]).unsqueeze(self.across)
 
     def of(self, x_BHN: Tensor) -> Tensor:
-        """Their part of x, which has a value for each query, or key, that `attend` was given.
+        """Return this block's part of x, which has one value per query (or key) of `attend`.
 
-        B and H may be 1. [B, H, n, 1] of queries, [B, H, 1, n] of keys.
+        B and H may be 1. The shape is [B, H, n, 1] for queries, [B, H, 1, n] for keys.
         """
         return x_BHN[..., self.where].unsqueeze(self.across)
 
 
 class Standing:
-    """The positions of T queries and S keys. Raises ValueError where their numbers are others.
+    """The positions of T queries and S keys. Raises ValueError if the counts differ.
 
-    `known`: the host knows them, and every query has its own key, so that it sees one at least.
-    `newest`: known, and no key comes after the last query. `same`: nor are there other keys.
+    known: both are ranges, and the keys include each query's own position, so it sees at least one.
+    newest: known, and no key comes after the last query.
+    same: known, and T = S, so queries and keys have the same positions.
     """
 
     def __init__(
@@ -64,13 +65,13 @@ class Standing:
         self.same = self.known and T == S
 
     def whole(self) -> tuple[Span, Span]:
-        """All queries and all keys."""
+        """Return all queries and all keys."""
         return self._pair(slice(0, self.T), slice(0, self.S))
 
     def blocks(self, size: int, window: int | None) -> Iterator[tuple[Span, Span]]:
-        """`size` queries at a time, each with the keys that one of them may see.
+        """Yield `size` queries at a time, with the keys that at least one of them may see.
 
-        Keys that none can see are left out where the host knows; elsewhere all are there.
+        If the positions are not `known`, every block gets all keys.
         """
         for start in range(0, max(self.T, 1), size):
             queries = slice(start, min(start + size, self.T))

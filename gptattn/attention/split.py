@@ -1,7 +1,7 @@
 """What the variants with one projection per role share: project, split into heads, attend, merge.
 
-`CausalAttention`, `MultiHeadAttention` and `GroupedQueryAttention` differ in their head counts
-and in nothing else.
+`CausalAttention`, `MultiHeadAttention` and `GroupedQueryAttention` differ only in their head counts
+and in whether an output projection is possible.
 """
 
 from torch import Tensor, nn
@@ -24,7 +24,10 @@ from gptattn.position.base import HeadPosition
 
 
 class SplitAttention(Attention, HasMaps, HasHeads, Preparable):
-    """Softmax attention over H query heads and G key/value heads; abstract in its constructor."""
+    """Softmax attention with H query heads and G key/value heads; variants narrow its constructor.
+
+    x [B, T, d_in] -> y [B, T, d_out]. Raises ValueError for impossible sizes.
+    """
 
     def __init__(
         self,
@@ -50,7 +53,7 @@ class SplitAttention(Attention, HasMaps, HasHeads, Preparable):
         self.scale = self._plain.scale
         self.dropout = dropout
         self.backend: Backend = backend
-        # The order of construction is the tutorials': a seed gives their numbers.
+        # Built in the tutorials' order, so that the same seed gives the same numbers.
         self.W_query = Linear(d_in, d_out, bias=qkv_bias)
         self.W_key = Linear(d_in, num_kv_heads * self.head_dim, bias=qkv_bias)
         self.W_value = Linear(d_in, num_kv_heads * self.head_dim, bias=qkv_bias)
@@ -59,6 +62,7 @@ class SplitAttention(Attention, HasMaps, HasHeads, Preparable):
         self._joint = Joint()
 
     def projections(self) -> tuple[nn.Linear, nn.Linear, nn.Linear]:
+        """Return the query, key and value layers."""
         return self.W_query, self.W_key, self.W_value
 
     def prepare(self, rows: int | None) -> None:
@@ -68,7 +72,7 @@ class SplitAttention(Attention, HasMaps, HasHeads, Preparable):
                 prepare(child, rows)
 
     def project(self, x_BTE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries [B, H, T, D], keys and values [B, G, T, D]; a variant may do more to them."""
+        """Return queries [B, H, T, D], keys and values [B, G, T, D]; a variant may extend this."""
         q, k, v = (
             y.view(*x_BTE.shape[:2], heads, self.head_dim).transpose(1, 2)
             for y, heads in zip(
@@ -80,12 +84,14 @@ class SplitAttention(Attention, HasMaps, HasHeads, Preparable):
         return q, k, v
 
     def rule(self) -> Rule:
-        """Who sees whom, and what happens to scores; a variant may have another."""
+        """Return which keys a query sees and what happens to scores; a variant may have another."""
         return self._plain
 
     def located(self, x_BTE: Tensor, carried: Carried) -> tuple[Tensor, Tensor, Tensor]:
-        """What `project` gives, with its positions in it; a variant may bring in what earlier
-        layers left."""
+        """Return the result of `project` with positions applied.
+
+        A variant may mix in what earlier layers left in `carried`.
+        """
         q_BHTD, k_BGTD, v_BGTD = self.project(x_BTE)
         if self.position is not None:
             q_BHTD, k_BGTD = self.position.rotate(q_BHTD, k_BGTD, carried.positions)

@@ -1,4 +1,4 @@
-"""Caches with an entry for each token: keys and values, a latent, the newest of a window."""
+"""Caches with one entry per token (keys and values, or a latent), for all tokens or a window."""
 
 from collections.abc import Mapping
 
@@ -10,11 +10,11 @@ from gptattn.position.base import Positions
 
 
 class TokenCache(Cache):
-    """Named tensors [batch, ..., capacity, size] with an entry for each token.
+    """Named tensors [batch, ..., capacity, size] with one entry per token.
 
-    With a `window` no more than its newest tokens are kept, in a ring of as many places; what one
-    step brings may be more, and is handed out whole. A row's positions go up by one from token to
-    token; what lies before its first one holds no token (left padding).
+    With a `window`, only its newest tokens are kept, in a ring of `window` places; a step may bring
+    more tokens than that, and `write` returns all of them. Positions in a row go up by one per
+    token; entries before a row's first token are left padding.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor], window: int | None = None) -> None:
@@ -26,11 +26,12 @@ class TokenCache(Cache):
     def write(
         self, new: Mapping[str, Tensor], positions: Positions | None = None
     ) -> tuple[dict[str, Tensor], Positions]:
-        """Write what `new` has of T tokens, by the names of the tensors, after those held.
+        """Append T tokens: `new` holds their entries by the names of the tensors.
 
-        Returns all that these tokens may look at, by name, and its positions: views of what is
-        held, or, where a ring lets go of tokens within the step, a copy. Raises ValueError for
-        other sizes, when the capacity does not suffice, or for a range that does not go on.
+        Returns all entries that these tokens may see, by name, and their positions. The entries are
+        views of the cache, or a copy if this step overwrites places of the ring that its first
+        tokens still see. Raises ValueError for wrong sizes, for more tokens than the capacity, or
+        for a range that does not continue after the tokens held.
         """
         tokens = next(iter(new.values())).shape[-2]
         start, stop = self.length, self.length + tokens
@@ -69,12 +70,12 @@ class TokenCache(Cache):
     def _wrapped(
         self, new: Mapping[str, Tensor], start: int, stop: int
     ) -> tuple[dict[str, Tensor], range | Tensor]:
-        """Write around the ring; what may be seen, and the how-manieth token each place holds."""
+        """Write past the ring's end; return the visible entries and the token number of each."""
         if stop - start == 1:
             for name, x in new.items():
                 self.tensors[name].narrow(-2, start % self.capacity, 1).copy_(x)
             return dict(self.tensors), self._index(stop)
-        # A query of this step may see what its last token will overwrite: read before writing.
+        # The first query may see an entry that the last token overwrites: read before writing.
         old = min(start, self.capacity)
         held = {n: torch.cat([self.tensors[n].narrow(-2, 0, old), x], -2) for n, x in new.items()}
         index: range | Tensor = range(stop)
@@ -87,13 +88,16 @@ class TokenCache(Cache):
         return held, index
 
     def _index(self, stop: int) -> Tensor:
-        """Which of `stop` tokens, the newest of its place, a full ring holds."""
+        """Return the token number in each place of a full ring after `stop` tokens."""
         newest = stop - 1
         return newest - (newest - torch.arange(self.capacity, device=self._device)) % self.capacity
 
 
 class KVCache(TokenCache):
-    """Keys and values of one layer, each [batch, num_kv_heads, capacity, D], or of a window."""
+    """Keys and values of one layer, each [batch, num_kv_heads, capacity, D].
+
+    With a window, the capacity is at most the window.
+    """
 
     def __init__(
         self,
@@ -107,16 +111,19 @@ class KVCache(TokenCache):
     ) -> None:
         places = capacity if window is None else min(capacity, window)
         shape = (batch, num_kv_heads, places, head_dim)
-        # Left as it is found: nobody reads a place that was not written.
+        # Uninitialised: a place is only read after it was written.
         k_BGSD, v_BGSD = (torch.empty(shape, dtype=dtype, device=device) for _ in range(2))
         super().__init__({"k": k_BGSD, "v": v_BGSD}, window)
 
 
 def _positions(index: range | Tensor, stop: int, newest: Tensor) -> Tensor:
-    """[B, S] of tokens given by number, of which the last has the last of `newest`."""
+    """Return positions [B, S] of the tokens numbered `index`.
+
+    Token `stop` - 1 has the last position of `newest`; padding has -1.
+    """
     index_S = index
     if isinstance(index_S, range):
         index_S = torch.arange(stop, device=newest.device)
-    # A row that is padding so far ends in -1, and all of it comes out below 0.
+    # A row that is all padding so far ends in -1, so all its positions become -1.
     padding_B1 = stop - 1 - newest.reshape(-1, newest.shape[-1])[:, -1:]
     return (index_S - padding_B1).clamp_min(-1)

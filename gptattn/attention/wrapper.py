@@ -1,4 +1,4 @@
-"""Heads side by side: the textbook's first multi-head form, and our baseline for speed."""
+"""Separate heads side by side: the textbook's first multi-head form, and our speed baseline."""
 
 import torch
 from torch import Tensor, nn
@@ -72,7 +72,7 @@ class MultiHeadAttentionWrapper(Attention, HasMaps, HasHeads, Preparable):
         return self.out_proj
 
     def _decode(self, x_BTE: Tensor, cache: Cache, positions: Positions) -> Tensor:
-        """All heads at once: what they keep lies in one cache, as any variant's."""
+        """Run all heads at once, with one cache in the layout that other variants use."""
         one = self._heads()[0]
         parts = self._joint(x_BTE, self._projections())
         q, k, v = (torch.stack(tuple(parts[i::3]), dim=1) for i in range(3))  # [B, H, T, D]
@@ -85,7 +85,7 @@ class MultiHeadAttentionWrapper(Attention, HasMaps, HasHeads, Preparable):
         return y_BHTD.transpose(1, 2).flatten(2)
 
     def _projections(self) -> list[nn.Linear]:
-        """Of each head its three."""
+        """Return the query, key and value layers of each head in turn."""
         return [layer for head in self._heads() for layer in head.projections()]
 
     def prepare(self, rows: int | None) -> None:

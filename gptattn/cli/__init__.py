@@ -1,4 +1,4 @@
-"""The command lines: Hydra's side of `train.py`, and the scripts' arguments. It may import every
-other room; Hydra and OmegaConf are known here and in `hydra_plugins` alone. Start reading at
+"""The command lines: `train.py`, which uses Hydra, and the other commands' arguments. It may import
+every other room. Only this room and `hydra_plugins` import Hydra and OmegaConf. Start reading at
 `main.py`.
 """

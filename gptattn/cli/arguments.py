@@ -1,5 +1,5 @@
-"""`name=value` arguments of the scripts, typed by a dataclass. Values are taken as they stand:
-a prompt may hold any character.
+"""Parses the commands' `name=value` arguments into a dataclass. Values are not unquoted or
+unescaped, since a prompt may hold any character.
 """
 
 import types
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Names(tuple[str, ...]):
-    """`a,b`: names with commas between them."""
+    """A tuple of names, parsed from `a,b`."""
 
     __slots__ = ()
 
@@ -28,10 +28,10 @@ SEED = within(least=0, most=2**63 - 1)
 
 
 def parse(kind: type[T], arguments: Sequence[str]) -> T:
-    """The dataclass `kind` from arguments. Raises ConfigError naming the argument that is wrong.
+    """Parse arguments into the dataclass `kind`. Raises ConfigError, which names the argument.
 
-    A field's name in the arguments may be given by its metadata, as {"name": "from"}: `from` is a
-    word of Python's.
+    A field's metadata may give another argument name, as {"name": "from"}: `from` is a keyword of
+    Python and cannot name a field.
     """
     hints = get_type_hints(kind)
     known = {field.metadata.get("name", field.name): field for field in fields(kind)}  # type: ignore[arg-type]

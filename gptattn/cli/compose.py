@@ -1,4 +1,4 @@
-"""From a command line's overrides to typed settings, and Hydra's complaints in our own words."""
+"""Composes overrides into typed settings with Hydra, and turns Hydra's errors into UserErrors."""
 
 import difflib
 import re
@@ -32,25 +32,26 @@ from gptattn.settings.values import suggest, typed
 from gptattn.sweep.plan import Plan
 
 CONFIG_NAME = "train"
-# Beside the package in a source tree, inside of it in a wheel.
+# conf/ lies beside the package in a source tree, and inside it in a wheel.
 CONF = next(
     folder
     for folder in (Path(__file__).parents[1] / "conf", Path(__file__).parents[2] / "conf")
     if folder.is_dir()
 )
-LONGEST_NAME = 200  # characters of a setting's or choice's name, which Hydra looks for as a file
+LONGEST_NAME = 200  # characters; Hydra looks for files of these names, which have a limit
 SUBDIR = "hydra.sweep.subdir="
 
 
 def register_resolvers() -> None:
+    """Register the `${run_name:...}` resolver, and our reader of config files with Hydra."""
     OmegaConf.register_new_resolver("run_name", run_name, use_cache=True, replace=True)
     register_checked_files()
 
 
 def settings(overrides: Sequence[str] = ()) -> TrainConfig:
-    """The checked settings of a run, from what a command line would say: `["attn=gqa", "seed=2"]`.
+    """Return the checked settings of a run from overrides, such as `["attn=gqa", "seed=2"]`.
 
-    Raises ConfigError, naming the field.
+    Raises ConfigError, which names the field.
     """
     with composed(with_paths_quoted(overrides)) as cfg:
         found = to_train_config(cfg)
@@ -65,10 +66,10 @@ def composed(
     run_mode: RunMode = RunMode.RUN,
     config_dir: str | None = None,
 ) -> Iterator[DictConfig]:
-    """The config of one job, hydra's node included, while `${hydra:...}` resolves to it.
+    """Yield the config of one job, with hydra's node; inside, `${hydra:...}` resolves to it.
 
-    `config_dir`: a folder of somebody else's beside ours. Hydra's complaints, also of what is done
-    with the config, become UserErrors.
+    `config_dir` is a config folder to search in addition to conf/. Errors of Hydra and OmegaConf,
+    also those raised inside the with block, become UserErrors.
     """
     register_resolvers()
     version.setbase("1.3")
@@ -84,7 +85,7 @@ def composed(
 
 @contextmanager
 def _hydra(config_dir: str | None) -> Iterator[ConfigLoader]:
-    """A Hydra that reads conf/, as its own `main` would make it."""
+    """Yield the config loader of a Hydra that reads conf/, made as `hydra.main` makes it."""
     search = create_config_search_path(str(CONF))
     if config_dir is not None:
         folder, schema = Path(config_dir).absolute(), SearchPathQuery(provider="schema")
@@ -99,7 +100,7 @@ def _hydra(config_dir: str | None) -> Iterator[ConfigLoader]:
 
 @contextmanager
 def complaints(overrides: Sequence[str] = ()) -> Iterator[None]:
-    """What Hydra or OmegaConf say of these overrides becomes a UserError."""
+    """Turn errors of Hydra or OmegaConf about these overrides into UserErrors."""
     try:
         yield
     except OmegaConfBaseException as error:
@@ -114,20 +115,24 @@ def _load(
     _check_choices(overrides, run_mode)
     try:
         with warnings.catch_warnings():
-            # Of a folder that is not there Hydra only warns, in several lines.
+            # Hydra only warns about a missing folder, in several lines: make it an error.
             warnings.filterwarnings("error", message="provider=hydra.searchpath")
             cfg = loader.load_configuration(config_name, list(overrides), run_mode)
     except UserWarning as error:
         raise ConfigError("hydra.searchpath", f"{error}; give folders that are there") from error
     except (ValueError, TypeError, LookupError, RecursionError) as error:
-        # What Hydra did not foresee: numbers of thousands of digits, a group without a name.
+        # Errors that Hydra does not catch: numbers of thousands of digits, a group without a name.
         raise ConfigError("command line", f"Hydra cannot compose this: {error}") from error
     check_composed(cfg, overrides)
     return cfg
 
 
 def _check_choices(overrides: Sequence[str], run_mode: RunMode) -> None:
-    """A choice is the name of a file in its group: no path, no list, no null, no number."""
+    """Raise ConfigError unless each choice is the name of a file in its group.
+
+    Paths are always refused. A single run also refuses lists, null and numbers; a sweep may have
+    lists.
+    """
     for override in overrides:
         group, _, choice = override.partition("=")
         if len(group) > LONGEST_NAME:
@@ -141,20 +146,23 @@ def _check_choices(overrides: Sequence[str], run_mode: RunMode) -> None:
             raise ConfigError(group, f"{choice} are several choices; add -m to try each of them")
         path = re.search(r"[/\\]|\.\.", choice) is not None
         plain = re.fullmatch(r"[A-Za-z_][\w.-]*|", choice) is not None and choice != "null"
-        path = path or len(choice) > LONGEST_NAME  # a file's name would be refused by the disk
+        path = path or len(choice) > LONGEST_NAME  # too long for a file name
         if path or (run_mode == RunMode.RUN and not plain):
             raise ConfigError(group, f"{choice!r} is no choice; {suggest(choice, names)}")
 
 
 def _choices(group: str) -> list[str]:
-    """The names of the files in a group; none where it is no group."""
+    """Return the names of the files in a group; none if there is no such group."""
     if not group or not (CONF / group).is_dir():
         return []
     return [file.stem for file in (CONF / group).glob("*.yaml")]
 
 
 def to_train_config(cfg: DictConfig) -> TrainConfig:
-    """The typed settings of a composed config. Raises for a value of the wrong type."""
+    """Return the typed settings of a composed config.
+
+    Raises ConfigError for a value of the wrong type, or a `match_to` that is no variant.
+    """
     settings = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
     OmegaConf.resolve(settings)
     OmegaConf.set_struct(settings, False)
@@ -171,7 +179,7 @@ def to_train_config(cfg: DictConfig) -> TrainConfig:
 
 @complaints()
 def attention_settings(variant: str, settings: TrainConfig) -> dict[str, Any]:
-    """What the variant's file in conf/attn says, for a model of these settings."""
+    """Return the settings in the variant's file in conf/attn, for a model of these settings."""
     spec = _settings_of("to", variant, OmegaConf.create(asdict(settings)), [CONF / "attn"])
     plain = OmegaConf.to_container(spec)
     assert isinstance(plain, dict)
@@ -186,7 +194,7 @@ def _searched() -> list[Path]:
 def _settings_of(
     field: str, variant: str, settings: DictConfig, folders: Sequence[Path]
 ) -> DictConfig:
-    """What the variant's own file says, its interpolations resolved in these settings."""
+    """Return the variant's file with its interpolations resolved against `settings`."""
     files = {file.stem: file for folder in folders for file in folder.glob("*.yaml")}
     if variant not in files:
         raise ConfigError(field, f"{variant!r} is no variant; {suggest(variant, files)}")
@@ -200,7 +208,7 @@ def _settings_of(
 
 
 def composed_job(loader: ConfigLoader, config: DictConfig, overrides: Sequence[str]) -> DictConfig:
-    """The config of a sweep's job, hydra's node included; `config` is the sweep's own.
+    """Return the config of one job of a sweep, with hydra's node; `config` is the sweep's config.
 
     Raises a UserError for overrides that do not compose.
     """
@@ -212,15 +220,18 @@ def composed_job(loader: ConfigLoader, config: DictConfig, overrides: Sequence[s
 
 
 def job_of(plan: Plan) -> list[str]:
-    """The overrides by which a launcher gets this plan, in this folder."""
+    """Return the overrides that a launcher needs to run this plan in its folder."""
     return [*plan.overrides, f"{SUBDIR}{quoted(plan.folder.name)}"]
 
 
 def worker_command(config: DictConfig, plan: Plan) -> list[str]:
-    """The command that makes this run of the sweep `config` in a process of its own."""
+    """Return the command that makes or resumes this run of the sweep in its own process.
+
+    `config` is the sweep's config.
+    """
     command = [sys.executable, "-m", "gptattn.cli.worker"]
     if plan.begun:
-        # Its own record allows it no packages.
+        # The `allow_targets` in a run's record does not count: pass it again.
         own = plan.cfg.allow_targets
         return [
             *command,
@@ -240,8 +251,8 @@ def worker_command(config: DictConfig, plan: Plan) -> list[str]:
 
 
 def with_paths_quoted(arguments: Sequence[str]) -> list[str]:
-    """The arguments, values that name an existing path in quotes: run folders have commas and
-    equals signs in their names, which mean something to Hydra.
+    """Return the arguments with quotes around values that name an existing path: run folders have
+    commas and equals signs in their names, which Hydra would interpret.
     """
     ready = []
     for argument in arguments:
@@ -259,30 +270,34 @@ def _exists(value: str) -> bool:
 
 
 def quoted(value: str) -> str:
-    # Backslashes count double before a quote, which gets one of its own, and at the end.
+    """Quote a value for Hydra's override grammar."""
+    # Hydra reads two backslashes as one only before a quote and at the end: double them there.
     escaped = re.sub(r"(\\+)('|$)", r"\1\1\2", value).replace("'", "\\'")
     return f"'{escaped}'"
 
 
 def run_folder(cfg: DictConfig) -> Path:
-    """Where Hydra will put this run. Raises ConfigError where nothing is named."""
+    """Return the folder that Hydra will use for this run. Raises ConfigError if none is given."""
     if not cfg.hydra.run.dir:
         raise ConfigError("hydra.run.dir", "is empty; name a folder, or leave it out")
     return Path(cfg.hydra.run.dir)
 
 
 def run_name(variant: str, seed: int, overrides: ListConfig) -> str:
-    """`<variant>_s<seed>[,key=value...]_<id>`: readable in TensorBoard, and never given twice."""
+    """Return `<variant>_s<seed>[,key=value...]_<id>`; the random id keeps two starts apart.
+
+    Only overrides of settings that belong in a run's name are included.
+    """
     given = [str(override).lstrip("+~") for override in overrides]
     named = [o for o in given if meaning(o.partition("=")[0].partition("@")[0]).named]
     settings = "".join("," + override for override in named)
-    # A folder's name may have 255 bytes; settings beyond that are in the run's config.yaml.
+    # A folder name may have 255 bytes. The settings that are cut off are still in config.yaml.
     safe = re.sub(r"[^\w.,=+-]", "-", settings, flags=re.ASCII)[:150]
     return f"{variant}_s{seed}{safe}_{secrets.token_hex(3)}"
 
 
 def _from_omegaconf(error: OmegaConfBaseException) -> ConfigError:
-    """What OmegaConf says of a setting, in our form."""
+    """Return the ConfigError for OmegaConf's error about a setting."""
     field = str(error.full_key or error.key or "config")
     if isinstance(error, MissingMandatoryValue):
         return ConfigError(field, "is missing; give a value")
@@ -290,7 +305,7 @@ def _from_omegaconf(error: OmegaConfBaseException) -> ConfigError:
 
 
 def _from_hydra(error: HydraException, overrides: Sequence[str]) -> UserError:
-    """What Hydra says of these overrides, in our form."""
+    """Return the UserError for Hydra's error about these overrides."""
     if isinstance(error, MissingConfigException):
         group, _, choice = (error.missing_cfg_file or "").rpartition("/")
         known = suggest(choice, error.options or [])
@@ -329,7 +344,7 @@ def _from_hydra(error: HydraException, overrides: Sequence[str]) -> UserError:
 
 
 def _unknown_key(key: str, overrides: Sequence[str]) -> ConfigError:
-    # The choices of groups decide which settings there are.
+    # Which settings exist depends on the chosen config files.
     choices = [o for o in overrides if re.match(r"[\w/]+=", o) and not o.startswith(f"{key}=")]
     keys = _keys(choices)
     group = key.partition(".")[0]
@@ -349,7 +364,7 @@ def _unknown_key(key: str, overrides: Sequence[str]) -> ConfigError:
 
 
 def _keys(choices: Sequence[str]) -> list[str]:
-    # As for a sweep, whose lists of values it sets aside.
+    # MULTIRUN, since the choices may be a sweep's lists of values, which it sets aside.
     with composed(choices, run_mode=RunMode.MULTIRUN) as cfg:
         return [name for name in _dotted_keys(cfg) if not name.startswith("hydra.")]
 

@@ -1,5 +1,5 @@
-"""How a command ends: one line for a mistake, an exit code, and Ctrl-C. Knows no Hydra: what
-calls Hydra makes UserErrors of its complaints there.
+"""Ends a command: one line for a user's mistake, the exit code, and Ctrl-C. It does not import
+Hydra: whoever calls Hydra turns its errors into UserErrors.
 """
 
 import errno
@@ -19,18 +19,18 @@ from gptattn.errors import (
 from gptattn.machine.disk import REFUSALS
 from gptattn.machine.signals import open_output, reader_gone
 
-LONGEST_LINE = 900  # characters of an error; its end says what would be right
+LONGEST_LINE = 900  # characters of an error line; a longer one loses its middle, not its end
 NO_PLACE = {errno.ENOENT, errno.ENAMETOOLONG}
 IN_THE_WAY = {errno.ENOTDIR, errno.EISDIR, errno.EEXIST}
 
 
 def ended(run: Callable[[], int | None], debug: bool = False) -> int:
-    """Run a command; its exit code: what it returns, or that of the error that it raises."""
+    """Run a command; return its own exit code, or that of the error that it raises."""
     open_output()
     try:
         try:
             code = run()
-        except SystemExit as end:  # after Hydra's help, or a signal
+        except SystemExit as end:  # Hydra raises it after its help, our handler on a signal
             code = int(end.code or 0)
         sys.stdout.flush()
     except BrokenPipeError:
@@ -44,7 +44,7 @@ def ended(run: Callable[[], int | None], debug: bool = False) -> int:
 
 
 def report(error: Exception, debug: bool = False) -> int:
-    """One line on stderr for a user's mistake, a traceback for ours; return the exit code."""
+    """Print one error line to stderr, with a traceback for a bug of ours; return the exit code."""
     packages = _packages(sys.argv)
     known = as_user_error(error, packages)
     if debug or known is None:
@@ -59,7 +59,7 @@ def report(error: Exception, debug: bool = False) -> int:
     if isinstance(known, ForeignError) and not debug:
         message += "; --debug shows the traceback"
     line = re.sub(r"\s*[\r\n]\s*", " ", message).strip()
-    # What was given is told again; a terminal must not obey what is in it.
+    # The message may repeat the user's input: replace what could control the terminal.
     line = "".join(c if c.isprintable() else "\ufffd" for c in line)
     if len(line) > LONGEST_LINE:
         line = f"{line[: LONGEST_LINE * 2 // 3]} … {line[-LONGEST_LINE // 3 :]}"
@@ -68,15 +68,15 @@ def report(error: Exception, debug: bool = False) -> int:
 
 
 def _packages(arguments: Sequence[str]) -> list[str]:
-    """What `allow_targets=` says, however it is written: of this an error must not come."""
+    """Return the packages in `allow_targets=`, however it is written: this must not raise."""
     given = [a.partition("=")[2] for a in arguments if re.match(r"\+*allow_targets=", a)]
     return re.findall(r"[\w.]+", " ".join(given))
 
 
 def as_user_error(error: BaseException, packages: Sequence[str] = ()) -> UserError | None:
-    """What the machine, one of these `packages` or the disk complain of, in our form.
+    """Return the UserError for an error of the machine, the disk or one of these `packages`.
 
-    None for a bug of ours.
+    Return None for any other error: a bug of ours.
     """
     if isinstance(error, UserError):
         return error

@@ -1,7 +1,7 @@
-"""The command line: Hydra's overrides in, a checked run out, and one line for a mistake.
+"""The training command: turns Hydra's overrides into a checked run, and a mistake into one line.
 
-All that a user can get wrong is found before Hydra makes a folder; for a sweep by the sweeper in
-`hydra_plugins/gptattn_sweep.py`.
+A user's mistake is found before Hydra makes a folder. For a sweep, the sweeper in
+`hydra_plugins/gptattn_sweep.py` checks the runs.
 """
 
 import contextlib
@@ -58,11 +58,11 @@ if TYPE_CHECKING:
 
 
 def main() -> NoReturn:
-    """`gptattn-train`, and what train.py calls. Exits with the codes of `gptattn.errors`."""
+    """Run `gptattn-train` or train.py. Exits with the codes of `gptattn.errors`."""
     debug = "--debug" in sys.argv
     sys.argv = [argument for argument in sys.argv if argument != "--debug"]
     sys.argv[1:] = with_paths_quoted(sys.argv[1:])
-    # argparse takes overrides in one run only: a flag between two of them would end it.
+    # argparse accepts overrides only as one block, which a -m in between would split.
     sys.argv[1:] = sorted(sys.argv[1:], key=lambda argument: argument not in ("-m", "--multirun"))
     for number in heeded():
         interrupts = number == signal.SIGINT
@@ -71,14 +71,14 @@ def main() -> NoReturn:
 
 
 def _terminated(signum: int, frame: object) -> NoReturn:
-    signal.signal(signum, signal.SIG_IGN)  # once is enough
+    signal.signal(signum, signal.SIG_IGN)  # ignore a second one while this one is handled
     tell(WORDS[signal.Signals(signum)])
     raise SystemExit(128 + signum)
 
 
 def _main() -> None:
     register_resolvers()
-    # Hydra's own handler prints several lines and exits with 1; with this it lets errors through.
+    # Hydra's own handler prints several lines and exits with 1; this makes it raise errors instead.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     args = _parse_arguments()
     resume, overrides = resume_argument(args.overrides)
@@ -97,19 +97,20 @@ def _main() -> None:
 
 
 def _run(args: Namespace) -> None:
-    """One run, from its overrides to its summary, of one composition."""
+    """Make one run, from its overrides to its summary; the config is composed only once."""
     name = args.config_name or CONFIG_NAME
     with composed(args.overrides, name, config_dir=args.config_dir) as cfg:
         ready, folder = _checked(cfg)
-        # Before Hydra, which writes into the folder first and asks later.
+        # Check the folder first: Hydra would write into it without a check.
         with _new_run(folder):
             _as_hydras_job(cfg, folder, lambda: _train_and_tell(ready, folder.absolute()))
 
 
 def _as_hydras_job(cfg: DictConfig, folder: Path, task: Callable[[], object]) -> None:
-    """Do the task as Hydra does a job: its record in .hydra/, its logging, its environment.
+    """Run the task as a Hydra job: with its record in .hydra/, its logging and its environment.
 
-    `folder`: what the config names; a name with a random part is settled with that.
+    `folder` is the folder that `hydra.run.dir` gave. It is written back into the config, since its
+    random part must not be resolved again.
     """
     told = [] if cfg.hydra.mode else ["hydra.mode=RUN"]
     with read_write(cfg.hydra), open_dict(cfg.hydra):
@@ -124,15 +125,15 @@ def _as_hydras_job(cfg: DictConfig, folder: Path, task: Callable[[], object]) ->
         job_subdir_key=None,
         hydra_context=context,
     )
-    # Past Hydra, which would add words of its own.
+    # Not `done.return_value`: it prints a line of Hydra's before it raises.
     if isinstance(done._return_value, Exception):
         raise done._return_value
 
 
 def _leave_to_hydra(args: Namespace) -> None:
-    """A sweep, or what Hydra shows of the settings, once they compose."""
+    """Let Hydra run a sweep or show the settings, after a check that they compose."""
     if not args.hydra_help:
-        # A sweeper checks each of its runs; by then Hydra must have composed what they share.
+        # The sweeper checks each run, but only after Hydra has composed the settings they share.
         name, mode = args.config_name or CONFIG_NAME, RunMode.MULTIRUN
         mode = mode if args.multirun else RunMode.RUN
         with composed(args.overrides, name, mode, args.config_dir) as cfg:
@@ -149,14 +150,14 @@ def _hydras_main() -> None:
 
 @contextlib.contextmanager
 def _new_run(folder: Path) -> Iterator[None]:
-    """Hold a folder that has no run in it. Raises RunFolderError where it has one."""
+    """Lock the folder of a new run. Raises RunFolderError if it already holds one."""
     with locked_run(folder, "hydra.run.dir"):
         if RunFolder(folder).begun:
             raise RunFolderError(
                 "hydra.run.dir",
                 f"{folder} already holds a run; resume=... goes on with it, or give another folder",
             )
-        hydras = folder / ".hydra"  # written without a look
+        hydras = folder / ".hydra"  # Hydra would follow links there
         for place in (hydras, *hydras.glob("*")):
             refuse_link(place)
         yield
@@ -173,22 +174,22 @@ def _parse_arguments() -> Namespace:
 
 
 def run_job(cfg: DictConfig) -> float:
-    """Train one run of a sweep that Hydra makes in this process; its final validation loss."""
+    """Train one run of a sweep as Hydra's job in this process; return its validation loss."""
     folder = Path(HydraConfig.get().runtime.output_dir)
     with locked_run(folder, "hydra.run.dir"):
         typed = to_train_config(cfg)
         with ending_at_once():
             from gptattn.training.precheck import check_run
         loss = _train_and_tell(check_run(typed), folder)
-    # Trainer, model and callbacks refer to each other in circles: of several runs in one
-    # process, those that are over would pile up.
+    # Trainer, model and callbacks form reference cycles: without this, finished runs would stay in
+    # memory while the next one of this process trains.
     gc.collect()
     return loss
 
 
 def _resume(folder: Path, overrides: Sequence[str]) -> None:
-    """Go on with the run in the folder; its settings are its own."""
-    # torch and lightning take seconds to import: not before the command is known to be good.
+    """Resume the run in the folder with its recorded settings, changed by the overrides."""
+    # torch and lightning take seconds to import: do so only once the command is known to be good.
     with ending_at_once():
         from gptattn.runs.load import load_config
         from gptattn.runs.resume import find_start
@@ -208,7 +209,7 @@ def _resume(folder: Path, overrides: Sequence[str]) -> None:
 
 
 def _train_and_tell(ready: "Ready", folder: Path, start: "Start | None" = None) -> float:
-    # torch and lightning take seconds to import: not before the settings are known to be good.
+    # torch and lightning take seconds to import: do so only once the settings are checked.
     with ending_at_once():
         from gptattn.machine.console import make_console
         from gptattn.training.train import train_ready
@@ -226,11 +227,11 @@ def _train_and_tell(ready: "Ready", folder: Path, start: "Start | None" = None) 
     except (SystemExit, KeyboardInterrupt, BrokenPipeError) as error:
         if ready.cfg.checkpoint and RunFolder(folder).begun:
             print(_how_to_go_on(shown, "its newest checkpoint, if any", True), file=sys.stderr)
-        # Lightning turns Ctrl-C into SystemExit(1), which would look like an end.
+        # Lightning turns Ctrl-C into SystemExit(1), which would look like an ordinary failure.
         if isinstance(error.__context__, KeyboardInterrupt):
             raise KeyboardInterrupt from error
         raise
-    # A name may hold brackets, which are markup to the console.
+    # A folder name may hold brackets, which rich would read as markup.
     console.print(f"run: {shown}", markup=False)
     parent = shlex.quote(os.path.relpath(folder.parent))
     console.print(f"look: tensorboard --logdir {parent}", markup=False)
@@ -243,7 +244,7 @@ def _how_to_go_on(shown: str, held: str, goes_on: bool) -> str:
 
 
 def _check_flags(args: Namespace) -> None:
-    """Raise ConfigError for flags that do not go together, or that are not for here."""
+    """Raise ConfigError for flags that exclude each other or are not supported."""
     if args.shell_completion and not any(
         override.startswith(("install=", "uninstall=", "query=")) for override in args.overrides
     ):
@@ -266,13 +267,13 @@ def _check_flags(args: Namespace) -> None:
 
 
 def check_job(overrides: Sequence[str], config_name: str = CONFIG_NAME) -> TrainConfig:
-    """Raise a UserError for whatever would stop this run before its first step."""
+    """Return the checked settings of a run; raise a UserError if it could not start training."""
     with composed(overrides, config_name) as cfg:
         return _checked(cfg)[0].cfg
 
 
 def _checked(cfg: DictConfig) -> "tuple[Ready, Path]":
-    """The run of this config, and where it will lie. Raises a UserError for what would stop it."""
+    """Return the config's checked run and its folder; raise a UserError if it cannot start."""
     if OmegaConf.select(cfg, "hydra.sweeper.params") and cfg.hydra.mode is None:
         raise ConfigError("command line", "these settings are a sweep's; add -m")
     if cfg.hydra.mode == RunMode.MULTIRUN:

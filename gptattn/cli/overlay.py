@@ -1,6 +1,6 @@
-"""What a config may make Hydra read and make: looked at before Hydra makes anything.
+"""Checks which files Hydra may read and which objects a config may name, before any is created.
 
-Folders of YAML (--config-dir) may come from somebody else.
+YAML folders (--config-dir) may come from others and are not trusted.
 """
 
 import re
@@ -22,18 +22,18 @@ from gptattn.machine.untrusted import LOADER, check_yaml, read_bytes
 from gptattn.settings.targets import check_name, check_targets, named
 
 FILE_BYTES = 200_000  # the largest file in conf/ has 4 kB
-TABLES = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:null")  # what a file may be, or nothing
+TABLES = ("tag:yaml.org,2002:map", "tag:yaml.org,2002:null")  # a valid root; null: an empty file
 PLUGINS = {
     "launcher": ("hydra_plugins", "hydra._internal.core_plugins"),
     "sweeper": ("hydra_plugins", "hydra._internal.core_plugins"),
 }
 HYDRAS = Path(hydra.conf.__file__).parent / "hydra"
-# What a file may not say: it lets others' code run.
+# Settings that let foreign code run: only the command line may give them, no file.
 BY_HAND = ("allow_targets", "hydra.job.env_set")
 
 
 class CheckedFiles(FileConfigSource):
-    """Hydra's reader of files, within limits, and never outside of its folder."""
+    """Hydra's reader of config files, with limits on their content and no way out of its folder."""
 
     def load_config(self, config_path: str) -> ConfigResult:
         _check_path(config_path)
@@ -41,7 +41,7 @@ class CheckedFiles(FileConfigSource):
         read_config_text(file)
         try:
             return super().load_config(config_path)
-        except (ValueError, yaml.YAMLError) as error:  # of values: a class's tag, a key twice
+        except (ValueError, yaml.YAMLError) as error:  # such as a Python tag or a repeated key
             raise _no_config(file, error) from None
 
     def is_group(self, config_path: str) -> bool:
@@ -53,18 +53,19 @@ class CheckedFiles(FileConfigSource):
         return super().is_config(config_path)
 
 
-# Hydra registers its reader anew in a job of submitit's, and lets one of the same name be.
+# In a submitit job Hydra registers its readers again. It keeps a reader that has the same class
+# name, and refuses any other.
 CheckedFiles.__name__ = FileConfigSource.__name__
 
 
 def register_checked_files() -> None:
-    """From here on, Hydra reads files through CheckedFiles."""
+    """Make Hydra read its files through CheckedFiles."""
     Plugins.instance()  # registers Hydra's own reader, which ours replaces
     SourcesRegistry.instance().types[FileConfigSource.scheme()] = CheckedFiles
 
 
 def read_config_text(file: Path) -> str:
-    """The text of a group's YAML file. Raises ConfigError, naming it, for one past the limits."""
+    """Return the text of a YAML file. Raises ConfigError if it exceeds a limit or is no mapping."""
     try:
         text = read_bytes(file, FILE_BYTES).decode("utf-8")
         check_yaml(text)
@@ -83,7 +84,7 @@ def _no_config(file: Path, error: Exception) -> ConfigError:
 
 
 def _check_path(path: str) -> None:
-    """`path` is a group and a choice in it, as Hydra joins them."""
+    """Raise ConfigError if `path`, a group and a choice as `group/choice`, leaves the folder."""
     if path.startswith("/") or "\\" in path or ".." in path.split("/") or "\0" in path:
         raise ConfigError(
             path.partition("/")[0][:80] or "config",
@@ -92,7 +93,7 @@ def _check_path(path: str) -> None:
 
 
 def check_composed(cfg: DictConfig, overrides: Sequence[str]) -> None:
-    """Raise ConfigError for what a composed config may not name, hydra's own node included."""
+    """Raise ConfigError if a composed config, or hydra's node in it, names what is not allowed."""
     plain: Any = OmegaConf.to_container(cfg, resolve=False)
     own = plain.pop("hydra", None) or {}
     for name in BY_HAND:
@@ -106,7 +107,7 @@ def check_composed(cfg: DictConfig, overrides: Sequence[str]) -> None:
         field = ".".join(("hydra", *path, "_target_"))
         if len(path) != 1 or path[0] not in PLUGINS:
             raise ConfigError(field, "has no meaning there; leave it out")
-        # Hydra's own plugins lie in a module that begins with _.
+        # Hydra's own plugins lie in a private module.
         check_name(field, target, PLUGINS[path[0]], private=True)
     for name in PLUGINS:
         if not isinstance(own.get(name), dict) or "_target_" not in own[name]:
@@ -127,7 +128,7 @@ def _check_sweeper(node: dict[str, Any]) -> None:
 
 
 def _check_logging(group: str, node: Any) -> None:
-    """Python's logging makes objects of what it reads: only Hydra's own files are given to it."""
+    """Accept only Hydra's own logging files: Python's logging creates any object a config names."""
     own = _hydras(group)
     if node not in own.values():
         raise ConfigError(
@@ -138,6 +139,6 @@ def _check_logging(group: str, node: Any) -> None:
 
 @cache
 def _hydras(group: str) -> dict[str, Any]:
-    """What Hydra's own files of this group say, by their names."""
+    """Return the contents of Hydra's own files of this group, by name."""
     files = sorted((HYDRAS / group).glob("*.yaml"))
     return {file.stem: yaml.load(file.read_text(), Loader=LOADER) for file in files}

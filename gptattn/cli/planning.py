@@ -1,4 +1,4 @@
-"""The runs that a sweep's command line makes: from the overrides of each to its Plan."""
+"""Turns the overrides of each run of a sweep into its Plan."""
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
@@ -20,12 +20,12 @@ from gptattn.sweep.plan import Plan
 def planned(
     loader: ConfigLoader, config: DictConfig, jobs: Sequence[Sequence[str]], number: int = 0
 ) -> Iterator[tuple[int, Plan]]:
-    """Each of these jobs' number, the first one's being `number`, and its plan; in any order.
+    """Yield (job number, plan) for each job, in any order; the first job's number is `number`.
 
-    `config` is the sweep's own. Hydra takes 0.1 s to compose a job, so jobs that differ in plain
-    values alone, as in a seed, share a composition. In it the values are set the way that Hydra
-    sets them, and all that interpolates them is resolved anew for each job. Raises a UserError for
-    overrides that do not compose.
+    A job is its list of overrides; `config` is the sweep's config. Hydra takes 0.1 s to compose a
+    job, so jobs that differ only in plain values, such as the seed, share one composition. Their
+    values are then set in it as Hydra would set them, and interpolations are resolved again for
+    each job. Raises a UserError for overrides that do not compose.
     """
     parser = OverridesParser.create()
     shared = set.intersection(*map(set, jobs)) if jobs else set[str]()
@@ -47,7 +47,10 @@ def planned(
 
 
 def _values(config: DictConfig, job: Sequence[Override]) -> dict[str, Any]:
-    """The plain values that it gives to what is one in `config`, where nothing else touches it."""
+    """Return key -> value for the overrides of the job that do no more than set a plain value.
+
+    The key must hold a plain value in `config`, and no other override may touch it.
+    """
     keys = [override.key_or_group for override in job]
     found = {}
     for override in job:
@@ -61,7 +64,7 @@ def _values(config: DictConfig, job: Sequence[Override]) -> dict[str, Any]:
 
 
 def _is_value(config: DictConfig, key: str) -> bool:
-    """Whether `config` has a single value there: no group, no part of Hydra's, no class's name."""
+    """Whether `key` is a plain value in `config`: no group, no `_target_`, not in hydra's node."""
     parent, _, name = key.rpartition(".")
     node = OmegaConf.select(config, parent) if parent else config
     if key.startswith("hydra.") or name == "_target_" or key in config.hydra.runtime.choices:
@@ -71,7 +74,7 @@ def _is_value(config: DictConfig, key: str) -> bool:
 
 
 def _tell_hydra(cfg: DictConfig, config: DictConfig, number: int, job: Sequence[Override]) -> None:
-    """What Hydra's own node says of a job."""
+    """Set the fields of hydra's node that describe the job, as Hydra does."""
     own = [override for override in job if not override.is_hydra_override()]
     with read_write(cfg.hydra), open_dict(cfg.hydra):
         cfg.hydra.overrides.task = [str(override.input_line) for override in own]
@@ -80,14 +83,14 @@ def _tell_hydra(cfg: DictConfig, config: DictConfig, number: int, job: Sequence[
         cfg.hydra.job.override_dirname = get_overrides_dirname(
             own, kv_sep=form.kv_sep, item_sep=form.item_sep, exclude_keys=form.exclude_keys
         )
-    # What a resolver said for one job it need not say for the next; of the sweep it keeps.
+    # Cached resolver results of the previous job must not be reused; those of the sweep must.
     OmegaConf.copy_cache(from_config=config, to_config=cfg)
 
 
 def _plan(cfg: DictConfig, job: Sequence[Override], shared: Collection[str]) -> Plan:
-    """The run of this composed job, its folder's name settled.
+    """Return the plan of this composed job, with its final folder name.
 
-    `shared` are the overrides of all jobs: they tell none from another, and stand in no name.
+    `shared` are the overrides that all jobs have; they are left out of the names.
     """
     before = HydraConfig.instance().cfg
     HydraConfig.instance().set_config(cfg)

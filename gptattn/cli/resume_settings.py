@@ -1,4 +1,4 @@
-"""The settings of a run that goes on: those that it has, and the few that may be changed."""
+"""The settings of a resumed run: its recorded ones, with the few changes that are allowed."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -17,7 +17,10 @@ BUDGETS = ("steps", "tokens", "seconds", "flops")
 
 
 def resume_argument(overrides: Sequence[str]) -> tuple[str | None, list[str]]:
-    """The folder of `resume=FOLDER` where that is given, and the other overrides."""
+    """Return the folder of `resume=FOLDER`, or None, and the other overrides.
+
+    Raises ConfigError if the folder is empty or given twice.
+    """
     folders = [o.partition("=")[2] for o in overrides if o.startswith("resume=")]
     others = [o for o in overrides if not o.startswith("resume=")]
     if len(folders) > 1 or "" in folders:
@@ -29,7 +32,10 @@ def resume_argument(overrides: Sequence[str]) -> tuple[str | None, list[str]]:
 
 
 def allowed_packages(overrides: Sequence[str]) -> list[str]:
-    """What `allow_targets=[...]` says among the overrides: the record's own does not count."""
+    """Return the packages that the override `allow_targets=[...]` lists.
+
+    Those in the run's record do not count. Raises ConfigError if it is no list of names.
+    """
     packages: Any = []
     for override in overrides:
         if override.startswith("allow_targets="):
@@ -40,10 +46,10 @@ def allowed_packages(overrides: Sequence[str]) -> list[str]:
 
 
 def resumed(recorded: TrainConfig, overrides: Sequence[str], threads: int | None) -> TrainConfig:
-    """The settings of the record, changed by what may be.
+    """Return the recorded settings with the overrides applied.
 
-    `threads`: those that the run had. Raises ConfigError, naming the field, for a change that
-    would make another run of it.
+    `threads` is the number of CPU threads that the run used, None if unknown. Raises ConfigError,
+    which names the field, for a change that is not allowed when a run resumes.
     """
     settings = recorded
     given = [_parsed(override) for override in overrides]
@@ -52,7 +58,7 @@ def resumed(recorded: TrainConfig, overrides: Sequence[str], threads: int | None
     kinds = [o.key_or_group.removeprefix("budget.") for o in given if o.value() is not None]
     kinds = [kind for kind in kinds if kind in BUDGETS]
     for other in BUDGETS:
-        # One kind of budget takes the place of another.
+        # A new budget in one unit replaces the old one in another.
         if len(kinds) == 1 and other != kinds[0]:
             settings = _changed(settings, f"budget.{other}", None)
     check(settings)
@@ -96,7 +102,7 @@ def _applied(
 
 
 def _changed(settings: TrainConfig, key: str, value: Any) -> TrainConfig:
-    """The settings with this value under this dotted name; of a table, what it gives anew."""
+    """Return the settings with `value` at the dotted name; a dict is merged into the old one."""
     node = asdict(settings)
     *path, name = key.split(".")
     parent = node

@@ -1,4 +1,4 @@
-"""What the commands share: help, `--debug`, and one line for a mistake."""
+"""What the commands share: help, `--debug`, and one line for a user's mistake."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -10,7 +10,7 @@ from gptattn.cli.ending import ended
 def run_script(help: str, run: Callable[[Sequence[str]], None]) -> int:
     """Run with the command line's arguments; return the exit code. Without any, print the help.
 
-    COMMAND in the help stands for what was called.
+    COMMAND in the help is replaced by the command as the user called it.
     """
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     if not arguments or arguments[0] in ("-h", "--help"):
@@ -20,6 +20,6 @@ def run_script(help: str, run: Callable[[Sequence[str]], None]) -> int:
 
 
 def called() -> str:
-    """The command as its user gave it: `python scripts/convert.py` or `gptattn-convert`."""
+    """Return the command as the user called it: `python scripts/convert.py`, `gptattn-convert`."""
     program = sys.argv[0]
     return f"python {program}" if program.endswith(".py") else Path(program).name

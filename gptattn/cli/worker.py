@@ -1,7 +1,7 @@
-"""One run of a sweep: `python -m gptattn.cli.worker OVERRIDES`, started by the sweep.
+"""Makes one run of a sweep: `python -m gptattn.cli.worker OVERRIDES`, started by the sweep.
 
-The same as `gptattn-train OVERRIDES`, but it ends when the sweep's own process does: the pipe that
-is its stdin closes then, however that process died.
+The same as `gptattn-train OVERRIDES`, but it ends when the sweep's process ends, even by a kill:
+its stdin is a pipe from that process, which closes then.
 """
 
 import os
@@ -13,7 +13,7 @@ from gptattn.cli.main import main
 
 
 def _end_with_the_sweep(pipe: int) -> None:
-    # Not through sys.stdin: its lock, held by this thread, would break the interpreter's end.
+    # Not sys.stdin: this thread would hold its lock when the interpreter shuts down, which aborts.
     while os.read(pipe, 1024):
         pass
     os.kill(os.getpid(), signal.SIGTERM)
@@ -21,8 +21,8 @@ def _end_with_the_sweep(pipe: int) -> None:
 
 if __name__ == "__main__":
     sweep = os.dup(0)
-    # Whoever reads stdin, a debugger for one, finds its end at once.
+    # Code that reads stdin, such as a debugger, gets end of file at once.
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     threading.Thread(target=_end_with_the_sweep, args=(sweep,), daemon=True).start()
-    sys.argv.append("--debug")  # what it prints is a log, where a traceback has its place
+    sys.argv.append("--debug")  # its output goes to a log file, which should have tracebacks
     main()

@@ -1,4 +1,4 @@
-"""Curves over seeds: mean and 95% band of each variant on a common grid."""
+"""Averages curves over seeds: mean and 95% band of each variant on a common grid."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,14 +12,17 @@ from gptattn.compare.results import Section
 from gptattn.compare.statistics import t_factor
 
 GRID = 200
-# Student's factor for two seeds is 12.7 over the root of 2: a band that hides all else.
+# For two seeds Student's t is 12.7, divided by the root of 2: such a band would fill the plot.
 FEWEST_FOR_BAND = 3
-FEWEST_VALIDATIONS = 4  # with fewer, the training loss shows more
+FEWEST_VALIDATIONS = 4  # with fewer points, plot the training loss instead
 
 
 @dataclass(frozen=True)
 class Band:
-    """Over n seeds, arrays [points]; below FEWEST_FOR_BAND seeds low and high are None."""
+    """Mean curve and 95% interval over n seeds, arrays [points].
+
+    `low` and `high` are None below FEWEST_FOR_BAND seeds.
+    """
 
     n: int
     x: Floats
@@ -30,9 +33,9 @@ class Band:
 
 
 def band(xs: Sequence[Floats], ys: Sequence[Floats]) -> Band | None:
-    """Mean and Student's 95% interval at each point where all curves have a value.
+    """Return the mean and Student's 95% interval over the x range that all curves share.
 
-    Between its points a curve is taken as straight. None where the curves share no stretch.
+    Curves are interpolated linearly between their points. Return None if they share no range.
     """
     finite = [np.isfinite(x) & np.isfinite(y) for x, y in zip(xs, ys, strict=True)]
     xs = [x[ok] for x, ok in zip(xs, finite, strict=True) if ok.any()]
@@ -53,7 +56,7 @@ def band(xs: Sequence[Floats], ys: Sequence[Floats]) -> Band | None:
 
 
 def curve_kind(section: Section, curves: Mapping[Path, Curves]) -> str:
-    """`val`, where every run that has curves was validated often enough; otherwise `train`."""
+    """Return `val` if each run with curves has FEWEST_VALIDATIONS validations, else `train`."""
     lengths = [
         len(curves[run.folder].val)
         for row in section.rows
@@ -66,7 +69,10 @@ def curve_kind(section: Section, curves: Mapping[Path, Curves]) -> str:
 def section_bands(
     section: Section, curves: Mapping[Path, Curves], kind: str, axis: str, value: str = "loss"
 ) -> dict[str, Band]:
-    """The band of each row that has curves; `axis` is step, tokens, seconds or flops."""
+    """Return the band of each row that has curves, by row name.
+
+    `kind` is val or train; `axis` is step, tokens, seconds or flops; `value` is a field of Curve.
+    """
     found = {}
     for row in section.rows:
         members: list[Curve] = [
@@ -82,7 +88,7 @@ def section_bands(
 
 
 def start_time(section: Section, curves: Mapping[Path, Curves], name: str) -> float:
-    """When the first run of the row began, in seconds since 1970; 0 where none says."""
+    """Return when the row's first run began, in seconds since 1970; 0 if no run recorded it."""
     (row,) = (row for row in section.rows if row.name == name)
     starts = [curves[run.folder].start for run in row.runs if run.folder in curves]
     return min((s for s in starts if math.isfinite(s)), default=0.0)

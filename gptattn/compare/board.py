@@ -1,4 +1,4 @@
-"""The aggregate as TensorBoard runs: mean, lower and upper line of each variant."""
+"""Writes the comparison as TensorBoard runs: mean, lower and upper line of each variant."""
 
 import re
 import time
@@ -30,11 +30,11 @@ Series = tuple[str, Floats, Floats, Floats]  # tag, steps, seconds, values
 
 
 def write_board(comparison: Comparison, folder: Path) -> None:
-    """Replace the event files of a former report below `folder`: up to three runs per row.
+    """Write up to three TensorBoard runs per row below `folder`, replacing an earlier report's.
 
-    The folder that it lies in is there.
+    The parent of `folder` must exist. Raises DiskError if `folder` is a link.
     """
-    make_folder(folder, folder.parent)  # which is no link: files are removed there
+    make_folder(folder, folder.parent)  # refuses a link, since files are removed below it
     remove_former_board(folder)
     taken: set[Path] = set()
     for section in comparison.sections:
@@ -50,19 +50,19 @@ def write_board(comparison: Comparison, folder: Path) -> None:
 
 
 def _file_name(name: str) -> str:
-    """Fit for a folder: what a setting holds may have slashes in it."""
+    """Return `name` as a valid folder name; a setting's value may contain slashes."""
     return re.sub(r"[^\w.,=+()\- ]", "_", name)[:120].strip(" .") or "_"
 
 
 def _section_lines(
     section: Section, curves: Mapping[Path, Curves]
 ) -> dict[str, dict[str, list[Series]]]:
-    """By row, then by line (mean, lower, upper): a series per tag."""
+    """Return row name -> line (mean, lower, upper) -> one series per tag."""
     found: dict[str, dict[str, list[Series]]] = {}
     for tag, (kind, value) in TAGS.items():
         seconds = section_bands(section, curves, kind, "step", "seconds")
         for row, band in section_bands(section, curves, kind, "step", value).items():
-            # When its step was taken, on average, so that TensorBoard's RELATIVE has a meaning.
+            # The mean time at which each step was taken makes TensorBoard's RELATIVE axis right.
             since = np.interp(band.x, seconds[row].x, seconds[row].mean)
             lines = found.setdefault(row, {})
             for line, values in (("mean", band.mean), ("lower", band.low), ("upper", band.high)):
@@ -72,7 +72,7 @@ def _section_lines(
 
 
 def _write_events(root: Path, folder: Path, began: float, series: Sequence[Series]) -> None:
-    # TensorBoard's own writer starts a thread, and names the machine in the file's name.
+    # TensorBoard's own writer starts a thread and puts the host name into the file name.
     file = folder / f"events.out.tfevents.{int(time.time())}{BOARD_MARK}"
 
     def write(target: Any) -> None:

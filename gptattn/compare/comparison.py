@@ -1,4 +1,4 @@
-"""From runs to the aggregate: rows, differences, tests, fronts."""
+"""Builds the Comparison from finished runs: rows, differences, tests, Pareto fronts."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -40,15 +40,18 @@ def compare(
     split: bool = False,
     passed_over: Sequence[str] = (),
 ) -> Comparison:
-    """The comparison of the runs, without curves.
+    """Compare the runs; `with_curves` adds the curves afterwards.
 
-    Raises ConfigError where they cannot be compared, or where there is no such baseline.
+    `folders` and `passed_over` are only recorded. `baseline` is a row or variant name, by default
+    `mha`. With `split`, runs that differ in text, tokenizer or validation get sections of their
+    own. Raises ConfigError if they differ so without `split`, or if no row has the baseline's name.
     """
     whole = runs
     runs, extended = at_first_budgets(runs)
     runs, replaced = without_replaced(runs)
     kept = {run.folder for run in runs}
-    # What started from a run started from its end, not from where its first budget was over.
+    # An uptrained run started from the original's final weights, not from those at the end of its
+    # first budget. So look for originals among the unchanged runs.
     uptrainings, uptrained = part_uptrained([run for run in whole if run.folder in kept])
     everything, apart = runs, {run.folder for run in uptrained}
     runs = [run for run in runs if run.folder not in apart]
@@ -68,7 +71,7 @@ def compare(
         sections.append(_section(found, groups, name, warnings))
     sections += [_uptrained_section(uptraining) for uptraining in uptrainings]
     comparison = Comparison(list(folders), sections, [], [*passed_over, *replaced], curves={})
-    # Of several runs with one seed some are not shown, and nothing is said of those.
+    # Only the newest run of a seed is shown: drop the notes on the others.
     shown = {run.folder for run in comparison.runs}
     notes = [note for folder, note in extended.items() if folder in shown]
     return replace(comparison, warnings=[*notes, *differences_in_making(everything)])
@@ -122,11 +125,14 @@ def _uptrained_section(uptraining: Uptraining) -> Section:
 def _rivals(
     groups: Groups, leader: str, baseline: str, rows: Mapping[str, Difference]
 ) -> list[Difference]:
-    """Each other row against the leader. A pair with the baseline has its row's one decision."""
+    """Return the difference of each other row to the leader.
+
+    A pair with the baseline is not tested again: its difference is in `rows`.
+    """
     if leader == baseline:
         return list(rows.values())
     others = [name for name in groups if name not in (leader, baseline)]
-    # Picked after the fact: any of the pairs of variants could have come to be compared.
+    # The leader is picked after the losses were seen, so correct over all pairs of variants.
     pairs = math.comb(len(groups) - 1, 2)
     found = compare_pairs(groups, [(leader, name) for name in others], pairs)
     return [*([_turned(rows[leader])] if leader in rows else []), *found]
@@ -135,10 +141,10 @@ def _rivals(
 def _told_apart(
     rivals: Sequence[Difference], baseline: str, rows: Mapping[str, Difference]
 ) -> list[str]:
-    """The rows that the leader is told apart from, with 5% for any of them by mistake.
+    """Return the rows that differ from the leader, with a 5% chance of any false claim.
 
-    Of two that are not the baseline, one must also be told apart from it: so where all are equal,
-    the leader is told apart from somebody no more often than some row is from the baseline.
+    If neither of the two is the baseline, at least one must also differ from the baseline. So if
+    all variants are equal, a false claim here needs a false claim against the baseline first.
     """
     shown = {name for name, d in rows.items() if d.shown}
     return [
@@ -149,7 +155,7 @@ def _told_apart(
 
 
 def _turned(d: Difference) -> Difference:
-    """The same difference, seen from the other one."""
+    """Return the difference with variant and baseline exchanged."""
     interval = None if d.interval is None else (-d.interval[1], -d.interval[0])
     return replace(d, variant=d.baseline, baseline=d.variant, mean=0.0 - d.mean, interval=interval)
 
@@ -165,7 +171,7 @@ def _estimates(members: Sequence[Run]) -> dict[str, Estimate]:
 
 
 def _paired(members: Sequence[Run], base: Sequence[Run], metric: str) -> np.ndarray:
-    """The metric at the seeds that both have, [2, n]: the members', then the baseline's."""
+    """Return the metric at the common seeds, [2, n]: first the members', then the baseline's."""
     ours, theirs = (
         {run.seed: run.metrics[metric] for run in runs if metric in run.metrics}
         for runs in (members, base)
@@ -177,16 +183,20 @@ def _paired(members: Sequence[Run], base: Sequence[Run], metric: str) -> np.ndar
 def compare_all(
     groups: Groups, names: Sequence[str], baseline: str, comparisons: int | None = None
 ) -> list[Difference]:
-    """Each named group's loss against the baseline's, corrected over all of them."""
+    """Return each named group's validation loss minus the baseline's, paired by seed.
+
+    Groups without a seed in common with the baseline are left out. See `compare_pairs` for
+    `comparisons`.
+    """
     return compare_pairs(groups, [(baseline, name) for name in names], comparisons)
 
 
 def compare_pairs(
     groups: Groups, names: Sequence[tuple[str, str]], comparisons: int | None = None
 ) -> list[Difference]:
-    """The second's loss against the first's of each pair that has a seed in common.
+    """Return the second group's loss minus the first's for each pair with a seed in common.
 
-    Corrected over `comparisons`, by default the pairs that have seeds enough for a test.
+    The correction is over `comparisons`; by default, the pairs with two or more common seeds.
     """
     pairs = {pair: _paired(groups[pair[1]], groups[pair[0]], "val/loss") for pair in names}
     m = comparisons or sum(losses.shape[1] > 1 for losses in pairs.values())
@@ -198,7 +208,7 @@ def compare_pairs(
 
 
 def _difference(name: str, baseline: str, d: np.ndarray, comparisons: int) -> Difference:
-    """What the paired differences [n] show."""
+    """Return the statistics of the paired differences [n]."""
     n, mean = len(d), float(d.mean())
     if statistics.all_equal(d):
         return Difference(name, baseline, n, mean, 0.0, None, None, comparisons, None)
@@ -219,7 +229,10 @@ def _difference(name: str, baseline: str, d: np.ndarray, comparisons: int) -> Di
 def _speed(
     members: Sequence[Run], base: Sequence[Run], comparisons: int
 ) -> tuple[float, Interval] | None:
-    """Geometric mean of the paired ratios, with a t interval taken on their logarithms."""
+    """Return the geometric mean of the paired tokens/s ratios and the t interval of their logs.
+
+    Return None with fewer than two common seeds or a speed of 0.
+    """
     ours, theirs = _paired(members, base, "perf/tokens_per_s")
     if len(ours) < 2 or (ours <= 0).any() or (theirs <= 0).any():
         return None
@@ -233,7 +246,7 @@ def _with_fronts(rows: Sequence[Row]) -> list[Row]:
     fronts: dict[str, list[str]] = {row.name: [] for row in rows}
     for cost, metric in COSTS.items():
         having = [row for row in rows if metric in row.metrics]
-        # Of speed more is better; the front wants less of everything.
+        # `pareto_front` minimises, and more tokens/s is better.
         sign = -1 if cost == "speed" else 1
         costs = [sign * row.metrics[metric].mean for row in having]
         for i in statistics.pareto_front(costs, [row.loss for row in having]):

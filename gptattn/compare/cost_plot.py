@@ -1,4 +1,4 @@
-"""Loss against what a variant costs, with the Pareto front marked."""
+"""Plots loss against a cost of the variants, with the Pareto front marked."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,7 +16,7 @@ from gptattn.compare.plot_style import (
 )
 from gptattn.compare.results import COSTS, Estimate, Row
 
-BARS = 40  # variants, above which only those on the front have their intervals drawn
+BARS = 40  # with more variants, draw intervals only for those on the front
 COST_AXES = {
     "params": "parameters",
     "cache": "cache bytes per token",
@@ -27,9 +27,12 @@ COST_AXES = {
 def cost_plot(
     rows: Sequence[Row], looks: Mapping[str, dict[str, Any]], cost: str, prefix: str
 ) -> Plot:
-    """A point for each row: mean loss against mean cost, one of COSTS."""
+    """Plot one point per row: mean loss against mean `cost`, a key of COSTS.
+
+    Every row needs the metric of the cost. The file name begins with `prefix`.
+    """
     metric = COSTS[cost]
-    # Those on the front are named first.
+    # Rows on the front come first in the legend.
     named = sorted(rows, key=lambda row: (cost not in row.fronts, row.loss))[:MOST]
     figure, axes = new_figure(room_below([row.name for row in named]))
     points = {
@@ -70,7 +73,7 @@ def _point(axes: Any, row: Row, cost: str, look: Mapping[str, Any], barred: bool
 
 
 def seed_dots(axes: Any, x: float, row: Row, color: str) -> None:
-    """The loss of each seed, where there are too few for an interval."""
+    """Draw the loss of each seed at `x` if there are several, but too few for an interval."""
     if 1 < row.n < FEWEST_FOR_BAND:
         losses = [run.metrics["val/loss"] for run in row.runs]
         axes.plot([x] * row.n, losses, "_", color=color, markersize=9, alpha=0.6)
@@ -88,7 +91,7 @@ def _caption(cost: str, rows: int, named: int) -> str:
 
 
 def bars(estimate: Estimate) -> list[list[float]] | None:
-    """Half of the interval, down and up; None where there is none to be drawn."""
+    """Return half of the interval for matplotlib, [[down], [up]]; None if none is drawn."""
     if estimate.interval is None or estimate.interval[1] == estimate.interval[0]:
         return None
     if estimate.n < FEWEST_FOR_BAND:

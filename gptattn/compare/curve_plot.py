@@ -1,4 +1,4 @@
-"""Loss against what training took: a line and a band for each variant."""
+"""Plots loss against training tokens, FLOPs or seconds: a line and a band for each variant."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -28,13 +28,16 @@ def curve_plot(
     axis: str,
     prefix: str,
 ) -> Plot:
-    """The mean of each row's curves over `axis`, in its band. `kind` is val or train."""
-    # The baseline and the lowest losses: rows are in that order.
+    """Plot each row's mean curve and its band over `axis`, a key of AXES; `kind` is val or train.
+
+    The file name begins with `prefix`.
+    """
+    # Rows are sorted, so these are the baseline and the lowest losses.
     shown = {name: bands[name] for name in list(bands)[:MOST]}
     figure, axes = new_figure(room_below(list(shown)))
     lines = []
     for i, (name, band) in enumerate(shown.items()):
-        # Markers of different curves at different places, as the curves lie close together.
+        # Curves lie close together: shift the markers so that they do not cover each other.
         every = max(1, len(band.x) // 6)
         look = looks[name] | {"markevery": (i * every // len(shown), every), "markersize": 4}
         lines += axes.plot(band.x, band.mean, linewidth=1.4, **look)
@@ -75,12 +78,13 @@ def _curve_caption(shown: Mapping[str, Band], high: float, variants: int) -> str
 
 
 def _limits(bands: Sequence[Band]) -> tuple[float, float]:
-    """From the lowest value to where the curves are after a tenth of the way."""
+    """Return y limits from the lowest value to the highest after a tenth of the training."""
     longest = max(band.x[-1] for band in bands)
     late = [band.mean[band.x >= longest / 10] for band in bands]
     top = max([float(part.max()) for part in late if len(part)] or [float(bands[0].mean.max())])
     lowest = min(float(band.mean.min()) for band in bands)
-    # Where a band of few seeds is wider than all the curves' course, the course is what is shown.
+    # A band of few seeds can be far wider than the range of the means: it may add half of that
+    # range to the plot, and no more.
     ends = [float(band.low[len(band.low) // 2 :].min()) for band in bands if band.low is not None]
     bottom = max(min([lowest, *ends]), lowest - 0.5 * (top - lowest))
     room = 0.05 * (top - bottom) or 0.05 * abs(top) or 1.0

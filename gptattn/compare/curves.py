@@ -1,4 +1,4 @@
-"""A run's curves, out of metrics.jsonl: read as it was written, kept small."""
+"""Reads a run's loss curves from metrics.jsonl row by row, and reduces them to POINTS points."""
 
 import math
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Curve:
-    """Points of one run, all arrays [points], steps rising."""
+    """A loss curve of one run; all arrays are [points], and steps increase."""
 
     step: Floats
     tokens: Floats
@@ -31,13 +31,14 @@ class Curve:
         return len(self.step)
 
     def up_to(self, step: float) -> "Curve":
+        """Return the points up to and including `step`."""
         table = _columns(self)
         return Curve(*table[:, self.step <= step])
 
 
 @dataclass(frozen=True)
 class Curves:
-    """`train/loss` as means over stretches of the run, and `val/loss` as it was measured."""
+    """`train/loss` averaged over stretches of the run, and `val/loss` as it was measured."""
 
     train: Curve
     val: Curve
@@ -48,9 +49,9 @@ Point = tuple[float | None, ...]
 
 
 def read_curves(folder: Path) -> tuple[Curves, str | None]:
-    """The run's curves, and a line on what is wrong with its metrics.jsonl, if anything is.
+    """Return the run's curves, and a warning if its metrics.jsonl is damaged or missing.
 
-    Of a damaged file the whole rows before the damage count; of a missing one, none do.
+    Rows before the damage are kept. A missing file gives empty curves.
     """
     train: list[Point] = []
     val: list[Point] = []
@@ -74,21 +75,24 @@ def read_curves(folder: Path) -> tuple[Curves, str | None]:
 
 
 def budget_ends(folder: Path) -> list[tuple[int, dict[str, float | None]]]:
-    """Step and validation of each budget that the record shows to have come to its end."""
+    """Return the step and validation metrics at the end of each finished budget.
+
+    Read from metrics.jsonl; what cannot be read is left out.
+    """
     ends: dict[int, dict[str, float | None]] = {}
     try:
         for row in read_rows(RunFolder(folder)):
             if row.val is not None and row.budget is not None and row.budget >= 1:
                 ends[int(row.step or 0)] = {"val/loss": row.val, "val/bits_per_byte": row.bits}
     except (OSError, ValueError, OverflowError):
-        pass  # what is wrong with it is told where its curves are read
+        pass  # `read_curves` reports what is wrong with the file
     return sorted(ends.items())
 
 
 def _curve(points: list[Point]) -> Curve:
-    """Points that are whole, in order; of a step that comes twice, as after a resume, the last."""
+    """Return the complete points by step; the last one if a step is repeated after a resume."""
     table = np.array(points, dtype=np.float64).reshape(-1, 6)  # None becomes NaN
-    # NaN and infinity fail as well. A step must fit TensorBoard's 64 bits, and sums must be finite.
+    # Also drops NaN and infinity. A step must fit TensorBoard's 64 bits, and sums must be finite.
     table = table[(np.abs(table[:, :5]) < LARGEST).all(axis=1) & (table[:, 0] < 2**53)]
     table[~(np.abs(table[:, 5]) < LARGEST), 5] = np.nan
     if len(table) and (np.diff(table[:, 0]) <= 0).any():
@@ -103,7 +107,7 @@ def _columns(curve: Curve) -> Floats:
 
 
 def _resampled(curve: Curve) -> Curve:
-    """At most POINTS points, each the mean over a stretch of rows: less noise, no less truth."""
+    """Return at most POINTS points, each the mean over a stretch of rows."""
     if len(curve) <= POINTS:
         return curve
     starts = np.linspace(0, len(curve), POINTS, endpoint=False).astype(int)
@@ -112,7 +116,7 @@ def _resampled(curve: Curve) -> Curve:
 
 
 def _thinned(curve: Curve) -> Curve:
-    """At most POINTS points, the first and the last among them, none of them changed."""
+    """Return at most POINTS of the points, including the first and the last, unchanged."""
     if len(curve) <= POINTS:
         return curve
     return Curve(*_columns(curve)[:, np.linspace(0, len(curve) - 1, POINTS).astype(int)])

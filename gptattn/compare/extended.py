@@ -1,4 +1,4 @@
-"""Runs that were extended: `resume=FOLDER budget.steps=...` after their budget had ended."""
+"""Handles extended runs: `resume=FOLDER budget.steps=...` after their budget had ended."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,10 +10,11 @@ from gptattn.settings.identity import at_step, budget_words
 
 
 def at_first_budgets(runs: Sequence[Run]) -> tuple[list[Run], dict[Path, str]]:
-    """Each run as it was where its first budget ended; by folder, a line on each that went on.
+    """Return each run as it was when its first budget ended, and a note on each extended run.
 
-    There its schedule was over, as it was for runs that ended there for good. What came later is
-    kept, under a budget of its own, where other variants were extended alike.
+    At that step the schedule was complete, so the run compares with runs that stopped there. The
+    extended result is kept as a further run with a budget of its own ("1000 steps, then 2000
+    steps") if runs of another variant were extended alike. Notes are by folder.
     """
     kept: list[Run] = []
     extended: dict[str, list[Run]] = {}
@@ -34,7 +35,7 @@ def at_first_budgets(runs: Sequence[Run]) -> tuple[list[Run], dict[Path, str]]:
 
 
 def _in_record(run: Run) -> list[Completed]:
-    """From metrics.jsonl, where summary.json is of a version that did not say."""
+    """Return the finished budgets from metrics.jsonl, for a summary.json that lacks them."""
     ends = budget_ends(run.folder)
     return [Completed({"steps": step}, step, {**metrics}) for step, metrics in ends]
 

@@ -1,4 +1,4 @@
-"""comparison.csv and comparison.json, and how every file of the report is written."""
+"""Makes comparison.csv and comparison.json, and writes every file of the report."""
 
 import csv
 import io
@@ -16,19 +16,19 @@ from gptattn.compare.verdicts import match_words, section_words
 from gptattn.errors import DiskError
 from gptattn.machine.disk import make_folder, refuse_link, write_atomically
 
-BOARD_MARK = ".gptattn-compare"  # ends the name of every event file that is ours to remove
+BOARD_MARK = ".gptattn-compare"  # suffix of the event files that we write and may remove
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 
 
 def write(file: Path, content: str | bytes) -> None:
-    """Whole or not at all; the folder is there."""
+    """Write the file atomically. Its folder must exist."""
     data = content.encode("utf-8", errors="replace") if isinstance(content, str) else content
     write_atomically(file, lambda target: target.write(data), file.parent)
 
 
 @contextmanager
 def disk_errors(folder: Path, option: str = "--out") -> Iterator[None]:
-    """Turn what a disk refuses into the user's one line."""
+    """Turn an OSError into a DiskError that names `option` and `folder`."""
     try:
         yield
     except OSError as error:
@@ -36,9 +36,9 @@ def disk_errors(folder: Path, option: str = "--out") -> Iterator[None]:
 
 
 def claim(folder: Path, root: Path | None = None, option: str = "--out") -> None:
-    """Make the folder, and see that it can be written to, before anything slow starts.
+    """Make the folder and check that it is writable, before anything slow starts.
 
-    `root` as in `disk.make_folder`. Raises DiskError.
+    For `root` see `disk.make_folder`. Raises DiskError.
     """
     with disk_errors(folder, option):
         make_folder(folder, root)
@@ -46,9 +46,9 @@ def claim(folder: Path, root: Path | None = None, option: str = "--out") -> None
 
 
 def remove_former_board(folder: Path) -> None:
-    """Remove a former report's event files, and the folders that are empty then.
+    """Remove an earlier report's event files and the folders that this leaves empty.
 
-    Raises DiskError where the folder is a link: what would be removed is somebody else's.
+    Raises DiskError if the folder is a link: the files behind it may not be ours.
     """
     refuse_link(folder)
     for file in folder.rglob(f"events.out.tfevents.*{BOARD_MARK}"):
@@ -59,7 +59,7 @@ def remove_former_board(folder: Path) -> None:
 
 
 def json_text(comparison: Comparison) -> str:
-    """The whole aggregate; what is not a number is null."""
+    """Return the comparison as JSON, without curves; NaN and infinity become null."""
     node = {
         "folders": comparison.folders,
         "sections": [_section(section) for section in comparison.sections],
@@ -82,7 +82,7 @@ def _section(section: Section) -> dict[str, Any]:
         "rows": [_row(row) for row in section.rows],
         "lowest_loss": section.leader,
         "against_lowest_loss": [
-            # The interval of a pair is not all that decides here: see Section.alike.
+            # Not d.shown: `comparison._told_apart` asks more than the interval of the pair.
             {"variant": d.variant, "difference": d.mean, "shown": d.variant not in section.alike}
             for d in section.rivals
         ],
@@ -114,7 +114,7 @@ def _plain(node: Any) -> Any:
 
 
 def csv_text(comparison: Comparison) -> str:
-    """One line per row of the table, every figure in a column of its own; empty: there is none."""
+    """Return the CSV: one line per row, one column per figure; an empty cell has no value."""
     lines = [_line(section, row) for section in comparison.sections for row in section.rows]
     out = io.StringIO()
     writer = csv.DictWriter(out, fieldnames=list(lines[0]), lineterminator="\n")
@@ -124,7 +124,7 @@ def csv_text(comparison: Comparison) -> str:
 
 
 def _inert(cell: Any) -> Any:
-    """A spreadsheet runs text that begins like a formula: an apostrophe makes it text for good."""
+    """Prefix text that a spreadsheet would run as a formula with an apostrophe."""
     return f"'{cell}" if isinstance(cell, str) and cell.startswith(FORMULA) else cell
 
 

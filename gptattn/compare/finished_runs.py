@@ -1,4 +1,4 @@
-"""Reads finished runs. Whatever is half-written or damaged is named and passed over."""
+"""Reads finished runs. Unfinished or damaged run folders are reported and passed over."""
 
 import math
 import os
@@ -15,10 +15,10 @@ from gptattn.errors import DataError
 from gptattn.runs.folder import CONFIG, RunFolder
 from gptattn.settings.identity import Making, flat, places, result_settings
 
-# The end of a run folder's name: runs of several seeds that start each from its own seed's weights
-# differ in nothing else.
+# The seed and id at the end of a run folder's name. If each seed starts from the weights of the
+# same seed's run, the values of `init_from` differ in this part alone.
 SEED_AND_ID = re.compile(r"_s\d+((,.*)?)_[0-9a-f]{6}$")
-LARGEST = 1e30  # of any figure: beyond, sums and squares of it are infinite
+LARGEST = 1e30  # larger figures are dropped: their squares and sums could overflow
 DAMAGE = (
     OSError,
     ValueError,
@@ -31,49 +31,50 @@ DAMAGE = (
 
 
 class Match(msgspec.Struct, frozen=True):
-    """What `match` did to a run's model: `field` went from `before` to `after`."""
+    """What `match` did to a run's model: it changed `field` from `before` to `after`."""
 
-    what: str
-    to: str
-    field: str
+    what: str  # the matched cost: params, flops or kv_cache
+    to: str  # the variant whose cost is the target
+    field: str  # the setting that was changed, as model.d_mlp
     before: float | None
     after: float | None
-    target: float
+    target: float  # in the unit of `what`, like `reached`
     reached: float
 
 
 class Completed(msgspec.Struct, frozen=True):
-    """What a run had come to at the end of a budget."""
+    """A run's metrics at the end of a budget."""
 
-    budget: dict[str, int | float | None]  # as the settings had it: steps, tokens, ...
+    budget: dict[str, int | float | None]  # as in the settings: steps, tokens, ...
     step: int
     metrics: dict[str, float | None]
 
 
 @dataclass(frozen=True)
 class Run:
-    """One finished run: its summary.json, and what of config.yaml its result depends on."""
+    """One finished run: its summary.json and the settings that its result depends on."""
 
     folder: Path
     variant: str
     seed: int
     metrics: dict[str, float]  # finite values only; val/loss is always there
-    settings: dict[str, str]  # all that a result can depend on but the seed, flat
+    settings: dict[str, str]  # flat; all that can change the result, except the seed
     budget: str = ""  # as "1000 steps"
-    data: dict[str, str] = field(default_factory=dict)  # of summary.json
+    data: dict[str, str] = field(default_factory=dict)  # flat; `data` of summary.json
     environment: dict[str, str] = field(default_factory=dict)  # flat
     match: Match | None = None
     finished: float = 0.0  # seconds since 1970
-    choices: dict[str, str] = field(default_factory=dict)  # the files picked, as model: nano
-    origin: str = ""  # the name of the folder whose weights it started from; "": from scratch
-    steps: int = 0  # of training, its own
-    completed: Sequence[Completed] | None = None  # by step, this budget too; None: not recorded
-    until: float = math.inf  # the step that its curves are shown up to
-    making: Making | None = None  # what made it, beside its settings; None: unknown
-    places: dict[str, str] = field(default_factory=dict)  # settings that say where something lies
+    choices: dict[str, str] = field(default_factory=dict)  # config files, as {"model": "nano"}
+    origin: str = ""  # name of the folder whose weights it started from; "": from scratch
+    steps: int = 0  # training steps of this run, without those of its origin
+    completed: Sequence[Completed] | None = None  # by step, last budget included; None: unknown
+    until: float = math.inf  # last step that its curves show
+    making: Making | None = None  # code, text, weights and device; None: not recorded
+    places: dict[str, str] = field(default_factory=dict)  # settings that hold paths
 
     @property
     def code(self) -> str:
+        """Eight characters that identify the run's code, or `unknown`."""
         return self.making.digest if self.making else "unknown"
 
 
@@ -91,9 +92,10 @@ class _Summary(msgspec.Struct):
 
 
 def read_runs(paths: Iterable[str | Path]) -> tuple[list[Run], list[str]]:
-    """All finished runs at or below the paths, each once, and a line for each folder passed over.
+    """Return all finished runs at or below the paths, and one line per folder passed over.
 
-    Raises DataError where a path does not exist or no finished run is found.
+    A run that several paths reach is returned once. Raises DataError if a path is no folder or no
+    finished run is found.
     """
     runs: list[Run] = []
     passed_over: list[str] = []
@@ -115,7 +117,7 @@ def read_runs(paths: Iterable[str | Path]) -> tuple[list[Run], list[str]]:
 
 
 def one_line(text: str) -> str:
-    """Text from a file or a file's name, made fit for one line of a terminal."""
+    """Make untrusted text safe for one terminal line: printable, at most 400 characters."""
     return "".join(c if c.isprintable() else "\ufffd" for c in text)[:400]
 
 
@@ -130,9 +132,9 @@ def _reason(error: Exception, folder: Path) -> str:
 
 
 def _run_folders(path: Path, seen: set[tuple[int, int]], passed_over: list[str]) -> Iterator[Path]:
-    """A run's folder is known by the config.yaml that claims it; Hydra's copy is not one.
+    """Yield the folders that hold a config.yaml, without hidden ones such as Hydra's `.hydra`.
 
-    Links are followed, and `seen` holds each folder's identity: a loop of them has an end.
+    Links are followed. `seen` holds each folder's device and inode, so a loop of links ends.
     """
     waiting = [path]
     while waiting:
@@ -143,7 +145,7 @@ def _run_folders(path: Path, seen: set[tuple[int, int]], passed_over: list[str])
                 continue
             seen.add((info.st_dev, info.st_ino))
             names = sorted((entry.name for entry in os.scandir(folder)), reverse=True)
-            # Path.is_dir, as that of an entry raises for a link to itself.
+            # Not DirEntry.is_dir: it raises for a link to itself.
             below = [folder / n for n in names if n[0] != "." and (folder / n).is_dir()]
         except OSError as error:
             passed_over.append(one_line(f"{folder}: {_reason(error, folder)}"))
@@ -189,15 +191,16 @@ def _read(folder: RunFolder) -> Run:
 
 
 def finite(metrics: Mapping[str, float | None]) -> dict[str, float]:
-    # NaN is not below anything either.
+    """Return the metrics that have a finite value below LARGEST in size."""
+    # NaN < LARGEST is false, so this drops NaN, too.
     return {k: v for k, v in metrics.items() if v is not None and abs(v) < LARGEST}
 
 
 def _told_apart(runs: Sequence[Run]) -> list[Run]:
-    """The runs, those that start from equal weights under one name for them, others under several.
+    """Give equal starting weights one `init_from` name, and different weights different names.
 
-    The path is the name. It stands for one file's content, except where it is that of a run with a
-    seed: then it is a different one for each seed, and the name is what they have in common.
+    The name is the first path that the weights were found under; a hash follows if that path held
+    several contents. Paths of seeded runs stay: `seedless` has named them, one name for all seeds.
     """
     names: dict[str | None, str] = {}
     contents: dict[str, set[str | None]] = {}
@@ -218,7 +221,7 @@ def _told_apart(runs: Sequence[Run]) -> list[Run]:
 
 
 def seedless(path: str) -> str:
-    """The path of a run's folder without its seed and id."""
+    """Return the path of a run folder without its seed and id."""
     return SEED_AND_ID.sub(r"\1", path)
 
 
@@ -230,7 +233,7 @@ def _match(node: Any) -> Match | None:
     try:
         match = None if node is None else msgspec.convert(node, Match)
     except (msgspec.ValidationError, OverflowError):
-        return None  # a record of another version: no reason to drop the run
+        return None  # written by another version: no reason to drop the run
     if match is None:
         return None
     figures = (match.before, match.after, match.target, match.reached)

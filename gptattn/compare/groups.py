@@ -1,4 +1,4 @@
-"""Which runs belong together over seeds, and under what names variants differ."""
+"""Groups runs that differ only in the seed, names the groups, and picks the baseline."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -9,17 +9,16 @@ Groups = dict[str, list[Run]]
 
 
 def variant_of(run: Run) -> str:
+    """Return the run's variant: the default name of its group."""
     return run.variant
 
 
 def group_runs(runs: Sequence[Run], name_of: Callable[[Run], str] = variant_of) -> Groups:
-    """Runs that differ in nothing but the seed, under the shortest name that tells them apart.
+    """Group runs that have the same variant, settings and code, under the shortest unique names.
 
-    Their code is the same as well: results of different code are no sample of one thing.
-
-    The name is the variant, or what `name_of` gives; where several groups share it, what they
-    differ in follows: the file that was picked (`model=nano`) where it tells all, otherwise the
-    settings. Of several runs with one seed the newest counts: a repeat is no further sample.
+    The name is the variant, or `name_of(run)`. If several groups share it, their differences
+    follow: the config file (`model=nano`) where that explains them, otherwise the settings. Each
+    group holds one run per seed, sorted by seed: the newest, as a repeat is no further sample.
     """
     groups: dict[tuple[tuple[str, str], ...], list[Run]] = {}
     for run in sorted(runs, key=lambda run: run.finished):
@@ -37,14 +36,14 @@ def group_runs(runs: Sequence[Run], name_of: Callable[[Run], str] = variant_of) 
 
 
 def _differing(run: Run, rivals: Sequence[Run]) -> list[str]:
-    """`key=value` of what tells this run's group from the others of its variant."""
+    """Return `key=value` for each difference between this run and the rivals of its name."""
     if len(rivals) == 1:
         return []
     keys = [k for k in sorted({k for r in rivals for k in r.settings}) if _varies(k, rivals)]
     names: list[str] = []
     for group, choice in run.choices.items():
         own = [key for key in keys if key.startswith(f"{group}.")]
-        # A file's name stands for its settings where equal names mean equal settings.
+        # A file name can replace its settings only if equal names mean equal settings.
         told = {(r.choices.get(group), *(r.settings.get(k) for k in own)) for r in rivals}
         if own and len(told) == len({r.choices.get(group) for r in rivals}):
             names.append(f"{group}={choice}")
@@ -59,7 +58,7 @@ def _varies(key: str, runs: Sequence[Run]) -> bool:
 
 
 def _free(name: str, taken: Groups) -> str:
-    """The name, numbered where another group has it: values are cut short in names."""
+    """Return the name, numbered if taken: cut values can make two names equal."""
     count = 2
     free = name
     while free in taken:
@@ -68,16 +67,16 @@ def _free(name: str, taken: Groups) -> str:
 
 
 def counted(values: Sequence[str]) -> str:
-    """`1000 steps: 12 runs; 2000 steps: 3 runs`, the most frequent first."""
+    """Count equal values: `1000 steps: 12 runs; 2000 steps: 3 runs`, the most frequent first."""
     most = Counter(values).most_common()
     shown = [f"{value}: {count} run{'s' * (count > 1)}" for value, count in most[:5]]
     return "; ".join(shown) + (f"; and {len(most) - 5} more" if len(most) > 5 else "")
 
 
 def pick_baseline(groups: Groups, name: str | None) -> str | None:
-    """The row to compare with: `name`, or its variant's only row; None if no such row is there.
+    """Return the row called `name`, or the only row of the variant `name`; None without one.
 
-    Without a name it is `mha`, otherwise the first by name.
+    Without a name, return the first row of `mha`, or the first row of all, in name order.
     """
     if name is None:
         mha = [row for row, members in groups.items() if members[0].variant == "mha"]
@@ -89,7 +88,7 @@ def pick_baseline(groups: Groups, name: str | None) -> str | None:
 
 
 def differences_in_settings(groups: Groups) -> list[str]:
-    """A line for each setting outside of `attn` in which rows differ that carry it not in names."""
+    """Return a line per setting outside `attn` that differs and that not all row names show."""
     keys = {k for members in groups.values() for k in members[0].settings}
     matched = any(members[0].match for members in groups.values())
     lines = []

@@ -1,4 +1,4 @@
-"""What made the runs: results that newer ones have replaced, and code in which runs differ."""
+"""Drops runs that a newer one replaces, and reports differences in code and environment."""
 
 from collections.abc import Sequence
 
@@ -7,16 +7,17 @@ from gptattn.compare.groups import counted
 from gptattn.machine.source_code import is_todays
 from gptattn.settings.identity import differences
 
-NAMES = 5  # of modules in one line
-OF_MAKING = ("text", "device", "init_from")  # settings that a run has from its making
+NAMES = 5  # module names in one line
+OF_MAKING = ("text", "device", "init_from")  # keys of Run.settings that Run.making also records
 
 
 def without_replaced(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
-    """The runs, without those that the same command made anew, and a line for each of these.
+    """Return the runs that count, and one line for each run that another one replaces.
 
-    Made anew: another run in the same sweep's folder has the same settings and seed, and other
-    code, text or starting weights. The newest stays, of those of today's code where there are
-    some: an edit may have been undone. A repeat of the same making is none.
+    A run replaces another in the same sweep folder if it has the same settings and seed, but
+    different code, text, device or starting weights. The newest one counts. Runs of the current
+    code come before all others, since an edit may have been undone. A run with the same making as
+    the one that counts is kept.
     """
     chosen: dict[tuple[object, ...], Run] = {}
     for run in sorted(runs, key=lambda run: (_is_todays(run), run.finished)):
@@ -39,14 +40,14 @@ def _is_todays(run: Run) -> bool:
 
 def _command(run: Run) -> tuple[object, ...]:
     settings = {k: v for k, v in run.settings.items() if k not in OF_MAKING} | run.places
-    # Weights that each seed has of its own are named after their run, which may be made anew.
+    # Leave out the seed and id: the run that gave the starting weights may be replaced, too.
     settings["init_from"] = seedless(run.places.get("init_from", ""))
     return run.folder.parent, run.variant, run.seed, *sorted(settings.items())
 
 
 def differences_in_making(runs: Sequence[Run]) -> list[str]:
-    """A line for each thing outside of settings and variants in which the runs differ."""
-    runs = list({run.folder: run for run in runs}.values())  # an extended one may be there twice
+    """Return one line for each difference in code or environment between the runs."""
+    runs = list({run.folder: run for run in runs}.values())  # an extended run may occur twice
     lines = []
     unknown = [run for run in runs if run.making is None]
     if unknown:
@@ -63,7 +64,7 @@ def differences_in_making(runs: Sequence[Run]) -> list[str]:
 
 
 def _differing(runs: Sequence[Run], part: str) -> list[str]:
-    """The modules of which runs that have them have different ones."""
+    """Return the modules whose hash differs between the runs that have them."""
     hashes: dict[str, set[str]] = {}
     for run in runs:
         for name, value in getattr(run.making, part, {}).items():
@@ -82,7 +83,7 @@ def _differences_in_environment(runs: Sequence[Run]) -> list[str]:
 
 
 def _short(value: str) -> str:
-    """A commit by its first twelve digits, and whether there were changes beside it."""
+    """Shorten a commit to twelve digits, and keep a `-dirty` mark."""
     commit, dash, dirty = value.partition("-dirty")
     return f"{commit[:12] if len(commit) == 40 else commit[:40]}{dash}{dirty}"
 

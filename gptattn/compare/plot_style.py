@@ -1,4 +1,4 @@
-"""What the plots share: their look, and how a figure becomes SVG and PNG."""
+"""What all plots share: colours, legend, ticks, and rendering to SVG and PNG."""
 
 import io
 import math
@@ -14,13 +14,13 @@ from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
 
 from gptattn.compare.svg import INK, adapted
 
-# Okabe and Ito 2008, Color Universal Design: told apart with any colour vision. Their yellow is
-# left out, and black, as one of the two vanishes on either background.
+# Okabe and Ito 2008, Color Universal Design: safe for any colour vision. Yellow and black are left
+# out: one vanishes on a light background, the other on a dark one.
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 LINES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)), (0, (3, 1, 1, 1, 1, 1)))
-MOST = 12  # variants that are named; with more, names tell nothing apart
-SIZE = (5.2, 3.7)  # inches: at 360 pixels of width the text is still read
+MOST = 12  # variants in a legend; with more, their looks are hard to tell apart
+SIZE = (5.2, 3.7)  # inches; the text stays legible at a width of 360 pixels
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "text.parse_math": False,
@@ -41,9 +41,9 @@ STYLE: dict[Any, Any] = {
 
 @dataclass(frozen=True)
 class Plot:
-    """One figure in both forms, with what a reader must know to read it."""
+    """One figure as SVG and PNG, with its title and caption."""
 
-    name: str  # of its files
+    name: str  # of its files, without suffix
     title: str
     caption: str
     svg: str
@@ -51,6 +51,7 @@ class Plot:
 
 
 def look(index: int) -> dict[str, Any]:
+    """Return matplotlib's colour, marker and line style for the variant at `index`."""
     return {
         "color": COLOURS[index % len(COLOURS)],
         "marker": MARKERS[index % len(MARKERS)],
@@ -59,6 +60,7 @@ def look(index: int) -> dict[str, Any]:
 
 
 def new_figure(extra: float = 0.0) -> tuple[Figure, Any]:
+    """Return a figure of the common style and its axes; `extra` inches are added to its height."""
     figure = Figure(figsize=(SIZE[0], SIZE[1] + extra), layout="constrained")
     axes = figure.add_subplot()
     axes.grid(color=INK, alpha=0.15, linewidth=0.6)
@@ -67,13 +69,16 @@ def new_figure(extra: float = 0.0) -> tuple[Figure, Any]:
 
 
 def tick(value: float, position: int | None = None) -> str:
-    """`512`, `16,384`, `20k`, `7T`."""
+    """Format a tick label: `512`, `16,384`, `20k`, `7T`."""
     exact = abs(value) < 1e5 and value % 1000
     return f"{value:,.5g}" if exact else EngFormatter(sep="")(value, position)
 
 
 def scale_x(axes: Any, values: Sequence[float], base: int = 10) -> None:
-    """Ticks for the values; where they lie far apart, logarithmic: 1, 2, 5 or powers of two."""
+    """Format the x axis; use a log scale if the values, all positive, span more than 8 times.
+
+    Log ticks are 1, 2, 5 for base 10, and powers of two for base 2.
+    """
     if min(values) > 0 and max(values) / min(values) > 8:
         axes.set_xscale("log", base=base)
         axes.xaxis.set_major_locator(LogLocator(base, subs=(1, 2, 5) if base == 10 else (1,)))
@@ -82,12 +87,13 @@ def scale_x(axes: Any, values: Sequence[float], base: int = 10) -> None:
 
 
 def short(name: str) -> str:
+    """Cut a name to 32 characters."""
     return name if len(name) <= 32 else f"{name[:31]}…"
 
 
 def legend_below(figure: Figure, handles: Sequence[Any], names: Sequence[str]) -> None:
-    """Under the plot, where it covers nothing; the figure has `room_below` for it."""
-    # A legend would leave out a name that begins with an underscore.
+    """Put a legend below the plot. The figure must be `room_below(names)` inches higher."""
+    # matplotlib leaves out labels that begin with an underscore.
     labels = [short(f" {name}" if name.startswith("_") else name) for name in names]
     figure.legend(
         handles, labels, loc="outside lower center", ncols=_columns(names), handlelength=3.5
@@ -95,23 +101,24 @@ def legend_below(figure: Figure, handles: Sequence[Any], names: Sequence[str]) -
 
 
 def room_below(names: Sequence[str]) -> float:
-    """Inches that a figure grows by for a legend of these names below it."""
+    """Return the height in inches of a legend with these names, below the plot."""
     return 0.2 * math.ceil(len(names) / _columns(names))
 
 
 def _columns(names: Sequence[str]) -> int:
-    """As many as the figure's width holds."""
+    """Return how many legend columns fit into the figure's width."""
     longest = max(len(short(name)) for name in names)
     return 3 if longest <= 10 else 2 if longest <= 22 else 1
 
 
 def drawn(figure: Figure, name: str, title: str, caption: str) -> Plot:
+    """Render the figure to SVG and PNG."""
     svg = io.StringIO()
-    # The salt makes ids, and so the file, the same each time.
+    # A fixed salt makes the ids, and so the file, the same each time.
     with rc_context({"svg.hashsalt": name}):
         FigureCanvasSVG(figure).print_svg(svg, metadata={"Date": None})
     png = io.BytesIO()
     FigureCanvasAgg(figure)
-    # White behind it: a picture cannot know the colour of the page it is put on.
+    # A PNG needs a background: its text stays dark on a dark page.
     figure.savefig(png, format="png", dpi=200, facecolor="white", metadata={"Software": None})
     return Plot(name, title, caption, adapted(svg.getvalue(), name, title), png.getvalue())

@@ -1,4 +1,4 @@
-"""All plots: loss against what it took, against what a variant costs, and against its sizes."""
+"""Makes all plots: loss over training, against cost, model size and share of uptraining."""
 
 import contextlib
 import warnings
@@ -18,12 +18,12 @@ from gptattn.compare.uptraining_plot import uptraining_plot
 
 
 def section_plots(section: Section, curves: Mapping[Path, Curves], prefix: str) -> list[Plot]:
-    """All plots that the section's runs have the figures for; file names begin with `prefix`."""
+    """Return every plot that the section has data for; file names begin with `prefix`."""
     looks = {row.name: look(i) for i, row in enumerate(section.rows)}
     plots = []
     with _styled():
         kind = curve_kind(section, curves)
-        # A converted run begins anew: its curve is none of its original's.
+        # An uptrained run counts from step 0: its curve does not continue its original's.
         for axis in AXES if section.share is None else ():
             bands = section_bands(section, curves, kind, axis)
             if any(len(band.x) > 1 for band in bands.values()):
@@ -38,13 +38,13 @@ def section_plots(section: Section, curves: Mapping[Path, Curves], prefix: str) 
 @contextlib.contextmanager
 def _styled() -> Iterator[None]:
     with rc_context(STYLE), warnings.catch_warnings():
-        # A name in a script that matplotlib's font lacks is shown by the reader's own font.
+        # matplotlib's font lacks some scripts; the SVG keeps the text, for the reader's own fonts.
         warnings.filterwarnings("ignore", message="Glyph .* missing")
         yield
 
 
 def size_plots(sections: Sequence[Section]) -> list[Plot]:
-    """One for each family of sections that differ in the model's size alone."""
+    """Return one plot per family of sections that differ only in the model's size."""
     sized = [
         section
         for section in sections
@@ -54,7 +54,7 @@ def size_plots(sections: Sequence[Section]) -> list[Plot]:
 
 
 def uptraining_plots(sections: Sequence[Section]) -> list[Plot]:
-    """One for each family of sections that differ in the share of steps alone."""
+    """Return one plot per family of sections that differ only in the share of uptraining steps."""
     return _family_plots(
         _families([section for section in sections if section.share is not None]), uptraining_plot
     )

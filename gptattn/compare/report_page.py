@@ -1,4 +1,4 @@
-"""The page: one HTML file that needs nothing else, everything from run folders escaped."""
+"""Makes the report page: one self-contained HTML file; all text from run folders is escaped."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,9 +17,10 @@ from gptattn.machine.template import filled
 def page_text(
     comparison: Comparison, plots: Sequence[Sequence[Plot]], across: Sequence[Plot]
 ) -> str:
-    """The page's HTML.
+    """Return the page's HTML.
 
-    `plots` holds those of each section, in the sections' order; `across` those across sections.
+    `plots` holds the plots of each section, in the sections' order; `across`, those that span
+    several sections.
     """
     return filled(
         "gptattn.compare",
@@ -55,7 +56,7 @@ def _section(section: Section, plots: Sequence[Plot]) -> dict[str, Any]:
 
 
 def _shown(plots: Sequence[Plot]) -> list[tuple[Plot, Markup]]:
-    # The SVG comes from plots.py, where every text in it was escaped.
+    # Safe as Markup: matplotlib has escaped every text in the SVG.
     return [(plot, Markup(plot.svg)) for plot in plots]
 
 

@@ -1,4 +1,4 @@
-"""The aggregate: what every output of the report is made from."""
+"""The Comparison: the data that table, page, CSV, JSON and plots are made from."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from gptattn.compare.curves import Curves
 from gptattn.compare.finished_runs import Run
 from gptattn.compare.statistics import Interval
 
-# What a row of the report holds beside the loss, in its order.
+# The metrics of a row, in the report's order.
 METRICS = (
     "val/loss",
     "val/bits_per_byte",
@@ -30,7 +30,7 @@ COSTS = {
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over n seeds with Student's 95% interval; n = 1 has none."""
+    """A mean over n seeds with Student's 95% interval; None for n = 1."""
 
     n: int
     mean: float
@@ -39,48 +39,51 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Difference:
-    """One variant's validation loss minus another's, over the seeds that both have.
+    """A variant's validation loss minus the baseline's, in nats, over the seeds that both have.
 
-    Interval and p are those that the correction over `comparisons` leaves; None where the
-    differences have no spread to judge chance by: a single one, or equal ones.
+    Interval and p are corrected for `comparisons`. Both are None if the differences have no
+    spread: there is a single one, or all are equal.
     """
 
     variant: str
     baseline: str
     n: int
     mean: float
-    deviation: float  # of the differences over seeds; 0 without a spread
+    deviation: float  # standard deviation of the differences over seeds, nats; 0 without spread
     interval: Interval | None
     p: float | None  # two-sided, at most 1
     comparisons: int
-    seeds_needed: int | None  # None: more than 1,000, or no spread
+    seeds_needed: int | None  # for 80% power at this mean; None: more than 1,000, or no spread
 
     @property
     def shown(self) -> bool:
-        """Whether the runs support a difference: the interval leaves 0 out."""
+        """Whether the runs show a difference: the interval excludes 0."""
         return self.p is not None and self.p < statistics.ALPHA
 
 
 @dataclass(frozen=True)
 class Row:
-    """One variant: runs that differ in nothing but the seed."""
+    """One variant: runs that differ only in the seed."""
 
     name: str
     runs: list[Run]
-    metrics: dict[str, Estimate]  # those that any of its runs has
-    difference: Difference | None  # to the baseline; None for itself, or without a common seed
+    metrics: dict[str, Estimate]  # those that at least one of its runs has
+    difference: Difference | None  # to the baseline; None for itself or without a common seed
     speed: tuple[float, Interval] | None  # tokens/s over the baseline's, paired by seed
-    fronts: list[str]  # the costs on whose Pareto front it lies
+    fronts: list[str]  # keys of COSTS: the Pareto fronts that it is on
 
     @property
     def n(self) -> int:
+        """Number of runs, one per seed."""
         return len(self.runs)
 
     @property
     def loss(self) -> float:
+        """Mean validation loss, nats per token."""
         return self.metrics["val/loss"].mean
 
     def mean(self, metric: str) -> float | None:
+        """Return the metric's mean over the runs; None if no run has it."""
         return self.metrics[metric].mean if metric in self.metrics else None
 
 
@@ -88,18 +91,20 @@ class Row:
 class Section:
     """Rows that can be compared with each other."""
 
-    title: str  # what sets it apart from other sections; "" for the only one
+    title: str  # how it differs from other sections; "" for the only one
     baseline: str
     rows: list[Row]  # the baseline first, the others by loss
-    leader: str | None  # the lowest mean loss; None with one row
+    leader: str | None  # the row with the lowest mean loss; None with one row
     rivals: list[Difference]  # of each other row to the leader
-    alike: list[str]  # rows that the leader cannot be told apart from
+    alike: list[str]  # rows not shown to differ from the leader
     warnings: list[str]
-    size: str = ""  # of the model, where sections differ in it
-    family: str = ""  # the rest of the title: sections of one family differ in size, or share
-    share: float | None = None  # of the originals' steps, where these rows were made of others
-    pairs: list[Difference] = field(default_factory=list)  # of theirs, corrected apart
-    from_scratch: list[Row] = field(default_factory=list)  # the same variants, compared elsewhere
+    size: str = ""  # the part of the title on the model's size
+    family: str = ""  # the rest of the title: sections of one family differ in size or share only
+    share: float | None = None  # uptraining steps / the originals' steps; None: not uptrained
+    # For uptraining: further pairs to compare, with a correction of their own, and the same
+    # variants trained from scratch, whose differences stand in another section.
+    pairs: list[Difference] = field(default_factory=list)
+    from_scratch: list[Row] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -114,6 +119,6 @@ class Comparison:
 
     @property
     def runs(self) -> list[Run]:
-        """Each once: what others were made of stands in several sections."""
+        """All runs, each once: the original of an uptraining is in several sections."""
         runs = [run for section in self.sections for row in section.rows for run in row.runs]
         return list({(run.folder, run.until): run for run in runs}.values())

@@ -1,7 +1,7 @@
-"""What sets runs apart into sections of the report: one size, at one budget, on one text.
+"""Splits runs into the sections of the report: one model size, budget and text per section.
 
-Inside of a section stands what is compared: attention, position, block, optimizer. What a variant
-has of its own, as a width that `match` chose or a learning rate that was tuned, parts no section.
+Within a section the runs may differ in what is compared: attention, position, block, optimizer. A
+variant may also have its own MLP width, chosen by `match`, or its own tuned learning rate.
 """
 
 import hashlib
@@ -14,16 +14,16 @@ from gptattn.compare.groups import counted
 from gptattn.errors import ConfigError
 
 SIZES = ("num_layers", "d_model", "context_length", "vocab_size")
-LONGEST = 20  # characters of a setting that a title shows
+LONGEST = 20  # longer settings, in characters, are shown as a hash in titles
 
 
 @dataclass(frozen=True)
 class RunSet:
     """Runs that can be compared with each other."""
 
-    title: str  # what sets it apart from the other sets; "" for the only one
-    size: str  # the part of the title that tells the model's size
-    family: str  # the rest of it: the same for sets that differ in size alone
+    title: str  # how it differs from the other sets; "" for the only one
+    size: str  # the part of the title on the model's size
+    family: str  # the rest of the title: equal for sets that differ only in size
     runs: list[Run]
 
 
@@ -33,7 +33,7 @@ def _data(run: Run) -> list[str]:
 
 
 def _tokenizer(run: Run) -> list[str]:
-    # Files are told apart by their sha256, wherever they lie.
+    # The path is left out: a tokenizer file is identified by its sha256.
     settings = [
         f"{key.removeprefix('tokenizer.')}={_short(value)}"
         for key, value in sorted(run.settings.items())
@@ -44,7 +44,7 @@ def _tokenizer(run: Run) -> list[str]:
 
 
 def _short(value: str) -> str:
-    """The value, or what tells it from others: a character vocabulary is no title."""
+    """Return the value, or its hash if it is too long for a title (a character vocabulary)."""
     return value if len(value) <= LONGEST else f"#{hashlib.sha256(value.encode()).hexdigest()[:8]}"
 
 
@@ -58,12 +58,12 @@ def _model(run: Run) -> list[str]:
 
 
 def _width(run: Run) -> str:
-    """Of the MLP, as it was before `match`, where that changed it."""
+    """Return the MLP width as it was before `match` changed it."""
     width = run.settings.get("model.d_mlp", "None")
     if run.match is not None and run.match.field == "model.d_mlp":
         width = f"{run.match.before:g}" if run.match.before else "None"
     elif run.settings.get("match") in ("params", "flops"):
-        width = "None"  # what it was is not known: most likely the default
+        width = "None"  # the width before is unknown: most likely the default
     d_model = run.settings.get("model.d_model", "")
     default = str(4 * int(d_model)) if d_model.isdecimal() else "None"
     return "4 * d_model" if width in ("None", default) else width
@@ -81,7 +81,7 @@ def _weights(run: Run) -> list[str]:
     return ["from other weights" if run.origin else "from scratch"]
 
 
-# Without these in common two losses have nothing to do with each other.
+# Losses can only be compared between runs that agree in these.
 MUST_AGREE: dict[str, Callable[[Run], list[str]]] = {
     "data": _data,
     "tokenizer": _tokenizer,
@@ -99,10 +99,9 @@ AXES: dict[str, Callable[[Run], list[str]]] = {
 
 
 def comparable_sets(runs: Sequence[Run], split: bool) -> list[RunSet]:
-    """The runs in sets that can be compared, smaller models first.
+    """Split the runs into sets that can be compared, smaller models first.
 
-    Raises ConfigError where they have no text, tokenizer or validation in common, and `split` was
-    not asked for.
+    Raises ConfigError if the runs differ in text, tokenizer or validation and `split` is false.
     """
     refusal = differences(runs)
     if refusal and not split:
@@ -125,11 +124,12 @@ def _named(members: list[Run], firsts: Sequence[Run]) -> RunSet:
 
 
 def words_of(axis: str, run: Run) -> str:
+    """Return the run's value on one of AXES, in words; equal words mean comparable runs."""
     return ", ".join(AXES[axis](run)) or "?"
 
 
 def differences(runs: Sequence[Run]) -> str:
-    """`data (text 1a2b3c4d: 2 runs; ...)`: what forbids a comparison; "" where nothing does."""
+    """Return what forbids a comparison: `data (text 1a2b3c4d: 2 runs; ...)`; "" if nothing does."""
     found = []
     for axis in MUST_AGREE:
         values = [words_of(axis, run) for run in runs]
@@ -139,9 +139,9 @@ def differences(runs: Sequence[Run]) -> str:
 
 
 def told(axis: str, run: Run, runs: Sequence[Run]) -> str:
-    """What tells the run from others on this axis; "" where they are alike.
+    """Return how the run differs from the others on this axis; "" if all are alike.
 
-    The file that was picked (`model=nano`) where that tells all, otherwise what differs.
+    The config file (`model=nano`) if its name explains the whole difference, otherwise the values.
     """
     values = {words_of(axis, other) for other in runs}
     if len(values) == 1:
@@ -155,7 +155,7 @@ def told(axis: str, run: Run, runs: Sequence[Run]) -> str:
 
 
 def _order(runs: Sequence[Run]) -> list[object]:
-    """Text by text, then by size, then as numbers in the words are counted: 200 before 1,000."""
+    """Sort key: by text, then by parameters, then by the words, with 200 before 1,000."""
     params = min(run.metrics.get("cost/params", 0.0) for run in runs)
     words = [words_of(axis, runs[0]) for axis in AXES]
     text, rest = words[: len(MUST_AGREE)], " ".join(words[len(MUST_AGREE) :]).replace(",", "")

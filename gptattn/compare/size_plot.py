@@ -1,4 +1,4 @@
-"""Loss against parameters over several sizes of the model: a line for each variant."""
+"""Plots loss against parameters over several model sizes: a line for each variant."""
 
 from collections.abc import Sequence
 
@@ -17,7 +17,10 @@ from gptattn.compare.results import Row, Section
 
 
 def size_plot(sections: Sequence[Section], prefix: str) -> Plot:
-    """The sections' rows, those of one name joined. The sections differ in size alone."""
+    """Plot the rows of sections that differ only in model size; a line joins rows of one name.
+
+    The file name begins with `prefix`.
+    """
     lines: dict[str, list[tuple[float, Row]]] = {}
     for section in sections:
         for row in section.rows:

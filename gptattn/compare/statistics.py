@@ -1,11 +1,11 @@
 """The report's statistics: pure functions of arrays, over seeds.
 
-One procedure decides: Student's t on differences that are paired by seed, Bonferroni's correction
-over the comparisons of a family. The interval that is shown is the one that the correction leaves,
-so that a difference is stated exactly where its interval leaves 0 out.
+One procedure decides: Student's t on differences paired by seed, with Bonferroni's correction over
+the comparisons of a family. The interval shown is the corrected one, so a difference is stated
+exactly when its interval excludes 0.
 
-scipy is imported where it is used: it takes half a second, and a mistake on the command line must
-not wait for it.
+scipy is imported inside the functions: the import takes half a second, and a mistake on the command
+line should be reported before that.
 """
 
 import math
@@ -20,13 +20,16 @@ Interval = tuple[float, float]
 ALPHA = 0.05
 POWER = 0.8
 SEEDS_CAP = 1_000
-CHI_PARTS = 200  # of equal probability: the power is exact to 0.001
-# Differences closer together than this, in nats, are equal: a loss is a float32's mean.
+CHI_PARTS = 200  # quantiles of equal probability; they make the power accurate to 0.001
+# Differences within this range, in nats, count as equal: losses have float32 precision.
 RESOLUTION = 1e-6
 
 
 def t_interval(values: ArrayLike, comparisons: int = 1) -> Interval | None:
-    """Student's interval for the mean of `values` [n], 95% over all comparisons; none for n = 1."""
+    """Return Student's interval for the mean of `values` [n]; None for n < 2.
+
+    The confidence is 95% over all comparisons together.
+    """
     x = np.asarray(values, dtype=np.float64)
     if len(x) < 2:
         return None
@@ -36,13 +39,13 @@ def t_interval(values: ArrayLike, comparisons: int = 1) -> Interval | None:
 
 @cache
 def t_factor(n: int, comparisons: int = 1) -> float:
-    """What the standard deviation of n values is multiplied by for half of a 95% interval."""
+    """Return half the width of a 95% interval for the mean of n values, in standard deviations."""
     return critical_t(n, comparisons) / math.sqrt(n)
 
 
 @cache
 def critical_t(n: int, comparisons: int = 1) -> float:
-    """Student's t for n values that two-sided 5%, shared by the comparisons, lie beyond.
+    """Return the two-sided critical t for n values at level 5% / comparisons (Bonferroni).
 
     Source: Dunn 1961, Journal of the American Statistical Association 56, 52-64.
     """
@@ -52,14 +55,14 @@ def critical_t(n: int, comparisons: int = 1) -> float:
 
 
 def all_equal(differences: ArrayLike) -> bool:
-    """Whether differences [n] have no spread to judge chance by: one of them, or all the same."""
+    """Whether differences [n] have no spread, so that no test is possible; true for n = 1."""
     return bool(np.ptp(np.asarray(differences, dtype=np.float64)) <= RESOLUTION)
 
 
 def paired_p(differences: ArrayLike, comparisons: int = 1) -> float:
-    """Two-sided p of the mean of paired differences [n], times the comparisons, at most 1.
+    """Return the two-sided p of the mean of paired differences [n], times comparisons, at most 1.
 
-    Below 5% exactly where `t_interval` with as many comparisons leaves 0 out.
+    It is below 5% exactly when `t_interval` with as many comparisons excludes 0.
     """
     from scipy.special import stdtr
 
@@ -69,10 +72,10 @@ def paired_p(differences: ArrayLike, comparisons: int = 1) -> float:
 
 
 def power(effect: float, n: int, comparisons: int = 1) -> float:
-    """The probability that n seeds show a true difference of `effect` standard deviations.
+    """Return the probability that n seeds show a true difference of `effect` standard deviations.
 
-    Source: Cohen 1988, Statistical Power Analysis, sec. 2.3; the noncentral t as the mean over
-    the chi distribution of the deviation, since scipy's own turns to NaN at few seeds.
+    Source: Cohen 1988, Statistical Power Analysis, sec. 2.3. The noncentral t is computed as a mean
+    over the chi distribution of the sample deviation, because scipy's returns NaN for few seeds.
     """
     from scipy.special import ndtr
 
@@ -83,16 +86,17 @@ def power(effect: float, n: int, comparisons: int = 1) -> float:
 
 @cache
 def _deviations(n: int) -> NDArray[np.float64]:
-    """Quantiles of the deviation of n normal values, over the true one, [CHI_PARTS]."""
+    """Return quantiles of (sample / true standard deviation) of n normal values, [CHI_PARTS]."""
     from scipy.special import chdtri
 
     return np.sqrt(chdtri(n - 1, (np.arange(CHI_PARTS) + 0.5) / CHI_PARTS) / (n - 1))
 
 
 def seeds_needed(difference: float, deviation: float, comparisons: int = 1) -> int | None:
-    """The fewest seeds that show the difference with a probability of 80%, were it the true one.
+    """Return the fewest seeds that show `difference` with 80% power, if it is the true one.
 
-    `deviation` is that of the paired differences, above 0. None: more than SEEDS_CAP.
+    `deviation` is the standard deviation of the paired differences, above 0. Return None for more
+    than SEEDS_CAP.
     """
     effect = difference / deviation
     able = range(2, SEEDS_CAP + 1)
@@ -101,9 +105,9 @@ def seeds_needed(difference: float, deviation: float, comparisons: int = 1) -> i
 
 
 def smallest_difference(deviation: float, n: int, comparisons: int = 1) -> float:
-    """The true difference that n >= 2 seeds show with a probability of 80%.
+    """Return the true difference that n >= 2 seeds show with 80% power.
 
-    `deviation` is that of the paired differences.
+    `deviation` is the standard deviation of the paired differences.
     """
     from scipy.optimize import root_scalar
 
@@ -113,7 +117,10 @@ def smallest_difference(deviation: float, n: int, comparisons: int = 1) -> float
 
 
 def pareto_front(costs: ArrayLike, losses: ArrayLike) -> list[int]:
-    """Indices of the points no other beats in both (equal in one, lower in the other), by cost."""
+    """Return the indices, by cost, of the points on the Pareto front; lower is better in both.
+
+    No other point has a lower cost at the same or a lower loss, or a lower loss at the same cost.
+    """
     cost, loss = np.asarray(costs, dtype=np.float64), np.asarray(losses, dtype=np.float64)
     order = [int(i) for i in np.lexsort((loss, cost)) if np.isfinite(cost[i])]
     front: list[int] = []

@@ -1,16 +1,16 @@
-"""matplotlib's SVG made fit for a page: the reader's text colour, and names of its own."""
+"""Adapts matplotlib's SVG to a page: the page's text colour, and ids unique to each plot."""
 
 import re
 
-# Stands for the colour of the reader's text; a black that no palette holds.
+# Placeholder for the page's text colour: a near-black that no palette contains.
 INK = "#1b1c1d"
 STYLE = "<style>svg{color:#1b1c1d}@media(prefers-color-scheme:dark){svg{color:#e4e4e7}}</style>"
 
 
 def adapted(svg: str, name: str, title: str) -> str:
-    """The svg element alone: ink is currentColor, no background, ids prefixed with `name`.
+    """Return the <svg> element: INK as currentColor, no background, ids prefixed with `name`.
 
-    Raises ValueError if this is not matplotlib's SVG.
+    Raises ValueError if `svg` is not an SVG of matplotlib's.
     """
     start = svg.index("<svg")
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg[start:], flags=re.DOTALL)
@@ -19,7 +19,7 @@ def adapted(svg: str, name: str, title: str) -> str:
     svg = re.sub(r'<g id="patch_[12]">.*?</g>', "", svg, count=2, flags=re.DOTALL)
     for pattern in (r'(\bid=")', r"(url\(#)", r'(xlink:href="#)'):
         svg = re.sub(pattern, rf"\g<1>{name}-", svg)
-    # Text without a colour of its own is black: the root's fill is inherited.
+    # Text without a colour would be black, so the root gets fill="currentColor" to inherit.
     size = re.search(r'<svg [^>]*?viewBox="[^"]*"', svg)
     if size is None:
         raise ValueError("no viewBox in the SVG")
@@ -30,6 +30,6 @@ def adapted(svg: str, name: str, title: str) -> str:
 
 
 def standalone(svg: str) -> str:
-    """A file of its own, which looks up by itself whether its reader has it dark."""
+    """Return an SVG file of its own, with text colours for light and dark mode."""
     end = svg.index(">") + 1
     return f'<?xml version="1.0" encoding="utf-8"?>\n{svg[:end]}{STYLE}{svg[end:]}\n'

@@ -1,4 +1,4 @@
-"""The comparison as a table: on a terminal, in Markdown, and the cells that the page shows."""
+"""Makes the comparison's tables: for the terminal, for Markdown, and the cells of the page."""
 
 from collections.abc import Sequence
 from statistics import mean
@@ -31,7 +31,7 @@ HEADING_WIDTH = 16  # a heading takes one line
 SCALE = {"cost/flops_per_token": 1e-6}
 PLUS_MINUS = "mean over seeds; val loss ± half of the mean's 95% interval"
 MISSING = "–"  # noqa: RUF001
-# What goes first where the terminal is narrow; the files have all columns.
+# Columns to drop on a narrow terminal, in this order; the report's files have all columns.
 DISPENSABLE = (
     "total tokens",
     "step ms",
@@ -47,7 +47,7 @@ DISPENSABLE = (
 
 
 def rows(runs: Sequence[Run]) -> list[list[str]]:
-    """The cells of the short table, a heading row first: nothing is compared."""
+    """Return the cells of the short table, heading row first: means only, no comparison."""
     cells = [["variant", "seeds", *(heading for heading, *_ in COLUMNS)]]
     for name, members in _named(runs).items():
         row = [name, str(len(members))]
@@ -62,7 +62,7 @@ def rows(runs: Sequence[Run]) -> list[list[str]]:
 
 
 def _named(runs: Sequence[Run]) -> Groups:
-    """The rows of a table that has no sections: what was uptrained says how long, and from what."""
+    """Group the runs for a table without sections; names of uptrained rows show α and original."""
     uptrainings, uptrained = part_uptrained(runs)
     apart = {run.folder for run in uptrained}
     groups = group_runs([run for run in runs if run.folder not in apart])
@@ -75,7 +75,7 @@ def _named(runs: Sequence[Run]) -> Groups:
 
 
 def report_rows(section: Section) -> list[list[str]]:
-    """The cells of the report's table, a heading row first."""
+    """Return the cells of the report's table, heading row first."""
     versus = f"vs {section.baseline}"
     versus = versus if len(versus) <= HEADING_WIDTH else "vs baseline"
     difference = [versus, "95% interval", "p"]
@@ -100,7 +100,7 @@ def _estimate(row: Row, metric: str, form: str) -> str:
 
 
 def half_interval(interval: Interval | None, form: str) -> str:
-    """` ± 0.0158`, the one thing that ± means; "" for a single run."""
+    """Format half of the interval's width, ` ± 0.0158`; "" for a single run."""
     return "" if interval is None else f" ± {(interval[1] - interval[0]) / 2:{form}}"
 
 
@@ -115,24 +115,27 @@ def _difference(row: Row) -> list[str]:
 
 
 def terminal_table(runs: Sequence[Run], title: str, width: int) -> Table:
-    """The short table of the runs at the end of a sweep, as many columns as `width` holds."""
+    """Return the short table of the runs at the end of a sweep, at most `width` characters."""
     return cells_table(rows(runs), title, width, PLUS_MINUS)
 
 
 def report_table(section: Section, title: str, width: int) -> Table:
-    """The report's table on a terminal, as many columns as `width` characters hold."""
+    """Return the report's table for a terminal, at most `width` characters."""
     caption = f"{PLUS_MINUS}; vs {section.baseline}: paired difference{_corrected(section)}"
     return cells_table(report_rows(section), title, width, caption)
 
 
 def _corrected(section: Section) -> str:
-    """`, interval and p corrected for 3 comparisons`; "" for one."""
+    """Return `, interval and p corrected for 3 comparisons`; "" for one."""
     most = max((row.difference.comparisons for row in section.rows if row.difference), default=0)
     return f", interval and p corrected for {most} comparisons" if most > 1 else ""
 
 
 def cells_table(cells: Sequence[Sequence[str]], title: str, width: int, caption: str = "") -> Table:
-    """The cells, a heading row first, on a terminal: as many columns as `width` holds."""
+    """Return the cells, heading row first, as a terminal table of at most `width` characters.
+
+    Columns in DISPENSABLE are dropped until the rest fits.
+    """
     table = Table(
         title=Text(title),
         title_justify="left",
@@ -143,7 +146,7 @@ def cells_table(cells: Sequence[Sequence[str]], title: str, width: int, caption:
     )
     shown = _fitting(cells, width)
     for i in shown:
-        # A long name takes several lines; a figure cut short would be another figure.
+        # A long name may wrap. A figure must not: a part of it would read as another figure.
         table.add_column(
             Text(cells[0][i]),
             justify="right" if i else "left",
@@ -152,13 +155,13 @@ def cells_table(cells: Sequence[Sequence[str]], title: str, width: int, caption:
             max_width=None if i else NAME_WIDTH,
         )
     for row in cells[1:]:
-        # Text, as a variant's name must not be read as markup.
+        # Text keeps rich from reading a variant's name as markup.
         table.add_row(*(Text(row[i]) for i in shown))
     return table
 
 
 def _fitting(cells: Sequence[Sequence[str]], width: int) -> list[int]:
-    """Indices of the columns to show; what is dispensable goes until the rest fits."""
+    """Return the indices of the columns to show in `width` characters."""
     widths = [max(len(row[i]) for row in cells) + 1 for i in range(len(cells[0]))]
     widths[0] = min(widths[0], NAME_WIDTH + 1)
     shown = list(range(len(widths)))
@@ -170,12 +173,12 @@ def _fitting(cells: Sequence[Sequence[str]], width: int) -> list[int]:
 
 
 def markdown_table(cells: Sequence[Sequence[str]]) -> str:
-    """The cells, a heading row first, in Markdown."""
+    """Return the cells, heading row first, as a Markdown table."""
     heading, *body = ([_escaped(cell) for cell in row] for row in cells)
     rule = ["---", *["---:"] * (len(heading) - 1)]
     return "\n".join("| " + " | ".join(row) + " |" for row in [heading, rule, *body])
 
 
 def _escaped(cell: str) -> str:
-    """Nothing in a name may end a cell or begin a tag."""
+    """Escape what could end a cell or begin an HTML tag."""
     return cell.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")

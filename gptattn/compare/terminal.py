@@ -1,4 +1,4 @@
-"""The comparison on a terminal: table, words, warnings."""
+"""Prints the comparison on the terminal: table, words, warnings."""
 
 import sys
 
@@ -7,11 +7,11 @@ from gptattn.compare.table import report_table
 from gptattn.compare.verdicts import headline, match_words, section_words
 from gptattn.machine.console import StdoutConsole
 
-MOST = 20  # sentences about single variants
+MOST = 20  # sentences about single variants that are printed per section
 
 
 def show(comparison: Comparison) -> None:
-    """Print the tables and what they support; warnings go to stderr."""
+    """Print each section's table and verdicts; warnings go to stderr."""
     console = StdoutConsole(highlight=False, markup=False, emoji=False)
     whole = f"{' '.join(comparison.folders)}: {headline(comparison)}"
     if len(comparison.sections) > 1:

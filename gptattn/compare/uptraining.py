@@ -1,7 +1,8 @@
-"""Runs that went on from the weights of others there, their attention converted in between.
+"""Finds uptrained runs: they start from another run's weights, with the attention converted.
 
-Each share of steps makes a section: the originals, what was made of them and by which method, and
-the same variants from scratch. Source: Ainslie et al. 2023, arXiv:2305.13245, sec. 2.1.
+Each share of uptraining steps makes a section: the originals, the variants converted from them by
+each method, and the same variants from scratch. Source: Ainslie et al. 2023, arXiv:2305.13245,
+sec. 2.1.
 """
 
 from collections.abc import Sequence
@@ -13,40 +14,44 @@ from gptattn.compare.groups import Groups, group_runs
 from gptattn.compare.sections import AXES, words_of
 from gptattn.settings.config import INIT_METHODS
 
-SHARED = [axis for axis in AXES if axis not in ("budget", "weights")]  # with the original
-OWN = ("attn.", "init_")  # settings that the same from scratch may have beside its original's
+# The axes that an uptrained run must share with its original.
+SHARED = [axis for axis in AXES if axis not in ("budget", "weights")]
+OWN = ("attn.", "init_")  # settings in which a converted variant may differ from its original
 
 
 @dataclass(frozen=True)
 class Uptraining:
-    """What was made of one variant's runs with so many steps; the first group is the originals."""
+    """The runs uptrained from one group of originals for the same number of steps."""
 
-    original: str  # the variant, and what tells it from other originals
-    steps: int
-    share: float  # of the originals' steps: the paper's α
-    groups: Groups
-    from_scratch: Groups  # the same variants, which have their decisions in a section of their own
-    pairs: list[tuple[str, str]]  # the second to be held against the first
+    original: str  # the originals' group: the variant, and settings if several groups share it
+    steps: int  # of uptraining
+    share: float  # steps / the originals' steps: the paper's α
+    groups: Groups  # the originals first, then the converted variants
+    from_scratch: Groups  # the same variants trained from scratch; another section compares them
+    pairs: list[tuple[str, str]]  # groups to compare: the second against the first
     warnings: list[str]
 
     @property
     def family(self) -> str:
+        """Equal for sections that differ only in the share of steps."""
         return f"uptrained from {self.original}"
 
     @property
     def source(self) -> str:
+        """Name of the originals' group, the baseline of the section."""
         return next(iter(self.groups))
 
     @property
     def title(self) -> str:
+        """The section's title: family, steps and α."""
         before = self.groups[self.source][0].steps
         return f"{self.family}: {self.steps:,} steps after {before:,} (α = {self.share:g})"
 
 
 def part_uptrained(runs: Sequence[Run]) -> tuple[list[Uptraining], list[Run]]:
-    """By original and share of steps what was uptrained, and these runs alone.
+    """Return one Uptraining per group of originals and number of steps, and all uptrained runs.
 
-    Of an original that was made again the newest counts, and what was made from that.
+    If an original was repeated, only the newest run and the runs uptrained from it count.
     """
     origins = {run.origin for run in runs if run.origin}
     sources = group_runs([run for run in runs if run.folder.name in origins and run.steps])
@@ -66,18 +71,21 @@ def part_uptrained(runs: Sequence[Run]) -> tuple[list[Uptraining], list[Run]]:
 
 
 def _converted(run: Run, original: Run) -> bool:
-    """Whether it can be held against its original, seed by seed; going on as before is no such."""
+    """Whether the run can be paired with its original: same seed and SHARED axes, other variant.
+
+    With the same variant it continues its original and is no conversion.
+    """
     alike = all(words_of(axis, run) == words_of(axis, original) for axis in SHARED)
     return alike and run.variant != original.variant and run.seed == original.seed
 
 
 def method_of(run: Run) -> str:
-    """By which the heads of a converted run were merged."""
+    """Return the `init_method` by which the heads of a converted run were merged."""
     return run.settings.get("init_method", INIT_METHODS[0])
 
 
 def place_of(method: str) -> int:
-    """In the paper's order, by rising loss; methods that are not in it come last."""
+    """Return the method's rank in the paper's order, by rising loss; other methods rank last."""
     return INIT_METHODS.index(method) if method in INIT_METHODS else len(INIT_METHODS)
 
 
@@ -101,7 +109,10 @@ def _kept(run: Run, without: tuple[str, ...]) -> dict[str, str]:
 
 
 def _pairs(made: Groups, from_scratch: Groups) -> list[tuple[str, str]]:
-    """Neighbours in the paper's order of methods; the same from scratch and the first method."""
+    """Return the pairs to compare for each variant.
+
+    These are neighbours in the paper's order of methods, and from scratch with the first method.
+    """
     chains: dict[tuple[object, ...], list[tuple[int, str]]] = {}
     for name, (run, *_) in made.items():
         like = (run.variant, *sorted(_kept(run, ("init_method",)).items()))
@@ -115,7 +126,7 @@ def _pairs(made: Groups, from_scratch: Groups) -> list[tuple[str, str]]:
 
 
 def _changes(original: Run, members: Sequence[Run]) -> list[str]:
-    """A line for each other setting that uptraining had otherwise than the original."""
+    """Return a line for each further setting that differs between uptraining and the original."""
     before = _kept(original, (*OWN, "budget"))
     after = [_kept(run, (*OWN, "budget")) for run in members]
     lines = []

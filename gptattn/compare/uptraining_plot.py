@@ -1,4 +1,4 @@
-"""Loss against the share of steps that was uptrained: a panel for each target."""
+"""Plots loss against the share of uptraining steps: a panel for each target variant."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +11,10 @@ from gptattn.compare.uptraining import method_of, place_of
 
 
 def uptraining_plot(sections: Sequence[Section], prefix: str) -> Plot:
-    """The sections are one family's, by share. Originals and from scratch lie level."""
+    """Plot the sections of one family, sorted by share; references are horizontal lines.
+
+    The references are the original and the target from scratch. The file name begins with `prefix`.
+    """
     made = [row for section in sections for row in section.rows if row.runs[0].origin]
     targets = sorted({row.runs[0].variant for row in made})
     order = {_label(row): place_of(method_of(row.runs[0])) for row in made}
@@ -41,7 +44,10 @@ def _caption(sections: Sequence[Section]) -> str:
 
 
 def _zoomed(sections: Sequence[Section]) -> tuple[float, float] | None:
-    """Limits of the loss for all that was trained; None where nothing lies far above it."""
+    """Return loss limits for a second row without conversions that were not trained (share 0).
+
+    Return None if no loss is far above the trained ones.
+    """
     highest = max(row.loss for section in sections for row in section.rows)
     trained = [row.loss for section in sections if section.share for row in section.rows]
     trained += [row.loss for row in (sections[0].rows[0], *_from_scratch(sections))]
@@ -67,7 +73,7 @@ def _draw(axes: Any, sections: Sequence[Section], target: str, labels: Sequence[
     shares = [section.share or 0.0 for section in sections]
     for i, label in enumerate(labels):
         own = [(share, row) for share, row in points if _label(row) == label]
-        # Beside each other, so that no bar hides another.
+        # Shift the methods sideways so that no error bar hides another.
         aside = (i - (len(labels) - 1) / 2) * max(shares) / 80
         axes.errorbar(
             [share + aside for share, _ in own],
@@ -88,7 +94,7 @@ def _from_scratch(sections: Sequence[Section]) -> list[Row]:
 
 
 def _label(row: Row) -> str:
-    """The method, and what else tells the row from others of its target."""
+    """Return the row's name without its target: the method, and settings if needed."""
     return row.name.removeprefix(f"{row.runs[0].variant} by ")
 
 

@@ -1,4 +1,4 @@
-"""What the runs support, in words, and no more."""
+"""States in words what the runs support, and no more."""
 
 import math
 from collections.abc import Sequence
@@ -9,28 +9,30 @@ from gptattn.compare.statistics import ALPHA, RESOLUTION, SEEDS_CAP, Interval
 
 LARGEST_DENOMINATOR = 16  # "1/3 of the cache" helps a reader, "37/64" does not
 LISTED = 6  # names in one sentence
-FEWEST_FOR_FIRST = 3  # seeds, below which nothing is put first
+FEWEST_FOR_FIRST = 3  # seeds per row that a statement about the best row needs
 
 
 def nats(value: float) -> str:
-    """Four decimals; of what they would hide, two digits."""
+    """Format a loss with four decimals, or with two digits if it is below 0.0005."""
     return f"{value:.4f}" if abs(value) >= 0.0005 or value == 0 else f"{value:.1e}"
 
 
 def signed(value: float) -> str:
+    """Format a loss difference as `nats` does, with a + if positive."""
     return f"+{nats(value)}" if value > 0 else nats(value)
 
 
 def p_value(p: float) -> str:
+    """Format p: `p < 0.001`, `p = 0.012` or `p = 0.34`."""
     if p < 0.001:
         return "p < 0.001"
     if 0.0495 <= p < ALPHA:
-        return f"p < {ALPHA}"  # three decimals would deny it
+        return f"p < {ALPHA}"  # rounded, 0.0496 would read as 0.050: not significant
     return f"p = {p:.3f}" if p < 0.0995 else f"p = {p:.2f}"
 
 
 def share(value: float, of: float) -> str:
-    """`1/3`, `2 times` or `37%`: the fraction where it is exact and simple."""
+    """Format value / of: as `1/3` or `2 times` if that is exact and simple, otherwise `37.0%`."""
     ratio = value / of
     simple = Fraction(ratio).limit_denominator(LARGEST_DENOMINATOR)
     if math.isclose(float(simple), ratio, rel_tol=1e-9):
@@ -39,7 +41,10 @@ def share(value: float, of: float) -> str:
 
 
 def more_or_less(value: float, of: float, more: str, less: str) -> str:
-    """`10% fewer`; to whole percent, below ten to a tenth. "" for what two decimals do not show."""
+    """Format a relative change as `10% fewer`.
+
+    Whole percent from 10%, then one decimal, two below 0.1%; "" if two decimals show nothing.
+    """
     change = abs(value / of - 1)
     if change < 0.00005:
         return ""
@@ -48,7 +53,7 @@ def more_or_less(value: float, of: float, more: str, less: str) -> str:
 
 
 def section_words(section: Section) -> list[str]:
-    """A sentence for each row against the baseline, then for other pairs, and who is put first."""
+    """Return a sentence per row against the baseline and per further pair, and one on the best."""
     if len(section.rows) < 2:
         return [f"{section.baseline} is alone here: there is nothing to compare it with."]
     baseline = next(row for row in section.rows if row.name == section.baseline)
@@ -58,6 +63,7 @@ def section_words(section: Section) -> list[str]:
 
 
 def row_words(row: Row, baseline: Row) -> str:
+    """Return the sentence on one row: loss, costs and speed against the baseline."""
     loss = difference_words(row.difference, row.name, baseline.name)
     costs = [*cost_words(row, baseline), *speed_words(row, baseline)]
     if not costs:
@@ -66,6 +72,7 @@ def row_words(row: Row, baseline: Row) -> str:
 
 
 def difference_words(d: Difference | None, name: str, baseline: str) -> str:
+    """Say whether a difference is shown; if not, why, and how many seeds would show it."""
     if d is None:
         return f"{name} and {baseline} have no seed in common: their losses are not compared"
     if d.shown:
@@ -79,7 +86,10 @@ def difference_words(d: Difference | None, name: str, baseline: str) -> str:
 
 
 def shown_words(d: Difference) -> str:
-    """`gqa is worse than mha by 0.0120 nats (95% interval 0.0080 to 0.0160; n = 5, p = 0.010)`."""
+    """Return the clause on a shown difference.
+
+    `gqa is worse than mha by 0.0120 nats (95% interval 0.0080 to 0.0160; n = 5, p = 0.010)`.
+    """
     assert d.interval is not None
     assert d.p is not None
     low, high = d.interval if d.mean > 0 else (-d.interval[1], -d.interval[0])
@@ -114,7 +124,7 @@ def _needed(d: Difference) -> str:
 
 
 def cost_words(row: Row, baseline: Row) -> list[str]:
-    """What follows from the variant itself, by exact arithmetic: no seed changes it."""
+    """Return phrases on cache, parameters and FLOPs; these are exact, whatever the seed."""
     words = []
     pairs = {m: (row.mean(m), baseline.mean(m)) for m in row.metrics if m.startswith("cost/")}
     for metric, (value, of) in pairs.items():
@@ -131,7 +141,7 @@ def cost_words(row: Row, baseline: Row) -> list[str]:
 
 
 def speed_words(row: Row, baseline: Row) -> list[str]:
-    """The ratio of tokens/s, where its interval over seeds leaves no doubt about the direction."""
+    """Return a phrase on the ratio of tokens/s if its interval over seeds excludes 1."""
     if row.speed is None:
         return []
     ratio, (low, high) = row.speed
@@ -141,7 +151,10 @@ def speed_words(row: Row, baseline: Row) -> list[str]:
 
 
 def first_words(section: Section) -> str:
-    """Which row is put first, if any is; the word for it needs seeds and tests."""
+    """Return the sentence on the best row, or why none is named.
+
+    A best row needs FEWEST_FOR_FIRST seeds in every row and an empty `section.alike`.
+    """
     leader = next(row for row in section.rows if row.name == section.leader)
     few = [f"{row.name}: {row.n}" for row in section.rows if row.n < FEWEST_FOR_FIRST]
     few += [
@@ -171,7 +184,7 @@ def first_words(section: Section) -> str:
 
 
 def match_words(section: Section) -> list[str]:
-    """What `match` changed: `match=params: gqa's MLP widened from 512 to 545, ...`."""
+    """Say what `match` changed: `match=params: gqa's MLP widened from 512 to 545, ...`."""
     lines = []
     for row in section.rows:
         m = row.runs[-1].match
@@ -193,7 +206,7 @@ def match_words(section: Section) -> list[str]:
 
 
 def _up(share: float) -> str:
-    """A percentage that is rounded up, so that "within" stays true."""
+    """Format a percentage, rounded up so that "within" stays true."""
     return f"{math.ceil(share * 1e4 - 1e-9) / 1e2:g}%"
 
 
@@ -205,7 +218,7 @@ def _listed(items: Sequence[str]) -> str:
 
 
 def headline(comparison: Comparison) -> str:
-    """`15 runs, 3 variants, 5 seeds each`, and in how many sections."""
+    """Return `15 runs, 3 variants, 5 seeds each`, and the number of sections if several."""
     rows = [row for section in comparison.sections for row in section.rows]
     seeds = sorted({row.n for row in rows})
     each = (

@@ -1,4 +1,4 @@
-"""Every file of the report, out of one comparison."""
+"""Writes every file of the report from one comparison."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -20,9 +20,9 @@ PLOTS = (
 
 
 def write_report(comparison: Comparison, out: Path) -> Path:
-    """Write or replace comparison.{csv,json,html} and plots; return the page.
+    """Write or replace comparison.{csv,json,html} and the plots; return the page's path.
 
-    The folder is there. Raises DiskError where it cannot be written.
+    The folder must exist. Raises DiskError if it cannot be written.
     """
     from gptattn.compare.plots import section_plots, size_plots, uptraining_plots
     from gptattn.compare.report_page import page_text
@@ -42,13 +42,13 @@ def write_report(comparison: Comparison, out: Path) -> Path:
         write(out / "comparison.json", json_text(comparison))
         write(out / "comparison.html", page_text(comparison, plots, across))
         _remove_others(out, {plot.name for plot in drawn})
-        # Earlier versions put it here, where TensorBoard finds it among the runs.
+        # Earlier versions put the board here, where TensorBoard lists it among the runs.
         remove_former_board(out / "tensorboard")
     return out / "comparison.html"
 
 
 def with_curves(comparison: Comparison) -> Comparison:
-    """The comparison with each run's curves, and a warning for each record that is damaged."""
+    """Return the comparison with each run's curves, and a warning per damaged metrics.jsonl."""
     curves, warnings = {}, list(comparison.warnings)
     for run in {run.folder: run for run in comparison.runs}.values():
         curves[run.folder], damage = read_curves(run.folder)
@@ -58,12 +58,12 @@ def with_curves(comparison: Comparison) -> Comparison:
 
 
 def _prefix(index: int, comparison: Comparison) -> str:
-    """Nothing for the only section; otherwise `1_`, `2_`, in the order of the page."""
+    """Return "" for the only section; otherwise `1_`, `2_`, in the order of the page."""
     return "" if len(comparison.sections) == 1 else f"{index + 1}_"
 
 
 def _remove_others(out: Path, names: set[str]) -> None:
-    """A former report may have had other plots: none of its files outlives it."""
+    """Remove the plots of an earlier report that this one does not have."""
     for plot in PLOTS:
         for pattern in (f"{plot}.*", f"[0-9]*_{plot}.*"):
             for file in out.glob(pattern):

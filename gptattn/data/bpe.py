@@ -1,4 +1,4 @@
-"""GPT-2's tokenizer: byte-level BPE, by the `tokenizers` library. No text is out of vocabulary."""
+"""GPT-2's tokenizer: byte-level BPE with the `tokenizers` library. It can encode every text."""
 
 import hashlib
 import json
@@ -19,22 +19,22 @@ from gptattn.errors import ConfigError, DataError
 
 END_OF_TEXT = "<|endoftext|>"
 PIECE = 2**14  # characters that are encoded at a time, or a few more
-BATCH = 64  # pieces that the library's threads share
-# GPT-2's pattern takes no whitespace after anything else into one word, and looks at one character
-# beyond a word only after whitespace: the words before such a place and behind it are those of the
-# whole text.
+BATCH = 64  # pieces per call, shared by the library's threads
+# Cutting a text here, before a space or line feed that follows a non-space, changes no word of
+# GPT-2's pattern: no word has whitespace after other characters, and the pattern looks beyond a
+# word only after whitespace.
 SAFE_CUT = re.compile(r"\S(?=[ \n])")
 
 
 class GPT2Tokenizer(Tokenizer):
     """The byte-level BPE in `path`, with GPT-2's way of splitting a text into words.
 
-    `path` is a folder with files of `tokenizer_files.FORMS`, a run's folder, or `hf:owner/name`.
-    Special tokens are ordinary text to `encode`: `<|endoftext|>` in a text becomes the ids of its
-    characters, never an id that the text's author could smuggle in.
+    `path` is a folder with files of `tokenizer_files.FORMS`, a run folder, or `hf:owner/name`.
+    `encode` treats special tokens as ordinary text: `<|endoftext|>` in a text becomes the ids of
+    its characters, so that the author of a text cannot smuggle in the special id.
 
-    Raises DataError for files that cannot be used, or that are not those of `sha256`; ConfigError
-    without `path` or the library. Source: Radford et al. 2019, sec. 2.2.
+    Raises DataError for files that cannot be used or that have another hash than `sha256`;
+    ConfigError without `path` or the library. Source: Radford et al. 2019, sec. 2.2.
     """
 
     def __init__(self, path: str | None, sha256: str | None = None) -> None:
@@ -57,7 +57,7 @@ class GPT2Tokenizer(Tokenizer):
                 "the same, or tokenizer.sha256=null for these",
             )
         self.vocab_size = len(self._bpe.vocab)
-        # Built from the parts, and no special token among them: then none is looked for in a text.
+        # Built without special tokens, so that the library does not look for them in a text.
         self._library = tokenizers.Tokenizer(models.BPE(self._bpe.vocab, self._bpe.merges))
         self._library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
 
@@ -107,7 +107,7 @@ class GPT2Tokenizer(Tokenizer):
         ends = self._bpe.vocab.keys() & {END_OF_TEXT}
         special = self._bpe.special | ends
         whole.add_special_tokens(sorted(special, key=self._bpe.vocab.__getitem__))
-        # The class of GPT-2 adds its end of text where there is none; the plain one does not.
+        # transformers' GPT2Tokenizer adds a missing end-of-text token, the plain class does not.
         kind = "GPT2Tokenizer" if ends else "PreTrainedTokenizerFast"
         named = dict.fromkeys(("bos_token", "eos_token", "unk_token"), END_OF_TEXT) if ends else {}
         config = {"tokenizer_class": kind, "add_prefix_space": False, **named}
@@ -118,9 +118,9 @@ class GPT2Tokenizer(Tokenizer):
 
 
 def _pieces(parts: Iterable[str], length: int) -> Iterator[str]:
-    """The text in pieces of at least `length` characters, the last one aside, cut where it is safe.
+    """Yield the text in pieces of at least `length` characters, except the last, cut at SAFE_CUT.
 
-    `parts` is the text cut anywhere. One piece for a text without any place to cut.
+    `parts` is the text cut anywhere. A text without a safe place to cut is one piece.
     """
     rest, searched = "", 0
     for part in parts:
@@ -129,7 +129,7 @@ def _pieces(parts: Iterable[str], length: int) -> Iterator[str]:
         while cut := SAFE_CUT.search(rest, max(searched, start + length - 1)):
             yield rest[start : cut.end()]
             start = cut.end()
-        # The last character was looked at without the one behind it.
+        # The last character is searched again, because its successor was not known yet.
         searched = len(rest) - 1 - start
         rest = rest[start:]
     yield rest

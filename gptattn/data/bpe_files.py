@@ -1,4 +1,4 @@
-"""The files of a byte-level BPE: read and checked. They come from anywhere."""
+"""Reads and checks the files of a byte-level BPE, which may come from anywhere."""
 
 import json
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from gptattn.errors import DataError
 from gptattn.machine.untrusted import read_bytes
 
 MAX_BYTES = 64_000_000  # GPT-2's largest file has 1.4 MB; this is room for 65,536 long tokens
-# What tokenizer.json may say of its parts, null included: anything else gives other ids.
+# Values allowed in tokenizer.json; None is null or missing. Any other value gives other ids.
 PLAIN_MODEL = {
     "type": (None, "BPE"),
     "dropout": (None, 0.0),
@@ -25,7 +25,7 @@ GPT2_SPLIT = {"type": ("ByteLevel",), "add_prefix_space": (False,), "use_regex":
 
 
 def byte_characters() -> list[str]:
-    """The character that stands for each byte [256]: itself where it prints, else one of U+0100 on.
+    """Return the character for each byte [256]: the byte's own if printable, else from U+0100 on.
 
     Source: Radford et al. 2019, `bytes_to_unicode` of their encoder.py.
     """
@@ -36,15 +36,15 @@ def byte_characters() -> list[str]:
 
 @dataclass(frozen=True)
 class BPE:
-    """Tokens, written in byte characters, and merges in the order in which they apply."""
+    """A vocabulary, written in byte characters, and its merges in the order in which they apply."""
 
     vocab: dict[str, int]  # to ids 0 .. n - 1
     merges: list[tuple[str, str]]
-    special: frozenset[str]  # of the vocabulary: written as they stand, and made by no merge
+    special: frozenset[str]  # tokens of `vocab` that are plain text instead of byte characters
 
     @cached_property
     def token_bytes(self) -> list[bytes]:
-        """The bytes that each id stands for."""
+        """The bytes of each id."""
         byte_of = {character: byte for byte, character in enumerate(byte_characters())}
         return [
             token.encode() if token in self.special else bytes(byte_of[c] for c in token)
@@ -53,7 +53,10 @@ class BPE:
 
 
 def read(folder: Path) -> BPE:
-    """Raises DataError, naming the file, for what is missing, damaged or another tokenizer."""
+    """Return the BPE in `folder`.
+
+    Raises DataError, naming the file, if it is missing, damaged or another kind of tokenizer.
+    """
     files = find(folder)
     if not files:
         lacks = f"has no {', no '.join(' with '.join(form) for form in FORMS)}"
@@ -71,7 +74,7 @@ def read(folder: Path) -> BPE:
         if merges and merges[0][0] == "#version:":
             del merges[0]
         return _checked(vocab, merges, {})
-    # A file of brackets alone is nested too deeply for Python.
+    # RecursionError: a file of brackets alone is nested too deeply for Python.
     except (OSError, ValueError, RecursionError) as error:
         reason = str(error).splitlines()[0][:200]
         raise DataError("tokenizer.path", f"{file} cannot be used ({reason})") from None
@@ -86,7 +89,10 @@ def _json(file: Path) -> Any:
 
 
 def _from_tokenizer_json(node: Any) -> tuple[Any, list[Any], dict[str, Any]]:
-    """Vocabulary, merges, special tokens with their ids; ValueError for what is not GPT-2's way."""
+    """Return vocabulary, merges, and special tokens with their ids.
+
+    Raises ValueError unless it is GPT-2's kind of BPE.
+    """
     model, split, added = (_get(node, key) for key in ("model", "pre_tokenizer", "added_tokens"))
     plain = all(_get(model, key) in allowed for key, allowed in PLAIN_MODEL.items())
     gpt2s = all(_get(split, key) in allowed for key, allowed in GPT2_SPLIT.items())
@@ -107,9 +113,9 @@ def _get(node: Any, key: str) -> Any:
 
 
 def _checked(vocab: Any, merges: list[Any], special: dict[str, Any]) -> BPE:
-    """Raises ValueError where a text could have no ids, or ids no token.
+    """Return the BPE. Raises ValueError unless every text has ids and every id has one token.
 
-    The library takes files whose ids have gaps, or stand for two tokens, and lacks no byte.
+    The library accepts ids with gaps, ids of two tokens, and vocabularies that lack a byte.
     """
     if not isinstance(vocab, dict):
         raise ValueError("its vocabulary is no table of tokens and ids")
@@ -132,5 +138,5 @@ def _checked(vocab: Any, merges: list[Any], special: dict[str, Any]) -> BPE:
     odd = {token for token in vocab if not set(token) <= set(characters)}
     odd |= set(special)
     for token in odd:
-        token.encode()  # half a surrogate pair, which JSON can write, is no text
+        token.encode()  # raises for half a surrogate pair, which JSON can hold
     return BPE(vocab, [(a, b) for a, b in merges], frozenset(odd))

@@ -1,4 +1,4 @@
-"""A text as documents that are read in pieces: never all of it at once."""
+"""A text as documents that are read in pieces, never all at once."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
@@ -9,14 +9,15 @@ from gptattn.errors import DataError
 
 PIECE = 2**20  # bytes or characters that are held at a time
 
-Pieces = Callable[[], Iterator[str]]  # a document's text, from its beginning at each call
+Pieces = Callable[[], Iterator[str]]  # each call reads a document's text from the beginning
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """Documents to train on, and those held out for validation; without any, tails are held out.
+    """Training documents, and held-out documents for validation.
 
-    `left_out` tells, once the documents were read, what of their files is no part of the text.
+    Without held-out documents, the tail of each training document is held out. Once the documents
+    have been read, `left_out` names what was dropped from their files, such as a byte order mark.
     """
 
     documents: Sequence[Pieces]
@@ -25,22 +26,22 @@ class Corpus:
 
 
 def corpus_of(text: str) -> Corpus:
-    """One document, with the tail of it held out."""
+    """Return a corpus of one document, of which the tail will be held out."""
     return Corpus([lambda: (text[i : i + PIECE] for i in range(0, len(text), PIECE))])
 
 
 @dataclass(frozen=True)
 class Document:
-    """A document as it was when it was read first."""
+    """A document, with its hash and length when it was first read."""
 
     pieces: Pieces
     sha256: str  # of its UTF-8
     length: int  # in characters
 
     def part(self, start: int, stop: int) -> Iterator[str]:
-        """The characters `start` .. `stop` - 1, in pieces.
+        """Yield the characters `start` .. `stop` - 1, in pieces.
 
-        Raises DataError, at the end, where the document is no longer what it was.
+        Raises DataError, at the end, if the document has changed since it was first read.
         """
         digest, place = hashlib.sha256(), 0
         for piece in self.pieces():
@@ -53,7 +54,7 @@ class Document:
 
 
 def read_through(documents: Sequence[Pieces], seen: list[Document]) -> Iterator[str]:
-    """The pieces of all documents; each that has been read to its end is added to `seen`."""
+    """Yield the pieces of all documents; add each document to `seen` once it is read to its end."""
     for pieces in documents:
         digest, length = hashlib.sha256(), 0
         for piece in pieces():
@@ -64,9 +65,9 @@ def read_through(documents: Sequence[Pieces], seen: list[Document]) -> Iterator[
 
 
 def text_hash(documents: Sequence[Document], held_out: Sequence[Document]) -> str:
-    """Names the content: what is trained on, what is held out, and where documents end.
+    """Return a hash of the training documents, the held-out documents, and where documents end.
 
-    That of one document is the SHA-256 of its UTF-8.
+    For a single document, with none held out, it is the SHA-256 of its UTF-8.
     """
     if len(documents) == 1 and not held_out:
         return documents[0].sha256
@@ -74,21 +75,25 @@ def text_hash(documents: Sequence[Document], held_out: Sequence[Document]) -> st
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-Part = tuple[Document, int, int]  # its characters from the first number up to the second
+Part = tuple[Document, int, int]  # a document's characters from `start` up to `stop`
 
 
 def whole(documents: Sequence[Document]) -> list[Part]:
+    """Return each document as one part."""
     return [(document, 0, document.length) for document in documents]
 
 
 def heads_and_tails(
     documents: Sequence[Document], fraction: float
 ) -> tuple[list[Part], list[Part]]:
-    """Each document in two, so that the tails hold `fraction` of the characters: at least one."""
+    """Split each document in two, so that all tails together have `fraction` of the characters.
+
+    The tails have at least one character; empty parts are left out.
+    """
     heads, tails, total, held = [], [], 0, 0
     for document in documents:
         total += document.length
-        # Rounded over all documents so far: many short ones give their share as well.
+        # Rounding the total over all documents so far lets many short ones give their share too.
         due = max(1, round(total * fraction))
         cut = document.length - (due - held)
         held = due

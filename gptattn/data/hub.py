@@ -13,15 +13,15 @@ PREFIX = "hf:"
 
 
 def is_hub_name(name: str) -> bool:
-    """Whether this is a name on the hub: the prefix alone decides, never what lies on the disk."""
+    """Return whether `name` is a name on the hub: only its prefix counts, not what is on disk."""
     return name.startswith(PREFIX)
 
 
 def local_folder(name: str, field: str, files: Sequence[str]) -> Path:
-    """`name` as a folder: fetched, as far as it is one of `files`, where it is a hub name.
+    """Return the folder that `name` stands for; from the hub, only `files` are downloaded.
 
-    Without a network, what the hub's own cache has. Raises ConfigError for a name of another form
-    or without the extra `hf`, CheckpointError for what cannot be fetched.
+    Without a network, the hub's own cache is used. Raises ConfigError for a malformed name or
+    without the extra `hf`, CheckpointError for what cannot be fetched.
     """
     if not is_hub_name(name):
         try:
@@ -34,7 +34,7 @@ def local_folder(name: str, field: str, files: Sequence[str]) -> Path:
     return _fetched(match["repo"], match["revision"], field, tuple(files))
 
 
-@cache  # a run looks twice: before it starts, and as it does
+@cache  # a run asks twice: in its checks, and when it starts
 def _fetched(repo: str, revision: str | None, field: str, files: tuple[str, ...]) -> Path:
     try:
         from huggingface_hub import errors, snapshot_download
@@ -48,7 +48,7 @@ def _fetched(repo: str, revision: str | None, field: str, files: tuple[str, ...]
         reason = f"has no revision {revision}"
     except errors.RepositoryNotFoundError:
         reason = "is not there, or not without a login (hf auth login)"
-    # Besides its own errors the library lets those of two transports through.
+    # The library raises its own errors and those of its two transport libraries.
     except Exception as error:
         if isinstance(error, OSError) and error.errno in REFUSALS:
             raise

@@ -15,7 +15,7 @@ Batch = tuple[Tensor, Tensor]  # ids [B, T] and the tokens that follow them [B, 
 
 
 def window_starts(seed: int, step: int, count: int, windows: int) -> NDArray[np.int64]:
-    """`count` window starts in 0 .. windows - 1, uniform, for optimizer step `step`."""
+    """Return `count` window starts for optimizer step `step`, uniform in 0 .. windows - 1."""
     # Philox is a counter-based generator: (seed, step) is its key, and no state is carried.
     generator = np.random.Generator(np.random.Philox(key=[seed, step]))
     return generator.integers(0, windows, size=count)
@@ -24,7 +24,7 @@ def window_starts(seed: int, step: int, count: int, windows: int) -> NDArray[np.
 def training_batch(
     tokens: Tokens, seed: int, step: int, batch_size: int, context_length: int
 ) -> Batch:
-    """The `batch_size` windows of optimizer step `step`."""
+    """Return the batch of optimizer step `step`: `batch_size` rows of `context_length` tokens."""
     starts = window_starts(seed, step, batch_size, len(tokens) - context_length)
     found = np.stack([tokens[start : start + context_length + 1] for start in starts.tolist()])
     rows = torch.from_numpy(found.astype(np.int64))
@@ -33,14 +33,14 @@ def training_batch(
 
 @dataclass(frozen=True)
 class TrainingStream:
-    """The batches of a run from optimizer step `first_step` on, without end."""
+    """The endless batches of a run from optimizer step `first_step` on."""
 
     tokens: Tokens
     seed: int
     batch_size: int
     context_length: int
     first_step: int = 0
-    on_made: Callable[[float], None] = lambda seconds: None  # told what making a step's data took
+    on_made: Callable[[float], None] = lambda seconds: None  # called after each batch is made
 
     def __iter__(self) -> Iterator[Batch]:
         step = self.first_step
@@ -56,9 +56,9 @@ class TrainingStream:
 
 @dataclass(frozen=True)
 class ValidationSet:
-    """All held-out tokens, in order: every token but the leading context one scored once.
+    """All held-out tokens in order, each scored once, except the first, which is only context.
 
-    Windows do not overlap; what is left at the end is a shorter window of its own.
+    Windows do not overlap; the tokens left at the end form a shorter window in a batch of its own.
     """
 
     tokens: Tokens
@@ -69,7 +69,7 @@ class ValidationSet:
         return len(list(self._spans()))
 
     def _spans(self) -> Iterator[tuple[int, int, int]]:
-        """(start, rows, window) of each batch."""
+        """Yield (start, rows, window length) of each batch."""
         T = self.context_length
         targets = len(self.tokens) - 1
         full = targets // T

@@ -1,4 +1,4 @@
-"""Where text comes from. Each function is the `_target_` of one file in `conf/data`."""
+"""Where text comes from. `pydocs`, `text` and `shakespeare` are the `_target_`s in `conf/data`."""
 
 import functools
 import hashlib
@@ -20,10 +20,11 @@ SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2d
 
 
 def pydocs() -> str:
-    """The prose of Python's own language reference, which the standard library carries.
+    """Return the prose of Python's own language reference, which the standard library carries.
 
-    About 465,000 characters on Python 3.11; other versions differ, so runs compare only under
-    one Python (the text's hash is in every summary). Raises DataError where it is left out.
+    About 465,000 characters on Python 3.11. Other versions differ, so compare runs only under one
+    Python (the text's hash is in every summary). Raises DataError if this Python lacks the
+    reference.
     """
     try:
         from pydoc_data.topics import topics
@@ -35,12 +36,12 @@ def pydocs() -> str:
 
 
 def text(path: str | None, pattern: str = "**/*", val_path: str | None = None) -> Corpus:
-    """The UTF-8 text of a file, or of all files below a folder that match `pattern`, sorted.
+    """Return the UTF-8 text of a file, or of all files below a folder that match `pattern`, sorted.
 
-    What `val_path` names, in the same way, is held out, also where it lies below `path`. Hidden
-    files and folders are passed over, and empty files in a folder, which are named. Raises
-    DataError for what is missing or empty; naming the file and the offset, once it is read, for
-    what is binary or not UTF-8.
+    The file or folder `val_path` is held out, even if it lies below `path`. Hidden files and
+    folders are skipped; empty files in a folder are skipped with a warning. Raises DataError for a
+    missing or empty text, and when the text is read, naming file and offset, if it is binary or not
+    UTF-8.
     """
     if not path:
         raise DataError("data.path", "is not set; give data.path=FILE_OR_FOLDER")
@@ -87,7 +88,7 @@ def _files_below(root: Path, pattern: str, field: str, left_out: set[str]) -> li
     return [file for file in files if file.path not in empty]
 
 
-@functools.cache  # a text is loaded by the checks and by the run: told once is enough
+@functools.cache  # the checks and the run both load the text: warn once
 def _tell_of_empty(field: str, files: tuple[str, ...]) -> None:
     more = f" and {len(files) - 3} more" if len(files) > 3 else ""
     named = ", ".join(files[:3])
@@ -95,7 +96,10 @@ def _tell_of_empty(field: str, files: tuple[str, ...]) -> None:
 
 
 def shakespeare(path: str | None, cache_dir: str | None = None) -> str:
-    """Tiny Shakespeare, from `path`, or fetched once; its sha256 must be the canonical one."""
+    """Return Tiny Shakespeare from `path`, or downloaded once to the cache.
+
+    Raises DataError if its sha256 is not the canonical one.
+    """
     file = cache_folder(cache_dir) / "tinyshakespeare.txt"
     if path is not None:
         file = _expanded(path, "data.path")
@@ -119,7 +123,7 @@ def _check_shakespeare(raw: bytes) -> None:
 
 
 def cache_folder(cache_dir: str | None) -> Path:
-    """The folder for token files and fetched texts; by default the user's cache folder."""
+    """Return the folder for token files and downloaded texts; default: the user's cache folder."""
     if cache_dir is not None:
         return Path(cache_dir).expanduser()
     base = os.environ.get("XDG_CACHE_HOME")
@@ -141,7 +145,7 @@ def _fetch(url: str, file: Path) -> None:
     try:
         with urllib.request.urlopen(url, timeout=4) as response:
             raw = response.read()
-        # Before the rename: a captive portal's page must not stay in the cache.
+        # Before writing: a captive portal's page must not stay in the cache.
         _check_shakespeare(raw)
     except (OSError, HTTPException) as error:
         raise DataError(

@@ -12,23 +12,24 @@ from gptattn.errors import DataError
 
 @dataclass(frozen=True)
 class TextFile:
-    """The text of one file of UTF-8: a call reads it, in pieces.
+    """A file of UTF-8 text; a call reads it in pieces.
 
-    A byte order mark is left out, and every line ends in a line feed; `left_out` is told what of
-    that there was. Raises DataError, naming the file and the offset, for what is no text.
+    A byte order mark is dropped, and line ends become line feeds; `left_out` collects which of
+    these occurred. Raises DataError, naming the file and the offset, if it is not text.
     """
 
     path: Path
     field: str  # the setting that named it
     left_out: set[str]
-    advice: str = ""  # what else would be right
+    advice: str = ""  # added to the end of error messages
 
     def is_empty(self) -> bool:
+        """Return whether the file has no text in it."""
         # A byte order mark alone has three bytes.
         return self.path.stat().st_size <= 3 and not any(self())
 
     def check(self) -> None:
-        """Raise DataError where there is no file with something in it."""
+        """Raise DataError unless this is a regular file with text in it."""
         if not self.path.exists():
             raise self._wrong("does not exist; give a UTF-8 text file or a folder")
         if not self.path.is_file():
@@ -43,7 +44,7 @@ class TextFile:
             nul = raw.find(0)
             if nul >= 0:
                 raise self._wrong(f"is binary (NUL at byte {offset + nul}); give a UTF-8 text file")
-            begun = len(utf8.getstate()[0])  # bytes of a character that the last piece has cut
+            begun = len(utf8.getstate()[0])  # bytes of a character that the last piece cut in two
             try:
                 piece = utf8.decode(raw, final=not raw)
             except UnicodeDecodeError as error:
@@ -60,7 +61,7 @@ class TextFile:
             self.left_out.add("CR")
 
     def _raw(self) -> Iterator[tuple[int, bytes]]:
-        """(offset, bytes) of each piece, and no bytes at the end."""
+        """Yield (offset, bytes) of each piece, and at the end one without bytes."""
         offset = 0
         try:
             with self.path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""Token ids in files of the cache, each named after what made it and what it holds."""
+"""Token ids in cache files; a file's name has a hash of how it was made and one of its content."""
 
 import hashlib
 import os
@@ -15,12 +15,12 @@ from gptattn.machine.disk import remove_leftovers, replacing
 
 TOKEN_DTYPE = np.dtype("<u2")
 PIECE = 2**20  # tokens that are held at a time
-# What killed processes may have left unfinished in the cache folder, an older version's included.
+# Names of unfinished files that killed processes, also of older versions, may leave in the cache.
 UNFINISHED = r"[0-9a-f]{64}((-[0-9a-f]{16})?\.unnamed|-[0-9a-f]{64}\.tokens)|tinyshakespeare\.txt"
 
 
 class _Opened:
-    """A file that is closed with the last that reads from it."""
+    """An open file, closed when the last object that reads from it is gone."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -33,10 +33,10 @@ class _Opened:
 
 @dataclass(frozen=True, eq=False)
 class TokenFile:
-    """The ids `start` .. `stop` - 1 of a file, read where a slice asks for them.
+    """The ids `start` .. `stop` - 1 of a file; a slice reads them from the disk.
 
-    It is not mapped: a mapped file that somebody cuts short ends the process with SIGBUS. Raises
-    DiskError where the file no longer holds what is asked for.
+    The file is not memory-mapped: if a mapped file is cut short, SIGBUS ends the process. A slice
+    raises DiskError if the file no longer holds the ids.
     """
 
     file: _Opened
@@ -60,14 +60,17 @@ class TokenFile:
         return np.frombuffer(raw, dtype=TOKEN_DTYPE)
 
     def part(self, start: int, stop: int) -> "TokenFile":
+        """Return the ids `start` .. `stop` - 1 of this part of the file."""
         return TokenFile(self.file, self.start + start, self.start + stop)
 
     def pieces(self) -> Iterator[NDArray[np.uint16]]:
+        """Yield all ids, PIECE of them at a time."""
         for start in range(0, len(self), PIECE):
             yield self[start : start + PIECE]
 
 
 def opened(path: Path) -> TokenFile:
+    """Return all ids of a file."""
     file = _Opened(path)
     return TokenFile(file, 0, os.fstat(file.descriptor).st_size // TOKEN_DTYPE.itemsize)
 
@@ -79,9 +82,10 @@ def cached_tokens(
     check: Callable[[int], object],
     vocab_size: int,
 ) -> TokenFile:
-    """What `<key>-<sha256>.tokens` holds; where there is none that is whole, encode and write it.
+    """Return the ids in `<key>-<sha256>.tokens`; without an intact file, encode and write it first.
 
-    `check` is told how many tokens there are, before the file appears.
+    Before a new file appears, `check` is called with its number of tokens. Raises DiskError if the
+    folder cannot be used.
     """
     try:
         remove_leftovers(folder, UNFINISHED)
@@ -98,7 +102,7 @@ def cached_tokens(
 
 
 def _whole(file: Path, vocab_size: int) -> TokenFile | None:
-    """The file's tokens; None where it is not what was written, or holds other ids."""
+    """Return the file's tokens, or None if it is damaged or has ids beyond the vocabulary."""
     size = file.stat().st_size if file.is_file() else 0
     if size == 0 or size % TOKEN_DTYPE.itemsize:
         return None
@@ -119,7 +123,7 @@ def _written(
     pieces = encode()
     opening = list(islice(pieces, 2))
     if len(opening) < 2:
-        check(sum(map(len, opening)))  # a text that is too short leaves not even a folder
+        check(sum(map(len, opening)))  # before the folder is made, for a text that is too short
     digest, count = hashlib.sha256(), 0
     with replacing(folder / f"{key}.unnamed") as file:
         for ids in chain(opening, pieces):

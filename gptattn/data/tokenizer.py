@@ -1,4 +1,4 @@
-"""Text to token ids and back. Each class is the `_target_` of one file in `conf/tokenizer`."""
+"""Text to token ids and back. Each tokenizer is the `_target_` of one file in `conf/tokenizer`."""
 
 import sys
 from abc import ABC, abstractmethod
@@ -11,59 +11,59 @@ from numpy.typing import NDArray
 from gptattn.errors import DataError
 
 MAX_VOCABULARY = 2**16  # token files hold 16-bit ids
-# Stands between two documents, for a tokenizer that has no id of its own for that.
+# Text between two documents, for a tokenizer that has no separator id of its own.
 SEPARATOR = "\n\n"
 
 
 class Tokenizer(ABC):
-    """A fixed vocabulary. Ids are 0 .. vocab_size - 1."""
+    """Turns text into the ids 0 .. vocab_size - 1 of a fixed vocabulary, and back."""
 
     vocab_size: int
 
     @abstractmethod
     def fit(self, pieces: Iterable[str]) -> None:
-        """Make the vocabulary from a text in pieces, where the tokenizer has none of its own."""
+        """Build the vocabulary from a text in pieces, unless the tokenizer has one already."""
 
     @abstractmethod
     def encode(self, text: str, field: str) -> NDArray[np.uint16]:
-        """Ids of the text. Raises DataError, naming `field`, for what the vocabulary lacks."""
+        """Return the ids of the text. Raises DataError, naming `field`, for what has no id."""
 
     def encode_pieces(self, pieces: Iterable[str], field: str) -> Iterator[NDArray[np.uint16]]:
-        """Ids of a text in pieces, some at a time: joined, those of the whole text."""
+        """Yield the ids of a text in pieces; joined, they are those of the whole text."""
         for piece in pieces:
             yield self.encode(piece, field)
 
     def separator(self) -> tuple[str, NDArray[np.uint16]]:
-        """What stands between two documents, and its ids."""
+        """Return the text between two documents, and its ids."""
         return SEPARATOR, self.encode(SEPARATOR, "data")
 
     @abstractmethod
     def to_bytes(self, ids: NDArray[np.integer]) -> bytes:
-        """The UTF-8 of the ids, as far as it is that: an id may stand for a part of a character."""
+        """Return the UTF-8 of the ids; it may begin or end in the middle of a character."""
 
     def decode(self, ids: NDArray[np.integer]) -> str:
-        """The text of the ids; what is not valid UTF-8 becomes U+FFFD."""
+        """Return the text of the ids; what is not valid UTF-8 becomes U+FFFD."""
         return self.to_bytes(ids).decode("utf-8", errors="replace")
 
     @abstractmethod
     def byte_lengths(self) -> NDArray[np.int64]:
-        """How many bytes of UTF-8 each id stands for [vocab_size]: for bits per byte."""
+        """Return the number of UTF-8 bytes of each id [vocab_size], for bits per byte."""
 
     def settings(self) -> dict[str, Any]:
-        """Arguments that make this tokenizer, its vocabulary included, without the text."""
+        """Return arguments that rebuild this tokenizer with its vocabulary, without the text."""
         return {}
 
     def files(self) -> dict[str, str]:
-        """What to keep beside weights, by file name, where `settings` alone make no tokenizer."""
+        """Return files to keep beside weights, name -> text, if `settings` alone are not enough."""
         return {}
 
     @abstractmethod
     def fingerprint(self) -> str:
-        """A string that differs wherever the ids of a text could differ."""
+        """Return a string that differs between tokenizers that may give a text different ids."""
 
 
 class ByteTokenizer(Tokenizer):
-    """UTF-8 bytes: 256 ids, no text is out of vocabulary."""
+    """UTF-8 bytes: 256 ids, which can encode every text."""
 
     vocab_size = 256
 
@@ -84,7 +84,10 @@ class ByteTokenizer(Tokenizer):
 
 
 class CharTokenizer(Tokenizer):
-    """Characters, numbered by code point; those given, or else those of the text."""
+    """One id per character, in the order of code points.
+
+    The vocabulary is `characters`, or by default the characters of the text.
+    """
 
     def __init__(self, characters: str | None = None) -> None:
         if characters == "":
@@ -98,7 +101,7 @@ class CharTokenizer(Tokenizer):
             found[_code_points(piece)] = True
         self._codes = np.flatnonzero(found).astype(np.uint32)
         self.vocab_size = len(self._codes)
-        # By code point: a search among the sorted ones takes twenty times as long.
+        # A table by code point: searching the sorted codes takes twenty times as long.
         self._ids = np.full(sys.maxunicode + 1, -1, dtype=np.int32)
         self._ids[self._codes] = np.arange(self.vocab_size)
 
@@ -122,7 +125,7 @@ class CharTokenizer(Tokenizer):
             offset += len(piece)
 
     def _encode(self, text: str, field: str, offset: int) -> NDArray[np.uint16]:
-        """`offset`: of the piece in its document, for what is told of an unknown character."""
+        """Encode a piece; `offset`, its place in the document, is for the error message."""
         ids = self._ids[_code_points(text)]
         unknown = ids < 0
         if unknown.any():
@@ -152,12 +155,18 @@ class CharTokenizer(Tokenizer):
 
 
 def encode_prompt(tokenizer: Tokenizer, prompt: str) -> NDArray[np.uint16]:
-    """The prompt's ids. Raises DataError for an unknown character; empty becomes a line break."""
+    """Return the prompt's ids; an empty prompt becomes a line feed.
+
+    Raises DataError for an unknown character.
+    """
     return tokenizer.encode(prompt or "\n", "sample.prompt")
 
 
 def utf8(text: str, field: str) -> bytes:
-    """Raises DataError for a lone surrogate, which a terminal that is not UTF-8 can give."""
+    """Return the text's UTF-8.
+
+    Raises DataError for a lone surrogate, which a terminal that does not use UTF-8 can produce.
+    """
     try:
         return text.encode("utf-8")
     except UnicodeEncodeError as error:

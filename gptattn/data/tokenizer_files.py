@@ -1,18 +1,18 @@
-"""Which files a tokenizer may consist of: found and written, in any folder and in a run's."""
+"""The files that a tokenizer may consist of: finding them in a (run) folder, and writing them."""
 
 from collections.abc import Mapping
 from pathlib import Path
 
 from gptattn.machine.disk import write_atomically
 
-# One file, or two; GPT-2's own release named them otherwise.
+# One file, or two; the last form has the names of GPT-2's own release.
 FORMS = (("tokenizer.json",), ("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))
 FILES = tuple(name for form in FORMS for name in form)
-IN_RUN = "tokenizer"  # the folder in a run's folder
+IN_RUN = "tokenizer"  # subfolder of a run folder
 
 
 def find(folder: Path) -> list[Path]:
-    """The tokenizer's files in a folder, or in a run's; none where no form of them is whole."""
+    """Return the tokenizer's files in `folder` or `folder/tokenizer`; [] if no form is complete."""
     for home in (folder, folder / IN_RUN):
         for form in FORMS:
             if all((home / name).is_file() for name in form):
@@ -21,7 +21,7 @@ def find(folder: Path) -> list[Path]:
 
 
 def write(folder: Path, files: Mapping[str, str], root: Path | None = None) -> None:
-    """The files of a tokenizer, name -> text, as they are; `root` as in `disk.make_folder`."""
+    """Write a tokenizer's files, name -> text; `root` is as in `disk.make_folder`."""
     for name, text in files.items():
         raw = text.encode()
         write_atomically(folder / name, lambda file, raw=raw: file.write(raw), root)

@@ -1,4 +1,4 @@
-"""A text's tokens, split for training."""
+"""Turns a text into tokens, split into training tokens and held-out tokens."""
 
 import hashlib
 from collections import deque
@@ -28,7 +28,7 @@ from gptattn.machine.source_code import class_code
 
 
 class Tokens(Protocol):
-    """Ids in a row: an array, or a file that is read where a slice asks for them."""
+    """A sequence of ids: an array, or a file from which slices are read."""
 
     def __len__(self) -> int: ...
 
@@ -39,15 +39,15 @@ class Tokens(Protocol):
 class TokenData:
     """Training tokens and held-out tokens of one text under one tokenizer.
 
-    `text_hash` and `tokenizer` name the content: runs compare only where both agree.
+    `text_hash` and `tokenizer` identify the content: runs are comparable only if both agree.
     """
 
     train: Tokens
-    val: Tokens  # one token of context comes before those that are scored
+    val: Tokens  # the first token is only context, the others are scored
     tokenizer: Tokenizer
     text_hash: str
     val_bytes: int  # UTF-8 bytes that the scored tokens stand for
-    reading: Mapping[str, Any] = field(default_factory=dict)  # how files became this: a record
+    reading: Mapping[str, Any] = field(default_factory=dict)  # how the files were read, to record
 
 
 def load_tokens(
@@ -58,11 +58,11 @@ def load_tokens(
     val_fraction: float,
     cache: Path,
 ) -> TokenData:
-    """Tokenize, or take what an earlier run left.
+    """Tokenize a text and split it, or take the tokens that an earlier run left in the cache.
 
-    Where the text says nothing of what is held out, it is the tail of each document, together
-    `val_fraction` of the text. Raises ConfigError where the text is shorter than the context,
-    DataError where it cannot be tokenized, DiskError where the cache cannot be written.
+    If the text has no held-out documents, the tail of each document is held out, together
+    `val_fraction` of the text. Raises ConfigError if the text is shorter than the context,
+    DataError if it cannot be tokenized, DiskError if the cache cannot be written.
     """
     content = text()
     corpus = corpus_of(content) if isinstance(content, str) else content
@@ -88,7 +88,7 @@ def load_tokens(
 class _Split:
     train: TokenFile
     val: TokenFile
-    separators: int = 0  # among those of `val` that are scored
+    separators: int = 0  # among the scored tokens of `val`
 
 
 def _by_tail(
@@ -116,25 +116,25 @@ def _by_document(
         _separated(heads)[1:], lambda count: _checked(count, context_length), f"train{share}"
     )
     val = stored.tokens(_separated(tails), lambda count: count, f"val{share}")
-    # The token of context is the last of the separator before the first of them.
+    # The context token is the last token of the separator before the first tail.
     context = len(stored.tokenizer.separator()[1]) - 1
     return _Split(train, val.part(context, len(val)), len(tails) - 1)
 
 
 def _fitted(corpus: Corpus, tokenizer: Tokenizer) -> tuple[list[Document], list[Document]]:
-    """The documents, trained on and held out, once the tokenizer has its vocabulary from them."""
+    """Return the training and the held-out documents, after fitting the tokenizer to them."""
     seen: list[Document] = []
     pieces = read_through([*corpus.documents, *corpus.held_out], seen)
     between = [SEPARATOR] if len(corpus.documents) > 1 or corpus.held_out else []
     tokenizer.fit(chain(between, pieces))
-    # A tokenizer that has a vocabulary of its own reads nothing.
+    # Read what is left: a tokenizer that has a vocabulary already reads nothing.
     deque(pieces, maxlen=0)
     count = len(corpus.documents)
     return seen[:count], seen[count:]
 
 
 def _checked(train: int, context_length: int) -> int:
-    """The number of tokens for training; raises ConfigError where no window fits into them."""
+    """Return the number of training tokens. Raises ConfigError if no window fits into them."""
     if train < context_length + 1:
         raise ConfigError(
             "model.context_length",
@@ -145,7 +145,7 @@ def _checked(train: int, context_length: int) -> int:
 
 
 def _separated(parts: Sequence[Part]) -> list[Part | None]:
-    """The parts, before each of them None, which stands for the separator."""
+    """Return the parts, each after a None that stands for the separator."""
     return [item for part in parts for item in (None, part)]
 
 
@@ -160,8 +160,11 @@ class _Stored:
     def tokens(
         self, parts: Sequence[Part | None], check: Callable[[int], object], which: str = ""
     ) -> TokenFile:
-        """Those of the parts, of which `which` tells the rest. `check`: as in `cached_tokens`."""
-        # A class made from one of ours has its fingerprint, and another code.
+        """Return the tokens of `parts`; `check` is as in `cached_tokens`.
+
+        The cache key does not include the parts: `which` tells selections of the same text apart.
+        """
+        # A subclass of one of our tokenizers inherits the fingerprint, but its code differs.
         code = class_code(type(self.tokenizer))
         made_of = [self.tokenizer.fingerprint(), code, self.text_hash, *filter(None, [which])]
         key = hashlib.sha256("\0".join(made_of).encode()).hexdigest()
@@ -179,7 +182,10 @@ class _Stored:
 
 
 def _bytes(split: _Split, tokenizer: Tokenizer) -> int:
-    """UTF-8 bytes of the scored tokens, where a separator counts the same for all tokenizers."""
+    """Return the UTF-8 bytes of the scored tokens.
+
+    A separator counts as len(SEPARATOR) bytes, whatever the tokenizer makes of it.
+    """
     lengths = tokenizer.byte_lengths()
     scored = split.val.part(1, len(split.val))
     count = sum(int(lengths[ids].sum()) for ids in scored.pieces())

@@ -11,9 +11,9 @@ from gptattn.model.gpt import GPT
 
 
 def left_padded(prompts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Prompts [T_b] of different lengths as ids [B, T], and how much of each row is padding [B].
+    """Return prompts [T_b] of different lengths as ids [B, T], and each row's padding length [B].
 
-    A row is padded with its own first id, which so counts as said no oftener than it was.
+    A row is padded with its own first id, so that the repetition penalty applies to no other id.
     """
     longest = max(len(ids) for ids in prompts)
     padding = [longest - len(ids) for ids in prompts]
@@ -33,12 +33,12 @@ def stream(
     generator: torch.Generator | None = None,
     slide: bool = True,
 ) -> Iterator[Tensor]:
-    """Yield the next ids [B, 1] of the prompts ids [B, T], up to `max_new_tokens` times.
+    """Yield the next ids [B, 1] after the prompts `ids` [B, T], up to `max_new_tokens` times.
 
-    Of row b the first `padding[b]` ids are no prompt: see `left_padded`. `vocab_size` keeps ids
-    below it, for a model padded beyond its tokenizer. When the context is full its newer half is
-    read anew and generation goes on, or, without `slide`, it ends. Of a prompt longer than the
-    context the newest part is read.
+    The first `padding[b]` ids of row b are padding: see `left_padded`. Only ids below `vocab_size`
+    are sampled, for a model padded beyond its tokenizer. When the context is full, its newer half
+    is read again into a new cache and generation continues, or without `slide` it ends. Of a prompt
+    longer than the context, only the newest part is read.
     """
     training = model.training
     model.eval()
@@ -51,7 +51,7 @@ def stream(
                 if not slide:
                     return
                 cache, unread = _begin(model, ids, max(1, model.context_length // 2), most, padding)
-            # Compiled blocks would be compiled anew for every length of the cache.
+            # Compiled blocks would be recompiled for every length of the cache.
             with torch.compiler.set_stance("force_eager"):
                 logits = model.next_logits(unread, cache)[:, :vocab_size]
             unread = sampling.next(logits, ids, generator)
@@ -65,7 +65,7 @@ def stream(
 def _begin(
     model: GPT, ids: Tensor, tokens: int, capacity: int, padding: Tensor | None
 ) -> tuple[CacheGroup, Tensor]:
-    """An empty cache, and the newest `tokens` ids that are to be read into it."""
+    """Return an empty cache, and the newest `tokens` ids, which are yet to be read into it."""
     unread = ids[:, -tokens:]
     if padding is not None:
         padding = (padding - (ids.shape[1] - unread.shape[1])).clamp_min(0)
@@ -83,7 +83,7 @@ def generate(
     vocab_size: int | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """The prompt ids [B, T] with `max_new_tokens` new ones behind it, [B, T + new]."""
+    """Return the prompt ids [B, T] followed by `max_new_tokens` new ones, [B, T + new]."""
     new = stream(
         model,
         ids,

@@ -10,9 +10,9 @@ MOST = 16_000_000  # bytes; a device like /dev/zero has no end
 
 
 def read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
-    """The text of prompt=... or prompt_file=...; `-` as the prompt reads stdin.
+    """Return the text of prompt=... or prompt_file=...; `-` as the prompt reads stdin.
 
-    Raises ConfigError for neither or both, DataError for one that is empty or cannot be read.
+    Raises ConfigError for neither or both, DataError for a text that is empty or cannot be read.
     """
     if (prompt is None) == (prompt_file is None):
         raise ConfigError("prompt", "give prompt=... or prompt_file=..., one of them")
@@ -23,8 +23,8 @@ def read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
 
 
 def read_prompts(file: Path) -> list[str]:
-    """The lines of a file, a prompt each; empty ones are passed over. Raises as `read_prompt`."""
-    # Not splitlines(): to that a form feed or U+2028 amid a prompt would end it.
+    """Return the prompts in a file, one per line, without empty lines. Raises as `read_prompt`."""
+    # Not splitlines(), which would also split at a form feed or U+2028 within a prompt.
     lines = [line.removesuffix("\r") for line in _read(None, file, "prompts_file").split("\n")]
     lines = [line for line in lines if line]
     if not lines:

@@ -12,12 +12,12 @@ from gptattn.errors import ConfigError, NumericError
 class Sampling:
     """How a token is drawn. Raises ConfigError, naming the field, for a value that cannot work.
 
-    temperature 0 is greedy. top_k keeps the k likeliest; top_p the fewest that together have that
-    probability (Holtzman et al. 2020, arXiv:1904.09751, sec. 3.1); min_p those with at least that
-    share of the likeliest one's (Nguyen et al. 2024, arXiv:2407.01082, sec. 3). The
-    repetition penalty divides a seen token's positive logit, and multiplies a negative one (Keskar
-    et al. 2019, arXiv:1909.05858, sec. 4.1). They act in this order: penalty, temperature, top_k,
-    top_p, min_p.
+    Temperature 0 is greedy. top_k keeps the k likeliest tokens; top_p the fewest likeliest tokens
+    whose probabilities sum to at least top_p (Holtzman et al. 2020, arXiv:1904.09751, sec. 3.1);
+    min_p the tokens with at least min_p times the highest probability (Nguyen et al. 2024,
+    arXiv:2407.01082, sec. 3). The repetition penalty divides the logit of a token seen before if it
+    is positive, and multiplies it if it is negative (Keskar et al. 2019, arXiv:1909.05858, sec.
+    4.1). They act in this order: penalty, temperature, top_k, top_p, min_p.
     """
 
     temperature: float = 1.0
@@ -44,9 +44,9 @@ class Sampling:
             )
 
     def next(self, logits_BV: Tensor, seen_BT: Tensor, generator: torch.Generator | None) -> Tensor:
-        """The next ids [B, 1]; of equal logits greedy takes the first.
+        """Return the next ids [B, 1]; among equal logits, greedy takes the first.
 
-        Raises NumericError where the largest logit is no number.
+        Raises NumericError if the largest logit is not finite.
         """
         if self.temperature == 0:
             return _finite(self._penalised(logits_BV, seen_BT)).argmax(dim=-1, keepdim=True)
@@ -60,7 +60,7 @@ class Sampling:
         return logits_BV.scatter(1, seen_BT, seen)
 
     def probabilities(self, logits_BV: Tensor, seen_BT: Tensor) -> Tensor:
-        """The distribution [B, V] that the next token is drawn from, in float32 or more.
+        """Return the distribution [B, V] of the next token, in float32 or a wider type.
 
         `seen_BT` are the ids so far, for the repetition penalty. Raises NumericError as `next`.
         """
@@ -81,7 +81,10 @@ class Sampling:
 
 
 def _finite(logits_BV: Tensor) -> Tensor:
-    """The logits. The largest of them tells: an infinity or a NaN among them is the largest."""
+    """Return the logits. Raises NumericError if a row's maximum is not finite.
+
+    The maximum is enough to look at: it is NaN or infinite if any logit is NaN or +inf.
+    """
     if not logits_BV.amax(dim=-1).isfinite().all():
         raise NumericError(
             "logits", "of the next token are not finite; the weights are no good, take others"
@@ -91,7 +94,7 @@ def _finite(logits_BV: Tensor) -> Tensor:
 
 def _top_p(p: Tensor, top_p: float) -> Tensor:
     ordered, order = p.sort(dim=-1, descending=True)
-    # A token stays while those before it have less than top_p: the first one always does.
-    # In float64, as what rounds up to top_p would take tokens with it.
+    # A token stays while those before it sum to less than top_p, so the first always stays.
+    # In float64, because a sum that rounds up to top_p too early would drop tokens.
     before = ordered.cumsum(dim=-1, dtype=torch.float64) - ordered
     return torch.zeros_like(p).scatter(1, order, ordered.masked_fill(before >= top_p, 0.0))

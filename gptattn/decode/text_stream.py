@@ -1,4 +1,4 @@
-"""A text as a model makes it, id by id: what of it can be told already."""
+"""Incremental detokenizer: returns the text of ids as soon as it is certain."""
 
 import codecs
 
@@ -8,24 +8,24 @@ from gptattn.data.tokenizer import Tokenizer
 
 
 class TextStream:
-    """One text as it grows. Holds back half a character, and what may begin the stop text."""
+    """A growing text. Holds back incomplete characters and any possible start of the stop text."""
 
     def __init__(self, tokenizer: Tokenizer, stop: str | None = None) -> None:
-        self.told = ""
+        self.told = ""  # all text returned so far
         self.done = False  # the stop text has come
         self._tokenizer, self._stop = tokenizer, stop
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._held = ""
 
     def feed(self, token: int) -> str:
-        """Take one more id; what can be told now, beyond what was."""
+        """Add one id; return the new text that is certain."""
         if self.done:
             return ""
         new = self._decoder.decode(self._tokenizer.to_bytes(np.array([token])))
         return self._tell(self._held + new, ended=False)
 
     def end(self) -> str:
-        """What was held back, now that no more comes."""
+        """Return what was held back; call it after the last id."""
         if self.done:
             return ""
         return self._tell(self._held + self._decoder.decode(b"", final=True), ended=True)
@@ -40,7 +40,7 @@ class TextStream:
         return new
 
     def _overlap(self, text: str) -> int:
-        """How many characters at the end of the text may be the beginning of the stop text."""
+        """Return how many characters at the end of the text may be the start of the stop text."""
         stop = self._stop or ""
         longest = min(len(stop) - 1, len(text))
         return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)

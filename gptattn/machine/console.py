@@ -1,4 +1,4 @@
-"""The console, and how long things take, in words."""
+"""The console, and durations in words."""
 
 import sys
 
@@ -6,21 +6,21 @@ from rich.console import Console
 
 
 class StdoutConsole(Console):
-    """Leaves it to whoever ends the process what becomes of a pipe that nobody reads any more."""
+    """Raises BrokenPipeError when the reader of a pipe has gone; rich's own console would exit."""
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
 
 
 def make_console() -> Console:
-    """The one console. In a pipe a line is as long as it needs to be."""
+    """Return a console on stdout. It does not break long lines, so a pipe gets them whole."""
     return StdoutConsole(
         width=None if sys.stdout.isatty() else 120, highlight=False, soft_wrap=True
     )
 
 
 def span(seconds: float) -> str:
-    """`40 s`, `12 min`, `3 h 20 min`, `5 d 6 h`."""
+    """Return a duration in words: `40 s`, `12 min`, `3 h 20 min`, `5 d 6 h`."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     minutes, hours = round(seconds / 60), round(seconds / 3600)

@@ -1,4 +1,4 @@
-"""How many processors there are for this process, and who else uses them."""
+"""How many processors this process may use, and how much they are used."""
 
 import os
 import time
@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 STAT = Path("/proc/stat")
-IDLE = (3, 4)  # columns of a processor's line: idle, and waiting for a disk
+IDLE = (3, 4)  # columns of a processor's line: idle and iowait
 
 
 def usable_cpus() -> int:
+    """Return the number of processors that this process may use."""
     return len(_usable())
 
 
@@ -21,20 +22,20 @@ def _usable() -> set[int]:
 
 @dataclass(frozen=True)
 class Usage:
-    """Seconds so far: by the clock, of this process's processors at work, and of its own work."""
+    """Counters in seconds; the difference between two readings is the usage in between."""
 
-    clock: float
-    busy: float
-    own: float
+    clock: float  # wall clock
+    busy: float  # work of all processes on the processors that this process may use
+    own: float  # work of this process
 
     @classmethod
     def now(cls) -> "Usage | None":
-        """None where the system does not tell (it is not Linux)."""
+        """Read the counters; None where the system does not tell (it is not Linux)."""
         try:
             lines = [line.split() for line in STAT.read_text().splitlines()]
             columns = [line[1:9] for line in lines if line[0][3:].isdecimal()]
             numbers = [int(line[0][3:]) for line in lines if line[0][3:].isdecimal()]
-            # Of the columns behind these the guests' are in the first one already.
+            # Without the guest columns after these eight: user and nice include them already.
             busy = sum(
                 sum(int(value) for i, value in enumerate(values) if i not in IDLE)
                 for number, values in zip(numbers, columns, strict=True)

@@ -1,4 +1,4 @@
-"""What this machine is and can do: threads, matmul rate, peak memory, names for the record."""
+"""What this machine is and can do: device, threads, matmul rate, memory, names for the record."""
 
 import contextlib
 import os
@@ -18,7 +18,10 @@ from gptattn.machine.cpus import usable_cpus
 
 
 def resolve_device(accelerator: str, field: str = "trainer") -> torch.device:
-    """The device for `cpu`, `gpu` or `auto`. Raises ConfigError, naming the field, for no GPU."""
+    """Return the device for `cpu`, `gpu` or `auto`.
+
+    Raises ConfigError, naming the field, for `gpu` without a GPU.
+    """
     if accelerator == "cpu":
         return torch.device("cpu")
     if torch.cuda.is_available():
@@ -29,7 +32,7 @@ def resolve_device(accelerator: str, field: str = "trainer") -> torch.device:
 
 
 def check_precision(precision: str, device: torch.device) -> None:
-    """Refuse float16 on a CPU, where Lightning takes bfloat16 without a word: ConfigError."""
+    """Raise ConfigError for float16 on a CPU, where Lightning silently uses bfloat16."""
     if precision == "16-mixed" and device.type == "cpu":
         raise ConfigError(
             "trainer.precision", "16-mixed needs a GPU; take bf16-mixed, or 32-true, on a CPU"
@@ -44,18 +47,19 @@ def set_threads(threads: int | None) -> int:
 
 
 def use_huge_pages() -> None:
-    """Have torch lay large tensors out in huge pages (Linux); call it before the first tensor.
+    """Make torch allocate large tensors in huge pages (Linux); call it before the first tensor.
 
-    Decoding reads all weights for every token, and in pages of 4 KiB it waits for the page table:
-    GPT-2 small decodes a tenth faster so. Training does not, as it allocates and frees.
+    Decoding reads all weights for every token, and with pages of 4 KiB it waits for the page table:
+    huge pages make decoding with GPT-2 small a tenth faster. They do not speed up training, which
+    allocates and frees.
     """
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 
 def matmul_flops_per_second(device: torch.device, dtype: torch.dtype) -> float:
-    """This device's own rate on a square matrix product, best of five after one warm-up.
+    """Measure this device's FLOP/s on a square matrix product, best of five after a warm-up.
 
-    Dividing by it gives an MFU that a hard-coded peak cannot: it is right on any machine.
+    An MFU relative to this rate is right on any machine; one relative to a hard-coded peak is not.
     """
     n = 1024 if device.type == "cpu" else 8192
     a = torch.randn(n, n, device=device, dtype=dtype)
@@ -70,31 +74,32 @@ def matmul_flops_per_second(device: torch.device, dtype: torch.dtype) -> float:
 
 
 def synchronize(device: torch.device) -> None:
+    """Wait until the GPU has finished its work; on a CPU there is nothing to wait for."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
-# In MB by device: the peak before the newest reset, which the system's own counter forgets.
+# Device type -> peak in MB before the latest reset, which the system's own counter forgets.
 _earlier_peaks: dict[str, float] = {}
 
 
 def reset_peak_memory(device: torch.device) -> None:
-    """Start a new peak for `peak_memory_mb`; `whole_peak_memory_mb` keeps the one before."""
+    """Restart the peak of `peak_memory_mb`; `whole_peak_memory_mb` keeps the one before."""
     _earlier_peaks[device.type] = whole_peak_memory_mb(device)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     else:
-        with contextlib.suppress(OSError):  # elsewhere than on Linux the peak is the process's
+        with contextlib.suppress(OSError):  # except on Linux, the peak cannot be reset
             Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
 
 
 def whole_peak_memory_mb(device: torch.device) -> float:
-    """Peak since the process began, as `peak_memory_mb` counts it."""
+    """Return the peak since the process began, counted as in `peak_memory_mb`."""
     return max(_earlier_peaks.get(device.type, 0.0), peak_memory_mb(device))
 
 
 def peak_memory_mb(device: torch.device) -> float:
-    """Peak since the reset in MB (10^6 bytes): of the GPU's tensors, or of all in the process."""
+    """Return the peak since the reset in MB (10^6 bytes): of GPU tensors, or of the process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 1e6
     try:
@@ -108,13 +113,14 @@ def peak_memory_mb(device: torch.device) -> float:
 
 
 def total_memory_bytes(device: torch.device) -> int:
-    """All the memory that the device has, used or not."""
+    """Return all the memory that the device has, used or not."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[1]
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def device_name(device: torch.device) -> str:
+    """Return the name of the GPU or the processor."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     try:
@@ -127,12 +133,12 @@ def device_name(device: torch.device) -> str:
 
 
 def has_cpp_compiler() -> bool:
-    """Whether torch.compile can build for the CPU."""
+    """Return whether torch.compile can build for the CPU."""
     return any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "g++", "clang++"))
 
 
 def git_commit() -> str | None:
-    """The commit of this source tree, with `-dirty` for uncommitted changes; None outside git."""
+    """Return the commit of this source tree, `-dirty` if it has changes; None outside git."""
     here = source_tree()
     if here is None:  # an installed package may lie inside somebody else's repository
         return None

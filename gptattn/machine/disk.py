@@ -1,6 +1,7 @@
-"""Every file that is made or replaced: whole or not at all, and never through a link.
+"""Writes files atomically: whole or not at all, and never through a link.
 
-A disk that is full, read-only or closed to us is one line with the path and the bytes needed.
+A full or read-only disk, or a missing permission, becomes one line with the path and the bytes
+needed.
 """
 
 import contextlib
@@ -17,14 +18,15 @@ from gptattn.errors import DiskError
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 REFUSALS = FULL | {errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE}
-# Behind the name that a file will get; earlier versions had the number of their process there.
+# End of an unfinished file's name, after the final name; earlier versions put a process id there.
 PART = r"\.(?:[0-9a-f]{16}|\d{1,10})\.part"
 
 
 class Part:
-    """A file that is being written, and will have the name `path` once all of it is on the disk.
+    """A file being written, which gets the name `path` once all of it is on the disk.
 
-    Who learns the name from the content sets another `path`, in the same folder, meanwhile.
+    A caller whose file name depends on the content sets another `path`, in the same folder, while
+    writing.
     """
 
     def __init__(self, path: Path, file: IO[bytes], needed: int) -> None:
@@ -33,7 +35,7 @@ class Part:
 
     @property
     def needed(self) -> int:
-        """The fewest bytes that the disk must have for it, as far as is known by now."""
+        """The fewest bytes that the file will need, as known so far."""
         return max(self._asked, self._needed)
 
     def write(self, data: Any) -> int:
@@ -49,7 +51,7 @@ class Part:
 
 @contextlib.contextmanager
 def writing(path: Path, size: Callable[[], int]) -> Iterator[None]:
-    """Raise DiskError, naming the path, where the disk refuses; `size()` tells the bytes needed."""
+    """Raise DiskError, naming the path, if the disk refuses; `size()` returns the bytes needed."""
     try:
         yield
     except OSError as error:
@@ -63,10 +65,7 @@ def writing(path: Path, size: Callable[[], int]) -> Iterator[None]:
 
 
 def refused(path: Path, error: OSError, needed: int) -> DiskError:
-    """What to tell of a write of `needed` bytes or more that the disk has refused.
-
-    `needed` 0: nothing was to be written yet.
-    """
+    """Return the error for a refused write of at least `needed` bytes; 0: nothing to write yet."""
     reason = error.strerror or "refused"
     least = f"at least {needed:,} bytes are needed"
     if error.errno == errno.EFBIG:
@@ -81,7 +80,7 @@ def refused(path: Path, error: OSError, needed: int) -> DiskError:
 
 
 def gone(folder: Path) -> DiskError:
-    """What to tell of a run's folder that was there before."""
+    """Return the error for a run folder that has disappeared."""
     return DiskError(
         str(folder),
         "the run's folder is gone, removed or moved meanwhile; start it anew, or, where it was "
@@ -90,14 +89,14 @@ def gone(folder: Path) -> DiskError:
 
 
 def free_bytes(path: Path) -> int:
-    """What may be written below the nearest folder that there is."""
+    """Return the free bytes on the disk of `path`, or of its nearest folder that exists."""
     place = next(p for p in (path.absolute(), *path.absolute().parents) if p.exists())
     there = os.statvfs(place)
     return there.f_bavail * there.f_frsize
 
 
 def check_room(folder: Path, needed: int) -> None:
-    """Raise DiskError where less than `needed` bytes are free for what will lie in the folder."""
+    """Raise DiskError if fewer than `needed` bytes are free for the contents of the folder."""
     free = free_bytes(folder)
     if free < needed:
         raise DiskError(
@@ -107,10 +106,9 @@ def check_room(folder: Path, needed: int) -> None:
 
 
 def write_atomically(path: Path, write: Callable[[Any], object], root: Path | None = None) -> None:
-    """Call `write(binary file)`; `path` appears, or is replaced, when all of it is on the disk.
+    """Call `write(binary file)`; `path` appears, or is replaced, once all of it is on the disk.
 
-    `root` as in `make_folder`. Raises DiskError, with the bytes that are needed, where the disk
-    will not take them.
+    `root` is as in `make_folder`. Raises DiskError, with the bytes needed, if the disk refuses.
     """
     with replacing(path, root) as part:
         write(part)
@@ -118,10 +116,10 @@ def write_atomically(path: Path, write: Callable[[Any], object], root: Path | No
 
 @contextlib.contextmanager
 def replacing(path: Path, root: Path | None = None, needed: int = 0) -> Iterator[Part]:
-    """A file to write to, which takes the place of `path` once all of it is on the disk.
+    """Open a file for writing that takes the place of `path` once all of it is on the disk.
 
-    `needed`: the bytes that it will have at least, where it is written piece by piece: what a
-    disk that refuses a piece is said to lack.
+    `needed` is the least size in bytes of a file that is written piece by piece, so that a
+    DiskError can name it whichever piece the disk refuses. `root` is as in `make_folder`.
     """
     made: list[Part] = []
     with writing(path, lambda: made[0].needed if made else needed):
@@ -147,9 +145,9 @@ def replacing(path: Path, root: Path | None = None, needed: int = 0) -> Iterator
 def make_folder(folder: Path, root: Path | None = None) -> None:
     """Make `folder`, and what is missing between it and `root`, the folder that the user named.
 
-    `root` is there, and may be reached by links; below it somebody else may have put one, which
-    would lead what is written elsewhere. Raises DiskError for such a link, and where `root` has
-    gone. `root` None: it is `folder`, and is made.
+    `root` must exist, and may be reached through links. A link below it may have been planted to
+    lead writes elsewhere. Raises DiskError for such a link, or if `root` is gone. Without `root`,
+    `folder` and its parents are made.
     """
     if root is None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -164,7 +162,7 @@ def make_folder(folder: Path, root: Path | None = None) -> None:
 
 
 def refuse_link(path: Path) -> None:
-    """Raise DiskError where the path is a link."""
+    """Raise DiskError if the path is a link."""
     if path.is_symlink():
         raise DiskError(
             str(path), "is a link, and what is written to it would land elsewhere; remove it"
@@ -172,22 +170,23 @@ def refuse_link(path: Path) -> None:
 
 
 def _new_part(path: Path) -> tuple[Path, int]:
-    """A new file beside `path`, locked, and open to be written. It can be no link of others."""
+    """Create a new file next to `path`, locked and open for writing; it cannot be a link."""
     while True:
         part = path.with_name(f"{path.name}.{secrets.token_hex(8)}.part")
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(part, flags, 0o666)
-        with contextlib.suppress(OSError):  # a disk without locks
+        with contextlib.suppress(OSError):  # a file system without locks
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         if os.path.lexists(part):
             return part, descriptor
-        os.close(descriptor)  # taken for a leftover before it was locked
+        os.close(descriptor)  # another process removed it as a leftover before it was locked
 
 
 def remove_leftovers(folder: Path, names: str) -> list[Path]:
-    """Remove what killed processes have left of files whose names match the pattern `names`.
+    """Remove unfinished files of killed processes whose final names match the pattern `names`.
 
-    What a living one is writing stays: it holds a lock on it. Returns what they would have become.
+    A file that a living process is writing stays, because that process holds a lock on it. Returns
+    the final paths of the removed files.
     """
     found = []
     for part in folder.glob("*.part"):
@@ -198,7 +197,7 @@ def remove_leftovers(folder: Path, names: str) -> list[Path]:
 
 
 def _removed(part: Path) -> bool:
-    """Whether it was a file that nobody holds, which is gone now."""
+    """Remove the file unless a process holds a lock on it; return whether it was removed."""
     try:
         descriptor = os.open(part, os.O_RDWR | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:

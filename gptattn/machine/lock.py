@@ -1,7 +1,7 @@
-"""A folder that one process at a time may write to.
+"""A lock that lets one process at a time write to a folder.
 
-The `filelock` library calls the same flock, but knows no owner, takes a pipe for a file, and on a
-disk without flock turns to files that a killed process leaves behind.
+The `filelock` library uses the same flock, but does not record the owner, accepts a pipe as its
+file, and on a disk without flock falls back to files that a killed process leaves behind.
 """
 
 import contextlib
@@ -19,10 +19,10 @@ RUN_LOCK = ".lock"
 
 @contextlib.contextmanager
 def locked(file: Path, field: str, busy: str) -> Iterator[None]:
-    """Hold `file` against other processes, however this one ends; it tells this one's number.
+    """Hold a lock on `file`, which ends with this process at the latest.
 
-    Raises RunFolderError, naming `field`, where another has it: `busy` says what is wrong and what
-    would be right, `OWNER` in it standing for that process.
+    `file` then contains the process id. Raises RunFolderError, naming `field`, if another process
+    holds the lock. `busy` is the message; in it, `OWNER` is replaced by that process.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     lock = open_to_append(file)
@@ -37,14 +37,14 @@ def locked(file: Path, field: str, busy: str) -> Iterator[None]:
     try:
         yield
     finally:
-        # The file stays, empty: were it removed, a process that had just opened it would hold a
+        # The file stays, empty: if it were removed, a process that had just opened it would hold a
         # lock that nobody else can see.
         lock.truncate(0)
         lock.close()
 
 
 def locked_run(folder: Path, field: str) -> contextlib.AbstractContextManager[None]:
-    """Hold a run's folder. Raises RunFolderError, naming the process that has it."""
+    """Hold the lock of a run folder. Raises RunFolderError, naming the process that holds it."""
     busy = f"OWNER is writing to {folder}; wait for it, or stop it"
     return locked(folder / RUN_LOCK, field, busy)
 
@@ -52,5 +52,5 @@ def locked_run(folder: Path, field: str) -> contextlib.AbstractContextManager[No
 def _owner(lock: BinaryIO) -> str:
     lock.seek(0)
     number = lock.read(20).decode("ascii", errors="replace").strip()
-    # Between the lock and the number in it there is a moment.
+    # The owner writes its number a moment after it takes the lock.
     return f"process {number}" if number else "another process"

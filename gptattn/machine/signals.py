@@ -1,5 +1,6 @@
-"""SIGTERM, Ctrl-C and a closed terminal (SIGHUP): while a run trains a wish, granted where the
-state is whole; and output that nobody reads.
+"""SIGTERM, Ctrl-C and a closed terminal (SIGHUP), and output whose reader has gone.
+
+While a run trains, a signal is a request, granted at the end of a step, where the state is whole.
 """
 
 import contextlib
@@ -17,18 +18,21 @@ WORDS = {
 
 
 def heeded() -> list[signal.Signals]:
-    """The signals that end a run: SIGHUP is none where it is ignored, as `nohup` has it.
+    """Return the signals that end a run: not SIGHUP if it is ignored, as under `nohup`.
 
-    Ctrl-C always is one, though shells start what a script puts into the background without it.
+    SIGINT (Ctrl-C) is always one of them, although shells start a script's background processes
+    with SIGINT ignored.
     """
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return [number for number in WORDS if number != signal.SIGHUP or not ignored]
 
 
 def tell(line: str) -> None:
-    """Say it on stderr, from a signal's handler: print() may be what was interrupted, and is not
-    made to be entered twice. Output to a terminal that is gone goes nowhere from here on: a later
-    print would raise, before the state is saved.
+    """Write a line to stderr from a signal handler.
+
+    The signal may have interrupted print(), which cannot be entered twice. Output to a terminal
+    that is gone is redirected to /dev/null, because a later print would raise before the state is
+    saved.
     """
     for descriptor, text in ((1, b""), (2, f"{line}\n".encode())):
         try:
@@ -38,9 +42,9 @@ def tell(line: str) -> None:
 
 
 class Stopped(BaseException):
-    """A run that ended as asked, at the end of optimizer step `step`; `saved` if it can go on.
+    """Raised when a run ends on request, after optimizer step `step`; `saved` if it can be resumed.
 
-    No Exception: what catches those must let it through.
+    It is not an Exception, so that code which catches those lets it through.
     """
 
     def __init__(self, signum: int, step: int, saved: bool) -> None:
@@ -49,14 +53,14 @@ class Stopped(BaseException):
 
 
 class StopRequest:
-    """Notes the first of these signals. A second Ctrl-C is a KeyboardInterrupt, at once."""
+    """Remembers the first signal that asks for the end. A later Ctrl-C raises KeyboardInterrupt."""
 
     def __init__(self) -> None:
         self.signum: int | None = None
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        """Handle the signals; those who handled them before get them back."""
+        """Handle the signals in this block; the earlier handlers come back at its end."""
         before = {number: signal.signal(number, self._note) for number in heeded()}
         try:
             yield
@@ -73,14 +77,17 @@ class StopRequest:
             raise KeyboardInterrupt
 
     def grant(self, step: int, saved: bool) -> NoReturn:
+        """Raise Stopped for the signal that was remembered."""
         assert self.signum is not None
         raise Stopped(self.signum, step, saved)
 
 
 @contextlib.contextmanager
 def ending_at_once() -> Iterator[None]:
-    """The signals end the process here and now. For imports alone: there is nothing to lose yet,
-    and what an exception leaves of half an import breaks whatever comes after it.
+    """In this block, a signal ends the process at once.
+
+    Use it for imports only: there is nothing to lose yet, and an exception in the middle of an
+    import leaves half of a module, which breaks the code that comes after it.
     """
 
     def end(signum: int, frame: object) -> NoReturn:
@@ -96,8 +103,9 @@ def ending_at_once() -> Iterator[None]:
 
 
 def open_output() -> None:
-    """Give a process that was started without stdout or stderr one that takes all: Python has None
-    there, which not all can print to.
+    """Open /dev/null as stdout or stderr if the process was started without it.
+
+    Python sets a missing one to None, which not all code can print to.
     """
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
@@ -105,8 +113,9 @@ def open_output() -> None:
 
 
 def reader_gone() -> int:
-    """Whoever read the output has gone, `head` for one: say no more of it. Returns the exit code
-    of a command that SIGPIPE ends.
+    """Silence stdout, whose reader (`head`, for example) has gone.
+
+    Returns the exit code of a command that SIGPIPE ends.
     """
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 128 + signal.SIGPIPE

@@ -1,7 +1,7 @@
-"""The code that makes a run's numbers, hashed module by module as its syntax tree.
+"""Hashes of the code that makes a run's numbers: one per module, of its syntax tree.
 
-Docstrings, comments and layout are left out. Nothing is imported to be hashed: imports are
-followed in the source, so a sweep's plan and the run that it becomes see the same.
+Docstrings, comments and layout do not count. Nothing is imported for a hash: imports are followed
+in the source, so that planning a sweep gives the same hashes as running it.
 """
 
 import ast
@@ -15,7 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 OURS = "gptattn"
-# Model, loss, optimizer and its schedule, sampler: what every run's numbers come from.
+# Model, loss, optimizer and its schedule, sampler: every run's numbers come from these.
 COMMON = (
     "gptattn.model.gpt",
     "gptattn.model.loss",
@@ -24,17 +24,18 @@ COMMON = (
     "gptattn.settings.budget",
     "gptattn.data.sampler",
 )
-# Whatever these import of one another makes numbers too; imports from elsewhere of ours do not.
-# Conversion is a target of runs that start from other weights, and imported by none of the others.
+# Imports are followed within these modules, which make numbers, and not into the rest of gptattn.
+# `weights` is among them as the target of runs that start from other weights; none of the other
+# modules imports it.
 NUMBERS = (*COMMON, "gptattn.attention", "gptattn.position", "gptattn.weights")
-DIGITS = 16  # of a hash
+DIGITS = 16  # hexadecimal digits of a hash
 
 
 def code_of(targets: Iterable[str], packages: Collection[str] = ()) -> dict[str, str]:
-    """Module -> hash of all that makes the numbers of a run with these targets.
+    """Return module -> hash for all code that makes the numbers of a run with these targets.
 
-    `targets` are dotted names, as in a `_target_`; `packages` are others' that they may lie in,
-    and whose modules count as ours do. An installed package counts by its version.
+    `targets` are dotted names, as in a `_target_`. `packages` are further packages in which targets
+    may lie; their modules count like ours. An installed package counts by its version.
     """
     homes = (*NUMBERS, *packages)
     waiting = [*COMMON, *(_home_of_name(target.replace(":", ".")) for target in targets)]
@@ -54,13 +55,16 @@ def code_of(targets: Iterable[str], packages: Collection[str] = ()) -> dict[str,
 
 
 def class_code(kind: type) -> str:
-    """Hashes of the modules in which the class and those that it is made from are defined."""
+    """Return the class's name and the hashes of the modules that define it and its base classes."""
     files = [_file_of(base.__module__) for base in kind.__mro__ if base is not object]
     return " ".join([kind.__qualname__, *(_hash_of(file) for file in files if file is not None)])
 
 
 def other_code(numbers: Collection[str], packages: Collection[str] = ()) -> dict[str, str]:
-    """Module -> hash of the other modules of ours, or of `packages`, that this process imported."""
+    """Return module -> hash for other imported modules, of ours or of `packages`.
+
+    Modules in `numbers`, and those of installed packages, are left out.
+    """
     found = {}
     for module in [name for name in sys.modules if _within(name, (OURS, *packages))]:
         file = _file_of(module)
@@ -70,7 +74,10 @@ def other_code(numbers: Collection[str], packages: Collection[str] = ()) -> dict
 
 
 def _is_local(module: str) -> bool:
-    """Whether it is somebody's own, neither installed nor Python's: a helper beside a variant."""
+    """Return whether the module is a user's own, such as a helper beside a variant.
+
+    It is then not ours, not installed, and not part of Python.
+    """
     top = module.partition(".")[0]
     file = _file_of(module)
     if top == OURS or top in sys.stdlib_module_names or file is None:
@@ -79,7 +86,7 @@ def _is_local(module: str) -> bool:
 
 
 def is_todays(code: Mapping[str, str]) -> bool:
-    """Whether the modules of a run's code are what they were."""
+    """Return whether every recorded module still has its recorded hash or version."""
     for module, recorded in code.items():
         file = _file_of(module)
         if (_release(module) or (file and _hash_of(file))) != recorded:
@@ -92,7 +99,10 @@ def _within(module: str, homes: Iterable[str]) -> bool:
 
 
 def _release(module: str) -> str | None:
-    """`version 1.2` for a module of an installed package, where nobody edits; None for a source."""
+    """Return `version 1.2` for a module of an installed package; None for a source file.
+
+    Nobody edits an installed package, so its version stands for its code.
+    """
     package = module.partition(".")[0]
     file = _file_of(package)
     if package == OURS or file is None or not _is_installed(file):
@@ -108,7 +118,7 @@ def _is_installed(file: Path) -> bool:
 
 
 def _file_of(module: str) -> Path | None:
-    """Where the module's source lies; None where there is no such module, or no source of it."""
+    """Return the module's source file; None if there is no such module or it has no source."""
     top, _, below = module.partition(".")
     try:
         spec = importlib.util.find_spec(top)
@@ -127,7 +137,7 @@ def _file_of(module: str) -> Path | None:
 
 
 def _home_of_name(name: str) -> str:
-    """The module that defines `package.module.Class`, whatever re-exports it."""
+    """Return the module that defines `package.module.Class`, even if other modules re-export it."""
     if _file_of(name) is not None:
         return name
     module, _, attribute = name.rpartition(".")
@@ -135,7 +145,7 @@ def _home_of_name(name: str) -> str:
 
 
 def _home(module: str, name: str, depth: int = 0) -> str:
-    """The module in which `from module import name` ends."""
+    """Return the module that defines what `from module import name` imports."""
     if _file_of(f"{module}.{name}") is not None:
         return f"{module}.{name}"
     file = _file_of(module)
@@ -148,13 +158,13 @@ def _home(module: str, name: str, depth: int = 0) -> str:
 
 
 def _imports(module: str, file: Path) -> Iterator[str]:
-    """Every module that the file imports, also inside of functions."""
+    """Yield every module that the file imports, also inside of functions."""
     yield from _parsed(file).imports
     yield from (_home(source, given) for source, given, _ in _from_imports(module, file))
 
 
 def _from_imports(module: str, file: Path) -> Iterator[tuple[str, str, str]]:
-    """(module, name there, name here) of each `from module import name`."""
+    """Yield (module, name there, name here) of each `from module import name`."""
     for node in _parsed(file).from_imports:
         source = node.module or ""
         if node.level:
@@ -171,14 +181,14 @@ def _hash_of(file: Path) -> str:
 
 @dataclass(frozen=True)
 class _Source:
-    """What is kept of a parsed file: its tree is large."""
+    """What is kept of a parsed file, because its whole tree is large."""
 
     imports: list[str]
     from_imports: list[ast.ImportFrom]
     hash: str
 
 
-@cache  # the first look counts: what is edited later, this process has not imported
+@cache  # the first reading counts: this process has not imported later edits
 def _parsed(file: Path) -> _Source:
     tree = ast.parse(file.read_bytes(), filename=str(file))
     digest = hashlib.sha256()
@@ -193,7 +203,7 @@ def _parsed(file: Path) -> _Source:
 
 
 def _words(node: object) -> Iterator[str]:
-    """The tree in words. Empty fields are left out: other Pythons have more of them."""
+    """Yield the tree in words. Empty fields are left out: other Pythons have more of them."""
     if isinstance(node, ast.AST):
         yield f"({type(node).__name__}"
         for name, value in ast.iter_fields(node):

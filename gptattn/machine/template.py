@@ -1,4 +1,4 @@
-"""A page from a template that lies in the package, everything put into it escaped."""
+"""A page from a template in the package; every value put into it is escaped."""
 
 from importlib.resources import files
 from typing import Any
@@ -7,7 +7,7 @@ from jinja2 import Environment, StrictUndefined
 
 
 def filled(package: str, name: str, **values: Any) -> str:
-    """The template's text with the values in it. Raises UndefinedError for one that is missing."""
+    """Return the template's text with the values in it. Raises UndefinedError if one is missing."""
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )

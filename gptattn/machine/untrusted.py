@@ -1,4 +1,4 @@
-"""Files that somebody else may have made: read within limits, before anything looks into them."""
+"""Reads files that somebody else may have made: kind and size are checked before the content."""
 
 import errno
 import os
@@ -10,29 +10,29 @@ import yaml
 
 from gptattn.errors import RunFolderError
 
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the one in C, where it was built
-YAML_NODES, YAML_DEPTH = 50_000, 50  # a run's config.yaml has a hundred, four deep
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in C, if PyYAML was built with it
+YAML_NODES, YAML_DEPTH = 50_000, 50  # a run's config.yaml has about a hundred nodes, four deep
 
 
 def read_bytes(path: Path, most: int | None = None) -> bytes:
-    """The content of a regular file, of at most `most` bytes where that is given.
+    """Return the content of a regular file, of at most `most` bytes if that is given.
 
-    Raises ValueError for a larger file and for what is no file, OSError for what cannot be read.
-    A pipe would block, and a device never ends: neither is waited for.
+    Raises ValueError for a larger file or one that is not regular, OSError if it cannot be read. A
+    pipe could block, and a device may never end, so neither is read.
     """
     with os.fdopen(_regular(path, os.O_RDONLY), "rb") as file:
         size = os.fstat(file.fileno()).st_size
         if most is not None and size > most:
             raise ValueError(f"{path.name} has {size:,} bytes; at most {most:,} are read")
-        # A file that grows meanwhile is no larger than it was.
+        # If the file grows meanwhile, no more than the size above is read.
         return file.read(size)
 
 
 def open_to_append(path: Path) -> BinaryIO:
-    """A file of a run's folder, unbuffered, to be read and added to; made where it is not there.
+    """Open a file of a run folder for reading and appending, unbuffered; create it if missing.
 
-    Raises RunFolderError for a link, which would lead what is written elsewhere, and for what is
-    no file.
+    Raises RunFolderError for a link, which would lead writes elsewhere, and for what is not a
+    regular file.
     """
     try:
         descriptor = _regular(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW)
@@ -52,24 +52,24 @@ def _regular(path: Path, flags: int) -> int:
 
 
 def read_yaml(path: Path, most: int) -> Any:
-    """Plain values from a YAML file. Raises ValueError, OSError or yaml.YAMLError."""
+    """Return plain values from a YAML file. Raises ValueError, OSError or yaml.YAMLError."""
     text = read_bytes(path, most).decode("utf-8")
     check_yaml(text)
     return yaml.load(text, Loader=LOADER)
 
 
 def check_yaml(text: str) -> None:
-    """Raise ValueError where the text stands for more values than a config has.
+    """Raise ValueError if the text stands for more values than a config has, or nests too deeply.
 
-    A few hundred bytes with aliases can stand for billions. Events are counted, each alias as all
-    that it stands for; nothing is built.
+    A few hundred bytes with aliases can stand for billions of values. This counts the parser's
+    events, each alias as everything that it stands for, and builds no values.
     """
     sizes: dict[str, int] = {}  # by anchor
     open_nodes: list[tuple[str | None, int]] = []  # anchor, and the count before it
     count = 0
     for event in yaml.parse(text, Loader=LOADER):
         if isinstance(event, yaml.AliasEvent):
-            # Unknown: that of a node which is still open, and so would hold itself, or a mistake.
+            # The anchor is missing, or its node is still open and would contain itself.
             if event.anchor not in sizes:
                 raise ValueError(f"alias {event.anchor!r} stands for nothing, or for itself")
             count += sizes[event.anchor]

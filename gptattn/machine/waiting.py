@@ -1,4 +1,4 @@
-"""How the threads of a run wait for each other, going by who else is on the machine."""
+"""How the threads of a run wait for each other, depending on who else uses the machine."""
 
 import contextlib
 import os
@@ -10,22 +10,22 @@ import torch
 from gptattn.machine.cpus import Usage, usable_cpus
 
 LOOK_SECONDS = 1.0
-# Processors by which it must be too crowded before threads wait gently; noise is less.
+# Threads wait gently once others use this many processors more than are left; less is noise.
 CROWDED = 0.5
-# By which a user says how threads of OpenMP wait.
+# Environment variables by which a user sets how OpenMP threads wait.
 WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
-SHARED_OUT = 1 << 20  # values, of which torch gives each thread some
+SHARED_OUT = 1 << 20  # values in a tensor, enough for torch to use every thread
 
 
 @contextlib.contextmanager
 def gentle_beside_others(threads: int) -> Iterator[None]:
-    """While others leave too few processors for these threads, have those that wait sleep soon.
+    """Let waiting threads sleep soon while others leave too few processors for these `threads`.
 
-    A thread of OpenMP that waits looks for work for milliseconds before it sleeps. On a quiet
-    machine that makes small models a third faster; on a full one it keeps from work the very
-    thread that it waits for. libgomp looks only shortly while it has more threads than there are
-    processors (its `gomp_throttled_spin_count_var`), which `_Spare` sees to. Other OpenMPs are
-    not moved by that. What the user has set stays.
+    A waiting OpenMP thread looks for work for milliseconds before it sleeps. On a quiet machine
+    that makes small models a third faster; on a full one it takes the processor from the very
+    thread that it waits for. libgomp looks only briefly while it has more threads than there are
+    processors (its `gomp_throttled_spin_count_var`); `_Spare` adds the threads for that. It has no
+    effect on other OpenMP libraries. If the user has set one of WAITING, nothing is changed.
     """
     told = any(name in os.environ for name in WAITING)
     if threads == 1 or told or Usage.now() is None:
@@ -61,7 +61,7 @@ def _watch(over: threading.Event, threads: int) -> None:
 
 
 class _Spare:
-    """Teams of threads that sleep: with them libgomp has more threads than processors."""
+    """Teams of sleeping threads, which give libgomp more threads than there are processors."""
 
     def __init__(self, threads: int) -> None:
         missing = usable_cpus() - threads + 1
@@ -75,7 +75,7 @@ class _Spare:
             team.start()
 
     def _sleep(self, ready: threading.Event) -> None:
-        torch.zeros(SHARED_OUT).add_(1.0)  # makes the team, which stays until this thread ends
+        torch.zeros(SHARED_OUT).add_(1.0)  # starts the team, which lives as long as this thread
         ready.set()
         self._over.wait()
 

@@ -1,15 +1,15 @@
-"""Weights made smaller: squares of token pairs share a cell, and a byte holds its weight."""
+"""Reduces attention weights for a page: a cell is a square of token pairs, its weight one byte."""
 
 import math
 
 import numpy as np
 from numpy.typing import NDArray
 
-BYTES = 7_000_000  # of all a page's weights; a third more as base64: the page stays below 10 MB
+BYTES = 7_000_000  # for all weights of a page; base64 adds a third, so it stays below 10 MB
 
 
 def tokens_per_cell(tokens: int, maps: int) -> int:
-    """The side of the square of token pairs that share a cell, so that all maps fit in BYTES."""
+    """Return the smallest side of a cell, in tokens, with which `maps` maps fit in BYTES."""
     side = 1
     while maps * math.comb(math.ceil(tokens / side) + 1, 2) > BYTES:
         side += 1
@@ -17,9 +17,9 @@ def tokens_per_cell(tokens: int, maps: int) -> int:
 
 
 def largest(w_HTS: NDArray[np.floating], side: int) -> NDArray[np.floating]:
-    """The largest weight of each side x side square [H, n, n], n = T / side rounded up.
+    """Return the largest weight of each side x side square [H, n, n], n = T / side rounded up.
 
-    A mean would hide the one weight in a square that matters.
+    A mean would hide a single large weight in a square.
     """
     H, T, _ = w_HTS.shape
     n = math.ceil(T / side)
@@ -29,9 +29,9 @@ def largest(w_HTS: NDArray[np.floating], side: int) -> NDArray[np.floating]:
 
 
 def packed(w_HTS: NDArray[np.floating], side: int) -> NDArray[np.uint8]:
-    """The lower triangle of the cells, row by row [H, n (n + 1) / 2], each 255 times its root.
+    """Return the lower triangle of the cells, row by row [H, n (n + 1) / 2], as 255 * sqrt(weight).
 
-    That is off by at most 0.004 in the weight, and by less where it is small.
+    Rounding changes a weight by at most 0.004, and a small weight by less.
     """
     cells_HNN = largest(w_HTS, side)
     scaled_HNN = np.rint(255 * np.sqrt(cells_HNN.clip(0, 1))).astype(np.uint8)

@@ -10,9 +10,10 @@ _VIRIDIS = np.array(
 
 
 def heatmap(w_HTS: NDArray[np.floating], pixels: int = 4, gap: int = 6) -> NDArray[np.uint8]:
-    """Heads side by side [height, width, 3]: rows are queries, columns keys.
+    """Return an image of the heads side by side [height, width, 3]: rows are queries, columns keys.
 
-    Brightness is the square root of the weight, so that small weights can be seen.
+    Brightness is the square root of the weight, so that small weights can be seen. A token has
+    `pixels` pixels, and `gap` white ones separate two heads.
     """
     H, T, S = w_HTS.shape
     image = np.full((T * pixels, H * (S * pixels + gap) - gap, 3), 255, dtype=np.uint8)
@@ -24,7 +25,7 @@ def heatmap(w_HTS: NDArray[np.floating], pixels: int = 4, gap: int = 6) -> NDArr
 
 
 def viridis(value: NDArray[np.floating]) -> NDArray[np.uint8]:
-    """Colours [..., 3] of values from 0 to 1."""
+    """Return the colours [..., 3] of values from 0 to 1."""
     anchors = np.linspace(0, 1, len(_VIRIDIS))
     channels = [np.interp(value, anchors, _VIRIDIS[:, c]) for c in range(3)]
     return np.stack(channels, axis=-1).round().astype(np.uint8)

@@ -1,4 +1,4 @@
-"""Tokens as they stand on an axis: short, on one line, with everything in them to be seen."""
+"""Tokens as labels on an axis: short, on one line, with invisible characters made visible."""
 
 import unicodedata
 
@@ -12,7 +12,7 @@ SIGNS = {" ": "␣", "\n": "⏎", "\t": "⇥"}
 
 
 def token_labels(tokenizer: Tokenizer, ids: NDArray[np.integer], text: str) -> list[str]:
-    """What each id stands for in the text, made visible; a byte of a split character as `\\xc3`."""
+    """Return a visible label of each id's part of the text; half a character is written `\\xc3`."""
     raw = text.encode("utf-8", errors="surrogatepass")
     ends = tokenizer.byte_lengths()[ids].cumsum().tolist()
     starts = [0, *ends[:-1]]
@@ -23,9 +23,9 @@ def token_labels(tokenizer: Tokenizer, ids: NDArray[np.integer], text: str) -> l
 
 
 def visible(text: str) -> str:
-    """The text with no character that is invisible, or that moves or turns what stands beside it.
+    """Return the text without characters that are invisible or that move or turn their neighbours.
 
-    A space is ␣, a line break ⏎, a tab ⇥, any other one its number, as U+202E.
+    A space becomes ␣, a line break ⏎, a tab ⇥, any other such character its number, as U+202E.
     """
     return "".join(_visible(character) for character in text)
 
@@ -35,13 +35,15 @@ def _visible(character: str) -> str:
         return SIGNS[character]
     if not character.isprintable():
         return numbered(character)
-    # An accent alone would sit on its neighbour.
+    # A combining accent would be drawn on the character before it.
     return f"◌{character}" if unicodedata.combining(character) else character
 
 
 def numbered(character: str) -> str:
+    """Return the character's code point, as U+202E."""
     return f"U+{ord(character):04X}"
 
 
 def short(label: str, longest: int = LONGEST) -> str:
+    """Return the label, cut to `longest` characters."""
     return label if len(label) <= longest else f"{label[: longest - 1]}…"

@@ -17,11 +17,11 @@ from gptattn.maps.cells import largest
 from gptattn.maps.labels import numbered, short
 
 COLUMNS = 4  # panels side by side
-CELLS = 520  # of a panel's side: at 150 dots an inch each has a dot
-LEAST, MOST = 2.3, 5.2  # inches of a panel's side
-PER_TOKEN = 0.13  # inches that a token would like to have
-PER_LABEL = 0.105  # and that a label needs
-GAP, LABELS, TOP, BAR = 0.42, 1.0, 0.75, 0.75  # inches between, for labels, title, colours
+CELLS = 520  # most cells on a panel's side: at 150 dots per inch each has a dot
+LEAST, MOST = 2.3, 5.2  # limits of a panel's side in inches
+PER_TOKEN = 0.13  # preferred inches per token
+PER_LABEL = 0.105  # inches that a label needs
+GAP, LABELS, TOP, BAR = 0.42, 1.0, 0.75, 0.75  # inches between panels, for labels, title, colours
 FONT = "DejaVu Sans"  # comes with matplotlib, so that a picture is the same everywhere
 STYLE: dict[Any, Any] = {"text.parse_math": False, "font.family": FONT, "font.size": 8}
 
@@ -29,10 +29,11 @@ STYLE: dict[Any, Any] = {"text.parse_math": False, "font.family": FONT, "font.si
 def layer_png(
     w_HTS: NDArray[np.floating], labels: Sequence[str], titles: Sequence[str], title: str
 ) -> bytes:
-    """Rows are queries, columns keys; what a query cannot see is white, colour goes by the root.
+    """Return a PNG of one layer's weights [H, T, T]: a panel per head, rows queries, columns keys.
 
-    Where the axes are too short for every label, they have every n-th, with the token's number;
-    beyond CELLS tokens a cell is the largest weight of several.
+    Keys that a query cannot see are white; colour shows the square root of the weight. If the axes
+    are too short for every label, they show every n-th with the token's number. Beyond CELLS tokens
+    a cell is the largest weight of several.
     """
     H, T, _ = w_HTS.shape
     columns, rows = min(H, COLUMNS), math.ceil(H / COLUMNS)
@@ -63,7 +64,7 @@ def layer_png(
                 extent=(-0.5, end, end, -0.5),
             )
             axes.set_title(titles[head], fontsize=8, pad=4)
-            last = head + COLUMNS >= H  # of its column
+            last = head + COLUMNS >= H  # the lowest panel of its column
             axes.set_xticks(shown if last else [], names if last else [], rotation=90)
             axes.set_yticks(*((shown, names) if column == 0 else ([], [])))
             axes.tick_params(length=2, labelsize=6.5)
@@ -87,7 +88,7 @@ def _ticks(labels: Sequence[str], side: float) -> tuple[list[int], list[str]]:
 
 
 def _drawable(text: str) -> str:
-    """The text with the numbers of characters that the font lacks."""
+    """Return the text, with the code points of characters that the font lacks in their place."""
     return "".join(c if _in_font(c) else numbered(c) for c in text)
 
 

@@ -1,4 +1,4 @@
-"""All layers and heads in one HTML page that needs nothing else, everything in it escaped."""
+"""One self-contained HTML page with all layers and heads; every value in it is escaped."""
 
 import base64
 import hashlib
@@ -23,24 +23,24 @@ class Layer:
 
     number: int
     entropy_H: list[float]  # nats; NaN for one token
-    sink_H: list[float]
+    sink_H: list[float]  # mean weight on the first token
     cells_HN: NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
 class Shown:
-    """What the page is about."""
+    """The run and prompt that the page shows, and reference figures of uniform attention."""
 
     run: str
     variant: str
     prompt: str
     labels: Sequence[str]  # one per token
-    even_entropy: float  # what a head without any preference has on so many tokens
-    even_sink: float
+    even_entropy: float  # nats, of uniform attention over this many tokens
+    even_sink: float  # and its mean weight on the first token
 
 
 def page_text(shown: Shown, layers: Sequence[Layer], side: int) -> str:
-    """The page's HTML; `side` is what the layers were packed with."""
+    """Return the page's HTML; `side` is the value that the layers were packed with."""
     script = files("gptattn.maps").joinpath("page.js").read_text(encoding="utf-8")
     digest = hashlib.sha256(script.encode()).digest()
     return filled(

@@ -10,15 +10,15 @@ let row = n - 1;
 let column = 0;
 let plot = { left: 0, size: 1 }; // where the cells are on the canvas, in CSS pixels
 const SMALL = 128; // pixels of a small map, at most
-const TOP = 8; // so that the first label is whole
+const TOP = 8; // pixels above the map, so that the first label is not cut off
 const FONT = "11px system-ui, sans-serif";
 
 const weight = (cells, i, j) => (cells[(i * (i + 1)) / 2 + j] / 255) ** 2;
 const number = (w) => (w >= 0.0995 ? w.toFixed(2) : w >= 0.001 ? w.toFixed(3) : "below 0.001");
 const short = (label) => (Array.from(label).length > 12 ? Array.from(label).slice(0, 11).join("") + "…" : label);
 
-/** Draws the lower triangle, a pixel for the largest of `share` by `share` cells; what cannot be
- * seen stays clear. */
+/** Draws the lower triangle, a pixel for the largest of `share` by `share` cells; keys that a query
+ * cannot see stay transparent. */
 function paint(canvas, cells, share = 1) {
   const pixels = Math.ceil(n / share);
   const most = new Uint8Array(pixels * pixels);
@@ -42,7 +42,7 @@ function paint(canvas, cells, share = 1) {
   context.putImageData(image, 0, 0);
 }
 
-/** Pixels of the longest label with its number. */
+/** Returns the width in pixels of the longest label with its number. */
 function widestLabel() {
   const context = map.getContext("2d");
   context.font = FONT;
@@ -51,7 +51,7 @@ function widestLabel() {
 
 const cellsOf = (button) => bytes(data.layers[button.dataset.layer].heads[button.dataset.head]);
 
-/** "the" (17), or of a cell of several tokens, "the … cat" (16 to 19). */
+/** Names a cell: "the" (17), or for several tokens "the … cat" (16 to 19). */
 function named(cell) {
   const first = cell * side;
   const last = Math.min(first + side, labels.length) - 1;
@@ -101,7 +101,7 @@ function draw() {
   axes(context, cell, size, margin, style);
 }
 
-/** Every n-th label, as many as there is room for, and the marked ones in the mark's colour. */
+/** Draws every n-th label, as many as fit, and the marked ones in the mark's colour. */
 function axes(context, cell, size, margin, style) {
   const every = Math.ceil(13 / cell);
   context.font = FONT;
@@ -127,7 +127,7 @@ function axes(context, cell, size, margin, style) {
   }
 }
 
-/** Marks a cell and says what it holds. */
+/** Marks cell (i, j), shows its weight, and lists the keys with the largest weights of its row. */
 function point(i, j) {
   row = Math.min(Math.max(i, 0), n - 1);
   column = Math.min(Math.max(j, 0), row);

@@ -9,7 +9,7 @@ from gptattn.model.gpt import GPT
 
 @dataclass(frozen=True)
 class Cost:
-    """Parameters by role, training FLOPs per token, and cache bytes per token."""
+    """Parameters by role, training FLOPs per token, cache bytes per token; see `measure_cost`."""
 
     params: int
     params_attention: int
@@ -19,19 +19,19 @@ class Cost:
 
 
 def parameter_count(module: nn.Module) -> int:
-    """Parameters, each shared one counted once."""
+    """Return the number of parameters; a shared one counts once."""
     return sum(p.numel() for p in module.parameters())
 
 
 def measure_cost(model: GPT) -> Cost:
-    """The costs of this model; works on the meta device.
+    """Return the costs of this model; it may be on the meta device.
 
     params_embedding: token embedding (which is also the head, if tied) and learned positions.
-    flops_per_token: forward and backward (3 x forward), at full context, multiply-adds times two:
-    every matrix weight once, the head included, tied or not, and the score and mix work that the
-    mask lets through.
-    kv_bytes_per_token: all layers, one sequence, averaged over a full context, in the dtype of the
-    weights.
+    flops_per_token: forward and backward (3 x forward) at full context; a multiply-add counts as
+    two. It counts each weight matrix once, the head included, tied or not, and the scores and
+    weighted sums of the pairs that the mask allows.
+    kv_bytes_per_token: cache of all layers for one row, divided by the context length, in the dtype
+    of the weights.
     """
     T = model.context_length
     embedding = model.token_embedding.weight.numel()
@@ -39,7 +39,7 @@ def measure_cost(model: GPT) -> Cost:
         embedding += parameter_count(model.input_position)
     attentions = [block.attention for block in model.layers()]
     linear = [module.weight for module in model.modules() if isinstance(module, nn.Linear)]
-    # A head of its own may be a Linear among them.
+    # An untied head may be one of the Linear layers already.
     matrices = {id(weight): weight.numel() for weight in [*linear, model.head.weight]}
     mix = sum(attention.flops(T, T) for attention in attentions)
     return Cost(

@@ -1,4 +1,4 @@
-"""Which parameters weight decay is for."""
+"""Which parameters get weight decay."""
 
 from collections.abc import Iterable
 
@@ -6,6 +6,6 @@ from torch import nn
 
 
 def by_decay(parameters: Iterable[nn.Parameter]) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
-    """The matrices, which weight decay is for, and the others: the optimizer's two groups."""
+    """Split parameters into the optimizer's two groups: matrices, which decay, and the others."""
     parameters = list(parameters)
     return [p for p in parameters if p.ndim >= 2], [p for p in parameters if p.ndim < 2]

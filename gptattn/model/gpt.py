@@ -30,7 +30,7 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """Pre-norm: attention, then MLP, each read through a LayerNorm and added to the stream."""
+    """Pre-norm block: x + attention(LayerNorm(x)), then x + MLP(LayerNorm(x))."""
 
     def __init__(self, attention: Attention, d_model: int, d_mlp: int, dropout: float) -> None:
         super().__init__()
@@ -48,8 +48,8 @@ class Block(nn.Module):
 class GPT(nn.Module, Preparable):
     """A causal language model: token ids [B, T] -> logits [B, T, vocab_size].
 
-    `attention(layer)` builds layer 0, 1, ...; `input_position` may be None where the position
-    lives in the attention, or nowhere. The head is tied to the token embedding.
+    `attention(layer)` builds the attention of layer 0, 1, ...; `input_position` is None if the
+    attention encodes positions, or nothing does. The head is tied to the token embedding.
 
     Raises ValueError for more tokens than `context_length`.
 
@@ -70,7 +70,7 @@ class GPT(nn.Module, Preparable):
     ) -> None:
         super().__init__()
         self.vocab_size, self.context_length = vocab_size, context_length
-        # Left empty, as _initialise draws every weight: twice would take time at 50,257 rows.
+        # Uninitialised, because _initialise draws it: drawing 50,257 rows twice takes time.
         self.token_embedding = nn.Embedding.from_pretrained(
             torch.empty(vocab_size, d_model), freeze=False
         )
@@ -85,15 +85,19 @@ class GPT(nn.Module, Preparable):
 
     @property
     def head(self) -> nn.Embedding | nn.Linear:
-        """Whose weight [vocab_size, d_model] turns the last layer's output into logits."""
+        """The layer whose weight [vocab_size, d_model] turns the last hidden state into logits."""
         return self.token_embedding
 
     def layers(self) -> list[Block]:
+        """Return the blocks, first layer first."""
         return [block for block in self.blocks if isinstance(block, Block)]
 
     @torch.no_grad()
     def _initialise(self) -> None:
-        """GPT-2's initialisation: N(0, 0.02); what writes to the stream 1/sqrt(2 layers) of it."""
+        """Draw all weights as GPT-2 does.
+
+        The std is 0.02, and 0.02 / sqrt(2 layers) for what writes to the residual stream.
+        """
         if self.token_embedding.weight.is_meta:
             return
         _draw(self)
@@ -106,9 +110,10 @@ class GPT(nn.Module, Preparable):
     def hidden(
         self, ids: Tensor, cache: CacheGroup | None = None, documents_BT: Tensor | None = None
     ) -> Tensor:
-        """The last layer's normed output [B, T, d_model]; advances the cache by T.
+        """Return the last layer's output after the final norm [B, T, d_model].
 
-        `documents_BT` numbers the document of each token, for attention that keeps them apart.
+        Advances the cache by T. `documents_BT` numbers the document of each token, for attention
+        that keeps documents apart.
         """
         T = ids.shape[1]
         length = T + (0 if cache is None else cache.length)
@@ -130,53 +135,56 @@ class GPT(nn.Module, Preparable):
         return nn.functional.linear(self.hidden(ids, cache), self.head.weight)
 
     def next_logits(self, ids: Tensor, cache: CacheGroup | None = None) -> Tensor:
-        """The logits [B, vocab_size] of what follows ids [B, T]: of the last position alone."""
+        """Return the logits [B, vocab_size] of the token after ids [B, T]."""
         last_BE = self.hidden(ids, cache)[:, -1]
         if self._prepared_head is not None and not torch.is_grad_enabled():
             return self._prepared_head(last_BE)
         return nn.functional.linear(last_BE, self.head.weight)
 
     def prepare(self, rows: int | None) -> None:
-        """Be quick at decoding `rows` rows at a time, until prepare(None).
+        """Optimise decoding of `rows` rows at a time, until prepare(None).
 
-        This holds a copy of the projections that are joined, and for 2 to 32 rows on the CPU of
-        all weights.
+        This holds a copy of the projections that are joined; on the CPU with 2 to 32 rows, a copy
+        of all weights.
         """
         self._prepared_head = None if rows is None else Prepared([self.head], rows)
         for child in self.children():
             prepare(child, rows)
 
     def loss(self, ids: Tensor, targets: Tensor, chunk_tokens: int | None = None) -> Tensor:
-        """Mean cross-entropy in nats of the targets [B, T] that follow ids [B, T]."""
+        """Return the mean cross-entropy in nats of the targets [B, T] that follow ids [B, T].
+
+        `chunk_tokens` is as in `linear_cross_entropy`.
+        """
         hidden = self.hidden(ids)
         return linear_cross_entropy(hidden, self.head.weight, targets, chunk_tokens)
 
     def new_cache(
         self, batch: int, capacity: int | None = None, padding_B: Tensor | None = None
     ) -> CacheGroup:
-        """One empty cache per layer, for up to `capacity` (default: context_length) tokens.
+        """Return one empty cache per layer, for up to `capacity` (default: context_length) tokens.
 
-        With `padding_B` [batch] the first so many ids that each row will be given are padding.
+        `padding_B` [batch] is the number of padding ids at the start of each row.
         """
         capacity = self.context_length if capacity is None else capacity
         caches = [block.attention.new_cache(batch, capacity) for block in self.layers()]
         return CacheGroup(caches, padding_B)
 
     def layers_with_maps(self) -> list[int]:
-        """The layers whose attention weights can be looked at."""
+        """Return the indices of the layers that can return attention weights."""
         return [i for i, block in enumerate(self.layers()) if isinstance(block.attention, HasMaps)]
 
     def attention_weights(self, ids: Tensor) -> list[Tensor]:
-        """The attention weights [B, H, T, T] on these tokens, of each layer that has them."""
+        """Return the attention weights [B, H, T, T] on these ids, of each layer that has them."""
         maps: list[Tensor] = []
         self.each_attention(ids, lambda _, w_BHTS: maps.append(w_BHTS))
         return maps
 
     @torch.no_grad()
     def each_attention(self, ids: Tensor, look: Callable[[int, Tensor], object]) -> None:
-        """Call `look(layer, its weights [B, H, T, T])` in turn: one layer's exist at a time.
+        """Call `look(layer, weights [B, H, T, T])` per layer; one layer's weights exist at a time.
 
-        Layers without them are passed over.
+        Layers without `HasMaps` are skipped.
         """
 
         def record(
@@ -191,7 +199,7 @@ class GPT(nn.Module, Preparable):
             for layer in self.layers_with_maps()
         ]
         try:
-            # A compiled block would be compiled again for the hook, and `look` with it.
+            # A compiled block would be recompiled because of the hook, and `look` with it.
             with torch.compiler.set_stance("force_eager"):
                 self.hidden(ids)
         finally:
@@ -200,7 +208,7 @@ class GPT(nn.Module, Preparable):
 
 
 def _draw(module: nn.Module) -> None:
-    """Draw a module's weights and those below it, in the order of construction."""
+    """Draw the weights of a module and of those inside it, in the order of construction."""
     if isinstance(module, Attention):
         module.initialise(INIT_STD)
         return

@@ -16,11 +16,11 @@ def linear_cross_entropy(
     """Mean cross-entropy in nats of softmax(hidden @ weight.T) against targets; a scalar.
 
     hidden [..., d], weight [V, d], targets [...] int64. Logits exist for at most `chunk_tokens`
-    tokens at a time (default: what makes LOGITS_AT_A_TIME), in chunks of even size, and the
-    gradients of hidden and weight are made in the same pass, so nothing is computed twice.
-    Backward runs once. Under autocast the products run in the autocast dtype and the softmax in
-    float32, which is also what the weight's gradient is summed up in over chunks. Raises
-    ValueError where there is not one target for each hidden state, or none at all.
+    tokens at a time (default: at most LOGITS_AT_A_TIME logits), in chunks of even size. The
+    gradients of hidden and weight are computed in the same pass, so nothing is computed twice and
+    backward can run only once. Under autocast the products run in the autocast dtype; the softmax,
+    and the sum of the weight's gradient over chunks, are in float32. Raises ValueError if hidden
+    states and targets differ in number, or if there are none.
 
     torch 2.13 has the same idea (`torch.nn.functional.linear_cross_entropy`); we support 2.11.
     """
@@ -34,7 +34,8 @@ def linear_cross_entropy(
         raise ValueError(f"hidden {tuple(hidden.shape)} has no tokens: their mean loss is none")
     most = max(1, LOGITS_AT_A_TIME // len(weight)) if chunk_tokens is None else chunk_tokens
     even = math.ceil(tokens / math.ceil(tokens / most))
-    # Inside forward() gradients are off, and a parameter needs one whether they were on or not.
+    # Asked here, because inside forward() gradients are always off, and `requires_grad` of a
+    # parameter is True even under no_grad.
     learning = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
     return _LinearCrossEntropy.apply(
         hidden.flatten(0, -2), weight, targets.flatten(), even, learning
@@ -66,9 +67,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
         if ctx.grads is None:
             raise RuntimeError("linear_cross_entropy runs backward once; call it again")
         grad_hidden, grad_weight = ctx.grads
-        # Letting go of them lets autograd take the buffers over instead of copying them.
+        # Without our reference, autograd can keep these buffers instead of copying them.
         ctx.grads = None
-        # It is 1 without accumulation; to ask a GPU would cost more than to multiply.
+        # grad_loss is 1 without accumulation; on a GPU, reading it costs more than multiplying.
         if grad_loss.device.type != "cpu" or grad_loss != 1:
             grad_hidden.mul_(grad_loss)
             grad_weight.mul_(grad_loss)
@@ -85,7 +86,7 @@ def _loss_and_grads(
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     total = hidden.new_zeros((), dtype=torch.promote_types(dtype, torch.float32))
     grad_hidden = torch.empty_like(hidden) if learning else None
-    # A half-precision sum over chunks would lose a bit or two with their number.
+    # Summing many chunks in half precision would lose a bit or two.
     several = chunk_tokens < len(targets)
     sum_dtype = torch.promote_types(weight.dtype, torch.float32) if several else weight.dtype
     grad_weight = torch.empty_like(weight, dtype=sum_dtype) if learning else None
@@ -97,8 +98,8 @@ def _loss_and_grads(
         total -= log_p.gather(1, y).sum()
         if grad_hidden is None or grad_weight is None:
             continue
-        # d loss / d logits = (softmax - one-hot) / tokens, in the memory of log_p. The division
-        # comes with the products: before them it would underflow in float16.
+        # d loss / d logits = (softmax - one-hot) / tokens, in the memory of log_p. The products
+        # below divide by tokens: dividing here would underflow in float16.
         grad = log_p.exp_()
         grad.scatter_add_(1, y, torch.full_like(y, -1, dtype=grad.dtype))
         grad, share = grad.to(dtype), 1 / len(targets)
@@ -110,7 +111,7 @@ def _loss_and_grads(
 
 
 def _add_product(out: Tensor, keep: bool, a: Tensor, b: Tensor, factor: float) -> None:
-    """out = factor * a @ b, added to what `out` was if `keep`; without, that is not read."""
+    """Set out = factor * a @ b, or add that to `out` if `keep`; else `out` is not read."""
     if out.dtype == a.dtype:
         out.addmm_(a, b, beta=keep, alpha=factor)
     elif keep:

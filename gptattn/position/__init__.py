@@ -1,5 +1,5 @@
-"""Position encodings: what they do to embeddings (learned) or to queries and keys (rope). They
-import `errors` and `machine` at most. Start reading at `base.py`.
+"""Position encodings: applied to embeddings (learned) or to queries and keys (rope). It may import
+`errors` and `machine`. Start reading at `base.py`.
 """
 
 from gptattn.position.base import HeadPosition, InputPosition, Positions

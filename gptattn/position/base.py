@@ -1,18 +1,18 @@
-"""Two places where a position can enter a model: its input, or each attention's heads."""
+"""The two places where positions can enter a model: its input, or the heads of each attention."""
 
 from abc import ABC, abstractmethod
 
 from torch import Tensor, nn
 
-# Of tokens in a row: a range, which the host knows, the same for all rows; or [T] or [B, T] int64,
-# where -1 holds no token, as in rows that are padded on the left.
+# Token positions: a range, known on the host and the same for all rows; or int64 [T] or [B, T],
+# where -1 marks an entry without a token, as in left padding.
 Positions = range | Tensor
 
 
 def places(positions: Positions) -> slice | Tensor:
-    """Where a table by position is read: a slice, or indices of the positions' own shape.
+    """Return how to index a table by position: with a slice, or a tensor shaped like `positions`.
 
-    What holds no token reads place 0: nobody looks at it.
+    An entry without a token reads row 0, and no query sees it.
     """
     if isinstance(positions, range):
         return slice(positions.start, positions.stop)
@@ -20,16 +20,19 @@ def places(positions: Positions) -> slice | Tensor:
 
 
 class InputPosition(nn.Module, ABC):
-    """Acts once, on the token embeddings."""
+    """A position encoding that acts once, on the token embeddings."""
 
     @abstractmethod
     def forward(self, x_BTE: Tensor, positions: Positions) -> Tensor:
-        """x [B, T, E] of tokens at these positions, with the positions in it."""
+        """Return x [B, T, E] with the positions encoded in it."""
 
 
 class HeadPosition(nn.Module, ABC):
-    """Acts in every attention layer, on queries and keys. Shared by all layers: no parameters."""
+    """A position encoding that acts on queries and keys in every layer.
+
+    All layers share one, so it has no parameters.
+    """
 
     @abstractmethod
     def rotate(self, q_BHTD: Tensor, k_BGTD: Tensor, positions: Positions) -> tuple[Tensor, Tensor]:
-        """Queries and keys of tokens at these positions, with the positions in them."""
+        """Return queries and keys with the positions encoded in them, in the same shapes."""

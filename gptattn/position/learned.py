@@ -14,7 +14,7 @@ class LearnedPosition(InputPosition):
 
     def __init__(self, context_length: int, d_model: int) -> None:
         super().__init__()
-        # The model draws the weights: see GPT's initialisation.
+        # Left uninitialised: GPT draws the weights.
         self.embedding = nn.Embedding.from_pretrained(
             torch.empty(context_length, d_model), freeze=False
         )

@@ -7,10 +7,11 @@ from gptattn.position.base import HeadPosition, Positions, places
 
 
 class RotaryPosition(HeadPosition):
-    """Turns the pair (x[i], x[i + D/2]) of a query or key at position p by p * base^(-2i/D).
+    """Rotates the pair (x[i], x[i + D/2]) of a query or key at position p by p * base^(-2i/D).
 
     The half-split pairing is Llama's; the paper pairs neighbours, which is the same up to a
-    permutation of the weights. Raises ValueError where head_dim is odd.
+    permutation of the weights. Raises ValueError for an odd head_dim or a base that is not
+    positive.
 
     Source: Su et al. 2021, arXiv:2104.09864, sec. 3.2.
     """
@@ -27,7 +28,7 @@ class RotaryPosition(HeadPosition):
         frequency = base ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
         angle_TD = torch.outer(torch.arange(context_length, dtype=torch.float64), frequency)
         angle_TD = torch.cat([angle_TD, angle_TD], dim=-1)
-        # Tables are made in float64: float32 angles are off by 1e-4 at position 1,000 already.
+        # In float64, because float32 angles are off by 1e-4 at position 1,000 already.
         self.register_buffer("cos_TD", angle_TD.cos(), persistent=False)
         self.register_buffer("sin_TD", angle_TD.sin(), persistent=False)
 

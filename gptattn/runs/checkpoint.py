@@ -1,28 +1,37 @@
-"""A checkpoint's file: written whole or not at all, verified, read without running what is in it.
+"""A checkpoint: one safetensors file, written whole or not at all, and verified when it is read.
 
-Beside `step=40.ckpt` lies `step=40.ckpt.sha256`, in the form of sha256sum. It is there before the
-checkpoint gets its name, and stays where the file is lost: one that does not fit it, or is not
-there, is damage. A checkpoint that somebody brought without it is judged by what it holds.
+Its tensors are the weights under the model's own names, AdamW's state under
+`optimizer/PARAMETER/exp_avg` and the like, and the generators' states under `generator/`. All the
+rest is JSON in the header, under the key `gptattn`.
+
+Beside `step=40.safetensors` lies `step=40.safetensors.sha256`, in the form of sha256sum. It is
+written before the checkpoint gets its name, and stays if the checkpoint is lost: a checkpoint that
+does not fit it, or is not there, is damage. A checkpoint without a sum, copied here by hand, is
+judged by its content alone.
 """
 
 import hashlib
+import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from gptattn.errors import CheckpointError, lacks_memory
+from gptattn.errors import CheckpointError
 from gptattn.machine import disk
 from gptattn.machine.untrusted import read_bytes
-from gptattn.runs.archive import check_archive
 from gptattn.runs.folder import RunFolder, step_of, sum_of
+from gptattn.runs.tensor_file import TORCH_DTYPES, opened, write_tensors
 
 KEPT = 2  # the newest, and one to fall back on
 SUM_BYTES = 4_000
+HEADER = "gptattn"  # the key of our JSON in the file's metadata
+HEADER_CHARACTERS = 16_000_000  # of a model of 1,000 layers, 5 million
+TENSOR = "__tensor__"  # in the JSON: here is the tensor of that name
 
 
 @dataclass(frozen=True)
@@ -41,83 +50,69 @@ class Chosen:
         return f"warning: checkpoint: {bad}; {self.path} is used instead"
 
 
-# Names by which Lightning's load_from_checkpoint and Hydra make objects; neither reads ours.
-MAKERS = {
-    "_target_",
-    "_instantiator",
-    "_class_path",
-    "class_path",
-    "hyper_parameters",
-    "hparams_name",
-    "hparams_type",
-    "datamodule_hyper_parameters",
-    "datamodule_hparams_name",
-    "datamodule_hparams_type",
-}
+def write_checkpoint(path: Path, content: dict[str, Any]) -> None:
+    """Write `content` and its SHA-256; `path` appears when all of it is on the disk.
 
-
-def write_checkpoint(path: Path, checkpoint: dict[str, Any]) -> None:
-    """Write the state and its SHA-256; `path` appears when all of it is on the disk.
-
-    The folder that `path` lies in is made, in the run's folder, which is there.
+    content: `weights`, a tensor by each name; beside them any dicts with names as keys, lists,
+    tensors and JSON's own values. The folder that `path` lies in is made, inside the run's folder,
+    which must exist.
     """
     run = path.parent.parent
+    tensors, outline = _taken_apart(content)
     try:
-        with disk.replacing(path, run, _tensor_bytes(checkpoint)) as file:
-            hashed = _Hashed(file)
-            hashed.save(checkpoint)
-            _write_sum(path, hashed.sha256.hexdigest())
+        with disk.replacing(path, run, sum(t.nbytes for t in tensors.values())) as file:
+            sha256 = hashlib.sha256()
+
+            def write(piece: memoryview) -> None:
+                sha256.update(piece)
+                file.write(piece)
+
+            write_tensors(write, tensors, {"format": "pt", HEADER: outline})
+            _write_sum(path, sha256.hexdigest())
     except BaseException:
         if not os.path.lexists(path):
             sum_of(path).unlink(missing_ok=True)
         raise
 
 
-def _tensor_bytes(checkpoint: dict[str, Any]) -> int:
-    """What its tensors take in a file, each storage once."""
-    storages = [tensor.untyped_storage() for tensor in _tensors(checkpoint)]
-    return sum({each.data_ptr(): each.nbytes() for each in storages}.values())
+def _taken_apart(content: dict[str, Any]) -> tuple[dict[str, Tensor], str]:
+    """The content's tensors by name, and the rest of it as JSON that tells where each one goes."""
+    found: dict[str, Tensor] = {}
+
+    def outline(node: Any, name: str) -> Any:
+        if isinstance(node, Tensor):
+            found[name] = node
+            return {TENSOR: name}
+        if isinstance(node, dict):
+            return {key: outline(value, f"{name}/{key}") for key, value in node.items()}
+        if isinstance(node, list):
+            return [outline(value, f"{name}/{i}") for i, value in enumerate(node)]
+        return node
+
+    rest = {key: outline(value, key) for key, value in content.items() if key != "weights"}
+    return content["weights"] | found, json.dumps(rest, separators=(",", ":"))
 
 
-def _tensors(node: Any) -> Iterator[torch.Tensor]:
-    if isinstance(node, torch.Tensor):
-        yield node
-    elif isinstance(node, dict | list | tuple):
-        for part in node.values() if isinstance(node, dict) else node:
-            yield from _tensors(part)
+def _put_together(tensors: dict[str, Tensor], outline: str) -> dict[str, Any]:
+    """The content that `_taken_apart` took apart. Raises ValueError where the two do not fit."""
+    weights = dict(tensors)
 
+    def whole(node: Any) -> Any:
+        if isinstance(node, dict) and TENSOR in node:
+            return weights.pop(node[TENSOR])
+        if isinstance(node, dict):
+            return {key: whole(value) for key, value in node.items()}
+        if isinstance(node, list):
+            return [whole(value) for value in node]
+        return node
 
-def remove_checkpoint(path: Path) -> None:
-    path.unlink(missing_ok=True)
-    sum_of(path).unlink(missing_ok=True)
-
-
-class _Hashed:
-    """A file to write to, and the SHA-256 of what has been written."""
-
-    def __init__(self, file: disk.Part) -> None:
-        self.file, self.sha256 = file, hashlib.sha256()
-        self._refused: OSError | None = None
-
-    def save(self, checkpoint: dict[str, Any]) -> None:
-        try:
-            torch.save(checkpoint, self)  # type: ignore[arg-type]
-        except RuntimeError:
-            # torch's writer may put an error of its own in place of the disk's.
-            if self._refused is None:
-                raise
-            raise self._refused from None
-
-    def write(self, data: Any) -> int:
-        self.sha256.update(data)
-        try:
-            return self.file.write(data)
-        except OSError as error:
-            self._refused = error
-            raise
-
-    def flush(self) -> None:
-        self.file.flush()
+    try:
+        rest = whole(json.loads(outline))
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"its header names no tensor of its own: {error}") from None
+    if not isinstance(rest, dict):
+        raise ValueError("its header holds no names")
+    return rest | {"weights": weights}
 
 
 def _write_sum(path: Path, digest: str) -> None:
@@ -138,8 +133,13 @@ def _sums(path: Path) -> list[str]:
     return [line.partition(" ")[0] for line in text.splitlines()]
 
 
+def remove_checkpoint(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    sum_of(path).unlink(missing_ok=True)
+
+
 def remove_old(folder: RunFolder, newest: Path) -> None:
-    """Keep `newest` and the one before it; what is later than `newest` was not of its past."""
+    """Keep `newest` and the one before it; remove later ones too: they are of another past."""
     known = folder.known_checkpoints()
     later = [path for path in known if step_of(path) > step_of(newest)]
     earlier = [path for path in known if step_of(path) < step_of(newest)]
@@ -148,21 +148,18 @@ def remove_old(folder: RunFolder, newest: Path) -> None:
 
 
 def choose_checkpoint(
-    folder: RunFolder,
-    map_location: Any | None = "cpu",
-    check: Callable[[dict[str, Any]], object] | None = None,
-    most: int | None = None,
+    folder: RunFolder, check: Callable[[dict[str, Any]], object] | None = None
 ) -> Chosen:
     """Read the run's newest good checkpoint. Raises CheckpointError where none is good.
 
-    `check` and `most` as in `read_checkpoint`.
+    `check` as in `read_checkpoint`.
     """
     passed_over: list[tuple[Path, str]] = []
     for path in folder.known_checkpoints():
         try:
-            _check_file(path, most)
-            _check_sum(path)
-            return Chosen(path, read_checkpoint(path, map_location, check, most), passed_over)
+            with opened(path):  # its header, before all of it is read for its sum
+                _check_sum(path)
+            return Chosen(path, read_checkpoint(path, check), passed_over)
         except CheckpointError as error:
             passed_over.append((path, error.message.removeprefix(f"{path} ").partition(";")[0]))
     bad = ", ".join(f"{path.name} {reason}" for path, reason in passed_over)
@@ -171,77 +168,48 @@ def choose_checkpoint(
     )
 
 
-def _check_file(path: Path, most: int | None) -> None:
-    """Size and header, before all of it is read for its sum."""
-    try:
-        check_archive(path, most)
-    except FileNotFoundError:
-        raise CheckpointError("checkpoint", f"{path} does not exist; give another path") from None
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else str(error)[:300]
-        raise CheckpointError("checkpoint", f"{path} cannot be read ({reason})") from None
+def refuse_pickles(folder: RunFolder) -> None:
+    """Raise CheckpointError where the run has no checkpoints but those of an earlier version."""
+    if folder.pickles and not folder.known_checkpoints():
+        raise CheckpointError(
+            "checkpoint",
+            f"{folder.pickles[-1]} is a pickle of an earlier version, and pickles are not read; "
+            "use the version that wrote it, or train the run again",
+        )
 
 
 def _check_sum(path: Path) -> None:
     known = _sums(path)
     if not known:
-        return  # of an earlier version; what it holds is checked on reading
-    try:
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise CheckpointError("checkpoint", f"{path} cannot be read ({error.strerror})") from None
+        return
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
     if digest not in known:
         raise CheckpointError("checkpoint", f"{path} is damaged (its SHA-256 is another)")
 
 
 def read_checkpoint(
-    path: Path,
-    map_location: Any | None = None,
-    check: Callable[[dict[str, Any]], object] | None = None,
-    most: int | None = None,
+    path: Path, check: Callable[[dict[str, Any]], object] | None = None
 ) -> dict[str, Any]:
-    """The only place that reads a checkpoint: tensors and plain values, no code.
+    """The content that `write_checkpoint` wrote, its tensors on the CPU.
 
-    `check` sees it while its tensors are still on the disk, to look at names and shapes, and once.
-    Raises CheckpointError for a file that is missing, damaged, larger than `most` bytes, or holds
-    anything else.
+    `check` sees it first, with tensors on the meta device: names, dtypes and shapes, before memory
+    is taken for them. Raises CheckpointError for a file that is missing, damaged, or anything else,
+    and for a ValueError of `check`.
     """
-    try:
-        check_archive(path, most)
-        load = partial(torch.load, path, weights_only=True)
-        # First mapped: its tensors take no memory then.
-        seen = load(map_location="cpu", mmap=True)
-        check_plain(seen)
+    with opened(path) as file:
+        outline = (file.metadata() or {}).get(HEADER)
+        if outline is None or len(outline) > HEADER_CHARACTERS:
+            raise ValueError("it is no checkpoint of ours: its header says nothing of a run")
+        names = list(file.keys())
         if check is not None:
-            check(seen)
-        return load(map_location=map_location)
-    except FileNotFoundError:
-        raise CheckpointError("checkpoint", f"{path} does not exist; give another path") from None
-    except CheckpointError:
-        raise
-    # What torch's reader meets in a damaged file has no end: TypeError, AssertionError and more.
-    except Exception as error:
-        if lacks_memory(error):  # which says nothing of the file
-            raise
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise CheckpointError("checkpoint", f"{path} cannot be read ({reason[:300]})") from None
+            check(_put_together({name: _on_meta(file.get_slice(name)) for name in names}, outline))
+        # Cloned: the library's own lie in the file's pages, and change with the file.
+        return _put_together({name: file.get_tensor(name).clone() for name in names}, outline)
 
 
-def check_plain(checkpoint: Any) -> None:
-    """Raise ValueError where it is no dict, or a name in it says what class to make."""
-    if not isinstance(checkpoint, dict):
-        raise ValueError("it is no checkpoint: it holds no names")
-    waiting, seen = [checkpoint], set()
-    while waiting:
-        node = waiting.pop()
-        if id(node) in seen:
-            continue
-        seen.add(id(node))
-        if isinstance(node, dict):
-            for key in node:
-                if isinstance(key, str) and key in MAKERS:
-                    raise ValueError(f"it holds {key!r}, which our checkpoints have not")
-            waiting += [value for value in node.values() if isinstance(value, dict | list | tuple)]
-        else:
-            waiting += [value for value in node if isinstance(value, dict | list | tuple)]
+def _on_meta(part: Any) -> Tensor:
+    dtype = TORCH_DTYPES.get(part.get_dtype())
+    if dtype is None:
+        raise ValueError(f"a tensor in it is {part.get_dtype()}, which no checkpoint of ours holds")
+    return torch.empty(part.get_shape(), dtype=dtype, device="meta")

@@ -26,7 +26,7 @@ from gptattn.settings.identity import Making
 CONFIG_BYTES, SUMMARY_BYTES, MAKING_BYTES = 1_000_000, 5_000_000, 1_000_000
 
 CONFIG, SUMMARY, ROWS, MAKING = "config.yaml", "summary.json", "metrics.jsonl", "identity.json"
-CHECKPOINT, SUM = r"step=(\d+)\.ckpt", ".sha256"
+CHECKPOINT, SUM = r"step=(\d+)\.safetensors", ".sha256"
 # What a killed process may have left half of, in the folder, its checkpoints' and its tokenizer's.
 WRITTEN = "|".join(
     [
@@ -73,7 +73,7 @@ class RunFolder:
 
     @property
     def checkpoints(self) -> Path:
-        """The folder of `step=40.ckpt`, each with `step=40.ckpt.sha256` beside it."""
+        """The folder of `step=40.safetensors`, each with a `step=40.safetensors.sha256`."""
         return self.path / "checkpoints"
 
     @property
@@ -172,11 +172,16 @@ class RunFolder:
 
     def checkpoint(self, step: int) -> Path:
         """The file of the state after `step` steps."""
-        return self.checkpoints / f"step={step}.ckpt"
+        return self.checkpoints / f"step={step}.safetensors"
 
     @property
     def has_checkpoint(self) -> bool:
-        return any(self.checkpoints.glob("*.ckpt"))
+        return any(self.checkpoints.glob("*.safetensors"))
+
+    @property
+    def pickles(self) -> list[Path]:
+        """Checkpoints of earlier versions, which are no longer read."""
+        return sorted(self.checkpoints.glob("step=*.ckpt"))
 
     def known_checkpoints(self) -> list[Path]:
         """Every checkpoint that is, or by its sum should be, there; the newest first.
@@ -185,8 +190,8 @@ class RunFolder:
         not among them.
         """
         folder = self.checkpoints
-        names = {file.name for file in folder.glob("*.ckpt") if not file.is_dir()}
-        sums = {file.name.removesuffix(SUM) for file in folder.glob(f"*.ckpt{SUM}")}
+        names = {file.name for file in folder.glob("*.safetensors") if not file.is_dir()}
+        sums = {file.name.removesuffix(SUM) for file in folder.glob(f"*.safetensors{SUM}")}
         parts = {re.sub(f"{disk.PART}$", "", file.name) for file in folder.glob("*.part")}
         names |= sums - parts
         return sorted((folder / name for name in names), key=step_of, reverse=True)
@@ -195,7 +200,7 @@ class RunFolder:
         """Remove what a killed process has left. Nobody may be saving in the folder meanwhile."""
         for place in (self.path, self.checkpoints, self.tokenizer):
             for target in disk.remove_leftovers(place, WRITTEN):
-                if target.suffix == ".ckpt" and not os.path.lexists(target):
+                if target.suffix == ".safetensors" and not os.path.lexists(target):
                     sum_of(target).unlink(missing_ok=True)
 
 

@@ -17,18 +17,14 @@ from torch import Tensor
 from gptattn.data.tokenizer import Tokenizer
 from gptattn.errors import CheckpointError, ConfigError, NumericError
 from gptattn.machine.device import total_memory_bytes
-from gptattn.model.cost import parameter_count
 from gptattn.model.gpt import GPT
-from gptattn.runs.checkpoint import Chosen, choose_checkpoint
+from gptattn.runs.checkpoint import Chosen, choose_checkpoint, refuse_pickles
 from gptattn.runs.folder import RunFolder
-from gptattn.runs.weights_file import read_safetensors, tensor_shapes
+from gptattn.runs.tensor_file import read_tensors, tensor_shapes
 from gptattn.settings.build import build_model, build_tokenizer
 from gptattn.settings.config import TrainConfig, check
 from gptattn.settings.targets import ForeignTarget, check_targets
 from gptattn.settings.values import typed
-
-# Of a checkpoint: per parameter a weight of 64 bits and AdamW's two averages; all the rest.
-MOST_BYTES, OTHER_BYTES = 24, 32_000_000
 
 
 @dataclass(frozen=True)
@@ -97,9 +93,9 @@ def _weights(folder: RunFolder, outline: GPT) -> tuple[Path, dict[str, Tensor]]:
     if source.is_file():
         shapes = tensor_shapes(source)
         _check_header(outline, shapes, source, folder)
-        return source, read_safetensors(source, shapes)
+        return source, read_tensors(source, shapes)
     chosen = _checkpoint(folder, outline, lambda content, model: None)
-    return chosen.path, _state_dict(chosen.content, chosen.path)
+    return chosen.path, chosen.content["weights"]
 
 
 def _checkpoint(
@@ -109,6 +105,7 @@ def _checkpoint(
 
     Raises CheckpointError where the run kept none, or none is good.
     """
+    refuse_pickles(folder)
     if not folder.known_checkpoints():
         raise CheckpointError(
             "run",
@@ -116,12 +113,10 @@ def _checkpoint(
         )
 
     def check(content: dict[str, Any]) -> None:
-        weights = _state_dict(content, folder.path)
-        _check_header(outline, _shapes(weights), folder.path, folder)
+        _check_header(outline, _shapes(content["weights"]), folder.path, folder)
         check_state(content, outline)
 
-    most = MOST_BYTES * parameter_count(outline) + OTHER_BYTES
-    chosen = choose_checkpoint(folder, "cpu", check, most)
+    chosen = choose_checkpoint(folder, check)
     if (warning := chosen.warning()) is not None:
         print(warning, file=sys.stderr)
     return chosen
@@ -163,13 +158,6 @@ def load_config(folder: Path, allow_targets: Sequence[str] = ()) -> TrainConfig:
         reason = str(error).splitlines()[0]
         raise CheckpointError("run", f"{file} cannot be read ({reason[:300]})") from None
     return replace(cfg, allow_targets=list(allow_targets))
-
-
-def _state_dict(checkpoint: dict[str, Any], source: Path) -> dict[str, Tensor]:
-    state = checkpoint.get("state_dict") if isinstance(checkpoint, dict) else None
-    if not isinstance(state, dict):
-        raise CheckpointError("checkpoint", f"{source} holds no weights of ours")
-    return {str(name).removeprefix("model."): weight for name, weight in state.items()}
 
 
 def load_weights(model: GPT, weights: dict[str, Tensor], source: Path) -> None:

@@ -9,6 +9,7 @@ import torch
 
 from gptattn.data.tokens import TokenData
 from gptattn.errors import CheckpointError, ConfigError
+from gptattn.runs.checkpoint import refuse_pickles
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.load import resumable
 from gptattn.runs.resume_state import FACTS, SAVED_BY, check_state
@@ -30,8 +31,7 @@ class Start:
 
     def weights(self) -> dict[str, torch.Tensor]:
         """By their names in the model."""
-        state = self.content["state_dict"]
-        return {name.removeprefix("model."): weight for name, weight in state.items()}
+        return self.content["weights"]
 
 
 def facts_of(data: TokenData, device: torch.device, threads: int) -> dict[str, Any]:
@@ -58,6 +58,7 @@ def find_start(folder: Path, cfg: TrainConfig) -> Start:
             "resume",
             f"{folder} was made with checkpoint=false; start it anew, with checkpoint=true",
         )
+    refuse_pickles(run)
     # Without a step there is nothing but a validation, which is made again.
     if cfg.budget.steps == 0 or not run.known_checkpoints():
         return Start()

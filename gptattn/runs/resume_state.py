@@ -6,8 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gptattn.model.decay import by_decay
-
 SAVED_BY = ("StepClock", "MetricRows", "Checkpoints")  # the keys of their states
 FACTS = ("text_sha256", "tokenizer", "device", "threads", "torch")
 THREADS = 1024  # config.check allows no more
@@ -33,7 +31,6 @@ def _parts(content: dict[str, Any], model: nn.Module) -> dict[str, bool]:
     clock, rows, own = (content["callbacks"][key] for key in SAVED_BY)
     loops = content["loops"]["fit_loop"]
     row = content["since_row"]
-    (optimizer,) = content["optimizer_states"]
     return {
         "version of Lightning": isinstance(content["pytorch-lightning_version"], str),
         "step": _whole(step),
@@ -51,8 +48,8 @@ def _parts(content: dict[str, Any], model: nn.Module) -> dict[str, bool]:
         "number of threads": _whole(own["threads"]) and 0 < own["threads"] <= THREADS,
         "place in the epoch": loops["epoch_loop.batch_progress"]["total"]["completed"]
         == step - (not own["validated"]),
-        "state of the generators": _generators(own["generators"]),
-        "optimizer": _optimizer(optimizer, model),
+        "state of the generators": _generators(content["generator"]),
+        "optimizer": _optimizer(content["optimizer"], model),
     }
 
 
@@ -86,24 +83,23 @@ def _vector(value: Any, dtype: torch.dtype) -> bool:
 
 
 def _generators(states: dict[str, Any]) -> bool:
-    name, keys, *rest = states["numpy"]
+    python, numpy = states["python"], states["numpy"]
     return (
         _vector(states["torch"], torch.uint8)
         and states["torch"].shape == torch.get_rng_state().shape
         and all(_vector(state, torch.uint8) for state in states["cuda"])
-        and (name, len(keys), len(rest)) == ("MT19937", 624, 3)
-        and len(states["python"]) == 3
+        and _vector(python["words"], torch.uint32)
+        and len(python["words"]) == 625
+        and _vector(numpy["words"], torch.uint32)
+        and (numpy["name"], len(numpy["words"]), len(numpy["rest"])) == ("MT19937", 624, 3)
     )
 
 
-def _optimizer(state: dict[str, Any], model: nn.Module) -> bool:
-    shapes = [p.shape for group in by_decay(model.parameters()) for p in group]
-    numbers = [number for group in state["param_groups"] for number in group["params"]]
-    if numbers != list(range(len(shapes))) or not state["state"].keys() <= set(numbers):
-        return False
-    return all(
+def _optimizer(states: dict[str, Any], model: nn.Module) -> bool:
+    shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+    return states.keys() <= shapes.keys() and all(
         _scalar(one["step"])
-        and all(one[name].shape == shapes[number] for name in AVERAGES)
-        and all(one[name].is_floating_point() for name in AVERAGES)
-        for number, one in state["state"].items()
+        and all(one[average].shape == shapes[name] for average in AVERAGES)
+        and all(one[average].is_floating_point() for average in AVERAGES)
+        for name, one in states.items()
     )

@@ -1,4 +1,4 @@
-"""The rows of metrics.jsonl: read as they were written, and cut where a run goes on."""
+"""Read the rows of metrics.jsonl, and drop those after the checkpoint when a run is resumed."""
 
 import json
 import math
@@ -13,12 +13,12 @@ from gptattn.machine.disk import write_atomically
 from gptattn.machine.untrusted import read_bytes
 from gptattn.runs.folder import RunFolder
 
-BLOCK = 8_000_000  # bytes read at a time: a record of any length takes the same memory
-LAST_BYTES = 8192  # in which the newest row is looked for
+BLOCK = 8_000_000  # bytes read at a time: memory does not grow with the file
+LAST_BYTES = 8192  # read from the end of the file to find the newest row
 
 
 class Row(msgspec.Struct, gc=False):
-    """What of a row is drawn as a curve; what it lacks is None."""
+    """The values of a row that are plotted as curves; None for each that the row lacks."""
 
     step: float | None = None
     time: float | None = None  # seconds since 1970
@@ -35,7 +35,7 @@ _DECODER = msgspec.json.Decoder(Row)
 
 
 def read_rows(folder: RunFolder) -> Iterator[Row]:
-    """Yield the rows. Raises ValueError at the first line that is none, and OSError."""
+    """Yield the rows in order. Raises OSError, and ValueError at the first line that is no row."""
     file = folder.rows_file
     if not stat.S_ISREG(file.stat().st_mode):
         raise ValueError("metrics.jsonl is no file: no curves")
@@ -49,7 +49,7 @@ def read_rows(folder: RunFolder) -> Iterator[Row]:
                 count += 1
                 yield row
     if rest.strip():
-        # A last line without an end is a whole row all the same, or one cut short.
+        # A last line without a newline is either a complete row or a truncated one.
         yield from _decoded(rest, count)
 
 
@@ -67,7 +67,7 @@ def _decoded(block: bytes, before: int) -> Iterator[Row]:
 
 def _decoded_line(line: bytes, before: int) -> Row:
     try:
-        # Not only the damaged come here: NaN and Infinity, which JSON has not, and Python writes.
+        # msgspec also rejects NaN and Infinity: not JSON, but Python's json writes and reads them.
         return msgspec.convert(json.loads(line), Row)
     except (ValueError, RecursionError, OverflowError, msgspec.MsgspecError):
         raise _damaged(before) from None
@@ -78,7 +78,7 @@ def _damaged(rows: int) -> ValueError:
 
 
 def share_done(folder: RunFolder) -> float:
-    """How much of its budget a run has used, by the newest row of its record; 0 without one."""
+    """Return the share of its budget that a run has used, from its newest row; 0 without one."""
     try:
         with folder.rows_file.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_BYTES))
@@ -94,10 +94,10 @@ def share_done(folder: RunFolder) -> float:
 
 
 def keep_rows(folder: RunFolder, count: int, step: int) -> int:
-    """Drop all rows of metrics.jsonl but the first `count`, which end with those of `step`.
+    """Keep the first `count` rows of metrics.jsonl, those written up to `step`; drop the others.
 
-    Returns how many are there: fewer where some have been lost, of which none is made up for by a
-    row that came after `step`. Raises RunFolderError for what is no file.
+    Returns the number of rows kept, less than `count` if some were lost: rows written after `step`
+    never replace them. Raises RunFolderError if metrics.jsonl is not a regular file.
     """
     file = folder.rows_file
     try:
@@ -114,4 +114,4 @@ def _step(line: bytes) -> float:
     try:
         return int(json.loads(line)["step"])
     except (ValueError, LookupError, TypeError):
-        return math.inf  # no row of ours
+        return math.inf  # not a valid row

@@ -1,4 +1,4 @@
-"""A run's settings: their types and ranges, what each means for the run's identity, and the
-objects that they stand for. It may import `data` and the rooms before it, and no Hydra. Start
-reading at `config.py`, then `build.py`.
+"""A run's settings: their types and ranges, which of them change its result, and the objects
+built from them. It may import `data` and the rooms before it, but not Hydra. Start reading at
+`config.py`, then `build.py`.
 """

@@ -1,42 +1,46 @@
-"""How long a run trains: steps, tokens, seconds or FLOPs, in one place."""
+"""How long a run trains (steps, tokens, seconds or FLOPs), and its learning-rate schedule."""
 
 import math
 from dataclasses import dataclass
 
 from gptattn.settings.config import BudgetConfig
 
-FIRST_PROGRESS = 1e-3  # of a budget in seconds
+FIRST_PROGRESS = 1e-3  # least position on the schedule, for a budget in seconds
 
 
 @dataclass(frozen=True)
 class Budget:
-    """Either `steps` or `seconds` of training time is set; others are turned into steps.
+    """A training budget: either optimizer `steps` or `seconds` of training time; the other is None.
 
-    0 steps train nothing: the model is validated as it is.
+    `resolve_budget` converts tokens and FLOPs to steps. With 0 steps the model is only validated.
     """
 
     steps: int | None
     seconds: float | None
 
     def progress(self, step: int, seconds: float) -> float:
-        """The share of the budget that is used up, 0 to 1."""
+        """Return the share of the budget used after `step` steps and `seconds`, 0 to 1."""
         if self.steps is not None:
             return min(1.0, step / self.steps) if self.steps else 1.0
         assert self.seconds is not None
         return min(1.0, seconds / self.seconds)
 
     def schedule(self, step: int, seconds: float) -> float:
-        """Where on the learning rate's curve this step is: `progress`, but by the clock never 0."""
+        """Return the position of this step on the learning-rate schedule, 0 to 1.
+
+        It equals `progress`, except that a budget in seconds starts at `FIRST_PROGRESS`.
+        """
         progress = self.progress(step, seconds)
-        # By the clock the first step comes at 0, and a rate of 0 would waste it.
+        # With a budget in seconds the first step is taken at second 0. With warm-up its learning
+        # rate would be 0, and the step wasted.
         return progress if self.seconds is None else max(progress, FIRST_PROGRESS)
 
 
 def resolve_budget(cfg: BudgetConfig, tokens_per_step: int, flops_per_token: float) -> Budget:
-    """The budget asked for, `default_steps` where none is.
+    """Return the requested budget, or `default_steps` if none is set.
 
-    Tokens round up to whole steps, FLOPs (of training, as `cost/flops_per_token` counts them) to
-    the nearest, at least one.
+    Tokens are rounded up to whole steps. Training FLOPs, counted as in `cost/flops_per_token`,
+    are rounded to the nearest step, at least one.
     """
     if cfg.seconds is not None:
         return Budget(steps=None, seconds=cfg.seconds)
@@ -49,8 +53,9 @@ def resolve_budget(cfg: BudgetConfig, tokens_per_step: int, flops_per_token: flo
 
 
 def learning_rate_factor(progress: float, warmup: float, final: float) -> float:
-    """Linear warm-up over the first `warmup` share, then a cosine down to `final`; times the lr.
+    """Return the factor on the peak learning rate at `progress`, 0 to 1.
 
+    It rises linearly over the first `warmup` share, then falls along a cosine to `final`.
     Source: Loshchilov and Hutter 2017, arXiv:1608.03983, eq. 5, without restarts.
     """
     if progress < warmup:

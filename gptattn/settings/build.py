@@ -1,9 +1,10 @@
 """From settings to objects. A YAML's `_target_` names a class or function; keys are arguments."""
 
+import contextlib
 import inspect
 import pkgutil
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, get_type_hints
 
@@ -126,6 +127,9 @@ def _build_attention(cfg: TrainConfig, position: HeadPosition | None, layer: int
     attention = construct("attn", cfg.attn, shared, cfg.allow_targets)
     if not isinstance(attention, Attention):
         raise ConfigError("attn._target_", "is not a gptattn.attention.Attention")
+    # A variant may read its arguments only in `rule()`, which a cache asks for its window.
+    with _named_arguments("attn", cfg.attn):
+        attention.new_cache(1, 1)
     return attention
 
 
@@ -188,8 +192,15 @@ def construct(group: str, spec: Spec, shared: dict[str, Any], allow_targets: Seq
     for name, parameter in parameters.items():
         if parameter.default is inspect.Parameter.empty and name not in arguments:
             raise ConfigError(f"{group}.{name}", f"is missing; {target.__name__} needs it")
-    try:
+    with _named_arguments(group, own):
         return target(**arguments)
+
+
+@contextlib.contextmanager
+def _named_arguments(group: str, own: Spec) -> Iterator[None]:
+    """Turn a ValueError that opens with `argument=` into a ConfigError that names its setting."""
+    try:
+        yield
     except ValueError as error:
         opening = re.match(r"(\w+)=", str(error))
         name = opening.group(1) if opening else ""

@@ -1,8 +1,7 @@
-"""The settings of a run, typed, with the range of each. Values live in `conf/`; here are no
-defaults.
+"""The settings of a run as dataclasses: the type and range of each. Defaults are in `conf/`.
 
-The open groups (attn, position, data, tokenizer) hold a `_target_` and its arguments; their keys
-are checked against the target's signature in `build.py`.
+The open groups (attn, position, data, tokenizer) hold a `_target_` and its arguments; `build.py`
+checks their keys against the target's signature.
 """
 
 from dataclasses import dataclass, field
@@ -24,6 +23,8 @@ FRACTION = within(least=0, below=1)
 
 @dataclass
 class ModelConfig:
+    """The sizes of the GPT. `d_mlp` None means 4 * d_model, `vocab_size` None the tokenizer's."""
+
     num_layers: int = field(metadata=within(above=0, most=1_000))
     num_heads: int = field(metadata=within(above=0, most=2**20))
     d_model: int = field(metadata=within(above=0, most=2**20))
@@ -36,6 +37,12 @@ class ModelConfig:
 
 @dataclass
 class OptimConfig:
+    """AdamW and its learning-rate schedule, whose peak is `lr`.
+
+    `warmup_fraction` is a share of the budget, `final_lr_fraction` a share of `lr`, and
+    `grad_clip` the largest norm of all gradients together.
+    """
+
     lr: float = field(metadata=POSITIVE)
     final_lr_fraction: float = field(metadata=within(least=0, most=1))
     warmup_fraction: float = field(metadata=FRACTION)
@@ -48,7 +55,13 @@ class OptimConfig:
 
 @dataclass
 class BudgetConfig:
-    steps: int | None = field(metadata=within(least=0))  # 0: with init_from, see `check`
+    """How long to train, in one of these units, or `default_steps` if all others are None.
+
+    `steps`: optimizer steps. `tokens`: training tokens. `seconds`: training time, without
+    validation, samples and logging. `flops`: training FLOPs, as in `cost/flops_per_token`.
+    """
+
+    steps: int | None = field(metadata=within(least=0))  # 0 only with init_from, see `check`
     tokens: int | None = field(metadata=POSITIVE)
     seconds: float | None = field(metadata=POSITIVE)
     flops: float | None = field(metadata=POSITIVE)
@@ -57,12 +70,19 @@ class BudgetConfig:
 
 @dataclass
 class ValidationConfig:
+    """`fraction`: the share of the text that is held out. `count`: validations in a run."""
+
     fraction: float = field(metadata=within(above=0, below=1))
     count: int = field(metadata=POSITIVE)
 
 
 @dataclass
 class SampleConfig:
+    """The text generated at each validation: `tokens` new ones after `prompt`; 0 generates none.
+
+    `prompt` None takes the first words of the held-out text; `top_k` None keeps all tokens.
+    """
+
     prompt: str | None
     tokens: int = field(metadata=within(least=0))
     temperature: float = field(metadata=within(least=1e-3, hint=", or sample.top_k=1"))
@@ -71,6 +91,8 @@ class SampleConfig:
 
 @dataclass
 class TrainerConfig:
+    """The device, the precision and the CPU threads; `threads` None takes all that are usable."""
+
     accelerator: Accelerator
     precision: Precision
     threads: int | None = field(metadata=within(above=0, most=1024))
@@ -78,6 +100,12 @@ class TrainerConfig:
 
 @dataclass
 class SweepConfig:
+    """How a `-m` command runs its sweep.
+
+    `jobs`: runs at a time. `fresh`: repeat finished runs. `keep_stale`: runs made with other code,
+    text or starting weights count as finished too.
+    """
+
     jobs: int | None = field(metadata=POSITIVE)
     fresh: bool
     keep_stale: bool
@@ -85,6 +113,12 @@ class SweepConfig:
 
 @dataclass
 class TrainConfig:
+    """All settings of a run; `conf/train.yaml` explains each.
+
+    Units: `batch_size` in sequences, `accumulate` in micro-batches per step, `loss_chunk_tokens`
+    in tokens, `log_every` in optimizer steps, `hang_seconds` in seconds.
+    """
+
     choices: dict[str, str]
     experiment_name: str
     seed: int = field(metadata=within(least=0, most=2**32 - 1))
@@ -118,14 +152,14 @@ class TrainConfig:
 
     @property
     def variant(self) -> str:
-        """The name of the attention's file in conf/attn."""
+        """The name of the attention's YAML in conf/attn."""
         return self.choices["attn"]
 
 
 def check(cfg: TrainConfig) -> None:
     """Raise ConfigError, naming the field, for the first value that cannot work."""
     steps = cfg.budget.steps
-    # Weights from elsewhere can be validated as they are.
+    # With init_from, 0 steps validate the given weights.
     if steps is not None and steps < (cfg.init_from is None):
         raise ConfigError("budget.steps", f"{steps} is not a positive number; give one above 0")
     check_ranges(cfg)
@@ -144,7 +178,7 @@ def check(cfg: TrainConfig) -> None:
     for name in cfg.experiment_name.split("/"):
         if name in ("", ".", ".."):
             raise ConfigError("experiment_name", f"{cfg.experiment_name!r} is no folder name")
-    # It stands in paths, and on the terminal.
+    # The name appears in paths and on the terminal.
     if not cfg.experiment_name.isprintable() or len(cfg.experiment_name.encode()) > 200:
         raise ConfigError(
             "experiment_name", "has an unprintable character or more than 200 bytes; take another"

@@ -1,7 +1,7 @@
-"""What makes a run's result: its settings, and beside them code, text, weights and device.
+"""What determines a run's result: its settings, code, text, starting weights and device.
 
-The one place that says of every setting what it means for that. A run's name, "done already",
-resume, and whether the report may compare two runs, all ask here.
+Only this module says which settings change the result. The run's name, the search for finished
+runs, resume, and the report's check that two runs may be compared all use it.
 """
 
 import hashlib
@@ -14,33 +14,33 @@ from typing import Any
 from gptattn.machine.source_code import code_of, other_code
 from gptattn.settings.config import TrainConfig
 
-UNTIL = "until step"  # in an earlier part of a making: the last step that it took
+UNTIL = "until step"  # key in `Making.earlier`: the last step that this part of the run took
 NODES, DEPTH = 5_000, 20  # a few bytes of YAML with aliases can stand for any number of values
 
 
 @dataclass(frozen=True)
 class Meaning:
-    """What a setting means for the run that has it."""
+    """How a setting relates to a run's result, resume and name."""
 
-    result: bool  # another value makes another result
-    resumes: bool  # it may change when the run goes on
-    named: bool  # it stands in the run's name, where it was given
+    result: bool  # another value gives another result
+    resumes: bool  # may change when the run is resumed
+    named: bool  # an override of it is part of the run's name
 
 
 RESULT = Meaning(result=True, resumes=False, named=True)
 LENGTH = Meaning(result=True, resumes=True, named=True)
-# It makes another result, and a name has a place of its own for it.
+# Like RESULT, but a run's name has its own place for the seed.
 SEED = Meaning(result=True, resumes=False, named=False)
-# What is shown, how often, and how a machine is used: the numbers stay.
+# What is shown, how often, and how the machine is used: the result does not change.
 VIEW = Meaning(result=False, resumes=True, named=False)
-# Where something lies: what lies there counts, by its content.
+# Paths: what counts is the content, not the path.
 PLACE = Meaning(result=False, resumes=True, named=True)
-# Likewise, but what has begun has read it, or is bound to it.
+# Does not change the result by itself, but is fixed once the run has begun.
 BOUND = Meaning(result=False, resumes=False, named=False)
-# Filled in for the record, out of what else is said.
+# Filled in by the program from the other settings, for the record.
 RECORD = BOUND
 
-# The first that matches; a setting that is not here makes another result.
+# (pattern, meaning): the first match applies. Settings that match no pattern are RESULT.
 MEANINGS: tuple[tuple[str, Meaning], ...] = (
     (r"seed", SEED),
     (r"budget(\..+)?", LENGTH),
@@ -49,12 +49,12 @@ MEANINGS: tuple[tuple[str, Meaning], ...] = (
     (r"init_from|trainer|trainer\.(accelerator|threads)", BOUND),
     (r"experiment_name|checkpoint|allow_targets(\[.*)?", BOUND),
     (r"choices(\..+)?|match_(attn|before)(\..+)?", RECORD),
-    # Groups and words of a command; what they choose is in the settings.
+    # Config groups and command-line words; the settings hold what they select.
     (r"attn|experiment|launcher|resume|hydra([./].+)?", BOUND),
 )
 
 
-# The settings that may change when a run goes on, for people.
+# The settings that may change on resume, as shown to users.
 MAY_CHANGE = (
     "budget, validation.count, log_every, log_heads, hang_seconds, cache_dir, sample, sweep, "
     "data.path, data.val_path, tokenizer.path"
@@ -62,7 +62,7 @@ MAY_CHANGE = (
 
 
 def meaning(key: str) -> Meaning:
-    """Of a setting by its dotted name, or of a group by its own."""
+    """Return the meaning of a setting by its dotted name, or of a config group by its name."""
     for pattern, found in MEANINGS:
         if re.fullmatch(pattern, key):
             return found
@@ -70,7 +70,10 @@ def meaning(key: str) -> Meaning:
 
 
 def flat(node: Any, prefix: str = "") -> dict[str, str]:
-    """`{"a.b": "1", "c[0]": "x"}`. Raises ValueError for what is too large or too deep."""
+    """Return nested settings as a flat dict of strings: `{"a.b": "1", "c[0]": "x"}`.
+
+    Raises ValueError for more than `NODES` values or more than `DEPTH` levels.
+    """
     values: dict[str, str] = {}
     waiting, count = [(prefix, node, 0)], 0
     while waiting:
@@ -89,21 +92,21 @@ def flat(node: Any, prefix: str = "") -> dict[str, str]:
 
 
 def result_settings(config: Mapping[str, str]) -> dict[str, str]:
-    """Of a config's flat settings those that make another result, all but the seed.
+    """Select from a config's flat settings those that change the result, except the seed.
 
-    The budget is one of them, in words: 1,000 steps are the same, asked for or by default.
+    The budget is given in words, so that 1,000 requested steps equal 1,000 default steps.
     """
     kept = {k: v for k, v in config.items() if meaning(k) == RESULT}
     return kept | {"budget": budget_words(config)}
 
 
 def places(config: Mapping[str, str]) -> dict[str, str]:
-    """Of a config's flat settings those whose content counts: where it was said to lie."""
+    """Select from a config's flat settings the paths of text, tokenizer and starting weights."""
     return {k: v for k, v in config.items() if meaning(k) == PLACE or k == "init_from"}
 
 
 def budget_words(config: Mapping[str, str]) -> str:
-    """`1000 steps`. The default counts only where no other budget is given."""
+    """Return the budget in words, such as `1000 steps`; the default counts only without another."""
     given = {k.removeprefix("budget."): v for k, v in config.items() if k.startswith("budget.")}
     default = given.pop("default_steps", None)
     set_ = [f"{value} {unit}" for unit, value in sorted(given.items()) if value != "None"]
@@ -111,30 +114,33 @@ def budget_words(config: Mapping[str, str]) -> str:
 
 
 def settings_key(settings: Mapping[str, Any]) -> str:
-    """Equal for settings that make the same run; `settings` are nested, as config.yaml has them."""
+    """Return a string that is equal for settings that make the same run.
+
+    `settings` are nested, as in config.yaml.
+    """
     config = flat(dict(settings))
     own = {"attn": config.get("choices.attn"), "seed": config["seed"]}
-    # Whether weights are started from: which, their content says.
+    # Only whether there are starting weights: `Making.weights` identifies them by content.
     starts = config.get("init_from", "None") != "None"
     return json.dumps(result_settings(config) | own | {"starts": starts}, sort_keys=True)
 
 
 @dataclass(frozen=True)
 class Making:
-    """What made a run's numbers, beside its settings."""
+    """What a run's result depends on beside its settings; written to identity.json."""
 
     text: str  # sha256
     device: str
-    code: dict[str, str]  # module -> hash; of the code that makes numbers
-    weights: str | None = None  # sha256 of those in init_from, before they were converted
-    origin: str = ""  # the digest of the run in init_from, where that has one
-    other: dict[str, str] = field(default_factory=dict)  # module -> hash; of the rest of the code
-    # What made its first steps, where it was resumed with another code or in mid-schedule.
+    code: dict[str, str]  # module -> hash, of code that affects the numbers
+    weights: str | None = None  # sha256 of the weights in init_from, before conversion
+    origin: str = ""  # `digest` of the run in init_from, if known
+    other: dict[str, str] = field(default_factory=dict)  # module -> hash, of the rest of the code
+    # Code or schedule of earlier steps, if the run was resumed with other code or in mid-schedule.
     earlier: list[dict[str, str]] = field(default_factory=list)
 
     @property
     def digest(self) -> str:
-        """Eight characters for the code alone, its own and that behind its starting weights."""
+        """Eight hex digits that identify the run's code and that behind its starting weights."""
         code = json.dumps([self.code, self.earlier, self.origin], sort_keys=True)
         return hashlib.sha256(code.encode()).hexdigest()[:8]
 
@@ -142,19 +148,23 @@ class Making:
 def making_of(
     cfg: TrainConfig, text: str, device: str, weights: str | None, origin: Making | None
 ) -> Making:
-    """What makes a run of these settings that starts now; `origin`: what made that in init_from."""
+    """Return the Making of a run of these settings that starts now.
+
+    `text` and `weights` are sha256 hashes; `origin` is the Making of the run in init_from.
+    """
     code = code_for(cfg)
     other = other_code(code, cfg.allow_targets)
     return Making(text, device, code, weights, origin.digest if origin else "", other)
 
 
 def code_for(cfg: TrainConfig) -> dict[str, str]:
-    """Module -> hash of the code that makes the numbers of a run of these settings.
+    """Return module -> hash for the code that affects the numbers of a run of these settings.
 
-    As it was when this was first called: before a text is read, which can take minutes in which
-    somebody goes on editing what this process has imported.
+    Files are hashed at the first call and then cached. Call it before reading the text, which can
+    take minutes: a file edited meanwhile would no longer be the code that this process imported.
     """
-    # What our own tokenizers and texts make of the data is told by the text's content.
+    # Of tokenizers and data sources, only modules outside gptattn are hashed. For ours, the hash of
+    # the text has to do.
     groups = (cfg.attn, cfg.position, cfg.tokenizer, cfg.data)
     targets = [str(spec["_target_"]) for spec in groups if "_target_" in spec]
     if cfg.init_from is not None:
@@ -163,7 +173,7 @@ def code_for(cfg: TrainConfig) -> dict[str, str]:
 
 
 def differences(was: Making | None, now: Making) -> list[str]:
-    """What of a run's making is not as it would be now; empty: the result would be the same."""
+    """List in words how a run's Making differs from `now`; empty if the result would be equal."""
     if was is None:
         return ["its code is unknown"]
     found = [f"code of {', '.join(changed(was.code, now.code))}"] if was.code != now.code else []
@@ -181,15 +191,15 @@ def differences(was: Making | None, now: Making) -> list[str]:
 
 
 def changed(was: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """The modules that are not the same in both."""
+    """Return the modules whose hashes differ or that only one side has, sorted."""
     return sorted(name for name in was.keys() | now.keys() if was.get(name) != now.get(name))
 
 
 def went_on(was: Making | None, now: Making, step: int, schedule: str = "") -> Making:
-    """The making of a run that began as `was` says, and goes on after `step` with `now`'s code.
+    """Return the Making of a run that began with `was` and resumes after `step` with `now`.
 
-    `schedule`: the one that it leaves before its end, in words; "": it stays with its own, or that
-    was over.
+    `schedule`: the budget, in words, whose schedule the run leaves unfinished; "" if it keeps its
+    schedule or has completed it.
     """
     if was is None:
         return replace(now, earlier=[{UNTIL: str(step)}])
@@ -199,7 +209,7 @@ def went_on(was: Making | None, now: Making, step: int, schedule: str = "") -> M
 
 
 def at_step(making: Making, step: int) -> Making:
-    """What had made the run at this step, whatever came later."""
+    """Return the Making as it was at this step, before any later resume."""
     for i, part in enumerate(making.earlier):
         if UNTIL in part and int(part[UNTIL]) >= step:
             code = {name: value for name, value in part.items() if name != UNTIL}

@@ -1,7 +1,7 @@
-"""Comparisons at equal parameters, FLOPs or cache: one setting of the variant is moved to match.
+"""Match two variants in parameters, FLOPs or cache by changing one setting of one of them.
 
-`params` and `flops` change the MLP's width; `kv_cache` changes what sets the size of the
-variant's cache. Costs come from `measure_cost` on the meta device: there is no second formula.
+`params` and `flops` change the MLP's width; `kv_cache` changes `num_kv_heads` or `window`. Costs
+come from `measure_cost` on the meta device: there is no second formula.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ from gptattn.model.cost import Cost, measure_cost
 from gptattn.settings.build import build_model
 from gptattn.settings.config import TrainConfig
 
-TOLERANCE = 1e-3
+TOLERANCE = 1e-3  # relative
 FIGURES: dict[str, Callable[[Cost], float]] = {
     "params": lambda cost: cost.params,
     "flops": lambda cost: cost.flops_per_token,
@@ -25,7 +25,10 @@ FIGURES: dict[str, Callable[[Cost], float]] = {
 
 @dataclass(frozen=True)
 class Match:
-    """What was changed so that `what` (params, flops, kv_cache) equals that of variant `to`."""
+    """The change of `field` that makes `what` (params, flops, kv_cache) equal to variant `to`'s.
+
+    `target` and `reached` are the costs of `to` and of the changed variant, in the units of `Cost`.
+    """
 
     what: str
     to: str
@@ -45,16 +48,19 @@ class Match:
 
 
 def resolved(cfg: TrainConfig, tokenizer: Tokenizer) -> tuple[TrainConfig, Match | None]:
-    """The settings as the record has them: with the tokenizer's vocabulary, and the match made."""
+    """Return the settings as config.yaml records them, and the match.
+
+    The tokenizer's vocabulary is filled in and the match applied. Raises ConfigError as `matched`.
+    """
     cfg = replace(cfg, tokenizer=cfg.tokenizer | tokenizer.settings())
     return matched(cfg, tokenizer.vocab_size)
 
 
 def matched(cfg: TrainConfig, vocab_size: int) -> tuple[TrainConfig, Match | None]:
-    """The settings with the match made, and what it took; the same settings where none is asked.
+    """Return the settings with the match applied, and the match; None if `cfg.match` is none.
 
-    Settings in which it is made already, as a run's record has them, stay as they are. Raises
-    ConfigError where the variant cannot be matched, saying what could be.
+    Settings that are matched already, such as those in config.yaml, stay as they are. Raises
+    ConfigError if the variant cannot be matched, naming the matches that are possible.
     """
     if cfg.match == "none":
         return cfg, None
@@ -95,6 +101,7 @@ def _can(cfg: TrainConfig, what: str, reference: TrainConfig, vocab_size: int) -
 
 
 def summary_of(match: Match | None) -> dict[str, object] | None:
+    """Return the match as summary.json records it; None without one."""
     return None if match is None else asdict(match)
 
 
@@ -113,7 +120,7 @@ def _match_width(cfg: TrainConfig, vocab_size: int, target: float) -> tuple[Trai
     def at(d_mlp: int) -> float:
         return figure(_cost(_with_width(cfg, d_mlp), vocab_size))
 
-    # Both figures are linear in the width, so two of them tell of all.
+    # Parameters and FLOPs are linear in the width: two points give the line.
     one, two = at(1), at(2)
     width = max(1, round(1 + (target - one) / (two - one)))
     reached = at(width)
@@ -136,7 +143,7 @@ def _match_cache(cfg: TrainConfig, vocab_size: int, target: float) -> tuple[Trai
         try:
             reached = FIGURES["kv_cache"](_cost(new, vocab_size))
         except ConfigError:
-            continue  # a value that this model does not take
+            continue  # this model does not accept the value
         if reached == target:
             name = f"attn.{field}"
             return new, Match("kv_cache", cfg.match_to, name, before, value, target, reached)
@@ -152,7 +159,7 @@ def _match_cache(cfg: TrainConfig, vocab_size: int, target: float) -> tuple[Trai
 
 
 def _cache_settings(cfg: TrainConfig) -> Iterator[tuple[str, int | None, int]]:
-    """(setting, its value now, a value to try), the value of now first."""
+    """Yield (setting, current value, value to try), starting with the current value."""
     most = {"num_kv_heads": cfg.model.num_heads, "window": cfg.model.context_length}
     for field, top in most.items():
         if field in cfg.attn:

@@ -1,11 +1,11 @@
-"""What a config may name as a class or function: the whole tree is looked at before any is made."""
+"""Check which classes and functions a config names, in its whole tree, before any is built."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from gptattn.errors import ConfigError
 
-# Where each group's classes and functions live; allow_targets adds packages to all of them.
+# The package that holds each group's classes and functions; allow_targets adds to all of them.
 HOMES = {
     "attn": "gptattn.attention",
     "match_attn": "gptattn.attention",
@@ -16,13 +16,13 @@ HOMES = {
 
 
 class ForeignTarget(ConfigError):
-    """A name outside of the packages that the command allows."""
+    """A `_target_` outside the packages that the command allows."""
 
 
 def check_targets(node: Any, allow_targets: Sequence[str]) -> None:
-    """Raise ConfigError for a `_target_` anywhere in the tree that its group may not have.
+    """Raise ConfigError for any `_target_` in the tree that is not allowed where it stands.
 
-    `node` is a whole config of plain values, `hydra` left out. Imports nothing.
+    `node` is a whole config as plain values, without `hydra`. Imports nothing.
     """
     for path, target in named(node):
         group, *below = path
@@ -33,9 +33,9 @@ def check_targets(node: Any, allow_targets: Sequence[str]) -> None:
 
 
 def check_name(field: str, target: Any, packages: Iterable[str], *, private: bool = False) -> None:
-    """Raise ConfigError where `target` is no name inside of one of the packages.
+    """Raise ConfigError if `target` is not a public dotted name inside one of the packages.
 
-    `private`: also names that begin with an underscore.
+    `private` also allows names that begin with an underscore.
     """
     packages = list(packages)
     if not isinstance(target, str):
@@ -52,7 +52,7 @@ def check_name(field: str, target: Any, packages: Iterable[str], *, private: boo
 
 
 def named(node: Any, key: str = "_target_") -> Iterator[tuple[tuple[str, ...], Any]]:
-    """(where, value) of each `key` in a tree of dicts and lists, however deep."""
+    """Yield (path, value) of each `key` in a tree of dicts and lists of any depth."""
     waiting: list[tuple[tuple[str, ...], Any]] = [((), node)]
     while waiting:
         path, value = waiting.pop()

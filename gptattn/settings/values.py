@@ -1,5 +1,5 @@
-"""Holds values to their declarations: a dataclass says of each setting its type and, as metadata,
-its range. The one place that does, for command lines, records, YAML files and scripts.
+"""Check values against a dataclass that declares each setting's type and, as metadata, its range.
+Command lines, records, YAML files and scripts all use these checks.
 """
 
 import difflib
@@ -14,23 +14,26 @@ from gptattn.errors import ConfigError
 
 T = TypeVar("T")
 
-RANGE = "range"  # its key in a field's metadata
-LARGEST_INT = 2**53  # up to here a float has room for each
+RANGE = "range"  # the metadata key of a field's Range
+LARGEST_INT = 2**53  # a float represents every integer up to here
 TRUTHS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 
 @dataclass(frozen=True)
 class Range:
-    """The numbers that a setting takes. Infinity and NaN are never among them."""
+    """The numbers that a setting accepts; never infinity or NaN.
+
+    `above` and `below` are exclusive bounds, `least` and `most` inclusive ones.
+    """
 
     above: float = -math.inf
     least: float = -math.inf
     below: float = math.inf
     most: float = math.inf
-    hint: str = ""  # what else would be right
+    hint: str = ""  # appended to the error message: what else would be right
 
     def check(self, field: str, value: float) -> None:
-        """Raise ConfigError, saying what would be right, for a number that is not among them."""
+        """Raise ConfigError, saying what would be right, for a number outside the range."""
         whole = isinstance(value, int) and self.most == math.inf
         most = LARGEST_INT if whole else self.most
         if math.isfinite(value) and value > most:
@@ -61,12 +64,12 @@ def within(
     most: float = math.inf,
     hint: str = "",
 ) -> dict[str, Range]:
-    """The metadata of a field that takes these numbers alone: `field(metadata=within(least=0))`."""
+    """Return the metadata of a field with this range: `field(metadata=within(least=0))`."""
     return {RANGE: Range(above, least, below, most, hint)}
 
 
 def check_ranges(settings: Any, path: str = "") -> None:
-    """Raise ConfigError, naming the field, for the first number out of its range."""
+    """Raise ConfigError, naming the field, for the first number outside its range."""
     for field in fields(settings):
         name, value = f"{path}{field.name}", getattr(settings, field.name)
         if is_dataclass(value):
@@ -76,9 +79,9 @@ def check_ranges(settings: Any, path: str = "") -> None:
 
 
 def typed(kind: type[T], node: Any, path: str = "") -> T:
-    """The dataclass `kind` out of plain values, each of the declared type.
+    """Build the dataclass `kind` from a tree of plain values, converting each to its type.
 
-    Raises ConfigError, naming the field, for a name that it has not or lacks, and for another type.
+    Raises ConfigError, naming the field, for an unknown or missing name and for a wrong type.
     """
     hints = get_type_hints(kind)
     if not isinstance(node, dict):
@@ -98,9 +101,10 @@ def typed(kind: type[T], node: Any, path: str = "") -> T:
 
 
 def converted(hint: Any, value: Any, path: str) -> Any:
-    """The value as it was meant: a text may stand for a number, and a number for a text.
+    """Return the value converted to the type `hint`.
 
-    Raises ConfigError, naming the field, for what cannot be meant.
+    Strings can become numbers or bools; ints can become floats, 0 and 1 bools; numbers and bools
+    can become strings. Raises ConfigError, naming the field, for any other value of a wrong type.
     """
     kinds = [get_origin(kind) or kind for kind in _alternatives(hint)]
     if type(value) in kinds or value is None or hint is Any:
@@ -118,7 +122,7 @@ def converted(hint: Any, value: Any, path: str) -> Any:
 
 
 def _each_converted(hint: Any, value: Any, path: str) -> Any:
-    """The same, where it is a list or a table with a type for what is in it."""
+    """Convert the items of a list or dict whose `hint` declares their type."""
     for kind in _alternatives(hint):
         *_, inner = (None, *get_args(kind))
         if inner is not None and get_origin(kind) is list and isinstance(value, list):
@@ -148,7 +152,7 @@ def _as_float(value: int, path: str) -> float:
 
 
 def check_type(field: str, value: Any, hint: Any) -> None:
-    """Raise ConfigError where a value is not of the annotated type, as it stands."""
+    """Raise ConfigError if `value` is not of the type `hint`; nothing is converted."""
     if hint is Any:
         return
     allowed = _alternatives(hint)
@@ -158,7 +162,7 @@ def check_type(field: str, value: Any, hint: Any) -> None:
             return
     if type(value) is int and abs(value) >= 2**63:
         raise ConfigError(field, "is too large for any number; give less")
-    # A bool is an int to Python, and an int is a float to a person.
+    # isinstance would accept True as an int. An int is accepted where a float is declared.
     kinds = [get_origin(kind) or kind for kind in allowed]
     if type(value) in kinds or (type(value) is int and float in kinds):
         return
@@ -174,7 +178,7 @@ def _names(kinds: Iterable[Any]) -> str:
 
 
 def dotted(node: dict[str, Any], prefix: str = "") -> Iterator[str]:
-    """The dotted names of all settings in a tree of them."""
+    """Yield the dotted name of every setting and group in a nested dict."""
     for key, value in node.items():
         yield f"{prefix}{key}"
         if isinstance(value, dict):
@@ -182,14 +186,14 @@ def dotted(node: dict[str, Any], prefix: str = "") -> Iterator[str]:
 
 
 def check_choice(field: str, value: str, choices: Iterable[str]) -> None:
-    """Raise ConfigError, with the nearest choice, where value is none of them."""
+    """Raise ConfigError, suggesting the nearest choice, if `value` is not one of `choices`."""
     choices = list(choices)
     if value not in choices:
         raise ConfigError(field, f"{value!r} is unknown; {suggest(value, choices)}")
 
 
 def suggest(value: str, choices: Iterable[str]) -> str:
-    """`did you mean X? one of [...]`, or the choices alone where none is near."""
+    """Return `did you mean X? one of ...`, or only the list if no choice is near."""
     choices = sorted(choices)
     near = difflib.get_close_matches(value, choices, n=1, cutoff=0.5)
     listed = f"one of {', '.join(choices)}"

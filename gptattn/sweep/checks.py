@@ -1,4 +1,4 @@
-"""What can go wrong in a sweep, found before its first run starts."""
+"""Checks all runs of a sweep before the first one starts."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -11,25 +11,26 @@ from gptattn.settings.identity import Making
 from gptattn.sweep.plan import Plan, slots
 from gptattn.training.precheck import check_run
 
-# What the slow checks of model and data do not look at: they are made once for all of its values.
+# The slow checks of model and data ignore these settings: one check covers all of their values.
 UNSEEN = ("seed", "optim", "budget")
-# The runs that go on from a plan's weights, which lie, or will lie, in the folder.
+# (plan, folder of its weights, perhaps still to be written) -> the runs that start from them.
 Follow = Callable[[Plan, Path], list[Plan]]
 
 
 def checked(
     plans: Sequence[Plan], originals: Mapping[str, TrainConfig] | None = None
 ) -> list[Plan]:
-    """The plans with what `match` makes of them. Raises a UserError for the first that is wrong.
+    """Return the plans with `match` applied, and with their making and size on disk.
 
-    `originals` has the settings behind each `init_from` that is still to be made.
+    `originals` maps each `init_from` folder that does not exist yet to the settings of the run that
+    will write it. Raises a UserError for the first plan that cannot work.
     """
     twice = [folder for folder, n in Counter(plan.folder for plan in plans).items() if n > 1]
     if twice:
         raise ConfigError(
             "hydra.sweep.subdir", f"gives several runs one folder, {twice[0]}; leave it out"
         )
-    # Of what was made only this is kept: of many runs, data and weights would fill the memory.
+    # Keep only this of each check: the data and weights of many runs would fill the memory.
     known: dict[str, tuple[TrainConfig, int, Making | None]] = {}
     broken: dict[str, Exception] = {}
     ready = []
@@ -39,7 +40,8 @@ def checked(
         if plan.begun:
             raise RunFolderError("hydra.sweep.subdir", f"{plan.folder} already holds a run")
         original = (originals or {}).get(plan.cfg.init_from or "")
-        # All other settings, not only those that a result depends on: each is to be checked.
+        # The key holds all other settings, also those without influence on the result: a wrong
+        # value of any must be found.
         unseen = (*UNSEEN, "init_from") if original else UNSEEN
         key = repr(asdict(plan.cfg) | dict.fromkeys(unseen))
         if key not in known:
@@ -49,7 +51,7 @@ def checked(
             except UserError:
                 raise
             except Exception as error:
-                # Not a setting but the code of a variant: its own runs will tell, and fail alone.
+                # The variant's code fails, not a setting: let its own runs fail, and no others.
                 broken[key], known[key] = error, (plan.cfg, 0, None)
         own = {name: getattr(plan.cfg, name) for name in (*UNSEEN, "init_from")}
         cfg, size, making = known[key]
@@ -61,7 +63,11 @@ def checked(
 
 
 def followers(first: Sequence[Plan], made: Mapping[Path, Path], follow: Follow) -> list[Plan]:
-    """The second stage, checked against the weights in `made`, else against their settings."""
+    """Return the checked plans of the second stage.
+
+    `made` maps a first-stage plan's folder to its finished run, whose weights the check then reads.
+    For the other plans the check uses their settings. Raises as `checked` does.
+    """
     later: list[Plan] = []
     originals: dict[str, TrainConfig] = {}
     for plan in first:

@@ -1,4 +1,4 @@
-"""What a sweep can show, said before its first run: the smallest difference that it would find."""
+"""States before a sweep the smallest difference in loss that it can show."""
 
 import json
 import math
@@ -17,34 +17,34 @@ from gptattn.settings.config import TrainConfig
 from gptattn.settings.identity import budget_words, settings_key
 from gptattn.sweep.plan import Plan
 
-# Of final losses over seeds, in nats: model=tiny after 1,000 steps of the default data.
+# Standard deviation of final losses over seeds, in nats: model=tiny, 1,000 steps, default data.
 TYPICAL_DEVIATION = 0.02
-FEWEST_DEGREES = 4  # of freedom, below which finished runs say less than the typical value
-MOST_READ = 200  # finished runs: the newest
-ENOUGH_SEEDS = 5  # what a single seed is told to become
+FEWEST_DEGREES = 4  # degrees of freedom; with fewer, use TYPICAL_DEVIATION
+MOST_READ = 200  # finished runs to read, newest first
+ENOUGH_SEEDS = 5  # seeds to suggest for a sweep with one
 
 
 def design_words(plans: Sequence[Plan], folder: Path) -> list[str]:
-    """A line for each set of runs that can be compared, on what its seeds can show.
+    """Return one line per set of comparable runs on the difference that its seeds can show.
 
-    The spread over seeds is that of finished runs of the same size, data and budget in the sweep's
-    folder and those beside it, where there are enough.
+    The deviation over seeds comes from finished runs of the same size, data and budget in the
+    sweep's folder and its sibling folders; with too few of them it is TYPICAL_DEVIATION.
     """
     sets: dict[str, list[TrainConfig]] = {}
     for plan in plans:
         sets.setdefault(_comparable(plan.cfg), []).append(plan.cfg)
     finished = _finished(folder)
-    # Sets of one design are told once.
+    # Sets with the same design give the same line: keep one.
     return list(dict.fromkeys(_words(members, finished) for members in sets.values()))
 
 
 def _comparable(cfg: TrainConfig) -> str:
-    """Equal for runs whose losses can be compared."""
+    """Return a key that is equal for runs whose losses can be compared."""
     settings = asdict(cfg)
     names = ("data", "tokenizer", "budget", "batch_size")
     shared = [settings[name] for name in names]
     size = {name: settings["model"][name] for name in SIZES}
-    width = cfg.model.d_mlp if cfg.match == "none" else None  # which `match` chooses
+    width = cfg.model.d_mlp if cfg.match == "none" else None  # `match` chooses it per variant
     own = [cfg.trainer.precision, cfg.validation.fraction, cfg.init_from is not None]
     return json.dumps([*shared, size, width, *own], sort_keys=True)
 
@@ -76,7 +76,7 @@ def _words(cfgs: Sequence[TrainConfig], finished: Sequence[Run]) -> str:
 
 
 def _deviation(cfg: TrainConfig, finished: Sequence[Run]) -> tuple[float, str]:
-    """The deviation of final losses over seeds, and in words what it goes by."""
+    """Return the standard deviation of final losses over seeds, and its source in words."""
     groups = group_runs([run for run in finished if _similar(run, cfg)]).values()
     spread = [[run.metrics["val/loss"] for run in members] for members in groups]
     spread = [losses for losses in spread if len(losses) > 1]
@@ -93,7 +93,7 @@ def _deviation(cfg: TrainConfig, finished: Sequence[Run]) -> tuple[float, str]:
 
 
 def _similar(run: Run, cfg: TrainConfig) -> bool:
-    """Whether the run's size, data and budget are these, whatever its attention."""
+    """Whether the run has the same size, data and budget as `cfg`; its attention may differ."""
     settings = asdict(cfg)
     model = {f"model.{key}": str(value) for key, value in settings["model"].items()}
     flat = {f"budget.{key}": str(value) for key, value in settings["budget"].items()}
@@ -109,7 +109,7 @@ def _similar(run: Run, cfg: TrainConfig) -> bool:
 
 
 def _finished(folder: Path) -> list[Run]:
-    """The newest finished runs in the folder and in those beside it."""
+    """Return the newest finished runs in the folder and its sibling folders."""
     there = {*done_below(folder), *done_below(folder.parent, levels=2)}
     newest = sorted(there, key=lambda run: run.done_at)[-MOST_READ:]
     try:

@@ -1,4 +1,4 @@
-"""The end of a sweep on the console: a table of what is done, and one of what failed."""
+"""Prints the end of a sweep: a table of the finished runs and one of the failed runs."""
 
 import shlex
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from gptattn.runs.folder import RunFolder
 
 
 def print_end(console: Console, done: Sequence[Path], failed: dict[Path, str]) -> None:
-    """Losses and costs of the finished runs, and why others failed."""
+    """Print losses and costs of the finished runs, and why the others failed."""
     if done:
         _print_done(console, done)
     if failed:
@@ -34,11 +34,11 @@ def _print_done(console: Console, done: Sequence[Path]) -> None:
     from gptattn.compare.table import terminal_table
 
     runs = read_runs(done)[0]
-    # One that went on is shown where its first budget ended, as the report does.
+    # Show an extended run as it was when its first budget ended, as the report does.
     runs = at_first_budgets(runs)[0][: len(runs)]
     console.print(terminal_table(runs, f"{len(runs)} run{'s' * (len(runs) > 1)}", console.width))
     folders = sorted({path.parent for path in done})
-    # Runs of other commands may lie there too, and the report takes all of them.
+    # The report reads whole folders, which may also hold runs of other commands.
     apart = bool(differences(read_runs(folders)[0]))
     arguments = [*map(str, folders), *["--split"] * apart]
     console.print(f"report: {command('compare')} {shlex.join(arguments)}", soft_wrap=True)

@@ -1,5 +1,5 @@
-"""How long runs will take, asked of a process of its own: a variant that crashes, hangs or takes
-too much memory in the trial costs the estimate, and nothing else.
+"""Estimates how long runs will take, in a separate process: if a variant crashes, hangs or takes
+too much memory there, only the estimate is lost.
 """
 
 import contextlib
@@ -12,16 +12,19 @@ from typing import Self
 
 from gptattn.settings.config import TrainConfig
 
-STARTUP_SECONDS = 7.0  # imports, the device's matmul rate, the record's end
-# The trial ends itself before, by trial.LIMIT_SECONDS; this also holds its imports.
+STARTUP_SECONDS = 7.0  # per run: imports, measuring the matmul rate, writing the summary
+# The trial's imports, and trial.LIMIT_SECONDS for the rest, which it enforces itself.
 PATIENCE_SECONDS = 150.0
 
-# Rough seconds of each of these runs, alone on the machine; None: nobody knows.
+# A function that returns the rough seconds of each run, alone on the machine; None: unknown.
 Estimate = Callable[[Sequence[TrainConfig]], list[float] | None]
 
 
 class Estimator:
-    """Imports torch beside what the sweep does meanwhile, and answers once."""
+    """Context manager that starts the trial process early: it imports torch while the sweep plans.
+
+    `expected_seconds` can be called once.
+    """
 
     def __enter__(self) -> Self:
         self._process: subprocess.Popen[bytes] | None = None
@@ -30,8 +33,8 @@ class Estimator:
                 [sys.executable, "-m", "gptattn.sweep.trial"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,  # what is wrong with a variant, its own run will tell
-                start_new_session=True,  # Ctrl-C is not for it
+                stderr=subprocess.DEVNULL,  # a broken variant is reported by its own run
+                start_new_session=True,  # keeps Ctrl-C away from it
             )
         return self
 
@@ -41,7 +44,7 @@ class Estimator:
             self._process.communicate()
 
     def expected_seconds(self, cfgs: Sequence[TrainConfig]) -> list[float] | None:
-        """An `Estimate`. `cfgs` have been checked."""
+        """Return the rough seconds of each run, or None: see `Estimate`. `cfgs` must be checked."""
         keys = [_work_key(cfg) for cfg in cfgs]
         different = dict(zip(keys, cfgs, strict=True))
         asked = json.dumps([asdict(cfg) for cfg in different.values()])
@@ -49,7 +52,7 @@ class Estimator:
             return None
         try:
             told = self._process.communicate(asked.encode(), PATIENCE_SECONDS)[0]
-            answer = json.loads(told.splitlines()[-1])  # what a variant prints comes before
+            answer = json.loads(told.splitlines()[-1])  # a variant may print lines before
             work, rate = dict(zip(different, answer["work"], strict=True)), answer["rate"]
         except (subprocess.TimeoutExpired, OSError, ValueError, LookupError, TypeError):
             return None
@@ -58,5 +61,5 @@ class Estimator:
 
 
 def _work_key(cfg: TrainConfig) -> str:
-    """Equal for runs that take as long: whatever their seed, starting weights and rates."""
+    """Return a key without seed, starting weights and optimizer: they do not change the time."""
     return repr(asdict(cfg) | {"seed": None, "init_from": None, "optim": None})

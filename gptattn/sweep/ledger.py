@@ -1,4 +1,4 @@
-"""The sweep folder's ledger: one JSON line for every change of state of every run."""
+"""The sweep's ledger, ledger.jsonl: one JSON line for every change of state of every run."""
 
 import contextlib
 import errno
@@ -14,21 +14,21 @@ from gptattn.machine.untrusted import open_to_append, read_bytes
 
 NAME = "ledger.jsonl"
 LOCK = ".sweep.lock"
-LEDGER_BYTES = 100_000_000  # a run's lines come to some hundred bytes
+LEDGER_BYTES = 100_000_000  # the most that is read; a run's lines take some hundred bytes
 
 
 class Ledger:
-    """Appends to `<folder>/ledger.jsonl` while it holds the folder against other sweeps.
+    """Appends to `<folder>/ledger.jsonl`; as a context it also locks the folder for this sweep.
 
-    A line has `time` (seconds since 1970), `run` (the run folder's name), `state` (running, done,
-    failed, interrupted; skipped where the run it starts from is not done) and what else is known:
-    overrides, pid, exit, reason, seconds. Raises RunFolderError, naming the process, where another
-    sweep is at work in the folder.
+    A line has `time` (seconds since 1970), `run` (the run folder's name) and `state`: submitted,
+    running, done, failed, interrupted, or skipped if the run that it starts from is not done. It
+    may also have overrides, pid, exit, reason and seconds. Entering raises RunFolderError, which
+    names the process, if another sweep holds the folder.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.unwritten: OSError | None = None  # the first line that the disk would not take
+        self.unwritten: OSError | None = None  # of the first line that could not be written
         self._lock = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
@@ -46,14 +46,14 @@ class Ledger:
         self._lock.close()
 
     def note(self, run: str, state: str, **facts: Any) -> None:
-        """Append one line. A disk that is full must not stop the others: see `unwritten`."""
+        """Append one line. An OSError is kept in `unwritten`: a full disk must not end the runs."""
         line = {"time": round(time.time(), 3), "run": run, "state": state, **facts}
         try:
             data = (json.dumps(line, ensure_ascii=False) + "\n").encode()
             with open_to_append(self.folder / NAME) as file:
                 end = file.seek(0, os.SEEK_END)
                 file.seek(max(0, end - 1))
-                # After a line that was cut short, by a full disk or a kill, on a line of its own.
+                # A full disk or a kill may have cut the last line: start a new one.
                 data = data if file.read(1) in (b"", b"\n") else b"\n" + data
                 if file.write(data) < len(data):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -62,7 +62,7 @@ class Ledger:
 
 
 def read_ledger(folder: Path) -> Iterator[dict[str, Any]]:
-    """The whole lines of the folder's ledger; what is cut short is passed over."""
+    """Yield the complete lines of the folder's ledger; damaged lines are skipped."""
     try:
         text = read_bytes(folder / NAME, LEDGER_BYTES).decode("utf-8", errors="replace")
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""The runs of a sweep, and which of them are done: the run folders say so, whoever made them."""
+"""The planned runs of a sweep, and which of them are done, according to the run folders alone."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -18,49 +18,51 @@ from gptattn.settings.identity import (
 )
 from gptattn.sweep.ledger import read_ledger
 
-# Exit codes of a run that would only end the same way: settings, data, checkpoints, NaN.
+# Exit codes after which another start would fail alike: settings, data, checkpoint, NaN.
 FOR_GOOD = (2, 3, 4, 5)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One run to be: the overrides that make it, what they come to, and where it will lie."""
+    """One planned run: its overrides, the settings they give, and its folder."""
 
     overrides: list[str]
     cfg: TrainConfig
     folder: Path
-    bytes_on_disk: int = 0  # that the folder will hold; 0: not known yet
-    making: Making | None = None  # beside its settings, if it starts now; None: not known yet
-    seconds: float | None = None  # that it will take, roughly, alone on the machine; None: unknown
+    bytes_on_disk: int = 0  # expected size of the folder; 0: not known yet
+    making: Making | None = None  # that the run would have if it started now; None: not known yet
+    seconds: float | None = None  # rough duration, alone on the machine; None: unknown
 
     @property
     def begun(self) -> bool:
-        """Whether a run lies in its folder, which it goes on with."""
+        """Whether its folder already holds a run, which this plan continues."""
         return RunFolder(self.folder).begun
 
 
 @dataclass(frozen=True)
 class Found:
-    """What lies in the sweep's folder already, by the folders of the plans."""
+    """Existing runs in the sweep's folder, by the folder of the plan that they match."""
 
-    done: dict[Path, Path]  # the finished run that is the plan's
-    stale: dict[Path, tuple[Path, str]]  # one with its settings of another making, and in what
+    done: dict[Path, Path]  # plan folder -> finished run that makes the plan unnecessary
+    # Plan folder -> (run with the same settings but another making, how the makings differ).
+    stale: dict[Path, tuple[Path, str]]
 
 
 @dataclass(frozen=True)
 class Finished:
-    """A run that is done, or was: the step where its first budget ended, if it went on then."""
+    """A run that finished its first budget."""
 
     folder: Path
-    until: int | None = None
+    until: int | None = None  # step where the first budget ended; None: the run was not extended
 
 
 def folders_done(
     plans: Sequence[Plan], *, keep_stale: bool = False, with_weights: bool = False
 ) -> Found:
-    """Which plans are done. `keep_stale`: also by runs that would not come out the same now.
+    """Find finished runs for the plans: same settings, and the same making unless `keep_stale`.
 
-    `with_weights`: only by runs that still have theirs, as others are to start from them.
+    With `with_weights` a run must also have a checkpoint and no extension, because other runs will
+    start from its weights.
     """
     known: dict[Path, dict[str, list[Finished]]] = {}
     found = Found({}, {})
@@ -74,7 +76,7 @@ def folders_done(
             if with_weights and (run.until or not RunFolder(folder).has_checkpoint):
                 continue
             if why and not _same_places(folder, plan):
-                continue  # it is not what the command names
+                continue  # the command names other files: neither done nor stale
             if not why or keep_stale:
                 found.done[plan.folder] = folder
                 found.stale.pop(plan.folder, None)
@@ -84,9 +86,9 @@ def folders_done(
 
 
 def _not_the_same(folder: Path, plan: Plan, until: int | None = None) -> str:
-    """In what the run in the folder, which has the plan's settings, differs; empty: in nothing.
+    """Return how the making of the run in the folder differs from the plan's; "" if it does not.
 
-    `until`: the last step that counts of it; None: the last that it took.
+    `until` is the last step of the run that counts; None: all of its steps.
     """
     if plan.making is None:
         return "what would make it now is not known"
@@ -96,15 +98,15 @@ def _not_the_same(folder: Path, plan: Plan, until: int | None = None) -> str:
 
 
 def _same_places(folder: Path, plan: Plan) -> bool:
-    """Whether the run in the folder was told to find text and weights where the plan is."""
+    """Whether the run in the folder has the same paths of text and weights as the plan."""
     recorded = flat(RunFolder(folder).read_settings())
     return places(recorded) == places(flat(asdict(plan.cfg)))
 
 
 def finished_runs(home: Path) -> dict[str, list[Finished]]:
-    """The finished runs right below `home`, by their settings' key; the newest last.
+    """Return `settings_key` -> the finished runs directly below `home`, the newest last.
 
-    One that was extended counts where its first budget ended: its schedule was over there.
+    An extended run counts with its first budget: its schedule was complete when that ended.
     """
     runs: dict[str, list[Finished]] = {}
     for folder in done_below(home):
@@ -117,7 +119,7 @@ def finished_runs(home: Path) -> dict[str, list[Finished]]:
             budget = {"budget": first["budget"]} if extended else {}
             key = settings_key(folder.read_settings() | budget)
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
-            continue  # half a record is none: the run is made again
+            continue  # an incomplete record does not count: the run is made again
         runs.setdefault(key, []).append(Finished(folder.path, first["step"] if extended else None))
     return runs
 
@@ -130,11 +132,11 @@ def _recorded_key(folder: RunFolder) -> str | None:
 
 
 def going_on(plans: Sequence[Plan], found: Found, *, keep_stale: bool = False) -> list[Plan]:
-    """The plans, those in the folder of a run that was begun which can go on with one.
+    """Return the plans; a plan that can resume an unfinished run gets that run's folder.
 
     Such a run has the same settings, a checkpoint and, unless `keep_stale`, the same making, and
-    did not end by a mistake that it would make again. Plans that are done stay as they are; runs
-    of another making are added to what is stale.
+    its last exit code is not in FOR_GOOD. Plans in `found.done` stay unchanged. Runs with another
+    making are added to `found.stale`.
     """
     known: dict[Path, dict[str, list[Path]]] = {}
     plans = list(plans)
@@ -157,7 +159,7 @@ def going_on(plans: Sequence[Plan], found: Found, *, keep_stale: bool = False) -
 
 
 def begun_runs(home: Path) -> dict[str, list[Path]]:
-    """Runs right below `home` that can go on, by their settings' key; the newest last."""
+    """Return `settings_key` -> the runs directly below `home` that can resume, the newest last."""
     failed = {
         entry.get("run"): entry.get("exit")
         for entry in read_ledger(home)
@@ -174,7 +176,7 @@ def begun_runs(home: Path) -> dict[str, list[Path]]:
 
 
 def slots(cfg: TrainConfig) -> int:
-    """How many runs at once. Raises ConfigError for more than the cores allow."""
+    """Return how many runs may run at once. Raises ConfigError if the CPU cores do not suffice."""
     jobs, threads = cfg.sweep.jobs, cfg.trainer.threads
     if cfg.trainer.accelerator == "gpu":
         return jobs or 1
@@ -186,7 +188,7 @@ def slots(cfg: TrainConfig) -> int:
 
 
 def threads_each(cfg: TrainConfig) -> int | None:
-    """Threads for each run of several at once, where the user has not said; None: leave it."""
+    """Return the threads of each run if several run at once and the user set none; else None."""
     parallel = slots(cfg)
     if cfg.trainer.threads is not None or parallel == 1:
         return None

@@ -1,4 +1,4 @@
-"""Runs commands, so many at a time, each in a process of its own; a failure stops no other."""
+"""Runs commands, several at a time, each in its own process; one failure does not stop others."""
 
 import contextlib
 import os
@@ -18,13 +18,13 @@ from gptattn.runs.folder import RunFolder
 from gptattn.sweep.ledger import Ledger
 
 POLL_SECONDS = 0.2
-GRACE_SECONDS = 20.0  # for a process that was asked to end
-LAST_BYTES = 16_384  # of a console.log, in which to look for what went wrong
+GRACE_SECONDS = 20.0  # between SIGTERM and SIGKILL
+LAST_BYTES = 16_384  # of a console.log that are searched for the error
 
 
 @dataclass(frozen=True)
 class Work:
-    """One run to be: its folder, the command that makes it, and what is expected of it."""
+    """One run to start: its folder, its command and its expected duration."""
 
     folder: Path
     command: Sequence[str]
@@ -34,7 +34,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended. `exit` is negative for a signal; `reason` is empty where it is done."""
+    """How a run ended: `exit` is negative for a signal, `reason` is empty if the run is done."""
 
     folder: Path
     exit: int
@@ -43,15 +43,17 @@ class Outcome:
 
     @property
     def done(self) -> bool:
+        """Whether the run left its summary.json."""
         return not self.reason
 
     @property
     def out_of_memory(self) -> bool:
+        """Whether the run ended for lack of memory, by itself or killed by the kernel."""
         return self.exit == OutOfMemory.exit_code
 
 
 class Watcher(Protocol):
-    """Is told what happens; shows it."""
+    """Receives the events of `run_all`, to show them; `running` comes every POLL_SECONDS."""
 
     def started(self, work: Work) -> None: ...
     def running(self, works: Sequence[Work]) -> None: ...
@@ -64,15 +66,15 @@ class _Process:
     popen: subprocess.Popen[bytes]
     log: IO[bytes]
     start: float
-    kills: int  # of the kernel's, for want of memory, before it
+    kills: int  # `memory_kills()` before the process started
 
 
 def run_all(works: Sequence[Work], slots: int, ledger: Ledger, watcher: Watcher) -> list[Outcome]:
-    """Run all of it, at most `slots` at once, in order. Returns the outcomes in that order.
+    """Run all works in order, at most `slots` at once. Return the outcomes in the same order.
 
-    A run is done when it has left a summary.json, which is the last thing that it writes, however
-    its process ended after that. On an interrupt or a termination the processes are asked to end,
-    then made to, and the exception goes on.
+    A run is done if it left a summary.json, the last file that it writes; the exit code of its
+    process does not matter then. On any exception, such as an interrupt, the processes get SIGTERM,
+    after GRACE_SECONDS SIGKILL, and the exception is raised again.
     """
     waiting, outcomes = list(reversed(works)), dict.fromkeys(work.folder for work in works)
     active: list[_Process] = []
@@ -109,10 +111,10 @@ def _start(work: Work) -> _Process:
     try:
         popen = subprocess.Popen(
             work.command,
-            stdin=subprocess.PIPE,  # its end tells the process that this one is gone
+            stdin=subprocess.PIPE,  # end of file tells the process that the sweep is gone
             stdout=log,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C is ours to pass on
+            start_new_session=True,  # Ctrl-C reaches only us; `_stop` passes it on
         )
     except BaseException:
         log.close()
@@ -149,7 +151,7 @@ def _outcome(process: _Process) -> Outcome:
 
 
 def memory_kills(counts: Path = Path("/proc/vmstat")) -> int:
-    """How many processes the kernel has killed for want of memory; 0 where it does not say."""
+    """Return how many processes the kernel has killed for lack of memory; 0 if unknown."""
     try:
         found = re.search(r"^oom_kill (\d+)$", counts.read_text(), re.MULTILINE)
     except OSError:
@@ -167,7 +169,7 @@ def _signal_reason(number: int) -> str:
 
 
 def _last_error(log: Path) -> str:
-    """The last line of the log that says what went wrong."""
+    """Return the log's last `error:` line, or else its last exception line; "" without either."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - LAST_BYTES))
@@ -203,7 +205,7 @@ def _stop(active: Sequence[_Process], ledger: Ledger) -> None:
                 _signal(process, signal.SIGKILL)
                 process.popen.wait()
             _close(process)
-            # The signal may have met a process that had done its work.
+            # The run may have finished before the signal.
             state = "done" if RunFolder(process.work.folder).done else "interrupted"
             ledger.note(process.work.folder.name, state, exit=process.popen.returncode)
 
@@ -215,7 +217,7 @@ def _signal(process: _Process, number: int) -> None:
 
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
-    """A second signal must not leave processes behind."""
+    """Ignore further signals, so that a second Ctrl-C leaves no processes behind."""
     handlers: dict[int, Callable[..., object] | int | None] = {}
     for number in WORDS:
         with contextlib.suppress(ValueError):  # not in the main thread

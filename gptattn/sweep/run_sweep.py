@@ -1,4 +1,4 @@
-"""A sweep from end to end: check all runs, skip what is done, run the rest, say what failed."""
+"""Runs a sweep from end to end: check all runs, skip what is done, run the rest, print failures."""
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +23,7 @@ from gptattn.sweep.plan import Found, Plan, folders_done, going_on, slots, threa
 from gptattn.sweep.processes import Outcome, Work, run_all
 from gptattn.sweep.sweep_progress import SweepProgress
 
-STALE_NAMES = 3  # of runs in one line
+STALE_NAMES = 3  # run names in one line
 
 Launch = Callable[[Sequence[Plan]], Sequence[Any]]
 
@@ -37,20 +37,22 @@ def run_sweep(
     estimate: Estimate | None = None,
     follow: Follow | None = None,
 ) -> Sequence[Any]:
-    """Run all plans that are not done, then those that `follow` says go on from their weights.
+    """Run all plans that are not done, then the plans of `follow`, which start from their weights.
 
-    `in_processes`: the launcher keeps the ledger itself. Raises a UserError before anything has
-    been written where a plan cannot work, and SweepError, after the table of what failed, where
-    runs failed.
+    `in_processes`: `launch` runs each plan in a process, resumes unfinished runs and keeps the
+    ledger itself. `estimate` gives the plans' seconds. Return what `launch` returned. Raises a
+    UserError before anything is written if a plan cannot work, and SweepError, after the table of
+    failed runs, if runs failed.
     """
     first = checked(plans)
     sweep = first[0].cfg.sweep
     console = make_console()
     ready = partial(_planned, first, folder, in_processes, follow)
-    # Where there is no folder nothing is done, and a refusal is to leave none.
+    # Without a folder nothing is done yet: plan before the ledger makes the folder, so that an
+    # error leaves none behind.
     planned = None if folder.is_dir() else ready()
     with Ledger(folder) as ledger:
-        # What is done is only known while no other sweep is at work here.
+        # Look for finished runs under the lock: another sweep may have just added some.
         if planned is None or begun_below(folder):
             planned = ready()
         found, stages = planned
@@ -61,7 +63,7 @@ def run_sweep(
             stages = [[p for p in stage if p.folder not in made] for stage in stages]
             if estimate is not None:
                 stages = _estimated(stages, estimate, console)
-            # What was uptrained is compared with its originals, whose spread says little of that.
+            # Not for uptraining: the originals' spread says little about differences to them.
             for line in design_words(first, folder) if follow is None else []:
                 console.print(escape(line), soft_wrap=True)
             try:
@@ -93,9 +95,9 @@ def run_sweep(
 def _planned(
     first: Sequence[Plan], folder: Path, in_processes: bool, follow: Follow | None
 ) -> tuple[Found, list[list[Plan]]]:
-    """What there is already, and the plans of both stages in the folders where they will lie.
+    """Return the existing runs, and the plans of both stages with their final folders.
 
-    Raises a UserError where a second stage cannot work, or the disk has no room for the new runs.
+    Raises a UserError if the second stage cannot work or the disk has no room for the new runs.
     """
     sweep = first[0].cfg.sweep
     found, stages = Found({}, {}), []
@@ -114,14 +116,14 @@ def _planned(
             if in_processes:
                 plans = going_on(plans, found, keep_stale=sweep.keep_stale)
         stages.append(plans)
-    # One that was begun has its checkpoints already.
+    # A resumed run already takes its room on the disk.
     new = [p for plans in stages for p in plans if p.folder not in found.done and not p.begun]
     check_room(folder, sum(plan.bytes_on_disk for plan in new))
     return found, stages
 
 
 def _announce(console: Console, folder: Path, plans: Sequence[Plan], found: Found) -> None:
-    """How many runs there are, how many are done, and which results are not what they were."""
+    """Print how many runs there are, how many are done, and which results are stale and why."""
     known = f", {len(found.done)} of them done already" if found.done else ""
     begun = sum(plan.begun for plan in plans)
     known += f", {begun} begun" if begun else ""
@@ -146,7 +148,7 @@ def _announce(console: Console, folder: Path, plans: Sequence[Plan], found: Foun
 def _estimated(
     stages: Sequence[Sequence[Plan]], estimate: Estimate, console: Console
 ) -> list[list[Plan]]:
-    """The stages' plans with the seconds that they will take, where somebody knows."""
+    """Return the stages' plans with their expected seconds, if the estimate succeeds."""
     plans = [plan for stage in stages for plan in stage]
     seconds = estimate([plan.cfg for plan in plans])
     if seconds is None:
@@ -159,11 +161,11 @@ def _estimated(
 
 @dataclass
 class _End:
-    """What has become of a sweep's runs."""
+    """The results of a sweep's stages."""
 
-    returns: list[Any] = field(default_factory=list)  # the launcher's
-    failed: dict[Path, str] = field(default_factory=dict)  # and why
-    skipped: int = 0  # runs whose weights were never made
+    returns: list[Any] = field(default_factory=list)  # of the launcher
+    failed: dict[Path, str] = field(default_factory=dict)  # run folder -> reason
+    skipped: int = 0  # second-stage runs whose starting weights were not made
 
 
 def _run_stages(
@@ -174,7 +176,7 @@ def _run_stages(
     end: _End,
     console: Console,
 ) -> None:
-    """The first stage's plans, then those of the second whose weights are there."""
+    """Run the first stage's plans, then those of the second whose starting weights exist."""
     for i, stage in enumerate(stages):
         todo = list(stage)
         if i:
@@ -201,9 +203,9 @@ def _has_weights(plan: Plan) -> bool:
 def run_in_processes(
     plans: Sequence[Plan], command: Callable[[Plan], list[str]]
 ) -> Iterator[tuple[Plan, float | Exception]]:
-    """Run each plan in its own process. Yields its final validation loss, or what ended it.
+    """Run each plan in its own process. Yield the plan with its final validation loss or its error.
 
-    One that is out of memory is run once more when no other is.
+    A run that ended out of memory is run once more, alone, after all others.
     """
     cfg = plans[0].cfg
     console, parallel, threads = make_console(), min(slots(cfg), len(plans)), threads_each(cfg)
@@ -231,12 +233,12 @@ def run_in_processes(
 
 
 def _goes_on(plan: Plan) -> bool:
-    """Whether its folder can be started in again: a run without checkpoints has but one start."""
+    """Whether the plan can start again in its folder: without checkpoints, a begun run cannot."""
     return plan.cfg.checkpoint or not plan.begun
 
 
 def _work(plan: Plan, command: Callable[[Plan], list[str]], threads: int | None) -> Work:
-    # A run that goes on has the threads that it had.
+    # A resumed run must keep its number of threads.
     own = [] if threads is None or plan.begun else [f"trainer.threads={threads}"]
     return Work(plan.folder, [*command(plan), *own], plan.overrides, plan.seconds or 1.0)
 
@@ -249,7 +251,7 @@ def _loss(outcome: Outcome) -> float | Exception:
 def _launched(
     todo: Sequence[Plan], launch: Launch, ledger: Ledger | None
 ) -> tuple[Sequence[Any], dict[Path, str]]:
-    """What the launcher returned, and why which runs are not done."""
+    """Return the launcher's return values, and run folder -> reason for the runs not done."""
     if ledger is not None:
         for plan in todo:
             ledger.note(plan.folder.name, "submitted", overrides=plan.overrides)
@@ -257,7 +259,7 @@ def _launched(
     reason = "left no summary.json"
     try:
         returns = launch(todo)
-    except Exception as error:  # of the launcher itself: what has run has run
+    except Exception as error:  # of the launcher itself; some runs may be done all the same
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
     failed = {}
     for i, plan in enumerate(todo):
@@ -285,7 +287,7 @@ def _is_done(plan: Plan) -> bool:
 
 
 def _exit_code(folder: Path) -> int:
-    """What the ledger says of the newest end of this run; 1 where it does not know."""
+    """Return the exit code of the run's newest failure in the ledger; 1 if it has none."""
     ends = [
         entry.get("exit")
         for entry in read_ledger(folder.parent)

@@ -1,4 +1,4 @@
-"""The second stage of an uptraining sweep: which runs go on from the weights of the first.
+"""The second stage of an uptraining sweep: runs that start from the weights of the first stage.
 
 Source: Ainslie et al. 2023, arXiv:2305.13245, sec. 2.1.
 """
@@ -18,23 +18,23 @@ from gptattn.settings.values import check_choice
 from gptattn.sweep.plan import Plan
 
 FIELD = "hydra.sweeper.uptrain"
-# What a run of the second stage sets itself.
+# Overrides of the first stage that the second stage replaces or drops.
 OWN = re.compile(r"\+*(attn|init_from|init_method|budget\.\w+|optim\.lr|hydra\.sweep\.subdir)=")
 
 
 @dataclass(frozen=True)
 class Uptrain:
-    """Every finished `source` run goes on as every target, by every method, for every fraction."""
+    """Convert each `source` run to each target by each method, and train it for each fraction."""
 
     source: str  # a variant of the first stage
     targets: Sequence[str]  # variants
     methods: Sequence[str]  # of merging key/value heads: mean, first, random
-    fractions: Sequence[float]  # of the source run's steps; 0: convert and validate, no more
-    lr: float  # peak learning rate, as a share of the source run's
+    fractions: Sequence[float]  # of the source run's steps; 0: convert and validate only
+    lr: float  # peak learning rate / the source run's peak learning rate
 
 
 def uptrain_of(node: Mapping[str, Any]) -> Uptrain:
-    """The stage as `hydra.sweeper.uptrain` describes it. Raises ConfigError, naming the key."""
+    """Read the stage from `hydra.sweeper.uptrain`. Raises ConfigError, which names the key."""
     names = [field.name for field in fields(Uptrain)]
     for name in node:
         check_choice(f"{FIELD} key", str(name), names)
@@ -63,7 +63,7 @@ def _is_number(value: Any) -> bool:
 
 
 def check_first_stage(stage: Uptrain, plans: Sequence[Plan]) -> None:
-    """Raise ConfigError where the first stage lacks what the second starts from."""
+    """Raise ConfigError if the first stage has no `source` runs or they keep no weights."""
     variants = {plan.cfg.variant for plan in plans}
     if stage.source not in variants:
         found = ", ".join(sorted(variants))
@@ -80,10 +80,10 @@ def check_first_stage(stage: Uptrain, plans: Sequence[Plan]) -> None:
 def second_stage(
     stage: Uptrain, plan: Plan, folder: Path, quoted: Callable[[str], str]
 ) -> list[list[str]]:
-    """The overrides of each run that goes on from `plan`, whose weights lie in `folder`.
+    """Return the overrides of each run that starts from the weights of `plan` in `folder`.
 
-    No run for a plan of another variant than the source. `quoted` makes a path a value of Hydra's.
-    Raises ConfigError for a budget of which no share can be taken.
+    The list is empty if the plan's variant is not the source. `quoted` quotes a path for Hydra's
+    override grammar. Raises ConfigError if the plan's budget is in seconds or FLOPs.
     """
     cfg = plan.cfg
     if cfg.variant != stage.source:
@@ -109,7 +109,7 @@ def _steps(cfg: TrainConfig) -> int:
             raise ConfigError(
                 f"budget.{unit}", "is no number of steps to uptrain a share of; give budget.steps"
             )
-    # FLOPs are not asked for, so what a token takes is not either.
+    # The FLOPs per token, here 1.0, do not matter: the budget is not in FLOPs.
     steps = resolve_budget(cfg.budget, cfg.batch_size * cfg.model.context_length, 1.0).steps
     assert steps is not None
     return steps

@@ -1,4 +1,4 @@
-"""What a person sees while a sweep runs: one bar over all runs, or a line for each that ends."""
+"""Shows the progress of a sweep: one bar over all runs, and a line for each run that ends."""
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,12 +15,12 @@ from gptattn.runs.rows import share_done
 from gptattn.sweep.processes import Outcome, Work
 
 T = TypeVar("T")
-LINE_SECONDS = 5.0  # between lines that count
-LOOK_SECONDS = 2.0  # between looks into the records of what runs
+LINE_SECONDS = 5.0  # between the lines of `counted`
+LOOK_SECONDS = 2.0  # between reads of the active runs' metrics.jsonl
 
 
 def counted(items: Iterable[T], total: int, what: str, console: Console) -> Iterator[T]:
-    """The items; where they are slow to come, a line now and then says how many are there."""
+    """Yield the items; if they come slowly, print every LINE_SECONDS how many there are."""
     last = time.monotonic()
     for i, item in enumerate(items):
         if time.monotonic() - last > LINE_SECONDS:
@@ -30,16 +30,19 @@ def counted(items: Iterable[T], total: int, what: str, console: Console) -> Iter
 
 
 class SweepProgress:
-    """Shows how far a sweep is, by the expected seconds of its runs; corrects the expectation."""
+    """A `Watcher` that shows how far a sweep is and how long it will still take.
+
+    Progress counts the expected seconds of the runs; the time left is scaled by the speed so far.
+    """
 
     def __init__(
         self, console: Console, works: Sequence[Work], slots: int, *, known: bool = True
     ) -> None:
-        """`known`: the works' weights are seconds; else they are alike, for want of better."""
+        """`known` says whether the works' weights are expected seconds; if not, all are equal."""
         self.console, self.slots, self._known = console, slots, known
         self.total, self.ended_runs, self.failed = len(works), 0, 0
         self._expected = sum(work.weight for work in works)
-        self._done = 0.0  # expected seconds of what has ended
+        self._done = 0.0  # expected seconds of the runs that have ended
         self._start = time.monotonic()
         self._looked = 0.0
         self._bar: Progress | None = None
@@ -63,13 +66,16 @@ class SweepProgress:
             self._bar.stop()
 
     def started(self, work: Work) -> None:
+        """Update the bar for a run that starts."""
         self._update([work])
 
     def running(self, works: Sequence[Work]) -> None:
+        """Update the bar from the active runs' records, at most every LOOK_SECONDS."""
         if self._bar is not None and time.monotonic() - self._looked > LOOK_SECONDS:
             self._update(works)
 
     def ended(self, work: Work, outcome: Outcome) -> None:
+        """Print a line with the run's loss and duration, or why it failed."""
         self.ended_runs += 1
         self.failed += not outcome.done
         self._done += work.weight
@@ -77,11 +83,11 @@ class SweepProgress:
         state = "done" if outcome.done else "FAILED"
         line = f"[{self.ended_runs}/{self.total}] {state} {work.folder.name}: {end}"
         left = self._left(self._done)
-        # Text, so that nothing in a name or a reason is taken for markup.
+        # Text keeps rich from reading a name or a reason as markup.
         self.console.print(Text(line + (f"; about {span(left)} left" if left else "")))
 
     def once_more(self, works: Sequence[Work]) -> None:
-        """These have ended out of memory and are run again."""
+        """Count these runs as unfinished again: they ended out of memory and are repeated."""
         if works:
             self.ended_runs -= len(works)
             self.failed -= len(works)
@@ -101,9 +107,9 @@ class SweepProgress:
         self._bar.update(self._bar.task_ids[0], completed=done / self._expected, shown=shown)
 
     def _left(self, done: float) -> float:
-        """Seconds left, at the speed so far; before anything is done, at the expected one.
+        """Return the seconds left at the speed so far, given the expected seconds `done`.
 
-        0 where that is not known.
+        Before anything is done, use the expected speed; return 0 if that is unknown.
         """
         if not done and not self._known:
             return 0.0

@@ -1,7 +1,7 @@
-"""`python -m gptattn.sweep.trial`: what runs have to do, and a few real steps of the heaviest.
+"""`python -m gptattn.sweep.trial`: computes the work of runs and times steps of the heaviest.
 
-Reads the settings of runs from stdin, as a list in JSON; prints the FLOPs and the given seconds of
-each, and the FLOPs per second of a training step. Started by `gptattn.sweep.estimate`.
+Reads a JSON list of runs' settings from stdin. Prints, as JSON, the FLOPs and the fixed seconds of
+each run, and the FLOPs per second of a training step. Started by `gptattn.sweep.estimate`.
 """
 
 import json
@@ -25,8 +25,9 @@ TRIAL_TOKENS = 2048
 
 
 def main() -> None:
+    """Read the settings from stdin and print the answer as the last line of stdout."""
     cfgs = [typed(TrainConfig, node) for node in json.load(sys.stdin)]
-    # The system ends what hangs, also where the sweep that would have is gone.
+    # The system ends a trial that hangs, even if the sweep is gone.
     signal.alarm(LIMIT_SECONDS)
     work = [_flops_and_seconds(cfg) for cfg in cfgs]
     (flops, _), heaviest = max(zip(work, cfgs, strict=True), key=lambda pair: pair[0][0])
@@ -35,13 +36,13 @@ def main() -> None:
 
 
 def _flops_and_seconds(cfg: TrainConfig) -> tuple[float, float]:
-    """FLOPs that the device has to do, and seconds that are given."""
+    """Return the FLOPs that the run needs, and the seconds of a budget in seconds (else 0)."""
     data = build_data(cfg)
     with torch.device("meta"):
         flops_per_token = measure_cost(build_model(cfg, data.tokenizer.vocab_size)).flops_per_token
     tokens_per_step = cfg.batch_size * cfg.model.context_length
     budget = resolve_budget(cfg.budget, tokens_per_step, flops_per_token)
-    # Forward alone is a third of a training step's work.
+    # `flops_per_token` is that of training; forward alone is a third of it.
     validations = 1 if budget.steps == 0 else cfg.validation.count
     flops = validations * len(data.val) * flops_per_token / 3
     if budget.steps is None:
@@ -51,7 +52,7 @@ def _flops_and_seconds(cfg: TrainConfig) -> tuple[float, float]:
 
 
 def _flops_per_second(cfg: TrainConfig) -> float:
-    """What a training step of this model gets out of the device."""
+    """Measure the FLOPs per second of a training step of this model (without the optimizer)."""
     device = resolve_device(cfg.trainer.accelerator)
     set_threads(cfg.trainer.threads or threads_each(cfg))
     with device:

@@ -1,4 +1,4 @@
-"""Attention in the record: entropy and sink mass per layer, and maps, on fixed validation text."""
+"""Record attention on fixed validation text: entropy and sink mass per layer, and heatmaps."""
 
 from typing import Any
 
@@ -14,17 +14,17 @@ from gptattn.maps.heatmap import heatmap
 from gptattn.model.gpt import GPT
 from gptattn.training.recorder import RunRecorder
 
-TOKENS = 512  # of the validation text, in the figures: 1.5% of a validation of GPT-2 small
-MAP_TOKENS = 64  # in the maps
+TOKENS = 512  # to measure on; with GPT-2 small that takes 1.5% of a validation's time
+MAP_TOKENS = 64  # in a heatmap
 
 
 class AttentionLog(L.Callback):
-    """Figures at each validation, maps at the end; the same tokens each time and in every run.
+    """Record entropy and sink mass at each validation, and heatmaps at the end of training.
 
-    A layer's figures, the means over its heads, are `val_attention/entropy/layer_00`, in nats, and
-    `val_attention/sink/...`; with `heads`, `.../layer_00/head_00` is that of a head. The names
-    begin with val_ since TensorBoard sorts them: the losses come first. Layers whose attention has
-    no maps have no figures either.
+    All validations and runs measure on the same tokens. The mean over a layer's heads is
+    `val_attention/entropy/layer_00`, in nats, and `val_attention/sink/layer_00`, from 0 to 1. With
+    `heads`, each head has its own value: `.../layer_00/head_00`. TensorBoard sorts by name; the
+    prefix `val_` puts the losses first. Layers whose attention has no maps are left out.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class AttentionLog(L.Callback):
         self.map_row = opening_rows(val, context_length, MAP_TOKENS)[:1]
 
     def setup(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
-        """Say once what will not be in the record."""
+        """Print once how many layers cannot be recorded."""
         shown, layers = len(pl_module.model.layers_with_maps()), len(pl_module.model.layers())
         if shown < layers:
             self.console.print(
@@ -49,12 +49,13 @@ class AttentionLog(L.Callback):
             )
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
-        # A token alone sees itself: there is nothing to measure.
+        # With a single token every weight is 1.
         if self.rows.shape[1] > 1 and pl_module.model.layers_with_maps():
             ids = self.rows.to(pl_module.device)
             found = figures(pl_module.model, ids, self.heads)
             self.recorder.log_metrics(found, trainer.global_step)
-        # Nothing is trained, and this is the end; `trainer.validating` is true within fit as well.
+        # A run of 0 steps only validates, and has no on_train_end of its own. `trainer.validating`
+        # would not tell: it is also true for a validation within fit.
         if trainer.state.fn == TrainerFn.VALIDATING:
             self.on_train_end(trainer, pl_module)
 
@@ -74,14 +75,17 @@ class AttentionLog(L.Callback):
 
 
 def opening_rows(val: Tokens, context_length: int, tokens: int) -> Tensor:
-    """The first of the tokens, as whole rows [B, T] of at most the context: about `tokens`."""
+    """Return about the first `tokens` ids as [B, T], in full rows of T <= `context_length`."""
     T = min(tokens, context_length, len(val))
     B = min(tokens, len(val)) // T
     return torch.from_numpy(val[: B * T].astype("int64")).view(B, T)
 
 
 def figures(model: GPT, ids: Tensor, heads: bool) -> dict[str, float]:
-    """Entropy and sink mass on ids [B, T], the mean of each layer; with `heads`, of each head."""
+    """Return the mean entropy (nats) and sink mass of each layer on ids [B, T].
+
+    With `heads`, also those of each head.
+    """
     found: dict[str, float] = {}
 
     def measure(layer: int, w_BHTS: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""What happens beside training: the clock, the log rows, samples, and the end of the budget."""
+"""Callbacks of a run: the step clock, the rows of metrics, samples, and the end of the budget."""
 
 import re
 import sys
@@ -22,16 +22,16 @@ from gptattn.settings.config import SampleConfig
 from gptattn.training.module import LanguageModel
 from gptattn.training.recorder import RunRecorder
 
-PROMPT_TOKENS = 16  # of a held-out text without words, where no prompt is given
-OPENING_TOKENS = 200  # in which to look for words
-COMPARED_STEPS = 20  # whose median is that of the first, or of the newest, steps
+PROMPT_TOKENS = 16  # of the default prompt, if the held-out text has no words
+OPENING_TOKENS = 200  # of the held-out text, to search for the words of the default prompt
+COMPARED_STEPS = 20  # in each of the two medians of `StepClock.slowdown`
 
 
 class StepClock(L.Callback):
-    """Training time alone: from a batch in hand to the optimizer's step, plus making the batch.
+    """Measures training time: making a batch, then all up to the end of its optimizer step.
 
-    Validation, samples, logging and checkpoints are outside of it; of a compiled model's first
-    step, which is the compiler's, `seconds` knows nothing. First among the callbacks.
+    Validation, samples, logging and checkpoints do not count. With `compiled`, `seconds` leaves out
+    the first step, most of which is compilation. Must be the first of the callbacks.
     """
 
     def __init__(self, compiled: bool = False) -> None:
@@ -42,14 +42,14 @@ class StepClock(L.Callback):
         self._start = 0.0
 
     def add(self, seconds: float) -> None:
-        """Count time that was spent on making a batch."""
+        """Add the time spent on making a batch."""
         self._open += seconds
 
     def on_train_batch_start(self, *args: Any) -> None:
         self._start = time.perf_counter()
 
     def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
-        if trainer.global_step > len(self.step_seconds):  # not a resumed run's look back
+        if trainer.global_step > len(self.step_seconds):  # not the step that a resumed run replays
             self.step_seconds.append(self._open + time.perf_counter() - self._start)
             if not self._compiling:
                 self.seconds += self.step_seconds[-1]
@@ -65,18 +65,18 @@ class StepClock(L.Callback):
         self.step_seconds = array("d", state_dict["step_seconds"].tolist())
 
     def median_step_seconds(self) -> float:
-        """The median over all steps: compilation and other people's load hardly move it."""
+        """Return the median over all steps, which compilation and other load hardly affect."""
         return median(self.step_seconds)
 
     def slowdown(self) -> float:
-        """How many times as long the newest steps take as the first ones; 1 while there are few."""
-        first = self.step_seconds[1 : 1 + COMPARED_STEPS]  # the very first one warms up
+        """Return the newest steps' median time over that of the first ones; 1 with too few."""
+        first = self.step_seconds[1 : 1 + COMPARED_STEPS]  # the very first step is a warm-up
         newest = self.step_seconds[1 + COMPARED_STEPS :][-COMPARED_STEPS:]
         return median(newest) / median(first) if len(newest) == COMPARED_STEPS else 1.0
 
 
 def memory(device: torch.device) -> dict[str, float]:
-    """The peaks of the process since it began, and of training alone, in MB."""
+    """Return the peak memory in MB (10^6 bytes): since the process began, and of training alone."""
     return {
         "perf/peak_memory_mb": whole_peak_memory_mb(device),
         "perf/peak_memory_training_mb": peak_memory_mb(device),
@@ -84,7 +84,7 @@ def memory(device: torch.device) -> dict[str, float]:
 
 
 class MetricRows(L.Callback):
-    """One row every `log_every` optimizer steps, one per validation."""
+    """Records one row every `log_every` optimizer steps and one per validation."""
 
     def __init__(
         self,
@@ -98,13 +98,13 @@ class MetricRows(L.Callback):
         asked: dict[str, Any],
         device_flops_per_second: float,
     ) -> None:
-        """`asked` is the budget as the settings have it."""
+        """`asked` is the budget section of the settings."""
         self.recorder, self.clock, self.log_every = recorder, clock, log_every
         self.tokens_per_step, self.flops_per_token = tokens_per_step, flops_per_token
         self.budget, self.asked = budget, asked
         self.device_flops_per_second = device_flops_per_second
         self.last: dict[str, float | None] = {}  # the newest value of every metric
-        # Each budget that the run has come to the end of; None where an older run did not say.
+        # Every budget that the run has completed; None if an older version's checkpoint lacks it.
         self.completed: list[dict[str, Any]] | None = []
         self._told_of_mfu = False
         self._logged_step = 0
@@ -126,6 +126,7 @@ class MetricRows(L.Callback):
         self._timed_steps = state_dict["timed_steps"]
 
     def throughput(self, step_seconds: float) -> dict[str, float | None]:
+        """Return tokens/s, ms per step and MFU. An MFU above 1 becomes None, with one warning."""
         tokens_per_s = self.tokens_per_step / step_seconds
         mfu = tokens_per_s * self.flops_per_token / self.device_flops_per_second
         if mfu > 1 and not self._told_of_mfu:
@@ -147,7 +148,7 @@ class MetricRows(L.Callback):
             self._log(trainer, pl_module)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: Any) -> None:
-        # What is shown beside the validation loss is the training loss up to here.
+        # The training loss shown beside the validation loss must include the newest step.
         self.on_train_end(trainer, pl_module)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
@@ -185,19 +186,19 @@ class MetricRows(L.Callback):
         self.last |= row
         self.recorder.log_metrics(row, step)
         if self.completed is not None and row["progress/budget"] >= 1.0:
-            # Here, as a larger budget may make the run go on from this state.
+            # Must precede this validation's checkpoint: a resume with a larger budget reads it.
             end = {"budget": self.asked, "step": step, "metrics": self.last | self.final(pl_module)}
             self.completed = [*(c for c in self.completed if c["step"] < step), end]
 
     def final(self, module: LanguageModel) -> dict[str, float | None]:
-        """Speed as the median over all steps, where there are any, and memory."""
+        """Return the final speed, from the median over all steps if there are any, and memory."""
         steps = len(self.clock.step_seconds)
         speed = self.throughput(self.clock.median_step_seconds()) if steps else {}
         return speed | memory(module.device)
 
 
 class Samples(L.Callback):
-    """Text from the model at each validation, into the record; the same seed each time."""
+    """Generates text at each validation and records it; always with the same seed."""
 
     def __init__(
         self, recorder: RunRecorder, data: TokenData, cfg: SampleConfig, seed: int
@@ -225,7 +226,10 @@ class Samples(L.Callback):
 
 
 def opening(data: TokenData) -> NDArray[np.uint16]:
-    """The first whole words of the held-out text, up to three; its first tokens if it has none."""
+    """Return the ids of the first whole words of the held-out text, at most three.
+
+    If there are none, the first `PROMPT_TOKENS` tokens.
+    """
     text = data.tokenizer.decode(data.val[:OPENING_TOKENS])
     words = re.search(r"(?<=\s)[^\s\ufffd]+(\s[^\s\ufffd]+){0,2}(?=\s)", text)
     if words is None:
@@ -234,7 +238,7 @@ def opening(data: TokenData) -> NDArray[np.uint16]:
 
 
 class BudgetEnd(L.Callback):
-    """Stops the run when its seconds are used up; steps are the Trainer's own affair."""
+    """Stops the run when a budget in seconds is used up; the Trainer itself counts the steps."""
 
     def __init__(self, budget: Budget, clock: StepClock) -> None:
         self.budget, self.clock = budget, clock

@@ -20,9 +20,9 @@ from gptattn.runs.folder import RunFolder
 
 
 class AtomicCheckpointIO(CheckpointIO):
-    """Lightning's way to our checkpoints: a name means a whole file.
+    """How Lightning writes and reads our checkpoints.
 
-    `content` is that of the checkpoint from which a run goes on, read and checked already.
+    `content`: what the checkpoint holds from which the run is resumed, read and checked already.
     """
 
     def __init__(self, content: dict[str, Any] | None = None) -> None:
@@ -40,41 +40,46 @@ class AtomicCheckpointIO(CheckpointIO):
         map_location: Any | None = None,
         weights_only: bool | None = None,
     ) -> dict[str, Any]:
-        content, self._content = self._content, None  # it is as large as the model, thrice
-        return content or read_checkpoint(Path(path), map_location)
+        content, self._content = self._content, None  # three times as large as the model
+        return dict(content) if content else read_checkpoint(Path(path))
 
     def remove_checkpoint(self, path: str | Path) -> None:
         remove_checkpoint(Path(path))
 
 
 class Checkpoints(Checkpoint):
-    """Saves after each validation, and where a run is asked to stop; keeps the newest two.
+    """Save after each validation, and when the run is asked to stop; keep the newest two.
 
-    Both are step boundaries. A state saved in a stop is that after the step and before the
-    validation that may follow: the resumed run comes to that step again, takes nothing of it, and
-    goes on from there the way that it would have gone. `run` None: nothing is saved. `facts`
-    are plain values that a resumed run is compared with.
+    A checkpoint is always taken between two steps. One that is saved in a stop comes before the
+    validation that may be due after its step: Lightning then replays that step when the run is
+    resumed, the module skips it, and the validation follows. `run` None: nothing is saved.
+    `facts` are plain values that a resumed run is compared with.
     """
 
     def __init__(self, run: RunFolder | None, stop: StopRequest, facts: dict[str, Any]) -> None:
         self.run, self.stop, self.facts = run, stop, facts
         self._validated = True  # whether the validation, if any, after the newest step is done
-        self._loaded: dict[str, Any] | None = None
+        self._generators: dict[str, Any] | None = None  # to be restored
         self._restoring = False
 
     def state_dict(self) -> dict[str, Any]:
-        own = {"validated": self._validated, "generators": generator_states()}
-        return self.facts | own
+        return self.facts | {"validated": self._validated}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._loaded = state_dict
+        self._validated = state_dict["validated"]
 
     def on_save_checkpoint(
         self, trainer: L.Trainer, pl_module: Any, checkpoint: dict[str, Any]
     ) -> None:
-        # Lightning's counters depend on the hook in which they are saved; a step boundary is one
-        # thing, whichever hook it is seen from.
+        checkpoint["generator"] = generator_states()
+        # Lightning's counters differ with the hook in which they are saved. Ours do not: every
+        # checkpoint is taken between two steps.
         set_loops(checkpoint, trainer.global_step - (not self._validated))
+
+    def on_load_checkpoint(
+        self, trainer: L.Trainer, pl_module: Any, checkpoint: dict[str, Any]
+    ) -> None:
+        self._generators = checkpoint["generator"]
 
     @contextlib.contextmanager
     def restoring(self, source: Path | None) -> Iterator[None]:
@@ -91,11 +96,11 @@ class Checkpoints(Checkpoint):
             ) from error
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
-        if self._loaded is not None:
-            pl_module.repeats_step = not self._loaded["validated"]
-            # As late as can be: nothing until the first step may draw from them.
-            restore_generators(self._loaded["generators"])
-            self._loaded = None
+        if self._generators is not None:
+            pl_module.repeats_step = not self._validated
+            # As late as possible: nothing may draw from them before the first step.
+            restore_generators(self._generators)
+            self._generators = None
         self._restoring = False
 
     def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
@@ -163,20 +168,29 @@ def check_finite(trainer: L.Trainer) -> None:
 
 
 def generator_states() -> dict[str, Any]:
-    """The states of all generators that a model or a library may draw from, as plain values."""
-    name, keys, position, has_gauss, gauss = np.random.get_state()
+    """The states of all generators that a model or a library may draw from.
+
+    Python's and NumPy's are the 624 words of a Mersenne twister; Python's word 625 is its position.
+    """
+    version, words, gauss = random.getstate()
+    name, keys, position, has_gauss, cached = np.random.get_state()
     return {
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
-        "python": random.getstate(),
-        "numpy": (name, torch.tensor(np.asarray(keys).tolist()), position, has_gauss, gauss),
+        "python": {"version": version, "words": _words(words), "gauss": gauss},
+        "numpy": {"name": name, "words": _words(keys), "rest": [position, has_gauss, cached]},
     }
 
 
+def _words(words: Any) -> torch.Tensor:
+    return torch.from_numpy(np.array(words, dtype=np.uint32))
+
+
 def restore_generators(states: dict[str, Any]) -> None:
-    torch.set_rng_state(states["torch"].cpu())
+    """Put back what `generator_states` returned."""
+    torch.set_rng_state(states["torch"])
     if states["cuda"]:
-        torch.cuda.set_rng_state_all([state.cpu() for state in states["cuda"]])
-    random.setstate(states["python"])
-    name, keys, *rest = states["numpy"]
-    np.random.set_state((name, keys.numpy().astype(np.uint32), *rest))
+        torch.cuda.set_rng_state_all(states["cuda"])
+    python, numpy = states["python"], states["numpy"]
+    random.setstate((python["version"], tuple(python["words"].tolist()), python["gauss"]))
+    np.random.set_state((numpy["name"], numpy["words"].numpy(), *numpy["rest"]))

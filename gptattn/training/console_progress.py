@@ -1,4 +1,4 @@
-"""What a person sees while a run trains: a bar on a terminal, plain lines elsewhere."""
+"""Console output during training: a progress bar on a terminal, plain lines elsewhere."""
 
 import time
 from typing import Any
@@ -14,13 +14,13 @@ from gptattn.settings.budget import Budget
 from gptattn.training.callbacks import COMPARED_STEPS, MetricRows, Samples, StepClock
 
 LINE_SECONDS = 5.0  # between plain lines
-# Another run beside this one takes half of the machine; threads that wait for each other on a
-# machine that is full make steps ten times as long and more.
+# One other run on the machine makes steps about twice as long. Threads that wait for each other on
+# a full machine make them ten times as long and more. The limit is between the two.
 SLOW = 4.0
 
 
 class ConsoleProgress(L.Callback):
-    """Progress, losses and samples on the console. Comes after `MetricRows`: it shows its rows."""
+    """Shows progress, losses and samples. Must come after `MetricRows`, whose values it shows."""
 
     def __init__(
         self, console: Console, budget: Budget, clock: StepClock, rows: MetricRows, samples: Samples
@@ -71,7 +71,7 @@ class ConsoleProgress(L.Callback):
             f"{last['val/bits_per_byte']:.3f} bits/byte"
         )
         if self.samples.text:
-            # A model's bytes may be control characters; the terminal must not obey them.
+            # A model may generate control characters, which the terminal must not execute.
             safe = "".join(
                 c if c.isprintable() or c == "\n" else "\ufffd" for c in self.samples.text
             )
@@ -90,7 +90,7 @@ class ConsoleProgress(L.Callback):
 
 
 class SlowSteps(L.Callback):
-    """Says, once, that steps on this CPU take `SLOW` times as long as the run's own first ones."""
+    """Warns once if steps on a CPU take `SLOW` times as long as the run's first steps."""
 
     def __init__(self, console: Console, clock: StepClock, threads: int) -> None:
         self.console, self.clock, self.threads = console, clock, threads

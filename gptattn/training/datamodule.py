@@ -1,4 +1,4 @@
-"""The Lightning side of the data: hands the streams to the trainer."""
+"""The Lightning data module, which gives the training and validation batches to the trainer."""
 
 from collections.abc import Callable, Iterable
 
@@ -11,7 +11,8 @@ from gptattn.data.tokens import TokenData
 class TokenDataModule(L.LightningDataModule):
     """Training and validation batches of one text.
 
-    A batch is a few short reads, so there are no workers to seed or to lose.
+    A batch is a few short reads, so no worker processes are needed. `on_made` is called with the
+    seconds that each training batch took.
     """
 
     def __init__(
@@ -30,7 +31,7 @@ class TokenDataModule(L.LightningDataModule):
         self.context_length, self.on_made = context_length, on_made
 
     def train_dataloader(self) -> Iterable[Batch]:
-        # global_step is the step to take next, so a resumed run goes on where it stopped.
+        # global_step counts the steps taken, so a resumed run starts with its next step's batch.
         first_step = self.trainer.global_step if self.trainer is not None else 0
         return TrainingStream(
             self.data.train,

@@ -20,10 +20,10 @@ from gptattn.settings.config import OptimConfig
 class LanguageModel(L.LightningModule):
     """Trains a GPT on batches (ids [B, T], targets [B, T]).
 
-    `progress(step)` is where the run is when that step (from 1) is taken, 0 to 1. It drives the
-    learning rate, so that runs by seconds and by steps follow the same curve. Raises
-    NumericError at the step whose loss or gradient is not finite: before the optimizer has taken
-    it. `scaled_loss` tells that Lightning scales the loss, as it does for float16.
+    `progress(step)` is the position on the learning-rate schedule, 0 to 1, of optimizer step `step`
+    (counted from 1), so budgets in steps and in seconds follow the same curve. `val_bytes` are the
+    UTF-8 bytes of the scored validation tokens. `scaled_loss`: Lightning scales the loss, as for
+    float16. Raises NumericError if a loss or gradient is not finite, before the optimizer step.
     """
 
     def __init__(
@@ -38,17 +38,17 @@ class LanguageModel(L.LightningModule):
         scaled_loss: bool = False,
     ) -> None:
         super().__init__()
-        # A batch is a whole optimizer step; taking it apart here costs less than Lightning's
-        # closures, and lets go of the gradients before the next forward needs the memory.
+        # A batch is a whole optimizer step. Splitting it into micro-batches here costs less than
+        # Lightning's closures, and frees the gradients before the next forward needs the memory.
         self.automatic_optimization = False
         self.model, self.optim, self.progress = model, optim, progress
         self.accumulate, self.loss_chunk_tokens = accumulate, loss_chunk_tokens
         self.val_bytes, self.scaled_loss = val_bytes, scaled_loss
-        self.train_losses: list[Tensor] = []  # since the last log row; the logger empties it
+        self.train_losses: list[Tensor] = []  # since the last row; MetricRows empties it
         self.grad_norm = torch.tensor(0.0)
         self.lr = 0.0
         self.val_metrics: dict[str, float] = {}
-        self.repeats_step = False  # a resumed run comes to its newest step again; it is taken
+        self.repeats_step = False  # Lightning replays the newest step of a resumed run: skip it
         self._val_nats, self._val_tokens = 0.0, 0
         self._trained = list(model.parameters())
 
@@ -68,7 +68,7 @@ class LanguageModel(L.LightningModule):
             self._check_finite("train/loss", loss)
             if self.scaled_loss:
                 self.manual_backward(loss)
-            else:  # without the hooks of Lightning's way, which nobody here has
+            else:  # manual_backward would also call Lightning's hooks, which are not used here
                 loss.backward()
             losses.append(loss.detach())
         self.train_losses.append(sum(losses[1:], losses[0]))
@@ -81,6 +81,12 @@ class LanguageModel(L.LightningModule):
         optimizer.zero_grad()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        # Lightning numbers the parameters; the file names them.
+        (state,) = checkpoint.pop("optimizer_states")
+        order = self._optimizer_order()
+        checkpoint["optimizer"] = {order[i]: one for i, one in state["state"].items()}
+        checkpoint["weights"] = self.model.state_dict()
+        del checkpoint["state_dict"]
         checkpoint["since_row"] = {
             "train_losses": list(self.train_losses),
             "grad_norm": self.grad_norm,
@@ -88,19 +94,27 @@ class LanguageModel(L.LightningModule):
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        # Its numbers are those of the settings, whatever the file says.
-        (optimizer,) = checkpoint["optimizer_states"]
-        optimizer["param_groups"] = self.configure_optimizers().state_dict()["param_groups"]
+        weights, optimizer = checkpoint.pop("weights"), checkpoint.pop("optimizer")
+        checkpoint["state_dict"] = {f"model.{name}": weight for name, weight in weights.items()}
+        order = self._optimizer_order()
+        state = {i: optimizer[name] for i, name in enumerate(order) if name in optimizer}
+        # The optimizer's hyperparameters come from the settings, not from the file.
+        groups = self.configure_optimizers().state_dict()["param_groups"]
+        checkpoint["optimizer_states"] = [{"state": state, "param_groups": groups}]
         state = checkpoint["since_row"]
         self.train_losses[:] = state["train_losses"]
         self.grad_norm, self.lr = state["grad_norm"], state["lr"]
 
+    def _optimizer_order(self) -> list[str]:
+        """The names of the parameters, as the optimizer numbers them."""
+        names = {parameter: name for name, parameter in self.model.named_parameters()}
+        return [names[parameter] for group in by_decay(self._trained) for parameter in group]
+
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        # Two steps instead of clip_grad_norm_, which passes over the gradients even when it need
-        # not scale them.
+        # Not clip_grad_norm_, which multiplies the gradients even if nothing is to be clipped.
         gradients = [p.grad for p in self._trained if p.grad is not None]
         self.grad_norm = nn.utils.get_total_norm(gradients)
-        # Float16's scaler expects an overflow now and then, and skips that step.
+        # Under float16 an occasional overflow is normal: the loss scaler skips that step.
         if not self.scaled_loss:
             self._check_finite("train/grad_norm", self.grad_norm)
         if self.grad_norm > self.optim.grad_clip:
@@ -138,7 +152,7 @@ class LanguageModel(L.LightningModule):
             )
         self.val_metrics = {
             "val/loss": loss,
-            "val/perplexity": math.exp(min(loss, 700.0)),  # above, a float overflows
+            "val/perplexity": math.exp(min(loss, 700.0)),  # exp(710) overflows a float
             "val/bits_per_byte": self._val_nats / math.log(2) / self.val_bytes,
         }
 
@@ -152,7 +166,7 @@ class LanguageModel(L.LightningModule):
             betas=(self.optim.beta1, self.optim.beta2),
             eps=self.optim.eps,
             weight_decay=self.optim.weight_decay,
-            # Lightning takes a fused optimizer to undo float16's loss scale by itself, after the
-            # clipping; the plain one gets its gradients unscaled.
+            # For float16, Lightning leaves it to a fused optimizer to unscale the gradients, which
+            # is after clipping; for a plain one it unscales them before.
             fused=not self.scaled_loss,
         )

@@ -1,6 +1,6 @@
-"""The checks of a run that need torch: its device, model and data. Leaves no run folder.
+"""The checks of a run that need torch: its device, model and data. They write no run folder.
 
-What they make on the way, the run goes on with: nothing is loaded or counted twice.
+The run then uses the data, weights and costs found here: nothing is loaded or counted twice.
 """
 
 import contextlib
@@ -30,10 +30,10 @@ from gptattn.settings.match import Match, resolved
 from gptattn.weights.convert import Origin, begin_from, read_origin, take_over
 
 ROWS_BYTES = 1_000_000  # for settings, rows and TensorBoard's events; a small run writes a tenth
-# Of its tokens, per byte of text: GPT-2's stand for four bytes or so each, and have two. Bytes and
-# characters take more, up to 2.
+# Bytes of the token file per byte of text. A GPT-2 token takes two bytes and stands for about four
+# bytes of text. Byte and character tokens need more, up to 2.
 TOKENS_BYTES = 0.5
-DTYPES = {  # what matrix products run in
+DTYPES = {  # of matrix products, by trainer.precision
     "32-true": torch.float32,
     "64-true": torch.float64,
     "16-mixed": torch.float16,
@@ -44,34 +44,35 @@ DTYPES = {  # what matrix products run in
 
 @dataclass(frozen=True)
 class Ready:
-    """A run that can start, and what its checks have made of its settings."""
+    """A run that has passed its checks, and what they loaded and computed."""
 
-    cfg: TrainConfig  # with the match made that they ask for
+    cfg: TrainConfig  # with the match applied
     match: Match | None
     device: torch.device
     data: TokenData
     cost: Cost
-    bytes_on_disk: int  # that its folder will hold at once, at most
-    origin: Origin | None  # of its first weights; None: drawn, a checkpoint's, or yet to be made
-    making: Making | None  # None: what it starts from has not been made yet
+    bytes_on_disk: int  # the most that its folder will hold at a time
+    origin: Origin | None  # of init_from; None: random weights, a checkpoint's, or not made yet
+    making: Making | None  # None: the run in init_from has not been made yet
 
 
 def check_run(
     cfg: TrainConfig, original: TrainConfig | None = None, *, goes_on: bool = False
 ) -> Ready:
-    """The run that these settings ask for.
+    """Check the run that these settings describe, and return it ready to start.
 
-    `original`: the settings of the run that `init_from` will name once it has been made.
-    `goes_on`: its weights are its checkpoint's, whatever it once began with. Raises a UserError
-    where the device, the model, the data, the match or the conversion cannot be.
+    `original`: the settings of a run that is still to be made, whose weights this run will start
+    from; only the conversion is checked. `goes_on`: the run is resumed, so its checkpoint has its
+    weights and init_from is not read. Raises a UserError if the device, the model, the data, the
+    match or the conversion is not possible.
     """
     code_for(cfg)
     device = resolve_device(cfg.trainer.accelerator)
     check_precision(cfg.trainer.precision, device)
-    # The data comes after the model, since it takes longest and leaves its tokens in the cache.
+    # The data comes after the model, since it takes longest and writes tokens to the cache.
     tokenizer = build_tokenizer(cfg)
     ids = tokenizer.vocab_size
-    model = _on_meta(cfg, ids or 1, device)  # 0: the text will tell
+    model = _on_meta(cfg, ids or 1, device)  # 0: not known before the text is read
     data = _load_data(cfg, tokenizer)
     check_vocabulary(cfg, tokenizer.vocab_size)
     if cfg.sample.tokens and cfg.sample.prompt is not None:
@@ -95,23 +96,25 @@ def check_run(
 
 
 def weight_dtype(cfg: TrainConfig) -> torch.dtype:
+    """Return the dtype in which weights are stored: float32 under mixed precision."""
     mixed = cfg.trainer.precision.endswith("-mixed")
     return torch.float32 if mixed else DTYPES[cfg.trainer.precision]
 
 
 def _on_meta(cfg: TrainConfig, vocab_size: int, device: torch.device) -> GPT:
-    """The model without its memory. Raises ConfigError where it cannot be built or trained."""
+    """Build the model on the meta device. Raises ConfigError if it cannot be built or trained."""
     with torch.device("meta"), _within(total_memory_bytes(device)):
         return build_model(cfg, vocab_size)
 
 
 @contextlib.contextmanager
 def _within(there: int) -> Iterator[None]:
-    """Refuse a model whose weights, gradients and AdamW's two averages alone are too much.
+    """Raise ConfigError if weights, gradients and AdamW's averages need more than `there` bytes.
 
-    At the parameter that is one too many: a model may have many layers, and each takes its time.
+    It is raised while the model is being built, at the first parameter that does not fit: building
+    the layers after it would take long.
     """
-    seen: set[int] = set()  # a shared one is registered twice
+    seen: set[int] = set()  # a shared parameter is registered twice
     parameters = 0
 
     def count(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
@@ -134,9 +137,10 @@ def _within(there: int) -> Iterator[None]:
 
 
 def _load_data(cfg: TrainConfig, tokenizer: Tokenizer) -> TokenData:
-    """The run's data. Raises a UserError where its text is too large for the disk or the memory."""
+    """Load the run's data. Raises a UserError if its text is too large for the disk or memory."""
     size, cache = _text_bytes(cfg), cache_folder(cfg.cache_dir)
-    # Tokens that are there already need no room; which text a file is of, only reading it tells.
+    # Tokens cached earlier need no space. Which file belongs to this text is known only after
+    # reading the text, so all files count.
     held = sum(file.stat().st_size for file in cache.glob("*.tokens"))
     needs, free = int(TOKENS_BYTES * size), free_bytes(cache)
     if needs > max(free, held):
@@ -158,7 +162,7 @@ def _load_data(cfg: TrainConfig, tokenizer: Tokenizer) -> TokenData:
 
 
 def _text_bytes(cfg: TrainConfig) -> int:
-    """The size of the files that the settings name; 0 for none, as loading will tell."""
+    """Return the size of the files that the settings name; 0 if none, which loading reports."""
     pattern = str(cfg.data.get("pattern") or "**/*")
     given = [cfg.data.get("path"), cfg.data.get("val_path")]
     try:
@@ -179,7 +183,7 @@ def _check_conversion(source: GPT, theirs: TrainConfig, target: GPT, ours: Train
 
 @contextlib.contextmanager
 def _nothing_copied() -> Iterator[None]:
-    """Without torch's warning that a model on the meta device takes no weights."""
+    """Silence torch's warning that copying weights to the meta device does nothing."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*no-op", UserWarning)
         yield
@@ -188,6 +192,6 @@ def _nothing_copied() -> Iterator[None]:
 def _bytes_on_disk(cfg: TrainConfig, cost: Cost) -> int:
     if not cfg.checkpoint:
         return ROWS_BYTES
-    values = 3 * cost.params  # with AdamW's two averages
+    values = 3 * cost.params  # the weights and AdamW's two averages
     checkpoints = min(cfg.validation.count, KEPT + 1)
     return ROWS_BYTES + checkpoints * weight_dtype(cfg).itemsize * values

@@ -1,4 +1,4 @@
-"""The run folder's record: metrics.jsonl, the truth, and TensorBoard events, a view of it."""
+"""Write a run's record: metrics.jsonl, the source of truth, and TensorBoard events."""
 
 import contextlib
 import errno
@@ -23,11 +23,11 @@ from gptattn.machine.disk import REFUSALS, gone, writing
 from gptattn.machine.untrusted import open_to_append
 from gptattn.runs.folder import RunFolder
 
-KEPT = REFUSALS | {errno.ENOENT}  # errors of TensorBoard's thread that whoever writes next is told
-BLOCK = 4096  # bytes: the least that a disk gives
+KEPT = REFUSALS | {errno.ENOENT}  # errors of TensorBoard's thread that the next write raises again
+BLOCK = 4096  # bytes: the smallest unit that a disk allocates
 
-# TensorBoard's HParams tab shows these as columns. The set is one and the same in every run: a
-# key that the first run lacks would never be shown.
+# TensorBoard's HParams tab shows these as columns. Every run has the same keys, since the tab never
+# shows a key that the first run lacks.
 HPARAM_METRICS = (
     "val/loss",
     "perf/tokens_per_s",
@@ -41,8 +41,8 @@ HPARAM_METRICS = (
     "cost/flops_per_token",
 )
 
-# What the Custom Scalars tab opens on: a chart each, whose tags are regular expressions. The tab
-# merges equal layouts, so that every run has it.
+# The charts of the Custom Scalars tab; their tags are regular expressions. Every run writes this
+# layout, and the tab merges equal ones.
 LAYOUT = {
     "training": {
         tag: ["Multiline", [f"{tag}$"]] for tag in ("val/loss", "train/loss", "perf/tokens_per_s")
@@ -51,20 +51,22 @@ LAYOUT = {
 
 
 class RunRecorder(Logger):
-    """A Lightning logger that writes each row to metrics.jsonl, at once, and to TensorBoard.
+    """A Lightning logger that writes each row to metrics.jsonl, unbuffered, and to TensorBoard.
 
-    `rows` are in the file already. TensorBoard hides what is there from `purge_step` on.
+    `rows` is the number of rows already in the file. TensorBoard hides earlier events from step
+    `purge_step` on.
     """
 
     def __init__(self, folder: RunFolder, rows: int = 0, purge_step: int | None = None) -> None:
         super().__init__()
         self.folder, self.rows = folder, rows
-        # Unbuffered: what a full disk has refused must not be tried again at the end.
+        # Unbuffered: closing the file must not retry a write that a full disk has refused.
         self._rows = open_to_append(folder.rows_file)
         self._end_of_session: Any = None
         self._hook, threading.excepthook = threading.excepthook, self._thread_failed
         with self._tensorboard():
-            # TensorBoard's own name for the file could be guessed, and a link be put there.
+            # A random suffix, since TensorBoard's own file name can be guessed: another user could
+            # put a link in its place.
             self._writer = SummaryWriter(
                 str(folder.path),
                 flush_secs=10,
@@ -74,14 +76,17 @@ class RunRecorder(Logger):
             self._writer.add_custom_scalars(LAYOUT)
 
     def _thread_failed(self, args: threading.ExceptHookArgs) -> None:
-        # The thread that writes the events keeps its error for whoever writes or flushes next.
+        # TensorBoard's writer thread keeps its error and raises it at the next write or flush.
         known = isinstance(args.exc_value, OSError) and args.exc_value.errno in KEPT
         if not known:
             self._hook(args)
 
     @contextlib.contextmanager
     def _tensorboard(self) -> Iterator[None]:
-        """Errors of the events' file, of which nobody knows how much it has still to write."""
+        """Raise DiskError if the record is gone or a write of events fails.
+
+        How many bytes of events are still pending is unknown, so the error names one block.
+        """
         self._check_place()
         with writing(self.folder.events_file, lambda: BLOCK):
             yield
@@ -109,7 +114,7 @@ class RunRecorder(Logger):
         return self._writer._get_file_writer()
 
     def log_metrics(self, metrics: Mapping[str, float | None], step: int | None = None) -> None:
-        """A row; what is None is null there, and no point in TensorBoard."""
+        """Write a row. None becomes null in metrics.jsonl and no point in TensorBoard."""
         with self._tensorboard():
             for name, value in metrics.items():
                 if value is not None:
@@ -117,12 +122,13 @@ class RunRecorder(Logger):
         self._write_row(step, metrics)
 
     def log_text(self, tag: str, text: str, step: int) -> None:
+        """Write a row with this text, which TensorBoard shows without interpreting it."""
         with self._tensorboard():
             self._writer.add_text(tag, _inert(text), step)
         self._write_row(step, {tag: text})
 
     def log_image(self, tag: str, image: NDArray[np.uint8], step: int) -> None:
-        """`image` is [height, width, 3]."""
+        """Write `image` [height, width, 3] to TensorBoard only."""
         with self._tensorboard():
             self._writer.add_image(tag, image, step, dataformats="HWC")
 
@@ -135,7 +141,10 @@ class RunRecorder(Logger):
         self.rows += 1
 
     def _check_place(self) -> None:
-        """Raise DiskError where the rows have no name any more: they would be lost unseen."""
+        """Raise DiskError if the folder or metrics.jsonl is gone.
+
+        Writes to the deleted file would succeed, and their rows be lost silently.
+        """
         if not self.folder.path.is_dir():
             raise gone(self.folder.path)
         if not os.path.lexists(self.folder.rows_file):
@@ -145,16 +154,16 @@ class RunRecorder(Logger):
             )
 
     def save(self) -> None:
-        """Bring all rows onto the disk."""
+        """Flush all rows and events to the disk."""
         with self._tensorboard():
             self._writer.flush()
         with writing(self.folder.rows_file, lambda: BLOCK):
             os.fsync(self._rows.fileno())
 
     def close(self, done: bool) -> None:
-        """End the record; a run that is done is shown so in the HParams tab.
+        """Close the record. With `done`, the HParams tab shows the run as finished.
 
-        What the disk refuses is an error only then: otherwise there is one already.
+        Without `done`, disk errors are suppressed: another error is already ending the run.
         """
         may_fail = contextlib.nullcontext() if done else contextlib.suppress(DiskError)
         with may_fail, self._tensorboard():
@@ -166,10 +175,10 @@ class RunRecorder(Logger):
 
 
 def _inert(text: str) -> str:
-    """The text as TensorBoard shows it without reading anything into it.
+    """Return the text in a form that TensorBoard shows literally.
 
-    Indented by four, Markdown shows it as it is. Where Markdown is off, TensorBoard lets links and
-    images through, so that no tag may open: a < has an invisible word joiner behind it.
+    Markdown shows lines indented by four spaces as they are. Where Markdown is off, TensorBoard
+    renders HTML links and images; an invisible word joiner after each < keeps tags from opening.
     """
     lines = ("    " + line for line in text.splitlines())
     return re.sub(r"<(?=[A-Za-z/!?])", "<\u2060", "\n".join(lines))

@@ -1,4 +1,4 @@
-"""Tables of what a run costs and what it came to."""
+"""Console tables of a run's costs and results."""
 
 from collections.abc import Mapping
 
@@ -20,6 +20,7 @@ RESULTS = (
 
 
 def metric_table(title: str, metrics: Mapping[str, float | None]) -> Table:
+    """Return a table with one row per metric, in the given order; None is shown as null."""
     table = Table(title=escape(title), title_justify="left", box=box.SIMPLE_HEAD)
     table.add_column("metric")
     table.add_column("value", justify="right")
@@ -29,9 +30,9 @@ def metric_table(title: str, metrics: Mapping[str, float | None]) -> Table:
 
 
 def result_table(title: str, metrics: Mapping[str, float | None]) -> Table:
-    """What a run came to: losses, speed and memory, then what the model costs."""
+    """Return the table of a run's results: losses, speed and memory, then the model's costs."""
     costs = [name for name in metrics if name.startswith("cost/")]
-    names = [name for name in RESULTS if name in metrics]  # of no steps there is no speed
+    names = [name for name in RESULTS if name in metrics]  # a run of 0 steps has no speed
     return metric_table(title, {name: metrics[name] for name in (*names, *costs)})
 
 

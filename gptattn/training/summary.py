@@ -1,4 +1,4 @@
-"""What a finished run says of itself: summary.json, and its row in the HParams tab."""
+"""The content of summary.json, and of a run's row in the HParams tab."""
 
 import platform
 from dataclasses import asdict, dataclass
@@ -22,7 +22,7 @@ LIBRARIES = ("torch", "lightning", "hydra-core", "omegaconf", "tensorboard", "nu
 
 @dataclass(frozen=True)
 class Assembly:
-    """What a run is made of, once everything is built."""
+    """The parts of a run, once all are built. `threads`: CPU threads."""
 
     cfg: TrainConfig
     folder: RunFolder
@@ -35,11 +35,12 @@ class Assembly:
     match: Match | None = None
 
     def costs(self) -> dict[str, float]:
+        """Return the fields of `cost` by the names of their metrics, `cost/...`."""
         return {f"cost/{name}": value for name, value in asdict(self.cost).items()}
 
 
 def hyperparameters(built: Assembly) -> dict[str, Any]:
-    """One flat key set, the same in every run and of the same types: TensorBoard needs both."""
+    """Return the hyperparameters. TensorBoard needs the same keys and types in every run."""
     cfg = built.cfg
     return {
         "attn": cfg.variant,
@@ -70,6 +71,7 @@ def hyperparameters(built: Assembly) -> dict[str, Any]:
 
 
 def describe_budget(budget: Budget) -> str:
+    """Return the budget in words: `1000 steps` or `60 seconds`."""
     return f"{budget.steps} steps" if budget.steps is not None else f"{budget.seconds:g} seconds"
 
 
@@ -79,10 +81,10 @@ def summarise(
     step: int,
     completed: list[dict[str, Any]] | None,
 ) -> dict[str, Any]:
-    """The whole of summary.json: names, final metrics, costs, and the environment.
+    """Return the content of summary.json: names, final metrics, costs, and the environment.
 
-    `completed`: each budget that the run came to the end of, this one and those before it, with
-    what it had come to there; None where that is not known.
+    `completed`: each budget that the run completed, with the step and the metrics at its end; more
+    than one if the run was resumed with a larger budget, None if they are not known.
     """
     return {
         "status": "done",

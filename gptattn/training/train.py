@@ -1,4 +1,4 @@
-"""One run: build, fit, validate, summarise. Knows settings as a TrainConfig, never as Hydra's."""
+"""One run: build, fit, validate, summarise. Takes its settings as a TrainConfig, without Hydra."""
 
 import logging
 import math
@@ -51,10 +51,10 @@ from gptattn.weights.convert import begin_from
 
 
 def train(cfg: TrainConfig, folder: str | Path, console: Console | None = None) -> dict[str, Any]:
-    """Train as `cfg` says, leave the record in `folder`, return the summary.
+    """Train as `cfg` says, write the record to `folder`, and return the summary.
 
-    `console`: where to tell of it; None: nowhere. Raises a UserError for a user's mistake, `cfg`
-    having been through `settings.config.check`, and Stopped where the run was asked to end.
+    `cfg` must have passed `settings.config.check`. `console`: where to show progress; None shows
+    none. Raises a UserError for a user's mistake, and Stopped if a signal asked the run to end.
     """
     return train_ready(check_run(cfg), Path(folder), console or Console(quiet=True))
 
@@ -62,9 +62,9 @@ def train(cfg: TrainConfig, folder: str | Path, console: Console | None = None) 
 def train_ready(
     ready: Ready, folder: Path, console: Console, start: Start | None = None
 ) -> dict[str, Any]:
-    """The same for a run that has been checked.
+    """Train a run that has passed `check_run`; otherwise as `train`.
 
-    `start`: where the run that is in the folder goes on; None: it begins, in a folder without one.
+    `start`: where to resume the run in `folder`. None starts a new run, in a folder without one.
     """
     watchdog = Watchdog(ready.cfg.hang_seconds)
     with watchdog.watching():
@@ -87,12 +87,12 @@ def _assembled_and_fit(
     L.seed_everything(cfg.seed, workers=True, verbose=False)
     model = build_model(cfg, data.tokenizer.vocab_size)
     if start.source is not None:
-        # Before Lightning converts the model, float64 would be cut short.
+        # Lightning converts the model only later: float32 parameters would round float64 weights.
         model.to(weight_dtype(cfg))
         load_weights(model, start.weights(), start.source)
     elif ready.origin is not None:
         begin_from(ready.origin, model, cfg)
-        ready.origin.model.to("meta")  # the training needs its memory
+        ready.origin.model.to("meta")  # frees its memory for the training
     budget = resolve_budget(
         cfg.budget, cfg.batch_size * cfg.model.context_length, ready.cost.flops_per_token
     )
@@ -112,7 +112,7 @@ def _assembled_and_fit(
 
 
 def _go_on(built: Assembly, start: Start, console: Console) -> int:
-    """Make the folder what it was at the start of what is left to train; return its rows."""
+    """Prepare the folder to continue from `start`; return the number of rows in metrics.jsonl."""
     built.folder.write_settings(built.cfg)
     built.folder.summary_file.unlink(missing_ok=True)
     there = keep_rows(built.folder, start.rows, start.step)
@@ -128,7 +128,7 @@ def _go_on(built: Assembly, start: Start, console: Console) -> int:
 
 
 def _keep_making(built: Assembly, start: Start, making: Making) -> None:
-    """Record what makes the run's numbers; a warning where it goes on otherwise than it began."""
+    """Write the run's Making; warn if it resumes with other code or leaves its schedule."""
     if start.source is not None:
         was, schedule = built.folder.read_making(), _left_schedule(built, start)
         if schedule:
@@ -145,31 +145,31 @@ def _warn_of_parts(field: str, what: str) -> None:
 
 
 def _left_schedule(built: Assembly, start: Start) -> str:
-    """The budget, in words, that a run leaves before its end for another one; else ""."""
+    """Return in words the budget whose schedule the run leaves unfinished for another; else ""."""
     recorded = built.folder.read_settings()
     both = ({"budget": node["budget"]} for node in (recorded, asdict(built.cfg)))
     was, now = (budget_words(flat(node)) for node in both)
-    # None: of a version that did not say.
+    # None in checkpoints of a version that did not record it.
     ends = start.content["callbacks"]["MetricRows"].get("completed") or []
     over = any(end["step"] == start.step for end in ends)
     return f"{was}, until step {start.step}" if start.step and was != now and not over else ""
 
 
 def claim(folder: RunFolder, cfg: TrainConfig) -> None:
-    """Make the folder this run's own, by writing its config. Raises RunFolderError if it is not."""
+    """Claim the folder by writing the run's config. Raises RunFolderError if it holds a run."""
     if folder.begun:
         raise RunFolderError(
             "hydra.run.dir", f"{folder.path} already holds a run; give another folder, or none"
         )
-    folder.path.mkdir(parents=True, exist_ok=True)  # from now on it is there, or it is gone
-    folder.remove_leftovers()  # of a start that was killed before it had a config
+    folder.path.mkdir(parents=True, exist_ok=True)  # from now on, a missing folder is an error
+    folder.remove_leftovers()  # of a start that was killed before it wrote a config
     folder.write_settings(cfg)
 
 
 def _fit(
     built: Assembly, console: Console, compiled: bool, start: Start, there: int, watchdog: Watchdog
 ) -> dict[str, Any]:
-    """`there` rows are in the record already."""
+    """Train, and write the summary; `there` is the number of rows already in metrics.jsonl."""
     cfg, budget = built.cfg, built.budget
     goes_on = start.source is not None
     recorder = RunRecorder(built.folder, there, start.step + 1 if goes_on else None)
@@ -233,7 +233,7 @@ def _fit(
         final = rows.final(module)
         recorder.log_metrics(final, trainer.global_step)
         summary = summarise(built, rows.last | final, trainer.global_step, rows.completed)
-        built.folder.write_settings(cfg)  # without it nobody could read the run
+        built.folder.write_settings(cfg)  # again: if it was removed, the run could not be read
         built.folder.write_summary(summary)
         done = True
     finally:
@@ -245,7 +245,7 @@ def _fit(
 def _validate(
     trainer: L.Trainer, module: LanguageModel, datamodule: TokenDataModule, built: Assembly
 ) -> None:
-    """One validation of the model as it is, and the checkpoint that a run leaves."""
+    """Validate the model once without training it, and save its checkpoint."""
     trainer.validate(module, datamodule=datamodule, verbose=False)
     if built.cfg.checkpoint:
         trainer.save_checkpoint(built.folder.checkpoint(0))
@@ -284,7 +284,10 @@ def _trainer(
 
 
 def _compile(model: GPT, device: torch.device, console: Console) -> bool:
-    """Compile the blocks in place: names in checkpoints stay, and one block serves all."""
+    """Compile each block in place: checkpoint names stay, and all blocks share the compiled code.
+
+    Returns False, after a warning, if there is no C++ compiler for the CPU.
+    """
     if device.type == "cpu" and not has_cpp_compiler():
         console.print("[yellow]warning:[/yellow] compile: no C++ compiler found; running eager")
         return False
@@ -294,7 +297,7 @@ def _compile(model: GPT, device: torch.device, console: Console) -> bool:
 
 
 def _quiet_lightning() -> None:
-    """The console is ours; what Lightning has to say about a run is in the record."""
+    """Silence Lightning's messages and warnings: the console is for our own output."""
     for name in ("lightning", "lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module="lightning.*")

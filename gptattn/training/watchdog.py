@@ -1,4 +1,4 @@
-"""Ends a run in which nothing happens any more, and shows where it stands."""
+"""End a run that hangs, and show the stack of each thread."""
 
 import contextlib
 import faulthandler
@@ -9,19 +9,19 @@ from typing import Any, NoReturn
 
 import lightning.pytorch as L
 
-LOOK_SECONDS = 1.0
-SPARE_SECONDS = 20.0
+LOOK_SECONDS = 1.0  # between two looks for a sign of life
+SPARE_SECONDS = 20.0  # after the limit, until faulthandler's timer ends the process
 
 
 class Watchdog(L.Callback):
     """Ends the process with exit code 1 after `limit` seconds without a sign of life.
 
-    A sign of life is a batch, of training or validation, that begins or ends. The stacks of all
-    threads go to stderr first. The checkpoints stay as they are; the state of that moment, which
-    nobody can read, is not saved. `limit` None: nothing is watched.
+    Signs of life are the start and end of each training or validation batch, and the end of a
+    validation. The stacks of all threads are written to stderr first. The checkpoints stay; the
+    state since the newest one is lost, as a hung process cannot save it. `limit` None: no watch.
 
-    Python's own timer, armed anew at each sign of life, would not do: it ends the process without
-    a word of ours, and takes a pause for a hang.
+    faulthandler's own timer, restarted at each sign of life, would not do: it ends the process
+    without our message, and a process that was paused would count as hung.
     """
 
     def __init__(self, limit: float | None) -> None:
@@ -30,6 +30,7 @@ class Watchdog(L.Callback):
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
+        """Watch for as long as this context is open."""
         if self.limit is None:
             yield
             return
@@ -44,11 +45,11 @@ class Watchdog(L.Callback):
             faulthandler.cancel_dump_traceback_later()
 
     def _watch(self, over: threading.Event, limit: float) -> None:
-        # Looks are counted, not seconds: a process that was paused has not hung.
+        # Counts its own wake-ups, not clock time: a process that was paused has not hung.
         signs, idle = self._signs, 0.0
         while idle < limit:
-            # A read of a mapped file that stalls keeps the interpreter to itself: this thread
-            # does not run then, and Python's own timer, which needs no interpreter, ends it all.
+            # A read of a memory-mapped file that stalls holds the GIL, so this thread cannot run.
+            # faulthandler's timer needs no GIL, and ends the process then.
             faulthandler.dump_traceback_later(limit - idle + SPARE_SECONDS, exit=True, file=2)
             if over.wait(min(LOOK_SECONDS, limit)):
                 return

@@ -1,3 +1,3 @@
-"""Weights from elsewhere: from one attention to another, and from GPT-2 and back. It may import
-`runs` and the rooms before it. Start reading at `convert.py`.
+"""Convert weights from one attention variant to another, and read and write GPT-2 checkpoints. It
+may import `runs` and the rooms before it. Start reading at `convert.py`.
 """

@@ -1,7 +1,7 @@
-"""Weights from one attention variant to another, exactly where that can be, else by a method.
+"""Convert weights from one attention variant to another, exactly where that is possible.
 
-Every variant speaks one canonical per-head layout (`HeadWeights`), so that a conversion is an
-export, a change of the number of key/value heads, and a load.
+Variants with heads export and load one canonical per-head layout (`HeadWeights`). A conversion
+exports, changes the number of key/value heads, and loads.
 """
 
 import contextlib
@@ -24,18 +24,19 @@ from gptattn.settings.build import shared_arguments
 from gptattn.settings.config import InitMethod, TrainConfig
 from gptattn.weights import gpt2
 
-# Settings that no weight depends on.
+# Settings that the weights do not depend on.
 PASSING = ("backend", "dropout")
 
 
 def convert_heads(
     weights: HeadWeights, num_kv_heads: int, method: InitMethod, generator: torch.Generator
 ) -> HeadWeights:
-    """The same layer with `num_kv_heads` key/value heads.
+    """Return the weights of the layer with `num_kv_heads` key/value heads.
 
-    Fewer: each new head stands for a run of old ones, which is their mean, the first of them, or
-    freshly drawn. More: each old head is copied to those that it stood for, which changes nothing
-    in the output. Raises ValueError where one count does not divide the other.
+    Fewer heads: each new head replaces a group of consecutive old heads by their mean, by the
+    first of them, or by a random draw (`method`). More heads: each old head is copied to all heads
+    of its group, so the output does not change. Raises ValueError if neither count divides the
+    other.
 
     Source: Ainslie et al. 2023, arXiv:2305.13245, sec. 2.1 and fig. 4.
     """
@@ -75,18 +76,18 @@ def _given(heads: Tensor | None) -> Tensor:
 
 @dataclass(frozen=True)
 class Origin:
-    """The weights that `init_from` names, as they lie there."""
+    """The model that `init_from` names, before any conversion."""
 
     model: GPT
-    choices: dict[str, str]  # of the tokenizer and the position that go with them
-    settings: TrainConfig | None  # all that it was made by, where that is known
+    choices: dict[str, str]  # the config choices of tokenizer and position that fit the model
+    settings: TrainConfig | None  # from its config.yaml; None for a GPT-2 checkpoint
     digest: str  # SHA-256 of the weights
 
 
 def read_origin(cfg: TrainConfig) -> Origin:
-    """What `cfg.init_from` names: a run, a converted model or a GPT-2 checkpoint.
+    """Read what `cfg.init_from` names: a run, a converted model or a GPT-2 checkpoint.
 
-    Raises CheckpointError for what cannot be read.
+    Raises CheckpointError if it cannot be read.
     """
     assert cfg.init_from is not None
     with _told_of_init_from():
@@ -100,9 +101,10 @@ def read_origin(cfg: TrainConfig) -> Origin:
 
 
 def begin_from(origin: Origin, model: GPT, cfg: TrainConfig) -> None:
-    """Put its weights into `model`, built from `cfg`; on the meta device only look if they fit.
+    """Put the weights of `origin` into `model`, which was built from `cfg`.
 
-    Raises ConfigError, with the settings to give, for what cannot be converted.
+    On the meta device this only checks that they fit. Raises ConfigError if they cannot be
+    converted; where other settings would help, it names them.
     """
     with _told_of_init_from():
         needed = _settings_to_give(origin.model, origin.choices, model, cfg)
@@ -115,7 +117,7 @@ def begin_from(origin: Origin, model: GPT, cfg: TrainConfig) -> None:
 
 @contextlib.contextmanager
 def _told_of_init_from() -> Iterator[None]:
-    """In this command it is one setting that names a run, a path and what they become."""
+    """Report every error about the run, path, target or checkpoint as one of `init_from`."""
     try:
         yield
     except (CheckpointError, ConfigError, NumericError) as error:
@@ -134,8 +136,7 @@ def _digest(model: GPT) -> str:
 def _source(
     folder: Path, allow_targets: Sequence[str]
 ) -> tuple[GPT, dict[str, str], TrainConfig | None]:
-    """The model in a folder, the choices of tokenizer and position that go with it, and all its
-    settings where it has some."""
+    """Return the model in a folder, with its `choices` and `settings` as in `Origin`."""
     if gpt2.is_gpt2(folder):
         tokenizer = {"tokenizer": "gpt2"} if tokenizer_files.find(folder) else {}
         return gpt2.load(folder), {"position": "learned", **tokenizer}, None
@@ -146,9 +147,9 @@ def _source(
 def _settings_to_give(
     source: GPT, choices: dict[str, str], target: GPT, cfg: TrainConfig
 ) -> list[str]:
-    """As overrides, where the target's sizes are not the source's.
+    """Return the overrides that would give the target the sizes of the source.
 
-    Raises ConfigError where this run's tokenizer needs more ids than the source has.
+    Raises ConfigError if this run's tokenizer needs more ids than the source has.
     """
     theirs, ours = _sizes(source), _sizes(target)
     different = {name: size for name, size in theirs.items() if size != ours.get(name, size)}
@@ -165,14 +166,14 @@ def _settings_to_give(
     if (source.input_position is None) != (target.input_position is None):
         given.append(f"position={choices['position']}")
     if ours.get("num_heads") != cfg.model.num_heads:
-        different.pop("num_heads", None)  # the variant has a number of its own
+        different.pop("num_heads", None)  # the variant sets its own number of heads
     if theirs["d_mlp"] == 4 * theirs["d_model"] and cfg.model.d_mlp is None:
         different.pop("d_mlp", None)
     return given + [f"model.{name}={str(size).lower()}" for name, size in different.items()]
 
 
 def _sizes(model: GPT) -> dict[str, int | bool]:
-    """The settings of `model` that a conversion cannot change, as they are in this one."""
+    """The sizes of `model` that a conversion cannot change, by the names of their settings."""
     sizes: dict[str, int | bool] = {
         "num_layers": len(model.blocks),
         "d_model": model.token_embedding.embedding_dim,
@@ -190,7 +191,7 @@ def _sizes(model: GPT) -> dict[str, int | bool]:
 
 
 def same_layers(theirs: TrainConfig, ours: TrainConfig) -> bool:
-    """Whether the attention of both is one mechanism at one size, whatever computes it."""
+    """Whether both settings build the same attention layers; backend and dropout may differ."""
 
     def layers(cfg: TrainConfig) -> tuple[object, ...]:
         attn = {k: v for k, v in cfg.attn.items() if k not in PASSING}
@@ -208,8 +209,11 @@ def take_over(
     method: InitMethod = "mean",
     seed: int = 0,
 ) -> None:
-    """Put the weights of `source` into `target`: all by name where the settings make equal layers,
-    else by `convert`, as where the source has no settings. Raises ConfigError as it does."""
+    """Put the weights of `source` into `target`.
+
+    If the settings `theirs` and `ours` build the same layers, all weights are copied by name;
+    otherwise, or if `theirs` is None, `convert` does it. Raises ConfigError as `convert` does.
+    """
     if theirs is None or not same_layers(theirs, ours):
         convert(source, target, method, seed)
         return
@@ -227,10 +231,12 @@ def _refuse_other_names(theirs: Mapping[str, Tensor], ours: Mapping[str, Tensor]
 
 @torch.no_grad()
 def convert(source: GPT, target: GPT, method: InitMethod = "mean", seed: int = 0) -> None:
-    """Put the weights of `source` into `target`, which differs in its attention alone.
+    """Put the weights of `source` into `target`, which differs only in its attention.
 
-    Exact between the wrapper, the split form and GQA with as many key/value heads, and wherever
-    key/value heads are copied; otherwise by `method`. Raises ConfigError where it cannot be done.
+    The outputs stay equal between MultiHeadAttentionWrapper, MultiHeadAttention and
+    GroupedQueryAttention with one key/value head per query head, and where key/value heads are
+    only copied. If the target has fewer, `method` merges them. Raises ConfigError if the weights
+    cannot be converted.
     """
     theirs = {k: v for k, v in source.state_dict().items() if ".attention." not in k}
     ours = {k: v for k, v in target.state_dict().items() if ".attention." not in k}
@@ -247,7 +253,10 @@ def convert(source: GPT, target: GPT, method: InitMethod = "mean", seed: int = 0
 def _convert_layer(
     old: Attention, new: Attention, method: InitMethod, generator: torch.Generator
 ) -> None:
-    """Heads by the canonical layout, all else by name. Raises ValueError for what has no place."""
+    """Convert heads through the canonical layout, and copy the other weights by name.
+
+    Raises ValueError if a weight of `old` has no place in `new`.
+    """
     weights, wanted = heads_of(old).export_heads(), heads_of(new).export_heads()
     if weights.q_HDE.shape != wanted.q_HDE.shape:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""GPT-2 checkpoints of Hugging Face's form, in and out: config.json and model.safetensors."""
+"""Read and write GPT-2 checkpoints in Hugging Face's format: config.json, model.safetensors."""
 
 import json
 import re
@@ -8,18 +8,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gptattn.attention import MultiHeadAttention
+from gptattn.attention import Attention, MultiHeadAttention
 from gptattn.attention.capabilities import HeadWeights, heads_of, refuse_loss
 from gptattn.errors import CheckpointError, ConfigError
 from gptattn.machine.disk import write_atomically
 from gptattn.machine.untrusted import read_bytes
 from gptattn.model.gpt import GPT
 from gptattn.position.learned import LearnedPosition
-from gptattn.runs.weights_file import read_safetensors, tensor_shapes
+from gptattn.runs.tensor_file import read_tensors, tensor_shapes, write_weights
 
 CONFIG_BYTES = 1_000_000
 GPT2_END = 50256  # <|endoftext|>
-# Ours, theirs; a Conv1D of theirs is a Linear of ours transposed.
+# Our name -> GPT-2's. GPT-2's Conv1D weights are the transpose of our Linear weights.
 OUTER = {
     "token_embedding.weight": "wte.weight",
     "input_position.embedding.weight": "wpe.weight",
@@ -37,12 +37,12 @@ PER_LAYER = {
     "mlp.down.bias": "mlp.c_proj.bias",
 }
 TRANSPOSED = ("mlp.c_fc.weight", "mlp.c_proj.weight")
-# Masks of old files, and the head, which is the embedding.
+# Entries to skip: causal masks in old files, and the head, which is tied to the embedding.
 NO_WEIGHTS = (".attn.bias", ".attn.masked_bias", "lm_head.weight")
-PREFIX = "transformer."  # of the names in some files
+PREFIX = "transformer."  # of tensor names in some files
 GELU = ("gelu_new", "gelu_pytorch_tanh")
 FILES = ("config.json", "model.safetensors")
-# What config.json may say beyond sizes; where it says nothing, this is GPT-2's.
+# Accepted values of other keys in config.json; a missing key counts as the first, GPT-2's default.
 KNOWN = {
     "model_type": ("gpt2",),
     "layer_norm_epsilon": (1e-5,),
@@ -54,11 +54,15 @@ KNOWN = {
 
 
 def is_gpt2(folder: Path) -> bool:
+    """Whether the folder holds a config.json, as GPT-2's do and run folders do not."""
     return (folder / "config.json").is_file()
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Our sizes, as overrides of `model`. Raises CheckpointError for what is no GPT-2 of ours."""
+    """Return the sizes in config.json as settings of `model`.
+
+    Raises CheckpointError if the file is missing or describes a model other than GPT-2.
+    """
     file = folder / "config.json"
     try:
         node = json.loads(read_bytes(file, CONFIG_BYTES).decode("utf-8"))
@@ -83,14 +87,17 @@ def read_config(folder: Path) -> dict[str, Any]:
         ) from None
     except KeyError as error:
         raise CheckpointError("path", f"{file} has no {error}: it is no GPT-2's") from None
-    # Infinity as a size overflows; a file of brackets alone is nested too deeply for Python.
+    # int(Infinity) raises OverflowError, and deeply nested brackets raise RecursionError.
     except (OSError, ValueError, TypeError, AttributeError, ArithmeticError, RecursionError) as e:
         raise CheckpointError("path", f"{file} cannot be used ({str(e)[:200]})") from None
     return sizes | {"qkv_bias": True}
 
 
 def load(folder: Path) -> GPT:
-    """The GPT-2 in `folder`, with MultiHeadAttention, in eval mode. Raises CheckpointError."""
+    """Load the GPT-2 in `folder` with MultiHeadAttention, in eval mode.
+
+    Raises CheckpointError if a file is missing or damaged, or the weights do not fit config.json.
+    """
     sizes = read_config(folder)
     weights = _weights(folder / "model.safetensors", sizes)
     d_model, heads, context = sizes["d_model"], sizes["num_heads"], sizes["context_length"]
@@ -114,9 +121,10 @@ def load(folder: Path) -> GPT:
 
 
 def _weights(file: Path, sizes: dict[str, Any]) -> dict[str, Tensor]:
-    """The file's tensors by GPT-2's names. Raises CheckpointError where they are of other sizes.
+    """Return the file's tensors by GPT-2's names.
 
-    Checked before a tensor is read or a model is built: both may ask for any amount of memory.
+    Raises CheckpointError if names or shapes do not fit `sizes`. Only the header is read for this
+    check, since the tensors or a model of these sizes could need any amount of memory.
     """
     try:
         header = tensor_shapes(file)
@@ -136,12 +144,12 @@ def _weights(file: Path, sizes: dict[str, Any]) -> dict[str, Tensor]:
             raise CheckpointError("path", f"{file} has an unknown {name[:100]!r}")
         if shapes[name] != expected[name]:
             raise CheckpointError("path", f"{file}: {name} is {shapes[name]}, not {expected[name]}")
-    found = read_safetensors(file, [k for k in header if k.removeprefix(PREFIX) in shapes])
+    found = read_tensors(file, [k for k in header if k.removeprefix(PREFIX) in shapes])
     return {name.removeprefix(PREFIX): tensor for name, tensor in found.items()}
 
 
 def _shapes(sizes: dict[str, Any]) -> dict[str, list[int]]:
-    """The shape of every tensor in a GPT-2 of these sizes, as its files have them."""
+    """The name and shape of every tensor in the file of a GPT-2 of these sizes."""
     width, inner = sizes["d_model"], sizes["d_mlp"]
     shapes = {
         "wte.weight": [sizes["vocab_size"], width],
@@ -162,7 +170,7 @@ def _shapes(sizes: dict[str, Any]) -> dict[str, list[int]]:
 
 @torch.no_grad()
 def _fill(model: GPT, theirs: dict[str, Tensor], file: Path) -> None:
-    """Put these weights into `model`, built with their sizes and attn=mha.
+    """Put GPT-2's weights into `model`, which has the same sizes and MultiHeadAttention.
 
     Raises CheckpointError for a name or a shape that does not fit.
     """
@@ -199,20 +207,19 @@ def _fill(model: GPT, theirs: dict[str, Tensor], file: Path) -> None:
 
 @torch.no_grad()
 def write(folder: Path, model: GPT) -> None:
-    """A folder that `transformers.GPT2LMHeadModel.from_pretrained` opens.
+    """Write a folder that `transformers.GPT2LMHeadModel.from_pretrained` opens.
 
-    Raises ConfigError for what GPT-2 has not: fewer key/value heads, other positions, no qkv bias,
-    parameters beyond the heads.
+    Raises ConfigError for a model that is no GPT-2: fewer key/value heads than query heads, no
+    learned positions, no qkv bias, no output projection, attention parameters beyond these, or an
+    attention that computes something else from the same heads.
     """
-    from safetensors.torch import save
-
     own = model.state_dict()
     if "input_position.embedding.weight" not in own:
         raise ConfigError("to", "GPT-2 has learned positions; this model has not")
     weights = {}
     for ours, name in _names(model).items():
         tensor = own[ours].T if name.endswith(TRANSPOSED) else own[ours]
-        weights[f"transformer.{name}"] = tensor.contiguous().clone()
+        weights[f"transformer.{name}"] = tensor
     for layer, block in enumerate(model.layers()):
         try:
             w = heads_of(block.attention).export_heads()
@@ -225,17 +232,37 @@ def write(folder: Path, model: GPT) -> None:
             raise ConfigError("to", "GPT-2 has qkv biases; this model was built without")
         if w.out_EHD is None or w.out_bias_E is None:
             raise ConfigError("to", "GPT-2 has an output projection; this model was built without")
+        if not _attends_as_gpt2(block.attention, w):
+            raise ConfigError(
+                "to",
+                f"layer {layer}: the same heads attend otherwise in GPT-2, whose scores have no "
+                "scale but head_dim ** -0.5, no window and no soft cap",
+            )
         name = f"transformer.h.{layer}.attn"
         qkv = torch.cat([t.flatten(0, 1) for t in (w.q_HDE, w.k_GDE, w.v_GDE)])
         bias = torch.cat([t.flatten() for t in (w.q_bias_HD, w.k_bias_GD, w.v_bias_GD)])
-        weights[f"{name}.c_attn.weight"] = qkv.T.contiguous()
+        weights[f"{name}.c_attn.weight"] = qkv.T
         weights[f"{name}.c_attn.bias"] = bias
-        weights[f"{name}.c_proj.weight"] = w.out_EHD.flatten(1).T.contiguous()
+        weights[f"{name}.c_proj.weight"] = w.out_EHD.flatten(1).T
         weights[f"{name}.c_proj.bias"] = w.out_bias_E
     config = json.dumps(_config(model), indent=2) + "\n"
-    data = save(weights, metadata={"format": "pt"})
-    write_atomically(folder / "model.safetensors", lambda file: file.write(data))
+    write_weights(folder / "model.safetensors", weights)
     write_atomically(folder / "config.json", lambda file: file.write(config.encode()))
+
+
+def _attends_as_gpt2(attention: Attention, weights: HeadWeights) -> bool:
+    """Whether GPT-2's attention gives the same outputs from these heads.
+
+    Asked of numbers, as a variant may change scores in any way. The inputs are ten times what a
+    layer norm gives, so that a soft cap takes hold.
+    """
+    d, T, (heads, *_) = attention.d_in, attention.context_length, weights.q_HDE.shape
+    plain = MultiHeadAttention(d, d, T, heads, qkv_bias=True).to(weights.q_HDE)
+    plain.load_heads(weights)
+    x_BTE = 10 * torch.randn(1, T, d, generator=torch.Generator().manual_seed(0))
+    x_BTE = x_BTE.to(weights.q_HDE)
+    own, expected = attention.eval()(x_BTE), plain.eval()(x_BTE)
+    return bool((own - expected).abs().max() <= 1e-3 * expected.std())
 
 
 def _heads(model: GPT) -> int:
@@ -243,7 +270,7 @@ def _heads(model: GPT) -> int:
 
 
 def _names(model: GPT) -> dict[str, str]:
-    """Our names to theirs, of all but the attention."""
+    """Our name -> GPT-2's name of every weight outside the attention."""
     names = dict(OUTER)
     for layer in range(len(model.blocks)):
         names |= {f"blocks.{layer}.{o}": f"h.{layer}.{t}" for o, t in PER_LAYER.items()}

@@ -73,9 +73,9 @@ def fingerprint(run: Path) -> str:
     """SHA-256 of a finished run's weights, optimizer and rows, times and speeds left out."""
     content = choose_checkpoint(RunFolder(run)).content
     sha = hashlib.sha256()
-    states = content["optimizer_states"][0]["state"]
-    tensors = dict(content["state_dict"])
-    tensors |= {f"{i}/{name}": t for i, state in states.items() for name, t in state.items()}
+    tensors = dict(content["weights"])
+    for parameter, state in content["optimizer"].items():
+        tensors |= {f"{parameter}/{name}": tensor for name, tensor in state.items()}
     for name, tensor in sorted(tensors.items()):
         sha.update(name.encode() + tensor.contiguous().numpy().tobytes())
     for line in RunFolder(run).rows_file.read_text(encoding="utf-8").splitlines():

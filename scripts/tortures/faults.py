@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 from gptattn.data.sampler import TrainingStream
+from gptattn.machine.disk import Part
 from gptattn.model.gpt import GPT
-from gptattn.runs import checkpoint
+from gptattn.runs.folder import step_of
 from gptattn.training.module import LanguageModel
 
 
@@ -65,20 +66,22 @@ class Moments:
         _replace(owner, name, watched)
 
     def _watch_writes(self) -> None:
-        original = checkpoint._Hashed.write
+        original = Part.write
 
-        def watched(file: Any, data: Any) -> int:
+        def watched(file: Part, data: Any) -> int:
+            if step_of(file.path) < 0:  # no checkpoint
+                return original(file, data)
             half = len(data) // 2
             self._moment()
             original(file, data[:half])
-            file.file.flush()
+            file.flush()
             self._moment()
             original(file, data[half:])
-            file.file.flush()
+            file.flush()
             self._moment()
             return len(data)
 
-        _replace(checkpoint._Hashed, "write", watched)
+        _replace(Part, "write", watched)
 
 
 class Poison:

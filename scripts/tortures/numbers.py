@@ -51,8 +51,8 @@ def _checkpoints(run: Path) -> list[Path]:
 
 def _is_finite(path: Path) -> bool:
     content = read_checkpoint(path)
-    values = list(content["state_dict"].values())
-    for state in content["optimizer_states"][0]["state"].values():
+    values = list(content["weights"].values())
+    for state in content["optimizer"].values():
         values += state.values()
     return all(bool(torch.isfinite(value).all()) for value in values)
 

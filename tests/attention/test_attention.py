@@ -28,7 +28,7 @@ def build(variant: str, **overrides) -> Attention:
 
 
 def results(attention: Attention, x: Tensor, upstream: Tensor) -> dict[str, Tensor]:
-    """The output, and all gradients: those of the weights in the layout of `export_heads`."""
+    """Return the output and all gradients: those of the weights in the layout of `export_heads`."""
     x = x.clone().requires_grad_()
     y = attention(x)
     (y * upstream).sum().backward()
@@ -44,7 +44,7 @@ def draw(*shape: int) -> Tensor:
 
 
 def repeated(weights: HeadWeights, times: int) -> HeadWeights:
-    """The same attention with one key/value head per query head: 0, 0, 0, 1, 1, 1, ..."""
+    """Return the same weights with one key/value head per query head: 0, 0, 0, 1, 1, 1, ..."""
     names = ("k_GDE", "v_GDE", "k_bias_GD", "v_bias_GD")
     return dataclasses.replace(
         weights, **{name: getattr(weights, name).repeat_interleave(times, 0) for name in names}
@@ -85,7 +85,7 @@ def test_grouped_attention_is_multi_head_attention_with_repeated_heads(groups, b
     x, upstream = draw(B, T, D_IN), draw(B, T, D_OUT)
     expected = results(full, x, upstream)
     for name in ("k_GDE", "v_GDE", "k_bias_GD", "v_bias_GD"):
-        # A shared head's gradient is the sum over those that share it.
+        # A shared head's gradient is the sum over the query heads that share it.
         expected[name] = expected[name].unflatten(0, (groups, -1)).sum(1)
     assert_same(results(grouped, x, upstream), expected)
 
@@ -182,7 +182,7 @@ def test_impossible_arguments_are_refused_by_name(variant, overrides, message):
     arguments = {"d_in": D_IN, "d_out": D_OUT, "context_length": T, "num_heads": H} | overrides
     if variant == "single_head":
         del arguments["num_heads"]
-    # Not through the config, whose own check would speak first.
+    # Not through the config, whose own check would fail first.
     with pytest.raises(ValueError, match=f"^{message}"):
         module(**arguments)
 
@@ -246,7 +246,7 @@ def test_keys_and_values_are_never_copied_per_query_head(groups):
     k, v = (torch.randn(1, groups, length, head, requires_grad=True) for _ in range(2))
     with Allocations() as forward:
         y = attend(q, k, v, Rule(0.4))
-    # One tensor as large as the output, besides a number per query: no room for wider keys.
+    # The output and one number per query: no memory for keys repeated per query head.
     assert sum(forward.elements) <= y.numel() + H * length
     with Allocations() as backward:
         y.sum().backward()

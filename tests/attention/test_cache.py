@@ -1,4 +1,4 @@
-"""What caches hold, hand out and count: against a list of what was written."""
+"""What caches hold, return and count, against a list of what was written."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ def ring(window: int | None = 4, capacity: int = 20, batch: int = 2) -> KVCache:
 
 
 def tokens(start: int, stop: int, batch: int = 2) -> dict[str, Tensor]:
-    """Keys that are the number of their token, values ten times that."""
+    """Keys equal to the number of their token, and values ten times that."""
     k = torch.arange(start, stop, dtype=FLOAT).expand(batch, 1, -1)[..., None]
     return {"k": k, "v": 10 * k}
 

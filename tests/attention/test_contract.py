@@ -1,6 +1,6 @@
-"""What every attention must do, asked of every file in `conf/attn` and of the probes.
+"""What every attention must do, tested on every file in `conf/attn` and on the probes.
 
-What not every mechanism has is asked of those that have it. None is named here.
+A capability is tested on the mechanisms that have it. No mechanism is named here.
 """
 
 import io
@@ -38,14 +38,14 @@ def variant(request: pytest.FixtureRequest) -> str:
 
 
 def with_maps(attention: Attention) -> HasMaps:
-    """The attention, if it has weights to look at: there is nothing to ask of others."""
+    """Return the attention as `HasMaps`; skip the test if it has no attention weights."""
     if not isinstance(attention, HasMaps):
         pytest.skip("has no attention maps")
     return attention
 
 
 def overrides_of(variant: str, position: str, backend: str | None = None) -> list[str]:
-    """What builds a model of this variant, if it can have such positions."""
+    """Return the overrides for a model of this variant; skip if it cannot have this position."""
     if position == "rope" and not takes(variant, "position"):
         pytest.skip("takes no position")
     backends = [f"attn.backend={backend}"] if backend and takes(variant, "backend") else []
@@ -173,7 +173,7 @@ def test_a_model_prepared_for_decoding_gives_the_same_logits(variant, monkeypatc
             for t in range(4, T):
                 logits = model.next_logits(ids[:, t : t + 1], cache)
         assert_same(logits, expected, atol=1e-5)
-        # A step of training in between is right, too: what is prepared has no gradients.
+        # A training step in between works too: with gradients the prepared layers are not used.
         model(ids).sum().backward()
         assert all(p.grad is not None for p in model.parameters())
         model.prepare(None)
@@ -207,13 +207,13 @@ def test_the_cache_bytes_that_are_reported_are_the_bytes_allocated(variant, dtyp
 @pytest.mark.skipif(not STATM.exists(), reason="asks Linux what the process holds")
 def test_the_process_grows_by_the_cache_bytes_that_are_reported(variant):
     attention = build_attention(variant, context_length=4096)
-    # Tensors this large are never put into memory that was freed before.
+    # Tensors this large never reuse memory that was freed before.
     rows = 2**28 // attention.new_cache(1, 4096).nbytes
     before = resident_bytes()
     cache = attention.new_cache(rows, 4096)
     for tensor in tree_leaves(vars(cache)):
         if isinstance(tensor, Tensor):
-            tensor.zero_()  # memory that was never written is not held yet
+            tensor.zero_()  # memory counts as resident only after a write
     grown = resident_bytes() - before
     assert grown == pytest.approx(cache.nbytes, rel=0.02)
 
@@ -252,8 +252,8 @@ def test_dropout_acts_on_weights_alone(variant, backend):
         with torch.no_grad():
             writer.weight.copy_(torch.eye(E))
             writer.bias.zero_()
-    # One token has one weight per head. Without it the head is silent, with it all of the head is
-    # scaled by 1 / (1 - 0.4): nothing else, as queries, keys and values, was dropped.
+    # One token has one weight per head. Dropout zeroes the whole head or scales it by
+    # 1 / (1 - 0.4), if nothing else (queries, keys or values) is dropped.
     x = draw(61, 1, E)
     heads = maps.attention_weights(x).shape[1]
     trained = attention(x).unflatten(-1, (heads, -1))
@@ -270,8 +270,8 @@ def test_a_saved_state_gives_the_same_outputs_in_a_new_module(variant):
     file = io.BytesIO()
     torch.save(saved.state_dict(), file)
     file.seek(0)
-    # A buffer of our own, where no reader of files is needed.
-    loaded.load_state_dict(torch.load(file, weights_only=True))  # noqa: TID251
+    # This test wrote the buffer itself, so torch.load is safe.
+    loaded.load_state_dict(torch.load(file, weights_only=True))
     assert torch.equal(saved(x), loaded(x))
 
 
@@ -286,7 +286,7 @@ def test_attention_weights_are_causal_and_of_heads_alone_sum_to_one_and_give_the
     if not isinstance(attention, HasHeads) or attention.names_in_heads() < {
         *attention.state_dict()
     }:
-        return  # what else it has may do anything to its weights and its output
+        return  # its other parameters may change weights and output in any way
     assert_same(w_BHTS.sum(-1), torch.ones(w_BHTS.shape[:-1], dtype=x.dtype))
     heads = attention.export_heads()
     v_BGSD = torch.einsum("bse,gde->bgsd", x, heads.v_GDE) + heads.v_bias_GD[:, None]
@@ -314,7 +314,7 @@ def test_the_model_shows_the_weights_of_every_layer_that_has_some(variant):
     if 0 not in shown:
         return
     first = model.layers()[0]
-    with torch.no_grad():  # as the maps are made: a linear layer may add up in another order
+    with torch.no_grad():  # like the maps: with gradients a linear layer may sum in another order
         x = first.norm_attention(model.input_position(model.token_embedding(ids), range(T)))
         expected = first.attention.attention_weights(x)
     assert_same(maps[0], expected)

@@ -25,7 +25,7 @@ def exercises() -> ModuleType:
 
 
 def linear(width: int) -> Tensor:
-    """X through the next weights that the seed gives, as `nn.Linear` draws them."""
+    """Return X through an `nn.Linear` with the next weights that the seed gives."""
     with torch.no_grad():
         return nn.Linear(3, width, bias=False)(X)
 

@@ -8,8 +8,8 @@ import torch
 
 from gptattn.attention.head_statistics import entropy, even_weights, sink_mass
 
-# Two heads on three tokens. Head 0: the second query halves its look, the third sees itself alone.
-# Head 1: a quarter and three quarters; then a third each.
+# Two heads on three tokens. Head 0: the second query has two equal weights, the third all weight on
+# itself. Head 1: a quarter and three quarters; then a third each.
 BY_HAND = torch.tensor(
     [
         [[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.0, 0.0, 1.0]],

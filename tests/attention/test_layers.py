@@ -1,4 +1,4 @@
-"""Mechanisms to come, in whole models: layers that differ, that hand things on, that keep apart."""
+"""Probes in whole models: layers that differ, that pass tensors on, that keep documents apart."""
 
 from pathlib import Path
 
@@ -54,7 +54,7 @@ def test_values_of_the_first_layer_reach_the_others_and_stay_in_no_module():
         model(other)
         assert torch.equal(model(ids), before)
         second.mix.copy_(torch.tensor([0.0, 1.0]))
-        second.W_value.weight.mul_(7.0)  # without effect, as the first layer's alone count
+        second.W_value.weight.mul_(7.0)  # no effect: only the first layer's values count
         mixed = model(ids)
         second.W_value.weight.zero_()
         assert torch.equal(model(ids), mixed)
@@ -93,7 +93,7 @@ def test_a_mechanisms_own_initialisation_stays_and_its_writer_is_drawn_as_gpt2s(
         assert isinstance(attention, Sunk)
         assert torch.equal(attention.sink_H, torch.full((6,), 0.5))
         assert attention.W_query.weight.std().item() == pytest.approx(0.02, rel=0.05)
-        # Of two layers: 0.02 / sqrt(4).
+        # For two layers: 0.02 / sqrt(2 * 2).
         assert attention.out_proj.weight.std().item() == pytest.approx(0.01, rel=0.05)
 
 

@@ -44,7 +44,7 @@ def loops(
     k_pos: Positions,
     bias: Callable[[int, int, int, int, int], Tensor] | None = None,
 ) -> Tensor:
-    """One pair at a time; bias(row, head, query's place and key's place, distance)."""
+    """Compute attention pair by pair; bias(row, head, query's and key's index, distance)."""
     y = torch.zeros(*q.shape[:3], v.shape[3], dtype=q.dtype)
     for b in range(B):
         for h in range(H):

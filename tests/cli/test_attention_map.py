@@ -1,4 +1,4 @@
-"""scripts/attention_map.py: what it leaves and prints, for every variant; a user's mistakes."""
+"""scripts/attention_map.py: what it writes and prints for every variant, and a user's mistakes."""
 
 import json
 import re
@@ -18,7 +18,7 @@ from gptattn.runs.save import save_model
 
 
 def model_folder(folder: Path, *overrides: str, vocab_size: int = 256) -> Path:
-    """A folder as scripts/convert.py leaves it: two layers of six heads, a context of 11."""
+    """Write a folder as scripts/convert.py does: two layers of six heads, a context of 11."""
     model = build_gpt(*overrides, vocab_size=vocab_size, std=0.3)
     save_model(folder, settings(*SMALL, *overrides), model, ByteTokenizer())
     return folder

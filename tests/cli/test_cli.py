@@ -19,7 +19,7 @@ from gptattn.training.module import LanguageModel
 
 
 def complaint(text: str) -> str:
-    """The one line that stderr must consist of."""
+    """Return the only line of stderr, which must be an error without a traceback."""
     (line,) = text.splitlines()
     assert line.startswith("error: ")
     assert "Traceback" not in line
@@ -27,7 +27,7 @@ def complaint(text: str) -> str:
 
 
 def left_behind(folder: Path) -> list[str]:
-    """What lies below `folder` beside the inputs and the cache."""
+    """Return the names in `folder`, without the inputs and the cache."""
     return sorted(
         path.name for path in folder.iterdir() if path.name not in ("text.txt", "cache", "bad.txt")
     )
@@ -230,7 +230,7 @@ def test_a_full_disk_is_a_disk_error_and_leaves_no_half_file(
     assert command(tmp_path, *tiny(tmp_path)) == 7
     assert "No space left on device" in complaint(capfd.readouterr().err)
     assert not list(tmp_path.rglob("*.part"))
-    assert not list(tmp_path.rglob("*.ckpt"))
+    assert not list(tmp_path.rglob("*.safetensors"))
     assert run_folders(tmp_path) == []
 
 
@@ -248,15 +248,15 @@ def test_a_loss_that_is_not_finite_stops_the_run_at_its_step(
     arguments = tiny(tmp_path, "optim.lr=1e30", "optim.warmup_fraction=0", "validation.count=4")
     assert command(tmp_path, *arguments) == 5
     line = complaint(capfd.readouterr().err)
-    # The first update is what throws the weights away, so its successor sees it.
+    # The first update ruins the weights, so step 1 or the step after it notices.
     assert line.startswith(("error: train/loss: ", "error: val/loss: ", "error: train/grad_norm: "))
     assert "step 1" in line or "step 2" in line
     assert run_folders(tmp_path) == []
-    assert not list(tmp_path.rglob("*.ckpt"))
+    assert not list(tmp_path.rglob("*.safetensors"))
 
 
 def in_step(monkeypatch: pytest.MonkeyPatch, step: int, act: Callable[[], object]) -> list[str]:
-    """Do something in the middle of training step `step`; the variants that were trained."""
+    """Call `act` at the start of training step `step`; return the variants trained so far."""
     training_step, trained = LanguageModel.training_step, []
 
     def wrapped(self: LanguageModel, batch: object, batch_idx: int) -> object:

@@ -1,4 +1,4 @@
-"""Tab completion: what a shell is told of a line that is not finished."""
+"""Tab completion: what a shell is offered for an unfinished line."""
 
 import re
 import subprocess
@@ -28,7 +28,7 @@ finally:
 def complete(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> Complete:
-    """What the last word of a line can become, for bash, in an almost empty folder."""
+    """A function that returns bash's completions of a line's last word, in a small folder."""
 
     def ask(line: str) -> list[str]:
         monkeypatch.setenv("COMP_LINE", line)

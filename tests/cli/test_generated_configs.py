@@ -1,6 +1,6 @@
-"""Generated mistakes: each is one line and exit 2, soon, and leaves nothing behind.
+"""Each generated mistake quickly gives one line and exit code 2, and leaves nothing behind.
 
-The same 60 of them each time; `GPTATTN_CONFIGS=300` makes 300, which take about a minute.
+The same 60 mistakes each time; `GPTATTN_CONFIGS=300` makes 300, which take about a minute.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.configuration import set_hypothesis_home_dir
 from support import command, tiny
 
-# What it keeps between runs, it keeps outside of the repository.
+# hypothesis keeps files between runs: keep them outside of the repository.
 set_hypothesis_home_dir(Path(tempfile.gettempdir()) / "gptattn-hypothesis")
 COUNT = int(os.environ.get("GPTATTN_CONFIGS", "60"))
 SECONDS = 3.0
@@ -32,12 +32,12 @@ REAL = str.split(
 )
 NUMBERS = [*WHOLE, *REAL]
 GROUPS = str.split("attn model position data tokenizer optim trainer experiment launcher")
-OPEN = ["attn", "position", "data", "tokenizer"]  # their keys are their target's arguments
+OPEN = ["attn", "position", "data", "tokenizer"]  # groups whose keys depend on their _target_
 NODES = [*GROUPS[:7], "budget", "validation", "sample", "sweep"]
 
-# Words that are no number, no truth value and no interpolation to anyone.
+# Words that cannot be read as a number, a boolean or an interpolation.
 word = st.from_regex(r"zq[a-z_]{1,12}", fullmatch=True)
-# Whatever a terminal can hand over: also what is no UTF-8, as Python stands for it.
+# Whatever a terminal can pass, including invalid UTF-8, which Python shows as surrogates.
 anything = st.text(
     st.characters(exclude_characters="\0", exclude_categories=["Cs"])
     | st.sampled_from("\udc80\udcff\r\n\x0b\x1b\x85\u2028\u202e'\"\\$={}[](),:~@"),
@@ -62,7 +62,7 @@ no_number = st.one_of(
 
 
 def near(name: str) -> st.SearchStrategy[str]:
-    """The name with a letter too many, or with two letters in each other's place."""
+    """Return misspelt names: with an extra letter, or with two letters exchanged."""
     at = st.integers(name.rfind(".") + 1, len(name) - 1)
     return st.one_of(
         at.map(lambda i: f"{name[:i]}q{name[i:]}"),
@@ -129,7 +129,7 @@ one = st.one_of(
     setting(["hydra.launcher._target_", "hydra.sweeper._target_"], word),
     word.map(lambda name: ["--config-name", name]),
     word.map(lambda name: ["--cfg", "job", "--package", name]),
-    # Two that do not go together, beside those of `tiny`
+    # Values that contradict those of `tiny`
     setting(["budget.tokens", "budget.seconds", "budget.flops"], st.integers(1, 999).map(str)),
     setting(["model.num_heads", "accumulate"], st.sampled_from(["3", "5", "6", "7"])),
     setting(["model.d_model"], st.integers(1, 500).map(lambda n: str(2 * n + 1))),
@@ -151,8 +151,8 @@ one = st.one_of(
 
 @settings(
     max_examples=COUNT,
-    phases=[Phase.generate],  # to make a failure smaller takes minutes
-    derandomize=True,  # the same ones each time
+    phases=[Phase.generate],  # no shrinking: it takes minutes
+    derandomize=True,  # the same examples each time
     database=None,
     deadline=None,
     suppress_health_check=list(HealthCheck),
@@ -165,7 +165,7 @@ def test_a_generated_mistake_is_one_line(mistakes: list[str]) -> None:
         start = time.process_time()
         code = command(folder, *tiny(folder), *mistakes)
         seconds = time.process_time() - start
-        # A file of tokens in the cache is whole, and good for the next run.
+        # A token file in the cache may stay: it is complete and of use to the next run.
         left = {path for path in folder.rglob("*") if path.suffix != ".tokens"}
         left -= {folder / "text.txt", folder / "cache"}
     (line,) = said.getvalue().splitlines()

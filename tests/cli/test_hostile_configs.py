@@ -1,4 +1,4 @@
-"""Configs that somebody else made: nothing that they name runs, and none takes long to refuse."""
+"""Untrusted configs: nothing that they name is run, and each is refused quickly."""
 
 import os
 import time
@@ -29,7 +29,7 @@ NAMES = str.split(
     "logging.config.dictConfig urllib.request.urlretrieve webbrowser.open "
     "hydra.utils.instantiate hydra.utils.call hydra._internal.utils._locate torch.load "
     "torch.hub.load torch.save numpy.load numpy.save yaml.unsafe_load yaml.load "
-    # Names that lead out of this package, or into parts of it that no group has.
+    # Names that lead out of this package, or to parts of it that no group may name.
     "gptattn gptattn. gptattn.data.text.os.system gptattn.data.text:os.system "
     "gptattn.data.tokens.os.unlink gptattn.attention.base.torch.load gptattn.cli.main.main "
     "gptattn.runs.checkpoint.write_atomically gptattn.training.recorder.RunRecorder gptattnx.Evil "
@@ -56,14 +56,14 @@ def test_a_target_outside_of_its_groups_home_is_refused(group: str, target: str)
 
 
 def overlay(folder: Path, name: str, node: object) -> str:
-    """A folder of somebody else's YAML, with one file."""
+    """Write a config folder with one file; return the flag that adds it."""
     file = folder / "theirs" / f"{name}.yaml"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("# @package _global_\n" + yaml.safe_dump(node), encoding="utf-8")
     return f"--config-dir={folder / 'theirs'}"
 
 
-# Given a shell command, a config that would run it.
+# Each makes a config that would run the given shell command.
 NODES: dict[str, Callable[[str], object]] = {
     "callback": lambda c: {"hydra": {"callbacks": {"a": {"_target_": "os.system", "command": c}}}},
     "launcher": lambda c: {"hydra": {"launcher": {"_target_": "os.system", "command": c}}},
@@ -257,7 +257,7 @@ def test_a_number_in_the_place_of_a_variant_is_refused(override: str, tmp_path: 
         check_job(tiny(tmp_path, search, "match=params", override))
 
 
-HUGE = "9" * 309  # more than any float
+HUGE = "9" * 309  # larger than the largest float
 
 
 @pytest.mark.parametrize("text", [f"optim: {{lr: {HUGE}}}", f"optim: {{lr: -{HUGE}}}"])

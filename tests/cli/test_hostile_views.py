@@ -1,4 +1,4 @@
-"""What TensorBoard and attention.html make of text, names and values that somebody else chose."""
+"""TensorBoard and attention.html with hostile text, names and values."""
 
 import re
 import subprocess
@@ -23,7 +23,7 @@ from gptattn.runs.save import save_model
 from gptattn.training.recorder import RunRecorder
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)  # of a library inside of it
+    warnings.simplefilter("ignore", DeprecationWarning)  # from one of its dependencies
     from tensorboard.plugins.core.core_plugin import CorePluginLoader
     from tensorboard.plugins.text.text_plugin import text_array_to_html
     from tensorboard.program import WerkzeugServer
@@ -32,7 +32,7 @@ ROOT = CONF.parent
 LIVE = (
     '<a href="https://evil.example/"><img src="https://evil.example/p.png" onerror=alert(1)>x</a>'
 )
-# Every way to a new line that some program knows of.
+# Every character that some program takes for a line break.
 BREAKS = [
     "\n",
     "\r",
@@ -60,7 +60,7 @@ TEXTS = [
 
 
 class Page(HTMLParser):
-    """The tags of a page, what they refer to or do, and its text."""
+    """Parses a page: its tags, their addresses and event handlers, and its text."""
 
     def __init__(self, source: str) -> None:
         super().__init__()
@@ -99,15 +99,15 @@ def test_text_is_inert_in_tensorboard(text: str, tmp_path: Path) -> None:
             assert page.tags <= {"table", "tbody", "tr", "td", "pre", "code"}
             assert not page.acts
             assert "<script" not in page.text
-        # All words of it are still there to be read.
+        # All words of the text are still there.
         assert re.findall(r"\w+", content.decode()) == re.findall(r"\w+", text)
-    # Hyperparameters are values of a message, which the page sets as text.
+    # Hyperparameters are fields of a protobuf message, which the page shows as text.
     metadata = events.summary_metadata["_hparams_/session_start_info"]
     values = HParamsPluginData.FromString(metadata.plugin_data.content).session_start_info.hparams
     assert {value.string_value for value in values.values()} == {text}
 
 
-# The prompt, and the name of the run's folder.
+# (prompt, name of the run folder)
 PROMPTS = [
     (LIVE[:60], "<img src=x onerror=alert(1)>"),
     ("</script><script>alert(1)</script>", "<script>alert(1)<"),
@@ -132,18 +132,18 @@ def test_a_prompt_and_a_name_are_inert_in_the_page(
     harmless = {"html", "head", "meta", "title", "style", "body", "header", "h1", "h2", "p", "pre"}
     harmless |= {"noscript", "strong", "main", "section", "canvas", "div", "table", "button", "br"}
     assert page.tags <= harmless | {"script"}
-    assert source.count("<script") == source.count("</script>") == 2  # the data and ours
+    assert source.count("<script") == source.count("</script>") == 2  # the data and our own code
     assert not page.acts
     assert "default-src 'none'" in source
     assert not set("\x1b\u202e\u2028\x85\r\0") & set(source)
     assert "49" not in Page(source.partition("<pre>")[0]).text
 
 
-# TensorBoard is started for this machine alone.
+# TensorBoard must be reachable from this machine only.
 
 
 def flags(*arguments: str) -> Namespace:
-    """The arguments as TensorBoard itself reads them."""
+    """Parse the arguments as TensorBoard does."""
     loader, parser = CorePluginLoader(), ArgumentParser()
     loader.define_flags(parser)
     read = parser.parse_args(arguments)
@@ -152,7 +152,7 @@ def flags(*arguments: str) -> Namespace:
 
 
 def served_on(read: Namespace) -> str:
-    """The address that TensorBoard's server takes."""
+    """Return the address that TensorBoard's server binds to."""
     read.port = 0
     server = WerkzeugServer(lambda *_: [], read)
     try:
@@ -162,7 +162,7 @@ def served_on(read: Namespace) -> str:
 
 
 def board(*more: str) -> list[str]:
-    """The arguments of the Makefile's command."""
+    """Return the arguments of TensorBoard in `make board`."""
     done = subprocess.run(
         ["make", "--dry-run", "board", *more], cwd=ROOT, capture_output=True, text=True, check=True
     )
@@ -186,6 +186,6 @@ def test_every_command_that_we_name_serves_this_machine_alone() -> None:
         for file in files
         for line in re.findall(r"tensorboard (--.*)", file.read_text(encoding="utf-8"))
     ]
-    assert len(found) >= 4  # among them the one that a run prints
+    assert len(found) >= 4  # including the line that a run prints
     assert not [line for line in found if "--bind_all" in line or "--host" in line]
     assert served_on(flags("--logdir", "outputs")) in ("127.0.0.1", "::1")

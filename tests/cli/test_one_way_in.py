@@ -1,5 +1,5 @@
-"""A run composes once, loads its text once, and builds its model once on the meta device and once
-for real; what needs no Hydra does not import it.
+"""A run composes its config once, loads its text once, and builds its model once on the meta device
+and once for real; commands that do not need Hydra do not import it.
 """
 
 import subprocess
@@ -21,7 +21,7 @@ from gptattn.model.gpt import GPT
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often each of the slow things was done."""
+    """Counts how often each slow operation was done."""
     counts: Counter[str] = Counter()
 
     def counted(owner: Any, name: str, what: Callable[..., str]) -> None:
@@ -69,7 +69,7 @@ def test_a_run_that_goes_on_loads_and_builds_once(tmp_path: Path, made: Counter[
     made.clear()
     (run,) = run_folders(tmp_path)
     assert command(tmp_path, f"resume={run}", "budget.steps=8") == 0
-    # One for the header of its checkpoint, before a tensor is read, and one for the checks.
+    # One to check the checkpoint's header before a tensor is read, and one for the other checks.
     assert made.pop("models: meta") == 2
     assert made == {"texts": 1, "hashes": 1, "models: cpu": 1}
 
@@ -78,7 +78,7 @@ def test_weights_from_elsewhere_are_read_once(tmp_path: Path, made: Counter[str]
     source = train(tmp_path / "a")
     made.clear()
     train(tmp_path / "b", f"init_from={source}", "attn=gqa")
-    # One more of each: the model that the weights are read into.
+    # One more on each device: the model that the source's weights are read into.
     assert made.pop("models: meta") == 2
     assert made == {"compositions": 1, "texts": 1, "hashes": 1, "models: cpu": 2}
 

@@ -1,4 +1,4 @@
-"""What a run that goes on may be told, and what would make it another run."""
+"""Which settings may change when a run resumes, and which are refused."""
 
 from pathlib import Path
 
@@ -80,7 +80,7 @@ def test_a_finished_run_is_left_alone_and_goes_on_with_a_larger_budget(
     assert command(tmp_path, "resume=run", "seed=1", "trainer=cpu", "trainer.threads=1") == 0
     assert "done already, after 6 steps; a larger budget goes on" in capfd.readouterr().out
     assert content(run) == before
-    # The text may have moved; what it holds is what counts.
+    # The text may have moved: only its content counts.
     (tmp_path / "text.txt").rename(tmp_path / "moved.txt")
     moved = f"data.path={tmp_path / 'moved.txt'}"
     assert command(tmp_path, "resume=run", "budget.steps=8", "validation.count=2", moved) == 0

@@ -1,4 +1,4 @@
-"""The names of run folders, and values quoted for Hydra: read as what they are, nothing else."""
+"""Run folders have readable, unique and safe names; values quoted for Hydra are read unchanged."""
 
 import re
 from pathlib import Path

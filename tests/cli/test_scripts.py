@@ -1,4 +1,4 @@
-"""A new user's path: train, convert, generate from both; and what mistakes on it look like."""
+"""A new user's path: train, convert, generate from both; and the errors for mistakes on it."""
 
 import os
 import re
@@ -12,12 +12,13 @@ from safetensors.torch import load_file, save_file
 from support import Call, train
 
 from gptattn.cli.compose import CONF
+from gptattn.runs.checkpoint import write_checkpoint
 from gptattn.runs.load import load_run
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """An MHA run of a byte and of a char tokenizer."""
+    """An MHA run with the byte tokenizer and one with the char tokenizer, by tokenizer."""
     folder = tmp_path_factory.mktemp("runs")
     return {
         tokenizer: train(folder / tokenizer, "attn=mha", f"tokenizer={tokenizer}")
@@ -31,7 +32,7 @@ FIXED = ("tokens=12", "seed=3", "threads=1", "device=cpu")
 def test_a_new_users_path(runs: dict[str, Path], tmp_path: Path, call: Call) -> None:
     code, out, _ = call("convert", f"from={runs['byte']}", "to=gqa", f"out={tmp_path / 'gqa'}")
     assert code == 0
-    # Keys and values of one layer of 16 wide, 16 tokens, in float32; then of half the heads.
+    # Keys and values of one layer: width 16, 16 tokens, float32; then with half the heads.
     assert "cache of a full context: 2,048 -> 1,024 bytes" in out
     for folder, cache in ((runs["byte"], "128 .* 2,048"), (tmp_path / "gqa", "64 .* 1,024")):
         code, out, err = call("generate", f"run={folder}", "prompt=The line", *FIXED)
@@ -114,7 +115,7 @@ def test_prompts_of_a_file_go_on_together_as_each_does_alone(
 
 def test_a_full_context_slides_or_stops(runs: dict[str, Path], call: Call) -> None:
     ask = ("generate", f"run={runs['char']}", "prompt=Line", "tokens=40", "temperature=0.001")
-    # A context of 16 holds the prompt's 4 and 12 more; one more follows from the full context.
+    # The context of 16 holds 4 prompt tokens and 12 more; the full context predicts one more.
     assert len(call(*ask, "full=stop")[1].rstrip("\n")) <= 4 + 13
     assert len(call(*ask)[1]) > 30
 
@@ -158,7 +159,7 @@ def test_a_mistake_in_generate_is_one_line(
         ("cut", "cannot be read"),
         ("empty", "cannot be read"),
         ("missing", "does not exist"),
-        ("no dict", "it holds no names"),
+        ("a pickle", "no whole safetensors file"),
         ("deep config", "config.yaml"),
         ("foreign", "lacks|has an unknown|is \\["),
         ("config", "config.yaml"),
@@ -169,7 +170,7 @@ def test_a_damaged_run_is_one_line_with_exit_code_4(
     damage: str, said: str, tmp_path: Path, call: Call
 ) -> None:
     run = train(tmp_path, "attn=mqa", "validation.count=1")
-    (file,) = (run / "checkpoints").glob("*.ckpt")
+    (file,) = (run / "checkpoints").glob("*.safetensors")
     config = run / "config.yaml"
     if damage == "cut":
         file.write_bytes(file.read_bytes()[:2000])
@@ -177,13 +178,13 @@ def test_a_damaged_run_is_one_line_with_exit_code_4(
         file.write_bytes(b"")
     elif damage == "missing":
         file.unlink()
-    elif damage == "no dict":
-        torch.save([1, 2], file)
+    elif damage == "a pickle":
+        torch.save({"weights": {}}, file)
         file.with_name(file.name + ".sha256").unlink()
     elif damage == "deep config":
         (run / "config.yaml").write_text("[" * 100_000)
     elif damage == "foreign":
-        torch.save({"state_dict": {"weight": torch.ones(3)}}, file)
+        write_checkpoint(file, {"weights": {"weight": torch.ones(3)}})
         file.with_name(file.name + ".sha256").unlink()
     elif damage == "config":
         config.write_text("seed: 1\n")

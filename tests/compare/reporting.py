@@ -1,4 +1,4 @@
-"""`gptattn-compare` in this process, and what its page is made of."""
+"""Helpers: run `gptattn-compare` in this process, and parse its page."""
 
 from html.parser import HTMLParser
 from pathlib import Path
@@ -26,7 +26,7 @@ def report(*arguments: object, code: int = 0) -> None:
 
 
 class Page(HTMLParser):
-    """What a page is made of: its tags, its ids, its text, and whatever it refers to."""
+    """Parses a page: its tags, ids and text, and every address that it refers to."""
 
     def __init__(self, file: Path) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Mean and band of curves over the seeds, by hand."""
+"""Mean and band of curves over the seeds, checked by hand."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ def test_bands_by_hand() -> None:
     found = band([x] * 3, ys)
     assert isinstance(found, Band)
     assert found.mean.tolist() == [2.0, 3.0, 4.0]
-    # Deviation of 1, 2 and 3 is 1; t(0.975, 2) = 4.30265 over the root of 3.
+    # The deviation of 1, 2 and 3 is 1; half the band is t(0.975, 2) = 4.30265 / sqrt(3).
     assert found.low is not None
     assert found.low[0] == pytest.approx(2.0 - 4.30265 / 3**0.5, abs=1e-4)
 
@@ -29,7 +29,7 @@ def test_curves_on_different_grids_meet_where_both_are() -> None:
     found = band([np.array([0.0, 4.0]), np.array([1.0, 6.0])], [np.array([0.0, 4.0])] * 2)
     assert found is not None
     assert (found.x[0], found.x[-1]) == (1.0, 4.0)
-    # Straight lines x and 0.8 (x - 1): at 1 they are 1 and 0.
+    # The lines are x and 0.8 (x - 1); at x = 1 they are 1 and 0.
     assert found.mean[0] == pytest.approx(0.5)
     one = band([np.array([0.0, 1.0])], [np.array([2.0, 1.0])])
     assert one is not None

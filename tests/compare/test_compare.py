@@ -1,4 +1,4 @@
-"""Grouping runs over seeds, what may be compared, and the table of it."""
+"""Groups of runs over seeds, which of them may be compared, and the report's table."""
 
 import json
 import os
@@ -22,7 +22,8 @@ def test_seeds_of_one_variant_are_one_row_with_mean_and_interval(tmp_path: Path)
         write_run(tmp_path / f"gqa_s{seed}", "gqa", seed, loss)
     heading, row = rows(read_runs([tmp_path])[0])
     cells = dict(zip(heading, row, strict=True))
-    # By hand: mean 2.5, deviation 0.5; t(0.975, 2) = 4.3027 over the root of 3.
+    # By hand: mean 2.5, deviation 0.5; half the interval is 4.3027 * 0.5 / sqrt(3), with
+    # t(0.975, 2) = 4.3027.
     assert (cells["variant"], cells["seeds"], cells["val loss"]) == ("gqa", "3", "2.5000 ± 1.2421")
 
 
@@ -93,7 +94,7 @@ def test_the_table_names_the_variants_at_any_width(
 def test_settings_that_no_result_depends_on_do_not_part_runs(tmp_path: Path) -> None:
     config: dict[str, Any] = {"sweep": {"jobs": 2}, "experiment_name": "a", "allow_targets": ["x"]}
     write_run(tmp_path / "a", "mha", 1, 2.0, config=config)
-    # The default number of steps, given: the same budget.
+    # 1000 steps given, and 1000 steps by default, are the same budget.
     budget = {"steps": 1000, "tokens": None, "default_steps": 500}
     write_run(tmp_path / "b", "mha", 2, 2.0, config={"budget": budget, "experiment_name": "b"})
     assert [len(members) for members in group_runs(read_runs([tmp_path])[0]).values()] == [2]

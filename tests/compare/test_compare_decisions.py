@@ -1,4 +1,4 @@
-"""What the report decides: no contradiction, and no more false claims than it admits to."""
+"""The report's decisions do not contradict each other, and false claims stay at 5%."""
 
 from collections.abc import Mapping, Sequence
 
@@ -13,11 +13,11 @@ from gptattn.compare.results import Section
 from gptattn.compare.verdicts import first_words, section_words
 
 FIELDS = 1_000
-MOST = binom.ppf(0.999, FIELDS, 0.05)  # false claims
+MOST = binom.ppf(0.999, FIELDS, 0.05)  # false claims that 5% allows, with 0.1% beyond
 
 
 def section(losses: Mapping[str, Sequence[float] | Mapping[int, float]]) -> Section:
-    """The one section of runs; losses of a sequence have the seeds from 1 on."""
+    """Return the report's only section on these losses; a sequence has the seeds from 1 on."""
     by_seed = {
         name: values if isinstance(values, Mapping) else dict(enumerate(values, start=1))
         for name, values in losses.items()
@@ -27,13 +27,13 @@ def section(losses: Mapping[str, Sequence[float] | Mapping[int, float]]) -> Sect
 
 
 def simulated(means: Sequence[float], n: int, seed: int, shape: str = "normal") -> list[Section]:
-    """FIELDS reports on variants of these true losses; the first is mha, the baseline."""
+    """Return FIELDS reports on variants with these true losses; the first is mha, the baseline."""
     generator = np.random.default_rng(seed)
     size = (FIELDS, len(means), n)
     noise = generator.normal(size=size) if shape == "normal" else generator.exponential(size=size)
     names = ["mha", *(f"v{i}" for i in range(1, len(means)))]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(statistics, "seeds_needed", lambda *_: None)  # slow, and decides nothing
+        patch.setattr(statistics, "seeds_needed", lambda *_: None)  # slow, and no decision needs it
         return [
             section(dict(zip(names, losses, strict=True)))
             for losses in noise + np.array(means)[:, None]
@@ -51,7 +51,7 @@ def test_of_equal_variants_hardly_any_report_tells_one_apart(
     from_first = sum(len(s.alike) < variants - 1 for s in found)
     assert rows <= MOST
     assert from_first <= MOST
-    # What the sentence says is what was decided.
+    # The sentence agrees with the decision.
     assert from_first == sum(
         "is the best" in first_words(s)
         or any(row.name not in first_words(s) for row in s.rows if row.name != s.leader)
@@ -67,7 +67,7 @@ def test_equal_variants_far_from_the_baseline_are_not_told_apart_from_each_other
 
 
 def test_no_sentence_denies_another_one_and_no_stated_interval_holds_0() -> None:
-    """Differences of all sizes, where the old families disagreed most."""
+    """Uses differences of all sizes, with which two families of tests would often disagree."""
     stated = best = 0
     fields = [*simulated([2.5, 0.0, 1.5, 3.0], 6, 2), *simulated([0.0, 0.4, 3.0, 3.2], 6, 3)]
     for found in fields:
@@ -90,7 +90,7 @@ def test_no_sentence_denies_another_one_and_no_stated_interval_holds_0() -> None
 
 
 def test_a_difference_that_used_to_be_denied_at_three_seeds_is_stated() -> None:
-    """0.62 nats, thirty times the deviation, beside two more comparisons."""
+    """The difference is 0.62 nats, thirty times the deviation, among three comparisons."""
     words = section_words(
         section(
             {
@@ -112,7 +112,7 @@ def test_the_leader_is_held_against_the_others_with_the_level_of_all_their_pairs
     found = section(losses)
     assert [(d.variant, d.comparisons) for d in found.rivals] == [("mha", 3), ("b", 3), ("c", 3)]
     losses["d"] = [2.6, 2.5, 2.7, 2.4]
-    # Pairs of a, b, c and d: 6. With the baseline: 4 comparisons, as its row says.
+    # a, b, c and d form 6 pairs. The pair with the baseline is one of its 4 comparisons.
     assert {d.variant: d.comparisons for d in section(losses).rivals} == {
         "mha": 4,
         "b": 6,
@@ -122,7 +122,7 @@ def test_the_leader_is_held_against_the_others_with_the_level_of_all_their_pairs
 
 
 def test_two_variants_alike_to_the_baseline_are_not_told_apart_from_each_other() -> None:
-    # a - b is -0.1 within 0.001, but both lie within the noise of mha.
+    # a - b is -0.1 to within 0.001 at each seed, but neither differs from the noisy mha.
     found = section(
         {
             "mha": [2.3, 1.8, 2.2, 1.75, 2.25],

@@ -1,4 +1,4 @@
-"""A run that was extended counts where its first budget ended, and nowhere in between."""
+"""An extended run counts as it was when its first budget ended, never as it was in between."""
 
 import json
 from pathlib import Path
@@ -21,7 +21,7 @@ def steps(count: int) -> dict[str, Any]:
 
 
 def write_extended(folder: Path, variant: str, seed: int, losses: dict[int, float]) -> Path:
-    """A run with budgets of so many steps, one after the other, each with its loss at its end."""
+    """Write a run with one budget after another; `losses` maps each budget's steps to its loss."""
     last = max(losses)
     run = write_run(folder, variant, seed, losses[last], config=steps(last), steps=last)
     record(run, losses)
@@ -35,7 +35,7 @@ def write_extended(folder: Path, variant: str, seed: int, losses: dict[int, floa
 
 
 def record(run: Path, losses: dict[int, float]) -> None:
-    """metrics.jsonl with a validation half way through each budget, and one at its end."""
+    """Write a metrics.jsonl with a validation within each budget and one at its end."""
     rows = []
     for step, loss in losses.items():
         for at, share, value in ((step // 2 + step // 4, 0.75, 9.0), (step, 1.0, loss)):
@@ -46,7 +46,7 @@ def record(run: Path, losses: dict[int, float]) -> None:
 
 
 def as_before(run: Path) -> None:
-    """Make the summary that of a version that did not say which budgets were completed."""
+    """Turn the summary into one of an earlier version, without the completed budgets."""
     node = json.loads((run / "summary.json").read_text())
     del node["completed"]
     (run / "summary.json").write_text(json.dumps(node))
@@ -83,7 +83,7 @@ def test_an_extended_run_counts_where_its_first_budget_ended(older: bool, tmp_pa
 
 @pytest.mark.parametrize("older", [False, True])
 def test_a_loss_in_the_middle_of_a_schedule_is_never_compared(older: bool, tmp_path: Path) -> None:
-    # Of one budget alone: it was validated after 1,500 steps as well, at three quarters of it.
+    # It has a single budget of 2,000 steps, and was also validated at three quarters of it.
     run = write_extended(tmp_path / "mha", "mha", 1, {2000: 1.5})
     if older:
         as_before(run)
@@ -98,7 +98,7 @@ def test_a_loss_in_the_middle_of_a_schedule_is_never_compared(older: bool, tmp_p
 def test_runs_extended_alike_are_compared_at_both_ends(tmp_path: Path) -> None:
     write_extended(tmp_path / "a", "mha", 1, {1000: 2.0, 2000: 1.5})
     write_extended(tmp_path / "b", "gqa", 1, {1000: 2.1, 2000: 1.7})
-    # Its one schedule was longer: another history than theirs.
+    # It had one schedule of 2,000 steps, which is not what the other two had.
     write_run(tmp_path / "c", "mha", 1, 1.4, config=steps(2000))
     found = compared(tmp_path)
     assert [(s.title, [row.loss for row in s.rows]) for s in found.sections] == [
@@ -124,7 +124,7 @@ def test_a_run_says_what_it_had_come_to_at_the_end_of_each_budget(
     first = summary(run)
     longer = ("budget.steps=8", "validation.count=1")
     with monkeypatch.context() as patch:
-        # Killed on the way: the summary of the first budget is gone by then.
+        # The run dies during its extension, when the summary of its first budget is gone.
         once(patch, "training_step", 7, crash)
         assert command(tmp_path, "resume=run", *longer) == 1
     assert command(tmp_path, "resume=run", *longer) == 0

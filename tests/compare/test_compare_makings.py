@@ -1,4 +1,4 @@
-"""The report never averages results of different making, and says what differs."""
+"""The report never averages runs with different makings, and says how they differ."""
 
 import os
 from pathlib import Path
@@ -42,7 +42,7 @@ def test_a_run_made_again_after_an_edit_replaces_the_old_one_by_name(tmp_path: P
 
 
 def test_the_same_settings_in_another_sweep_replace_nothing(tmp_path: Path) -> None:
-    # Before and after an edit, each in an experiment of its own: that is what is to be compared.
+    # Someone who compares the code before and after an edit gives each its own experiment.
     aged(write_run(tmp_path / "before" / "a", "gqa", 1, 2.0), 1e9)
     write_run(tmp_path / "after" / "a", "gqa", 1, 3.0, code=NEW)
     runs = read_runs([tmp_path])[0]

@@ -1,4 +1,4 @@
-"""The report's files: what they hold, and that they stand alone."""
+"""The report's files: their contents, and that they need no other files."""
 
 import csv
 import json
@@ -17,7 +17,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 @pytest.fixture(scope="module")
 def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A sweep with its report in `comparison/`, bands beside it. Not to be changed."""
+    """A sweep with its report in `comparison/`, bands beside it. Tests must not change it."""
     folder = write_sweep(tmp_path_factory.mktemp("sweep") / "runs", LOSSES)
     report(folder, "--board", folder.parent / "bands")
     return folder
@@ -74,7 +74,7 @@ def test_the_json_holds_what_was_worked_out_by_hand(sweep: Path) -> None:
     assert gqa["difference"]["interval"] == pytest.approx([0.12 - half, 0.12 + half], abs=1e-6)
     assert gqa["difference"]["comparisons"] == 2
     assert gqa["seeds"] == [1, 2, 3, 4, 5]
-    # All cost the same: the lowest loss alone is on the front.
+    # All cost the same, so only the lowest loss is on the front.
     assert [row["pareto_fronts"] for row in found["rows"]] == [["params", "cache", "speed"], [], []]
 
 
@@ -92,7 +92,7 @@ def test_the_plots_are_pictures(name: str, sweep: Path) -> None:
     root = ET.parse(sweep / "comparison" / f"{name}.svg").getroot()
     assert root.tag == "{http://www.w3.org/2000/svg}svg"
     texts = {"".join(node.itertext()) for node in root.iter("{http://www.w3.org/2000/svg}text")}
-    assert {"mha", "gqa", "mqa"} <= texts  # text as text, to be read and searched
+    assert {"mha", "gqa", "mqa"} <= texts  # text, not paths: it can be searched
     assert (sweep / "comparison" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -106,7 +106,7 @@ def test_tensorboard_shows_mean_and_band(sweep: Path) -> None:
         events.Reload()
         assert set(events.Tags()["scalars"]) == {"val/loss", "train/loss", "val/bits_per_byte"}
         last = events.Scalars("val/loss")[-1]
-        # The run's own clock: 1000 at the start, half a second a step.
+        # The run's clock starts at 1000 and takes half a second per step.
         assert (last.step, last.wall_time) == (100, pytest.approx(1050.0))
         values[line] = last.value
     losses = np.array(LOSSES["gqa"])
@@ -121,7 +121,7 @@ def test_tensorboard_over_the_runs_finds_no_band_among_them(tmp_path: Path) -> N
     sweep = write_sweep(tmp_path / "runs", {"mha": [2.0, 2.1]})
     former = sweep / "comparison" / "tensorboard" / "mha mean"
     former.mkdir(parents=True)
-    # As earlier versions named them.
+    # Earlier versions put event files into the report's folder, under this name.
     (former / "events.out.tfevents.1.gptattn-compare").write_bytes(b"")
     report(sweep)
     assert not list(sweep.rglob("*tfevents*"))

@@ -1,4 +1,4 @@
-"""What is held against what: sections by size and budget, and what stands inside of one."""
+"""How the report forms sections by size and budget, and which runs share a section."""
 
 import io
 import re
@@ -25,7 +25,7 @@ LARGE = {"mha": [2.00, 2.01, 2.02, 2.03], "gqa": [1.91, 1.91, 1.89, 1.93]}
 
 
 def write_sizes(folder: Path, choices: bool = False) -> Path:
-    """mha and gqa at two sizes, as `-m attn=mha,gqa model.d_model=32,64` makes them."""
+    """Write mha and gqa at two sizes, as `-m attn=mha,gqa model.d_model=32,64` would."""
     for name, losses, width, params in (("nano", LARGE, 64, 4800), ("tiny", SMALL, 32, 1200)):
         picked = {"model": name} if choices else {}
         for variant, values in losses.items():
@@ -63,7 +63,7 @@ def test_a_variant_is_held_against_the_baseline_of_its_own_size(tmp_path: Path) 
         ["mha", "gqa"],
     ]
     small, large = (section.rows[1].difference for section in found.sections)
-    # 0.11, 0.12, 0.11, 0.12 and -0.09, -0.10, -0.13, -0.10; one comparison in each section.
+    # Differences 0.11, 0.12, 0.11, 0.12 and -0.09, -0.10, -0.13, -0.10; one comparison each.
     assert small is not None
     assert large is not None
     assert (small.mean, large.mean) == (pytest.approx(0.115), pytest.approx(-0.105))
@@ -145,7 +145,7 @@ def test_the_page_has_contents_and_a_curve_over_sizes(tmp_path: Path) -> None:
     linked = re.findall(r'<a href="#(section-\d)">(.*?)</a>', page)
     assert linked == [("section-1", "d_model=32"), ("section-2", "d_model=64")]
     assert all(f'<section id="{name}">' in page for name, _ in linked)
-    assert page.count("<svg") == 13  # six of each section, and the sizes'
+    assert page.count("<svg") == 13  # six of each section, and one over sizes
     assert "A line joins the sizes of one variant (d_model=32, d_model=64)" in page
     assert (out / "loss_sizes.png").exists()
 
@@ -171,7 +171,7 @@ def test_sizes_at_two_budgets_are_two_curves(tmp_path: Path) -> None:
 
 
 def written(svg: Path) -> dict[str, tuple[float, float]]:
-    """Where each text of the plot begins."""
+    """Return the position at which each text of the plot begins."""
     found = {}
     for node in ET.parse(svg).getroot().iter("{http://www.w3.org/2000/svg}text"):
         place = re.search(r"translate\((\S+) (\S+)\)", node.get("transform", ""))
@@ -211,7 +211,7 @@ def test_at_80_columns_a_name_breaks_between_words(tmp_path: Path) -> None:
     assert all(len(line) <= 80 for line in lines)
     for row in section.rows:
         assert any(line.strip().startswith(row.name) for line in lines)
-    # What is measured is whole: the mean and its interval in one line.
+    # Figures are not wrapped: the mean and its interval are on one line.
     assert sum("2.0150 ± " in line for line in lines) == 2
 
 
@@ -226,7 +226,7 @@ def test_the_command_at_the_end_of_a_sweep_works(
     other: dict[str, Any], split: bool, tmp_path: Path
 ) -> None:
     done = [write_run(tmp_path / "a b" / "1", "mha", 1, 2.0)]
-    # One that an earlier command left there.
+    # A run of an earlier command in the same folder.
     write_run(tmp_path / "a b" / "2", "mha", 1, 2.0, **other)
     console = Console(width=200, record=True, file=io.StringIO())
     print_end(console, done, {})

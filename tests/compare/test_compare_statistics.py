@@ -1,4 +1,4 @@
-"""The report's statistics: by hand, by other libraries' functions, and on simulated runs."""
+"""The report's statistics, checked by hand, with other libraries, and on simulated runs."""
 
 import math
 
@@ -21,19 +21,19 @@ SIMULATIONS = 4_000
 
 
 def binomial_bounds(rate: float) -> tuple[float, float]:
-    """Counts out of SIMULATIONS that the rate leaves with a probability of 0.1% on each side."""
+    """Return the 0.1% and 99.9% quantiles of the count of events with this rate in SIMULATIONS."""
     return tuple(binom.ppf([0.001, 0.999], SIMULATIONS, rate))
 
 
 def test_the_interval_of_a_mean_is_students() -> None:
-    # By hand: mean 2.5, deviation 0.5, t(0.975, 2) = 4.302653 from the table, root of 3.
+    # By hand: mean 2.5, deviation 0.5, t(0.975, 2) = 4.302653 from the table.
     half = 4.302653 * 0.5 / math.sqrt(3)
     assert t_interval([2.0, 2.5, 3.0]) == pytest.approx((2.5 - half, 2.5 + half), abs=1e-6)
     assert t_interval([2.0]) is None
 
 
 def test_the_corrected_interval_is_that_of_the_bonferroni_tables() -> None:
-    # 5% over three comparisons, two-sided, 4 degrees of freedom: 3.961 (Bailey 1977, Table 1).
+    # Two-sided 5% shared by three comparisons, 4 degrees of freedom: 3.961 (Bailey 1977, Table 1).
     assert critical_t(5, 3) == pytest.approx(3.961, abs=5e-4)
     low, high = t_interval([0.1, 0.2, 0.3, 0.4, 0.5], 3) or (0, 0)
     assert (high - low) / 2 == pytest.approx(3.961 * math.sqrt(0.025) / math.sqrt(5), rel=1e-4)
@@ -67,13 +67,13 @@ def test_p_is_below_five_percent_exactly_where_the_interval_leaves_0_out() -> No
 
 def test_differences_without_a_spread_are_known_also_where_rounding_left_one() -> None:
     losses = np.array([0.3, 1.7, 2.3])
-    assert np.ptp((losses + 0.1) - losses) > 0  # of doubles
+    assert np.ptp((losses + 0.1) - losses) > 0  # float64 rounding leaves a spread
     assert all_equal((losses + 0.1) - losses)
     assert all_equal([0.25])
     assert not all_equal([0.1, 0.10001])
 
 
-# Losses of a variant and of the baseline, [SIMULATIONS, n], of equal mean.
+# Each makes losses of a variant and the baseline, both [SIMULATIONS, n], with equal means.
 SHAPES = {
     "normal": lambda g, size: g.normal(size=(2, *size)),
     "of one seed alike": lambda g, size: g.normal(size=(2, *size)) + 2 * g.normal(size=size),
@@ -114,7 +114,7 @@ def test_seeds_needed_are_those_of_the_tables() -> None:
     assert seeds_needed(0.001, 1.0) is None
     assert seeds_needed(0.0, 1.0) is None
     assert seeds_needed(1e6, 1.0) == 2
-    # 5% over five comparisons is 1%, and its table says 51 for half a deviation.
+    # 5% shared by five comparisons is 1%; the 1% table has 51 for an effect of 0.5.
     assert seeds_needed(0.5, 1.0, 5) == 51
 
 
@@ -124,7 +124,7 @@ def test_seeds_needed_are_those_of_the_tables() -> None:
 def test_the_seeds_said_to_be_needed_show_the_difference_in_four_of_five(
     effect: float, comparisons: int
 ) -> None:
-    """Of the very decision that the report takes; one seed fewer does not."""
+    """`paired_p` is what the report decides by. One seed fewer shows it less often than 80%."""
     n = seeds_needed(effect, 1.0, comparisons)
     assert n is not None
     low, high = binomial_bounds(0.8)
@@ -146,7 +146,7 @@ def test_the_smallest_difference_that_a_design_shows_is_shown_in_four_of_five(
 ) -> None:
     smallest = smallest_difference(0.03, n, comparisons)
     d = np.random.default_rng(n).normal(loc=smallest, scale=0.03, size=(SIMULATIONS, n))
-    # An oracle of its own: scipy's quantile, numpy's t.
+    # An independent oracle: t from numpy, its quantile from scipy.
     values = d.mean(axis=1) / d.std(axis=1, ddof=1) * math.sqrt(n)
     shown = (np.abs(values) > t.isf(0.025 / comparisons, n - 1)).sum()
     low, high = binomial_bounds(0.8)
@@ -156,6 +156,6 @@ def test_the_smallest_difference_that_a_design_shows_is_shown_in_four_of_five(
 def test_the_front_holds_what_no_other_point_beats() -> None:
     costs = [1.0, 2.0, 2.0, 3.0, 4.0, 1.0]
     losses = [5.0, 4.0, 4.5, 4.0, 1.0, 5.0]
-    # 2 loses to 1 at the same cost, 3 costs more than 1 for the same loss; 0 and 5 are equal.
+    # Point 2 loses to 1 at the same cost; 3 costs more than 1 for the same loss; 0 and 5 are equal.
     assert sorted(pareto_front(costs, losses)) == [0, 1, 4, 5]
     assert pareto_front([], []) == []

@@ -1,4 +1,4 @@
-"""Converted runs that were trained on are held against their originals, and no more is said."""
+"""Uptrained runs are compared with their originals, and only claims that tests support are made."""
 
 import json
 import shutil
@@ -20,7 +20,7 @@ from gptattn.compare.table import report_rows, rows
 from gptattn.compare.verdicts import headline, section_words
 
 SCRATCH = {"mha": 1.5, "gqa": 1.52, "mqa": 1.55}
-# As in the paper: rising from mean to random, less so with training, MQA farther off.
+# As in the paper: losses rise from mean to random, less so after training, and more for MQA.
 PAPER = {
     (target, method, steps): 1.5 + scale * off * (1 if steps == 0 else 0.1)
     for target, scale in (("gqa", 1), ("mqa", 3))
@@ -36,7 +36,7 @@ def compared(folder: Path, losses: dict[tuple[str, str, int], float], seeds: int
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The paper's losses at three seeds. Not to be changed."""
+    """Runs with the losses in PAPER at three seeds. Tests must not change them."""
     folder = tmp_path_factory.mktemp("up") / "runs"
     return write_uptraining(folder, PAPER, seeds=3, scratch=SCRATCH)
 
@@ -73,7 +73,7 @@ def test_each_share_of_steps_is_a_section_with_the_originals(sections: list[Sect
 
 def test_the_table_has_losses_and_differences_to_the_original(sections: list[Section]) -> None:
     rows = {row[0]: row[1:5] for row in report_rows(sections[1])}
-    # 1.5 + 0.5 at seed 1, 0.001 more at each seed after it; 0.5 above the original at each.
+    # 1.5 + 0.5 at seed 1 and 0.001 more at each further seed: 0.5 above the original at each.
     assert rows["gqa by first"][:3] == ["3", "2.0010 ± 0.0025", "+0.5000"]
     assert rows["gqa from scratch"] == ["3", "1.5210 ± 0.0025", "–", "–"]  # noqa: RUF001
     assert {row[0]: row[3] for row in report_rows(sections[2])}["mqa by random"] == "+0.2700"
@@ -92,7 +92,7 @@ def test_methods_are_held_against_their_neighbours_and_the_first_against_scratch
         ("mqa by random", "mqa by first"): pytest.approx(0.12, abs=1e-4),
         ("mqa by mean", "mqa from scratch"): pytest.approx(0.04, abs=1e-4),
     }
-    # Where nothing was trained, nothing says how much from scratch would be fair.
+    # Without uptraining steps, from scratch has no comparable number of steps.
     assert not [d for d in at_once.pairs if "scratch" in d.baseline]
     words = "\n".join(section_words(trained))
     assert "gqa by mean is worse than mha by 0.0300 nats (95% interval" in words
@@ -160,7 +160,7 @@ def test_a_table_without_sections_says_how_long_and_from_what(folder: Path, tmp_
     assert {row[0] for row in found[3:]} == made
     losses = {row[0]: row[heading.index("val loss")] for row in found}
     assert losses["gqa by first, α = 0"] == "2.0010 ± 0.0025"
-    # A second kind of originals, of another rate.
+    # A second group of originals, with another learning rate.
     for file in shutil.copytree(folder, tmp_path / "runs").glob("*/config.yaml"):
         text = file.read_text().replace("mha_s", "mha_b_s").replace("lr: 0.002", "lr: 0.003")
         file.write_text(text)
@@ -169,7 +169,7 @@ def test_a_table_without_sections_says_how_long_and_from_what(folder: Path, tmp_
     assert {f"gqa by mean, α = 0 of mha optim.lr={lr}" for lr in ("0.002", "0.003")} <= names
 
 
-# What belongs together
+# Which runs belong together
 
 
 def edit(run: Path, **changes: Any) -> None:
@@ -190,7 +190,7 @@ def test_a_rate_of_its_own_makes_a_row_of_its_own(tmp_path: Path) -> None:
     section = compare(read_runs([tmp_path])[0]).sections[-1]
     made = {f"gqa by {m} optim.lr={lr}" for m in ("mean", "first") for lr in ("0.001", "0.002")}
     assert set(names(section.rows)) == {"mha"} | made
-    # Neighbours have their rate in common.
+    # A pair shares its learning rate.
     pairs = {(d.baseline, d.variant) for d in section.pairs if "scratch" not in d.baseline}
     assert pairs == {
         (f"gqa by mean optim.lr={lr}", f"gqa by first optim.lr={lr}") for lr in ("0.001", "0.002")
@@ -200,8 +200,8 @@ def test_a_rate_of_its_own_makes_a_row_of_its_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"init_from": "elsewhere/mha_s1_000001"},  # another seed's
-        {"init_from": "elsewhere/mha_s2_999999"},  # of a run that is not here
+        {"init_from": "elsewhere/mha_s1_000001"},  # a run of another seed
+        {"init_from": "elsewhere/mha_s2_999999"},  # a run that was not read
         {"batch_size": 8},
     ],
 )

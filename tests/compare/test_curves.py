@@ -1,4 +1,4 @@
-"""Reading rows as curves: damage ends them, gaps do not, and long ones are resampled."""
+"""Curves read from rows: damage ends a curve, gaps do not, and long curves are resampled."""
 
 import json
 import os
@@ -92,7 +92,7 @@ def test_a_long_record_is_read_in_blocks_and_resampled(
     assert damage is None
     losses = [row["train/loss"] for row in curve_rows(2.0, steps=4000) if "train/loss" in row]
     assert len(found.train) == curves.POINTS
-    # 401 rows in 200 stretches of two, the last of three.
+    # 401 rows make 199 stretches of two and a last one of three.
     assert found.train.loss[0] == pytest.approx((losses[0] + losses[1]) / 2)
     assert found.train.loss[-1] == pytest.approx(sum(losses[-3:]) / 3)
     assert len(found.val) == curves.POINTS

@@ -1,4 +1,4 @@
-"""Reading run folders: what is damaged, odd or not finished is named and passed over."""
+"""Reading run folders: damaged, odd or unfinished ones are reported and passed over."""
 
 import json
 import os
@@ -46,7 +46,7 @@ def only_the_good_one_is_read(tmp_path: Path, bad: Path, reason: str = "") -> No
 
 @pytest.fixture
 def bad(tmp_path: Path) -> Path:
-    """A run to be damaged, beside a good one."""
+    """A run for the test to damage, next to a good one."""
     write_run(tmp_path / "good", "mha", 1, 2.0)
     return write_run(tmp_path / "bad", "mha", 2, 2.0)
 
@@ -142,7 +142,7 @@ def test_what_may_not_be_read_is_named_and_passed_over(
 
     def refusing(open_it: Callable[..., Any]) -> Callable[..., Any]:
         def wrapped(path: Any, *args: Any, **kwargs: Any) -> Any:
-            # Permissions would not do: tests may run as root.
+            # Not by file permissions: tests may run as root, who ignores them.
             if path == bad / file:
                 raise PermissionError(13, "Permission denied", str(path))
             return open_it(path, *args, **kwargs)

@@ -1,4 +1,4 @@
-"""Names and values of runs are shown in the report, and nothing in them is obeyed."""
+"""Names and values of runs appear in the report as plain text, never as markup or code."""
 
 import csv
 import re

@@ -1,4 +1,4 @@
-"""What the report says of the runs: no more than they support."""
+"""The report's sentences claim no more than the runs support."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ BASE = [2.00, 2.01, 2.02, 2.03, 2.04]
 
 
 def section(tmp_path: Path, losses: dict[str, list[float]], **extra: dict[str, Any]) -> Section:
-    """One section; `extra` holds metrics by variant."""
+    """Return the section on these losses; `extra` holds further metrics by variant."""
     for variant, values in losses.items():
         for seed, loss in enumerate(values):
             metrics = dict(extra.get(variant, {}))
@@ -76,7 +76,7 @@ def test_without_evidence_the_words_say_how_many_seeds_it_would_take(tmp_path: P
 def test_a_difference_that_is_the_same_at_every_seed_is_not_taken_for_certain(
     tmp_path: Path,
 ) -> None:
-    """As where seeds change nothing: five times one run are one run."""
+    """The seed may have no effect, and then five runs are no more than one run."""
     found = section(tmp_path, {"mha": BASE, "gqa": [loss - 0.1 for loss in BASE]})
     assert section_words(found) == [
         "no difference between gqa and mha can be shown at n = 5: they differ by -0.1000 nats at "
@@ -126,7 +126,7 @@ def test_only_seeds_of_both_are_compared(tmp_path: Path) -> None:
     (found,) = compare(read_runs([tmp_path])[0]).sections
     difference = found.rows[1].difference
     assert difference is not None
-    # Seed 1: 0.2, seed 2: 0.1.
+    # The differences are 0.2 at seed 1 and 0.1 at seed 2.
     assert (difference.n, difference.mean) == (2, pytest.approx(0.15))
 
 

@@ -50,7 +50,7 @@ def test_a_batch_depends_on_seed_and_step_alone() -> None:
         return training_batch(TOKENS, seed, step, 4, 8)[0].tolist()
 
     before = [batch(1, step) for step in range(4)]
-    np.random.seed(5)  # the global generators must have no say
+    np.random.seed(5)  # the global generators must have no effect
     torch.manual_seed(5)
     assert [batch(1, step) for step in (3, 2, 1, 0)] == before[::-1]
     assert len({str(batch(seed, step)) for seed in range(3) for step in range(3)}) == 9

@@ -30,7 +30,7 @@ def theirs(folder: Path) -> Theirs:
 
 
 def hand_made(folder: Path, merges: list[str], **more: int) -> Path:
-    """Bytes as ids 0 to 255, then what the merges make, in the two files of GPT-2's release."""
+    """Write GPT-2's two files: bytes as ids 0 to 255, then the tokens that the merges make."""
     tokens = bpe_files.byte_characters() + [merge.replace(" ", "") for merge in merges]
     vocab = {token: id for id, token in enumerate(tokens)} | more
     folder.mkdir(parents=True, exist_ok=True)
@@ -134,7 +134,7 @@ def test_a_prompt_that_is_not_unicode_is_the_users_mistake(folder: Path) -> None
 def test_the_fingerprint_is_of_the_content(folder: Path, tmp_path: Path) -> None:
     one = GPT2Tokenizer(str(hand_made(tmp_path / "a", ["a b", "b c"])))
     moved = GPT2Tokenizer(str(hand_made(tmp_path / "b", ["a b", "b c"])))
-    # The same tokens; but another merge comes first.
+    # The same tokens, but the merges in another order.
     ids = {"ab": 256, "bc": 257}
     other = GPT2Tokenizer(str(hand_made(tmp_path / "c", ["b c", "a b"], **ids)))
     assert one.fingerprint() == moved.fingerprint() != other.fingerprint()

@@ -1,4 +1,4 @@
-"""A text of several files: what is held out of it, what stands between them, what is left out."""
+"""A text of several files: held-out parts, separators, and what is dropped from files."""
 
 import hashlib
 import shutil
@@ -16,7 +16,7 @@ from gptattn.errors import ConfigError, DataError
 
 
 def written(folder: Path, files: Mapping[str, str | bytes]) -> str:
-    """The folder's path, once it holds the files."""
+    """Write the files into the folder; return its path."""
     for name, content in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -41,7 +41,7 @@ def load(
 
 
 def told(data: TokenData) -> tuple[str, str]:
-    """What is trained on, and what is scored."""
+    """Return the text that is trained on, and the text that is scored."""
     decode = data.tokenizer.decode
     return decode(data.train[:]), decode(data.val[1:])
 

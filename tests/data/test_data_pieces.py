@@ -1,4 +1,4 @@
-"""A text of any size is read, hashed and encoded in pieces, and its tokens are read where asked."""
+"""A text of any size is read and encoded in pieces, and slices of its tokens are read from disk."""
 
 import itertools
 import random

@@ -1,4 +1,4 @@
-"""Texts, tokenizers and token files that somebody else made: exit 3 with the file, or made anew."""
+"""Damaged or hostile texts, tokenizers and token files: exit 3 naming the file, or a new file."""
 
 import json
 import os
@@ -72,7 +72,7 @@ def two_loops(path: Path) -> None:
     path.with_name("b").symlink_to(path)
 
 
-# What is at a path and is no file with something in it.
+# Makes at a path something other than a file with content.
 NO_FILE: dict[str, Callable[[Path], object]] = {
     "nothing": lambda path: None,
     "empty": Path.touch,
@@ -189,7 +189,7 @@ def test_a_tokenizers_file_that_cannot_be_is_refused_by_name(
     assert "\n" not in str(error.value)
 
 
-# Token files, which are made anew
+# Token files, which are made again
 
 
 def damaged(change: Callable[[np.ndarray], Any]) -> Callable[[Path], object]:

@@ -1,4 +1,4 @@
-"""Names on the hub: what is asked of it, and what is said when it does not answer. No network."""
+"""Names on the hub: the requests, and the messages when the hub does not answer. No network."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -26,7 +26,7 @@ def _fresh() -> Iterator[None]:
 
 @pytest.fixture
 def answer(monkeypatch: pytest.MonkeyPatch) -> Callable[[Any], list[Any]]:
-    """Have the hub give this folder, or raise this; the list of what it was asked."""
+    """Make the hub return a folder or raise an error; returns the list of its requests."""
 
     def set_answer(given: Any) -> list[Any]:
         asked: list[Any] = []

@@ -1,4 +1,4 @@
-"""A text that is too large for the machine is told of as a text, before anything is encoded."""
+"""A text too large for disk or memory is reported as such, before anything is encoded."""
 
 from pathlib import Path
 from typing import NoReturn
@@ -16,7 +16,7 @@ SIZE = len(TEXT.encode())
 
 @pytest.fixture
 def free(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The bytes that are free on the cache's disk: one less than what the tokens surely take."""
+    """The free bytes on the cache's disk, to be changed: one less than the tokens take at least."""
     there = [SIZE // 2 - 1]
     monkeypatch.setattr(gptattn.training.precheck, "free_bytes", lambda path: there[0])
     return there

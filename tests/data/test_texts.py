@@ -1,4 +1,4 @@
-"""Texts: what a path, a folder and a download give, and what is refused and named."""
+"""Texts from a file, a folder and a download, and the errors that name what is refused."""
 
 import hashlib
 import io
@@ -16,7 +16,7 @@ from gptattn.errors import DataError, UserError
 
 
 def read(*args: Any, **kwargs: Any) -> list[str]:
-    """The documents of a text, each whole."""
+    """Return the documents of a text, each as one string."""
     return ["".join(document()) for document in text(*args, **kwargs).documents]
 
 

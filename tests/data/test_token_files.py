@@ -1,4 +1,4 @@
-"""Token files: made once, made anew when damaged, and cut in what trains and what is held out."""
+"""Token files: made once, made again when damaged, and split for training and validation."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Sampling through the cache against the same rule spelt out without a cache."""
+"""Sampling through the cache, against the same rule written out without a cache."""
 
 import pytest
 import torch
@@ -57,7 +57,7 @@ def test_greedy_text_is_the_argmax_of_the_model_without_cache(variant, position,
     # Enough tokens to fill the context twice.
     text = generate(model, prompt, 12, Sampling(top_k=1))
     assert torch.equal(text, greedy_without_cache(model, prompt, 12))
-    # Which token an untrained probe likes best is its own affair.
+    # An untrained probe may like the same token best every time.
     assert variant in PROBES or len(text[:, prompt_tokens:].unique()) > 1
 
 
@@ -79,7 +79,7 @@ def test_when_the_context_is_full_all_rows_slide_with_the_longest(variant, longe
     text = generate(model, ids, 12, Sampling(temperature=0), padding=padding)
     alone = generate(model, prompts[1][None], 12, Sampling(temperature=0))
     assert torch.equal(text[1], alone[0])
-    # By now what was padding has slid away, and the rest is read as any row's.
+    # By now the padding has left the context, so the row is read like any other.
     again = generate(model, text[:, -CONTEXT:], 1, Sampling(temperature=0))
     more = generate(model, text, 1, Sampling(temperature=0), padding=padding)
     assert torch.equal(more, torch.cat([text, again[:, -1:]], dim=1))

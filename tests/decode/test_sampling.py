@@ -91,7 +91,7 @@ def test_the_repetition_penalty_makes_what_was_said_less_likely():
     logits = torch.tensor([[2.0, -2.0, 0.0]])
     seen = torch.tensor([[0, 1, 0]])
     p = Sampling(repetition_penalty=2.0).probabilities(logits, seen)
-    # 2 / 2 and -2 * 2, each once however often it was said.
+    # 2 / 2 and -2 * 2, once each however often the token was seen.
     torch.testing.assert_close(p, torch.tensor([[1.0, -4.0, 0.0]]).softmax(-1))
 
 

@@ -1,4 +1,4 @@
-"""Text told as it is made, against the text of all ids at once."""
+"""Streamed text, id by id, against the text of all ids at once."""
 
 from pathlib import Path
 

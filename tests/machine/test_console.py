@@ -1,4 +1,4 @@
-"""What is written for a person to read."""
+"""Text written for a person to read."""
 
 import pytest
 

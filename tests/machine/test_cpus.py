@@ -1,4 +1,4 @@
-"""How much the processors have been used, and by whom."""
+"""How much the processors are used, and by whom."""
 
 import os
 from pathlib import Path

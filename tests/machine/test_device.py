@@ -1,4 +1,4 @@
-"""What the machine is asked for."""
+"""Huge pages, memory peaks and the git commit."""
 
 import subprocess
 import sys

@@ -14,7 +14,14 @@ import torch
 from support import command, tiny, train
 
 from gptattn.errors import DiskError
-from gptattn.machine.disk import check_room, free_bytes, replacing, write_atomically, writing
+from gptattn.machine.disk import (
+    Part,
+    check_room,
+    free_bytes,
+    replacing,
+    write_atomically,
+    writing,
+)
 from gptattn.training.checkpoint_callback import AtomicCheckpointIO
 
 
@@ -87,37 +94,35 @@ def test_a_refused_checkpoint_leaves_what_was_there_and_says_its_size(
     at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weight = torch.arange(5000.0)
-    checkpoint = {"state_dict": {"weight": weight, "tied": weight}, "step": 3}
-    io, path = AtomicCheckpointIO(), tmp_path / "step=3.ckpt"
+    checkpoint = {"weights": {"weight": weight}, "optimizer": [weight.clone()], "step": 3}
+    io, path = AtomicCheckpointIO(), tmp_path / "step=3.safetensors"
     io.save_checkpoint(checkpoint, path)
     before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
     owner: Any = os if at == "fsync" else Path
     monkeypatch.setattr(owner, at, refusing(errno.ENOSPC))
     with pytest.raises(DiskError) as refused:
         io.save_checkpoint(checkpoint, path)
-    # The sum is the first that is brought to the disk.
+    # The checksum file is the first to be written.
     assert refused.value.field == f"{path}.sha256"
     monkeypatch.undo()
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
 
-    monkeypatch.setattr(torch, "save", _cut)
+    pieces = 0
+
+    def write(part: Part, data: Any) -> int:
+        nonlocal pieces
+        pieces += 1
+        return part.file.write(data) if pieces == 1 else refusing(errno.ENOSPC)()
+
+    monkeypatch.setattr(Part, "write", write)
     with pytest.raises(DiskError) as refused:
         io.save_checkpoint(checkpoint, path)
     assert refused.value.field == str(path)
-    # Its tensors, tied ones once; what torch adds to them is a few kilobytes.
-    assert "; at least 20,000 bytes are needed and " in refused.value.message
-    assert 20_000 < path.stat().st_size < 25_000
+    # Two tensors of 5,000 floats, whatever had been written when the disk was full.
+    assert "; at least 40,000 bytes are needed and " in refused.value.message
+    assert 40_000 < path.stat().st_size < 41_000
     monkeypatch.undo()
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
-
-
-def _cut(content: Any, file: Any) -> None:
-    """As torch does where the disk takes the first bytes only: it gives an error of its own."""
-    file.write(b"some")
-    file.file = SimpleNamespace(write=refusing(errno.ENOSPC))
-    with pytest.raises(OSError, match="No space left"):
-        file.write(b"more")
-    raise RuntimeError("unexpected pos 448 vs 334")
 
 
 def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
@@ -137,7 +142,7 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
 def test_a_file_is_on_the_disk_before_its_name_and_the_name_before_anything_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # What a power cut would need: a kill cannot show it.
+    # The order matters after a power cut, which killing a process cannot imitate.
     calls: list[tuple[str, str]] = []
     fsync, replace = os.fsync, Path.replace
 
@@ -154,14 +159,16 @@ def test_a_file_is_on_the_disk_before_its_name_and_the_name_before_anything_else
 
     monkeypatch.setattr(os, "fsync", noted_fsync)
     monkeypatch.setattr(Path, "replace", noted_replace)
-    AtomicCheckpointIO().save_checkpoint({"step": 3}, tmp_path / "step=3.ckpt")
-    sum_, whole = "step=3.ckpt.sha256.part", "step=3.ckpt.part"
+    AtomicCheckpointIO().save_checkpoint(
+        {"weights": {}, "step": 3}, tmp_path / "step=3.safetensors"
+    )
+    sum_, whole = "step=3.safetensors.sha256.part", "step=3.safetensors.part"
     assert calls == [
         ("fsync", sum_),
-        (sum_, "step=3.ckpt.sha256"),
+        (sum_, "step=3.safetensors.sha256"),
         ("fsync", tmp_path.name),
         ("fsync", whole),
-        (whole, "step=3.ckpt"),
+        (whole, "step=3.safetensors"),
         ("fsync", tmp_path.name),
     ]
 
@@ -179,7 +186,7 @@ def test_a_run_that_does_not_fit_is_refused_before_it_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run = train(tmp_path / "measured", "validation.count=1")
-    measured = sum(file.stat().st_size for file in run.rglob("*.ckpt"))
+    measured = sum(file.stat().st_size for file in run.rglob("*.safetensors"))
     capfd.readouterr()
     arguments = [*tiny(tmp_path, "validation.count=1", "hydra.run.dir=run")]
     left_free(monkeypatch, 1_000_000)

@@ -1,4 +1,4 @@
-"""How a file is put into its place: no name that could be guessed, no link, nothing left behind."""
+"""How a file is replaced: no name that could be guessed, no link, nothing left behind."""
 
 import fcntl
 import os
@@ -31,7 +31,7 @@ def put(path: Path, content: bytes = b"new", root: Path | None = None) -> None:
 
 @pytest.fixture
 def precious(tmp_path: Path) -> Iterator[Path]:
-    """A file elsewhere that nobody may touch."""
+    """A file elsewhere that must not be changed."""
     file = tmp_path / "elsewhere" / "layer_07.png"
     file.parent.mkdir()
     file.write_text("mine")
@@ -101,7 +101,7 @@ def test_a_folder_below_the_users_own_is_no_link(
 ) -> None:
     run = tmp_path / "run"
     (run / "checkpoints").mkdir(parents=True)
-    if not below:  # the user's own may be one
+    if not below:  # the user's own folder may be a link
         run.rename(tmp_path / "disk")
         run.symlink_to(tmp_path / "disk")
         put(run / "checkpoints" / "deep" / "file", root=run)
@@ -205,7 +205,7 @@ with replacing(Path(sys.argv[1])) as file:
 
 
 def killed_amid(path: Path) -> Path:
-    """What a process leaves that is killed while it writes."""
+    """Return the file that is left by a process killed while it writes `path`."""
     ended = subprocess.run([sys.executable, "-c", HALF, str(path)], check=False)
     assert ended.returncode == -signal.SIGKILL
     (left,) = path.parent.glob(f"{path.name}.*.part")
@@ -232,7 +232,7 @@ def test_the_token_cache_is_swept_of_what_killed_runs_left(tmp_path: Path) -> No
     theirs = cache / "movie.mkv.4711.part"
     theirs.write_text("theirs")
     with (cache / f"{name}.0123456789abcdef.part").open("wb") as written:
-        fcntl.flock(written, fcntl.LOCK_EX)  # another process is at it
+        fcntl.flock(written, fcntl.LOCK_EX)  # as if another process were writing it
         train(tmp_path, "budget.steps=1")
         assert sorted(cache.glob("*.part")) == sorted([Path(written.name), theirs])
     command(tmp_path, *tiny(tmp_path, "budget.steps=1", "seed=2"))
@@ -258,9 +258,12 @@ def test_a_file_that_is_swept_before_it_is_locked_is_made_again(
 
 def test_a_killed_save_of_a_checkpoint_is_known_by_what_it_left(tmp_path: Path) -> None:
     folder, run = tmp_path / "checkpoints", RunFolder(tmp_path)
-    AtomicCheckpointIO().save_checkpoint({"step": 2}, folder / "step=2.ckpt")
-    killed_amid(folder / "step=4.ckpt")
-    (folder / "step=4.ckpt.sha256").write_text(f"{'0' * 64}  step=4.ckpt\n")
-    assert [file.name for file in run.known_checkpoints()] == ["step=2.ckpt"]
+    AtomicCheckpointIO().save_checkpoint({"weights": {}, "step": 2}, folder / "step=2.safetensors")
+    killed_amid(folder / "step=4.safetensors")
+    (folder / "step=4.safetensors.sha256").write_text(f"{'0' * 64}  step=4.safetensors\n")
+    assert [file.name for file in run.known_checkpoints()] == ["step=2.safetensors"]
     run.remove_leftovers()
-    assert sorted(p.name for p in folder.iterdir()) == ["step=2.ckpt", "step=2.ckpt.sha256"]
+    assert sorted(p.name for p in folder.iterdir()) == [
+        "step=2.safetensors",
+        "step=2.safetensors.sha256",
+    ]

@@ -29,7 +29,7 @@ def _hangs_up() -> Iterator[None]:
 
 @pytest.fixture
 def ignored() -> Iterator[Callable[[int], None]]:
-    """Has a signal ignored until the test ends, as a shell or nohup would."""
+    """Ignore a signal until the test ends, as a shell or nohup would."""
     before: dict[int, object] = {}
 
     def ignore(number: int) -> None:
@@ -51,7 +51,7 @@ def test_a_closed_terminal_saves_a_run_which_goes_on_exactly(
     err = capfd.readouterr().err
     assert err.startswith("hung up: ends after this step\n")
     assert "run holds step 3; python train.py resume=run goes on" in err
-    assert steps_kept(tmp_path / "run")[0] == "step=3.ckpt"
+    assert steps_kept(tmp_path / "run")[0] == "step=3.safetensors"
     assert command(tmp_path, "resume=run") == 0
     assert fingerprint(tmp_path / "run") == whole("mha")
 
@@ -86,7 +86,7 @@ def test_a_command_obeys_a_signal_while_it_plans(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     if number == signal.SIGINT:
-        ignored(number)  # as it is in what a script starts in the background
+        ignored(number)  # as in a process that a script starts in the background
     monkeypatch.setattr(gptattn.cli.main, "_main", sent(number))
     assert command(tmp_path) == code
     assert capfd.readouterr().err == f"{word}\n"

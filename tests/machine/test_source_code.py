@@ -1,4 +1,4 @@
-"""Code is hashed as its syntax tree, of the modules from which a run's numbers come."""
+"""Hashes of the syntax trees of the modules from which a run's numbers come."""
 
 import sys
 from pathlib import Path
@@ -43,7 +43,7 @@ def edited(file: Path, old: str, new: str) -> None:
     text = file.read_text()
     assert old in text
     file.write_text(text.replace(old, new))
-    source_code._parsed.cache_clear()  # another process would look anew
+    source_code._parsed.cache_clear()  # another process would start without a cache
 
 
 def test_a_variant_counts_with_its_bases_its_helpers_and_what_all_runs_share(package: Path) -> None:
@@ -56,7 +56,7 @@ def test_a_variant_counts_with_its_bases_its_helpers_and_what_all_runs_share(pac
         "gptattn.training.module",
         "gptattn.data.sampler",
     } <= names
-    # What re-exports it, another variant, and how runs are swept make none of its numbers.
+    # The package that re-exports it, another variant, and the sweep do not affect its numbers.
     assert not names & {
         "mypackage",
         "mypackage.other",

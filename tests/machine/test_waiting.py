@@ -1,4 +1,4 @@
-"""Threads that wait sleep soon, while others use the machine and only then."""
+"""Waiting threads sleep soon while others use the machine, and only then."""
 
 import os
 import subprocess
@@ -14,7 +14,7 @@ from gptattn.machine.waiting import WAITING, gentle_beside_others
 
 
 class Looks(threading.Event):
-    """Over after so many looks, without a second between them."""
+    """An event that is set after so many calls of `wait`, which take no time."""
 
     def __init__(self, count: int) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class Looks(threading.Event):
 
 
 def spares(monkeypatch: pytest.MonkeyPatch, usages: Sequence[Usage | None], threads: int) -> str:
-    """When a process that sees these usages (.) makes spare teams (+) and ends them (-)."""
+    """Return when a process with these usages looks (.), starts teams (+) and ends them (-)."""
     told, seen = [], iter(usages)
 
     class Spare:
@@ -48,7 +48,7 @@ def spares(monkeypatch: pytest.MonkeyPatch, usages: Sequence[Usage | None], thre
 
 
 def seconds(*busy_and_own: tuple[float, float]) -> list[Usage | None]:
-    """Usages a second apart, between which so much was done in all, and by this process."""
+    """Usages one second apart, given the work done in between by all processes and by this one."""
     usages = [Usage(10.0, 100.0, 7.0)]
     for busy, own in busy_and_own:
         last = usages[-1]
@@ -60,7 +60,7 @@ def seconds(*busy_and_own: tuple[float, float]) -> list[Usage | None]:
     ("busy", "own", "threads", "crowded"),
     [
         (4.0, 4.0, 4, False),
-        (4.0, 3.6, 4, False),  # somebody's short work
+        (4.0, 3.6, 4, False),  # another process's short work
         (4.0, 3.0, 4, True),
         (4.0, 2.0, 2, False),  # there are processors for both
         (4.0, 1.2, 2, True),
@@ -76,7 +76,7 @@ def test_it_is_crowded_where_others_use_more_than_the_threads_leave(
 def test_threads_spin_again_when_the_others_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     full, quiet = (4.0, 2.0), (4.0, 4.0)
     assert spares(monkeypatch, seconds(quiet, full, full, quiet, full), 4) == "...+..-.+-"
-    # The system stops telling.
+    # The system no longer gives the usage.
     assert spares(monkeypatch, [*seconds(full), None, None], 4) == "..+.-"
 
 
@@ -91,7 +91,7 @@ def test_what_the_user_says_of_waiting_threads_stays(
     before = threading.active_count()
     with gentle_beside_others(threads=2):
         assert threading.active_count() - before == (said is None)
-    with gentle_beside_others(threads=1):  # which waits for nobody
+    with gentle_beside_others(threads=1):  # one thread waits for no other
         assert threading.active_count() == before
 
 
@@ -117,5 +117,5 @@ def test_a_spare_team_is_more_threads_than_processors_until_it_ends() -> None:
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=plain
     )
-    # Each team is a thread that asks for it and another that it gets.
+    # Each team has the thread that starts it and one more.
     assert done.stdout == "2 4\n"

@@ -87,7 +87,7 @@ def test_cells_are_as_fine_as_the_page_can_hold() -> None:
         side = tokens_per_cell(tokens, maps)
         assert size(tokens, maps, side) <= BYTES
         assert side == 1 or size(tokens, maps, side - 1) > BYTES
-    # One layer of GPT-2 small in full, all twelve by fours.
+    # One layer of GPT-2 small in full, all twelve with cells of 4 x 4 tokens.
     assert tokens_per_cell(1024, 12) == 1
     assert tokens_per_cell(1024, 144) == 4
 
@@ -96,7 +96,7 @@ def test_cells_are_as_fine_as_the_page_can_hold() -> None:
 
 
 def pixel(image: np.ndarray, row: float, column: float, T: int) -> tuple[int, ...]:
-    """The colour at a place in the first panel, in tokens from its corner."""
+    """Return the colour at a place in the first panel, given in tokens from its corner."""
     side = figure.LEAST
     left, top = figure.LABELS + side * column / T, figure.TOP + side * row / T
     return tuple(round(255 * c) for c in image[round(150 * top), round(150 * left), :3])
@@ -146,7 +146,7 @@ def test_any_text_can_stand_in_a_picture() -> None:
 
 
 class Reader(HTMLParser):
-    """The page as a browser takes it apart."""
+    """Parses the page, as a browser would."""
 
     def __init__(self) -> None:
         super().__init__()

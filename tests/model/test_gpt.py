@@ -167,7 +167,7 @@ def test_a_layer_of_gpt2_small_costs_what_the_table_says(variant, overrides, par
         (["attn=mqa"], 264 - 32 + 32),
         # No output projection: 4 * 4 weights fewer. One head of 4 mixes as much as two of 2.
         (["attn=single_head"], 264 - 32 + 32),
-        # A second layer has the same again, but for the head's 28 weights.
+        # A second layer costs the same again, without the head's 28 weights.
         (["attn=mha", "model.num_layers=2"], 264 + 32 + 264 - 56 + 32),
         (["attn=mha", "position=rope"], 264 + 32),
     ],
@@ -188,7 +188,7 @@ def test_flops_per_token_match_a_count_by_hand(overrides, forward_flops):
 
 
 class Untied(GPT):
-    """A head of its own."""
+    """A GPT whose head is not the token embedding."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -211,7 +211,7 @@ class Untied(GPT):
 def test_an_untied_head_is_counted_once_and_gives_the_logits():
     model = Untied().eval()
     cost = measure_cost(model)
-    # As above: the embedding is no product, the head is the one that it was.
+    # As above: the embedding is no product, and the head has as many weights as before.
     assert cost.flops_per_token == 3 * (264 + 32)
     assert cost.params == sum(p.numel() for p in model.parameters())
     assert cost.params_embedding == 7 * 4

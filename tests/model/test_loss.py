@@ -64,7 +64,7 @@ def test_under_bfloat16_autocast_loss_and_gradients_stay_close_to_float32():
 
 
 def scaled_gradients(loss: Tensor, inputs: tuple[Tensor, ...]) -> list[Tensor]:
-    """As a GradScaler has them: a large factor before backward, taken out after."""
+    """Return gradients as with a GradScaler: a large factor before backward, removed afterwards."""
     return [g / 2**16 for g in torch.autograd.grad(loss * 2**16, inputs)]
 
 

@@ -1,4 +1,4 @@
-"""What lies where in a run's folder is known in one place, and read there whatever is in it."""
+"""Only RunFolder knows the files of a run's folder, and it reads them whatever they contain."""
 
 import ast
 import json
@@ -24,18 +24,18 @@ NAMES = {
     "model.safetensors",
     "console.log",
 }
-# GPT-2's checkpoints have their weights in a file of that name too; it is Hugging Face's.
+# GPT-2 checkpoints from Hugging Face also have a file of this name, which is not a run's.
 THEIRS = {"weights/gpt2.py": {"model.safetensors"}}
 
 
 def names_in(file: Path) -> set[str]:
-    """The names of a run's files that stand in strings of the file, alone or as part of a path."""
+    """The names of run files in the file's string constants, alone or as part of a path."""
     found = set()
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             parts = node.value.split("/")
             found |= NAMES.intersection(parts)
-            found |= {part for part in parts if part.endswith((".ckpt", "step="))}
+            found |= {part for part in parts if part.endswith((".safetensors", "step="))}
     return found
 
 
@@ -43,7 +43,7 @@ def test_only_the_run_folder_knows_the_names_of_its_files() -> None:
     files = [*PACKAGE.rglob("*.py"), REPOSITORY / "train.py"]
     files += [f for name in ("hydra_plugins", "scripts") for f in (REPOSITORY / name).rglob("*.py")]
     home = PACKAGE / "runs" / "folder.py"
-    assert names_in(home) >= NAMES  # the look sees them where they are
+    assert names_in(home) >= NAMES  # names_in finds them where they are
     for file in set(files) - {home}:
         theirs = next((names for end, names in THEIRS.items() if file.match(end)), set())
         assert names_in(file) - theirs == set(), file
@@ -117,7 +117,7 @@ def test_runs_below_a_folder_come_by_age_and_only_from_their_level(tmp_path: Pat
         os.utime(run.summary_file, (i, i))
         (run.path / "config.yaml").touch()
         os.utime(run.path / "config.yaml", (9 - i, 9 - i))
-    (tmp_path / "sweep" / "d" / "summary.json").mkdir(parents=True)  # a folder is no summary
+    (tmp_path / "sweep" / "d" / "summary.json").mkdir(parents=True)  # a folder, not a file
     (tmp_path / "sweep" / "e").mkdir()
     (tmp_path / "sweep" / "e" / "summary.json").symlink_to("nowhere")
     names = [run.path.name for run in done_below(tmp_path / "sweep")]
@@ -133,10 +133,10 @@ def test_checkpoints_are_known_by_name_or_sum_the_newest_first(tmp_path: Path) -
     run.checkpoints.mkdir()
     for step in (2, 10, 9):
         run.checkpoint(step).touch()
-    (run.checkpoints / "step=11.ckpt.sha256").touch()  # its file is lost
+    (run.checkpoints / "step=11.safetensors.sha256").touch()  # its checkpoint is lost
     assert [step_of(path) for path in run.known_checkpoints()] == [11, 10, 9, 2]
     assert run.has_checkpoint
-    assert step_of(Path("step=3.ckpt.sha256")) == step_of(Path("last.ckpt")) == -1
+    assert step_of(Path("step=3.safetensors.sha256")) == step_of(Path("last.safetensors")) == -1
 
 
 def test_the_making_behind_a_run_is_that_of_the_folder_it_starts_from(tmp_path: Path) -> None:

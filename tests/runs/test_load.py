@@ -1,4 +1,4 @@
-"""A run read back: its layers may differ, and each file's shapes are looked at once."""
+"""Reading a run back: its layers may differ, and each file's shapes are checked only once."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +16,7 @@ from gptattn.runs.load import check_shapes, load_run
 from gptattn.runs.save import save_model
 from gptattn.training.precheck import ROWS_BYTES, check_run
 
-# Layers 0 and 1 have a key/value head for all query heads, all later ones a pair for each.
+# Layers 0 and 1 have one key/value head for all query heads, later layers one for each.
 LAYERED = """from gptattn.attention import Attention, GroupedQueryAttention
 
 def by_layer(
@@ -26,13 +26,13 @@ def by_layer(
         d_in, d_out, context_length, num_heads, dropout, num_kv_heads=1 if layer < 2 else num_heads
     )
 """
-# As YAML has it: what else attn=mha sets is left out.
+# The variant's YAML, without arguments of its own.
 FILE = "_target_: layered_package.by_layer\n"
 
 
 @pytest.fixture
 def layered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The overrides of a run of three layers that are not alike."""
+    """The overrides of a run with three layers whose attention differs."""
     (tmp_path / "layered_package.py").write_text(LAYERED)
     (tmp_path / "conf" / "attn").mkdir(parents=True)
     (tmp_path / "conf" / "attn" / "layered.yaml").write_text(FILE)
@@ -52,12 +52,13 @@ def test_layers_that_differ_are_trained_gone_on_with_and_read_back(
     allowed = ["allow_targets=[layered_package]", f"data.path={tmp_path / 'text.txt'}"]
     assert command(tmp_path, f"resume={run}", "budget.steps=6", *allowed) == 0
     loaded = load_run(run, ["layered_package"])
-    assert loaded.source.name == "step=6.ckpt"
+    assert loaded.source.name == "step=6.safetensors"
     sizes = [parameter_count(block.attention) for block in loaded.model.layers()]
-    assert sizes == [656, 656, 1040]  # 2 x 16 x 16 + 16, and keys and values 4, 4 and 16 wide
-    kept = read_checkpoint(loaded.source)["state_dict"]
+    # q, out and its bias have 2 x 16 x 16 + 16; keys and values are 4, 4 and 16 wide.
+    assert sizes == [656, 656, 1040]
+    kept = read_checkpoint(loaded.source)["weights"]
     for name, weight in loaded.model.state_dict().items():
-        assert torch.equal(weight, kept[f"model.{name}"])
+        assert torch.equal(weight, kept[name])
     save_model(tmp_path / "made", loaded.cfg, loaded.model, loaded.tokenizer)
     again = load_run(tmp_path / "made", ["layered_package"]).model
     assert torch.equal(again.state_dict()["norm.bias"], loaded.model.state_dict()["norm.bias"])
@@ -71,7 +72,7 @@ def test_the_room_for_layers_that_differ_is_that_of_their_own_weights(
     attention = sum(2 * d * d + 2 * d * width + d for width in kv)  # q, out and its bias, k, v
     others = 3 * (2 * 2 * d + 2 * d * d_mlp + d_mlp + d) + 2 * d
     weights = attention + others + (256 + cfg.model.context_length) * d
-    # Weights and AdamW's two averages, in 4 bytes; two validations make two checkpoints.
+    # Weights and AdamW's two averages in 4 bytes each; two validations leave two checkpoints.
     assert check_run(cfg).bytes_on_disk == ROWS_BYTES + 2 * 3 * 4 * weights
 
 
@@ -80,7 +81,7 @@ Counted = Callable[[], int]
 
 @pytest.fixture
 def looks(monkeypatch: pytest.MonkeyPatch) -> Counted:
-    """How often names and shapes have been compared."""
+    """Returns how often names and shapes have been compared so far."""
     seen: list[Path] = []
 
     def counted(own: Any, found: Any, source: Path) -> None:

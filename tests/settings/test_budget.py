@@ -1,4 +1,4 @@
-"""The budget and the learning rate's course, against values worked by hand."""
+"""The budget and the learning-rate schedule, against values worked by hand."""
 
 import pytest
 
@@ -16,7 +16,7 @@ from gptattn.settings.config import BudgetConfig
         (None, 65, None, None, Budget(steps=2, seconds=None)),
         (None, 640, None, None, Budget(steps=10, seconds=None)),
         (None, None, 2.5, None, Budget(steps=None, seconds=2.5)),
-        # A step of 64 tokens at 100 FLOPs each has 6,400.
+        # A step of 64 tokens at 100 FLOPs each costs 6,400.
         (None, None, None, 64_000.0, Budget(steps=10, seconds=None)),
         (None, None, None, 67_000.0, Budget(steps=10, seconds=None)),
         (None, None, None, 68_000.0, Budget(steps=11, seconds=None)),
@@ -55,7 +55,7 @@ def test_progress_is_the_share_used_up_and_stops_at_one(
 @pytest.mark.parametrize(
     ("budget", "step", "seconds", "expected"),
     [
-        # By steps each has its own place, however many there are; by the clock none is at 0.
+        # With a budget in steps each step has its own position; in seconds none is at 0.
         (Budget(steps=60_000, seconds=None), 1, 0.0, 1 / 60_000),
         (Budget(steps=60_000, seconds=None), 2, 99.0, 2 / 60_000),
         (Budget(steps=None, seconds=4.0), 1, 0.0, 1e-3),
@@ -76,7 +76,7 @@ def test_the_first_step_by_the_clock_and_no_other_is_moved_on_the_curve(
         (0.05, 0.2, 0.1, 0.25),
         (0.1, 0.2, 0.1, 0.5),
         (0.2, 0.2, 0.1, 1.0),
-        # A quarter, a half and three quarters down the cosine: cos is 0.7071, 0 and -0.7071.
+        # A quarter, a half and three quarters along the cosine: cos is 0.7071, 0 and -0.7071.
         (0.4, 0.2, 0.1, 0.1 + 0.9 * 0.8535533905932737),
         (0.6, 0.2, 0.1, 0.55),
         (0.8, 0.2, 0.1, 0.1 + 0.9 * 0.1464466094067262),

@@ -1,4 +1,4 @@
-"""Every file in conf/ composes and builds; every rule on a value names the field that breaks it."""
+"""Every file in conf/ composes and builds; every bad value is an error that names its field."""
 
 import os
 import re
@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from building import WITH_PROBES
 from support import TEXT, bpe, tiny
 
 from gptattn.cli.compose import CONF, composed, to_train_config
@@ -30,7 +31,7 @@ CHOICES = [(group, name) for group, names in FILES.items() for name in names]
 
 
 def settings(*overrides: str) -> TrainConfig:
-    """The typed settings of these overrides, checked as far as that goes without building."""
+    """The typed settings of these overrides, after the checks that need no model."""
     with composed(list(overrides)) as cfg:
         typed = to_train_config(cfg)
     check(typed)
@@ -38,7 +39,7 @@ def settings(*overrides: str) -> TrainConfig:
 
 
 def needs(group: str, name: str, folder: Path) -> list[str]:
-    """What a choice cannot do without, as overrides."""
+    """The overrides that this option needs in order to work."""
     if (group, name) == ("data", "text"):
         (folder / "book.txt").write_text(TEXT)
         return [f"data.path={folder / 'book.txt'}"]
@@ -113,7 +114,7 @@ def test_settings_have_the_declared_types() -> None:
 
 
 def no_attention(out_proj: bool, scale: float | None, backend: str) -> None:
-    """A target that builds something else."""
+    """A target that builds no attention."""
 
 
 BAD_VALUES = [
@@ -194,6 +195,7 @@ BAD_VALUES = [
     ("attn._target_=gptattn.attention.Nonesuch", "attn._target_"),
     ("attn._target_=gptattn.model.gpt.MLP", "attn._target_"),
     ("attn._target_=gptattn.attention.capabilities.HeadWeights", "attn.out_proj"),
+    (f"attn=probe_windowed +attn.window=0 {' '.join(WITH_PROBES)}", "attn.window"),
     (f"attn._target_={__name__}.no_attention allow_targets=[{__name__}]", "attn._target_"),
     ("attn._target_=null", "attn._target_"),
     ("position._target_=gptattn.data.tokenizer.ByteTokenizer", "position._target_"),
@@ -203,7 +205,7 @@ BAD_VALUES = [
 
 
 def mistake(overrides: list[str]) -> UserError | None:
-    """What the command line reports for these overrides."""
+    """The error that the command line reports for these overrides; None without one."""
     try:
         check_job(overrides)
     except Exception as error:

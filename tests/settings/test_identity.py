@@ -1,4 +1,4 @@
-"""What a setting means for a result, and what beside the settings makes one."""
+"""Which settings change a result, and what beside the settings does: code, text and weights."""
 
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -46,7 +46,7 @@ def test_a_setting_that_nobody_knows_makes_another_result() -> None:
 
 
 def test_the_table_names_only_settings_that_exist() -> None:
-    # A pattern that fits no setting would be a promise about nothing.
+    # A pattern that matches no setting would have no effect.
     known = {*TrainConfig.__dataclass_fields__, *flat(asdict(settings("data=text")))}
     for key in ("log_every", "init_from", "experiment_name", "allow_targets", "checkpoint"):
         assert key in known
@@ -91,7 +91,7 @@ def test_a_run_without_a_record_is_unknown_and_one_of_two_codes_is_neither(tmp_p
     assert differences(mixed, other) == ["it was resumed with other code or another schedule"]
     assert len({mixed.digest, MADE.digest, other.digest, went_on(None, MADE, 7).digest}) == 4
     assert went_on(MADE, MADE, 7) == MADE
-    # At a step that was taken before, it is what it was then.
+    # Up to step 7 the making is that of the old code.
     assert at_step(mixed, 7) == replace(other, code=MADE.code)
     assert at_step(mixed, 8) == mixed
     RunFolder(tmp_path).write_making(mixed)
@@ -127,7 +127,7 @@ def test_an_edited_variant_is_run_again_beside_the_old_one_and_resumed_with_a_wa
     assert "edited_package.mine" in (RunFolder(old).read_making() or MADE).code
 
     file.write_text(ATTENTION.replace("Multi-head attention.", "Other words.") + "# a remark\n")
-    source_code._parsed.cache_clear()  # another process would look anew
+    source_code._parsed.cache_clear()  # as if in a new process, which reads the file again
     assert command(tmp_path, *sweep, "log_every=2") == 0
     assert run_folders(tmp_path) == [old]
 
@@ -185,9 +185,9 @@ def test_a_budget_that_changes_in_mid_schedule_is_another_result(
     assert command(tmp_path, f"resume={run}", "budget.steps=8", "validation.count=4") == 0
     making = RunFolder(run).read_making()
     assert making is not None
-    assert making.earlier == []  # its first schedule was over
+    assert making.earlier == []  # the first schedule was complete
     other = train(tmp_path / "other", "budget.steps=6", "validation.count=3")
-    for name in ("step=6.ckpt", "step=6.ckpt.sha256"):
+    for name in ("step=6.safetensors", "step=6.safetensors.sha256"):
         (other / "checkpoints" / name).unlink()
     capfd.readouterr()
     assert command(tmp_path, f"resume={other}", "budget.steps=8") == 0

@@ -19,7 +19,7 @@ from gptattn.settings.build import build_model
 from gptattn.settings.config import TrainConfig
 from gptattn.settings.match import matched
 
-# A thousandth of this model's parameters is more than half of what a unit of width has.
+# Large enough that 0.1% of the parameters is more than half of those of one unit of MLP width.
 WIDE = "model.vocab_size=1024"
 VARIANTS = sorted(file.stem for file in (CONF / "attn").glob("*.yaml"))
 
@@ -34,8 +34,9 @@ def cost(cfg: TrainConfig) -> Cost:
 
 
 def test_the_mlp_of_the_leaner_variant_takes_up_its_missing_parameters(tmp_path: Path) -> None:
-    # d_model 16, one layer, MLP 64: GQA(2) of 4 heads lacks two matrices' halves, 2 * 16 * 8, and
-    # their biases, 2 * 8: 272. A unit of width has 16 + 1 + 16 = 33 parameters: 8 of them have 264.
+    # d_model 16, one layer, MLP 64. With 2 of 4 key/value heads, GQA lacks half of two matrices,
+    # 2 * 16 * 8, and of their biases, 2 * 8: 272. A unit of width has 16 + 1 + 16 = 33 parameters,
+    # so 8 units have 264.
     cfg = settings(tmp_path, WIDE, "attn=gqa", "match=params")
     assert cfg.model.d_mlp == 64 + 8
     assert cost(cfg).params == cost(settings(tmp_path, WIDE)).params - 272 + 264
@@ -73,14 +74,14 @@ def test_a_wider_variant_is_narrowed(tmp_path: Path) -> None:
 
 def test_an_override_of_the_variant_is_not_one_of_the_reference(tmp_path: Path) -> None:
     cfg = settings(tmp_path, "attn=gqa", "attn.num_kv_heads=1", "match=params", "match_to=gqa")
-    # From GQA(1) to GQA(2): a head of 4 in two matrices, and biases: 2 * (16 * 4 + 4) = 136.
+    # The second key/value head, of size 4, in two matrices and biases: 2 * (16 * 4 + 4) = 136.
     assert cfg.model.d_mlp == 64 + round(136 / 33)
 
 
 def test_the_cache_is_matched_by_key_value_heads(tmp_path: Path) -> None:
     cfg = settings(tmp_path, "attn=gqa", "match=kv_cache", "match_to=mqa")
     assert cfg.attn["num_kv_heads"] == 1
-    assert cost(cfg).kv_bytes_per_token == 2 * 4 * 4  # keys and values of 4 float32
+    assert cost(cfg).kv_bytes_per_token == 2 * 4 * 4  # a key and a value of 4 float32 numbers
 
 
 def test_no_width_that_is_near_enough_is_an_error(tmp_path: Path) -> None:
@@ -101,7 +102,7 @@ def test_a_cache_that_cannot_be_matched_says_what_can(tmp_path: Path) -> None:
 
 
 class Windowed(MultiHeadAttention):
-    """Keeps the newest `window` tokens only."""
+    """Caches only the newest `window` tokens."""
 
     def __init__(
         self, d_in: int, d_out: int, context_length: int, num_heads: int, window: int
@@ -131,7 +132,7 @@ def test_the_cache_is_matched_by_the_window(
         match_attn=gqa.attn,
     )
     new, match = matched(cfg, 256)
-    # GQA(2) of 4 heads keeps half: so does a window of half the context of 16.
+    # With 2 of 4 key/value heads GQA caches half, as does a window of 8 in a context of 16.
     assert new.attn["window"] == 8
     assert match is not None
     assert (match.field, match.before, match.after) == ("attn.window", 16, 8)
@@ -139,7 +140,7 @@ def test_the_cache_is_matched_by_the_window(
 
 @pytest.mark.parametrize("how", ["match=params", "match=flops", "match=kv_cache match_to=gqa"])
 def test_a_match_that_is_made_stays_as_it_is(how: str, tmp_path: Path) -> None:
-    # As the record of a run has it, from which the run goes on.
+    # A resumed run matches the settings in its config.yaml, which are matched already.
     cfg = settings(tmp_path, WIDE, "attn=gqa", "attn.num_kv_heads=1", *how.split())
     made, match = matched(cfg, 256)
     assert match is not None

@@ -1,4 +1,4 @@
-"""What a config may name as code, and the keys that it is given."""
+"""Which classes and functions a config may name, and the arguments that they get."""
 
 import sys
 from pathlib import Path
@@ -21,7 +21,7 @@ from gptattn.settings.values import check_type
         "builtins.open",
         "shutil.copyfile",
         "gptattnx.Thing",
-        # Modules that gptattn imports are not gptattn's own.
+        # A name inside gptattn that leads to a module which gptattn only imports.
         "gptattn.data.text.os.system",
         "gptattn.runs.checkpoint.torch.load",
         "gptattn.attention.base:torch.load",
@@ -103,7 +103,7 @@ def test_a_value_of_another_type_is_refused_in_plain_words(
 
 
 def needs_all(first: int, second: float = 2.0) -> tuple[int, float]:
-    """A target with one argument that must be given."""
+    """A target with one required argument."""
     if second < 0:
         raise ValueError(f"second={second} is negative; give 0 or more")
     return first, second

@@ -1,4 +1,4 @@
-"""Types and ranges of settings, as they are declared beside them, hold values to them."""
+"""Values are checked against the type and range that each setting declares."""
 
 import math
 import re
@@ -99,7 +99,7 @@ def test_a_table_is_held_to_its_declaration(change: dict[str, Any], said: str) -
 
 
 def numbers(kind: Any, path: str = "") -> list[tuple[str, Any]]:
-    """(dotted name, field) of every number among the settings."""
+    """(dotted name, field) of every numeric setting."""
     found = []
     for one in fields(kind):
         if is_dataclass(one.type):

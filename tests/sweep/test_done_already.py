@@ -1,4 +1,4 @@
-"""Which runs of a sweep are done already or gone on with, and how many run at once."""
+"""Which runs of a sweep are done or resumed, and how many run at once."""
 
 import json
 from dataclasses import asdict, replace
@@ -39,7 +39,7 @@ def finished(folder: Path, cfg: TrainConfig, status: str = "done") -> Path:
     (folder / "summary.json").write_text(json.dumps({"status": status}))
     RunFolder(folder).write_making(MAKING)
     (folder / "checkpoints").mkdir()
-    (folder / "checkpoints" / "step=2.ckpt").touch()
+    (folder / "checkpoints" / "step=2.safetensors").touch()
     return folder
 
 
@@ -69,11 +69,11 @@ def test_a_run_that_was_extended_is_done_as_what_its_first_budget_made(
     (done / "summary.json").write_text(
         json.dumps({"status": "done", "steps": 9, "completed": ends})
     )
-    # Its later part was made by other code.
+    # Other code made the steps after the first budget.
     RunFolder(done).write_making(went_on(MAKING, replace(MAKING, code={}), cfg.budget.steps or 0))
     plans = [
         Plan([], c, tmp_path / "out" / name, making=MAKING)
-        for c, name in ((cfg, "x"), (longer, "y"))  # of one schedule, it was not
+        for c, name in ((cfg, "x"), (longer, "y"))  # `longer` in a single schedule was not run
     ]
     assert folders_done(plans) == Found({plans[0].folder: done}, {})
     assert folders_done(plans, with_weights=True) == Found({}, {})
@@ -116,7 +116,7 @@ def test_only_a_run_that_can_go_on_is_gone_on_with(cfg: TrainConfig, tmp_path: P
         (folder / "config.yaml").write_text(yaml.safe_dump(asdict(cfg)))
         RunFolder(folder).write_making(MAKING)
         if checkpoint:
-            (folder / "checkpoints" / "step=2.ckpt").touch()
+            (folder / "checkpoints" / "step=2.safetensors").touch()
         if exit_code is not None:
             Ledger(tmp_path).note(name, "failed", exit=exit_code)
         return folder
@@ -130,7 +130,7 @@ def test_only_a_run_that_can_go_on_is_gone_on_with(cfg: TrainConfig, tmp_path: P
     killed = begun("killed", -9)
     assert going_on([plan], Found({}, {})) == [replace(plan, folder=killed)]
     assert going_on([plan], Found({plan.folder: killed}, {})) == [plan]
-    # Two plans of the same settings do not go on with one run.
+    # Two plans with the same settings must not resume the same run.
     folders = [each.folder for each in going_on([plan, plan], Found({}, {}))]
     assert folders == [killed, plan.folder]
     (killed / "summary.json").write_text("{}")
@@ -162,7 +162,7 @@ def test_runs_at_once_and_their_threads_share_the_cores(
     cfg: TrainConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gptattn.sweep.plan.usable_cpus", lambda: 8)
-    # (sweep.jobs, trainer.threads) -> runs at once, threads that are given to each
+    # (sweep.jobs, trainer.threads) -> (runs at once, threads given to each)
     expected = {
         (None, None): (1, None),
         (None, 2): (4, None),

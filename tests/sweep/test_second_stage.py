@@ -1,4 +1,4 @@
-"""Uptraining: a second stage from the weights of the first, and runs of no steps at all."""
+"""Uptraining: a second stage from the weights of the first, and runs without training steps."""
 
 import json
 from dataclasses import replace
@@ -68,7 +68,7 @@ def test_no_steps_are_allowed_where_weights_come_from_elsewhere(cfg: TrainConfig
 def test_no_steps_validate_the_converted_model_and_leave_a_whole_run(tmp_path: Path) -> None:
     source = train(tmp_path / "a", "attn=mha", "optim.lr=0.01")
     run = train(tmp_path / "b", "attn=gqa", f"init_from={source}", "budget.steps=0")
-    # By hand: convert, then the mean over the held-out tokens, window after window.
+    # By hand: convert, then take the mean loss over the held-out tokens, window by window.
     cfg = load_config(run)
     data = build_data(cfg)
     model = build_model(cfg, data.tokenizer.vocab_size).eval()
@@ -177,7 +177,7 @@ def arguments(folder: Path, *more: str) -> list[str]:
 
 
 def made_from(folder: Path) -> dict[tuple[int, str, str, int], str]:
-    """(seed, variant, method, steps) -> the folder's name that it started from, of all runs."""
+    """Return (seed, variant, method, steps) -> name of the folder whose weights it started from."""
     found = {}
     for run in run_folders(folder):
         cfg = load_config(run)

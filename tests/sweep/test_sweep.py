@@ -1,4 +1,4 @@
-"""Sweeps from the command line: one outlives its failed runs, and a rerun makes what is missing."""
+"""Sweeps from the command line: failed runs do not end them, and a rerun makes what is missing."""
 
 import re
 import signal
@@ -26,7 +26,7 @@ def test_a_sweep_makes_a_folder_per_run_with_a_readable_name(tmp_path: Path) -> 
     assert {run.parent for run in runs} == {tmp_path / "outputs" / "four"}
     for run in runs:
         record = summary(run)
-        # What all runs of a sweep share tells none from another.
+        # Overrides that all runs share are left out of the names.
         assert re.fullmatch(rf"{record['variant']}_s{record['seed']}_[0-9a-f]{{6}}", run.name)
         assert record["run"] == run.name
         assert config(run)["seed"] == record["seed"]
@@ -86,12 +86,12 @@ def test_ctrl_c_ends_a_sweep_with_130_and_the_rerun_goes_on(
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        # Shells start what runs in the background with Ctrl-C ignored; so may these tests be.
+        # A shell starts background jobs, perhaps these tests, with SIGINT ignored: undo that.
         preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     )
     ledger = tmp_path / "outputs" / "scratch" / NAME
     deadline = time.monotonic() + 120
-    while len(list(ledger.parent.glob("mha_s2*/checkpoints/*.ckpt"))) == 0:
+    while len(list(ledger.parent.glob("mha_s2*/checkpoints/*.safetensors"))) == 0:
         assert process.poll() is None
         assert time.monotonic() < deadline
     process.send_signal(signal.SIGINT)

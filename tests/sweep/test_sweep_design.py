@@ -1,4 +1,4 @@
-"""Before a sweep starts it says what its seeds can show."""
+"""A sweep states before its first run what its seeds can show."""
 
 import math
 from collections.abc import Sequence
@@ -56,7 +56,7 @@ def test_the_design_says_the_difference_that_four_of_five_such_sweeps_show(
         "of five such sweeps), if losses vary over seeds as at model=tiny after 1,000 steps "
         "(deviation 0.02 nats)"
     )
-    # Ten thousand such sweeps of one variant and the baseline, runs of one seed unrelated.
+    # Simulate 10,000 sweeps of a variant and the baseline, whose runs at one seed are independent.
     runs = np.random.default_rng(0).normal(scale=TYPICAL_DEVIATION, size=(2, 10_000, 5))
     d = runs[1] + 0.065 - runs[0]
     values = d.mean(axis=1) / d.std(axis=1, ddof=1) * math.sqrt(5)
@@ -69,10 +69,10 @@ def test_finished_runs_of_this_size_say_how_much_losses_vary(
     sweep = tmp_path / "outputs" / "new"
     beside = tmp_path / "outputs" / "old"
     finished(beside, cfg, {"mha": [2.0, 2.1, 2.2], "gqa": [2.0, 2.2, 2.4]})
-    # Deviations 0.1 and 0.2 by hand, two degrees of freedom each: root of 0.05 / 2 = 0.158.
+    # By hand: deviations 0.1 and 0.2, two degrees of freedom each: sqrt(0.05 / 2) = 0.158.
     line = said(cfg, sweep, ["mha", "gqa"], range(5))
     assert line.endswith("going by 6 finished runs like these (deviation 0.16 nats)")
-    # 0.158 / 0.02 times what is shown at the typical deviation, 0.048.
+    # 0.158 / 0.02 times 0.048, the difference that is shown at the typical deviation.
     assert line.startswith("5 seeds, 1 comparison: differences of about 0.38 nats and more")
     other = replace(cfg, model=replace(cfg.model, num_layers=2))
     assert "as at model=tiny" in said(other, sweep, ["mha", "gqa"], range(5))
@@ -107,7 +107,7 @@ def test_runs_that_cannot_be_compared_are_no_comparisons(cfg: TrainConfig, tmp_p
         "2 seeds, 1 comparison",
         "2 seeds, 2 comparisons",
     ]
-    # Two sets of one design are told once.
+    # Two sets with the same design give one line.
     both = [*plans(cfg, ["mha", "gqa"], [1, 2]), *plans(longer, ["mha", "gqa"], [1, 2])]
     assert len(design_words(both, tmp_path)) == 1
 

@@ -1,4 +1,4 @@
-"""A faulty variant costs a sweep its own runs: it crashes, hangs, or takes all the memory."""
+"""A variant that crashes, hangs or takes all the memory fails its own runs, and no others."""
 
 import errno
 import json
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
+import safetensors
 import torch
 from interrupted import begun, once, steps_kept
 from support import command, run_folders, tiny
@@ -57,7 +58,7 @@ RAISES = 1 + MODULE[: MODULE.index("torch.zeros")].count("\n")
 
 @pytest.fixture
 def faulty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The overrides that take the user's module, which this process and its children find."""
+    """Overrides that select a user's faulty module, importable here and in child processes."""
     home = tmp_path / "own"
     home.mkdir()
     (home / "faulty_attention.py").write_text(MODULE, encoding="utf-8")
@@ -221,22 +222,22 @@ def test_out_of_memory_is_no_mistake_of_the_run_or_its_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def greedy() -> None:
-        torch.empty(25_000_000_000_000)  # torch's own words
+        torch.empty(25_000_000_000_000)  # raises torch's own error
 
     once(monkeypatch, "training_step", 4, greedy)
     assert command(tmp_path, *begun(tmp_path)) == 8
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith("error: memory: too little for this run; ")
-    assert steps_kept(tmp_path / "run") == ["step=4.ckpt", "step=2.ckpt"]
+    assert steps_kept(tmp_path / "run") == ["step=4.safetensors", "step=2.safetensors"]
     Ledger(tmp_path).note("run", "failed", exit=8)
     assert list(begun_runs(tmp_path).values()) == [[tmp_path / "run"]]
 
     def short(*args: object, **kwargs: object) -> NoReturn:
         raise MemoryError
 
-    monkeypatch.setattr(torch, "load", short)
+    monkeypatch.setattr(safetensors, "safe_open", short)
     with pytest.raises(MemoryError):
-        read_checkpoint(tmp_path / "run" / "checkpoints" / "step=4.ckpt")
+        read_checkpoint(tmp_path / "run" / "checkpoints" / "step=4.safetensors")
 
 
 def test_a_kill_by_the_kernel_for_want_of_memory_is_told_from_others(
@@ -253,7 +254,8 @@ def test_a_kill_by_the_kernel_for_want_of_memory_is_told_from_others(
         assert (outcome.exit, outcome.out_of_memory) == (expected, expected == 8)
 
 
-# What three runs of one sweep do in place of training; `other` ends once needy has failed.
+# Runs in place of training. `other` ends once `needy` has failed; `needy` succeeds only when it is
+# resumed after that; all others fail.
 TRAINED = """
 import json, sys
 from pathlib import Path
@@ -283,7 +285,7 @@ def test_a_run_out_of_memory_is_tried_once_more_alone(
     home = tmp_path / "sweep"
     home.mkdir()
     plans = [Plan([], cfg, home / name) for name in ("needy", "other", "greedy")]
-    # Its folder has a start in it already, and no checkpoint to go on from.
+    # Its folder will hold a begun run without a checkpoint, which cannot be resumed.
     plans.append(Plan([], replace(cfg, checkpoint=False), home / "once"))
 
     def of(plan: Plan) -> list[str]:

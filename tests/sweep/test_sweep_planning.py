@@ -1,4 +1,4 @@
-"""A sweep's runs are planned quickly: what they share is composed and checked once."""
+"""A sweep's runs are planned quickly: common parts are composed and checked only once."""
 
 import subprocess
 import sys
@@ -31,7 +31,7 @@ from gptattn.training.precheck import Ready, check_run
 
 @pytest.fixture
 def compositions(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """The jobs that Hydra has composed."""
+    """The jobs, as overrides, that Hydra has composed so far."""
     jobs = []
 
     def noted(loader: object, config: DictConfig, overrides: Sequence[str]) -> DictConfig:
@@ -43,14 +43,14 @@ def compositions(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 
 
 def plans_of(jobs: Sequence[Sequence[str]], *shared: str) -> list[Plan]:
-    """The plans of these jobs of one sweep, in their order."""
+    """Return the plans of a sweep's jobs, in the jobs' order; `shared` are common overrides."""
     with composed(shared, run_mode=RunMode.MULTIRUN) as config:
         found = dict(planned(GlobalHydra.instance().config_loader(), config, jobs))
     return [found[i] for i in range(len(jobs))]
 
 
 def alone(job: Sequence[str]) -> TrainConfig:
-    """The settings of a command of its own."""
+    """Return the settings that the job would have as a command of its own."""
     with composed(job) as cfg:
         return to_train_config(cfg)
 
@@ -58,7 +58,7 @@ def alone(job: Sequence[str]) -> TrainConfig:
 def test_jobs_that_differ_in_values_share_a_composition_and_are_what_they_would_be_alone(
     compositions: list[list[str]],
 ) -> None:
-    # What interpolates a seed is another text for each, and the prompt another for each rate.
+    # Interpolations differ between jobs: the path with the seed, the prompt with the rate.
     own = ("data=text", "data.path=book_${seed}.txt", "sample.prompt=${data.path} ${optim.lr}")
     jobs = [
         [f"attn={attn}", f"seed={seed}", f"optim.lr={lr}", *own]
@@ -86,7 +86,7 @@ def test_jobs_that_differ_in_values_share_a_composition_and_are_what_they_would_
     "varied",
     [
         ["attn=mha", "attn=gqa"],  # a group
-        ["attn=gqa attn.num_kv_heads=1", "attn=gqa attn.num_kv_heads=2"],  # of a group's choice
+        ["attn=gqa attn.num_kv_heads=1", "attn=gqa attn.num_kv_heads=2"],  # a key of that choice
         ["sample={tokens:1} sample.tokens=2", "sample={tokens:1} sample.tokens=3"],  # touched twice
         ["++seed=1", "++seed=2"],
         ["tokenizer=char tokenizer.characters=a", "tokenizer=char tokenizer.characters=b"],
@@ -109,7 +109,7 @@ def test_what_hydra_says_of_a_job_is_that_jobs_own(compositions: list[list[str]]
         f"{i}_attn=gqa,seed={seed}" for i, seed in enumerate((1, 2, 1))
     ]
     assert [plan.overrides for plan in plans] == jobs
-    # The same job twice is two runs.
+    # Two equal jobs are two runs.
     assert len({plan.folder for plan in plans_of(jobs)}) == 3
 
 

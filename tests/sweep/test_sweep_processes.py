@@ -1,4 +1,4 @@
-"""A sweep's processes: a failure stops no other run, and the ledger knows all."""
+"""A sweep's processes: a failure does not stop other runs, and the ledger records everything."""
 
 import os
 import sys
@@ -18,7 +18,7 @@ DONE = "from pathlib import Path; Path('summary.json').write_text('{}')"
 
 
 class Silent:
-    """A watcher that shows nothing; `on_poll` may act."""
+    """A watcher that shows nothing and calls `on_poll` while runs are active."""
 
     def __init__(self, on_poll: Callable[[], None] = lambda: None) -> None:
         self.on_poll = on_poll
@@ -32,7 +32,7 @@ class Silent:
 
 
 def work(folder: Path, name: str, code: str) -> Work:
-    """A process that runs this Python in its run folder."""
+    """Return a work that runs this Python code in its run folder."""
     here = f"import os; os.chdir({str(folder / name)!r})\n"
     return Work(folder / name, [sys.executable, "-c", here + code], ["seed=1"], 1.0)
 
@@ -95,7 +95,7 @@ def test_at_most_so_many_run_at_once_and_one_after_the_other_with_one_slot(tmp_p
 
 
 def test_two_slots_run_two_at_once(tmp_path: Path) -> None:
-    # Each ends only once the other has begun: one after the other they would never end.
+    # Each waits for the other to begin, so one after the other they would never end.
     wait = "from pathlib import Path\nPath('here').touch()\nwhile not Path({!r}).exists(): pass\n"
     works = [
         work(tmp_path, "a", wait.format(str(tmp_path / "b" / "here")) + DONE),

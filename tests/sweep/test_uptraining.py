@@ -1,5 +1,5 @@
-"""What one does with the real GPT-2, done with a small one of random weights made by transformers:
-convert it, write from it, send it back, and train it on with other attention.
+"""The uses of the real GPT-2, tested with a small random one from transformers: convert it,
+generate from it, convert it back, and train it further with other attention.
 """
 
 import json
@@ -38,13 +38,13 @@ def make_gpt2(folder: Path, vocab_size: int, tokenizer: bool = True) -> Path:
     model.save_pretrained(folder)
     if tokenizer:
         bpe(folder)
-        (folder / "tokenizer.json").unlink()  # vocab.json and merges.txt say it all
+        (folder / "tokenizer.json").unlink()  # vocab.json and merges.txt suffice
     return folder
 
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder as `save_pretrained` leaves it, the vocabulary padded beyond the tokenizer's 400."""
+    """A `save_pretrained` folder whose vocabulary of 416 exceeds the tokenizer's 400."""
     return make_gpt2(tmp_path_factory.mktemp("gpt2"), 416)
 
 
@@ -69,7 +69,7 @@ def test_a_converted_gpt2_generates_wherever_its_source_has_gone(
     code, told, _ = call("generate", f"run={out}", *ask)
     assert code == 0
     assert told.startswith("Line 001: naïve")
-    # A damaged copy is found out: these tokens are not those of the weights.
+    # A changed tokenizer is refused: its tokens are not those that the weights were trained on.
     kept = out / "tokenizer" / "tokenizer.json"
     kept.write_text(kept.read_text().replace('"Line"', '"Enil"'))
     code, _, err = call("generate", f"run={out}", *ask)
@@ -91,7 +91,7 @@ def test_to_hf_and_back_keeps_logits_and_tokens(
     short = torch.tensor(ids[:16])[None]
     old, new = (GPT2LMHeadModel.from_pretrained(folder) for folder in (checkpoint, out))
     torch.testing.assert_close(logits(new, short), logits(old, short), rtol=0, atol=1e-6)
-    # The same ids through our own reading of it.
+    # Our own loader gives the same ids and logits.
     run = tmp_path / "run"
     assert call("convert", "from=gpt2", f"path={out}", "to=mha_wrapper", f"out={run}")[0] == 0
     saved = load_run(run)
@@ -101,7 +101,7 @@ def test_to_hf_and_back_keeps_logits_and_tokens(
 
 
 def test_gpt2_trains_on_with_grouped_queries(checkpoint: Path, tmp_path: Path, call: Call) -> None:
-    # Four groups of one head change nothing, and this rate neither: the loss is the source's.
+    # Four groups of one head and a tiny rate change nothing: the loss must equal the source's.
     still = ["attn=gqa", "attn.num_kv_heads=4", "optim.lr=1e-12", "budget.steps=1"]
     common = [f"init_from={checkpoint}", "tokenizer=gpt2", "model.vocab_size=416"]
     sizes = [*SIZES, "model.qkv_bias=true"]
@@ -120,12 +120,12 @@ def test_gpt2_trains_on_with_grouped_queries(checkpoint: Path, tmp_path: Path, c
         for start in range(0, len(tail) - 1, 16)
     ]
     assert lost == pytest.approx(sum(expected) / (len(tail) - 1), abs=1e-4)
-    # Two groups lose a little; training wins it back.
+    # Fewer groups raise the loss a little, and training lowers it again.
     run = train(tmp_path / "up", *common, *sizes, "attn=gqa", "optim.lr=0.01", "budget.steps=30")
     first, *_, last = [loss for _, loss in series(run, "train/loss")]
     assert last < first - 0.1
     assert summary(run)["init_from"] == str(checkpoint)
-    # The run stands alone, and is a source in its turn, tokenizer included.
+    # The run can be the source of another one, which takes its tokenizer, too.
     again = train(tmp_path / "next", f"init_from={run}", *common[1:], *sizes, "attn=mqa")
     assert load_run(again).tokenizer.fingerprint() == load_run(run).tokenizer.fingerprint()
     told = call("generate", f"run={again}", "prompt=Line", "tokens=5", "threads=1", "device=cpu")
@@ -146,7 +146,7 @@ def test_weights_of_fewer_ids_than_the_tokenizer_has_are_refused(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     small = make_gpt2(tmp_path / "small", 30, tokenizer=False)
-    capfd.readouterr()  # transformers draws a bar
+    capfd.readouterr()  # drop transformers' progress bar
     assert command(tmp_path, *tiny(tmp_path, *SIZES, f"init_from={small}")) == 2
     said = "error: init_from: it has 30 ids, tokenizer=byte here 256; take the tokenizer that "
     assert capfd.readouterr().err.startswith(said)

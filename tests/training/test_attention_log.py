@@ -1,4 +1,4 @@
-"""What training records of attention: against scipy on the weights that the run left."""
+"""The recorded attention statistics, against scipy on the weights that the run saved."""
 
 import weakref
 from pathlib import Path
@@ -25,7 +25,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def attention_rows(run: Path) -> dict[int, dict[str, float]]:
-    """The figures of each step that has some."""
+    """Step -> its attention statistics by name, for steps that have some."""
     found = {}
     for row in rows(run):
         figures = {name: value for name, value in row.items() if name.startswith("val_attention/")}
@@ -105,7 +105,7 @@ def test_a_compiled_model_is_not_compiled_again_to_be_looked_at() -> None:
     compiled = counter.frame_count
     maps = model.attention_weights(ids)
     again = counter.frame_count
-    torch._dynamo.reset()  # what was compiled here is no other test's
+    torch._dynamo.reset()  # keep what was compiled here out of other tests
     assert again == compiled > 0
     for ours, theirs in zip(maps, expected, strict=True):
         assert torch.equal(ours, theirs)

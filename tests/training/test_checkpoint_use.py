@@ -1,4 +1,4 @@
-"""What a run's checkpoint is good for: its losses in a fresh model, and going on with it."""
+"""A run's checkpoint gives a fresh model the same loss, and training resumes from it."""
 
 from pathlib import Path
 
@@ -22,15 +22,14 @@ from gptattn.training.module import LanguageModel
 
 
 def rebuilt(run: Path) -> tuple[GPT, np.ndarray]:
-    """A fresh model with the run's weights, and the run's validation tokens."""
+    """A new model with the run's weights, and the run's validation tokens."""
     overrides = yaml.safe_load((run / ".hydra" / "overrides.yaml").read_text(encoding="utf-8"))
     cfg = check_job(overrides)
     data = build_data(cfg)
     torch.manual_seed(999)
     model = build_model(cfg, data.tokenizer.vocab_size)
     file = RunFolder(run).known_checkpoints()[0]
-    weights = read_checkpoint(file)["state_dict"]
-    model.load_state_dict({name.removeprefix("model."): w for name, w in weights.items()})
+    model.load_state_dict(read_checkpoint(file)["weights"])
     return model.eval(), data.val[:]
 
 
@@ -50,13 +49,13 @@ def test_a_checkpoint_holds_plain_values(run: Path) -> None:
     file = RunFolder(run).known_checkpoints()[0]
     checkpoint = read_checkpoint(file)
     assert checkpoint["global_step"] == 4
-    assert len(checkpoint["optimizer_states"]) == 1
+    assert checkpoint["optimizer"].keys() == checkpoint["weights"].keys()
 
 
 def fit(
     folder: Path, steps: int, accumulate: int, resume: Path | None = None
 ) -> tuple[list[float], L.Trainer]:
-    """Train to `steps` of 6 steps; the losses of this stretch, and the trainer."""
+    """Train up to step `steps` of 6; return the module's losses and the trainer."""
     cfg = check_job(tiny(folder, f"accumulate={accumulate}", "attn=gqa"))
     data = build_data(cfg)
     torch.manual_seed(1 if resume is None else 2)
@@ -87,7 +86,7 @@ def fit(
     return [loss.item() for loss in module.train_losses], trainer
 
 
-# Lightning itself uses what torch is about to drop; a run keeps its warnings out of sight.
+# Lightning uses an API that torch has deprecated; a real run hides Lightning's warnings.
 @pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec:FutureWarning")
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize("stop", [2, 3])
@@ -100,4 +99,4 @@ def test_a_resumed_run_goes_on_with_the_losses_of_one_that_never_stopped(
     rest, _ = fit(tmp_path, 6, accumulate, resume=tmp_path / "stopped.ckpt")
     assert len(whole) == 6
     assert begun == whole[:stop]
-    assert rest == whole  # those since the last row are part of the state
+    assert rest == whole  # the losses since the last row are in the checkpoint

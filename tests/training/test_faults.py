@@ -1,4 +1,4 @@
-"""Damaged checkpoints, numbers that are none, a second writer: what they cost a run."""
+"""What damaged checkpoints, NaN and Inf, and a second writer do to a run."""
 
 import json
 import os
@@ -35,14 +35,14 @@ def test_a_damaged_newest_checkpoint_costs_one_interval(
     run = tmp_path / "run"
     once(monkeypatch, "training_step", 5, crash)
     assert command(tmp_path, *begun(tmp_path)) == 1
-    assert steps_kept(run) == ["step=4.ckpt", "step=2.ckpt"]
-    damage(run / "checkpoints" / "step=4.ckpt", way, random.Random(way))
+    assert steps_kept(run) == ["step=4.safetensors", "step=2.safetensors"]
+    damage(run / "checkpoints" / "step=4.safetensors", way, random.Random(way))
     capfd.readouterr()
     capfd.readouterr()
-    assert load_run(run).source == run / "checkpoints" / "step=2.ckpt"
+    assert load_run(run).source == run / "checkpoints" / "step=2.safetensors"
     (warning,) = capfd.readouterr().err.splitlines()
-    assert warning.startswith("warning: checkpoint: step=4.ckpt ")
-    assert warning.endswith("checkpoints/step=2.ckpt is used instead")
+    assert warning.startswith("warning: checkpoint: step=4.safetensors ")
+    assert warning.endswith("checkpoints/step=2.safetensors is used instead")
     assert command(tmp_path, "resume=run") == 0
     out, err = capfd.readouterr()
     assert err.splitlines() == [warning.replace(f"{run}", "run")]
@@ -60,8 +60,10 @@ def test_with_no_good_checkpoint_a_run_does_not_go_on(
     capfd.readouterr()
     assert command(tmp_path, "resume=run") == 4
     (line,) = capfd.readouterr().err.splitlines()
-    assert line.startswith("error: checkpoint: none in run/checkpoints is good (step=6.ckpt is dam")
-    assert "step=4.ckpt is damaged" in line
+    assert line.startswith(
+        "error: checkpoint: none in run/checkpoints is good (step=6.safetensors is dam"
+    )
+    assert "step=4.safetensors is damaged" in line
     assert content(run) == before
     with pytest.raises(CheckpointError, match="none in"):
         load_run(run)
@@ -73,15 +75,19 @@ def test_what_a_killed_save_has_left_is_removed(
     run = tmp_path / "run"
     once(monkeypatch, "training_step", 3, crash)
     assert command(tmp_path, *begun(tmp_path)) == 1
-    # As a kill between the sum and the new name leaves it.
-    (run / "checkpoints" / "step=4.ckpt.123.part").write_bytes(b"whole, but without its name")
-    (run / "checkpoints" / "step=4.ckpt.sha256").write_text(f"{'0' * 64}  step=4.ckpt\n")
+    # The state after a kill between writing the sha256 and renaming the checkpoint.
+    (run / "checkpoints" / "step=4.safetensors.123.part").write_bytes(
+        b"whole, but without its name"
+    )
+    (run / "checkpoints" / "step=4.safetensors.sha256").write_text(
+        f"{'0' * 64}  step=4.safetensors\n"
+    )
     (run / "summary.json.123.part").write_text("{")
     capfd.readouterr()
     assert command(tmp_path, "resume=run") == 0
     assert capfd.readouterr().err == ""
     assert not list(run.rglob("*.part"))
-    assert steps_kept(run) == ["step=6.ckpt", "step=4.ckpt"]
+    assert steps_kept(run) == ["step=6.safetensors", "step=4.safetensors"]
 
 
 def test_what_a_start_left_that_was_killed_at_once_is_removed(tmp_path: Path) -> None:
@@ -111,7 +117,7 @@ def test_a_weight_that_is_not_finite_reaches_no_checkpoint(
     line = capfd.readouterr().err.splitlines()[-1]
     assert line.startswith("error: weight model.")
     assert "is not finite after step 4" in line
-    assert steps_kept(tmp_path / "run") == ["step=2.ckpt"]
+    assert steps_kept(tmp_path / "run") == ["step=2.safetensors"]
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
@@ -133,7 +139,7 @@ def test_a_gradient_that_is_not_finite_stops_the_run_at_its_step(
     monkeypatch.setattr(LanguageModel, "on_before_optimizer_step", poisoned)
     assert command(tmp_path, *begun(tmp_path)) == 5
     assert f"error: train/grad_norm: is {number} at step 4" in capfd.readouterr().err
-    assert steps_kept(tmp_path / "run") == ["step=2.ckpt"]
+    assert steps_kept(tmp_path / "run") == ["step=2.safetensors"]
 
 
 # Two writers

@@ -1,8 +1,8 @@
-"""The losses of a short run of each variant, to the last bit: what a refactor must not change.
+"""The losses of a short run of each variant, to the last bit: a refactor must not change them.
 
-Where a change is meant to change them, `GPTATTN_WRITE_GOLDEN=1 pytest` of this file writes
-golden_losses.json anew. The last bits are those of a torch version, a kind of processor and
-a thread count, which the file names; with others the losses must agree to five digits.
+If a change is meant to change them, rewrite golden_losses.json with `GPTATTN_WRITE_GOLDEN=1 pytest`
+on this file. The last bits depend on the torch version, the kind of processor and the thread count,
+which the file names; with others the losses must agree to five digits.
 """
 
 import json
@@ -20,7 +20,7 @@ KNOWN: dict[str, dict[str, list[float]]] = json.loads(GOLDEN.read_text())["losse
 
 
 def processor() -> str:
-    """What torch and its libraries choose their kernels by."""
+    """The properties of the CPU by which torch and its libraries choose their kernels."""
     lines = Path("/proc/cpuinfo").read_text().splitlines() if os.name == "posix" else []
     names = ("vendor_id", "cpu family", "model\t")
     kind = [line.partition(":")[2].strip() for line in lines if line.startswith(names)][:3]

@@ -1,4 +1,4 @@
-"""A run that was stopped, or died, goes on as if nothing had happened."""
+"""A run that was stopped or killed resumes as if nothing had happened."""
 
 import random
 import signal
@@ -13,7 +13,7 @@ from support import command, series, summary, train
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tortures.bench import VARIANTS, fingerprint
 
-from gptattn.runs.checkpoint import read_checkpoint
+from gptattn.runs.checkpoint import read_checkpoint, write_checkpoint
 from gptattn.runs.folder import RunFolder
 from gptattn.training.checkpoint_callback import generator_states, restore_generators
 
@@ -28,9 +28,8 @@ def test_the_fingerprint_sees_one_bit_of_a_weight_and_one_row(tmp_path: Path) ->
     assert fingerprint(run) == before
     newest = RunFolder(run).known_checkpoints()[0]
     content = read_checkpoint(newest)
-    next(iter(content["state_dict"].values())).view(torch.int32).flatten()[0] ^= 1
-    torch.save(content, newest)
-    newest.with_name(newest.name + ".sha256").unlink()
+    next(iter(content["weights"].values())).view(torch.int32).flatten()[0] ^= 1
+    write_checkpoint(newest, content)
     assert fingerprint(run) != before
 
 
@@ -41,7 +40,7 @@ def test_a_run_that_died_goes_on_bit_for_bit(
     run = tmp_path / "run"
     once(monkeypatch, "training_step", 3, crash)
     assert command(tmp_path, *begun(tmp_path, f"attn={variant}")) == 1
-    assert steps_kept(run) == ["step=2.ckpt"]
+    assert steps_kept(run) == ["step=2.safetensors"]
     assert series(run, "train/loss")[-1][0] == 3
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"step": 3, "time": 0.0, "train/loss": 9.9}\n{"step": 3, "ti')
@@ -49,16 +48,16 @@ def test_a_run_that_died_goes_on_bit_for_bit(
     assert fingerprint(run) == whole(variant)
     assert summary(run)["steps"] == 6
     assert names(run) == [
-        "step=4.ckpt",
-        "step=4.ckpt.sha256",
-        "step=6.ckpt",
-        "step=6.ckpt.sha256",
+        "step=4.safetensors",
+        "step=4.safetensors.sha256",
+        "step=6.safetensors",
+        "step=6.safetensors.sha256",
     ]
 
 
 STOPS = [
     ("training_step", 0, signal.SIGTERM),
-    ("training_step", 1, signal.SIGTERM),  # with a validation to come
+    ("training_step", 1, signal.SIGTERM),  # a validation follows this step
     ("training_step", 2, signal.SIGINT),
     ("training_step", 5, signal.SIGTERM),  # the last
     ("validation_step", 4, signal.SIGINT),
@@ -83,7 +82,7 @@ def test_a_run_that_was_stopped_saves_and_goes_on_bit_for_bit(
     err = capfd.readouterr().err
     assert f"run holds step {taken}; python train.py resume=run goes on" in err
     assert "Traceback" not in err
-    assert steps_kept(run)[0] == f"step={taken}.ckpt"
+    assert steps_kept(run)[0] == f"step={taken}.safetensors"
     assert not (run / "summary.json").exists()
     assert command(tmp_path, "resume=run") == 0
     assert fingerprint(run) == whole("gqa")
@@ -94,7 +93,7 @@ def test_a_run_that_was_stopped_twice_in_a_row_goes_on_bit_for_bit(
 ) -> None:
     once(monkeypatch, "training_step", 3, sent(signal.SIGTERM))
     assert command(tmp_path, *begun(tmp_path)) == 143
-    # At its first validation batch the resumed run has taken no step yet.
+    # The resumed run first makes the validation of step 4: it has taken no step of its own yet.
     once(monkeypatch, "validation_step", 4, sent(signal.SIGTERM))
     assert command(tmp_path, "resume=run") == 143
     once(monkeypatch, "training_step", 4, crash)
@@ -112,7 +111,7 @@ def test_a_second_ctrl_c_ends_a_run_at_once(
 
     once(monkeypatch, "training_step", 3, twice)
     assert command(tmp_path, *begun(tmp_path)) == 130
-    assert steps_kept(tmp_path / "run") == ["step=2.ckpt"]
+    assert steps_kept(tmp_path / "run") == ["step=2.safetensors"]
     assert "Ctrl-C again ends it now" in capfd.readouterr().err
 
 

@@ -1,4 +1,4 @@
-"""The record of a run is whole, and TensorBoard shows the same."""
+"""A run's record is complete, and TensorBoard shows the same values."""
 
 import math
 import re
@@ -47,10 +47,10 @@ def test_a_run_folder_holds_its_record_and_nothing_else(run: Path) -> None:
         "config.yaml",
         "identity.json",
         "metrics.jsonl",
-        "checkpoints/step=2.ckpt",
-        "checkpoints/step=2.ckpt.sha256",
-        "checkpoints/step=4.ckpt",
-        "checkpoints/step=4.ckpt.sha256",
+        "checkpoints/step=2.safetensors",
+        "checkpoints/step=2.safetensors.sha256",
+        "checkpoints/step=4.safetensors",
+        "checkpoints/step=4.safetensors.sha256",
         "summary.json",
         ".lock",
     }
@@ -164,7 +164,7 @@ def test_perplexity_and_bits_per_byte_follow_from_the_loss(run: Path) -> None:
     for row in rows(run):
         if "val/loss" in row:
             assert row["val/perplexity"] == pytest.approx(2.718281828459045 ** row["val/loss"])
-            # A byte is a token here, and a nat is 1.4427 bits.
+            # Each token is a byte here, and a nat is 1.4427 bits.
             bits = row["val/loss"] * 1.4426950408889634
             assert row["val/bits_per_byte"] == pytest.approx(bits)
 
@@ -188,7 +188,7 @@ def events(run: Path) -> EventAccumulator:
 
 def test_tensorboard_shows_the_scalars_of_the_record(run: Path) -> None:
     shown = events(run)
-    # Declared at step 0 or told at a step: the record has each, in the same order.
+    # TensorBoard has each value of metrics.jsonl, in the same order, the costs at step 0.
     for tag in TRAIN_METRICS | VAL_METRICS | COSTS:
         scalars = [(event.step, event.value) for event in shown.Scalars(tag)]
         expected = [(step, np.float32(value)) for step, value in series(run, tag)]
@@ -209,7 +209,7 @@ def test_tensorboards_layout_is_the_losses_and_the_speed(run: Path) -> None:
         ]
         for chart in category.chart
     }
-    # In this order; TensorBoard merges the layouts of all runs where they are equal.
+    # The order counts: TensorBoard merges the layouts of all runs only if they are equal.
     assert list(found) == ["val/loss", "train/loss", "perf/tokens_per_s"]
     assert all(tags == [title] for title, tags in found.items())
 
@@ -229,7 +229,7 @@ def test_tensorboard_shows_an_attention_map_per_layer(run: Path) -> None:
         (image,) = shown.Images(tag)
         assert image.step == 4
         assert image.height == 16 * 4
-        # Heads side by side, each 16 keys of 4 pixels, 6 pixels between two.
+        # Heads side by side, each 16 keys wide with 4 pixels per key, and 6 pixels between heads.
         assert (image.width + 6) % (16 * 4 + 6) == 0
 
 
@@ -240,11 +240,11 @@ def test_tensorboard_shows_the_samples_of_the_record(run: Path) -> None:
     for event, (_, text) in zip(shown, recorded, strict=True):
         content = event.tensor_proto.string_val[0].decode()
         assert content == "\n".join("    " + line for line in text.splitlines())
-        assert text  # the first words of the held-out text, and 4 tokens more
+        assert text  # the first words of the held-out text, then 4 generated tokens
 
 
 def hparams(run: Path) -> tuple[dict[str, type], set[str], int]:
-    """Each hyperparameter's type, the metric tags, and the status of the session."""
+    """(hyperparameter -> type, the metric tags, the session's status)."""
     metadata = events(run).summary_metadata
     found = {}
     for tag in metadata:

@@ -1,4 +1,4 @@
-"""A run repeats itself, is fair to every variant, and stops when its budget is used up."""
+"""A run is reproducible, treats all variants alike, and stops when its budget is used up."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -79,7 +79,7 @@ def test_accumulation_changes_no_loss(
 
     monkeypatch.setattr(GPT, "loss", spied)
     split = train(tmp_path / "split", f"accumulate={accumulate}")
-    # The windows of a step are dealt to micro-batches in order; validation has such rows too.
+    # The micro-batches and the first validation batches all have this number of rows.
     assert seen[: 4 * accumulate - 1] == [4 // accumulate] * (4 * accumulate - 1)
     assert [step for step, _ in losses(split)] == [step for step, _ in losses(whole)]
     for (_, a), (_, b) in zip(losses(whole), losses(split), strict=True):
@@ -124,12 +124,12 @@ def test_a_run_takes_the_steps_of_its_budget_and_validates_at_its_end(
     assert validated[-1] == steps
     assert len(validated) == len(set(validated))
     assert len(validated) <= config(run)["validation"]["count"]
-    assert RunFolder(run).known_checkpoints()[0].name == f"step={steps}.ckpt"
+    assert RunFolder(run).known_checkpoints()[0].name == f"step={steps}.safetensors"
 
 
 @pytest.fixture
 def fake_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clock on which every training step takes a second, and making its batch none."""
+    """A clock on which each training step takes one second, and making its batch none."""
 
     def ticks() -> Iterator[float]:
         now = 0.0
@@ -153,13 +153,13 @@ def test_a_budget_of_seconds_counts_training_time_alone(
     assert series(run, "val/loss")[-1][0] == steps
     assert [value for _, value in series(run, "perf/step_ms")] == [1000.0] * (steps + 1)
     assert series(run, "perf/tokens_per_s")[-1][1] == 64.0
-    assert RunFolder(run).known_checkpoints()[0].name == f"step={steps}.ckpt"
+    assert RunFolder(run).known_checkpoints()[0].name == f"step={steps}.safetensors"
 
 
 def test_the_learning_rate_follows_the_budget_of_steps(tmp_path: Path) -> None:
     run = train(tmp_path, "budget.steps=4", "optim.lr=0.1", "optim.warmup_fraction=0.5")
-    # Progress when a step is taken is 1/4, 2/4, 3/4, 4/4: half way up, the top, half way down to
-    # a tenth, and a tenth.
+    # The steps are taken at progress 1/4, 2/4, 3/4 and 4/4: half-way up, at the peak, half-way down
+    # to a tenth of it, and at that tenth.
     expected = [(1, 0.05), (2, 0.1), (3, 0.055), (4, 0.01)]
     for (step, value), (expected_step, expected_value) in zip(
         series(run, "train/lr"), expected, strict=True

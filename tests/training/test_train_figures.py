@@ -1,4 +1,4 @@
-"""The figures that a run gives of itself: its rate, its memory, its share of the device's speed."""
+"""The values that a run records of itself: learning rate, memory, MFU, and slow steps."""
 
 import io
 import json
@@ -36,7 +36,7 @@ def test_the_first_steps_of_a_long_run_have_a_rate_each(
 ) -> None:
     once(monkeypatch, "training_step", 3, sent(15))
     assert command(tmp_path, *tiny(tmp_path, "budget.steps=60000", "hydra.run.dir=run")) == 143
-    # Half a tenth of the steps is warm-up: 3,000 of them up to the peak of 0.002.
+    # 5% of 60,000 steps is warm-up: 3,000 steps up to the peak of 0.002.
     expected = [(step, pytest.approx(0.002 * step / 3000)) for step in (1, 2, 3)]
     assert series(tmp_path / "run", "train/lr")[:3] == expected
 
@@ -46,7 +46,7 @@ def test_the_first_steps_of_a_long_run_have_a_rate_each(
 
 @pytest.fixture(scope="module")
 def slow_device(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """A run on a device of which one FLOP a second was measured, and what it said."""
+    """A run on a device whose measured rate is one FLOP per second, and its console output."""
     folder = tmp_path_factory.mktemp("slow_device")
     said = io.StringIO()
     with pytest.MonkeyPatch.context() as patch:
@@ -88,14 +88,14 @@ def test_a_run_without_an_mfu_is_compared_and_goes_on(
     home = run.parents[2]
     assert command(home, f"resume={run}", "budget.steps=6") == 0
     assert summary(run)["steps"] == 6
-    assert 0 < summary(run)["metrics"]["perf/mfu"] <= 1  # the device is itself again
+    assert 0 < summary(run)["metrics"]["perf/mfu"] <= 1  # with the device's true rate again
 
 
 def test_no_other_figure_of_a_checkpoint_may_be_missing(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run = train(tmp_path, "validation.count=1")
-    file = run / "checkpoints" / "step=4.ckpt"
+    file = run / "checkpoints" / "step=4.safetensors"
     content = read_checkpoint(file)
     content["callbacks"]["MetricRows"]["last"]["train/loss"] = None
     write_checkpoint(file, content)
@@ -122,11 +122,11 @@ def test_the_peak_is_the_whole_processs_and_trainings_own_stands_beside_it(
     monkeypatch.setattr(gptattn.training.precheck, "build_data", hungry)
     run = train(tmp_path)
     metrics = summary(run)["metrics"]
-    assert metrics["perf/peak_memory_mb"] > while_loading - 5  # the counter is off by a little
+    assert metrics["perf/peak_memory_mb"] > while_loading - 5  # the counter is not exact
     assert metrics["perf/peak_memory_training_mb"] < while_loading - 200
     for name in ("perf/peak_memory_mb", "perf/peak_memory_training_mb"):
         values = [value for _, value in series(run, name)]
-        # It never falls, but by the little that the counter is off.
+        # A peak never falls, apart from the counter's error.
         assert all(later > value - 5 for value, later in pairwise(values))
         assert len(values) == 5
 
@@ -144,11 +144,11 @@ def clock_of(*seconds: float) -> StepClock:
     ("seconds", "expected"),
     [
         ([], 1.0),
-        ([9.0] + [1.0] * 20 + [8.0] * 19, 1.0),  # too few to tell
+        ([9.0] + [1.0] * 20 + [8.0] * 19, 1.0),  # too few steps to compare
         ([9.0] + [1.0] * 20 + [8.0] * 20, 8.0),
         ([9.0] + [1.0] * 20 + [1.0] * 50 + [3.0] * 20, 3.0),
         ([9.0] + [1.0] * 20 + [8.0] * 50 + [1.0] * 20, 1.0),
-        ([9.0] + [1.0] * 20 + [1.0] * 11 + [99.0] * 9, 1.0),  # a few slow steps are nothing
+        ([9.0] + [1.0] * 20 + [1.0] * 11 + [99.0] * 9, 1.0),  # a few slow steps do not count
     ],
 )
 def test_the_newest_steps_are_held_against_the_first_by_their_medians(
@@ -185,7 +185,7 @@ def test_a_run_on_a_machine_that_others_come_to_says_so_once(
     reads = 0
 
     def perf_counter() -> float:
-        # A step reads it twice. The first 30 take a second each, the others 10.
+        # A step reads the clock twice. The first 30 steps take a second each, the others 10.
         nonlocal reads
         reads += 1
         steps = reads / 2

@@ -1,4 +1,4 @@
-"""What a run writes to is taken away while it trains, or nobody reads what it prints: one line."""
+"""A run whose folder or files vanish, or whose output nobody reads, ends with one line."""
 
 import contextlib
 import os
@@ -19,7 +19,7 @@ from gptattn.training.recorder import RunRecorder
 
 
 def remove(run: Path) -> None:
-    # At once: TensorBoard's thread may put a file into a folder that is being emptied.
+    # Renamed first: TensorBoard's thread could add a file to the folder while it is being emptied.
     shutil.rmtree(run.rename(run.with_name("trash")))
 
 
@@ -57,7 +57,7 @@ def test_the_thread_that_writes_events_leaves_its_error_to_the_run(
     recorder.log_metrics({"train/loss": 1.0}, 1)
     recorder._writer.flush()
     shutil.rmtree(tmp_path / "run")
-    recorder._writer.add_scalar("train/loss", 2.0, 2)  # handed over before anybody looked
+    recorder._writer.add_scalar("train/loss", 2.0, 2)  # queued before the folder is checked again
     recorder._events().event_writer._async_writer._worker.join()
     with pytest.raises(DiskError, match="the run's folder is gone"):
         recorder.log_metrics({"train/loss": 3.0}, 3)
@@ -98,7 +98,7 @@ def test_a_run_whose_settings_were_removed_has_them_again_in_the_end(
 
 @contextlib.contextmanager
 def unread() -> Iterator[None]:
-    """stdout is a pipe that nobody reads any more, as behind `| head -1`."""
+    """stdout is a pipe whose reader has exited, as after `| head -1`."""
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "w") as stdout, contextlib.redirect_stdout(stdout):

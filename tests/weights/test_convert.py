@@ -1,4 +1,4 @@
-"""Conversions: exact where they can be, and by the paper's methods where not."""
+"""Conversions are exact where possible, and otherwise follow the paper's methods."""
 
 from pathlib import Path
 
@@ -32,7 +32,7 @@ EXACT = [
     (FULL, "attn=mha_wrapper model.num_heads=4"),
     ("attn=gqa attn.num_kv_heads=1", "attn=mqa"),
     ("attn=mqa", "attn=gqa attn.num_kv_heads=1"),
-    # Heads that are copied to those they stood for.
+    # Each key/value head is copied to all heads of its group.
     ("attn=mqa", "attn=mha"),
     ("attn=gqa", "attn=mha_wrapper"),
 ]
@@ -47,7 +47,7 @@ def test_an_exact_conversion_changes_no_logit(source, target):
 
 
 def weights(kv: list[list[float]]) -> HeadWeights:
-    """Four query heads and these key/value heads, of size 1 over a width of 2."""
+    """Four query heads and these key/value heads; head size 1, model width 2."""
     k = torch.tensor(kv, dtype=torch.float64).unsqueeze(1)
     q = torch.zeros(4, 1, 2, dtype=torch.float64)
     return HeadWeights(q, k, 10 * k, None, k[:, :, 0], None, None, None)
@@ -109,7 +109,7 @@ def test_a_pair_that_cannot_be_converted_says_why(source, target, said):
 
 def test_training_goes_on_from_the_weights_of_another_run(tmp_path: Path) -> None:
     source = train(tmp_path / "a", "attn=mha", "budget.steps=30", "optim.lr=0.01")
-    # With a rate that changes nothing, what the wrapper scores is what the split form scored.
+    # At a learning rate near 0 the wrapper must have the validation loss of the source.
     still = ["attn=mha_wrapper", f"init_from={source}", "budget.steps=1", "optim.lr=1e-12"]
     target = train(tmp_path / "b", *still)
     before, after = (series(run, "val/loss")[-1][1] for run in (source, target))

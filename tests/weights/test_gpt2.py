@@ -1,4 +1,4 @@
-"""GPT-2 checkpoints in and out, against transformers itself."""
+"""Reading and writing GPT-2 checkpoints, against the library transformers."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from gptattn.errors import CheckpointError, ConfigError
 from gptattn.weights import gpt2
 
-# layers, heads, width, context, vocabulary, MLP (None: 4 times the width)
+# layers, heads, width, context, vocabulary, MLP width (None: 4 times the width)
 SIZES = [(1, 1, 8, 5, 11, None), (2, 4, 20, 13, 17, 37), (3, 2, 36, 23, 101, None)]
 
 
@@ -28,7 +28,7 @@ def theirs(sizes: tuple) -> GPT2LMHeadModel:
             n_inner=inner,
         )
     ).eval()
-    with torch.no_grad():  # biases and gains take part
+    with torch.no_grad():  # so that biases and gains affect the output too
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter), alpha=0.1)
     return model
@@ -118,6 +118,8 @@ def test_weights_that_are_cut_short_are_named(size, tmp_path: Path):
         (["attn=gqa"], "a key/value head for each query head"),
         (["attn=mha", "position=none"], "learned positions"),
         (["attn=mha", "model.qkv_bias=false"], "qkv biases"),
+        (["attn=mha", "attn.scale=0.3"], "layer 0: the same heads attend otherwise"),
+        (["attn=probe_windowed", "+attn.num_kv_heads=6"], "attend otherwise in GPT-2"),
     ],
 )
 def test_what_gpt2_has_not_cannot_be_written_as_one(overrides, said, tmp_path: Path):

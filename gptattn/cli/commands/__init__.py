@@ -1,1 +1,1 @@
-"""What the commands of the wheel do, beside training and comparing; scripts/ has a door to each."""
+"""The commands besides training. Each has a thin file in scripts/ that calls it."""

@@ -1,4 +1,4 @@
-"""Where a trained run looks: `gptattn-attention-map run=outputs/... prompt=TEXT`."""
+"""Draws a run's attention weights: `gptattn-attention-map run=outputs/... prompt=TEXT`."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +41,8 @@ over its heads: entropy, in nats, and the weight on the first token (sink).
 
 @dataclass(frozen=True)
 class Arguments:
+    """The command's arguments; HELP describes them."""
+
     run: Path
     prompt: str | None = None
     prompt_file: Path | None = None
@@ -51,7 +53,7 @@ class Arguments:
 
 
 def token_ids(saved: SavedRun, prompt: str) -> Tensor:
-    """The prompt's ids [1, T]. Raises DataError for what the model cannot read at once."""
+    """Return the prompt's ids [1, T]. Raises DataError if it is longer than the context."""
     ids = saved.tokenizer.encode(prompt, "prompt").astype("int64")
     context = saved.model.context_length
     if len(ids) > context:
@@ -62,6 +64,7 @@ def token_ids(saved: SavedRun, prompt: str) -> Tensor:
 
 
 def chosen_layers(saved: SavedRun, layer: int | None) -> list[int]:
+    """Return the layers to draw: `layer`, or all with attention weights. Raises ConfigError."""
     count, with_maps = len(saved.model.layers()), saved.model.layers_with_maps()
     if not with_maps:
         raise ConfigError(
@@ -77,14 +80,17 @@ def chosen_layers(saved: SavedRun, layer: int | None) -> list[int]:
 
 
 def count_heads(saved: SavedRun, ids: Tensor, layers: list[int]) -> int:
-    """The maps of these layers in all; layers may have different numbers of heads."""
+    """Return the number of heads of these layers together; it may differ between layers."""
     heads: dict[int, int] = {}
     saved.model.each_attention(ids[:, :1], lambda i, w_BHTS: heads.update({i: w_BHTS.shape[1]}))
     return sum(heads[layer] for layer in layers)
 
 
 class Writer:
-    """Takes each layer's weights in turn: writes its picture, keeps what the page needs."""
+    """Writes a picture per layer as its weights arrive, and at the end the page over all layers.
+
+    Raises DiskError if the output folder cannot be made.
+    """
 
     def __init__(self, saved: SavedRun, prompt: str, ids: Tensor, args: Arguments) -> None:
         self.saved, self.prompt = saved, prompt
@@ -97,12 +103,13 @@ class Writer:
         self.layers: list[Layer] = []
         try:
             make_folder(self.out, self.root)
-            for old in self.out.glob("layer_*.png"):  # of another prompt, it may be
+            for old in self.out.glob("layer_*.png"):  # they may show another prompt
                 old.unlink()
         except OSError as error:
             raise DiskError("out", f"{self.out}: {error.strerror}; give another out=") from None
 
     def look(self, number: int, w_BHTS: Tensor) -> None:
+        """Write the picture of layer `number`, B = 1. Raises NumericError for NaN or infinity."""
         if number not in self.chosen:
             return
         if not torch.isfinite(w_BHTS).all():
@@ -120,6 +127,7 @@ class Writer:
         self.write(f"layer_{number:02d}.png", layer_png(w_HTS, self.labels, titles, title))
 
     def page(self) -> None:
+        """Write attention.html and print each layer's mean entropy (nats) and sink mass."""
         even = even_weights(len(self.labels))
         shown = Shown(
             run=self.name,
@@ -137,16 +145,19 @@ class Writer:
         print(f"{'even':>5}  {figure(shown.even_entropy):>7}  {figure(shown.even_sink):>5}")
 
     def write(self, name: str, content: bytes) -> None:
+        """Write a file of the output folder atomically and print its path."""
         path = self.out / name
         write_atomically(path, lambda file: file.write(content), self.root)
         print(f"written: {path}", flush=True)
 
 
 def figure(value: float | np.floating) -> str:
+    """Format with three decimals; a dash for NaN and infinity."""
     return f"{value:.3f}" if np.isfinite(value) else "–"  # noqa: RUF001
 
 
 def run(args: Arguments) -> None:
+    """Write the maps of the run on the prompt. Raises a UserError for wrong arguments."""
     device = resolve_device(args.device, "device")
     prompt = read_prompt(args.prompt, args.prompt_file)
     saved = load_run(args.run, args.allow_targets)
@@ -157,4 +168,5 @@ def run(args: Arguments) -> None:
 
 
 def main() -> int:
+    """Run `gptattn-attention-map`; return the exit code."""
     return run_script(HELP, lambda arguments: run(parse(Arguments, arguments)))

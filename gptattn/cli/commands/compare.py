@@ -12,7 +12,7 @@ from gptattn.compare.finished_runs import Run, one_line, read_runs
 
 
 def main() -> NoReturn:
-    """`gptattn-compare FOLDER...`. Exits with the codes of `gptattn.errors`."""
+    """Run `gptattn-compare FOLDER...`. Exits with the codes of `gptattn.errors`."""
     args = _arguments()
     sys.exit(ended(lambda: _report(args)))
 
@@ -92,7 +92,7 @@ def _report(args: argparse.Namespace) -> None:
 
 
 def _out(folders: Sequence[Path], runs: Sequence[Run]) -> Path:
-    """`comparison/` in the first folder, or beside it where it is a run itself."""
+    """Return `comparison/` in the first folder, or next to it if that folder is a run."""
     first = folders[0]
     own = any(run.folder == first for run in runs)
     return (first.absolute().parent if own else first) / "comparison"

@@ -1,4 +1,4 @@
-"""Weights from one attention to another: `gptattn-convert from=outputs/... to=gqa`."""
+"""Converts weights from one attention to another: `gptattn-convert from=outputs/... to=gqa`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -38,6 +38,8 @@ COMMAND from=outputs/... to=gqa to.num_kv_heads=4 method=mean
 
 @dataclass(frozen=True)
 class Arguments:
+    """The command's arguments, without to.NAME=VALUE; HELP describes them."""
+
     source: Path = field(metadata={"name": "from"})
     to: str
     method: InitMethod = "mean"
@@ -48,7 +50,7 @@ class Arguments:
 
     @property
     def where(self) -> Path:
-        """What is written where `out` says nothing."""
+        """The folder to write: `out`, or by default one next to the source."""
         if self.out is not None:
             return self.out
         beside = self.source
@@ -60,18 +62,18 @@ class Arguments:
 
 
 def hub_name(path: str) -> str:
-    """`path`, or the name on the hub that it must mean: owner/name, and no such folder here."""
+    """Return `path`, as a hub name if it has the form owner/name and no such folder exists."""
     meant = hub.NAME.fullmatch(path) is not None and not Path(path).exists()
     return hub.PREFIX + path if meant else path
 
 
 def load_source(args: Arguments) -> SavedRun:
-    """A run, or a GPT-2 as if it were one. Raises a UserError for what cannot be read."""
+    """Load a run, or a GPT-2 folder as if it were one. Raises a UserError if it cannot be read."""
     if str(args.source) != "gpt2":
         return load_run(args.source, args.allow_targets)
     if args.path is None:
         raise ConfigError("path", "is missing; from=gpt2 needs path=DIR")
-    # What a run has beside its weights, conf/ says: only here is Hydra needed.
+    # GPT-2 comes without settings of ours: compose them from conf/. Only this case needs Hydra.
     from gptattn.cli.compose import quoted
     from gptattn.cli.compose import settings as settings_of
 
@@ -86,7 +88,10 @@ def load_source(args: Arguments) -> SavedRun:
 
 
 def check_tokenizer(saved: SavedRun, to: str) -> None:
-    """Raise ConfigError where the model has fewer ids than its tokenizer; say what was taken."""
+    """Raise ConfigError if the model has fewer ids than its tokenizer.
+
+    Print a note if the byte tokenizer stands in for a missing one.
+    """
     bare = gpt2.is_gpt2(saved.folder) and not tokenizer_files.find(saved.folder)
     if bare and to == "hf":
         return
@@ -101,7 +106,11 @@ def check_tokenizer(saved: SavedRun, to: str) -> None:
 
 
 def target_settings(cfg: TrainConfig, to: str, changes: dict[str, str]) -> TrainConfig:
-    """The run's settings with the attention of variant `to`."""
+    """Return the run's settings with the attention of variant `to`.
+
+    `changes` maps settings of the variant to their values as YAML text. Raises ConfigError for an
+    unknown setting or a value that cannot be read.
+    """
     from gptattn.cli.compose import attention_settings
 
     spec = attention_settings(to, cfg)
@@ -117,6 +126,7 @@ def target_settings(cfg: TrainConfig, to: str, changes: dict[str, str]) -> Train
 
 
 def run(args: Arguments, changes: dict[str, str]) -> None:
+    """Convert the weights, write the folder, and print how far the logits moved."""
     if args.path is not None and str(args.source) != "gpt2":
         raise ConfigError("path", "goes with from=gpt2; leave it out")
     if args.to == "hf" and changes:
@@ -146,7 +156,7 @@ def run(args: Arguments, changes: dict[str, str]) -> None:
 
 
 def convert_as_told(arguments: Sequence[str]) -> None:
-    """Take apart what goes to the variant, to.NAME=VALUE, and what goes to this command."""
+    """Split off the variant's settings, to.NAME=VALUE, and run the command with the rest."""
     changes = {}
     for argument in arguments:
         name, equals, text = argument.partition("=")
@@ -159,4 +169,5 @@ def convert_as_told(arguments: Sequence[str]) -> None:
 
 
 def main() -> int:
+    """Run `gptattn-convert`; return the exit code."""
     return run_script(HELP, convert_as_told)

@@ -1,4 +1,4 @@
-"""Text from a trained run, streamed: `gptattn-generate run=outputs/... prompt=TEXT`."""
+"""Streams text from a trained run: `gptattn-generate run=outputs/... prompt=TEXT`."""
 
 import sys
 import time
@@ -49,6 +49,8 @@ It ends with tokens/s, reading the prompt included, and the size of the cache.
 
 @dataclass(frozen=True)
 class Arguments:
+    """The command's arguments; HELP describes them."""
+
     run: Path
     prompt: str | None = None
     prompt_file: Path | None = None
@@ -69,13 +71,15 @@ class Arguments:
 
 
 def write(text: str) -> None:
-    # A model's bytes may be control characters; the terminal must not obey them.
+    """Write text to stdout at once, with control characters replaced."""
+    # A model may generate control characters, which the terminal must not obey.
     safe = "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
     sys.stdout.write(safe)
     sys.stdout.flush()
 
 
 def run(args: Arguments) -> None:
+    """Stream the first sample, then print the others; speed and cache size go to stderr."""
     if args.stop == "":
         raise ConfigError("stop", "is empty; give a text, or leave it out")
     sampling = Sampling(
@@ -124,14 +128,14 @@ def run(args: Arguments) -> None:
         write(f"\n---\n{prompt}{sample.told}")
     rows = len(samples)
     capacity = min(context, longest + args.tokens)
-    held = model.new_cache(1, capacity).nbytes  # a window, or a state, grows no further
+    held = model.new_cache(1, capacity).nbytes  # windows and states have a fixed size
     speed = f"{steps * rows / seconds:,.0f} tokens/s, {saved.cfg.variant}"
     whole = f"{held * rows:,} for {rows} x {capacity} tokens"
     print(f"\n\n{speed}, cache {held / capacity:,.0f} bytes per token, {whole}", file=sys.stderr)
 
 
 def read_all(args: Arguments) -> list[str]:
-    """The prompts. Raises ConfigError where none is given, or in two ways."""
+    """Return the prompts. Raises ConfigError if none is given, or in more than one way."""
     if args.prompts_file is None:
         return [read_prompt(args.prompt, args.prompt_file)]
     if args.prompt is not None or args.prompt_file is not None:
@@ -140,4 +144,5 @@ def read_all(args: Arguments) -> list[str]:
 
 
 def main() -> int:
+    """Run `gptattn-generate`; return the exit code."""
     return run_script(HELP, lambda arguments: run(parse(Arguments, arguments)))

@@ -1,9 +1,9 @@
-"""The best learning rate of each variant, by Optuna, so that each can be compared at its own.
+"""Searches the best learning rate of each variant with Optuna, to compare each at its own best.
 
-`gptattn-tune --variants mha,gqa,mqa --trials 12 model=nano budget.steps=500`: overrides are those
-of training. Needs the extra tune. Stop it when you like: the same command goes on where it was, up
-to `--trials` in all. It ends with the commands that train each variant at its best rate over three
-seeds, into one folder to compare.
+`gptattn-tune --variants mha,gqa,mqa --trials 12 model=nano budget.steps=500`: the overrides are
+those of training. Needs the extra tune. It may be stopped at any time: the same command continues
+the search, up to `--trials` in all. At the end it prints the commands that train each variant at
+its best rate over five seeds, into one folder to compare.
 """
 
 import argparse
@@ -32,11 +32,11 @@ SEED = 1  # of the sampler
 
 
 class FailedTrialError(Exception):
-    """A run that gave no loss; Optuna notes it and goes on."""
+    """A trial without a final loss. Optuna marks it as failed and continues."""
 
 
 class TrialLines:
-    """A line for each trial that ends."""
+    """A `Watcher` that prints a line for each trial that ends."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -52,7 +52,10 @@ class TrialLines:
 
 
 def objective(args: argparse.Namespace, variant: str, trial: "optuna.Trial") -> float:
-    """Train with a rate that Optuna suggests, in a process of its own; the validation loss."""
+    """Train with a rate that Optuna suggests, in a separate process; return the validation loss.
+
+    Raises FailedTrialError if the run has none.
+    """
     lr = trial.suggest_float("optim.lr", args.low, args.high, log=True)
     overrides = [*args.overrides, f"attn={variant}", f"optim.lr={lr:.4g}"]
     folder = args.out / f"{variant},optim.lr={lr:.4g}_t{trial.number}"
@@ -67,6 +70,7 @@ def objective(args: argparse.Namespace, variant: str, trial: "optuna.Trial") -> 
 
 
 def tune(args: argparse.Namespace, variant: str) -> "optuna.Study":
+    """Run the variant's missing trials; return its study, which is kept in optuna.db."""
     import optuna
 
     study = optuna.create_study(
@@ -82,6 +86,7 @@ def tune(args: argparse.Namespace, variant: str) -> "optuna.Study":
 
 
 def parse() -> argparse.Namespace:
+    """Parse the command line and check one run of each variant. Raises a UserError."""
     parser = argparse.ArgumentParser(description="The best learning rate of each variant.")
     parser.add_argument("--variants", default="mha,gqa,mqa", help="comma-separated")
     parser.add_argument("--trials", type=int, default=12, help="per variant, in all")
@@ -101,11 +106,12 @@ def parse() -> argparse.Namespace:
 
 
 def main() -> int:
+    """Run `gptattn-tune`; return the exit code."""
     return ended(run)
 
 
 def run() -> int:
-    """Search, then print the commands. Returns 1 where a variant has no trial that was done."""
+    """Search, then print the training commands. Return 1 if a variant has no finished trial."""
     args = parse()
     try:
         import optuna

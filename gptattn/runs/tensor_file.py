@@ -1,0 +1,128 @@
+"""Safetensors files: named tensors behind a JSON header. Nothing in one can run.
+
+The library reads them. It does not write them for us: it writes beside our careful way of replacing
+a file (`machine.disk`), or makes all bytes in memory first. The form is 8 bytes with the length of
+the header, the header in JSON, and the tensors' bytes without gaps.
+Source: https://github.com/huggingface/safetensors, "Format".
+"""
+
+import contextlib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gptattn.errors import CheckpointError, lacks_memory
+from gptattn.machine.disk import write_atomically
+
+FLOATS = ["F64", "F32", "F16", "BF16"]
+DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint32: "U32",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+TORCH_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
+ALIGNMENT = 8  # bytes, of the first tensor: the widest dtype's
+BLOCK = 1 << 20  # bytes written at a time: what hashes them finds them in the processor's cache
+
+
+def write_tensors(
+    write: Callable[[memoryview], object],
+    tensors: Mapping[str, Tensor],
+    metadata: Mapping[str, str],
+) -> None:
+    """Write a whole file through `write`, piece by piece.
+
+    A tensor on a GPU is copied to the host, one at a time; one that is not contiguous is copied.
+    Raises KeyError for a dtype that is not in DTYPES.
+    """
+    # The wide dtypes first: each tensor then begins at a multiple of its element's size.
+    order = sorted(tensors, key=lambda name: -tensors[name].element_size())
+    header: dict[str, Any] = {"__metadata__": dict(metadata)}
+    end = 0
+    for name in order:
+        tensor = tensors[name]
+        start, end = end, end + tensor.numel() * tensor.element_size()
+        header[name] = {
+            "dtype": DTYPES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [start, end],
+        }
+    opening = json.dumps(header, separators=(",", ":")).encode()
+    opening += b" " * (-len(opening) % ALIGNMENT)
+    write(memoryview(len(opening).to_bytes(8, "little") + opening))
+    for name in order:
+        data = _bytes(tensors[name])
+        for start in range(0, len(data), BLOCK):
+            write(data[start : start + BLOCK])
+
+
+def write_weights(path: Path, weights: Mapping[str, Tensor], root: Path | None = None) -> None:
+    """Write a file of weights; it appears when all of it is on the disk. `root` as in `disk`."""
+
+    def write(file: Any) -> None:
+        write_tensors(file.write, weights, {"format": "pt"})
+
+    write_atomically(path, write, root)
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().data
+
+
+@contextlib.contextmanager
+def opened(file: Path) -> Iterator[Any]:
+    """The file as `safetensors.safe_open` gives it: its header is read, its tensors are not.
+
+    Raises CheckpointError, in one line, for a file that is missing, cut short, damaged, a pickle or
+    anything else, and for a ValueError raised while it is open.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        if file.exists() and not file.is_file():  # a pipe would be waited for
+            raise ValueError("it is not a regular file")
+        with safe_open(file, framework="pt") as found:
+            yield found
+    except FileNotFoundError:
+        raise CheckpointError("checkpoint", f"{file} does not exist; give another path") from None
+    except (SafetensorError, OSError, ValueError, RecursionError) as error:
+        if lacks_memory(error):  # which says nothing of the file
+            raise
+        reason = str(error).partition("\n")[0][:300]
+        if isinstance(error, SafetensorError):
+            reason = f"it is no whole safetensors file: {reason}"
+        raise CheckpointError("checkpoint", f"{file} cannot be read ({reason})") from None
+
+
+def tensor_shapes(file: Path) -> dict[str, list[int]]:
+    """The names and shapes in the header of a file of weights; no tensor is read.
+
+    Raises CheckpointError as `opened` does, and for a tensor that is not of floating-point numbers.
+    """
+    with opened(file) as found:
+        shapes = {}
+        for name in found.keys():  # noqa: SIM118
+            part = found.get_slice(name)
+            if part.get_dtype() not in FLOATS:
+                raise ValueError(f"{name[:80]} is {part.get_dtype()}, not one of {FLOATS}")
+            shapes[name] = list(part.get_shape())
+        return shapes
+
+
+def read_tensors(file: Path, names: Iterable[str]) -> dict[str, Tensor]:
+    """These tensors of the file. Raises CheckpointError as `opened` does."""
+    with opened(file) as found:
+        return {name: found.get_tensor(name) for name in names}
