@@ -18,7 +18,7 @@ from gptattn.data.tokenizer_files import FILES
 from gptattn.errors import ConfigError, DataError
 
 END_OF_TEXT = "<|endoftext|>"
-PIECE = 2**14  # characters that are encoded at a time, or a few more
+PIECE_CHARS = 2**14  # encoded at a time, or a few more
 BATCH = 64  # pieces per call, shared by the library's threads
 # Cutting a text here, before a space or line feed that follows a non-space, changes no word of
 # GPT-2's pattern: no word has whitespace after other characters, and the pattern looks beyond a
@@ -69,7 +69,7 @@ class GPT2Tokenizer(Tokenizer):
         return np.concatenate([np.empty(0, np.uint16), *self.encode_pieces([text], field)])
 
     def encode_pieces(self, pieces: Iterable[str], field: str) -> Iterator[NDArray[np.uint16]]:
-        words = _pieces(pieces, PIECE)
+        words = _pieces(pieces, PIECE_CHARS)
         while batch := list(islice(words, BATCH)):
             encoded = self._library.encode_batch_fast(batch, add_special_tokens=False)
             yield np.concatenate([np.array(piece.ids, dtype=np.uint16) for piece in encoded])

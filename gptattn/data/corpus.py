@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from gptattn.data.tokenizer import utf8
 from gptattn.errors import DataError
 
-PIECE = 2**20  # bytes or characters that are held at a time
+PIECE_CHARS = 2**20  # held at a time
 
 Pieces = Callable[[], Iterator[str]]  # each call reads a document's text from the beginning
 
@@ -27,7 +27,7 @@ class Corpus:
 
 def corpus_of(text: str) -> Corpus:
     """Return a corpus of one document, of which the tail will be held out."""
-    return Corpus([lambda: (text[i : i + PIECE] for i in range(0, len(text), PIECE))])
+    return Corpus([lambda: (text[i : i + PIECE_CHARS] for i in range(0, len(text), PIECE_CHARS))])
 
 
 @dataclass(frozen=True)

@@ -44,9 +44,9 @@ class Range:
             f"{self.least:g} or more" if self.above == -math.inf else f"one above {self.above:g}"
         )
         end = "" if self.below == math.inf else f", below {self.below:g}"
-        raise ConfigError(field, f"{value} {self._wrong(value)}; give {start}{end}{self.hint}")
+        raise ConfigError(field, f"{value} {self._complaint(value)}; give {start}{end}{self.hint}")
 
-    def _wrong(self, value: float) -> str:
+    def _complaint(self, value: float) -> str:
         if self.below < math.inf:
             return "is out of range"
         if self.above == 0:
@@ -108,9 +108,9 @@ def converted(hint: Any, value: Any, path: str) -> Any:
     """
     kinds = [get_origin(kind) or kind for kind in _alternatives(hint)]
     if type(value) in kinds or value is None or hint is Any:
-        value = _each_converted(hint, value, path)
+        value = _items_converted(hint, value, path)
     elif isinstance(value, str) and {int, float, bool} & {*kinds}:
-        value = _read(kinds, value, path)
+        value = _parsed(kinds, value, path)
     elif type(value) is int and float in kinds:
         value = _as_float(value, path)
     elif type(value) is int and bool in kinds and value in (0, 1):
@@ -121,7 +121,7 @@ def converted(hint: Any, value: Any, path: str) -> Any:
     return value
 
 
-def _each_converted(hint: Any, value: Any, path: str) -> Any:
+def _items_converted(hint: Any, value: Any, path: str) -> Any:
     """Convert the items of a list or dict whose `hint` declares their type."""
     for kind in _alternatives(hint):
         *_, inner = (None, *get_args(kind))
@@ -132,7 +132,7 @@ def _each_converted(hint: Any, value: Any, path: str) -> Any:
     return value
 
 
-def _read(kinds: list[Any], text: str, path: str) -> Any:
+def _parsed(kinds: list[Any], text: str, path: str) -> Any:
     for kind in (int, float):
         if kind in kinds and text.isascii():
             with suppress(ValueError):
@@ -141,7 +141,7 @@ def _read(kinds: list[Any], text: str, path: str) -> Any:
         return TRUTHS[text.lower()]
     if bool in kinds:
         raise ConfigError(path, f"{text!r} is neither true nor false")
-    raise ConfigError(path, f"{text!r} is no {_names(kinds)}; give one")
+    raise ConfigError(path, f"{text!r} is no {_type_names(kinds)}; give one")
 
 
 def _as_float(value: int, path: str) -> float:
@@ -166,14 +166,14 @@ def check_type(field: str, value: Any, hint: Any) -> None:
     kinds = [get_origin(kind) or kind for kind in allowed]
     if type(value) in kinds or (type(value) is int and float in kinds):
         return
-    raise ConfigError(field, f"{value!r} is a {type(value).__name__}; give {_names(kinds)}")
+    raise ConfigError(field, f"{value!r} is a {type(value).__name__}; give {_type_names(kinds)}")
 
 
 def _alternatives(hint: Any) -> tuple[Any, ...]:
     return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
 
 
-def _names(kinds: Iterable[Any]) -> str:
+def _type_names(kinds: Iterable[Any]) -> str:
     return " or ".join("null" if kind is type(None) else kind.__name__ for kind in kinds)
 
 

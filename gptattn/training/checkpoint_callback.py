@@ -97,7 +97,7 @@ class Checkpoints(Checkpoint):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         if self._generators is not None:
-            pl_module.repeats_step = not self._validated
+            pl_module.skip_replayed_step = not self._validated
             # As late as possible: nothing may draw from them before the first step.
             restore_generators(self._generators)
             self._generators = None
@@ -113,12 +113,12 @@ class Checkpoints(Checkpoint):
         if trainer.state.fn == TrainerFn.FITTING:
             self._save(trainer, validated=True)
             if self.stop.signum is not None:
-                self.stop.grant(trainer.global_step, self.run is not None)
+                self.stop.raise_stopped(trainer.global_step, self.run is not None)
 
     def _stop_if_asked(self, trainer: L.Trainer) -> None:
         if self.stop.signum is not None:
             self._save(trainer, validated=False)
-            self.stop.grant(trainer.global_step, self.run is not None)
+            self.stop.raise_stopped(trainer.global_step, self.run is not None)
 
     def _save(self, trainer: L.Trainer, *, validated: bool) -> None:
         if self.run is None:

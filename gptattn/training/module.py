@@ -48,14 +48,15 @@ class LanguageModel(L.LightningModule):
         self.grad_norm = torch.tensor(0.0)
         self.lr = 0.0
         self.val_metrics: dict[str, float] = {}
-        self.repeats_step = False  # Lightning replays the newest step of a resumed run: skip it
+        # Lightning replays the newest step of a resumed run.
+        self.skip_replayed_step = False
         self._val_nats, self._val_tokens = 0.0, 0
         self._trained = list(model.parameters())
 
     def training_step(self, batch: Batch, batch_idx: int) -> None:
         """One optimizer step: its micro-batches in order, then the update."""
-        if self.repeats_step:
-            self.repeats_step = False
+        if self.skip_replayed_step:
+            self.skip_replayed_step = False
             steps = self.trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
             steps.increment_ready()
             steps.increment_completed()

@@ -38,12 +38,12 @@ PER_LAYER = {
 }
 TRANSPOSED = ("mlp.c_fc.weight", "mlp.c_proj.weight")
 # Entries to skip: causal masks in old files, and the head, which is tied to the embedding.
-NO_WEIGHTS = (".attn.bias", ".attn.masked_bias", "lm_head.weight")
+SKIPPED = (".attn.bias", ".attn.masked_bias", "lm_head.weight")
 PREFIX = "transformer."  # of tensor names in some files
 GELU = ("gelu_new", "gelu_pytorch_tanh")
 FILES = ("config.json", "model.safetensors")
 # Accepted values of other keys in config.json; a missing key counts as the first, GPT-2's default.
-KNOWN = {
+ACCEPTED = {
     "model_type": ("gpt2",),
     "layer_norm_epsilon": (1e-5,),
     "scale_attn_weights": (True,),
@@ -66,7 +66,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     file = folder / "config.json"
     try:
         node = json.loads(read_bytes(file, CONFIG_BYTES).decode("utf-8"))
-        for name, allowed in KNOWN.items():
+        for name, allowed in ACCEPTED.items():
             if node.get(name, allowed[0]) not in allowed:
                 raise ValueError(f"{name} is {node[name]!r:.60}, a GPT-2 here has {allowed[0]!r}")
         width, inner = int(node["n_embd"]), node.get("n_inner")
@@ -131,7 +131,7 @@ def _weights(file: Path, sizes: dict[str, Any]) -> dict[str, Tensor]:
     except CheckpointError as error:
         raise CheckpointError("path", error.message) from None
     shapes = {name.removeprefix(PREFIX): shape for name, shape in header.items()}
-    shapes = {k: v for k, v in shapes.items() if not f".{k}".endswith(NO_WEIGHTS)}
+    shapes = {k: v for k, v in shapes.items() if not f".{k}".endswith(SKIPPED)}
     count = sizes["num_layers"]
     layers = {match[1] for name in shapes if (match := re.match(r"h\.(\d+)\.", name))}
     if len(layers) < count:

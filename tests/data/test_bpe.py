@@ -72,7 +72,7 @@ def test_a_text_in_pieces_has_the_ids_of_the_whole(
     draw = random.Random(length)
     alphabet = [*TRICKY, *"  \n\n'sdt", "'re", "  ", "<|endoftext|>"]
     text = "".join(draw.choices(alphabet, k=3000))
-    monkeypatch.setattr(ours, "PIECE", length)
+    monkeypatch.setattr(ours, "PIECE_CHARS", length)
     monkeypatch.setattr(ours, "BATCH", 3)
     tokenizer = GPT2Tokenizer(str(folder))
     assert len(list(ours._pieces(text, length))) > 20
