@@ -39,7 +39,10 @@ class GPT2Tokenizer(Tokenizer):
 
     def __init__(self, path: str | None, sha256: str | None = None) -> None:
         if not path:
-            raise ConfigError("tokenizer.path", "is not set; give a GPT-2's folder, or init_from")
+            raise ConfigError(
+                "tokenizer.path",
+                "is not set; give a folder with GPT-2's tokenizer files, or set init_from",
+            )
         try:
             import tokenizers
             from tokenizers import models, pre_tokenizers
@@ -53,8 +56,8 @@ class GPT2Tokenizer(Tokenizer):
         if sha256 is not None and sha256 != self._sha256:
             raise DataError(
                 "tokenizer.sha256",
-                f"{folder} has other tokens than were recorded; give tokenizer.path=FOLDER of "
-                "the same, or tokenizer.sha256=null for these",
+                f"{folder} has other tokens than the recorded ones; give tokenizer.path=FOLDER "
+                "with the recorded ones, or tokenizer.sha256=null to use these",
             )
         self.vocab_size = len(self._bpe.vocab)
         # Built without special tokens, so that the library does not look for them in a text.

@@ -50,7 +50,7 @@ class Document:
                 yield found
             place += len(piece)
         if digest.hexdigest() != self.sha256:
-            raise DataError("data", "the text was changed while it was read; start again")
+            raise DataError("data", "the text changed while it was being read; start again")
 
 
 def read_through(documents: Sequence[Pieces], seen: list[Document]) -> Iterator[str]:

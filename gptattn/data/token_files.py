@@ -54,8 +54,8 @@ class TokenFile:
         if len(raw) < size:
             raise DiskError(
                 "cache_dir",
-                f"{self.file.path} was cut short while it was read; resume the run, or start it "
-                "again: the file is made anew",
+                f"{self.file.path} was cut short while it was being read; resume the run or "
+                "start it again, which makes the file again",
             )
         return np.frombuffer(raw, dtype=TOKEN_DTYPE)
 

@@ -71,8 +71,8 @@ class StopRequest:
     def _note(self, signum: int, frame: object) -> None:
         if self.signum is None:
             self.signum = signum
-            again = "; Ctrl-C again ends it now" if signum == signal.SIGINT else ""
-            write_stderr(f"{WORDS[signal.Signals(signum)]}: ends after this step{again}")
+            again = "; Ctrl-C again stops it now" if signum == signal.SIGINT else ""
+            write_stderr(f"{WORDS[signal.Signals(signum)]}: stopping after this step{again}")
         elif signum == signal.SIGINT:
             raise KeyboardInterrupt
 

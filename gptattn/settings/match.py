@@ -82,7 +82,9 @@ def matched(cfg: TrainConfig, vocab_size: int) -> tuple[TrainConfig, Match | Non
             if what != cfg.match and _can_match(cfg, what, reference, vocab_size)
         ]
         other = (
-            f"match={' or match='.join(able)} can be had" if able else "nothing else can be matched"
+            f"match={' or match='.join(able)} is possible"
+            if able
+            else "nothing else can be matched"
         )
         raise ConfigError("match", f"{error.message}; {other}") from None
 

@@ -4,6 +4,7 @@ Command lines, records, YAML files and scripts all use these checks.
 
 import difflib
 import math
+import sys
 import types
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -86,11 +87,11 @@ def typed(kind: type[T], node: Any, path: str = "") -> T:
     hints = get_type_hints(kind)
     if not isinstance(node, dict):
         names = ", ".join(hints)
-        raise ConfigError(path or "settings", f"{node!r} is no table; give one of {names}")
+        raise ConfigError(path or "settings", f"{node!r} is not a table; give one with {names}")
     dot = f"{path}." if path else ""
     for name in node:
         if name not in hints:
-            raise ConfigError(f"{dot}{name}", f"is no setting; {suggest(str(name), hints)}")
+            raise ConfigError(f"{dot}{name}", f"is not a setting; {suggest(str(name), hints)}")
     values = {}
     for name, hint in hints.items():
         if name not in node:
@@ -141,14 +142,15 @@ def _parsed(kinds: list[Any], text: str, path: str) -> Any:
         return TRUTHS[text.lower()]
     if bool in kinds:
         raise ConfigError(path, f"{text!r} is neither true nor false")
-    raise ConfigError(path, f"{text!r} is no {_type_names(kinds)}; give one")
+    raise ConfigError(path, f"{text!r} is not {_with_article(_type_names(kinds))}; give one")
 
 
 def _as_float(value: int, path: str) -> float:
     try:
         return float(value)
     except OverflowError:
-        raise ConfigError(path, "is too large for any number; give less") from None
+        largest = sys.float_info.max
+        raise ConfigError(path, f"is too large for a float; at most {largest:.1e}") from None
 
 
 def check_type(field: str, value: Any, hint: Any) -> None:
@@ -161,12 +163,15 @@ def check_type(field: str, value: Any, hint: Any) -> None:
             check_choice(field, str(value), get_args(kind))
             return
     if type(value) is int and abs(value) >= 2**63:
-        raise ConfigError(field, "is too large for any number; give less")
+        raise ConfigError(field, "is too large; at most 2**63 - 1")
     # isinstance would accept True as an int. An int is accepted where a float is declared.
     kinds = [get_origin(kind) or kind for kind in allowed]
     if type(value) in kinds or (type(value) is int and float in kinds):
         return
-    raise ConfigError(field, f"{value!r} is a {type(value).__name__}; give {_type_names(kinds)}")
+    if value is None:
+        raise ConfigError(field, f"is null; give {_type_names(kinds)}")
+    found = _with_article(type(value).__name__)
+    raise ConfigError(field, f"{value!r} is {found}; give {_type_names(kinds)}")
 
 
 def _alternatives(hint: Any) -> tuple[Any, ...]:
@@ -175,6 +180,10 @@ def _alternatives(hint: Any) -> tuple[Any, ...]:
 
 def _type_names(kinds: Iterable[Any]) -> str:
     return " or ".join("null" if kind is type(None) else kind.__name__ for kind in kinds)
+
+
+def _with_article(name: str) -> str:
+    return f"an {name}" if name.startswith("int") else f"a {name}"
 
 
 def dotted(node: dict[str, Any], prefix: str = "") -> Iterator[str]:

@@ -131,8 +131,8 @@ class MetricRows(L.Callback):
         mfu = tokens_per_s * self.flops_per_token / self.device_flops_per_second
         if mfu > 1 and not self._warned_of_mfu:
             print(
-                f"warning: perf/mfu: comes to {mfu:.3g}, above 1: this machine was busy when its "
-                "own rate was measured; null where it does",
+                f"warning: perf/mfu: is {mfu:.3g}, above 1, since the machine was busy when its "
+                "rate was measured; recorded as null",
                 file=sys.stderr,
             )
             self._warned_of_mfu = True

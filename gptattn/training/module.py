@@ -131,8 +131,8 @@ class LanguageModel(L.LightningModule):
         if not torch.isfinite(value):
             raise NumericError(
                 name,
-                f"is {value.item()} at step {self.global_step + 1}; a lower optim.lr or "
-                "optim.grad_clip, or trainer.precision=32-true, would be steadier",
+                f"is {value.item()} at step {self.global_step + 1}; try a lower optim.lr or "
+                "optim.grad_clip, or trainer.precision=32-true",
             )
 
     def on_validation_epoch_start(self) -> None:
@@ -149,7 +149,7 @@ class LanguageModel(L.LightningModule):
         if not math.isfinite(loss):
             raise NumericError(
                 "val/loss",
-                f"is {loss} after step {self.global_step}; a lower optim.lr would be steadier",
+                f"is {loss} after step {self.global_step}; try a lower optim.lr",
             )
         self.val_metrics = {
             "val/loss": loss,

@@ -126,7 +126,7 @@ def _memory_limit(available: int) -> Iterator[None]:
             raise ConfigError(
                 "model",
                 f"more than {parameters:,} parameters need {16 * parameters / 1e9:,.0f} GB to "
-                f"train, and there are {available / 1e9:,.0f}; take a smaller model",
+                f"train, and there are {available / 1e9:,.0f}; use a smaller model",
             )
 
     hook = register_module_parameter_registration_hook(count)
@@ -146,7 +146,7 @@ def _load_data(cfg: TrainConfig, tokenizer: Tokenizer) -> TokenData:
     if needs > max(free, held):
         raise DiskError(
             "cache_dir",
-            f"the tokens of {size / 1e9:,.1f} GB of text take {needs / 1e9:,.1f} GB and more, and "
+            f"the tokens of {size / 1e9:,.1f} GB of text take {needs / 1e9:,.1f} GB or more, and "
             f"{free / 1e9:,.1f} are free for {cache}; give another cache_dir, or less text by "
             "data.path or data.pattern",
         )
@@ -156,8 +156,8 @@ def _load_data(cfg: TrainConfig, tokenizer: Tokenizer) -> TokenData:
         there = total_memory_bytes(torch.device("cpu")) / 1e9
         raise DataError(
             "data",
-            f"the memory ({there:,.0f} GB in all) is too small for this text; give less by "
-            "data.path or data.pattern; tokenizer=byte takes the least",
+            f"the memory ({there:,.0f} GB in all) is too small for this text; give less text by "
+            "data.path or data.pattern, or use tokenizer=byte, which takes the least",
         ) from None
 
 

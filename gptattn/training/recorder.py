@@ -151,7 +151,7 @@ class RunRecorder(Logger):
         if not os.path.lexists(self.folder.rows_file):
             raise DiskError(
                 str(self.folder.rows_file),
-                "is gone, removed or moved meanwhile; put it back, then resume=... goes on",
+                "was removed or moved during the run; put it back and use resume=...",
             )
 
     def save(self) -> None:

@@ -79,7 +79,7 @@ def _assembled_and_fit(
         claim(folder, cfg)
         folder.write_tokenizer(data.tokenizer.files())
     elif start.source is None:
-        console.print("has no checkpoint yet: begins again")
+        console.print("no checkpoint yet: starting from step 0")
     start = start or Start()
     _quiet_lightning()
     threads = set_threads(start.facts.get("threads", cfg.trainer.threads))
@@ -98,7 +98,9 @@ def _assembled_and_fit(
     )
     summary = folder.finished()
     if check_budget(start, budget) and summary is not None:
-        console.print(f"done already, after {start.step} steps; a larger budget goes on")
+        console.print(
+            f"already finished after {start.step} steps; give a larger budget to continue"
+        )
         return summary
     built = Assembly(cfg, folder, data, model, ready.cost, budget, device, threads, match)
     assert ready.making is not None
@@ -106,7 +108,7 @@ def _assembled_and_fit(
     rows = _prepare_folder(built, start, console)
     if match is not None:
         console.print(str(match), markup=False)
-    console.print(metric_table(f"{cfg.variant}: what it costs", built.costs()))
+    console.print(metric_table(f"{cfg.variant}: costs", built.costs()))
     compiled = cfg.compile and _compile(model, device, console)
     return _fit(built, console, compiled, start, rows, watchdog)
 
@@ -118,12 +120,12 @@ def _prepare_folder(built: Assembly, start: Start, console: Console) -> int:
     rows_kept = keep_rows(built.folder, start.rows, start.step)
     if rows_kept < start.rows:
         print(
-            f"warning: metrics.jsonl: {start.rows - rows_kept} rows are missing, which were written "
-            f"before step {start.step}",
+            f"warning: metrics.jsonl: {start.rows - rows_kept} rows written before step "
+            f"{start.step} are missing",
             file=sys.stderr,
         )
     if start.source is not None:
-        console.print(f"goes on after step {start.step}")
+        console.print(f"resumes after step {start.step}")
     return rows_kept
 
 
@@ -132,16 +134,20 @@ def _keep_making(built: Assembly, start: Start, making: Making) -> None:
     if start.source is not None:
         was, schedule = built.folder.read_making(), _unfinished_schedule(built, start)
         if schedule:
-            _warn_mixed_run("budget", f"the run leaves its schedule ({schedule}) for another")
+            _warn_mixed_run(
+                "budget", f"the run leaves its schedule ({schedule}) unfinished for another"
+            )
         if was is None or was.code != making.code:
             names = "unknown" if was is None else ", ".join(changed(was.code, making.code))
-            _warn_mixed_run("resume", f"the code is not that with which the run began ({names})")
+            _warn_mixed_run("resume", f"the code has changed since the run began ({names})")
         making = went_on(was, making, start.step, schedule)
     built.folder.write_making(making)
 
 
 def _warn_mixed_run(field: str, what: str) -> None:
-    print(f"warning: {field}: {what}; the report will not average it with others", file=sys.stderr)
+    print(
+        f"warning: {field}: {what}; the report will not average it with other runs", file=sys.stderr
+    )
 
 
 def _unfinished_schedule(built: Assembly, start: Start) -> str:

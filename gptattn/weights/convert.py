@@ -94,7 +94,7 @@ def read_origin(cfg: TrainConfig) -> Origin:
         folder = local_folder(cfg.init_from, "init_from", (*gpt2.FILES, *tokenizer_files.FILES))
         if not folder.is_dir():
             raise CheckpointError(
-                "run", f"{folder} is no folder; give a run's, a GPT-2's, or hf:owner/name"
+                "run", f"{folder} is not a folder; give a run's, a GPT-2's, or hf:owner/name"
             )
         model, choices, settings = _source(folder, cfg.allow_targets)
         return Origin(model, choices, settings, _digest(model))
@@ -160,8 +160,8 @@ def _overrides_needed(
     elif cfg.model.vocab_size is None and target.vocab_size > source.vocab_size:
         raise ConfigError(
             "to",
-            f"it has {source.vocab_size:,} ids, tokenizer={tokenizer} here {target.vocab_size:,}; "
-            "take the tokenizer that it was trained with",
+            f"it has {source.vocab_size:,} ids, but tokenizer={tokenizer} has "
+            f"{target.vocab_size:,}; use the tokenizer that it was trained with",
         )
     if (source.input_position is None) != (target.input_position is None):
         given.append(f"position={choices['position']}")
@@ -227,7 +227,7 @@ def _refuse_other_names(theirs: Mapping[str, Tensor], ours: Mapping[str, Tensor]
     for name in theirs.keys() | ours.keys():
         if name not in theirs or name not in ours or theirs[name].shape != ours[name].shape:
             raise ConfigError(
-                "to", f"{name} differs: only the attention may; give both models the same sizes"
+                "to", f"{name} differs, but only the attention may; give both models the same sizes"
             )
 
 

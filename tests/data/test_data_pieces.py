@@ -141,7 +141,7 @@ def test_a_text_that_changes_between_two_readings_is_refused_and_not_kept(tmp_pa
     def document() -> Iterator[str]:
         yield next(versions)
 
-    with pytest.raises(DataError, match="data: the text was changed while it was read"):
+    with pytest.raises(DataError, match="data: the text changed while it was being read"):
         load(Corpus([document]), tmp_path / "cache")
     assert not list((tmp_path / "cache").glob("*"))
 
