@@ -27,8 +27,8 @@ CONFIG_BYTES, SUMMARY_BYTES, MAKING_BYTES = 1_000_000, 5_000_000, 1_000_000
 
 CONFIG, SUMMARY, ROWS, MAKING = "config.yaml", "summary.json", "metrics.jsonl", "identity.json"
 CHECKPOINT, SUM = r"step=(\d+)\.safetensors", ".sha256"
-# Files that a killed process may have left unfinished, in any folder of a run.
-WRITTEN = "|".join(
+# Pattern of the files that a killed process may have left unfinished in a folder of the run.
+FILE_NAMES = "|".join(
     [
         *map(re.escape, (CONFIG, SUMMARY, ROWS, MAKING, *tokenizer_files.FILES)),
         rf"{CHECKPOINT}(?:{re.escape(SUM)})?",
@@ -205,7 +205,7 @@ class RunFolder:
     def remove_leftovers(self) -> None:
         """Remove unfinished files of killed processes. No process may be saving in the folder."""
         for place in (self.path, self.checkpoints, self.tokenizer):
-            for target in disk.remove_leftovers(place, WRITTEN):
+            for target in disk.remove_leftovers(place, FILE_NAMES):
                 if target.suffix == ".safetensors" and not os.path.lexists(target):
                     sum_of(target).unlink(missing_ok=True)
 
