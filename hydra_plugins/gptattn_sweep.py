@@ -39,11 +39,11 @@ def _check_size(overrides: Sequence[Override]) -> None:
                 values = islice(override.sweep_string_iterator(), MOST_RUNS + 1)
                 runs = min(runs * sum(1 for _ in values), MOST_RUNS + 1)
             except (ValueError, ArithmeticError):  # a range with a step of 0, or of nan
-                raise ConfigError(override.key_or_group, "is no range of values") from None
+                raise ConfigError(override.key_or_group, "is not a valid range") from None
             if runs == 0:
-                raise ConfigError(override.key_or_group, "has no value; give one, or several")
+                raise ConfigError(override.key_or_group, "has no value; give one or more")
     if runs > MOST_RUNS:
-        raise ConfigError("command line", f"asks for more than {MOST_RUNS:,} runs; take fewer")
+        raise ConfigError("command line", f"asks for more than {MOST_RUNS:,} runs; give fewer")
 
 
 class LedgerSweeper(BasicSweeper):

@@ -84,7 +84,7 @@ def test_a_row_sees_what_is_broken(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert any("is not what it would have been" in line for line in found)
     found = broken(numbers.nan, monkeypatch, tmp_path / "c", 1, "error: internal: ValueError")
     assert any("ended with 1" in line for line in found)
-    late = "error: train/loss: is nan at step 60; a lower optim.lr would be steadier"
+    late = "error: train/loss: is nan at step 60; try a lower optim.lr"
     found = broken(numbers.nan, monkeypatch, tmp_path / "d", 5, late)
     assert any("was seen at step 60" in line for line in found)
     assert Poison.PLACES[0] == "loss"

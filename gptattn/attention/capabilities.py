@@ -57,7 +57,7 @@ class HasHeads(ABC):
 def heads_of(attention: Attention) -> HasHeads:
     """Return the attention as `HasHeads`. Raises ValueError if it lacks that capability."""
     if not isinstance(attention, HasHeads):
-        raise ValueError(f"{type(attention).__name__} has no heads whose weights others can take")
+        raise ValueError(f"{type(attention).__name__} has no per-head weights to convert")
     return attention
 
 
@@ -83,7 +83,7 @@ def copy_into(parameter: Tensor | None, value: Tensor | None, what: str) -> None
         raise ValueError(f"{what} is present on one side only; build both modules alike")
     if parameter.shape != value.shape:
         raise ValueError(
-            f"{what} has shape {list(value.shape)}, this module takes {list(parameter.shape)}"
+            f"{what} has shape {list(value.shape)}, this module needs {list(parameter.shape)}"
         )
     with torch.no_grad():
         parameter.copy_(value)

@@ -151,11 +151,11 @@ def _joinable(layers: Sequence[nn.Module]) -> list[Linear] | None:
     A layer that is replaced, compiled or hooked (also by a global hook) must be called itself, so
     it is not joined; nor are layers of which only some have a bias.
     """
-    ours = [layer for layer in layers if type(layer) is Linear and not _watched(layer)]
+    ours = [layer for layer in layers if type(layer) is Linear and not _must_be_called(layer)]
     alike = len({layer.bias is None for layer in ours}) == 1
     return ours if alike and len(ours) == len(layers) else None
 
 
-def _watched(layer: Linear) -> bool:
+def _must_be_called(layer: Linear) -> bool:
     hooked = any(getattr(layer, hooks) for hooks in HOOKS) or bool(_has_any_global_hook())
     return hooked or "forward" in vars(layer) or layer._compiled_call_impl is not None

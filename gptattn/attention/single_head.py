@@ -28,7 +28,7 @@ class SelfAttentionV1(nn.Module):
     def load_from(self, other: "SelfAttentionV2") -> None:
         """Copy V2's weights. Raises ValueError if V2 has a bias, which V1 cannot hold."""
         if other.W_query.bias is not None:
-            raise ValueError("qkv_bias=True has no place in SelfAttentionV1; use qkv_bias=False")
+            raise ValueError("qkv_bias=True is not possible in SelfAttentionV1; use qkv_bias=False")
         self.W_query.copy_(other.W_query.weight.T)
         self.W_key.copy_(other.W_key.weight.T)
         self.W_value.copy_(other.W_value.weight.T)

@@ -52,7 +52,9 @@ class Standing:
         self, q_pos: Positions | None, k_pos: Positions | None, T: int, S: int, device: torch.device
     ) -> None:
         if T != S and (q_pos is None or k_pos is None):
-            raise ValueError(f"{T} queries and {S} keys need q_pos and k_pos, to be told apart")
+            raise ValueError(
+                f"{T} queries and {S} keys need q_pos and k_pos, to know which keys each query sees"
+            )
         self.q_pos, self.k_pos = _of(q_pos, T, "q_pos"), _of(k_pos, S, "k_pos")
         self.T, self.S, self.device = T, S, device
         self.known = (

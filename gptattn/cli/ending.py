@@ -17,7 +17,7 @@ from gptattn.errors import (
     lacks_memory,
 )
 from gptattn.machine.disk import REFUSALS
-from gptattn.machine.signals import open_output, reader_gone
+from gptattn.machine.signals import open_output, silence_stdout
 
 LONGEST_LINE = 900  # characters of an error line; a longer one loses its middle, not its end
 NO_PLACE = {errno.ENOENT, errno.ENAMETOOLONG}
@@ -34,7 +34,7 @@ def ended(run: Callable[[], int | None], debug: bool = False) -> int:
             code = int(end.code or 0)
         sys.stdout.flush()
     except BrokenPipeError:
-        return reader_gone()
+        return silence_stdout()
     except Exception as error:
         return report(error, debug)
     except KeyboardInterrupt:

@@ -46,8 +46,8 @@ from gptattn.machine.signals import (
     WORDS,
     Stopped,
     ending_at_once,
-    heeded,
-    tell,
+    handled_signals,
+    write_stderr,
 )
 from gptattn.runs.folder import RunFolder
 from gptattn.settings.config import TrainConfig, check
@@ -64,7 +64,7 @@ def main() -> NoReturn:
     sys.argv[1:] = with_paths_quoted(sys.argv[1:])
     # argparse accepts overrides only as one block, which a -m in between would split.
     sys.argv[1:] = sorted(sys.argv[1:], key=lambda argument: argument not in ("-m", "--multirun"))
-    for number in heeded():
+    for number in handled_signals():
         interrupts = number == signal.SIGINT
         signal.signal(number, signal.default_int_handler if interrupts else _terminated)
     sys.exit(ended(_main, debug))
@@ -72,7 +72,7 @@ def main() -> NoReturn:
 
 def _terminated(signum: int, frame: object) -> NoReturn:
     signal.signal(signum, signal.SIG_IGN)  # ignore a second one while this one is handled
-    tell(WORDS[signal.Signals(signum)])
+    write_stderr(WORDS[signal.Signals(signum)])
     raise SystemExit(128 + signum)
 
 
@@ -201,7 +201,7 @@ def _resume(folder: Path, overrides: Sequence[str]) -> None:
         start = find_start(folder, recorded)
         cfg = resumed(recorded, overrides, start.facts.get("threads"))
         try:
-            ready = check_run(cfg, goes_on=start.source is not None)
+            ready = check_run(cfg, resumed=start.source is not None)
         except DataError as error:
             hint = "; resume takes data.path=... where the text has moved"
             raise DataError(error.field, error.message + hint) from None

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from gptattn.compare.finished_runs import Run, seedless
 from gptattn.compare.groups import counted
-from gptattn.machine.source_code import is_todays
+from gptattn.machine.source_code import is_unchanged
 from gptattn.settings.identity import differences
 
 NAMES = 5  # module names in one line
@@ -35,7 +35,7 @@ def without_replaced(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
 
 def _is_todays(run: Run) -> bool:
     making = run.making
-    return making is not None and not making.earlier and is_todays(making.code)
+    return making is not None and not making.earlier and is_unchanged(making.code)
 
 
 def _command(run: Run) -> tuple[object, ...]:

@@ -18,7 +18,7 @@ from gptattn.data.tokenizer_files import FILES
 from gptattn.errors import ConfigError, DataError
 
 END_OF_TEXT = "<|endoftext|>"
-PIECE = 2**14  # characters that are encoded at a time, or a few more
+PIECE_CHARS = 2**14  # encoded at a time, or a few more
 BATCH = 64  # pieces per call, shared by the library's threads
 # Cutting a text here, before a space or line feed that follows a non-space, changes no word of
 # GPT-2's pattern: no word has whitespace after other characters, and the pattern looks beyond a
@@ -39,7 +39,10 @@ class GPT2Tokenizer(Tokenizer):
 
     def __init__(self, path: str | None, sha256: str | None = None) -> None:
         if not path:
-            raise ConfigError("tokenizer.path", "is not set; give a GPT-2's folder, or init_from")
+            raise ConfigError(
+                "tokenizer.path",
+                "is not set; give a folder with GPT-2's tokenizer files, or set init_from",
+            )
         try:
             import tokenizers
             from tokenizers import models, pre_tokenizers
@@ -53,8 +56,8 @@ class GPT2Tokenizer(Tokenizer):
         if sha256 is not None and sha256 != self._sha256:
             raise DataError(
                 "tokenizer.sha256",
-                f"{folder} has other tokens than were recorded; give tokenizer.path=FOLDER of "
-                "the same, or tokenizer.sha256=null for these",
+                f"{folder} has other tokens than the recorded ones; give tokenizer.path=FOLDER "
+                "with the recorded ones, or tokenizer.sha256=null to use these",
             )
         self.vocab_size = len(self._bpe.vocab)
         # Built without special tokens, so that the library does not look for them in a text.
@@ -69,7 +72,7 @@ class GPT2Tokenizer(Tokenizer):
         return np.concatenate([np.empty(0, np.uint16), *self.encode_pieces([text], field)])
 
     def encode_pieces(self, pieces: Iterable[str], field: str) -> Iterator[NDArray[np.uint16]]:
-        words = _pieces(pieces, PIECE)
+        words = _pieces(pieces, PIECE_CHARS)
         while batch := list(islice(words, BATCH)):
             encoded = self._library.encode_batch_fast(batch, add_special_tokens=False)
             yield np.concatenate([np.array(piece.ids, dtype=np.uint16) for piece in encoded])

@@ -62,8 +62,8 @@ def read(folder: Path) -> BPE:
         lacks = f"has no {', no '.join(' with '.join(form) for form in FORMS)}"
         raise DataError(
             "tokenizer.path",
-            f"{folder} {lacks if folder.is_dir() else 'is no folder'}; "
-            "give a GPT-2's folder, or hf:owner/name",
+            f"{folder} {lacks if folder.is_dir() else 'is not a folder'}; "
+            "give a folder with GPT-2's tokenizer files, or hf:owner/name",
         )
     file = files[0]
     try:
@@ -100,7 +100,7 @@ def _from_tokenizer_json(node: Any) -> tuple[Any, list[Any], dict[str, Any]]:
         raise ValueError("it is another tokenizer than GPT-2's byte-level BPE")
     merges = _get(model, "merges")
     if not isinstance(merges, list) or not isinstance(added, list | None):
-        raise ValueError("its merges or its added tokens are no list")
+        raise ValueError("its merges or its added tokens are not a list")
     special = {str(_get(token, "content")): _get(token, "id") for token in added or []}
     pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in merges]
     return _get(model, "vocab"), pairs, special
@@ -108,7 +108,7 @@ def _from_tokenizer_json(node: Any) -> tuple[Any, list[Any], dict[str, Any]]:
 
 def _get(node: Any, key: str) -> Any:
     if not isinstance(node, dict):
-        raise ValueError("it is no tokenizer.json: its parts are not named")
+        raise ValueError("it is not a tokenizer.json object")
     return node.get(key)
 
 
@@ -118,10 +118,10 @@ def _checked(vocab: Any, merges: list[Any], special: dict[str, Any]) -> BPE:
     The library accepts ids with gaps, ids of two tokens, and vocabularies that lack a byte.
     """
     if not isinstance(vocab, dict):
-        raise ValueError("its vocabulary is no table of tokens and ids")
+        raise ValueError("its vocabulary is not a table of tokens and ids")
     vocab = vocab | special
     if any(type(i) is not int for i in vocab.values()):
-        raise ValueError("an id is no whole number")
+        raise ValueError("an id is not a whole number")
     if len(vocab) > MAX_VOCABULARY:
         raise ValueError(f"it has {len(vocab):,} tokens, more than {MAX_VOCABULARY:,}")
     missing = set(range(len(vocab))) - set(vocab.values())
@@ -130,11 +130,13 @@ def _checked(vocab: Any, merges: list[Any], special: dict[str, Any]) -> BPE:
     characters = byte_characters()
     for byte, character in enumerate(characters):
         if character not in vocab or character in special:
-            raise ValueError(f"it has no token for byte {byte:#04x}: it is no byte-level BPE")
+            raise ValueError(f"it has no token for byte {byte:#04x}, so it is not a byte-level BPE")
     for number, pair in enumerate(merges):
         known = isinstance(pair, list) and len(pair) == 2 and all(type(p) is str for p in pair)
         if not known or any(token not in vocab for token in (*pair, "".join(pair))):
-            raise ValueError(f"merge {number}, {str(pair)[:60]}, is none of two of its tokens")
+            raise ValueError(
+                f"merge {number}, {str(pair)[:60]}, does not join two known tokens into a known one"
+            )
     odd = {token for token in vocab if not set(token) <= set(characters)}
     odd |= set(special)
     for token in odd:

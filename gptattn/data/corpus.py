@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from gptattn.data.tokenizer import utf8
 from gptattn.errors import DataError
 
-PIECE = 2**20  # bytes or characters that are held at a time
+PIECE_CHARS = 2**20  # held at a time
 
 Pieces = Callable[[], Iterator[str]]  # each call reads a document's text from the beginning
 
@@ -27,7 +27,7 @@ class Corpus:
 
 def corpus_of(text: str) -> Corpus:
     """Return a corpus of one document, of which the tail will be held out."""
-    return Corpus([lambda: (text[i : i + PIECE] for i in range(0, len(text), PIECE))])
+    return Corpus([lambda: (text[i : i + PIECE_CHARS] for i in range(0, len(text), PIECE_CHARS))])
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Document:
                 yield found
             place += len(piece)
         if digest.hexdigest() != self.sha256:
-            raise DataError("data", "the text was changed while it was read; start again")
+            raise DataError("data", "the text changed while it was being read; start again")
 
 
 def read_through(documents: Sequence[Pieces], seen: list[Document]) -> Iterator[str]:

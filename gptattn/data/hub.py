@@ -27,10 +27,14 @@ def local_folder(name: str, field: str, files: Sequence[str]) -> Path:
         try:
             return Path(name).expanduser()
         except RuntimeError:
-            raise ConfigError(field, f"{name} has no such home; give the whole path") from None
+            raise ConfigError(
+                field, f"{name} names an unknown home folder; give the whole path"
+            ) from None
     match = NAME.fullmatch(name.removeprefix(PREFIX))
     if match is None:
-        raise ConfigError(field, f"{name!r} is no name on the hub; hf:owner/name[@revision]")
+        raise ConfigError(
+            field, f"{name!r} is not a name on the hub; give hf:owner/name[@revision]"
+        )
     return _fetched(match["repo"], match["revision"], field, tuple(files))
 
 
@@ -47,7 +51,7 @@ def _fetched(repo: str, revision: str | None, field: str, files: tuple[str, ...]
     except errors.RevisionNotFoundError:
         reason = f"has no revision {revision}"
     except errors.RepositoryNotFoundError:
-        reason = "is not there, or not without a login (hf auth login)"
+        reason = "does not exist or needs a login (hf auth login)"
     # The library raises its own errors and those of its two transport libraries.
     except Exception as error:
         if isinstance(error, OSError) and error.errno in REFUSALS:

@@ -72,11 +72,13 @@ def _files(path: str, pattern: str, field: str, left_out: set[str]) -> list[Text
 
 def _files_below(root: Path, pattern: str, field: str, left_out: set[str]) -> list[TextFile]:
     if Path(pattern).anchor:
-        raise DataError("data.pattern", f"{pattern!r} is no pattern (not relative); try **/*")
+        raise DataError("data.pattern", f"{pattern!r} is not a relative pattern; try **/*")
     try:
         paths = sorted(f for f in root.glob(pattern) if f.is_file() and not _is_hidden(f, root))
     except ValueError as error:
-        raise DataError("data.pattern", f"{pattern!r} is no pattern ({error}); try **/*") from None
+        raise DataError(
+            "data.pattern", f"{pattern!r} is not a pattern ({error}); try **/*"
+        ) from None
     advice = ", or leave it out with data.pattern='**/*.txt'"
     files = [TextFile(file, field, left_out, advice) for file in paths]
     empty = [file.path for file in files if file.is_empty()]
@@ -84,15 +86,15 @@ def _files_below(root: Path, pattern: str, field: str, left_out: set[str]) -> li
         which = "no file with text in it" if empty else "no file"
         raise DataError(field, f"{which} below {root} matches data.pattern={pattern}")
     if empty:
-        _tell_of_empty(field, tuple(map(str, empty)))
+        _warn_of_empty(field, tuple(map(str, empty)))
     return [file for file in files if file.path not in empty]
 
 
 @functools.cache  # the checks and the run both load the text: warn once
-def _tell_of_empty(field: str, files: tuple[str, ...]) -> None:
+def _warn_of_empty(field: str, files: tuple[str, ...]) -> None:
     more = f" and {len(files) - 3} more" if len(files) > 3 else ""
     named = ", ".join(files[:3])
-    print(f"warning: {field}: empty, and passed over: {named}{more}", file=sys.stderr)
+    print(f"warning: {field}: empty files skipped: {named}{more}", file=sys.stderr)
 
 
 def shakespeare(path: str | None, cache_dir: str | None = None) -> str:
@@ -134,7 +136,9 @@ def _expanded(path: str, field: str) -> Path:
     try:
         return Path(path).expanduser()
     except RuntimeError:
-        raise DataError(field, f"{path} has no such home; give the whole path") from None
+        raise DataError(
+            field, f"{path} names an unknown home folder; give the whole path"
+        ) from None
 
 
 def _is_hidden(file: Path, root: Path) -> bool:
@@ -149,6 +153,7 @@ def _fetch(url: str, file: Path) -> None:
         _check_shakespeare(raw)
     except (OSError, HTTPException) as error:
         raise DataError(
-            "data", f"cannot fetch {url} ({error}); put the file in place and give data.path=FILE"
+            "data",
+            f"cannot fetch {url} ({error}); get the file another way and give data.path=FILE",
         ) from None
     write_atomically(file, lambda target: target.write(raw))

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from gptattn.data.corpus import PIECE
 from gptattn.errors import DataError
+
+PIECE_BYTES = 2**20  # held at a time
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class TextFile:
         offset = 0
         try:
             with self.path.open("rb") as file:
-                while raw := file.read(PIECE):
+                while raw := file.read(PIECE_BYTES):
                     yield offset, raw
                     offset += len(raw)
         except OSError as error:

@@ -14,12 +14,12 @@ from gptattn.errors import DiskError
 from gptattn.machine.disk import remove_leftovers, replacing
 
 TOKEN_DTYPE = np.dtype("<u2")
-PIECE = 2**20  # tokens that are held at a time
+PIECE_TOKENS = 2**20  # held at a time
 # Names of unfinished files that killed processes, also of older versions, may leave in the cache.
 UNFINISHED = r"[0-9a-f]{64}((-[0-9a-f]{16})?\.unnamed|-[0-9a-f]{64}\.tokens)|tinyshakespeare\.txt"
 
 
-class _Opened:
+class _SharedFile:
     """An open file, closed when the last object that reads from it is gone."""
 
     def __init__(self, path: Path) -> None:
@@ -39,7 +39,7 @@ class TokenFile:
     raises DiskError if the file no longer holds the ids.
     """
 
-    file: _Opened
+    file: _SharedFile
     start: int
     stop: int
 
@@ -54,8 +54,8 @@ class TokenFile:
         if len(raw) < size:
             raise DiskError(
                 "cache_dir",
-                f"{self.file.path} was cut short while it was read; resume the run, or start it "
-                "again: the file is made anew",
+                f"{self.file.path} was cut short while it was being read; resume the run or "
+                "start it again, which makes the file again",
             )
         return np.frombuffer(raw, dtype=TOKEN_DTYPE)
 
@@ -64,14 +64,14 @@ class TokenFile:
         return TokenFile(self.file, self.start + start, self.start + stop)
 
     def pieces(self) -> Iterator[NDArray[np.uint16]]:
-        """Yield all ids, PIECE of them at a time."""
-        for start in range(0, len(self), PIECE):
-            yield self[start : start + PIECE]
+        """Yield all ids, PIECE_TOKENS of them at a time."""
+        for start in range(0, len(self), PIECE_TOKENS):
+            yield self[start : start + PIECE_TOKENS]
 
 
 def opened(path: Path) -> TokenFile:
     """Return all ids of a file."""
-    file = _Opened(path)
+    file = _SharedFile(path)
     return TokenFile(file, 0, os.fstat(file.descriptor).st_size // TOKEN_DTYPE.itemsize)
 
 
@@ -90,7 +90,7 @@ def cached_tokens(
     try:
         remove_leftovers(folder, UNFINISHED)
         for file in folder.glob(f"{key}-*.tokens"):
-            tokens = _whole(file, vocab_size)
+            tokens = _intact(file, vocab_size)
             if tokens is not None:
                 return tokens
         return _written(folder, key, encode, check)
@@ -101,7 +101,7 @@ def cached_tokens(
         ) from None
 
 
-def _whole(file: Path, vocab_size: int) -> TokenFile | None:
+def _intact(file: Path, vocab_size: int) -> TokenFile | None:
     """Return the file's tokens, or None if it is damaged or has ids beyond the vocabulary."""
     size = file.stat().st_size if file.is_file() else 0
     if size == 0 or size % TOKEN_DTYPE.itemsize:

@@ -91,7 +91,7 @@ class CharTokenizer(Tokenizer):
 
     def __init__(self, characters: str | None = None) -> None:
         if characters == "":
-            raise DataError("tokenizer.characters", "is empty; null takes those of the text")
+            raise DataError("tokenizer.characters", "is empty; give null for those of the text")
         self._given = characters is not None
         self._set([characters or ""])
 
@@ -134,8 +134,8 @@ class CharTokenizer(Tokenizer):
             raise DataError(
                 field,
                 f"character {character!r} (U+{ord(character):04X}) at offset {offset + first} is "
-                f"not among the {self.vocab_size} the char tokenizer knows; leave it out or use "
-                "tokenizer=byte",
+                f"not among the {self.vocab_size} that the char tokenizer knows; leave it out or "
+                "use tokenizer=byte",
             )
         return ids.astype(np.uint16)
 

@@ -139,7 +139,7 @@ def _checked(train: int, context_length: int) -> int:
         raise ConfigError(
             "model.context_length",
             f"{context_length} is too long for this text: {max(train, 0):,} of its tokens are for "
-            f"training; at most {max(train - 1, 0):,}, or a longer text",
+            f"training; give at most {max(train - 1, 0):,}, or a longer text",
         )
     return train
 

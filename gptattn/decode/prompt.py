@@ -15,7 +15,7 @@ def read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
     Raises ConfigError for neither or both, DataError for a text that is empty or cannot be read.
     """
     if (prompt is None) == (prompt_file is None):
-        raise ConfigError("prompt", "give prompt=... or prompt_file=..., one of them")
+        raise ConfigError("prompt", "give prompt=... or prompt_file=..., exactly one")
     text = _read(prompt, prompt_file, "prompt_file")
     if not text:
         raise DataError("prompt", "is empty; give some text")
@@ -28,7 +28,7 @@ def read_prompts(file: Path) -> list[str]:
     lines = [line.removesuffix("\r") for line in _read(None, file, "prompts_file").split("\n")]
     lines = [line for line in lines if line]
     if not lines:
-        raise DataError("prompts_file", f"{file} is empty; give a prompt a line")
+        raise DataError("prompts_file", f"{file} is empty; give one prompt per line")
     return lines
 
 

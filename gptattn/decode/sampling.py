@@ -29,18 +29,19 @@ class Sampling:
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < float("inf") or 0 < self.temperature < 1e-3:
             raise ConfigError(
-                "temperature", f"{self.temperature} is out of range; 0 for greedy, or 0.001 or more"
+                "temperature",
+                f"{self.temperature} is out of range; give 0 for greedy, or 0.001 or more",
             )
         if self.top_k is not None and self.top_k < 1:
             raise ConfigError("top_k", f"{self.top_k} is below 1; give 1 or more, or leave it out")
         for field in ("top_p", "min_p"):
             value = getattr(self, field)
             if value is not None and not 0 < value <= 1:
-                raise ConfigError(field, f"{value} is out of range; above 0, at most 1")
+                raise ConfigError(field, f"{value} is out of range; give one above 0, at most 1")
         if not 1e-3 <= self.repetition_penalty <= 1e3:
             raise ConfigError(
                 "repetition_penalty",
-                f"{self.repetition_penalty} is out of range; 0.001 to 1000, and 1 has no effect",
+                f"{self.repetition_penalty} is out of range; give 0.001 to 1000; 1 has no effect",
             )
 
     def next(self, logits_BV: Tensor, seen_BT: Tensor, generator: torch.Generator | None) -> Tensor:
@@ -86,9 +87,7 @@ def _finite(logits_BV: Tensor) -> Tensor:
     The maximum is enough to look at: it is NaN or infinite if any logit is NaN or +inf.
     """
     if not logits_BV.amax(dim=-1).isfinite().all():
-        raise NumericError(
-            "logits", "of the next token are not finite; the weights are no good, take others"
-        )
+        raise NumericError("logits", "of the next token are not finite; use other weights")
     return logits_BV
 
 

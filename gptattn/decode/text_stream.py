@@ -11,7 +11,7 @@ class TextStream:
     """A growing text. Holds back incomplete characters and any possible start of the stop text."""
 
     def __init__(self, tokenizer: Tokenizer, stop: str | None = None) -> None:
-        self.told = ""  # all text returned so far
+        self.emitted = ""  # all text returned so far
         self.done = False  # the stop text has come
         self._tokenizer, self._stop = tokenizer, stop
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -22,21 +22,21 @@ class TextStream:
         if self.done:
             return ""
         new = self._decoder.decode(self._tokenizer.to_bytes(np.array([token])))
-        return self._tell(self._held + new, ended=False)
+        return self._emit(self._held + new, ended=False)
 
     def end(self) -> str:
         """Return what was held back; call it after the last id."""
         if self.done:
             return ""
-        return self._tell(self._held + self._decoder.decode(b"", final=True), ended=True)
+        return self._emit(self._held + self._decoder.decode(b"", final=True), ended=True)
 
-    def _tell(self, text: str, ended: bool) -> str:
+    def _emit(self, text: str, ended: bool) -> str:
         if self._stop is not None and self._stop in text:
             self.done = True
             text = text[: text.index(self._stop)]
         held = 0 if self.done or ended else self._overlap(text)
         new, self._held = text[: len(text) - held], text[len(text) - held :]
-        self.told += new
+        self.emitted += new
         return new
 
     def _overlap(self, text: str) -> int:

@@ -35,7 +35,7 @@ def check_precision(precision: str, device: torch.device) -> None:
     """Raise ConfigError for float16 on a CPU, where Lightning silently uses bfloat16."""
     if precision == "16-mixed" and device.type == "cpu":
         raise ConfigError(
-            "trainer.precision", "16-mixed needs a GPU; take bf16-mixed, or 32-true, on a CPU"
+            "trainer.precision", "16-mixed needs a GPU; use bf16-mixed or 32-true on a CPU"
         )
 
 

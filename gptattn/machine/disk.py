@@ -56,9 +56,7 @@ def writing(path: Path, size: Callable[[], int]) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno == errno.ENOENT:
-            raise DiskError(
-                str(path.parent), "is gone, removed or moved meanwhile; start again"
-            ) from error
+            raise DiskError(str(path.parent), "was removed or moved; start again") from error
         if error.errno not in REFUSALS:
             raise
         raise refused(path, error, size()) from error
@@ -83,8 +81,7 @@ def gone(folder: Path) -> DiskError:
     """Return the error for a run folder that has disappeared."""
     return DiskError(
         str(folder),
-        "the run's folder is gone, removed or moved meanwhile; start it anew, or, where it was "
-        "moved, go on there with resume=FOLDER",
+        "the run's folder was removed or moved; start again, or if it was moved, use resume=FOLDER",
     )
 
 
@@ -164,9 +161,7 @@ def make_folder(folder: Path, root: Path | None = None) -> None:
 def refuse_link(path: Path) -> None:
     """Raise DiskError if the path is a link."""
     if path.is_symlink():
-        raise DiskError(
-            str(path), "is a link, and what is written to it would land elsewhere; remove it"
-        )
+        raise DiskError(str(path), "is a link, which would lead writes elsewhere; remove it")
 
 
 def _new_part(path: Path) -> tuple[Path, int]:

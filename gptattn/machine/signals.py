@@ -17,7 +17,7 @@ WORDS = {
 }
 
 
-def heeded() -> list[signal.Signals]:
+def handled_signals() -> list[signal.Signals]:
     """Return the signals that end a run: not SIGHUP if it is ignored, as under `nohup`.
 
     SIGINT (Ctrl-C) is always one of them, although shells start a script's background processes
@@ -27,7 +27,7 @@ def heeded() -> list[signal.Signals]:
     return [number for number in WORDS if number != signal.SIGHUP or not ignored]
 
 
-def tell(line: str) -> None:
+def write_stderr(line: str) -> None:
     """Write a line to stderr from a signal handler.
 
     The signal may have interrupted print(), which cannot be entered twice. Output to a terminal
@@ -61,7 +61,7 @@ class StopRequest:
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
         """Handle the signals in this block; the earlier handlers come back at its end."""
-        before = {number: signal.signal(number, self._note) for number in heeded()}
+        before = {number: signal.signal(number, self._note) for number in handled_signals()}
         try:
             yield
         finally:
@@ -71,12 +71,12 @@ class StopRequest:
     def _note(self, signum: int, frame: object) -> None:
         if self.signum is None:
             self.signum = signum
-            again = "; Ctrl-C again ends it now" if signum == signal.SIGINT else ""
-            tell(f"{WORDS[signal.Signals(signum)]}: ends after this step{again}")
+            again = "; Ctrl-C again stops it now" if signum == signal.SIGINT else ""
+            write_stderr(f"{WORDS[signal.Signals(signum)]}: stopping after this step{again}")
         elif signum == signal.SIGINT:
             raise KeyboardInterrupt
 
-    def grant(self, step: int, saved: bool) -> NoReturn:
+    def raise_stopped(self, step: int, saved: bool) -> NoReturn:
         """Raise Stopped for the signal that was remembered."""
         assert self.signum is not None
         raise Stopped(self.signum, step, saved)
@@ -91,10 +91,10 @@ def ending_at_once() -> Iterator[None]:
     """
 
     def end(signum: int, frame: object) -> NoReturn:
-        tell(WORDS[signal.Signals(signum)])
+        write_stderr(WORDS[signal.Signals(signum)])
         os._exit(128 + signum)
 
-    before = {number: signal.signal(number, end) for number in heeded()}
+    before = {number: signal.signal(number, end) for number in handled_signals()}
     try:
         yield
     finally:
@@ -112,7 +112,7 @@ def open_output() -> None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115, PTH123
 
 
-def reader_gone() -> int:
+def silence_stdout() -> int:
     """Silence stdout, whose reader (`head`, for example) has gone.
 
     Returns the exit code of a command that SIGPIPE ends.

@@ -85,7 +85,7 @@ def _is_local(module: str) -> bool:
     return not _is_installed(file)
 
 
-def is_todays(code: Mapping[str, str]) -> bool:
+def is_unchanged(code: Mapping[str, str]) -> bool:
     """Return whether every recorded module still has its recorded hash or version."""
     for module, recorded in code.items():
         file = _file_of(module)

@@ -39,7 +39,7 @@ def open_to_append(path: Path) -> BinaryIO:
     except (ValueError, OSError) as error:
         if isinstance(error, OSError) and error.errno not in (errno.ELOOP, errno.EISDIR):
             raise
-        raise RunFolderError("run", f"{path} is no file of its own; remove it") from None
+        raise RunFolderError("run", f"{path} is a link or not a regular file; remove it") from None
     return os.fdopen(descriptor, "ab+", buffering=0)
 
 
@@ -71,7 +71,7 @@ def check_yaml(text: str) -> None:
         if isinstance(event, yaml.AliasEvent):
             # The anchor is missing, or its node is still open and would contain itself.
             if event.anchor not in sizes:
-                raise ValueError(f"alias {event.anchor!r} stands for nothing, or for itself")
+                raise ValueError(f"alias {event.anchor!r} is undefined or refers to itself")
             count += sizes[event.anchor]
         elif isinstance(event, yaml.ScalarEvent):
             count += 1
@@ -86,6 +86,6 @@ def check_yaml(text: str) -> None:
             if anchor is not None:
                 sizes[anchor] = count - before
         if count > YAML_NODES:
-            raise ValueError(f"it stands for more than {YAML_NODES:,} values")
+            raise ValueError(f"it expands to more than {YAML_NODES:,} values")
         if len(open_nodes) > YAML_DEPTH:
             raise ValueError(f"it is nested more than {YAML_DEPTH} deep")

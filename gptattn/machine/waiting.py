@@ -14,7 +14,7 @@ LOOK_SECONDS = 1.0
 CROWDED = 0.5
 # Environment variables by which a user sets how OpenMP threads wait.
 WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
-SHARED_OUT = 1 << 20  # values in a tensor, enough for torch to use every thread
+PARALLEL_SIZE = 1 << 20  # values in a tensor, enough for torch to use every thread
 
 
 @contextlib.contextmanager
@@ -24,11 +24,12 @@ def gentle_beside_others(threads: int) -> Iterator[None]:
     A waiting OpenMP thread looks for work for milliseconds before it sleeps. On a quiet machine
     that makes small models a third faster; on a full one it takes the processor from the very
     thread that it waits for. libgomp looks only briefly while it has more threads than there are
-    processors (its `gomp_throttled_spin_count_var`); `_Spare` adds the threads for that. It has no
-    effect on other OpenMP libraries. If the user has set one of WAITING, nothing is changed.
+    processors (its `gomp_throttled_spin_count_var`); `_SleepingTeams` adds the threads for that.
+    It has no effect on other OpenMP libraries. If the user has set one of WAITING, nothing is
+    changed.
     """
-    told = any(name in os.environ for name in WAITING)
-    if threads == 1 or told or Usage.now() is None:
+    user_set = any(name in os.environ for name in WAITING)
+    if threads == 1 or user_set or Usage.now() is None:
         yield
         return
     over = threading.Event()
@@ -42,7 +43,7 @@ def gentle_beside_others(threads: int) -> Iterator[None]:
 
 
 def _watch(over: threading.Event, threads: int) -> None:
-    before, spare = Usage.now(), None
+    before, teams = Usage.now(), None
     while not over.wait(LOOK_SECONDS):
         now = Usage.now()
         if before is None or now is None:
@@ -51,16 +52,16 @@ def _watch(over: threading.Event, threads: int) -> None:
         left = usable_cpus() - threads
         crowded = others > (left + CROWDED) * (now.clock - before.clock)
         before = now
-        if crowded and spare is None:
-            spare = _Spare(threads)
-        elif spare is not None and not crowded:
-            spare.end()
-            spare = None
-    if spare is not None:
-        spare.end()
+        if crowded and teams is None:
+            teams = _SleepingTeams(threads)
+        elif teams is not None and not crowded:
+            teams.end()
+            teams = None
+    if teams is not None:
+        teams.end()
 
 
-class _Spare:
+class _SleepingTeams:
     """Teams of sleeping threads, which give libgomp more threads than there are processors."""
 
     def __init__(self, threads: int) -> None:
@@ -75,7 +76,7 @@ class _Spare:
             team.start()
 
     def _sleep(self, ready: threading.Event) -> None:
-        torch.zeros(SHARED_OUT).add_(1.0)  # starts the team, which lives as long as this thread
+        torch.zeros(PARALLEL_SIZE).add_(1.0)  # starts the team, which lives as long as this thread
         ready.set()
         self._over.wait()
 

@@ -28,7 +28,7 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Shown:
+class PageHeader:
     """The run and prompt that the page shows, and reference figures of uniform attention."""
 
     run: str
@@ -39,24 +39,24 @@ class Shown:
     even_sink: float  # and its mean weight on the first token
 
 
-def page_text(shown: Shown, layers: Sequence[Layer], side: int) -> str:
+def page_text(header: PageHeader, layers: Sequence[Layer], side: int) -> str:
     """Return the page's HTML; `side` is the value that the layers were packed with."""
     script = files("gptattn.maps").joinpath("page.js").read_text(encoding="utf-8")
     digest = hashlib.sha256(script.encode()).digest()
     return filled(
         "gptattn.maps",
         "page.html.j2",
-        shown=shown,
+        header=header,
         # Line breaks stay, so that the prompt reads as it was written.
-        prompt=visible(shown.prompt).replace("␣", " ").replace("⏎", "⏎\n"),
-        run=visible(shown.run),
+        prompt=visible(header.prompt).replace("␣", " ").replace("⏎", "⏎\n"),
+        run=visible(header.run),
         layers=layers,
         side=side,
         figures=_figures,
         script=Markup(script),
         script_hash=base64.b64encode(digest).decode(),
         data={
-            "labels": list(shown.labels),
+            "labels": list(header.labels),
             "side": side,
             "colours": _text(viridis(np.arange(256) / 255)),
             "layers": [

@@ -133,7 +133,7 @@ function point(i, j) {
   column = Math.min(Math.max(j, 0), row);
   const most = side > 1 ? "at most " : "";
   const w = weight(chosen.cells, row, column);
-  document.getElementById("pair").textContent = `${named(row)} looks at ${named(column)}: ${w < 0.001 ? "" : most}${number(w)}`;
+  document.getElementById("pair").textContent = `${named(row)} attends to ${named(column)}: ${w < 0.001 ? "" : most}${number(w)}`;
   const order = [...Array(row + 1).keys()].sort((a, b) => weight(chosen.cells, row, b) - weight(chosen.cells, row, a));
   const lines = order.slice(0, 5).map((at) => {
     const line = document.createElement("tr");

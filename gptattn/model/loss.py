@@ -26,12 +26,12 @@ def linear_cross_entropy(
     """
     if hidden.shape[:-1] != targets.shape:
         raise ValueError(
-            f"hidden {tuple(hidden.shape)} and targets {tuple(targets.shape)} are not of the same "
-            "tokens"
+            f"hidden {tuple(hidden.shape)} and targets {tuple(targets.shape)} differ in their "
+            "number of tokens"
         )
     tokens = targets.numel()
     if tokens == 0:
-        raise ValueError(f"hidden {tuple(hidden.shape)} has no tokens: their mean loss is none")
+        raise ValueError(f"hidden {tuple(hidden.shape)} has no tokens, so there is no mean loss")
     most = max(1, LOGITS_AT_A_TIME // len(weight)) if chunk_tokens is None else chunk_tokens
     even = math.ceil(tokens / math.ceil(tokens / most))
     # Asked here, because inside forward() gradients are always off, and `requires_grad` of a

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 Positions = range | Tensor
 
 
-def places(positions: Positions) -> slice | Tensor:
+def table_index(positions: Positions) -> slice | Tensor:
     """Return how to index a table by position: with a slice, or a tensor shaped like `positions`.
 
     An entry without a token reads row 0, and no query sees it.

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from gptattn.position.base import InputPosition, Positions, places
+from gptattn.position.base import InputPosition, Positions, table_index
 
 
 class LearnedPosition(InputPosition):
@@ -20,4 +20,4 @@ class LearnedPosition(InputPosition):
         )
 
     def forward(self, x_BTE: Tensor, positions: Positions) -> Tensor:
-        return x_BTE + self.embedding.weight[places(positions)]
+        return x_BTE + self.embedding.weight[table_index(positions)]

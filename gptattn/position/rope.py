@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from gptattn.position.base import HeadPosition, Positions, places
+from gptattn.position.base import HeadPosition, Positions, table_index
 
 
 class RotaryPosition(HeadPosition):
@@ -33,7 +33,7 @@ class RotaryPosition(HeadPosition):
         self.register_buffer("sin_TD", angle_TD.sin(), persistent=False)
 
     def rotate(self, q_BHTD: Tensor, k_BGTD: Tensor, positions: Positions) -> tuple[Tensor, Tensor]:
-        where = places(positions)
+        where = table_index(positions)
         cos, sin = self.cos_TD[where].to(q_BHTD.dtype), self.sin_TD[where].to(q_BHTD.dtype)
         if cos.ndim == 3:  # [B, T, D]: the same for all heads
             cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)

@@ -1,13 +1,13 @@
 """A checkpoint: one safetensors file, written whole or not at all, and verified when it is read.
 
-Its tensors are the weights under the model's own names, AdamW's state under
-`optimizer/PARAMETER/exp_avg` and the like, and the generators' states under `generator/`. All the
-rest is JSON in the header, under the key `gptattn`.
+Its tensors are the weights under the model's own names, AdamW's state as
+`optimizer/PARAMETER/exp_avg` and so on, and the states of the random generators as `generator/...`.
+Everything else is JSON in the file's header, under the key `gptattn`.
 
-Beside `step=40.safetensors` lies `step=40.safetensors.sha256`, in the form of sha256sum. It is
-written before the checkpoint gets its name, and stays if the checkpoint is lost: a checkpoint that
-does not fit it, or is not there, is damage. A checkpoint without a sum, copied here by hand, is
-judged by its content alone.
+Next to `step=40.safetensors` lies `step=40.safetensors.sha256`, in the format of sha256sum. It is
+written before the checkpoint gets its final name, and it stays if the checkpoint is lost. So a
+checkpoint counts as damaged if it does not match its sum, or if only the sum is there. A checkpoint
+without a sum, such as one copied by hand, is judged by its content alone.
 """
 
 import hashlib
@@ -27,38 +27,38 @@ from gptattn.machine.untrusted import read_bytes
 from gptattn.runs.folder import RunFolder, step_of, sum_of
 from gptattn.runs.tensor_file import TORCH_DTYPES, opened, write_tensors
 
-KEPT = 2  # the newest, and one to fall back on
-SUM_BYTES = 4_000
-HEADER = "gptattn"  # the key of our JSON in the file's metadata
-HEADER_CHARACTERS = 16_000_000  # of a model of 1,000 layers, 5 million
-TENSOR = "__tensor__"  # in the JSON: here is the tensor of that name
+KEPT = 2  # checkpoints: the newest, and one to fall back on
+SUM_BYTES = 4_000  # at most
+HEADER_KEY = "gptattn"  # the key of our JSON in the file's metadata
+HEADER_CHARACTERS = 16_000_000  # at most; a model of 1,000 layers needs 5 million
+TENSOR = "__tensor__"  # the key in the JSON whose value names the tensor that belongs there
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """The newest good checkpoint, and each newer one with what is wrong with it."""
+    """The newest good checkpoint, and every newer one with the reason why it was not used."""
 
     path: Path
     content: dict[str, Any]
     passed_over: list[tuple[Path, str]]
 
     def warning(self) -> str | None:
-        """One line that names what was passed over and what is used; None where nothing was."""
+        """Return one line with the checkpoints not used and the one used; None if all were good."""
         if not self.passed_over:
             return None
         bad = ", ".join(f"{path.name} {reason}" for path, reason in self.passed_over)
-        return f"warning: checkpoint: {bad}; {self.path} is used instead"
+        return f"warning: checkpoint: {bad}; using {self.path} instead"
 
 
 def write_checkpoint(path: Path, content: dict[str, Any]) -> None:
-    """Write `content` and its SHA-256; `path` appears when all of it is on the disk.
+    """Write `content` and its SHA-256; `path` appears once all of it is on the disk.
 
-    content: `weights`, a tensor by each name; beside them any dicts with names as keys, lists,
-    tensors and JSON's own values. The folder that `path` lies in is made, inside the run's folder,
-    which must exist.
+    `content["weights"]` maps names to tensors. Its other values may be tensors, whatever JSON can
+    hold, and dicts (with strings as keys) and lists of these. Makes the folder of `path` inside the
+    run's folder, which must exist. Raises DiskError if the disk refuses.
     """
     run = path.parent.parent
-    tensors, outline = _taken_apart(content)
+    tensors, outline = _flattened(content)
     try:
         with disk.replacing(path, run, sum(t.nbytes for t in tensors.values())) as file:
             sha256 = hashlib.sha256()
@@ -67,7 +67,7 @@ def write_checkpoint(path: Path, content: dict[str, Any]) -> None:
                 sha256.update(piece)
                 file.write(piece)
 
-            write_tensors(write, tensors, {"format": "pt", HEADER: outline})
+            write_tensors(write, tensors, {"format": "pt", HEADER_KEY: outline})
             _write_sum(path, sha256.hexdigest())
     except BaseException:
         if not os.path.lexists(path):
@@ -75,8 +75,8 @@ def write_checkpoint(path: Path, content: dict[str, Any]) -> None:
         raise
 
 
-def _taken_apart(content: dict[str, Any]) -> tuple[dict[str, Tensor], str]:
-    """The content's tensors by name, and the rest of it as JSON that tells where each one goes."""
+def _flattened(content: dict[str, Any]) -> tuple[dict[str, Tensor], str]:
+    """Return the content's tensors by name, and the rest as JSON that says where each belongs."""
     found: dict[str, Tensor] = {}
 
     def outline(node: Any, name: str) -> Any:
@@ -93,8 +93,8 @@ def _taken_apart(content: dict[str, Any]) -> tuple[dict[str, Tensor], str]:
     return content["weights"] | found, json.dumps(rest, separators=(",", ":"))
 
 
-def _put_together(tensors: dict[str, Tensor], outline: str) -> dict[str, Any]:
-    """The content that `_taken_apart` took apart. Raises ValueError where the two do not fit."""
+def _unflattened(tensors: dict[str, Tensor], outline: str) -> dict[str, Any]:
+    """Undo `_flattened`. Raises ValueError if the JSON does not match the tensors."""
     weights = dict(tensors)
 
     def whole(node: Any) -> Any:
@@ -109,37 +109,42 @@ def _put_together(tensors: dict[str, Tensor], outline: str) -> dict[str, Any]:
     try:
         rest = whole(json.loads(outline))
     except (KeyError, TypeError) as error:
-        raise ValueError(f"its header names no tensor of its own: {error}") from None
+        raise ValueError(f"its header names a tensor that the file lacks: {error}") from None
     if not isinstance(rest, dict):
-        raise ValueError("its header holds no names")
+        raise ValueError("its header is not a JSON object")
     return rest | {"weights": weights}
 
 
 def _write_sum(path: Path, digest: str) -> None:
-    # Until the file is replaced the old one must fit as well.
+    # Until the checkpoint is replaced, the sum of the old one must be valid too.
     old = _sums(path) if path.exists() else []
     lines = "".join(f"{each}  {path.name}\n" for each in [digest, *old[:1]])
     disk.write_atomically(sum_of(path), lambda file: file.write(lines.encode()))
 
 
 def _sums(path: Path) -> list[str]:
-    """The digests that the file may have; none where nothing has been noted of it."""
+    """Return the digests that the checkpoint may have; empty if it has no file of sums."""
     try:
         text = read_bytes(sum_of(path), SUM_BYTES).decode("ascii", errors="replace")
     except FileNotFoundError:
         return []
     except (OSError, ValueError):
-        return ["none"]  # something is there, and fits nothing
+        return ["none"]  # the file of sums is unusable, so no checkpoint matches it
     return [line.partition(" ")[0] for line in text.splitlines()]
 
 
 def remove_checkpoint(path: Path) -> None:
+    """Remove a checkpoint and its sum; either may be missing."""
     path.unlink(missing_ok=True)
     sum_of(path).unlink(missing_ok=True)
 
 
 def remove_old(folder: RunFolder, newest: Path) -> None:
-    """Keep `newest` and the one before it; remove later ones too: they are of another past."""
+    """Keep `newest` and the one before it, and remove the others.
+
+    Checkpoints of later steps are removed too: the run was resumed from an earlier one, and its
+    steps are being repeated.
+    """
     known = folder.known_checkpoints()
     later = [path for path in known if step_of(path) > step_of(newest)]
     earlier = [path for path in known if step_of(path) < step_of(newest)]
@@ -150,26 +155,26 @@ def remove_old(folder: RunFolder, newest: Path) -> None:
 def choose_checkpoint(
     folder: RunFolder, check: Callable[[dict[str, Any]], object] | None = None
 ) -> Chosen:
-    """Read the run's newest good checkpoint. Raises CheckpointError where none is good.
+    """Read the run's newest good checkpoint; `check` is as in `read_checkpoint`.
 
-    `check` as in `read_checkpoint`.
+    Raises CheckpointError if no checkpoint is good.
     """
     passed_over: list[tuple[Path, str]] = []
     for path in folder.known_checkpoints():
         try:
-            with opened(path):  # its header, before all of it is read for its sum
+            with opened(path):  # checks the header before the whole file is read for its sum
                 _check_sum(path)
             return Chosen(path, read_checkpoint(path, check), passed_over)
         except CheckpointError as error:
             passed_over.append((path, error.message.removeprefix(f"{path} ").partition(";")[0]))
     bad = ", ".join(f"{path.name} {reason}" for path, reason in passed_over)
     raise CheckpointError(
-        "checkpoint", f"none in {folder.checkpoints} is good ({bad or 'there is none'})"
+        "checkpoint", f"none in {folder.checkpoints} can be used ({bad or 'there is none'})"
     )
 
 
 def refuse_pickles(folder: RunFolder) -> None:
-    """Raise CheckpointError where the run has no checkpoints but those of an earlier version."""
+    """Raise CheckpointError if all checkpoints of the run are pickles of an earlier version."""
     if folder.pickles and not folder.known_checkpoints():
         raise CheckpointError(
             "checkpoint",
@@ -185,31 +190,31 @@ def _check_sum(path: Path) -> None:
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if digest not in known:
-        raise CheckpointError("checkpoint", f"{path} is damaged (its SHA-256 is another)")
+        raise CheckpointError("checkpoint", f"{path} is damaged (its SHA-256 does not match)")
 
 
 def read_checkpoint(
     path: Path, check: Callable[[dict[str, Any]], object] | None = None
 ) -> dict[str, Any]:
-    """The content that `write_checkpoint` wrote, its tensors on the CPU.
+    """Return the content that `write_checkpoint` wrote, with its tensors on the CPU.
 
-    `check` sees it first, with tensors on the meta device: names, dtypes and shapes, before memory
-    is taken for them. Raises CheckpointError for a file that is missing, damaged, or anything else,
-    and for a ValueError of `check`.
+    `check` is first called with the same content on the meta device, so it can refuse names, dtypes
+    and shapes before memory is taken for them. Raises CheckpointError if the file is missing,
+    damaged or not a checkpoint, or if `check` raises ValueError.
     """
     with opened(path) as file:
-        outline = (file.metadata() or {}).get(HEADER)
+        outline = (file.metadata() or {}).get(HEADER_KEY)
         if outline is None or len(outline) > HEADER_CHARACTERS:
-            raise ValueError("it is no checkpoint of ours: its header says nothing of a run")
+            raise ValueError("it is not a checkpoint of gptattn: its header describes no run")
         names = list(file.keys())
         if check is not None:
-            check(_put_together({name: _on_meta(file.get_slice(name)) for name in names}, outline))
-        # Cloned: the library's own lie in the file's pages, and change with the file.
-        return _put_together({name: file.get_tensor(name).clone() for name in names}, outline)
+            check(_unflattened({name: _on_meta(file.get_slice(name)) for name in names}, outline))
+        # Cloned, because the library's tensors are views of the file and change with it.
+        return _unflattened({name: file.get_tensor(name).clone() for name in names}, outline)
 
 
 def _on_meta(part: Any) -> Tensor:
     dtype = TORCH_DTYPES.get(part.get_dtype())
     if dtype is None:
-        raise ValueError(f"a tensor in it is {part.get_dtype()}, which no checkpoint of ours holds")
+        raise ValueError(f"a tensor in it is {part.get_dtype()}, a type that gptattn never saves")
     return torch.empty(part.get_shape(), dtype=dtype, device="meta")

@@ -1,6 +1,6 @@
-"""A run's folder: the one place that knows what lies where in it. It needs no torch and no Hydra.
+"""A run's folder: the only module that knows the files in it. It needs no torch and no Hydra.
 
-What is written goes through `disk.write_atomically`; what is read may be somebody else's.
+Files are written with `disk.write_atomically`. Files that are read may have been made by others.
 """
 
 import json
@@ -21,14 +21,14 @@ from gptattn.machine.untrusted import read_bytes, read_yaml
 from gptattn.settings.config import TrainConfig
 from gptattn.settings.identity import Making
 
-# A run writes 2 kB of settings and of summary, but a tokenizer of 65,536 characters has them in
-# its settings; of its making it writes about 5 kB.
+# The most bytes that are read. A run writes about 2 kB of settings, 2 kB of summary and 5 kB of
+# making, but a tokenizer of 65,536 characters lists them all in the settings.
 CONFIG_BYTES, SUMMARY_BYTES, MAKING_BYTES = 1_000_000, 5_000_000, 1_000_000
 
 CONFIG, SUMMARY, ROWS, MAKING = "config.yaml", "summary.json", "metrics.jsonl", "identity.json"
 CHECKPOINT, SUM = r"step=(\d+)\.safetensors", ".sha256"
-# What a killed process may have left half of, in the folder, its checkpoints' and its tokenizer's.
-WRITTEN = "|".join(
+# Pattern of the files that a killed process may have left unfinished in a folder of the run.
+FILE_NAMES = "|".join(
     [
         *map(re.escape, (CONFIG, SUMMARY, ROWS, MAKING, *tokenizer_files.FILES)),
         rf"{CHECKPOINT}(?:{re.escape(SUM)})?",
@@ -38,79 +38,81 @@ WRITTEN = "|".join(
 
 @dataclass(frozen=True)
 class RunFolder:
-    """A folder that holds a run, or a converted model, or neither yet.
+    """A folder that holds a run or a converted model, or will hold one.
 
-    What reads a file raises OSError where it cannot be read, and ValueError, naming it, where it
-    is damaged or too large.
+    The methods that read a file raise OSError if it cannot be read, and ValueError, naming the
+    file, if it is damaged or too large. Those that write one raise DiskError if the disk refuses.
     """
 
     path: Path
 
     @property
     def config_file(self) -> Path:
-        """The settings, resolved, in plain values. Who has written it has claimed the folder."""
+        """The resolved settings as plain values. Writing this file claims the folder."""
         return self.path / CONFIG
 
     @property
     def rows_file(self) -> Path:
-        """A row of figures a line, added to as they come: the truth."""
+        """One row of metrics per line, appended as they are measured: the source of truth."""
         return self.path / ROWS
 
     @property
     def events_file(self) -> Path:
-        """How the names of TensorBoard's files begin: a view of the rows."""
+        """The beginning of the names of TensorBoard's files, which show the same rows."""
         return self.path / "events.out.tfevents"
 
     @property
     def summary_file(self) -> Path:
-        """The last that a run writes: it is done."""
+        """The file that a run writes last: it exists if the run is done."""
         return self.path / SUMMARY
 
     @property
     def making_file(self) -> Path:
-        """What made the run, beside its settings."""
+        """What the run's result depends on beside its settings; see `Making`."""
         return self.path / MAKING
 
     @property
     def checkpoints(self) -> Path:
-        """The folder of `step=40.safetensors`, each with a `step=40.safetensors.sha256`."""
+        """The folder of the checkpoints: `step=40.safetensors` and `step=40.safetensors.sha256`."""
         return self.path / "checkpoints"
 
     @property
     def weights_file(self) -> Path:
-        """A converted model's weights, in place of checkpoints; no run has one."""
+        """The weights of a converted model, which has no checkpoints; a run has no such file."""
         return self.path / "model.safetensors"
 
     @property
     def tokenizer(self) -> Path:
-        """The folder of the files that the tokenizer needs: where they came from may move."""
+        """The folder with copies of the tokenizer's files, since the original path may move."""
         return self.path / tokenizer_files.IN_RUN
 
     @property
     def maps(self) -> Path:
-        """Where the pictures of its attention go, if nobody says otherwise."""
+        """The default folder for pictures of the run's attention."""
         return self.path / "attention"
 
     @property
     def console_file(self) -> Path:
-        """What a run of a sweep has printed."""
+        """The console output of a run that is part of a sweep."""
         return self.path / "console.log"
 
     @property
     def begun(self) -> bool:
+        """Whether a run has claimed the folder."""
         return self.config_file.exists()
 
     @property
     def done(self) -> bool:
+        """Whether the run has written its summary."""
         return self.summary_file.is_file()
 
     @property
     def done_at(self) -> float:
-        """Seconds since 1970. Raises OSError where it is not done."""
+        """When the run was done, in seconds since 1970. Raises OSError if it is not done."""
         return self.summary_file.stat().st_mtime
 
     def read_settings(self) -> dict[str, Any]:
-        """The settings as plain values, whatever version wrote them; nothing is made of them."""
+        """Return the settings as plain values, not checked: any version may have written them."""
         try:
             settings = read_yaml(self.config_file, CONFIG_BYTES)
         except yaml.YAMLError as error:
@@ -120,10 +122,11 @@ class RunFolder:
         return settings
 
     def write_settings(self, cfg: TrainConfig) -> None:
+        """Write the settings, which claims the folder."""
         self._write(CONFIG, yaml.safe_dump(asdict(cfg), sort_keys=False, allow_unicode=True))
 
     def read_summary(self) -> dict[str, Any]:
-        """All that the summary holds, also of a run that says it is not done."""
+        """Return the whole summary, even if its status is not `done`."""
         text = read_bytes(self.summary_file, SUMMARY_BYTES)
         try:
             summary = json.loads(text.decode())
@@ -134,10 +137,11 @@ class RunFolder:
         return summary
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Write the summary, which marks the run as done."""
         self._write(SUMMARY, json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
 
     def finished(self) -> dict[str, Any] | None:
-        """The summary of a run that is done; None where there is none, or half of one."""
+        """Return the summary of a run that is done; None if it is missing, damaged or not done."""
         try:
             summary = self.read_summary()
         except (OSError, ValueError):
@@ -145,7 +149,7 @@ class RunFolder:
         return summary if summary.get("status") == "done" else None
 
     def final_loss(self) -> float | None:
-        """The validation loss that the summary tells; None where it tells no finite one."""
+        """Return the validation loss in the summary; None if there is no finite one."""
         try:
             loss = float(self.read_summary()["metrics"]["val/loss"])
         except (OSError, ValueError, LookupError, TypeError, OverflowError):
@@ -153,7 +157,7 @@ class RunFolder:
         return loss if math.isfinite(loss) else None
 
     def read_making(self) -> Making | None:
-        """What made the run; None where it says nothing that can be read: unknown."""
+        """Return what made the run; None if there is no record of it that can be read."""
         try:
             text = read_bytes(self.making_file, MAKING_BYTES)
             return msgspec.json.decode(text, type=Making)
@@ -161,33 +165,35 @@ class RunFolder:
             return None
 
     def write_making(self, making: Making) -> None:
+        """Write what made the run."""
         self._write(MAKING, json.dumps(asdict(making), indent=1) + "\n")
 
     def write_tokenizer(self, files: Mapping[str, str]) -> None:
-        """Keep the tokenizer's files, name -> text, as they are."""
+        """Write copies of the tokenizer's files; `files` maps names to texts."""
         tokenizer_files.write(self.tokenizer, files, self.path)
 
     def _write(self, name: str, text: str) -> None:
         disk.write_atomically(self.path / name, lambda file: file.write(text.encode()), self.path)
 
     def checkpoint(self, step: int) -> Path:
-        """The file of the state after `step` steps."""
+        """Return the path of the checkpoint after `step` optimizer steps."""
         return self.checkpoints / f"step={step}.safetensors"
 
     @property
     def has_checkpoint(self) -> bool:
+        """Whether there is a checkpoint, good or damaged."""
         return any(self.checkpoints.glob("*.safetensors"))
 
     @property
     def pickles(self) -> list[Path]:
-        """Checkpoints of earlier versions, which are no longer read."""
+        """The checkpoints of earlier versions, which are no longer read."""
         return sorted(self.checkpoints.glob("step=*.ckpt"))
 
     def known_checkpoints(self) -> list[Path]:
-        """Every checkpoint that is, or by its sum should be, there; the newest first.
+        """Return the paths of all checkpoints, newest first, also of lost ones with only a sum.
 
-        One that is being saved, or was when its process died, has a sum and no name yet: it is
-        not among them.
+        A checkpoint that is being saved, or was when its process died, is left out: it may have a
+        sum already, but not its final name.
         """
         folder = self.checkpoints
         names = {file.name for file in folder.glob("*.safetensors") if not file.is_dir()}
@@ -197,31 +203,31 @@ class RunFolder:
         return sorted((folder / name for name in names), key=step_of, reverse=True)
 
     def remove_leftovers(self) -> None:
-        """Remove what a killed process has left. Nobody may be saving in the folder meanwhile."""
+        """Remove unfinished files of killed processes. No process may be saving in the folder."""
         for place in (self.path, self.checkpoints, self.tokenizer):
-            for target in disk.remove_leftovers(place, WRITTEN):
+            for target in disk.remove_leftovers(place, FILE_NAMES):
                 if target.suffix == ".safetensors" and not os.path.lexists(target):
                     sum_of(target).unlink(missing_ok=True)
 
 
 def step_of(checkpoint: Path) -> int:
-    """The optimizer step in a checkpoint's name; -1 for another name."""
+    """Return the optimizer step in a checkpoint's name; -1 if the name has none."""
     match = re.fullmatch(CHECKPOINT, checkpoint.name)
     return int(match.group(1)) if match else -1
 
 
 def sum_of(checkpoint: Path) -> Path:
-    """Where its SHA-256 is noted."""
+    """Return the path of the file with the checkpoint's SHA-256."""
     return checkpoint.with_name(checkpoint.name + SUM)
 
 
 def begun_below(home: Path) -> list[RunFolder]:
-    """The runs right below `home`, the one whose settings are newest last."""
+    """Return the begun runs directly below `home`, oldest settings first."""
     return _by_age(home.glob(f"*/{CONFIG}"))
 
 
 def done_below(home: Path, levels: int = 1) -> list[RunFolder]:
-    """The runs that are done so many levels below `home`; the newest last."""
+    """Return the runs that are done, `levels` folders below `home`, oldest summary first."""
     return _by_age(home.glob("*/" * levels + SUMMARY))
 
 
@@ -231,7 +237,7 @@ def _by_age(files: Iterable[Path]) -> list[RunFolder]:
 
 
 def making_behind(cfg: TrainConfig) -> Making | None:
-    """What made the run in `init_from`; None where that is no run, or one that does not say."""
+    """Return what made the run in `init_from`; None if there is no such run or no record of it."""
     if cfg.init_from is None:
         return None
     return RunFolder(Path(cfg.init_from).expanduser()).read_making()

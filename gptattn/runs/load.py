@@ -1,7 +1,6 @@
-"""A run folder read back: its settings, its model with the newest weights, its tokenizer.
+"""Reads a run folder back: its settings, its model with the newest weights, and its tokenizer.
 
-Converted models lie in folders of the same form: config.yaml, and model.safetensors in place of
-the checkpoints.
+A converted model has the same kind of folder, with model.safetensors instead of checkpoints.
 """
 
 import contextlib
@@ -29,26 +28,28 @@ from gptattn.settings.values import typed
 
 @dataclass(frozen=True)
 class SavedRun:
-    """What a run left: everything that is needed to go on from it."""
+    """A run read back from its folder."""
 
     folder: Path
     cfg: TrainConfig
     model: GPT  # on the CPU, in eval mode
     tokenizer: Tokenizer
-    source: Path  # of the weights
+    source: Path  # the file of the weights
 
 
 def load_run(folder: str | Path, allow_targets: Sequence[str] = ()) -> SavedRun:
-    """The run in `folder`. Raises CheckpointError for what is missing, damaged or foreign.
+    """Read the run in `folder`.
 
-    `allow_targets`: packages besides gptattn that its config may name. What the config itself says
-    of them does not count: whoever made the folder wrote that.
+    `allow_targets`: packages besides gptattn that its config may name. The config's own
+    `allow_targets` does not count, because whoever made the folder wrote it. Raises
+    CheckpointError if something is missing, damaged or from another model, ForeignTarget for a
+    `_target_` outside the packages, NumericError if a weight is not finite.
     """
     folder = Path(folder)
     cfg = load_config(folder, allow_targets)
     with _config_errors(folder):
         tokenizer = _tokenizer(RunFolder(folder), cfg)
-        source, weights = _weights(RunFolder(folder), _outline(cfg, tokenizer.vocab_size))
+        source, weights = _weights(RunFolder(folder), _meta_model(cfg, tokenizer.vocab_size))
         model = build_model(cfg, tokenizer.vocab_size)
     load_weights(model, weights, source)
     return SavedRun(folder, cfg, model.eval(), tokenizer, source)
@@ -57,18 +58,19 @@ def load_run(folder: str | Path, allow_targets: Sequence[str] = ()) -> SavedRun:
 def resumable(
     folder: RunFolder, cfg: TrainConfig, check_state: Callable[[dict[str, Any], GPT], None]
 ) -> Chosen:
-    """The run's newest good checkpoint of which `check_state(content, model)` raises no ValueError.
+    """Return the newest good checkpoint for which `check_state(content, model)` does not raise.
 
-    `model` is on the meta device. Raises CheckpointError where none is good.
+    `check_state` refuses a checkpoint with a ValueError; its `model` is on the meta device. Raises
+    CheckpointError if no checkpoint is good.
     """
     with _config_errors(folder.path):
-        outline = _outline(cfg, _tokenizer(folder, cfg).vocab_size)
-        return _checkpoint(folder, outline, check_state)
+        meta_model = _meta_model(cfg, _tokenizer(folder, cfg).vocab_size)
+        return _checkpoint(folder, meta_model, check_state)
 
 
 @contextlib.contextmanager
 def _config_errors(folder: Path) -> Iterator[None]:
-    """Of what a folder's settings ask for, what cannot be is told as its mistake."""
+    """Turn a ConfigError about a folder's settings into a CheckpointError that names the folder."""
     try:
         yield
     except ConfigError as error:
@@ -77,44 +79,45 @@ def _config_errors(folder: Path) -> Iterator[None]:
 
 def _tokenizer(folder: RunFolder, cfg: TrainConfig) -> Tokenizer:
     kept = folder.tokenizer
-    own = {"path": str(kept)} if kept.is_dir() else {}  # whatever became of the recorded path
+    # The folder has its own copy of the tokenizer's files: the recorded path may be gone.
+    own = {"path": str(kept)} if kept.is_dir() else {}
     return build_tokenizer(replace(cfg, tokenizer=cfg.tokenizer | own))
 
 
-def _outline(cfg: TrainConfig, vocab_size: int) -> GPT:
-    """The model on the meta device: names and shapes of any size take no memory."""
+def _meta_model(cfg: TrainConfig, vocab_size: int) -> GPT:
+    """Build the model on the meta device, where a model of any size takes no memory."""
     with torch.device("meta"):
         return build_model(cfg, vocab_size)
 
 
-def _weights(folder: RunFolder, outline: GPT) -> tuple[Path, dict[str, Tensor]]:
-    """The file and its weights, once its header is known to be that of this model."""
+def _weights(folder: RunFolder, meta_model: GPT) -> tuple[Path, dict[str, Tensor]]:
+    """Return the newest file of weights and its weights, after checking its names and shapes."""
     source = folder.weights_file
     if source.is_file():
         shapes = tensor_shapes(source)
-        _check_header(outline, shapes, source, folder)
+        _check_header(meta_model, shapes, source, folder)
         return source, read_tensors(source, shapes)
-    chosen = _checkpoint(folder, outline, lambda content, model: None)
+    chosen = _checkpoint(folder, meta_model, lambda content, model: None)
     return chosen.path, chosen.content["weights"]
 
 
 def _checkpoint(
-    folder: RunFolder, outline: GPT, check_state: Callable[[dict[str, Any], GPT], None]
+    folder: RunFolder, meta_model: GPT, check_state: Callable[[dict[str, Any], GPT], None]
 ) -> Chosen:
-    """The run's newest good checkpoint, with a warning where a newer one is damaged.
+    """Return the run's newest good checkpoint, after a warning if newer ones are damaged.
 
-    Raises CheckpointError where the run kept none, or none is good.
+    Raises CheckpointError if the run has no checkpoint, or no good one.
     """
     refuse_pickles(folder)
     if not folder.known_checkpoints():
         raise CheckpointError(
             "run",
-            f"{folder.path} has no checkpoint; train with checkpoint=true, and to a validation",
+            f"{folder.path} has no checkpoint; train with checkpoint=true until a validation",
         )
 
     def check(content: dict[str, Any]) -> None:
-        _check_header(outline, _shapes(content["weights"]), folder.path, folder)
-        check_state(content, outline)
+        _check_header(meta_model, _shapes(content["weights"]), folder.path, folder)
+        check_state(content, meta_model)
 
     chosen = choose_checkpoint(folder, check)
     if (warning := chosen.warning()) is not None:
@@ -123,26 +126,27 @@ def _checkpoint(
 
 
 def _check_header(
-    outline: GPT, found: Mapping[str, list[int] | None], source: Path, folder: RunFolder
+    meta_model: GPT, found: Mapping[str, list[int] | None], source: Path, folder: RunFolder
 ) -> None:
-    """Raise CheckpointError where a file's names and shapes are not those of this model.
+    """Raise CheckpointError if the names and shapes in a file are not those of this model.
 
-    Or where that model is too large for this machine: a config may ask for any amount of memory,
-    and tables that no weight shows take some.
+    Also if the model is too large for this machine. The weights alone do not show that: buffers,
+    such as the tables of rotary positions, need memory too, and a config may ask for any amount.
     """
-    check_shapes({n: list(t.shape) for n, t in outline.state_dict().items()}, found, source)
-    tensors = [*outline.parameters(), *outline.buffers()]
+    check_shapes({n: list(t.shape) for n, t in meta_model.state_dict().items()}, found, source)
+    tensors = [*meta_model.parameters(), *meta_model.buffers()]
     needs, there = sum(t.nbytes for t in tensors), total_memory_bytes(torch.device("cpu"))
     if needs > there:
         raise CheckpointError(
-            "run", f"{folder.path}: its model needs {needs:,} bytes, and there are {there:,}"
+            "run", f"{folder.path}: its model needs {needs:,} bytes, and this machine has {there:,}"
         )
 
 
 def load_config(folder: Path, allow_targets: Sequence[str] = ()) -> TrainConfig:
-    """The settings in config.yaml. Raises CheckpointError where there are none, or foreign ones.
+    """Return the settings in config.yaml, with `allow_targets` in place of the recorded packages.
 
-    `allow_targets` takes the place of the recorded packages; ForeignTarget for one that it lacks.
+    Raises CheckpointError if there are none or they cannot be used, ForeignTarget if a `_target_`
+    lies outside gptattn and these packages.
     """
     file = RunFolder(folder).config_file
     try:
@@ -161,19 +165,19 @@ def load_config(folder: Path, allow_targets: Sequence[str] = ()) -> TrainConfig:
 
 
 def load_weights(model: GPT, weights: dict[str, Tensor], source: Path) -> None:
-    """Put the weights, whose names and shapes are known to be the model's, into it.
+    """Copy the weights into the model; their names and shapes must have been checked.
 
-    Raises NumericError, naming `source`, for one that is not finite.
+    Raises NumericError, naming `source`, if a weight is not finite.
     """
     for name, weight in weights.items():
         if not torch.isfinite(weight).all():
-            raise NumericError("checkpoint", f"{source}: {name} is not finite; take another")
+            raise NumericError("checkpoint", f"{source}: {name} is not finite; use other weights")
     with torch.no_grad():
         model.load_state_dict(weights)
 
 
 def _shapes(weights: dict[str, Any]) -> dict[str, list[int] | None]:
-    """None for what is no tensor of floating-point numbers."""
+    """Return the shape of each weight; None for a value that is not a floating-point tensor."""
     return {
         name: list(weight.shape)
         if isinstance(weight, Tensor) and weight.is_floating_point()
@@ -185,15 +189,19 @@ def _shapes(weights: dict[str, Any]) -> dict[str, list[int] | None]:
 def check_shapes(
     own: Mapping[str, list[int]], found: Mapping[str, list[int] | None], source: Path
 ) -> None:
-    """Raise CheckpointError for a name that the model has not or lacks, or for another shape."""
+    """Raise CheckpointError if `found`, in the file `source`, differs from the model's `own`.
+
+    Both map the names of weights to their shapes. In `found`, None stands for a value that is not a
+    floating-point tensor.
+    """
     for name in sorted(own.keys() | found.keys()):
         if name not in found or name not in own:
             which = "lacks" if name in own else "has an unknown"
             raise CheckpointError(
-                "checkpoint", f"{source} {which} {name[:100]!r}: it is another model's"
+                "checkpoint", f"{source} {which} {name[:100]!r}: it belongs to another model"
             )
         if found[name] != own[name]:
-            theirs = found[name] or "no tensor of floating-point numbers"
+            theirs = found[name] or "not a tensor of floating-point numbers"
             raise CheckpointError(
                 "checkpoint", f"{source}: {name} is {theirs}, the model's is {own[name]}"
             )

@@ -1,4 +1,4 @@
-"""Where a run that was stopped goes on, and whether what it needs is still what it was."""
+"""From where a stopped run is resumed, and whether its text, tokenizer and device are unchanged."""
 
 import sys
 from dataclasses import dataclass, field
@@ -12,30 +12,36 @@ from gptattn.errors import CheckpointError, ConfigError
 from gptattn.runs.checkpoint import refuse_pickles
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.load import resumable
-from gptattn.runs.resume_state import FACTS, SAVED_BY, check_state
+from gptattn.runs.resume_state import CALLBACK_KEYS, FACTS, check_state
 from gptattn.settings.budget import Budget
 from gptattn.settings.config import TrainConfig
 
 
 @dataclass(frozen=True)
 class Start:
-    """From where a run goes on: a checkpoint, or its very beginning where it has none yet."""
+    """From where a run is resumed: a checkpoint, or step 0 if it has none yet.
 
-    source: Path | None = None
-    step: int = 0
-    validated: bool = True
-    seconds: float = 0.0  # of training
-    rows: int = 0  # of metrics.jsonl that are before it
-    facts: dict[str, Any] = field(default_factory=dict)
+    The defaults are those of step 0.
+    """
+
+    source: Path | None = None  # the checkpoint; None: the run starts at step 0
+    step: int = 0  # optimizer steps taken
+    validated: bool = True  # False: the validation after this step may still be due
+    seconds: float = 0.0  # of training so far
+    rows: int = 0  # rows of metrics.jsonl that were written before it
+    facts: dict[str, Any] = field(default_factory=dict)  # from `facts_of`
     content: dict[str, Any] = field(default_factory=dict)  # of the checkpoint
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """By their names in the model."""
+        """Return the weights by their names in the model. Raises KeyError at step 0."""
         return self.content["weights"]
 
 
 def facts_of(data: TokenData, device: torch.device, threads: int) -> dict[str, Any]:
-    """What must be the same when the run goes on, and what cannot be found out again."""
+    """Return the facts that a checkpoint records, because a resumed run is compared with them.
+
+    The number of threads is not compared but used again, since it changes the last bits.
+    """
     return {
         "text_sha256": data.text_hash,
         "tokenizer": data.tokenizer.fingerprint(),
@@ -46,25 +52,25 @@ def facts_of(data: TokenData, device: torch.device, threads: int) -> dict[str, A
 
 
 def find_start(folder: Path, cfg: TrainConfig) -> Start:
-    """The newest good checkpoint of the run; a warning names those that are damaged.
+    """Return where to resume the run: its newest good checkpoint; a warning names damaged ones.
 
-    The run's folder must be locked: what a killed save left is removed. Raises CheckpointError
-    where the run keeps no checkpoints, or where none of those that it had is good.
+    The run's folder must be locked, because this removes the unfinished files of killed processes.
+    Raises CheckpointError if the run was made without checkpoints, or if none that it had is good.
     """
     run = RunFolder(folder)
     run.remove_leftovers()
     if not cfg.checkpoint:
         raise CheckpointError(
             "resume",
-            f"{folder} was made with checkpoint=false; start it anew, with checkpoint=true",
+            f"{folder} was made with checkpoint=false; start again with checkpoint=true",
         )
     refuse_pickles(run)
-    # Without a step there is nothing but a validation, which is made again.
+    # A run of 0 steps only validates the model, and does so again.
     if cfg.budget.steps == 0 or not run.known_checkpoints():
         return Start()
     chosen = resumable(run, cfg, check_state)
     content = chosen.content
-    clock, rows, own = (content["callbacks"][key] for key in SAVED_BY)
+    clock, rows, own = (content["callbacks"][key] for key in CALLBACK_KEYS)
     return Start(
         chosen.path,
         content["global_step"],
@@ -77,7 +83,10 @@ def find_start(folder: Path, cfg: TrainConfig) -> Start:
 
 
 def check_same(start: Start, now: dict[str, Any]) -> None:
-    """Raise ConfigError where the run would not go on as it began; `now` is from `facts_of`."""
+    """Raise ConfigError if the text, the tokenizer or the device has changed since the run began.
+
+    `now` is from `facts_of`. Another torch only gives a warning.
+    """
     if start.source is None:
         return
     was = start.facts
@@ -86,13 +95,11 @@ def check_same(start: Start, now: dict[str, Any]) -> None:
         ("tokenizer", "tokenizer", "the tokenizer"),
     ):
         if was[name] != now[name]:
-            raise ConfigError(
-                setting, f"{what} has changed since the run began; put back what it was"
-            )
+            raise ConfigError(setting, f"{what} has changed since the run began; restore it")
     if was["device"] != now["device"]:
         raise ConfigError(
             "trainer.accelerator",
-            f"the run began on {was['device']}, and this would be {now['device']}",
+            f"the run began on {was['device']}, and this is {now['device']}; resume it there",
         )
     if was["torch"] != now["torch"]:
         print(
@@ -103,9 +110,10 @@ def check_same(start: Start, now: dict[str, Any]) -> None:
 
 
 def check_budget(start: Start, budget: Budget) -> bool:
-    """Whether nothing is left to train. Raises ConfigError for a budget below what was spent."""
+    """Return whether the budget is used up. Raises ConfigError if more steps than it are taken."""
     if budget.steps is not None and budget.steps < start.step:
         raise ConfigError(
-            "budget", f"comes to {budget.steps} steps, and {start.step} are taken; give more"
+            "budget",
+            f"comes to {budget.steps} steps, but {start.step} are already taken; give more",
         )
     return budget.progress(start.step, start.seconds) >= 1.0

@@ -38,7 +38,7 @@ def read_rows(folder: RunFolder) -> Iterator[Row]:
     """Yield the rows in order. Raises OSError, and ValueError at the first line that is no row."""
     file = folder.rows_file
     if not stat.S_ISREG(file.stat().st_mode):
-        raise ValueError("metrics.jsonl is no file: no curves")
+        raise ValueError("metrics.jsonl is not a regular file: no curves")
     count, rest = 0, b""
     with file.open("rb") as opened:
         while block := opened.read(BLOCK):

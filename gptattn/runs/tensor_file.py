@@ -1,8 +1,8 @@
-"""Safetensors files: named tensors behind a JSON header. Nothing in one can run.
+"""Reads and writes safetensors files: named tensors after a JSON header, and no code to run.
 
-The library reads them. It does not write them for us: it writes beside our careful way of replacing
-a file (`machine.disk`), or makes all bytes in memory first. The form is 8 bytes with the length of
-the header, the header in JSON, and the tensors' bytes without gaps.
+The library reads them. Writing is our own: the library either opens the file itself, so that it
+could not be replaced as `machine.disk` does it, or makes all bytes in memory first. A file has 8
+bytes with the length of the header, the header in JSON, and the tensors' bytes without gaps.
 Source: https://github.com/huggingface/safetensors, "Format".
 """
 
@@ -33,8 +33,8 @@ DTYPES = {
     torch.bool: "BOOL",
 }
 TORCH_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
-ALIGNMENT = 8  # bytes, of the first tensor: the widest dtype's
-BLOCK = 1 << 20  # bytes written at a time: what hashes them finds them in the processor's cache
+ALIGNMENT = 8  # bytes; the first tensor starts at a multiple, which suits the widest dtype
+BLOCK = 1 << 20  # bytes written at a time, few enough to stay in the cache while hashed
 
 
 def write_tensors(
@@ -42,12 +42,12 @@ def write_tensors(
     tensors: Mapping[str, Tensor],
     metadata: Mapping[str, str],
 ) -> None:
-    """Write a whole file through `write`, piece by piece.
+    """Write a whole safetensors file by calling `write` with one piece after the other.
 
-    A tensor on a GPU is copied to the host, one at a time; one that is not contiguous is copied.
-    Raises KeyError for a dtype that is not in DTYPES.
+    `metadata` goes into the header. Tensors that are on a GPU or not contiguous are copied, one at
+    a time. Raises KeyError for a dtype that is not in DTYPES.
     """
-    # The wide dtypes first: each tensor then begins at a multiple of its element's size.
+    # Wide dtypes first, so that each tensor begins at a multiple of its element size.
     order = sorted(tensors, key=lambda name: -tensors[name].element_size())
     header: dict[str, Any] = {"__metadata__": dict(metadata)}
     end = 0
@@ -69,7 +69,10 @@ def write_tensors(
 
 
 def write_weights(path: Path, weights: Mapping[str, Tensor], root: Path | None = None) -> None:
-    """Write a file of weights; it appears when all of it is on the disk. `root` as in `disk`."""
+    """Write a file of weights; it appears once all of it is on the disk.
+
+    `root` is as in `disk.make_folder`. Raises DiskError if the disk refuses.
+    """
 
     def write(file: Any) -> None:
         write_tensors(file.write, weights, {"format": "pt"})
@@ -84,33 +87,33 @@ def _bytes(tensor: Tensor) -> memoryview:
 
 @contextlib.contextmanager
 def opened(file: Path) -> Iterator[Any]:
-    """The file as `safetensors.safe_open` gives it: its header is read, its tensors are not.
+    """Open the file with `safetensors.safe_open`, which reads the header but no tensors.
 
-    Raises CheckpointError, in one line, for a file that is missing, cut short, damaged, a pickle or
-    anything else, and for a ValueError raised while it is open.
+    Raises CheckpointError, in one line, if the file is missing, damaged or not a safetensors file,
+    and also for a ValueError raised while it is open.
     """
     from safetensors import SafetensorError, safe_open
 
     try:
-        if file.exists() and not file.is_file():  # a pipe would be waited for
+        if file.exists() and not file.is_file():  # opening a pipe would block
             raise ValueError("it is not a regular file")
         with safe_open(file, framework="pt") as found:
             yield found
     except FileNotFoundError:
         raise CheckpointError("checkpoint", f"{file} does not exist; give another path") from None
     except (SafetensorError, OSError, ValueError, RecursionError) as error:
-        if lacks_memory(error):  # which says nothing of the file
+        if lacks_memory(error):  # the file may be good
             raise
         reason = str(error).partition("\n")[0][:300]
         if isinstance(error, SafetensorError):
-            reason = f"it is no whole safetensors file: {reason}"
+            reason = f"it is not a complete safetensors file: {reason}"
         raise CheckpointError("checkpoint", f"{file} cannot be read ({reason})") from None
 
 
 def tensor_shapes(file: Path) -> dict[str, list[int]]:
-    """The names and shapes in the header of a file of weights; no tensor is read.
+    """Return the names and shapes in the header of a file of weights; no tensor is read.
 
-    Raises CheckpointError as `opened` does, and for a tensor that is not of floating-point numbers.
+    Raises CheckpointError as `opened` does, and for a tensor that is not floating-point.
     """
     with opened(file) as found:
         shapes = {}
@@ -123,6 +126,6 @@ def tensor_shapes(file: Path) -> dict[str, list[int]]:
 
 
 def read_tensors(file: Path, names: Iterable[str]) -> dict[str, Tensor]:
-    """These tensors of the file. Raises CheckpointError as `opened` does."""
+    """Return the named tensors of the file. Raises CheckpointError as `opened` does."""
     with opened(file) as found:
         return {name: found.get_tensor(name) for name in names}

@@ -1,4 +1,4 @@
-"""From settings to objects. A YAML's `_target_` names a class or function; keys are arguments."""
+"""Builds objects from settings: `_target_` names a class or function, other keys its arguments."""
 
 import contextlib
 import inspect
@@ -20,7 +20,7 @@ from gptattn.settings.config import ModelConfig, Spec, TrainConfig
 from gptattn.settings.targets import HOMES, check_name
 from gptattn.settings.values import check_type, suggest
 
-# Where a constructor's argument is filled from the model's settings, the user must look there.
+# Argument of a constructor -> the setting that fills it, which an error must name.
 SETTING_OF = {
     "d_in": "model.d_model",
     "d_out": "model.d_model",
@@ -32,9 +32,9 @@ SETTING_OF = {
 
 
 def build_model(cfg: TrainConfig, vocab_size: int) -> GPT:
-    """The GPT of these settings, on torch's current default device.
+    """Build the GPT of these settings, on torch's current default device.
 
-    Raises ConfigError, naming the field, for what cannot be built.
+    Raises ConfigError, naming the field, if it cannot be built.
     """
     model = cfg.model
     check_vocabulary(cfg, vocab_size)
@@ -54,17 +54,20 @@ def build_model(cfg: TrainConfig, vocab_size: int) -> GPT:
 
 
 def check_vocabulary(cfg: TrainConfig, vocab_size: int) -> None:
-    """Raise ConfigError where the model has fewer ids than the tokenizer."""
+    """Raise ConfigError if the model has fewer ids than the tokenizer."""
     given = cfg.model.vocab_size
     if given is not None and given < vocab_size:
         raise ConfigError(
             "model.vocab_size",
-            f"{given} is below the tokenizer's {vocab_size}; give that or more, or null",
+            f"{given} is below the tokenizer's {vocab_size}; give that many or more, or null",
         )
 
 
 def build_tokenizer(cfg: TrainConfig) -> Tokenizer:
-    """The tokenizer of these settings; one that takes its vocabulary from the text has none yet."""
+    """Build the tokenizer; if its vocabulary comes from the text, it has none yet.
+
+    Raises ConfigError or DataError, naming the field.
+    """
     tokenizer = construct("tokenizer", cfg.tokenizer, {}, cfg.allow_targets)
     if not isinstance(tokenizer, Tokenizer):
         raise ConfigError("tokenizer._target_", "is not a gptattn.data.tokenizer.Tokenizer")
@@ -72,9 +75,9 @@ def build_tokenizer(cfg: TrainConfig) -> Tokenizer:
 
 
 def build_data(cfg: TrainConfig, tokenizer: Tokenizer | None = None) -> TokenData:
-    """Tokens and tokenizer of these settings; `tokenizer` where it has been built already.
+    """Load the text of these settings and tokenize it; `tokenizer`: one that is built already.
 
-    Raises DataError or ConfigError, naming the field.
+    Raises DataError or ConfigError, naming the field, or DiskError if the cache cannot be used.
     """
     return load_tokens(
         partial(_build_text, cfg),
@@ -89,7 +92,7 @@ def _build_text(cfg: TrainConfig) -> str | Corpus:
     text = construct("data", cfg.data, {"cache_dir": cfg.cache_dir}, cfg.allow_targets)
     if not isinstance(text, str | Corpus):
         raise ConfigError(
-            "data._target_", "gives no text; name a function that returns a str or a Corpus"
+            "data._target_", "does not give text; name a function that returns a str or a Corpus"
         )
     return text
 
@@ -101,7 +104,7 @@ def _build_position(cfg: TrainConfig) -> HeadPosition | InputPosition | None:
     takes = inspect.signature(find_target("attn", cfg.attn, cfg.allow_targets)).parameters
     heads = cfg.attn.get("num_heads", model.num_heads) if "num_heads" in takes else 1
     if type(heads) is not int or heads < 1:
-        raise ConfigError("attn.num_heads", f"{heads!r} is no positive whole number")
+        raise ConfigError("attn.num_heads", f"{heads!r} is not a positive whole number")
     shared = {
         "context_length": model.context_length,
         "d_model": model.d_model,
@@ -122,21 +125,23 @@ def _build_position(cfg: TrainConfig) -> HeadPosition | InputPosition | None:
 def _build_attention(cfg: TrainConfig, position: HeadPosition | None, layer: int) -> Attention:
     for name in ("d_in", "d_out", "context_length"):
         if name in cfg.attn:
-            raise ConfigError(f"attn.{name}", f"is the model's; set {SETTING_OF[name]} instead")
+            raise ConfigError(
+                f"attn.{name}", f"comes from the model; set {SETTING_OF[name]} instead"
+            )
     shared = shared_arguments(cfg.model) | {"position": position, "layer": layer}
     attention = construct("attn", cfg.attn, shared, cfg.allow_targets)
     if not isinstance(attention, Attention):
         raise ConfigError("attn._target_", "is not a gptattn.attention.Attention")
-    # A variant may read its arguments only in `rule()`, which a cache asks for its window.
+    # A variant may check an argument only in `rule()`, which making a cache calls.
     with _named_arguments("attn", cfg.attn):
         attention.new_cache(1, 1)
     return attention
 
 
 def shared_arguments(model: ModelConfig) -> dict[str, Any]:
-    """What any attention can ask for by an argument's name, beside its own YAML's keys.
+    """Return the arguments that an attention gets, beside its YAML's keys, if it declares them.
 
-    It can also ask for `position`, a HeadPosition or None, and for `layer`, counted from 0.
+    It can also declare `position`, a HeadPosition or None, and `layer`, counted from 0.
     """
     return {
         "d_in": model.d_model,
@@ -149,7 +154,10 @@ def shared_arguments(model: ModelConfig) -> dict[str, Any]:
 
 
 def find_target(group: str, spec: Spec, allow_targets: Sequence[str]) -> Callable[..., Any]:
-    """The class or function that `spec` names, from its group's home or an allowed package."""
+    """Import the class or function that `spec` names, from the group's package or an allowed one.
+
+    Raises ConfigError if it does not exist, is abstract, or lies in another package.
+    """
     packages = [HOMES.get(group, "gptattn"), *allow_targets]
     target: Any = spec.get("_target_")
     check_name(f"{group}._target_", target, packages)
@@ -157,12 +165,12 @@ def find_target(group: str, spec: Spec, allow_targets: Sequence[str]) -> Callabl
         found = pkgutil.resolve_name(target)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(
-            f"{group}._target_", f"{target} cannot be imported ({error}); package.module.Class"
+            f"{group}._target_", f"{target} cannot be imported ({error}); give package.module.Class"
         ) from None
-    # A name can lead out of an allowed package, through what its modules import.
+    # Through what a module imports, a name in an allowed package can lead to another package.
     home = f"{getattr(found, '__module__', '')}."
     if inspect.isabstract(found):
-        raise ConfigError(f"{group}._target_", f"{target} is abstract; name a class made from it")
+        raise ConfigError(f"{group}._target_", f"{target} is abstract; name a subclass")
     if not callable(found) or not any(home.startswith(f"{package}.") for package in packages):
         raise ConfigError(
             f"{group}._target_", f"{target} is not a class or function of {', '.join(packages)}"
@@ -171,10 +179,10 @@ def find_target(group: str, spec: Spec, allow_targets: Sequence[str]) -> Callabl
 
 
 def construct(group: str, spec: Spec, shared: dict[str, Any], allow_targets: Sequence[str]) -> Any:
-    """Call the target of `spec` with its keys, and with those of `shared` that it takes.
+    """Call the target of `spec` with the keys of `spec`, and those of `shared` that it declares.
 
-    Raises ConfigError, naming the field, for an unknown key, a wrong type, a missing argument,
-    and for a ValueError of the target, whose message opens with `argument=`.
+    Raises ConfigError, naming the field, for an unknown key, a wrong type or a missing argument,
+    and if the target raises a ValueError; its message should begin with `argument=`.
     """
     target = find_target(group, spec, allow_targets)
     own = {key: value for key, value in spec.items() if key != "_target_"}
@@ -198,7 +206,7 @@ def construct(group: str, spec: Spec, shared: dict[str, Any], allow_targets: Seq
 
 @contextlib.contextmanager
 def _named_arguments(group: str, own: Spec) -> Iterator[None]:
-    """Turn a ValueError that opens with `argument=` into a ConfigError that names its setting."""
+    """Turn a ValueError into a ConfigError that names the setting of `argument=`, its beginning."""
     try:
         yield
     except ValueError as error:

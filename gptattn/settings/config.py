@@ -174,12 +174,12 @@ def check(cfg: TrainConfig) -> None:
     if len(given) > 1:
         raise ConfigError("budget", f"{' and '.join(given)} are both set; give one of them")
     if cfg.init_from is not None and cfg.match in ("params", "flops"):
-        raise ConfigError("match", f"{cfg.match} changes the MLP, and init_from has one; drop one")
+        raise ConfigError("match", f"{cfg.match} changes the MLP, but init_from fixes it; drop one")
     for name in cfg.experiment_name.split("/"):
         if name in ("", ".", ".."):
-            raise ConfigError("experiment_name", f"{cfg.experiment_name!r} is no folder name")
+            raise ConfigError("experiment_name", f"{cfg.experiment_name!r} is not a folder name")
     # The name appears in paths and on the terminal.
     if not cfg.experiment_name.isprintable() or len(cfg.experiment_name.encode()) > 200:
         raise ConfigError(
-            "experiment_name", "has an unprintable character or more than 200 bytes; take another"
+            "experiment_name", "has an unprintable character or more than 200 bytes; use another"
         )

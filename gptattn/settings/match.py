@@ -71,30 +71,36 @@ def matched(cfg: TrainConfig, vocab_size: int) -> tuple[TrainConfig, Match | Non
     if cfg.match_before is not None and cfg.match != "kv_cache":
         reference = _with_width(reference, cfg.match_before)
     try:
-        new, match = _made(cfg, reference, vocab_size)
+        new, match = _matched_once(cfg, reference, vocab_size)
         if cfg.match_before is not None:
             match = replace(match, before=cfg.match_before)
         return replace(new, match_before=match.before), match
     except ConfigError as error:
         able = [
-            what for what in FIGURES if what != cfg.match and _can(cfg, what, reference, vocab_size)
+            what
+            for what in FIGURES
+            if what != cfg.match and _can_match(cfg, what, reference, vocab_size)
         ]
         other = (
-            f"match={' or match='.join(able)} can be had" if able else "nothing else can be matched"
+            f"match={' or match='.join(able)} is possible"
+            if able
+            else "nothing else can be matched"
         )
         raise ConfigError("match", f"{error.message}; {other}") from None
 
 
-def _made(cfg: TrainConfig, reference: TrainConfig, vocab_size: int) -> tuple[TrainConfig, Match]:
+def _matched_once(
+    cfg: TrainConfig, reference: TrainConfig, vocab_size: int
+) -> tuple[TrainConfig, Match]:
     target = FIGURES[cfg.match](_cost(reference, vocab_size))
     if cfg.match == "kv_cache":
         return _match_cache(cfg, vocab_size, target)
     return _match_width(cfg, vocab_size, target)
 
 
-def _can(cfg: TrainConfig, what: str, reference: TrainConfig, vocab_size: int) -> bool:
+def _can_match(cfg: TrainConfig, what: str, reference: TrainConfig, vocab_size: int) -> bool:
     try:
-        _made(replace(cfg, match=what), reference, vocab_size)
+        _matched_once(replace(cfg, match=what), reference, vocab_size)
     except ConfigError:
         return False
     return True

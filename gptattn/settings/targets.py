@@ -28,7 +28,7 @@ def check_targets(node: Any, allow_targets: Sequence[str]) -> None:
         group, *below = path
         field = ".".join((*path, "_target_"))
         if below or group not in HOMES:
-            raise ConfigError(field, "has no meaning there; leave it out")
+            raise ConfigError(field, "has no meaning here; leave it out")
         check_name(field, target, [HOMES[group], *allow_targets])
 
 
@@ -48,7 +48,9 @@ def check_name(field: str, target: Any, packages: Iterable[str], *, private: boo
         )
     parts = target.replace(":", ".").split(".")
     if not all(part.isidentifier() and (private or part[0] != "_") for part in parts):
-        raise ConfigError(field, f"{target[:100]!r} is no public name; package.module.Class")
+        raise ConfigError(
+            field, f"{target[:100]!r} is not a public name; give package.module.Class"
+        )
 
 
 def named(node: Any, key: str = "_target_") -> Iterator[tuple[tuple[str, ...], Any]]:

@@ -4,6 +4,7 @@ Command lines, records, YAML files and scripts all use these checks.
 
 import difflib
 import math
+import sys
 import types
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -44,9 +45,9 @@ class Range:
             f"{self.least:g} or more" if self.above == -math.inf else f"one above {self.above:g}"
         )
         end = "" if self.below == math.inf else f", below {self.below:g}"
-        raise ConfigError(field, f"{value} {self._wrong(value)}; give {start}{end}{self.hint}")
+        raise ConfigError(field, f"{value} {self._complaint(value)}; give {start}{end}{self.hint}")
 
-    def _wrong(self, value: float) -> str:
+    def _complaint(self, value: float) -> str:
         if self.below < math.inf:
             return "is out of range"
         if self.above == 0:
@@ -86,11 +87,11 @@ def typed(kind: type[T], node: Any, path: str = "") -> T:
     hints = get_type_hints(kind)
     if not isinstance(node, dict):
         names = ", ".join(hints)
-        raise ConfigError(path or "settings", f"{node!r} is no table; give one of {names}")
+        raise ConfigError(path or "settings", f"{node!r} is not a table; give one with {names}")
     dot = f"{path}." if path else ""
     for name in node:
         if name not in hints:
-            raise ConfigError(f"{dot}{name}", f"is no setting; {suggest(str(name), hints)}")
+            raise ConfigError(f"{dot}{name}", f"is not a setting; {suggest(str(name), hints)}")
     values = {}
     for name, hint in hints.items():
         if name not in node:
@@ -108,9 +109,9 @@ def converted(hint: Any, value: Any, path: str) -> Any:
     """
     kinds = [get_origin(kind) or kind for kind in _alternatives(hint)]
     if type(value) in kinds or value is None or hint is Any:
-        value = _each_converted(hint, value, path)
+        value = _items_converted(hint, value, path)
     elif isinstance(value, str) and {int, float, bool} & {*kinds}:
-        value = _read(kinds, value, path)
+        value = _parsed(kinds, value, path)
     elif type(value) is int and float in kinds:
         value = _as_float(value, path)
     elif type(value) is int and bool in kinds and value in (0, 1):
@@ -121,7 +122,7 @@ def converted(hint: Any, value: Any, path: str) -> Any:
     return value
 
 
-def _each_converted(hint: Any, value: Any, path: str) -> Any:
+def _items_converted(hint: Any, value: Any, path: str) -> Any:
     """Convert the items of a list or dict whose `hint` declares their type."""
     for kind in _alternatives(hint):
         *_, inner = (None, *get_args(kind))
@@ -132,7 +133,7 @@ def _each_converted(hint: Any, value: Any, path: str) -> Any:
     return value
 
 
-def _read(kinds: list[Any], text: str, path: str) -> Any:
+def _parsed(kinds: list[Any], text: str, path: str) -> Any:
     for kind in (int, float):
         if kind in kinds and text.isascii():
             with suppress(ValueError):
@@ -141,14 +142,15 @@ def _read(kinds: list[Any], text: str, path: str) -> Any:
         return TRUTHS[text.lower()]
     if bool in kinds:
         raise ConfigError(path, f"{text!r} is neither true nor false")
-    raise ConfigError(path, f"{text!r} is no {_names(kinds)}; give one")
+    raise ConfigError(path, f"{text!r} is not {_with_article(_type_names(kinds))}; give one")
 
 
 def _as_float(value: int, path: str) -> float:
     try:
         return float(value)
     except OverflowError:
-        raise ConfigError(path, "is too large for any number; give less") from None
+        largest = sys.float_info.max
+        raise ConfigError(path, f"is too large for a float; at most {largest:.1e}") from None
 
 
 def check_type(field: str, value: Any, hint: Any) -> None:
@@ -161,20 +163,27 @@ def check_type(field: str, value: Any, hint: Any) -> None:
             check_choice(field, str(value), get_args(kind))
             return
     if type(value) is int and abs(value) >= 2**63:
-        raise ConfigError(field, "is too large for any number; give less")
+        raise ConfigError(field, "is too large; at most 2**63 - 1")
     # isinstance would accept True as an int. An int is accepted where a float is declared.
     kinds = [get_origin(kind) or kind for kind in allowed]
     if type(value) in kinds or (type(value) is int and float in kinds):
         return
-    raise ConfigError(field, f"{value!r} is a {type(value).__name__}; give {_names(kinds)}")
+    if value is None:
+        raise ConfigError(field, f"is null; give {_type_names(kinds)}")
+    found = _with_article(type(value).__name__)
+    raise ConfigError(field, f"{value!r} is {found}; give {_type_names(kinds)}")
 
 
 def _alternatives(hint: Any) -> tuple[Any, ...]:
     return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
 
 
-def _names(kinds: Iterable[Any]) -> str:
+def _type_names(kinds: Iterable[Any]) -> str:
     return " or ".join("null" if kind is type(None) else kind.__name__ for kind in kinds)
+
+
+def _with_article(name: str) -> str:
+    return f"an {name}" if name.startswith("int") else f"a {name}"
 
 
 def dotted(node: dict[str, Any], prefix: str = "") -> Iterator[str]:

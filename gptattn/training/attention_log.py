@@ -44,8 +44,8 @@ class AttentionLog(L.Callback):
         shown, layers = len(pl_module.model.layers_with_maps()), len(pl_module.model.layers())
         if shown < layers:
             self.console.print(
-                f"attention: {shown} of {layers} layers have weights to look at; the others are "
-                "not in the record"
+                f"attention: {shown} of {layers} layers have weights to record; the others are "
+                "left out"
             )
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:

@@ -95,18 +95,18 @@ class MetricRows(L.Callback):
         tokens_per_step: int,
         flops_per_token: float,
         budget: Budget,
-        asked: dict[str, Any],
+        budget_settings: dict[str, Any],
         device_flops_per_second: float,
     ) -> None:
-        """`asked` is the budget section of the settings."""
+        """`budget_settings` is the budget section of the settings."""
         self.recorder, self.clock, self.log_every = recorder, clock, log_every
         self.tokens_per_step, self.flops_per_token = tokens_per_step, flops_per_token
-        self.budget, self.asked = budget, asked
+        self.budget, self.budget_settings = budget, budget_settings
         self.device_flops_per_second = device_flops_per_second
         self.last: dict[str, float | None] = {}  # the newest value of every metric
         # Every budget that the run has completed; None if an older version's checkpoint lacks it.
         self.completed: list[dict[str, Any]] | None = []
-        self._told_of_mfu = False
+        self._warned_of_mfu = False
         self._logged_step = 0
         self._timed_steps = 0
 
@@ -129,13 +129,13 @@ class MetricRows(L.Callback):
         """Return tokens/s, ms per step and MFU. An MFU above 1 becomes None, with one warning."""
         tokens_per_s = self.tokens_per_step / step_seconds
         mfu = tokens_per_s * self.flops_per_token / self.device_flops_per_second
-        if mfu > 1 and not self._told_of_mfu:
+        if mfu > 1 and not self._warned_of_mfu:
             print(
-                f"warning: perf/mfu: comes to {mfu:.3g}, above 1: this machine was busy when its "
-                "own rate was measured; null where it does",
+                f"warning: perf/mfu: is {mfu:.3g}, above 1, since the machine was busy when its "
+                "rate was measured; recorded as null",
                 file=sys.stderr,
             )
-            self._told_of_mfu = True
+            self._warned_of_mfu = True
         return {
             "perf/tokens_per_s": tokens_per_s,
             "perf/step_ms": 1e3 * step_seconds,
@@ -187,7 +187,11 @@ class MetricRows(L.Callback):
         self.recorder.log_metrics(row, step)
         if self.completed is not None and row["progress/budget"] >= 1.0:
             # Must precede this validation's checkpoint: a resume with a larger budget reads it.
-            end = {"budget": self.asked, "step": step, "metrics": self.last | self.final(pl_module)}
+            end = {
+                "budget": self.budget_settings,
+                "step": step,
+                "metrics": self.last | self.final(pl_module),
+            }
             self.completed = [*(c for c in self.completed if c["step"] < step), end]
 
     def final(self, module: LanguageModel) -> dict[str, float | None]:

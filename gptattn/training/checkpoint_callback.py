@@ -1,4 +1,4 @@
-"""When a run's state is saved, and all of it that Lightning does not save by itself."""
+"""Decides when a run's state is saved, and adds to it what Lightning does not save by itself."""
 
 import contextlib
 import random
@@ -20,9 +20,10 @@ from gptattn.runs.folder import RunFolder
 
 
 class AtomicCheckpointIO(CheckpointIO):
-    """How Lightning writes and reads our checkpoints.
+    """Writes and reads checkpoints for Lightning.
 
-    `content`: what the checkpoint holds from which the run is resumed, read and checked already.
+    `content` is the content of the checkpoint from which the run is resumed, which has been read
+    and checked already; the first `load_checkpoint` returns it instead of reading the file again.
     """
 
     def __init__(self, content: dict[str, Any] | None = None) -> None:
@@ -40,7 +41,8 @@ class AtomicCheckpointIO(CheckpointIO):
         map_location: Any | None = None,
         weights_only: bool | None = None,
     ) -> dict[str, Any]:
-        content, self._content = self._content, None  # three times as large as the model
+        # Returned once only: it is three times as large as the model, and memory is freed.
+        content, self._content = self._content, None
         return dict(content) if content else read_checkpoint(Path(path))
 
     def remove_checkpoint(self, path: str | Path) -> None:
@@ -48,18 +50,18 @@ class AtomicCheckpointIO(CheckpointIO):
 
 
 class Checkpoints(Checkpoint):
-    """Save after each validation, and when the run is asked to stop; keep the newest two.
+    """Saves after each validation and when the run is asked to stop; keeps the newest two.
 
-    A checkpoint is always taken between two steps. One that is saved in a stop comes before the
-    validation that may be due after its step: Lightning then replays that step when the run is
-    resumed, the module skips it, and the validation follows. `run` None: nothing is saved.
-    `facts` are plain values that a resumed run is compared with.
+    A checkpoint is always taken between two steps. One that is saved because of a stop comes before
+    the validation that may be due after its step. When the run is resumed from it, Lightning
+    replays that step, the module skips it, and the validation follows. With `run` None nothing is
+    saved. `facts` are plain values that a resumed run is compared with.
     """
 
     def __init__(self, run: RunFolder | None, stop: StopRequest, facts: dict[str, Any]) -> None:
         self.run, self.stop, self.facts = run, stop, facts
-        self._validated = True  # whether the validation, if any, after the newest step is done
-        self._generators: dict[str, Any] | None = None  # to be restored
+        self._validated = True  # False: the validation after the newest step may still be due
+        self._generators: dict[str, Any] | None = None  # states to restore
         self._restoring = False
 
     def state_dict(self) -> dict[str, Any]:
@@ -72,8 +74,8 @@ class Checkpoints(Checkpoint):
         self, trainer: L.Trainer, pl_module: Any, checkpoint: dict[str, Any]
     ) -> None:
         checkpoint["generator"] = generator_states()
-        # Lightning's counters differ with the hook in which they are saved. Ours do not: every
-        # checkpoint is taken between two steps.
+        # Lightning's counters depend on the hook in which they are saved. Ours must not, because
+        # every checkpoint is taken between two steps.
         set_loops(checkpoint, trainer.global_step - (not self._validated))
 
     def on_load_checkpoint(
@@ -83,7 +85,10 @@ class Checkpoints(Checkpoint):
 
     @contextlib.contextmanager
     def restoring(self, source: Path | None) -> Iterator[None]:
-        """Raise CheckpointError where `source` breaks what Lightning restores from it."""
+        """In this block, turn errors while Lightning restores `source` into CheckpointError.
+
+        Errors after the restoring, and all errors if `source` is None, pass unchanged.
+        """
         self._restoring = source is not None
         try:
             yield
@@ -92,13 +97,13 @@ class Checkpoints(Checkpoint):
                 raise
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise CheckpointError(
-                "checkpoint", f"{source} cannot be gone on from ({reason[:300]})"
+                "checkpoint", f"{source} cannot be resumed from ({reason[:300]})"
             ) from error
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         if self._generators is not None:
-            pl_module.repeats_step = not self._validated
-            # As late as possible: nothing may draw from them before the first step.
+            pl_module.skip_replayed_step = not self._validated
+            # As late as possible, so that nothing draws from them before the first step.
             restore_generators(self._generators)
             self._generators = None
         self._restoring = False
@@ -113,19 +118,19 @@ class Checkpoints(Checkpoint):
         if trainer.state.fn == TrainerFn.FITTING:
             self._save(trainer, validated=True)
             if self.stop.signum is not None:
-                self.stop.grant(trainer.global_step, self.run is not None)
+                self.stop.raise_stopped(trainer.global_step, self.run is not None)
 
     def _stop_if_asked(self, trainer: L.Trainer) -> None:
         if self.stop.signum is not None:
             self._save(trainer, validated=False)
-            self.stop.grant(trainer.global_step, self.run is not None)
+            self.stop.raise_stopped(trainer.global_step, self.run is not None)
 
     def _save(self, trainer: L.Trainer, *, validated: bool) -> None:
         if self.run is None:
             return
         check_finite(trainer)
         for logger in trainer.loggers:
-            logger.save()  # the rows that the checkpoint counts are on the disk before it
+            logger.save()  # the rows that the checkpoint counts must be on the disk before it
         self._validated = validated
         path = self.run.checkpoint(trainer.global_step)
         trainer.save_checkpoint(path)
@@ -133,7 +138,7 @@ class Checkpoints(Checkpoint):
 
 
 def set_loops(checkpoint: dict[str, Any], step: int) -> None:
-    """Make Lightning's counters those after `step` whole steps of the one epoch that a run has."""
+    """Set Lightning's counters to `step` whole steps; a run has a single epoch."""
     loops = checkpoint["loops"]["fit_loop"]
     places = {
         "epoch_loop.batch_progress": step,
@@ -149,7 +154,7 @@ def set_loops(checkpoint: dict[str, Any], step: int) -> None:
 
 
 def check_finite(trainer: L.Trainer) -> None:
-    """Raise NumericError, naming it, for a weight or optimizer average that is NaN or Inf."""
+    """Raise NumericError, naming the tensor, if a weight or an optimizer average is NaN or Inf."""
     module = trainer.lightning_module
     names: dict[torch.Tensor, str] = {
         parameter: name for name, parameter in module.named_parameters()
@@ -163,14 +168,15 @@ def check_finite(trainer: L.Trainer) -> None:
             raise NumericError(
                 name,
                 f"is not finite after step {trainer.global_step}; the checkpoint before it stays; "
-                "a lower optim.lr would be steadier",
+                "try a lower optim.lr",
             )
 
 
 def generator_states() -> dict[str, Any]:
-    """The states of all generators that a model or a library may draw from.
+    """Return the states of all random generators that a model or a library may draw from.
 
-    Python's and NumPy's are the 624 words of a Mersenne twister; Python's word 625 is its position.
+    Those of Python and NumPy are the 624 words of a Mersenne twister; Python adds the position in
+    them as word 625.
     """
     version, words, gauss = random.getstate()
     name, keys, position, has_gauss, cached = np.random.get_state()
@@ -187,7 +193,7 @@ def _words(words: Any) -> torch.Tensor:
 
 
 def restore_generators(states: dict[str, Any]) -> None:
-    """Put back what `generator_states` returned."""
+    """Restore the states that `generator_states` returned."""
     torch.set_rng_state(states["torch"])
     if states["cuda"]:
         torch.cuda.set_rng_state_all(states["cuda"])

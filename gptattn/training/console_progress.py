@@ -94,10 +94,10 @@ class SlowSteps(L.Callback):
 
     def __init__(self, console: Console, clock: StepClock, threads: int) -> None:
         self.console, self.clock, self.threads = console, clock, threads
-        self._told = False
+        self._warned = False
 
     def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
-        if self._told or trainer.global_step % COMPARED_STEPS:
+        if self._warned or trainer.global_step % COMPARED_STEPS:
             return
         times = self.clock.slowdown()
         if times >= SLOW:
@@ -106,4 +106,4 @@ class SlowSteps(L.Callback):
                 f"[yellow]warning:[/yellow] steps take {times:.0f} times as long as at the start: "
                 f"others seem to use this machine{hint}"
             )
-            self._told = True
+            self._warned = True

@@ -48,14 +48,15 @@ class LanguageModel(L.LightningModule):
         self.grad_norm = torch.tensor(0.0)
         self.lr = 0.0
         self.val_metrics: dict[str, float] = {}
-        self.repeats_step = False  # Lightning replays the newest step of a resumed run: skip it
+        # Lightning replays the newest step of a resumed run.
+        self.skip_replayed_step = False
         self._val_nats, self._val_tokens = 0.0, 0
         self._trained = list(model.parameters())
 
     def training_step(self, batch: Batch, batch_idx: int) -> None:
         """One optimizer step: its micro-batches in order, then the update."""
-        if self.repeats_step:
-            self.repeats_step = False
+        if self.skip_replayed_step:
+            self.skip_replayed_step = False
             steps = self.trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
             steps.increment_ready()
             steps.increment_completed()
@@ -130,8 +131,8 @@ class LanguageModel(L.LightningModule):
         if not torch.isfinite(value):
             raise NumericError(
                 name,
-                f"is {value.item()} at step {self.global_step + 1}; a lower optim.lr or "
-                "optim.grad_clip, or trainer.precision=32-true, would be steadier",
+                f"is {value.item()} at step {self.global_step + 1}; try a lower optim.lr or "
+                "optim.grad_clip, or trainer.precision=32-true",
             )
 
     def on_validation_epoch_start(self) -> None:
@@ -148,7 +149,7 @@ class LanguageModel(L.LightningModule):
         if not math.isfinite(loss):
             raise NumericError(
                 "val/loss",
-                f"is {loss} after step {self.global_step}; a lower optim.lr would be steadier",
+                f"is {loss} after step {self.global_step}; try a lower optim.lr",
             )
         self.val_metrics = {
             "val/loss": loss,

@@ -57,12 +57,12 @@ class Ready:
 
 
 def check_run(
-    cfg: TrainConfig, original: TrainConfig | None = None, *, goes_on: bool = False
+    cfg: TrainConfig, original: TrainConfig | None = None, *, resumed: bool = False
 ) -> Ready:
     """Check the run that these settings describe, and return it ready to start.
 
     `original`: the settings of a run that is still to be made, whose weights this run will start
-    from; only the conversion is checked. `goes_on`: the run is resumed, so its checkpoint has its
+    from; only the conversion is checked. `resumed`: the run is resumed, so its checkpoint has its
     weights and init_from is not read. Raises a UserError if the device, the model, the data, the
     match or the conversion is not possible.
     """
@@ -85,9 +85,9 @@ def check_run(
         source = _on_meta(original, tokenizer.vocab_size, device)
         _check_conversion(source, original, model, cfg)
     else:
-        if cfg.init_from is not None and not goes_on:
+        if cfg.init_from is not None and not resumed:
             origin = read_origin(cfg)
-            with _nothing_copied():
+            with _no_op_warning_silenced():
                 begin_from(origin, model, cfg)
         weights = None if origin is None else origin.digest
         making = making_of(cfg, data.text_hash, device.type, weights, making_behind(cfg))
@@ -103,13 +103,13 @@ def weight_dtype(cfg: TrainConfig) -> torch.dtype:
 
 def _on_meta(cfg: TrainConfig, vocab_size: int, device: torch.device) -> GPT:
     """Build the model on the meta device. Raises ConfigError if it cannot be built or trained."""
-    with torch.device("meta"), _within(total_memory_bytes(device)):
+    with torch.device("meta"), _memory_limit(total_memory_bytes(device)):
         return build_model(cfg, vocab_size)
 
 
 @contextlib.contextmanager
-def _within(there: int) -> Iterator[None]:
-    """Raise ConfigError if weights, gradients and AdamW's averages need more than `there` bytes.
+def _memory_limit(available: int) -> Iterator[None]:
+    """Raise ConfigError if weights, gradients and AdamW's averages exceed `available` bytes.
 
     It is raised while the model is being built, at the first parameter that does not fit: building
     the layers after it would take long.
@@ -122,11 +122,11 @@ def _within(there: int) -> Iterator[None]:
         if parameter is not None and id(parameter) not in seen:
             seen.add(id(parameter))
             parameters += parameter.numel()
-        if 16 * parameters > there:
+        if 16 * parameters > available:
             raise ConfigError(
                 "model",
                 f"more than {parameters:,} parameters need {16 * parameters / 1e9:,.0f} GB to "
-                f"train, and there are {there / 1e9:,.0f}; take a smaller model",
+                f"train, and there are {available / 1e9:,.0f}; use a smaller model",
             )
 
     hook = register_module_parameter_registration_hook(count)
@@ -146,7 +146,7 @@ def _load_data(cfg: TrainConfig, tokenizer: Tokenizer) -> TokenData:
     if needs > max(free, held):
         raise DiskError(
             "cache_dir",
-            f"the tokens of {size / 1e9:,.1f} GB of text take {needs / 1e9:,.1f} GB and more, and "
+            f"the tokens of {size / 1e9:,.1f} GB of text take {needs / 1e9:,.1f} GB or more, and "
             f"{free / 1e9:,.1f} are free for {cache}; give another cache_dir, or less text by "
             "data.path or data.pattern",
         )
@@ -156,8 +156,8 @@ def _load_data(cfg: TrainConfig, tokenizer: Tokenizer) -> TokenData:
         there = total_memory_bytes(torch.device("cpu")) / 1e9
         raise DataError(
             "data",
-            f"the memory ({there:,.0f} GB in all) is too small for this text; give less by "
-            "data.path or data.pattern; tokenizer=byte takes the least",
+            f"the memory ({there:,.0f} GB in all) is too small for this text; give less text by "
+            "data.path or data.pattern, or use tokenizer=byte, which takes the least",
         ) from None
 
 
@@ -175,14 +175,14 @@ def _text_bytes(cfg: TrainConfig) -> int:
 
 def _check_conversion(source: GPT, theirs: TrainConfig, target: GPT, ours: TrainConfig) -> None:
     try:
-        with _nothing_copied():
+        with _no_op_warning_silenced():
             take_over(source, theirs, target, ours)
     except ConfigError as error:
         raise ConfigError("init_from", error.message) from error
 
 
 @contextlib.contextmanager
-def _nothing_copied() -> Iterator[None]:
+def _no_op_warning_silenced() -> Iterator[None]:
     """Silence torch's warning that copying weights to the meta device does nothing."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*no-op", UserWarning)

@@ -23,7 +23,8 @@ from gptattn.machine.disk import REFUSALS, gone, writing
 from gptattn.machine.untrusted import open_to_append
 from gptattn.runs.folder import RunFolder
 
-KEPT = REFUSALS | {errno.ENOENT}  # errors of TensorBoard's thread that the next write raises again
+# Errors of TensorBoard's thread that its next write raises again.
+RAISED_LATER = REFUSALS | {errno.ENOENT}
 BLOCK = 4096  # bytes: the smallest unit that a disk allocates
 
 # TensorBoard's HParams tab shows these as columns. Every run has the same keys, since the tab never
@@ -77,7 +78,7 @@ class RunRecorder(Logger):
 
     def _thread_failed(self, args: threading.ExceptHookArgs) -> None:
         # TensorBoard's writer thread keeps its error and raises it at the next write or flush.
-        known = isinstance(args.exc_value, OSError) and args.exc_value.errno in KEPT
+        known = isinstance(args.exc_value, OSError) and args.exc_value.errno in RAISED_LATER
         if not known:
             self._hook(args)
 
@@ -87,7 +88,7 @@ class RunRecorder(Logger):
 
         How many bytes of events are still pending is unknown, so the error names one block.
         """
-        self._check_place()
+        self._check_record_exists()
         with writing(self.folder.events_file, lambda: BLOCK):
             yield
 
@@ -124,7 +125,7 @@ class RunRecorder(Logger):
     def log_text(self, tag: str, text: str, step: int) -> None:
         """Write a row with this text, which TensorBoard shows without interpreting it."""
         with self._tensorboard():
-            self._writer.add_text(tag, _inert(text), step)
+            self._writer.add_text(tag, _literal(text), step)
         self._write_row(step, {tag: text})
 
     def log_image(self, tag: str, image: NDArray[np.uint8], step: int) -> None:
@@ -140,7 +141,7 @@ class RunRecorder(Logger):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self.rows += 1
 
-    def _check_place(self) -> None:
+    def _check_record_exists(self) -> None:
         """Raise DiskError if the folder or metrics.jsonl is gone.
 
         Writes to the deleted file would succeed, and their rows be lost silently.
@@ -150,7 +151,7 @@ class RunRecorder(Logger):
         if not os.path.lexists(self.folder.rows_file):
             raise DiskError(
                 str(self.folder.rows_file),
-                "is gone, removed or moved meanwhile; put it back, then resume=... goes on",
+                "was removed or moved during the run; put it back and use resume=...",
             )
 
     def save(self) -> None:
@@ -174,7 +175,7 @@ class RunRecorder(Logger):
         threading.excepthook = self._hook
 
 
-def _inert(text: str) -> str:
+def _literal(text: str) -> str:
     """Return the text in a form that TensorBoard shows literally.
 
     Markdown shows lines indented by four spaces as they are. Where Markdown is off, TensorBoard

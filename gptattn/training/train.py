@@ -79,7 +79,7 @@ def _assembled_and_fit(
         claim(folder, cfg)
         folder.write_tokenizer(data.tokenizer.files())
     elif start.source is None:
-        console.print("has no checkpoint yet: begins again")
+        console.print("no checkpoint yet: starting from step 0")
     start = start or Start()
     _quiet_lightning()
     threads = set_threads(start.facts.get("threads", cfg.trainer.threads))
@@ -98,53 +98,59 @@ def _assembled_and_fit(
     )
     summary = folder.finished()
     if check_budget(start, budget) and summary is not None:
-        console.print(f"done already, after {start.step} steps; a larger budget goes on")
+        console.print(
+            f"already finished after {start.step} steps; give a larger budget to continue"
+        )
         return summary
     built = Assembly(cfg, folder, data, model, ready.cost, budget, device, threads, match)
     assert ready.making is not None
     _keep_making(built, start, ready.making)
-    rows = _go_on(built, start, console)
+    rows = _prepare_folder(built, start, console)
     if match is not None:
         console.print(str(match), markup=False)
-    console.print(metric_table(f"{cfg.variant}: what it costs", built.costs()))
+    console.print(metric_table(f"{cfg.variant}: costs", built.costs()))
     compiled = cfg.compile and _compile(model, device, console)
     return _fit(built, console, compiled, start, rows, watchdog)
 
 
-def _go_on(built: Assembly, start: Start, console: Console) -> int:
+def _prepare_folder(built: Assembly, start: Start, console: Console) -> int:
     """Prepare the folder to continue from `start`; return the number of rows in metrics.jsonl."""
     built.folder.write_settings(built.cfg)
     built.folder.summary_file.unlink(missing_ok=True)
-    there = keep_rows(built.folder, start.rows, start.step)
-    if there < start.rows:
+    rows_kept = keep_rows(built.folder, start.rows, start.step)
+    if rows_kept < start.rows:
         print(
-            f"warning: metrics.jsonl: {start.rows - there} rows are missing, which were written "
-            f"before step {start.step}",
+            f"warning: metrics.jsonl: {start.rows - rows_kept} rows written before step "
+            f"{start.step} are missing",
             file=sys.stderr,
         )
     if start.source is not None:
-        console.print(f"goes on after step {start.step}")
-    return there
+        console.print(f"resumes after step {start.step}")
+    return rows_kept
 
 
 def _keep_making(built: Assembly, start: Start, making: Making) -> None:
     """Write the run's Making; warn if it resumes with other code or leaves its schedule."""
     if start.source is not None:
-        was, schedule = built.folder.read_making(), _left_schedule(built, start)
+        was, schedule = built.folder.read_making(), _unfinished_schedule(built, start)
         if schedule:
-            _warn_of_parts("budget", f"the run leaves its schedule ({schedule}) for another")
+            _warn_mixed_run(
+                "budget", f"the run leaves its schedule ({schedule}) unfinished for another"
+            )
         if was is None or was.code != making.code:
             names = "unknown" if was is None else ", ".join(changed(was.code, making.code))
-            _warn_of_parts("resume", f"the code is not that with which the run began ({names})")
+            _warn_mixed_run("resume", f"the code has changed since the run began ({names})")
         making = went_on(was, making, start.step, schedule)
     built.folder.write_making(making)
 
 
-def _warn_of_parts(field: str, what: str) -> None:
-    print(f"warning: {field}: {what}; the report will not average it with others", file=sys.stderr)
+def _warn_mixed_run(field: str, what: str) -> None:
+    print(
+        f"warning: {field}: {what}; the report will not average it with other runs", file=sys.stderr
+    )
 
 
-def _left_schedule(built: Assembly, start: Start) -> str:
+def _unfinished_schedule(built: Assembly, start: Start) -> str:
     """Return in words the budget whose schedule the run leaves unfinished for another; else ""."""
     recorded = built.folder.read_settings()
     both = ({"budget": node["budget"]} for node in (recorded, asdict(built.cfg)))
@@ -167,12 +173,17 @@ def claim(folder: RunFolder, cfg: TrainConfig) -> None:
 
 
 def _fit(
-    built: Assembly, console: Console, compiled: bool, start: Start, there: int, watchdog: Watchdog
+    built: Assembly,
+    console: Console,
+    compiled: bool,
+    start: Start,
+    rows_kept: int,
+    watchdog: Watchdog,
 ) -> dict[str, Any]:
     """Train, and write the summary; `there` is the number of rows already in metrics.jsonl."""
     cfg, budget = built.cfg, built.budget
-    goes_on = start.source is not None
-    recorder = RunRecorder(built.folder, there, start.step + 1 if goes_on else None)
+    resumed = start.source is not None
+    recorder = RunRecorder(built.folder, rows_kept, start.step + 1 if resumed else None)
     clock = StepClock(compiled)
     rows = MetricRows(
         recorder,
@@ -181,7 +192,7 @@ def _fit(
         tokens_per_step=cfg.batch_size * cfg.model.context_length,
         flops_per_token=built.cost.flops_per_token,
         budget=budget,
-        asked=asdict(cfg.budget),
+        budget_settings=asdict(cfg.budget),
         device_flops_per_second=matmul_flops_per_second(
             built.device, DTYPES[cfg.trainer.precision]
         ),
@@ -217,7 +228,7 @@ def _fit(
         callbacks.append(SlowSteps(console, clock, built.threads))
     trainer = _trainer(built, recorder, callbacks, AtomicCheckpointIO(start.content))
     recorder.log_hyperparams(hyperparameters(built))
-    if not goes_on:
+    if not resumed:
         recorder.log_metrics(built.costs(), 0)
         if built.match is not None:
             recorder.log_text("match", str(built.match), 0)

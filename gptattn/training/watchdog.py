@@ -60,8 +60,8 @@ class Watchdog(L.Callback):
     def _end(self, limit: float) -> NoReturn:
         faulthandler.dump_traceback(file=2)
         line = (
-            f"error: hang_seconds: nothing for {limit:g} s after {self._newest}, the stacks are "
-            "above; resume=... goes on from the newest checkpoint, or give more hang_seconds\n"
+            f"error: hang_seconds: no progress for {limit:g} s after {self._newest}; stacks above; "
+            "resume=... continues from the newest checkpoint, or give more hang_seconds\n"
         )
         os.write(2, line.encode())
         os._exit(1)
@@ -71,13 +71,13 @@ class Watchdog(L.Callback):
         self._newest = newest
 
     def on_train_batch_start(self, trainer: L.Trainer, *args: Any) -> None:
-        self._sign(f"the batch of step {trainer.global_step + 1} came")
+        self._sign(f"receiving the batch of step {trainer.global_step + 1}")
 
     def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
         self._sign(f"step {trainer.global_step}")
 
     def on_validation_batch_start(self, trainer: L.Trainer, *args: Any) -> None:
-        self._sign(f"a batch of the validation at step {trainer.global_step} came")
+        self._sign(f"receiving a batch of the validation at step {trainer.global_step}")
 
     def on_validation_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
         self._sign(f"a batch of the validation at step {trainer.global_step}")

@@ -25,7 +25,7 @@ from gptattn.settings.config import InitMethod, TrainConfig
 from gptattn.weights import gpt2
 
 # Settings that the weights do not depend on.
-PASSING = ("backend", "dropout")
+WEIGHTLESS_SETTINGS = ("backend", "dropout")
 
 
 def convert_heads(
@@ -62,14 +62,14 @@ def convert_heads(
 
     return replace(
         weights,
-        k_GDE=_given(change(weights.k_GDE)),
-        v_GDE=_given(change(weights.v_GDE)),
+        k_GDE=_not_none(change(weights.k_GDE)),
+        v_GDE=_not_none(change(weights.v_GDE)),
         k_bias_GD=change(weights.k_bias_GD),
         v_bias_GD=change(weights.v_bias_GD),
     )
 
 
-def _given(heads: Tensor | None) -> Tensor:
+def _not_none(heads: Tensor | None) -> Tensor:
     assert heads is not None
     return heads
 
@@ -90,11 +90,11 @@ def read_origin(cfg: TrainConfig) -> Origin:
     Raises CheckpointError if it cannot be read.
     """
     assert cfg.init_from is not None
-    with _told_of_init_from():
+    with _errors_name_init_from():
         folder = local_folder(cfg.init_from, "init_from", (*gpt2.FILES, *tokenizer_files.FILES))
         if not folder.is_dir():
             raise CheckpointError(
-                "run", f"{folder} is no folder; give a run's, a GPT-2's, or hf:owner/name"
+                "run", f"{folder} is not a folder; give a run's, a GPT-2's, or hf:owner/name"
             )
         model, choices, settings = _source(folder, cfg.allow_targets)
         return Origin(model, choices, settings, _digest(model))
@@ -106,8 +106,8 @@ def begin_from(origin: Origin, model: GPT, cfg: TrainConfig) -> None:
     On the meta device this only checks that they fit. Raises ConfigError if they cannot be
     converted; where other settings would help, it names them.
     """
-    with _told_of_init_from():
-        needed = _settings_to_give(origin.model, origin.choices, model, cfg)
+    with _errors_name_init_from():
+        needed = _overrides_needed(origin.model, origin.choices, model, cfg)
         if needed:
             raise ConfigError(
                 "to", f"{cfg.init_from} differs from this run; give {' '.join(needed)}"
@@ -116,7 +116,7 @@ def begin_from(origin: Origin, model: GPT, cfg: TrainConfig) -> None:
 
 
 @contextlib.contextmanager
-def _told_of_init_from() -> Iterator[None]:
+def _errors_name_init_from() -> Iterator[None]:
     """Report every error about the run, path, target or checkpoint as one of `init_from`."""
     try:
         yield
@@ -144,7 +144,7 @@ def _source(
     return saved.model, saved.cfg.choices, saved.cfg
 
 
-def _settings_to_give(
+def _overrides_needed(
     source: GPT, choices: dict[str, str], target: GPT, cfg: TrainConfig
 ) -> list[str]:
     """Return the overrides that would give the target the sizes of the source.
@@ -160,8 +160,8 @@ def _settings_to_give(
     elif cfg.model.vocab_size is None and target.vocab_size > source.vocab_size:
         raise ConfigError(
             "to",
-            f"it has {source.vocab_size:,} ids, tokenizer={tokenizer} here {target.vocab_size:,}; "
-            "take the tokenizer that it was trained with",
+            f"it has {source.vocab_size:,} ids, but tokenizer={tokenizer} has "
+            f"{target.vocab_size:,}; use the tokenizer that it was trained with",
         )
     if (source.input_position is None) != (target.input_position is None):
         given.append(f"position={choices['position']}")
@@ -194,8 +194,10 @@ def same_layers(theirs: TrainConfig, ours: TrainConfig) -> bool:
     """Whether both settings build the same attention layers; backend and dropout may differ."""
 
     def layers(cfg: TrainConfig) -> tuple[object, ...]:
-        attn = {k: v for k, v in cfg.attn.items() if k not in PASSING}
-        sizes = {k: v for k, v in shared_arguments(cfg.model).items() if k not in PASSING}
+        attn = {k: v for k, v in cfg.attn.items() if k not in WEIGHTLESS_SETTINGS}
+        sizes = {
+            k: v for k, v in shared_arguments(cfg.model).items() if k not in WEIGHTLESS_SETTINGS
+        }
         return attn, sizes, cfg.position, cfg.model.num_layers
 
     return layers(theirs) == layers(ours)
@@ -225,7 +227,7 @@ def _refuse_other_names(theirs: Mapping[str, Tensor], ours: Mapping[str, Tensor]
     for name in theirs.keys() | ours.keys():
         if name not in theirs or name not in ours or theirs[name].shape != ours[name].shape:
             raise ConfigError(
-                "to", f"{name} differs: only the attention may; give both models the same sizes"
+                "to", f"{name} differs, but only the attention may; give both models the same sizes"
             )
 
 

@@ -38,12 +38,12 @@ PER_LAYER = {
 }
 TRANSPOSED = ("mlp.c_fc.weight", "mlp.c_proj.weight")
 # Entries to skip: causal masks in old files, and the head, which is tied to the embedding.
-NO_WEIGHTS = (".attn.bias", ".attn.masked_bias", "lm_head.weight")
+SKIPPED = (".attn.bias", ".attn.masked_bias", "lm_head.weight")
 PREFIX = "transformer."  # of tensor names in some files
 GELU = ("gelu_new", "gelu_pytorch_tanh")
 FILES = ("config.json", "model.safetensors")
 # Accepted values of other keys in config.json; a missing key counts as the first, GPT-2's default.
-KNOWN = {
+ACCEPTED = {
     "model_type": ("gpt2",),
     "layer_norm_epsilon": (1e-5,),
     "scale_attn_weights": (True,),
@@ -66,9 +66,9 @@ def read_config(folder: Path) -> dict[str, Any]:
     file = folder / "config.json"
     try:
         node = json.loads(read_bytes(file, CONFIG_BYTES).decode("utf-8"))
-        for name, allowed in KNOWN.items():
+        for name, allowed in ACCEPTED.items():
             if node.get(name, allowed[0]) not in allowed:
-                raise ValueError(f"{name} is {node[name]!r:.60}, a GPT-2 here has {allowed[0]!r}")
+                raise ValueError(f"{name} is {node[name]!r:.60}, but must be {allowed[0]!r}")
         width, inner = int(node["n_embd"]), node.get("n_inner")
         sizes = {
             "num_layers": int(node["n_layer"]),
@@ -86,7 +86,7 @@ def read_config(folder: Path) -> dict[str, Any]:
             "path", f"{folder} has no config.json; give a GPT-2's folder, or hf:owner/name"
         ) from None
     except KeyError as error:
-        raise CheckpointError("path", f"{file} has no {error}: it is no GPT-2's") from None
+        raise CheckpointError("path", f"{file} has no {error}: not a GPT-2 config") from None
     # int(Infinity) raises OverflowError, and deeply nested brackets raise RecursionError.
     except (OSError, ValueError, TypeError, AttributeError, ArithmeticError, RecursionError) as e:
         raise CheckpointError("path", f"{file} cannot be used ({str(e)[:200]})") from None
@@ -131,11 +131,13 @@ def _weights(file: Path, sizes: dict[str, Any]) -> dict[str, Tensor]:
     except CheckpointError as error:
         raise CheckpointError("path", error.message) from None
     shapes = {name.removeprefix(PREFIX): shape for name, shape in header.items()}
-    shapes = {k: v for k, v in shapes.items() if not f".{k}".endswith(NO_WEIGHTS)}
+    shapes = {k: v for k, v in shapes.items() if not f".{k}".endswith(SKIPPED)}
     count = sizes["num_layers"]
     layers = {match[1] for name in shapes if (match := re.match(r"h\.(\d+)\.", name))}
     if len(layers) < count:
-        raise CheckpointError("path", f"{file} lacks h.{len(layers)}: config.json has {count}")
+        raise CheckpointError(
+            "path", f"{file} lacks h.{len(layers)}: config.json has {count} layers"
+        )
     expected = _shapes(sizes)
     for name in [*expected, *shapes]:
         if name not in shapes:
@@ -215,7 +217,7 @@ def write(folder: Path, model: GPT) -> None:
     """
     own = model.state_dict()
     if "input_position.embedding.weight" not in own:
-        raise ConfigError("to", "GPT-2 has learned positions; this model has not")
+        raise ConfigError("to", "GPT-2 has learned positions, but this model has none")
     weights = {}
     for ours, name in _names(model).items():
         tensor = own[ours].T if name.endswith(TRANSPOSED) else own[ours]
@@ -229,13 +231,13 @@ def write(folder: Path, model: GPT) -> None:
         if len(w.k_GDE) != len(w.q_HDE):
             raise ConfigError("to", "GPT-2 has a key/value head for each query head; convert first")
         if w.q_bias_HD is None or w.k_bias_GD is None or w.v_bias_GD is None:
-            raise ConfigError("to", "GPT-2 has qkv biases; this model was built without")
+            raise ConfigError("to", "GPT-2 has qkv biases, but this model has none")
         if w.out_EHD is None or w.out_bias_E is None:
-            raise ConfigError("to", "GPT-2 has an output projection; this model was built without")
+            raise ConfigError("to", "GPT-2 has an output projection, but this model has none")
         if not _attends_as_gpt2(block.attention, w):
             raise ConfigError(
                 "to",
-                f"layer {layer}: the same heads attend otherwise in GPT-2, whose scores have no "
+                f"layer {layer}: the same heads give other outputs in GPT-2, whose scores have no "
                 "scale but head_dim ** -0.5, no window and no soft cap",
             )
         name = f"transformer.h.{layer}.attn"

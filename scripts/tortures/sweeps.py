@@ -44,7 +44,7 @@ FAULTS = {
     "kill": "killed by SIGKILL",
     "crash": "killed by SIGSEGV",
     "exit": "ended without a summary.json",
-    "hang": "hang_seconds: nothing for 5 s",
+    "hang": "hang_seconds: no progress for 5 s",
 }
 
 

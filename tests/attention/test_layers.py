@@ -107,7 +107,7 @@ def test_a_run_without_maps_trains_says_so_once_resumes_and_is_read_back(
 ) -> None:
     run = train(tmp_path, *MENU, "attn=probe_linear_state", "model.num_layers=2")
     out = capfd.readouterr().out
-    assert out.count("attention: 0 of 2 layers have weights to look at") == 1
+    assert out.count("attention: 0 of 2 layers have weights to record") == 1
     assert not [name for row in rows(run) for name in row if "val_attention" in name]
     assert summary(run)["metrics"]["val/loss"] > 0
     more = [f"resume={run}", "budget.steps=6", "allow_targets=[probes]"]
@@ -155,8 +155,8 @@ def test_equal_settings_take_over_all_weights_by_name(tmp_path: Path) -> None:
     ("source", "target", "said"),
     [
         ("probe_sunk", "mha", "layer 0: sink_H of Sunk would be lost"),
-        ("probe_linear_state", "mha", "layer 0: LinearState has no heads whose weights"),
-        ("mha", "probe_linear_state", "layer 0: LinearState has no heads whose weights"),
+        ("probe_linear_state", "mha", "layer 0: LinearState has no per-head weights to convert"),
+        ("mha", "probe_linear_state", "layer 0: LinearState has no per-head weights to convert"),
     ],
 )
 def test_a_conversion_that_would_lose_something_is_refused_in_one_line(

@@ -271,12 +271,12 @@ def test_a_number_that_no_float_can_hold_names_its_setting(text: str, tmp_path: 
     ("line", "said"),
     [
         ("experiment_name: 2001-01-01", "experiment_name: .* is a date; give str"),
-        ("seed: one", "seed: 'one' is no int; give one"),
+        ("seed: one", "seed: 'one' is not an int; give one"),
         ("seed: true", "seed: True is a bool; give int"),
         ("allow_targets: none", "allow_targets: 'none' is a str; give list"),
-        ("sweep: 7", "sweep: 7 is no table; give one of jobs, fresh, keep_stale"),
+        ("sweep: 7", "sweep: 7 is not a table; give one with jobs, fresh, keep_stale"),
         ("model: {num_layers: 2}", "model.num_heads: is missing; this version needs a value"),
-        ("news: 7", "news: is no setting; "),
+        ("news: 7", "news: is not a setting; "),
         ("batch_size: 0", "batch_size: 0 is not a positive number"),
     ],
 )

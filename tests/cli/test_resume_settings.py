@@ -21,9 +21,9 @@ REFUSED = {
     "sed=2": "sed: is no setting; did you mean seed?",
     "seed=1,2": "seed: a run that goes on takes name=value alone",
     "+seed=1": "seed: a run that goes on takes name=value alone",
-    "budget.steps=2": "budget: comes to 2 steps, and 3 are taken",
+    "budget.steps=2": "budget: comes to 2 steps, but 3 are already taken",
     "budget.steps=many": "budget.steps: ",
-    "budget.seconds=" + "9" * 309: "budget.seconds: is too large for any number",
+    "budget.seconds=" + "9" * 309: "budget.seconds: is too large for a float; at most 1.8e+308",
 }
 
 
@@ -78,7 +78,9 @@ def test_a_finished_run_is_left_alone_and_goes_on_with_a_larger_budget(
     run = train(tmp_path, *SIX)
     before = content(run)
     assert command(tmp_path, "resume=run", "seed=1", "trainer=cpu", "trainer.threads=1") == 0
-    assert "done already, after 6 steps; a larger budget goes on" in capfd.readouterr().out
+    assert (
+        "already finished after 6 steps; give a larger budget to continue" in capfd.readouterr().out
+    )
     assert content(run) == before
     # The text may have moved: only its content counts.
     (tmp_path / "text.txt").rename(tmp_path / "moved.txt")

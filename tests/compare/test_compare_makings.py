@@ -121,7 +121,7 @@ def test_where_an_edit_was_undone_the_run_of_todays_code_counts(
 ) -> None:
     aged(write_run(tmp_path / "s" / "today", "gqa", 1, 2.0), 1e9)
     write_run(tmp_path / "s" / "tried", "gqa", 1, 3.0, code=NEW)
-    todays = "gptattn.compare.makings.is_todays"
+    todays = "gptattn.compare.makings.is_unchanged"
     monkeypatch.setattr(todays, lambda code: code["gptattn.attention.gqa"] == "v0")
     (run,), (line,) = without_replaced(read_runs([tmp_path])[0])
     assert run.folder.name == "today"

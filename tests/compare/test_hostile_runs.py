@@ -96,7 +96,7 @@ def test_a_state_that_no_run_has_is_passed_over(
     assert resumed(home) == 0
     (warning,) = capfd.readouterr().err.splitlines()
     assert warning.startswith("warning: checkpoint: step=4.safetensors ")
-    assert warning.endswith("step=2.safetensors is used instead")
+    assert warning.endswith("; using run/checkpoints/step=2.safetensors instead")
     assert fingerprint(home / "run") == whole("mha")
 
 
@@ -108,7 +108,7 @@ def test_what_lightning_cannot_restore_is_a_checkpoint_error(
     assert resumed(home) == 4
     line = capfd.readouterr().err.splitlines()[-1]
     assert line.startswith(
-        "error: checkpoint: run/checkpoints/step=4.safetensors cannot be gone on from"
+        "error: checkpoint: run/checkpoints/step=4.safetensors cannot be resumed from"
     )
 
 
@@ -119,7 +119,7 @@ def test_a_checkpoint_of_any_size_is_refused_by_its_size(
         file.truncate(100 * 10**9)  # sparse, so it takes no disk; reading it would take minutes
     assert resumed(home) == 0
     assert (
-        "step=4.safetensors cannot be read (it is no whole safetensors file"
+        "step=4.safetensors cannot be read (it is not a complete safetensors file"
         in capfd.readouterr().err
     )
     assert fingerprint(home / "run") == whole("mha")
@@ -229,7 +229,7 @@ def test_lost_rows_are_not_made_up_for_by_later_ones(
     once(monkeypatch, "training_step", 5, crash)
     assert resumed(home) == 1
     err = capfd.readouterr().err
-    assert "warning: metrics.jsonl: 1 rows are missing, which were written before step 4" in err
+    assert "warning: metrics.jsonl: 1 rows written before step 4 are missing" in err
     monkeypatch.undo()
     # The next checkpoint records the rows that are left.
     assert steps_kept(home / "run")[0] == "step=4.safetensors"

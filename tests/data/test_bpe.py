@@ -72,7 +72,7 @@ def test_a_text_in_pieces_has_the_ids_of_the_whole(
     draw = random.Random(length)
     alphabet = [*TRICKY, *"  \n\n'sdt", "'re", "  ", "<|endoftext|>"]
     text = "".join(draw.choices(alphabet, k=3000))
-    monkeypatch.setattr(ours, "PIECE", length)
+    monkeypatch.setattr(ours, "PIECE_CHARS", length)
     monkeypatch.setattr(ours, "BATCH", 3)
     tokenizer = GPT2Tokenizer(str(folder))
     assert len(list(ours._pieces(text, length))) > 20
@@ -152,7 +152,9 @@ def test_settings_make_the_same_tokenizer_and_no_other(
     monkeypatch.chdir("/")
     assert GPT2Tokenizer(**settings).settings() == settings
     shutil.rmtree(tmp_path / "mine")
-    with pytest.raises(DataError, match=r"tokenizer.path: .*mine is no folder; give a GPT-2's"):
+    with pytest.raises(
+        DataError, match=r"tokenizer.path: .*mine is not a folder; give a folder with GPT-2's"
+    ):
         GPT2Tokenizer(**settings)
     hand_made(tmp_path / "mine", ["a b"])
     with pytest.raises(DataError, match=r"tokenizer.sha256: .*mine has other tokens"):
@@ -174,18 +176,18 @@ DAMAGE = {
     "cut short": (lambda text, node: text[: len(text) // 2], "cannot be used"),
     "empty": (lambda text, node: "", "cannot be used"),
     "brackets alone": (lambda text, node: "[" * 100_000, "cannot be used"),
-    "a list": (lambda text, node: [node], "its parts are not named"),
-    "no model": (lambda text, node: {"version": "1.0"}, "its parts are not named"),
+    "a list": (lambda text, node: [node], "not a tokenizer.json object"),
+    "no model": (lambda text, node: {"version": "1.0"}, "not a tokenizer.json object"),
     "word pieces": (lambda text, node: part(node, "model", type="WordPiece"), "another tokenizer"),
     "lower case": (lambda text, node: node | {"normalizer": {"type": "Lowercase"}}, "another tok"),
     "prefix": (lambda text, node: part(node, "pre_tokenizer", add_prefix_space=True), "another"),
-    "list of tokens": (lambda text, node: part(node, "model", vocab=["a", "b"]), "no table"),
-    "no merges": (lambda text, node: part(node, "model", merges=None), "no list"),
+    "list of tokens": (lambda text, node: part(node, "model", vocab=["a", "b"]), "not a table"),
+    "no merges": (lambda text, node: part(node, "model", merges=None), "not a list"),
     "merges of numbers": (lambda text, node: part(node, "model", merges=[[1, 2]]), "merge 0"),
     "unknown merge": (lambda text, node: part(node, "model", merges=["q q"]), "merge 0"),
     "three parts": (lambda text, node: part(node, "model", merges=["a b c"]), "merge 0"),
-    "text as id": (lambda text, node: vocab(node, a="1"), "an id is no whole number"),
-    "true as id": (lambda text, node: vocab(node, a=True), "an id is no whole number"),
+    "text as id": (lambda text, node: vocab(node, a="1"), "an id is not a whole number"),
+    "true as id": (lambda text, node: vocab(node, a=True), "an id is not a whole number"),
     "negative id": (lambda text, node: vocab(node, a=-1), "there is a gap"),
     "gap": (lambda text, node: vocab(node, more=1000), "no id 400: there is a gap"),
     "twice": (lambda text, node: vocab(node, more=5), "no id 400: there is a gap"),
@@ -201,8 +203,11 @@ DAMAGE = {
         ),
         "no token for byte 0x00",
     ),
-    "special number": (lambda text, node: node | {"added_tokens": 5}, "no list"),
-    "special list": (lambda text, node: node | {"added_tokens": [5]}, "not named"),
+    "special number": (lambda text, node: node | {"added_tokens": 5}, "not a list"),
+    "special list": (
+        lambda text, node: node | {"added_tokens": [5]},
+        "not a tokenizer.json object",
+    ),
     "half a pair": (lambda text, node: vocab(node, **{"\ud800": 400}), "cannot be used"),
 }
 
@@ -232,7 +237,7 @@ def test_a_damaged_file_is_named_in_one_line(damage: str, folder: Path, tmp_path
     ("name", "content", "said"),
     [
         ("vocab.json", "{}", "merges.txt cannot be used .*no token for byte"),
-        ("vocab.json", "[1]", "no table of tokens"),
+        ("vocab.json", "[1]", "not a table of tokens"),
         ("vocab.json", '{"a": 0', "vocab.json cannot be used"),
         ("merges.txt", "#version: 0.2\na b c\n", "merges.txt cannot be used .merge 0"),
         ("merges.txt", b"\xff\xfe", "merges.txt cannot be used .*utf-8"),

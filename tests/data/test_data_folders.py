@@ -178,7 +178,7 @@ def test_empty_files_in_a_folder_are_named_and_passed_over_once(
     books = written(tmp_path / "books", {**full, "2.txt": b"", "3.txt": b"\xef\xbb\xbf"})
     data = load(books, tmp_path / "cache")
     assert capsys.readouterr().err == (
-        f"warning: data.path: empty, and passed over: {books}/2.txt, {books}/3.txt\n"
+        f"warning: data.path: empty files skipped: {books}/2.txt, {books}/3.txt\n"
     )
     assert data.text_hash == load(written(tmp_path / "full", full), tmp_path / "cache").text_hash
     load(books, tmp_path / "cache")

@@ -46,13 +46,13 @@ def test_a_file_in_pieces_is_the_file(
     plain = "≈𝄞é\n\n\nA \n" * 5
     file = tmp_path / "book.txt"
     file.write_bytes(("\ufeff" + plain.replace("\n", "\r\n")).encode())
-    monkeypatch.setattr(text_file, "PIECE", max(size, 3))  # the byte order mark is one piece
+    monkeypatch.setattr(text_file, "PIECE_BYTES", max(size, 3))  # the byte order mark is one piece
     (document,) = text(str(file)).documents
     pieces = list(document())
     assert "".join(pieces) == "".join(document()) == plain
     assert max(map(len, pieces)) <= max(size, 3) + 1
     file.write_bytes(plain.replace("\n", "\r").encode())
-    monkeypatch.setattr(text_file, "PIECE", size)
+    monkeypatch.setattr(text_file, "PIECE_BYTES", size)
     assert "".join(document()) == plain
 
 
@@ -69,7 +69,7 @@ def test_a_file_in_pieces_is_the_file(
 def test_what_is_no_text_is_named_with_its_offset_in_the_file(
     raw: bytes, said: str, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(text_file, "PIECE", size)
+    monkeypatch.setattr(text_file, "PIECE_BYTES", size)
     (tmp_path / "book.txt").write_bytes(raw)
     with pytest.raises(DataError, match=said):
         load(tmp_path / "book.txt", tmp_path / "cache")
@@ -79,9 +79,9 @@ def test_what_is_no_text_is_named_with_its_offset_in_the_file(
 def test_tokens_of_pieces_are_those_of_the_whole_text(
     size: int, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(text_file, "PIECE", size)
-    monkeypatch.setattr(token_files, "PIECE", 11)
-    monkeypatch.setattr(our_bpe, "PIECE", 50)
+    monkeypatch.setattr(text_file, "PIECE_BYTES", size)
+    monkeypatch.setattr(token_files, "PIECE_TOKENS", 11)
+    monkeypatch.setattr(our_bpe, "PIECE_CHARS", 50)
     content = "".join(random.Random(size).choices([*TRICKY.replace("\0", ""), TEXT], k=300))
     content = content.replace("\r\n", "\n").replace("\r", "\n")
     (tmp_path / "book.txt").write_bytes(content.encode())
@@ -101,7 +101,7 @@ def test_words_are_cut_at_the_same_places_however_the_text_comes(part: int) -> N
 def test_a_text_without_an_end_is_encoded_as_it_comes(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(our_bpe, "PIECE", 50)
+    monkeypatch.setattr(our_bpe, "PIECE_CHARS", 50)
     words = "words and words "
     tokenizer.fit([words])
     endless = tokenizer.encode_pieces(itertools.repeat(words), "data")
@@ -129,7 +129,7 @@ def test_four_times_the_text_takes_no_more_memory(tokenizer: Tokenizer, tmp_path
 def test_an_unknown_character_is_named_with_its_offset_in_the_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(text_file, "PIECE", 16)
+    monkeypatch.setattr(text_file, "PIECE_BYTES", 16)
     (tmp_path / "book.txt").write_bytes(b"ab" * 100 + b"x" + b"ab" * 100)
     with pytest.raises(DataError, match=r"data: character 'x' \(U\+0078\) at offset 200 is not"):
         load(tmp_path / "book.txt", tmp_path / "cache", CharTokenizer("ab"))
@@ -141,7 +141,7 @@ def test_a_text_that_changes_between_two_readings_is_refused_and_not_kept(tmp_pa
     def document() -> Iterator[str]:
         yield next(versions)
 
-    with pytest.raises(DataError, match="data: the text was changed while it was read"):
+    with pytest.raises(DataError, match="data: the text changed while it was being read"):
         load(Corpus([document]), tmp_path / "cache")
     assert not list((tmp_path / "cache").glob("*"))
 

@@ -64,7 +64,9 @@ def test_what_has_no_prefix_is_a_folder_whether_it_exists_or_not(name: str, answ
 @pytest.mark.parametrize("name", ["hf:", "hf:gpt2", "hf:a/b/c", "hf:a b/c", "hf:a/b@", "hf:../x/y"])
 def test_a_name_of_another_form_is_refused_without_asking(name: str, answer) -> None:
     asked = answer(AssertionError("the hub was asked"))
-    with pytest.raises(ConfigError, match=r"^init_from: .* is no name on the hub; hf:owner/name"):
+    with pytest.raises(
+        ConfigError, match=r"^init_from: .* is not a name on the hub; give hf:owner/name"
+    ):
         local_folder(name, "init_from", FILES)
     assert not asked
 
@@ -72,7 +74,10 @@ def test_a_name_of_another_form_is_refused_without_asking(name: str, answer) -> 
 RESPONSE = SimpleNamespace(headers={}, request=None, status_code=404)
 FAILURES = [
     (errors.LocalEntryNotFoundError("Got: ConnectError: no route\nand more"), "no route)"),
-    (errors.RepositoryNotFoundError("404\nmore", response=RESPONSE), "is not there, or not"),  # type: ignore[arg-type]
+    (
+        errors.RepositoryNotFoundError("404\nmore", response=RESPONSE),
+        "does not exist or needs a login",
+    ),  # type: ignore[arg-type]
     (errors.RevisionNotFoundError("404", response=RESPONSE), "has no revision v9"),  # type: ignore[arg-type]
     (errors.HFValidationError("Repo id must"), "cannot be fetched (Repo id must)"),
     (RuntimeError(), "cannot be fetched (RuntimeError)"),

@@ -30,7 +30,7 @@ def test_what_is_told_is_the_text_of_all_ids_whatever_bytes_they_make(tokenizer:
         ids = draws.integers(0, tokenizer.vocab_size, 40)
         stream = TextStream(tokenizer)
         told = fed(stream, ids.tolist())
-        assert "".join(told) == stream.told == tokenizer.decode(ids)
+        assert "".join(told) == stream.emitted == tokenizer.decode(ids)
 
 
 def test_a_character_is_told_with_its_last_byte() -> None:

@@ -183,10 +183,12 @@ def test_a_sweep_adds_to_no_linked_file(tmp_path: Path, precious: Path) -> None:
     run.mkdir()
     (run / "console.log").symlink_to(precious)
     (outcome,) = run_all([Work(run, ["true"], [], 1.0)], 1, ledger, Silent())
-    assert "console.log is no file of its own; remove it" in outcome.reason
+    assert "console.log is a link or not a regular file; remove it" in outcome.reason
     (tmp_path / "ledger.jsonl").unlink()
     (tmp_path / "ledger.jsonl").symlink_to(precious)
-    with pytest.raises(RunFolderError, match=r"ledger\.jsonl is no file of its own; remove it"):
+    with pytest.raises(
+        RunFolderError, match=r"ledger\.jsonl is a link or not a regular file; remove it"
+    ):
         ledger.note("run", "running")
 
 

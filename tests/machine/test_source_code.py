@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gptattn.machine import source_code
-from gptattn.machine.source_code import code_of, is_todays, other_code
+from gptattn.machine.source_code import code_of, is_unchanged, other_code
 
 VARIANT = '''"""A variant."""
 from gptattn.attention import GroupedQueryAttention
@@ -133,11 +133,11 @@ def test_a_helper_beside_the_variants_package_counts(package: Path) -> None:
 
 def test_code_is_todays_until_it_is_edited_and_again_when_that_is_undone(package: Path) -> None:
     before = code()
-    assert is_todays(before)
+    assert is_unchanged(before)
     edited(package / "helper.py", "return x", "return 2 * x")
-    assert not is_todays(before)
+    assert not is_unchanged(before)
     edited(package / "helper.py", "return 2 * x", "return x")
-    assert is_todays(before)
+    assert is_unchanged(before)
 
 
 def test_conversion_counts_where_it_is_a_target() -> None:

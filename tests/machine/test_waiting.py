@@ -40,7 +40,7 @@ def spares(monkeypatch: pytest.MonkeyPatch, usages: Sequence[Usage | None], thre
         told.append(".")
         return next(seen)
 
-    monkeypatch.setattr(waiting, "_Spare", Spare)
+    monkeypatch.setattr(waiting, "_SleepingTeams", Spare)
     monkeypatch.setattr(waiting, "usable_cpus", lambda: 4)
     monkeypatch.setattr(Usage, "now", classmethod(look))
     waiting._watch(Looks(len(usages) - 1), threads)
@@ -106,7 +106,7 @@ def test_a_spare_team_is_more_threads_than_processors_until_it_ends() -> None:
         "own, made = threads(), []\n"
         "for cpus in (2, 3):\n"
         "    waiting.usable_cpus = lambda: cpus\n"
-        "    spare = waiting._Spare(2)\n"
+        "    spare = waiting._SleepingTeams(2)\n"
         "    for team in spare.ready: team.wait()\n"
         "    made.append(threads() - own)\n"
         "    spare.end()\n"

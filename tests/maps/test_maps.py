@@ -16,7 +16,7 @@ from gptattn.maps import layer_picture as figure
 from gptattn.maps.cells import BYTES, packed, tokens_per_cell
 from gptattn.maps.labels import short, token_labels, visible
 from gptattn.maps.layer_picture import layer_png
-from gptattn.maps.map_page import Layer, Shown, page_text
+from gptattn.maps.map_page import Layer, PageHeader, page_text
 
 HOSTILE = (
     "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
@@ -176,7 +176,7 @@ def page(w_LHTS: np.ndarray, labels: list[str], side: int = 1) -> tuple[str, Rea
         Layer(number, [1.5] * len(w_HTS), [0.25] * len(w_HTS), packed(w_HTS, side))
         for number, w_HTS in enumerate(w_LHTS)
     ]
-    text = page_text(Shown(HOSTILE, "mha", HOSTILE, labels, 1.25, 0.5), layers, side)
+    text = page_text(PageHeader(HOSTILE, "mha", HOSTILE, labels, 1.25, 0.5), layers, side)
     reader = Reader()
     reader.feed(text)
     return text, reader

@@ -1,4 +1,4 @@
-"""Checkpoints are safetensors files: whole or absent, and nothing in one runs."""
+"""Checkpoints are safetensors files: complete or absent, and loading one runs no code."""
 
 import hashlib
 import json
@@ -16,7 +16,7 @@ from support import command, lone_checkpoint, train
 
 from gptattn.errors import CheckpointError, DiskError
 from gptattn.machine.disk import write_atomically
-from gptattn.runs.checkpoint import HEADER, read_checkpoint, write_checkpoint
+from gptattn.runs.checkpoint import HEADER_KEY, read_checkpoint, write_checkpoint
 from gptattn.runs.load import load_run
 from gptattn.runs.tensor_file import DTYPES
 from gptattn.training.checkpoint_callback import AtomicCheckpointIO
@@ -41,7 +41,7 @@ def test_what_was_saved_is_loaded_and_can_be_removed(tmp_path: Path) -> None:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Equal in structure, values and, for tensors, dtype, shape and every bit."""
+    """Return whether both are equal: structure, values, and of tensors dtype, shape and bits."""
     if isinstance(a, torch.Tensor):
         bits = [hashlib.sha256(t.reshape(-1).view(torch.uint8).numpy()).digest() for t in (a, b)]
         return a.dtype == b.dtype and a.shape == b.shape and bits[0] == bits[1]
@@ -75,7 +75,7 @@ def test_every_dtype_shape_and_value_comes_back_to_the_bit(tmp_path: Path) -> No
     assert all(same(loaded["weights"][n], t) for n, t in content["weights"].items())
 
 
-def test_views_and_shared_tensors_are_written_as_they_look(tmp_path: Path) -> None:
+def test_views_and_shared_tensors_are_written_with_their_values(tmp_path: Path) -> None:
     whole = torch.arange(12.0).view(3, 4)
     weights = {"whole": whole, "turned": whole.T, "part": whole[:, 1:3], "again": whole}
     path = tmp_path / "a.safetensors"
@@ -84,7 +84,9 @@ def test_views_and_shared_tensors_are_written_as_they_look(tmp_path: Path) -> No
     assert all(torch.equal(theirs[name], weight) for name, weight in weights.items())
 
 
-def test_any_safetensors_reader_shows_a_run_s_weights_under_their_names(tmp_path: Path) -> None:
+def test_any_safetensors_reader_finds_the_weights_of_a_run_under_their_names(
+    tmp_path: Path,
+) -> None:
     run = train(tmp_path)
     file = lone_checkpoint(run)
     model, theirs = load_run(run).model, load_file(file)
@@ -94,7 +96,7 @@ def test_any_safetensors_reader_shows_a_run_s_weights_under_their_names(tmp_path
     assert "optimizer/blocks.0.mlp.up.weight/exp_avg_sq" in rest
     assert "generator/torch" in rest
     with safe_open(file, framework="pt") as opened:
-        header = json.loads(opened.metadata()[HEADER])
+        header = json.loads(opened.metadata()[HEADER_KEY])
         aligned = [opened.get_tensor(name).data_ptr() for name in rest]
     assert header["global_step"] == 4
     assert all(address % 4 == 0 for address in aligned)
@@ -131,7 +133,7 @@ def test_a_failure_to_reach_the_disk_leaves_the_earlier_file(
 
 
 class Payload:
-    """Makes a folder when it is unpickled."""
+    """Makes a folder when it is unpickled, which shows that it was."""
 
     def __init__(self, canary: Path) -> None:
         self.canary = canary
@@ -152,13 +154,13 @@ def test_a_pickle_is_refused_and_does_not_run(
 ) -> None:
     path, canary = tmp_path / "a.safetensors", tmp_path / "canary"
     save({"weights": {}, "more": Payload(canary)}, path)
-    with pytest.raises(CheckpointError, match="it is no whole safetensors file") as error:
+    with pytest.raises(CheckpointError, match="it is not a complete safetensors file") as error:
         AtomicCheckpointIO().load_checkpoint(path, weights_only=False)
     assert not canary.exists()
     assert "\n" not in str(error.value)
 
 
-def test_a_run_with_pickles_of_an_earlier_version_is_refused_and_stays(
+def test_a_run_with_pickles_of_an_earlier_version_is_refused_and_left_unchanged(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run = train(tmp_path)
@@ -187,24 +189,26 @@ def test_a_truncated_checkpoint_is_reported_in_one_line(tmp_path: Path, kept: in
 @pytest.mark.parametrize(
     ("outline", "said"),
     [
-        (None, "says nothing of a run"),
+        (None, "describes no run"),
         ("{", "Expecting"),
-        ("[]", "holds no names"),
-        ('{"a": {"__tensor__": "x"}}', "names no tensor of its own"),
-        ('{"a": {"__tensor__": []}}', "names no tensor of its own"),
+        ("[]", "is not a JSON object"),
+        ('{"a": {"__tensor__": "x"}}', "names a tensor that the file lacks"),
+        ('{"a": {"__tensor__": []}}', "names a tensor that the file lacks"),
         ("[" * 100_000, "."),
     ],
 )
-def test_a_header_that_is_not_ours_is_told(outline: str | None, said: str, tmp_path: Path) -> None:
+def test_a_header_that_is_not_ours_is_reported(
+    outline: str | None, said: str, tmp_path: Path
+) -> None:
     path = tmp_path / "a.safetensors"
-    save_file(STATE["weights"], path, None if outline is None else {HEADER: outline})
+    save_file(STATE["weights"], path, None if outline is None else {HEADER_KEY: outline})
     with pytest.raises(CheckpointError, match=said) as error:
         read_checkpoint(path)
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
-def test_a_pipe_or_a_device_is_not_waited_for(make: Callable[[Path], object], tmp_path) -> None:
+def test_a_pipe_or_a_device_is_refused_at_once(make: Callable[[Path], object], tmp_path) -> None:
     make(tmp_path / "a.safetensors")
     with pytest.raises(CheckpointError, match="not a regular file"):
         read_checkpoint(tmp_path / "a.safetensors")

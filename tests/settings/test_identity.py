@@ -144,7 +144,7 @@ def test_an_edited_variant_is_run_again_beside_the_old_one_and_resumed_with_a_wa
     again = [f"resume={old}", "allow_targets=[edited_package]", "budget.steps=3"]
     assert command(tmp_path, *again) == 0
     _, err = capfd.readouterr()
-    assert "the code is not that with which the run began (edited_package.mine)" in err
+    assert "the code has changed since the run began (edited_package.mine)" in err
     assert (RunFolder(old).read_making() or MADE).earlier
 
 
@@ -194,7 +194,7 @@ def test_a_budget_that_changes_in_mid_schedule_is_another_result(
     making = RunFolder(other).read_making()
     assert making is not None
     assert making.earlier == [{"schedule": "6 steps, until step 4"}]
-    warning = "leaves its schedule (6 steps, until step 4) for another"
+    warning = "leaves its schedule (6 steps, until step 4) unfinished for another"
     assert warning in capfd.readouterr().err
 
 

@@ -97,7 +97,7 @@ def test_a_cache_that_is_equal_already_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_a_cache_that_cannot_be_matched_says_what_can(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"mha cannot have the .*; match=flops can be had"):
+    with pytest.raises(ConfigError, match=r"mha cannot have the .*; match=flops is possible"):
         settings(tmp_path, "attn=mha", "match=kv_cache", "match_to=gqa")
 
 

@@ -57,15 +57,15 @@ def test_a_value_is_taken_as_it_was_meant(hint: Any, value: Any, expected: Any) 
 @pytest.mark.parametrize(
     ("hint", "value", "said"),
     [
-        (int, "many", "'many' is no int; give one"),
-        (int, "٣", "'٣' is no int; give one"),
+        (int, "many", "'many' is not an int; give one"),
+        (int, "٣", "'٣' is not an int; give one"),
         (int, 1.5, "1.5 is a float; give int"),
         (int, True, "True is a bool; give int"),
-        (int, None, "None is a NoneType; give int"),
-        (float | None, "wide", "'wide' is no float or null; give one"),
-        (float, int("9" * 309), "is too large for any number"),
+        (int, None, "is null; give int"),
+        (float | None, "wide", "'wide' is not a float or null; give one"),
+        (float, int("9" * 309), "is too large for a float; at most 1.8e+308"),
         (bool, "maybe", "'maybe' is neither true nor false"),
-        (bool, 2, "2 is a int; give bool"),
+        (bool, 2, "2 is an int; give bool"),
         (str, [1], "[1] is a list; give str"),
         (list[str], "none", "'none' is a str; give list"),
         (list[str], [[1]], "[1] is a list; give str"),
@@ -87,9 +87,9 @@ def test_what_cannot_be_meant_is_refused(hint: Any, value: Any, said: str) -> No
         ({"heat": math.nan}, "heat: nan is not finite; give 0.001 or more, or none"),
         ({"inner": {"share": 1.0}}, "inner.share: 1.0 is out of range; give 0 or more, below 1"),
         ({"inner": {"share": -0.1}}, "inner.share: -0.1 is out of range; give 0 or more, below 1"),
-        ({"inner": 7}, "inner: 7 is no table; give one of share"),
+        ({"inner": 7}, "inner: 7 is not a table; give one with share"),
         ({"inner": {}}, "inner.share: is missing; this version needs a value"),
-        ({"cuont": 7}, "cuont: is no setting; did you mean count?"),
+        ({"cuont": 7}, "cuont: is not a setting; did you mean count?"),
     ],
 )
 def test_a_table_is_held_to_its_declaration(change: dict[str, Any], said: str) -> None:

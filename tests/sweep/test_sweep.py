@@ -110,7 +110,7 @@ def test_ctrl_c_ends_a_sweep_with_130_and_the_rerun_goes_on(
     lines = ledger_lines(ledger.parent)
     assert [line["state"] for line in lines[4:]] == ["running", "done"]
     assert lines[4]["run"] == lines[2]["run"] == second.name
-    assert "goes on after step" in (second / "console.log").read_text(encoding="utf-8")
+    assert "resumes after step" in (second / "console.log").read_text(encoding="utf-8")
     alone = train(tmp_path / "alone", *long, "seed=2")
     assert fingerprint(second) == fingerprint(alone)
 

@@ -136,7 +136,7 @@ GIVE = r"error: init_from: \S+ differs from this run; give "
 MISTAKES = [
     (["tokenizer=gpt2"], 2, GIVE + r"model\.vocab_size=416$"),
     (["model.qkv_bias=false"], 2, GIVE + r"tokenizer=gpt2 model\.qkv_bias=true$"),
-    (["tokenizer=gpt2", "tokenizer.path=none"], 3, "error: tokenizer.path: none is no folder; "),
+    (["tokenizer=gpt2", "tokenizer.path=none"], 3, "error: tokenizer.path: none is not a folder; "),
     (["tokenizer=gpt2", "model.vocab_size=399"], 2, r"error: model.vocab_size: 399 is below"),
     (["tokenizer=gpt2", "tokenizer.sha256=00"], 3, "error: tokenizer.sha256: .* other tokens"),
 ]
@@ -148,7 +148,7 @@ def test_weights_of_fewer_ids_than_the_tokenizer_has_are_refused(
     small = make_gpt2(tmp_path / "small", 30, tokenizer=False)
     capfd.readouterr()  # drop transformers' progress bar
     assert command(tmp_path, *tiny(tmp_path, *SIZES, f"init_from={small}")) == 2
-    said = "error: init_from: it has 30 ids, tokenizer=byte here 256; take the tokenizer that "
+    said = "error: init_from: it has 30 ids, but tokenizer=byte has 256; use the tokenizer that "
     assert capfd.readouterr().err.startswith(said)
 
 
@@ -209,7 +209,7 @@ DAMAGE = {
     "llama": (
         lambda folder: change(folder / "config.json", model_type="llama"),
         4,
-        "model_type is 'llama', a GPT-2 here has 'gpt2'",
+        "model_type is 'llama', but must be 'gpt2'",
     ),
     "vocabulary": (lambda folder: change(folder / "config.json", vocab_size=400), 4, "wte.weight"),
     "cut tokens": (lambda folder: cut(folder / "vocab.json"), 3, "vocab.json cannot be used"),

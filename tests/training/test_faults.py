@@ -42,11 +42,11 @@ def test_a_damaged_newest_checkpoint_costs_one_interval(
     assert load_run(run).source == run / "checkpoints" / "step=2.safetensors"
     (warning,) = capfd.readouterr().err.splitlines()
     assert warning.startswith("warning: checkpoint: step=4.safetensors ")
-    assert warning.endswith("checkpoints/step=2.safetensors is used instead")
+    assert warning.endswith(f"; using {run}/checkpoints/step=2.safetensors instead")
     assert command(tmp_path, "resume=run") == 0
     out, err = capfd.readouterr()
     assert err.splitlines() == [warning.replace(f"{run}", "run")]
-    assert "goes on after step 2" in out
+    assert "resumes after step 2" in out
     assert fingerprint(run) == whole("mha")
 
 
@@ -61,7 +61,7 @@ def test_with_no_good_checkpoint_a_run_does_not_go_on(
     assert command(tmp_path, "resume=run") == 4
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith(
-        "error: checkpoint: none in run/checkpoints is good (step=6.safetensors is dam"
+        "error: checkpoint: none in run/checkpoints can be used (step=6.safetensors is dam"
     )
     assert "step=4.safetensors is damaged" in line
     assert content(run) == before
@@ -184,7 +184,7 @@ def test_rows_before_the_checkpoint_that_are_gone_are_said_to_be(
     assert command(tmp_path, "resume=run") == 0
     (warning,) = capfd.readouterr().err.splitlines()
     assert warning.startswith("warning: metrics.jsonl: ")
-    assert warning.endswith("rows are missing, which were written before step 2")
+    assert warning.endswith("rows written before step 2 are missing")
     assert all(json.loads(line) for line in file.read_text(encoding="utf-8").splitlines())
     assert [row["step"] for row in rows(tmp_path / "run") if "val/loss" in row] == [4, 6]
 

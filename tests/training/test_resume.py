@@ -112,7 +112,7 @@ def test_a_second_ctrl_c_ends_a_run_at_once(
     once(monkeypatch, "training_step", 3, twice)
     assert command(tmp_path, *begun(tmp_path)) == 130
     assert steps_kept(tmp_path / "run") == ["step=2.safetensors"]
-    assert "Ctrl-C again ends it now" in capfd.readouterr().err
+    assert "Ctrl-C again stops it now" in capfd.readouterr().err
 
 
 def test_without_a_checkpoint_yet_a_run_begins_again(

@@ -72,7 +72,7 @@ def test_an_mfu_above_one_is_warned_of_once_and_shown_as_null(
     slow_device: tuple[Path, str],
 ) -> None:
     _, said = slow_device
-    assert said.count("warning: perf/mfu: comes to ") == 1
+    assert said.count("warning: perf/mfu: is ") == 1
     assert [line.split() for line in said.splitlines() if line.startswith("  perf/mfu")] == [
         ["perf/mfu", "null"]
     ]

@@ -42,7 +42,7 @@ def test_a_run_whose_folder_is_gone_ends_in_one_line_and_makes_no_other(
     once(monkeypatch, "training_step", 3, lambda: TAKEN[way](run))
     assert command(tmp_path, *begun(tmp_path, f"log_every={log_every}")) == 7
     (line,) = capfd.readouterr().err.splitlines()
-    assert line.startswith(f"error: {run}: the run's folder is gone, removed or moved meanwhile; ")
+    assert line.startswith(f"error: {run}: the run's folder was removed or moved; ")
     assert not run.exists()
     monkeypatch.undo()
     if way == "moved":
@@ -59,7 +59,7 @@ def test_the_thread_that_writes_events_leaves_its_error_to_the_run(
     shutil.rmtree(tmp_path / "run")
     recorder._writer.add_scalar("train/loss", 2.0, 2)  # queued before the folder is checked again
     recorder._events().event_writer._async_writer._worker.join()
-    with pytest.raises(DiskError, match="the run's folder is gone"):
+    with pytest.raises(DiskError, match="the run's folder was removed"):
         recorder.log_metrics({"train/loss": 3.0}, 3)
     recorder.close(done=False)
     assert capfd.readouterr() == ("", "")
@@ -72,7 +72,7 @@ def test_a_run_whose_rows_are_gone_ends_and_can_go_on(
     once(monkeypatch, "training_step", 3, file.unlink)
     assert command(tmp_path, *begun(tmp_path)) == 7
     (line,) = capfd.readouterr().err.splitlines()
-    assert line.startswith(f"error: {file}: is gone, removed or moved meanwhile; ")
+    assert line.startswith(f"error: {file}: was removed or moved during the run; ")
     assert command(tmp_path, "resume=run") == 0
     assert [row["step"] for row in rows(tmp_path / "run") if "val/loss" in row] == [4, 6]
 

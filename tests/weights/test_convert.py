@@ -128,9 +128,9 @@ SIZES = "error: init_from: SOURCE differs from this run; give"
 @pytest.mark.parametrize(
     ("overrides", "code", "said"),
     [
-        (["init_from=none"], 4, "error: init_from: none is no folder; give a run's, "),
+        (["init_from=none"], 4, "error: init_from: none is not a folder; give a run's, "),
         (["init_from=SOURCE/.."], 4, "error: init_from: SOURCE/.. holds no run; "),
-        (["init_from=hf:gpt2"], 2, "error: init_from: 'hf:gpt2' is no name on the hub; "),
+        (["init_from=hf:gpt2"], 2, "error: init_from: 'hf:gpt2' is not a name on the hub; give "),
         (["init_from=SOURCE", "model.d_mlp=7"], 2, f"{SIZES} model.d_mlp=64\n"),
         (["init_from=SOURCE", "model.num_layers=2"], 2, f"{SIZES} model.num_layers=1\n"),
         (["init_from=SOURCE", "model.num_heads=2"], 2, f"{SIZES} model.num_heads=4\n"),

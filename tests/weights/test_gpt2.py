@@ -85,7 +85,7 @@ def test_old_names_and_the_masks_of_old_files_are_read(tmp_path: Path):
         ({"n_layer": "many"}, "cannot be used"),
         (
             {"activation_function": "relu"},
-            "activation_function is .relu., a GPT-2 here has .gelu_new.",
+            "activation_function is .relu., but must be .gelu_new.",
         ),
         ({"model_type": "gpt_neox"}, "model_type is .gpt_neox."),
         ({"layer_norm_epsilon": 1e-6}, "layer_norm_epsilon is 1e-06"),
@@ -118,8 +118,8 @@ def test_weights_that_are_cut_short_are_named(size, tmp_path: Path):
         (["attn=gqa"], "a key/value head for each query head"),
         (["attn=mha", "position=none"], "learned positions"),
         (["attn=mha", "model.qkv_bias=false"], "qkv biases"),
-        (["attn=mha", "attn.scale=0.3"], "layer 0: the same heads attend otherwise"),
-        (["attn=probe_windowed", "+attn.num_kv_heads=6"], "attend otherwise in GPT-2"),
+        (["attn=mha", "attn.scale=0.3"], "layer 0: the same heads give other outputs"),
+        (["attn=probe_windowed", "+attn.num_kv_heads=6"], "give other outputs in GPT-2"),
     ],
 )
 def test_what_gpt2_has_not_cannot_be_written_as_one(overrides, said, tmp_path: Path):

@@ -17,7 +17,7 @@ from gptattn.machine.disk import make_folder, write_atomically
 from gptattn.maps.cells import packed, tokens_per_cell
 from gptattn.maps.labels import short, token_labels, visible
 from gptattn.maps.layer_picture import layer_png
-from gptattn.maps.map_page import Layer, Shown, page_text
+from gptattn.maps.map_page import Layer, PageHeader, page_text
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.load import SavedRun, load_run
 from gptattn.settings.config import Accelerator
@@ -129,7 +129,7 @@ class Writer:
     def page(self) -> None:
         """Write attention.html and print each layer's mean entropy (nats) and sink mass."""
         even = even_weights(len(self.labels))
-        shown = Shown(
+        shown = PageHeader(
             run=self.name,
             variant=self.saved.cfg.variant,
             prompt=self.prompt,

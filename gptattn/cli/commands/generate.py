@@ -125,7 +125,7 @@ def run(args: Arguments) -> None:
     ends = [sample.end() for sample in samples]
     write(ends[0])
     for prompt, sample in zip(prompts[1:], samples[1:], strict=True):
-        write(f"\n---\n{prompt}{sample.told}")
+        write(f"\n---\n{prompt}{sample.emitted}")
     rows = len(samples)
     capacity = min(context, longest + args.tokens)
     held = model.new_cache(1, capacity).nbytes  # windows and states have a fixed size
