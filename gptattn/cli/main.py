@@ -91,7 +91,7 @@ def _main() -> None:
     if args.multirun or args.help or args.hydra_help or args.cfg or args.info:
         _leave_to_hydra(args)
     elif args.shell_completion:
-        _hydras_main()
+        _hydra_main()
     else:
         _run(args)
 
@@ -103,7 +103,7 @@ def _run(args: Namespace) -> None:
         ready, folder = _checked(cfg)
         # Check the folder first: Hydra would write into it without a check.
         with _new_run(folder):
-            _as_hydras_job(cfg, folder, lambda: _train_and_tell(ready, folder.absolute()))
+            _as_hydras_job(cfg, folder, lambda: _train_and_report(ready, folder.absolute()))
 
 
 def _as_hydras_job(cfg: DictConfig, folder: Path, task: Callable[[], object]) -> None:
@@ -112,10 +112,10 @@ def _as_hydras_job(cfg: DictConfig, folder: Path, task: Callable[[], object]) ->
     `folder` is the folder that `hydra.run.dir` gave. It is written back into the config, since its
     random part must not be resolved again.
     """
-    told = [] if cfg.hydra.mode else ["hydra.mode=RUN"]
+    mode = [] if cfg.hydra.mode else ["hydra.mode=RUN"]
     with read_write(cfg.hydra), open_dict(cfg.hydra):
         cfg.hydra.run.dir, cfg.hydra.mode = str(folder), RunMode.RUN
-        cfg.hydra.overrides.hydra += [f"hydra.run.dir={quoted(str(folder))}", *told]
+        cfg.hydra.overrides.hydra += [f"hydra.run.dir={quoted(str(folder))}", *mode]
     configure_log(cfg.hydra.hydra_logging, cfg.hydra.verbose)
     context = HydraContext(GlobalHydra.instance().config_loader(), Callbacks())
     done = run_as_job(
@@ -140,10 +140,10 @@ def _leave_to_hydra(args: Namespace) -> None:
             part = args.package not in (None, "_global_")
             if part and not OmegaConf.is_config(OmegaConf.select(cfg, args.package)):
                 raise ConfigError("--package", f"{args.package!r} is no part of the settings")
-    _hydras_main()
+    _hydra_main()
 
 
-def _hydras_main() -> None:
+def _hydra_main() -> None:
     with complaints():
         hydra.main(version_base="1.3", config_path=str(CONF), config_name=CONFIG_NAME)(run_job)()
 
@@ -180,7 +180,7 @@ def run_job(cfg: DictConfig) -> float:
         typed = to_train_config(cfg)
         with ending_at_once():
             from gptattn.training.precheck import check_run
-        loss = _train_and_tell(check_run(typed), folder)
+        loss = _train_and_report(check_run(typed), folder)
     # Trainer, model and callbacks form reference cycles: without this, finished runs would stay in
     # memory while the next one of this process trains.
     gc.collect()
@@ -205,10 +205,10 @@ def _resume(folder: Path, overrides: Sequence[str]) -> None:
         except DataError as error:
             hint = "; resume takes data.path=... where the text has moved"
             raise DataError(error.field, error.message + hint) from None
-        _train_and_tell(ready, folder, start)
+        _train_and_report(ready, folder, start)
 
 
-def _train_and_tell(ready: "Ready", folder: Path, start: "Start | None" = None) -> float:
+def _train_and_report(ready: "Ready", folder: Path, start: "Start | None" = None) -> float:
     # torch and lightning take seconds to import: do so only once the settings are checked.
     with ending_at_once():
         from gptattn.machine.console import make_console
@@ -220,13 +220,13 @@ def _train_and_tell(ready: "Ready", folder: Path, start: "Start | None" = None) 
         summary = train_ready(ready, folder, console, start)
     except Stopped as stopped:
         held = f"step {stopped.step}" if stopped.saved else "what was logged"
-        print(_how_to_go_on(shown, held, stopped.saved), file=sys.stderr)
+        print(_resume_hint(shown, held, stopped.saved), file=sys.stderr)
         if stopped.signum == signal.SIGINT:
             raise KeyboardInterrupt from stopped
         raise SystemExit(128 + stopped.signum) from stopped
     except (SystemExit, KeyboardInterrupt, BrokenPipeError) as error:
         if ready.cfg.checkpoint and RunFolder(folder).begun:
-            print(_how_to_go_on(shown, "its newest checkpoint, if any", True), file=sys.stderr)
+            print(_resume_hint(shown, "its newest checkpoint, if any", True), file=sys.stderr)
         # Lightning turns Ctrl-C into SystemExit(1), which would look like an ordinary failure.
         if isinstance(error.__context__, KeyboardInterrupt):
             raise KeyboardInterrupt from error
@@ -238,8 +238,8 @@ def _train_and_tell(ready: "Ready", folder: Path, start: "Start | None" = None) 
     return float(summary["metrics"]["val/loss"])
 
 
-def _how_to_go_on(shown: str, held: str, goes_on: bool) -> str:
-    how = f"; {command('train')} resume={shlex.quote(shown)} goes on" if goes_on else ""
+def _resume_hint(shown: str, held: str, resumes: bool) -> str:
+    how = f"; {command('train')} resume={shlex.quote(shown)} goes on" if resumes else ""
     return f"{shown} holds {held}{how}"
 
 

@@ -27,9 +27,9 @@ PLUGINS = {
     "launcher": ("hydra_plugins", "hydra._internal.core_plugins"),
     "sweeper": ("hydra_plugins", "hydra._internal.core_plugins"),
 }
-HYDRAS = Path(hydra.conf.__file__).parent / "hydra"
+HYDRA_CONF = Path(hydra.conf.__file__).parent / "hydra"
 # Settings that let foreign code run: only the command line may give them, no file.
-BY_HAND = ("allow_targets", "hydra.job.env_set")
+COMMAND_LINE_ONLY = ("allow_targets", "hydra.job.env_set")
 
 
 class CheckedFiles(FileConfigSource):
@@ -96,7 +96,7 @@ def check_composed(cfg: DictConfig, overrides: Sequence[str]) -> None:
     """Raise ConfigError if a composed config, or hydra's node in it, names what is not allowed."""
     plain: Any = OmegaConf.to_container(cfg, resolve=False)
     own = plain.pop("hydra", None) or {}
-    for name in BY_HAND:
+    for name in COMMAND_LINE_ONLY:
         if OmegaConf.select(cfg, name) and not any(
             re.match(rf"\+*{re.escape(name)}\b", override) for override in overrides
         ):
@@ -129,7 +129,7 @@ def _check_sweeper(node: dict[str, Any]) -> None:
 
 def _check_logging(group: str, node: Any) -> None:
     """Accept only Hydra's own logging files: Python's logging creates any object a config names."""
-    own = _hydras(group)
+    own = _hydra_files(group)
     if node not in own.values():
         raise ConfigError(
             f"hydra.{group}",
@@ -138,7 +138,7 @@ def _check_logging(group: str, node: Any) -> None:
 
 
 @cache
-def _hydras(group: str) -> dict[str, Any]:
+def _hydra_files(group: str) -> dict[str, Any]:
     """Return the contents of Hydra's own files of this group, by name."""
-    files = sorted((HYDRAS / group).glob("*.yaml"))
+    files = sorted((HYDRA_CONF / group).glob("*.yaml"))
     return {file.stem: yaml.load(file.read_text(), Loader=LOADER) for file in files}

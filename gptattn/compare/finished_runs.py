@@ -113,7 +113,7 @@ def read_runs(paths: Iterable[str | Path]) -> tuple[list[Run], list[str]]:
         raise DataError(
             "run folder", f"no finished run there{passed}; train one first: {command('train')}"
         )
-    return _told_apart(runs), passed_over
+    return _with_origin_names(runs), passed_over
 
 
 def one_line(text: str) -> str:
@@ -196,7 +196,7 @@ def finite(metrics: Mapping[str, float | None]) -> dict[str, float]:
     return {k: v for k, v in metrics.items() if v is not None and abs(v) < LARGEST}
 
 
-def _told_apart(runs: Sequence[Run]) -> list[Run]:
+def _with_origin_names(runs: Sequence[Run]) -> list[Run]:
     """Give equal starting weights one `init_from` name, and different weights different names.
 
     The name is the first path that the weights were found under; a hash follows if that path held
@@ -209,15 +209,15 @@ def _told_apart(runs: Sequence[Run]) -> list[Run]:
             weights = run.making and run.making.weights
             names.setdefault(weights, run.settings["init_from"])
             contents.setdefault(run.settings["init_from"], set()).add(weights)
-    told = []
+    named = []
     for run in runs:
         weights = run.making and run.making.weights
         if run.origin and not SEED_AND_ID.search(run.origin):
             name = names[weights] if weights else run.settings["init_from"]
             name += f" {(weights or 'unknown')[:8]}" if len(contents[name]) > 1 else ""
             run = replace(run, settings=run.settings | {"init_from": name})
-        told.append(run)
-    return told
+        named.append(run)
+    return named
 
 
 def seedless(path: str) -> str:

@@ -19,7 +19,14 @@ from gptattn.sweep.design import design_words
 from gptattn.sweep.end_tables import print_end
 from gptattn.sweep.estimate import Estimate
 from gptattn.sweep.ledger import Ledger, read_ledger
-from gptattn.sweep.plan import Found, Plan, folders_done, going_on, slots, threads_each
+from gptattn.sweep.plan import (
+    Found,
+    Plan,
+    folders_done,
+    slots,
+    threads_each,
+    with_resumable_folders,
+)
 from gptattn.sweep.processes import Outcome, Work, run_all
 from gptattn.sweep.sweep_progress import SweepProgress
 
@@ -114,7 +121,7 @@ def _planned(
             found.done.update(more.done)
             found.stale.update(more.stale)
             if in_processes:
-                plans = going_on(plans, found, keep_stale=sweep.keep_stale)
+                plans = with_resumable_folders(plans, found, keep_stale=sweep.keep_stale)
         stages.append(plans)
     # A resumed run already takes its room on the disk.
     new = [p for plans in stages for p in plans if p.folder not in found.done and not p.begun]
@@ -155,8 +162,8 @@ def _estimated(
         return [list(stage) for stage in stages]
     if all(stages):
         console.print(f"in all about {span(sum(seconds) / slots(plans[0].cfg))}")
-    told = iter(seconds)
-    return [[replace(plan, seconds=next(told)) for plan in stage] for stage in stages]
+    each = iter(seconds)
+    return [[replace(plan, seconds=next(each)) for plan in stage] for stage in stages]
 
 
 @dataclass
@@ -222,9 +229,13 @@ def run_in_processes(
     ledger = Ledger(plans[0].folder.parent)
     with SweepProgress(console, works, parallel, known=len(known) == len(plans)) as progress:
         outcomes = run_all(works, parallel, ledger, progress)
-        short = [i for i, plan in enumerate(plans) if outcomes[i].out_of_memory and _goes_on(plan)]
+        short = [
+            i
+            for i, plan in enumerate(plans)
+            if outcomes[i].out_of_memory and _can_start_again(plan)
+        ]
         again = [_work(plans[i], command, threads) for i in short]
-        progress.once_more(again)
+        progress.retrying(again)
         for i, outcome in zip(short, run_all(again, 1, ledger, progress), strict=True):
             outcomes[i] = outcome
     _warn(ledger)
@@ -232,7 +243,7 @@ def run_in_processes(
         yield plan, _loss(outcome) if outcome.done else RuntimeError(outcome.reason)
 
 
-def _goes_on(plan: Plan) -> bool:
+def _can_start_again(plan: Plan) -> bool:
     """Whether the plan can start again in its folder: without checkpoints, a begun run cannot."""
     return plan.cfg.checkpoint or not plan.begun
 

@@ -86,7 +86,7 @@ class SweepProgress:
         # Text keeps rich from reading a name or a reason as markup.
         self.console.print(Text(line + (f"; about {span(left)} left" if left else "")))
 
-    def once_more(self, works: Sequence[Work]) -> None:
+    def retrying(self, works: Sequence[Work]) -> None:
         """Count these runs as unfinished again: they ended out of memory and are repeated."""
         if works:
             self.ended_runs -= len(works)

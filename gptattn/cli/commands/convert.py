@@ -155,7 +155,7 @@ def run(args: Arguments, changes: dict[str, str]) -> None:
     print(f"written: {out}")
 
 
-def convert_as_told(arguments: Sequence[str]) -> None:
+def convert_with_changes(arguments: Sequence[str]) -> None:
     """Split off the variant's settings, to.NAME=VALUE, and run the command with the rest."""
     changes = {}
     for argument in arguments:
@@ -170,4 +170,4 @@ def convert_as_told(arguments: Sequence[str]) -> None:
 
 def main() -> int:
     """Run `gptattn-convert`; return the exit code."""
-    return run_script(HELP, convert_as_told)
+    return run_script(HELP, convert_with_changes)

@@ -116,8 +116,8 @@ def run(args: Arguments) -> None:
     steps = 0
     for step in new:
         steps += 1
-        told = [own.feed(id) for own, id in zip(samples, step[:, 0].tolist(), strict=True)]
-        write(told[0])
+        new_text = [own.feed(id) for own, id in zip(samples, step[:, 0].tolist(), strict=True)]
+        write(new_text[0])
         if all(sample.done for sample in samples):
             break
     synchronize(device)
