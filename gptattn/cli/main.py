@@ -84,7 +84,9 @@ def _main() -> None:
     resume, overrides = resume_argument(args.overrides)
     if resume is not None and not (args.help or args.hydra_help):
         if args.multirun or args.cfg or args.info or args.shell_completion:
-            raise ConfigError("resume", "goes on with one run, and takes no flag beside --debug")
+            raise ConfigError(
+                "resume", "resumes one run and takes no flag but --debug; leave the others out"
+            )
         _resume(Path(resume), overrides)
         return
     _check_flags(args)
@@ -139,7 +141,7 @@ def _leave_to_hydra(args: Namespace) -> None:
         with composed(args.overrides, name, mode, args.config_dir) as cfg:
             part = args.package not in (None, "_global_")
             if part and not OmegaConf.is_config(OmegaConf.select(cfg, args.package)):
-                raise ConfigError("--package", f"{args.package!r} is no part of the settings")
+                raise ConfigError("--package", f"{args.package!r} is not a part of the settings")
     _hydra_main()
 
 
@@ -155,7 +157,7 @@ def _new_run(folder: Path) -> Iterator[None]:
         if RunFolder(folder).begun:
             raise RunFolderError(
                 "hydra.run.dir",
-                f"{folder} already holds a run; resume=... goes on with it, or give another folder",
+                f"{folder} already holds a run; resume it with resume=..., or give another folder",
             )
         hydras = folder / ".hydra"  # Hydra would follow links there
         for place in (hydras, *hydras.glob("*")):
@@ -167,6 +169,12 @@ def _parse_arguments() -> Namespace:
     parser = get_args_parser()
 
     def complain(message: str) -> NoReturn:
+        late = message.removeprefix("unrecognized arguments: ")
+        if late != message and not late.startswith("-"):
+            # argparse takes the settings as one block; a flag between them ends it.
+            raise ConfigError(
+                "command line", f"settings stand on both sides of a flag ({late}); give flags first"
+            )
         raise ConfigError("command line", f"{message}; see --help")
 
     parser.error = complain
@@ -203,7 +211,7 @@ def _resume(folder: Path, overrides: Sequence[str]) -> None:
         try:
             ready = check_run(cfg, goes_on=start.source is not None)
         except DataError as error:
-            hint = "; resume takes data.path=... where the text has moved"
+            hint = "; if the text has moved, add data.path=..."
             raise DataError(error.field, error.message + hint) from None
         _train_and_report(ready, folder, start)
 
@@ -239,7 +247,7 @@ def _train_and_report(ready: "Ready", folder: Path, start: "Start | None" = None
 
 
 def _resume_hint(shown: str, held: str, resumes: bool) -> str:
-    how = f"; {command('train')} resume={shlex.quote(shown)} goes on" if resumes else ""
+    how = f"; to resume: {command('train')} resume={shlex.quote(shown)}" if resumes else ""
     return f"{shown} holds {held}{how}"
 
 
@@ -248,22 +256,31 @@ def _check_flags(args: Namespace) -> None:
     if args.shell_completion and not any(
         override.startswith(("install=", "uninstall=", "query=")) for override in args.overrides
     ):
-        raise ConfigError("-sc", "takes install=SHELL or uninstall=SHELL; bash, zsh or fish")
+        raise ConfigError(
+            "-sc", "needs install=SHELL or uninstall=SHELL; SHELL is bash, zsh or fish"
+        )
     one = (args.multirun, args.cfg, args.info, args.shell_completion, args.run)
     if sum(map(bool, one)) > 1:
-        raise ConfigError("command line", "--multirun, --cfg, --info and -sc go one at a time")
+        raise ConfigError(
+            "command line", "--run, --multirun, --cfg, --info and -sc exclude each other; give one"
+        )
     if args.hydra_help or args.shell_completion:
         return
     if args.experimental_rerun is not None:
         raise ConfigError(
-            "--experimental-rerun", "reads a pickle, which may run anything; give the overrides"
+            "--experimental-rerun",
+            "reads a pickle, which may run any code; give the overrides instead",
         )
     if args.config_path is not None:
-        raise ConfigError("--config-path", "would hide the settings; --config-dir adds a folder")
+        raise ConfigError(
+            "--config-path", "would hide the settings; use --config-dir to add a folder"
+        )
     if args.config_dir is not None and not Path(args.config_dir).exists():
-        raise ConfigError("--config-dir", f"{args.config_dir} does not exist; give one that does")
+        raise ConfigError(
+            "--config-dir", f"{args.config_dir} does not exist; give a folder that does"
+        )
     if args.resolve and not (args.cfg or args.help):
-        raise ConfigError("--resolve", "goes with --cfg or --help; leave it out")
+        raise ConfigError("--resolve", "works only with --cfg or --help; leave it out")
 
 
 def check_job(overrides: Sequence[str], config_name: str = CONFIG_NAME) -> TrainConfig:
@@ -275,9 +292,9 @@ def check_job(overrides: Sequence[str], config_name: str = CONFIG_NAME) -> Train
 def _checked(cfg: DictConfig) -> "tuple[Ready, Path]":
     """Return the config's checked run and its folder; raise a UserError if it cannot start."""
     if OmegaConf.select(cfg, "hydra.sweeper.params") and cfg.hydra.mode is None:
-        raise ConfigError("command line", "these settings are a sweep's; add -m")
+        raise ConfigError("command line", "these settings define a sweep; add -m")
     if cfg.hydra.mode == RunMode.MULTIRUN:
-        raise ConfigError("hydra.mode", "is a sweep's; give -m instead")
+        raise ConfigError("hydra.mode", "MULTIRUN makes a sweep; give -m instead")
     if cfg.hydra.job.chdir:
         raise ConfigError("hydra.job.chdir", "would move relative paths; leave it out")
     typed = to_train_config(cfg)

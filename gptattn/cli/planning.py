@@ -107,7 +107,7 @@ def _plan(cfg: DictConfig, job: Sequence[Override], shared: Collection[str]) -> 
         HydraConfig.instance().cfg = before
     if name in ("", ".", "..") or Path(name).name != name:
         raise ConfigError(
-            "hydra.sweep.subdir", f"{name!r} is no name of a folder in {home}; leave it out"
+            "hydra.sweep.subdir", f"{name!r} is not a folder name in {home}; leave it out"
         )
     overrides = [str(override.input_line) for override in job]
     return Plan([o for o in overrides if not o.startswith(SUBDIR)], typed, home / name)

@@ -59,7 +59,7 @@ def compare(
     picked = [pick_baseline(groups, baseline) for _, groups in sets]
     if not any(picked):
         names = {name for _, groups in sets for name in groups}
-        message = f"{baseline!r} is no row of the report; {suggest(baseline or '', names)}"
+        message = f"{baseline!r} is not a row of the report; {suggest(baseline or '', names)}"
         raise ConfigError("--baseline", message)
     sections = []
     for (found, groups), name in zip(sets, picked, strict=True):

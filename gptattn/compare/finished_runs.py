@@ -102,16 +102,18 @@ def read_runs(paths: Iterable[str | Path]) -> tuple[list[Run], list[str]]:
     seen: set[tuple[int, int]] = set()
     for path in map(Path, paths):
         if not path.is_dir():
-            raise DataError("run folder", f"{path} is no folder; give a run or sweep folder")
+            raise DataError("run folder", f"{path} is not a folder; give a run or sweep folder")
         for folder in _run_folders(path, seen, passed_over):
             try:
                 runs.append(_read(RunFolder(folder)))
             except DAMAGE as error:
                 passed_over.append(one_line(f"{folder}: {_reason(error, folder)}"))
     if not runs:
-        passed = f" ({len(passed_over)} passed over, as {passed_over[0]})" if passed_over else ""
+        passed = (
+            f" ({len(passed_over)} passed over, such as {passed_over[0]})" if passed_over else ""
+        )
         raise DataError(
-            "run folder", f"no finished run there{passed}; train one first: {command('train')}"
+            "run folder", f"no finished run found{passed}; train one first: {command('train')}"
         )
     return _with_origin_names(runs), passed_over
 
@@ -123,7 +125,7 @@ def one_line(text: str) -> str:
 
 def _reason(error: Exception, folder: Path) -> str:
     if isinstance(error, FileNotFoundError) and RunFolder(folder).weights_file.is_file():
-        return "weights that were converted, and not trained: nothing to compare"
+        return "converted weights that were not trained: nothing to compare"
     if isinstance(error, FileNotFoundError):
         return "not finished"
     if isinstance(error, OSError):

@@ -107,7 +107,7 @@ def comparable_sets(runs: Sequence[Run], split: bool) -> list[RunSet]:
     if refusal and not split:
         raise ConfigError(
             "comparison",
-            f"the runs differ in {refusal}; --split reports each apart, or give fewer folders",
+            f"the runs differ in {refusal}; --split reports each separately, or give fewer folders",
         )
     sets: dict[tuple[str, ...], list[Run]] = {}
     for run in runs:

@@ -137,6 +137,6 @@ def _changes(original: Run, members: Sequence[Run]) -> list[str]:
     for key in sorted(before.keys() | after[0].keys()):
         values = sorted({settings.get(key, "none") for settings in after})
         if values != [before.get(key, "none")]:
-            had = f"uptraining had {key}={' and '.join(values)}"
+            had = f"uptraining used {key}={' and '.join(values)}"
             lines.append(f"{had}, the originals {before.get(key, 'none')}")
     return lines

@@ -38,9 +38,12 @@ def uptraining_plot(sections: Sequence[Section], prefix: str) -> Plot:
 def _caption(sections: Sequence[Section]) -> str:
     caption = (
         f"{sections[0].family[0].upper()}{sections[0].family[1:]}: mean over seeds with its 95% "
-        "interval, against the share α of the original steps. Level lines: from scratch."
+        "confidence interval, against the share α of the original steps. Horizontal lines: the "
+        "original, and the target from scratch."
     )
-    return caption + " Below, the same without the top." * (_zoomed(sections) is not None)
+    return caption + " Lower panels: the same, without the highest losses." * (
+        _zoomed(sections) is not None
+    )
 
 
 def _zoomed(sections: Sequence[Section]) -> tuple[float, float] | None:

@@ -28,7 +28,7 @@ def checked(
     twice = [folder for folder, n in Counter(plan.folder for plan in plans).items() if n > 1]
     if twice:
         raise ConfigError(
-            "hydra.sweep.subdir", f"gives several runs one folder, {twice[0]}; leave it out"
+            "hydra.sweep.subdir", f"gives several runs the same folder, {twice[0]}; leave it out"
         )
     # Keep only this of each check: the data and weights of many runs would fill the memory.
     known: dict[str, tuple[TrainConfig, int, Making | None]] = {}
@@ -38,7 +38,9 @@ def checked(
         check(plan.cfg)
         slots(plan.cfg)
         if plan.begun:
-            raise RunFolderError("hydra.sweep.subdir", f"{plan.folder} already holds a run")
+            raise RunFolderError(
+                "hydra.sweep.subdir", f"{plan.folder} already holds a run; leave it out"
+            )
         original = (originals or {}).get(plan.cfg.init_from or "")
         # The key holds all other settings, also those without influence on the result: a wrong
         # value of any must be found.

@@ -91,7 +91,7 @@ def _making_difference(folder: Path, plan: Plan, until: int | None = None) -> st
     `until` is the last step of the run that counts; None: all of its steps.
     """
     if plan.making is None:
-        return "what would make it now is not known"
+        return "its current code is unknown"
     was = RunFolder(folder).read_making()
     was = at_step(was, until) if was and until else was
     return ", ".join(differences(was, plan.making))
@@ -184,8 +184,10 @@ def slots(cfg: TrainConfig) -> int:
         return jobs or 1
     most = max(1, usable_cpus() // (threads or 1))
     if jobs is not None and jobs > most:
-        needs = f" of {threads} threads" if threads else ""
-        raise ConfigError("sweep.jobs", f"{jobs} at once{needs} is too many; at most {most} here")
+        needs = f" with {threads} threads each" if threads else ""
+        raise ConfigError(
+            "sweep.jobs", f"{jobs} runs at once{needs} are too many here; give at most {most}"
+        )
     return jobs or (most if threads else 1)
 
 

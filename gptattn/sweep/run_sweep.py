@@ -90,7 +90,9 @@ def run_sweep(
     print_end(console, done, end.failed)
     if end.failed:
         codes = [_exit_code(path) for path in end.failed]
-        lost = f", and {end.skipped} that start from one were not run" if end.skipped else ""
+        lost = (
+            f", and {end.skipped} that start from a failed run were skipped" if end.skipped else ""
+        )
         raise SweepError(
             f"{len(end.failed)} of {len(everything)} runs failed{lost}; "
             "the same command runs them again",
@@ -131,9 +133,9 @@ def _planned(
 
 def _announce(console: Console, folder: Path, plans: Sequence[Plan], found: Found) -> None:
     """Print how many runs there are, how many are done, and which results are stale and why."""
-    known = f", {len(found.done)} of them done already" if found.done else ""
+    known = f", {len(found.done)} already done" if found.done else ""
     begun = sum(plan.begun for plan in plans)
-    known += f", {begun} begun" if begun else ""
+    known += f", {begun} to resume" if begun else ""
     console.print(
         f"[bold]sweep[/bold]  {_counted(len(plans))}{known}, in {escape(str(folder))}",
         soft_wrap=True,
@@ -144,9 +146,13 @@ def _announce(console: Console, folder: Path, plans: Sequence[Plan], found: Foun
     for why, olds in reasons.items():
         names = ", ".join(old.name for old in olds[:STALE_NAMES])
         more = f" and {len(olds) - STALE_NAMES} more" if len(olds) > STALE_NAMES else ""
+        again = (
+            "a new run is made and the old one kept (sweep.keep_stale=true uses it instead)"
+            if len(olds) == 1
+            else "new runs are made and the old ones kept (sweep.keep_stale=true uses them instead)"
+        )
         console.print(
-            f"stale: {names}{more}: {why}; made again beside "
-            f"{'it' if len(olds) == 1 else 'them'} (sweep.keep_stale=true keeps)",
+            f"stale: {names}{more}: {why}; {again}",
             soft_wrap=True,
             markup=False,
         )
@@ -161,7 +167,7 @@ def _estimated(
     if seconds is None:
         return [list(stage) for stage in stages]
     if all(stages):
-        console.print(f"in all about {span(sum(seconds) / slots(plans[0].cfg))}")
+        console.print(f"about {span(sum(seconds) / slots(plans[0].cfg))} in all")
     each = iter(seconds)
     return [[replace(plan, seconds=next(each)) for plan in stage] for stage in stages]
 
@@ -223,7 +229,7 @@ def run_in_processes(
     about = (
         f": about {span(sum(known) / parallel)}"
         if len(known) == len(plans)
-        else "; no estimate, its trial failed"
+        else "; no time estimate: the trial failed"
     )
     console.print(f"{len(plans)} to run{how}{about}")
     ledger = Ledger(plans[0].folder.parent)
@@ -256,7 +262,7 @@ def _work(plan: Plan, command: Callable[[Plan], list[str]], threads: int | None)
 
 def _loss(outcome: Outcome) -> float | Exception:
     loss = RunFolder(outcome.folder).final_loss()
-    return RuntimeError("its summary.json tells no loss") if loss is None else loss
+    return RuntimeError("its summary.json has no loss") if loss is None else loss
 
 
 def _launched(
@@ -286,7 +292,7 @@ def _launched(
 
 def _warn(ledger: Ledger) -> None:
     if ledger.unwritten is not None:
-        print(f"warning: the ledger lacks lines: {ledger.unwritten}", file=sys.stderr)
+        print(f"warning: could not write to the ledger: {ledger.unwritten}", file=sys.stderr)
 
 
 def _counted(runs: int) -> str:

@@ -93,7 +93,7 @@ class SweepProgress:
             self.failed -= len(works)
             self._expected += sum(work.weight for work in works)
             names = ", ".join(work.folder.name for work in works)
-            self.console.print(Text(f"out of memory; once more, alone: {names}"))
+            self.console.print(Text(f"out of memory; retrying one at a time: {names}"))
 
     def _update(self, works: Sequence[Work]) -> None:
         self._looked = time.monotonic()

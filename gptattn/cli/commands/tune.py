@@ -87,7 +87,7 @@ def tune(args: argparse.Namespace, variant: str) -> "optuna.Study":
 
 def parse() -> argparse.Namespace:
     """Parse the command line and check one run of each variant. Raises a UserError."""
-    parser = argparse.ArgumentParser(description="The best learning rate of each variant.")
+    parser = argparse.ArgumentParser(description="Search the best learning rate of each variant.")
     parser.add_argument("--variants", default="mha,gqa,mqa", help="comma-separated")
     parser.add_argument("--trials", type=int, default=12, help="per variant, in all")
     parser.add_argument("--low", type=float, default=3e-4, help="smallest learning rate")
@@ -99,7 +99,7 @@ def parse() -> argparse.Namespace:
     if args.trials < 1:
         raise ConfigError("--trials", f"{args.trials} is too few; give 1 or more")
     if not 0 < args.low < args.high:
-        raise ConfigError("--low", f"{args.low} to {args.high} is no range; 0 < low < high")
+        raise ConfigError("--low", f"{args.low} to {args.high} is not a range; give 0 < low < high")
     for variant in args.variants:
         check_job([*args.overrides, f"attn={variant}"])
     return args
