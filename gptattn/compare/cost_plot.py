@@ -84,7 +84,7 @@ def _caption(cost: str, rows: int, named: int) -> str:
     gain = "more tokens/s" if cost == "speed" else "a lower cost"
     caption = (
         f"Means over seeds, with 95% confidence intervals{whose}; with two seeds, dashes show "
-        "each instead. Filled markers: the Pareto front (the line), where no other variant has "
+        "each seed instead. Filled markers: the Pareto front (the line), where no other variant has "
         f"both a lower mean loss and {gain}."
     )
     return caption + (

@@ -47,7 +47,7 @@ def _caption(sections: Sequence[Section], left_out: int) -> str:
     sizes = ", ".join(section.size for section in sections)
     caption = (
         f"A line joins the sizes of one variant ({sizes}). Means over seeds, with 95% confidence "
-        "intervals; with two seeds, dashes show each instead."
+        "intervals; with two seeds, dashes show each seed instead."
     )
     if sections[0].family:
         caption += f" All runs: {sections[0].family}."
