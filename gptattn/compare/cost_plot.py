@@ -84,8 +84,8 @@ def _caption(cost: str, rows: int, named: int) -> str:
     gain = "more tokens/s" if cost == "speed" else "a lower cost"
     caption = (
         f"Means over seeds, with 95% confidence intervals{whose}; with two seeds, dashes show "
-        "each seed instead. Filled markers: the Pareto front (the line), where no other variant has "
-        f"both a lower mean loss and {gain}."
+        "each seed instead. Filled markers: the Pareto front (the line), where no other variant "
+        f"has both a lower mean loss and {gain}."
     )
     return caption + (
         f" The legend names {named} of {rows} variants, the front first." if named < rows else ""

@@ -46,7 +46,7 @@ def uptrain_of(node: Mapping[str, Any]) -> Uptrain:
         listed = not isinstance(values, str | int | float)
         if not listed or not values or len(set(map(str, values))) < len(values):
             raise ConfigError(
-                f"{FIELD}.{name}", f"{values} is not a list of distinct values; as [a,b]"
+                f"{FIELD}.{name}", f"{values} is not a list of different values; give one, as [a,b]"
             )
     if node["source"] in node["targets"]:
         raise ConfigError(f"{FIELD}.targets", f"{node['source']} is the source; leave it out")
