@@ -64,7 +64,7 @@ def torture(settings: Settings, folder: Path) -> list[Result]:
         count = row.short if settings.form == "short" else row.long
         count = count if settings.count is None else settings.count
         if name == "disk" and not disk.can_mount(folder):
-            print("disk: left out: it takes root to mount the tmpfs that it fills", flush=True)
+            print("disk: skipped: mounting the tmpfs that it fills needs root", flush=True)
             continue
         if count == 0:
             continue
@@ -77,7 +77,7 @@ def torture(settings: Settings, folder: Path) -> list[Result]:
         result.seconds = round(time.monotonic() - start, 1)
         results.append(result)
         facts = ", ".join(f"{fact}: {value:,}" for fact, value in result.facts.items())
-        kept = "kept" if not result.broken else f"BROKEN {len(result.broken)} times"
+        kept = "passed" if not result.broken else f"FAILED {len(result.broken)} times"
         print(f"{name}: {result.tried} tried, {kept}; {facts}; {result.seconds} s", flush=True)
         for line in result.broken:
             print(f"  {line}", flush=True)

@@ -61,7 +61,7 @@ def test_a_run_from_python_is_the_commands(tmp_path: Path) -> None:
         (["attn=gqaa"], "attn: 'gqaa' is unknown; did you mean gqa?"),
         (["batch_size=many"], "batch_size: "),
         (["batch_size=0"], "batch_size: 0 is not a positive number"),
-        (["seed=1,2"], "seed: 1,2 are several values"),
+        (["seed=1,2"], "seed: 1,2 gives several values"),
     ],
 )
 def test_a_mistake_is_an_exception_in_the_commands_words(overrides: list[str], said: str) -> None:

@@ -39,7 +39,7 @@ def parse(kind: type[T], arguments: Sequence[str]) -> T:
     for argument in arguments:
         name, equals, text = argument.partition("=")
         if name not in known or not equals:
-            raise ConfigError(argument, f"is no setting; {suggest(name, known)}, as name=value")
+            raise ConfigError(argument, f"is not a setting; {suggest(name, known)}, as name=value")
         field = known[name]
         values[field.name] = _value(name, text, hints[field.name])
     for name, field in known.items():

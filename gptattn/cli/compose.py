@@ -119,7 +119,7 @@ def _load(
             warnings.filterwarnings("error", message="provider=hydra.searchpath")
             cfg = loader.load_configuration(config_name, list(overrides), run_mode)
     except UserWarning as error:
-        raise ConfigError("hydra.searchpath", f"{error}; give folders that are there") from error
+        raise ConfigError("hydra.searchpath", f"{error}; give folders that exist") from error
     except (ValueError, TypeError, LookupError, RecursionError) as error:
         # Errors that Hydra does not catch: numbers of thousands of digits, a group without a name.
         raise ConfigError("command line", f"Hydra cannot compose this: {error}") from error
@@ -136,19 +136,19 @@ def _check_choices(overrides: Sequence[str], run_mode: RunMode) -> None:
     for override in overrides:
         group, _, choice = override.partition("=")
         if len(group) > LONGEST_NAME:
-            raise ConfigError(group[:50], f"is no setting: its name has {len(group)} characters")
+            raise ConfigError(group[:50], f"is not a setting: its name has {len(group)} characters")
         if group.startswith("~") and _choices(group[1:]):
-            raise ConfigError(group[1:], f"cannot be taken out; choose one, {group[1:]}=...")
+            raise ConfigError(group[1:], f"cannot be removed; choose one with {group[1:]}=...")
         names = _choices(group)
         if not names:
             continue
         if run_mode == RunMode.RUN and re.match(r"[^\[{]*,|\w+\(", choice):
-            raise ConfigError(group, f"{choice} are several choices; add -m to try each of them")
+            raise ConfigError(group, f"{choice} gives several choices; add -m to run each")
         path = re.search(r"[/\\]|\.\.", choice) is not None
         plain = re.fullmatch(r"[A-Za-z_][\w.-]*|", choice) is not None and choice != "null"
         path = path or len(choice) > LONGEST_NAME  # too long for a file name
         if path or (run_mode == RunMode.RUN and not plain):
-            raise ConfigError(group, f"{choice!r} is no choice; {suggest(choice, names)}")
+            raise ConfigError(group, f"{choice!r} is not a choice; {suggest(choice, names)}")
 
 
 def _choices(group: str) -> list[str]:
@@ -173,7 +173,9 @@ def to_train_config(cfg: DictConfig) -> TrainConfig:
     found = typed(TrainConfig, OmegaConf.to_container(settings, throw_on_missing=True))
     chosen = HydraConfig.get().runtime.choices
     if any(chosen.get(group) != name for group, name in found.choices.items()):
-        raise ConfigError("choices", "records what was chosen; choose with attn=..., model=...")
+        raise ConfigError(
+            "choices", "only records what was chosen; choose with attn=..., model=..."
+        )
     return found
 
 
@@ -197,7 +199,7 @@ def _settings_of(
     """Return the variant's file with its interpolations resolved against `settings`."""
     files = {file.stem: file for folder in folders for file in folder.glob("*.yaml")}
     if variant not in files:
-        raise ConfigError(field, f"{variant!r} is no variant; {suggest(variant, files)}")
+        raise ConfigError(field, f"{variant!r} is not a variant; {suggest(variant, files)}")
     reference = OmegaConf.merge(settings, {})
     assert isinstance(reference, DictConfig)
     reference.attn = OmegaConf.create(read_config_text(files[variant]))
@@ -323,20 +325,22 @@ def _from_hydra(error: HydraException, overrides: Sequence[str]) -> UserError:
     if isinstance(error, OverrideParseException):
         return ConfigError(
             error.override,
-            "cannot be read; write name=value, or 'name=\"value\"' for odd characters",
+            "cannot be read; write name=value, or 'name=\"value\"' for special characters",
         )
     message, cause = str(error), error.__cause__
     match = re.search(r"Could not (?:override|delete|append)[^']*'([^']+)'", message)
     if match is None and isinstance(cause, OmegaConfBaseException):
         return _from_omegaconf(cause)
     if "Could not delete" in message and match is not None:
-        return ConfigError(match.group(1), "cannot be taken out; give it a value instead")
+        return ConfigError(match.group(1), "cannot be removed; give it a value instead")
     if "already at" in message and match is not None:
-        return ConfigError(match.group(1), f"is there already; {match.group(1)}=... without the +")
+        return ConfigError(
+            match.group(1), f"already exists; write {match.group(1)}=... without the +"
+        )
     several = re.search(r"Ambiguous value for argument '([^=]+)=([^']*)'", message)
     if several is not None:
         return ConfigError(
-            several.group(1), f"{several.group(2)} are several values; add -m to try each of them"
+            several.group(1), f"{several.group(2)} gives several values; add -m to run each"
         )
     if match is None:
         return ConfigError("command line", message)
@@ -354,13 +358,13 @@ def _unknown_key(key: str, overrides: Sequence[str]) -> ConfigError:
     ]
     if having:
         return ConfigError(
-            key, f"is no setting here; {' or '.join(having)} has it: {group}={having[0]}"
+            key, f"is not a setting here; {' or '.join(having)} has it: {group}={having[0]}"
         )
     if "." in key and siblings:
-        return ConfigError(key, f"is no setting; {suggest(key, siblings)}")
+        return ConfigError(key, f"is not a setting; {suggest(key, siblings)}")
     near = difflib.get_close_matches(key, keys, n=1, cutoff=0.4)
     hint = f"did you mean {near[0]}? " if near else ""
-    return ConfigError(key, f"is no setting; {hint}--help lists them all")
+    return ConfigError(key, f"is not a setting; {hint}--help lists them all")
 
 
 def _keys(choices: Sequence[str]) -> list[str]:

@@ -52,7 +52,7 @@ def report(error: Exception, debug: bool = False) -> int:
     message = str(known)
     if known is None:
         what = str(error).strip().partition("\n")[0][:200]
-        unless = f"if it is none of {', '.join(packages)}, " if packages else ""
+        unless = f"unless it comes from {', '.join(packages)}, " if packages else ""
         message = (
             f"internal: {type(error).__name__}{': ' * bool(what)}{what}; {unless}please report it"
         )

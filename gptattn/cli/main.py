@@ -84,14 +84,16 @@ def _main() -> None:
     resume, overrides = resume_argument(args.overrides)
     if resume is not None and not (args.help or args.hydra_help):
         if args.multirun or args.cfg or args.info or args.shell_completion:
-            raise ConfigError("resume", "goes on with one run, and takes no flag beside --debug")
+            raise ConfigError(
+                "resume", "resumes one run and takes no flag but --debug; leave the others out"
+            )
         _resume(Path(resume), overrides)
         return
     _check_flags(args)
     if args.multirun or args.help or args.hydra_help or args.cfg or args.info:
         _leave_to_hydra(args)
     elif args.shell_completion:
-        _hydras_main()
+        _hydra_main()
     else:
         _run(args)
 
@@ -103,7 +105,7 @@ def _run(args: Namespace) -> None:
         ready, folder = _checked(cfg)
         # Check the folder first: Hydra would write into it without a check.
         with _new_run(folder):
-            _as_hydras_job(cfg, folder, lambda: _train_and_tell(ready, folder.absolute()))
+            _as_hydras_job(cfg, folder, lambda: _train_and_report(ready, folder.absolute()))
 
 
 def _as_hydras_job(cfg: DictConfig, folder: Path, task: Callable[[], object]) -> None:
@@ -112,10 +114,10 @@ def _as_hydras_job(cfg: DictConfig, folder: Path, task: Callable[[], object]) ->
     `folder` is the folder that `hydra.run.dir` gave. It is written back into the config, since its
     random part must not be resolved again.
     """
-    told = [] if cfg.hydra.mode else ["hydra.mode=RUN"]
+    mode = [] if cfg.hydra.mode else ["hydra.mode=RUN"]
     with read_write(cfg.hydra), open_dict(cfg.hydra):
         cfg.hydra.run.dir, cfg.hydra.mode = str(folder), RunMode.RUN
-        cfg.hydra.overrides.hydra += [f"hydra.run.dir={quoted(str(folder))}", *told]
+        cfg.hydra.overrides.hydra += [f"hydra.run.dir={quoted(str(folder))}", *mode]
     configure_log(cfg.hydra.hydra_logging, cfg.hydra.verbose)
     context = HydraContext(GlobalHydra.instance().config_loader(), Callbacks())
     done = run_as_job(
@@ -139,11 +141,11 @@ def _leave_to_hydra(args: Namespace) -> None:
         with composed(args.overrides, name, mode, args.config_dir) as cfg:
             part = args.package not in (None, "_global_")
             if part and not OmegaConf.is_config(OmegaConf.select(cfg, args.package)):
-                raise ConfigError("--package", f"{args.package!r} is no part of the settings")
-    _hydras_main()
+                raise ConfigError("--package", f"{args.package!r} is not a part of the settings")
+    _hydra_main()
 
 
-def _hydras_main() -> None:
+def _hydra_main() -> None:
     with complaints():
         hydra.main(version_base="1.3", config_path=str(CONF), config_name=CONFIG_NAME)(run_job)()
 
@@ -155,7 +157,7 @@ def _new_run(folder: Path) -> Iterator[None]:
         if RunFolder(folder).begun:
             raise RunFolderError(
                 "hydra.run.dir",
-                f"{folder} already holds a run; resume=... goes on with it, or give another folder",
+                f"{folder} already holds a run; resume it with resume=..., or give another folder",
             )
         hydras = folder / ".hydra"  # Hydra would follow links there
         for place in (hydras, *hydras.glob("*")):
@@ -167,6 +169,12 @@ def _parse_arguments() -> Namespace:
     parser = get_args_parser()
 
     def complain(message: str) -> NoReturn:
+        late = message.removeprefix("unrecognized arguments: ")
+        if late != message and not late.startswith("-"):
+            # argparse takes the settings as one block; a flag between them ends it.
+            raise ConfigError(
+                "command line", f"settings stand on both sides of a flag ({late}); give flags first"
+            )
         raise ConfigError("command line", f"{message}; see --help")
 
     parser.error = complain
@@ -180,7 +188,7 @@ def run_job(cfg: DictConfig) -> float:
         typed = to_train_config(cfg)
         with ending_at_once():
             from gptattn.training.precheck import check_run
-        loss = _train_and_tell(check_run(typed), folder)
+        loss = _train_and_report(check_run(typed), folder)
     # Trainer, model and callbacks form reference cycles: without this, finished runs would stay in
     # memory while the next one of this process trains.
     gc.collect()
@@ -203,12 +211,12 @@ def _resume(folder: Path, overrides: Sequence[str]) -> None:
         try:
             ready = check_run(cfg, resumed=start.source is not None)
         except DataError as error:
-            hint = "; resume takes data.path=... where the text has moved"
+            hint = "; if the text has moved, add data.path=..."
             raise DataError(error.field, error.message + hint) from None
-        _train_and_tell(ready, folder, start)
+        _train_and_report(ready, folder, start)
 
 
-def _train_and_tell(ready: "Ready", folder: Path, start: "Start | None" = None) -> float:
+def _train_and_report(ready: "Ready", folder: Path, start: "Start | None" = None) -> float:
     # torch and lightning take seconds to import: do so only once the settings are checked.
     with ending_at_once():
         from gptattn.machine.console import make_console
@@ -220,13 +228,13 @@ def _train_and_tell(ready: "Ready", folder: Path, start: "Start | None" = None) 
         summary = train_ready(ready, folder, console, start)
     except Stopped as stopped:
         held = f"step {stopped.step}" if stopped.saved else "what was logged"
-        print(_how_to_go_on(shown, held, stopped.saved), file=sys.stderr)
+        print(_resume_hint(shown, held, stopped.saved), file=sys.stderr)
         if stopped.signum == signal.SIGINT:
             raise KeyboardInterrupt from stopped
         raise SystemExit(128 + stopped.signum) from stopped
     except (SystemExit, KeyboardInterrupt, BrokenPipeError) as error:
         if ready.cfg.checkpoint and RunFolder(folder).begun:
-            print(_how_to_go_on(shown, "its newest checkpoint, if any", True), file=sys.stderr)
+            print(_resume_hint(shown, "its newest checkpoint, if any", True), file=sys.stderr)
         # Lightning turns Ctrl-C into SystemExit(1), which would look like an ordinary failure.
         if isinstance(error.__context__, KeyboardInterrupt):
             raise KeyboardInterrupt from error
@@ -238,8 +246,8 @@ def _train_and_tell(ready: "Ready", folder: Path, start: "Start | None" = None) 
     return float(summary["metrics"]["val/loss"])
 
 
-def _how_to_go_on(shown: str, held: str, goes_on: bool) -> str:
-    how = f"; {command('train')} resume={shlex.quote(shown)} goes on" if goes_on else ""
+def _resume_hint(shown: str, held: str, resumes: bool) -> str:
+    how = f"; to resume: {command('train')} resume={shlex.quote(shown)}" if resumes else ""
     return f"{shown} holds {held}{how}"
 
 
@@ -248,22 +256,31 @@ def _check_flags(args: Namespace) -> None:
     if args.shell_completion and not any(
         override.startswith(("install=", "uninstall=", "query=")) for override in args.overrides
     ):
-        raise ConfigError("-sc", "takes install=SHELL or uninstall=SHELL; bash, zsh or fish")
+        raise ConfigError(
+            "-sc", "needs install=SHELL or uninstall=SHELL; SHELL is bash, zsh or fish"
+        )
     one = (args.multirun, args.cfg, args.info, args.shell_completion, args.run)
     if sum(map(bool, one)) > 1:
-        raise ConfigError("command line", "--multirun, --cfg, --info and -sc go one at a time")
+        raise ConfigError(
+            "command line", "--run, --multirun, --cfg, --info and -sc exclude each other; give one"
+        )
     if args.hydra_help or args.shell_completion:
         return
     if args.experimental_rerun is not None:
         raise ConfigError(
-            "--experimental-rerun", "reads a pickle, which may run anything; give the overrides"
+            "--experimental-rerun",
+            "reads a pickle, which may run any code; give the overrides instead",
         )
     if args.config_path is not None:
-        raise ConfigError("--config-path", "would hide the settings; --config-dir adds a folder")
+        raise ConfigError(
+            "--config-path", "would hide the settings; use --config-dir to add a folder"
+        )
     if args.config_dir is not None and not Path(args.config_dir).exists():
-        raise ConfigError("--config-dir", f"{args.config_dir} does not exist; give one that does")
+        raise ConfigError(
+            "--config-dir", f"{args.config_dir} does not exist; give a folder that does"
+        )
     if args.resolve and not (args.cfg or args.help):
-        raise ConfigError("--resolve", "goes with --cfg or --help; leave it out")
+        raise ConfigError("--resolve", "works only with --cfg or --help; leave it out")
 
 
 def check_job(overrides: Sequence[str], config_name: str = CONFIG_NAME) -> TrainConfig:
@@ -275,9 +292,9 @@ def check_job(overrides: Sequence[str], config_name: str = CONFIG_NAME) -> Train
 def _checked(cfg: DictConfig) -> "tuple[Ready, Path]":
     """Return the config's checked run and its folder; raise a UserError if it cannot start."""
     if OmegaConf.select(cfg, "hydra.sweeper.params") and cfg.hydra.mode is None:
-        raise ConfigError("command line", "these settings are a sweep's; add -m")
+        raise ConfigError("command line", "these settings define a sweep; add -m")
     if cfg.hydra.mode == RunMode.MULTIRUN:
-        raise ConfigError("hydra.mode", "is a sweep's; give -m instead")
+        raise ConfigError("hydra.mode", "MULTIRUN makes a sweep; give -m instead")
     if cfg.hydra.job.chdir:
         raise ConfigError("hydra.job.chdir", "would move relative paths; leave it out")
     typed = to_train_config(cfg)

@@ -27,9 +27,9 @@ PLUGINS = {
     "launcher": ("hydra_plugins", "hydra._internal.core_plugins"),
     "sweeper": ("hydra_plugins", "hydra._internal.core_plugins"),
 }
-HYDRAS = Path(hydra.conf.__file__).parent / "hydra"
+HYDRA_CONF = Path(hydra.conf.__file__).parent / "hydra"
 # Settings that let foreign code run: only the command line may give them, no file.
-BY_HAND = ("allow_targets", "hydra.job.env_set")
+COMMAND_LINE_ONLY = ("allow_targets", "hydra.job.env_set")
 
 
 class CheckedFiles(FileConfigSource):
@@ -71,7 +71,7 @@ def read_config_text(file: Path) -> str:
         check_yaml(text)
         root = yaml.compose(text, Loader=LOADER)
         if root is not None and root.tag not in TABLES:
-            raise ValueError("it holds no settings; write name: value, a line for each")
+            raise ValueError("it holds no settings; write one name: value per line")
     except OSError as error:
         raise ConfigError(str(file), f"cannot be read ({error.strerror})") from None
     except (ValueError, yaml.YAMLError) as error:
@@ -80,7 +80,7 @@ def read_config_text(file: Path) -> str:
 
 
 def _no_config(file: Path, error: Exception) -> ConfigError:
-    return ConfigError(str(file), f"is no config: {' '.join(str(error).split())[:300]}")
+    return ConfigError(str(file), f"is not a config file: {' '.join(str(error).split())[:300]}")
 
 
 def _check_path(path: str) -> None:
@@ -88,7 +88,7 @@ def _check_path(path: str) -> None:
     if path.startswith("/") or "\\" in path or ".." in path.split("/") or "\0" in path:
         raise ConfigError(
             path.partition("/")[0][:80] or "config",
-            f"{path[:200]!r} is no choice: it leaves the folder; give a name in it",
+            f"{path[:200]!r} is not a choice: it points outside the folder; give a name in it",
         )
 
 
@@ -96,49 +96,52 @@ def check_composed(cfg: DictConfig, overrides: Sequence[str]) -> None:
     """Raise ConfigError if a composed config, or hydra's node in it, names what is not allowed."""
     plain: Any = OmegaConf.to_container(cfg, resolve=False)
     own = plain.pop("hydra", None) or {}
-    for name in BY_HAND:
+    for name in COMMAND_LINE_ONLY:
         if OmegaConf.select(cfg, name) and not any(
             re.match(rf"\+*{re.escape(name)}\b", override) for override in overrides
         ):
-            raise ConfigError(name, "is set in a file; only the command line may say that")
+            raise ConfigError(name, "is set in a file; set it on the command line, or leave it out")
     allowed = plain.get("allow_targets")
     check_targets(plain, list(map(str, allowed)) if isinstance(allowed, list) else [])
     for path, target in named(own):
         field = ".".join(("hydra", *path, "_target_"))
         if len(path) != 1 or path[0] not in PLUGINS:
-            raise ConfigError(field, "has no meaning there; leave it out")
+            raise ConfigError(field, "has no meaning here; leave it out")
         # Hydra's own plugins lie in a private module.
         check_name(field, target, PLUGINS[path[0]], private=True)
     for name in PLUGINS:
         if not isinstance(own.get(name), dict) or "_target_" not in own[name]:
-            raise ConfigError(f"hydra.{name}", f"names nothing; choose one, hydra/{name}=...")
+            raise ConfigError(f"hydra.{name}", f"has no _target_; choose one with hydra/{name}=...")
     _check_sweeper(own["sweeper"])
     if own.get("callbacks"):
-        raise ConfigError("hydra.callbacks", "are not called here; leave them out")
+        raise ConfigError("hydra.callbacks", "are not supported; leave them out")
     for name in ("job_logging", "hydra_logging"):
         _check_logging(name, own.get(name))
 
 
 def _check_sweeper(node: dict[str, Any]) -> None:
     if not isinstance(node.get("params"), dict | None):
-        raise ConfigError("hydra.sweeper.params", "is no table; give {name: values}, or null")
+        raise ConfigError("hydra.sweeper.params", "is not a table; give {name: values}, or null")
     most = node.get("max_batch_size")
     if most is not None and (type(most) is not int or most < 1):
-        raise ConfigError("hydra.sweeper.max_batch_size", f"{most!r} is no number of runs; or null")
+        raise ConfigError(
+            "hydra.sweeper.max_batch_size",
+            f"{most!r} is not a number of runs; give 1 or more, or null",
+        )
 
 
 def _check_logging(group: str, node: Any) -> None:
     """Accept only Hydra's own logging files: Python's logging creates any object a config names."""
-    own = _hydras(group)
+    own = _hydra_files(group)
     if node not in own.values():
         raise ConfigError(
             f"hydra.{group}",
-            f"is changed; take one as it stands, hydra/{group}={' or '.join(own)}",
+            f"differs from Hydra's own; use one of those, hydra/{group}={' or '.join(own)}",
         )
 
 
 @cache
-def _hydras(group: str) -> dict[str, Any]:
+def _hydra_files(group: str) -> dict[str, Any]:
     """Return the contents of Hydra's own files of this group, by name."""
-    files = sorted((HYDRAS / group).glob("*.yaml"))
+    files = sorted((HYDRA_CONF / group).glob("*.yaml"))
     return {file.stem: yaml.load(file.read_text(), Loader=LOADER) for file in files}

@@ -42,7 +42,7 @@ def planned(
         for i, parsed in group:
             for key, value in _values(config, parsed).items():
                 OmegaConf.update(cfg, key, value, merge=True)
-            _tell_hydra(cfg, config, i, parsed)
+            _set_job_fields(cfg, config, i, parsed)
             yield i, _plan(cfg, parsed, shared)
 
 
@@ -73,7 +73,9 @@ def _is_value(config: DictConfig, key: str) -> bool:
     return has and not OmegaConf.is_config(node._get_node(name))
 
 
-def _tell_hydra(cfg: DictConfig, config: DictConfig, number: int, job: Sequence[Override]) -> None:
+def _set_job_fields(
+    cfg: DictConfig, config: DictConfig, number: int, job: Sequence[Override]
+) -> None:
     """Set the fields of hydra's node that describe the job, as Hydra does."""
     own = [override for override in job if not override.is_hydra_override()]
     with read_write(cfg.hydra), open_dict(cfg.hydra):
@@ -97,15 +99,15 @@ def _plan(cfg: DictConfig, job: Sequence[Override], shared: Collection[str]) -> 
     try:
         typed = to_train_config(cfg)
         with read_write(cfg.hydra):
-            telling = [o for o in cfg.hydra.overrides.task if o not in shared]
-            cfg.hydra.overrides.task = telling
+            varying = [o for o in cfg.hydra.overrides.task if o not in shared]
+            cfg.hydra.overrides.task = varying
         name = str(cfg.hydra.sweep.subdir)
         home = Path(cfg.hydra.sweep.dir)
     finally:
         HydraConfig.instance().cfg = before
     if name in ("", ".", "..") or Path(name).name != name:
         raise ConfigError(
-            "hydra.sweep.subdir", f"{name!r} is no name of a folder in {home}; leave it out"
+            "hydra.sweep.subdir", f"{name!r} is not a folder name in {home}; leave it out"
         )
     overrides = [str(override.input_line) for override in job]
     return Plan([o for o in overrides if not o.startswith(SUBDIR)], typed, home / name)

@@ -24,7 +24,7 @@ def resume_argument(overrides: Sequence[str]) -> tuple[str | None, list[str]]:
     folders = [o.partition("=")[2] for o in overrides if o.startswith("resume=")]
     others = [o for o in overrides if not o.startswith("resume=")]
     if len(folders) > 1 or "" in folders:
-        raise ConfigError("resume", "takes one run folder")
+        raise ConfigError("resume", "takes exactly one run folder; give resume=FOLDER")
     if not folders:
         return None, others
     quoted = folders[0][:1] in ("'", '"')
@@ -41,7 +41,9 @@ def allowed_packages(overrides: Sequence[str]) -> list[str]:
         if override.startswith("allow_targets="):
             packages = _parsed(override).value()
     if not isinstance(packages, list) or not all(isinstance(name, str) for name in packages):
-        raise ConfigError("allow_targets", "is no list of packages; give allow_targets=[PACKAGE]")
+        raise ConfigError(
+            "allow_targets", "is not a list of packages; give allow_targets=[PACKAGE]"
+        )
     return [str(name) for name in packages]
 
 
@@ -70,7 +72,7 @@ def _parsed(override: str) -> Override:
         return OverridesParser.create().parse_override(override)
     except HydraException:
         raise ConfigError(
-            override, "cannot be read; write name=value, or 'name=\"value\"' for odd characters"
+            override, "cannot be read; write name=value, or 'name=\"value\"' for special characters"
         ) from None
 
 
@@ -80,17 +82,17 @@ def _applied(
     key, known = override.key_or_group, list(dotted(asdict(recorded)))
     added = override.is_add() or override.is_force_add()
     if added or override.is_delete() or override.is_sweep_override() or override.package:
-        raise ConfigError(key, "a run that goes on takes name=value alone")
+        raise ConfigError(key, "a resumed run accepts only name=value")
     value: Any = override.value()
     if key in recorded.choices:
         _compare(key, value, recorded.choices[key])
     elif key == "trainer" and isinstance(value, str):
         _compare("trainer", value, recorded.trainer.accelerator)
     elif key.partition(".")[0].partition("/")[0] in ("hydra", "experiment", "launcher"):
-        raise ConfigError(key, "is settled: the run stays as it is, in its folder; leave it out")
+        raise ConfigError(key, "cannot change when a run resumes; leave it out")
     elif key not in known:
         near = known if key.partition(".")[0] in known else [n for n in known if "." not in n]
-        raise ConfigError(key, f"is no setting; {suggest(key, near)}")
+        raise ConfigError(key, f"is not a setting; {suggest(key, near)}")
     elif key != "trainer.threads" or value != threads:
         changed = _changed(settings, key, value)
         if not meaning(key).resumes:
@@ -125,6 +127,6 @@ def _compare(key: str, value: Any, recorded: Any) -> None:
     if value != recorded:
         raise ConfigError(
             key,
-            f"is {recorded} in this run, and {value} would make it another; leave it out, or start "
-            f"a run of its own ({MAY_CHANGE} may change)",
+            f"is {recorded} in this run and cannot change to {value}; leave it out, or start a new "
+            f"run ({MAY_CHANGE} may change)",
         )

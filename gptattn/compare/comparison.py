@@ -59,7 +59,7 @@ def compare(
     picked = [pick_baseline(groups, baseline) for _, groups in sets]
     if not any(picked):
         names = {name for _, groups in sets for name in groups}
-        message = f"{baseline!r} is no row of the report; {suggest(baseline or '', names)}"
+        message = f"{baseline!r} is not a row of the report; {suggest(baseline or '', names)}"
         raise ConfigError("--baseline", message)
     sections = []
     for (found, groups), name in zip(sets, picked, strict=True):
@@ -92,14 +92,14 @@ def _section(found: RunSet, groups: Groups, baseline: str, warnings: list[str]) 
     rows.sort(key=lambda row: (row.name != baseline, row.loss, row.name))
     leader = min(rows, key=lambda row: row.loss).name
     rivals = _rivals(groups, leader, baseline, differences)
-    told_apart = _told_apart(rivals, baseline, differences)
+    distinct = _distinct_from_leader(rivals, baseline, differences)
     return Section(
         found.title,
         baseline,
         _with_fronts(rows),
         leader if others else None,
         rivals,
-        [row.name for row in rows if row.name not in (leader, *told_apart)],
+        [row.name for row in rows if row.name not in (leader, *distinct)],
         warnings,
         found.size,
         found.family,
@@ -135,10 +135,10 @@ def _rivals(
     # The leader is picked after the losses were seen, so correct over all pairs of variants.
     pairs = math.comb(len(groups) - 1, 2)
     found = compare_pairs(groups, [(leader, name) for name in others], pairs)
-    return [*([_turned(rows[leader])] if leader in rows else []), *found]
+    return [*([_reversed(rows[leader])] if leader in rows else []), *found]
 
 
-def _told_apart(
+def _distinct_from_leader(
     rivals: Sequence[Difference], baseline: str, rows: Mapping[str, Difference]
 ) -> list[str]:
     """Return the rows that differ from the leader, with a 5% chance of any false claim.
@@ -154,7 +154,7 @@ def _told_apart(
     ]
 
 
-def _turned(d: Difference) -> Difference:
+def _reversed(d: Difference) -> Difference:
     """Return the difference with variant and baseline exchanged."""
     interval = None if d.interval is None else (-d.interval[1], -d.interval[0])
     return replace(d, variant=d.baseline, baseline=d.variant, mean=0.0 - d.mean, interval=interval)

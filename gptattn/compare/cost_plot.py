@@ -80,14 +80,16 @@ def seed_dots(axes: Any, x: float, row: Row, color: str) -> None:
 
 
 def _caption(cost: str, rows: int, named: int) -> str:
-    whose = "" if rows <= BARS else " of those on the front"
+    whose = "" if rows <= BARS else " for those on the front"
     gain = "more tokens/s" if cost == "speed" else "a lower cost"
     caption = (
-        f"Means over seeds with 95% intervals{whose}; dashes: the seeds, where there are two. "
-        "Filled: on the Pareto front, the line, no other variant has both a lower mean loss and "
-        f"{gain}."
+        f"Means over seeds, with 95% confidence intervals{whose}; with two seeds, dashes show "
+        "each seed instead. Filled markers: the Pareto front (the line), where no other variant "
+        f"has both a lower mean loss and {gain}."
     )
-    return caption + (f" {named} of {rows} are named, the front first." if named < rows else "")
+    return caption + (
+        f" The legend names {named} of {rows} variants, the front first." if named < rows else ""
+    )
 
 
 def bars(estimate: Estimate) -> list[list[float]] | None:

@@ -63,12 +63,12 @@ def _curve_caption(shown: Mapping[str, Band], high: float, variants: int) -> str
     over = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
     caption = f"Mean over {over} seed{'s' * (seeds[-1] > 1)}"
     if seeds[-1] >= FEWEST_FOR_BAND:
-        caption += " and its 95% interval."
+        caption += " with its 95% confidence interval."
     else:
-        few = "one seed has" if seeds[-1] == 1 else "thin lines: the seeds; two have"
-        caption += f"; {few} no interval to be drawn."
+        each = "" if seeds[-1] == 1 else " thin lines show each seed, and"
+        caption += f";{each} no interval is drawn for fewer than {FEWEST_FOR_BAND} seeds."
     if any((band.mean > high).any() for band in shown.values()):
-        caption += " The steep beginning lies above the plot."
+        caption += " The steep start lies above the plot."
     if variants > len(shown):
         caption += (
             f" Of {variants} variants, the baseline and the {len(shown) - 1} with the lowest "

@@ -59,11 +59,11 @@ def _at(run: Run, end: Completed) -> Run:
 
 def _note(run: Run, history: str, alike: bool) -> str:
     later = (
-        "what it came to is compared with the others that did so"
+        "its final loss is compared with runs extended alike"
         if alike
-        else f"its loss there, {run.metrics['val/loss']:.4f}, has nothing to be compared with"
+        else f"its final loss, {run.metrics['val/loss']:.4f}, has no run to compare with"
     )
     return one_line(
-        f"{run.folder} was extended ({history}): it is compared where its first budget ended; "
+        f"{run.folder} was extended ({history}): it is compared at the end of its first budget; "
         f"{later}"
     )

@@ -102,18 +102,20 @@ def read_runs(paths: Iterable[str | Path]) -> tuple[list[Run], list[str]]:
     seen: set[tuple[int, int]] = set()
     for path in map(Path, paths):
         if not path.is_dir():
-            raise DataError("run folder", f"{path} is no folder; give a run or sweep folder")
+            raise DataError("run folder", f"{path} is not a folder; give a run or sweep folder")
         for folder in _run_folders(path, seen, passed_over):
             try:
                 runs.append(_read(RunFolder(folder)))
             except DAMAGE as error:
                 passed_over.append(one_line(f"{folder}: {_reason(error, folder)}"))
     if not runs:
-        passed = f" ({len(passed_over)} passed over, as {passed_over[0]})" if passed_over else ""
-        raise DataError(
-            "run folder", f"no finished run there{passed}; train one first: {command('train')}"
+        passed = (
+            f" ({len(passed_over)} passed over, such as {passed_over[0]})" if passed_over else ""
         )
-    return _told_apart(runs), passed_over
+        raise DataError(
+            "run folder", f"no finished run found{passed}; train one first: {command('train')}"
+        )
+    return _with_origin_names(runs), passed_over
 
 
 def one_line(text: str) -> str:
@@ -123,7 +125,7 @@ def one_line(text: str) -> str:
 
 def _reason(error: Exception, folder: Path) -> str:
     if isinstance(error, FileNotFoundError) and RunFolder(folder).weights_file.is_file():
-        return "weights that were converted, and not trained: nothing to compare"
+        return "converted weights that were not trained: nothing to compare"
     if isinstance(error, FileNotFoundError):
         return "not finished"
     if isinstance(error, OSError):
@@ -196,7 +198,7 @@ def finite(metrics: Mapping[str, float | None]) -> dict[str, float]:
     return {k: v for k, v in metrics.items() if v is not None and abs(v) < LARGEST}
 
 
-def _told_apart(runs: Sequence[Run]) -> list[Run]:
+def _with_origin_names(runs: Sequence[Run]) -> list[Run]:
     """Give equal starting weights one `init_from` name, and different weights different names.
 
     The name is the first path that the weights were found under; a hash follows if that path held
@@ -209,15 +211,15 @@ def _told_apart(runs: Sequence[Run]) -> list[Run]:
             weights = run.making and run.making.weights
             names.setdefault(weights, run.settings["init_from"])
             contents.setdefault(run.settings["init_from"], set()).add(weights)
-    told = []
+    named = []
     for run in runs:
         weights = run.making and run.making.weights
         if run.origin and not SEED_AND_ID.search(run.origin):
             name = names[weights] if weights else run.settings["init_from"]
             name += f" {(weights or 'unknown')[:8]}" if len(contents[name]) > 1 else ""
             run = replace(run, settings=run.settings | {"init_from": name})
-        told.append(run)
-    return told
+        named.append(run)
+    return named
 
 
 def seedless(path: str) -> str:

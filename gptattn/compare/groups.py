@@ -30,7 +30,7 @@ def group_runs(runs: Sequence[Run], name_of: Callable[[Run], str] = variant_of) 
     named: Groups = {}
     for members in groups.values():
         own = name_of(members[0])
-        name = _free(" ".join([own, *_differing(members[0], rivals[own])]), named)
+        name = _unique_name(" ".join([own, *_differing(members[0], rivals[own])]), named)
         named[name] = sorted({run.seed: run for run in members}.values(), key=lambda run: run.seed)
     return named
 
@@ -44,8 +44,8 @@ def _differing(run: Run, rivals: Sequence[Run]) -> list[str]:
     for group, choice in run.choices.items():
         own = [key for key in keys if key.startswith(f"{group}.")]
         # A file name can replace its settings only if equal names mean equal settings.
-        told = {(r.choices.get(group), *(r.settings.get(k) for k in own)) for r in rivals}
-        if own and len(told) == len({r.choices.get(group) for r in rivals}):
+        contents = {(r.choices.get(group), *(r.settings.get(k) for k in own)) for r in rivals}
+        if own and len(contents) == len({r.choices.get(group) for r in rivals}):
             names.append(f"{group}={choice}")
             keys = [key for key in keys if key not in own]
     names += [f"{key}={run.settings.get(key, '-')[:20]}" for key in keys]
@@ -57,13 +57,13 @@ def _varies(key: str, runs: Sequence[Run]) -> bool:
     return len({run.settings.get(key) for run in runs}) > 1
 
 
-def _free(name: str, taken: Groups) -> str:
+def _unique_name(name: str, taken: Groups) -> str:
     """Return the name, numbered if taken: cut values can make two names equal."""
     count = 2
-    free = name
-    while free in taken:
-        free, count = f"{name} ({count})", count + 1
-    return free
+    unique = name
+    while unique in taken:
+        unique, count = f"{name} ({count})", count + 1
+    return unique
 
 
 def counted(values: Sequence[str]) -> str:

@@ -27,7 +27,7 @@ def without_replaced(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
         other = chosen[_command(run)]
         why = differences(run.making, other.making) if other.making else []
         if why:
-            lines.append(f"{run.folder}: left out for {other.folder.name} ({', '.join(why)})")
+            lines.append(f"{run.folder}: replaced by {other.folder.name} ({', '.join(why)})")
         else:
             kept.append(run)
     return kept, lines
@@ -51,15 +51,15 @@ def differences_in_making(runs: Sequence[Run]) -> list[str]:
     lines = []
     unknown = [run for run in runs if run.making is None]
     if unknown:
-        lines.append(f"the code of {_counted(unknown)} is unknown: made before it was recorded")
+        lines.append(f"the code of {_counted(unknown)} is unknown: it was not recorded")
     resumed = [run for run in runs if run.making and run.making.earlier]
     if resumed:
-        lines.append(f"{_counted(resumed)} went on with other code or another schedule than before")
+        lines.append(f"{_counted(resumed)} resumed with different code or schedule")
     if names := _differing(runs, "code"):
-        lines.append(f"the runs differ in the code that makes their numbers: {_listed(names)}")
+        lines.append(f"the runs differ in code that affects results: {_listed(names)}")
     counts = {name for run in runs if run.making for name in run.making.code}
     if names := [name for name in _differing(runs, "other") if name not in counts]:
-        lines.append(f"the runs differ in code that makes no numbers: {_listed(names)}")
+        lines.append(f"the runs differ in code that does not affect results: {_listed(names)}")
     return lines + _differences_in_environment(runs)
 
 

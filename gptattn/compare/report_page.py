@@ -33,7 +33,7 @@ def page_text(
         ],
         across=_shown(across),
         uptrained=any(section.share is not None for section in comparison.sections),
-        apart=differences(comparison.runs),
+        must_split=differences(comparison.runs),
         axes=", ".join(AXES),
         environment=_environment(comparison),
     )

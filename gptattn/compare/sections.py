@@ -107,7 +107,7 @@ def comparable_sets(runs: Sequence[Run], split: bool) -> list[RunSet]:
     if refusal and not split:
         raise ConfigError(
             "comparison",
-            f"the runs differ in {refusal}; --split reports each apart, or give fewer folders",
+            f"the runs differ in {refusal}; --split reports each separately, or give fewer folders",
         )
     sets: dict[tuple[str, ...], list[Run]] = {}
     for run in runs:
@@ -117,7 +117,7 @@ def comparable_sets(runs: Sequence[Run], split: bool) -> list[RunSet]:
 
 
 def _named(members: list[Run], firsts: Sequence[Run]) -> RunSet:
-    parts = {axis: told(axis, members[0], firsts) for axis in AXES}
+    parts = {axis: difference_on_axis(axis, members[0], firsts) for axis in AXES}
     others = [part for axis, part in parts.items() if part and axis != "model"]
     title = ", ".join(filter(None, parts.values()))
     return RunSet(title, parts["model"], ", ".join(others), members)
@@ -138,7 +138,7 @@ def differences(runs: Sequence[Run]) -> str:
     return " and ".join(found)
 
 
-def told(axis: str, run: Run, runs: Sequence[Run]) -> str:
+def difference_on_axis(axis: str, run: Run, runs: Sequence[Run]) -> str:
     """Return how the run differs from the others on this axis; "" if all are alike.
 
     The config file (`model=nano`) if its name explains the whole difference, otherwise the values.

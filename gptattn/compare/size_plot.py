@@ -40,20 +40,20 @@ def size_plot(sections: Sequence[Section], prefix: str) -> Plot:
     axes.set(xlabel="parameters", ylabel="validation loss (nats)")
     legend_below(figure, handles, list(shown))
     caption = _caption(sections, len(lines) - len(shown))
-    return drawn(figure, f"{prefix}loss_sizes", "Loss against the model's size", caption)
+    return drawn(figure, f"{prefix}loss_sizes", "Loss against model size", caption)
 
 
 def _caption(sections: Sequence[Section], left_out: int) -> str:
     sizes = ", ".join(section.size for section in sections)
     caption = (
-        f"A line joins the sizes of one variant ({sizes}). Means over seeds with 95% intervals; "
-        "dashes: the seeds, where there are two."
+        f"A line joins the sizes of one variant ({sizes}). Means over seeds, with 95% confidence "
+        "intervals; with two seeds, dashes show each seed instead."
     )
     if sections[0].family:
-        caption += f" All: {sections[0].family}."
+        caption += f" All runs: {sections[0].family}."
     contexts = {
         section.rows[0].runs[0].settings.get("model.context_length") for section in sections
     }
     if len(contexts) > 1:
-        caption += " Their context lengths differ, and with them the tokens of a step."
+        caption += " The sizes differ in context length, and so in tokens per step."
     return caption + f" {left_out} more variants are left out." * (left_out > 0)

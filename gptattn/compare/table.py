@@ -29,7 +29,7 @@ COLUMNS: tuple[Column, ...] = (
 NAME_WIDTH = 24  # characters; longer names take several lines
 HEADING_WIDTH = 16  # a heading takes one line
 SCALE = {"cost/flops_per_token": 1e-6}
-PLUS_MINUS = "mean over seeds; val loss ± half of the mean's 95% interval"
+PLUS_MINUS = "means over seeds; val loss ± half of its 95% confidence interval"
 MISSING = "–"  # noqa: RUF001
 # Columns to drop on a narrow terminal, in this order; the report's files have all columns.
 DISPENSABLE = (
@@ -121,14 +121,14 @@ def terminal_table(runs: Sequence[Run], title: str, width: int) -> Table:
 
 def report_table(section: Section, title: str, width: int) -> Table:
     """Return the report's table for a terminal, at most `width` characters."""
-    caption = f"{PLUS_MINUS}; vs {section.baseline}: paired difference{_corrected(section)}"
+    caption = f"{PLUS_MINUS}; vs {section.baseline}: paired difference by seed{_corrected(section)}"
     return cells_table(report_rows(section), title, width, caption)
 
 
 def _corrected(section: Section) -> str:
     """Return `, interval and p corrected for 3 comparisons`; "" for one."""
     most = max((row.difference.comparisons for row in section.rows if row.difference), default=0)
-    return f", interval and p corrected for {most} comparisons" if most > 1 else ""
+    return f", interval and p Bonferroni-corrected for {most} comparisons" if most > 1 else ""
 
 
 def cells_table(cells: Sequence[Sequence[str]], title: str, width: int, caption: str = "") -> Table:

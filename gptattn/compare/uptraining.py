@@ -84,7 +84,7 @@ def method_of(run: Run) -> str:
     return run.settings.get("init_method", INIT_METHODS[0])
 
 
-def place_of(method: str) -> int:
+def rank_of(method: str) -> int:
     """Return the method's rank in the paper's order, by rising loss; other methods rank last."""
     return INIT_METHODS.index(method) if method in INIT_METHODS else len(INIT_METHODS)
 
@@ -93,9 +93,13 @@ def _uptraining(
     name: str, originals: list[Run], members: list[Run], runs: Sequence[Run]
 ) -> Uptraining:
     first, steps = originals[0], members[0].steps
-    targets, same = {run.variant for run in members}, _kept(first, OWN)
+    targets, same = {run.variant for run in members}, _settings_without(first, OWN)
     from_scratch = group_runs(
-        [r for r in runs if r.variant in targets and not r.origin and _kept(r, OWN) == same],
+        [
+            r
+            for r in runs
+            if r.variant in targets and not r.origin and _settings_without(r, OWN) == same
+        ],
         lambda run: f"{run.variant} from scratch",
     )
     made = group_runs(members, lambda run: f"{run.variant} by {method_of(run)}")
@@ -104,7 +108,7 @@ def _uptraining(
     return Uptraining(name, steps, share, groups, from_scratch, pairs, _changes(first, members))
 
 
-def _kept(run: Run, without: tuple[str, ...]) -> dict[str, str]:
+def _settings_without(run: Run, without: tuple[str, ...]) -> dict[str, str]:
     return {key: value for key, value in run.settings.items() if not key.startswith(without)}
 
 
@@ -115,8 +119,8 @@ def _pairs(made: Groups, from_scratch: Groups) -> list[tuple[str, str]]:
     """
     chains: dict[tuple[object, ...], list[tuple[int, str]]] = {}
     for name, (run, *_) in made.items():
-        like = (run.variant, *sorted(_kept(run, ("init_method",)).items()))
-        chains.setdefault(like, []).append((place_of(method_of(run)), name))
+        like = (run.variant, *sorted(_settings_without(run, ("init_method",)).items()))
+        chains.setdefault(like, []).append((rank_of(method_of(run)), name))
     pairs = []
     for (variant, *_), chain in chains.items():
         names = [name for _, name in sorted(chain)]
@@ -127,12 +131,12 @@ def _pairs(made: Groups, from_scratch: Groups) -> list[tuple[str, str]]:
 
 def _changes(original: Run, members: Sequence[Run]) -> list[str]:
     """Return a line for each further setting that differs between uptraining and the original."""
-    before = _kept(original, (*OWN, "budget"))
-    after = [_kept(run, (*OWN, "budget")) for run in members]
+    before = _settings_without(original, (*OWN, "budget"))
+    after = [_settings_without(run, (*OWN, "budget")) for run in members]
     lines = []
     for key in sorted(before.keys() | after[0].keys()):
         values = sorted({settings.get(key, "none") for settings in after})
         if values != [before.get(key, "none")]:
-            had = f"uptraining had {key}={' and '.join(values)}"
+            had = f"uptraining used {key}={' and '.join(values)}"
             lines.append(f"{had}, the originals {before.get(key, 'none')}")
     return lines

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from gptattn.compare.plot_style import INK, SIZE, Plot, drawn, look
 from gptattn.compare.results import Row, Section
-from gptattn.compare.uptraining import method_of, place_of
+from gptattn.compare.uptraining import method_of, rank_of
 
 
 def uptraining_plot(sections: Sequence[Section], prefix: str) -> Plot:
@@ -17,7 +17,7 @@ def uptraining_plot(sections: Sequence[Section], prefix: str) -> Plot:
     """
     made = [row for section in sections for row in section.rows if row.runs[0].origin]
     targets = sorted({row.runs[0].variant for row in made})
-    order = {_label(row): place_of(method_of(row.runs[0])) for row in made}
+    order = {_label(row): rank_of(method_of(row.runs[0])) for row in made}
     labels = sorted(order, key=lambda label: (order[label], label))
     limits = _zoomed(sections)
     rows = 1 if limits is None else 2
@@ -38,9 +38,12 @@ def uptraining_plot(sections: Sequence[Section], prefix: str) -> Plot:
 def _caption(sections: Sequence[Section]) -> str:
     caption = (
         f"{sections[0].family[0].upper()}{sections[0].family[1:]}: mean over seeds with its 95% "
-        "interval, against the share α of the original steps. Level lines: from scratch."
+        "confidence interval, against the share α of the original steps. Horizontal lines: the "
+        "original, and the target from scratch."
     )
-    return caption + " Below, the same without the top." * (_zoomed(sections) is not None)
+    return caption + " Lower panels: the same, without the highest losses." * (
+        _zoomed(sections) is not None
+    )
 
 
 def _zoomed(sections: Sequence[Section]) -> tuple[float, float] | None:

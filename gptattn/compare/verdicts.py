@@ -79,7 +79,7 @@ def difference_words(d: Difference | None, name: str, baseline: str) -> str:
         return shown_words(d)
     none = f"no difference between {name} and {baseline} can be shown at n = {d.n}"
     if d.n == 1:
-        return f"{none}: a single pair ({d.mean:+.4f} nats) says nothing about chance"
+        return f"{none}: a single pair ({d.mean:+.4f} nats) has no spread over seeds"
     if d.interval is None:
         return f"{none}: {_without_spread(d)}"
     return f"{none} ({_evidence(d, d.interval)}): {_needed(d)}"
@@ -110,15 +110,15 @@ def _without_spread(d: Difference) -> str:
     if abs(d.mean) <= RESOLUTION:
         return "their losses are equal at every seed"
     return (
-        f"they differ by {signed(d.mean)} nats at every seed alike, as where seeds change nothing "
-        "or losses were rounded, so that chance cannot be judged"
+        f"they differ by the same amount at every seed, {signed(d.mean)} nats, as if the seed had "
+        "no effect or losses were rounded, so there is no spread to test against"
     )
 
 
 def _needed(d: Difference) -> str:
     number = f"more than {SEEDS_CAP:,}" if d.seeds_needed is None else f"about {d.seeds_needed}"
     return (
-        f"if the true difference is as large as that seen, {nats(abs(d.mean))} nats, "
+        f"if the true difference is as large as the one observed, {nats(abs(d.mean))} nats, "
         f"{number} seeds would show it"
     )
 
@@ -163,12 +163,13 @@ def first_words(section: Section) -> str:
         if d.n < FEWEST_FOR_FIRST and not few
     ]
     if few:
-        return f"Fewer than {FEWEST_FOR_FIRST} seeds ({_listed(few)}): nothing is put first."
+        return f"Fewer than {FEWEST_FOR_FIRST} seeds ({_listed(few)}): no variant is named best."
     better = [d.variant for d in section.rivals if d.mean < 0 and d.variant not in section.alike]
     if better:
         return (
             f"{leader.name} has the lowest mean loss, but over the seeds in common "
-            f"{_listed(better)} {'is' if len(better) == 1 else 'are'} better: nothing is put first."
+            f"{_listed(better)} {'is' if len(better) == 1 else 'are'} better: "
+            "no variant is named best."
         )
     if section.alike:
         return (
@@ -179,7 +180,7 @@ def first_words(section: Section) -> str:
     n = min(row.n for row in section.rows)
     return (
         f"{leader.name} is the best of the {len(section.rows)} by validation loss: lower than "
-        f"each other one ({'at least ' * (n != leader.n)}n = {n}, {p_value(highest)} or less)."
+        f"every other ({'at least ' * (n != leader.n)}n = {n}, {p_value(highest)} or less)."
     )
 
 
@@ -193,7 +194,7 @@ def match_words(section: Section) -> list[str]:
         field = {"model.d_mlp": "MLP"}.get(m.field, m.field)
         what = {"params": "parameters", "flops": "FLOPs", "kv_cache": "cache"}.get(m.what, m.what)
         if m.before is None or m.after is None:
-            change = f"nothing of {row.name} had to change"
+            change = f"{row.name} needed no change"
         elif m.after == m.before:
             change = f"{row.name}'s {field} stayed at {m.after:g}"
         else:

@@ -12,7 +12,7 @@ from gptattn.sweep.plan import Plan, slots
 from gptattn.training.precheck import check_run
 
 # The slow checks of model and data ignore these settings: one check covers all of their values.
-UNSEEN = ("seed", "optim", "budget")
+NOT_CHECKED = ("seed", "optim", "budget")
 # (plan, folder of its weights, perhaps still to be written) -> the runs that start from them.
 Follow = Callable[[Plan, Path], list[Plan]]
 
@@ -28,7 +28,7 @@ def checked(
     twice = [folder for folder, n in Counter(plan.folder for plan in plans).items() if n > 1]
     if twice:
         raise ConfigError(
-            "hydra.sweep.subdir", f"gives several runs one folder, {twice[0]}; leave it out"
+            "hydra.sweep.subdir", f"gives several runs the same folder, {twice[0]}; leave it out"
         )
     # Keep only this of each check: the data and weights of many runs would fill the memory.
     known: dict[str, tuple[TrainConfig, int, Making | None]] = {}
@@ -38,12 +38,14 @@ def checked(
         check(plan.cfg)
         slots(plan.cfg)
         if plan.begun:
-            raise RunFolderError("hydra.sweep.subdir", f"{plan.folder} already holds a run")
+            raise RunFolderError(
+                "hydra.sweep.subdir", f"{plan.folder} already holds a run; leave it out"
+            )
         original = (originals or {}).get(plan.cfg.init_from or "")
         # The key holds all other settings, also those without influence on the result: a wrong
         # value of any must be found.
-        unseen = (*UNSEEN, "init_from") if original else UNSEEN
-        key = repr(asdict(plan.cfg) | dict.fromkeys(unseen))
+        not_checked = (*NOT_CHECKED, "init_from") if original else NOT_CHECKED
+        key = repr(asdict(plan.cfg) | dict.fromkeys(not_checked))
         if key not in known:
             try:
                 made = check_run(plan.cfg, original)
@@ -53,7 +55,7 @@ def checked(
             except Exception as error:
                 # The variant's code fails, not a setting: let its own runs fail, and no others.
                 broken[key], known[key] = error, (plan.cfg, 0, None)
-        own = {name: getattr(plan.cfg, name) for name in (*UNSEEN, "init_from")}
+        own = {name: getattr(plan.cfg, name) for name in (*NOT_CHECKED, "init_from")}
         cfg, size, making = known[key]
         cfg = replace(cfg, **own)
         ready.append(replace(plan, cfg=cfg, bytes_on_disk=size, making=making))

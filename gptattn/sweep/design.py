@@ -56,7 +56,7 @@ def _words(cfgs: Sequence[TrainConfig], finished: Sequence[Run]) -> str:
         seeds.setdefault(key, set()).add(cfg.seed)
     n, comparisons = len(set.intersection(*seeds.values())), len(seeds) - 1
     if not comparisons:
-        return "one variant: nothing is compared"
+        return "one variant: nothing to compare"
     deviation, source = _deviation(cfgs[0], finished)
     # Two variants at one seed are nearly independent runs.
     paired = math.sqrt(2) * deviation
@@ -64,14 +64,14 @@ def _words(cfgs: Sequence[TrainConfig], finished: Sequence[Run]) -> str:
     if n > 1:
         found = smallest_difference(paired, n, comparisons)
         return (
-            f"{design}: differences of about {found:.2g} nats and more would be shown (in four of "
-            f"five such sweeps), {source}"
+            f"{design}: differences of about {found:.2g} nats or more would be shown with "
+            f"80% power, {source}"
         )
     found = smallest_difference(paired, ENOUGH_SEEDS, comparisons)
     more = ",".join(str(seed) for seed in range(1, ENOUGH_SEEDS + 1))
     return (
-        f"{design}: no difference can be shown, whatever its size; seed={more} would show those of "
-        f"about {found:.2g} nats and more, {source}"
+        f"{design}: no difference can be shown, however large; seed={more} would show those of "
+        f"about {found:.2g} nats or more with 80% power, {source}"
     )
 
 
@@ -83,13 +83,16 @@ def _deviation(cfg: TrainConfig, finished: Sequence[Run]) -> tuple[float, str]:
     degrees = sum(len(losses) - 1 for losses in spread)
     if degrees < FEWEST_DEGREES:
         return TYPICAL_DEVIATION, (
-            f"if losses vary over seeds as at model=tiny after 1,000 steps (deviation "
+            f"if losses vary over seeds as at model=tiny after 1,000 steps (standard deviation "
             f"{TYPICAL_DEVIATION:g} nats)"
         )
     pooled = sum((len(losses) - 1) * variance(losses) for losses in spread) / degrees
     deviation = math.sqrt(pooled)
     runs = sum(map(len, spread))
-    return deviation, f"going by {runs} finished runs like these (deviation {deviation:.2g} nats)"
+    return (
+        deviation,
+        f"judging by {runs} finished runs like these (standard deviation {deviation:.2g} nats)",
+    )
 
 
 def _similar(run: Run, cfg: TrainConfig) -> bool:

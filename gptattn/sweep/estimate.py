@@ -51,8 +51,8 @@ class Estimator:
         if self._process is None:
             return None
         try:
-            told = self._process.communicate(asked.encode(), PATIENCE_SECONDS)[0]
-            answer = json.loads(told.splitlines()[-1])  # a variant may print lines before
+            output = self._process.communicate(asked.encode(), PATIENCE_SECONDS)[0]
+            answer = json.loads(output.splitlines()[-1])  # a variant may print lines before
             work, rate = dict(zip(different, answer["work"], strict=True)), answer["rate"]
         except (subprocess.TimeoutExpired, OSError, ValueError, LookupError, TypeError):
             return None

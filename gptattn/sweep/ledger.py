@@ -36,8 +36,8 @@ class Ledger:
             locked(
                 self.folder / LOCK,
                 "hydra.sweep.dir",
-                f"OWNER runs a sweep in {self.folder}; wait for it, or give this one "
-                "another experiment_name",
+                f"OWNER is running a sweep in {self.folder}; wait for it, or give "
+                "this one another experiment_name",
             )
         )
         return self

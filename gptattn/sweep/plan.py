@@ -19,7 +19,7 @@ from gptattn.settings.identity import (
 from gptattn.sweep.ledger import read_ledger
 
 # Exit codes after which another start would fail alike: settings, data, checkpoint, NaN.
-FOR_GOOD = (2, 3, 4, 5)
+FINAL_EXIT_CODES = (2, 3, 4, 5)
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def folders_done(
             known[home] = finished_runs(home)
         for run in reversed(known[home].get(settings_key(asdict(plan.cfg)), [])):
             folder = run.folder
-            why = _not_the_same(folder, plan, run.until)
+            why = _making_difference(folder, plan, run.until)
             if with_weights and (run.until or not RunFolder(folder).has_checkpoint):
                 continue
             if why and not _same_places(folder, plan):
@@ -85,13 +85,13 @@ def folders_done(
     return found
 
 
-def _not_the_same(folder: Path, plan: Plan, until: int | None = None) -> str:
+def _making_difference(folder: Path, plan: Plan, until: int | None = None) -> str:
     """Return how the making of the run in the folder differs from the plan's; "" if it does not.
 
     `until` is the last step of the run that counts; None: all of its steps.
     """
     if plan.making is None:
-        return "what would make it now is not known"
+        return "its current code is unknown"
     was = RunFolder(folder).read_making()
     was = at_step(was, until) if was and until else was
     return ", ".join(differences(was, plan.making))
@@ -131,12 +131,14 @@ def _recorded_key(folder: RunFolder) -> str | None:
         return None
 
 
-def going_on(plans: Sequence[Plan], found: Found, *, keep_stale: bool = False) -> list[Plan]:
+def with_resumable_folders(
+    plans: Sequence[Plan], found: Found, *, keep_stale: bool = False
+) -> list[Plan]:
     """Return the plans; a plan that can resume an unfinished run gets that run's folder.
 
     Such a run has the same settings, a checkpoint and, unless `keep_stale`, the same making, and
-    its last exit code is not in FOR_GOOD. Plans in `found.done` stay unchanged. Runs with another
-    making are added to `found.stale`.
+    its last exit code is not in FINAL_EXIT_CODES. Plans in `found.done` stay unchanged. Runs with
+    another making are added to `found.stale`.
     """
     known: dict[Path, dict[str, list[Path]]] = {}
     plans = list(plans)
@@ -147,7 +149,7 @@ def going_on(plans: Sequence[Plan], found: Found, *, keep_stale: bool = False) -
         if home not in known:
             known[home] = begun_runs(home)
         folders = known[home].get(settings_key(asdict(plan.cfg)), [])
-        why = {folder: _not_the_same(folder, plan) for folder in folders}
+        why = {folder: _making_difference(folder, plan) for folder in folders}
         folders = [f for f in folders if not why[f] or _same_places(f, plan)]
         fitting = [folder for folder in folders if keep_stale or not why[folder]]
         if fitting:
@@ -167,7 +169,7 @@ def begun_runs(home: Path) -> dict[str, list[Path]]:
     }
     runs: dict[str, list[Path]] = {}
     for folder in begun_below(home):
-        if folder.done or failed.get(folder.path.name) in FOR_GOOD:
+        if folder.done or failed.get(folder.path.name) in FINAL_EXIT_CODES:
             continue
         key = _recorded_key(folder)
         if key is not None and folder.has_checkpoint:
@@ -182,8 +184,10 @@ def slots(cfg: TrainConfig) -> int:
         return jobs or 1
     most = max(1, usable_cpus() // (threads or 1))
     if jobs is not None and jobs > most:
-        needs = f" of {threads} threads" if threads else ""
-        raise ConfigError("sweep.jobs", f"{jobs} at once{needs} is too many; at most {most} here")
+        needs = f" with {threads} threads each" if threads else ""
+        raise ConfigError(
+            "sweep.jobs", f"{jobs} runs at once{needs} are too many here; give at most {most}"
+        )
     return jobs or (most if threads else 1)
 
 

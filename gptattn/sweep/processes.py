@@ -141,7 +141,7 @@ def _outcome(process: _Process) -> Outcome:
     if code == 0:
         return Outcome(folder, 0, "ended without a summary.json", seconds)
     if code == -signal.SIGKILL and memory_kills() > process.kills:
-        reason = "memory: killed by the kernel, which had too little for all processes"
+        reason = "memory: killed by the kernel, because the machine ran out of memory"
         return Outcome(folder, OutOfMemory.exit_code, reason, seconds)
     if code < 0:
         return Outcome(folder, code, _signal_reason(-code), seconds)
@@ -164,7 +164,7 @@ def _signal_reason(number: int) -> str:
         name = signal.Signals(number).name
     except ValueError:
         name = f"signal {number}"
-    hint = " (by hand, or for want of memory)" if number == signal.SIGKILL else ""
+    hint = " (by a user, or for lack of memory)" if number == signal.SIGKILL else ""
     return f"killed by {name}{hint}"
 
 

@@ -19,7 +19,14 @@ from gptattn.sweep.design import design_words
 from gptattn.sweep.end_tables import print_end
 from gptattn.sweep.estimate import Estimate
 from gptattn.sweep.ledger import Ledger, read_ledger
-from gptattn.sweep.plan import Found, Plan, folders_done, going_on, slots, threads_each
+from gptattn.sweep.plan import (
+    Found,
+    Plan,
+    folders_done,
+    slots,
+    threads_each,
+    with_resumable_folders,
+)
 from gptattn.sweep.processes import Outcome, Work, run_all
 from gptattn.sweep.sweep_progress import SweepProgress
 
@@ -83,7 +90,9 @@ def run_sweep(
     print_end(console, done, end.failed)
     if end.failed:
         codes = [_exit_code(path) for path in end.failed]
-        lost = f", and {end.skipped} that start from one were not run" if end.skipped else ""
+        lost = (
+            f", and {end.skipped} that start from a failed run were skipped" if end.skipped else ""
+        )
         raise SweepError(
             f"{len(end.failed)} of {len(everything)} runs failed{lost}; "
             "the same command runs them again",
@@ -114,7 +123,7 @@ def _planned(
             found.done.update(more.done)
             found.stale.update(more.stale)
             if in_processes:
-                plans = going_on(plans, found, keep_stale=sweep.keep_stale)
+                plans = with_resumable_folders(plans, found, keep_stale=sweep.keep_stale)
         stages.append(plans)
     # A resumed run already takes its room on the disk.
     new = [p for plans in stages for p in plans if p.folder not in found.done and not p.begun]
@@ -124,9 +133,9 @@ def _planned(
 
 def _announce(console: Console, folder: Path, plans: Sequence[Plan], found: Found) -> None:
     """Print how many runs there are, how many are done, and which results are stale and why."""
-    known = f", {len(found.done)} of them done already" if found.done else ""
+    known = f", {len(found.done)} already done" if found.done else ""
     begun = sum(plan.begun for plan in plans)
-    known += f", {begun} begun" if begun else ""
+    known += f", {begun} to resume" if begun else ""
     console.print(
         f"[bold]sweep[/bold]  {_counted(len(plans))}{known}, in {escape(str(folder))}",
         soft_wrap=True,
@@ -137,9 +146,13 @@ def _announce(console: Console, folder: Path, plans: Sequence[Plan], found: Foun
     for why, olds in reasons.items():
         names = ", ".join(old.name for old in olds[:STALE_NAMES])
         more = f" and {len(olds) - STALE_NAMES} more" if len(olds) > STALE_NAMES else ""
+        again = (
+            "a new run is made and the old one kept (sweep.keep_stale=true uses it instead)"
+            if len(olds) == 1
+            else "new runs are made and the old ones kept (sweep.keep_stale=true uses them instead)"
+        )
         console.print(
-            f"stale: {names}{more}: {why}; made again beside "
-            f"{'it' if len(olds) == 1 else 'them'} (sweep.keep_stale=true keeps)",
+            f"stale: {names}{more}: {why}; {again}",
             soft_wrap=True,
             markup=False,
         )
@@ -154,9 +167,9 @@ def _estimated(
     if seconds is None:
         return [list(stage) for stage in stages]
     if all(stages):
-        console.print(f"in all about {span(sum(seconds) / slots(plans[0].cfg))}")
-    told = iter(seconds)
-    return [[replace(plan, seconds=next(told)) for plan in stage] for stage in stages]
+        console.print(f"about {span(sum(seconds) / slots(plans[0].cfg))} in all")
+    each = iter(seconds)
+    return [[replace(plan, seconds=next(each)) for plan in stage] for stage in stages]
 
 
 @dataclass
@@ -216,15 +229,19 @@ def run_in_processes(
     about = (
         f": about {span(sum(known) / parallel)}"
         if len(known) == len(plans)
-        else "; no estimate, its trial failed"
+        else "; no time estimate: the trial failed"
     )
     console.print(f"{len(plans)} to run{how}{about}")
     ledger = Ledger(plans[0].folder.parent)
     with SweepProgress(console, works, parallel, known=len(known) == len(plans)) as progress:
         outcomes = run_all(works, parallel, ledger, progress)
-        short = [i for i, plan in enumerate(plans) if outcomes[i].out_of_memory and _goes_on(plan)]
+        short = [
+            i
+            for i, plan in enumerate(plans)
+            if outcomes[i].out_of_memory and _can_start_again(plan)
+        ]
         again = [_work(plans[i], command, threads) for i in short]
-        progress.once_more(again)
+        progress.retrying(again)
         for i, outcome in zip(short, run_all(again, 1, ledger, progress), strict=True):
             outcomes[i] = outcome
     _warn(ledger)
@@ -232,7 +249,7 @@ def run_in_processes(
         yield plan, _loss(outcome) if outcome.done else RuntimeError(outcome.reason)
 
 
-def _goes_on(plan: Plan) -> bool:
+def _can_start_again(plan: Plan) -> bool:
     """Whether the plan can start again in its folder: without checkpoints, a begun run cannot."""
     return plan.cfg.checkpoint or not plan.begun
 
@@ -245,7 +262,7 @@ def _work(plan: Plan, command: Callable[[Plan], list[str]], threads: int | None)
 
 def _loss(outcome: Outcome) -> float | Exception:
     loss = RunFolder(outcome.folder).final_loss()
-    return RuntimeError("its summary.json tells no loss") if loss is None else loss
+    return RuntimeError("its summary.json has no loss") if loss is None else loss
 
 
 def _launched(
@@ -275,7 +292,7 @@ def _launched(
 
 def _warn(ledger: Ledger) -> None:
     if ledger.unwritten is not None:
-        print(f"warning: the ledger lacks lines: {ledger.unwritten}", file=sys.stderr)
+        print(f"warning: could not write to the ledger: {ledger.unwritten}", file=sys.stderr)
 
 
 def _counted(runs: int) -> str:

@@ -45,16 +45,22 @@ def uptrain_of(node: Mapping[str, Any]) -> Uptrain:
         values = node[name]
         listed = not isinstance(values, str | int | float)
         if not listed or not values or len(set(map(str, values))) < len(values):
-            raise ConfigError(f"{FIELD}.{name}", f"{values} is no list of different values")
+            raise ConfigError(
+                f"{FIELD}.{name}", f"{values} is not a list of different values; give one, as [a,b]"
+            )
     if node["source"] in node["targets"]:
         raise ConfigError(f"{FIELD}.targets", f"{node['source']} is the source; leave it out")
     for method in node["methods"]:
         check_choice(f"{FIELD}.methods", str(method), INIT_METHODS)
     for fraction in node["fractions"]:
         if not _is_number(fraction) or fraction < 0:
-            raise ConfigError(f"{FIELD}.fractions", f"{fraction!r} is no share of steps; 0 or more")
+            raise ConfigError(
+                f"{FIELD}.fractions", f"{fraction!r} is not a share of steps; give 0 or more"
+            )
     if not _is_number(node["lr"]) or node["lr"] <= 0:
-        raise ConfigError(f"{FIELD}.lr", f"{node['lr']!r} is no share of a rate; give one above 0")
+        raise ConfigError(
+            f"{FIELD}.lr", f"{node['lr']!r} is not a ratio of rates; give one above 0"
+        )
     return Uptrain(**node)
 
 
@@ -68,12 +74,12 @@ def check_first_stage(stage: Uptrain, plans: Sequence[Plan]) -> None:
     if stage.source not in variants:
         found = ", ".join(sorted(variants))
         raise ConfigError(
-            "attn", f"{found} lacks {stage.source}, which is what is uptrained; add {stage.source}"
+            "attn", f"{found} lacks {stage.source}, the source of uptraining; add {stage.source}"
         )
     for plan in plans:
         if plan.cfg.variant == stage.source and not plan.cfg.checkpoint:
             raise ConfigError(
-                "checkpoint", f"false leaves no weights of {stage.source} to go on from; leave it"
+                "checkpoint", f"false leaves no weights of {stage.source} to uptrain; leave it out"
             )
 
 
@@ -107,7 +113,7 @@ def _steps(cfg: TrainConfig) -> int:
     for unit in ("seconds", "flops"):
         if getattr(cfg.budget, unit) is not None:
             raise ConfigError(
-                f"budget.{unit}", "is no number of steps to uptrain a share of; give budget.steps"
+                f"budget.{unit}", "gives no number of steps to take a share of; give budget.steps"
             )
     # The FLOPs per token, here 1.0, do not matter: the budget is not in FLOPs.
     steps = resolve_budget(cfg.budget, cfg.batch_size * cfg.model.context_length, 1.0).steps

@@ -86,14 +86,14 @@ class SweepProgress:
         # Text keeps rich from reading a name or a reason as markup.
         self.console.print(Text(line + (f"; about {span(left)} left" if left else "")))
 
-    def once_more(self, works: Sequence[Work]) -> None:
+    def retrying(self, works: Sequence[Work]) -> None:
         """Count these runs as unfinished again: they ended out of memory and are repeated."""
         if works:
             self.ended_runs -= len(works)
             self.failed -= len(works)
             self._expected += sum(work.weight for work in works)
             names = ", ".join(work.folder.name for work in works)
-            self.console.print(Text(f"out of memory; once more, alone: {names}"))
+            self.console.print(Text(f"out of memory; retrying one at a time: {names}"))
 
     def _update(self, works: Sequence[Work]) -> None:
         self._looked = time.monotonic()

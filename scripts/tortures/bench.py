@@ -228,14 +228,14 @@ class Bench:
         left = [str(path.relative_to(run)) for path in run.rglob("*.part")]
         result.check(not left, f"left behind: {left}")
         same = code == 0 and fingerprint(run) == self.expected(self.variant_of(name))
-        result.check(same, "is not what it would have been")
+        result.check(same, "differs from the undisturbed run")
         result.count("exact", int(same))
         return process
 
     def check_whole(self, name: str, result: Result) -> None:
         bad = unreadable(self.folder / name)
         result.count("unreadable checkpoints", bad)
-        result.check(bad == 0, f"{bad} checkpoints have their name and are not whole")
+        result.check(bad == 0, f"{bad} checkpoints have their final name and are incomplete")
 
     def rows(self, name: str) -> int:
         try:

@@ -28,9 +28,9 @@ def hang(bench: Bench, count: int, result: Result) -> None:
         result.check(code == 1, f"{place}: ended with {code}")
         result.check(seconds < LIMIT + ALLOWED, f"{place}: took {seconds:.0f} s")
         stacks = " in stalled\n" in text or " in batches\n" in text
-        result.check(stacks, f"{place}: no stack of what stalled")
+        result.check(stacks, f"{place}: no stack trace of the stall")
         result.check(
-            "error: hang_seconds: " in text or "Timeout (" in text, f"{place}: no word on why"
+            "error: hang_seconds: " in text or "Timeout (" in text, f"{place}: no reason printed"
         )
         bench.check_whole(name, result)
         bench.finish(name, result)

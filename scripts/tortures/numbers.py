@@ -65,4 +65,4 @@ def same(bench: Bench, count: int, result: Result) -> None:
         code = bench.begin(name, variant).wait()
         equal = code == 0 and fingerprint(bench.folder / name) == bench.expected(variant)
         result.count("identical", int(equal))
-        result.check(equal, f"{variant} gave other numbers")
+        result.check(equal, f"{variant} gave different numbers")

@@ -85,12 +85,12 @@ def stop(bench: Bench, count: int, result: Result) -> None:
         known = RunFolder(bench.folder / name).known_checkpoints()
         if known:
             newest = step_of(known[0])
-            result.check(said is not None and int(said.group(1)) == newest, "said another step")
+            result.check(said is not None and int(said.group(1)) == newest, "it named another step")
         else:
             # Stopped between its first row, of costs, and its first step.
             rows = RunFolder(bench.folder / name).rows_file.read_text(encoding="utf-8")
             result.count("before the first step")
-            result.check("train/loss" not in rows, "steps were taken, and none was saved")
+            result.check("train/loss" not in rows, "steps were taken but none was saved")
         bench.finish(name, result)
 
 
@@ -111,8 +111,8 @@ def corrupt(bench: Bench, count: int, result: Result) -> None:
                 damage(path, bench.random.randrange(2), bench.random)
             process = bench.resume(name)
             code = process.wait()
-            result.count("none good: exit 4", int(code == 4))
-            result.check(code == 4, f"ended with {code} where no checkpoint is good")
+            result.count("no good checkpoint: exit 4", int(code == 4))
+            result.check(code == 4, f"ended with {code} without a good checkpoint")
             continue
         way = i % len(WAYS)
         damage(known[0], way, bench.random)

@@ -67,7 +67,9 @@ def sweep(bench: Bench, count: int, result: Result) -> None:
     for seed, fault in bad.items():
         said = reasons.get(seed, "")
         result.check(FAULTS[fault] in said, f"{fault}: the ledger says {said!r}")
-    result.check("the same command runs them again" in text, "it does not say how to go on")
+    result.check(
+        "the same command runs them again" in text, "it does not say how to repeat the failed runs"
+    )
     (bench.folder / "faults.json").unlink()
     before = len(_entries(home))
     code, text = _sweep(bench, seeds)

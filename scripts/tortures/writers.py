@@ -22,7 +22,9 @@ def writers(bench: Bench, count: int, result: Result) -> None:
     whole = sum(RunFolder(folder).finished() is not None for folder in folders)
     result.facts |= {"folders": len(folders), "finished": whole}
     result.check(codes == [0] * count, f"exit codes {set(codes)}")
-    result.check(len(folders) == whole == count, f"{len(folders)} folders, {whole} of them whole")
+    result.check(
+        len(folders) == whole == count, f"{len(folders)} folders, {whole} of them complete"
+    )
     for i in range(max(1, count // 10)):
         _into_one(bench, f"one_{i}", result)
 
@@ -46,5 +48,6 @@ def _into_one(bench: Bench, name: str, result: Result) -> None:
             result.count("refused, the other done already", int(late))
             result.check(right or late, f"into one folder: {line!r}")
     result.check(
-        RunFolder(bench.folder / name).finished() is not None, "the one that won did not finish"
+        RunFolder(bench.folder / name).finished() is not None,
+        "the run that got the folder did not finish",
     )

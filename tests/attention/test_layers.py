@@ -116,8 +116,7 @@ def test_a_run_without_maps_trains_says_so_once_resumes_and_is_read_back(
     code, _, err = call("attention_map", *ask, "prompt=Line")
     assert code == 2
     assert err == (
-        "error: run: attn=probe_linear_state has no attention weights to look at; "
-        "give another run\n"
+        "error: run: attn=probe_linear_state has no attention weights to show; give another run\n"
     )
     assert call("generate", *ask, "prompt=Line", "tokens=20")[0] == 0
 
@@ -138,7 +137,7 @@ def test_layers_with_maps_beside_others_without_are_drawn(
     drawn = sorted(path.name for path in (run / "attention").glob("*.png"))
     assert drawn == ["layer_01.png", "layer_03.png"]
     code, _, err = call("attention_map", *ask, "layer=2")
-    assert (code, err) == (2, "error: layer: 2 has no attention weights; one of [1, 3]\n")
+    assert (code, err) == (2, "error: layer: 2 has no attention weights; give one of [1, 3]\n")
 
 
 def test_equal_settings_take_over_all_weights_by_name(tmp_path: Path) -> None:

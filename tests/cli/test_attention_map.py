@@ -128,11 +128,11 @@ MISTAKES = {
     "missing file": (["prompt_file=none.txt"], 3, "error: prompt_file: none.txt: No such file"),
     "long prompt": (["prompt=" + "Line " * 3], 3, "error: prompt: has 15 tokens, more than the "),
     "lone surrogate": (["prompt=\udcff"], 3, "error: prompt: cannot be written as UTF-8"),
-    "no layer": (["prompt=a", "layer=2"], 2, "error: layer: 2 is not there; 0 to 1"),
-    "negative layer": (["prompt=a", "layer=-1"], 2, "error: layer: -1 is not there; 0 to 1"),
+    "no layer": (["prompt=a", "layer=2"], 2, "error: layer: 2 does not exist; give 0 to 1"),
+    "negative layer": (["prompt=a", "layer=-1"], 2, "error: layer: -1 does not exist; give 0 to 1"),
     "no number": (["prompt=a", "layer=first"], 2, "error: layer: 'first' is not an int"),
     "device": (["prompt=a", "device=tpu"], 2, "error: device: 'tpu' is unknown"),
-    "misspelt": (["promt=a"], 2, "error: promt=a: is no setting; did you mean prompt?"),
+    "misspelt": (["promt=a"], 2, "error: promt=a: is not a setting; did you mean prompt?"),
 }
 
 

@@ -7,7 +7,7 @@ from interrupted import SIX, content
 from support import command, series, summary, train
 
 REFUSED = {
-    "seed=2": "seed: is 1 in this run, and 2 would make it another",
+    "seed=2": "seed: is 1 in this run and cannot change to 2",
     "batch_size=8": "batch_size: is 4 in this run",
     "model.d_model=32": "model.d_model: is 16 in this run",
     "model=nano": "model: is tiny in this run",
@@ -17,10 +17,10 @@ REFUSED = {
     "optim.lr=1": "optim.lr: is 0.002 in this run",
     "trainer.threads=2": "trainer.threads: is 1 in this run",
     "validation.fraction=0.2": "validation.fraction: is 0.1 in this run",
-    "hydra.run.dir=other": "hydra.run.dir: is settled",
-    "sed=2": "sed: is no setting; did you mean seed?",
-    "seed=1,2": "seed: a run that goes on takes name=value alone",
-    "+seed=1": "seed: a run that goes on takes name=value alone",
+    "hydra.run.dir=other": "hydra.run.dir: cannot change when a run resumes",
+    "sed=2": "sed: is not a setting; did you mean seed?",
+    "seed=1,2": "seed: a resumed run accepts only name=value",
+    "+seed=1": "seed: a resumed run accepts only name=value",
     "budget.steps=2": "budget: comes to 2 steps, but 3 are already taken",
     "budget.steps=many": "budget.steps: ",
     "budget.seconds=" + "9" * 309: "budget.seconds: is too large for a float; at most 1.8e+308",
@@ -55,9 +55,9 @@ def test_another_text_in_its_place_is_refused(
     ("arguments", "code", "said"),
     [
         (["resume=none"], 4, "error: run: none holds no run"),
-        (["resume="], 2, "error: resume: takes one run folder"),
-        (["resume=run", "resume=run"], 2, "error: resume: takes one run folder"),
-        (["resume=run", "-m"], 2, "error: resume: goes on with one run"),
+        (["resume="], 2, "error: resume: takes exactly one run folder"),
+        (["resume=run", "resume=run"], 2, "error: resume: takes exactly one run folder"),
+        (["resume=run", "-m"], 2, "error: resume: resumes one run and takes no flag but --debug"),
     ],
 )
 def test_what_is_no_run_cannot_go_on(

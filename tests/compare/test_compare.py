@@ -127,7 +127,7 @@ def test_runs_that_cannot_be_compared_are_refused_or_split(
         comparable_sets(runs, split=False)
     assert str(error.value).startswith("comparison: the runs differ in ")
     assert named in str(error.value)
-    assert str(error.value).endswith("; --split reports each apart, or give fewer folders")
+    assert str(error.value).endswith("; --split reports each separately, or give fewer folders")
     assert sorted(len(found.runs) for found in comparable_sets(runs, split=True)) == [1, 2]
 
 

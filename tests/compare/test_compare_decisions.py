@@ -142,8 +142,8 @@ def test_a_lead_that_the_seeds_in_common_deny_is_no_lead() -> None:
     )
     assert section_words(found)[0].startswith("gqa is worse than mha by 0.1003 nats")
     assert section_words(found)[1] == (
-        "gqa has the lowest mean loss, but over the seeds in common mha is better: nothing is put "
-        "first."
+        "gqa has the lowest mean loss, but over the seeds in common mha is better: no variant "
+        "is named best."
     )
 
 

@@ -76,8 +76,8 @@ def test_an_extended_run_counts_where_its_first_budget_ended(older: bool, tmp_pa
     assert gqa.difference is not None
     assert (gqa.difference.n, gqa.difference.mean) == (2, pytest.approx(0.25))
     assert found.warnings[0] == (
-        f"{run} was extended (1000 steps, then 2000 steps): it is compared where its first budget "
-        "ended; its loss there, 1.5000, has nothing to be compared with"
+        f"{run} was extended (1000 steps, then 2000 steps): it is compared at the end of its "
+        "first budget; its final loss, 1.5000, has no run to compare with"
     )
 
 

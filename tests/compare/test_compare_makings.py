@@ -27,7 +27,7 @@ def test_runs_of_different_code_are_rows_of_their_own(tmp_path: Path) -> None:
     groups = group_runs(runs)
     assert sorted(len(members) for members in groups.values()) == [1, 2]
     assert set(groups) == {f"gqa code={run.code}" for run in runs}
-    warning = "the runs differ in the code that makes their numbers: gptattn.attention.gqa"
+    warning = "the runs differ in code that affects results: gptattn.attention.gqa"
     assert differences_in_making(runs) == [warning]
 
 
@@ -37,7 +37,7 @@ def test_a_run_made_again_after_an_edit_replaces_the_old_one_by_name(tmp_path: P
     write_run(tmp_path / "s" / "mha", "mha", 1, 3.0)
     comparison = compare(read_runs([tmp_path])[0])
     assert [run.folder.name for run in comparison.runs] == ["mha", "new"]
-    line = f"{old}: left out for new (code of gptattn.attention.gqa)"
+    line = f"{old}: replaced by new (code of gptattn.attention.gqa)"
     assert comparison.passed_over == [line]
 
 
@@ -61,7 +61,7 @@ def test_a_run_without_a_record_is_unknown_and_not_averaged_with_known_ones(tmp_
     write_run(tmp_path / "b", "gqa", 2, 3.0)
     runs = read_runs([tmp_path])[0]
     assert "gqa code=unknown" in group_runs(runs)
-    line = "the code of 1 run is unknown: made before it was recorded"
+    line = "the code of 1 run is unknown: it was not recorded"
     assert line in differences_in_making(runs)
 
 
@@ -70,7 +70,7 @@ def test_other_files_are_named_and_change_no_row(tmp_path: Path) -> None:
     write_run(tmp_path / "b", "gqa", 2, 3.0, making={"other": {"gptattn.sweep.run_sweep": "2"}})
     runs = read_runs([tmp_path])[0]
     assert [len(members) for members in group_runs(runs).values()] == [2]
-    line = "the runs differ in code that makes no numbers: gptattn.sweep.run_sweep"
+    line = "the runs differ in code that does not affect results: gptattn.sweep.run_sweep"
     assert differences_in_making(runs) == [line]
 
 
@@ -125,7 +125,7 @@ def test_where_an_edit_was_undone_the_run_of_todays_code_counts(
     monkeypatch.setattr(todays, lambda code: code["gptattn.attention.gqa"] == "v0")
     (run,), (line,) = without_replaced(read_runs([tmp_path])[0])
     assert run.folder.name == "today"
-    assert "tried: left out for today" in line
+    assert "tried: replaced by today" in line
 
 
 def test_weights_of_originals_that_other_code_made_are_other_weights(tmp_path: Path) -> None:
@@ -140,5 +140,5 @@ def test_weights_of_originals_that_other_code_made_are_other_weights(tmp_path: P
     kept, lines = without_replaced(read_runs([tmp_path])[0])
     assert sorted(run.folder.name for run in kept) == ["new1", "old2"]
     (line,) = lines
-    assert "old1: left out for new1 (other code made the weights in init_from" in line
+    assert "old1: replaced by new1 (other code made the weights in init_from" in line
     assert [len(members) for members in group_runs(kept).values()] == [1, 1]

@@ -242,4 +242,4 @@ def test_weights_that_were_converted_are_not_called_unfinished(tmp_path: Path) -
     (converted / "summary.json").unlink()
     (converted / "model.safetensors").write_bytes(b"")
     _, (line,) = read_runs([tmp_path])
-    assert line == f"{converted}: weights that were converted, and not trained: nothing to compare"
+    assert line == f"{converted}: converted weights that were not trained: nothing to compare"

@@ -132,12 +132,12 @@ def test_another_order_than_the_papers_is_said(tmp_path: Path) -> None:
 def test_one_seed_says_nothing_about_chance(tmp_path: Path) -> None:
     words = section_words(compared(tmp_path, PAPER, seeds=1).sections[2])
     (line,) = [line for line in words if "between gqa by first and gqa by mean" in line]
-    assert "n = 1: a single pair (+0.0200 nats) says nothing about chance" in line
+    assert "n = 1: a single pair (+0.0200 nats) has no spread over seeds" in line
 
 
 def test_what_uptraining_had_otherwise_is_told(sections: list[Section]) -> None:
     assert [section.warnings for section in sections[1:]] == [
-        ["uptraining had optim.lr=0.001, the originals 0.002"]
+        ["uptraining used optim.lr=0.001, the originals 0.002"]
     ] * 2
 
 

@@ -259,7 +259,7 @@ def test_a_text_that_has_moved_can_be_named_on_resume(
     moved = text.rename(dead / "elsewhere.txt")
     try:
         assert command(home, "resume=run") == 3
-        assert "resume takes data.path=" in capfd.readouterr().err
+        assert "; if the text has moved, add data.path=" in capfd.readouterr().err
     finally:
         moved.rename(text)
 

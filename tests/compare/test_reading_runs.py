@@ -204,9 +204,9 @@ def test_the_copy_of_hydra_is_not_taken_for_a_run(tmp_path: Path) -> None:
 def test_folders_without_a_finished_run_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no finished run"):
         read_runs([tmp_path])
-    with pytest.raises(DataError, match="is no folder"):
+    with pytest.raises(DataError, match="is not a folder"):
         read_runs([tmp_path / "none"])
     write_run(tmp_path / "a", "mha", 1, 2.0)
     (tmp_path / "a" / "summary.json").unlink()
-    with pytest.raises(DataError, match=r"1 passed over, as .*not finished"):
+    with pytest.raises(DataError, match=r"1 passed over, such as .*not finished"):
         read_runs([tmp_path])

@@ -40,7 +40,7 @@ def test_a_difference_is_stated_with_its_interval_and_its_p(tmp_path: Path) -> N
     # 0.1112 to 0.1288; t = 37.9 with 4 degrees of freedom.
     assert section_words(found) == [
         "gqa is worse than mha by 0.1200 nats (95% interval 0.1112 to 0.1288; n = 5, p < 0.001).",
-        "mha is the best of the 2 by validation loss: lower than each other one (n = 5, p < 0.001 "
+        "mha is the best of the 2 by validation loss: lower than every other (n = 5, p < 0.001 "
         "or less).",
     ]
 
@@ -50,7 +50,7 @@ def test_the_better_variant_is_called_so_with_the_signs_turned(tmp_path: Path) -
     words = section_words(section(tmp_path, {"mha": BASE, "gqa": better}))
     assert words == [
         "gqa is better than mha by 0.1200 nats (95% interval 0.1112 to 0.1288; n = 5, p < 0.001).",
-        "gqa is the best of the 2 by validation loss: lower than each other one (n = 5, p < 0.001 "
+        "gqa is the best of the 2 by validation loss: lower than every other (n = 5, p < 0.001 "
         "or less).",
     ]
 
@@ -67,8 +67,8 @@ def test_without_evidence_the_words_say_how_many_seeds_it_would_take(tmp_path: P
     # t = 0.913 with 4 degrees of freedom: p = 0.41; 0.005 -+ 2.7764 * 0.01225 / root of 5.
     assert section_words(found) == [
         "no difference between gqa and mha can be shown at n = 5 (95% interval -0.0102 to +0.0202, "
-        "p = 0.41): if the true difference is as large as that seen, 0.0050 nats, about 50 seeds "
-        "would show it.",
+        "p = 0.41): if the true difference is as large as the one observed, 0.0050 nats, about 50 "
+        "seeds would show it.",
         "mha has the lowest mean loss, but cannot be told apart from gqa.",
     ]
 
@@ -79,9 +79,9 @@ def test_a_difference_that_is_the_same_at_every_seed_is_not_taken_for_certain(
     """The seed may have no effect, and then five runs are no more than one run."""
     found = section(tmp_path, {"mha": BASE, "gqa": [loss - 0.1 for loss in BASE]})
     assert section_words(found) == [
-        "no difference between gqa and mha can be shown at n = 5: they differ by -0.1000 nats at "
-        "every seed alike, as where seeds change nothing or losses were rounded, so that chance "
-        "cannot be judged.",
+        "no difference between gqa and mha can be shown at n = 5: they differ by the same "
+        "amount at every seed, -0.1000 nats, as if the seed had no effect or losses were rounded, "
+        "so there is no spread to test against.",
         "gqa has the lowest mean loss, but cannot be told apart from mha.",
     ]
     assert report_rows(found)[2][3:6] == ["-0.1000", "\N{EN DASH}", "\N{EN DASH}"]
@@ -96,14 +96,14 @@ def test_equal_losses_are_called_equal(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("n", [1, 2])
-def test_below_three_seeds_nothing_is_put_first(n: int, tmp_path: Path) -> None:
+def test_below_three_seeds_no_variant_is_named_best(n: int, tmp_path: Path) -> None:
     found = section(tmp_path, {"mha": [2.0, 2.1][:n], "gqa": [1.0, 1.1][:n], "mqa": BASE})
     words = section_words(found)
-    assert words[-1] == f"Fewer than 3 seeds (mha: {n} and gqa: {n}): nothing is put first."
-    assert "best" not in " ".join(words)
+    assert words[-1] == f"Fewer than 3 seeds (mha: {n} and gqa: {n}): no variant is named best."
+    assert "best" not in " ".join(words).replace("no variant is named best", "")
     assert not any("better" in line or "worse" in line for line in words)
     if n == 1:
-        assert "a single pair (-1.0000 nats) says nothing about chance" in words[0]
+        assert "a single pair (-1.0000 nats) has no spread over seeds" in words[0]
 
 
 def test_variants_without_a_common_seed_are_not_compared(tmp_path: Path) -> None:
@@ -155,8 +155,8 @@ def test_correction_covers_all_comparisons(tmp_path: Path) -> None:
     assert d.interval == pytest.approx((-0.00184, 0.04984), abs=2e-5)
     assert section_words(found)[0] == (
         "no difference between a and mha can be shown at n = 5 (95% interval -0.0018 to +0.0498, "
-        "p = 0.065): if the true difference is as large as that seen, 0.0240 nats, about 7 seeds "
-        "would show it."
+        "p = 0.065): if the true difference is as large as the one observed, 0.0240 nats, about 7 "
+        "seeds would show it."
     )
 
 
@@ -267,7 +267,7 @@ def test_other_settings_that_differ_between_variants_are_named(tmp_path: Path) -
 def test_a_baseline_that_is_not_there_is_named_with_the_nearest(tmp_path: Path) -> None:
     write_run(tmp_path / "a", "mha", 1, 2.0)
     write_run(tmp_path / "b", "gqa", 1, 2.0)
-    with pytest.raises(ConfigError, match=r"--baseline: 'gpa' is no row.*did you mean gqa\?"):
+    with pytest.raises(ConfigError, match=r"--baseline: 'gpa' is not a row.*did you mean gqa\?"):
         compare(read_runs([tmp_path])[0], baseline="gpa")
 
 

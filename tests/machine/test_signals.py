@@ -50,7 +50,7 @@ def test_a_closed_terminal_saves_a_run_which_goes_on_exactly(
     assert command(tmp_path, *begun(tmp_path)) == 129
     err = capfd.readouterr().err
     assert err.startswith("hung up: stopping after this step\n")
-    assert "run holds step 3; python train.py resume=run goes on" in err
+    assert "run holds step 3; to resume: python train.py resume=run" in err
     assert steps_kept(tmp_path / "run")[0] == "step=3.safetensors"
     assert command(tmp_path, "resume=run") == 0
     assert fingerprint(tmp_path / "run") == whole("mha")

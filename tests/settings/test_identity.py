@@ -138,7 +138,7 @@ def test_an_edited_variant_is_run_again_beside_the_old_one_and_resumed_with_a_wa
     capfd.readouterr()
     assert command(tmp_path, *sweep) == 0
     out, _ = capfd.readouterr()
-    assert f"stale: {old.name}: code of edited_package.mine; made again beside it" in out
+    assert f"stale: {old.name}: code of edited_package.mine; a new run is made" in out
     assert len(run_folders(tmp_path)) == 2
 
     again = [f"resume={old}", "allow_targets=[edited_package]", "budget.steps=3"]
@@ -156,7 +156,7 @@ def test_an_edited_text_is_another_result(
     (tmp_path / "text.txt").write_text(TEXT.replace("Line", "Row"), encoding="utf-8")
     capfd.readouterr()
     assert command(tmp_path, *sweep) == 0
-    assert "another text; made again" in capfd.readouterr().out
+    assert "another text; a new run is made" in capfd.readouterr().out
     assert len(run_folders(tmp_path)) == 2
 
 
@@ -174,7 +174,7 @@ def test_what_init_from_holds_counts_and_not_where_it_lies(
     assert command(tmp_path, *start, "seed=2") == 0
     capfd.readouterr()
     assert command(tmp_path, "-m", "hydra/launcher=basic", *go, "init_from=one") == 0
-    assert "other weights in init_from; made again" in capfd.readouterr().out
+    assert "other weights in init_from; a new run is made" in capfd.readouterr().out
     assert len(run_folders(tmp_path / "outputs")) == made + 1
 
 

@@ -22,9 +22,9 @@ from gptattn.sweep.plan import (
     Plan,
     finished_runs,
     folders_done,
-    going_on,
     slots,
     threads_each,
+    with_resumable_folders,
 )
 
 # What is done
@@ -126,15 +126,15 @@ def test_only_a_run_that_can_go_on_is_gone_on_with(cfg: TrainConfig, tmp_path: P
     begun("with other data now", 3)
     begun("with no good checkpoint", 4)
     begun("that became NaN", 5)
-    assert going_on([plan], Found({}, {})) == [plan]
+    assert with_resumable_folders([plan], Found({}, {})) == [plan]
     killed = begun("killed", -9)
-    assert going_on([plan], Found({}, {})) == [replace(plan, folder=killed)]
-    assert going_on([plan], Found({plan.folder: killed}, {})) == [plan]
+    assert with_resumable_folders([plan], Found({}, {})) == [replace(plan, folder=killed)]
+    assert with_resumable_folders([plan], Found({plan.folder: killed}, {})) == [plan]
     # Two plans with the same settings must not resume the same run.
-    folders = [each.folder for each in going_on([plan, plan], Found({}, {}))]
+    folders = [each.folder for each in with_resumable_folders([plan, plan], Found({}, {}))]
     assert folders == [killed, plan.folder]
     (killed / "summary.json").write_text("{}")
-    assert going_on([plan], Found({}, {})) == [plan]
+    assert with_resumable_folders([plan], Found({}, {})) == [plan]
 
 
 def test_a_run_that_goes_on_is_resumed_with_the_packages_it_needs(

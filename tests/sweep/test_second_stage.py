@@ -139,14 +139,14 @@ def test_seconds_have_no_share_of_steps(cfg: TrainConfig) -> None:
     [
         ({"fraction": [0]}, r"key: 'fraction' is unknown; did you mean fractions"),
         ({"lr": None}, r"uptrain\.lr: is missing"),
-        ({"lr": 0}, r"uptrain\.lr: 0 is no share"),
-        ({"targets": "gqa"}, r"uptrain\.targets: gqa is no list"),
-        ({"targets": []}, r"uptrain\.targets: \[\] is no list"),
+        ({"lr": 0}, r"uptrain\.lr: 0 is not a ratio"),
+        ({"targets": "gqa"}, r"uptrain\.targets: gqa is not a list"),
+        ({"targets": []}, r"uptrain\.targets: \[\] is not a list"),
         ({"targets": ["gqa", "mha"]}, r"uptrain\.targets: mha is the source"),
         ({"methods": ["mean", "mean"]}, r"uptrain\.methods: .* different"),
         ({"methods": ["median"]}, r"uptrain\.methods: 'median' is unknown"),
-        ({"fractions": [-0.1]}, r"uptrain\.fractions: -0\.1 is no share"),
-        ({"fractions": ["x"]}, r"uptrain\.fractions: 'x' is no share"),
+        ({"fractions": [-0.1]}, r"uptrain\.fractions: -0\.1 is not a share"),
+        ({"fractions": ["x"]}, r"uptrain\.fractions: 'x' is not a share"),
     ],
 )
 def test_a_stage_that_cannot_be_is_refused_by_name(change: dict[str, Any], said: str) -> None:
@@ -203,7 +203,7 @@ def test_a_failed_source_costs_its_own_children_and_the_rerun_makes_what_is_miss
     assert command(tmp_path, *arguments(tmp_path, "seed=1,2")) != 0
     out, err = capfd.readouterr()
     assert "6 runs, in outputs/uptrain" in out
-    assert "1 of 6 runs failed, and 2 that start from one were not run" in err
+    assert "1 of 6 runs failed, and 2 that start from a failed run were skipped" in err
     first = made_from(tmp_path)
     expected = {(1, "mha", "", 2), (1, "gqa", "random", 0), (1, "gqa", "random", 2)}
     assert first.keys() == expected
@@ -213,7 +213,7 @@ def test_a_failed_source_costs_its_own_children_and_the_rerun_makes_what_is_miss
 
     monkeypatch.setattr("gptattn.training.train.train_ready", real)
     assert command(tmp_path, *arguments(tmp_path, "seed=1,2")) == 0
-    assert "3 of them done already" in capfd.readouterr().out
+    assert "3 already done" in capfd.readouterr().out
     second = made_from(tmp_path)
     assert len(run_folders(tmp_path)) == 6
     assert {key: second[key] for key in first} == first

@@ -68,7 +68,7 @@ def test_a_sweep_outlives_a_failed_run_and_the_rerun_makes_only_what_is_missing(
     before = len(ledger_lines(ledger))
     assert command(tmp_path, *arguments) == 5
     out = capfd.readouterr().out
-    assert "2 of them done already" in out
+    assert "2 already done" in out
     started = [line for line in ledger_lines(ledger)[before:] if line["state"] == "running"]
     assert all("optim.lr=1e+30" in line["overrides"] for line in started)
     assert len(started) == 2
@@ -103,7 +103,7 @@ def test_ctrl_c_ends_a_sweep_with_130_and_the_rerun_goes_on(
     assert states == ["running", "done", "running", "interrupted"]
     capfd.readouterr()
     assert command(tmp_path, *arguments) == 0
-    assert "2 runs, 1 of them done already, 1 begun" in capfd.readouterr().out
+    assert "2 runs, 1 already done, 1 to resume" in capfd.readouterr().out
     first, second = run_folders(tmp_path)
     assert [summary(run)["seed"] for run in (first, second)] == [1, 2]
     assert {path.name for path in ledger.parent.glob("mha*")} == {first.name, second.name}
@@ -137,11 +137,11 @@ def test_the_suite_is_a_sweep_and_says_so(
     ("arguments", "said"),
     [
         (["hydra.sweep.subdir=x", "seed=1,2"], "error: hydra.sweep.subdir: gives several runs"),
-        (["hydra.sweep.subdir=../../y"], "error: hydra.sweep.subdir: '../../y' is no name of a"),
-        (["hydra.sweep.subdir=."], "error: hydra.sweep.subdir: '.' is no name of a folder"),
+        (["hydra.sweep.subdir=../../y"], "error: hydra.sweep.subdir: '../../y' is not a folder"),
+        (["hydra.sweep.subdir=."], "error: hydra.sweep.subdir: '.' is not a folder name"),
         ([f"sweep.jobs={usable_cpus() + 1}"], "error: sweep.jobs: "),
         (["attn=mha,gqaa"], "error: attn: 'gqaa' is unknown"),
-        (["match=params", "match_to=mhaa", "seed=1,2"], "error: match_to: 'mhaa' is no variant"),
+        (["match=params", "match_to=mhaa", "seed=1,2"], "error: match_to: 'mhaa' is not a variant"),
     ],
 )
 def test_a_sweep_that_cannot_work_writes_nothing(

@@ -52,9 +52,9 @@ def test_the_design_says_the_difference_that_four_of_five_such_sweeps_show(
 ) -> None:
     line = said(cfg, tmp_path / "x" / "y", ["mha", "gqa", "mqa", "sw"], range(5))
     assert line == (
-        "5 seeds, 3 comparisons: differences of about 0.065 nats and more would be shown (in four "
-        "of five such sweeps), if losses vary over seeds as at model=tiny after 1,000 steps "
-        "(deviation 0.02 nats)"
+        "5 seeds, 3 comparisons: differences of about 0.065 nats or more would be shown with 80% "
+        "power, if losses vary over seeds as at model=tiny after 1,000 steps (standard deviation "
+        "0.02 nats)"
     )
     # Simulate 10,000 sweeps of a variant and the baseline, whose runs at one seed are independent.
     runs = np.random.default_rng(0).normal(scale=TYPICAL_DEVIATION, size=(2, 10_000, 5))
@@ -71,9 +71,9 @@ def test_finished_runs_of_this_size_say_how_much_losses_vary(
     finished(beside, cfg, {"mha": [2.0, 2.1, 2.2], "gqa": [2.0, 2.2, 2.4]})
     # By hand: deviations 0.1 and 0.2, two degrees of freedom each: sqrt(0.05 / 2) = 0.158.
     line = said(cfg, sweep, ["mha", "gqa"], range(5))
-    assert line.endswith("going by 6 finished runs like these (deviation 0.16 nats)")
+    assert line.endswith("judging by 6 finished runs like these (standard deviation 0.16 nats)")
     # 0.158 / 0.02 times 0.048, the difference that is shown at the typical deviation.
-    assert line.startswith("5 seeds, 1 comparison: differences of about 0.38 nats and more")
+    assert line.startswith("5 seeds, 1 comparison: differences of about 0.38 nats or more")
     other = replace(cfg, model=replace(cfg.model, num_layers=2))
     assert "as at model=tiny" in said(other, sweep, ["mha", "gqa"], range(5))
     longer = replace(cfg, budget=replace(cfg.budget, steps=5))
@@ -94,10 +94,10 @@ def test_one_seed_is_said_to_show_nothing_and_one_variant_to_be_compared_with_no
 ) -> None:
     line = said(cfg, tmp_path / "x", ["mha", "gqa"], [1])
     assert line.startswith(
-        "1 seed, 1 comparison: no difference can be shown, whatever its size; seed=1,2,3,4,5 would "
-        "show those of about 0.048 nats and more, "
+        "1 seed, 1 comparison: no difference can be shown, however large; seed=1,2,3,4,5 would "
+        "show those of about 0.048 nats or more with 80% power, "
     )
-    assert said(cfg, tmp_path / "x", ["mha"], range(5)) == "one variant: nothing is compared"
+    assert said(cfg, tmp_path / "x", ["mha"], range(5)) == "one variant: nothing to compare"
 
 
 def test_runs_that_cannot_be_compared_are_no_comparisons(cfg: TrainConfig, tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_a_sweep_says_its_design_before_its_first_run(
     with pytest.raises(KeyboardInterrupt):
         run_sweep(todo, tmp_path, launch, in_processes=False)
     shown = capfd.readouterr().out
-    assert shown.index("one variant: nothing is compared") < shown.index("the first run")
+    assert shown.index("one variant: nothing to compare") < shown.index("the first run")
 
 
 def test_the_classic_suite_has_seeds_enough_for_a_verdict() -> None:

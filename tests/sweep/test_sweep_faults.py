@@ -98,7 +98,7 @@ def test_a_variant_that_crashes_or_raises_or_cannot_be_built_costs_its_own_runs_
     own = [*faulty, "+attn.how=crash,raise,refuse,not", "sweep.jobs=1", "checkpoint=false"]
     assert command(tmp_path, "-m", *tiny(tmp_path, *own)) == 1
     out = capfd.readouterr().out
-    assert "4 to run, one after the other; no estimate" in out
+    assert "4 to run, one after the other; no time estimate" in out
     home = tmp_path / "outputs" / "scratch"
     assert ends(home) == [("failed", -signal.SIGSEGV), ("failed", 1), ("failed", 1), ("done", 0)]
     reason, built = [e["reason"] for e in read_ledger(home) if e.get("exit") == 1]
@@ -141,7 +141,10 @@ def test_an_error_of_a_users_module_names_its_file_and_line(
 def test_a_bug_that_may_be_a_users_is_not_said_to_be_ours_for_sure(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    for packages, said in (([], "a; please"), (["x.y", "z"], "a; if it is none of x.y, z, please")):
+    for packages, said in (
+        ([], "a; please"),
+        (["x.y", "z"], "a; unless it comes from x.y, z, please"),
+    ):
         arguments = ["train.py", f"allow_targets=[{','.join(packages)}]"]
         monkeypatch.setattr(sys, "argv", arguments)
         assert gptattn.cli.ending.report(IndexError("a")) == 1
@@ -306,7 +309,7 @@ def test_a_run_out_of_memory_is_tried_once_more_alone(
         "once": ["running", "failed"],
     }
     out = capfd.readouterr().out
-    assert "out of memory; once more, alone: needy, greedy\n" in out
+    assert "out of memory; retrying one at a time: needy, greedy\n" in out
     assert "[4/4] FAILED greedy: memory: too little" in out
 
 

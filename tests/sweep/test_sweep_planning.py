@@ -114,7 +114,7 @@ def test_what_hydra_says_of_a_job_is_that_jobs_own(compositions: list[list[str]]
 
 
 def test_a_wrong_value_in_any_job_is_told() -> None:
-    with pytest.raises(ConfigError, match=r"hydra\.sweep\.subdir: '1/x' is no name of a folder"):
+    with pytest.raises(ConfigError, match=r"hydra\.sweep\.subdir: '1/x' is not a folder name"):
         plans_of([["seed=1", "hydra.sweep.subdir=${seed}/x"]])
     with pytest.raises(ConfigError, match=r"batch_size: .*'wide'"):
         plans_of([["batch_size=4"], ["batch_size=wide"]])

@@ -186,7 +186,7 @@ def test_a_gpt2_without_a_tokenizer_is_said_to_be_one(tmp_path: Path, call: Call
     bare = make_gpt2(tmp_path / "bare", 300, tokenizer=False)
     code, said, _ = call("convert", "from=gpt2", f"path={bare}", "to=gqa")
     assert code == 0
-    assert "no tokenizer there, and the byte tokenizer is recorded" in said
+    assert "no tokenizer found; recorded the byte tokenizer. " in said
     assert load_run(tmp_path / "bare_to_gqa").tokenizer.vocab_size == 256
     small = make_gpt2(tmp_path / "small", 30, tokenizer=False)
     code, _, err = call("convert", "from=gpt2", f"path={small}", "to=gqa")

@@ -111,7 +111,7 @@ def test_a_run_whose_output_nobody_reads_ends_and_says_how_it_goes_on(
     with unread():
         assert command(tmp_path, *tiny(tmp_path, "hydra.run.dir=run")) == 141
     (line,) = capfd.readouterr().err.splitlines()
-    assert line.endswith("; python train.py resume=run goes on")
+    assert line.endswith("; to resume: python train.py resume=run")
 
 
 def test_a_sweep_whose_output_nobody_reads_says_what_is_done(

@@ -26,10 +26,10 @@ HELP = """\
 COMMAND run=outputs/... prompt="To be"
 
   run=FOLDER        a run folder, or one that convert made
-  prompt=TEXT       the text whose tokens look at each other; - reads stdin
-  prompt_file=FILE  the same from a file
-  layer=N           this layer alone, from 0; default: all
-  out=FOLDER        default: RUN/attention; what is there is replaced
+  prompt=TEXT       the text to compute attention on; - reads stdin
+  prompt_file=FILE  read the prompt from a file
+  layer=N           only this layer, counted from 0; default: all
+  out=FOLDER        default: RUN/attention; earlier maps are replaced
   device=auto       cpu, gpu or auto
   allow_targets=PACKAGE
                     packages besides gptattn that the run may name (a,b)
@@ -68,14 +68,16 @@ def chosen_layers(saved: SavedRun, layer: int | None) -> list[int]:
     count, with_maps = len(saved.model.layers()), saved.model.layers_with_maps()
     if not with_maps:
         raise ConfigError(
-            "run", f"attn={saved.cfg.variant} has no attention weights to look at; give another run"
+            "run", f"attn={saved.cfg.variant} has no attention weights to show; give another run"
         )
     if layer is None:
         return with_maps
     if not 0 <= layer < count:
-        raise ConfigError("layer", f"{layer} is not there; 0 to {count - 1}, or none for all")
+        raise ConfigError(
+            "layer", f"{layer} does not exist; give 0 to {count - 1}, or leave it out"
+        )
     if layer not in with_maps:
-        raise ConfigError("layer", f"{layer} has no attention weights; one of {with_maps}")
+        raise ConfigError("layer", f"{layer} has no attention weights; give one of {with_maps}")
     return [layer]
 
 
@@ -114,7 +116,7 @@ class Writer:
             return
         if not torch.isfinite(w_BHTS).all():
             raise NumericError(
-                "run", f"{self.saved.source}: layer {number} attends with NaN; give another run"
+                "run", f"{self.saved.source}: NaN or infinity in layer {number}; give another run"
             )
         entropy_H, sink_H = entropy(w_BHTS).tolist(), sink_mass(w_BHTS).tolist()
         w_HTS = w_BHTS[0].float().cpu().numpy()

@@ -30,21 +30,21 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--split",
         action="store_true",
-        help="report runs that differ in data or tokenizer apart instead of refusing",
+        help="report runs with different data, tokenizer or validation separately; default: refuse",
     )
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="default: comparison/ in the first folder"
     )
     kind = parser.add_mutually_exclusive_group()
-    kind.add_argument("--no-files", action="store_true", help="print, and write nothing")
+    kind.add_argument("--no-files", action="store_true", help="print only; write no files")
     kind.add_argument(
-        "--markdown", action="store_true", help="print the table as Markdown, and write nothing"
+        "--markdown", action="store_true", help="print the table as Markdown; write no files"
     )
     kind.add_argument(
         "--board",
         type=Path,
         metavar="DIR",
-        help="mean and band of each variant for TensorBoard as well; a folder apart from the runs",
+        help="also write each variant's mean and interval for TensorBoard, outside the runs",
     )
     return parser.parse_args()
 

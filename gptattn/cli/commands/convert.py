@@ -27,10 +27,10 @@ COMMAND from=outputs/... to=gqa to.num_kv_heads=4 method=mean
                      openai-community/gpt2 or hf:openai-community/gpt2@main
   to=VARIANT         a name in conf/attn; to.NAME=VALUE changes its settings
   to=hf              writes a folder that transformers' GPT2LMHeadModel opens
-  method=mean        what merged key/value heads become: mean, first or random
-  seed=1             of the random method
-  out=FOLDER         default: the folder's name with _to_VARIANT behind it,
-                     beside the folder or, for a name on the hub, in outputs
+  method=mean        how key/value heads are merged: mean, first or random
+  seed=1             seed of method=random
+  out=FOLDER         default: next to the source, its name plus _to_VARIANT;
+                     for a name on the hub, in outputs
   allow_targets=PACKAGE
                      packages besides gptattn that the run may name (a,b)
 """
@@ -96,13 +96,14 @@ def check_tokenizer(saved: SavedRun, to: str) -> None:
     if bare and to == "hf":
         return
     ids, model = saved.tokenizer.vocab_size, saved.model.vocab_size
-    whose = "no tokenizer there, and the byte tokenizer" if bare else "the tokenizer"
     if model < ids:
+        whose = "no tokenizer found; the byte tokenizer" if bare else "the tokenizer"
         raise ConfigError(
-            "path", f"{whose} has {ids:,} ids, the model {model:,}; put its own tokenizer there"
+            "path", f"{whose} has {ids:,} ids, the model {model:,}; add the model's own tokenizer"
         )
     if bare:
-        print(f"{whose} is recorded: text from these weights needs their own")
+        print("no tokenizer found; recorded the byte tokenizer.", end=" ")
+        print("To generate text, supply the model's own")
 
 
 def target_settings(cfg: TrainConfig, to: str, changes: dict[str, str]) -> TrainConfig:
@@ -117,20 +118,24 @@ def target_settings(cfg: TrainConfig, to: str, changes: dict[str, str]) -> Train
     for name, text in changes.items():
         if name not in spec or name == "_target_":
             known = ", ".join(key for key in spec if key != "_target_")
-            raise ConfigError(f"to.{name}", f"is no setting of {to}; one of {known}")
+            raise ConfigError(f"to.{name}", f"is not a setting of {to}; give one of {known}")
         try:
             spec[name] = yaml.safe_load(text)
         except yaml.YAMLError:
-            raise ConfigError(f"to.{name}", f"{text!r} is no value; give a plain one") from None
+            raise ConfigError(
+                f"to.{name}", f"{text!r} cannot be read; give a plain value"
+            ) from None
     return replace(cfg, attn=spec, choices=cfg.choices | {"attn": to})
 
 
 def run(args: Arguments, changes: dict[str, str]) -> None:
     """Convert the weights, write the folder, and print how far the logits moved."""
     if args.path is not None and str(args.source) != "gpt2":
-        raise ConfigError("path", "goes with from=gpt2; leave it out")
+        raise ConfigError("path", "works only with from=gpt2; leave it out")
     if args.to == "hf" and changes:
-        raise ConfigError(f"to.{next(iter(changes))}", "is no setting of hf, which has none")
+        raise ConfigError(
+            f"to.{next(iter(changes))}", "is not a setting: hf has none; leave it out"
+        )
     if args.out is not None and args.out.exists() and not args.out.is_dir():
         raise RunFolderError("out", f"{args.out} is a file; give a folder")
     saved = load_source(args)
@@ -155,7 +160,7 @@ def run(args: Arguments, changes: dict[str, str]) -> None:
     print(f"written: {out}")
 
 
-def convert_as_told(arguments: Sequence[str]) -> None:
+def convert_with_changes(arguments: Sequence[str]) -> None:
     """Split off the variant's settings, to.NAME=VALUE, and run the command with the rest."""
     changes = {}
     for argument in arguments:
@@ -170,4 +175,4 @@ def convert_as_told(arguments: Sequence[str]) -> None:
 
 def main() -> int:
     """Run `gptattn-convert`; return the exit code."""
-    return run_script(HELP, convert_as_told)
+    return run_script(HELP, convert_with_changes)

@@ -24,26 +24,26 @@ HELP = """\
 COMMAND run=outputs/... prompt="To be"
 
   run=FOLDER              a run folder, or one that convert made
-  prompt=TEXT             what to go on from; prompt=- reads stdin
-  prompt_file=FILE        the same from a file
-  prompts_file=FILE       a prompt a line, all gone on with at once; the longest
-                          row fills the context, and then all slide or stop
-  tokens=200              how many to make at most
+  prompt=TEXT             text to continue; prompt=- reads stdin
+  prompt_file=FILE        read the prompt from a file
+  prompts_file=FILE       one prompt per line, continued as a batch; when the
+                          longest row fills the context, all slide or stop
+  tokens=200              maximum number of new tokens
   temperature=0.8         0 is greedy
-  top_k=N                 keep the N likeliest tokens
-  top_p=P                 keep the fewest that together have probability P
-  min_p=P                 keep those with at least P times the likeliest one's
-  repetition_penalty=1.0  above 1: less of what was said
-  stop=TEXT               end where this comes up
-  samples=1               how many at once
+  top_k=N                 keep the N most likely tokens
+  top_p=P                 keep the fewest tokens with total probability P
+  min_p=P                 keep tokens at least P times as likely as the top one
+  repetition_penalty=1.0  above 1: fewer repeated tokens
+  stop=TEXT               stop at this text
+  samples=1               samples per prompt, generated as a batch
   seed=1                  the same seed gives the same text
-  full=slide              at the context's end: slide (read its newer half anew)
-                          or stop
+  full=slide              when the context is full: slide (keep the newer half
+                          and read it again) or stop
   device=auto             cpu, gpu or auto
   threads=N               CPU threads; default: all. 1 suits a small model
   allow_targets=PACKAGE   packages besides gptattn that the run may name (a,b)
 
-It ends with tokens/s, reading the prompt included, and the size of the cache.
+It ends with tokens/s, which include reading the prompt, and the cache size.
 """
 
 
@@ -116,8 +116,8 @@ def run(args: Arguments) -> None:
     steps = 0
     for step in new:
         steps += 1
-        told = [own.feed(id) for own, id in zip(samples, step[:, 0].tolist(), strict=True)]
-        write(told[0])
+        new_text = [own.feed(id) for own, id in zip(samples, step[:, 0].tolist(), strict=True)]
+        write(new_text[0])
         if all(sample.done for sample in samples):
             break
     synchronize(device)
@@ -139,7 +139,7 @@ def read_all(args: Arguments) -> list[str]:
     if args.prompts_file is None:
         return [read_prompt(args.prompt, args.prompt_file)]
     if args.prompt is not None or args.prompt_file is not None:
-        raise ConfigError("prompts_file", "is given beside another prompt; give one of them")
+        raise ConfigError("prompts_file", "is given together with another prompt; give only one")
     return read_prompts(args.prompts_file)
 
 

@@ -87,19 +87,27 @@ def tune(args: argparse.Namespace, variant: str) -> "optuna.Study":
 
 def parse() -> argparse.Namespace:
     """Parse the command line and check one run of each variant. Raises a UserError."""
-    parser = argparse.ArgumentParser(description="The best learning rate of each variant.")
-    parser.add_argument("--variants", default="mha,gqa,mqa", help="comma-separated")
-    parser.add_argument("--trials", type=int, default=12, help="per variant, in all")
-    parser.add_argument("--low", type=float, default=3e-4, help="smallest learning rate")
-    parser.add_argument("--high", type=float, default=3e-2, help="largest learning rate")
-    parser.add_argument("--out", type=Path, default=Path("outputs/tune"), help="folder")
+    parser = argparse.ArgumentParser(description="Search the best learning rate of each variant.")
+    parser.add_argument(
+        "--variants", default="mha,gqa,mqa", help="comma-separated; default: %(default)s"
+    )
+    parser.add_argument(
+        "--trials", type=int, default=12, help="per variant, in all; default: %(default)s"
+    )
+    parser.add_argument("--low", type=float, default=3e-4, help="lowest rate; default: %(default)s")
+    parser.add_argument(
+        "--high", type=float, default=3e-2, help="highest rate; default: %(default)s"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("outputs/tune"), help="default: %(default)s"
+    )
     parser.add_argument("overrides", nargs="*", help="settings, as for train.py")
     args = parser.parse_args()
     args.variants = args.variants.split(",")
     if args.trials < 1:
         raise ConfigError("--trials", f"{args.trials} is too few; give 1 or more")
     if not 0 < args.low < args.high:
-        raise ConfigError("--low", f"{args.low} to {args.high} is no range; 0 < low < high")
+        raise ConfigError("--low", f"{args.low} to {args.high} is not a range; give 0 < low < high")
     for variant in args.variants:
         check_job([*args.overrides, f"attn={variant}"])
     return args
