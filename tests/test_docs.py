@@ -20,7 +20,7 @@ from support import bpe, command, run_folders, tiny, train
 import gptattn.attention
 import gptattn.sweep.estimate
 import gptattn.sweep.run_sweep
-from gptattn.cli.commands.convert import convert_as_told
+from gptattn.cli.commands.convert import convert_with_changes
 from gptattn.errors import UserError
 from gptattn.sweep.checks import Follow, checked, followers
 from gptattn.sweep.plan import Plan
@@ -47,7 +47,7 @@ def made(tmp_path_factory: pytest.TempPathFactory, runs: dict[str, Path]) -> Pat
     tokenizer = ["tokenizer=gpt2", f"tokenizer.path={bpe(home.parent / 'bpe')}"]
     gpt2 = train(home.parent / "gpt2", "model.context_length=32", *tokenizer)
     with contextlib.redirect_stdout(None):
-        convert_as_told([f"from={gpt2}", "to=hf", f"out={home / 'GPT2'}"])
+        convert_with_changes([f"from={gpt2}", "to=hf", f"out={home / 'GPT2'}"])
     return home
 
 

@@ -83,9 +83,10 @@ class LanguageModel(L.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         # Lightning numbers the parameters; the file names them.
-        (state,) = checkpoint.pop("optimizer_states")
         order = self._optimizer_order()
-        checkpoint["optimizer"] = {order[i]: one for i, one in state["state"].items()}
+        # A run of no steps has no optimizer.
+        states = [state["state"] for state in checkpoint.pop("optimizer_states")]
+        checkpoint["optimizer"] = {order[i]: one for state in states for i, one in state.items()}
         checkpoint["weights"] = self.model.state_dict()
         del checkpoint["state_dict"]
         checkpoint["since_row"] = {
