@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 from interrupted import begun, once, sent, steps_kept
+from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from rich.console import Console
 from support import command
 from tortures.bench import fingerprint
@@ -52,6 +53,29 @@ def test_a_closed_terminal_saves_a_run_which_goes_on_exactly(
     assert err.startswith("hung up: stopping after this step\n")
     assert "run holds step 3; to resume: python train.py resume=run" in err
     assert steps_kept(tmp_path / "run")[0] == "step=3.safetensors"
+    assert command(tmp_path, "resume=run") == 0
+    assert fingerprint(tmp_path / "run") == whole("mha")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_that_comes_after_the_look_at_a_step_s_end_is_seen_at_the_next(
+    number: int,
+    whole: Callable[[str], str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    original, calls = _TrainingEpochLoop._save_loggers_on_train_batch_end, []
+
+    def late(loop: _TrainingEpochLoop) -> None:
+        calls.append(loop)
+        if len(calls) == 3:  # Lightning's own look follows, and would end the run with 0
+            signal.raise_signal(number)
+        original(loop)
+
+    monkeypatch.setattr(_TrainingEpochLoop, "_save_loggers_on_train_batch_end", late)
+    assert command(tmp_path, *begun(tmp_path)) == 128 + number
+    assert steps_kept(tmp_path / "run")[0] == "step=4.safetensors"
+    monkeypatch.undo()
     assert command(tmp_path, "resume=run") == 0
     assert fingerprint(tmp_path / "run") == whole("mha")
 
