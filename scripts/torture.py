@@ -26,6 +26,8 @@ from gptattn.settings.values import check_choice
 
 @dataclass(frozen=True)
 class Row:
+    """What breaks runs in one way, and how many times each form does it."""
+
     run: Callable[[Bench, int, Result], None]
     short: int  # how often; 0: in the long form alone
     long: int
@@ -48,6 +50,8 @@ ROWS = {
 
 @dataclass(frozen=True)
 class Settings:
+    """The arguments of the command, as name=value."""
+
     row: str = "all"  # or one of the rows
     form: str = "short"  # short | long
     count: int | None = None  # of each row; None: the form's
@@ -56,6 +60,7 @@ class Settings:
 
 
 def torture(settings: Settings, folder: Path) -> list[Result]:
+    """Run the chosen rows in `folder`, printing a line for each; return their results."""
     check_choice("row", settings.row, ["all", *ROWS])
     check_choice("form", settings.form, ["short", "long"])
     results, bench = [], Bench(folder, settings.seed)
@@ -85,6 +90,7 @@ def torture(settings: Settings, folder: Path) -> list[Result]:
 
 
 def main() -> int:
+    """Run the command; the exit code is 1 where a promise was broken."""
     try:
         settings = parse(Settings, sys.argv[1:])
         folder = Path(tempfile.mkdtemp(prefix="torture_", dir=os.environ.get("TMPDIR")))
