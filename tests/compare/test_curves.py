@@ -68,7 +68,7 @@ def test_a_record_that_is_missing_or_no_file_gives_no_curves(tmp_path: Path) -> 
     assert (len(found.train), len(found.val)) == (0, 0)
     assert damage == f"{run}: has no metrics.jsonl: no curves"
     os.mkfifo(run / "metrics.jsonl")
-    assert "is no file" in str(read_curves(run)[1])
+    assert "is not a regular file" in str(read_curves(run)[1])
 
 
 def test_of_steps_that_were_done_again_the_last_count(tmp_path: Path) -> None:
