@@ -18,15 +18,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from gptattn.errors import CheckpointError
 from gptattn.machine import disk
 from gptattn.machine.untrusted import read_bytes
 from gptattn.runs.folder import RunFolder, step_of, sum_of
-from gptattn.runs.tensor_file import TORCH_DTYPES, opened, write_tensors
+from gptattn.runs.tensor_file import opened, outline, write_tensors
 
+Check = Callable[[dict[str, Any], Path], object]  # of a content and its file
 KEPT = 2  # checkpoints: the newest, and one to fall back on
 SUM_BYTES = 4_000  # at most
 HEADER_KEY = "gptattn"  # the key of our JSON in the file's metadata
@@ -58,7 +58,7 @@ def write_checkpoint(path: Path, content: dict[str, Any]) -> None:
     run's folder, which must exist. Raises DiskError if the disk refuses.
     """
     run = path.parent.parent
-    tensors, outline = _flattened(content)
+    tensors, rest = _flattened(content)
     try:
         with disk.replacing(path, run, sum(t.nbytes for t in tensors.values())) as file:
             sha256 = hashlib.sha256()
@@ -67,7 +67,7 @@ def write_checkpoint(path: Path, content: dict[str, Any]) -> None:
                 sha256.update(piece)
                 file.write(piece)
 
-            write_tensors(write, tensors, {"format": "pt", HEADER_KEY: outline})
+            write_tensors(write, tensors, {"format": "pt", HEADER_KEY: rest})
             _write_sum(path, sha256.hexdigest())
     except BaseException:
         if not os.path.lexists(path):
@@ -79,21 +79,21 @@ def _flattened(content: dict[str, Any]) -> tuple[dict[str, Tensor], str]:
     """Return the content's tensors by name, and the rest as JSON that says where each belongs."""
     found: dict[str, Tensor] = {}
 
-    def outline(node: Any, name: str) -> Any:
+    def emptied(node: Any, name: str) -> Any:
         if isinstance(node, Tensor):
             found[name] = node
             return {TENSOR: name}
         if isinstance(node, dict):
-            return {key: outline(value, f"{name}/{key}") for key, value in node.items()}
+            return {key: emptied(value, f"{name}/{key}") for key, value in node.items()}
         if isinstance(node, list):
-            return [outline(value, f"{name}/{i}") for i, value in enumerate(node)]
+            return [emptied(value, f"{name}/{i}") for i, value in enumerate(node)]
         return node
 
-    rest = {key: outline(value, key) for key, value in content.items() if key != "weights"}
+    rest = {key: emptied(value, key) for key, value in content.items() if key != "weights"}
     return content["weights"] | found, json.dumps(rest, separators=(",", ":"))
 
 
-def _unflattened(tensors: dict[str, Tensor], outline: str) -> dict[str, Any]:
+def _unflattened(tensors: dict[str, Tensor], text: str) -> dict[str, Any]:
     """Undo `_flattened`. Raises ValueError if the JSON does not match the tensors."""
     weights = dict(tensors)
 
@@ -107,7 +107,7 @@ def _unflattened(tensors: dict[str, Tensor], outline: str) -> dict[str, Any]:
         return node
 
     try:
-        rest = whole(json.loads(outline))
+        rest = whole(json.loads(text))
     except (KeyError, TypeError) as error:
         raise ValueError(f"its header names a tensor that the file lacks: {error}") from None
     if not isinstance(rest, dict):
@@ -130,7 +130,7 @@ def _sums(path: Path) -> list[str]:
         return []
     except (OSError, ValueError):
         return ["none"]  # the file of sums is unusable, so no checkpoint matches it
-    return [line.partition(" ")[0] for line in text.splitlines()]
+    return [line.partition(" ")[0] for line in text.splitlines()] or ["none"]
 
 
 def remove_checkpoint(path: Path) -> None:
@@ -152,9 +152,7 @@ def remove_old(folder: RunFolder, newest: Path) -> None:
         remove_checkpoint(path)
 
 
-def choose_checkpoint(
-    folder: RunFolder, check: Callable[[dict[str, Any]], object] | None = None
-) -> Chosen:
+def choose_checkpoint(folder: RunFolder, check: Check | None = None) -> Chosen:
     """Read the run's newest good checkpoint; `check` is as in `read_checkpoint`.
 
     Raises CheckpointError if no checkpoint is good.
@@ -166,11 +164,16 @@ def choose_checkpoint(
                 _check_sum(path)
             return Chosen(path, read_checkpoint(path, check), passed_over)
         except CheckpointError as error:
-            passed_over.append((path, error.message.removeprefix(f"{path} ").partition(";")[0]))
+            passed_over.append((path, _short(error, path)))
     bad = ", ".join(f"{path.name} {reason}" for path, reason in passed_over)
     raise CheckpointError(
         "checkpoint", f"none in {folder.checkpoints} can be used ({bad or 'there is none'})"
     )
+
+
+def _short(error: CheckpointError, path: Path) -> str:
+    """What is wrong with the file, without its path and without advice."""
+    return error.message.removeprefix(str(path)).lstrip(": ").partition(";")[0]
 
 
 def refuse_pickles(folder: RunFolder) -> None:
@@ -193,9 +196,7 @@ def _check_sum(path: Path) -> None:
         raise CheckpointError("checkpoint", f"{path} is damaged (its SHA-256 does not match)")
 
 
-def read_checkpoint(
-    path: Path, check: Callable[[dict[str, Any]], object] | None = None
-) -> dict[str, Any]:
+def read_checkpoint(path: Path, check: Check | None = None) -> dict[str, Any]:
     """Return the content that `write_checkpoint` wrote, with its tensors on the CPU.
 
     `check` is first called with the same content on the meta device, so it can refuse names, dtypes
@@ -203,18 +204,11 @@ def read_checkpoint(
     damaged or not a checkpoint, or if `check` raises ValueError.
     """
     with opened(path) as file:
-        outline = (file.metadata() or {}).get(HEADER_KEY)
-        if outline is None or len(outline) > HEADER_CHARACTERS:
+        rest = (file.metadata() or {}).get(HEADER_KEY)
+        if rest is None or len(rest) > HEADER_CHARACTERS:
             raise ValueError("it is not a checkpoint of gptattn: its header describes no run")
         names = list(file.keys())
         if check is not None:
-            check(_unflattened({name: _on_meta(file.get_slice(name)) for name in names}, outline))
+            check(_unflattened(outline(file), rest), path)
         # Cloned, because the library's tensors are views of the file and change with it.
-        return _unflattened({name: file.get_tensor(name).clone() for name in names}, outline)
-
-
-def _on_meta(part: Any) -> Tensor:
-    dtype = TORCH_DTYPES.get(part.get_dtype())
-    if dtype is None:
-        raise ValueError(f"a tensor in it is {part.get_dtype()}, a type that gptattn never saves")
-    return torch.empty(part.get_shape(), dtype=dtype, device="meta")
+        return _unflattened({name: file.get_tensor(name).clone() for name in names}, rest)

@@ -182,7 +182,7 @@ class RunFolder:
     @property
     def has_checkpoint(self) -> bool:
         """Whether there is a checkpoint, good or damaged."""
-        return any(self.checkpoints.glob("*.safetensors"))
+        return bool(self._named_checkpoints())
 
     @property
     def pickles(self) -> list[Path]:
@@ -196,11 +196,15 @@ class RunFolder:
         sum already, but not its final name.
         """
         folder = self.checkpoints
-        names = {file.name for file in folder.glob("*.safetensors") if not file.is_dir()}
-        sums = {file.name.removesuffix(SUM) for file in folder.glob(f"*.safetensors{SUM}")}
+        sums = {file.name.removesuffix(SUM) for file in folder.glob(f"step=*.safetensors{SUM}")}
         parts = {re.sub(f"{disk.PART}$", "", file.name) for file in folder.glob("*.part")}
-        names |= sums - parts
-        return sorted((folder / name for name in names), key=step_of, reverse=True)
+        known = {*self._named_checkpoints(), *(folder / name for name in sums - parts)}
+        return sorted((path for path in known if step_of(path) >= 0), key=step_of, reverse=True)
+
+    def _named_checkpoints(self) -> list[Path]:
+        """Not a user's own files, `best.safetensors` for example: they stay as they are."""
+        there = self.checkpoints.glob("step=*.safetensors")
+        return [file for file in there if step_of(file) >= 0 and not file.is_dir()]
 
     def remove_leftovers(self) -> None:
         """Remove unfinished files of killed processes. No process may be saving in the folder."""

@@ -19,7 +19,7 @@ from gptattn.machine.device import total_memory_bytes
 from gptattn.model.gpt import GPT
 from gptattn.runs.checkpoint import Chosen, choose_checkpoint, refuse_pickles
 from gptattn.runs.folder import RunFolder
-from gptattn.runs.tensor_file import read_tensors, tensor_shapes
+from gptattn.runs.tensor_file import opened, outline, read_tensors
 from gptattn.settings.build import build_model, build_tokenizer
 from gptattn.settings.config import TrainConfig, check
 from gptattn.settings.targets import ForeignTarget, check_targets
@@ -94,9 +94,10 @@ def _weights(folder: RunFolder, meta_model: GPT) -> tuple[Path, dict[str, Tensor
     """Return the newest file of weights and its weights, after checking its names and shapes."""
     source = folder.weights_file
     if source.is_file():
-        shapes = tensor_shapes(source)
-        _check_header(meta_model, shapes, source, folder)
-        return source, read_tensors(source, shapes)
+        with opened(source) as file:
+            found = outline(file)
+        _check_header(meta_model, found, source, folder)
+        return source, read_tensors(source, found)
     chosen = _checkpoint(folder, meta_model, lambda content, model: None)
     return chosen.path, chosen.content["weights"]
 
@@ -115,8 +116,8 @@ def _checkpoint(
             f"{folder.path} has no checkpoint; train with checkpoint=true until a validation",
         )
 
-    def check(content: dict[str, Any]) -> None:
-        _check_header(meta_model, _shapes(content["weights"]), folder.path, folder)
+    def check(content: dict[str, Any], source: Path) -> None:
+        _check_header(meta_model, content["weights"], source, folder)
         check_state(content, meta_model)
 
     chosen = choose_checkpoint(folder, check)
@@ -126,14 +127,14 @@ def _checkpoint(
 
 
 def _check_header(
-    meta_model: GPT, found: Mapping[str, list[int] | None], source: Path, folder: RunFolder
+    meta_model: GPT, found: Mapping[str, Tensor], source: Path, folder: RunFolder
 ) -> None:
     """Raise CheckpointError if the names and shapes in a file are not those of this model.
 
     Also if the model is too large for this machine. The weights alone do not show that: buffers,
     such as the tables of rotary positions, need memory too, and a config may ask for any amount.
     """
-    check_shapes({n: list(t.shape) for n, t in meta_model.state_dict().items()}, found, source)
+    check_shapes(meta_model.state_dict(), found, source)
     tensors = [*meta_model.parameters(), *meta_model.buffers()]
     needs, there = sum(t.nbytes for t in tensors), total_memory_bytes(torch.device("cpu"))
     if needs > there:
@@ -169,30 +170,18 @@ def load_weights(model: GPT, weights: dict[str, Tensor], source: Path) -> None:
 
     Raises NumericError, naming `source`, if a weight is not finite.
     """
-    for name, weight in weights.items():
-        if not torch.isfinite(weight).all():
+    for name, _ in model.named_parameters():  # a buffer may be a mask of -inf
+        if not torch.isfinite(weights[name]).all():
             raise NumericError("checkpoint", f"{source}: {name} is not finite; use other weights")
     with torch.no_grad():
         model.load_state_dict(weights)
 
 
-def _shapes(weights: dict[str, Any]) -> dict[str, list[int] | None]:
-    """Return the shape of each weight; None for a value that is not a floating-point tensor."""
-    return {
-        name: list(weight.shape)
-        if isinstance(weight, Tensor) and weight.is_floating_point()
-        else None
-        for name, weight in weights.items()
-    }
-
-
-def check_shapes(
-    own: Mapping[str, list[int]], found: Mapping[str, list[int] | None], source: Path
-) -> None:
+def check_shapes(own: Mapping[str, Tensor], found: Mapping[str, Tensor], source: Path) -> None:
     """Raise CheckpointError if `found`, in the file `source`, differs from the model's `own`.
 
-    Both map the names of weights to their shapes. In `found`, None stands for a value that is not a
-    floating-point tensor.
+    Names and shapes must be equal. A floating-point tensor may have another precision; any other
+    must have the same dtype.
     """
     for name in sorted(own.keys() | found.keys()):
         if name not in found or name not in own:
@@ -200,8 +189,14 @@ def check_shapes(
             raise CheckpointError(
                 "checkpoint", f"{source} {which} {name[:100]!r}: it belongs to another model"
             )
-        if found[name] != own[name]:
-            theirs = found[name] or "not a tensor of floating-point numbers"
+        theirs, ours = _described(found[name]), _described(own[name])
+        if theirs != ours:
             raise CheckpointError(
-                "checkpoint", f"{source}: {name} is {theirs}, the model's is {own[name]}"
+                "checkpoint", f"{source}: {name} is {theirs}, the model's is {ours}"
             )
+
+
+def _described(tensor: Tensor) -> str:
+    """The shape, and the dtype unless it is floating-point."""
+    kind = "" if tensor.is_floating_point() else f" of {tensor.dtype}"
+    return f"{list(tensor.shape)}{kind}"

@@ -55,7 +55,8 @@ def find_start(folder: Path, cfg: TrainConfig) -> Start:
     """Return where to resume the run: its newest good checkpoint; a warning names damaged ones.
 
     The run's folder must be locked, because this removes the unfinished files of killed processes.
-    Raises CheckpointError if the run was made without checkpoints, or if none that it had is good.
+    Raises CheckpointError if the run was made without checkpoints, if a finished run has lost them,
+    or if none that it has is good.
     """
     run = RunFolder(folder)
     run.remove_leftovers()
@@ -65,6 +66,11 @@ def find_start(folder: Path, cfg: TrainConfig) -> Start:
             f"{folder} was made with checkpoint=false; start again with checkpoint=true",
         )
     refuse_pickles(run)
+    if cfg.budget.steps != 0 and run.done and not run.known_checkpoints():
+        raise CheckpointError(
+            "resume",
+            f"{folder} is finished and its checkpoints are gone; start a new run for more steps",
+        )
     # A run of 0 steps only validates the model, and does so again.
     if cfg.budget.steps == 0 or not run.known_checkpoints():
         return Start()

@@ -125,6 +125,21 @@ def tensor_shapes(file: Path) -> dict[str, list[int]]:
         return shapes
 
 
+def outline(found: Any) -> dict[str, Tensor]:
+    """Return the tensors of an `opened` file on the meta device: names, dtypes and shapes.
+
+    Raises ValueError for a dtype that is not in DTYPES.
+    """
+    return {name: _on_meta(found.get_slice(name)) for name in found.keys()}  # noqa: SIM118
+
+
+def _on_meta(part: Any) -> Tensor:
+    dtype = TORCH_DTYPES.get(part.get_dtype())
+    if dtype is None:
+        raise ValueError(f"a tensor in it is {part.get_dtype()}, which no checkpoint of ours holds")
+    return torch.empty(part.get_shape(), dtype=dtype, device="meta")
+
+
 def read_tensors(file: Path, names: Iterable[str]) -> dict[str, Tensor]:
     """Return the named tensors of the file. Raises CheckpointError as `opened` does."""
     with opened(file) as found:

@@ -165,7 +165,8 @@ def check_finite(trainer: L.Trainer) -> None:
     names: dict[torch.Tensor, str] = {
         parameter: name for name, parameter in module.named_parameters()
     }
-    values = [(f"weight {name}", value) for name, value in module.state_dict().items()]
+    # Not the buffers: one may be a mask of -inf.
+    values = [(f"weight {name}", value) for name, value in module.named_parameters()]
     for optimizer in trainer.optimizers:
         for parameter, averages in optimizer.state.items():
             values += [(f"{key} of {names[parameter]}", value) for key, value in averages.items()]

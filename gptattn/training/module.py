@@ -17,6 +17,16 @@ from gptattn.settings.budget import learning_rate_factor
 from gptattn.settings.config import OptimConfig
 
 
+def _laid_out_as(parameter: Tensor, value: Tensor) -> Tensor:
+    """Return the value with the parameter's strides, which a file does not keep.
+
+    AdamW's fused step walks over the memory of both in one order.
+    """
+    if value.shape != parameter.shape or value.stride() == parameter.stride():
+        return value
+    return torch.empty_like(parameter, dtype=value.dtype, device=value.device).copy_(value)
+
+
 class LanguageModel(L.LightningModule):
     """Trains a GPT on batches (ids [B, T], targets [B, T]).
 
@@ -82,7 +92,7 @@ class LanguageModel(L.LightningModule):
         optimizer.zero_grad()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        # Lightning numbers the parameters; the file names them.
+        # Lightning identifies parameters by number; the file uses their names.
         order = self._optimizer_order()
         # A run of no steps has no optimizer.
         states = [state["state"] for state in checkpoint.pop("optimizer_states")]
@@ -98,8 +108,12 @@ class LanguageModel(L.LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         weights, optimizer = checkpoint.pop("weights"), checkpoint.pop("optimizer")
         checkpoint["state_dict"] = {f"model.{name}": weight for name, weight in weights.items()}
-        order = self._optimizer_order()
-        state = {i: optimizer[name] for i, name in enumerate(order) if name in optimizer}
+        parameters = dict(self.model.named_parameters())
+        state = {
+            i: {k: _laid_out_as(parameters[name], v) for k, v in optimizer[name].items()}
+            for i, name in enumerate(self._optimizer_order())
+            if name in optimizer
+        }
         # The optimizer's hyperparameters come from the settings, not from the file.
         groups = self.configure_optimizers().state_dict()["param_groups"]
         checkpoint["optimizer_states"] = [{"state": state, "param_groups": groups}]

@@ -23,6 +23,7 @@ from gptattn.model.cost import Cost, measure_cost
 from gptattn.model.gpt import GPT
 from gptattn.runs.checkpoint import KEPT
 from gptattn.runs.folder import making_behind
+from gptattn.runs.tensor_file import DTYPES as SAVED_DTYPES
 from gptattn.settings.build import build_data, build_model, build_tokenizer, check_vocabulary
 from gptattn.settings.config import TrainConfig
 from gptattn.settings.identity import Making, code_for, making_of
@@ -91,6 +92,8 @@ def check_run(
                 begin_from(origin, model, cfg)
         weights = None if origin is None else origin.digest
         making = making_of(cfg, data.text_hash, device.type, weights, making_behind(cfg))
+    if cfg.checkpoint:
+        _check_can_be_saved(model)
     cost = measure_cost(model.to(weight_dtype(cfg)))
     return Ready(cfg, match, device, data, cost, _bytes_on_disk(cfg, cost), origin, making)
 
@@ -105,6 +108,21 @@ def _on_meta(cfg: TrainConfig, vocab_size: int, device: torch.device) -> GPT:
     """Build the model on the meta device. Raises ConfigError if it cannot be built or trained."""
     with torch.device("meta"), _memory_limit(total_memory_bytes(device)):
         return build_model(cfg, vocab_size)
+
+
+def _check_can_be_saved(model: GPT) -> None:
+    """Raise ConfigError for a parameter or buffer that a checkpoint cannot hold."""
+    for name, value in model.state_dict().items():
+        if not isinstance(value, torch.Tensor) or value.dtype not in SAVED_DTYPES:
+            what = value.dtype if isinstance(value, torch.Tensor) else f"a {type(value).__name__}"
+            raise ConfigError(
+                "attn",
+                f"{name} is {what}, which a checkpoint cannot hold; use another dtype, or "
+                "register_buffer(..., persistent=False)",
+            )
+        steps = zip(value.stride(), value.shape, strict=True)
+        if any(step == 0 and size > 1 for step, size in steps):
+            raise ConfigError("attn", f"{name} is expanded: its elements share memory; clone() it")
 
 
 @contextlib.contextmanager

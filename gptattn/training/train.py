@@ -78,8 +78,8 @@ def _assembled_and_fit(
     if start is None:
         claim(folder, cfg)
         folder.write_tokenizer(data.tokenizer.files())
-    elif start.source is None:
-        console.print("no checkpoint yet: starting from step 0")
+    elif start.source is None and not folder.done:
+        console.print("no checkpoint was saved: starting from step 0")
     start = start or Start()
     _quiet_lightning()
     threads = set_threads(start.facts.get("threads", cfg.trainer.threads))

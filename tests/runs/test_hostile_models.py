@@ -94,8 +94,8 @@ def test_tables_that_no_weight_shows_are_counted_before_they_are_made(
     ("weight", "said"),
     [
         (torch.zeros(3, 5), r"is \[3, 5\], the model's is \[256, 16\]"),
-        (torch.zeros(256, 16, dtype=torch.int64), "is not a tensor of floating-point numbers"),
-        (torch.zeros(256, 16, dtype=torch.bool), "is not a tensor of floating-point numbers"),
+        (torch.zeros(256, 16, dtype=torch.int64), "of torch.int64, the model.s is"),
+        (torch.zeros(256, 16, dtype=torch.bool), "of torch.bool, the model.s is"),
         (None, "lacks 'token_embedding.weight'"),
     ],
 )
