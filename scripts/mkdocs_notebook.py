@@ -1,5 +1,5 @@
 # pyright: reportMissingImports=false
-"""A hook of mkdocs: runs each notebook in docs/ and makes a page of what came out.
+"""A hook of mkdocs: runs each notebook in docs/ and turns its cells and outputs into a page.
 
 `make docs` calls it. An error in a cell ends the build. Outputs that are kept: SVG, Markdown, text.
 """
@@ -12,7 +12,7 @@ from jupyter_client.manager import KernelManager
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from nbclient import NotebookClient
-from nbclient.exceptions import CellExecutionError
+from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
 SECONDS = 600  # that a cell may take
 
@@ -27,7 +27,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Links name the notebook, as it lies in the repository."""
+    """Point links to a notebook at the page that is built from it."""
     return markdown.replace(".ipynb)", ".md)")
 
 
@@ -37,7 +37,7 @@ def pages(source: Path, name: str, config: Any) -> list[File]:
     kernel = KernelManager(kernel_name="python3", transport="ipc")
     try:
         NotebookClient(notebook, km=kernel, timeout=SECONDS).execute()
-    except CellExecutionError as error:
+    except (CellExecutionError, CellTimeoutError, DeadKernelError) as error:
         raise PluginError(f"{source.name}: {error}") from None
     finally:
         kernel.shutdown_kernel(now=True)

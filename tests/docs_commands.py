@@ -1,4 +1,4 @@
-"""The commands that README.md, CONTRIBUTING.md and docs/ show, and what each of them is held to.
+"""The commands that README.md, CONTRIBUTING.md and docs/ show, and how each is tested.
 
 What converts, generates, draws or reports is run as it stands. What trains is run with the model
 cut down where its page goes on from it; otherwise it goes through every check that comes before the
@@ -39,7 +39,7 @@ SIZES = [
 ]
 QUICK = ["log_every=1", "validation.count=1", "sample.tokens=0"]
 
-# What a page says is refused, and by whom.
+# Commands that a page shows as refused, and the page that says so.
 REFUSED = {"make board ARGS=--bind_all": "docs/reliability.md: TensorBoard has no login"}
 
 
@@ -88,7 +88,7 @@ def _shown(page: str, words: list[str]) -> Shown:
 
 
 def examine(shown: Shown, home: Path) -> None:
-    """Hold a command to what it promises, in the folder `home`; fails for one of no known kind."""
+    """Test a command in the folder `home`; one of no known kind fails."""
     if shown.text in REFUSED:
         with pytest.raises(Exception, match=r"bind_all"):
             _examined(shown.words, home)
@@ -134,7 +134,7 @@ def _train(arguments: list[str]) -> None:
 
 
 def _cut(arguments: Sequence[str]) -> list[str]:
-    """The same of a tiny model for a few steps; a run that goes on keeps its own sizes."""
+    """Shrink to a tiny model and few steps; a resumed run keeps its sizes."""
     resumes = any(a.startswith("resume=") for a in arguments)
     kept = [a for a in arguments if not a.startswith(("budget.", "trainer."))]
     steps = 6 if any(a.startswith("budget.") for a in arguments) else 4
@@ -156,7 +156,7 @@ def _run(name: str) -> Callable[[list[str]], None]:
 
 
 def _compare(arguments: list[str]) -> None:
-    """Run it; the plots, which take seconds, where somebody asks for the files by an option."""
+    """Run it, without the plots (seconds) unless an option asks for the files."""
     asked = any(a.startswith("--") and a != "--split" for a in arguments)
     _run("compare.py")([*arguments] if asked else [*arguments, "--no-files"])
 
@@ -175,7 +175,7 @@ def _torture(arguments: list[str]) -> None:
 
 
 def _bench(name: str) -> Callable[[list[str]], None]:
-    """Look that the options are there: a measurement takes minutes, and a quiet machine."""
+    """Only check that the options exist: a measurement takes minutes, and a quiet machine."""
 
     def look(arguments: list[str]) -> None:
         source = (ROOT / "scripts" / name).read_text(encoding="utf-8")
@@ -186,7 +186,7 @@ def _bench(name: str) -> Callable[[list[str]], None]:
 
 
 def _make(arguments: list[str]) -> None:
-    """Have make say what it would do, and examine what of that is ours; it makes environments."""
+    """Test our commands in the output of `make -n`: make itself would install environments."""
     told = subprocess.run(
         ["make", "-n", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
     )
@@ -200,7 +200,7 @@ def _make(arguments: list[str]) -> None:
 
 
 def _pip(arguments: list[str]) -> None:
-    """Look that what is installed is there: no test needs the network."""
+    """Only check that what is installed exists: no test needs the network."""
     verb, *targets = arguments
     assert verb == "install"
     for target in targets:
@@ -210,7 +210,7 @@ def _pip(arguments: list[str]) -> None:
 
 
 def _pytest(arguments: list[str]) -> None:
-    """Look that the file is there: the suite runs it."""
+    """Only check that the file exists: the suite runs it."""
     for path in arguments:
         assert (ROOT / path).is_file(), path
 
@@ -226,7 +226,7 @@ def _tensorboard(arguments: list[str]) -> None:
 
 
 def _source(arguments: list[str]) -> None:
-    """Look at the name: fish reads it from a pipe, and `make train` leaves the environment."""
+    """Only check the argument: fish reads from a pipe, and `make train` makes the environment."""
     assert arguments in ([], [".venv/bin/activate"])
 
 

@@ -174,3 +174,14 @@ def test_the_workflow_tests_the_pythons_that_the_package_names() -> None:
     assert tested == [match.group(1) for match in named if match is not None]
     for file in (ROOT / ".github").rglob("*.yml"):
         assert yaml.safe_load(file.read_text(encoding="utf-8")), file
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=lambda page: page.name)
+def test_commands_stand_in_blocks_that_are_marked_bash(page: Path) -> None:
+    # Only those are read for commands.
+    text = page.read_text(encoding="utf-8")
+    assert not re.search(r"^(~~~|[ \t]+```)", text, re.MULTILINE)
+    for language, block in FENCED.findall(text):
+        assert language in ("", "bash", "python", "yaml")
+        plain = block if language == "" else ""
+        assert not re.search(r"^(\$ )?(python|make|pip|pytest|gptattn-\w|mkdocs)\b", plain, re.M)

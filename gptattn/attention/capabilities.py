@@ -69,7 +69,9 @@ def refuse_loss(attention: Attention, kept: set[str]) -> None:
     inside = heads_of(attention).names_in_heads() | kept
     lost = [name for name in attention.state_dict() if name not in inside]
     if lost:
-        raise ValueError(f"{', '.join(lost)} of {type(attention).__name__} would be lost")
+        raise ValueError(
+            f"{', '.join(lost)} of {type(attention).__name__} would be lost; keep the variant"
+        )
 
 
 def copy_into(parameter: Tensor | None, value: Tensor | None, what: str) -> None:

@@ -84,7 +84,7 @@ class SplitAttention(Attention, HasMaps, HasHeads, Preparable):
         return q, k, v
 
     def rule(self) -> Rule:
-        """Return which keys a query sees and what happens to scores; a variant may have another."""
+        """Return which keys a query sees and what happens to scores. Variants override this."""
         return self._plain
 
     def located(self, x_BTE: Tensor, carried: Carried) -> tuple[Tensor, Tensor, Tensor]:

@@ -82,7 +82,7 @@ def _section(section: Section) -> dict[str, Any]:
         "rows": [_row(row) for row in section.rows],
         "lowest_loss": section.leader,
         "against_lowest_loss": [
-            # Not d.shown: `_distinct_from_leader` asks more than the interval of the pair.
+            # Not d.shown: against the best, the stricter `_distinct_from_leader` decides.
             {"variant": d.variant, "difference": d.mean, "shown": d.variant not in section.alike}
             for d in section.rivals
         ],

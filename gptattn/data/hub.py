@@ -13,7 +13,7 @@ PREFIX = "hf:"
 
 
 def is_hub_name(name: str) -> bool:
-    """Return whether `name` is a name on the hub: only its prefix counts, not what is on disk."""
+    """Return whether `name` begins with `hf:`; the disk is not looked at."""
     return name.startswith(PREFIX)
 
 

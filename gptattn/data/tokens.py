@@ -47,7 +47,7 @@ class TokenData:
     tokenizer: Tokenizer
     text_hash: str
     val_bytes: int  # UTF-8 bytes that the scored tokens stand for
-    reading: Mapping[str, Any] = field(default_factory=dict)  # how the files were read, to record
+    reading: Mapping[str, Any] = field(default_factory=dict)  # facts for the run's record
 
 
 def load_tokens(

@@ -30,7 +30,7 @@ class Usage:
 
     @classmethod
     def now(cls) -> "Usage | None":
-        """Read the counters; None where the system does not tell (it is not Linux)."""
+        """Read the counters; None on a system without them (not Linux)."""
         try:
             lines = [line.split() for line in STAT.read_text().splitlines()]
             columns = [line[1:9] for line in lines if line[0][3:].isdecimal()]

@@ -203,7 +203,7 @@ def _parsed(file: Path) -> _Source:
 
 
 def _words(node: object) -> Iterator[str]:
-    """Yield the tree in words. Empty fields are left out: other Pythons have more of them."""
+    """Yield node types and values as strings. Empty fields are skipped: newer Pythons add some."""
     if isinstance(node, ast.AST):
         yield f"({type(node).__name__}"
         for name, value in ast.iter_fields(node):

@@ -10,7 +10,8 @@ import torch
 from gptattn.machine.cpus import Usage, usable_cpus
 
 LOOK_SECONDS = 1.0
-# Threads wait gently once others use this many processors more than are left; less is noise.
+# Waiting threads sleep instead of spinning once other programs need this many more processors than
+# we leave free. Less is measurement noise.
 CROWDED = 0.5
 # Environment variables by which a user sets how OpenMP threads wait.
 WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")

@@ -2,7 +2,8 @@
 
 Its tensors are the weights under the model's own names, AdamW's state as
 `optimizer/PARAMETER/exp_avg` and so on, and the states of the random generators as `generator/...`.
-Everything else is JSON in the file's header, under the key `gptattn`.
+Everything else is JSON in the file's header, under the key `gptattn`; a tensor in it lies in the
+file under its path, `callbacks/StepClock/step_seconds` for example.
 
 Next to `step=40.safetensors` lies `step=40.safetensors.sha256`, in the format of sha256sum. It is
 written before the checkpoint gets its final name, and it stays if the checkpoint is lost. So a

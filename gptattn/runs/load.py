@@ -113,7 +113,7 @@ def _checkpoint(
     if not folder.known_checkpoints():
         raise CheckpointError(
             "run",
-            f"{folder.path} has no checkpoint; train with checkpoint=true until a validation",
+            f"{folder.path} has no checkpoint; train with checkpoint=true up to a validation",
         )
 
     def check(content: dict[str, Any], source: Path) -> None:

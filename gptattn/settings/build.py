@@ -167,7 +167,7 @@ def find_target(group: str, spec: Spec, allow_targets: Sequence[str]) -> Callabl
         raise ConfigError(
             f"{group}._target_", f"{target} cannot be imported ({error}); give package.module.Class"
         ) from None
-    # Through what a module imports, a name in an allowed package can lead to another package.
+    # `mypackage.os.system` begins with an allowed package but is `os`: check where it was defined.
     home = f"{getattr(found, '__module__', '')}."
     if inspect.isabstract(found):
         raise ConfigError(f"{group}._target_", f"{target} is abstract; name a subclass")

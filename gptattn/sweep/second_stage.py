@@ -55,11 +55,13 @@ def uptrain_of(node: Mapping[str, Any]) -> Uptrain:
     for fraction in node["fractions"]:
         if not _is_number(fraction) or fraction < 0:
             raise ConfigError(
-                f"{FIELD}.fractions", f"{fraction!r} is not a share of steps; give 0 or more"
+                f"{FIELD}.fractions",
+                f"{fraction!r} must be 0 or more: a fraction of the original's steps",
             )
     if not _is_number(node["lr"]) or node["lr"] <= 0:
         raise ConfigError(
-            f"{FIELD}.lr", f"{node['lr']!r} is not a ratio of rates; give one above 0"
+            f"{FIELD}.lr",
+            f"{node['lr']!r} must be above 0: the learning rate divided by the original's",
         )
     return Uptrain(**node)
 

@@ -38,7 +38,7 @@ class SweepProgress:
     def __init__(
         self, console: Console, works: Sequence[Work], slots: int, *, known: bool = True
     ) -> None:
-        """`known` says whether the works' weights are expected seconds; if not, all are equal."""
+        """`known`: each job's weight is its expected seconds. Otherwise all weights are equal."""
         self.console, self.slots, self._known = console, slots, known
         self.total, self.ended_runs, self.failed = len(works), 0, 0
         self._expected = sum(work.weight for work in works)

@@ -139,14 +139,14 @@ def test_seconds_have_no_share_of_steps(cfg: TrainConfig) -> None:
     [
         ({"fraction": [0]}, r"key: 'fraction' is unknown; did you mean fractions"),
         ({"lr": None}, r"uptrain\.lr: is missing"),
-        ({"lr": 0}, r"uptrain\.lr: 0 is not a ratio"),
+        ({"lr": 0}, r"uptrain\.lr: 0 must be above 0"),
         ({"targets": "gqa"}, r"uptrain\.targets: gqa is not a list"),
         ({"targets": []}, r"uptrain\.targets: \[\] is not a list"),
         ({"targets": ["gqa", "mha"]}, r"uptrain\.targets: mha is the source"),
         ({"methods": ["mean", "mean"]}, r"uptrain\.methods: .* different"),
         ({"methods": ["median"]}, r"uptrain\.methods: 'median' is unknown"),
-        ({"fractions": [-0.1]}, r"uptrain\.fractions: -0\.1 is not a share"),
-        ({"fractions": ["x"]}, r"uptrain\.fractions: 'x' is not a share"),
+        ({"fractions": [-0.1]}, r"uptrain\.fractions: -0\.1 must be 0 or more"),
+        ({"fractions": ["x"]}, r"uptrain\.fractions: 'x' must be 0 or more"),
     ],
 )
 def test_a_stage_that_cannot_be_is_refused_by_name(change: dict[str, Any], said: str) -> None:
