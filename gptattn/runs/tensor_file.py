@@ -18,7 +18,6 @@ from torch import Tensor
 from gptattn.errors import CheckpointError, lacks_memory
 from gptattn.machine.disk import write_atomically
 
-FLOATS = ["F64", "F32", "F16", "BF16"]
 DTYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -108,21 +107,6 @@ def opened(file: Path) -> Iterator[Any]:
         if isinstance(error, SafetensorError):
             reason = f"it is not a complete safetensors file: {reason}"
         raise CheckpointError("checkpoint", f"{file} cannot be read ({reason})") from None
-
-
-def tensor_shapes(file: Path) -> dict[str, list[int]]:
-    """Return the names and shapes in the header of a file of weights; no tensor is read.
-
-    Raises CheckpointError as `opened` does, and for a tensor that is not floating-point.
-    """
-    with opened(file) as found:
-        shapes = {}
-        for name in found.keys():  # noqa: SIM118
-            part = found.get_slice(name)
-            if part.get_dtype() not in FLOATS:
-                raise ValueError(f"{name[:80]} is {part.get_dtype()}, not one of {FLOATS}")
-            shapes[name] = list(part.get_shape())
-        return shapes
 
 
 def outline(found: Any) -> dict[str, Tensor]:

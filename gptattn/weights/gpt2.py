@@ -15,7 +15,7 @@ from gptattn.machine.disk import write_atomically
 from gptattn.machine.untrusted import read_bytes
 from gptattn.model.gpt import GPT
 from gptattn.position.learned import LearnedPosition
-from gptattn.runs.tensor_file import read_tensors, tensor_shapes, write_weights
+from gptattn.runs.tensor_file import opened, outline, read_tensors, write_weights
 
 CONFIG_BYTES = 1_000_000
 GPT2_END = 50256  # <|endoftext|>
@@ -127,11 +127,18 @@ def _weights(file: Path, sizes: dict[str, Any]) -> dict[str, Tensor]:
     check, since the tensors or a model of these sizes could need any amount of memory.
     """
     try:
-        header = tensor_shapes(file)
+        with opened(file) as opened_file:
+            header = outline(opened_file)
     except CheckpointError as error:
         raise CheckpointError("path", error.message) from None
-    shapes = {name.removeprefix(PREFIX): shape for name, shape in header.items()}
-    shapes = {k: v for k, v in shapes.items() if not f".{k}".endswith(SKIPPED)}
+    named = {name.removeprefix(PREFIX): tensor for name, tensor in header.items()}
+    named = {k: v for k, v in named.items() if not f".{k}".endswith(SKIPPED)}
+    for name, tensor in named.items():
+        if not tensor.is_floating_point():
+            raise CheckpointError(
+                "path", f"{file}: {name[:80]} is {tensor.dtype}, not floating-point"
+            )
+    shapes = {name: list(tensor.shape) for name, tensor in named.items()}
     count = sizes["num_layers"]
     layers = {match[1] for name in shapes if (match := re.match(r"h\.(\d+)\.", name))}
     if len(layers) < count:
