@@ -104,6 +104,22 @@ def divisors(n: int) -> list[int]:
     return sorted({*small, *(n // i for i in small)})
 
 
+def window_of(window: float | None, context_length: int) -> int | None:
+    """Return the window in tokens; a share of the context, below 1, is rounded up.
+
+    Raises ValueError if it is not from 1 to context_length.
+    """
+    if isinstance(window, float) and 0 < window < 1:
+        return math.ceil(window * context_length)
+    if window is not None and not (isinstance(window, int) and 1 <= window <= context_length):
+        raise ValueError(
+            f"window={window} does not fit context_length={context_length}; give 1 to "
+            f"{context_length} tokens, the token itself included, a share of the context below 1, "
+            "or null for all tokens"
+        )
+    return window
+
+
 def check_sizes(d_out: int, num_heads: int, num_kv_heads: int, dropout: float) -> None:
     """Raise ValueError for impossible sizes; the message starts with the argument's name."""
     if num_heads < 1 or d_out % num_heads:

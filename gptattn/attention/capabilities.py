@@ -1,4 +1,5 @@
-"""Capabilities that an attention may have: showing its weights, and exchanging weights by head.
+"""Capabilities that an attention may have: showing its weights, taking parts, and exchanging
+weights by head.
 
 A mechanism inherits these besides `Attention`. Code that needs a missing one raises a one-line
 error.
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gptattn.attention.base import Attention, Carried
+from gptattn.attention.parts.part import Part
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,18 @@ class HasMaps(ABC):
     @abstractmethod
     def attention_weights(self, x_BTE: Tensor, carried: Carried | None = None) -> Tensor:
         """Return the weights w [B, H, T, T], by the reference path whatever the backend is."""
+
+
+class HasParts(ABC):
+    """An attention that parts can be added to: softmax over heads of queries, keys and values."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+    @abstractmethod
+    def add_part(self, name: str, part: Part) -> None:
+        """Add a part under this name; parts act in the order in which they were added."""
 
 
 class HasHeads(ABC):

@@ -25,7 +25,9 @@ class GroupedQueryAttention(SplitAttention):
         qkv_bias: bool = False,
         num_kv_heads: int = 1,
         out_proj: bool = True,
+        out_bias: bool = True,
         scale: float | None = None,
+        window: float | None = None,
         backend: Backend = "sdpa",
         position: HeadPosition | None = None,
     ) -> None:
@@ -38,7 +40,9 @@ class GroupedQueryAttention(SplitAttention):
             qkv_bias=qkv_bias,
             num_kv_heads=num_kv_heads,
             out_proj=out_proj,
+            out_bias=out_bias,
             scale=scale,
+            window=window,
             backend=backend,
             position=position,
         )

@@ -1,47 +1,8 @@
-"""What variants with heads share: attending through a cache, visible pairs, weights by head."""
+"""What variants with heads share: counting visible pairs, and weights by head."""
 
 from torch import Tensor, nn
 
-from gptattn.attention.cache import Cache
 from gptattn.attention.capabilities import HeadWeights, copy_into
-from gptattn.attention.core import Backend, attend
-from gptattn.attention.rule import Rule
-from gptattn.attention.token_cache import KVCache
-from gptattn.position.base import Positions
-
-
-def attend_cached(
-    q_BHTD: Tensor,
-    k_BGTD: Tensor,
-    v_BGTD: Tensor,
-    rule: Rule,
-    positions: Positions,
-    cache: Cache | None,
-    *,
-    dropout: float,
-    backend: Backend,
-) -> Tensor:
-    """Write the keys and values to the cache, then attend to everything in it; [B, H, T, D].
-
-    Without a cache, attend to the given keys and values. Raises TypeError for a cache of another
-    kind.
-    """
-    k_BGSD, v_BGSD, k_pos = k_BGTD, v_BGTD, positions
-    if cache is not None:
-        if not isinstance(cache, KVCache):
-            raise TypeError(f"{type(cache).__name__} is not this module's; use new_cache()")
-        held, k_pos = cache.write({"k": k_BGTD, "v": v_BGTD}, positions)
-        k_BGSD, v_BGSD = held["k"], held["v"]
-    return attend(
-        q_BHTD,
-        k_BGSD,
-        v_BGSD,
-        rule,
-        q_pos=positions,
-        k_pos=k_pos,
-        dropout=dropout,
-        backend=backend,
-    )
 
 
 def seen_pairs(T: int, S: int, window: int | None) -> int:

@@ -130,6 +130,11 @@ class Joint:
         ours = _joinable(layers)
         self._prepared = None if rows is None or ours is None else Prepared(ours, rows)
 
+    @property
+    def prepared(self) -> bool:
+        """Whether the next call is one product of prepared weights."""
+        return self._prepared is not None and not torch.is_grad_enabled()
+
     def __call__(self, x: Tensor, layers: Sequence[nn.Module]) -> Sequence[Tensor]:
         """Return the output of each layer for x [..., in]."""
         if self._prepared is not None and not torch.is_grad_enabled():

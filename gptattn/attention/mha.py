@@ -22,7 +22,9 @@ class MultiHeadAttention(SplitAttention):
         dropout: float = 0.0,
         qkv_bias: bool = False,
         out_proj: bool = True,
+        out_bias: bool = True,
         scale: float | None = None,
+        window: float | None = None,
         backend: Backend = "sdpa",
         position: HeadPosition | None = None,
     ) -> None:
@@ -35,7 +37,9 @@ class MultiHeadAttention(SplitAttention):
             qkv_bias=qkv_bias,
             num_kv_heads=num_heads,
             out_proj=out_proj,
+            out_bias=out_bias,
             scale=scale,
+            window=window,
             backend=backend,
             position=position,
         )

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, einsum
@@ -15,14 +15,27 @@ Bias = Callable[[Span, Span], Tensor]
 
 
 @dataclass(frozen=True)
+class Decay:
+    """A running sum c per head over the tokens; c_query - c_key is added to a score.
+
+    With c = -slope * position it is ALiBi's bias, with c = the sum of log forget gates the one of
+    forgetting attention. The sizes B and H may be 1.
+    """
+
+    at_query_BHT: Tensor
+    at_key_BHS: Tensor
+
+
+@dataclass(frozen=True)
 class Rule:
     """A query at position i sees the keys at positions 0 <= j <= i, with a window only the newest.
 
-    score = cap(scale * q k^T) + bias, with cap(s) = softcap * tanh(s / softcap); the mask comes
-    after both, the softmax last. Raises ValueError for an impossible value; the message starts with
-    the field.
+    score = cap(scale * q k^T) + decay + bias, with cap(s) = softcap * tanh(s / softcap); the mask
+    comes after these, the softmax last. Raises ValueError for an impossible value; the message
+    starts with the field.
 
     window: number of keys that a query sees, its own included: i - window < j <= i.
+    decay: a bias that is a difference of one number per query and one per key; see `Decay`.
     bias: may use tensors of its layer from a closure; they get their gradients.
     sink_H: one logit per head that takes part in the softmax but has no value, so its share of the
     weight is lost. It is neither scaled nor capped.
@@ -36,6 +49,7 @@ class Rule:
     softcap: float | None = None
     bias: Bias | None = None
     sink_H: Tensor | None = None
+    decay: Decay | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.scale < math.inf:
@@ -49,8 +63,36 @@ class Rule:
 
     @property
     def changes_scores(self) -> bool:
-        """Whether scores get more than the scale and the mask: a soft cap, a bias or a sink."""
-        return not (self.softcap is None and self.bias is None and self.sink_H is None)
+        """Whether scores get more than the scale and the mask: a soft cap, bias, decay or sink."""
+        added = (self.softcap, self.bias, self.decay, self.sink_H)
+        return any(value is not None for value in added)
+
+    def with_decay(self, at_query_BHT: Tensor, at_key_BHS: Tensor) -> "Rule":
+        """Return this rule with another decay, added to the one that it may have."""
+        if self.decay is not None:
+            at_query_BHT = self.decay.at_query_BHT + at_query_BHT
+            at_key_BHS = self.decay.at_key_BHS + at_key_BHS
+        return replace(self, decay=Decay(at_query_BHT, at_key_BHS))
+
+    def of_head(self, h: int) -> "Rule":
+        """Return the rule of query head h alone."""
+        bias, sink_H, decay = self.bias, self.sink_H, self.decay
+        if bias is not None:
+
+            def bias(query: Span, key: Span, whole: Bias = bias) -> Tensor:
+                return _head(whole(query, key), h, axis=-3)
+
+        if sink_H is not None:
+            sink_H = sink_H[h : h + 1]
+        if decay is not None:
+            c_BHT, c_BHS = decay.at_query_BHT, decay.at_key_BHS
+            decay = Decay(_head(c_BHT, h, axis=-2), _head(c_BHS, h, axis=-2))
+        return replace(self, bias=bias, sink_H=sink_H, decay=decay)
+
+
+def _head(x: Tensor, h: int, axis: int) -> Tensor:
+    """Return head h of x; x is the same for all heads if it has no such axis, or one of size 1."""
+    return x if x.ndim < -axis or x.shape[axis] == 1 else x.narrow(axis, h, 1)
 
 
 def visible(rule: Rule, query: Span, key: Span) -> Tensor:
@@ -73,6 +115,9 @@ def weights(
     score_BHTS = einsum("BGRTD,BGSD->BGRTS", q_BGRTD, k_BGSD).flatten(1, 2) * rule.scale
     if rule.softcap is not None:
         score_BHTS = rule.softcap * torch.tanh(score_BHTS / rule.softcap)
+    if rule.decay is not None:
+        c_BHT1, c_BH1S = query.of(rule.decay.at_query_BHT), key.of(rule.decay.at_key_BHS)
+        score_BHTS = score_BHTS + (c_BHT1 - c_BH1S).to(score_BHTS.dtype)
     if rule.bias is not None:
         score_BHTS = score_BHTS + rule.bias(query, key).to(score_BHTS.dtype)
     score_BHTS = score_BHTS.masked_fill(~visible(rule, query, key), -math.inf)

@@ -78,6 +78,7 @@ class CausalAttention(SplitAttention):
         dropout: float = 0.0,
         qkv_bias: bool = False,
         scale: float | None = None,
+        window: float | None = None,
         backend: Backend = "sdpa",
         position: HeadPosition | None = None,
     ) -> None:
@@ -91,6 +92,7 @@ class CausalAttention(SplitAttention):
             num_kv_heads=1,
             out_proj=False,
             scale=scale,
+            window=window,
             backend=backend,
             position=position,
         )

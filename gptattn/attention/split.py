@@ -1,4 +1,4 @@
-"""What the variants with one projection per role share: project, split into heads, attend, merge.
+"""What the variants with one projection per role share: project and split into heads.
 
 `CausalAttention`, `MultiHeadAttention` and `GroupedQueryAttention` differ only in their head counts
 and in whether an output projection is possible.
@@ -6,24 +6,15 @@ and in whether an output projection is possible.
 
 from torch import Tensor, nn
 
-from gptattn.attention.base import Attention, Carried, check_sizes
-from gptattn.attention.cache import Cache
-from gptattn.attention.capabilities import HasHeads, HasMaps, HeadWeights, copy_into
-from gptattn.attention.core import Backend, check_backend
-from gptattn.attention.heads import (
-    attend_cached,
-    load_out_proj,
-    names_of,
-    per_head,
-    seen_pairs,
-)
+from gptattn.attention.capabilities import HasHeads, HeadWeights, copy_into
+from gptattn.attention.core import Backend
+from gptattn.attention.heads import load_out_proj, names_of, per_head
 from gptattn.attention.linear import Joint, Linear, Preparable, prepare
-from gptattn.attention.rule import Rule, attention_weights
-from gptattn.attention.token_cache import KVCache
+from gptattn.attention.softmax import Heads, SoftmaxAttention
 from gptattn.position.base import HeadPosition
 
 
-class SplitAttention(Attention, HasMaps, HasHeads, Preparable):
+class SplitAttention(SoftmaxAttention, HasHeads, Preparable):
     """Softmax attention with H query heads and G key/value heads; variants narrow its constructor.
 
     x [B, T, d_in] -> y [B, T, d_out]. Raises ValueError for impossible sizes.
@@ -42,23 +33,26 @@ class SplitAttention(Attention, HasMaps, HasHeads, Preparable):
         scale: float | None,
         backend: Backend,
         position: HeadPosition | None,
+        window: float | None = None,
+        out_bias: bool = True,
     ) -> None:
-        super().__init__()
-        check_sizes(d_out, num_heads, num_kv_heads, dropout)
-        check_backend(backend)
-        self.d_in, self.d_out, self.context_length = d_in, d_out, context_length
-        self.num_heads, self.num_kv_heads = num_heads, num_kv_heads
-        self.head_dim = d_out // num_heads
-        self._plain = Rule(self.head_dim**-0.5 if scale is None else scale)
-        self.scale = self._plain.scale
-        self.dropout = dropout
-        self.backend: Backend = backend
+        super().__init__(
+            d_in=d_in,
+            d_out=d_out,
+            context_length=context_length,
+            num_heads=num_heads,
+            num_kv_heads=num_kv_heads,
+            dropout=dropout,
+            scale=scale,
+            window=window,
+            backend=backend,
+            position=position,
+        )
         # Built in the tutorials' order, so that the same seed gives the same numbers.
         self.W_query = Linear(d_in, d_out, bias=qkv_bias)
         self.W_key = Linear(d_in, num_kv_heads * self.head_dim, bias=qkv_bias)
         self.W_value = Linear(d_in, num_kv_heads * self.head_dim, bias=qkv_bias)
-        self.out_proj = Linear(d_out, d_out) if out_proj else None
-        self.position = position
+        self.out_proj = Linear(d_out, d_out, bias=out_bias) if out_proj else None
         self._joint = Joint()
 
     def projections(self) -> tuple[nn.Linear, nn.Linear, nn.Linear]:
@@ -71,8 +65,7 @@ class SplitAttention(Attention, HasMaps, HasHeads, Preparable):
             if child not in self.projections():
                 prepare(child, rows)
 
-    def project(self, x_BTE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries [B, H, T, D], keys and values [B, G, T, D]; a variant may extend this."""
+    def project(self, x_BTE: Tensor) -> Heads:
         q, k, v = (
             y.view(*x_BTE.shape[:2], heads, self.head_dim).transpose(1, 2)
             for y, heads in zip(
@@ -83,53 +76,6 @@ class SplitAttention(Attention, HasMaps, HasHeads, Preparable):
         )
         return q, k, v
 
-    def rule(self) -> Rule:
-        """Return which keys a query sees and what happens to scores. Variants override this."""
-        return self._plain
-
-    def located(self, x_BTE: Tensor, carried: Carried) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the result of `project` with positions applied.
-
-        A variant may mix in what earlier layers left in `carried`.
-        """
-        q_BHTD, k_BGTD, v_BGTD = self.project(x_BTE)
-        if self.position is not None:
-            q_BHTD, k_BGTD = self.position.rotate(q_BHTD, k_BGTD, carried.positions)
-        return q_BHTD, k_BGTD, v_BGTD
-
-    def forward(
-        self, x_BTE: Tensor, cache: Cache | None = None, carried: Carried | None = None
-    ) -> Tensor:
-        carried = self.begin(x_BTE, cache, carried)
-        y_BHTD = attend_cached(
-            *self.located(x_BTE, carried),
-            self.rule(),
-            carried.positions,
-            cache,
-            dropout=self.dropout if self.training else 0.0,
-            backend=self.backend,
-        )
-        y_BTE = y_BHTD.transpose(1, 2).flatten(2)
-        return y_BTE if self.out_proj is None else self.out_proj(y_BTE)
-
-    def residual_writer(self) -> nn.Linear | None:
-        return self.out_proj
-
-    def new_cache(self, batch: int, capacity: int) -> KVCache:
-        w = self.W_key.weight
-        heads, window = self.num_kv_heads, self.rule().window
-        return KVCache(batch, heads, capacity, self.head_dim, w.dtype, w.device, window)
-
-    def attention_weights(self, x_BTE: Tensor, carried: Carried | None = None) -> Tensor:
-        carried = self.begin(x_BTE, None, carried)
-        q_BHTD, k_BGTD, _ = self.located(x_BTE, carried)
-        at = carried.positions
-        return attention_weights(q_BHTD, k_BGTD, self.rule(), q_pos=at, k_pos=at)
-
-    def flops(self, T: int, S: int) -> int:
-        window = self.rule().window
-        return 2 * 2 * self.num_heads * self.head_dim * seen_pairs(T, S, window)
-
     def export_heads(self) -> HeadWeights:
         def heads(linear: nn.Linear) -> tuple[Tensor, Tensor | None]:
             bias = None if linear.bias is None else per_head(linear.bias, self.head_dim)
@@ -139,7 +85,8 @@ class SplitAttention(Attention, HasMaps, HasHeads, Preparable):
         out, out_bias = None, None
         if self.out_proj is not None:
             out = self.out_proj.weight.detach().clone().unflatten(1, (-1, self.head_dim))
-            out_bias = self.out_proj.bias.detach().clone()
+            bias = self.out_proj.bias
+            out_bias = None if bias is None else bias.detach().clone()
         return HeadWeights(q, k, v, q_bias, k_bias, v_bias, out, out_bias)
 
     def load_heads(self, weights: HeadWeights) -> None:

@@ -49,6 +49,13 @@ class TokenCache(Cache):
             return held, index
         return held, _positions(index, stop, positions)
 
+    def newest(self, name: str) -> Tensor:
+        """Return the entry [batch, ..., 1, size] of the last token, of which there is at least one.
+
+        It is a view: a later step may overwrite it.
+        """
+        return self.tensors[name].narrow(-2, (self.length - 1) % self.capacity, 1)
+
     @property
     def _device(self) -> torch.device:
         return next(iter(self.tensors.values())).device
@@ -96,7 +103,8 @@ class TokenCache(Cache):
 class KVCache(TokenCache):
     """Keys and values of one layer, each [batch, num_kv_heads, capacity, D].
 
-    With a window, the capacity is at most the window.
+    With a window, the capacity is at most the window. `more` names further entries per token, with
+    their heads, size and dtype.
     """
 
     def __init__(
@@ -108,12 +116,16 @@ class KVCache(TokenCache):
         dtype: torch.dtype,
         device: torch.device,
         window: int | None = None,
+        more: Mapping[str, tuple[int, int, torch.dtype]] | None = None,
     ) -> None:
         places = capacity if window is None else min(capacity, window)
         shape = (batch, num_kv_heads, places, head_dim)
         # Uninitialised: a place is only read after it was written.
         k_BGSD, v_BGSD = (torch.empty(shape, dtype=dtype, device=device) for _ in range(2))
-        super().__init__({"k": k_BGSD, "v": v_BGSD}, window)
+        tensors = {"k": k_BGSD, "v": v_BGSD}
+        for name, (heads, size, wide) in (more or {}).items():
+            tensors[name] = torch.empty((batch, heads, places, size), dtype=wide, device=device)
+        super().__init__(tensors, window)
 
 
 def _positions(index: range | Tensor, stop: int, newest: Tensor) -> Tensor:

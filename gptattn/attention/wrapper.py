@@ -3,18 +3,17 @@
 import torch
 from torch import Tensor, nn
 
-from gptattn.attention.base import Attention, Carried, check_sizes
-from gptattn.attention.cache import Cache
-from gptattn.attention.capabilities import HasHeads, HasMaps, HeadWeights
+from gptattn.attention.capabilities import HasHeads, HeadWeights
 from gptattn.attention.core import Backend
-from gptattn.attention.heads import attend_cached, load_out_proj, names_of
+from gptattn.attention.heads import load_out_proj, names_of
 from gptattn.attention.linear import Joint, Linear, Preparable, prepare
+from gptattn.attention.rule import Rule
 from gptattn.attention.single_head import CausalAttention
-from gptattn.attention.token_cache import KVCache
+from gptattn.attention.softmax import Heads, SoftmaxAttention
 from gptattn.position.base import HeadPosition, Positions
 
 
-class MultiHeadAttentionWrapper(Attention, HasMaps, HasHeads, Preparable):
+class MultiHeadAttentionWrapper(SoftmaxAttention, HasHeads, Preparable):
     """A list of `CausalAttention` heads, run one after the other, their outputs concatenated.
 
     x [B, T, d_in] -> y [B, T, d_out]; d_out is the total width, d_out / num_heads per head.
@@ -32,57 +31,69 @@ class MultiHeadAttentionWrapper(Attention, HasMaps, HasHeads, Preparable):
         dropout: float = 0.0,
         qkv_bias: bool = False,
         out_proj: bool = True,
+        out_bias: bool = True,
         scale: float | None = None,
+        window: float | None = None,
         backend: Backend = "sdpa",
         position: HeadPosition | None = None,
     ) -> None:
-        super().__init__()
-        check_sizes(d_out, num_heads, num_heads, dropout)
-        self.d_in, self.d_out, self.context_length = d_in, d_out, context_length
+        super().__init__(
+            d_in=d_in,
+            d_out=d_out,
+            context_length=context_length,
+            num_heads=num_heads,
+            num_kv_heads=num_heads,
+            dropout=dropout,
+            scale=scale,
+            window=window,
+            backend=backend,
+            position=position,
+        )
+        # Parts, positions and the cache are the wrapper's; a head by itself is plain attention.
         self.heads = nn.ModuleList(
             CausalAttention(
                 d_in,
-                d_out // num_heads,
+                self.head_dim,
                 context_length,
                 dropout,
                 qkv_bias,
                 scale=scale,
+                window=self.window,
                 backend=backend,
-                position=position,
             )
             for _ in range(num_heads)
         )
-        self.out_proj = Linear(d_out, d_out) if out_proj else None
+        self.out_proj = Linear(d_out, d_out, bias=out_bias) if out_proj else None
         self._joint = Joint()
 
     def _heads(self) -> list[CausalAttention]:
         return [head for head in self.heads if isinstance(head, CausalAttention)]
 
-    def forward(
-        self, x_BTE: Tensor, cache: Cache | None = None, carried: Carried | None = None
+    def project(self, x_BTE: Tensor) -> Heads:
+        if self._joint.prepared:
+            parts = self._joint(x_BTE, self._projections())
+            q, k, v = (torch.stack(tuple(parts[i::3]), dim=1) for i in range(3))
+            return q, k, v
+        q, k, v = zip(*(head.project(x_BTE) for head in self._heads()), strict=True)
+        return torch.cat(q, dim=1), torch.cat(k, dim=1), torch.cat(v, dim=1)
+
+    def attend(
+        self,
+        q_BHTD: Tensor,
+        k_BGSD: Tensor,
+        v_BGSD: Tensor,
+        rule: Rule,
+        q_pos: Positions,
+        k_pos: Positions,
     ) -> Tensor:
-        carried = self.begin(x_BTE, cache, carried)
-        if cache is None:
-            y_BTE = torch.cat([head(x_BTE, None, carried) for head in self.heads], dim=-1)
-        else:
-            y_BTE = self._decode(x_BTE, cache, carried.positions)
-        return y_BTE if self.out_proj is None else self.out_proj(y_BTE)
-
-    def residual_writer(self) -> nn.Linear | None:
-        return self.out_proj
-
-    def _decode(self, x_BTE: Tensor, cache: Cache, positions: Positions) -> Tensor:
-        """Run all heads at once, with one cache in the layout that other variants use."""
-        one = self._heads()[0]
-        parts = self._joint(x_BTE, self._projections())
-        q, k, v = (torch.stack(tuple(parts[i::3]), dim=1) for i in range(3))  # [B, H, T, D]
-        if one.position is not None:
-            q, k = one.position.rotate(q, k, positions)
-        dropout = one.dropout if self.training else 0.0
-        y_BHTD = attend_cached(
-            q, k, v, one.rule(), positions, cache, dropout=dropout, backend=one.backend
-        )
-        return y_BHTD.transpose(1, 2).flatten(2)
+        all_heads = super().attend
+        if q_BHTD.shape[2] < k_BGSD.shape[2]:  # decoding: one by one would only cost time
+            return all_heads(q_BHTD, k_BGSD, v_BGSD, rule, q_pos, k_pos)
+        done = []
+        for h in range(self.num_heads):
+            q, k, v = (x.narrow(1, h, 1) for x in (q_BHTD, k_BGSD, v_BGSD))
+            done.append(all_heads(q, k, v, rule.of_head(h), q_pos, k_pos))
+        return torch.cat(done, dim=1)
 
     def _projections(self) -> list[nn.Linear]:
         """Return the query, key and value layers of each head in turn."""
@@ -90,20 +101,9 @@ class MultiHeadAttentionWrapper(Attention, HasMaps, HasHeads, Preparable):
 
     def prepare(self, rows: int | None) -> None:
         self._joint.prepare(self._projections(), rows)
-        if self.out_proj is not None:
-            prepare(self.out_proj, rows)
-
-    def new_cache(self, batch: int, capacity: int) -> KVCache:
-        head = self._heads()[0]
-        w, window = head.W_key.weight, head.rule().window
-        return KVCache(batch, len(self.heads), capacity, head.head_dim, w.dtype, w.device, window)
-
-    def attention_weights(self, x_BTE: Tensor, carried: Carried | None = None) -> Tensor:
-        maps = [head.attention_weights(x_BTE, carried) for head in self._heads()]
-        return torch.cat(maps, dim=1)
-
-    def flops(self, T: int, S: int) -> int:
-        return sum(head.flops(T, S) for head in self._heads())
+        for child in self.children():
+            if child is not self.heads:
+                prepare(child, rows)
 
     def export_heads(self) -> HeadWeights:
         heads = [head.export_heads() for head in self._heads()]
@@ -115,7 +115,8 @@ class MultiHeadAttentionWrapper(Attention, HasMaps, HasHeads, Preparable):
         out, out_bias = None, None
         if self.out_proj is not None:
             out = self.out_proj.weight.detach().clone().unflatten(1, (len(heads), -1))
-            out_bias = self.out_proj.bias.detach().clone()
+            bias = self.out_proj.bias
+            out_bias = None if bias is None else bias.detach().clone()
         return HeadWeights(
             q_HDE=torch.cat([h.q_HDE for h in heads]),
             k_GDE=torch.cat([h.k_GDE for h in heads]),

@@ -1,6 +1,7 @@
 """The two places where positions can enter a model: its input, or the heads of each attention."""
 
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -27,12 +28,19 @@ class InputPosition(nn.Module, ABC):
         """Return x [B, T, E] with the positions encoded in it."""
 
 
-class HeadPosition(nn.Module, ABC):
-    """A position encoding that acts on queries and keys in every layer.
+class HeadPosition(nn.Module):
+    """A position encoding that acts in every layer, on queries and keys or on their scores.
 
-    All layers share one, so it has no parameters.
+    Layers with the same heads share one, so it has no parameters. A subclass overrides `rotate`, or
+    `decay` with `decays` set.
     """
 
-    @abstractmethod
+    decays: ClassVar[bool] = False  # whether `decay` is to be added to the scores
+
     def rotate(self, q_BHTD: Tensor, k_BGTD: Tensor, positions: Positions) -> tuple[Tensor, Tensor]:
         """Return queries and keys with the positions encoded in them, in the same shapes."""
+        return q_BHTD, k_BGTD
+
+    def decay(self, positions: Positions) -> Tensor:
+        """Return c [B or 1, H, N]: a score gets c of its query minus c of its key."""
+        raise AssertionError(f"{type(self).__name__} does not decay")

@@ -1,0 +1,58 @@
+"""What a part is: a small addition to an attention with heads, at one or more of four places."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from gptattn.attention.rule import Rule
+from gptattn.attention.token_cache import TokenCache
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What a part keeps for each token: `heads` rows of `size` numbers, in float32 or wider."""
+
+    heads: int
+    size: int
+
+
+class Part(nn.Module):
+    """An addition to softmax attention; a subclass overrides the places that it needs.
+
+    Its constructor may declare `d_in`, `num_heads`, `num_kv_heads`, `head_dim`, `context_length`
+    and `layer`, which come from the attention, besides the keys of its YAML. Its Linear layers are
+    drawn as the attention's are.
+    """
+
+    # Names of parts and positions that cannot be used beside this one -> the reason.
+    refuses: Mapping[str, str] = {}
+
+    def heads(
+        self, q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Change queries, keys and values after the projections, before positions."""
+        return q_BHTD, k_BGTD, v_BGTD
+
+    def rule(self, rule: Rule, queries: Mapping[str, Tensor], keys: Mapping[str, Tensor]) -> Rule:
+        """Change the rule; the mappings hold this step's `entries`, and those of all keys."""
+        return rule
+
+    def mix(self, y_BHTD: Tensor, x_BTE: Tensor) -> Tensor:
+        """Change the heads' outputs, before they are merged; x is the attention's input."""
+        return y_BHTD
+
+    def output(self, y_BTE: Tensor, x_BTE: Tensor) -> Tensor:
+        """Change the merged output, before the output projection."""
+        return y_BTE
+
+    def kept(self) -> dict[str, Entry]:
+        """Return what the cache keeps for each token besides keys and values, by name."""
+        return {}
+
+    def entries(self, x_BTE: Tensor, cache: TokenCache | None) -> dict[str, Tensor]:
+        """Return the T new tokens' entries [B, heads, T, size], by the names in `kept`."""
+        return {}
+
+    def initialise(self, std: float) -> None:
+        """Set weights that are not drawn from N(0, std), without gradients."""

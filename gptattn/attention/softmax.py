@@ -1,0 +1,176 @@
+"""Softmax attention over heads: the steps that all of its variants share, and where parts act."""
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from itertools import chain
+
+import torch
+from torch import Tensor, nn
+
+from gptattn.attention.base import Attention, Carried, check_sizes, window_of
+from gptattn.attention.cache import Cache
+from gptattn.attention.capabilities import HasMaps, HasParts
+from gptattn.attention.core import Backend, attend, check_backend
+from gptattn.attention.heads import seen_pairs
+from gptattn.attention.parts.part import Part
+from gptattn.attention.rule import Rule, attention_weights
+from gptattn.attention.token_cache import KVCache
+from gptattn.position.base import HeadPosition, Positions
+
+Heads = tuple[Tensor, Tensor, Tensor]  # queries [B, H, T, D], keys and values [B, G, T, D]
+
+
+class SoftmaxAttention(Attention, HasMaps, HasParts):
+    """Attention with H query heads and G key/value heads; a variant says how to project.
+
+    x [B, T, d_in] -> y [B, T, d_out]. `window` is in tokens, or a share of the context below 1.
+    Raises ValueError for impossible sizes.
+    """
+
+    out_proj: nn.Linear | None
+
+    def __init__(
+        self,
+        *,
+        d_in: int,
+        d_out: int,
+        context_length: int,
+        num_heads: int,
+        num_kv_heads: int,
+        dropout: float,
+        scale: float | None,
+        window: float | None,
+        backend: Backend,
+        position: HeadPosition | None,
+    ) -> None:
+        super().__init__()
+        check_sizes(d_out, num_heads, num_kv_heads, dropout)
+        check_backend(backend)
+        self.d_in, self.d_out, self.context_length = d_in, d_out, context_length
+        self.num_heads, self.num_kv_heads = num_heads, num_kv_heads
+        self.head_dim = d_out // num_heads
+        self.window = window_of(window, context_length)
+        self._plain = Rule(self.head_dim**-0.5 if scale is None else scale, self.window)
+        self.scale = self._plain.scale
+        self.dropout = dropout
+        self.backend: Backend = backend
+        self.position = position
+        self._parts: tuple[Part, ...] = ()
+
+    @abstractmethod
+    def project(self, x_BTE: Tensor) -> Heads:
+        """Return queries [B, H, T, D], keys and values [B, G, T, D]; a variant may extend this."""
+
+    def rule(self) -> Rule:
+        """Return which keys a query sees and what happens to scores. Variants override this."""
+        return self._plain
+
+    def add_part(self, name: str, part: Part) -> None:
+        if not self._parts:
+            self.parts = nn.ModuleDict()  # last, so that weights are drawn after the projections
+        self.parts[name] = part
+        self._parts = (*self._parts, part)
+
+    def initialise(self, std: float) -> None:
+        super().initialise(std)
+        for part in self._parts:
+            part.initialise(std)
+
+    def located(self, x_BTE: Tensor, carried: Carried) -> Heads:
+        """Return the result of `project` with parts and positions applied.
+
+        A variant may mix in what earlier layers left in `carried`.
+        """
+        q_BHTD, k_BGTD, v_BGTD = self.project(x_BTE)
+        for part in self._parts:
+            q_BHTD, k_BGTD, v_BGTD = part.heads(q_BHTD, k_BGTD, v_BGTD)
+        if self.position is not None:
+            q_BHTD, k_BGTD = self.position.rotate(q_BHTD, k_BGTD, carried.positions)
+        return q_BHTD, k_BGTD, v_BGTD
+
+    def forward(
+        self, x_BTE: Tensor, cache: Cache | None = None, carried: Carried | None = None
+    ) -> Tensor:
+        carried = self.begin(x_BTE, cache, carried)
+        q_BHTD, k_BGTD, v_BGTD = self.located(x_BTE, carried)
+        new = {"k": k_BGTD, "v": v_BGTD} | self._entries(x_BTE, cache)
+        held, k_pos = new, carried.positions
+        if cache is not None:
+            held, k_pos = _ours(cache).write(new, carried.positions)
+        rule = self._rule(new, held, carried.positions, k_pos)
+        y_BHTD = self.attend(q_BHTD, held["k"], held["v"], rule, carried.positions, k_pos)
+        for part in self._parts:
+            y_BHTD = part.mix(y_BHTD, x_BTE)
+        y_BTE = y_BHTD.transpose(1, 2).flatten(2)
+        for part in self._parts:
+            y_BTE = part.output(y_BTE, x_BTE)
+        return y_BTE if self.out_proj is None else self.out_proj(y_BTE)
+
+    def attend(
+        self,
+        q_BHTD: Tensor,
+        k_BGSD: Tensor,
+        v_BGSD: Tensor,
+        rule: Rule,
+        q_pos: Positions,
+        k_pos: Positions,
+    ) -> Tensor:
+        """Return the heads' outputs [B, H, T, D]."""
+        dropout = self.dropout if self.training else 0.0
+        return attend(
+            q_BHTD,
+            k_BGSD,
+            v_BGSD,
+            rule,
+            q_pos=q_pos,
+            k_pos=k_pos,
+            dropout=dropout,
+            backend=self.backend,
+        )
+
+    def _entries(self, x_BTE: Tensor, cache: Cache | None) -> dict[str, Tensor]:
+        ours = None if cache is None else _ours(cache)
+        return dict(chain(*(part.entries(x_BTE, ours).items() for part in self._parts)))
+
+    def _rule(
+        self,
+        new: Mapping[str, Tensor],
+        held: Mapping[str, Tensor],
+        q_pos: Positions,
+        k_pos: Positions,
+    ) -> Rule:
+        """Return the rule with what the parts and the position do to it."""
+        rule = self.rule()
+        for part in self._parts:
+            rule = part.rule(rule, new, held)
+        if self.position is not None and self.position.decays:
+            at_query, at_key = self.position.decay(q_pos), self.position.decay(k_pos)
+            rule = rule.with_decay(at_query, at_key)
+        return rule
+
+    def residual_writer(self) -> nn.Linear | None:
+        return self.out_proj
+
+    def new_cache(self, batch: int, capacity: int) -> KVCache:
+        w = next(self.parameters())
+        kept = dict(chain(*(part.kept().items() for part in self._parts)))
+        wide = torch.promote_types(w.dtype, torch.float32)
+        more = {name: (entry.heads, entry.size, wide) for name, entry in kept.items()}
+        heads, window = self.num_kv_heads, self.rule().window
+        return KVCache(batch, heads, capacity, self.head_dim, w.dtype, w.device, window, more)
+
+    def attention_weights(self, x_BTE: Tensor, carried: Carried | None = None) -> Tensor:
+        carried = self.begin(x_BTE, None, carried)
+        q_BHTD, k_BGTD, _ = self.located(x_BTE, carried)
+        entries, at = self._entries(x_BTE, None), carried.positions
+        rule = self._rule(entries, entries, at, at)
+        return attention_weights(q_BHTD, k_BGTD, rule, q_pos=at, k_pos=at)
+
+    def flops(self, T: int, S: int) -> int:
+        return 2 * 2 * self.num_heads * self.head_dim * seen_pairs(T, S, self.rule().window)
+
+
+def _ours(cache: Cache) -> KVCache:
+    if not isinstance(cache, KVCache):
+        raise TypeError(f"{type(cache).__name__} is not this module's; use new_cache()")
+    return cache
