@@ -76,12 +76,8 @@ class Rule:
 
     def of_head(self, h: int) -> "Rule":
         """Return the rule of query head h alone."""
-        bias, sink_H, decay = self.bias, self.sink_H, self.decay
-        if bias is not None:
-
-            def bias(query: Span, key: Span, whole: Bias = bias) -> Tensor:
-                return _head(whole(query, key), h, axis=-3)
-
+        whole, sink_H, decay = self.bias, self.sink_H, self.decay
+        bias = None if whole is None else lambda query, key: _head(whole(query, key), h, axis=-3)
         if sink_H is not None:
             sink_H = sink_H[h : h + 1]
         if decay is not None:
