@@ -57,7 +57,11 @@ def build_attention(variant: str, **overrides: Any) -> Attention:
     YAML. A mechanism without the argument `backend` ignores that.
     """
     cfg = settings(f"attn={variant}", *SMALL)
-    shared = shared_arguments(cfg.model) | {"position": None, "layer": 0, "backend": None}
+    shared = shared_arguments(cfg.model, cfg.block) | {
+        "position": None,
+        "layer": 0,
+        "backend": None,
+    }
     spec = dict(cfg.attn)
     for name, value in overrides.items():
         (spec if name in spec or name not in shared else shared)[name] = value
