@@ -108,6 +108,7 @@ def _build_position(cfg: TrainConfig) -> HeadPosition | InputPosition | None:
     shared = {
         "context_length": model.context_length,
         "d_model": model.d_model,
+        "num_heads": heads,
         "head_dim": model.d_model // heads,
     }
     position = construct("position", cfg.position, shared, cfg.allow_targets)
