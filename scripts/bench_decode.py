@@ -29,7 +29,6 @@ from gptattn.attention import (
     MultiHeadAttentionWrapper,
     Rule,
 )
-from gptattn.attention.core import attend
 from gptattn.attention.linear import prepare
 from gptattn.cli.main import check_job
 from gptattn.decode.generate import stream

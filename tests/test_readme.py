@@ -30,7 +30,7 @@ def test_the_example_variant_of_the_readme_composes_builds_and_decodes(tmp_path,
 
     with composed([f"hydra.searchpath=[file://{tmp_path}]", "attn=cosine"]) as cfg:
         typed = to_train_config(cfg)
-    attention = construct("attn", typed.attn, shared_arguments(typed.model), [])
+    attention = construct("attn", typed.attn, shared_arguments(typed.model, typed.block), [])
     assert isinstance(attention, Attention)
 
     x_BTE = torch.randn(2, 7, typed.model.d_model)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor, einsum
@@ -78,16 +79,17 @@ class Rule:
         """Return the rule of query head h alone."""
         bias, sink_H, decay = self.bias, self.sink_H, self.decay
         if bias is not None:
-
-            def bias(query: Span, key: Span, whole: Bias = bias) -> Tensor:
-                return _head(whole(query, key), h, axis=-3)
-
+            bias = partial(_bias_of_head, bias, h)
         if sink_H is not None:
             sink_H = sink_H[h : h + 1]
         if decay is not None:
             c_BHT, c_BHS = decay.at_query_BHT, decay.at_key_BHS
             decay = Decay(_head(c_BHT, h, axis=-2), _head(c_BHS, h, axis=-2))
         return replace(self, bias=bias, sink_H=sink_H, decay=decay)
+
+
+def _bias_of_head(bias: Bias, h: int, query: Span, key: Span) -> Tensor:
+    return _head(bias(query, key), h, axis=-3)
 
 
 def _head(x: Tensor, h: int, axis: int) -> Tensor:

@@ -170,6 +170,11 @@ def to_train_config(cfg: DictConfig) -> TrainConfig:
         settings.match_attn = _settings_of(
             "match_to", str(settings.match_to), settings, _searched()
         )
+    if settings.pattern is not None:
+        settings.pattern_attn = {
+            str(name): _settings_of("pattern", str(name), settings, _searched())
+            for name in settings.pattern
+        }
     found = typed(TrainConfig, OmegaConf.to_container(settings, throw_on_missing=True))
     chosen = HydraConfig.get().runtime.choices
     if any(chosen.get(group) != name for group, name in found.choices.items()):

@@ -1,4 +1,4 @@
-"""GPT-2's architecture, with the attention of each layer made by a function that is passed in."""
+"""A causal language model, with the attention of each layer made by a function passed in."""
 
 from collections.abc import Callable
 from functools import partial
@@ -10,50 +10,23 @@ from gptattn.attention.base import Attention, Carried
 from gptattn.attention.cache import Cache, CacheGroup
 from gptattn.attention.capabilities import HasMaps
 from gptattn.attention.linear import Linear, Preparable, Prepared, prepare
+from gptattn.model.block import GPT2_STYLE, Block, BlockStyle, new_norm
 from gptattn.model.loss import linear_cross_entropy
 from gptattn.position.base import InputPosition
 
 INIT_STD = 0.02
 
 
-class MLP(nn.Module):
-    """Linear, tanh-GELU, Linear: x [..., d_model] -> [..., d_model]."""
-
-    def __init__(self, d_model: int, d_mlp: int) -> None:
-        super().__init__()
-        self.up = Linear(d_model, d_mlp)
-        self.gelu = nn.GELU(approximate="tanh")
-        self.down = Linear(d_mlp, d_model)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down(self.gelu(self.up(x)))
-
-
-class Block(nn.Module):
-    """Pre-norm block: x + attention(LayerNorm(x)), then x + MLP(LayerNorm(x))."""
-
-    def __init__(self, attention: Attention, d_model: int, d_mlp: int, dropout: float) -> None:
-        super().__init__()
-        self.norm_attention = nn.LayerNorm(d_model)
-        self.attention = attention
-        self.norm_mlp = nn.LayerNorm(d_model)
-        self.mlp = MLP(d_model, d_mlp)
-        self.dropout = nn.Dropout(dropout)
-
-    def forward(self, x: Tensor, cache: Cache | None, carried: Carried) -> Tensor:
-        x = x + self.dropout(self.attention(self.norm_attention(x), cache, carried))
-        return x + self.dropout(self.mlp(self.norm_mlp(x)))
-
-
 class GPT(nn.Module, Preparable):
     """A causal language model: token ids [B, T] -> logits [B, T, vocab_size].
 
     `attention(layer)` builds the attention of layer 0, 1, ...; `input_position` is None if the
-    attention encodes positions, or nothing does. The head is tied to the token embedding.
+    attention encodes positions, or nothing does. `style` says what surrounds the attention; with
+    `tied_head` the head's weight is the token embedding's.
 
     Raises ValueError for more tokens than `context_length`.
 
-    Source: Radford et al. 2019 (GPT-2), sec. 2.3.
+    Source: Radford et al. 2019 (GPT-2), sec. 2.3; its style is the default.
     """
 
     def __init__(
@@ -67,6 +40,8 @@ class GPT(nn.Module, Preparable):
         input_position: InputPosition | None,
         d_mlp: int,
         dropout: float,
+        style: BlockStyle = GPT2_STYLE,
+        tied_head: bool = True,
     ) -> None:
         super().__init__()
         self.vocab_size, self.context_length = vocab_size, context_length
@@ -77,16 +52,17 @@ class GPT(nn.Module, Preparable):
         self.input_position = input_position
         self.dropout = nn.Dropout(dropout)
         self.blocks = nn.ModuleList(
-            Block(attention(layer), d_model, d_mlp, dropout) for layer in range(num_layers)
+            Block(attention(layer), d_model, d_mlp, dropout, style) for layer in range(num_layers)
         )
-        self.norm = nn.LayerNorm(d_model)
+        self.norm = new_norm(style, d_model)
+        self.lm_head = None if tied_head else Linear(d_model, vocab_size, bias=False)
         self._prepared_head: Prepared | None = None
         self._initialise()
 
     @property
     def head(self) -> nn.Embedding | nn.Linear:
         """The layer whose weight [vocab_size, d_model] turns the last hidden state into logits."""
-        return self.token_embedding
+        return self.token_embedding if self.lm_head is None else self.lm_head
 
     def layers(self) -> list[Block]:
         """Return the blocks, first layer first."""
@@ -94,7 +70,7 @@ class GPT(nn.Module, Preparable):
 
     @torch.no_grad()
     def _initialise(self) -> None:
-        """Draw all weights as GPT-2 does.
+        """Draw all weights as GPT-2 does, whatever the style.
 
         The std is 0.02, and 0.02 / sqrt(2 layers) for what writes to the residual stream.
         """
@@ -103,7 +79,8 @@ class GPT(nn.Module, Preparable):
         _draw(self)
         residual_std = INIT_STD * (2 * len(self.blocks)) ** -0.5
         for block in self.layers():
-            for writer in (block.attention.residual_writer(), block.mlp.down):
+            down = None if block.mlp is None else block.mlp.down
+            for writer in (block.attention.residual_writer(), down):
                 if writer is not None:
                     writer.weight.normal_(0.0, residual_std)
 
@@ -149,7 +126,8 @@ class GPT(nn.Module, Preparable):
         """
         self._prepared_head = None if rows is None else Prepared([self.head], rows)
         for child in self.children():
-            prepare(child, rows)
+            if child is not self.lm_head:
+                prepare(child, rows)
 
     def loss(self, ids: Tensor, targets: Tensor, chunk_tokens: int | None = None) -> Tensor:
         """Return the mean cross-entropy in nats of the targets [B, T] that follow ids [B, T].

@@ -4,19 +4,22 @@ import contextlib
 import inspect
 import pkgutil
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, get_type_hints
 
 from gptattn.attention.base import Attention
+from gptattn.attention.capabilities import HasParts
+from gptattn.attention.parts.part import Part
 from gptattn.data.corpus import Corpus
 from gptattn.data.text import cache_folder
 from gptattn.data.tokenizer import Tokenizer
 from gptattn.data.tokens import TokenData, load_tokens
 from gptattn.errors import ConfigError
+from gptattn.model.block import BlockStyle, default_width
 from gptattn.model.gpt import GPT
 from gptattn.position.base import HeadPosition, InputPosition
-from gptattn.settings.config import ModelConfig, Spec, TrainConfig
+from gptattn.settings.config import BlockConfig, ModelConfig, Spec, TrainConfig
 from gptattn.settings.targets import HOMES, check_name
 from gptattn.settings.values import check_type, suggest
 
@@ -36,21 +39,28 @@ def build_model(cfg: TrainConfig, vocab_size: int) -> GPT:
 
     Raises ConfigError, naming the field, if it cannot be built.
     """
-    model = cfg.model
+    model, block = cfg.model, cfg.block
     check_vocabulary(cfg, vocab_size)
-    position = _build_position(cfg)
-    in_heads = position if isinstance(position, HeadPosition) else None
-    in_input = position if isinstance(position, InputPosition) else None
-    return GPT(
+    positions = Positions(cfg)
+    built = GPT(
         vocab_size=model.vocab_size or vocab_size,
         context_length=model.context_length,
         d_model=model.d_model,
         num_layers=model.num_layers,
-        attention=partial(_build_attention, cfg, in_heads),
-        input_position=in_input,
-        d_mlp=4 * model.d_model if model.d_mlp is None else model.d_mlp,
+        attention=partial(_build_layer, cfg, positions),
+        input_position=positions.in_input(),
+        d_mlp=width_of_mlp(model),
         dropout=model.dropout,
+        style=BlockStyle(block.norm, block.norm_eps, model.mlp, block.bias),
+        tied_head=block.tied_head,
     )
+    _check_parts_are_used(cfg, built)
+    return built
+
+
+def width_of_mlp(model: ModelConfig) -> int:
+    """Return the hidden width of the MLP."""
+    return default_width(model.mlp, model.d_model) if model.d_mlp is None else model.d_mlp
 
 
 def check_vocabulary(cfg: TrainConfig, vocab_size: int) -> None:
@@ -97,49 +107,121 @@ def _build_text(cfg: TrainConfig) -> str | Corpus:
     return text
 
 
-def _build_position(cfg: TrainConfig) -> HeadPosition | InputPosition | None:
-    if not cfg.position:
-        return None
-    model = cfg.model
-    takes = inspect.signature(find_target("attn", cfg.attn, cfg.allow_targets)).parameters
-    heads = cfg.attn.get("num_heads", model.num_heads) if "num_heads" in takes else 1
-    if type(heads) is not int or heads < 1:
-        raise ConfigError("attn.num_heads", f"{heads!r} is not a positive whole number")
-    shared = {
-        "context_length": model.context_length,
-        "d_model": model.d_model,
-        "num_heads": heads,
-        "head_dim": model.d_model // heads,
-    }
-    position = construct("position", cfg.position, shared, cfg.allow_targets)
-    if not isinstance(position, (HeadPosition, InputPosition)):
-        raise ConfigError("position._target_", "is neither a HeadPosition nor an InputPosition")
-    if isinstance(position, HeadPosition) and "position" not in takes:
-        raise ConfigError(
-            "position",
-            f"{cfg.choices['position']} acts in the attention, and attn={cfg.variant} takes no "
-            "position; use position=learned",
-        )
-    return position
+class Positions:
+    """The position encoding of a model: one for its input, or one for each kind of heads."""
 
+    def __init__(self, cfg: TrainConfig) -> None:
+        self._cfg = cfg
+        self._made: dict[tuple[int, int], HeadPosition | InputPosition] = {}
 
-def _build_attention(cfg: TrainConfig, position: HeadPosition | None, layer: int) -> Attention:
-    for name in ("d_in", "d_out", "context_length"):
-        if name in cfg.attn:
+    def in_input(self) -> InputPosition | None:
+        """Return the encoding that acts on the embeddings, if the chosen one does."""
+        cfg = self._cfg
+        if not cfg.position:
+            return None
+        target = find_target("position", cfg.position, cfg.allow_targets)
+        if not (inspect.isclass(target) and issubclass(target, HeadPosition | InputPosition)):
+            raise ConfigError("position._target_", "is neither a HeadPosition nor an InputPosition")
+        if issubclass(target, HeadPosition):
+            return None
+        found = self._build(cfg.model.num_heads)
+        assert isinstance(found, InputPosition)
+        return found
+
+    def in_heads(self, group: str, spec: Spec) -> HeadPosition | None:
+        """Return the encoding that acts in an attention of these settings, if the chosen one does.
+
+        Raises ConfigError if the attention takes none.
+        """
+        cfg = self._cfg
+        target = find_target("position", cfg.position, cfg.allow_targets) if cfg.position else None
+        if not (inspect.isclass(target) and issubclass(target, HeadPosition)):
+            return None
+        takes = inspect.signature(find_target(group, spec, cfg.allow_targets)).parameters
+        if "position" not in takes:
+            name = group.rpartition(".")[2] if group != "attn" else cfg.choices["attn"]
             raise ConfigError(
-                f"attn.{name}", f"comes from the model; set {SETTING_OF[name]} instead"
+                "position",
+                f"{cfg.choices['position']} acts in the attention, and attn={name} takes no "
+                "position; use position=learned",
             )
-    shared = shared_arguments(cfg.model) | {"position": position, "layer": layer}
-    attention = construct("attn", cfg.attn, shared, cfg.allow_targets)
+        heads = spec.get("num_heads", cfg.model.num_heads) if "num_heads" in takes else 1
+        if type(heads) is not int or heads < 1:
+            raise ConfigError(f"{group}.num_heads", f"{heads!r} is not a positive whole number")
+        found = self._build(heads)
+        assert isinstance(found, HeadPosition)
+        return found
+
+    def _build(self, heads: int) -> HeadPosition | InputPosition:
+        cfg = self._cfg
+        head_dim = cfg.model.d_model // heads
+        if (heads, head_dim) not in self._made:
+            shared = {
+                "context_length": cfg.model.context_length,
+                "d_model": cfg.model.d_model,
+                "num_heads": heads,
+                "head_dim": head_dim,
+            }
+            self._made[heads, head_dim] = construct(
+                "position", cfg.position, shared, cfg.allow_targets
+            )
+        return self._made[heads, head_dim]
+
+
+def _build_layer(cfg: TrainConfig, positions: Positions, layer: int) -> Attention:
+    """Build the attention of one layer, with the parts that it takes."""
+    group, spec = cfg.attn_of(layer)
+    for name in ("d_in", "d_out", "context_length"):
+        if name in spec:
+            raise ConfigError(
+                f"{group}.{name}", f"comes from the model; set {SETTING_OF[name]} instead"
+            )
+    own = {"position": positions.in_heads(group, spec), "layer": layer}
+    shared = shared_arguments(cfg.model, cfg.block) | own
+    attention = construct(group, spec, shared, cfg.allow_targets)
     if not isinstance(attention, Attention):
-        raise ConfigError("attn._target_", "is not a gptattn.attention.Attention")
+        raise ConfigError(f"{group}._target_", "is not a gptattn.attention.Attention")
+    if isinstance(attention, HasParts):
+        add_parts(attention, cfg.part, layer, cfg.allow_targets)
     # A variant may check an argument only in `rule()`, which making a cache calls.
-    with _named_arguments("attn", cfg.attn):
+    with _named_arguments(group, spec):
         attention.new_cache(1, 1)
     return attention
 
 
-def shared_arguments(model: ModelConfig) -> dict[str, Any]:
+def add_parts(
+    attention: Attention, parts: Mapping[str, Spec], layer: int, allow_targets: Sequence[str] = ()
+) -> None:
+    """Build the parts for the sizes of this attention and add them to it, in this order."""
+    if not isinstance(attention, HasParts):
+        return
+    shared = {
+        "d_in": attention.d_in,
+        "num_heads": attention.num_heads,
+        "num_kv_heads": attention.num_kv_heads,
+        "head_dim": attention.head_dim,
+        "context_length": attention.context_length,
+        "layer": layer,
+    }
+    for name, spec in parts.items():
+        part = construct(f"part.{name}", spec, shared, allow_targets)
+        if not isinstance(part, Part):
+            raise ConfigError(f"part.{name}._target_", "is not a gptattn.attention.parts.Part")
+        attention.add_part(name, part)
+
+
+def _check_parts_are_used(cfg: TrainConfig, model: GPT) -> None:
+    """Raise ConfigError for parts that no layer takes, or that cannot be used together."""
+    attentions = [block.attention for block in model.layers()]
+    if cfg.part and not any(isinstance(attention, HasParts) for attention in attentions):
+        raise ConfigError(
+            "part",
+            f"attn={cfg.choices['attn']} has no heads of queries, keys and values, so it cannot "
+            f"take {', '.join(cfg.part)}; leave part out, or choose another attn",
+        )
+
+
+def shared_arguments(model: ModelConfig, block: BlockConfig) -> dict[str, Any]:
     """Return the arguments that an attention gets, beside its YAML's keys, if it declares them.
 
     It can also declare `position`, a HeadPosition or None, and `layer`, counted from 0.
@@ -151,6 +233,7 @@ def shared_arguments(model: ModelConfig) -> dict[str, Any]:
         "num_heads": model.num_heads,
         "dropout": model.dropout,
         "qkv_bias": model.qkv_bias,
+        "out_bias": block.bias,
     }
 
 
@@ -159,7 +242,7 @@ def find_target(group: str, spec: Spec, allow_targets: Sequence[str]) -> Callabl
 
     Raises ConfigError if it does not exist, is abstract, or lies in another package.
     """
-    packages = [HOMES.get(group, "gptattn"), *allow_targets]
+    packages = [HOMES.get(group.partition(".")[0], "gptattn"), *allow_targets]
     target: Any = spec.get("_target_")
     check_name(f"{group}._target_", target, packages)
     try:

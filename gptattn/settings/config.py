@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from gptattn.errors import ConfigError
+from gptattn.model.kinds import MLPKind, NormKind
 from gptattn.settings.values import check_ranges, within
 
 Spec = dict[str, Any]
@@ -23,7 +24,11 @@ FRACTION = within(least=0, below=1)
 
 @dataclass
 class ModelConfig:
-    """The sizes of the GPT. `d_mlp` None means 4 * d_model, `vocab_size` None the tokenizer's."""
+    """The sizes of the GPT.
+
+    `d_mlp` None means the width with as many parameters as GPT-2's MLP, `vocab_size` None the
+    tokenizer's.
+    """
 
     num_layers: int = field(metadata=within(above=0, most=1_000))
     num_heads: int = field(metadata=within(above=0, most=2**20))
@@ -32,7 +37,22 @@ class ModelConfig:
     d_mlp: int | None = field(metadata=within(above=0, most=2**24))
     dropout: float = field(metadata=FRACTION)
     qkv_bias: bool
+    mlp: MLPKind
     vocab_size: int | None = field(metadata=within(above=0, most=2**30))
+
+
+@dataclass
+class BlockConfig:
+    """What surrounds the attention in each layer, and the head.
+
+    `bias`: of the MLP and of the attention's output projection. `tied_head`: the head's weight is
+    the token embedding's.
+    """
+
+    norm: NormKind
+    bias: bool
+    tied_head: bool
+    norm_eps: float = field(metadata=POSITIVE)
 
 
 @dataclass
@@ -139,7 +159,11 @@ class TrainConfig:
     match_attn: Spec | None
     match_before: int | None = field(metadata=POSITIVE)
     attn: Spec
+    pattern: list[str] | None
+    pattern_attn: dict[str, Spec] | None
+    part: dict[str, Spec]
     position: Spec
+    block: BlockConfig
     data: Spec
     tokenizer: Spec
     model: ModelConfig
@@ -152,8 +176,17 @@ class TrainConfig:
 
     @property
     def variant(self) -> str:
-        """The name of the attention's YAML in conf/attn."""
-        return self.choices["attn"]
+        """What the run is called after: the attention's YAML or those of the pattern, and parts."""
+        names = [self.choices["attn"]] if self.pattern is None else self.pattern
+        return "+".join([",".join(names), *self.part])
+
+    def attn_of(self, layer: int) -> tuple[str, Spec]:
+        """Return the settings of this layer's attention, and the prefix of their names."""
+        if self.pattern is None:
+            return "attn", self.attn
+        assert self.pattern_attn is not None
+        name = self.pattern[layer % len(self.pattern)]
+        return f"pattern_attn.{name}", self.pattern_attn[name]
 
 
 def check(cfg: TrainConfig) -> None:
@@ -173,6 +206,12 @@ def check(cfg: TrainConfig) -> None:
     given = [f"budget.{k}" for k, v in budgets.items() if v is not None]
     if len(given) > 1:
         raise ConfigError("budget", f"{' and '.join(given)} are both set; give one of them")
+    if cfg.pattern is not None:
+        _check_pattern(cfg.pattern, cfg.model.num_layers)
+    if cfg.model.mlp == "none" and cfg.match in ("params", "flops"):
+        raise ConfigError(
+            "match", f"{cfg.match} changes the MLP's width, but model.mlp=none has no MLP; drop one"
+        )
     if cfg.init_from is not None and cfg.match in ("params", "flops"):
         raise ConfigError("match", f"{cfg.match} changes the MLP, but init_from fixes it; drop one")
     for name in cfg.experiment_name.split("/"):
@@ -182,4 +221,17 @@ def check(cfg: TrainConfig) -> None:
     if not cfg.experiment_name.isprintable() or len(cfg.experiment_name.encode()) > 200:
         raise ConfigError(
             "experiment_name", "has an unprintable character or more than 200 bytes; use another"
+        )
+
+
+def _check_pattern(pattern: list[str], num_layers: int) -> None:
+    """Raise ConfigError unless the pattern, repeated, fills the layers."""
+    if not pattern:
+        raise ConfigError("pattern", "is empty; give names of files in conf/attn, or null")
+    if num_layers % len(pattern):
+        fitting = [n for n in range(1, num_layers + 1) if num_layers % n == 0]
+        raise ConfigError(
+            "pattern",
+            f"{len(pattern)} names do not fit model.num_layers={num_layers}, which they must "
+            f"divide; give as many as one of {fitting}",
         )

@@ -12,7 +12,7 @@ import torch
 from gptattn.data.tokenizer import Tokenizer
 from gptattn.errors import ConfigError
 from gptattn.model.cost import Cost, measure_cost
-from gptattn.settings.build import build_model
+from gptattn.settings.build import build_model, width_of_mlp
 from gptattn.settings.config import TrainConfig
 
 TOLERANCE = 1e-3  # relative
@@ -66,7 +66,12 @@ def matched(cfg: TrainConfig, vocab_size: int) -> tuple[TrainConfig, Match | Non
         return cfg, None
     assert cfg.match_attn is not None
     reference = replace(
-        cfg, attn=cfg.match_attn, choices=cfg.choices | {"attn": cfg.match_to}, match="none"
+        cfg,
+        attn=cfg.match_attn,
+        choices=cfg.choices | {"attn": cfg.match_to},
+        pattern=None,
+        part={},
+        match="none",
     )
     if cfg.match_before is not None and cfg.match != "kv_cache":
         reference = _with_width(reference, cfg.match_before)
@@ -137,7 +142,7 @@ def _match_width(cfg: TrainConfig, vocab_size: int, target: float) -> tuple[Trai
             f"{cfg.match_to}'s {target:,.0f}; the nearest, d_mlp={width}, gives "
             f"{reached:,.0f}, and a larger model would come nearer",
         )
-    before = 4 * cfg.model.d_model if cfg.model.d_mlp is None else cfg.model.d_mlp
+    before = width_of_mlp(cfg.model)
     match = Match(cfg.match, cfg.match_to, "model.d_mlp", before, width, target, reached)
     return _with_width(cfg, width), match
 

@@ -9,10 +9,15 @@ from gptattn.errors import ConfigError
 HOMES = {
     "attn": "gptattn.attention",
     "match_attn": "gptattn.attention",
+    "pattern_attn": "gptattn.attention",
+    "part": "gptattn.attention.parts",
     "position": "gptattn.position",
     "data": "gptattn.data",
     "tokenizer": "gptattn.data",
 }
+
+
+NAMED = ("part", "pattern_attn")  # groups that hold any number of specs, by name
 
 
 class ForeignTarget(ConfigError):
@@ -27,7 +32,7 @@ def check_targets(node: Any, allow_targets: Sequence[str]) -> None:
     for path, target in named(node):
         group, *below = path
         field = ".".join((*path, "_target_"))
-        if below or group not in HOMES:
+        if len(below) != (group in NAMED) or group not in HOMES:
             raise ConfigError(field, "has no meaning here; leave it out")
         check_name(field, target, [HOMES[group], *allow_targets])
 

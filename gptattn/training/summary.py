@@ -14,6 +14,7 @@ from gptattn.model.cost import Cost
 from gptattn.model.gpt import GPT
 from gptattn.runs.folder import RunFolder
 from gptattn.settings.budget import Budget
+from gptattn.settings.build import width_of_mlp
 from gptattn.settings.config import TrainConfig
 from gptattn.settings.match import Match, summary_of
 
@@ -53,7 +54,7 @@ def hyperparameters(built: Assembly) -> dict[str, Any]:
         "num_heads": cfg.model.num_heads,
         "d_model": cfg.model.d_model,
         "context_length": cfg.model.context_length,
-        "d_mlp": 4 * cfg.model.d_model if cfg.model.d_mlp is None else cfg.model.d_mlp,
+        "d_mlp": width_of_mlp(cfg.model),
         "match": cfg.match,
         "dropout": cfg.model.dropout,
         "position": cfg.choices["position"],

@@ -177,7 +177,7 @@ def _sizes(model: GPT) -> dict[str, int | bool]:
     sizes: dict[str, int | bool] = {
         "num_layers": len(model.blocks),
         "d_model": model.token_embedding.embedding_dim,
-        "d_mlp": model.layers()[0].mlp.up.out_features,
+        "d_mlp": model.layers()[0].d_mlp,
         "context_length": model.context_length,
         "vocab_size": model.vocab_size,
     }
@@ -196,9 +196,12 @@ def same_layers(theirs: TrainConfig, ours: TrainConfig) -> bool:
     def layers(cfg: TrainConfig) -> tuple[object, ...]:
         attn = {k: v for k, v in cfg.attn.items() if k not in WEIGHTLESS_SETTINGS}
         sizes = {
-            k: v for k, v in shared_arguments(cfg.model).items() if k not in WEIGHTLESS_SETTINGS
+            k: v
+            for k, v in shared_arguments(cfg.model, cfg.block).items()
+            if k not in WEIGHTLESS_SETTINGS
         }
-        return attn, sizes, cfg.position, cfg.model.num_layers
+        layers = (cfg.pattern, cfg.pattern_attn, cfg.model.num_layers)
+        return attn, sizes, layers, cfg.part, cfg.position, cfg.block
 
     return layers(theirs) == layers(ours)
 

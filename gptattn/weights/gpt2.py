@@ -295,7 +295,7 @@ def _config(model: GPT) -> dict[str, Any]:
         "n_layer": len(model.blocks),
         "n_head": _heads(model),
         "n_embd": d_model,
-        "n_inner": model.layers()[0].mlp.up.out_features,
+        "n_inner": model.layers()[0].d_mlp,
         "n_positions": model.context_length,
         "vocab_size": model.vocab_size,
         "activation_function": "gelu_new",

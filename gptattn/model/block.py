@@ -1,0 +1,108 @@
+"""One layer of the model: norm and attention, norm and MLP, each added to the stream."""
+
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gptattn.attention.base import Attention, Carried
+from gptattn.attention.cache import Cache
+from gptattn.attention.linear import Linear
+from gptattn.model.kinds import MLPKind, NormKind
+
+
+@dataclass(frozen=True)
+class BlockStyle:
+    """What surrounds the attention; GPT-2's by default.
+
+    `bias`: of the MLP's layers.
+    """
+
+    norm: NormKind = "layer"
+    norm_eps: float = 1e-5
+    mlp: MLPKind = "gelu"
+    bias: bool = True
+
+
+GPT2_STYLE = BlockStyle()
+
+
+def default_width(mlp: MLPKind, d_model: int) -> int:
+    """Return the hidden width of an MLP that has as many parameters as GPT-2's.
+
+    4 * d_model for two matrices; 8/3 * d_model for SwiGLU's three, to the nearest multiple of 8.
+    Source: Shazeer 2020, arXiv:2002.05202, sec. 2.
+    """
+    return 4 * d_model if mlp != "swiglu" else max(8, 8 * round(d_model / 3))
+
+
+def new_norm(style: BlockStyle, d_model: int) -> nn.LayerNorm | nn.RMSNorm:
+    """Return LayerNorm, or RMSNorm, which has no bias and does not subtract the mean.
+
+    Source: Zhang and Sennrich 2019, arXiv:1910.07467, sec. 3.
+    """
+    if style.norm == "rms":
+        return nn.RMSNorm(d_model, style.norm_eps)
+    return nn.LayerNorm(d_model, style.norm_eps)
+
+
+class MLP(nn.Module):
+    """Linear, tanh-GELU, Linear: x [..., d_model] -> [..., d_model]."""
+
+    def __init__(self, d_model: int, d_mlp: int, bias: bool = True) -> None:
+        super().__init__()
+        self.up = Linear(d_model, d_mlp, bias=bias)
+        self.gelu = nn.GELU(approximate="tanh")
+        self.down = Linear(d_mlp, d_model, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.gelu(self.up(x)))
+
+
+class SwiGLU(nn.Module):
+    """down(silu(gate(x)) * up(x)): x [..., d_model] -> [..., d_model].
+
+    Source: Shazeer 2020, arXiv:2002.05202, sec. 2.
+    """
+
+    def __init__(self, d_model: int, d_mlp: int, bias: bool = False) -> None:
+        super().__init__()
+        self.gate = Linear(d_model, d_mlp, bias=bias)
+        self.up = Linear(d_model, d_mlp, bias=bias)
+        self.down = Linear(d_mlp, d_model, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.silu(self.gate(x)) * self.up(x))
+
+
+class Block(nn.Module):
+    """Pre-norm block: x + attention(norm(x)), then x + MLP(norm(x)), if there is an MLP."""
+
+    def __init__(
+        self,
+        attention: Attention,
+        d_model: int,
+        d_mlp: int,
+        dropout: float,
+        style: BlockStyle = GPT2_STYLE,
+    ) -> None:
+        super().__init__()
+        self.norm_attention = new_norm(style, d_model)
+        self.attention = attention
+        self.norm_mlp, self.mlp = None, None
+        if style.mlp != "none":
+            self.norm_mlp = new_norm(style, d_model)
+            kind = SwiGLU if style.mlp == "swiglu" else MLP
+            self.mlp = kind(d_model, d_mlp, style.bias)
+        self.dropout = nn.Dropout(dropout)
+
+    @property
+    def d_mlp(self) -> int:
+        """The hidden width of the MLP; 0 without one."""
+        return 0 if self.mlp is None else self.mlp.up.out_features
+
+    def forward(self, x: Tensor, cache: Cache | None, carried: Carried) -> Tensor:
+        x = x + self.dropout(self.attention(self.norm_attention(x), cache, carried))
+        if self.mlp is None or self.norm_mlp is None:
+            return x
+        return x + self.dropout(self.mlp(self.norm_mlp(x)))
