@@ -40,6 +40,7 @@ def widen(monkeypatch: pytest.MonkeyPatch, modeling: ModuleType) -> None:
     """Replace a model's casts to float32, so that it agrees with ours to float64's precision."""
     for module in (modeling, modeling_rope_utils):
         monkeypatch.setattr(module, "torch", _Wide())
+    monkeypatch.setattr(Tensor, "float", Tensor.double)
 
 
 def rope(theta: float = 10_000.0, **more: float | str) -> dict[str, float | str]:
@@ -69,11 +70,15 @@ def _whole(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Pair:
-    """A parameter of ours, and where it lies in one of theirs: `part` returns a view of it."""
+    """A parameter of ours, and where it lies in one of theirs: `part` returns a view of it.
+
+    Theirs holds ours minus `less`.
+    """
 
     mine: Tensor
     theirs: Tensor
     part: Callable[[Tensor], Tensor] = _whole
+    less: float = 0.0
 
 
 def projections(mine: SoftmaxAttention, theirs: nn.Module) -> list[Pair]:
@@ -100,7 +105,7 @@ def assert_agreement(
         for pair in pairs:
             pair.mine.add_(torch.randn_like(pair.mine), alpha=0.3)
             place = pair.part(pair.theirs)
-            place.copy_(pair.mine.view_as(place))
+            place.copy_(pair.mine.view_as(place) - pair.less)
     x = torch.randn(B, T, E, dtype=torch.float64, requires_grad=True)
     upstream = torch.randn(B, T, E, dtype=torch.float64)
     y, y_theirs = mine(x), theirs(x)
