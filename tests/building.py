@@ -68,7 +68,8 @@ def parts_of(variant: str) -> list[str]:
 def chosen(variant: str) -> list[str]:
     """The overrides that choose a variant with its parts."""
     parts = parts_of(variant)
-    return [f"attn={mechanism_of(variant)}", *([f"part=[{','.join(parts)}]"] if parts else [])]
+    listed = parts[0] if len(parts) == 1 else f"[{','.join(parts)}]"
+    return [f"attn={mechanism_of(variant)}", *([f"part={listed}"] if parts else [])]
 
 
 @lru_cache
@@ -118,7 +119,7 @@ def acts_in_heads(position: str) -> bool:
 
 def refused(part: str) -> Collection[str]:
     """The names of parts and positions that this part refuses beside it."""
-    spec = settings("attn=mha", f"part=[{part}]", *SMALL).part[part]
+    spec = settings("attn=mha", f"part={part}", *SMALL).part[part]
     return find_target(f"part.{part}", spec, []).refuses.keys()
 
 

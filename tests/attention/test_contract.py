@@ -175,7 +175,7 @@ def test_flops_grow_with_the_tokens_and_decoding_adds_up_to_reading(variant):
 
 
 def test_training_makes_no_matrix_of_tokens_by_tokens_and_decoding_no_copy_of_the_cache(variant):
-    length, width = 1024, 4 * E  # positions of the keys are no longer small beside narrow heads
+    length, width = 1024, 2 * E  # positions of the keys are no longer small beside narrow heads
     sizes = {"context_length": length, "d_in": width, "d_out": width}
     attention = build_attention(variant, **sizes, backend="sdpa")
     x = torch.randn(1, length, width, requires_grad=True)
