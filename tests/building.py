@@ -86,7 +86,7 @@ def build_attention(variant: str, **overrides: Any) -> Attention:
     `overrides` replace arguments of the constructor, those from the model as well as those in the
     YAML. A mechanism without the argument `backend` ignores that.
     """
-    cfg = settings(*chosen(variant), *SMALL)
+    cfg = settings(f"attn={mechanism_of(variant)}", *SMALL)
     shared = shared_arguments(cfg.model, cfg.block) | {
         "position": None,
         "layer": 0,
@@ -96,8 +96,8 @@ def build_attention(variant: str, **overrides: Any) -> Attention:
     for name, value in overrides.items():
         (spec if name in spec or name not in shared else shared)[name] = value
     attention = construct("attn", spec, shared, cfg.allow_targets)
-    if cfg.part:
-        add_parts(attention, cfg.part, layer=0)
+    if parts := parts_of(variant):
+        add_parts(attention, {name: part_spec(name) for name in parts}, layer=0)
         disturb(attention, std=0.3)
     return attention
 
@@ -111,16 +111,23 @@ def takes(variant: str, argument: str) -> bool:
 
 def acts_in_heads(position: str) -> bool:
     """Whether this choice of `position` acts in the attention, and not on the embeddings."""
-    cfg = settings(f"position={position}", *SMALL)
-    return bool(cfg.position) and issubclass(
-        find_target("position", cfg.position, cfg.allow_targets), HeadPosition
-    )
+    spec = position_spec(position)
+    return bool(spec) and issubclass(find_target("position", spec, []), HeadPosition)
+
+
+def position_spec(position: str) -> dict[str, Any]:
+    """What the YAML of a choice of `position` says."""
+    return dict(settings(f"position={position}", *SMALL).position)
 
 
 def refused(part: str) -> Collection[str]:
     """The names of parts and positions that this part refuses beside it."""
-    spec = settings("attn=mha", f"part={part}", *SMALL).part[part]
-    return find_target(f"part.{part}", spec, []).refuses.keys()
+    return find_target(f"part.{part}", part_spec(part), []).refuses.keys()
+
+
+def part_spec(part: str) -> dict[str, Any]:
+    """What the YAML of a part says."""
+    return dict(settings(f"part={part}", *SMALL).part[part])
 
 
 def build_gpt(*overrides: str, vocab_size: int = 13, std: float | None = None) -> GPT:
