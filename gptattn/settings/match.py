@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass, replace
 
 import torch
 
-from gptattn.attention.base import window_of
 from gptattn.data.tokenizer import Tokenizer
 from gptattn.errors import ConfigError
 from gptattn.model.cost import Cost, measure_cost
@@ -174,9 +173,7 @@ def _cache_settings(cfg: TrainConfig) -> Iterator[tuple[str, int | None, int]]:
     """Yield (setting, current value, value to try), starting with the current value."""
     most = {"num_kv_heads": cfg.model.num_heads, "window": cfg.model.context_length}
     for field, top in most.items():
-        now = cfg.attn.get(field)
-        if isinstance(now, float) and 0 < now < 1:
-            now = window_of(now, top)  # a share of the context, in tokens
-        if now is not None:  # without a window there is none to change
+        if field in cfg.attn:
+            now = cfg.attn[field]
             values = sorted(range(1, top + 1), key=lambda value: value != now)
             yield from ((field, now, value) for value in values)

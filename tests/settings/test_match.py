@@ -101,14 +101,6 @@ def test_a_cache_that_cannot_be_matched_says_what_can(tmp_path: Path) -> None:
         settings(tmp_path, "attn=mha", "match=kv_cache", "match_to=gqa")
 
 
-def test_a_window_that_is_a_share_of_the_context_is_matched_in_tokens(tmp_path: Path) -> None:
-    heads = ["model.d_model=24", "model.num_heads=6", "model.context_length=64"]
-    given = ["attn=sliding", *heads, "match=kv_cache", "match_to=mqa"]
-    cfg = settings(tmp_path, *given)
-    # Four key and value heads with 16 tokens each would do, but four do not divide six.
-    assert (cfg.attn["num_kv_heads"], cfg.attn["window"], cfg.match_before) == (2, 32, 16)
-
-
 class Windowed(MultiHeadAttention):
     """Caches only the newest `window` tokens."""
 
