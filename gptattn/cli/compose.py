@@ -2,8 +2,6 @@
 
 import difflib
 import re
-import secrets
-import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,26 +18,18 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from hydra.types import RunMode
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from gptattn import command
+from gptattn.cli.choices import CONF, check_choices, choices_in
+from gptattn.cli.jobs import run_name, with_paths_quoted
 from gptattn.cli.overlay import check_composed, read_config_text, register_checked_files
 from gptattn.errors import ConfigError, UserError
 from gptattn.settings.config import TrainConfig, check
-from gptattn.settings.identity import meaning
 from gptattn.settings.values import suggest, typed
-from gptattn.sweep.plan import Plan
 
 CONFIG_NAME = "train"
-# conf/ lies beside the package in a source tree, and inside it in a wheel.
-CONF = next(
-    folder
-    for folder in (Path(__file__).parents[1] / "conf", Path(__file__).parents[2] / "conf")
-    if folder.is_dir()
-)
-LONGEST_NAME = 200  # characters; Hydra looks for files of these names, which have a limit
-SUBDIR = "hydra.sweep.subdir="
 
 
 def register_resolvers() -> None:
@@ -112,7 +102,7 @@ def complaints(overrides: Sequence[str] = ()) -> Iterator[None]:
 def _load(
     loader: ConfigLoader, overrides: Sequence[str], config_name: str, run_mode: RunMode
 ) -> DictConfig:
-    _check_choices(overrides, run_mode)
+    check_choices(overrides, run_mode)
     try:
         with warnings.catch_warnings():
             # Hydra only warns about a missing folder, in several lines: make it an error.
@@ -125,37 +115,6 @@ def _load(
         raise ConfigError("command line", f"Hydra cannot compose this: {error}") from error
     check_composed(cfg, overrides)
     return cfg
-
-
-def _check_choices(overrides: Sequence[str], run_mode: RunMode) -> None:
-    """Raise ConfigError unless each choice is the name of a file in its group.
-
-    Paths are always refused. A single run also refuses lists, null and numbers; a sweep may have
-    lists.
-    """
-    for override in overrides:
-        group, _, choice = override.partition("=")
-        if len(group) > LONGEST_NAME:
-            raise ConfigError(group[:50], f"is not a setting: its name has {len(group)} characters")
-        if group.startswith("~") and _choices(group[1:]):
-            raise ConfigError(group[1:], f"cannot be removed; choose one with {group[1:]}=...")
-        names = _choices(group)
-        if not names:
-            continue
-        if run_mode == RunMode.RUN and re.match(r"[^\[{]*,|\w+\(", choice):
-            raise ConfigError(group, f"{choice} gives several choices; add -m to run each")
-        path = re.search(r"[/\\]|\.\.", choice) is not None
-        plain = re.fullmatch(r"[A-Za-z_][\w.-]*|", choice) is not None and choice != "null"
-        path = path or len(choice) > LONGEST_NAME  # too long for a file name
-        if path or (run_mode == RunMode.RUN and not plain):
-            raise ConfigError(group, f"{choice!r} is not a choice; {suggest(choice, names)}")
-
-
-def _choices(group: str) -> list[str]:
-    """Return the names of the files in a group; none if there is no such group."""
-    if not group or not (CONF / group).is_dir():
-        return []
-    return [file.stem for file in (CONF / group).glob("*.yaml")]
 
 
 def to_train_config(cfg: DictConfig) -> TrainConfig:
@@ -219,88 +178,11 @@ def composed_job(loader: ConfigLoader, config: DictConfig, overrides: Sequence[s
 
     Raises a UserError for overrides that do not compose.
     """
-    _check_choices(overrides, RunMode.RUN)
+    check_choices(overrides, RunMode.RUN)
     with complaints(overrides):
         cfg = loader.load_sweep_config(config, list(overrides))
     check_composed(cfg, [*config.hydra.overrides.task, *overrides])
     return cfg
-
-
-def job_of(plan: Plan) -> list[str]:
-    """Return the overrides that a launcher needs to run this plan in its folder."""
-    return [*plan.overrides, f"{SUBDIR}{quoted(plan.folder.name)}"]
-
-
-def worker_command(config: DictConfig, plan: Plan) -> list[str]:
-    """Return the command that makes or resumes this run of the sweep in its own process.
-
-    `config` is the sweep's config.
-    """
-    command = [sys.executable, "-m", "gptattn.cli.worker"]
-    if plan.begun:
-        # The `allow_targets` in a run's record does not count: pass it again.
-        own = plan.cfg.allow_targets
-        return [
-            *command,
-            f"resume={quoted(str(plan.folder))}",
-            *([f"allow_targets=[{','.join(own)}]"] if own else []),
-        ]
-    command += ["--config-name", config.hydra.job.config_name]
-    for source in config.hydra.runtime.config_sources:
-        if source.provider == "command-line":
-            command += ["--config-dir", source.path]
-    sweeping = re.compile(
-        r"\+*hydra(/launcher|/sweeper|\.launcher|\.sweep|\.sweeper|\.mode|\.run)\b"
-    )
-    overrides = [*config.hydra.overrides.hydra, *plan.overrides]
-    overrides = [o for o in overrides if not sweeping.match(o)]
-    return [*command, *overrides, "hydra.mode=RUN", f"hydra.run.dir={quoted(str(plan.folder))}"]
-
-
-def with_paths_quoted(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments with quotes around values that name an existing path: run folders have
-    commas and equals signs in their names, which Hydra would interpret.
-    """
-    ready = []
-    for argument in arguments:
-        name, equals, value = argument.partition("=")
-        path = equals and re.fullmatch(r"\+*[\w.]+", name) and re.search(r"[^\w./-]", value)
-        ready.append(f"{name}={quoted(value)}" if path and _exists(value) else argument)
-    return ready
-
-
-def _exists(value: str) -> bool:
-    try:
-        return Path(value).exists()
-    except OSError:  # longer than any path
-        return False
-
-
-def quoted(value: str) -> str:
-    """Quote a value for Hydra's override grammar."""
-    # Hydra reads two backslashes as one only before a quote and at the end: double them there.
-    escaped = re.sub(r"(\\+)('|$)", r"\1\1\2", value).replace("'", "\\'")
-    return f"'{escaped}'"
-
-
-def run_folder(cfg: DictConfig) -> Path:
-    """Return the folder that Hydra will use for this run. Raises ConfigError if none is given."""
-    if not cfg.hydra.run.dir:
-        raise ConfigError("hydra.run.dir", "is empty; name a folder, or leave it out")
-    return Path(cfg.hydra.run.dir)
-
-
-def run_name(variant: str, seed: int, overrides: ListConfig) -> str:
-    """Return `<variant>_s<seed>[,key=value...]_<id>`; the random id keeps two starts apart.
-
-    Only overrides of settings that belong in a run's name are included.
-    """
-    given = [str(override).lstrip("+~") for override in overrides]
-    named = [o for o in given if meaning(o.partition("=")[0].partition("@")[0]).named]
-    settings = "".join("," + override for override in named)
-    # A folder name may have 255 bytes. The settings that are cut off are still in config.yaml.
-    safe = re.sub(r"[^\w.,=+-]", "-", settings, flags=re.ASCII)[:150]
-    return f"{variant}_s{seed}{safe}_{secrets.token_hex(3)}"
 
 
 def _from_omegaconf(error: OmegaConfBaseException) -> ConfigError:
@@ -359,7 +241,7 @@ def _unknown_key(key: str, overrides: Sequence[str]) -> ConfigError:
     group = key.partition(".")[0]
     siblings = [name for name in keys if name.startswith(f"{key.rpartition('.')[0]}.")]
     having = [
-        name for name in sorted(_choices(group)) if key in _keys([*choices, f"{group}={name}"])
+        name for name in sorted(choices_in(group)) if key in _keys([*choices, f"{group}={name}"])
     ]
     if having:
         return ConfigError(

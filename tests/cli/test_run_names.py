@@ -7,7 +7,7 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import ListConfig
 
-from gptattn.cli.compose import quoted, run_name
+from gptattn.cli.jobs import quoted, run_name
 
 
 def test_run_names_tell_the_variant_the_changes_and_the_seed() -> None:

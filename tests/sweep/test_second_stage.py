@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from support import command, run_folders, series, summary, tiny, train
 
-from gptattn.cli.compose import quoted
+from gptattn.cli.jobs import quoted
 from gptattn.cli.main import check_job
 from gptattn.errors import ConfigError, NumericError
 from gptattn.runs.load import load_config, load_run

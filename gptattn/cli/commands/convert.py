@@ -74,8 +74,8 @@ def load_source(args: Arguments) -> SavedRun:
     if args.path is None:
         raise ConfigError("path", "is missing; from=gpt2 needs path=DIR")
     # GPT-2 comes without settings of ours: compose them from conf/. Only this case needs Hydra.
-    from gptattn.cli.compose import quoted
     from gptattn.cli.compose import settings as settings_of
+    from gptattn.cli.jobs import quoted
 
     folder = hub.local_folder(hub_name(args.path), "path", (*gpt2.FILES, *tokenizer_files.FILES))
     overrides = [f"model.{k}={str(v).lower()}" for k, v in gpt2.read_config(folder).items()]

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from gptattn import command
-from gptattn.cli.compose import quoted
 from gptattn.cli.ending import ended
+from gptattn.cli.jobs import quoted
 from gptattn.cli.main import check_job
 from gptattn.errors import ConfigError
 from gptattn.machine.console import make_console
