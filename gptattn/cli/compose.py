@@ -5,7 +5,7 @@ import re
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +16,25 @@ from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.object_type import ObjectType
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from gptattn import command
-from gptattn.cli.choices import CONF, check_choices, choices_in
+from gptattn.cli.choices import CONF, Options, check_choices, choices_in
 from gptattn.cli.jobs import run_name, with_paths_quoted
 from gptattn.cli.overlay import check_composed, read_config_text, register_checked_files
 from gptattn.errors import ConfigError, UserError
-from gptattn.settings.config import TrainConfig, check
+from gptattn.settings.config import TrainConfig, check, variant_name
 from gptattn.settings.values import suggest, typed
 
 CONFIG_NAME = "train"
+FILLED_IN = (
+    "is filled in from the files that the pattern names; for another setting, copy such a file to "
+    "DIR/attn/NAME.yaml, change the copy, and give --config-dir=DIR and NAME in the pattern"
+)
 
 
 def register_resolvers() -> None:
@@ -64,7 +69,7 @@ def composed(
     register_resolvers()
     version.setbase("1.3")
     before = HydraConfig.instance().cfg
-    with complaints(overrides), _hydra(config_dir) as loader:
+    with complaints(overrides, config_dir), _hydra(config_dir) as loader:
         cfg = _load(loader, overrides, config_name, run_mode)
         HydraConfig.instance().set_config(cfg)
         try:
@@ -89,21 +94,24 @@ def _hydra(config_dir: str | None) -> Iterator[ConfigLoader]:
 
 
 @contextmanager
-def complaints(overrides: Sequence[str] = ()) -> Iterator[None]:
-    """Turn errors of Hydra or OmegaConf about these overrides into UserErrors."""
+def complaints(overrides: Sequence[str] = (), config_dir: str | None = None) -> Iterator[None]:
+    """Turn errors of Hydra or OmegaConf about these overrides into UserErrors.
+
+    `config_dir` is as in `composed`.
+    """
     try:
         yield
     except OmegaConfBaseException as error:
         raise _from_omegaconf(error) from error
     except HydraException as error:
-        raise _from_hydra(error, overrides) from error
+        raise _from_hydra(error, overrides, config_dir) from error
 
 
 def _load(
     loader: ConfigLoader, overrides: Sequence[str], config_name: str, run_mode: RunMode
 ) -> DictConfig:
-    check_choices(overrides, run_mode)
     try:
+        check_choices(overrides, run_mode, _options(loader, overrides))
         with warnings.catch_warnings():
             # Hydra only warns about a missing folder, in several lines: make it an error.
             warnings.filterwarnings("error", message="provider=hydra.searchpath")
@@ -115,6 +123,18 @@ def _load(
         raise ConfigError("command line", f"Hydra cannot compose this: {error}") from error
     check_composed(cfg, overrides)
     return cfg
+
+
+def _options(loader: ConfigLoader, overrides: Sequence[str]) -> Options:
+    """Return group -> the names of its files, in all folders that Hydra will search."""
+    places = [override for override in overrides if re.match(r"\+*hydra\.searchpath=", override)]
+
+    def names(group: str) -> list[str]:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="provider=hydra.searchpath")
+            return loader.get_group_options(group, ObjectType.CONFIG, CONFIG_NAME, places)
+
+    return names
 
 
 def to_train_config(cfg: DictConfig) -> TrainConfig:
@@ -129,27 +149,47 @@ def to_train_config(cfg: DictConfig) -> TrainConfig:
         settings.match_attn = _settings_of(
             "match_to", str(settings.match_to), settings, _searched()
         )
-    if settings.pattern is not None:
-        settings.pattern_attn = {
-            str(name): _settings_of("pattern", str(name), settings, _searched())
-            for name in settings.pattern
-        }
+    if isinstance(settings.pattern, str):
+        raise ConfigError(
+            "pattern", f"{settings.pattern} is not a list; write [{settings.pattern}]"
+        )
+    if settings.pattern_attn is not None:
+        raise ConfigError("pattern_attn", FILLED_IN)
     found = typed(TrainConfig, OmegaConf.to_container(settings, throw_on_missing=True))
     chosen = HydraConfig.get().runtime.choices
     if any(chosen.get(group) != name for group, name in found.choices.items()):
         raise ConfigError(
             "choices", "only records what was chosen; choose with attn=..., model=..."
         )
-    return found
+    return found if found.pattern is None else _with_pattern(found, settings)
+
+
+def _with_pattern(found: TrainConfig, settings: DictConfig) -> TrainConfig:
+    """Return the settings with those of the pattern's variants, which take the place of `attn`.
+
+    Raises ConfigError for a name that is no variant, and for an override of `attn`.
+    """
+    names = found.pattern or []
+    for override in HydraConfig.get().overrides.task:
+        key = re.match(r"[+~]*([^=@]*)", override)
+        if key is not None and re.match(r"attn(\.|$)", key.group(1)):
+            raise ConfigError(
+                key.group(1),
+                f"has no place beside pattern=[{','.join(names)}], which names the attention of "
+                "each layer; leave one of them out",
+            )
+    specs = {name: _settings_of("pattern", name, settings, _searched()) for name in names}
+    plain = {name: _plain(spec) for name, spec in specs.items()}
+    choices = found.choices | {"attn": variant_name(names, [])}
+    if len(names) == 1:  # the same run as with attn=, and under the same name
+        return replace(found, attn=plain[names[0]], choices=choices, pattern=None)
+    return replace(found, attn={}, choices=choices, pattern_attn=plain)
 
 
 @complaints()
 def attention_settings(variant: str, settings: TrainConfig) -> dict[str, Any]:
     """Return the settings in the variant's file in conf/attn, for a model of these settings."""
-    spec = _settings_of("to", variant, OmegaConf.create(asdict(settings)), [CONF / "attn"])
-    plain = OmegaConf.to_container(spec)
-    assert isinstance(plain, dict)
-    return {str(key): value for key, value in plain.items()}
+    return _plain(_settings_of("to", variant, OmegaConf.create(asdict(settings)), [CONF / "attn"]))
 
 
 def _searched() -> list[Path]:
@@ -173,13 +213,21 @@ def _settings_of(
     return spec
 
 
+def _plain(spec: DictConfig) -> dict[str, Any]:
+    plain = OmegaConf.to_container(spec)
+    assert isinstance(plain, dict)
+    return {str(key): value for key, value in plain.items()}
+
+
 def composed_job(loader: ConfigLoader, config: DictConfig, overrides: Sequence[str]) -> DictConfig:
     """Return the config of one job of a sweep, with hydra's node; `config` is the sweep's config.
 
     Raises a UserError for overrides that do not compose.
     """
-    check_choices(overrides, RunMode.RUN)
-    with complaints(overrides):
+    hydras = list(config.hydra.overrides.hydra)
+    own = [s.path for s in config.hydra.runtime.config_sources if s.provider == "command-line"]
+    check_choices(overrides, RunMode.RUN, _options(loader, hydras))
+    with complaints([*hydras, *overrides], own[0] if own else None):
         cfg = loader.load_sweep_config(config, list(overrides))
     check_composed(cfg, [*config.hydra.overrides.task, *overrides])
     return cfg
@@ -193,11 +241,14 @@ def _from_omegaconf(error: OmegaConfBaseException) -> ConfigError:
     return ConfigError(field, (error.msg or str(error)).splitlines()[0])
 
 
-def _from_hydra(error: HydraException, overrides: Sequence[str]) -> UserError:
+def _from_hydra(
+    error: HydraException, overrides: Sequence[str], config_dir: str | None
+) -> UserError:
     """Return the UserError for Hydra's error about these overrides."""
     if isinstance(error, MissingConfigException):
         group, _, choice = (error.missing_cfg_file or "").rpartition("/")
-        known = suggest(choice, error.options or [])
+        # Hydra gives no options for a name in a list.
+        known = suggest(choice, error.options or choices_in(group))
         if choice.startswith("submitit"):
             return ConfigError("launcher", "needs the extra slurm: pip install 'gptattn[slurm]'")
         if group == "hydra/sweeper":
@@ -231,17 +282,27 @@ def _from_hydra(error: HydraException, overrides: Sequence[str]) -> UserError:
         )
     if match is None:
         return ConfigError("command line", message)
-    return _unknown_key(match.group(1), overrides)
+    return _unknown_key(match.group(1), overrides, config_dir)
 
 
-def _unknown_key(key: str, overrides: Sequence[str]) -> ConfigError:
+def _unknown_key(key: str, overrides: Sequence[str], config_dir: str | None) -> ConfigError:
     # Which settings exist depends on the chosen config files.
-    choices = [o for o in overrides if re.match(r"[\w/]+=", o) and not o.startswith(f"{key}=")]
-    keys = _keys(choices)
-    group = key.partition(".")[0]
+    choices = [o for o in overrides if re.match(r"([\w/]+|\+*hydra\.searchpath)=", o)]
+    choices = [o for o in choices if not o.startswith(f"{key}=")]
+    keys = _keys(choices, config_dir)
+    group, _, below = key.partition(".")
+    if group == "pattern_attn":
+        return ConfigError(key, FILLED_IN)
+    parts = [name for name in keys if re.fullmatch(r"part\.[^.]+", name)]
+    if group == "part" and below and not any(key.startswith(f"{part}.") for part in parts):
+        name = below.partition(".")[0]
+        wanted = ",".join([*(part.removeprefix("part.") for part in parts), name])
+        return ConfigError(key, f"needs the part {name}; give part=[{wanted}] as well")
     siblings = [name for name in keys if name.startswith(f"{key.rpartition('.')[0]}.")]
     having = [
-        name for name in sorted(choices_in(group)) if key in _keys([*choices, f"{group}={name}"])
+        name
+        for name in sorted(choices_in(group))
+        if group != "part" and key in _keys([*choices, f"{group}={name}"], config_dir)
     ]
     if having:
         return ConfigError(
@@ -254,9 +315,9 @@ def _unknown_key(key: str, overrides: Sequence[str]) -> ConfigError:
     return ConfigError(key, f"is not a setting; {hint}--help lists them all")
 
 
-def _keys(choices: Sequence[str]) -> list[str]:
+def _keys(choices: Sequence[str], config_dir: str | None) -> list[str]:
     # MULTIRUN, since the choices may be a sweep's lists of values, which it sets aside.
-    with composed(choices, run_mode=RunMode.MULTIRUN) as cfg:
+    with composed(choices, run_mode=RunMode.MULTIRUN, config_dir=config_dir) as cfg:
         return [name for name in _dotted_keys(cfg) if not name.startswith("hydra.")]
 
 

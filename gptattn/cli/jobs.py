@@ -9,10 +9,13 @@ from pathlib import Path
 from omegaconf import DictConfig, ListConfig
 
 from gptattn.errors import ConfigError
+from gptattn.settings.config import variant_name
 from gptattn.settings.identity import meaning
 from gptattn.sweep.plan import Plan
 
 SUBDIR = "hydra.sweep.subdir="
+# Characters in a folder's name, which may have 255 bytes; config.yaml has what is cut off.
+MOST_OF_VARIANT, MOST_OF_SETTINGS = 80, 150
 
 
 def job_of(plan: Plan) -> list[str]:
@@ -79,14 +82,25 @@ def run_folder(cfg: DictConfig) -> Path:
     return Path(cfg.hydra.run.dir)
 
 
-def run_name(variant: str, seed: int, overrides: ListConfig) -> str:
+def run_name(
+    attn: str,
+    pattern: ListConfig | None,
+    part: DictConfig,
+    seed: int,
+    overrides: ListConfig,
+) -> str:
     """Return `<variant>_s<seed>[,key=value...]_<id>`; the random id keeps two starts apart.
 
-    Only overrides of settings that belong in a run's name are included.
+    The variant is as in `TrainConfig.variant`. Only overrides of settings that belong in a run's
+    name are included.
     """
+    names = [attn] if pattern is None else [str(name) for name in pattern]
+    variant = _safe(variant_name(names, map(str, part)))[:MOST_OF_VARIANT]
     given = [str(override).lstrip("+~") for override in overrides]
     named = [o for o in given if meaning(o.partition("=")[0].partition("@")[0]).named]
     settings = "".join("," + override for override in named)
-    # A folder name may have 255 bytes. The settings that are cut off are still in config.yaml.
-    safe = re.sub(r"[^\w.,=+-]", "-", settings, flags=re.ASCII)[:150]
-    return f"{variant}_s{seed}{safe}_{secrets.token_hex(3)}"
+    return f"{variant}_s{seed}{_safe(settings)[:MOST_OF_SETTINGS]}_{secrets.token_hex(3)}"
+
+
+def _safe(name: str) -> str:
+    return re.sub(r"[^\w.,=+-]", "-", name, flags=re.ASCII)
