@@ -160,7 +160,7 @@ class TrainConfig:
     match: Literal["none", "params", "flops", "kv_cache"]
     match_to: str
     match_attn: Spec | None
-    match_before: int | None = field(metadata=POSITIVE)
+    match_before: int | float | None = field(metadata=POSITIVE)
     attn: Spec
     pattern: list[str] | None
     pattern_attn: dict[str, Spec] | None

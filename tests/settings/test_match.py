@@ -138,7 +138,15 @@ def test_the_cache_is_matched_by_the_window(
     assert (match.field, match.before, match.after) == ("attn.window", 16, 8)
 
 
-@pytest.mark.parametrize("how", ["match=params", "match=flops", "match=kv_cache match_to=gqa"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        "match=params",
+        "match=flops",
+        "match=kv_cache match_to=gqa",
+        "match=kv_cache match_to=mqa attn.num_kv_heads=2 ++attn.window=0.25 model.num_heads=2",
+    ],
+)
 def test_a_match_that_is_made_stays_as_it_is(how: str, tmp_path: Path) -> None:
     # A resumed run matches the settings in its config.yaml, which are matched already.
     cfg = settings(tmp_path, WIDE, "attn=gqa", "attn.num_kv_heads=1", *how.split())
