@@ -31,8 +31,14 @@ def design_words(plans: Sequence[Plan], folder: Path) -> list[str]:
     sweep's folder and its sibling folders; with too few of them it is TYPICAL_DEVIATION.
     """
     sets: dict[str, list[TrainConfig]] = {}
+    blocks: dict[str, set[str]] = {}
     for plan in plans:
-        sets.setdefault(_comparable(plan.cfg), []).append(plan.cfg)
+        blocks.setdefault(_block(plan.cfg), set()).add(plan.cfg.variant)
+    # As in the report: with several variants each, the blocks are not compared with each other.
+    apart = all(len(variants) > 1 for variants in blocks.values())
+    for plan in plans:
+        key = _comparable(plan.cfg) + _block(plan.cfg) * apart
+        sets.setdefault(key, []).append(plan.cfg)
     finished = _finished(folder)
     # Sets with the same design give the same line: keep one.
     return list(dict.fromkeys(_words(members, finished) for members in sets.values()))
@@ -47,6 +53,10 @@ def _comparable(cfg: TrainConfig) -> str:
     width = cfg.model.d_mlp if cfg.match == "none" else None  # `match` chooses it per variant
     own = [cfg.trainer.precision, cfg.validation.fraction, cfg.init_from is not None]
     return json.dumps([*shared, size, width, *own], sort_keys=True)
+
+
+def _block(cfg: TrainConfig) -> str:
+    return json.dumps([asdict(cfg.block), cfg.model.mlp])
 
 
 def _words(cfgs: Sequence[TrainConfig], finished: Sequence[Run]) -> str:
