@@ -92,7 +92,7 @@ def by_choice(keys: Sequence[str], runs: Sequence[Run]) -> tuple[list[str], list
     A file's name can replace its settings only if equal names mean equal settings.
     """
     found, keys = [], list(keys)
-    for group in {group: None for run in runs for group in run.choices}:
+    for group in sorted({group for run in runs for group in run.choices}):
         own = [key for key in keys if key.startswith(OF_GROUP.get(group, (f"{group}.",)))]
         contents = {(r.choices.get(group), *(r.settings.get(k) for k in own)) for r in runs}
         if own and len(contents) == len({r.choices.get(group) for r in runs}):

@@ -65,11 +65,9 @@ def _width(run: Run) -> str:
         width = f"{run.match.before:g}" if run.match.before else "None"
     elif run.settings.get("match") in ("params", "flops"):
         width = "None"  # the width before is unknown: most likely the default
-    if run.settings.get("model.mlp") == "swiglu":
-        return "8/3 * d_model" if width == "None" else width
-    d_model = run.settings.get("model.d_model", "")
-    default = str(4 * int(d_model)) if d_model.isdecimal() else "None"
-    return "4 * d_model" if width in ("None", default) else width
+    d_model, mlp = (run.settings.get(f"model.{key}", "") for key in ("d_model", "mlp"))
+    default = str(4 * int(d_model)) if d_model.isdecimal() and mlp != "swiglu" else "None"
+    return "default" if width in ("None", default) else width
 
 
 def _budget(run: Run) -> list[str]:

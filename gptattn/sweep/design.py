@@ -112,11 +112,12 @@ def _similar(run: Run, cfg: TrainConfig) -> bool:
     flat = {f"budget.{key}": str(value) for key, value in settings["budget"].items()}
     # `match` changes the width of the MLP.
     del model["model.d_mlp"]
+    block = {f"block.{key}": str(value) for key, value in settings["block"].items()}
     return (
         run.budget == budget_words(flat)
         and run.places.get("data.path", "None") == str(cfg.data.get("path"))
         and run.settings.get("batch_size") == str(cfg.batch_size)
-        and all(run.settings.get(key) == value for key, value in model.items())
+        and all(run.settings.get(key) == value for key, value in (model | block).items())
         and all(run.choices.get(key) == cfg.choices[key] for key in ("data", "tokenizer"))
     )
 
