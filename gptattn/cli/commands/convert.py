@@ -125,7 +125,8 @@ def target_settings(cfg: TrainConfig, to: str, changes: dict[str, str]) -> Train
             raise ConfigError(
                 f"to.{name}", f"{text!r} cannot be read; give a plain value"
             ) from None
-    return replace(cfg, attn=spec, choices=cfg.choices | {"attn": to})
+    choices = cfg.choices | {"attn": to}
+    return replace(cfg, attn=spec, choices=choices, pattern=None, pattern_attn=None)
 
 
 def run(args: Arguments, changes: dict[str, str]) -> None:
