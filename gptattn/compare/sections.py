@@ -79,9 +79,8 @@ def _setting(key: str) -> Callable[[Run], list[str]]:
 
 
 def _block(run: Run) -> list[str]:
-    found = [(k, v) for k, v in sorted(run.settings.items()) if k.startswith("block.")]
-    # Runs of earlier versions, which record none, had GPT-2's.
-    return [f"{k}={v}" for k, v in [*found, ("mlp", run.settings.get("model.mlp", "gelu"))]]
+    keys = sorted(k for k in run.settings if k.startswith("block.") or k == "model.mlp")
+    return [f"{key}={run.settings[key]}" for key in keys]
 
 
 def _weights(run: Run) -> list[str]:

@@ -167,8 +167,9 @@ def _match_cache(cfg: TrainConfig, vocab_size: int, target: float) -> tuple[Trai
         found.append(f"{reached:,.0f} with {field}={value}")
     if FIGURES["kv_cache"](_cost(cfg, vocab_size)) == target:
         return cfg, Match("kv_cache", cfg.match_to, "nothing", None, None, target, target)
-    none = "nothing in its YAML sets" if cfg.pattern is None else "no one setting of a pattern sets"
-    reach = f"it can have {', '.join(found[:6])}" if found else f"{none} its cache"
+    whose = "it" if cfg.pattern is None else "a pattern as a whole"
+    none = f"{whose} has neither num_kv_heads nor a window"
+    reach = f"it can have {', '.join(found[:6])}" if found else none
     raise ConfigError(
         "match",
         f"{cfg.variant} cannot have the {target:,.0f} cache bytes per token of {cfg.match_to}: "
@@ -185,6 +186,7 @@ def _cache_matched_before(
             continue
         was = replace(cfg, attn=cfg.attn | {field: cfg.match_before}, match_before=None)
         with contextlib.suppress(ConfigError):
+            _cost(was, vocab_size)  # a share of the context is no number of heads
             new, match = _match_cache(was, vocab_size, target)
             if new.attn == cfg.attn and match.field == f"attn.{field}":
                 return cfg, match

@@ -58,6 +58,10 @@ MISTAKES = {
     ),
     "-m part=[],[probe_shif]": "part: 'probe_shif' is unknown; did you mean probe_shift",
     "-m part=[],[probe_shift,probe_shift]": "part: probe_shift is given twice",
+    "part=[gate,sink,gate]": "part: gate is given twice; name each part once",
+    "part.gate.granularity=headwise": "part.gate.granularity: needs the part gate; give part",
+    "part=[forget] position=alibi": "part: forget cannot be used with position=alibi: both lower",
+    "part=[qk_norm] attn=probe_linear_state position=none": "part: attn=probe_linear_state has no",
     # Patterns
     "pattern=[gqa,mq]": "pattern: 'mq' is not a variant; did you mean mqa",
     "pattern=[gqa,mqa,mha]": (
@@ -85,10 +89,11 @@ MISTAKES = {
         "position: rope acts in the attention, and probe_linear_state takes no position"
     ),
     # Windows and heads
-    "++attn.window=0": "attn.window: window=0 does not fit context_length=16; give 1 to 16",
-    "++attn.window=17": "attn.window: window=17 does not fit context_length=16; give 1 to 16",
-    "++attn.window=1.5": "attn.window: window=1.5 does not fit context_length=16",
-    "++attn.window=x": "attn.window: 'x' is a str; give float or null",
+    "attn.window=0": "attn.window: window=0 does not fit context_length=16; give 1 to 16",
+    "attn.window=17": "attn.window: window=17 does not fit context_length=16; give 1 to 16",
+    "attn=sliding attn.window=1.5": "attn.window: window=1.5 does not fit context_length=16",
+    "attn=sliding attn.window=x": "attn.window: 'x' is a str; give float or null",
+    "-m attn=sliding attn.window=4,0": "attn.window: window=0 does not fit context_length=16",
     "position=rope model.d_model=12": (
         "model.num_heads: head_dim=3 must be even for rotary positions; it is model.d_model / num_h"
     ),
