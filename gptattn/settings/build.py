@@ -332,5 +332,6 @@ def _named_arguments(group: str, own: Spec) -> Iterator[None]:
         opening = re.match(r"(\w+)=", str(error))
         name = opening.group(1) if opening else ""
         field = f"{group}.{name}" if name in own else SETTING_OF.get(name, group)
-        hint = "; it is model.d_model / num_heads" if name == "head_dim" else ""
-        raise ConfigError(field, f"{error}{hint}") from error
+        # No setting has this name.
+        message = re.sub(r"^head_dim=\S+", r"\g<0> (model.d_model / num_heads)", str(error))
+        raise ConfigError(field, message) from error

@@ -95,7 +95,7 @@ MISTAKES = {
     "attn=sliding attn.window=x": "attn.window: 'x' is a str; give float or null",
     "-m attn=sliding attn.window=4,0": "attn.window: window=0 does not fit context_length=16",
     "position=rope model.d_model=12": (
-        "model.num_heads: head_dim=3 must be even for rotary positions; it is model.d_model / num_h"
+        "model.num_heads: head_dim=3 \\(model.d_model / num_heads\\) must be even for rotary pos"
     ),
     # Blocks
     "block=lama": "block: 'lama' is unknown; did you mean llama",
