@@ -1,7 +1,6 @@
 """Parts for tests only, one YAML each in tests/probe_configs/part."""
 
 from collections.abc import Mapping
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +12,7 @@ from gptattn.attention.token_cache import TokenCache
 class Shift(Part):
     """Adds a learned number per head to the mix."""
 
-    refuses: ClassVar[Mapping[str, str]] = {
+    refuses: Mapping[str, str] = {
         "probe_stretch": "both act on the mix",
         "none": "it needs positions",
     }
