@@ -74,8 +74,8 @@ def load_source(args: Arguments) -> SavedRun:
     if args.path is None:
         raise ConfigError("path", "is missing; from=gpt2 needs path=DIR")
     # GPT-2 comes without settings of ours: compose them from conf/. Only this case needs Hydra.
-    from gptattn.cli.compose import quoted
     from gptattn.cli.compose import settings as settings_of
+    from gptattn.cli.jobs import quoted
 
     folder = hub.local_folder(hub_name(args.path), "path", (*gpt2.FILES, *tokenizer_files.FILES))
     overrides = [f"model.{k}={str(v).lower()}" for k, v in gpt2.read_config(folder).items()]
@@ -125,7 +125,8 @@ def target_settings(cfg: TrainConfig, to: str, changes: dict[str, str]) -> Train
             raise ConfigError(
                 f"to.{name}", f"{text!r} cannot be read; give a plain value"
             ) from None
-    return replace(cfg, attn=spec, choices=cfg.choices | {"attn": to})
+    choices = cfg.choices | {"attn": to}
+    return replace(cfg, attn=spec, choices=choices, pattern=None, pattern_attn=None)
 
 
 def run(args: Arguments, changes: dict[str, str]) -> None:
