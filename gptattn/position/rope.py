@@ -26,6 +26,7 @@ class RotaryPosition(HeadPosition):
         if not 0 < base < float("inf"):
             raise ValueError(f"base={base} must be a positive number; 10000.0 is the paper's")
         frequency = base ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+        self.base = base
         angle_TD = torch.outer(torch.arange(context_length, dtype=torch.float64), frequency)
         angle_TD = torch.cat([angle_TD, angle_TD], dim=-1)
         # In float64, because float32 angles are off by 1e-4 at position 1,000 already.
