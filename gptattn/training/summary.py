@@ -58,6 +58,7 @@ def hyperparameters(built: Assembly) -> dict[str, Any]:
         "match": cfg.match,
         "dropout": cfg.model.dropout,
         "position": cfg.choices["position"],
+        "block": cfg.choices["block"],
         "data": cfg.choices["data"],
         "tokenizer": cfg.choices["tokenizer"],
         "optim": cfg.choices["optim"],
