@@ -2,7 +2,7 @@
 # make test                    set up, then test       make lint    format, lint and types
 # make bench                   measure against peers   make report  compare finished runs
 # make docs                    build site/          make docs-serve   the pages as they are edited
-# make audit                   known vulnerabilities of the pinned versions
+# make menu                    write docs/variants.md    make audit    known vulnerabilities of the pinned versions
 
 PYTHON ?= python3
 VENV   := .venv
@@ -14,7 +14,7 @@ AUDIT  := .venv-audit
 PIP_AUDIT := 2.10.1
 ARGS   ?=
 
-.PHONY: train test lint board report bench bench-train bench-attention bench-decode docs docs-serve audit clean
+.PHONY: train test lint board report bench bench-train bench-attention bench-decode menu docs docs-serve audit clean
 
 # One environment for everything. It is rebuilt only when one of these files changes.
 $(STAMP): pyproject.toml constraints.txt
@@ -68,6 +68,10 @@ $(DOCS)/.installed: pyproject.toml constraints.txt
 	$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
 	$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	touch $@
+
+# Writes docs/variants.md: trains a small model of each choice, measures, and draws; about half an hour.
+menu: $(STAMP)
+	$(BIN)/python scripts/variants_page.py $(ARGS)
 
 docs: $(DOCS)/.installed
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/python -m mkdocs build $(ARGS)

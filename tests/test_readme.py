@@ -1,4 +1,4 @@
-"""The README's example of a new variant runs, and does what the README says."""
+"""The examples of a new variant and of a new part run, and do what their pages say."""
 
 import re
 import sys
@@ -9,14 +9,15 @@ import torch
 
 from gptattn.attention import Attention
 from gptattn.cli.compose import composed, to_train_config
-from gptattn.settings.build import construct, shared_arguments
+from gptattn.settings.build import build_model, construct, shared_arguments
 
 README = Path(__file__).parents[1] / "README.md"
+ADDING = README.parent / "docs" / "add_a_variant.md"
 
 
-def block(opening: str) -> str:
-    """The code block whose first line is `# opening`."""
-    found = re.search(rf"```\w+\n# {re.escape(opening)}\n(.*?)```", README.read_text(), re.DOTALL)
+def block(opening: str, page: Path = README) -> str:
+    """The code block of a page whose first line is `# opening`."""
+    found = re.search(rf"```\w+\n# {re.escape(opening)}\n(.*?)```", page.read_text(), re.DOTALL)
     assert found is not None, opening
     return found.group(1)
 
@@ -44,3 +45,24 @@ def test_the_example_variant_of_the_readme_composes_builds_and_decodes(tmp_path,
         steps.append(attention(x_BTE[:, t : t + 1], cache))
         cache.advance(1)
     torch.testing.assert_close(torch.cat(steps, 1), attention(x_BTE), rtol=0, atol=1e-5)
+
+
+def test_the_example_part_composes_with_every_number_of_heads(tmp_path, monkeypatch):
+    module = ModuleType("gptattn.attention.parts.value_norm")
+    exec(block("gptattn/attention/parts/value_norm.py", ADDING), module.__dict__)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    (tmp_path / "part").mkdir()
+    yaml = block("conf/part/value_norm.yaml", ADDING)
+    (tmp_path / "part" / "value_norm.yaml").write_text(yaml)
+
+    for variant in ("mha", "gqa", "mha_wrapper"):
+        chosen = [f"attn={variant}", "part=[value_norm]"]
+        with composed([f"hydra.searchpath=[file://{tmp_path}]", *chosen]) as cfg:
+            typed = to_train_config(cfg)
+        model = build_model(typed, vocab_size=13)
+        attention = model.layers()[0].attention
+        x_BTE = torch.randn(1, 5, typed.model.d_model)
+        v_BGSD = attention.located(x_BTE, attention.begin(x_BTE, None, None))[2]
+        # The mean square of a normed value is 1, but for the epsilon beside it.
+        square = v_BGSD.pow(2).mean(-1)
+        torch.testing.assert_close(square, torch.ones_like(square), rtol=0, atol=1e-4)

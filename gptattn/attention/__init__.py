@@ -5,7 +5,7 @@
 
 from gptattn.attention.base import Attention, Carried
 from gptattn.attention.cache import Cache, CacheGroup
-from gptattn.attention.capabilities import HasHeads, HasMaps, HeadWeights
+from gptattn.attention.capabilities import HasHeads, HasMaps, HasParts, HeadWeights
 from gptattn.attention.core import attend
 from gptattn.attention.gqa import GroupedQueryAttention
 from gptattn.attention.mha import MultiHeadAttention
@@ -24,6 +24,7 @@ __all__ = [
     "GroupedQueryAttention",
     "HasHeads",
     "HasMaps",
+    "HasParts",
     "HeadWeights",
     "KVCache",
     "MultiHeadAttention",

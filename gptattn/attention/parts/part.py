@@ -28,6 +28,9 @@ class Part(nn.Module):
     # Names of parts and positions that cannot be used beside this one -> the reason.
     refuses: Mapping[str, str] = {}
 
+    def __init__(self) -> None:
+        super().__init__()  # a signature without nn.Module's *args
+
     def heads(
         self, q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,0 +1,276 @@
+"""Writes docs/variants.md: each choice of the menu, with what it costs, its speed, and a map.
+
+`make menu`, or in its environment: python scripts/variants_page.py [--rounds 5] [--steps 600]
+A choice is a file in conf/attn, conf/part, conf/position or conf/block; what the page says of it is
+the comment at the file's top: the definition, the paper, and from "Use" on, when to use it. Costs
+are counted, speed is measured, and the maps are those of small models that this script trains
+first, in outputs/menu; models that are there already are kept.
+"""
+
+import argparse
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+import torch
+from bench import interleave, quiet_threads, ratio, timed
+from bench_decode import Setting, layer_step
+
+from gptattn.attention import Attention, Carried
+from gptattn.cli.compose import CONF, settings
+from gptattn.data.tokenizer import encode_prompt
+from gptattn.machine.disk import write_atomically
+from gptattn.maps.labels import token_labels
+from gptattn.maps.layer_picture import layer_png
+from gptattn.model.block import Block
+from gptattn.model.cost import measure_cost
+from gptattn.model.gpt import GPT
+from gptattn.runs.load import load_run
+from gptattn.settings.build import build_model
+from gptattn.training.train import train
+
+ROOT = CONF.parent
+PAGE, PICTURES = ROOT / "docs" / "variants.md", ROOT / "docs" / "variants"
+RUNS = ROOT / "outputs" / "menu"
+SIZES = ("model=gpt2_small", "model.vocab_size=50257", "model.dropout=0.0", "trainer=cpu")
+TEXT = "def __init__(self, name): self.name = name"
+BATCH, TRAIN_T, DECODE_S = 8, 1024, (1024, 8192)
+SECTIONS = {
+    "attn": ("Mechanisms", "`attn=NAME`", "mha"),
+    "part": ("Parts", "`part=[NAME,...]`, here with `attn=mha`", "mha"),
+    "position": ("Positions", "`position=NAME`, here with `attn=mha`", "learned"),
+    "block": ("Blocks", "`block=NAME`, here with `attn=mha`", "gpt2"),
+}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One file of the menu, and the overrides that choose it."""
+
+    group: str
+    name: str
+    overrides: tuple[str, ...]
+    definition: str
+    paper: str
+    use: str
+
+    @property
+    def key(self) -> str:
+        """A name that no other choice has."""
+        return f"{self.group}_{self.name}"
+
+
+def choices() -> Iterator[Choice]:
+    """Yield every choice of the menu whose file says when to use it."""
+    for group in SECTIONS:
+        for file in sorted((CONF / group).glob("*.yaml")):
+            chosen = f"{group}=[{file.stem}]" if group == "part" else f"{group}={file.stem}"
+            words = header(file)
+            if words is not None:
+                yield Choice(group, file.stem, (chosen,), *words)
+
+
+def header(file: Path) -> tuple[str, str, str] | None:
+    """Return the definition, the paper and when to use it, from the comment at the file's top.
+
+    The paper's line is the first with a year, and the last part begins with "Use". None without it.
+    """
+    lines = []
+    for line in file.read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            break
+        lines += [line.lstrip("# ")] if "@package" not in line else []
+    paper = next((i for i, line in enumerate(lines) if re.search(r"\b(19|20)\d\d\b", line)), 0)
+    use = next((i for i, line in enumerate(lines) if line.startswith("Use ")), 0)
+    if not 0 < paper < use:
+        return None
+    return " ".join(lines[:paper]), " ".join(lines[paper:use]), " ".join(lines[use:])
+
+
+def model_of(overrides: Sequence[str], *more: str) -> GPT:
+    """Build GPT-2 small with these choices."""
+    return build_model(settings([*SIZES, *overrides, *more]), vocab_size=256)
+
+
+@dataclass(frozen=True)
+class Counted:
+    """Costs of GPT-2 small with a choice; the cache in half precision."""
+
+    parameters: int
+    attention_parameters: float  # of a layer
+    cache_bytes: float  # of a token and layer
+    mflops: float  # of training, per token
+
+
+def count(choice: Choice) -> Counted:
+    """Count the costs of a choice, on the meta device."""
+    with torch.device("meta"):
+        model = model_of(choice.overrides).to(torch.bfloat16)
+        cost = measure_cost(model)
+    layers = len(model.layers())
+    return Counted(
+        cost.params,
+        cost.params_attention / layers,
+        cost.kv_bytes_per_token / layers,
+        cost.flops_per_token / 1e6,
+    )
+
+
+def layer_of(choice: Choice, context: int) -> Attention | Block:
+    """Return one layer of GPT-2 small with this choice: for a block the whole, else its attention.
+
+    Positions that act on the embeddings are not part of it.
+    """
+    own = (f"model.context_length={context}", "model.num_layers=1", "model.vocab_size=256")
+    block = model_of(choice.overrides, *own).layers()[0]
+    return block if choice.group == "block" else block.attention
+
+
+def training_seconds(choice: Choice) -> float:
+    """Return the seconds of one forward and backward through a layer, on (1, TRAIN_T, 768)."""
+    layer, x = layer_of(choice, TRAIN_T), torch.randn(1, TRAIN_T, 768, requires_grad=True)
+
+    def step() -> None:
+        carried = Carried(range(TRAIN_T))
+        y = layer(x, None, carried)
+        y.sum().backward()
+
+    return timed(step, warm_up=1, steps=3)
+
+
+def decoding_seconds(choice: Choice, setting: Setting, S: int) -> float:
+    """Return the seconds of one token through a layer's attention, BATCH rows, S tokens held."""
+    layer = layer_of(choice, S)
+    attention = layer.attention if isinstance(layer, Block) else layer
+    return layer_step(attention.eval(), setting, BATCH, S)
+
+
+def measure(rounds: int) -> dict[str, list[tuple[float, float]]]:
+    """Return for each choice (ms, share of its section's base): training, then each decoding."""
+    setting = Setting(torch.device("cpu"), torch.float32, rounds, seed=0)
+    found: dict[str, list[tuple[float, float]]] = {}
+    for group, (_, _, base) in SECTIONS.items():
+        own = {one.name: one for one in choices() if one.group == group}
+        works = [
+            {name: partial(training_seconds, one) for name, one in own.items()},
+            *(
+                {name: partial(decoding_seconds, one, setting, S) for name, one in own.items()}
+                for S in DECODE_S
+            ),
+        ]
+        for work in works:
+            seconds = interleave(work, rounds, seed=0)
+            for name, values in seconds.items():
+                share = ratio(values, seconds[base])
+                found.setdefault(own[name].key, []).append((1e3 * median(values), share))
+    return found
+
+
+def draw(choice: Choice, steps: int) -> Path | None:
+    """Write a picture of the last layer's weights on TEXT, of a small model trained with it.
+
+    Returns its path, or None if the mechanism has no attention weights.
+    """
+    folder = RUNS / choice.key
+    if not (folder / "summary.json").is_file():
+        print(f"training {choice.key}")
+        train(settings([*choice.overrides, f"budget.steps={steps}", "trainer=cpu"]), str(folder))
+    run = load_run(folder)
+    layers = run.model.layers_with_maps()
+    if not layers:
+        return None
+    ids = encode_prompt(run.tokenizer, TEXT)
+    w_HTS = run.model.attention_weights(torch.tensor(ids)[None].long())[-1][0]
+    labels = token_labels(run.tokenizer, ids, TEXT)
+    titles = [f"head {h}" for h in range(len(w_HTS))]
+    png = layer_png(w_HTS.double().numpy(), labels, titles, f"{choice.name}, layer {layers[-1]}")
+    path = PICTURES / f"{choice.key}.png"
+    path.parent.mkdir(exist_ok=True)
+    write_atomically(path, lambda file: file.write(png))
+    return path
+
+
+def page(
+    pictures: dict[str, Path | None], speed: dict[str, list[tuple[float, float]]], steps: int
+) -> str:
+    """Return the page."""
+    text = [INTRODUCTION.format(steps=steps, text=TEXT, batch=BATCH, T=TRAIN_T)]
+    for group, (title, how, base) in SECTIONS.items():
+        own = [one for one in choices() if one.group == group]
+        text += [f"## {title}", how, "\n".join(table(own, speed, base))]
+        for one in own:
+            text += [f"### {one.name}", f"{one.definition} {one.use}", f"Source: {one.paper}"]
+            picture = pictures[one.key]
+            if picture is not None:
+                text.append(
+                    f"![attention weights of {one.name}]({picture.relative_to(PAGE.parent)})"
+                )
+    return "\n\n".join(text) + "\n"
+
+
+def table(
+    own: Sequence[Choice], speed: dict[str, list[tuple[float, float]]], base: str
+) -> Iterator[str]:
+    """Yield the lines of a section's table."""
+    yield (
+        "| name | parameters | of a layer's attention | cache B | MFLOPs | training ms "
+        f"| x {base} | decoding ms, 1k | x {base} | decoding ms, 8k | x {base} |"
+    )
+    yield "| --- |" + " ---: |" * 10
+    for one in own:
+        costs = row(one)
+        times = " | ".join(f"{ms:.2f} | {share:.2f}" for ms, share in speed[one.key])
+        yield f"{costs} {times} |"
+
+
+def row(choice: Choice) -> str:
+    """Return the beginning of a choice's row: its name and its counted costs."""
+    c = count(choice)
+    return (
+        f"| {choice.name} | {c.parameters:,} | {c.attention_parameters:,.0f} "
+        f"| {c.cache_bytes:,.0f} | {c.mflops:,.1f} |"
+    )
+
+
+INTRODUCTION = """\
+# The menu
+
+<!-- Written by scripts/variants_page.py; the words are the comments at the top of the files. -->
+
+```bash
+make menu
+```
+
+writes this page. Parameters, cache and FLOPs are counted from GPT-2 small (12 layers, 12 heads,
+width 768, context 1,024, vocabulary 50,257): all parameters, those of one layer's attention, cache
+bytes of a token and layer in half precision, and training FLOPs per token. Speed is one layer's on
+two CPU cores in float32, the attention's alone (a block's as a whole): forward and backward of
+{T:,} tokens, and one token of {batch} rows through the cache after 1,024 and 8,192 tokens. Rounds
+are interleaved in random order; a ratio is the median of the rounds' ratios, and counts where
+milliseconds of another machine would not. Positions that act on the embeddings cost no time here.
+
+A pattern of layers, such as `pattern=[sliding,gqa]`, costs the mean of its layers. The pictures
+show the last layer's weights on `{text}`, in a `model=tiny` trained for {steps} steps with one
+seed: they show what a mechanism looks at, not which is better. What differs in loss says a
+comparison over seeds, as in [comparing](comparing.md)."""
+
+
+def main() -> None:
+    """Train, measure, and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--threads", type=int, default=2)
+    args = parser.parse_args()
+    quiet_threads(args.threads)
+    pictures = {one.key: draw(one, args.steps) for one in choices()}
+    text = page(pictures, measure(args.rounds), args.steps)
+    write_atomically(PAGE, lambda file: file.write(text.encode()))
+    print(f"wrote {PAGE}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,28 @@
+"""docs/variants.md says what the menu's files say, and its counts are those of today's models."""
+
+import re
+
+import pytest
+from conftest import script
+
+variants_page = script("variants_page")
+CHOICES = list(variants_page.choices())
+TEXT = variants_page.PAGE.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("choice", CHOICES, ids=lambda choice: choice.key)
+def test_the_page_has_each_choice_with_the_counts_of_today(choice) -> None:
+    assert f"\n{variants_page.row(choice)}" in TEXT
+    section = TEXT.partition(f"\n### {choice.name}\n")[2].partition("\n#")[0]
+    assert choice.definition in section
+    assert choice.paper in section
+    assert choice.use in section
+
+
+def test_every_picture_of_the_page_is_there() -> None:
+    places = re.findall(r"!\[.*?\]\((.*?)\)", TEXT)
+    assert places
+    assert all((variants_page.PAGE.parent / place).is_file() for place in places)
+    assert {variants_page.PAGE.parent / place for place in places} == {
+        *variants_page.PICTURES.glob("*.png")
+    }
