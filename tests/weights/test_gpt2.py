@@ -119,6 +119,12 @@ def test_weights_that_are_cut_short_are_named(size, tmp_path: Path):
         (["attn=mha", "position=none"], "learned positions"),
         (["attn=mha", "model.qkv_bias=false"], "qkv biases"),
         (["attn=mha", "attn.scale=0.3"], "layer 0: the same heads give other outputs"),
+        (["attn=mha", "block.tied_head=false"], "a tied head"),
+        (["attn=mha", "model.mlp=none"], "an MLP with GELU"),
+        (["attn=mha", "block.norm_eps=1e-6"], "LayerNorm with epsilon 1e-5"),
+        (["attn=mha", "block.bias=false"], "train with block=gpt2"),
+        (["attn=mha", "block=llama", "model.d_model=36"], "train with block=gpt2"),
+        (["attn=mha", "attn.out_proj=false"], "an output projection"),
         (["attn=probe_windowed", "+attn.num_kv_heads=6"], "give other outputs in GPT-2"),
     ],
 )
