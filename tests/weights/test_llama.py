@@ -119,6 +119,14 @@ def test_a_head_of_its_own_must_be_there(tmp_path: Path):
         llama.load(tmp_path)
 
 
+def test_a_tensor_under_both_of_its_names_is_refused(tmp_path: Path):
+    theirs(SIZES[1]).save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    save_file(weights | {"norm.weight": torch.ones(60)}, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"has a second '(model\.)?norm\.weight'"):
+        llama.load(tmp_path)
+
+
 def test_a_weight_that_is_not_finite_is_named(tmp_path: Path):
     model = theirs(SIZES[1])
     with torch.no_grad():
