@@ -1,23 +1,31 @@
 """Build small modules from the files in `conf/`, and helpers for tests of them.
 
-Nothing here names a variant, so a new file in `conf/attn` or `conf/position` is tested as well.
+A new file in `conf/attn`, `conf/part` or `conf/position` is tested without being named here. A
+variant may be a mechanism with parts, such as `gqa+gate+sink`.
 """
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from gptattn.attention import Attention
 from gptattn.cli.compose import CONF, composed, to_train_config
 from gptattn.model.gpt import GPT
-from gptattn.settings.build import build_model, construct, find_target, shared_arguments
+from gptattn.position import HeadPosition
+from gptattn.settings.build import (
+    add_parts,
+    build_model,
+    construct,
+    find_target,
+    shared_arguments,
+)
 from gptattn.settings.config import TrainConfig
 
 
@@ -42,6 +50,28 @@ PROBES = sorted(path.stem for path in (PROBE_CONFIGS / "attn").glob("*.yaml"))
 WITH_PROBES = (f"hydra.searchpath=[file://{PROBE_CONFIGS}]", "allow_targets=[probes]")
 
 
+# What the contract is tested on. The parts are tested on one mechanism with shared keys and values;
+# on the others, in random combinations.
+CONTRACT = [*menu("attn"), *PROBES, *(f"gqa+{part}" for part in menu("part"))]
+
+
+def mechanism_of(variant: str) -> str:
+    """`gqa` of `gqa+gate+sink`."""
+    return variant.partition("+")[0]
+
+
+def parts_of(variant: str) -> list[str]:
+    """`gate` and `sink` of `gqa+gate+sink`."""
+    return variant.split("+")[1:]
+
+
+def chosen(variant: str) -> list[str]:
+    """The overrides that choose a variant with its parts."""
+    parts = parts_of(variant)
+    listed = parts[0] if len(parts) == 1 else f"[{','.join(parts)}]"
+    return [f"attn={mechanism_of(variant)}", *([f"part={listed}"] if parts else [])]
+
+
 @lru_cache
 def settings(*overrides: str) -> TrainConfig:
     """The settings of these overrides. Do not modify them: the cached object is shared."""
@@ -56,7 +86,7 @@ def build_attention(variant: str, **overrides: Any) -> Attention:
     `overrides` replace arguments of the constructor, those from the model as well as those in the
     YAML. A mechanism without the argument `backend` ignores that.
     """
-    cfg = settings(f"attn={variant}", *SMALL)
+    cfg = settings(f"attn={mechanism_of(variant)}", *SMALL)
     shared = shared_arguments(cfg.model, cfg.block) | {
         "position": None,
         "layer": 0,
@@ -65,14 +95,39 @@ def build_attention(variant: str, **overrides: Any) -> Attention:
     spec = dict(cfg.attn)
     for name, value in overrides.items():
         (spec if name in spec or name not in shared else shared)[name] = value
-    return construct("attn", spec, shared, cfg.allow_targets)
+    attention = construct("attn", spec, shared, cfg.allow_targets)
+    if parts := parts_of(variant):
+        add_parts(attention, {name: part_spec(name) for name in parts}, layer=0)
+        disturb(attention, std=0.3)
+    return attention
 
 
 def takes(variant: str, argument: str) -> bool:
     """Whether the variant's constructor has this argument."""
-    cfg = settings(f"attn={variant}", *SMALL)
+    cfg = settings(f"attn={mechanism_of(variant)}", *SMALL)
     target = find_target("attn", cfg.attn, cfg.allow_targets)
     return argument in inspect.signature(target).parameters
+
+
+def acts_in_heads(position: str) -> bool:
+    """Whether this choice of `position` acts in the attention, and not on the embeddings."""
+    spec = position_spec(position)
+    return bool(spec) and issubclass(find_target("position", spec, []), HeadPosition)
+
+
+def position_spec(position: str) -> dict[str, Any]:
+    """What the YAML of a choice of `position` says."""
+    return dict(settings(f"position={position}", *SMALL).position)
+
+
+def refused(part: str) -> Collection[str]:
+    """The names of parts and positions that this part refuses beside it."""
+    return find_target(f"part.{part}", part_spec(part), []).refuses.keys()
+
+
+def part_spec(part: str) -> dict[str, Any]:
+    """What the YAML of a part says."""
+    return dict(settings(f"part={part}", *SMALL).part[part])
 
 
 def build_gpt(*overrides: str, vocab_size: int = 13, std: float | None = None) -> GPT:
@@ -82,10 +137,15 @@ def build_gpt(*overrides: str, vocab_size: int = 13, std: float | None = None) -
     """
     model = build_model(settings(*SMALL, *overrides), vocab_size)
     if std is not None:
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.add_(torch.randn_like(parameter), alpha=std)
+        disturb(model, std)
     return model
+
+
+@torch.no_grad()
+def disturb(module: nn.Module, std: float) -> None:
+    """Add N(0, std) noise to every parameter, so that gains of 1 and biases of 0 act too."""
+    for parameter in module.parameters():
+        parameter.add_(torch.randn_like(parameter), alpha=std)
 
 
 def through_cache(

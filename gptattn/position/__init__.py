@@ -1,9 +1,19 @@
-"""Position encodings: applied to embeddings (learned) or to queries and keys (rope). It may import
-`errors` and `machine`. Start reading at `base.py`.
+"""Position encodings: applied to embeddings (learned, sinusoidal), to queries and keys (rope),
+or to scores (alibi). It may import `errors` and `machine`. Start reading at `base.py`.
 """
 
+from gptattn.position.alibi import LinearBias
 from gptattn.position.base import HeadPosition, InputPosition, Positions
 from gptattn.position.learned import LearnedPosition
 from gptattn.position.rope import RotaryPosition
+from gptattn.position.sinusoidal import SinusoidalPosition
 
-__all__ = ["HeadPosition", "InputPosition", "LearnedPosition", "Positions", "RotaryPosition"]
+__all__ = [
+    "HeadPosition",
+    "InputPosition",
+    "LearnedPosition",
+    "LinearBias",
+    "Positions",
+    "RotaryPosition",
+    "SinusoidalPosition",
+]

@@ -1,46 +1,127 @@
-"""Rotary positions (RoPE), half-split pairs."""
+"""Rotary positions (RoPE), half-split pairs, for all of a head or a part of it, and for contexts
+that are stretched (YaRN).
+"""
+
+import math
 
 import torch
 from torch import Tensor
 
 from gptattn.position.base import HeadPosition, Positions, table_index
 
+# YaRN: a pair that turns at least FAST times over the original context keeps its frequency; one
+# that turns at most SLOW times is slowed down by the whole stretch.
+FAST, SLOW = 32, 1
+
 
 class RotaryPosition(HeadPosition):
-    """Rotates the pair (x[i], x[i + D/2]) of a query or key at position p by p * base^(-2i/D).
+    """Rotates the pair (x[i], x[i + R/2]) of a query or key at position p by p * base^(-2i/R).
 
     The half-split pairing is Llama's; the paper pairs neighbours, which is the same up to a
-    permutation of the weights. Raises ValueError for an odd head_dim or a base that is not
-    positive.
+    permutation of the weights.
 
-    Source: Su et al. 2021, arXiv:2104.09864, sec. 3.2.
+    fraction: the share of a head that rotates, its first R = int(fraction * head_dim) numbers; the
+    others pass unchanged, as in GPT-NeoX.
+    stretch: how many times longer the context is than the one that the weights were trained with,
+    which is `original_context` tokens, by default context_length / stretch. Frequencies and scores
+    change as in YaRN; 1.0 changes nothing.
+
+    Raises ValueError if R is odd or 0, and for an impossible number.
+
+    Source: Su et al. 2021, arXiv:2104.09864, sec. 3.2; stretch: Peng et al. 2023,
+    arXiv:2309.00071, sec. 3.2 to 3.4.
     """
 
-    cos_TD: Tensor
-    sin_TD: Tensor
+    cos_TR: Tensor
+    sin_TR: Tensor
 
-    def __init__(self, context_length: int, head_dim: int, base: float = 10_000.0) -> None:
+    def __init__(
+        self,
+        context_length: int,
+        head_dim: int,
+        base: float = 10_000.0,
+        fraction: float = 1.0,
+        stretch: float = 1.0,
+        original_context: int | None = None,
+    ) -> None:
         super().__init__()
-        if head_dim % 2:
-            raise ValueError(f"head_dim={head_dim} must be even for rotary positions")
-        if not 0 < base < float("inf"):
+        self.base, self.fraction, self.stretch = base, fraction, stretch
+        self.rotated = _rotated(head_dim, fraction)
+        if not 0 < base < math.inf:
             raise ValueError(f"base={base} must be a positive number; 10000.0 is the paper's")
-        frequency = base ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
-        self.base = base
-        angle_TD = torch.outer(torch.arange(context_length, dtype=torch.float64), frequency)
-        angle_TD = torch.cat([angle_TD, angle_TD], dim=-1)
+        _check_stretch(base, stretch, original_context)
+        self.whole = self.rotated == head_dim
+        R = self.rotated
+        frequency = base ** (-torch.arange(0, R, 2, dtype=torch.float64) / R)
+        amplitude = 1.0
+        if stretch > 1:
+            frequency *= _slower(R, base, stretch, original_context or context_length / stretch)
+            amplitude = 0.1 * math.log(stretch) + 1  # of queries and of keys
+        angle_TR = torch.outer(torch.arange(context_length, dtype=torch.float64), frequency)
+        angle_TR = torch.cat([angle_TR, angle_TR], dim=-1)
         # In float64, because float32 angles are off by 1e-4 at position 1,000 already.
-        self.register_buffer("cos_TD", angle_TD.cos(), persistent=False)
-        self.register_buffer("sin_TD", angle_TD.sin(), persistent=False)
+        self.register_buffer("cos_TR", amplitude * angle_TR.cos(), persistent=False)
+        self.register_buffer("sin_TR", amplitude * angle_TR.sin(), persistent=False)
 
     def rotate(self, q_BHTD: Tensor, k_BGTD: Tensor, positions: Positions) -> tuple[Tensor, Tensor]:
         where = table_index(positions)
-        cos, sin = self.cos_TD[where].to(q_BHTD.dtype), self.sin_TD[where].to(q_BHTD.dtype)
-        if cos.ndim == 3:  # [B, T, D]: the same for all heads
+        cos, sin = self.cos_TR[where].to(q_BHTD.dtype), self.sin_TR[where].to(q_BHTD.dtype)
+        if cos.ndim == 3:  # [B, T, R]: the same for all heads
             cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
-        return _turn(q_BHTD, cos, sin), _turn(k_BGTD, cos, sin)
+        if self.whole:
+            return _turn(q_BHTD, cos, sin), _turn(k_BGTD, cos, sin)
+        return self._turn_part(q_BHTD, cos, sin), self._turn_part(k_BGTD, cos, sin)
+
+    def _turn_part(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        turning, passing = x[..., : self.rotated], x[..., self.rotated :]
+        return torch.cat([_turn(turning, cos, sin), passing], dim=-1)
 
 
 def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     first, second = x.chunk(2, dim=-1)
     return x * cos + torch.cat([-second, first], dim=-1) * sin
+
+
+def _rotated(head_dim: int, fraction: float) -> int:
+    """Return how many numbers of a head rotate."""
+    if not 0 < fraction <= 1:
+        raise ValueError(f"fraction={fraction} must be above 0 and at most 1, which rotates all")
+    if fraction == 1 and head_dim % 2:
+        raise ValueError(
+            f"head_dim={head_dim} must be even for rotary positions; change the number of heads, "
+            "or rotate an even part of each with fraction"
+        )
+    rotated = int(head_dim * fraction)
+    if rotated % 2 or rotated == 0:
+        raise ValueError(
+            f"fraction={fraction} of head_dim={head_dim} is {rotated}; an even number, 2 or more, "
+            "must rotate"
+        )
+    return rotated
+
+
+def _check_stretch(base: float, stretch: float, original_context: int | None) -> None:
+    if not 1 <= stretch < math.inf:
+        raise ValueError(f"stretch={stretch} must be 1.0 (none) or more")
+    if stretch == 1 and original_context is not None:
+        raise ValueError(
+            f"original_context={original_context} has no effect with stretch=1.0; "
+            "give the stretch too, or null"
+        )
+    if original_context is not None and original_context < 1:
+        raise ValueError(f"original_context={original_context} must be 1 or more tokens, or null")
+    if stretch > 1 and base <= 1:
+        raise ValueError(f"base={base} must be above 1 where the context is stretched")
+
+
+def _slower(R: int, base: float, stretch: float, original_context: float) -> Tensor:
+    """Return by what YaRN multiplies the frequency of each of the R/2 pairs: 1/stretch to 1."""
+
+    def pair(turns: int) -> float:
+        """The pair, a real number, that turns so often over the original context."""
+        return R * math.log(original_context / (turns * 2 * math.pi)) / (2 * math.log(base))
+
+    first, last = max(math.floor(pair(FAST)), 0), min(math.ceil(pair(SLOW)), R - 1)
+    pairs = torch.arange(R // 2, dtype=torch.float64)
+    ramp = ((pairs - first) / max(last - first, 1e-3)).clamp(0, 1)
+    return 1 - ramp + ramp / stretch

@@ -179,9 +179,15 @@ def _overrides_needed(
         different |= {name: theirs[name] for name in BESIDE_BLOCK}
     if _kind_of_position(source) != _kind_of_position(target):
         given["position"] = choices["position"]
-        different |= {name: v for name, v in theirs.items() if name.startswith("position.")}
-    if source.input_position is None and target.context_length < source.context_length:
-        different.pop("model.context_length", None)  # no weight depends on it
+        # 1.0 is the file's own fraction and stretch.
+        own = {name: v for name, v in theirs.items() if name.startswith("position.") and v != 1.0}
+        different |= own
+    if _stretched(source, target):
+        different.pop("position.stretch", None)
+    # No weight depends on the context, but positions beyond the source's are new to its weights.
+    shorter = target.context_length < source.context_length
+    if source.input_position is None and (shorter or _stretched(source, target)):
+        different.pop("model.context_length", None)
     if ours.get("model.num_heads") != cfg.model.num_heads:
         different.pop("model.num_heads", None)  # the variant sets its own number of heads
     width = default_width(source.style.mlp, source.token_embedding.embedding_dim)
@@ -207,9 +213,10 @@ def _fixed(model: GPT) -> dict[str, int | float | bool | str]:
     }
     if style.mlp == "none":
         del fixed["model.d_mlp"]
-    rope = next((m for m in model.modules() if isinstance(m, RotaryPosition)), None)
+    rope = _rotary(model)
     if rope is not None:
         fixed["position.base"] = rope.base
+        fixed["position.fraction"], fixed["position.stretch"] = rope.fraction, rope.stretch
     attentions = [block.attention for block in model.layers()]
     with_heads = next((layer for layer in attentions if isinstance(layer, HasHeads)), None)
     if with_heads is not None:
@@ -217,6 +224,16 @@ def _fixed(model: GPT) -> dict[str, int | float | bool | str]:
         fixed["model.num_heads"] = len(heads.q_HDE)
         fixed["model.qkv_bias"] = heads.q_bias_HD is not None
     return fixed
+
+
+def _rotary(model: GPT) -> RotaryPosition | None:
+    return next((m for m in model.modules() if isinstance(m, RotaryPosition)), None)
+
+
+def _stretched(source: GPT, target: GPT) -> bool:
+    """Whether the target is to read a longer context than the source was trained with."""
+    theirs, ours = _rotary(source), _rotary(target)
+    return theirs is not None and ours is not None and ours.stretch > theirs.stretch
 
 
 def _kind_of_position(model: GPT) -> type:

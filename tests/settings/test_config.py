@@ -113,7 +113,7 @@ def test_settings_have_the_declared_types() -> None:
     assert settings("seed=0").seed == 0
 
 
-def no_attention(out_proj: bool, scale: float | None, backend: str) -> None:
+def no_attention(out_proj: bool, scale: float | None, window: float | None, backend: str) -> None:
     """A target that builds no attention."""
 
 

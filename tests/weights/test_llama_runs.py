@@ -89,6 +89,7 @@ def test_a_llama_trains_on_with_the_settings_that_the_error_names(
 MISTAKES = [
     (["position.base=10000.0"], r"give position\.base=500\.0$"),
     (["position=none"], r"give position=rope position\.base=500\.0$"),
+    (["position.fraction=0.34"], r"give position\.fraction=1\.0$"),
     (["block.norm_eps=1e-6"], r"give block\.norm_eps=1e-05$"),
     (["block.tied_head=true"], r"give block\.tied_head=false$"),
     (["model.mlp=none"], r"give model\.mlp=swiglu$"),
@@ -164,3 +165,18 @@ def test_a_run_with_blocks_of_llama_starts_from_another_with_fewer_heads(tmp_pat
     assert after == pytest.approx(before, abs=1e-5)
     fewer = train(tmp_path / "c", *still, "attn=mqa", "init_method=first")
     assert series(fewer, "val/loss")[-1][1] > before
+
+
+def test_a_context_is_stretched_and_a_stretched_one_stays_so(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    source = train(tmp_path / "a", "block=llama")
+    stretched = ["block=llama", f"init_from={source}", "model.context_length=32"]
+    longer = train(tmp_path / "b", *stretched, "position.stretch=2.0")
+    capfd.readouterr()
+    for given, said in (
+        (stretched, "give model.context_length=16\n"),
+        ([*stretched, f"init_from={longer}"], "give position.stretch=2.0\n"),
+    ):
+        assert command(tmp_path / "c", *tiny(tmp_path / "c", *given)) == 2
+        assert capfd.readouterr().err.endswith(said)

@@ -1,0 +1,50 @@
+"""A forget gate in softmax attention."""
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gptattn.attention.linear import Linear
+from gptattn.attention.parts.part import Entry, Part
+from gptattn.attention.rule import Rule
+from gptattn.attention.token_cache import TokenCache
+
+SUM = "log_forget"  # of the gates up to and with a token; what the cache keeps for it
+
+
+class Forget(Part):
+    """Adds to the score of query i and key j the sum of log f over the tokens j < l <= i.
+
+    f = sigmoid(x w_f + b_f) is a gate per token and head: d_in * H + H parameters, w_f drawn as
+    any projection and b_f = 0, as the authors' code does. The cache keeps one running sum per head
+    and token, in float32 or wider, because a sum over a long context has too few digits in 16 bits.
+
+    Source: Lin et al. 2025, arXiv:2503.02130, sec. 3.
+    """
+
+    refuses: Mapping[str, str] = {
+        "alibi": "both lower a score with the distance; the bias b_f of the forget gate learns "
+        "ALiBi's slope"
+    }
+
+    def __init__(self, d_in: int, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.W_forget = Linear(d_in, num_heads)
+
+    def kept(self) -> dict[str, Entry]:
+        return {SUM: Entry(heads=self.num_heads, size=1)}
+
+    def entries(self, x_BTE: Tensor, cache: TokenCache | None) -> dict[str, Tensor]:
+        logit_BHT1 = self.W_forget(x_BTE).mT.unsqueeze(-1)
+        wide = torch.promote_types(logit_BHT1.dtype, torch.float32)
+        c_BHT1 = F.logsigmoid(logit_BHT1.to(wide)).cumsum(-2)
+        # Padding on the left adds the same to all sums of its row, and only differences count.
+        if cache is not None and cache.length > 0:
+            c_BHT1 = c_BHT1 + cache.newest(SUM)
+        return {SUM: c_BHT1}
+
+    def rule(self, rule: Rule, queries: Mapping[str, Tensor], keys: Mapping[str, Tensor]) -> Rule:
+        return rule.with_decay(queries[SUM].squeeze(-1), keys[SUM].squeeze(-1))

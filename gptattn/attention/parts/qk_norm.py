@@ -1,0 +1,36 @@
+"""Queries and keys normalised per head."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gptattn.attention.parts.part import Part
+
+
+class QKNorm(Part):
+    """RMSNorm of each query and each key over its D numbers, before positions; the scale stays.
+
+    q becomes gain_D * q / sqrt(mean(q^2) + eps), and so does k with a gain of its own. All heads
+    share the two gains: 2 * D parameters. Raises ValueError for an eps that is not positive.
+
+    Source: Dehghani et al. 2023, arXiv:2302.05442, sec. 2 (with LayerNorm); per head with RMSNorm
+    as in Qwen3, arXiv:2505.09388, sec. 2.
+    """
+
+    def __init__(self, head_dim: int, eps: float = 1e-6) -> None:
+        super().__init__()
+        if not 0 < eps < float("inf"):
+            raise ValueError(f"eps={eps} must be a small positive number, such as 1e-6")
+        self.eps = eps
+        self.q_gain_D = nn.Parameter(torch.ones(head_dim))
+        self.k_gain_D = nn.Parameter(torch.ones(head_dim))
+
+    def heads(
+        self, q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        return self._normed(q_BHTD, self.q_gain_D), self._normed(k_BGTD, self.k_gain_D), v_BGTD
+
+    def _normed(self, x: Tensor, gain_D: Tensor) -> Tensor:
+        # In float32 or wider: a mean of squares has too few digits in 16 bits.
+        wide = torch.promote_types(x.dtype, torch.float32)
+        return F.rms_norm(x.to(wide), gain_D.shape, gain_D.to(wide), self.eps).to(x.dtype)

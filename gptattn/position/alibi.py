@@ -1,0 +1,43 @@
+"""Attention with linear biases (ALiBi)."""
+
+import torch
+from torch import Tensor
+
+from gptattn.position.base import HeadPosition, Positions
+
+
+class LinearBias(HeadPosition):
+    """A score falls by a slope per head times the distance between query and key.
+
+    With H heads, a power of two, head i has the slope 2^(-8 (i + 1) / H). For other H, the heads
+    have the slopes for the next lower power of two, then every second one of those for the next
+    higher. Nothing is trained. Raises ValueError for less than one head.
+
+    Source: Press et al. 2021, arXiv:2108.12409, sec. 3; other H: the authors' code.
+    """
+
+    decays = True
+    slope_H: Tensor
+
+    def __init__(self, num_heads: int) -> None:
+        super().__init__()
+        if num_heads < 1:
+            raise ValueError(f"num_heads={num_heads} must be 1 or more")
+        below = 1 << (num_heads.bit_length() - 1)  # the power of two at or below num_heads
+        slopes = _slopes(below) + _slopes(2 * below)[::2][: num_heads - below]
+        # In float64: a slope of 1/2 times position 9,999 is known to 0.001 only in float32.
+        slope_H = torch.tensor(slopes, dtype=torch.float64)
+        self.register_buffer("slope_H", slope_H, persistent=False)
+
+    def decay(self, positions: Positions) -> Tensor:
+        slope_H = self.slope_H
+        wide = torch.promote_types(slope_H.dtype, torch.float32)
+        if isinstance(positions, range):
+            at_BN = torch.arange(positions.start, positions.stop, device=slope_H.device)[None]
+        else:
+            at_BN = positions.reshape(-1, positions.shape[-1])  # B is 1 unless rows differ
+        return -slope_H.to(wide)[:, None] * at_BN[:, None].to(wide)
+
+
+def _slopes(heads: int) -> list[float]:
+    return [2.0 ** (-8 * (i + 1) / heads) for i in range(heads)]

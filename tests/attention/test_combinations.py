@@ -1,0 +1,175 @@
+"""Random mechanisms, heads, windows, positions and parts together keep the promises of each.
+
+The same 120 combinations each time; `GPTATTN_COMBINATIONS=2000` makes 2,000, in about a minute.
+"""
+
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from building import acts_in_heads, build_attention, menu, position_spec, refused, takes
+from contract import assert_same, draw
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from hypothesis.configuration import set_hypothesis_home_dir
+from torch import Tensor
+
+from gptattn.attention import Carried
+from gptattn.attention.base import divisors
+from gptattn.attention.capabilities import HasParts
+from gptattn.attention.softmax import SoftmaxAttention
+from gptattn.position import HeadPosition
+from gptattn.settings.build import construct
+
+# hypothesis keeps files between runs: keep them outside of the repository.
+set_hypothesis_home_dir(Path(tempfile.gettempdir()) / "gptattn-hypothesis")
+COUNT = int(os.environ.get("GPTATTN_COMBINATIONS", "120"))
+HOSTS = [name for name in menu("attn") if isinstance(build_attention(name), HasParts)]
+IN_HEADS = [None, *(name for name in menu("position") if acts_in_heads(name))]
+B, E = 2, 7
+
+
+@dataclass(frozen=True)
+class Combination:
+    """One layer's settings."""
+
+    host: str
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    tokens: int
+    window: int | None
+    position: str | None
+    turns: tuple[float, float]  # the fraction and the stretch of a position that has them
+    parts: Sequence[str]
+
+    def build(self, backend: str) -> SoftmaxAttention:
+        """The layer, in float64."""
+        sizes: dict[str, Any] = {"d_in": E, "d_out": self.num_heads * self.head_dim}
+        sizes |= {"context_length": self.tokens, "num_heads": self.num_heads}
+        if takes(self.host, "num_kv_heads"):
+            sizes["num_kv_heads"] = self.num_kv_heads
+        given = sizes | {"window": self.window, "position": self._position(), "backend": backend}
+        attention = build_attention("+".join([self.host, *self.parts]), **given)
+        assert isinstance(attention, SoftmaxAttention)
+        return attention.double()
+
+    def _position(self) -> HeadPosition | None:
+        if self.position is None:
+            return None
+        spec = position_spec(self.position)
+        if "fraction" in spec:
+            spec |= dict(zip(("fraction", "stretch"), self.turns, strict=True))
+        shared = {
+            "context_length": self.tokens,
+            "head_dim": self.head_dim,
+            "num_heads": self.num_heads,
+        }
+        return construct("position", spec, shared, [])
+
+
+@st.composite
+def combinations(take: st.DrawFn) -> Combination:
+    host = take(st.sampled_from(HOSTS))
+    heads = take(st.integers(1, 6)) if takes(host, "num_heads") else 1
+    tokens = take(st.integers(2, 13))
+    position = take(st.sampled_from(IN_HEADS))
+    free = [name for name in menu("part") if position not in refused(name)]
+    parts = take(st.lists(st.sampled_from(free), unique=True))
+    assert not any(name in refused(other) for name in parts for other in parts)
+    return Combination(
+        host=host,
+        num_heads=heads,
+        num_kv_heads=take(st.sampled_from(divisors(heads))),
+        head_dim=take(st.sampled_from([4, 8] if position else [3, 4, 5])),
+        tokens=tokens,
+        window=take(st.none() | st.integers(1, tokens)),
+        position=position,
+        turns=(take(st.sampled_from([1.0, 0.5])), take(st.sampled_from([1.0, 1.5]))),
+        parts=parts,
+    )
+
+
+def splits(tokens: int) -> st.SearchStrategy[list[int]]:
+    """Return chunks of tokens that add up to all."""
+    cuts = st.lists(st.integers(1, max(1, tokens - 1)), unique=True, max_size=4)
+    return cuts.map(lambda at: _between([0, *sorted(c for c in at if c < tokens), tokens]))
+
+
+def _between(edges: Sequence[int]) -> list[int]:
+    return [b - a for a, b in pairwise(edges)]
+
+
+def outputs_and_gradients(attention: SoftmaxAttention, x: Tensor, upstream: Tensor) -> list[Tensor]:
+    y = attention(x)
+    return [y, *torch.autograd.grad(y, [x, *attention.parameters()], upstream)]
+
+
+@torch.no_grad()
+def decoded(
+    attention: SoftmaxAttention, x: Tensor, padding: Tensor, chunks: Sequence[int]
+) -> Tensor:
+    """The outputs token by token through a cache, with `padding` tokens of none on the left."""
+    cache, done = attention.new_cache(len(x), x.shape[1]), []
+    for part in x.split(list(chunks), dim=1):
+        index = torch.arange(cache.length, cache.length + part.shape[1])
+        at = (index - padding[:, None]).clamp_min(-1)
+        done.append(attention(part, cache, Carried(at) if padding.any() else None))
+        cache.advance(part.shape[1])
+    return torch.cat(done, dim=1)
+
+
+def seen(tokens: int, window: int | None) -> Tensor:
+    """[T, T], True where output t may depend on input u."""
+    return torch.ones(tokens, tokens, dtype=torch.bool).tril().triu(1 - (window or tokens))
+
+
+@settings(
+    max_examples=COUNT,
+    deadline=None,
+    derandomize=True,
+    database=None,
+    phases=[Phase.generate, Phase.shrink],
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+@given(st.data())
+def test_every_combination_is_causal_exact_in_both_backends_and_decodes_as_it_reads(data):
+    made: Combination = data.draw(combinations())
+    torch.manual_seed(data.draw(st.integers(0, 99)))
+    reference, fast = made.build("reference"), made.build("sdpa")
+    fast.load_state_dict(reference.state_dict())
+    x = draw(B, made.tokens, E).requires_grad_()
+    upstream = draw(B, made.tokens, made.num_heads * made.head_dim)
+    expected = outputs_and_gradients(reference, x, upstream)
+    assert_same(outputs_and_gradients(fast, x, upstream), expected)
+
+    causal = seen(made.tokens, made.window)
+    row = data.draw(st.integers(0, made.tokens - 1))
+    (reached,) = torch.autograd.grad(fast(x)[0, row].sum(), x)
+    assert not reached[0, row + 1 :].any()
+    assert not reached[1].any()
+    # What a forget gate before the window adds to all scores cancels, except for rounding.
+    beyond = reached[0, ~causal[row]]
+    assert_same(beyond, torch.zeros_like(beyond))
+
+    w_BHTS = fast.attention_weights(x)
+    assert not w_BHTS[..., ~causal].any()
+    total = w_BHTS.sum(-1)
+    assert (w_BHTS >= 0).all()
+    assert (total <= 1 + 1e-12).all()
+
+    chunks = data.draw(splits(made.tokens))
+    whole = torch.zeros(B, dtype=torch.int64)
+    for attention in (reference, fast):
+        assert_same(decoded(attention, x, whole, chunks), expected[0].detach())
+    padding = torch.tensor([0, data.draw(st.integers(0, made.tokens - 1))])
+    padded = decoded(fast, x, padding, chunks)
+    assert torch.isfinite(padded).all()
+    for row, pad in enumerate(padding.tolist()):
+        alone = fast(x[row : row + 1, pad:])
+        assert_same(padded[row, pad:], alone[0].detach())

@@ -1,0 +1,139 @@
+"""What a model of every attention must do, with every position: the contract of whole models.
+
+It is tested on every file in `conf/attn`, `conf/part` and `conf/position`, and on the probes.
+"""
+
+import pytest
+import torch
+from building import (
+    CONTRACT,
+    Allocations,
+    build_attention,
+    build_gpt,
+    chosen,
+    through_cache,
+)
+from contract import CHUNKS, B, E, T, assert_same, decode, overrides_of
+
+from gptattn.attention import HasMaps
+from gptattn.decode.generate import left_padded
+from gptattn.model.cost import measure_cost
+
+
+@pytest.fixture(params=CONTRACT)
+def variant(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@CHUNKS
+def test_a_whole_model_decodes_as_it_reads_with_every_position_encoding(variant, position, chunks):
+    model = build_gpt(*overrides_of(variant, position), std=0.3).double().eval()
+    ids = torch.randint(13, (B, T))
+    cache = model.new_cache(B)
+    with torch.no_grad():
+        assert_same(through_cache(model, ids, cache, chunks), model(ids), atol=1e-11)
+        assert cache.length == T
+        with pytest.raises(ValueError, match="12 tokens do not fit context_length=11"):
+            model(ids[:, :1], cache)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "backend", "chunks", "atol"),
+    [
+        (torch.float64, "reference", [8], 1e-12),
+        (torch.float64, "reference", [2, 5, 1], 1e-12),
+        (torch.float64, "sdpa", [8], 1e-12),
+        (torch.float64, "sdpa", [1] * 8, 1e-12),
+        (torch.float32, "sdpa", [2, 5, 1], 1e-5),
+    ],
+    ids=["at_once", "uneven", "sdpa_at_once", "sdpa_by_token", "sdpa_uneven_float32"],
+)
+def test_prompts_of_different_lengths_decode_in_one_batch_as_each_does_alone(
+    variant, position, backend, dtype, atol, chunks
+):
+    model = build_gpt(*overrides_of(variant, position, backend), std=0.3).to(dtype).eval()
+    prompts = [torch.randint(13, (length,)) for length in (8, 1, 5)]
+    ids, padding = left_padded(prompts)
+    assert padding.tolist() == [0, 7, 3]
+    cache = model.new_cache(len(ids), padding_B=padding)
+    more = torch.randint(13, (3, 3))  # to the context's edge
+    with torch.no_grad():
+        y = through_cache(model, ids, cache, chunks)
+        y = torch.cat([y, through_cache(model, more, cache, [1, 2])], dim=1)
+        for row, (prompt, pad) in enumerate(zip(prompts, padding, strict=True)):
+            alone = model(torch.cat([prompt, more[row]])[None])
+            assert_same(y[row, pad:], alone[0], atol)
+    assert torch.isfinite(y).all()
+
+
+def test_a_model_prepared_for_decoding_gives_the_same_logits(variant, monkeypatch):
+    monkeypatch.setattr("gptattn.attention.linear.WORTH_THREADS", 0)
+    model = build_gpt(*chosen(variant), std=0.3).eval()
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    for rows in (1, 3, 8):
+        ids = torch.randint(13, (rows, T))
+        with torch.no_grad():
+            expected = model(ids)[:, -1]
+            model.prepare(rows)
+            cache = model.new_cache(rows)
+            model.hidden(ids[:, :4], cache)
+            for t in range(4, T):
+                logits = model.next_logits(ids[:, t : t + 1], cache)
+        assert_same(logits, expected, atol=1e-5)
+        # A training step in between works too: with gradients the prepared layers are not used.
+        model(ids).sum().backward()
+        assert all(p.grad is not None for p in model.parameters())
+        model.prepare(None)
+    assert_same(model.state_dict(), before, atol=0)
+
+
+def test_more_tokens_than_the_context_are_refused(variant):
+    attention, x = build_attention(variant), torch.randn(B, T + 1, E)
+    calls = [attention, lambda x: decode(attention, x, [T + 1])]
+    if isinstance(attention, HasMaps):
+        calls.append(attention.attention_weights)
+    for call in calls:
+        with pytest.raises(ValueError, match="12 tokens do not fit context_length=11"):
+            call(x)
+    with pytest.raises(ValueError, match="12 tokens do not fit context_length=11"):
+        build_gpt(*chosen(variant))(torch.zeros(B, T + 1, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_cache_bytes_that_are_reported_are_the_bytes_allocated(variant, dtype):
+    model = build_gpt(*chosen(variant)).to(dtype)
+    with torch.device("meta"):
+        reported = measure_cost(build_gpt(*chosen(variant)).to(dtype)).kv_bytes_per_token
+    with Allocations() as made:
+        cache = model.new_cache(batch=1)
+    assert made.bytes == cache.nbytes > 0
+    assert reported == made.bytes / T
+    assert model.new_cache(batch=3).nbytes == 3 * made.bytes
+
+
+def test_the_parameters_that_are_reported_are_the_numbers_a_checkpoint_holds(variant):
+    model = build_gpt(*chosen(variant))
+    with torch.device("meta"):
+        reported = measure_cost(build_gpt(*chosen(variant)))
+    held = {name: tensor.numel() for name, tensor in model.state_dict().items()}
+    assert reported == measure_cost(model)
+    assert reported.params == sum(held.values())
+    assert reported.params_attention == sum(n for name, n in held.items() if ".attention." in name)
+    # Vocabulary 13 and context 11.
+    assert reported.params_embedding == (13 + 11) * 30
+
+
+def test_the_model_shows_the_weights_of_every_layer_that_has_some(variant):
+    model = build_gpt(*chosen(variant)).eval()
+    ids = torch.randint(13, (B, T))
+    maps = model.attention_weights(ids)
+    shown = [i for i, b in enumerate(model.layers()) if isinstance(b.attention, HasMaps)]
+    assert shown == model.layers_with_maps()
+    assert len(maps) == len(shown)
+    if 0 not in shown:
+        return
+    first = model.layers()[0]
+    with torch.no_grad():  # like the maps: with gradients a linear layer may sum in another order
+        x = first.norm_attention(model.input_position(model.token_embedding(ids), range(T)))
+        expected = first.attention.attention_weights(x)
+    assert_same(maps[0], expected)

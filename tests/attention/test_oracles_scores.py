@@ -1,0 +1,148 @@
+"""What parts and positions do to scores: against transformers' classes, and the paper in a loop."""
+
+import math
+
+import pytest
+import torch
+from hugging import (
+    SIZES,
+    B,
+    D,
+    E,
+    G,
+    H,
+    Pair,
+    T,
+    assert_agreement,
+    mask,
+    ours,
+    projections,
+    rope,
+    widen,
+)
+from torch import Tensor
+from transformers import BloomConfig, Gemma2Config, GptOssConfig
+from transformers.models.bloom import modeling_bloom
+from transformers.models.gemma2 import modeling_gemma2
+from transformers.models.gpt_oss import modeling_gpt_oss
+
+from gptattn.attention import MultiHeadAttention
+from gptattn.attention.parts.forget import Forget
+from gptattn.attention.parts.sink import Sink
+from gptattn.attention.parts.softcap import SoftCap
+from gptattn.position import LinearBias, RotaryPosition
+
+BACKENDS = pytest.mark.parametrize("backend", ["reference", "sdpa"])
+AT = torch.arange(T)[None]
+
+
+@BACKENDS
+@pytest.mark.parametrize("layer", ["sliding_attention", "full_attention"])
+def test_a_sink_with_and_without_a_window_is_gpt_osss(layer, backend, monkeypatch):
+    widen(monkeypatch, modeling_gpt_oss)
+    config = GptOssConfig(
+        **SIZES, rope_parameters=rope(), layer_types=[layer], num_hidden_layers=1, sliding_window=4
+    )
+    theirs = modeling_gpt_oss.GptOssAttention(config, layer_idx=0).double()
+    turning = modeling_gpt_oss.GptOssRotaryEmbedding(config)
+    windowed = layer == "sliding_attention"
+    biased = {"qkv_bias": True, "out_bias": True, "window": 4 if windowed else None}
+    mine, sink = ours(RotaryPosition(T, D), **biased, backend=backend), Sink(H).double()
+    mine.add_part("sink", sink)
+
+    def call(x: Tensor) -> Tensor:
+        return theirs(x, turning(x, AT), attention_mask=mask(config, windowed))[0]
+
+    pairs = [*projections(mine, theirs), Pair(sink.sink_H, theirs.sinks)]
+    assert_agreement(mine, call, pairs)
+
+
+@BACKENDS
+@pytest.mark.parametrize("cap", [0.5, 50.0])
+def test_a_soft_cap_is_gemma_2s(cap, backend, monkeypatch):
+    widen(monkeypatch, modeling_gemma2)
+    config = Gemma2Config(
+        **SIZES,
+        rope_parameters=rope(),
+        layer_types=["full_attention"],
+        num_hidden_layers=1,
+        query_pre_attn_scalar=7,
+        attn_logit_softcapping=cap,
+    )
+    theirs = modeling_gemma2.Gemma2Attention(config, layer_idx=0).double()
+    turning = modeling_gemma2.Gemma2RotaryEmbedding(config)
+    mine = ours(RotaryPosition(T, D), scale=7**-0.5, backend=backend)
+    mine.add_part("softcap", SoftCap(cap))
+
+    def call(x: Tensor) -> Tensor:
+        return theirs(x, turning(x, AT), attention_mask=mask(config))[0]
+
+    assert_agreement(mine, call, projections(mine, theirs))
+
+
+@BACKENDS
+@pytest.mark.parametrize("heads", [4, 6])
+def test_alibi_is_blooms_also_where_heads_are_no_power_of_two(heads, backend, monkeypatch):
+    widen(monkeypatch, modeling_bloom)
+    size = E // heads
+    config = BloomConfig(
+        hidden_size=E, n_head=heads, attention_dropout=0.0, hidden_dropout=0.0, n_layer=1
+    )
+    theirs = modeling_bloom.BloomAttention(config, layer_idx=0).double()
+    with torch.no_grad():
+        theirs.dense.bias.zero_()
+    position = LinearBias(heads)
+    mine = MultiHeadAttention(
+        E, E, T, heads, qkv_bias=True, out_bias=True, position=position, backend=backend
+    ).double()
+    # A row for each head, then query, key and value: [heads, 3, size, ...].
+    joint, bias = theirs.query_key_value.weight, theirs.query_key_value.bias
+    pairs = [Pair(mine.out_proj.weight, theirs.dense.weight)]
+    pairs += [Pair(mine.out_proj.bias, theirs.dense.bias)]
+    for i, layer in enumerate(mine.projections()):
+        pairs += [
+            Pair(layer.weight, joint, lambda w, i=i: w.view(heads, 3, size, E)[:, i]),
+            Pair(layer.bias, bias, lambda b, i=i: b.view(heads, 3, size)[:, i]),
+        ]
+    future = torch.full((T, T), -math.inf, dtype=torch.float64).triu(1)
+
+    def call(x: Tensor) -> Tensor:
+        alibi = modeling_bloom.build_alibi_tensor(torch.ones(B, T), heads, torch.float64)
+        return theirs(x, torch.zeros_like(x), alibi, future)[0]
+
+    assert_agreement(mine, call, pairs)
+
+
+def forgetting(x: Tensor, mine, part: Forget) -> Tensor:
+    """The paper's formula, one query at a time: o_i = sum_j w_ij v_j, w_i = softmax(q k + d_i)."""
+    weight, bias = part.W_forget.weight, part.W_forget.bias
+    y = []
+    for b in range(B):
+        for i in range(T):
+            for h in range(H):
+                own, shared = (
+                    slice(h * D, h * D + D),
+                    slice(h // (H // G) * D, h // (H // G) * D + D),
+                )
+                q = mine.W_query.weight[own] @ x[b, i]
+                score, values = [], []
+                for j in range(i + 1):
+                    k = mine.W_key.weight[shared] @ x[b, j]
+                    d = torch.zeros((), dtype=torch.float64)
+                    for l in range(j + 1, i + 1):  # noqa: E741
+                        f = 1 / (1 + torch.exp(-(weight[h] @ x[b, l] + bias[h])))
+                        d = d + torch.log(f)
+                    score.append(q @ k / math.sqrt(D) + d)
+                    values.append(mine.W_value.weight[shared] @ x[b, j])
+                e = torch.exp(torch.stack(score))
+                y.append(e @ torch.stack(values) / e.sum())
+    heads = torch.stack(y).view(B, T, H * D)
+    return heads @ mine.out_proj.weight.T
+
+
+@BACKENDS
+def test_forgetting_attention_is_the_papers_formula(backend):
+    mine, part = ours(None, backend=backend), Forget(E, H).double()
+    mine.add_part("forget", part)
+    pairs = [Pair(p, p) for p in mine.parameters()]
+    assert_agreement(mine, lambda x: forgetting(x, mine, part), pairs)

@@ -1,0 +1,207 @@
+"""Parts: what each adds in parameters and cache, how it starts, and what it refuses."""
+
+import math
+
+import pytest
+import torch
+from building import build_attention, build_gpt, menu, part_spec, refused
+from torch import Tensor
+
+from gptattn.attention import KVCache
+from gptattn.attention.parts import Part
+from gptattn.attention.parts.forget import Forget
+from gptattn.attention.parts.gate import Gate
+from gptattn.attention.parts.qk_norm import QKNorm
+from gptattn.attention.parts.sink import Sink
+from gptattn.attention.parts.softcap import SoftCap
+from gptattn.attention.softmax import SoftmaxAttention
+from gptattn.errors import ConfigError
+from gptattn.model.cost import measure_cost
+from gptattn.settings.build import add_parts
+
+B, T, E, H, G, D = 2, 11, 30, 6, 2, 5  # building.SMALL
+# The papers' formulas for one layer.
+PARAMETERS = {"qk_norm": 2 * D, "gate": E * E, "sink": H, "softcap": 0, "forget": E * H + H}
+CACHE = {"forget": H * 4}  # bytes per token: a float32 for each head
+
+
+def assert_same(actual: object, expected: object, atol: float = 1e-12) -> None:
+    torch.testing.assert_close(actual, expected, rtol=0, atol=atol)
+
+
+def gqa(part: str = "", **settings) -> SoftmaxAttention:
+    attention = build_attention("gqa")
+    add_parts(attention, {part: part_spec(part) | settings} if part else {}, layer=0)
+    assert isinstance(attention, SoftmaxAttention)
+    return attention
+
+
+@pytest.mark.parametrize("part", PARAMETERS)
+def test_a_part_adds_the_parameters_and_the_cache_of_its_papers_formula(part):
+    with torch.device("meta"):
+        plain, added = (
+            measure_cost(build_gpt("attn=gqa")),
+            measure_cost(build_gpt(f"part={part}", "attn=gqa")),
+        )
+    layers = 2
+    assert added.params - plain.params == layers * PARAMETERS[part]
+    assert added.params_attention - plain.params_attention == layers * PARAMETERS[part]
+    assert added.kv_bytes_per_token - plain.kv_bytes_per_token == layers * CACHE.get(part, 0)
+
+
+def test_every_part_is_in_that_table():
+    assert sorted(PARAMETERS) == menu("part")
+
+
+def test_a_headwise_gate_has_a_number_per_head_and_scales_the_whole_head():
+    attention = gqa("gate", granularity="headwise").double()
+    gate = attention.parts["gate"]
+    assert isinstance(gate, Gate)
+    assert gate.W_gate.weight.shape == (H, E)
+    assert gate.W_gate.bias is None
+    y, x = torch.randn(B, H, T, D).double(), torch.randn(B, T, E).double()
+    for h in range(H):
+        expected = y[:, h] / (1 + torch.exp(-(x @ gate.W_gate.weight[h])))[..., None]
+        assert_same(gate.mix(y, x)[:, h], expected)
+    assert gate.output(y, x) is y
+
+
+def test_an_elementwise_gate_acts_before_the_output_projection():
+    attention = gqa("gate").double()
+    gate, x = attention.parts["gate"], torch.randn(B, T, E).double()
+    assert isinstance(gate, Gate)
+    plain = gqa().double()
+    plain.load_state_dict({n: p for n, p in attention.state_dict().items() if "gate" not in n})
+    merged: list[Tensor] = []
+    plain.out_proj.register_forward_pre_hook(lambda _, args: merged.append(args[0]))
+    plain(x)
+    assert_same(attention(x), plain.out_proj(merged[0] * torch.sigmoid(x @ gate.W_gate.weight.T)))
+
+
+def test_qk_norm_gives_every_query_and_key_the_same_length_until_its_gain_is_trained():
+    norm, q, k = QKNorm(D), torch.randn(B, H, T, D), 100 * torch.randn(B, G, T, D)
+    normed_q, normed_k, v = norm.heads(q, k, k)
+    assert v is k
+    for x in (normed_q, normed_k):
+        assert_same(x.norm(dim=-1), torch.full(x.shape[:-1], math.sqrt(D)), atol=1e-4)
+
+
+def test_a_sink_takes_the_weight_of_one_more_key_and_a_large_one_takes_all():
+    attention = gqa("sink").double()
+    sink, x = attention.parts["sink"], torch.zeros(B, T, E).double()
+    assert isinstance(sink, Sink)
+    with torch.no_grad():
+        for parameter in attention.parameters():
+            parameter.zero_()  # so that all scores are 0
+        w = attention.attention_weights(x)
+        number = torch.arange(1, T + 1).double()
+        assert_same(w.sum(-1), (number / (number + 1)).expand(B, H, T))
+        sink.sink_H.fill_(50.0)
+        assert attention.attention_weights(x).max() < 1e-20
+
+
+def test_a_soft_cap_bounds_what_two_scores_can_differ_by():
+    attention = gqa("softcap", cap=0.5).double()
+    x = 1000 * torch.randn(B, T, E).double()
+    w = attention.attention_weights(x)
+    last = w[:, :, -1]
+    assert (last.amax(-1) / last.amin(-1)).max() <= math.exp(2 * 0.5) + 1e-12
+
+
+def test_a_forget_gate_of_one_forgets_nothing_and_of_zero_all_but_the_token_itself():
+    attention, x = gqa("forget").double(), torch.randn(B, T, E).double()
+    forget = attention.parts["forget"]
+    assert isinstance(forget, Forget)
+    plain = gqa().double()
+    plain.load_state_dict({n: p for n, p in attention.state_dict().items() if "forget" not in n})
+    with torch.no_grad():
+        forget.W_forget.weight.zero_()
+        forget.W_forget.bias.fill_(80.0)
+        assert_same(attention(x), plain(x))
+        forget.W_forget.bias.fill_(-80.0)
+        own = torch.eye(T).double().expand(B, H, T, T)
+        assert_same(attention.attention_weights(x), own)
+
+
+def test_the_running_sum_has_float32s_digits_where_the_rest_has_16_bits():
+    length = 600
+    forget = Forget(E, H)
+    x = torch.randn(1, length, E)
+    exact = forget.double().entries(x.double(), None)["log_forget"]
+    with torch.autocast("cpu", torch.bfloat16):
+        mixed = forget.float().entries(x, None)["log_forget"]
+    whole = forget.bfloat16().entries(x.bfloat16(), None)["log_forget"]
+    for sums in (mixed, whole):
+        assert sums.dtype == torch.float32
+        # Logits of 8 bits are off by less than 1%; a sum in bfloat16 stops growing at 256.
+        assert_same(sums.double(), exact, atol=0.01 * length)
+        assert (sums.diff(dim=-2) < 0).all()
+    cache = build_attention("gqa+forget").bfloat16().new_cache(B, T)
+    assert isinstance(cache, KVCache)
+    assert {name: x.dtype for name, x in cache.tensors.items()} == {
+        "k": torch.bfloat16,
+        "v": torch.bfloat16,
+        "log_forget": torch.float32,
+    }
+
+
+@pytest.mark.parametrize("part", menu("part"))
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_parts_run_in_16_bits_and_under_autocast(part, dtype):
+    attention, x = build_attention(f"gqa+{part}"), torch.randn(B, T, E)
+    expected = attention(x)
+    near = 0.04 * expected.abs().max().item()
+    with torch.autocast("cpu", dtype):
+        mixed = attention(x)
+    assert mixed.dtype == dtype
+    assert_same(mixed.float(), expected, near)
+    assert_same(attention.to(dtype)(x.to(dtype)).float(), expected, near)
+
+
+@torch.no_grad()
+def test_parts_start_as_their_papers_say():
+    torch.manual_seed(3)
+    model = build_gpt("attn=gqa", "model.d_model=192", "model.num_heads=96", "part=sink")
+    sinks = torch.cat([block.attention.parts["sink"].sink_H for block in model.layers()])
+    assert 0.015 < sinks.std() < 0.025  # 192 draws from N(0, 0.02)
+    for name in ("forget", "gate"):
+        model = build_gpt("attn=gqa", "model.d_model=192", f"part={name}")
+        part = model.layers()[0].attention.parts[name]
+        for kind, parameter in part.named_parameters():
+            if kind.endswith("bias"):
+                assert not parameter.any()
+            else:
+                assert 0.018 < parameter.std() < 0.022
+    norm = build_gpt("attn=gqa", "part=qk_norm").layers()[0].attention.parts["qk_norm"]
+    assert all(torch.equal(gain, torch.ones(D)) for gain in norm.parameters())
+
+
+@pytest.mark.parametrize(
+    ("part", "settings", "message"),
+    [
+        ("qk_norm", {"eps": 0.0}, r"part.qk_norm.eps: eps=0.0 must be a small positive number"),
+        ("gate", {"granularity": "rowwise"}, r"part.gate.granularity: .*headwise"),
+        ("softcap", {"cap": 0.0}, r"part.softcap.cap: cap=0.0 must be a positive number"),
+        ("softcap", {"cap": float("inf")}, r"part.softcap.cap: cap=inf "),
+        ("sink", {"logit": 1.0}, r"part.sink.logit: Sink takes no such argument"),
+    ],
+)
+def test_an_impossible_setting_of_a_part_is_refused_by_name(part, settings, message):
+    with pytest.raises(ConfigError, match=f"^{message}"):
+        gqa(part, **settings)
+
+
+def test_what_config_would_refuse_first_is_refused_by_the_class_too():
+    with pytest.raises(ValueError, match=r"^granularity=rowwise is unknown; give headwise or elem"):
+        Gate(E, H, D, "rowwise")
+    with pytest.raises(ValueError, match=r"^cap=-1.0 "):
+        SoftCap(-1.0)
+
+
+def test_a_pair_that_means_nothing_names_its_reason():
+    assert set(refused("forget")) == {"alibi"}
+    known = {*menu("part"), *menu("position")}
+    for name in menu("part"):
+        assert set(refused(name)) <= known - {name}
+    assert "slope" in Forget(E, H).refuses["alibi"]
+    assert not Part().refuses

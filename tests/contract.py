@@ -1,0 +1,62 @@
+"""What the contract tests share: sizes, comparisons, and decoding through a cache."""
+
+import pytest
+import torch
+from building import acts_in_heads, chosen, parts_of, refused, takes, through_cache
+from torch import Tensor
+
+from gptattn.attention import Attention, HasMaps
+from gptattn.attention.softmax import SoftmaxAttention
+
+B, T, E = 2, 11, 30  # the context is filled
+CHUNKS = pytest.mark.parametrize(
+    "chunks", [[1] * 11, [5, 1, 3, 2], [11]], ids=["by_token", "uneven", "at_once"]
+)
+
+
+def draw(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(*shape, dtype=dtype)
+
+
+def assert_same(actual: object, expected: object, atol: float = 1e-12) -> None:
+    torch.testing.assert_close(actual, expected, rtol=0, atol=atol)
+
+
+def with_maps(attention: Attention) -> HasMaps:
+    """Return the attention as `HasMaps`; skip the test if it has no attention weights."""
+    if not isinstance(attention, HasMaps):
+        pytest.skip("has no attention maps")
+    return attention
+
+
+def receptive_field(attention: Attention) -> Tensor:
+    """[T, T], True where output t may depend on input u: a window W is W tokens, its own too."""
+    window = (attention.rule().window if isinstance(attention, SoftmaxAttention) else None) or T
+    return torch.ones(T, T, dtype=torch.bool).tril().triu(1 - window)
+
+
+def overrides_of(variant: str, position: str, backend: str | None = None) -> list[str]:
+    """Return the overrides for a model of this variant; skip if it cannot have this position."""
+    if acts_in_heads(position) and not takes(variant, "position"):
+        pytest.skip("takes no position")
+    if any(position in refused(part) for part in parts_of(variant)):
+        pytest.skip("a pair that is refused")
+    backends = [f"attn.backend={backend}"] if backend and takes(variant, "backend") else []
+    # Heads of 6: rotary positions need an even size.
+    return [*chosen(variant), f"position={position}", "model.d_model=36", *backends]
+
+
+@torch.no_grad()
+def decode(attention: Attention, x: Tensor, chunks: list[int]) -> Tensor:
+    cache = attention.new_cache(len(x), T)
+
+    def step(part: Tensor, cache) -> Tensor:
+        y = attention(part, cache)
+        cache.advance(part.shape[1])
+        return y
+
+    y = through_cache(step, x, cache, chunks)
+    assert cache.length == T
+    with pytest.raises(ValueError, match="context_length=11"):
+        attention(x[:, :1], cache)
+    return y

@@ -1,0 +1,120 @@
+"""transformers' attention classes as oracles: they get our weights, and must give our numbers."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedConfig, masking_utils, modeling_rope_utils
+
+from gptattn.attention.gqa import GroupedQueryAttention
+from gptattn.attention.softmax import SoftmaxAttention
+from gptattn.position import HeadPosition
+
+B, T, H, G, D = 2, 11, 6, 3, 10
+E = H * D
+# The sizes as transformers' configs call them.
+SIZES: dict[str, Any] = {
+    "hidden_size": E,
+    "num_attention_heads": H,
+    "num_key_value_heads": G,
+    "head_dim": D,
+    "max_position_embeddings": T,
+    "attn_implementation": "eager",
+}
+
+
+class _Wide:
+    """torch, with float64 under the name of float32."""
+
+    float = float32 = torch.float64
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch, name)
+
+
+def widen(monkeypatch: pytest.MonkeyPatch, modeling: ModuleType) -> None:
+    """Replace a model's casts to float32, so that it agrees with ours to float64's precision."""
+    for module in (modeling, modeling_rope_utils):
+        monkeypatch.setattr(module, "torch", _Wide())
+    monkeypatch.setattr(Tensor, "float", Tensor.double)
+
+
+def rope(theta: float = 10_000.0, **more: float | str) -> dict[str, float | str]:
+    """transformers' rotary settings."""
+    return {"rope_type": "default", "rope_theta": theta} | more
+
+
+def ours(position: HeadPosition | None, **settings: Any) -> GroupedQueryAttention:
+    """Our attention at these sizes, in float64."""
+    settings = {"qkv_bias": False, "out_bias": False, "backend": "reference"} | settings
+    return GroupedQueryAttention(E, E, T, H, num_kv_heads=G, position=position, **settings).double()
+
+
+def mask(config: PreTrainedConfig, window: bool = False) -> Tensor:
+    """The mask that transformers' model passes to its layers: causal, or with its window."""
+    make = masking_utils.create_causal_mask
+    if window:
+        make = masking_utils.create_sliding_window_causal_mask
+    made = make(config, torch.zeros(B, T, E).double(), None, None, allow_is_causal_skip=False)
+    assert isinstance(made, Tensor)
+    return made
+
+
+def _whole(x: Tensor) -> Tensor:
+    return x
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A parameter of ours, and where it lies in one of theirs: `part` returns a view of it.
+
+    Theirs holds ours minus `less`.
+    """
+
+    mine: Tensor
+    theirs: Tensor
+    part: Callable[[Tensor], Tensor] = _whole
+    less: float = 0.0
+
+
+def projections(mine: SoftmaxAttention, theirs: nn.Module) -> list[Pair]:
+    """The pairs of the four projections, as most models name them."""
+    names = {"W_query": "q_proj", "W_key": "k_proj", "W_value": "v_proj", "out_proj": "o_proj"}
+    pairs = [
+        Pair(parameter, theirs.get_parameter(f"{names[name.split('.')[0]]}.{name.split('.')[1]}"))
+        for name, parameter in mine.named_parameters()
+        if name.split(".")[0] in names
+    ]
+    assert len(pairs) >= 4
+    return pairs
+
+
+def assert_agreement(
+    mine: SoftmaxAttention,
+    theirs: Callable[[Tensor], Tensor],
+    pairs: Sequence[Pair],
+    atol: float = 1e-12,
+) -> None:
+    """Copy our weights into theirs, and compare outputs and all gradients."""
+    assert {id(pair.mine) for pair in pairs} == {id(p) for p in mine.parameters()}
+    with torch.no_grad():
+        for pair in pairs:
+            pair.mine.add_(torch.randn_like(pair.mine), alpha=0.3)
+            place = pair.part(pair.theirs)
+            place.copy_(pair.mine.view_as(place) - pair.less)
+    x = torch.randn(B, T, E, dtype=torch.float64, requires_grad=True)
+    upstream = torch.randn(B, T, E, dtype=torch.float64)
+    y, y_theirs = mine(x), theirs(x)
+    near = {"rtol": 0, "atol": atol}
+    torch.testing.assert_close(y, y_theirs, **near)
+    got = torch.autograd.grad(y, [x, *(pair.mine for pair in pairs)], upstream)
+    wanted = torch.autograd.grad(y_theirs, [x, *(pair.theirs for pair in pairs)], upstream)
+    near["atol"] *= 10  # gradients are sums over the tokens
+    torch.testing.assert_close(got[0], wanted[0], **near)
+    for pair, gradient, other in zip(pairs, got[1:], wanted[1:], strict=True):
+        expected = pair.part(other)
+        torch.testing.assert_close(gradient.view_as(expected), expected, **near)

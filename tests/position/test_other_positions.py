@@ -1,0 +1,165 @@
+"""Sinusoidal positions, ALiBi, and RoPE for a part of a head or a stretched context, by hand."""
+
+import math
+
+import pytest
+import torch
+from building import build_gpt
+from torch import Tensor
+
+from gptattn.errors import ConfigError
+from gptattn.position import LinearBias, RotaryPosition, SinusoidalPosition
+
+B, H, T, D = 2, 6, 11, 10
+
+
+def draw(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64)
+
+
+def assert_same(actual: object, expected: object, atol: float = 1e-12) -> None:
+    torch.testing.assert_close(actual, expected, rtol=0, atol=atol)
+
+
+def test_sinusoidal_positions_are_the_papers_sines_added_to_scaled_embeddings():
+    # Width 4: the second pair turns 100 times slower than the first.
+    x = torch.tensor([[2.0, 3.0, 5.0, 7.0]] * 3, dtype=torch.float64)[None]
+    y = SinusoidalPosition(context_length=3, d_model=4)(x, range(3))
+    for p in range(3):
+        expected = [
+            2 * 2.0 + math.sin(p),
+            2 * 3.0 + math.cos(p),
+            2 * 5.0 + math.sin(p / 100),
+            2 * 7.0 + math.cos(p / 100),
+        ]
+        assert_same(y[0, p], torch.tensor(expected, dtype=torch.float64), atol=1e-7)
+
+
+def test_far_sinusoids_are_as_exact_as_near_ones_and_an_odd_width_ends_in_a_sine():
+    y = SinusoidalPosition(100_000, 3)(torch.zeros(1, 1, 3), range(99_999, 100_000))
+    angles = [99_999.0, 99_999.0 / 10_000 ** (2 / 3)]
+    expected = [math.sin(angles[0]), math.cos(angles[0]), math.sin(angles[1])]
+    assert_same(y[0, 0], torch.tensor(expected), atol=1e-6)
+
+
+def test_sinusoids_are_read_by_position_in_every_form_and_are_not_saved():
+    sinusoidal, x = SinusoidalPosition(T, D), draw(B, T, D)
+    whole = sinusoidal(x, range(T))
+    for positions in (range(4, 7), torch.arange(4, 7), torch.tensor([[4, 5, 6], [4, 5, 6]])):
+        assert torch.equal(sinusoidal(x[:, 4:7], positions), whole[:, 4:7])
+    assert torch.isfinite(sinusoidal(x[:, :2], torch.tensor([[-1, 0], [0, 1]]))).all()
+    assert sinusoidal.state_dict() == {}
+    assert list(sinusoidal.parameters()) == []
+
+
+@torch.no_grad()
+def test_a_models_embeddings_do_not_drown_in_the_sines():
+    model = build_gpt("position=sinusoidal", "model.d_model=960", vocab_size=101)
+    ids = torch.arange(101)[None, :11]
+    token = model.token_embedding(ids) * 960**0.5
+    both = model.input_position(model.token_embedding(ids), range(11))
+    assert 0.4 < token.square().mean().sqrt() < 0.8
+    assert_same((both - token).square().mean().sqrt(), torch.tensor(0.5**0.5), atol=1e-6)
+
+
+def test_alibis_slopes_are_the_papers():
+    # Section 3: eight heads have 1/2, 1/4, ..., 1/256.
+    assert LinearBias(8).slope_H.tolist() == [2.0**-i for i in range(1, 9)]
+    assert LinearBias(1).slope_H.tolist() == [2.0**-8]
+    # The authors' code, 12 heads: those of 8, then every second one of 16's.
+    expected = [*(2.0**-i for i in range(1, 9)), *(2.0 ** -(i / 2) for i in (1, 3, 5, 7))]
+    assert_same(LinearBias(12).slope_H, torch.tensor(expected, dtype=torch.float64))
+
+
+def test_a_score_falls_by_the_slope_per_token_of_distance():
+    bias = LinearBias(6)
+    c_1HT = bias.decay(range(100, 100 + T))
+    assert c_1HT.shape == (1, 6, T)
+    for distance in range(T):
+        fall = c_1HT[0, :, -1] - c_1HT[0, :, -1 - distance]
+        assert_same(fall, -bias.slope_H * distance)
+    rows = torch.tensor([[-1, 0, 1], [4, 5, 6]])
+    assert bias.decay(rows).shape == (2, 6, 3)
+    assert_same(bias.decay(rows)[1], bias.decay(range(4, 7))[0])
+    assert_same(bias.decay(torch.arange(4, 7)), bias.decay(range(4, 7)))
+    assert bias.state_dict() == {}
+
+
+def test_alibis_distances_stay_exact_far_away_and_in_16_bits():
+    far = range(100_000, 100_003)
+    near = LinearBias(12).decay(range(3))
+    got = LinearBias(12).decay(far)
+    assert_same(got.diff(dim=-1), near.diff(dim=-1), atol=1e-10)
+    low = LinearBias(8).bfloat16().decay(far)  # slopes that are powers of two fit 16 bits
+    assert_same(low.diff(dim=-1).double(), LinearBias(8).decay(range(3)).diff(dim=-1), atol=0)
+
+
+def test_a_part_of_each_head_turns_as_a_smaller_head_would_and_the_rest_passes():
+    q, k = draw(B, H, T, D), draw(B, 3, T, D)
+    partial = RotaryPosition(T, D, fraction=0.4).rotate(q, k, range(T))
+    small = RotaryPosition(T, 4).rotate(q[..., :4], k[..., :4], range(T))
+    for turned, expected, x in zip(partial, small, (q, k), strict=True):
+        assert torch.equal(turned[..., :4], expected)
+        assert torch.equal(turned[..., 4:], x[..., 4:])
+
+
+def test_without_a_stretch_the_table_is_what_it_was():
+    rope = RotaryPosition(T, D, stretch=1.0)
+    frequency = 10_000.0 ** (-torch.arange(0, D, 2, dtype=torch.float64) / D)
+    angle = torch.outer(torch.arange(T, dtype=torch.float64), frequency)
+    assert torch.equal(rope.cos_TR, torch.cat([angle, angle], dim=-1).cos())
+
+
+def test_a_stretch_slows_what_turned_less_than_once_and_keeps_what_turned_often():
+    # Over 1,024 tokens the first pair turns 163 times, the last 0.02 times.
+    size, original, stretch = 64, 1024, 4.0
+    plain = RotaryPosition(original, size)
+    long = RotaryPosition(4 * original, size, stretch=stretch)
+    grown = 0.1 * math.log(stretch) + 1
+    assert_same(long.cos_TR[0], torch.full((size,), grown, dtype=torch.float64))
+    assert_same(long.cos_TR[:original, 0], grown * plain.cos_TR[:, 0])
+    slow = size // 2 - 1
+    assert_same(long.cos_TR[::4, slow], grown * plain.cos_TR[:, slow])
+    explicit = RotaryPosition(4 * original, size, stretch=stretch, original_context=original)
+    assert torch.equal(explicit.cos_TR, long.cos_TR)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"head_dim": 7}, r"head_dim=7 must be even"),
+        ({"fraction": 0.0}, r"fraction=0.0 must be above 0 and at most 1"),
+        ({"fraction": 1.5}, r"fraction=1.5 "),
+        ({"fraction": 0.3}, r"fraction=0.3 of head_dim=10 is 3; an even number"),
+        ({"fraction": 0.1}, r"fraction=0.1 of head_dim=10 is 1; "),
+        ({"head_dim": 3, "fraction": 0.1}, r"fraction=0.1 of head_dim=3 is 0; "),
+        ({"base": 0.0}, r"base=0.0 must be a positive number"),
+        ({"base": 1.0, "stretch": 2.0}, r"base=1.0 must be above 1"),
+        ({"stretch": 0.5}, r"stretch=0.5 must be 1.0 \(none\) or more"),
+        ({"stretch": math.inf}, r"stretch=inf "),
+        ({"original_context": 8}, r"original_context=8 has no effect with stretch=1.0"),
+        ({"original_context": 0, "stretch": 2.0}, r"original_context=0 must be 1 or more"),
+    ],
+)
+def test_an_impossible_rotation_is_refused_by_name(settings, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        RotaryPosition(**{"context_length": T, "head_dim": D} | settings)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "field", "message"),
+    [
+        (["model.num_heads=6"], "model.num_heads", "head_dim=5 must be even"),
+        (["model.d_model=36", "position.fraction=0.9"], "position.fraction", "is 5; an even"),
+        (["model.d_model=36", "position.stretch=0.5"], "position.stretch", "stretch=0.5 "),
+    ],
+)
+def test_a_user_reads_which_setting_is_wrong(overrides, field, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        build_gpt("position=rope", *overrides)
+    assert str(caught.value).startswith(f"{field}: ")
+
+
+def test_alibi_needs_a_head():
+    with pytest.raises(ValueError, match=r"^num_heads=0 must be 1 or more"):
+        LinearBias(0)
