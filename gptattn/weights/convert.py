@@ -172,8 +172,8 @@ def _overrides_needed(
             f"it has {source.vocab_size:,} ids, but tokenizer={tokenizer} has "
             f"{target.vocab_size:,}; use the tokenizer that it was trained with",
         )
-    if different.keys() & OF_BLOCK and choices.get("block", "gpt2") != cfg.choices["block"]:
-        given["block"] = choices.get("block", "gpt2")
+    if different.keys() & OF_BLOCK and choices["block"] != cfg.choices["block"]:
+        given["block"] = choices["block"]
         # Whatever else the block's file sets may differ from what this run has now.
         different = {k: v for k, v in different.items() if k not in OF_BLOCK}
         different |= {name: theirs[name] for name in BESIDE_BLOCK}
@@ -182,18 +182,23 @@ def _overrides_needed(
         # 1.0 is the file's own fraction and stretch.
         own = {name: v for name, v in theirs.items() if name.startswith("position.") and v != 1.0}
         different |= own
-    if _stretched(source, target):
-        different.pop("position.stretch", None)
+    kept = different.keys() - _free(source, target, cfg)
+    return as_overrides(given | {name: v for name, v in different.items() if name in kept})
+
+
+def _free(source: GPT, target: GPT, cfg: TrainConfig) -> set[str]:
+    """Which settings among those of `_fixed` may differ here, or are what this run has anyway."""
+    free = {"position.stretch"} if _stretched(source, target) else set()
     # No weight depends on the context, but positions beyond the source's are new to its weights.
     shorter = target.context_length < source.context_length
     if source.input_position is None and (shorter or _stretched(source, target)):
-        different.pop("model.context_length", None)
-    if ours.get("model.num_heads") != cfg.model.num_heads:
-        different.pop("model.num_heads", None)  # the variant sets its own number of heads
+        free.add("model.context_length")
+    if _fixed(target).get("model.num_heads") != cfg.model.num_heads:
+        free.add("model.num_heads")  # the variant sets its own number of heads
     width = default_width(source.style.mlp, source.token_embedding.embedding_dim)
-    if theirs.get("model.d_mlp") == width and cfg.model.d_mlp is None:
-        different.pop("model.d_mlp", None)
-    return as_overrides(given | different)
+    if source.layers()[0].d_mlp == width and cfg.model.d_mlp is None:
+        free.add("model.d_mlp")
+    return free
 
 
 def _fixed(model: GPT) -> dict[str, int | float | bool | str]:

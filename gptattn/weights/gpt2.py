@@ -220,4 +220,5 @@ def has_tokenizer(folder: Path) -> bool:
     return bool(tokenizer_files.find(folder))
 
 
-FAMILY = Family("gpt2", {"position": "learned"}, overrides, load, write, has_tokenizer)
+CHOICES = {"block": "gpt2", "position": "learned"}
+FAMILY = Family("gpt2", CHOICES, overrides, load, write, has_tokenizer)
