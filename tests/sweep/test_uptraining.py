@@ -140,7 +140,7 @@ MISTAKES = [
     (
         ["tokenizer=gpt2", "block=llama", "position=none", "model.vocab_size=416"],
         2,
-        GIVE + r"block=gpt2 position=learned model\.qkv_bias=true block\.norm_eps=1e-05 "
+        GIVE + r"block=gpt2 position=learned block\.norm_eps=1e-05 model\.qkv_bias=true "
         r"block\.tied_head=true$",
     ),
     (["tokenizer=gpt2", "tokenizer.path=none"], 3, "error: tokenizer.path: none is not a folder; "),
