@@ -1,7 +1,10 @@
 """Times attention alone, forward and backward, against torch's module and a tutorial's classes.
 
 `make bench`, or in its environment: python scripts/bench_attention.py [--rounds 5]
-Prints milliseconds and ratios for inputs (B, T, 768) with 12 heads; one line of JSON at the end.
+    [--variants mha gqa+sink sliding] [--parts gate,sink] [--lengths 2048 16384]
+Prints milliseconds, microseconds per token and ratios for inputs (B, T, 768) with 12 heads; one
+line of JSON at the end. The peers, and `backend=reference`, hold all T x T scores, so they are left
+out above T = 4,096.
 """
 
 import argparse
@@ -12,26 +15,23 @@ from statistics import median
 
 import torch
 from bench import interleave, quiet_threads, ratio, spread, timed
+from contenders import add_choices, chosen, layer_of
 from peers import ATTENTION_MODULES
 from torch import nn
 
-from gptattn.attention import (
-    GroupedQueryAttention,
-    MultiHeadAttention,
-    MultiHeadAttentionWrapper,
-)
+from gptattn.attention import Carried
 
 WIDTH, HEADS = 768, 12
-SHAPES = ((8, 256), (4, 512), (2, 1024), (1, 2048), (1, 4096))  # (B, T)
-OURS: dict[str, Callable[..., nn.Module]] = {
-    "wrapper, no projection": partial(MultiHeadAttentionWrapper, out_proj=False),
-    "wrapper": MultiHeadAttentionWrapper,
-    "mha": MultiHeadAttention,
-    "mha, reference": partial(MultiHeadAttention, backend="reference"),
-    "gqa, 4": partial(GroupedQueryAttention, num_kv_heads=4),
-    "mqa": partial(GroupedQueryAttention, num_kv_heads=1),
-}
-BASELINE = "mha"
+TOKENS = 2048  # in a batch of short rows
+LENGTHS = (256, 512, 1024, 2048, 4096)
+OURS = (
+    "mha",
+    "mha:attn.backend=reference",
+    "gqa:attn.num_kv_heads=4",
+    "mqa",
+    "mha_wrapper",
+    "mha_wrapper:attn.out_proj=false",
+)
 
 
 def measure(build: Callable[[], nn.Module], batch: int, length: int, steps: int) -> float:
@@ -45,41 +45,66 @@ def measure(build: Callable[[], nn.Module], batch: int, length: int, steps: int)
     return timed(step, warm_up=1, steps=steps)
 
 
-def bench(batch: int, length: int, rounds: int, steps: int) -> dict[str, dict[str, float]]:
-    """Time all modules on one shape; print and return milliseconds, and ratios to BASELINE."""
+class Ours(nn.Module):
+    """One of our layers, called as a model calls it: with positions."""
+
+    def __init__(self, name: str, length: int) -> None:
+        super().__init__()
+        self.attention, self.length = layer_of(name, length), length
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.attention(x, None, Carried(range(self.length)))
+
+
+def bench(
+    names: list[str], peers: bool, length: int, rounds: int, steps: int
+) -> dict[str, dict[str, float]]:
+    """Time all modules on one length; print and return milliseconds, and ratios to the first."""
+    batch = max(1, TOKENS // length)
+    fitting = [n for n in names if length <= LENGTHS[-1] or "backend=reference" not in n]
     builders: dict[str, Callable[[], nn.Module]] = {
-        f"gptattn {name}": partial(build, WIDTH, WIDTH, length, HEADS)
-        for name, build in OURS.items()
-    } | {
-        f"peer {name}": partial(build, num_heads=HEADS, d_model=WIDTH, context_length=length)
-        for name, build in ATTENTION_MODULES.items()
+        f"gptattn {name}": partial(Ours, name, length) for name in fitting
     }
+    if peers and length <= LENGTHS[-1]:
+        builders |= {
+            f"peer {name}": partial(build, num_heads=HEADS, d_model=WIDTH, context_length=length)
+            for name, build in ATTENTION_MODULES.items()
+        }
     contenders = {
         name: partial(measure, build, batch, length, steps) for name, build in builders.items()
     }
     seconds = interleave(contenders, rounds, seed=length)
-    mine = seconds[f"gptattn {BASELINE}"]
-    print(f"\n(B, T) = ({batch}, {length}), {rounds} rounds of {steps}")
-    print(f"{'':32} {'ms':>8} {'spread':>7} {'/ mha':>6}")
+    first = fitting[0]
+    print(f"\n(B, T) = ({batch}, {length}), {rounds} rounds of {steps}; ratios to {first}")
+    print(f"{'':42} {'ms':>8} {'us/token':>8} {'spread':>7} {'ratio':>6}")
     result = {}
     for name, values in seconds.items():
-        over = ratio(values, mine)
-        print(f"{name:32} {1e3 * median(values):8.1f} {spread(values):7.1%} {over:6.2f}")
-        result[name] = {"ms": round(1e3 * median(values), 2), "over_mha": round(over, 3)}
+        over = ratio(values, seconds[f"gptattn {first}"])
+        each = 1e6 * median(values) / (batch * length)
+        ms = 1e3 * median(values)
+        print(f"{name:42} {ms:8.1f} {each:8.1f} {spread(values):7.1%} {over:6.2f}")
+        result[name] = {
+            "ms": round(ms, 2),
+            "us_per_token": round(each, 2),
+            f"over_{first}": round(over, 3),
+        }
     return result
 
 
 def main() -> None:
     """Run the benchmark on each shape."""
     parser = argparse.ArgumentParser(description=__doc__)
+    add_choices(parser, OURS)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--lengths", type=int, nargs="*", default=[T for _, T in SHAPES])
+    parser.add_argument("--lengths", type=int, nargs="+", default=list(LENGTHS), metavar="T")
+    parser.add_argument("--no-peers", action="store_true", help="only ours")
     args = parser.parse_args()
     quiet_threads(args.threads)
     results = {
-        f"{B}x{T}": bench(B, T, args.rounds, args.steps) for B, T in SHAPES if T in args.lengths
+        str(T): bench(chosen(args), not args.no_peers, T, args.rounds, args.steps)
+        for T in args.lengths
     }
     print(json.dumps({"bench": "attention", "threads": args.threads, "results": results}))
 

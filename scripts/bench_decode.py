@@ -1,6 +1,7 @@
 """Times decoding: the whole model against transformers' own `generate`, and attention alone.
 
 `make bench-decode`, or in its environment: python scripts/bench_decode.py [--rounds N]
+    [--variants mha gqa+sink sliding] [--parts gate,sink] [--only attention]
 GPT-2 small sizes, float32 on the CPU (bfloat16 on a GPU): prefill 512 tokens, then 64 one by one,
 at batch 1 and 8; and one attention layer's step against caches of 1,024 and 8,192 tokens, with its
 projections and without. Ends in one line of JSON.
@@ -8,6 +9,7 @@ projections and without. Ends in one line of JSON.
 
 import argparse
 import json
+import math
 import random
 import time
 from collections.abc import Callable
@@ -18,41 +20,23 @@ from typing import Any
 
 import torch
 from bench import interleave, quiet_threads, ratio, spread
+from contenders import add_choices, chosen, layer_of, model_of
 from rich.console import Console
 from rich.table import Table
 
-from gptattn.attention import (
-    Attention,
-    GroupedQueryAttention,
-    KVCache,
-    MultiHeadAttention,
-    MultiHeadAttentionWrapper,
-    Rule,
-)
+from gptattn.attention import Attention, Cache, KVCache
 from gptattn.attention.linear import prepare
-from gptattn.cli.main import check_job
+from gptattn.attention.softmax import SoftmaxAttention
 from gptattn.decode.generate import stream
 from gptattn.decode.sampling import Sampling
 from gptattn.machine.device import resolve_device, synchronize, use_huge_pages
 from gptattn.model.cost import parameter_count
 from gptattn.model.gpt import GPT
-from gptattn.settings.build import build_model
 
 PROMPT, NEW, VOCABULARY = 512, 64, 50257
 GREEDY = Sampling(temperature=0)
-VARIANTS: dict[str, list[str]] = {
-    "mha": ["attn=mha"],
-    "gqa (4)": ["attn=gqa", "attn.num_kv_heads=4"],
-    "mqa": ["attn=mqa"],
-    "mha_wrapper": ["attn=mha_wrapper"],
-}
-D_MODEL, HEADS = 768, 12
-LAYERS: dict[str, Callable[[int], Attention]] = {
-    "mha": lambda S: MultiHeadAttention(D_MODEL, D_MODEL, S, HEADS),
-    "gqa (4)": lambda S: GroupedQueryAttention(D_MODEL, D_MODEL, S, HEADS, num_kv_heads=4),
-    "mqa": lambda S: GroupedQueryAttention(D_MODEL, D_MODEL, S, HEADS, num_kv_heads=1),
-    "mha_wrapper": lambda S: MultiHeadAttentionWrapper(D_MODEL, D_MODEL, S, HEADS),
-}
+VARIANTS = ("mha", "gqa:attn.num_kv_heads=4", "mqa", "mha_wrapper")
+D_MODEL = 768
 
 
 @dataclass(frozen=True)
@@ -84,13 +68,6 @@ class Reading:
         part.sum()
         synchronize(self.setting.device)
         return time.perf_counter() - start
-
-
-def our_model(setting: Setting, variant: str) -> GPT:
-    """Build our GPT-2 small with one of VARIANTS."""
-    own = ["model=gpt2_small", f"model.vocab_size={VOCABULARY}", "trainer=cpu"]
-    model = build_model(check_job([*own, *VARIANTS[variant]]), vocab_size=256)
-    return model.to(setting.device, setting.dtype).eval()
 
 
 def decode_ours(
@@ -152,9 +129,12 @@ def decode_transformers(model: Any, setting: Setting, batch: int) -> tuple[float
     return made[0] - start, (made[-1] - made[0]) / (NEW - 1)
 
 
-def whole_model(setting: Setting, console: Console) -> dict[str, Any]:
+def whole_model(setting: Setting, variants: list[str], console: Console) -> dict[str, Any]:
     """Time all models at batch 1 and 8; print and return the figures."""
-    models: dict[str, Any] = {name: our_model(setting, name) for name in VARIANTS}
+    sizes = f"model.vocab_size={VOCABULARY}"
+    models: dict[str, Any] = {
+        name: model_of(name, sizes).to(setting.device, setting.dtype).eval() for name in variants
+    }
     models["transformers"] = transformers_model(setting)
     keys = {f"{name} x{batch}": (name, batch) for name in models for batch in (1, 8)}
     prefill: dict[str, list[float]] = {key: [] for key in keys}
@@ -243,22 +223,31 @@ def layer_step(module: Attention, setting: Setting, batch: int, S: int) -> float
 
 @torch.inference_mode()
 def attend_step(module: Attention, setting: Setting, batch: int, S: int) -> float:
-    """Return the seconds of the same without projections: write to the cache and attend to it."""
+    """Return the seconds of the same without projections: write to the cache and attend to it.
+
+    Parts and positions are left out as well. NaN for what is no softmax attention with heads.
+    """
     cache = full_cache(module, batch, S)
-    q = torch.randn(batch, HEADS, 1, D_MODEL // HEADS, device=setting.device, dtype=setting.dtype)
-    k = torch.randn_like(cache.tensors["k"][:, :, :1])
-    rule, positions = Rule((D_MODEL // HEADS) ** -0.5), range(cache.length, cache.length + 1)
-    attend = partial(attend_cached, q, k, k, rule, positions, cache, dropout=0.0, backend="sdpa")
-    return step_seconds(attend, setting)
+    if not isinstance(module, SoftmaxAttention) or not isinstance(cache, KVCache):
+        return math.nan
+    rule, position = module.rule(), range(S - 1, S)
+    D = module.head_dim
+    q = torch.randn(batch, module.num_heads, 1, D, device=setting.device, dtype=setting.dtype)
+    new = {name: torch.randn_like(x[..., :1, :]) for name, x in cache.tensors.items()}
+
+    def step() -> None:
+        held, k_pos = cache.write(new, position)
+        module.attend(q, held["k"], held["v"], rule, position, k_pos)
+
+    return step_seconds(step, setting)
 
 
-def full_cache(module: Attention, batch: int, S: int) -> KVCache:
+def full_cache(module: Attention, batch: int, S: int) -> Cache:
     """Return a cache of S - 1 tokens with room for one more.
 
     It is filled with random numbers: memory that was never written would be read too fast.
     """
     cache = module.new_cache(batch, S)
-    assert isinstance(cache, KVCache)
     for tensor in cache.tensors.values():
         tensor.normal_()
     cache.advance(S - 1)
@@ -277,17 +266,18 @@ def step_seconds(step: Callable[[], object], setting: Setting) -> float:
     return median(seconds[2:])
 
 
-def attention_alone(setting: Setting, console: Console) -> dict[str, Any]:
+def attention_alone(setting: Setting, variants: list[str], console: Console) -> dict[str, Any]:
     """Time one layer's decoding step; print and return milliseconds and ratios."""
     result: dict[str, Any] = {}
-    table = Table(title="one layer, one token: milliseconds (mha's over it, paired; spread)")
-    for heading in ("", "S x batch", *LAYERS):
-        table.add_column(heading, justify="right" if heading in LAYERS else "left")
+    first = variants[0]
+    table = Table(title=f"one layer, one token: milliseconds ({first}'s over it, paired; spread)")
+    for heading in ("", "S x batch", *variants):
+        table.add_column(heading, justify="right" if heading in variants else "left")
     for S in (1024, 8192):
         for batch in (1, 8):
             modules = {
-                name: make(S).to(setting.device, setting.dtype).eval()
-                for name, make in LAYERS.items()
+                name: layer_of(name, S).to(setting.device, setting.dtype).eval()
+                for name in variants
             }
             for what, of in (("attention alone", attend_step), ("with projections", layer_step)):
                 measures = {n: partial(of, m, setting, batch, S) for n, m in modules.items()}
@@ -296,11 +286,11 @@ def attention_alone(setting: Setting, console: Console) -> dict[str, Any]:
                 for name, seconds in each.items():
                     figures = {
                         "ms": 1e3 * median(seconds),
-                        "mha_over": ratio(each["mha"], seconds),
+                        "first_over": ratio(each[first], seconds),
                         "spread": spread(seconds),
                     }
                     result[f"{what}: {name} S={S} x{batch}"] = figures
-                    cells.append("{ms:.3f} ({mha_over:.2f}; {spread:.0%})".format(**figures))
+                    cells.append("{ms:.3f} ({first_over:.2f}; {spread:.0%})".format(**figures))
                 table.add_row(what, f"{S} x {batch}", *cells)
     console.print(table)
     return result
@@ -312,6 +302,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--seed", type=int, default=0)
+    add_choices(parser, VARIANTS)
     parser.add_argument("--only", choices=("model", "attention"))
     args = parser.parse_args()
     use_huge_pages()  # for all contenders, and for the memory that Reading sums
@@ -322,9 +313,9 @@ def main() -> None:
     console = Console(width=120)
     result: dict[str, Any] = {"device": str(device), "dtype": str(dtype), "threads": args.threads}
     if args.only != "model":
-        result["attention"] = attention_alone(setting, console)
+        result["attention"] = attention_alone(setting, chosen(args), console)
     if args.only != "attention":
-        result["model"] = whole_model(setting, console)
+        result["model"] = whole_model(setting, chosen(args), console)
     print(json.dumps(result))
 
 

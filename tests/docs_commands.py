@@ -244,6 +244,7 @@ KINDS: dict[str, Callable[[list[str]], None]] = {
     "bench_report.py": _bench("bench_report.py"),
     "bench_waiting.py": _bench("bench_waiting.py"),
     "simulate_statistics.py": _bench("simulate_statistics.py"),
+    "variants_page.py": _bench("variants_page.py"),
     "make": _make,
     "pip": _pip,
     "pytest": _pytest,

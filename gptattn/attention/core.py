@@ -1,29 +1,34 @@
 """attend(): the single place where scores become outputs.
 
-The backend `reference` is the definition: plain, readable, right in float64. The backend `sdpa`
-must agree with it in outputs and gradients; it never holds all T x S scores and never copies keys
-or values per query head.
+The backend `reference` is the definition: plain, readable, right in float64. The others must agree
+with it in outputs and gradients. `sdpa` never holds all T x S scores and never copies keys or
+values per query head: what torch's fused attention can do goes there, the rest in blocks of
+queries. `flex` compiles the rule into one kernel on a GPU, and decodes as `sdpa` does.
 """
 
 from typing import Literal, get_args
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, einsum
-from torch.utils.checkpoint import checkpoint
+from torch import Tensor
 
-from gptattn.attention.rule import Rule, visible, weights
-from gptattn.attention.spans import Span, Standing
+from gptattn.attention.flex import by_flex, check_flex
+from gptattn.attention.fused import can_fuse, fused
+from gptattn.attention.rule import Rule
+from gptattn.attention.scores import by_scores, scores_in_blocks
+from gptattn.attention.spans import Standing
 from gptattn.position.base import Positions
 
-Backend = Literal["reference", "sdpa"]
-BLOCK = 128  # queries at a time, where scores or a mask must be held in memory
+Backend = Literal["reference", "sdpa", "flex"]
 
 
-def check_backend(backend: Backend) -> None:
-    """Raise ValueError if the backend does not exist."""
+def check_backend(backend: Backend, dropout: float = 0.0) -> None:
+    """Raise ValueError if the backend does not exist, or not on this machine or with dropout."""
     if backend not in get_args(Backend):
         raise ValueError(f"backend={backend} is unknown; one of {list(get_args(Backend))}")
+    if backend == "flex" and not torch.cuda.is_available():
+        raise ValueError("backend=flex needs a CUDA device, and there is none; use sdpa")
+    if backend == "flex" and dropout > 0:
+        raise ValueError(f"backend=flex has no dropout, given {dropout}; use sdpa, or dropout 0")
 
 
 def attend(
@@ -46,103 +51,11 @@ def attend(
     """
     at = Standing(q_pos, k_pos, q_BHTD.shape[2], k_BGSD.shape[2], q_BHTD.device)
     if backend == "reference":
-        return _by_scores(q_BHTD, k_BGSD, v_BGSD, rule, dropout, *at.whole(), at.known)
-    # With dropout, torch's CPU sdpa leaves its flash path and holds all T x S weights.
-    if rule.changes_scores or (dropout > 0 and q_BHTD.device.type == "cpu"):
-        return _scores_in_blocks(q_BHTD, k_BGSD, v_BGSD, rule, dropout, at)
-    # A window as long as all keys hides nothing.
-    if at.same and (rule.window is None or rule.window >= at.S):
-        return F.scaled_dot_product_attention(
-            q_BHTD,
-            k_BGSD,
-            v_BGSD,
-            dropout_p=dropout,
-            is_causal=True,
-            scale=rule.scale,
-            enable_gqa=k_BGSD.shape[1] != q_BHTD.shape[1],
-        )
-    if at.newest and at.T == 1 and rule.window is None:  # the one query sees all keys
-        return _folded(q_BHTD, k_BGSD, v_BGSD, rule.scale, dropout, None)
-    return _masked_in_blocks(q_BHTD, k_BGSD, v_BGSD, rule, dropout, at)
-
-
-def _by_scores(
-    q_BHTD: Tensor,
-    k_BGSD: Tensor,
-    v_BGSD: Tensor,
-    rule: Rule,
-    dropout: float,
-    query: Span,
-    key: Span,
-    certain: bool,
-) -> Tensor:
-    """The definition: weights from all scores, dropout, weighted sum of the values."""
-    w_BHTS = F.dropout(weights(q_BHTD, k_BGSD, rule, query, key, certain), dropout)
-    w_BGRTS = w_BHTS.unflatten(1, (v_BGSD.shape[1], -1))
-    return einsum("BGRTS,BGSD->BGRTD", w_BGRTS, v_BGSD).flatten(1, 2)
-
-
-def _scores_in_blocks(
-    q_BHTD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, rule: Rule, dropout: float, at: Standing
-) -> Tensor:
-    """Apply the definition to BLOCK queries at a time, and compute each block again in backward.
-
-    This holds BLOCK x S scores, skips keys that no query of a block sees, and with dropout is
-    faster than torch's sdpa (0.88 of its time, measured at T = 1,024).
-    """
-    done = []
-    for query, key in at.blocks(BLOCK, rule.window):
-        inputs = q_BHTD[:, :, query.where], k_BGSD[:, :, key.where], v_BGSD[:, :, key.where]
-        rest = rule, dropout, query, key, at.known
-        if torch.is_grad_enabled():
-            again = dropout > 0  # the recomputation must drop the same weights
-            y_BHTD = checkpoint(
-                _by_scores, *inputs, *rest, use_reentrant=False, preserve_rng_state=again
-            )
-        else:
-            y_BHTD = _by_scores(*inputs, *rest)
-        done.append(y_BHTD)
-    return done[0] if len(done) == 1 else torch.cat(done, dim=2)
-
-
-def _masked_in_blocks(
-    q_BHTD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, rule: Rule, dropout: float, at: Standing
-) -> Tensor:
-    """Call torch's sdpa on BLOCK queries at a time, with a mask over the keys they may see."""
-    done = []
-    for query, key in at.blocks(BLOCK, rule.window):
-        inputs = q_BHTD[:, :, query.where], k_BGSD[:, :, key.where], v_BGSD[:, :, key.where]
-        mask = visible(rule, query, key)
-        if at.known:
-            done.append(_folded(*inputs, rule.scale, dropout, mask))
-            continue
-        # A softmax over no keys is NaN: let a query that sees none see all, then zero its output.
-        seen = mask.any(dim=-1, keepdim=True)
-        y_BHTD = _folded(*inputs, rule.scale, dropout, mask | ~seen)
-        done.append(y_BHTD.masked_fill(~seen, 0.0))
-    return done[0] if len(done) == 1 else torch.cat(done, dim=2)
-
-
-def _folded(
-    q_BHTD: Tensor,
-    k_BGSD: Tensor,
-    v_BGSD: Tensor,
-    scale: float,
-    dropout: float,
-    mask: Tensor | None,
-) -> Tensor:
-    """Call sdpa with a group's R query heads as R * T queries of one head.
-
-    Keys and values are then read once per group instead of once per query head.
-    """
-    B, H, T, D = q_BHTD.shape
-    G = k_BGSD.shape[1]
-    y_BGXD = F.scaled_dot_product_attention(
-        q_BHTD.reshape(B, G, H // G * T, D),
-        k_BGSD,
-        v_BGSD,
-        attn_mask=None if mask is None else mask.repeat(1, 1, H // G, 1),
-        dropout_p=dropout,
-        scale=scale,
-    )
-    return y_BGXD.reshape(B, H, T, v_BGSD.shape[3])
+        return by_scores(q_BHTD, k_BGSD, v_BGSD, rule, dropout, *at.whole(), at.known)
+    if backend == "flex":
+        check_flex(q_BHTD, rule, dropout)
+        if at.same:  # positions change with each step of decoding, and a kernel would with them
+            return by_flex(q_BHTD, k_BGSD, v_BGSD, rule)
+    if can_fuse(q_BHTD, rule, dropout):
+        return fused(q_BHTD, k_BGSD, v_BGSD, rule, dropout, at)
+    return scores_in_blocks(q_BHTD, k_BGSD, v_BGSD, rule, dropout, at)

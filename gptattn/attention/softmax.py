@@ -45,7 +45,7 @@ class SoftmaxAttention(Attention, HasMaps, HasParts):
     ) -> None:
         super().__init__()
         check_sizes(d_out, num_heads, num_kv_heads, dropout)
-        check_backend(backend)
+        check_backend(backend, dropout)
         self.d_in, self.d_out, self.context_length = d_in, d_out, context_length
         self.num_heads, self.num_kv_heads = num_heads, num_kv_heads
         self.head_dim = d_out // num_heads

@@ -46,6 +46,7 @@ class Standing:
     known: both are ranges, and the keys include each query's own position, so it sees at least one.
     newest: known, and no key comes after the last query.
     same: known, and T = S, so queries and keys have the same positions.
+    ahead: if known, the number of keys before the first query's own; otherwise 0.
     """
 
     def __init__(
@@ -57,12 +58,11 @@ class Standing:
             )
         self.q_pos, self.k_pos = _of(q_pos, T, "q_pos"), _of(k_pos, S, "k_pos")
         self.T, self.S, self.device = T, S, device
-        self.known = (
-            isinstance(self.q_pos, range)
-            and isinstance(self.k_pos, range)
-            and self.k_pos.start <= self.q_pos.start
-            and self.q_pos.stop <= self.k_pos.stop
-        )
+        self.known, self.ahead = False, 0
+        if isinstance(self.q_pos, range) and isinstance(self.k_pos, range):
+            before = self.q_pos.start - self.k_pos.start
+            self.known = before >= 0 and self.q_pos.stop <= self.k_pos.stop
+            self.ahead = before if self.known else 0
         self.newest = self.known and self.q_pos[-1:] == self.k_pos[-1:]
         self.same = self.known and T == S
 
@@ -80,11 +80,10 @@ class Standing:
             yield self._pair(queries, self._seen(queries, window))
 
     def _seen(self, queries: slice, window: int | None) -> slice:
-        if not (self.known and isinstance(self.q_pos, range) and isinstance(self.k_pos, range)):
+        if not self.known:
             return slice(0, self.S)
-        ahead = self.q_pos.start - self.k_pos.start
-        first = 0 if window is None else max(0, ahead + queries.start - window + 1)
-        return slice(first, ahead + queries.stop)
+        first = 0 if window is None else max(0, self.ahead + queries.start - window + 1)
+        return slice(first, self.ahead + queries.stop)
 
     def _pair(self, queries: slice, keys: slice) -> tuple[Span, Span]:
         query = Span(self.q_pos, queries, -1, self.device)

@@ -8,6 +8,7 @@ from building import build_attention, build_gpt, menu, part_spec, refused
 from torch import Tensor
 
 from gptattn.attention import KVCache
+from gptattn.attention.capabilities import refuse_loss
 from gptattn.attention.parts import Part
 from gptattn.attention.parts.forget import Forget
 from gptattn.attention.parts.gate import Gate
@@ -47,6 +48,29 @@ def test_a_part_adds_the_parameters_and_the_cache_of_its_papers_formula(part):
     assert added.params - plain.params == layers * PARAMETERS[part]
     assert added.params_attention - plain.params_attention == layers * PARAMETERS[part]
     assert added.kv_bytes_per_token - plain.kv_bytes_per_token == layers * CACHE.get(part, 0)
+
+
+@pytest.mark.parametrize(("window", "tokens"), [("null", 11), ("4", 4), ("0.25", 3), ("11", 11)])
+def test_a_windows_cache_is_its_share_of_the_hosts(window, tokens):
+    host = measure_cost(build_gpt("attn=gqa"))
+    cost = measure_cost(build_gpt("attn=sliding", f"attn.window={window}"))
+    assert cost.kv_bytes_per_token * T == pytest.approx(host.kv_bytes_per_token * tokens)
+    assert cost.params == host.params
+
+
+def test_a_forget_gates_sums_lie_in_the_windows_ring():
+    cache = build_attention("gqa+forget", window=4).new_cache(B, T)
+    assert {name: x.shape for name, x in cache.tensors.items()} == {
+        "k": (B, G, 4, D),
+        "v": (B, G, 4, D),
+        "log_forget": (B, H, 4, 1),
+    }
+
+
+def test_heads_that_others_could_load_do_not_hide_what_a_part_has_learned():
+    refuse_loss(build_attention("gqa+softcap"), set())
+    with pytest.raises(ValueError, match=r"^parts.gate.W_gate.weight of Grouped\w+ would be lost"):
+        refuse_loss(build_attention("gqa+gate"), set())
 
 
 def test_every_part_is_in_that_table():

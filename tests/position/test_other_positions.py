@@ -4,10 +4,11 @@ import math
 
 import pytest
 import torch
-from building import build_gpt
+from building import build_gpt, menu
 from torch import Tensor
 
 from gptattn.errors import ConfigError
+from gptattn.model.cost import measure_cost
 from gptattn.position import LinearBias, RotaryPosition, SinusoidalPosition
 
 B, H, T, D = 2, 6, 11, 10
@@ -158,6 +159,16 @@ def test_a_user_reads_which_setting_is_wrong(overrides, field, message):
     with pytest.raises(ConfigError, match=message) as caught:
         build_gpt("position=rope", *overrides)
     assert str(caught.value).startswith(f"{field}: ")
+
+
+@pytest.mark.parametrize("position", menu("position"))
+def test_only_learned_positions_have_parameters_and_none_needs_a_larger_cache(position):
+    sizes = ("model.d_model=36", "model.context_length=11")
+    learned = measure_cost(build_gpt("position=learned", *sizes))
+    cost = measure_cost(build_gpt(f"position={position}", *sizes))
+    assert learned.params - cost.params == (0 if position == "learned" else 11 * 36)
+    assert cost.kv_bytes_per_token == learned.kv_bytes_per_token
+    assert cost.flops_per_token == learned.flops_per_token
 
 
 def test_alibi_needs_a_head():

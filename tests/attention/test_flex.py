@@ -1,0 +1,83 @@
+"""The backend `flex`: outputs on a CPU, gradients where there is a GPU, and what it refuses."""
+
+import pytest
+import torch
+from building import build_attention, takes
+from torch import Tensor
+
+from gptattn.attention import Rule, Span, attend
+from gptattn.attention.rule import Decay
+from gptattn.errors import ConfigError
+
+H, G, T, D = 6, 2, 150, 16
+SINK_H = torch.linspace(-1, 1, H)
+C_BHT = -torch.linspace(0, 3, T) * torch.linspace(0.5, 2, H)[None, :, None]
+RULES = {
+    "plain": Rule(0.3),
+    "window": Rule(0.3, window=37),
+    "soft cap": Rule(0.3, softcap=0.8),
+    "sink": Rule(0.3, sink_H=SINK_H),
+    "decay": Rule(0.3, decay=Decay(C_BHT, C_BHT)),
+    "all": Rule(0.3, 37, 0.8, None, SINK_H, Decay(C_BHT, C_BHT)),
+}
+EVERY_RULE = pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+
+
+def draw(device: str = "cpu") -> list[Tensor]:
+    return [torch.randn(2, heads, T, D, device=device) for heads in (H, G, G)]
+
+
+@EVERY_RULE
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile:UserWarning")
+@torch.no_grad()
+def test_flex_is_the_reference_in_outputs(rule):
+    q, k, v = draw()
+    expected = attend(q, k, v, rule, backend="reference")
+    y = attend(q, k, v, rule, backend="flex")
+    torch.testing.assert_close(y, expected, rtol=0, atol=1e-5)
+    at = {"q_pos": range(T - 3, T), "k_pos": range(T)}
+    if rule.decay is None:
+        few = attend(q[:, :, -3:], k, v, rule, **at, backend="flex")
+        torch.testing.assert_close(few, expected[:, :, -3:], rtol=0, atol=1e-5)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="its backward needs CUDA")
+@EVERY_RULE
+def test_flex_is_the_reference_in_gradients(rule):
+    inputs = [x.requires_grad_() for x in draw("cuda")]
+    sink_H, c = SINK_H.cuda().requires_grad_(), C_BHT.cuda().requires_grad_()
+    decay = None if rule.decay is None else Decay(c, c)
+    sink = None if rule.sink_H is None else sink_H
+    rule = Rule(rule.scale, rule.window, rule.softcap, None, sink, decay)
+    results = []
+    for backend in ("reference", "flex"):
+        y = attend(*inputs, rule, backend=backend)
+        every = (*inputs, sink_H, c)
+        results.append(torch.autograd.grad(y.square().sum(), every, materialize_grads=True))
+    torch.testing.assert_close(results[1], results[0], rtol=0, atol=1e-3)
+
+
+def test_what_flex_cannot_do_is_refused_in_one_line():
+    def bias(query: Span, key: Span) -> Tensor:
+        return query.pos - key.pos
+
+    q, k, v = draw()
+    with torch.no_grad():
+        with pytest.raises(ValueError, match=r"^backend=flex takes no bias"):
+            attend(q, k, v, Rule(1.0, bias=bias), backend="flex")
+        with pytest.raises(ValueError, match=r"^backend=flex has no dropout, given 0.1; use sdpa"):
+            attend(q, k, v, Rule(1.0), dropout=0.1, backend="flex")
+    with pytest.raises(ValueError, match=r"^backend=flex gives no gradients on a CPU; use sdpa"):
+        attend(q, k, v, Rule(1.0), backend="flex")
+
+
+def test_flex_is_refused_when_a_layer_is_built_without_a_gpu_or_with_dropout(variant, monkeypatch):
+    if not takes(variant, "backend"):
+        pytest.skip("takes no backend")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match=r"^attn.backend: backend=flex needs a CUDA device, and"):
+        build_attention(variant, backend="flex")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    build_attention(variant, backend="flex")
+    with pytest.raises(ConfigError, match=r"^attn.backend: backend=flex has no dropout, given 0.1"):
+        build_attention(variant, backend="flex", dropout=0.1)

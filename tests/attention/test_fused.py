@@ -1,0 +1,143 @@
+"""Fused paths: what they cost, how precise they are, and that compiling them changes nothing."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from building import Allocations
+from torch import Tensor
+
+from gptattn.attention import Rule, attend
+from gptattn.attention.rule import Decay
+
+H, G, D = 6, 2, 5
+
+
+def draw(T: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+    """Return q, k, v, sinks and a falling running sum; all ask for gradients."""
+    drawn = [torch.randn(2, T, heads, D).transpose(1, 2) for heads in (H, G, G)]
+    drawn += [torch.randn(H), -torch.rand(2, H, T).cumsum(-1)]
+    return [x.to(dtype).requires_grad_() for x in drawn]
+
+
+KINDS = {
+    "window": {"window": 37},
+    "sink": {"sink": True},
+    "decay": {"decay": True},
+    "window, sink and decay": {"window": 37, "sink": True, "decay": True},
+    "window and soft cap": {"window": 37, "softcap": 0.7},
+    "window and dropout": {"window": 37, "dropout": 0.3},
+}
+WINDOWS = {name: kind for name, kind in KINDS.items() if "window" in kind}
+SURE = {name: kind for name, kind in KINDS.items() if "dropout" not in kind}
+
+
+def output(
+    inputs: list[Tensor],
+    backend: str = "sdpa",
+    *,
+    window: int | None = None,
+    softcap: float | None = None,
+    sink: bool = False,
+    decay: bool = False,
+    dropout: float = 0.0,
+) -> Tensor:
+    q, k, v, sink_H, c = inputs
+    rule = Rule(0.6, window, softcap, None, sink_H if sink else None)
+    rule = replace(rule, decay=Decay(c, c)) if decay else rule
+    return attend(q, k, v, rule, dropout=dropout, backend=backend)
+
+
+def results(y: Tensor, inputs: list[Tensor]) -> list[Tensor]:
+    upstream = torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view(y.shape)
+    return [y, *torch.autograd.grad(y, inputs, upstream, materialize_grads=True)]
+
+
+@pytest.mark.parametrize("kind", WINDOWS.values(), ids=WINDOWS)
+def test_with_a_window_training_allocates_the_same_for_each_token_of_any_context(kind):
+    per_token = []
+    for T in (1024, 4096):
+        inputs = draw(T)
+        with Allocations() as made:
+            output(inputs, **kind).sum().backward()
+        per_token.append(made.bytes / T)
+    assert per_token[1] == pytest.approx(per_token[0], rel=0.1)
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_training_holds_no_matrix_of_queries_by_keys(kind):
+    T = 2048
+    inputs = draw(T)
+    with Allocations() as made:
+        output(inputs, **kind).sum().backward()
+    assert max(made.elements) < T * T / 4
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
+def test_a_step_of_decoding_copies_no_keys(kind):
+    S = 4096
+    q, k, v, sink_H, c = draw(S)
+    rule = Rule(0.6, kind.get("window"), kind.get("softcap"))
+    rule = replace(rule, sink_H=sink_H if "sink" in kind else None)
+    rule = replace(rule, decay=Decay(c[..., -1:], c) if "decay" in kind else None)
+    with torch.no_grad(), Allocations() as made:
+        attend(q[:, :, -1:], k, v, rule, q_pos=range(S - 1, S), k_pos=range(S))
+    assert max(made.elements) <= 2 * H * S < k.numel()
+
+
+# torch's own: its compiler makes an instance of the function's class.
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.parametrize("kind", SURE.values(), ids=SURE)
+def test_compiling_changes_no_output_and_no_gradient(kind):
+    inputs = draw(300, torch.float64)
+    torch.compiler.reset()
+    compiled = torch.compile(output, backend="aot_eager", fullgraph=True)
+    expected = results(output(inputs, **kind), inputs)
+    torch.testing.assert_close(
+        results(compiled(inputs, **kind), inputs), expected, rtol=0, atol=1e-13
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("kind", SURE.values(), ids=SURE)
+def test_half_precision_is_near_to_double_precision(kind, dtype):
+    inputs = draw(201, dtype)
+    inputs[4] = inputs[4].detach().float().requires_grad_()  # running sums stay wide
+    wide = [x.detach().double().requires_grad_() for x in inputs]
+    expected = results(output(wide, "reference", **kind), wide)
+    for actual, right in zip(results(output(inputs, **kind), inputs), expected, strict=True):
+        most = right.abs().max().clamp_min(1.0)
+        assert (actual - right).abs().max() < 0.05 * most
+
+
+@pytest.mark.parametrize("kind", SURE.values(), ids=SURE)
+def test_autocast_gives_what_half_precision_gives(kind):
+    inputs = draw(201)
+    expected = output(inputs, "reference", **kind)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = output(inputs, **kind)
+    assert y.dtype == torch.bfloat16
+    assert (y - expected).abs().max() < 0.05
+    y.sum().backward()
+
+
+@pytest.mark.parametrize("most", [0.01, 1.4], ids=["down to -20", "down to -2,900"])
+def test_a_decay_of_thousands_of_tokens_loses_no_precision(most):
+    T, last = 4096, 61
+    q, k, v = (torch.randn(1, heads, T, 64) for heads in (2, 1, 1))
+    c = -(most * torch.rand(1, 2, T)).cumsum(-1)
+    inputs = [x.requires_grad_() for x in (q, k, v, c)]
+    wide = [x.detach().double().requires_grad_() for x in inputs]
+
+    def gradients(backend: str, q: Tensor, k: Tensor, v: Tensor, c: Tensor) -> list[Tensor]:
+        at = {"q_pos": range(T - last, T), "k_pos": range(T)}
+        if backend == "sdpa":  # all queries: the path of training
+            y = attend(q, k, v, Rule(64**-0.5, decay=Decay(c, c)))[:, :, -last:]
+        else:
+            rule = Rule(64**-0.5, decay=Decay(c[..., -last:], c))
+            y = attend(q[:, :, -last:], k, v, rule, **at, backend=backend)
+        return [y, *torch.autograd.grad(y.square().sum(), (q, k, v, c))]
+
+    pairs = zip(gradients("sdpa", *inputs), gradients("reference", *wide), strict=True)
+    for actual, expected in pairs:
+        assert (actual - expected).abs().max() < 1e-5 * expected.abs().max().clamp_min(1.0)
