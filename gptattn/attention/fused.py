@@ -4,9 +4,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gptattn.attention.bands import Band
-from gptattn.attention.decay import fold_decay
 from gptattn.attention.flash import flash
+from gptattn.attention.folding import fold_decay
+from gptattn.attention.pieces import Band
 from gptattn.attention.rule import Rule, visible
 from gptattn.attention.spans import Span, Standing
 
