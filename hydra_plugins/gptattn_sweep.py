@@ -107,7 +107,7 @@ class LedgerSweeper(BasicSweeper):
         return [plan for _, plan in in_order]
 
     def _follow(self, first: Sequence[Plan]) -> Follow:
-        from gptattn.cli.compose import quoted
+        from gptattn.cli.jobs import quoted
         from gptattn.cli.planning import planned
         from gptattn.sweep.second_stage import check_first_stage, second_stage, uptrain_of
 
@@ -129,7 +129,7 @@ class LedgerSweeper(BasicSweeper):
         return follow
 
     def _launch(self, plans: Sequence[Plan]) -> Sequence[JobReturn]:
-        from gptattn.cli.compose import job_of
+        from gptattn.cli.jobs import job_of
 
         assert self.launcher is not None
         assert self.config is not None
@@ -167,7 +167,7 @@ class ProcessLauncher(Launcher):
 
     def run(self, plans: Sequence[Plan]) -> Sequence[JobReturn]:
         """Like `launch`, for runs that are planned already."""
-        from gptattn.cli.compose import worker_command
+        from gptattn.cli.jobs import worker_command
         from gptattn.sweep.run_sweep import run_in_processes
 
         returns = []

@@ -2,12 +2,10 @@
 
 import difflib
 import re
-import secrets
-import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,28 +16,25 @@ from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.object_type import ObjectType
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from hydra.types import RunMode
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from gptattn import command
+from gptattn.cli.choices import CONF, Options, check_choices, choices_in
+from gptattn.cli.jobs import run_name, with_paths_quoted
 from gptattn.cli.overlay import check_composed, read_config_text, register_checked_files
 from gptattn.errors import ConfigError, UserError
-from gptattn.settings.config import TrainConfig, check
-from gptattn.settings.identity import meaning
+from gptattn.settings.config import TrainConfig, check, variant_name
 from gptattn.settings.values import suggest, typed
-from gptattn.sweep.plan import Plan
 
 CONFIG_NAME = "train"
-# conf/ lies beside the package in a source tree, and inside it in a wheel.
-CONF = next(
-    folder
-    for folder in (Path(__file__).parents[1] / "conf", Path(__file__).parents[2] / "conf")
-    if folder.is_dir()
+FILLED_IN = (
+    "is filled in from the files that the pattern names; for another setting, copy such a file to "
+    "DIR/attn/NAME.yaml, change the copy, and give --config-dir=DIR and NAME in the pattern"
 )
-LONGEST_NAME = 200  # characters; Hydra looks for files of these names, which have a limit
-SUBDIR = "hydra.sweep.subdir="
 
 
 def register_resolvers() -> None:
@@ -74,7 +69,7 @@ def composed(
     register_resolvers()
     version.setbase("1.3")
     before = HydraConfig.instance().cfg
-    with complaints(overrides), _hydra(config_dir) as loader:
+    with complaints(overrides, config_dir), _hydra(config_dir) as loader:
         cfg = _load(loader, overrides, config_name, run_mode)
         HydraConfig.instance().set_config(cfg)
         try:
@@ -99,21 +94,24 @@ def _hydra(config_dir: str | None) -> Iterator[ConfigLoader]:
 
 
 @contextmanager
-def complaints(overrides: Sequence[str] = ()) -> Iterator[None]:
-    """Turn errors of Hydra or OmegaConf about these overrides into UserErrors."""
+def complaints(overrides: Sequence[str] = (), config_dir: str | None = None) -> Iterator[None]:
+    """Turn errors of Hydra or OmegaConf about these overrides into UserErrors.
+
+    `config_dir` is as in `composed`.
+    """
     try:
         yield
     except OmegaConfBaseException as error:
         raise _from_omegaconf(error) from error
     except HydraException as error:
-        raise _from_hydra(error, overrides) from error
+        raise _from_hydra(error, overrides, config_dir) from error
 
 
 def _load(
     loader: ConfigLoader, overrides: Sequence[str], config_name: str, run_mode: RunMode
 ) -> DictConfig:
-    _check_choices(overrides, run_mode)
     try:
+        check_choices(overrides, run_mode, _options(loader, overrides))
         with warnings.catch_warnings():
             # Hydra only warns about a missing folder, in several lines: make it an error.
             warnings.filterwarnings("error", message="provider=hydra.searchpath")
@@ -127,35 +125,16 @@ def _load(
     return cfg
 
 
-def _check_choices(overrides: Sequence[str], run_mode: RunMode) -> None:
-    """Raise ConfigError unless each choice is the name of a file in its group.
+def _options(loader: ConfigLoader, overrides: Sequence[str]) -> Options:
+    """Return group -> the names of its files, in all folders that Hydra will search."""
+    places = [override for override in overrides if re.match(r"\+*hydra\.searchpath=", override)]
 
-    Paths are always refused. A single run also refuses lists, null and numbers; a sweep may have
-    lists.
-    """
-    for override in overrides:
-        group, _, choice = override.partition("=")
-        if len(group) > LONGEST_NAME:
-            raise ConfigError(group[:50], f"is not a setting: its name has {len(group)} characters")
-        if group.startswith("~") and _choices(group[1:]):
-            raise ConfigError(group[1:], f"cannot be removed; choose one with {group[1:]}=...")
-        names = _choices(group)
-        if not names:
-            continue
-        if run_mode == RunMode.RUN and re.match(r"[^\[{]*,|\w+\(", choice):
-            raise ConfigError(group, f"{choice} gives several choices; add -m to run each")
-        path = re.search(r"[/\\]|\.\.", choice) is not None
-        plain = re.fullmatch(r"[A-Za-z_][\w.-]*|", choice) is not None and choice != "null"
-        path = path or len(choice) > LONGEST_NAME  # too long for a file name
-        if path or (run_mode == RunMode.RUN and not plain):
-            raise ConfigError(group, f"{choice!r} is not a choice; {suggest(choice, names)}")
+    def names(group: str) -> list[str]:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="provider=hydra.searchpath")
+            return loader.get_group_options(group, ObjectType.CONFIG, CONFIG_NAME, places)
 
-
-def _choices(group: str) -> list[str]:
-    """Return the names of the files in a group; none if there is no such group."""
-    if not group or not (CONF / group).is_dir():
-        return []
-    return [file.stem for file in (CONF / group).glob("*.yaml")]
+    return names
 
 
 def to_train_config(cfg: DictConfig) -> TrainConfig:
@@ -170,27 +149,47 @@ def to_train_config(cfg: DictConfig) -> TrainConfig:
         settings.match_attn = _settings_of(
             "match_to", str(settings.match_to), settings, _searched()
         )
-    if settings.pattern is not None:
-        settings.pattern_attn = {
-            str(name): _settings_of("pattern", str(name), settings, _searched())
-            for name in settings.pattern
-        }
+    if isinstance(settings.pattern, str):
+        raise ConfigError(
+            "pattern", f"{settings.pattern} is not a list; write [{settings.pattern}]"
+        )
+    if settings.pattern_attn is not None:
+        raise ConfigError("pattern_attn", FILLED_IN)
     found = typed(TrainConfig, OmegaConf.to_container(settings, throw_on_missing=True))
     chosen = HydraConfig.get().runtime.choices
     if any(chosen.get(group) != name for group, name in found.choices.items()):
         raise ConfigError(
             "choices", "only records what was chosen; choose with attn=..., model=..."
         )
-    return found
+    return found if found.pattern is None else _with_pattern(found, settings)
+
+
+def _with_pattern(found: TrainConfig, settings: DictConfig) -> TrainConfig:
+    """Return the settings with those of the pattern's variants, which take the place of `attn`.
+
+    Raises ConfigError for a name that is no variant, and for an override of `attn`.
+    """
+    names = found.pattern or []
+    for override in HydraConfig.get().overrides.task:
+        key = re.match(r"[+~]*([^=@]*)", override)
+        if key is not None and re.match(r"attn(\.|$)", key.group(1)):
+            raise ConfigError(
+                key.group(1),
+                f"has no place beside pattern=[{','.join(names)}], which names the attention of "
+                "each layer; leave one of them out",
+            )
+    specs = {name: _settings_of("pattern", name, settings, _searched()) for name in names}
+    plain = {name: _plain(spec) for name, spec in specs.items()}
+    choices = found.choices | {"attn": variant_name(names, [])}
+    if len(names) == 1:  # the same run as with attn=, and under the same name
+        return replace(found, attn=plain[names[0]], choices=choices, pattern=None)
+    return replace(found, attn={}, choices=choices, pattern_attn=plain)
 
 
 @complaints()
 def attention_settings(variant: str, settings: TrainConfig) -> dict[str, Any]:
     """Return the settings in the variant's file in conf/attn, for a model of these settings."""
-    spec = _settings_of("to", variant, OmegaConf.create(asdict(settings)), [CONF / "attn"])
-    plain = OmegaConf.to_container(spec)
-    assert isinstance(plain, dict)
-    return {str(key): value for key, value in plain.items()}
+    return _plain(_settings_of("to", variant, OmegaConf.create(asdict(settings)), [CONF / "attn"]))
 
 
 def _searched() -> list[Path]:
@@ -214,93 +213,24 @@ def _settings_of(
     return spec
 
 
+def _plain(spec: DictConfig) -> dict[str, Any]:
+    plain = OmegaConf.to_container(spec)
+    assert isinstance(plain, dict)
+    return {str(key): value for key, value in plain.items()}
+
+
 def composed_job(loader: ConfigLoader, config: DictConfig, overrides: Sequence[str]) -> DictConfig:
     """Return the config of one job of a sweep, with hydra's node; `config` is the sweep's config.
 
     Raises a UserError for overrides that do not compose.
     """
-    _check_choices(overrides, RunMode.RUN)
-    with complaints(overrides):
+    hydras = list(config.hydra.overrides.hydra)
+    own = [s.path for s in config.hydra.runtime.config_sources if s.provider == "command-line"]
+    check_choices(overrides, RunMode.RUN, _options(loader, hydras))
+    with complaints([*hydras, *overrides], own[0] if own else None):
         cfg = loader.load_sweep_config(config, list(overrides))
     check_composed(cfg, [*config.hydra.overrides.task, *overrides])
     return cfg
-
-
-def job_of(plan: Plan) -> list[str]:
-    """Return the overrides that a launcher needs to run this plan in its folder."""
-    return [*plan.overrides, f"{SUBDIR}{quoted(plan.folder.name)}"]
-
-
-def worker_command(config: DictConfig, plan: Plan) -> list[str]:
-    """Return the command that makes or resumes this run of the sweep in its own process.
-
-    `config` is the sweep's config.
-    """
-    command = [sys.executable, "-m", "gptattn.cli.worker"]
-    if plan.begun:
-        # The `allow_targets` in a run's record does not count: pass it again.
-        own = plan.cfg.allow_targets
-        return [
-            *command,
-            f"resume={quoted(str(plan.folder))}",
-            *([f"allow_targets=[{','.join(own)}]"] if own else []),
-        ]
-    command += ["--config-name", config.hydra.job.config_name]
-    for source in config.hydra.runtime.config_sources:
-        if source.provider == "command-line":
-            command += ["--config-dir", source.path]
-    sweeping = re.compile(
-        r"\+*hydra(/launcher|/sweeper|\.launcher|\.sweep|\.sweeper|\.mode|\.run)\b"
-    )
-    overrides = [*config.hydra.overrides.hydra, *plan.overrides]
-    overrides = [o for o in overrides if not sweeping.match(o)]
-    return [*command, *overrides, "hydra.mode=RUN", f"hydra.run.dir={quoted(str(plan.folder))}"]
-
-
-def with_paths_quoted(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments with quotes around values that name an existing path: run folders have
-    commas and equals signs in their names, which Hydra would interpret.
-    """
-    ready = []
-    for argument in arguments:
-        name, equals, value = argument.partition("=")
-        path = equals and re.fullmatch(r"\+*[\w.]+", name) and re.search(r"[^\w./-]", value)
-        ready.append(f"{name}={quoted(value)}" if path and _exists(value) else argument)
-    return ready
-
-
-def _exists(value: str) -> bool:
-    try:
-        return Path(value).exists()
-    except OSError:  # longer than any path
-        return False
-
-
-def quoted(value: str) -> str:
-    """Quote a value for Hydra's override grammar."""
-    # Hydra reads two backslashes as one only before a quote and at the end: double them there.
-    escaped = re.sub(r"(\\+)('|$)", r"\1\1\2", value).replace("'", "\\'")
-    return f"'{escaped}'"
-
-
-def run_folder(cfg: DictConfig) -> Path:
-    """Return the folder that Hydra will use for this run. Raises ConfigError if none is given."""
-    if not cfg.hydra.run.dir:
-        raise ConfigError("hydra.run.dir", "is empty; name a folder, or leave it out")
-    return Path(cfg.hydra.run.dir)
-
-
-def run_name(variant: str, seed: int, overrides: ListConfig) -> str:
-    """Return `<variant>_s<seed>[,key=value...]_<id>`; the random id keeps two starts apart.
-
-    Only overrides of settings that belong in a run's name are included.
-    """
-    given = [str(override).lstrip("+~") for override in overrides]
-    named = [o for o in given if meaning(o.partition("=")[0].partition("@")[0]).named]
-    settings = "".join("," + override for override in named)
-    # A folder name may have 255 bytes. The settings that are cut off are still in config.yaml.
-    safe = re.sub(r"[^\w.,=+-]", "-", settings, flags=re.ASCII)[:150]
-    return f"{variant}_s{seed}{safe}_{secrets.token_hex(3)}"
 
 
 def _from_omegaconf(error: OmegaConfBaseException) -> ConfigError:
@@ -311,11 +241,14 @@ def _from_omegaconf(error: OmegaConfBaseException) -> ConfigError:
     return ConfigError(field, (error.msg or str(error)).splitlines()[0])
 
 
-def _from_hydra(error: HydraException, overrides: Sequence[str]) -> UserError:
+def _from_hydra(
+    error: HydraException, overrides: Sequence[str], config_dir: str | None
+) -> UserError:
     """Return the UserError for Hydra's error about these overrides."""
     if isinstance(error, MissingConfigException):
         group, _, choice = (error.missing_cfg_file or "").rpartition("/")
-        known = suggest(choice, error.options or [])
+        # Hydra gives no options for a name in a list.
+        known = suggest(choice, error.options or choices_in(group))
         if choice.startswith("submitit"):
             return ConfigError("launcher", "needs the extra slurm: pip install 'gptattn[slurm]'")
         if group == "hydra/sweeper":
@@ -349,17 +282,27 @@ def _from_hydra(error: HydraException, overrides: Sequence[str]) -> UserError:
         )
     if match is None:
         return ConfigError("command line", message)
-    return _unknown_key(match.group(1), overrides)
+    return _unknown_key(match.group(1), overrides, config_dir)
 
 
-def _unknown_key(key: str, overrides: Sequence[str]) -> ConfigError:
+def _unknown_key(key: str, overrides: Sequence[str], config_dir: str | None) -> ConfigError:
     # Which settings exist depends on the chosen config files.
-    choices = [o for o in overrides if re.match(r"[\w/]+=", o) and not o.startswith(f"{key}=")]
-    keys = _keys(choices)
-    group = key.partition(".")[0]
+    choices = [o for o in overrides if re.match(r"([\w/]+|\+*hydra\.searchpath)=", o)]
+    choices = [o for o in choices if not o.startswith(f"{key}=")]
+    keys = _keys(choices, config_dir)
+    group, _, below = key.partition(".")
+    if group == "pattern_attn":
+        return ConfigError(key, FILLED_IN)
+    parts = [name for name in keys if re.fullmatch(r"part\.[^.]+", name)]
+    if group == "part" and below and not any(key.startswith(f"{part}.") for part in parts):
+        name = below.partition(".")[0]
+        wanted = ",".join([*(part.removeprefix("part.") for part in parts), name])
+        return ConfigError(key, f"needs the part {name}; give part=[{wanted}] as well")
     siblings = [name for name in keys if name.startswith(f"{key.rpartition('.')[0]}.")]
     having = [
-        name for name in sorted(_choices(group)) if key in _keys([*choices, f"{group}={name}"])
+        name
+        for name in sorted(choices_in(group))
+        if group != "part" and key in _keys([*choices, f"{group}={name}"], config_dir)
     ]
     if having:
         return ConfigError(
@@ -372,9 +315,9 @@ def _unknown_key(key: str, overrides: Sequence[str]) -> ConfigError:
     return ConfigError(key, f"is not a setting; {hint}--help lists them all")
 
 
-def _keys(choices: Sequence[str]) -> list[str]:
+def _keys(choices: Sequence[str], config_dir: str | None) -> list[str]:
     # MULTIRUN, since the choices may be a sweep's lists of values, which it sets aside.
-    with composed(choices, run_mode=RunMode.MULTIRUN) as cfg:
+    with composed(choices, run_mode=RunMode.MULTIRUN, config_dir=config_dir) as cfg:
         return [name for name in _dotted_keys(cfg) if not name.startswith("hydra.")]
 
 

@@ -31,13 +31,11 @@ from gptattn.cli.compose import (
     CONFIG_NAME,
     complaints,
     composed,
-    quoted,
     register_resolvers,
-    run_folder,
     to_train_config,
-    with_paths_quoted,
 )
 from gptattn.cli.ending import ended
+from gptattn.cli.jobs import quoted, run_folder, with_paths_quoted
 from gptattn.cli.resume_settings import allowed_packages, resume_argument, resumed
 from gptattn.errors import ConfigError, DataError, RunFolderError
 from gptattn.machine.disk import check_room, refuse_link

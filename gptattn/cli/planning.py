@@ -12,7 +12,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
-from gptattn.cli.compose import SUBDIR, composed_job, to_train_config
+from gptattn.cli.compose import composed_job, to_train_config
+from gptattn.cli.jobs import SUBDIR
 from gptattn.errors import ConfigError
 from gptattn.sweep.plan import Plan
 

@@ -86,6 +86,8 @@ def _applied(
     value: Any = override.value()
     if key in recorded.choices:
         _compare(key, value, recorded.choices[key])
+    elif key == "part" and isinstance(value, str | list):
+        _compare("part", [value] if isinstance(value, str) else value, list(recorded.part))
     elif key == "trainer" and isinstance(value, str):
         _compare("trainer", value, recorded.trainer.accelerator)
     elif key.partition(".")[0].partition("/")[0] in ("hydra", "experiment", "launcher"):

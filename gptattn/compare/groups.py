@@ -7,6 +7,11 @@ from gptattn.compare.finished_runs import Run
 
 Groups = dict[str, list[Run]]
 
+# Beginnings of settings' names: what a variant's name stands for, and what a block's file sets.
+OF_ATTENTION = ("attn.", "part.", "pattern")
+OF_BLOCK = ("block.", "model.mlp", "model.qkv_bias")
+OF_GROUP = {"attn": OF_ATTENTION, "block": OF_BLOCK}
+
 
 def variant_of(run: Run) -> str:
     """Return the run's variant: the default name of its group."""
@@ -40,14 +45,8 @@ def _differing(run: Run, rivals: Sequence[Run]) -> list[str]:
     if len(rivals) == 1:
         return []
     keys = [k for k in sorted({k for r in rivals for k in r.settings}) if _varies(k, rivals)]
-    names: list[str] = []
-    for group, choice in run.choices.items():
-        own = [key for key in keys if key.startswith(f"{group}.")]
-        # A file name can replace its settings only if equal names mean equal settings.
-        contents = {(r.choices.get(group), *(r.settings.get(k) for k in own)) for r in rivals}
-        if own and len(contents) == len({r.choices.get(group) for r in rivals}):
-            names.append(f"{group}={choice}")
-            keys = [key for key in keys if key not in own]
+    groups, keys = by_choice(keys, rivals)
+    names = [f"{group}={run.choices.get(group, '-')}" for group in groups]
     names += [f"{key}={run.settings.get(key, '-')[:20]}" for key in keys]
     twins = [rival for rival in rivals if rival.settings == run.settings]
     return names + ([f"code={run.code}"] if len(twins) > 1 else [])
@@ -87,17 +86,43 @@ def pick_baseline(groups: Groups, name: str | None) -> str | None:
     return rows[0] if len(rows) == 1 else None
 
 
+def by_choice(keys: Sequence[str], runs: Sequence[Run]) -> tuple[list[str], list[str]]:
+    """Return the config groups whose files explain how these settings differ, and the other keys.
+
+    A file's name can replace its settings only if equal names mean equal settings.
+    """
+    found, keys = [], list(keys)
+    for group in sorted({group for run in runs for group in run.choices}):
+        own = [key for key in keys if key.startswith(OF_GROUP.get(group, (f"{group}.",)))]
+        contents = {(r.choices.get(group), *(r.settings.get(k) for k in own)) for r in runs}
+        if own and len(contents) == len({r.choices.get(group) for r in runs}):
+            found.append(group)
+            keys = [key for key in keys if key not in own]
+    return found, keys
+
+
 def differences_in_settings(groups: Groups) -> list[str]:
-    """Return a line per setting outside `attn` that differs and that not all row names show."""
-    keys = {k for members in groups.values() for k in members[0].settings}
-    matched = any(members[0].match for members in groups.values())
+    """Return a line per setting outside the attention that differs and that a row's name lacks.
+
+    Settings that a config file explains share one line.
+    """
+    firsts = {row: members[0] for row, members in groups.items()}
+    keys = sorted({k for run in firsts.values() for k in run.settings})
+    keys = [key for key in keys if not key.startswith(OF_ATTENTION)]
+    if any(run.match for run in firsts.values()):
+        keys = [key for key in keys if key not in ("model.d_mlp", "match", "match_to")]
+    varying = [key for key in keys if _varies(key, [*firsts.values()])]
+    chosen, others = by_choice(varying, [*firsts.values()])
+    values = {
+        group: {row: r.choices.get(group, "none") for row, r in firsts.items()} for group in chosen
+    }
+    values |= {
+        key: {row: r.settings.get(key, "none") for row, r in firsts.items()} for key in others
+    }
     lines = []
-    for key in sorted(keys):
-        if key.startswith("attn.") or (matched and key in ("model.d_mlp", "match", "match_to")):
+    for key, by_row in values.items():
+        if all(f"{key}={value[:20]}" in row for row, value in by_row.items()):
             continue
-        values = {row: m[0].settings.get(key, "none") for row, m in groups.items()}
-        unnamed = {v for row, v in values.items() if f"{key}={v[:20]}" not in row}
-        if len(set(values.values())) > 1 and unnamed:
-            found = [value for row, m in groups.items() for value in [values[row]] * len(m)]
-            lines.append(f"the variants differ in more than attention: {key} ({counted(found)})")
+        found = [by_row[row] for row, members in groups.items() for _ in members]
+        lines.append(f"the variants differ in more than attention: {key} ({counted(found)})")
     return lines

@@ -1,12 +1,13 @@
 """Splits runs into the sections of the report: one model size, budget and text per section.
 
-Within a section the runs may differ in what is compared: attention, position, block, optimizer. A
-variant may also have its own MLP width, chosen by `match`, or its own tuned learning rate.
+Within a section the runs may differ in what is compared: attention, position, optimizer, and the
+block, unless each block has several variants: then the question is what holds in each, and each is
+a section. A variant may also have its own MLP width, chosen by `match`, or its own learning rate.
 """
 
 import hashlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from gptattn.compare.finished_runs import Run
@@ -64,9 +65,9 @@ def _width(run: Run) -> str:
         width = f"{run.match.before:g}" if run.match.before else "None"
     elif run.settings.get("match") in ("params", "flops"):
         width = "None"  # the width before is unknown: most likely the default
-    d_model = run.settings.get("model.d_model", "")
-    default = str(4 * int(d_model)) if d_model.isdecimal() else "None"
-    return "4 * d_model" if width in ("None", default) else width
+    d_model, mlp = (run.settings.get(f"model.{key}", "") for key in ("d_model", "mlp"))
+    default = str(4 * int(d_model)) if d_model.isdecimal() and mlp != "swiglu" else "None"
+    return "default" if width in ("None", default) else width
 
 
 def _budget(run: Run) -> list[str]:
@@ -75,6 +76,11 @@ def _budget(run: Run) -> list[str]:
 
 def _setting(key: str) -> Callable[[Run], list[str]]:
     return lambda run: [f"{key}={run.settings.get(key)}"]
+
+
+def _block(run: Run) -> list[str]:
+    keys = sorted(k for k in run.settings if k.startswith("block.") or k == "model.mlp")
+    return [f"{key}={run.settings[key]}" for key in keys]
 
 
 def _weights(run: Run) -> list[str]:
@@ -95,6 +101,7 @@ AXES: dict[str, Callable[[Run], list[str]]] = {
     "precision": _setting("trainer.precision"),
     "device": _setting("device"),
     "weights": _weights,
+    "block": _block,
 }
 
 
@@ -109,15 +116,28 @@ def comparable_sets(runs: Sequence[Run], split: bool) -> list[RunSet]:
             "comparison",
             f"the runs differ in {refusal}; --split reports each separately, or give fewer folders",
         )
+    axes = [axis for axis in AXES if axis != "block" or _blocks_apart(runs)]
+    sets = _split(runs, axes)
+    firsts = [members[0] for members in sets.values()]
+    return [_named(members, firsts, axes) for members in sorted(sets.values(), key=_order)]
+
+
+def _blocks_apart(runs: Sequence[Run]) -> bool:
+    """Whether each block has several variants; if one has a single one, the blocks are compared."""
+    blocks = _split(runs, ["block"]).values()
+    return all(len({run.variant for run in members}) > 1 for members in blocks)
+
+
+def _split(runs: Sequence[Run], axes: Iterable[str]) -> dict[tuple[str, ...], list[Run]]:
+    """Return words on these axes -> the runs that share them."""
     sets: dict[tuple[str, ...], list[Run]] = {}
     for run in runs:
-        sets.setdefault(tuple(words_of(axis, run) for axis in AXES), []).append(run)
-    firsts = [members[0] for members in sets.values()]
-    return [_named(members, firsts) for members in sorted(sets.values(), key=_order)]
+        sets.setdefault(tuple(words_of(axis, run) for axis in axes), []).append(run)
+    return sets
 
 
-def _named(members: list[Run], firsts: Sequence[Run]) -> RunSet:
-    parts = {axis: difference_on_axis(axis, members[0], firsts) for axis in AXES}
+def _named(members: list[Run], firsts: Sequence[Run], axes: Iterable[str]) -> RunSet:
+    parts = {axis: difference_on_axis(axis, members[0], firsts) for axis in axes}
     others = [part for axis, part in parts.items() if part and axis != "model"]
     title = ", ".join(filter(None, parts.values()))
     return RunSet(title, parts["model"], ", ".join(others), members)

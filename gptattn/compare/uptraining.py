@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from gptattn.compare.finished_runs import Run
-from gptattn.compare.groups import Groups, group_runs
+from gptattn.compare.groups import OF_ATTENTION, Groups, group_runs
 from gptattn.compare.sections import AXES, words_of
 from gptattn.settings.config import INIT_METHODS
 
 # The axes that an uptrained run must share with its original.
 SHARED = [axis for axis in AXES if axis not in ("budget", "weights")]
-OWN = ("attn.", "init_")  # settings in which a converted variant may differ from its original
+OWN = (*OF_ATTENTION, "init_")  # settings in which a converted variant may differ from its original
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,7 @@ def build_model(cfg: TrainConfig, vocab_size: int) -> GPT:
     """
     model, block = cfg.model, cfg.block
     check_vocabulary(cfg, vocab_size)
+    _check_parts(cfg)
     positions = Positions(cfg)
     built = GPT(
         vocab_size=model.vocab_size or vocab_size,
@@ -141,11 +142,11 @@ class Positions:
             return None
         takes = inspect.signature(find_target(group, spec, cfg.allow_targets)).parameters
         if "position" not in takes:
-            name = group.rpartition(".")[2] if group != "attn" else cfg.choices["attn"]
+            name = f"attn={cfg.choices['attn']}" if group == "attn" else group.rpartition(".")[2]
             raise ConfigError(
                 "position",
-                f"{cfg.choices['position']} acts in the attention, and attn={name} takes no "
-                "position; use position=learned",
+                f"{cfg.choices['position']} acts in the attention, and {name} takes no position; "
+                "use position=learned",
             )
         heads = spec.get("num_heads", cfg.model.num_heads) if "num_heads" in takes else 1
         if type(heads) is not int or heads < 1:
@@ -173,6 +174,25 @@ class Positions:
 def _build_layer(cfg: TrainConfig, positions: Positions, layer: int) -> Attention:
     """Build the attention of one layer, with the parts that it takes."""
     group, spec = cfg.attn_of(layer)
+    with _named_in_pattern():
+        return _attention_of(cfg, positions, layer, group, spec)
+
+
+@contextlib.contextmanager
+def _named_in_pattern() -> Iterator[None]:
+    """Turn `pattern_attn.gqa.window: ...`, which no user wrote, into `pattern: gqa.window: ...`."""
+    try:
+        yield
+    except ConfigError as error:
+        group, _, name = error.field.partition(".")
+        if group != "pattern_attn":
+            raise
+        raise ConfigError("pattern", f"{name}: {error.message}") from error
+
+
+def _attention_of(
+    cfg: TrainConfig, positions: Positions, layer: int, group: str, spec: Spec
+) -> Attention:
     for name in ("d_in", "d_out", "context_length"):
         if name in spec:
             raise ConfigError(
@@ -212,14 +232,29 @@ def add_parts(
         attention.add_part(name, part)
 
 
+def _check_parts(cfg: TrainConfig) -> None:
+    """Raise ConfigError for parts that cannot be used together, or with the position."""
+    others = [*cfg.part, f"position={cfg.choices['position']}"]
+    for name, spec in cfg.part.items():
+        if "_target_" not in spec:
+            raise ConfigError(f"part.{name}", f"is not chosen; give part=[{name}] as well")
+        target = find_target(f"part.{name}", spec, cfg.allow_targets)
+        refuses = target.refuses if isinstance(target, type) and issubclass(target, Part) else {}
+        for other in others:
+            reason = refuses.get(other.removeprefix("position="))
+            if reason is not None:
+                raise ConfigError("part", f"{name} cannot be used with {other}: {reason}")
+
+
 def _check_parts_are_used(cfg: TrainConfig, model: GPT) -> None:
-    """Raise ConfigError for parts that no layer takes, or that cannot be used together."""
+    """Raise ConfigError for parts that no layer takes."""
     attentions = [block.attention for block in model.layers()]
     if cfg.part and not any(isinstance(attention, HasParts) for attention in attentions):
+        given = f"attn={cfg.choices['attn']}" if cfg.pattern is None else "the pattern"
         raise ConfigError(
             "part",
-            f"attn={cfg.choices['attn']} has no heads of queries, keys and values, so it cannot "
-            f"take {', '.join(cfg.part)}; leave part out, or choose another attn",
+            f"{given} has no heads of queries, keys and values, so it cannot take "
+            f"{', '.join(cfg.part)}; leave part out, or choose another attention",
         )
 
 
@@ -299,4 +334,6 @@ def _named_arguments(group: str, own: Spec) -> Iterator[None]:
         opening = re.match(r"(\w+)=", str(error))
         name = opening.group(1) if opening else ""
         field = f"{group}.{name}" if name in own else SETTING_OF.get(name, group)
-        raise ConfigError(field, str(error)) from error
+        # No setting has this name.
+        message = re.sub(r"^head_dim=\S+", r"\g<0> (model.d_model / num_heads)", str(error))
+        raise ConfigError(field, message) from error

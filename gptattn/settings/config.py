@@ -4,6 +4,7 @@ The open groups (attn, position, data, tokenizer) hold a `_target_` and its argu
 checks their keys against the target's signature.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -135,6 +136,8 @@ class SweepConfig:
 class TrainConfig:
     """All settings of a run; `conf/train.yaml` explains each.
 
+    With a `pattern`, `attn` is empty, and `pattern_attn` holds the settings of each of its names.
+
     Units: `batch_size` in sequences, `accumulate` in micro-batches per step, `loss_chunk_tokens`
     in tokens, `log_every` in optimizer steps, `hang_seconds` in seconds.
     """
@@ -157,7 +160,7 @@ class TrainConfig:
     match: Literal["none", "params", "flops", "kv_cache"]
     match_to: str
     match_attn: Spec | None
-    match_before: int | None = field(metadata=POSITIVE)
+    match_before: int | float | None = field(metadata=POSITIVE)
     attn: Spec
     pattern: list[str] | None
     pattern_attn: dict[str, Spec] | None
@@ -177,8 +180,7 @@ class TrainConfig:
     @property
     def variant(self) -> str:
         """What the run is called after: the attention's YAML or those of the pattern, and parts."""
-        names = [self.choices["attn"]] if self.pattern is None else self.pattern
-        return "+".join([",".join(names), *self.part])
+        return variant_name([self.choices["attn"]], self.part)
 
     def attn_of(self, layer: int) -> tuple[str, Spec]:
         """Return the settings of this layer's attention, and the prefix of their names."""
@@ -187,6 +189,11 @@ class TrainConfig:
         assert self.pattern_attn is not None
         name = self.pattern[layer % len(self.pattern)]
         return f"pattern_attn.{name}", self.pattern_attn[name]
+
+
+def variant_name(attn: Iterable[str], parts: Iterable[str]) -> str:
+    """Return `gqa`, `gqa+gate+sink`, or `sliding,sliding,gqa` for a pattern."""
+    return "+".join([",".join(attn), *parts])
 
 
 def check(cfg: TrainConfig) -> None:

@@ -49,8 +49,9 @@ MEANINGS: tuple[tuple[str, Meaning], ...] = (
     (r"init_from|trainer|trainer\.(accelerator|threads)", BOUND),
     (r"experiment_name|checkpoint|allow_targets(\[.*)?", BOUND),
     (r"choices(\..+)?|match_(attn|before)(\..+)?", RECORD),
-    # Config groups and command-line words; the settings hold what they select.
-    (r"attn|experiment|launcher|resume|hydra([./].+)?", BOUND),
+    # Config groups and command-line words; the settings hold what they select. A run's name begins
+    # with attn, pattern and part.
+    (r"attn|pattern|part|experiment|launcher|resume|hydra([./].+)?", BOUND),
 )
 
 
@@ -119,7 +120,13 @@ def settings_key(settings: Mapping[str, Any]) -> str:
     `settings` are nested, as in config.yaml.
     """
     config = flat(dict(settings))
-    own = {"attn": config.get("choices.attn"), "seed": config["seed"]}
+    parts = settings.get("part")
+    own = {
+        "attn": config.get("choices.attn"),
+        # Parts act in their order, which `config` does not show.
+        "parts": list(parts) if isinstance(parts, dict) else [],
+        "seed": config["seed"],
+    }
     # Only whether there are starting weights: `Making.weights` identifies them by content.
     starts = config.get("init_from", "None") != "None"
     return json.dumps(result_settings(config) | own | {"starts": starts}, sort_keys=True)
@@ -165,7 +172,8 @@ def code_for(cfg: TrainConfig) -> dict[str, str]:
     """
     # Of tokenizers and data sources, only modules outside gptattn are hashed. For ours, the hash of
     # the text has to do.
-    groups = (cfg.attn, cfg.position, cfg.tokenizer, cfg.data)
+    layers = [cfg.attn] if cfg.pattern_attn is None else [*cfg.pattern_attn.values()]
+    groups = (*layers, *cfg.part.values(), cfg.position, cfg.tokenizer, cfg.data)
     targets = [str(spec["_target_"]) for spec in groups if "_target_" in spec]
     if cfg.init_from is not None:
         targets.append("gptattn.weights.convert")

@@ -4,6 +4,7 @@
 come from `measure_cost` on the meta device: there is no second formula.
 """
 
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 
@@ -16,6 +17,7 @@ from gptattn.settings.build import build_model, width_of_mlp
 from gptattn.settings.config import TrainConfig
 
 TOLERANCE = 1e-3  # relative
+CACHE_SETTINGS = ("num_kv_heads", "window")
 FIGURES: dict[str, Callable[[Cost], float]] = {
     "params": lambda cost: cost.params,
     "flops": lambda cost: cost.flops_per_token,
@@ -33,15 +35,15 @@ class Match:
     what: str
     to: str
     field: str
-    before: int | None
-    after: int | None
+    before: float | None
+    after: float | None
     target: float
     reached: float
 
     def __str__(self) -> str:
         change = f"{self.field} {self.before} -> {self.after}"
         if self.before == self.after:
-            change = f"{self.field} stays {self.after}"
+            change = f"{self.field} stays {self.after}" if self.after else "nothing changes"
         apart = abs(self.reached - self.target) / self.target
         figures = f"{self.reached:,.0f} against {self.target:,.0f} of {self.to}"
         return f"match={self.what}: {change}; {figures} ({apart:.2%} apart)"
@@ -73,7 +75,7 @@ def matched(cfg: TrainConfig, vocab_size: int) -> tuple[TrainConfig, Match | Non
         part={},
         match="none",
     )
-    if cfg.match_before is not None and cfg.match != "kv_cache":
+    if isinstance(cfg.match_before, int) and cfg.match != "kv_cache":
         reference = _with_width(reference, cfg.match_before)
     try:
         new, match = _matched_once(cfg, reference, vocab_size)
@@ -148,6 +150,10 @@ def _match_width(cfg: TrainConfig, vocab_size: int, target: float) -> tuple[Trai
 
 
 def _match_cache(cfg: TrainConfig, vocab_size: int, target: float) -> tuple[TrainConfig, Match]:
+    if cfg.match_before is not None:
+        made = _cache_matched_before(cfg, vocab_size, target)
+        if made is not None:
+            return made
     found: list[str] = []
     for field, before, value in _cache_settings(cfg):
         new = replace(cfg, attn=cfg.attn | {field: value})
@@ -161,7 +167,9 @@ def _match_cache(cfg: TrainConfig, vocab_size: int, target: float) -> tuple[Trai
         found.append(f"{reached:,.0f} with {field}={value}")
     if FIGURES["kv_cache"](_cost(cfg, vocab_size)) == target:
         return cfg, Match("kv_cache", cfg.match_to, "nothing", None, None, target, target)
-    reach = f"it can have {', '.join(found[:6])}" if found else "nothing in its YAML sets its cache"
+    whose = "it" if cfg.pattern is None else "a pattern as a whole"
+    none = f"{whose} has neither num_kv_heads nor a window"
+    reach = f"it can have {', '.join(found[:6])}" if found else none
     raise ConfigError(
         "match",
         f"{cfg.variant} cannot have the {target:,.0f} cache bytes per token of {cfg.match_to}: "
@@ -169,11 +177,30 @@ def _match_cache(cfg: TrainConfig, vocab_size: int, target: float) -> tuple[Trai
     )
 
 
-def _cache_settings(cfg: TrainConfig) -> Iterator[tuple[str, int | None, int]]:
-    """Yield (setting, current value, value to try), starting with the current value."""
-    most = {"num_kv_heads": cfg.model.num_heads, "window": cfg.model.context_length}
-    for field, top in most.items():
-        if field in cfg.attn:
-            now = cfg.attn[field]
-            values = sorted(range(1, top + 1), key=lambda value: value != now)
+def _cache_matched_before(
+    cfg: TrainConfig, vocab_size: int, target: float
+) -> tuple[TrainConfig, Match] | None:
+    """Return the match that led to these settings; `match_before` does not say which it changed."""
+    for field in CACHE_SETTINGS:
+        if cfg.attn.get(field) is None:
+            continue
+        was = replace(cfg, attn=cfg.attn | {field: cfg.match_before}, match_before=None)
+        with contextlib.suppress(ConfigError):
+            _cost(was, vocab_size)  # a share of the context is no number of heads
+            new, match = _match_cache(was, vocab_size, target)
+            if new.attn == cfg.attn and match.field == f"attn.{field}":
+                return cfg, match
+    return None
+
+
+def _cache_settings(cfg: TrainConfig) -> Iterator[tuple[str, float, float]]:
+    """Yield (setting, current value, value to try), starting with the current value.
+
+    A setting that is null stays so: without a window, one would make another mechanism.
+    """
+    most = (cfg.model.num_heads, cfg.model.context_length)
+    for field, top in zip(CACHE_SETTINGS, most, strict=True):
+        now = cfg.attn.get(field)
+        if now is not None:
+            values = [now, *(value for value in range(1, top + 1) if value != now)]
             yield from ((field, now, value) for value in values)

@@ -32,6 +32,8 @@ def check_targets(node: Any, allow_targets: Sequence[str]) -> None:
     for path, target in named(node):
         group, *below = path
         field = ".".join((*path, "_target_"))
+        if path == ("part",):
+            raise ConfigError(field, "has no name; begin its file with '# @package part.NAME'")
         if len(below) != (group in NAMED) or group not in HOMES:
             raise ConfigError(field, "has no meaning here; leave it out")
         check_name(field, target, [HOMES[group], *allow_targets])

@@ -31,8 +31,14 @@ def design_words(plans: Sequence[Plan], folder: Path) -> list[str]:
     sweep's folder and its sibling folders; with too few of them it is TYPICAL_DEVIATION.
     """
     sets: dict[str, list[TrainConfig]] = {}
+    blocks: dict[str, set[str]] = {}
     for plan in plans:
-        sets.setdefault(_comparable(plan.cfg), []).append(plan.cfg)
+        blocks.setdefault(_block(plan.cfg), set()).add(plan.cfg.variant)
+    # As in the report: with several variants each, the blocks are not compared with each other.
+    apart = all(len(variants) > 1 for variants in blocks.values())
+    for plan in plans:
+        key = _comparable(plan.cfg) + _block(plan.cfg) * apart
+        sets.setdefault(key, []).append(plan.cfg)
     finished = _finished(folder)
     # Sets with the same design give the same line: keep one.
     return list(dict.fromkeys(_words(members, finished) for members in sets.values()))
@@ -47,6 +53,10 @@ def _comparable(cfg: TrainConfig) -> str:
     width = cfg.model.d_mlp if cfg.match == "none" else None  # `match` chooses it per variant
     own = [cfg.trainer.precision, cfg.validation.fraction, cfg.init_from is not None]
     return json.dumps([*shared, size, width, *own], sort_keys=True)
+
+
+def _block(cfg: TrainConfig) -> str:
+    return json.dumps([asdict(cfg.block), cfg.model.mlp])
 
 
 def _words(cfgs: Sequence[TrainConfig], finished: Sequence[Run]) -> str:
@@ -102,11 +112,12 @@ def _similar(run: Run, cfg: TrainConfig) -> bool:
     flat = {f"budget.{key}": str(value) for key, value in settings["budget"].items()}
     # `match` changes the width of the MLP.
     del model["model.d_mlp"]
+    block = {f"block.{key}": str(value) for key, value in settings["block"].items()}
     return (
         run.budget == budget_words(flat)
         and run.places.get("data.path", "None") == str(cfg.data.get("path"))
         and run.settings.get("batch_size") == str(cfg.batch_size)
-        and all(run.settings.get(key) == value for key, value in model.items())
+        and all(run.settings.get(key) == value for key, value in (model | block).items())
         and all(run.choices.get(key) == cfg.choices[key] for key in ("data", "tokenizer"))
     )
 

@@ -26,8 +26,8 @@ OWN = re.compile(r"\+*(attn|init_from|init_method|budget\.\w+|optim\.lr|hydra\.s
 class Uptrain:
     """Convert each `source` run to each target by each method, and train it for each fraction."""
 
-    source: str  # a variant of the first stage
-    targets: Sequence[str]  # variants
+    source: str  # an attention of the first stage; each run's parts are kept
+    targets: Sequence[str]
     methods: Sequence[str]  # of merging key/value heads: mean, first, random
     fractions: Sequence[float]  # of the source run's steps; 0: convert and validate only
     lr: float  # peak learning rate / the source run's peak learning rate
@@ -72,14 +72,14 @@ def _is_number(value: Any) -> bool:
 
 def check_first_stage(stage: Uptrain, plans: Sequence[Plan]) -> None:
     """Raise ConfigError if the first stage has no `source` runs or they keep no weights."""
-    variants = {plan.cfg.variant for plan in plans}
+    variants = {plan.cfg.choices["attn"] for plan in plans}
     if stage.source not in variants:
         found = ", ".join(sorted(variants))
         raise ConfigError(
             "attn", f"{found} lacks {stage.source}, the source of uptraining; add {stage.source}"
         )
     for plan in plans:
-        if plan.cfg.variant == stage.source and not plan.cfg.checkpoint:
+        if plan.cfg.choices["attn"] == stage.source and not plan.cfg.checkpoint:
             raise ConfigError(
                 "checkpoint", f"false leaves no weights of {stage.source} to uptrain; leave it out"
             )
@@ -90,11 +90,11 @@ def second_stage(
 ) -> list[list[str]]:
     """Return the overrides of each run that starts from the weights of `plan` in `folder`.
 
-    The list is empty if the plan's variant is not the source. `quoted` quotes a path for Hydra's
+    The list is empty if the plan's attention is not the source. `quoted` quotes a path for Hydra's
     override grammar. Raises ConfigError if the plan's budget is in seconds or FLOPs.
     """
     cfg = plan.cfg
-    if cfg.variant != stage.source:
+    if cfg.choices["attn"] != stage.source:
         return []
     steps = _steps(cfg)
     kept = [override for override in plan.overrides if not OWN.match(override)]

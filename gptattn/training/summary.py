@@ -45,9 +45,7 @@ def hyperparameters(built: Assembly) -> dict[str, Any]:
     cfg = built.cfg
     return {
         "attn": cfg.variant,
-        "attn_settings": " ".join(
-            f"{key}={value}" for key, value in cfg.attn.items() if key != "_target_"
-        ),
+        "attn_settings": _attention_settings(cfg),
         "seed": cfg.seed,
         "model": cfg.choices["model"],
         "num_layers": cfg.model.num_layers,
@@ -70,6 +68,17 @@ def hyperparameters(built: Assembly) -> dict[str, Any]:
         "compile": cfg.compile,
         "device": built.device.type,
     }
+
+
+def _attention_settings(cfg: TrainConfig) -> str:
+    """Return `key=value` for each setting of the attention, those of a part as `gate.key=value`."""
+    named = {"": cfg.attn, **(cfg.pattern_attn or {}), **cfg.part}
+    return " ".join(
+        f"{f'{name}.' * bool(name)}{key}={value}"
+        for name, spec in named.items()
+        for key, value in spec.items()
+        if key != "_target_"
+    )
 
 
 def describe_budget(budget: Budget) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from building import menu
+from building import PROBE_CONFIGS, menu
 from support import command
 
 from gptattn.cli.compose import CONF
@@ -52,6 +52,18 @@ def test_the_first_choice_and_settings_complete_as_before(complete: Complete) ->
     assert complete("python train.py attn=") == [f"attn={name}" for name in menu("attn")]
     assert complete("python train.py model.d_m") == ["model.d_mlp=", "model.d_model="]
     assert complete("python train.py batch_size=") == ["batch_size=16"]
+
+
+def test_names_in_brackets_complete_parts_once_and_layers_again(complete: Complete) -> None:
+    menu_of_probes = f"python train.py hydra.searchpath=[file://{PROBE_CONFIGS}]"
+    assert complete(f"{menu_of_probes} part=[probe_sh") == ["part=[probe_shift"]
+    assert complete(f"{menu_of_probes} part=[probe_shift,probe_") == [
+        "part=[probe_shift,probe_stretch"
+    ]
+    assert complete(f"{menu_of_probes} -m part=[],[probe_sh") == ["part=[],[probe_shift"]
+    assert complete("python train.py pattern=[mqa,mq") == ["pattern=[mqa,mqa"]
+    all_of_them = [f"pattern=[{name}" for name in menu("attn")]
+    assert complete("python train.py pattern=[") == all_of_them
 
 
 @pytest.mark.parametrize("line", ["attn=mha,gqa model=na", "attn=mha,gqa -m --debug model=na"])

@@ -1,10 +1,13 @@
 """The learning-rate search, on a tiny model."""
 
 import json
+import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
+from building import PROBE_CONFIGS
 from support import tiny
 
 from gptattn.cli.compose import CONF
@@ -20,6 +23,7 @@ def tune(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         text=True,
         timeout=120,
         check=False,
+        env=os.environ | {"PYTHONPATH": str(PROBE_CONFIGS.parent)},
     )
 
 
@@ -45,3 +49,16 @@ def test_a_mistake_is_one_line_before_anything_starts(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert done.stderr.startswith("error: attn: 'gqaa' is unknown; did you mean gqa?")
     assert not (tmp_path / "outputs").exists()
+
+
+def test_parts_follow_a_plus_and_the_printed_command_is_quoted_for_a_shell(tmp_path: Path) -> None:
+    menu = [f"hydra.searchpath=[file://{PROBE_CONFIGS}]", "allow_targets=[probe_parts]"]
+    overrides = tiny(tmp_path, "checkpoint=false", *menu)
+    done = tune(tmp_path, "--variants", "gqa+probe_shift", "--trials", "1", *overrides)
+    assert (done.returncode, done.stderr) == (0, "")
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("python train.py")]
+    words = shlex.split(line, comments=True)
+    assert words[2:5] == ["-m", "attn=gqa", "part=[probe_shift]"]
+    assert set(overrides) <= set(words)
+    (record,) = tmp_path.rglob("summary.json")
+    assert json.loads(record.read_text())["variant"] == "gqa+probe_shift"

@@ -82,7 +82,7 @@ def test_the_file_that_was_picked_names_a_section(tmp_path: Path) -> None:
         ({"config": {"batch_size": 4}}, ["batch_size=4", "batch_size=None"]),
         ({"context_length": 64}, ["context_length=64", "context_length=128"]),
         ({"num_layers": 3}, ["num_layers=3", "num_layers=None"]),
-        ({"d_mlp": 99}, ["d_mlp=4 * d_model", "d_mlp=99"]),
+        ({"d_mlp": 99}, ["d_mlp=default", "d_mlp=99"]),
         (
             {"config": {"trainer": {"precision": "bf16"}}},
             ["trainer.precision=None", "trainer.precision=bf16"],

@@ -18,6 +18,7 @@ from gptattn.settings.identity import (
     VIEW,
     Making,
     at_step,
+    code_for,
     differences,
     flat,
     meaning,
@@ -210,3 +211,20 @@ def test_another_place_is_another_run_and_no_stale_one(
     assert command(tmp_path, *elsewhere, "sweep.keep_stale=true") == 0
     assert "stale" not in capfd.readouterr().out
     assert len(run_folders(tmp_path)) == 2
+
+
+def test_the_code_of_parts_and_of_a_patterns_layers_counts_and_that_of_attn_does_not() -> None:
+    shift, stretch = ({"_target_": f"probe_parts.{name}"} for name in ("Shift", "Stretch"))
+    cfg = replace(
+        settings("pattern=[mha_wrapper,single_head]", "model.num_layers=2"),
+        part={"probe_shift": shift, "probe_stretch": stretch},
+        allow_targets=["probe_parts"],
+    )
+    modules = code_for(cfg)
+    assert "probe_parts" in modules
+    assert "gptattn.attention.single_head" in modules
+    assert "gptattn.attention.gqa" not in modules
+    turned = replace(cfg, part=dict(reversed(cfg.part.items())))
+    assert settings_key(asdict(turned)) != settings_key(asdict(cfg))
+    other = replace(cfg, part=cfg.part | {"probe_shift": shift | {"start": 0.5}})
+    assert settings_key(asdict(other)) != settings_key(asdict(cfg))

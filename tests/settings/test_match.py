@@ -138,7 +138,15 @@ def test_the_cache_is_matched_by_the_window(
     assert (match.field, match.before, match.after) == ("attn.window", 16, 8)
 
 
-@pytest.mark.parametrize("how", ["match=params", "match=flops", "match=kv_cache match_to=gqa"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        "match=params",
+        "match=flops",
+        "match=kv_cache match_to=gqa",
+        "match=kv_cache match_to=mqa attn.num_kv_heads=2 attn.window=0.25 model.num_heads=2",
+    ],
+)
 def test_a_match_that_is_made_stays_as_it_is(how: str, tmp_path: Path) -> None:
     # A resumed run matches the settings in its config.yaml, which are matched already.
     cfg = settings(tmp_path, WIDE, "attn=gqa", "attn.num_kv_heads=1", *how.split())
@@ -146,6 +154,56 @@ def test_a_match_that_is_made_stays_as_it_is(how: str, tmp_path: Path) -> None:
     assert match is not None
     assert match.before != match.after
     assert matched(made, 256) == (made, match)
+
+
+def test_the_record_of_a_window_that_was_matched_still_says_window(tmp_path: Path) -> None:
+    # 2 heads of 8 cache 4 of 16 tokens; MQA caches 1 head and 16 tokens, as 2 heads and 8 do.
+    own = ["model.num_heads=2", "attn=gqa", "attn.window=0.25"]
+    made = settings(tmp_path, *own, "match=kv_cache", "match_to=mqa")
+    assert (made.attn["num_kv_heads"], made.attn["window"], made.match_before) == (2, 8, 0.25)
+    again, match = matched(made, 256)
+    assert again == made
+    assert match is not None
+    assert (match.field, match.before, match.after) == ("attn.window", 0.25, 8)
+
+
+def test_a_window_that_is_null_stays_null(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"mha cannot .*: it has neither num_kv_heads nor a win"):
+        settings(tmp_path, "attn=mha", "match=kv_cache", "match_to=gqa")
+
+
+HOSTS = [
+    ["attn=gqa", "part=[gate,forget]"],
+    ["attn=sliding"],
+    ["pattern=[sliding,mqa]"],
+    ["attn=gqa", "block=llama"],
+]
+
+
+@pytest.mark.parametrize("what", ["params", "flops"])
+@pytest.mark.parametrize("own", HOSTS, ids=" ".join)
+def test_parts_windows_patterns_and_blocks_are_matched_to_the_plain_variant_in_their_block(
+    own: list[str], what: str
+) -> None:
+    size = ["trainer=cpu", "model=nano"]
+    block = [override for override in own if override.startswith("block=")]
+    target, cfg = cost(check_job([*size, *block])), check_job([*size, *own, f"match={what}"])
+    figure = "params" if what == "params" else "flops_per_token"
+    assert getattr(cost(cfg), figure) == pytest.approx(getattr(target, figure), rel=1e-3)
+
+
+def test_the_cache_of_a_pattern_is_matched_only_where_it_is_equal(tmp_path: Path) -> None:
+    two = ["model.num_layers=2", "match=kv_cache"]
+    equal = settings(tmp_path, *two, "pattern=[mha,mha_wrapper]")
+    assert (equal.attn, equal.match_before) == ({}, None)
+    with pytest.raises(ConfigError, match="a pattern as a whole has neither num_kv_heads nor a"):
+        settings(tmp_path, *two, "pattern=[sliding,gqa]")
+
+
+def test_what_a_part_keeps_per_token_counts_as_cache(tmp_path: Path) -> None:
+    # Keys and values of 2 heads of 4 numbers, and a number for each of the 4 heads.
+    with pytest.raises(ConfigError, match=r"gqa\+forget cannot .*: it can have 80 with num_kv_h"):
+        settings(tmp_path, "attn=gqa", "part=[forget]", "match=kv_cache")
 
 
 def test_what_was_matched_is_printed_logged_and_in_the_summary(

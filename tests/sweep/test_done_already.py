@@ -9,7 +9,7 @@ import yaml
 from omegaconf import OmegaConf
 from support import tiny
 
-from gptattn.cli.compose import worker_command
+from gptattn.cli.jobs import worker_command
 from gptattn.cli.main import check_job
 from gptattn.cli.resume_settings import resume_argument
 from gptattn.errors import ConfigError

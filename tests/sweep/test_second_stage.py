@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from support import command, run_folders, series, summary, tiny, train
 
-from gptattn.cli.compose import quoted
+from gptattn.cli.jobs import quoted
 from gptattn.cli.main import check_job
 from gptattn.errors import ConfigError, NumericError
 from gptattn.runs.load import load_config, load_run
@@ -107,6 +107,9 @@ def test_each_source_run_goes_on_as_each_target_by_each_method_for_each_share(
         for attn in ("gqa", "mqa")
         for method in ("mean", "random")
     ]
+    gated = replace(plan, cfg=replace(cfg, part={"gate": {}}))
+    check_first_stage(stage, [gated])
+    assert second_stage(stage, gated, Path("out/a,b=1_s3"), quoted) == jobs
     gqa = replace(plan, cfg=replace(cfg, choices=cfg.choices | {"attn": "gqa"}))
     assert second_stage(stage, gqa, Path("out/y"), quoted) == []
 

@@ -83,8 +83,8 @@ def load_source(args: Arguments) -> SavedRun:
     if args.path is None:
         raise ConfigError("path", f"is missing; from={family.name} needs path=DIR")
     # The folder comes without settings of ours: compose them from conf/. Only this needs Hydra.
-    from gptattn.cli.compose import quoted
     from gptattn.cli.compose import settings as settings_of
+    from gptattn.cli.jobs import quoted
 
     folder = hub.local_folder(hub_name(args.path), "path", (*FILES, *tokenizer_files.FILES))
     overrides = family.overrides(folder)
@@ -139,7 +139,8 @@ def target_settings(cfg: TrainConfig, to: str, changes: dict[str, str]) -> Train
             raise ConfigError(
                 f"to.{name}", f"{text!r} cannot be read; give a plain value"
             ) from None
-    return replace(cfg, attn=spec, choices=cfg.choices | {"attn": to})
+    choices = cfg.choices | {"attn": to}
+    return replace(cfg, attn=spec, choices=choices, pattern=None, pattern_attn=None)
 
 
 def _cache_bytes(cfg: TrainConfig, vocab_size: int) -> int:

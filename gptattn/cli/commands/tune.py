@@ -1,12 +1,13 @@
 """Searches the best learning rate of each variant with Optuna, to compare each at its own best.
 
-`gptattn-tune --variants mha,gqa,mqa --trials 12 model=nano budget.steps=500`: the overrides are
-those of training. Needs the extra tune. It may be stopped at any time: the same command continues
-the search, up to `--trials` in all. At the end it prints the commands that train each variant at
-its best rate over five seeds, into one folder to compare.
+`gptattn-tune --variants mha,gqa,gqa+gate --trials 12 model=nano budget.steps=500`: the overrides
+are those of training, and what follows a + is a part. Needs the extra tune. It may be stopped at
+any time: the same command continues the search, up to `--trials` in all. At the end it prints the
+commands that train each variant at its best rate over five seeds, into one folder to compare.
 """
 
 import argparse
+import shlex
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -16,8 +17,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from gptattn import command
-from gptattn.cli.compose import quoted
 from gptattn.cli.ending import ended
+from gptattn.cli.jobs import quoted
 from gptattn.cli.main import check_job
 from gptattn.errors import ConfigError
 from gptattn.machine.console import make_console
@@ -57,7 +58,7 @@ def objective(args: argparse.Namespace, variant: str, trial: "optuna.Trial") -> 
     Raises FailedTrialError if the run has none.
     """
     lr = trial.suggest_float("optim.lr", args.low, args.high, log=True)
-    overrides = [*args.overrides, f"attn={variant}", f"optim.lr={lr:.4g}"]
+    overrides = [*args.overrides, *_choices(variant), f"optim.lr={lr:.4g}"]
     folder = args.out / f"{variant},optim.lr={lr:.4g}_t{trial.number}"
     place = f"hydra.run.dir={quoted(str(folder))}"
     command = [sys.executable, "-m", "gptattn.cli.worker", *overrides, place]
@@ -67,6 +68,12 @@ def objective(args: argparse.Namespace, variant: str, trial: "optuna.Trial") -> 
     if loss is None:
         raise FailedTrialError(outcome.reason)
     return loss
+
+
+def _choices(variant: str) -> list[str]:
+    """Return the overrides that choose this variant: an attention, and parts after a +."""
+    attn, *parts = variant.split("+")
+    return [f"attn={attn}", *([f"part=[{','.join(parts)}]"] if parts else [])]
 
 
 def tune(args: argparse.Namespace, variant: str) -> "optuna.Study":
@@ -89,7 +96,9 @@ def parse() -> argparse.Namespace:
     """Parse the command line and check one run of each variant. Raises a UserError."""
     parser = argparse.ArgumentParser(description="Search the best learning rate of each variant.")
     parser.add_argument(
-        "--variants", default="mha,gqa,mqa", help="comma-separated; default: %(default)s"
+        "--variants",
+        default="mha,gqa,mqa",
+        help="comma-separated, with parts as gqa+gate; default: %(default)s",
     )
     parser.add_argument(
         "--trials", type=int, default=12, help="per variant, in all; default: %(default)s"
@@ -109,7 +118,7 @@ def parse() -> argparse.Namespace:
     if not 0 < args.low < args.high:
         raise ConfigError("--low", f"{args.low} to {args.high} is not a range; give 0 < low < high")
     for variant in args.variants:
-        check_job([*args.overrides, f"attn={variant}"])
+        check_job([*args.overrides, *_choices(variant)])
     return args
 
 
@@ -138,7 +147,8 @@ def run() -> int:
             code = 1
             continue
         best = f"optim.lr={study.best_params['optim.lr']:.4g}"
-        own = " ".join(["seed=1,2,3,4,5", "experiment_name=tuned", *args.overrides])
-        print(f"{command('train')} -m attn={variant} {best} {own}  # {study.best_value:.4f}")
+        own = ["seed=1,2,3,4,5", "experiment_name=tuned", *args.overrides]
+        words = shlex.join([*_choices(variant), best, *own])
+        print(f"{command('train')} -m {words}  # {study.best_value:.4f}")
     print(f"{command('compare')} outputs/tuned")
     return code

@@ -1,0 +1,107 @@
+"""Parts, patterns and blocks in the report: what is called attention, and what stands apart."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from runfolders import write_run
+
+from gptattn.compare.comparison import compare
+from gptattn.compare.finished_runs import read_runs
+from gptattn.compare.results import Comparison
+
+GPT2 = {
+    "block": {"norm": "layer", "bias": True},
+    "model": {"mlp": "gelu", "qkv_bias": True, "d_mlp": None},
+    "position": {"_target_": "Learned"},
+}
+LLAMA = {
+    "block": {"norm": "rms", "bias": False},
+    "model": {"mlp": "swiglu", "qkv_bias": False, "d_mlp": None},
+    "position": {"_target_": "Rope", "base": 10_000.0},
+}
+BLOCKS = {"gpt2": (GPT2, "learned"), "llama": (LLAMA, "rope")}
+
+
+def write(folder: Path, variant: str, block: str, **more: Any) -> None:
+    settings, position = BLOCKS[block]
+    choices = {"attn": variant.partition("+")[0], "block": block, "position": position}
+    for seed, loss in enumerate((2.0, 2.1, 2.3), start=1):
+        config = {**settings, "choices": choices, **more}
+        write_run(folder / f"{block}_{variant}_{seed}", variant, seed, loss, config=config)
+
+
+def compared(folder: Path) -> Comparison:
+    return compare(read_runs([folder])[0])
+
+
+def test_parts_and_the_layers_of_a_pattern_are_attention(tmp_path: Path) -> None:
+    write(tmp_path, "mha", "gpt2", part={}, pattern=None)
+    write(tmp_path, "mha+gate", "gpt2", part={"gate": {"_target_": "Gate", "wide": True}})
+    layers = {"pattern": ["gqa", "mqa"], "pattern_attn": {"gqa": {"num_kv_heads": 2}}}
+    write(tmp_path, "gqa,mqa", "gpt2", **layers)
+    (section,) = compared(tmp_path).sections
+    assert {row.name for row in section.rows} == {"mha", "mha+gate", "gqa,mqa"}
+    assert section.baseline == "mha"
+    assert section.warnings == []
+
+
+def test_a_part_in_two_settings_makes_two_rows_that_show_them(tmp_path: Path) -> None:
+    for wide in (True, False):
+        part = {"gate": {"_target_": "Gate", "wide": wide}}
+        write(tmp_path / str(wide), "gqa+gate", "gpt2", part=part)
+    (section,) = compared(tmp_path).sections
+    names = {f"gqa+gate part.gate.wide={wide}" for wide in (True, False)}
+    assert {row.name for row in section.rows} == names
+
+
+def test_blocks_with_several_variants_each_are_sections_with_a_baseline_each(
+    tmp_path: Path,
+) -> None:
+    for block in BLOCKS:
+        for variant in ("mha", "gqa"):
+            write(tmp_path, variant, block)
+    found = compared(tmp_path).sections
+    assert {section.title for section in found} == {"block=gpt2", "block=llama"}
+    for section in found:
+        assert [row.name for row in section.rows] == ["mha", "gqa"]
+        assert section.warnings == []
+
+
+def test_one_variant_in_two_blocks_is_two_rows_named_after_block_and_position(
+    tmp_path: Path,
+) -> None:
+    for block in BLOCKS:
+        write(tmp_path, "mha", block)
+    (section,) = compared(tmp_path).sections
+    assert section.baseline == "mha block=gpt2 position=learned"
+    assert section.rows[1].name == "mha block=llama position=rope"
+    assert section.warnings == []
+
+
+@pytest.mark.parametrize("third", [[], ["mqa"]])
+def test_what_a_block_changes_beside_the_variant_is_said_in_a_line_per_file(
+    third: list[str], tmp_path: Path
+) -> None:
+    write(tmp_path, "mha", "gpt2")
+    write(tmp_path, "gqa", "llama")
+    for variant in third:
+        write(tmp_path, variant, "llama")
+    (section,) = compared(tmp_path).sections
+    runs = f"gpt2: 3 runs; llama: {3 + 3 * len(third)} runs"
+    runs = runs if not third else f"llama: {3 + 3 * len(third)} runs; gpt2: 3 runs"
+    said = "the variants differ in more than attention"
+    assert f"{said}: block ({runs})" in section.warnings
+    assert f"{said}: position ({runs.replace('gpt2', 'learned').replace('llama', 'rope')})" in (
+        section.warnings
+    )
+    assert len(section.warnings) == 2
+
+
+def test_a_block_with_a_setting_of_its_own_shows_the_setting(tmp_path: Path) -> None:
+    write(tmp_path / "a", "mha", "gpt2")
+    mlp = {"model": {**GPT2["model"], "mlp": "none"}}
+    write(tmp_path / "b", "mha", "gpt2", **mlp)
+    (section,) = compared(tmp_path).sections
+    names = {"mha model.mlp=gelu", "mha model.mlp=none"}
+    assert {row.name for row in section.rows} == names
