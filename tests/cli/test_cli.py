@@ -48,7 +48,7 @@ BAD_INPUT = {
     "key of another choice": (
         "attn=mha attn.num_kv_heads=2",
         2,
-        "error: attn.num_kv_heads: is not a setting here; gqa or mqa has it: attn=gqa",
+        "error: attn.num_kv_heads: is not a setting here; gqa or mqa or sliding has it: attn=gqa",
     ),
     "key of another choice in a sweep": (
         "-m attn=mha,gqa seed=1,2 data=pydocs data.path=text.txt",
