@@ -45,9 +45,11 @@ def made(tmp_path_factory: pytest.TempPathFactory, runs: dict[str, Path]) -> Pat
         (home / name).parent.mkdir(parents=True)
         (home / name).write_text(found.group(1), encoding="utf-8")
     tokenizer = ["tokenizer=gpt2", f"tokenizer.path={bpe(home.parent / 'bpe')}"]
-    gpt2 = train(home.parent / "gpt2", "model.context_length=32", *tokenizer)
-    with contextlib.redirect_stdout(None):
-        convert_with_changes([f"from={gpt2}", "to=hf", f"out={home / 'GPT2'}"])
+    llamas = ("block=llama", "block.tied_head=false", "block.norm_eps=1e-5", "position.base=5e5")
+    for name, block in (("GPT2", ()), ("LLAMA", llamas)):
+        run = train(home.parent / name, "model.context_length=32", *tokenizer, *block)
+        with contextlib.redirect_stdout(None):
+            convert_with_changes([f"from={run}", "to=hf", f"out={home / name}"])
     return home
 
 

@@ -4,9 +4,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gptattn.attention.bands import Band
-from gptattn.attention.decay import fold_decay
 from gptattn.attention.flash import flash
+from gptattn.attention.folding import fold_decay
+from gptattn.attention.pieces import Band
 from gptattn.attention.rule import Rule, visible
 from gptattn.attention.spans import Span, Standing
 
@@ -65,8 +65,7 @@ def _masked_in_blocks(
     done = []
     for query, key in at.blocks(BLOCK, rule.window):
         inputs = q_BHTD[:, :, query.where], k_BGSD[:, :, key.where], v_BGSD[:, :, key.where]
-        # The newest token alone sees every key that is left.
-        seen = None if at.newest and at.T == 1 else visible(rule, query, key)
+        seen = None if at.sees_all(rule.window) else visible(rule, query, key)
         mask = seen if rule.decay is None else _decayed(rule, query, key, seen, q_BHTD.dtype)
         # A softmax over no keys is NaN on some devices: let a query that sees none see all, then
         # zero its output. On a CPU it is 0.

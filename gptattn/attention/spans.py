@@ -63,7 +63,7 @@ class Standing:
             before = self.q_pos.start - self.k_pos.start
             self.known = before >= 0 and self.q_pos.stop <= self.k_pos.stop
             self.ahead = before if self.known else 0
-        self.newest = self.known and self.q_pos[-1:] == self.k_pos[-1:]
+        self.newest = bool(self.known and self.q_pos[-1:] == self.k_pos[-1:])
         self.same = self.known and T == S
 
     def whole(self) -> tuple[Span, Span]:
@@ -78,6 +78,20 @@ class Standing:
         for start in range(0, max(self.T, 1), size):
             queries = slice(start, min(start + size, self.T))
             yield self._pair(queries, self._seen(queries, window))
+
+    def sees_all(self, window: int | None) -> bool:
+        """Whether a single query is known to see every key that `blocks` leaves it.
+
+        In a full ring that takes a look at the positions, which is cheaper than a mask; not on a
+        GPU, where the host would wait.
+        """
+        if self.T != 1 or self.newest or not isinstance(self.q_pos, range):
+            return self.T == 1 and self.newest
+        if isinstance(self.k_pos, range) or self.device.type != "cpu" or self.S == 0:
+            return False
+        first, last = (int(x) for x in torch.aminmax(self.k_pos))
+        q = self.q_pos.start
+        return last <= q and first >= (0 if window is None else max(0, q - window + 1))
 
     def _seen(self, queries: slice, window: int | None) -> slice:
         if not self.known:

@@ -44,7 +44,7 @@ class GPT(nn.Module, Preparable):
         tied_head: bool = True,
     ) -> None:
         super().__init__()
-        self.vocab_size, self.context_length = vocab_size, context_length
+        self.vocab_size, self.context_length, self.style = vocab_size, context_length, style
         # Uninitialised, because _initialise draws it: drawing 50,257 rows twice takes time.
         self.token_embedding = nn.Embedding.from_pretrained(
             torch.empty(vocab_size, d_model), freeze=False
@@ -72,12 +72,14 @@ class GPT(nn.Module, Preparable):
     def _initialise(self) -> None:
         """Draw all weights as GPT-2 does, whatever the style.
 
-        The std is 0.02, and 0.02 / sqrt(2 layers) for what writes to the residual stream.
+        The std is 0.02, and 0.02 / sqrt(n) for what writes to the residual stream, if attentions
+        and MLPs together are n.
         """
         if self.token_embedding.weight.is_meta:
             return
         _draw(self)
-        residual_std = INIT_STD * (2 * len(self.blocks)) ** -0.5
+        added = sum(1 if block.mlp is None else 2 for block in self.layers())
+        residual_std = INIT_STD * added**-0.5
         for block in self.layers():
             down = None if block.mlp is None else block.mlp.down
             for writer in (block.attention.residual_writer(), down):

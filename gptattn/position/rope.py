@@ -45,6 +45,7 @@ class RotaryPosition(HeadPosition):
         original_context: int | None = None,
     ) -> None:
         super().__init__()
+        self.base, self.fraction, self.stretch = base, fraction, stretch
         self.rotated = _rotated(head_dim, fraction)
         if not 0 < base < math.inf:
             raise ValueError(f"base={base} must be a positive number; 10000.0 is the paper's")

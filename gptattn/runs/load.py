@@ -131,15 +131,23 @@ def _check_header(
 ) -> None:
     """Raise CheckpointError if the names and shapes in a file are not those of this model.
 
-    Also if the model is too large for this machine. The weights alone do not show that: buffers,
-    such as the tables of rotary positions, need memory too, and a config may ask for any amount.
+    Also if the model is too large for this machine.
     """
     check_shapes(meta_model.state_dict(), found, source)
+    check_memory(meta_model, folder.path)
+
+
+def check_memory(meta_model: GPT, folder: Path, field: str = "run") -> None:
+    """Raise CheckpointError if the folder's model needs more memory than this machine has.
+
+    The weights' file does not show that: buffers, such as the tables of rotary positions, need
+    memory too, and a config may ask for any amount.
+    """
     tensors = [*meta_model.parameters(), *meta_model.buffers()]
     needs, there = sum(t.nbytes for t in tensors), total_memory_bytes(torch.device("cpu"))
     if needs > there:
         raise CheckpointError(
-            "run", f"{folder.path}: its model needs {needs:,} bytes, and this machine has {there:,}"
+            field, f"{folder}: its model needs {needs:,} bytes, and this machine has {there:,}"
         )
 
 

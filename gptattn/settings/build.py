@@ -60,7 +60,9 @@ def build_model(cfg: TrainConfig, vocab_size: int) -> GPT:
 
 
 def width_of_mlp(model: ModelConfig) -> int:
-    """Return the hidden width of the MLP."""
+    """Return the hidden width of the MLP; 0 without one."""
+    if model.mlp == "none":
+        return 0
     return default_width(model.mlp, model.d_model) if model.d_mlp is None else model.d_mlp
 
 

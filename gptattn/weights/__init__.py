@@ -1,3 +1,3 @@
-"""Convert weights from one attention variant to another, and read and write GPT-2 checkpoints. It
-may import `runs` and the rooms before it. Start reading at `convert.py`.
+"""Convert weights from one attention variant to another, and read and write checkpoints of
+GPT-2 and Llama. It may import `runs` and the rooms before it. Start reading at `convert.py`.
 """

@@ -37,6 +37,7 @@ class Case:
     decay: float | None  # the most that one token takes off
     one_decay: bool  # for all rows, as with ALiBi
     padded: bool
+    ring: bool  # keys in any order
     seed: int
 
     @property
@@ -45,6 +46,8 @@ class Case:
 
     def positions(self) -> tuple[Positions, Positions]:
         q_pos, k_pos = range(self.held, self.held + self.T), range(self.S)
+        if self.ring and not self.padded:
+            return q_pos, torch.randperm(self.S)
         if not self.padded:
             return q_pos, k_pos
         padding_B1 = torch.randint(self.S + 1, (self.B, 1))
@@ -81,6 +84,7 @@ cases = st.builds(
     decay=st.sampled_from([None, 0.01, 3.0]),
     one_decay=st.booleans(),
     padded=st.booleans(),
+    ring=st.sampled_from([False, False, True]),
     seed=st.integers(0, 2**16),
 )
 

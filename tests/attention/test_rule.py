@@ -77,6 +77,8 @@ PLACES: dict[str, tuple[Positions, Positions]] = {
     "one token, keys that are not seen yet": (range(3, 4), range(6)),
     "before all keys": (range(1, 4), range(2, 9)),
     "a ring": (torch.tensor([8]), torch.tensor([5, 6, 7, 8, 4])),
+    "a ring at a known position": (range(8, 9), torch.tensor([5, 6, 7, 8, 4])),
+    "a ring with keys that are not seen yet": (range(6, 7), torch.tensor([5, 6, 7, 8, 4])),
     "padded": (
         torch.tensor([[0, 1, 2, 3], [-1, -1, 0, 1]]),
         torch.tensor([[0, 1, 2, 3], [-1, -1, 0, 1]]),

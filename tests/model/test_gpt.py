@@ -6,7 +6,7 @@ from building import build_attention, build_gpt, menu, settings
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from gptattn.attention import GroupedQueryAttention, MultiHeadAttention
+from gptattn.attention import GroupedQueryAttention
 from gptattn.model.cost import measure_cost, parameter_count
 from gptattn.model.gpt import GPT
 from gptattn.settings.build import build_model
@@ -156,6 +156,15 @@ def test_a_layer_of_gpt2_small_costs_what_the_table_says(variant, overrides, par
     assert attention.new_cache(batch=1, capacity=7).nbytes == 7 * cache_bytes
 
 
+SMALLEST = (
+    "model.num_layers=1",
+    "model.num_heads=2",
+    "model.d_model=4",
+    "model.context_length=3",
+    "model.d_mlp=5",
+)
+
+
 @pytest.mark.parametrize(
     ("overrides", "forward_flops"),
     [
@@ -170,46 +179,20 @@ def test_a_layer_of_gpt2_small_costs_what_the_table_says(variant, overrides, par
         # A second layer costs the same again, without the head's 28 weights.
         (["attn=mha", "model.num_layers=2"], 264 + 32 + 264 - 56 + 32),
         (["attn=mha", "position=rope"], 264 + 32),
+        # SwiGLU has a third matrix of 4 * 5; without an MLP, two of them go.
+        (["attn=mha", "model.mlp=swiglu"], 264 + 40 + 32),
+        (["attn=mha", "model.mlp=none"], 264 - 80 + 32),
     ],
     ids=str,
 )
 def test_flops_per_token_match_a_count_by_hand(overrides, forward_flops):
-    model = build_gpt(
-        "model.num_layers=1",
-        "model.num_heads=2",
-        "model.d_model=4",
-        "model.context_length=3",
-        "model.d_mlp=5",
-        *overrides,
-        vocab_size=7,
-    )
+    model = build_gpt(*SMALLEST, *overrides, vocab_size=7)
     # Backward costs twice the forward.
     assert measure_cost(model).flops_per_token == 3 * forward_flops
 
 
-class Untied(GPT):
-    """A GPT whose head is not the token embedding."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            vocab_size=7,
-            context_length=3,
-            d_model=4,
-            num_layers=1,
-            attention=lambda layer: MultiHeadAttention(4, 4, 3, 2),
-            input_position=None,
-            d_mlp=5,
-            dropout=0.0,
-        )
-        self.lm_head = nn.Linear(4, 7, bias=False)
-
-    @property
-    def head(self) -> nn.Linear:
-        return self.lm_head
-
-
 def test_an_untied_head_is_counted_once_and_gives_the_logits():
-    model = Untied().eval()
+    model = build_gpt(*SMALLEST, "position=none", "block.tied_head=false", vocab_size=7).eval()
     cost = measure_cost(model)
     # As above: the embedding is no product, and the head has as many weights as before.
     assert cost.flops_per_token == 3 * (264 + 32)

@@ -24,8 +24,8 @@ NAMES = {
     "model.safetensors",
     "console.log",
 }
-# GPT-2 checkpoints from Hugging Face also have a file of this name, which is not a run's.
-THEIRS = {"weights/gpt2.py": {"model.safetensors"}}
+# Hugging Face's checkpoints have files of such names, too, which are not a run's.
+THEIRS = {"weights/hugging_face.py": {"model.safetensors", "model-*-of-*.safetensors"}}
 
 
 def names_in(file: Path) -> set[str]:

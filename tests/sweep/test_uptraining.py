@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from pathlib import Path
 
 import huggingface_hub
@@ -136,6 +137,12 @@ GIVE = r"error: init_from: \S+ differs from this run; give "
 MISTAKES = [
     (["tokenizer=gpt2"], 2, GIVE + r"model\.vocab_size=416$"),
     (["model.qkv_bias=false"], 2, GIVE + r"tokenizer=gpt2 model\.qkv_bias=true$"),
+    (
+        ["tokenizer=gpt2", "block=llama", "position=none", "model.vocab_size=416"],
+        2,
+        GIVE + r"block=gpt2 position=learned block\.norm_eps=1e-05 model\.qkv_bias=true "
+        r"block\.tied_head=true$",
+    ),
     (["tokenizer=gpt2", "tokenizer.path=none"], 3, "error: tokenizer.path: none is not a folder; "),
     (["tokenizer=gpt2", "model.vocab_size=399"], 2, r"error: model.vocab_size: 399 is below"),
     (["tokenizer=gpt2", "tokenizer.sha256=00"], 3, "error: tokenizer.sha256: .* other tokens"),
@@ -245,6 +252,8 @@ def test_convert_takes_a_name_on_the_hub_where_no_such_folder_is(
 
     def download(repo: str, *, revision: str | None, allow_patterns: list[str]) -> str:
         asked.append((repo, revision))
+        assert {"config.json", "model.safetensors.index.json"} < set(allow_patterns)
+        assert any(fnmatch("model-00002-of-00003.safetensors", name) for name in allow_patterns)
         return str(checkpoint)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)

@@ -25,6 +25,7 @@ def apart(a: GPT, b: GPT) -> float:
 
 
 FULL = "attn=gqa attn.num_kv_heads=4 model.num_heads=4"
+LLAMA = "block=llama block.tied_head=false model.qkv_bias=false"
 EXACT = [
     ("attn=mha", "attn=mha_wrapper"),
     ("attn=mha_wrapper", "attn=mha"),
@@ -35,6 +36,8 @@ EXACT = [
     # Each key/value head is copied to all heads of its group.
     ("attn=mqa", "attn=mha"),
     ("attn=gqa", "attn=mha_wrapper"),
+    (f"attn=mha {LLAMA}", f"attn=mha_wrapper {LLAMA}"),
+    (f"attn=mqa {LLAMA}", f"attn=gqa attn.num_kv_heads=3 {LLAMA}"),
 ]
 
 
@@ -95,6 +98,8 @@ def test_a_count_that_does_not_divide_is_an_error():
 @pytest.mark.parametrize(
     ("source", "target", "said"),
     [
+        ("attn=mha", f"attn=mha {LLAMA}", "differs, but only the attention may"),
+        ("attn=mha block.tied_head=false", "attn=mha", "lm_head.weight differs"),
         ("attn=mha", "attn=gqa model.d_mlp=7", r"mlp\.(up|down)\.(weight|bias) differs"),
         ("attn=mha", "attn=mha model.num_layers=3", "blocks.2.* differs"),
         ("attn=mha", "attn=mha model.num_heads=2", "query heads of shape"),

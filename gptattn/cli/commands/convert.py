@@ -15,9 +15,11 @@ from gptattn.runs.load import SavedRun, load_run
 from gptattn.runs.save import refuse_taken, save_model
 from gptattn.settings.build import build_model, build_tokenizer
 from gptattn.settings.config import InitMethod, TrainConfig
-from gptattn.weights import gpt2
 from gptattn.weights.convert import take_over
+from gptattn.weights.families import FAMILIES, family_of, write
+from gptattn.weights.hugging_face import FILES
 
+TRIAL_TOKENS = 256
 HELP = """\
 COMMAND from=outputs/... to=gqa to.num_kv_heads=4 method=mean
 
@@ -25,8 +27,11 @@ COMMAND from=outputs/... to=gqa to.num_kv_heads=4 method=mean
   from=gpt2 path=DIR a Hugging Face GPT-2 folder: config.json,
                      model.safetensors and its tokenizer; or a name on the hub,
                      openai-community/gpt2 or hf:openai-community/gpt2@main
+  from=llama path=DIR
+                     the same with a Llama
   to=VARIANT         a name in conf/attn; to.NAME=VALUE changes its settings
-  to=hf              writes a folder that transformers' GPT2LMHeadModel opens
+  to=hf              writes a folder that transformers opens: GPT-2's, or
+                     Llama's for a model with block=llama
   method=mean        how key/value heads are merged: mean, first or random
   seed=1             seed of method=random
   out=FOLDER         default: next to the source, its name plus _to_VARIANT;
@@ -54,7 +59,7 @@ class Arguments:
         if self.out is not None:
             return self.out
         beside = self.source
-        if str(self.source) == "gpt2" and self.path is not None:
+        if str(self.source) in FAMILIES and self.path is not None:
             name = hub_name(self.path)
             repo = name.removeprefix(hub.PREFIX).partition("@")[0]
             beside = Path("outputs") / Path(repo).name if hub.is_hub_name(name) else Path(name)
@@ -68,23 +73,27 @@ def hub_name(path: str) -> str:
 
 
 def load_source(args: Arguments) -> SavedRun:
-    """Load a run, or a GPT-2 folder as if it were one. Raises a UserError if it cannot be read."""
-    if str(args.source) != "gpt2":
+    """Load a run, or a Hugging Face folder as if it were one.
+
+    Raises a UserError if it cannot be read.
+    """
+    family = FAMILIES.get(str(args.source))
+    if family is None:
         return load_run(args.source, args.allow_targets)
     if args.path is None:
-        raise ConfigError("path", "is missing; from=gpt2 needs path=DIR")
-    # GPT-2 comes without settings of ours: compose them from conf/. Only this case needs Hydra.
+        raise ConfigError("path", f"is missing; from={family.name} needs path=DIR")
+    # The folder comes without settings of ours: compose them from conf/. Only this needs Hydra.
     from gptattn.cli.compose import settings as settings_of
     from gptattn.cli.jobs import quoted
 
-    folder = hub.local_folder(hub_name(args.path), "path", (*gpt2.FILES, *tokenizer_files.FILES))
-    overrides = [f"model.{k}={str(v).lower()}" for k, v in gpt2.read_config(folder).items()]
-    if tokenizer_files.find(folder):
+    folder = hub.local_folder(hub_name(args.path), "path", (*FILES, *tokenizer_files.FILES))
+    overrides = family.overrides(folder)
+    if family.has_tokenizer(folder):
         overrides += ["tokenizer=gpt2", f"tokenizer.path={quoted(str(folder))}"]
-    settings = settings_of(["attn=mha", "position=learned", *overrides])
+    settings = settings_of(overrides)
     tokenizer = build_tokenizer(settings)
     settings = replace(settings, tokenizer=settings.tokenizer | tokenizer.settings())
-    return SavedRun(folder, settings, gpt2.load(folder), tokenizer, folder)
+    return SavedRun(folder, settings, family.load(folder), tokenizer, folder)
 
 
 def check_tokenizer(saved: SavedRun, to: str) -> None:
@@ -92,17 +101,22 @@ def check_tokenizer(saved: SavedRun, to: str) -> None:
 
     Print a note if the byte tokenizer stands in for a missing one.
     """
-    bare = gpt2.is_gpt2(saved.folder) and not tokenizer_files.find(saved.folder)
+    family = family_of(saved.folder)
+    bare = family is not None and not family.has_tokenizer(saved.folder)
     if bare and to == "hf":
         return
+    # A Llama's own is often of another kind.
+    lacks = (
+        "tokenizer that tokenizer=gpt2 reads" if tokenizer_files.find(saved.folder) else "tokenizer"
+    )
     ids, model = saved.tokenizer.vocab_size, saved.model.vocab_size
     if model < ids:
-        whose = "no tokenizer found; the byte tokenizer" if bare else "the tokenizer"
+        whose = f"no {lacks} found; the byte tokenizer" if bare else "the tokenizer"
         raise ConfigError(
             "path", f"{whose} has {ids:,} ids, the model {model:,}; add the model's own tokenizer"
         )
     if bare:
-        print("no tokenizer found; recorded the byte tokenizer.", end=" ")
+        print(f"no {lacks} found; recorded the byte tokenizer.", end=" ")
         print("To generate text, supply the model's own")
 
 
@@ -129,10 +143,18 @@ def target_settings(cfg: TrainConfig, to: str, changes: dict[str, str]) -> Train
     return replace(cfg, attn=spec, choices=choices, pattern=None, pattern_attn=None)
 
 
+def _cache_bytes(cfg: TrainConfig, vocab_size: int) -> int:
+    """The bytes of the cache of a full context, which is not allocated."""
+    with torch.device("meta"):
+        return build_model(cfg, vocab_size).new_cache(1).nbytes
+
+
 def run(args: Arguments, changes: dict[str, str]) -> None:
     """Convert the weights, write the folder, and print how far the logits moved."""
-    if args.path is not None and str(args.source) != "gpt2":
-        raise ConfigError("path", "works only with from=gpt2; leave it out")
+    if args.path is not None and str(args.source) not in FAMILIES:
+        raise ConfigError(
+            "path", f"works only with from={' and from='.join(FAMILIES)}; leave it out"
+        )
     if args.to == "hf" and changes:
         raise ConfigError(
             f"to.{next(iter(changes))}", "is not a setting: hf has none; leave it out"
@@ -144,7 +166,7 @@ def run(args: Arguments, changes: dict[str, str]) -> None:
     out = args.where
     if args.to == "hf":
         refuse_taken(out)
-        gpt2.write(out, saved.model)
+        write(out, saved.model)
         tokenizer_files.write(out, saved.tokenizer.files())
         print(f"written: {out}")
         return
@@ -152,10 +174,12 @@ def run(args: Arguments, changes: dict[str, str]) -> None:
     model = build_model(cfg, saved.model.vocab_size).eval()
     take_over(saved.model, saved.cfg, model, cfg, args.method, args.seed)
     save_model(out, cfg, model, saved.tokenizer)
-    ids = torch.arange(saved.model.context_length)[None] % saved.model.vocab_size
+    # A Llama's context can be too long for a trial of all of it.
+    length = min(saved.model.context_length, TRIAL_TOKENS)
+    ids = torch.arange(length)[None] % saved.model.vocab_size
     with torch.no_grad():
         apart = (saved.model(ids) - model(ids)).abs().max().item()
-    before, after = saved.model.new_cache(1).nbytes, model.new_cache(1).nbytes
+    before, after = (_cache_bytes(c, model.vocab_size) for c in (saved.cfg, cfg))
     print(f"{saved.cfg.variant} -> {args.to}: logits at most {apart:.2g} apart on a trial input")
     print(f"cache of a full context: {before:,} -> {after:,} bytes")
     print(f"written: {out}")

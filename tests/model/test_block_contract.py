@@ -1,0 +1,169 @@
+"""What every block must do, tested on every file in `conf/block`, with each MLP and head.
+
+No block is named here.
+"""
+
+import signal
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import torch
+from building import build_gpt, menu, through_cache
+from interrupted import SIX, begun, once, sent
+from support import command, summary, train
+from tortures.bench import fingerprint
+
+from gptattn.model.cost import measure_cost
+from gptattn.model.decay import by_decay
+from gptattn.model.gpt import GPT
+from gptattn.model.kinds import MLPKind
+from gptattn.runs.load import load_run
+
+B, T, V = 2, 11, 13
+# Heads of 6: rotary positions need an even size.
+SIZES = ("attn=gqa", "attn.num_kv_heads=3", "model.d_model=36")
+
+
+@pytest.fixture(params=menu("block"))
+def block(request: pytest.FixtureRequest) -> str:
+    return f"block={request.param}"
+
+
+@pytest.fixture(params=get_args(MLPKind))
+def mlp(request: pytest.FixtureRequest) -> str:
+    return f"model.mlp={request.param}"
+
+
+@pytest.fixture(params=["true", "false"], ids=["tied", "untied"])
+def head(request: pytest.FixtureRequest) -> str:
+    return f"block.tied_head={request.param}"
+
+
+@pytest.fixture
+def model(block: str, mlp: str, head: str) -> GPT:
+    return build_gpt(*SIZES, block, mlp, head, std=0.3).eval()
+
+
+@pytest.mark.parametrize("chunks", [[1] * 11, [5, 1, 3, 2]], ids=["by_token", "uneven"])
+@torch.no_grad()
+def test_a_model_decodes_as_it_reads(model: GPT, chunks: list[int]) -> None:
+    model, ids = model.double(), torch.randint(V, (B, T))
+    found = through_cache(model, ids, model.new_cache(B), chunks)
+    torch.testing.assert_close(found, model(ids), rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@torch.no_grad()
+def test_a_prepared_model_gives_the_same_logits_and_can_be_undone(
+    model: GPT, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gptattn.attention.linear.WORTH_THREADS", 0)
+    ids = torch.randint(V, (rows, T))
+    expected = model(ids)[:, -1]
+    model.prepare(rows)
+    cache = model.new_cache(rows)
+    model.hidden(ids[:, :-1], cache)
+    torch.testing.assert_close(model.next_logits(ids[:, -1:], cache), expected, atol=1e-5, rtol=0)
+    model.prepare(None)
+    torch.testing.assert_close(model.next_logits(ids), expected, atol=1e-5, rtol=0)
+
+
+def test_a_logit_depends_on_its_own_token_and_the_past_only(model: GPT) -> None:
+    model = model.double()
+    embedded: list[torch.Tensor] = []
+
+    def keep(module: torch.nn.Module, args: object, y: torch.Tensor) -> torch.Tensor:
+        embedded.append(y.detach().requires_grad_())
+        return embedded[0]
+
+    model.token_embedding.register_forward_hook(keep)
+    logits = model(torch.randint(V, (1, T)))[0] @ torch.randn(V, dtype=torch.float64)
+    rows = [torch.autograd.grad(y, embedded, retain_graph=True)[0][0].norm(dim=-1) for y in logits]
+    assert torch.equal(torch.stack(rows) != 0, torch.ones(T, T).tril().bool())
+
+
+def test_the_loss_trains_every_parameter(model: GPT) -> None:
+    ids, targets = torch.randint(V, (2, B, T))
+    model = model.double()
+    expected = torch.nn.functional.cross_entropy(model(ids).flatten(0, 1), targets.flatten())
+    loss = model.loss(ids, targets, chunk_tokens=3)
+    torch.testing.assert_close(loss, expected)
+    loss.backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None, name
+        # A key's bias adds the same to all scores of a query.
+        assert parameter.grad.abs().max() > 1e-6 or name.endswith("W_key.bias"), name
+
+
+def test_the_costs_are_what_a_checkpoint_holds(block: str, mlp: str, head: str, model: GPT) -> None:
+    with torch.device("meta"):
+        cost = measure_cost(build_gpt(*SIZES, block, mlp, head))
+    held = {name: tensor.numel() for name, tensor in model.state_dict().items()}
+    assert cost == measure_cost(model)
+    assert cost.params == sum(held.values())
+    assert cost.params_attention == sum(n for name, n in held.items() if ".attention." in name)
+    inputs = ("token_embedding.", "input_position.")
+    assert cost.params_embedding == sum(n for name, n in held.items() if name.startswith(inputs))
+    # Every matrix is one multiply-add for a token, the embedding's only as the tied head.
+    matrices = {n: w for n, w in model.state_dict().items() if w.ndim == 2}
+    untied = "lm_head.weight" in matrices
+    products = [n for n in matrices if not (n.startswith("input_") or (untied and "token" in n))]
+    mixed = 2 * sum(4 * 36 * (t + 1) for t in range(T)) / T  # two layers
+    forward = 2 * sum(matrices[n].numel() for n in products) + mixed
+    assert cost.flops_per_token == pytest.approx(3 * forward, rel=1e-12)
+
+
+def test_matrices_decay_and_gains_and_biases_do_not(model: GPT) -> None:
+    decayed, others = by_decay(model.parameters())
+    names = {id(p): name for name, p in model.named_parameters()}
+    assert {names[id(p)].rpartition(".")[2] for p in decayed} == {"weight"}
+    assert all("norm" in names[id(p)] or names[id(p)].endswith("bias") for p in others)
+
+
+def test_a_block_without_an_mlp_has_nothing_but_attention_and_its_norm(block: str) -> None:
+    model = build_gpt(*SIZES, block, "model.mlp=none")
+    inside = {name.split(".")[2] for name in model.state_dict() if name.startswith("blocks.")}
+    assert inside == {"norm_attention", "attention"}
+    # One layer of two that writes to the stream.
+    model = build_gpt("attn=mha", block, "model.mlp=none", "model.d_model=120")
+    stds = [layer.attention.residual_writer().weight.std().item() for layer in model.layers()]
+    assert stds == pytest.approx([0.02 * 2**-0.5] * 2, rel=0.05)
+
+
+def test_the_widths_are_those_with_as_many_parameters(block: str, mlp: str) -> None:
+    model = build_gpt("attn=mha", block, mlp, "model.d_model=96", "model.qkv_bias=false")
+    found = [p.numel() for n, p in model.named_parameters() if ".mlp." in n and p.ndim == 2]
+    assert sum(found) in (0, 2 * 8 * 96 * 96)
+
+
+def test_a_stopped_run_goes_on_bit_for_bit_and_shows_its_maps(
+    block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = (block, "model.mlp=none", "block.tied_head=false", "attn=gqa")
+    whole = train(tmp_path / "whole", *SIX, *chosen)
+    once(monkeypatch, "training_step", 3, sent(signal.SIGTERM))
+    assert command(tmp_path, *begun(tmp_path, *chosen)) == 143
+    assert command(tmp_path, "resume=run") == 0
+    run = tmp_path / "run"
+    assert fingerprint(run) == fingerprint(whole)
+    saved = load_run(run)
+    assert summary(run)["metrics"]["cost/params"] == measure_cost(saved.model).params
+    assert summary(run)["hyperparameters"]["d_mlp"] == 0
+    (w_BHTS,) = saved.model.attention_weights(torch.randint(256, (1, 7)))
+    torch.testing.assert_close(w_BHTS.sum(-1), torch.ones(1, 4, 7))
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # torch reads it itself
+def test_compiled_blocks_give_the_same_loss_and_gradients(block: str, head: str) -> None:
+    ids, targets = torch.randint(V, (2, B, T))
+    found = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        model = build_gpt(*SIZES, block, head, std=0.1)
+        for layer in model.layers() if compiled else []:
+            layer.compile(backend="aot_eager")
+        loss = model.loss(ids, targets)
+        found.append((loss, *torch.autograd.grad(loss, tuple(model.parameters()))))
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-6)
+    torch._dynamo.reset()  # keep what was compiled here out of other tests
