@@ -182,6 +182,15 @@ def test_a_run_with_layers_that_differ_and_a_part_is_recorded_resumed_and_read(
     assert "gqa,mqa+probe_shift" in call("generate", *ask)[2]
 
 
+def test_a_conversion_puts_its_target_in_the_place_of_a_pattern(tmp_path: Path, call: Call) -> None:
+    run = train(tmp_path / "a", "pattern=[gqa,mha]", "model.num_layers=2")
+    code, out, _ = call("convert", f"from={run}", "to=mqa", f"out={tmp_path / 'b'}")
+    assert (code, out.partition(":")[0]) == (0, "gqa,mha -> mqa")
+    record = config(tmp_path / "b")
+    assert (record["pattern"], record["pattern_attn"]) == (None, None)
+    assert (record["choices"]["attn"], record["attn"]["num_kv_heads"]) == ("mqa", 1)
+
+
 def test_a_pattern_of_one_name_is_the_run_with_attn(tmp_path: Path) -> None:
     run = train(tmp_path, "pattern=[gqa]", "model.num_layers=2")
     assert run.name.startswith("gqa_s1")
