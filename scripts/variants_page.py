@@ -28,6 +28,7 @@ from gptattn.maps.layer_picture import layer_png
 from gptattn.model.block import Block
 from gptattn.model.cost import measure_cost
 from gptattn.model.gpt import GPT
+from gptattn.runs.folder import RunFolder
 from gptattn.runs.load import load_run
 from gptattn.settings.build import build_model
 from gptattn.training.train import train
@@ -175,7 +176,7 @@ def draw(choice: Choice, steps: int) -> Path | None:
     Returns its path, or None if the mechanism has no attention weights.
     """
     folder = RUNS / choice.key
-    if not (folder / "summary.json").is_file():
+    if not RunFolder(folder).done:
         print(f"training {choice.key}")
         train(settings([*choice.overrides, f"budget.steps={steps}", "trainer=cpu"]), str(folder))
     run = load_run(folder)
