@@ -6,20 +6,24 @@ import random
 import time
 from collections.abc import Callable, Mapping
 from statistics import median
+from typing import TypeVar
 
 import torch
 
+Name = TypeVar("Name")  # of a contender
 Measure = Callable[[], float]  # builds and warms up a contender; returns seconds per unit of work
 
 
-def interleave(contenders: Mapping[str, Measure], rounds: int, seed: int) -> dict[str, list[float]]:
+def interleave(
+    contenders: Mapping[Name, Measure], rounds: int, seed: int
+) -> dict[Name, list[float]]:
     """Run every contender once per round, in a new random order; return the seconds by name.
 
     In a fixed order the position in the loop would bias the result: caches, clock speed and the
     load of other processes drift.
     """
     order, rng = list(contenders), random.Random(seed)
-    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    seconds: dict[Name, list[float]] = {name: [] for name in contenders}
     for _ in range(rounds):
         rng.shuffle(order)
         for name in order:

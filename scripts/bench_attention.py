@@ -14,7 +14,7 @@ from functools import partial
 from statistics import median
 
 import torch
-from bench import interleave, quiet_threads, ratio, spread, timed
+from bench import Measure, interleave, quiet_threads, ratio, spread, timed
 from contenders import add_choices, chosen, layer_of
 from peers import ATTENTION_MODULES
 from torch import nn
@@ -56,38 +56,52 @@ class Ours(nn.Module):
         return self.attention(x, None, Carried(range(self.length)))
 
 
+def contenders(
+    names: list[str], peers: bool, lengths: list[int], steps: int
+) -> dict[tuple[str, int], Measure]:
+    """Return what measures each module at each length."""
+    found: dict[tuple[str, int], Measure] = {}
+    for length in lengths:
+        batch = max(1, TOKENS // length)
+        builders: dict[str, Callable[[], nn.Module]] = {
+            f"gptattn {name}": partial(Ours, name, length)
+            for name in names
+            if length <= LENGTHS[-1] or "backend=reference" not in name
+        }
+        if peers and length <= LENGTHS[-1]:
+            sizes = {"num_heads": HEADS, "d_model": WIDTH, "context_length": length}
+            builders |= {f"peer {n}": partial(b, **sizes) for n, b in ATTENTION_MODULES.items()}
+        for name, build in builders.items():
+            found[name, length] = partial(measure, build, batch, length, steps)
+    return found
+
+
 def bench(
-    names: list[str], peers: bool, length: int, rounds: int, steps: int
-) -> dict[str, dict[str, float]]:
-    """Time all modules on one length; print and return milliseconds, and ratios to the first."""
-    batch = max(1, TOKENS // length)
-    fitting = [n for n in names if length <= LENGTHS[-1] or "backend=reference" not in n]
-    builders: dict[str, Callable[[], nn.Module]] = {
-        f"gptattn {name}": partial(Ours, name, length) for name in fitting
-    }
-    if peers and length <= LENGTHS[-1]:
-        builders |= {
-            f"peer {name}": partial(build, num_heads=HEADS, d_model=WIDTH, context_length=length)
-            for name, build in ATTENTION_MODULES.items()
-        }
-    contenders = {
-        name: partial(measure, build, batch, length, steps) for name, build in builders.items()
-    }
-    seconds = interleave(contenders, rounds, seed=length)
-    first = fitting[0]
-    print(f"\n(B, T) = ({batch}, {length}), {rounds} rounds of {steps}; ratios to {first}")
-    print(f"{'':42} {'ms':>8} {'us/token':>8} {'spread':>7} {'ratio':>6}")
-    result = {}
-    for name, values in seconds.items():
-        over = ratio(values, seconds[f"gptattn {first}"])
-        each = 1e6 * median(values) / (batch * length)
-        ms = 1e3 * median(values)
-        print(f"{name:42} {ms:8.1f} {each:8.1f} {spread(values):7.1%} {over:6.2f}")
-        result[name] = {
-            "ms": round(ms, 2),
-            "us_per_token": round(each, 2),
-            f"over_{first}": round(over, 3),
-        }
+    names: list[str], peers: bool, lengths: list[int], rounds: int, steps: int
+) -> dict[str, dict[str, dict[str, float]]]:
+    """Time all modules at all lengths; print and return milliseconds and ratios.
+
+    The lengths are interleaved as the modules are: time per token is compared between them.
+    """
+    measures = contenders(names, peers, lengths, steps)
+    seconds = interleave(measures, rounds, seed=0)
+    first, shortest = f"gptattn {names[0]}", min(lengths)
+    result: dict[str, dict[str, dict[str, float]]] = {}
+    for length in lengths:
+        batch = max(1, TOKENS // length)
+        print(f"\n(B, T) = ({batch}, {length}), {rounds} rounds of {steps}")
+        print(f"{'':42} {'ms':>8} {'spread':>7} {f'/ {names[0]}':>8}", end=" ")
+        print(f"{'us/token':>8} {f'/ T={shortest}':>8}")
+        rows = result[str(length)] = {}
+        for name in [name for name, at in measures if at == length]:
+            values = seconds[name, length]
+            each = [value / (batch * length) for value in values]
+            own = seconds.get((name, shortest), values)
+            tokens = shortest * max(1, TOKENS // shortest)
+            over, grown = ratio(values, seconds[first, length]), ratio(each, own) * tokens
+            ms, us = 1e3 * median(values), 1e6 * median(each)
+            print(f"{name:42} {ms:8.1f} {spread(values):7.1%} {over:8.2f} {us:8.1f} {grown:8.2f}")
+            rows[name] = {"ms": ms, "over_first": over, "us_per_token": us, "over_shortest": grown}
     return result
 
 
@@ -102,10 +116,7 @@ def main() -> None:
     parser.add_argument("--no-peers", action="store_true", help="only ours")
     args = parser.parse_args()
     quiet_threads(args.threads)
-    results = {
-        str(T): bench(chosen(args), not args.no_peers, T, args.rounds, args.steps)
-        for T in args.lengths
-    }
+    results = bench(chosen(args), not args.no_peers, args.lengths, args.rounds, args.steps)
     print(json.dumps({"bench": "attention", "threads": args.threads, "results": results}))
 
 

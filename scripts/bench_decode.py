@@ -266,31 +266,46 @@ def step_seconds(step: Callable[[], object], setting: Setting) -> float:
     return median(seconds[2:])
 
 
-def attention_alone(setting: Setting, variants: list[str], console: Console) -> dict[str, Any]:
-    """Time one layer's decoding step; print and return milliseconds and ratios."""
+def attention_alone(
+    setting: Setting, variants: list[str], lengths: list[int], console: Console
+) -> dict[str, Any]:
+    """Time one layer's decoding step; print and return milliseconds and ratios.
+
+    The lengths of the cache are interleaved as the variants are, because they are compared too.
+    """
     result: dict[str, Any] = {}
-    first = variants[0]
-    table = Table(title=f"one layer, one token: milliseconds ({first}'s over it, paired; spread)")
+    first, shortest = variants[0], min(lengths)
+    table = Table(
+        title=f"one layer, one token: milliseconds ({first}'s over it; it over its own at "
+        f"S={shortest}; spread)"
+    )
     for heading in ("", "S x batch", *variants):
         table.add_column(heading, justify="right" if heading in variants else "left")
-    for S in (1024, 8192):
-        for batch in (1, 8):
-            modules = {
-                name: layer_of(name, S).to(setting.device, setting.dtype).eval()
-                for name in variants
+    for batch in (1, 8):
+        modules = {
+            (name, S): layer_of(name, S).to(setting.device, setting.dtype).eval()
+            for name in variants
+            for S in lengths
+        }
+        for what, of in (("attention alone", attend_step), ("with projections", layer_step)):
+            measures = {
+                f"{n} {S}": partial(of, module, setting, batch, S)
+                for (n, S), module in modules.items()
             }
-            for what, of in (("attention alone", attend_step), ("with projections", layer_step)):
-                measures = {n: partial(of, m, setting, batch, S) for n, m in modules.items()}
-                each = interleave(measures, 3 * setting.rounds, setting.seed)
+            each = interleave(measures, 3 * setting.rounds, setting.seed)
+            for S in lengths:
                 cells = []
-                for name, seconds in each.items():
+                for name in variants:
+                    seconds = each[f"{name} {S}"]
                     figures = {
                         "ms": 1e3 * median(seconds),
-                        "first_over": ratio(each[first], seconds),
+                        "first_over": ratio(each[f"{first} {S}"], seconds),
+                        "over_shortest": ratio(seconds, each[f"{name} {shortest}"]),
                         "spread": spread(seconds),
                     }
                     result[f"{what}: {name} S={S} x{batch}"] = figures
-                    cells.append("{ms:.3f} ({first_over:.2f}; {spread:.0%})".format(**figures))
+                    form = "{ms:.3f} ({first_over:.2f}; {over_shortest:.2f}; {spread:.0%})"
+                    cells.append(form.format(**figures))
                 table.add_row(what, f"{S} x {batch}", *cells)
     console.print(table)
     return result
@@ -304,6 +319,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     add_choices(parser, VARIANTS)
     parser.add_argument("--only", choices=("model", "attention"))
+    parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 8192], metavar="S")
     args = parser.parse_args()
     use_huge_pages()  # for all contenders, and for the memory that Reading sums
     quiet_threads(args.threads)
@@ -313,7 +329,7 @@ def main() -> None:
     console = Console(width=120)
     result: dict[str, Any] = {"device": str(device), "dtype": str(dtype), "threads": args.threads}
     if args.only != "model":
-        result["attention"] = attention_alone(setting, chosen(args), console)
+        result["attention"] = attention_alone(setting, chosen(args), args.lengths, console)
     if args.only != "attention":
         result["model"] = whole_model(setting, chosen(args), console)
     print(json.dumps(result))

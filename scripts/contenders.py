@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from gptattn.attention import Attention
 from gptattn.cli.compose import settings
+from gptattn.errors import UserError
 from gptattn.model.gpt import GPT
 from gptattn.settings.build import build_model
 
@@ -34,13 +35,19 @@ def add_choices(parser: argparse.ArgumentParser, default: Sequence[str]) -> None
 
 
 def chosen(args: argparse.Namespace) -> list[str]:
-    """Return the names that the command line asks for, each once."""
+    """Return the names that the command line asks for, each once; a mistake ends the script."""
     more = ["+" + parts.replace(",", "+") for parts in args.parts]
     names = []
     for variant in args.variants:
         name, colon, changes = variant.partition(":")
         names += [f"{name}{parts}{colon}{changes}" for parts in ("", *more)]
-    return list(dict.fromkeys(names))
+    names = list(dict.fromkeys(names))
+    for name in names:
+        try:
+            settings([*SIZES, *overrides_of(name)])
+        except UserError as error:
+            raise SystemExit(f"error: {error}") from None
+    return names
 
 
 def overrides_of(name: str) -> list[str]:

@@ -18,6 +18,7 @@ from statistics import median
 import torch
 from bench import interleave, quiet_threads, ratio, timed
 from bench_decode import Setting, layer_step
+from contenders import SIZES
 
 from gptattn.attention import Attention, Carried
 from gptattn.cli.compose import CONF, settings
@@ -36,7 +37,6 @@ from gptattn.training.train import train
 ROOT = CONF.parent
 PAGE, PICTURES = ROOT / "docs" / "variants.md", ROOT / "docs" / "variants"
 RUNS = ROOT / "outputs" / "menu"
-SIZES = ("model=gpt2_small", "model.vocab_size=50257", "model.dropout=0.0", "trainer=cpu")
 TEXT = "def __init__(self, name): self.name = name"
 BATCH, TRAIN_T, DECODE_S = 8, 1024, (1024, 8192)
 SECTIONS = {
@@ -93,7 +93,8 @@ def header(file: Path) -> tuple[str, str, str] | None:
 
 def model_of(overrides: Sequence[str], *more: str) -> GPT:
     """Build GPT-2 small with these choices."""
-    return build_model(settings([*SIZES, *overrides, *more]), vocab_size=256)
+    vocabulary = "model.vocab_size=50257"
+    return build_model(settings([*SIZES, vocabulary, *overrides, *more]), vocab_size=256)
 
 
 @dataclass(frozen=True)
