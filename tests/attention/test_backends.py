@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.configuration import set_hypothesis_home_dir
 from torch import Tensor
 
-from gptattn.attention import Rule, attend, bands, fused, scores
+from gptattn.attention import Rule, attend, fused, pieces, scores
 from gptattn.attention.rule import Decay
 from gptattn.position import Positions
 
@@ -125,7 +125,7 @@ def assert_near(actual: list[Tensor], expected: list[Tensor]) -> None:
 def test_sdpa_is_the_reference_in_outputs_and_gradients_for_any_rule_and_positions(case):
     expected = run(case, "reference", torch.float64)
     # Blocks of 8 queries, so that small sizes have several.
-    small = [patch.object(module, "BLOCK", 8) for module in (bands, fused, scores)]
-    with small[0], small[1], small[2], patch.object(bands, "TOGETHER", 50):
+    small = [patch.object(module, "BLOCK", 8) for module in (pieces, fused, scores)]
+    with small[0], small[1], small[2], patch.object(pieces, "TOGETHER", 50):
         for dtype in (torch.float64, torch.float32):
             assert_near(run(case, "sdpa", dtype), expected)

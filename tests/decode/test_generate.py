@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from building import PROBES, build_gpt, menu, takes
+from building import PROBES, acts_in_heads, build_gpt, menu, takes
 from torch import Tensor
 
 from gptattn.decode.generate import generate, left_padded
@@ -19,7 +19,7 @@ def variant(request: pytest.FixtureRequest) -> str:
 
 
 def model_of(variant: str = "mha", position: str = "learned", **more: str) -> GPT:
-    if position == "rope" and not takes(variant, "position"):
+    if acts_in_heads(position) and not takes(variant, "position"):
         pytest.skip("takes no position")
     extra = [f"model.{name}={value}" for name, value in more.items()]
     model = build_gpt(

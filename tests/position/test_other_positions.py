@@ -150,7 +150,7 @@ def test_an_impossible_rotation_is_refused_by_name(settings, message):
 @pytest.mark.parametrize(
     ("overrides", "field", "message"),
     [
-        (["model.num_heads=6"], "model.num_heads", "head_dim=5 must be even"),
+        (["model.num_heads=6"], "model.num_heads", r"head_dim=5 .*must be even"),
         (["model.d_model=36", "position.fraction=0.9"], "position.fraction", "is 5; an even"),
         (["model.d_model=36", "position.stretch=0.5"], "position.stretch", "stretch=0.5 "),
     ],

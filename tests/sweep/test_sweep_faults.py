@@ -39,7 +39,9 @@ import torch
 from gptattn.attention import MultiHeadAttention
 
 class Faulty(MultiHeadAttention):
-    def __init__(self, d_in, d_out, context_length, num_heads, out_proj, scale, backend, how):
+    def __init__(
+        self, d_in, d_out, context_length, num_heads, out_proj, scale, window, backend, how
+    ):
         super().__init__(d_in, d_out, context_length, num_heads)
         self.how = how
         if how == "refuse":
@@ -117,7 +119,11 @@ def test_a_variant_that_crashes_or_raises_or_cannot_be_built_costs_its_own_runs_
     [
         ("import torch\n\nhalf = (\n", 3, "SyntaxError: '(' was never closed"),
         ("\nwidth = undefined\n", 2, "NameError: name 'undefined' is not defined"),
-        ("def Faulty(out_proj, scale, backend):\n    return {}[backend]\n", 2, "KeyError: 'sdpa'"),
+        (
+            "def Faulty(out_proj, scale, window, backend):\n    return {}[backend]\n",
+            2,
+            "KeyError: 'sdpa'",
+        ),
     ],
 )
 def test_an_error_of_a_users_module_names_its_file_and_line(
