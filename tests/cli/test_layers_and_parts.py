@@ -38,7 +38,7 @@ MISTAKES = {
         "part.probe_shift.stat: is not a setting; did you mean part.probe_shift.start"
     ),
     "part=[gate] part.gate.foo=1": (
-        "part.gate.foo: is not a setting; did you mean part.gate.granularity\\? one of part.gate.gran"
+        "part.gate.foo: is not a setting; did you mean part.gate.granularity\\? one of"
     ),
     "part=[sink] part.sink.foo=1": "part.sink.foo: is not a setting; part.sink has none$",
     "part=[probe_shift] +part.probe_shift.stat=1": (
