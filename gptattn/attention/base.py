@@ -110,7 +110,7 @@ def window_of(window: float | None, context_length: int) -> int | None:
     Raises ValueError if it is not from 1 to context_length.
     """
     if isinstance(window, float) and 0 < window < 1:
-        return math.ceil(window * context_length)
+        return math.ceil(round(window * context_length, 9))  # 0.07 * 100 is 7.000000000000001
     if window is not None and not (isinstance(window, int) and 1 <= window <= context_length):
         raise ValueError(
             f"window={window} does not fit context_length={context_length}; give 1 to "

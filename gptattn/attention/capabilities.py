@@ -49,7 +49,10 @@ class HasParts(ABC):
 
     @abstractmethod
     def add_part(self, name: str, part: Part) -> None:
-        """Add a part under this name; parts act in the order in which they were added."""
+        """Add a part under this name; parts act in the order in which they were added.
+
+        Raises ValueError if it does not fit the mechanism or its other parts.
+        """
 
 
 class HasHeads(ABC):

@@ -20,21 +20,34 @@ def fold_decay(
     query heads has a column of its own for -c_key, and its queries have a 1 there.
 
     The columns come first and the scale lies in the queries, because a product that sums in order
-    then begins with c_query - c_key, which is exact where it matters: c itself may be thousands. At
-    T = 4,096 and c = -2,800, float32 outputs are 1e-6 from float64's.
+    then begins with c_query - c_key, which is exact where it matters: c itself may be thousands. A
+    c of more digits than the queries have is split in two, and each half has its columns.
     """
     assert rule.decay is not None
-    B, H, T, D = q_BHTD.shape
+    B, H, T = q_BHTD.shape[:3]
     G, S = k_BGSD.shape[1:3]
-    c_BHT = rule.decay.at_query_BHT.to(q_BHTD.dtype).expand(B, H, T)
-    c_BHS = rule.decay.at_key_BHS.to(k_BGSD.dtype).expand(B, H, S)
+    c_BHT, c_BHS = rule.decay.at_query_BHT, rule.decay.at_key_BHS
+    wide = torch.promote_types(c_BHT.dtype, c_BHS.dtype)
     own_HR = torch.eye(H // G, dtype=q_BHTD.dtype, device=q_BHTD.device).repeat(G, 1)
     own_BHTR = own_HR[None, :, None].expand(B, H, T, H // G)
-    rest = -(1 + H // G + D) % MULTIPLE
-    q = torch.cat([c_BHT[..., None], own_BHTR, q_BHTD * rule.scale], dim=-1)
-    k_BGSR = -c_BHS.unflatten(1, (G, H // G)).mT
-    k = torch.cat([k_BGSD.new_ones(B, G, S, 1), k_BGSR, k_BGSD], dim=-1)
+    one_BGS1 = k_BGSD.new_ones(B, G, S, 1)
+    halves = [_halves(c.to(wide), q_BHTD.dtype) for c in (c_BHT, c_BHS)]
+    of_q, of_k = [], []
+    for at_query, at_key in zip(*halves, strict=True):
+        of_q += [at_query.expand(B, H, T)[..., None], own_BHTR]
+        of_k += [one_BGS1, -at_key.expand(B, H, S).unflatten(1, (G, H // G)).mT]
+    q = torch.cat([*of_q, q_BHTD * rule.scale], dim=-1)
+    k = torch.cat([*of_k, k_BGSD], dim=-1)
+    rest = -q.shape[3] % MULTIPLE
     q, k = (F.pad(x, (0, rest)) if rest else x for x in (q, k))
     # Fused attention wants one size for all three.
     v = F.pad(v_BGSD, (0, q.shape[3] - v_BGSD.shape[3]))
     return q, k, v, replace(rule, scale=1.0, decay=None)
+
+
+def _halves(c: Tensor, dtype: torch.dtype) -> list[Tensor]:
+    """Return numbers of this dtype whose sum is c; the gradient goes through the first."""
+    high = c.to(dtype)
+    if torch.promote_types(c.dtype, dtype) == dtype:
+        return [high]
+    return [high, (c - high).detach().to(dtype)]

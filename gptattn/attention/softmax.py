@@ -66,10 +66,26 @@ class SoftmaxAttention(Attention, HasMaps, HasParts):
         return self._plain
 
     def add_part(self, name: str, part: Part) -> None:
+        held = {"k", "v"}.union(*(other.kept() for other in self._parts))
+        if twice := sorted(held & part.kept().keys()):
+            raise ValueError(f"{name} keeps {twice[0]} in the cache, as another does; rename it")
         if not self._parts:
             self.parts = nn.ModuleDict()  # last, so that weights are drawn after the projections
-        self.parts[name] = part
+        try:
+            self.parts[name] = part
+        except KeyError:
+            raise ValueError(
+                f"no part can be called {name}, a word of torch's; rename it"
+            ) from None
         self._parts = (*self._parts, part)
+        self._check_rule(name)
+
+    @torch.no_grad()
+    def _check_rule(self, name: str) -> None:
+        """Raise ValueError if the newest part cannot work on this mechanism's rule."""
+        entries = self._entries(next(self.parameters()).new_zeros(1, 1, self.d_in), None)
+        if self._rule(entries, entries, range(1), range(1)).window != self.rule().window:
+            raise ValueError(f"{name} changes the window, which no part can; set attn.window")
 
     def initialise(self, std: float) -> None:
         super().initialise(std)

@@ -26,8 +26,9 @@ class Span:
     def pos(self) -> Tensor:
         """Positions [B or 1, 1, n, 1] of queries, [B or 1, 1, 1, n] of keys; -1: no token."""
         if isinstance(self.positions, range):
-            known = self.positions[self.where]
-            part = torch.arange(known.start, known.stop, device=self.device)
+            first = self.positions.start
+            start, stop = first + self.where.start, first + self.where.stop
+            part = torch.arange(start, stop, device=self.device)
         else:
             part = self.positions[..., self.where]
         return part.reshape(-1, 1, part.shape[-1]).unsqueeze(self.across)
@@ -58,12 +59,13 @@ class Standing:
             )
         self.q_pos, self.k_pos = _of(q_pos, T, "q_pos"), _of(k_pos, S, "k_pos")
         self.T, self.S, self.device = T, S, device
-        self.known, self.ahead = False, 0
+        self.known, self.newest, self.ahead = False, False, 0
+        # Neither len() nor slices of ranges: torch.compile has none for an unknown end.
         if isinstance(self.q_pos, range) and isinstance(self.k_pos, range):
             before = self.q_pos.start - self.k_pos.start
             self.known = before >= 0 and self.q_pos.stop <= self.k_pos.stop
+            self.newest = self.known and self.q_pos.stop == self.k_pos.stop
             self.ahead = before if self.known else 0
-        self.newest = bool(self.known and self.q_pos[-1:] == self.k_pos[-1:])
         self.same = self.known and T == S
 
     def whole(self) -> tuple[Span, Span]:
@@ -109,7 +111,8 @@ def _of(positions: Positions | None, count: int, name: str) -> Positions:
         return range(count)
     if isinstance(positions, range) and (positions.step != 1 or positions.start < 0):
         raise ValueError(f"{name}={positions} must go up by one, from 0 or more")
-    given = len(positions) if isinstance(positions, range) else positions.shape[-1]
+    known = isinstance(positions, range)
+    given = positions.stop - positions.start if known else positions.shape[-1]
     if given != count:
         raise ValueError(f"{name} has {given} positions for {count} tokens")
     return positions

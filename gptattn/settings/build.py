@@ -229,7 +229,8 @@ def add_parts(
         part = construct(f"part.{name}", spec, shared, allow_targets)
         if not isinstance(part, Part):
             raise ConfigError(f"part.{name}._target_", "is not a gptattn.attention.parts.Part")
-        attention.add_part(name, part)
+        with _named_arguments(f"part.{name}", spec):
+            attention.add_part(name, part)
 
 
 def _check_parts(cfg: TrainConfig) -> None:

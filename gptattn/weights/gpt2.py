@@ -157,7 +157,7 @@ def write(folder: Path, model: GPT) -> None:
             "but this model has not; train with block=gpt2",
         )
     if not isinstance(model.input_position, LearnedPosition):
-        raise ConfigError("to", "GPT-2 has learned positions, but this model has none")
+        raise ConfigError("to", "GPT-2 has learned positions, and this model has not")
     own, weights = model.state_dict(), {}
     for ours, name in _names(model).items():
         tensor = own[ours].T if name.endswith(TRANSPOSED) else own[ours]

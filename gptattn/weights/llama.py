@@ -214,7 +214,7 @@ def write(folder: Path, model: GPT) -> None:
         )
     rope = next((m for m in model.modules() if isinstance(m, RotaryPosition)), None)
     if rope is None or model.input_position is not None:
-        raise ConfigError("to", "Llama has rotary positions, but this model has none")
+        raise ConfigError("to", "Llama has rotary positions, and this model has not")
     plain = partial(_plain, rope)
     own = model.state_dict()
     weights = {name: own[ours] for ours, name in _names(model).items()}

@@ -38,7 +38,11 @@ class Part(nn.Module):
         return q_BHTD, k_BGTD, v_BGTD
 
     def rule(self, rule: Rule, queries: Mapping[str, Tensor], keys: Mapping[str, Tensor]) -> Rule:
-        """Change the rule; the mappings hold this step's `entries`, and those of all keys."""
+        """Change the rule, but not its window, which the cache and the costs must know.
+
+        The mappings hold this step's `entries`, and those of all keys. Raises ValueError if the
+        rule has what the part would set.
+        """
         return rule
 
     def mix(self, y_BHTD: Tensor, x_BTE: Tensor) -> Tensor:
@@ -50,7 +54,10 @@ class Part(nn.Module):
         return y_BTE
 
     def kept(self) -> dict[str, Entry]:
-        """Return what the cache keeps for each token besides keys and values, by name."""
+        """Return what the cache keeps for each token besides keys and values, by name.
+
+        No two parts of one attention may use the same name.
+        """
         return {}
 
     def entries(self, x_BTE: Tensor, cache: TokenCache | None) -> dict[str, Tensor]:

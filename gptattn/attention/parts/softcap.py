@@ -24,4 +24,6 @@ class SoftCap(Part):
         self.cap = cap
 
     def rule(self, rule: Rule, queries: Mapping[str, Tensor], keys: Mapping[str, Tensor]) -> Rule:
+        if rule.softcap is not None:
+            raise ValueError("the mechanism has a soft cap of its own; leave the part out")
         return replace(rule, softcap=self.cap)
