@@ -29,6 +29,15 @@ def choices_in(group: str) -> list[str]:
     return [file.stem for file in (CONF / group).glob("*.yaml")]
 
 
+def no_place(names: Sequence[str]) -> str:
+    """Return what is said of an override of `attn` beside a pattern of these names."""
+    listed = ",".join(names)
+    return (
+        f"has no place beside pattern=[{listed}], which names the attention of each layer; "
+        "leave one of them out"
+    )
+
+
 def check_choices(overrides: Sequence[str], run_mode: RunMode, options: Options) -> None:
     """Raise ConfigError unless each choice is the name of a file in its group.
 
@@ -44,6 +53,7 @@ def check_choices(overrides: Sequence[str], run_mode: RunMode, options: Options)
             continue
         if group.startswith("~") and choices_in(group[1:]):
             raise ConfigError(group[1:], f"cannot be removed; choose one with {group[1:]}=...")
+        _refuse_plus(group, choice, overrides)
         names = choices_in(group)
         if not names:
             continue
@@ -54,6 +64,17 @@ def check_choices(overrides: Sequence[str], run_mode: RunMode, options: Options)
         path = path or len(choice) > LONGEST_NAME  # too long for a file name
         if path or (run_mode == RunMode.RUN and not plain):
             raise ConfigError(group, f"{choice!r} is not a choice; {suggest(choice, names)}")
+
+
+def _refuse_plus(group: str, choice: str, overrides: Sequence[str]) -> None:
+    """Raise ConfigError for `+attn=...`: each group has a place that takes one choice."""
+    plain = group.lstrip("+")
+    if plain == group or not choices_in(plain) or "/" in plain:
+        return
+    patterns = [o.partition("=")[2] for o in overrides if re.match(r"\+*pattern=\[", o)]
+    if plain == "attn" and patterns:
+        raise ConfigError("attn", no_place([patterns[-1].strip("[]")]))
+    raise ConfigError(plain, f"takes one choice; write {plain}={choice} without the +")
 
 
 def _check_parts(override: str, run_mode: RunMode, options: Options) -> None:

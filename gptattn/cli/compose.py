@@ -3,7 +3,7 @@
 import difflib
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -23,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from gptattn import command
-from gptattn.cli.choices import CONF, Options, check_choices, choices_in
+from gptattn.cli.choices import CONF, Options, check_choices, choices_in, no_place
 from gptattn.cli.jobs import run_name, with_paths_quoted
 from gptattn.cli.overlay import check_composed, read_config_text, register_checked_files
 from gptattn.errors import ConfigError, UserError
@@ -35,6 +35,7 @@ FILLED_IN = (
     "is filled in from the files that the pattern names; for another setting, copy such a file to "
     "DIR/attn/NAME.yaml, change the copy, and give --config-dir=DIR and NAME in the pattern"
 )
+LISTS = ("pattern", "allow_targets")  # settings whose value is a list of names
 
 
 def register_resolvers() -> None:
@@ -122,7 +123,30 @@ def _load(
         # Errors that Hydra does not catch: numbers of thousands of digits, a group without a name.
         raise ConfigError("command line", f"Hydra cannot compose this: {error}") from error
     check_composed(cfg, overrides)
+    _check_part_names(loader, cfg, config_name, overrides, run_mode)
     return cfg
+
+
+def _check_part_names(
+    loader: ConfigLoader,
+    cfg: DictConfig,
+    config_name: str,
+    overrides: Sequence[str],
+    run_mode: RunMode,
+) -> None:
+    """Raise ConfigError if the file of a chosen part sets another name than its own."""
+    if not cfg.get("part"):
+        return
+    for default in loader.compute_defaults_list(config_name, list(overrides), run_mode).defaults:
+        group, _, name = (default.config_path or "").rpartition("/")
+        # A part may be made from the file of another; only the chosen one has to bear its name.
+        inherited = (default.parent or "").startswith("part/")
+        if group == "part" and not inherited and default.package != f"part.{name}":
+            raise ConfigError(
+                "part",
+                f"{name}.yaml sets {default.package or 'settings outside part'}; "
+                f'its first line must be "# @package part.{name}"',
+            )
 
 
 def _options(loader: ConfigLoader, overrides: Sequence[str]) -> Options:
@@ -150,9 +174,7 @@ def to_train_config(cfg: DictConfig) -> TrainConfig:
             "match_to", str(settings.match_to), settings, _searched()
         )
     if isinstance(settings.pattern, str):
-        raise ConfigError(
-            "pattern", f"{settings.pattern} is not a list; write [{settings.pattern}]"
-        )
+        raise ConfigError("pattern", _no_list(settings.pattern))
     if settings.pattern_attn is not None:
         raise ConfigError("pattern_attn", FILLED_IN)
     found = typed(TrainConfig, OmegaConf.to_container(settings, throw_on_missing=True))
@@ -170,20 +192,31 @@ def _with_pattern(found: TrainConfig, settings: DictConfig) -> TrainConfig:
     Raises ConfigError for a name that is no variant, and for an override of `attn`.
     """
     names = found.pattern or []
+    specs = {name: _settings_of("pattern", name, settings, _searched()) for name in names}
     for override in HydraConfig.get().overrides.task:
         key = re.match(r"[+~]*([^=@]*)", override)
         if key is not None and re.match(r"attn(\.|$)", key.group(1)):
-            raise ConfigError(
-                key.group(1),
-                f"has no place beside pattern=[{','.join(names)}], which names the attention of "
-                "each layer; leave one of them out",
-            )
-    specs = {name: _settings_of("pattern", name, settings, _searched()) for name in names}
+            raise _beside_pattern(key.group(1), names, specs)
     plain = {name: _plain(spec) for name, spec in specs.items()}
     choices = found.choices | {"attn": variant_name(names, [])}
-    if len(names) == 1:  # the same run as with attn=, and under the same name
+    if len(plain) == 1:  # the same run as with attn=, and under the same name
+        choices["attn"] = names[0]
         return replace(found, attn=plain[names[0]], choices=choices, pattern=None)
     return replace(found, attn={}, choices=choices, pattern_attn=plain)
+
+
+def _beside_pattern(
+    key: str, pattern: Sequence[str], specs: Mapping[str, DictConfig]
+) -> ConfigError:
+    """Return the error for an override of `key`, in `attn`, beside the pattern of these files."""
+    setting = key.partition(".")[2].partition(".")[0]
+    name = next((name for name, spec in specs.items() if setting in spec), next(iter(specs), ""))
+    if not setting or not name:
+        return ConfigError(key, no_place(list(pattern)))
+    file = _files(_searched())[name]
+    shown = f"conf/attn/{file.name}" if file.parent == CONF / "attn" else file
+    way_out = f"copy {shown} to DIR/attn/NAME.yaml, change it, and give --config-dir=DIR"
+    return ConfigError(key, f"{no_place(list(pattern))}, or {way_out}")
 
 
 @complaints()
@@ -193,15 +226,21 @@ def attention_settings(variant: str, settings: TrainConfig) -> dict[str, Any]:
 
 
 def _searched() -> list[Path]:
+    """Return the folders of the variants' files, in Hydra's order: the first with a name counts."""
     sources = HydraConfig.get().runtime.config_sources
     return [Path(source.path) / "attn" for source in sources if source.schema == "file"]
+
+
+def _files(folders: Sequence[Path]) -> dict[str, Path]:
+    # A later key takes the place of an earlier one, and the first folder must win.
+    return {file.stem: file for folder in reversed(folders) for file in folder.glob("*.yaml")}
 
 
 def _settings_of(
     field: str, variant: str, settings: DictConfig, folders: Sequence[Path]
 ) -> DictConfig:
     """Return the variant's file with its interpolations resolved against `settings`."""
-    files = {file.stem: file for folder in folders for file in folder.glob("*.yaml")}
+    files = _files(folders)
     if variant not in files:
         raise ConfigError(field, f"{variant!r} is not a variant; {suggest(variant, files)}")
     reference = OmegaConf.merge(settings, {})
@@ -230,6 +269,8 @@ def composed_job(loader: ConfigLoader, config: DictConfig, overrides: Sequence[s
     with complaints([*hydras, *overrides], own[0] if own else None):
         cfg = loader.load_sweep_config(config, list(overrides))
     check_composed(cfg, [*config.hydra.overrides.task, *overrides])
+    name = str(config.hydra.job.config_name)
+    _check_part_names(loader, cfg, name, [*hydras, *overrides], RunMode.RUN)
     return cfg
 
 
@@ -276,6 +317,8 @@ def _from_hydra(
             match.group(1), f"already exists; write {match.group(1)}=... without the +"
         )
     several = re.search(r"Ambiguous value for argument '([^=]+)=([^']*)'", message)
+    if several is not None and several.group(1) in LISTS:
+        return ConfigError(several.group(1), _no_list(several.group(2)))
     if several is not None:
         return ConfigError(
             several.group(1), f"{several.group(2)} gives several values; add -m to run each"
@@ -283,6 +326,10 @@ def _from_hydra(
     if match is None:
         return ConfigError("command line", message)
     return _unknown_key(match.group(1), overrides, config_dir)
+
+
+def _no_list(text: str) -> str:
+    return f"{text} is not a list; write [{text.removeprefix('[').removesuffix(']')}]"
 
 
 def _unknown_key(key: str, overrides: Sequence[str], config_dir: str | None) -> ConfigError:
@@ -310,6 +357,9 @@ def _unknown_key(key: str, overrides: Sequence[str], config_dir: str | None) -> 
         )
     if "." in key and siblings:
         return ConfigError(key, f"is not a setting; {suggest(key, siblings)}")
+    above = key.rpartition(".")[0]
+    if above in keys:
+        return ConfigError(key, f"is not a setting; {above} has none")
     near = difflib.get_close_matches(key, keys, n=1, cutoff=0.4)
     hint = f"did you mean {near[0]}? " if near else ""
     return ConfigError(key, f"is not a setting; {hint}--help lists them all")
@@ -318,7 +368,9 @@ def _unknown_key(key: str, overrides: Sequence[str], config_dir: str | None) -> 
 def _keys(choices: Sequence[str], config_dir: str | None) -> list[str]:
     # MULTIRUN, since the choices may be a sweep's lists of values, which it sets aside.
     with composed(choices, run_mode=RunMode.MULTIRUN, config_dir=config_dir) as cfg:
-        return [name for name in _dotted_keys(cfg) if not name.startswith("hydra.")]
+        names = [name for name in _dotted_keys(cfg) if not name.startswith("hydra.")]
+    # A _target_ is chosen with its file, so it is no hint.
+    return [name for name in names if not name.endswith("._target_")]
 
 
 def _dotted_keys(node: Any, prefix: str = "") -> Iterator[str]:

@@ -95,6 +95,7 @@ def run_name(
     name are included.
     """
     names = [attn] if pattern is None else [str(name) for name in pattern]
+    names = names[:1] if len(set(names)) == 1 else names  # the run with attn=
     variant = _safe(variant_name(names, map(str, part)))[:MOST_OF_VARIANT]
     given = [str(override).lstrip("+~") for override in overrides]
     named = [o for o in given if meaning(o.partition("=")[0].partition("@")[0]).named]

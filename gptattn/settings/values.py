@@ -179,10 +179,16 @@ def _alternatives(hint: Any) -> tuple[Any, ...]:
 
 
 def _type_names(kinds: Iterable[Any]) -> str:
-    return " or ".join("null" if kind is type(None) else kind.__name__ for kind in kinds)
+    # "float" would not say that whole numbers are right too; it includes int.
+    kinds = list(kinds)
+    words = {type(None): "null", float: "a number"}
+    named = [kind for kind in kinds if kind is not int or float not in kinds]
+    return " or ".join(words.get(kind, kind.__name__) for kind in named)
 
 
 def _with_article(name: str) -> str:
+    if name.startswith("a "):
+        return name
     return f"an {name}" if name.startswith("int") else f"a {name}"
 
 

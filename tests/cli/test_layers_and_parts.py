@@ -37,10 +37,14 @@ MISTAKES = {
     "part=[probe_shift] part.probe_shift.stat=1": (
         "part.probe_shift.stat: is not a setting; did you mean part.probe_shift.start"
     ),
+    "part=[gate] part.gate.foo=1": (
+        "part.gate.foo: is not a setting; did you mean part.gate.granularity\\? one of"
+    ),
+    "part=[sink] part.sink.foo=1": "part.sink.foo: is not a setting; part.sink has none$",
     "part=[probe_shift] +part.probe_shift.stat=1": (
         "part.probe_shift.stat: Shift takes no such argument; did you mean start"
     ),
-    "part=[probe_shift] part.probe_shift.start=x": "part.probe_shift.start: 'x' is a str; give flo",
+    "part=[probe_shift] part.probe_shift.start=x": "part.probe_shift.start: 'x' is a str; give a n",
     "part=[probe_shift] part.probe_shift.start=3": "part.probe_shift.start: start=3 must lie in",
     "part=[probe_shift,probe_stretch]": (
         "part: probe_shift cannot be used with probe_stretch: both act on the mix"
@@ -69,6 +73,15 @@ MISTAKES = {
     ),
     "pattern=[]": "pattern: is empty",
     "pattern=gqa": r"pattern: gqa is not a list; write \[gqa\]",
+    "pattern=sliding,gqa": r"pattern: sliding,gqa is not a list; write \[sliding,gqa\]$",
+    'pattern="[gqa,mha]"': r"pattern: \[gqa,mha\] is not a list; write \[gqa,mha\]$",
+    "pattern=[sliding,gqa] +attn=mha": r"attn: has no place beside pattern=\[sliding,gqa\], which",
+    "+attn=mha": r"attn: takes one choice; write attn=mha without the \+",
+    "pattern=[gqa,sliding] attn.window=4": (
+        r"attn.window: has .*; leave one of them out, or copy conf/attn/gqa.yaml to "
+        r"DIR/attn/NAME.yaml, change it, and give --config-dir=DIR$"
+    ),
+    "pattern=[mha,gqa] attn.num_kv_heads=1": "attn.num_kv_heads: is not a setting here; gqa or",
     "pattern=[null,gqa]": "pattern: is null",
     "pattern=[3,gqa]": "pattern: '3' is not a variant",
     "pattern=[../attn/gqa,mqa]": "pattern: '../attn/gqa' is not a variant",
@@ -92,7 +105,9 @@ MISTAKES = {
     "attn.window=0": "attn.window: window=0 does not fit context_length=16; give 1 to 16",
     "attn.window=17": "attn.window: window=17 does not fit context_length=16; give 1 to 16",
     "attn=sliding attn.window=1.5": "attn.window: window=1.5 does not fit context_length=16",
-    "attn=sliding attn.window=x": "attn.window: 'x' is a str; give float or null",
+    "attn=sliding attn.window=x": "attn.window: 'x' is a str; give a number or null",
+    "attn.window=true": "attn.window: True is a bool; give a number or null",
+    "attn.window='256'": "attn.window: '256' is a str; give a number or null",
     "-m attn=sliding attn.window=4,0": "attn.window: window=0 does not fit context_length=16",
     "position=rope model.d_model=12": (
         "model.num_heads: head_dim=3 \\(model.d_model / num_heads\\) must be even for rotary pos"

@@ -62,7 +62,7 @@ def test_a_value_is_taken_as_it_was_meant(hint: Any, value: Any, expected: Any) 
         (int, 1.5, "1.5 is a float; give int"),
         (int, True, "True is a bool; give int"),
         (int, None, "is null; give int"),
-        (float | None, "wide", "'wide' is not a float or null; give one"),
+        (float | None, "wide", "'wide' is not a number or null; give one"),
         (float, int("9" * 309), "is too large for a float; at most 1.8e+308"),
         (bool, "maybe", "'maybe' is neither true nor false"),
         (bool, 2, "2 is an int; give bool"),

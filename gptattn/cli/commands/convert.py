@@ -20,6 +20,7 @@ from gptattn.weights.families import FAMILIES, family_of, write
 from gptattn.weights.hugging_face import FILES
 
 TRIAL_TOKENS = 256
+KIND = ("_target_", "num_kv_heads")
 HELP = """\
 COMMAND from=outputs/... to=gqa to.num_kv_heads=4 method=mean
 
@@ -79,6 +80,13 @@ def load_source(args: Arguments) -> SavedRun:
     """
     family = FAMILIES.get(str(args.source))
     if family is None:
+        found = family_of(args.source)
+        if found is not None:
+            raise ConfigError(
+                "from",
+                f"{args.source} is a Hugging Face folder; give from={found.name} "
+                f"path={args.source}",
+            )
         return load_run(args.source, args.allow_targets)
     if args.path is None:
         raise ConfigError("path", f"is missing; from={family.name} needs path=DIR")
@@ -143,6 +151,29 @@ def target_settings(cfg: TrainConfig, to: str, changes: dict[str, str]) -> Train
     return replace(cfg, attn=spec, choices=choices, pattern=None, pattern_attn=None)
 
 
+def changed_settings(old: TrainConfig, new: TrainConfig) -> list[str]:
+    """Return `window 4 -> null` for each setting of the attention that differs, and the pattern.
+
+    The class and the number of key/value heads are not included: they are the target's kind.
+    """
+    layers = {"": old.attn} if old.pattern_attn is None else old.pattern_attn
+    lines = [] if old.pattern is None else [f"pattern [{','.join(old.pattern)}] -> null"]
+    for layer, spec in layers.items():
+        dot = f"{layer}." if layer else ""
+        for name in dict.fromkeys([*spec, *new.attn]):
+            before, after = spec.get(name), new.attn.get(name)
+            if name not in KIND and before != after:
+                lines.append(f"{dot}{name} {_shown(before)} -> {_shown(after)}")
+    return lines
+
+
+def _shown(value: object) -> str:
+    """Return the value as a command line has it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "null" if value is None else str(value)
+
+
 def _cache_bytes(cfg: TrainConfig, vocab_size: int) -> int:
     """The bytes of the cache of a full context, which is not allocated."""
     with torch.device("meta"):
@@ -180,7 +211,11 @@ def run(args: Arguments, changes: dict[str, str]) -> None:
     with torch.no_grad():
         apart = (saved.model(ids) - model(ids)).abs().max().item()
     before, after = (_cache_bytes(c, model.vocab_size) for c in (saved.cfg, cfg))
-    print(f"{saved.cfg.variant} -> {args.to}: logits at most {apart:.2g} apart on a trial input")
+    print(
+        f"{saved.cfg.variant} -> {cfg.variant}: logits at most {apart:.2g} apart on a trial input"
+    )
+    if changed := changed_settings(saved.cfg, cfg):
+        print(f"attention settings that change: {', '.join(changed)}")
     print(f"cache of a full context: {before:,} -> {after:,} bytes")
     print(f"written: {out}")
 

@@ -1,0 +1,95 @@
+"""Config folders of a user: which file of a name counts, and the names of the parts in them."""
+
+from pathlib import Path
+
+import pytest
+from support import command, config, tiny, train
+
+from gptattn.cli.compose import composed, settings, to_train_config
+from gptattn.settings.config import TrainConfig
+
+GQA = "_target_: gptattn.attention.GroupedQueryAttention\nout_proj: true\nbackend: sdpa\n"
+
+
+def folder(path: Path, scale: float) -> Path:
+    """A config folder whose attn/gqa and attn/own have this scale."""
+    (path / "attn").mkdir(parents=True)
+    for name in ("gqa", "own"):
+        text = f"{GQA}scale: {scale}\nwindow: null\nnum_kv_heads: 2\n"
+        (path / "attn" / f"{name}.yaml").write_text(text)
+    return path
+
+
+def read(flag: Path | None, overrides: list[str]) -> TrainConfig:
+    with composed(overrides, config_dir=None if flag is None else str(flag)) as cfg:
+        return to_train_config(cfg)
+
+
+@pytest.mark.parametrize("name", ["gqa", "own"])
+@pytest.mark.parametrize("way", ["--config-dir", "hydra.searchpath", "both"])
+def test_a_pattern_and_match_to_read_the_file_that_attn_reads(
+    name: str, way: str, tmp_path: Path
+) -> None:
+    flag, first, second = (folder(tmp_path / f"f{i}", i + 0.5) for i in range(3))
+    paths = [] if way == "--config-dir" else [f"hydra.searchpath=[file://{first},file://{second}]"]
+    config_dir = None if way == "hydra.searchpath" else flag
+    plain = read(config_dir, [*paths, f"attn={name}"]).attn
+    assert read(config_dir, [*paths, f"pattern=[{name}]"]).attn == plain
+    layers = read(config_dir, [*paths, f"pattern=[{name},mha]"]).pattern_attn
+    assert layers is not None
+    assert layers[name] == plain
+    matched = read(config_dir, [*paths, f"match_to={name}", "match=params", "attn=mha"])
+    assert matched.match_attn == plain
+
+
+def test_conf_comes_before_a_users_folder_and_a_first_folder_before_a_second(
+    tmp_path: Path,
+) -> None:
+    first, second = folder(tmp_path / "a", 0.5), folder(tmp_path / "b", 0.25)
+    paths = f"hydra.searchpath=[file://{first},file://{second}]"
+    found = settings([paths, "pattern=[gqa,own]", "model.num_layers=2"]).pattern_attn
+    assert found is not None
+    assert (found["gqa"]["scale"], found["own"]["scale"]) == (None, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("package", "given", "sets"),
+    [
+        ("part.gate", ["part=[gate2]"], "part.gate"),
+        ("part.gate", ["part=[gate,gate2]"], "part.gate"),
+        ("part.other", ["part=gate2"], "part.other"),
+        ("part.other", ["-m", "part=[],[gate2]"], "part.other"),
+        ("part.other", ["experiment=gates"], "part.other"),
+    ],
+)
+def test_a_part_has_the_name_of_its_file(
+    package: str, given: list[str], sets: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    mine = tmp_path / "mine"
+    (mine / "part").mkdir(parents=True)
+    (mine / "experiment").mkdir()
+    text = f"# @package {package}\n_target_: gptattn.attention.parts.gate.Gate\n"
+    (mine / "part" / "gate2.yaml").write_text(text + "granularity: headwise\n")
+    text = "# @package _global_\ndefaults:\n  - override /part: [gate2]\n"
+    (mine / "experiment" / "gates.yaml").write_text(text)
+    assert command(tmp_path, f"--config-dir={mine}", *tiny(tmp_path, *given)) == 2
+    line = f'gate2.yaml sets {sets}; its first line must be "# @package part.gate2"'
+    assert capfd.readouterr().err == f"error: part: {line}\n"
+    assert not (tmp_path / "outputs").exists()
+
+
+def test_a_part_may_be_made_from_the_file_of_another(tmp_path: Path) -> None:
+    (tmp_path / "part").mkdir()
+    text = "# @package part.gate2\ndefaults:\n  - gate@_here_\n  - _self_\ngranularity: headwise\n"
+    (tmp_path / "part" / "gate2.yaml").write_text(text)
+    found = read(tmp_path, ["part=[gate2]"])
+    assert (list(found.part), found.part["gate2"]["granularity"]) == (["gate2"], "headwise")
+
+
+def test_a_pattern_of_one_name_repeated_is_the_run_with_attn(tmp_path: Path) -> None:
+    run = train(tmp_path, "pattern=[gqa,gqa]", "model.num_layers=2")
+    assert run.name.startswith("gqa_s1")
+    record = config(run)
+    assert (record["pattern"], record["pattern_attn"]) == (None, None)
+    assert record["choices"]["attn"] == "gqa"
+    assert settings(["pattern=[gqa,gqa]"]) == settings(["attn=gqa"])
