@@ -83,8 +83,9 @@ def _open_words(
     words = [(group, choice)] if len(alike) < len(runs) else []
     for key in keys:
         value, values = run.settings.get(key), {other.settings.get(key) for other in alike}
-        told = len(values) > 1 and value is not None and not key.endswith("_target_")
-        if told and (value != "None" or None in values):
+        if value is None or len(values) == 1 or key.endswith("_target_"):
+            continue
+        if value != "None" or None in values:
             words.append((key, value))
     return words
 
