@@ -11,6 +11,9 @@ Groups = dict[str, list[Run]]
 OF_ATTENTION = ("attn.", "part.", "pattern")
 OF_BLOCK = ("block.", "model.mlp", "model.qkv_bias")
 OF_GROUP = {"attn": OF_ATTENTION, "block": OF_BLOCK}
+# Groups whose files have settings of their own: one file need not know those of another.
+OPEN = ("attn", "part", "position")
+UNSET = "unset"  # a run without the setting; `none` and `None` are values
 
 
 def variant_of(run: Run) -> str:
@@ -22,7 +25,8 @@ def group_runs(runs: Sequence[Run], name_of: Callable[[Run], str] = variant_of) 
     """Group runs that have the same variant, settings and code, under the shortest unique names.
 
     The name is the variant, or `name_of(run)`. If several groups share it, their differences
-    follow: the config file (`model=nano`) where that explains them, otherwise the settings. Each
+    follow: the config file (`model=nano`) where that explains them, otherwise the settings; of
+    attention, parts and position the file and what differs between runs of the same file. Each
     group holds one run per seed, sorted by seed: the newest, as a repeat is no further sample.
     """
     groups: dict[tuple[tuple[str, str], ...], list[Run]] = {}
@@ -45,11 +49,56 @@ def _differing(run: Run, rivals: Sequence[Run]) -> list[str]:
     if len(rivals) == 1:
         return []
     keys = [k for k in sorted({k for r in rivals for k in r.settings}) if _varies(k, rivals)]
-    groups, keys = by_choice(keys, rivals)
-    names = [f"{group}={run.choices.get(group, '-')}" for group in groups]
-    names += [f"{key}={run.settings.get(key, '-')[:20]}" for key in keys]
+    words = _words(keys, run, rivals)
+    names = [f"{key}={value[:20]}" for own in words.values() for key, value in own]
     twins = [rival for rival in rivals if rival.settings == run.settings]
     return names + ([f"code={run.code}"] if len(twins) > 1 else [])
+
+
+def _words(keys: Sequence[str], run: Run, runs: Sequence[Run]) -> dict[str, list[tuple[str, str]]]:
+    """Return group or setting -> (name, value) pairs that tell the run by it from the others.
+
+    `keys` are the settings that vary between the runs, of which the run is one.
+    """
+    chosen, rest = by_choice(keys, runs)
+    words = {group: [(group, run.choices.get(group, UNSET))] for group in chosen}
+    for group in OPEN:
+        own = [key for key in rest if f"{key}.".startswith(f"{group}.")]
+        if own:
+            words[group] = _open_words(group, own, run, runs)
+            rest = [key for key in rest if key not in own]
+    return words | {key: [(key, run.settings.get(key, UNSET))] for key in rest}
+
+
+def _open_words(
+    group: str, keys: Sequence[str], run: Run, runs: Sequence[Run]
+) -> list[tuple[str, str]]:
+    """Return the run's choice if it varies, and what varies between runs of the same choice.
+
+    A class is named by its choice alone. A setting that is null is as good as absent, so it is left
+    out, unless some run of the same choice really lacks it.
+    """
+    choice = _choice(group, run)
+    alike = [other for other in runs if _choice(group, other) == choice]
+    words = [(group, choice)] if len(alike) < len(runs) else []
+    for key in keys:
+        value, values = run.settings.get(key), {other.settings.get(key) for other in alike}
+        if value is None or len(values) == 1 or key.endswith("_target_"):
+            continue
+        if value != "None" or None in values:
+            words.append((key, value))
+    return words
+
+
+def _choice(group: str, run: Run) -> str:
+    """Return what the run has of an open group: a file, or the class if no file is recorded.
+
+    Attention and parts are in the variant's name.
+    """
+    if group != "position":
+        return run.variant
+    target = run.settings.get(f"{group}._target_", UNSET).rpartition(".")[2]
+    return run.choices.get(group, target)
 
 
 def _varies(key: str, runs: Sequence[Run]) -> bool:
@@ -75,15 +124,28 @@ def counted(values: Sequence[str]) -> str:
 def pick_baseline(groups: Groups, name: str | None) -> str | None:
     """Return the row called `name`, or the only row of the variant `name`; None without one.
 
-    Without a name, return the first row of `mha`, or the first row of all, in name order.
+    Without a name, return the row of `mha` whose settings most often equal those of the other rows,
+    so that a row that was changed is held against one that was not. Of equals, the one with the
+    fewest words in its name, then the first in name order. Without `mha`, the first row of all in
+    name order.
     """
     if name is None:
         mha = [row for row, members in groups.items() if members[0].variant == "mha"]
-        return min(mha or groups)
+        if not mha:
+            return min(groups)
+        firsts = [members[0] for members in groups.values()]
+        shared = {row: _shared(groups[row][0], firsts) for row in mha}
+        return min(mha, key=lambda row: (-shared[row], len(row.split()), row))
     if name in groups:
         return name
     rows = [row for row, members in groups.items() if members[0].variant == name]
     return rows[0] if len(rows) == 1 else None
+
+
+def _shared(run: Run, runs: Sequence[Run]) -> int:
+    """Count the runs that share each setting; a setting that both lack is shared, too."""
+    keys = {key for other in runs for key in other.settings}
+    return sum(run.settings.get(k) == other.settings.get(k) for k in keys for other in runs)
 
 
 def by_choice(keys: Sequence[str], runs: Sequence[Run]) -> tuple[list[str], list[str]]:
@@ -93,7 +155,9 @@ def by_choice(keys: Sequence[str], runs: Sequence[Run]) -> tuple[list[str], list
     """
     found, keys = [], list(keys)
     for group in sorted({group for run in runs for group in run.choices}):
-        own = [key for key in keys if key.startswith(OF_GROUP.get(group, (f"{group}.",)))]
+        starts = OF_GROUP.get(group, (f"{group}.",))
+        # The dot: a file without settings (position=none) is recorded as `position: {}`.
+        own = [key for key in keys if f"{key}.".startswith(starts)]
         contents = {(r.choices.get(group), *(r.settings.get(k) for k in own)) for r in runs}
         if own and len(contents) == len({r.choices.get(group) for r in runs}):
             found.append(group)
@@ -104,7 +168,7 @@ def by_choice(keys: Sequence[str], runs: Sequence[Run]) -> tuple[list[str], list
 def differences_in_settings(groups: Groups) -> list[str]:
     """Return a line per setting outside the attention that differs and that a row's name lacks.
 
-    Settings that a config file explains share one line.
+    Settings that a config file explains, and those of position, share one line.
     """
     firsts = {row: members[0] for row, members in groups.items()}
     keys = sorted({k for run in firsts.values() for k in run.settings})
@@ -112,17 +176,21 @@ def differences_in_settings(groups: Groups) -> list[str]:
     if any(run.match for run in firsts.values()):
         keys = [key for key in keys if key not in ("model.d_mlp", "match", "match_to")]
     varying = [key for key in keys if _varies(key, [*firsts.values()])]
-    chosen, others = by_choice(varying, [*firsts.values()])
-    values = {
-        group: {row: r.choices.get(group, "none") for row, r in firsts.items()} for group in chosen
-    }
-    values |= {
-        key: {row: r.settings.get(key, "none") for row, r in firsts.items()} for key in others
-    }
+    words = {row: _words(varying, run, [*firsts.values()]) for row, run in firsts.items()}
     lines = []
-    for key, by_row in values.items():
-        if all(f"{key}={value[:20]}" in row for row, value in by_row.items()):
+    for subject in next(iter(words.values()), {}):
+        own = {row: words[row][subject] for row in groups}
+        if all(f"{key}={value[:20]}" in row for row, pairs in own.items() for key, value in pairs):
             continue
-        found = [by_row[row] for row, members in groups.items() for _ in members]
-        lines.append(f"the variants differ in more than attention: {key} ({counted(found)})")
+        found = [_value(subject, own[row]) for row, members in groups.items() for _ in members]
+        lines.append(f"the variants differ in more than attention: {subject} ({counted(found)})")
     return lines
+
+
+def _value(subject: str, pairs: Sequence[tuple[str, str]]) -> str:
+    """Return the pairs without the subject's name: `rope base=500.0`; `unset` for no pairs."""
+    short = [
+        value if key == subject else f"{key.removeprefix(f'{subject}.')}={value}"
+        for key, value in pairs
+    ]
+    return " ".join(short) or UNSET

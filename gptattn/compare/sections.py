@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from gptattn.compare.finished_runs import Run
 from gptattn.compare.groups import counted
 from gptattn.errors import ConfigError
+from gptattn.model.kinds import default_width
 
 SIZES = ("num_layers", "d_model", "context_length", "vocab_size")
 LONGEST = 20  # longer settings, in characters, are shown as a hash in titles
@@ -65,8 +66,10 @@ def _width(run: Run) -> str:
         width = f"{run.match.before:g}" if run.match.before else "None"
     elif run.settings.get("match") in ("params", "flops"):
         width = "None"  # the width before is unknown: most likely the default
-    d_model, mlp = (run.settings.get(f"model.{key}", "") for key in ("d_model", "mlp"))
-    default = str(4 * int(d_model)) if d_model.isdecimal() and mlp != "swiglu" else "None"
+    d_model = run.settings.get("model.d_model", "")
+    # Runs from before model.mlp was a setting have GELU.
+    mlp = "swiglu" if run.settings.get("model.mlp") == "swiglu" else "gelu"
+    default = str(default_width(mlp, int(d_model))) if d_model.isdecimal() else "None"
     return "default" if width in ("None", default) else width
 
 

@@ -27,15 +27,6 @@ class BlockStyle:
 GPT2_STYLE = BlockStyle()
 
 
-def default_width(mlp: MLPKind, d_model: int) -> int:
-    """Return the hidden width of an MLP that has as many parameters as GPT-2's.
-
-    4 * d_model for two matrices; 8/3 * d_model for SwiGLU's three, to the nearest multiple of 8.
-    Source: Shazeer 2020, arXiv:2002.05202, sec. 2.
-    """
-    return 4 * d_model if mlp != "swiglu" else max(8, 8 * round(d_model / 3))
-
-
 def new_norm(style: BlockStyle, d_model: int) -> nn.LayerNorm | nn.RMSNorm:
     """Return LayerNorm, or RMSNorm, which has no bias and does not subtract the mean.
 

@@ -16,8 +16,9 @@ from gptattn.data.text import cache_folder
 from gptattn.data.tokenizer import Tokenizer
 from gptattn.data.tokens import TokenData, load_tokens
 from gptattn.errors import ConfigError
-from gptattn.model.block import BlockStyle, default_width
+from gptattn.model.block import BlockStyle
 from gptattn.model.gpt import GPT
+from gptattn.model.kinds import default_width
 from gptattn.position.base import HeadPosition, InputPosition
 from gptattn.settings.config import BlockConfig, ModelConfig, Spec, TrainConfig
 from gptattn.settings.targets import HOMES, check_name

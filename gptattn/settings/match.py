@@ -5,7 +5,7 @@ come from `measure_cost` on the meta device: there is no second formula.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 
 import torch
@@ -154,7 +154,7 @@ def _match_cache(cfg: TrainConfig, vocab_size: int, target: float) -> tuple[Trai
         made = _cache_matched_before(cfg, vocab_size, target)
         if made is not None:
             return made
-    found: list[str] = []
+    found: dict[str, list[tuple[float, float]]] = {}
     for field, before, value in _cache_settings(cfg):
         new = replace(cfg, attn=cfg.attn | {field: value})
         try:
@@ -164,17 +164,29 @@ def _match_cache(cfg: TrainConfig, vocab_size: int, target: float) -> tuple[Trai
         if reached == target:
             name = f"attn.{field}"
             return new, Match("kv_cache", cfg.match_to, name, before, value, target, reached)
-        found.append(f"{reached:,.0f} with {field}={value}")
+        found.setdefault(field, []).append((reached, value))
     if FIGURES["kv_cache"](_cost(cfg, vocab_size)) == target:
         return cfg, Match("kv_cache", cfg.match_to, "nothing", None, None, target, target)
     whose = "it" if cfg.pattern is None else "a pattern as a whole"
     none = f"{whose} has neither num_kv_heads nor a window"
-    reach = f"it can have {', '.join(found[:6])}" if found else none
+    near = ", ".join(_nearest(field, tried, target) for field, tried in found.items())
+    reach = f"changing one setting at a time, it can have {near}" if found else none
     raise ConfigError(
         "match",
         f"{cfg.variant} cannot have the {target:,.0f} cache bytes per token of {cfg.match_to}: "
         f"{reach}",
     )
+
+
+def _nearest(field: str, tried: Sequence[tuple[float, float]], target: float) -> str:
+    """Return the nearest costs below and above the target: `96 with window=3, 160 with window=5`.
+
+    `tried`: (cost, value of `field`) pairs, none of which has the target.
+    """
+    below = max((pair for pair in tried if pair[0] < target), default=None)
+    above = min((pair for pair in tried if pair[0] > target), default=None)
+    found = [pair for pair in (below, above) if pair is not None]
+    return ", ".join(f"{reached:,.0f} with {field}={value}" for reached, value in found)
 
 
 def _cache_matched_before(

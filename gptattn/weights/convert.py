@@ -18,8 +18,8 @@ from gptattn.attention.capabilities import HasHeads, HeadWeights, heads_of, refu
 from gptattn.data import tokenizer_files
 from gptattn.data.hub import local_folder
 from gptattn.errors import CheckpointError, ConfigError, NumericError
-from gptattn.model.block import default_width
 from gptattn.model.gpt import GPT, INIT_STD
+from gptattn.model.kinds import default_width
 from gptattn.position.base import HeadPosition
 from gptattn.position.rope import RotaryPosition
 from gptattn.runs.load import load_run

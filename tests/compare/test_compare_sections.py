@@ -128,6 +128,28 @@ def test_a_width_that_was_matched_parts_no_section(tmp_path: Path) -> None:
     assert titles(tmp_path) == [""]
 
 
+@pytest.mark.parametrize("swiglu_default", [True, False])
+def test_a_width_matched_in_llamas_block_parts_no_section(
+    swiglu_default: bool, tmp_path: Path
+) -> None:
+    # 8/3 * 48 = 128. SwiGLU's default is that width, GELU's is 4 * 48 = 192.
+    mlp, width = ("swiglu", 128) if swiglu_default else ("gelu", 192)
+    match = {"what": "params", "to": "mha", "field": "model.d_mlp", "target": 9.0, "reached": 9.0}
+    made = match | {"before": width, "after": 140}
+    same = {"d_model": 48, "mlp": mlp}
+    matched = {"match": made, "config": {"match": "params"}}
+    write_run(tmp_path / "a", "gqa", 1, 2.0, **same, d_mlp=140, **matched)
+    write_run(tmp_path / "b", "mha", 1, 2.0, **same)
+    write_run(tmp_path / "c", "mqa", 1, 2.0, **same, d_mlp=width)
+    assert titles(tmp_path) == [""]
+
+
+def test_a_d_model_beyond_any_float_still_has_a_default_width(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_run(tmp_path / name, name, 1, 2.0, d_model=10**390, mlp="swiglu")
+    assert titles(tmp_path) == [""]
+
+
 def test_a_character_vocabulary_is_no_heading(tmp_path: Path) -> None:
     letters = "\n !$&',-.3:;?ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
     for name, characters in (("a", letters), ("b", letters + "é")):

@@ -201,9 +201,22 @@ def test_the_cache_of_a_pattern_is_matched_only_where_it_is_equal(tmp_path: Path
 
 
 def test_what_a_part_keeps_per_token_counts_as_cache(tmp_path: Path) -> None:
-    # Keys and values of 2 heads of 4 numbers, and a number for each of the 4 heads.
-    with pytest.raises(ConfigError, match=r"gqa\+forget cannot .*: it can have 80 with num_kv_h"):
+    # Keys and values of 2 or 4 heads of 4 numbers, and a number for each of the 4 heads.
+    near = "80 with num_kv_heads=2, 144 with num_kv_heads=4"
+    with pytest.raises(ConfigError, match=rf"gqa\+forget cannot .*, it can have {near};"):
         settings(tmp_path, "attn=gqa", "part=[forget]", "match=kv_cache")
+
+
+def test_a_cache_out_of_reach_names_the_nearest_of_each_setting(tmp_path: Path) -> None:
+    # Per token of a context of 16, with 4 heads, G key/value heads of 4 numbers, a number for each
+    # head and a window of W: 4 * (8 * G + 4) * W / 16 bytes, so 14 * G + 7 with W = 7, and 9 * W
+    # with G = 4. MQA has 4 * 8 = 32.
+    own = ["attn=gqa", "part=[forget]", "attn.num_kv_heads=4", "attn.window=7"]
+    near = (
+        "21 with num_kv_heads=1, 35 with num_kv_heads=2, 27 with window=3, 36 with window=4; match"
+    )
+    with pytest.raises(ConfigError, match=f": changing one setting at a time, it can have {near}"):
+        settings(tmp_path, *own, "match=kv_cache", "match_to=mqa")
 
 
 def test_what_was_matched_is_printed_logged_and_in_the_summary(

@@ -1,0 +1,118 @@
+"""Rows of one variant: what their names and the notes say, and which of them is the baseline."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from runfolders import write_run
+
+from gptattn.compare.comparison import compare
+from gptattn.compare.finished_runs import read_runs
+from gptattn.compare.groups import group_runs, pick_baseline
+from gptattn.compare.results import Section
+
+ROPE = {"_target_": "gptattn.position.RotaryPosition", "base": 10000.0, "original_context": None}
+LEARNED = {"_target_": "gptattn.position.LearnedPosition"}
+POSITIONS: dict[str, dict[str, Any]] = {"rope": ROPE, "learned": LEARNED, "none": {}}
+
+
+def write(folder: Path, variant: str, position: str = "learned", **more: Any) -> None:
+    """Write a run; `window` is of attn, all else of position."""
+    window = more.pop("window", None)
+    write_run(
+        folder / f"{variant} {position} {window} {more}",
+        variant,
+        1,
+        2.0,
+        config={
+            "choices": {"attn": variant, "position": position},
+            "attn": {"_target_": f"gptattn.{variant}", "window": window},
+            "position": POSITIONS[position] | more,
+        },
+    )
+
+
+def names(folder: Path) -> set[str]:
+    return {*group_runs(read_runs([folder])[0])}
+
+
+def section(folder: Path) -> Section:
+    (found,) = compare(read_runs([folder])[0]).sections
+    return found
+
+
+def test_a_setting_of_a_position_is_shown_only_beside_its_like(tmp_path: Path) -> None:
+    write(tmp_path, "mha")
+    write(tmp_path, "mha", "none")
+    write(tmp_path, "mha", "rope")
+    write(tmp_path, "mha", "rope", base=500.0)
+    assert names(tmp_path) == {
+        "mha position=learned",
+        "mha position=none",
+        "mha position=rope position.base=10000.0",
+        "mha position=rope position.base=500.0",
+    }
+
+
+def test_a_setting_that_is_null_is_not_shown(tmp_path: Path) -> None:
+    write(tmp_path, "mha")
+    write(tmp_path, "mha", window=4)
+    assert names(tmp_path) == {"mha", "mha attn.window=4"}
+
+
+def test_a_null_is_shown_beside_a_run_that_lacks_the_setting(tmp_path: Path) -> None:
+    write(tmp_path, "mha")
+    old = {"choices": {"attn": "mha", "position": "learned"}, "position": LEARNED}
+    write_run(tmp_path / "old", "mha", 1, 2.0, config={"attn": {"_target_": "gptattn.mha"}, **old})
+    assert names(tmp_path) == {"mha", "mha attn.window=None"}
+
+
+def test_a_position_without_a_recorded_file_is_called_by_its_class(tmp_path: Path) -> None:
+    for name in ("RotaryPosition", "LearnedPosition"):
+        config = {"position": {"_target_": f"gptattn.position.{name}"}}
+        write_run(tmp_path / name, "mha", 1, 2.0, config=config)
+    assert names(tmp_path) == {"mha position=RotaryPosition", "mha position=LearnedPosition"}
+
+
+def test_positions_that_differ_are_one_note(tmp_path: Path) -> None:
+    write(tmp_path, "mha")
+    write(tmp_path, "gqa", "rope")
+    write(tmp_path, "mqa", "rope", base=500.0)
+    (note,) = section(tmp_path).warnings
+    said, _, values = note.removesuffix(")").partition(" (")
+    assert said == "the variants differ in more than attention: position"
+    assert {*values.split("; ")} == {
+        "learned: 1 run",
+        "rope base=10000.0: 1 run",
+        "rope base=500.0: 1 run",
+    }
+
+
+def test_what_every_row_is_named_after_needs_no_note(tmp_path: Path) -> None:
+    for variant in ("mha", "gqa"):
+        for base in (10000.0, 500.0):
+            write(tmp_path, variant, "rope", base=base)
+    assert section(tmp_path).warnings == []
+
+
+@pytest.mark.parametrize("others", [[], ["gqa", "mqa"]])
+def test_the_baseline_is_the_row_of_mha_that_is_most_like_the_others(
+    others: list[str], tmp_path: Path
+) -> None:
+    write(tmp_path, "mha")
+    # In name order, "mha attn..." would come first.
+    write(tmp_path, "mha", "none", window=4)
+    write(tmp_path, "mha", "none")
+    for variant in others:
+        write(tmp_path, variant)
+    groups = group_runs(read_runs([tmp_path])[0])
+    expected = "mha position=learned" if others else "mha position=none"
+    assert pick_baseline(groups, None) == expected
+
+
+def test_of_rows_of_mha_equally_like_the_others_the_one_of_fewest_words_is_the_baseline(
+    tmp_path: Path,
+) -> None:
+    for window in (4, 8, None):
+        write(tmp_path, "mha", window=window)
+    assert section(tmp_path).baseline == "mha"
