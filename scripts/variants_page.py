@@ -155,7 +155,8 @@ def measure(rounds: int) -> dict[str, list[tuple[float, float]]]:
     setting = Setting(torch.device("cpu"), torch.float32, rounds, seed=0)
     found: dict[str, list[tuple[float, float]]] = {}
     for group, (_, _, base) in SECTIONS.items():
-        own = {one.name: one for one in choices() if one.group == group}
+        own = {one.name: one for one in choices() if one.group in (group, "attn")}
+        own = {n: one for n, one in own.items() if one.group == group or n == base}
         works = [
             {name: partial(training_seconds, one) for name, one in own.items()},
             *(
@@ -166,6 +167,8 @@ def measure(rounds: int) -> dict[str, list[tuple[float, float]]]:
         for work in works:
             seconds = interleave(work, rounds, seed=0)
             for name, values in seconds.items():
+                if own[name].group != group:
+                    continue  # measured in a section of its own too; here for the ratios
                 share = ratio(values, seconds[base])
                 found.setdefault(own[name].key, []).append((1e3 * median(values), share))
     return found
