@@ -178,7 +178,8 @@ def _bench(name: str) -> Callable[[list[str]], None]:
     """Only check that the options exist: a measurement takes minutes, and a quiet machine."""
 
     def look(arguments: list[str]) -> None:
-        source = (ROOT / "scripts" / name).read_text(encoding="utf-8")
+        files = [ROOT / "scripts" / file for file in (name, "contenders.py")]
+        source = "".join(file.read_text(encoding="utf-8") for file in files)
         for option in arguments:
             assert not option.startswith("--") or f'"{option}"' in source, option
 
