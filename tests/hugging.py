@@ -16,6 +16,8 @@ from gptattn.position import HeadPosition
 
 B, T, H, G, D = 2, 11, 6, 3, 10
 E = H * D
+AT = torch.arange(T)[None]  # positions, as transformers takes them
+BACKENDS = pytest.mark.parametrize("backend", ["reference", "sdpa"])
 # The sizes as transformers' configs call them.
 SIZES: dict[str, Any] = {
     "hidden_size": E,

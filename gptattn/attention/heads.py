@@ -18,6 +18,17 @@ def seen_pairs(T: int, S: int, window: int | None) -> int:
     return of_first(S) - of_first(S - T)
 
 
+def export_out_proj(
+    out_proj: nn.Linear | None, head_dim: int
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return copies of the projection's weight [E, H, D] and bias [E]; None: there is none."""
+    if out_proj is None:
+        return None, None
+    bias = out_proj.bias
+    out_EHD = out_proj.weight.detach().clone().unflatten(1, (-1, head_dim))
+    return out_EHD, None if bias is None else bias.detach().clone()
+
+
 def load_out_proj(out_proj: nn.Linear | None, weights: HeadWeights) -> None:
     """Copy the output projection of `weights`. Raises ValueError if it does not fit `out_proj`."""
     out = None if weights.out_EHD is None else weights.out_EHD.flatten(1)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from gptattn.attention.capabilities import HasHeads, HeadWeights, copy_into
 from gptattn.attention.core import Backend
-from gptattn.attention.heads import load_out_proj, names_of, per_head
+from gptattn.attention.heads import export_out_proj, load_out_proj, names_of, per_head
 from gptattn.attention.linear import Joint, Linear, Preparable, prepare
 from gptattn.attention.softmax import Heads, SoftmaxAttention
 from gptattn.position.base import HeadPosition
@@ -82,11 +82,7 @@ class SplitAttention(SoftmaxAttention, HasHeads, Preparable):
             return per_head(linear.weight, self.head_dim), bias
 
         (q, q_bias), (k, k_bias), (v, v_bias) = map(heads, (self.W_query, self.W_key, self.W_value))
-        out, out_bias = None, None
-        if self.out_proj is not None:
-            out = self.out_proj.weight.detach().clone().unflatten(1, (-1, self.head_dim))
-            bias = self.out_proj.bias
-            out_bias = None if bias is None else bias.detach().clone()
+        out, out_bias = export_out_proj(self.out_proj, self.head_dim)
         return HeadWeights(q, k, v, q_bias, k_bias, v_bias, out, out_bias)
 
     def load_heads(self, weights: HeadWeights) -> None:

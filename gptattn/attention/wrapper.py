@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from gptattn.attention.capabilities import HasHeads, HeadWeights
 from gptattn.attention.core import Backend
-from gptattn.attention.heads import load_out_proj, names_of
+from gptattn.attention.heads import export_out_proj, load_out_proj, names_of
 from gptattn.attention.linear import Joint, Linear, Preparable, prepare
 from gptattn.attention.rule import Rule
 from gptattn.attention.single_head import CausalAttention
@@ -112,11 +112,7 @@ class MultiHeadAttentionWrapper(SoftmaxAttention, HasHeads, Preparable):
             present = [t for t in tensors if t is not None]
             return torch.cat(present) if present else None
 
-        out, out_bias = None, None
-        if self.out_proj is not None:
-            out = self.out_proj.weight.detach().clone().unflatten(1, (len(heads), -1))
-            bias = self.out_proj.bias
-            out_bias = None if bias is None else bias.detach().clone()
+        out, out_bias = export_out_proj(self.out_proj, self.head_dim)
         return HeadWeights(
             q_HDE=torch.cat([h.q_HDE for h in heads]),
             k_GDE=torch.cat([h.k_GDE for h in heads]),

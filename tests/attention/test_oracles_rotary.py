@@ -3,6 +3,8 @@
 import pytest
 import torch
 from hugging import (
+    AT,
+    BACKENDS,
     SIZES,
     D,
     E,
@@ -26,9 +28,6 @@ from transformers.models.qwen3_next import modeling_qwen3_next
 from gptattn.attention.parts.gate import Gate
 from gptattn.attention.parts.qk_norm import QKNorm
 from gptattn.position import RotaryPosition
-
-BACKENDS = pytest.mark.parametrize("backend", ["reference", "sdpa"])
-AT = torch.arange(T)[None]
 
 
 @BACKENDS

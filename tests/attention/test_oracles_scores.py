@@ -5,6 +5,8 @@ import math
 import pytest
 import torch
 from hugging import (
+    AT,
+    BACKENDS,
     SIZES,
     B,
     D,
@@ -31,9 +33,6 @@ from gptattn.attention.parts.forget import Forget
 from gptattn.attention.parts.sink import Sink
 from gptattn.attention.parts.softcap import SoftCap
 from gptattn.position import LinearBias, RotaryPosition
-
-BACKENDS = pytest.mark.parametrize("backend", ["reference", "sdpa"])
-AT = torch.arange(T)[None]
 
 
 @BACKENDS
