@@ -127,8 +127,7 @@ def fits(mechanism: str, part: str) -> bool:
     attention, target = build_attention(mechanism), find_target(f"part.{part}", part_spec(part), [])
     assert isinstance(target, type)
     assert issubclass(target, Part)
-    keeps = isinstance(attention, HasParts) and attention.keeps_heads
-    return keeps or not target.changes_heads()
+    return isinstance(attention, HasParts) and attention.takes(target)
 
 
 def part_spec(part: str) -> dict[str, Any]:

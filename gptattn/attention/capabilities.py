@@ -50,6 +50,10 @@ class HasParts(ABC):
     num_kv_heads: int  # 0: it has no keys and values of its own, and parts get them with 0 heads
     head_dim: int
 
+    def takes(self, part: type[Part]) -> bool:
+        """Return whether parts of this kind can act in it."""
+        return self.keeps_heads or not part.changes_heads()
+
     @abstractmethod
     def add_part(self, name: str, part: Part) -> None:
         """Add a part under this name; parts act in the order in which they were added.

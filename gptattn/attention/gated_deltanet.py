@@ -11,6 +11,7 @@ from gptattn.attention.base import Attention, Carried, check_sizes
 from gptattn.attention.cache import Cache
 from gptattn.attention.delta_rule import advance
 from gptattn.attention.linear import Joint, Linear, Preparable, prepare
+from gptattn.attention.norms import wide_rms_norm
 from gptattn.attention.short_conv import ShortConvolution
 
 NORM_EPS = 1e-6  # of the length of queries and keys
@@ -107,8 +108,7 @@ class GatedDeltaNet(Attention, Preparable):
             k_BHTD, v_BHTV = _unit(self._heads(k.to(wide))), self._heads(v.to(wide))
             inputs = q_BHTD, k_BHTD, v_BHTV, g_BHT, beta_BHT
             y_BHTV = advance(inputs, held.get("state"), self.chunk)
-            y_BTHV, gain_V = y_BHTV.transpose(1, 2), self.gain_V.to(wide)
-            y_BTHV = F.rms_norm(y_BTHV, gain_V.shape, gain_V, self.norm_eps)
+            y_BTHV = wide_rms_norm(y_BHTV.transpose(1, 2), self.gain_V, self.norm_eps)
         return self.out_proj(y_BTHV.flatten(2).to(gate.dtype) * F.silu(gate))
 
     def _heads(self, x_BTC: Tensor) -> Tensor:

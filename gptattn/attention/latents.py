@@ -1,10 +1,9 @@
 """Projections through latents of low rank, and their sizes, for multi-head latent attention."""
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gptattn.attention.linear import Joint, Linear, Preparable, prepare
+from gptattn.attention.norms import wide_rms_norm
 from gptattn.position.base import HeadPosition
 
 EPS = 1e-6  # of the norms, as in the authors' code
@@ -12,12 +11,10 @@ MOST = 4  # times head_dim that rope_dim may be; the smallest head, of 1, has 4 
 
 
 class WideRMSNorm(nn.RMSNorm):
-    """RMSNorm in float32 or wider: a mean of squares has too few digits in 16 bits."""
+    """RMSNorm of latents; see `wide_rms_norm`."""
 
     def forward(self, x: Tensor) -> Tensor:
-        wide = torch.promote_types(x.dtype, torch.float32)
-        normed = F.rms_norm(x.to(wide), self.normalized_shape, self.weight.to(wide), self.eps)
-        return normed.to(x.dtype)
+        return wide_rms_norm(x, self.weight, EPS)
 
 
 class Latents(nn.Module, Preparable):

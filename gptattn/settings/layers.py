@@ -120,8 +120,7 @@ def _attention_of(
     attention = construct(group, spec, shared, cfg.allow_targets)
     if not isinstance(attention, Attention):
         raise ConfigError(f"{group}._target_", "is not a gptattn.attention.Attention")
-    if isinstance(attention, HasParts):
-        add_parts(attention, cfg.part, layer, cfg.allow_targets, left)
+    add_parts(attention, cfg.part, layer, cfg.allow_targets, left)
     # A variant may check an argument only in `rule()`, which making a cache calls.
     with named_arguments(group, spec):
         attention.new_cache(1, 1)
@@ -154,10 +153,9 @@ def add_parts(
         part = construct(f"part.{name}", spec, shared, allow_targets)
         if not isinstance(part, Part):
             raise ConfigError(f"part.{name}._target_", "is not a gptattn.attention.parts.Part")
-        if part.changes_heads() and not attention.keeps_heads:
-            continue
-        with named_arguments(f"part.{name}", spec):
-            attention.add_part(name, part)
+        if attention.takes(type(part)):
+            with named_arguments(f"part.{name}", spec):
+                attention.add_part(name, part)
 
 
 def shared_arguments(model: ModelConfig, block: BlockConfig) -> dict[str, Any]:

@@ -29,7 +29,7 @@ class PartHost(Attention, HasParts):
         """Return what the cache keeps for each token, by name, with what parts keep."""
 
     def add_part(self, name: str, part: Part) -> None:
-        if part.changes_heads() and not self.keeps_heads:
+        if not self.takes(type(part)):
             raise ValueError(
                 f"{name} changes queries, keys and values of each head, and "
                 f"{type(self).__name__} decodes without keys and values; leave the part out"

@@ -1,10 +1,10 @@
 """Queries and keys normalised per head."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gptattn.attention.base import Carried
+from gptattn.attention.norms import wide_rms_norm
 from gptattn.attention.parts.part import Part
 
 
@@ -31,10 +31,5 @@ class QKNorm(Part):
         self, q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, carried: Carried
     ) -> tuple[Tensor, Tensor, Tensor]:
         if self.k_gain_D is not None:
-            k_BGTD = self._normed(k_BGTD, self.k_gain_D)
-        return self._normed(q_BHTD, self.q_gain_D), k_BGTD, v_BGTD
-
-    def _normed(self, x: Tensor, gain_D: Tensor) -> Tensor:
-        # In float32 or wider: a mean of squares has too few digits in 16 bits.
-        wide = torch.promote_types(x.dtype, torch.float32)
-        return F.rms_norm(x.to(wide), gain_D.shape, gain_D.to(wide), self.eps).to(x.dtype)
+            k_BGTD = wide_rms_norm(k_BGTD, self.k_gain_D, self.eps)
+        return wide_rms_norm(q_BHTD, self.q_gain_D, self.eps), k_BGTD, v_BGTD
