@@ -6,6 +6,7 @@ variant may be a mechanism with parts, such as `gqa+gate+sink`.
 
 import inspect
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,13 @@ def chosen(variant: str) -> list[str]:
 @lru_cache
 def settings(*overrides: str) -> TrainConfig:
     """The settings of these overrides. Do not modify them: the cached object is shared."""
+    position = next((override for override in overrides if override.startswith("position=")), None)
+    if position is not None and any(override.startswith("attn=") for override in overrides):
+        # Composing takes a tenth of a second, so each attention and each position is read once.
+        one = settings(*(override for override in overrides if override != position))
+        other = settings(*(override for override in overrides if not override.startswith("attn=")))
+        choices = one.choices | {"position": other.choices["position"]}
+        return replace(one, position=other.position, choices=choices)
     probed = any(f"attn={name}" in overrides for name in PROBES)
     with composed([*overrides, *(WITH_PROBES if probed else ())]) as cfg:
         return to_train_config(cfg)

@@ -5,6 +5,7 @@ YAML folders (--config-dir) may come from others and are not trusted.
 
 import re
 from collections.abc import Sequence
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -32,17 +33,23 @@ HYDRA_CONF = Path(hydra.conf.__file__).parent / "hydra"
 COMMAND_LINE_ONLY = ("allow_targets", "hydra.job.env_set")
 
 
+_READ: dict[tuple[Path, str, str], ConfigResult] = {}
+
+
 class CheckedFiles(FileConfigSource):
     """Hydra's reader of config files, with limits on their content and no way out of its folder."""
 
     def load_config(self, config_path: str) -> ConfigResult:
         _check_path(config_path)
         file = Path(self.path) / self._normalize_file_name(config_path)
-        read_config_text(file)
-        try:
-            return super().load_config(config_path)
-        except (ValueError, yaml.YAMLError) as error:  # such as a Python tag or a repeated key
-            raise _no_config(file, error) from None
+        key = (file, self.provider, read_config_text(file))
+        # A sweep composes hundreds of configs of the same files; parsing them took a third of that.
+        if key not in _READ:
+            try:
+                _READ[key] = super().load_config(config_path)
+            except (ValueError, yaml.YAMLError) as error:  # such as a Python tag or a repeated key
+                raise _no_config(file, error) from None
+        return deepcopy(_READ[key])  # Hydra takes the defaults list out of what it gets
 
     def is_group(self, config_path: str) -> bool:
         _check_path(config_path)
@@ -68,15 +75,21 @@ def read_config_text(file: Path) -> str:
     """Return the text of a YAML file. Raises ConfigError if it exceeds a limit or is no mapping."""
     try:
         text = read_bytes(file, FILE_BYTES).decode("utf-8")
-        check_yaml(text)
-        root = yaml.compose(text, Loader=LOADER)
-        if root is not None and root.tag not in TABLES:
-            raise ValueError("it holds no settings; write one name: value per line")
+        _check_text(text)
     except OSError as error:
         raise ConfigError(str(file), f"cannot be read ({error.strerror})") from None
     except (ValueError, yaml.YAMLError) as error:
         raise _no_config(file, error) from None
     return text
+
+
+@cache
+def _check_text(text: str) -> None:
+    """Raise ValueError or YAMLError for a text that exceeds a limit or is no mapping."""
+    check_yaml(text)
+    root = yaml.compose(text, Loader=LOADER)
+    if root is not None and root.tag not in TABLES:
+        raise ValueError("it holds no settings; write one name: value per line")
 
 
 def _no_config(file: Path, error: Exception) -> ConfigError:

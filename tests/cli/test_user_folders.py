@@ -6,6 +6,7 @@ import pytest
 from support import command, config, tiny, train
 
 from gptattn.cli.compose import composed, settings, to_train_config
+from gptattn.errors import ConfigError
 from gptattn.settings.config import TrainConfig
 
 GQA = "_target_: gptattn.attention.GroupedQueryAttention\nout_proj: true\nbackend: sdpa\n"
@@ -50,6 +51,17 @@ def test_conf_comes_before_a_users_folder_and_a_first_folder_before_a_second(
     found = settings([paths, "pattern=[gqa,own]", "model.num_layers=2"]).pattern_attn
     assert found is not None
     assert (found["gqa"]["scale"], found["own"]["scale"]) == (None, 0.5)
+
+
+def test_a_file_that_was_edited_is_read_anew(tmp_path: Path) -> None:
+    own = folder(tmp_path, 0.5)
+    before = read(own, ["attn=own"])
+    file = own / "attn" / "own.yaml"
+    file.write_text(file.read_text().replace("0.5", "0.7"))
+    assert (before.attn["scale"], read(own, ["attn=own"]).attn["scale"]) == (0.5, 0.7)
+    file.write_text(file.read_text().replace("0.7", "0.7\nscale: 1"))
+    with pytest.raises(ConfigError, match="duplicate key scale"):
+        read(own, ["attn=own"])
 
 
 @pytest.mark.parametrize(
