@@ -20,12 +20,13 @@ class ShortConvolution(nn.Module):
                 "or null for none"
             )
         self.size, bound = size, max(1, size) ** -0.5
-        drawn = torch.empty(channels, size).uniform_(-bound, bound)
-        self.weight_CK = nn.Parameter(drawn) if size else None
+        # With an axis of 1, as torch's: it is no matrix.
+        drawn = torch.empty(channels, 1, size).uniform_(-bound, bound)
+        self.weight_C1K = nn.Parameter(drawn) if size else None
 
     def forward(self, x_BTC: Tensor, tail_BKC: Tensor | None = None) -> Tensor:
         """Return y [B, T, C]. The tail holds the size - 1 inputs before x and is moved on by T."""
-        if self.weight_CK is None or not x_BTC.shape[1]:
+        if self.weight_C1K is None or not x_BTC.shape[1]:
             return x_BTC
         if tail_BKC is None:
             seen = F.pad(x_BTC, (0, 0, self.size - 1, 0))
@@ -33,10 +34,10 @@ class ShortConvolution(nn.Module):
             seen = torch.cat([tail_BKC.to(x_BTC.dtype), x_BTC], 1)
             tail_BKC.copy_(seen[:, x_BTC.shape[1] :])
         # As an image of one row: for this layout in memory conv1d is slower on the CPU.
-        weight = self.weight_CK[:, None, None]
+        weight = self.weight_C1K[:, None]
         return F.conv2d(seen.mT[:, :, None], weight, groups=len(weight))[:, :, 0].mT
 
     def new_tail(self, batch: int) -> dict[str, Tensor]:
         """Return `tail` [batch, size - 1, C] before the first token; nothing for size 0."""
-        w = self.weight_CK
+        w = self.weight_C1K
         return {} if w is None else {"tail": w.new_zeros(batch, self.size - 1, len(w))}

@@ -27,7 +27,7 @@ COMMON = (
 # Imports are followed within these modules, which make numbers, and not into the rest of gptattn.
 # `weights` is among them as the target of runs that start from other weights; none of the other
 # modules imports it.
-NUMBERS = (*COMMON, "gptattn.attention", "gptattn.position", "gptattn.weights")
+NUMBERS = (*COMMON, "gptattn.attention", "gptattn.position", "gptattn.optim", "gptattn.weights")
 DIGITS = 16  # hexadecimal digits of a hash
 
 

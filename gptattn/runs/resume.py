@@ -14,6 +14,7 @@ from gptattn.runs.folder import RunFolder
 from gptattn.runs.load import resumable
 from gptattn.runs.resume_state import CALLBACK_KEYS, FACTS, check_state
 from gptattn.settings.budget import Budget
+from gptattn.settings.build import build_matrix_rule
 from gptattn.settings.config import TrainConfig
 
 
@@ -74,7 +75,8 @@ def find_start(folder: Path, cfg: TrainConfig) -> Start:
     # A run of 0 steps only validates the model, and does so again.
     if cfg.budget.steps == 0 or not run.known_checkpoints():
         return Start()
-    chosen = resumable(run, cfg, check_state)
+    rule = build_matrix_rule(cfg)
+    chosen = resumable(run, cfg, lambda content, model: check_state(content, model, rule))
     content = chosen.content
     clock, rows, own = (content["callbacks"][key] for key in CALLBACK_KEYS)
     return Start(

@@ -4,7 +4,11 @@ import math
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+
+from gptattn.model.decay import layer_matrices
+from gptattn.model.gpt import GPT
+from gptattn.optim.matrix_rule import MatrixRule
 
 CALLBACK_KEYS = ("StepClock", "MetricRows", "Checkpoints")  # of their states
 FACTS = ("text_sha256", "tokenizer", "device", "threads", "torch")
@@ -12,15 +16,15 @@ MAX_THREADS = 1024  # as for the setting trainer.threads
 AVERAGES = ("exp_avg", "exp_avg_sq")  # AdamW's
 
 
-def check_state(content: dict[str, Any], model: nn.Module) -> None:
+def check_state(content: dict[str, Any], model: GPT, rule: MatrixRule | None = None) -> None:
     """Raise ValueError, naming the part, if this is not the state of a run of `model`.
 
     Checks names, types, ranges and shapes. When torch loads an optimizer's state it checks none of
     these, and its fused step would read past the end of a tensor that is too small. `model` may be
-    on the meta device.
+    on the meta device. `rule`: what updates the matrices of its layers in place of AdamW.
     """
     try:
-        for part, valid in _checks(content, model).items():
+        for part, valid in _checks(content, model, rule).items():
             if not valid:
                 raise ValueError(f"its {part} is not that of a run")
     except (LookupError, TypeError, AttributeError) as error:
@@ -29,7 +33,7 @@ def check_state(content: dict[str, Any], model: nn.Module) -> None:
         ) from None
 
 
-def _checks(content: dict[str, Any], model: nn.Module) -> dict[str, bool]:
+def _checks(content: dict[str, Any], model: GPT, rule: MatrixRule | None) -> dict[str, bool]:
     """Return, for each part of the state by its name in error messages, whether it is valid."""
     step = content["global_step"]
     clock, rows, own = (content["callbacks"][key] for key in CALLBACK_KEYS)
@@ -55,7 +59,7 @@ def _checks(content: dict[str, Any], model: nn.Module) -> dict[str, bool]:
         "place in the epoch": loops["epoch_loop.batch_progress"]["total"]["completed"]
         == step - (not own["validated"]),
         "state of the generators": _are_generator_states(content["generator"]),
-        "optimizer": _is_optimizer_state(content["optimizer"], model),
+        "optimizer": _is_optimizer_state(content["optimizer"], model, rule),
     }
 
 
@@ -101,11 +105,16 @@ def _are_generator_states(states: dict[str, Any]) -> bool:
     )
 
 
-def _is_optimizer_state(states: dict[str, Any], model: nn.Module) -> bool:
-    shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
-    return states.keys() <= shapes.keys() and all(
-        _is_scalar(one["step"])
-        and all(one[average].shape == shapes[name] for average in AVERAGES)
-        and all(one[average].is_floating_point() for average in AVERAGES)
+def _is_optimizer_state(states: dict[str, Any], model: GPT, rule: MatrixRule | None) -> bool:
+    inner = layer_matrices(model) if rule is not None else set()
+    expected = {
+        name: rule.state_shapes(p.shape)
+        if rule is not None and p in inner
+        else dict.fromkeys(AVERAGES, tuple(p.shape)) | {"step": ()}
+        for name, p in model.named_parameters()
+    }
+    return states.keys() <= expected.keys() and all(
+        tuple(one[key].shape) == shape and one[key].is_floating_point()
         for name, one in states.items()
+        for key, shape in expected[name].items()
     )

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from gptattn.settings.config import BudgetConfig
+from gptattn.settings.config import BudgetConfig, OptimConfig
 
 FIRST_PROGRESS = 1e-3  # least position on the schedule, for a budget in seconds
 
@@ -52,13 +52,18 @@ def resolve_budget(cfg: BudgetConfig, tokens_per_step: int, flops_per_token: flo
     return Budget(steps=cfg.default_steps if cfg.steps is None else cfg.steps, seconds=None)
 
 
-def learning_rate_factor(progress: float, warmup: float, final: float) -> float:
+def learning_rate_factor(progress: float, optim: OptimConfig) -> float:
     """Return the factor on the peak learning rate at `progress`, 0 to 1.
 
-    It rises linearly over the first `warmup` share, then falls along a cosine to `final`.
-    Source: Loshchilov and Hutter 2017, arXiv:1608.03983, eq. 5, without restarts.
+    It rises linearly over the first `warmup_fraction`, stays, and falls to `final_lr_fraction` over
+    the last `decay_fraction`, along a cosine or a line.
+    Source: Loshchilov and Hutter 2017, arXiv:1608.03983, eq. 5, without restarts; the line: Bergsma
+    et al. 2025, arXiv:2502.15938.
     """
+    warmup, final = optim.warmup_fraction, optim.final_lr_fraction
     if progress < warmup:
         return progress / warmup
-    done = (progress - warmup) / (1 - warmup)
-    return final + (1 - final) * 0.5 * (1 + math.cos(math.pi * done))
+    start = warmup if optim.decay_fraction is None else 1 - optim.decay_fraction
+    done = max(0.0, (progress - start) / (1 - start))
+    left = 1 - done if optim.decay == "linear" else 0.5 * (1 + math.cos(math.pi * done))
+    return final + (1 - final) * left

@@ -10,6 +10,7 @@ from gptattn.errors import ConfigError
 from gptattn.model.block import BlockStyle
 from gptattn.model.gpt import GPT
 from gptattn.model.kinds import default_width
+from gptattn.optim.matrix_rule import MatrixRule
 from gptattn.settings.config import ModelConfig, TrainConfig
 from gptattn.settings.construct import construct
 from gptattn.settings.layers import (
@@ -47,6 +48,19 @@ def build_model(cfg: TrainConfig, vocab_size: int) -> GPT:
     check_position_is_used(cfg, built)
     check_what_passes_between_layers(cfg, built)
     return built
+
+
+def build_matrix_rule(cfg: TrainConfig) -> MatrixRule | None:
+    """Build what updates the layers' matrices in place of AdamW; None if nothing does.
+
+    Raises ConfigError, naming the field.
+    """
+    if cfg.optim.matrices is None:
+        return None
+    rule = construct("optim.matrices", cfg.optim.matrices, {}, cfg.allow_targets)
+    if not isinstance(rule, MatrixRule):
+        raise ConfigError("optim.matrices._target_", "is not a gptattn.optim.MatrixRule")
+    return rule
 
 
 def width_of_mlp(model: ModelConfig) -> int:

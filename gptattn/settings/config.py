@@ -60,8 +60,10 @@ class BlockConfig:
 class OptimConfig:
     """AdamW and its learning-rate schedule, whose peak is `lr`.
 
-    `warmup_fraction` is a share of the budget, `final_lr_fraction` a share of `lr`, and
-    `grad_clip` the largest norm of all gradients together.
+    `warmup_fraction` and `decay_fraction` are shares of the budget, at its start and at its end;
+    with None the rate falls as soon as it is warm. `final_lr_fraction` is a share of `lr`, and
+    `grad_clip` the largest norm of all gradients together. `matrices`: what updates the layers'
+    matrices in place of AdamW, a `gptattn.optim.MatrixRule`, or None.
     """
 
     lr: float = field(metadata=POSITIVE)
@@ -72,6 +74,9 @@ class OptimConfig:
     eps: float = field(metadata=POSITIVE)
     weight_decay: float = field(metadata=within(least=0))
     grad_clip: float = field(metadata=POSITIVE)
+    decay: Literal["cosine", "linear"] = "cosine"
+    decay_fraction: float | None = field(default=None, metadata=within(above=0, most=1))
+    matrices: Spec | None = None
 
 
 @dataclass
@@ -215,6 +220,13 @@ def check(cfg: TrainConfig) -> None:
     given = [f"budget.{k}" for k, v in budgets.items() if v is not None]
     if len(given) > 1:
         raise ConfigError("budget", f"{' and '.join(given)} are both set; give one of them")
+    fall, warmup = cfg.optim.decay_fraction, cfg.optim.warmup_fraction
+    if fall is not None and fall > 1 - warmup:
+        raise ConfigError(
+            "optim.decay_fraction",
+            f"{fall} and optim.warmup_fraction={warmup} are more than the budget; give at most "
+            f"{1 - warmup:g}, or null",
+        )
     if cfg.pattern is not None:
         _check_pattern(cfg.pattern, cfg.model.num_layers)
     if cfg.model.mlp == "none" and cfg.match in ("params", "flops"):

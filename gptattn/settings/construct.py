@@ -28,7 +28,7 @@ def find_target(group: str, spec: Spec, allow_targets: Sequence[str]) -> Callabl
 
     Raises ConfigError if it does not exist, is abstract, or lies in another package.
     """
-    packages = [HOMES.get(group.partition(".")[0], "gptattn"), *allow_targets]
+    packages = [HOMES.get(group) or HOMES.get(group.partition(".")[0], "gptattn"), *allow_targets]
     target: Any = spec.get("_target_")
     check_name(f"{group}._target_", target, packages)
     try:

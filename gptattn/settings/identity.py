@@ -173,7 +173,8 @@ def code_for(cfg: TrainConfig) -> dict[str, str]:
     # Of tokenizers and data sources, only modules outside gptattn are hashed. For ours, the hash of
     # the text has to do.
     layers = [cfg.attn] if cfg.pattern_attn is None else [*cfg.pattern_attn.values()]
-    groups = (*layers, *cfg.part.values(), cfg.position, cfg.tokenizer, cfg.data)
+    optimizer = cfg.optim.matrices or {}
+    groups = (*layers, *cfg.part.values(), cfg.position, cfg.tokenizer, cfg.data, optimizer)
     targets = [str(spec["_target_"]) for spec in groups if "_target_" in spec]
     if cfg.init_from is not None:
         targets.append("gptattn.weights.convert")

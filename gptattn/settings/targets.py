@@ -14,6 +14,7 @@ HOMES = {
     "position": "gptattn.position",
     "data": "gptattn.data",
     "tokenizer": "gptattn.data",
+    "optim.matrices": "gptattn.optim",
 }
 
 
@@ -30,7 +31,7 @@ def check_targets(node: Any, allow_targets: Sequence[str]) -> None:
     `node` is a whole config as plain values, without `hydra`. Imports nothing.
     """
     for path, target in named(node):
-        group, *below = path
+        group, *below = ("optim.matrices",) if path == ("optim", "matrices") else path
         field = ".".join((*path, "_target_"))
         if path == ("part",):
             raise ConfigError(field, "has no name; begin its file with '# @package part.NAME'")

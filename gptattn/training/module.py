@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from gptattn.data.sampler import Batch
 from gptattn.errors import NumericError
-from gptattn.model.decay import by_decay
+from gptattn.model.decay import by_decay, layer_matrices
 from gptattn.model.gpt import GPT
+from gptattn.optim.matrix_rule import CombinedAdamW, MatrixRule
 from gptattn.settings.budget import learning_rate_factor
 from gptattn.settings.config import OptimConfig
 
@@ -31,9 +32,10 @@ class LanguageModel(L.LightningModule):
     """Trains a GPT on batches (ids [B, T], targets [B, T]).
 
     `progress(step)` is the position on the learning-rate schedule, 0 to 1, of optimizer step `step`
-    (counted from 1), so budgets in steps and in seconds follow the same curve. `val_bytes` are the
-    UTF-8 bytes of the scored validation tokens. `scaled_loss`: Lightning scales the loss, as for
-    float16. Raises NumericError if a loss or gradient is not finite, before the optimizer step.
+    (counted from 1), so budgets in steps and in seconds follow the same curve. `matrices` updates
+    the layers' matrices in place of AdamW, if given. `val_bytes` are the UTF-8 bytes of the scored
+    validation tokens. `scaled_loss`: Lightning scales the loss, as for float16. Raises NumericError
+    if a loss or gradient is not finite, before the optimizer step.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class LanguageModel(L.LightningModule):
         loss_chunk_tokens: int | None,
         val_bytes: int,
         scaled_loss: bool = False,
+        matrices: MatrixRule | None = None,
     ) -> None:
         super().__init__()
         # A batch is a whole optimizer step. Splitting it into micro-batches here costs less than
@@ -53,7 +56,7 @@ class LanguageModel(L.LightningModule):
         self.automatic_optimization = False
         self.model, self.optim, self.progress = model, optim, progress
         self.accumulate, self.loss_chunk_tokens = accumulate, loss_chunk_tokens
-        self.val_bytes, self.scaled_loss = val_bytes, scaled_loss
+        self.val_bytes, self.scaled_loss, self.matrices = val_bytes, scaled_loss, matrices
         self.train_losses: list[Tensor] = []  # since the last row; MetricRows empties it
         self.grad_norm = torch.tensor(0.0)
         self.lr = 0.0
@@ -124,7 +127,7 @@ class LanguageModel(L.LightningModule):
     def _optimizer_order(self) -> list[str]:
         """The names of the parameters, as the optimizer numbers them."""
         names = {parameter: name for name, parameter in self.model.named_parameters()}
-        return [names[parameter] for group in by_decay(self._trained) for parameter in group]
+        return [names[parameter] for group in self._groups() for parameter in group["params"]]
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         # Not clip_grad_norm_, which multiplies the gradients even if nothing is to be clipped.
@@ -137,10 +140,8 @@ class LanguageModel(L.LightningModule):
             nn.utils.clip_grads_with_norm_(self._trained, self.optim.grad_clip, self.grad_norm)
 
     def _learning_rate(self) -> float:
-        optim, progress = self.optim, self.progress(self.global_step + 1)
-        return optim.lr * learning_rate_factor(
-            progress, optim.warmup_fraction, optim.final_lr_fraction
-        )
+        progress = self.progress(self.global_step + 1)
+        return self.optim.lr * learning_rate_factor(progress, self.optim)
 
     def _check_finite(self, name: str, value: Tensor) -> None:
         if not torch.isfinite(value):
@@ -172,17 +173,30 @@ class LanguageModel(L.LightningModule):
             "val/bits_per_byte": self._val_nats / math.log(2) / self.val_bytes,
         }
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        """AdamW with decay on matrices only. Source: Radford et al. 2018 (GPT), sec. 4.1."""
+    def _groups(self) -> list[dict[str, Any]]:
+        """Return the optimizer's groups: decay on matrices only.
+
+        Source: Radford et al. 2018 (GPT), sec. 4.1.
+        """
         decayed, others = by_decay(self._trained)
         groups = [{"params": decayed}, {"params": others, "weight_decay": 0.0}]
-        return torch.optim.AdamW(
-            groups,
-            lr=self.optim.lr,
-            betas=(self.optim.beta1, self.optim.beta2),
-            eps=self.optim.eps,
-            weight_decay=self.optim.weight_decay,
+        if self.matrices is None:
+            return groups
+        inner = layer_matrices(self.model)
+        groups[0]["params"] = [p for p in decayed if p not in inner]
+        return [{"params": [p for p in decayed if p in inner], "by_rule": True}, *groups]
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """AdamW, and the rule of the layers' matrices, if there is one."""
+        settings: dict[str, Any] = {
+            "lr": self.optim.lr,
+            "betas": (self.optim.beta1, self.optim.beta2),
+            "eps": self.optim.eps,
+            "weight_decay": self.optim.weight_decay,
             # For float16, Lightning leaves it to a fused optimizer to unscale the gradients, which
             # is after clipping; for a plain one it unscales them before.
-            fused=not self.scaled_loss,
-        )
+            "fused": not self.scaled_loss,
+        }
+        if self.matrices is None:
+            return torch.optim.AdamW(self._groups(), **settings)
+        return CombinedAdamW(self._groups(), self.matrices, **settings)

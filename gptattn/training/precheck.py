@@ -24,7 +24,13 @@ from gptattn.model.gpt import GPT
 from gptattn.runs.checkpoint import KEPT
 from gptattn.runs.folder import making_behind
 from gptattn.runs.tensor_file import DTYPES as SAVED_DTYPES
-from gptattn.settings.build import build_data, build_model, build_tokenizer, check_vocabulary
+from gptattn.settings.build import (
+    build_data,
+    build_matrix_rule,
+    build_model,
+    build_tokenizer,
+    check_vocabulary,
+)
 from gptattn.settings.config import TrainConfig
 from gptattn.settings.identity import Making, code_for, making_of
 from gptattn.settings.match import Match, resolved
@@ -70,6 +76,7 @@ def check_run(
     code_for(cfg)
     device = resolve_device(cfg.trainer.accelerator)
     check_precision(cfg.trainer.precision, device)
+    build_matrix_rule(cfg)
     # The data comes after the model, since it takes longest and writes tokens to the cache.
     tokenizer = build_tokenizer(cfg)
     ids = tokenizer.vocab_size

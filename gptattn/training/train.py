@@ -27,7 +27,7 @@ from gptattn.runs.load import load_weights
 from gptattn.runs.resume import Start, check_budget, check_same, facts_of
 from gptattn.runs.rows import keep_rows
 from gptattn.settings.budget import resolve_budget
-from gptattn.settings.build import build_model
+from gptattn.settings.build import build_matrix_rule, build_model
 from gptattn.settings.config import TrainConfig
 from gptattn.settings.identity import (
     Making,
@@ -206,6 +206,7 @@ def _fit(
         loss_chunk_tokens=cfg.loss_chunk_tokens,
         val_bytes=built.data.val_bytes,
         scaled_loss=cfg.trainer.precision == "16-mixed",
+        matrices=build_matrix_rule(cfg),
     )
     datamodule = TokenDataModule(
         built.data,

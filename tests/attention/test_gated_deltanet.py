@@ -102,7 +102,7 @@ def test_the_rule_is_transformers(name, continued, monkeypatch):
 def test_the_layer_is_qwen3_nexts(monkeypatch):
     widen(monkeypatch, modeling_qwen3_next)
     mine = layer(expand_k=0.5, expand_v=1.5, out_bias=False, norm_eps=1e-3)
-    assert mine.conv.weight_CK is not None
+    assert mine.conv.weight_C1K is not None
     key, value = mine.key_size, mine.value_size
     config = Qwen3NextConfig(
         hidden_size=E,
@@ -129,7 +129,7 @@ def test_the_layer_is_qwen3_nexts(monkeypatch):
         Pair(mine.W_gate.weight, together, rows(2 * key + value, value)),
         Pair(mine.W_beta.weight, small, rows(0, 1)),
         Pair(mine.W_decay.weight, small, rows(1, 1)),
-        Pair(mine.conv.weight_CK, theirs.conv1d.weight),
+        Pair(mine.conv.weight_C1K, theirs.conv1d.weight),
         Pair(mine.a_log_H, theirs.A_log),
         Pair(mine.decay_bias_H, theirs.dt_bias),
         Pair(mine.gain_V, theirs.norm.weight),
@@ -277,8 +277,8 @@ def test_the_first_decays_are_those_of_the_authors():
     assert 1e-3 <= step.min() < 2e-3
     assert 5e-2 < step.max() <= 0.1 + 1e-6
     assert made.W_query.weight.std().item() == pytest.approx(0.02, rel=0.05)
-    assert made.conv.weight_CK is not None
-    assert 0.48 < made.conv.weight_CK.abs().max() <= 0.5
+    assert made.conv.weight_C1K is not None
+    assert 0.48 < made.conv.weight_C1K.abs().max() <= 0.5
 
 
 def test_it_takes_no_position_alone_and_beside_layers_that_do():

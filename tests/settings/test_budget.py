@@ -1,9 +1,22 @@
 """The budget and the learning-rate schedule, against values worked by hand."""
 
+from dataclasses import replace
+
 import pytest
 
 from gptattn.settings.budget import Budget, learning_rate_factor, resolve_budget
-from gptattn.settings.config import BudgetConfig
+from gptattn.settings.config import BudgetConfig, OptimConfig
+
+OPTIM = OptimConfig(
+    lr=1.0,
+    final_lr_fraction=0.1,
+    warmup_fraction=0.0,
+    beta1=0.9,
+    beta2=0.99,
+    eps=1e-8,
+    weight_decay=0.1,
+    grad_clip=1.0,
+)
 
 
 @pytest.mark.parametrize(
@@ -90,4 +103,25 @@ def test_the_first_step_by_the_clock_and_no_other_is_moved_on_the_curve(
 def test_the_learning_rate_warms_up_in_a_line_and_falls_along_a_cosine(
     progress: float, warmup: float, final: float, expected: float
 ) -> None:
-    assert learning_rate_factor(progress, warmup, final) == pytest.approx(expected, abs=1e-15)
+    optim = replace(OPTIM, warmup_fraction=warmup, final_lr_fraction=final)
+    assert learning_rate_factor(progress, optim) == pytest.approx(expected, abs=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("progress", "fall", "expected"),
+    [
+        (0.1, 0.4, 0.5),  # half of the warm-up
+        (0.2, 0.4, 1.0),
+        (0.6, 0.4, 1.0),  # until the last 0.4 of the budget
+        (0.7, 0.4, 0.1 + 0.9 * 0.75),
+        (0.9, 0.4, 0.1 + 0.9 * 0.25),
+        (1.0, 0.4, 0.1),
+        (0.6, None, 0.55),  # halfway from 0.2 to 1
+        (0.2, 0.8, 1.0),
+    ],
+)
+def test_it_can_stay_until_it_falls_along_a_line(
+    progress: float, fall: float | None, expected: float
+) -> None:
+    optim = replace(OPTIM, warmup_fraction=0.2, decay="linear", decay_fraction=fall)
+    assert learning_rate_factor(progress, optim) == pytest.approx(expected, abs=1e-15)

@@ -169,6 +169,8 @@ def test_all_generators_go_on_where_they_were() -> None:
         ["trainer.precision=64-true", "position=rope"],
         ["attn=mqa", "match=flops", "tokenizer=char"],
         ["attn.backend=reference", "loss_chunk_tokens=7", "log_every=1"],
+        ["optim=muon"],
+        ["optim=muon", "optim.matrices.every=2", "optim.decay=linear", "optim.decay_fraction=0.5"],
     ],
 )
 def test_other_ways_of_training_go_on_bit_for_bit_too(

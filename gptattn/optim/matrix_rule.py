@@ -1,0 +1,58 @@
+"""What updates the layers' matrices in place of AdamW, and the optimizer that holds both."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+State = dict[str, Tensor]
+
+
+class MatrixRule(ABC):
+    """Turns the gradients of matrices into the directions of their updates."""
+
+    @abstractmethod
+    def state_shapes(self, shape: torch.Size) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of what is kept for a matrix of this shape, by name; it starts as 0."""
+
+    @abstractmethod
+    def directions(self, gradients: list[Tensor], states: list[State]) -> list[Tensor]:
+        """Return, for each matrix, what lr times is subtracted from it; update the states."""
+
+
+class CombinedAdamW(torch.optim.AdamW):
+    """AdamW, and `rule` for the parameters of the group with `by_rule`.
+
+    Weight decay is decoupled in both: a weight shrinks by lr * weight_decay of itself.
+    """
+
+    def __init__(self, groups: Iterable[dict[str, Any]], rule: MatrixRule, **adamw: Any) -> None:
+        super().__init__(groups, **adamw)
+        self.rule = rule
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """Take a step. The gradients of the rule's parameters are gone afterwards."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            if group.get("by_rule"):
+                self._step_by_rule(group)
+        super().step()  # it passes over parameters without a gradient
+        return loss
+
+    def _step_by_rule(self, group: dict[str, Any]) -> None:
+        matrices: list[nn.Parameter] = [p for p in group["params"] if p.grad is not None]
+        for p in matrices:
+            if not self.state[p]:
+                shapes = self.rule.state_shapes(p.shape)
+                self.state[p] = {name: p.new_zeros(shape) for name, shape in shapes.items()}
+        gradients = [p.grad for p in matrices if p.grad is not None]
+        directions = self.rule.directions(gradients, [self.state[p] for p in matrices])
+        for p, direction in zip(matrices, directions, strict=True):
+            p.mul_(1 - group["lr"] * group["weight_decay"]).sub_(direction, alpha=group["lr"])
+            p.grad = None

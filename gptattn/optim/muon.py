@@ -1,0 +1,112 @@
+"""Muon: momentum whose matrices are made orthogonal."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from gptattn.optim.matrix_rule import MatrixRule, State
+from gptattn.optim.polar import TINY, Iteration, polar_factor, quintics, whitener
+
+# Where the longer side is at least so many times the shorter, products of the shorter alone pay.
+WIDE = 2
+
+
+class Muon(MatrixRule):
+    """The direction of a matrix [m, n] is rms * sqrt(max(m, n)) times about U V^T of U S V^T.
+
+    U S V^T is the average gradient m <- momentum m + (1 - momentum) g, with `nesterov` that average
+    taken one step further. The direction's numbers have the root mean square `rms`; AdamW's have
+    about 0.2, so that one learning rate suits both. Matrices of one shape, or its transpose, are
+    done together.
+
+    `iteration` and its `steps` bring the singular values near 1. With `every` above 1 only each so
+    many-th step computes them anew; those between use the last one's correction. Raises ValueError
+    for a value out of range.
+
+    Source: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon; the scale: Liu et al.
+    2025, arXiv:2502.16982, sec. 2.2.
+    """
+
+    def __init__(
+        self,
+        momentum: float = 0.95,
+        nesterov: bool = True,
+        rms: float = 0.2,
+        iteration: Iteration = "polar_express",
+        steps: int = 5,
+        every: int = 1,
+        dtype: Literal["weights", "bfloat16"] = "weights",
+    ) -> None:
+        if not 0 <= momentum < 1:
+            raise ValueError(f"momentum={momentum} is out of range; give 0 or more, below 1")
+        if not 0 < rms < float("inf"):
+            raise ValueError(f"rms={rms} must be a positive number, such as 0.2")
+        if not 1 <= steps <= 20:
+            raise ValueError(f"steps={steps} is out of range; give 1 to 20")
+        if every < 1:
+            raise ValueError(f"every={every} is out of range; give 1 or more")
+        if every > 1 and dtype == "bfloat16":
+            raise ValueError(f"every={every} needs more digits than dtype=bfloat16 has; give 1")
+        self.momentum, self.nesterov, self.rms = momentum, nesterov, rms
+        self.every, self.dtype = every, torch.bfloat16 if dtype == "bfloat16" else None
+        self._quintics = quintics(iteration, steps)
+
+    def state_shapes(self, shape: torch.Size) -> dict[str, tuple[int, ...]]:
+        kept: dict[str, tuple[int, ...]] = {"momentum": tuple(shape)}
+        if self.every > 1:
+            kept |= {"step": (), "whitener": (min(shape), min(shape))}
+        return kept
+
+    def directions(self, gradients: list[Tensor], states: list[State]) -> list[Tensor]:
+        averages = [
+            state["momentum"].lerp_(gradient, 1 - self.momentum)
+            for gradient, state in zip(gradients, states, strict=True)
+        ]
+        if self.nesterov:
+            averages = [g.lerp(m, self.momentum) for g, m in zip(gradients, averages, strict=True)]
+        groups: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for i, x in enumerate(averages):
+            groups[min(x.shape), max(x.shape)].append(i)
+        found: list[Tensor] = list(averages)
+        for (short, long), members in groups.items():
+            flat = [_lying(averages[i]) for i in members]
+            x_NPQ = torch.stack(flat)
+            y_NPQ = self._orthogonal(x_NPQ, [states[i] for i in members]).to(x_NPQ.dtype)
+            y_NPQ *= self.rms * max(short, long) ** 0.5
+            for i, y_PQ in zip(members, y_NPQ.unbind(), strict=True):
+                found[i] = y_PQ if averages[i].shape == y_PQ.shape else y_PQ.mT
+        return found
+
+    def _orthogonal(self, x_NPQ: Tensor, states: Sequence[State]) -> Tensor:
+        """Return the matrices with singular values near 1."""
+        P, Q = x_NPQ.shape[1:]
+        if self.every > 1:
+            return self._now_and_then(x_NPQ, states)
+        if self.dtype is not None:
+            return polar_factor(x_NPQ.to(self.dtype), self._quintics)
+        if WIDE * P <= Q:
+            return whitener(x_NPQ, self._quintics) @ x_NPQ
+        return polar_factor(x_NPQ, self._quintics)
+
+    def _now_and_then(self, x_NPQ: Tensor, states: Sequence[State]) -> Tensor:
+        step = int(states[0]["step"])
+        if step % self.every == 0:
+            for state, own in zip(states, whitener(x_NPQ, self._quintics), strict=True):
+                state["whitener"].copy_(own)
+        for state in states:
+            state["step"] += 1
+        y_NPQ = torch.stack([state["whitener"] for state in states]) @ x_NPQ
+        if step % self.every == 0:
+            return y_NPQ
+        # What the last correction did not know of can have grown a thousandfold: give the matrix
+        # the size of an orthogonal one.
+        size = y_NPQ.norm(dim=(-2, -1), keepdim=True) + TINY
+        return y_NPQ * (x_NPQ.shape[1] ** 0.5 / size)
+
+
+def _lying(x: Tensor) -> Tensor:
+    """Return the matrix, transposed if it is higher than wide."""
+    return x if x.shape[0] <= x.shape[1] else x.mT

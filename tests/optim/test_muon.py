@@ -1,0 +1,164 @@
+"""Muon against its definition with a singular value decomposition in float64, and torch's own."""
+
+from typing import Any
+
+import pytest
+import torch
+from building import build_gpt
+from torch import Tensor, nn
+
+from gptattn.model.decay import layer_matrices
+from gptattn.optim import Muon
+from gptattn.optim.matrix_rule import CombinedAdamW, State
+
+SHAPES = [(6, 6), (4, 12), (12, 4), (6, 6), (1, 5)]
+
+
+def drawn() -> list[Tensor]:
+    return [torch.randn(shape, dtype=torch.float64) for shape in SHAPES]
+
+
+def new_states(rule: Muon, dtype: torch.dtype = torch.float64) -> list[State]:
+    return [
+        {
+            name: torch.zeros(own, dtype=dtype)
+            for name, own in rule.state_shapes(torch.Size(shape)).items()
+        }
+        for shape in SHAPES
+    ]
+
+
+def polar(x: Tensor) -> Tensor:
+    u, _, vh = torch.linalg.svd(x, full_matrices=False)
+    return u @ vh
+
+
+@pytest.mark.parametrize("nesterov", [True, False])
+def test_directions_are_the_polar_factors_of_the_averages(nesterov: bool) -> None:
+    rule = Muon(momentum=0.8, nesterov=nesterov, rms=0.3, steps=12)
+    states, averages = new_states(rule), [torch.zeros(shape).double() for shape in SHAPES]
+    for _ in range(3):
+        gradients = drawn()
+        found = rule.directions(gradients, states)
+        for i, g in enumerate(gradients):
+            averages[i] = 0.8 * averages[i] + 0.2 * g
+            x = 0.8 * averages[i] + 0.2 * g if nesterov else averages[i]
+            expected = 0.3 * max(x.shape) ** 0.5 * polar(x)
+            torch.testing.assert_close(found[i], expected, rtol=0, atol=1e-9)
+            torch.testing.assert_close(states[i]["momentum"], averages[i])
+
+
+def test_a_direction_has_the_root_mean_square_that_is_set() -> None:
+    rule = Muon(rms=0.3, steps=12)
+    for direction in rule.directions(drawn(), new_states(rule)):
+        assert direction.square().mean().sqrt().item() == pytest.approx(0.3)
+
+
+def test_with_five_newton_schulz_steps_it_is_torchs_muon_up_to_its_rounding_to_bfloat16() -> None:
+    ours, theirs = ([nn.Parameter(x.float()) for x in drawn()] for _ in range(2))
+    for a, b in zip(ours, theirs, strict=True):
+        b.data.copy_(a.data)
+    reference = torch.optim.Muon(
+        theirs, lr=0.1, weight_decay=0.5, momentum=0.9, adjust_lr_fn="match_rms_adamw"
+    )
+    rule = Muon(momentum=0.9, iteration="newton_schulz")
+    optimizer = CombinedAdamW([{"params": ours, "by_rule": True}], rule, lr=0.1, weight_decay=0.5)
+    start = [p.detach().clone() for p in ours]
+    for _ in range(2):
+        for a, b in zip(ours, theirs, strict=True):
+            a.grad = torch.randn_like(a)
+            b.grad = a.grad.clone()
+        optimizer.step()
+        reference.step()
+    for p, a, b in zip(start, ours, theirs, strict=True):
+        moved = (a - p).norm()
+        assert (a - b).norm() < 0.05 * moved
+        assert moved > 0
+
+
+def test_the_others_take_steps_of_adamw_and_what_has_no_gradient_stays() -> None:
+    matrix, vector, idle = nn.Parameter(torch.randn(3, 5)), torch.randn(4), torch.randn(2, 2)
+    settings: dict[str, Any] = {"lr": 0.1, "weight_decay": 0.2}
+    ours, theirs, still = nn.Parameter(vector), nn.Parameter(vector.clone()), nn.Parameter(idle)
+    groups = [{"params": [matrix, still], "by_rule": True}, {"params": [ours]}]
+    optimizer = CombinedAdamW(groups, Muon(), **settings)
+    reference = torch.optim.AdamW([theirs], **settings)
+    before = still.detach().clone()
+    for _ in range(3):
+        matrix.grad, ours.grad = torch.randn_like(matrix), torch.randn_like(ours)
+        theirs.grad = ours.grad.clone()
+        optimizer.step()
+        reference.step()
+    assert torch.equal(ours, theirs)
+    assert torch.equal(still, before)
+
+
+def test_the_closure_runs_before_the_step_with_gradients_on() -> None:
+    p = nn.Parameter(torch.randn(3, 3))
+    optimizer = CombinedAdamW([{"params": [p], "by_rule": True}], Muon(), lr=0.1)
+
+    def closure() -> Tensor:
+        loss = (p**2).sum()
+        loss.backward()
+        return loss
+
+    before = p.detach().clone()
+    assert optimizer.step(closure) == (before**2).sum()
+    assert not torch.equal(p, before)
+
+
+def test_between_two_corrections_the_last_is_used() -> None:
+    rule, exact = Muon(momentum=0.0, steps=12, every=2), Muon(momentum=0.0, steps=12)
+    states, first = new_states(rule), drawn()
+    for found, expected in zip(
+        rule.directions(first, states), exact.directions(first, new_states(exact)), strict=True
+    ):
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-7)
+    second = drawn()
+    for x, g, found in zip(first, second, rule.directions(second, states), strict=True):
+        lying = x.shape[0] <= x.shape[1]
+        gram, g = (x @ x.mT, g) if lying else (x.mT @ x, g.mT)
+        # (x x^T)^(-1/2) g, with the size of an orthogonal matrix.
+        values, vectors = torch.linalg.eigh(gram)
+        y = vectors @ torch.diag(values**-0.5) @ vectors.mT @ g
+        y *= 0.2 * max(x.shape) ** 0.5 * min(x.shape) ** 0.5 / y.norm()
+        torch.testing.assert_close(found, y if lying else y.mT, rtol=1e-5, atol=1e-7)
+    assert {int(state["step"]) for state in states} == {2}
+
+
+def test_bfloat16_changes_directions_by_its_rounding_alone() -> None:
+    gradients = [x.float() for x in drawn()]
+    narrow, wide = Muon(dtype="bfloat16"), Muon()
+    pairs = zip(
+        narrow.directions(gradients, new_states(narrow, torch.float32)),
+        wide.directions(gradients, new_states(wide, torch.float32)),
+        strict=True,
+    )
+    for a, b in pairs:
+        assert a.dtype == b.dtype == torch.float32
+        assert 0 < (a - b).norm() < 0.3 * b.norm()
+
+
+def test_it_gets_the_matrices_of_the_layers_and_no_embedding_head_or_convolution() -> None:
+    how = ["attn=gated_deltanet", "position=none", "block.tied_head=false"]
+    model = build_gpt(*how, "model.num_layers=1")
+    chosen = {name for name, p in model.named_parameters() if p in layer_matrices(model)}
+    assert "blocks.0.mlp.down.weight" in chosen
+    assert not {name for name in chosen if "embedding" in name or "lm_head" in name}
+    assert not {name for name in chosen if "conv" in name or name.endswith("bias")}
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"momentum": 1.0}, "momentum=1.0"),
+        ({"rms": 0.0}, "rms=0.0"),
+        ({"steps": 0}, "steps=0"),
+        ({"steps": 21}, "steps=21"),
+        ({"every": 0}, "every=0"),
+        ({"every": 2, "dtype": "bfloat16"}, "every=2"),
+    ],
+)
+def test_a_value_that_cannot_work_is_named(settings: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValueError, match=f"^{named}"):
+        Muon(**settings)
