@@ -15,13 +15,14 @@ from gptattn.model.kinds import MLPKind, NormKind
 class BlockStyle:
     """What surrounds the attention; GPT-2's by default.
 
-    `bias`: of the MLP's layers.
+    `bias`: of the MLP's layers. `zero_init`: what attentions and MLPs add starts at 0.
     """
 
     norm: NormKind = "layer"
     norm_eps: float = 1e-5
     mlp: MLPKind = "gelu"
     bias: bool = True
+    zero_init: bool = False
 
 
 GPT2_STYLE = BlockStyle()
@@ -43,11 +44,24 @@ class MLP(nn.Module):
     def __init__(self, d_model: int, d_mlp: int, bias: bool = True) -> None:
         super().__init__()
         self.up = Linear(d_model, d_mlp, bias=bias)
-        self.gelu = nn.GELU(approximate="tanh")
         self.down = Linear(d_mlp, d_model, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down(self.gelu(self.up(x)))
+        return self.down(self.activation(self.up(x)))
+
+    def activation(self, x: Tensor) -> Tensor:
+        """Return what the second layer reads."""
+        return F.gelu(x, approximate="tanh")
+
+
+class SquaredReLU(MLP):
+    """Linear, squared ReLU, Linear: x [..., d_model] -> [..., d_model].
+
+    Source: So et al. 2021 (Primer), arXiv:2109.08668, sec. 3.
+    """
+
+    def activation(self, x: Tensor) -> Tensor:
+        return F.relu(x).square()
 
 
 class SwiGLU(nn.Module):
@@ -64,6 +78,9 @@ class SwiGLU(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down(F.silu(self.gate(x)) * self.up(x))
+
+
+MLPS = {"gelu": MLP, "relu2": SquaredReLU, "swiglu": SwiGLU}
 
 
 class Block(nn.Module):
@@ -83,8 +100,7 @@ class Block(nn.Module):
         self.norm_mlp, self.mlp = None, None
         if style.mlp != "none":
             self.norm_mlp = new_norm(style, d_model)
-            kind = SwiGLU if style.mlp == "swiglu" else MLP
-            self.mlp = kind(d_model, d_mlp, style.bias)
+            self.mlp = MLPS[style.mlp](d_model, d_mlp, style.bias)
         self.dropout = nn.Dropout(dropout)
 
     @property

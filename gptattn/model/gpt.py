@@ -73,13 +73,13 @@ class GPT(nn.Module, Preparable):
         """Draw all weights as GPT-2 does, whatever the style.
 
         The std is 0.02, and 0.02 / sqrt(n) for what writes to the residual stream, if attentions
-        and MLPs together are n.
+        and MLPs together are n; with `zero_init` that is 0.
         """
         if self.token_embedding.weight.is_meta:
             return
         _draw(self)
         added = sum(1 if block.mlp is None else 2 for block in self.layers())
-        residual_std = INIT_STD * added**-0.5
+        residual_std = 0.0 if self.style.zero_init else INIT_STD * added**-0.5
         for block in self.layers():
             down = None if block.mlp is None else block.mlp.down
             for writer in (block.attention.residual_writer(), down):

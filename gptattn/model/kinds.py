@@ -3,7 +3,7 @@
 from typing import Literal
 
 NormKind = Literal["layer", "rms"]
-MLPKind = Literal["gelu", "swiglu", "none"]
+MLPKind = Literal["gelu", "relu2", "swiglu", "none"]
 
 
 def default_width(mlp: MLPKind, d_model: int) -> int:

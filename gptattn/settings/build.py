@@ -41,7 +41,9 @@ def build_model(cfg: TrainConfig, vocab_size: int) -> GPT:
         input_position=positions.in_input(),
         d_mlp=width_of_mlp(model),
         dropout=model.dropout,
-        style=BlockStyle(block.norm, block.norm_eps, model.mlp, block.bias),
+        style=BlockStyle(
+            block.norm, block.norm_eps, model.mlp, block.bias, zero_init=block.zero_init
+        ),
         tied_head=block.tied_head,
     )
     check_parts_are_used(cfg, built)

@@ -47,13 +47,14 @@ class BlockConfig:
     """What surrounds the attention in each layer, and the head.
 
     `bias`: of the MLP and of the attention's output projection. `tied_head`: the head's weight is
-    the token embedding's.
+    the token embedding's. `zero_init`: what attentions and MLPs add starts at 0.
     """
 
     norm: NormKind
     bias: bool
     tied_head: bool
     norm_eps: float = field(metadata=POSITIVE)
+    zero_init: bool = False
 
 
 @dataclass

@@ -7,9 +7,9 @@ runs, resume, and the report's check that two runs may be compared all use it.
 import hashlib
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
+from typing import Any, get_type_hints
 
 from gptattn.machine.source_code import code_of, other_code
 from gptattn.settings.config import TrainConfig
@@ -95,10 +95,27 @@ def flat(node: Any, prefix: str = "") -> dict[str, str]:
 def result_settings(config: Mapping[str, str]) -> dict[str, str]:
     """Select from a config's flat settings those that change the result, except the seed.
 
-    The budget is given in words, so that 1,000 requested steps equal 1,000 default steps.
+    The budget is given in words, so that 1,000 requested steps equal 1,000 default steps. What an
+    older run's record lacks has the value that it had then.
     """
-    kept = {k: v for k, v in config.items() if meaning(k) == RESULT}
+    old = {k: v for k, v in _later_settings() if not any(_inside(k, known) for known in config)}
+    kept = {k: v for k, v in (old | {**config}).items() if meaning(k) == RESULT}
     return kept | {"budget": budget_words(config)}
+
+
+def _later_settings(kind: type = TrainConfig, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield (dotted name, value) of the settings that came later, as runs without them were."""
+    hints = get_type_hints(kind)
+    for one in fields(kind):
+        name = f"{prefix}{one.name}"
+        if is_dataclass(hints[one.name]):
+            yield from _later_settings(hints[one.name], f"{name}.")
+        elif one.default is not MISSING:
+            yield name, str(one.default)
+
+
+def _inside(name: str, key: str) -> bool:
+    return key == name or key.startswith(f"{name}.")
 
 
 def places(config: Mapping[str, str]) -> dict[str, str]:

@@ -1,5 +1,6 @@
 """Read and write GPT-2 checkpoints in Hugging Face's format."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -150,7 +151,7 @@ def write(folder: Path, model: GPT) -> None:
     heads than query heads, no learned positions, no qkv bias, no output projection, attention
     parameters beyond these, or an attention that computes something else from the same heads.
     """
-    if model.style != GPT2_STYLE or model.lm_head is not None:
+    if replace(model.style, zero_init=False) != GPT2_STYLE or model.lm_head is not None:
         raise ConfigError(
             "to",
             "GPT-2 has LayerNorm with epsilon 1e-5, an MLP with GELU and biases, and a tied head, "

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from gptattn.attention import GroupedQueryAttention
+from gptattn.model.block import SquaredReLU
 from gptattn.model.cost import measure_cost, parameter_count
 from gptattn.model.gpt import GPT
 from gptattn.settings.build import build_model
@@ -210,3 +211,25 @@ def test_an_untied_head_is_counted_once_and_gives_the_logits():
         torch.testing.assert_close(model(ids), expected)
         model.prepare(2)
         torch.testing.assert_close(model.next_logits(ids), expected[:, -1])
+
+
+def test_with_zero_init_the_layers_add_nothing_at_first(variant):
+    model = build_gpt(f"attn={variant}", "block.zero_init=true", "model.num_layers=3")
+    if any(block.attention.residual_writer() is None for block in model.layers()):
+        pytest.skip("has no output projection")
+    ids = torch.randint(13, (2, 7))
+    with torch.no_grad():
+        x = model.token_embedding(ids)
+        assert model.input_position is not None
+        torch.testing.assert_close(model.hidden(ids), model.norm(model.input_position(x, range(7))))
+
+
+def test_relu2_squares_what_passes_the_relu():
+    mlp = SquaredReLU(2, 3, bias=False)
+    with torch.no_grad():
+        mlp.up.weight.copy_(torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]))
+        mlp.down.weight.copy_(torch.tensor([[1.0, 10.0, 100.0], [0.0, 0.0, 1.0]]))
+        # Hidden 2, -3 and -1; only the first passes.
+        assert mlp(torch.tensor([2.0, -3.0])).tolist() == [4.0, 0.0]
+        # Hidden 1, 2 and 3: 1 + 40 + 900, and 9.
+        assert mlp(torch.tensor([1.0, 2.0])).tolist() == [941.0, 9.0]

@@ -63,6 +63,16 @@ def test_a_default_budget_is_the_same_result_as_one_that_is_asked_for() -> None:
     assert settings_key(asdict(longer)) != settings_key(asdict(settings()))
 
 
+def test_a_record_from_before_a_setting_existed_is_a_run_of_its_default() -> None:
+    now = asdict(settings())
+    old = now | {"optim": dict(now["optim"]), "block": dict(now["block"])}
+    for group, name in (("optim", "decay"), ("optim", "matrices"), ("block", "zero_init")):
+        del old[group][name]
+    assert settings_key(old) == settings_key(now)
+    for other in ("optim.decay=linear", "optim=muon", "block.zero_init=true"):
+        assert settings_key(old) != settings_key(asdict(settings(other)))
+
+
 def test_rows_written_more_often_are_no_other_run() -> None:
     more = replace(settings(), log_every=3, validation=replace(settings().validation, count=7))
     assert settings_key(asdict(more)) == settings_key(asdict(settings()))
