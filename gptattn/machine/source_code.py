@@ -191,34 +191,34 @@ class _Source:
 @cache  # the first reading counts: this process has not imported later edits
 def _parsed(file: Path) -> _Source:
     tree = ast.parse(file.read_bytes(), filename=str(file))
-    digest = hashlib.sha256()
-    for word in _words(tree):
-        digest.update(word.encode("utf-8", errors="backslashreplace") + b"\0")
+    words: list[str] = []
+    _add_words(tree, words)
+    text = "\0".join([*words, ""]).encode("utf-8", errors="backslashreplace")
     nodes = list(ast.walk(tree))
     return _Source(
         [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names],
         [node for node in nodes if isinstance(node, ast.ImportFrom)],
-        digest.hexdigest()[:DIGITS],
+        hashlib.sha256(text).hexdigest()[:DIGITS],
     )
 
 
-def _words(node: object) -> Iterator[str]:
-    """Yield node types and values as strings. Empty fields are skipped: newer Pythons add some."""
+def _add_words(node: object, words: list[str]) -> None:
+    """Add node types and values as strings. Empty fields are skipped: newer Pythons add some."""
     if isinstance(node, ast.AST):
-        yield f"({type(node).__name__}"
+        words.append(f"({type(node).__name__}")
         for name, value in ast.iter_fields(node):
             if name == "body" and isinstance(value, list) and _is_text(value[:1]):
                 value = value[1:]  # a docstring
             if value not in (None, []):
-                yield name
-                yield from _words(value)
-        yield ")"
+                words.append(name)
+                _add_words(value, words)
+        words.append(")")
     elif isinstance(node, list):
-        yield f"[{len(node)}"
+        words.append(f"[{len(node)}")
         for child in node:
-            yield from _words(child)
+            _add_words(child, words)
     else:
-        yield repr(node)
+        words.append(repr(node))
 
 
 def _is_text(nodes: list[ast.AST]) -> bool:

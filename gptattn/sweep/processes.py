@@ -16,6 +16,7 @@ from gptattn.errors import OutOfMemory, UserError
 from gptattn.machine.signals import WORDS
 from gptattn.machine.untrusted import open_to_append
 from gptattn.runs.folder import RunFolder
+from gptattn.sweep.fork_server import Copy, ForkServer
 from gptattn.sweep.ledger import Ledger
 
 POLL_SECONDS = 0.2
@@ -71,8 +72,9 @@ class Watcher(Protocol):
 @dataclass
 class _Process:
     work: Work
-    popen: subprocess.Popen[bytes]
+    popen: subprocess.Popen[bytes] | Copy
     log: IO[bytes]
+    alive: int  # its stdin is the other end, and reads end of file once we are gone
     start: float
     kills: int  # `memory_kills()` before the process started
 
@@ -83,13 +85,14 @@ def run_all(
     ledger: Ledger,
     watcher: Watcher,
     until: float = math.inf,
+    server: ForkServer | None = None,
 ) -> list[Outcome]:
     """Run all works in order, at most `slots` at once. Return the outcomes in the same order.
 
     A run is done if it left a summary.json, the last file that it writes; the exit code of its
     process does not matter then. On any exception, such as an interrupt, the processes get SIGTERM,
     after GRACE_SECONDS SIGKILL, and the exception is raised again. Raises TimeOver while runs are
-    left when `time.monotonic()` reaches `until`.
+    left when `time.monotonic()` reaches `until`. `server` starts the processes, if it lives.
     """
     waiting, outcomes = list(reversed(works)), dict.fromkeys(work.folder for work in works)
     active: list[_Process] = []
@@ -100,7 +103,7 @@ def run_all(
             while waiting and len(active) < slots:
                 work = waiting.pop()
                 try:
-                    active.append(_start(work))
+                    active.append(_start(work, server))
                 except (OSError, UserError) as error:
                     outcomes[work.folder] = _ended(work, _unstarted(work, error), ledger, watcher)
                     continue
@@ -121,28 +124,37 @@ def run_all(
     return [outcome for outcome in outcomes.values() if outcome is not None]
 
 
-def _start(work: Work) -> _Process:
+def _start(work: Work, server: ForkServer | None) -> _Process:
     work.folder.mkdir(parents=True, exist_ok=True)
     log = open_to_append(RunFolder(work.folder).console_file)
     kills = memory_kills()
+    stdin, alive = os.pipe()
     try:
-        popen = subprocess.Popen(
-            work.command,
-            stdin=subprocess.PIPE,  # end of file tells the process that the sweep is gone
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C reaches only us; `_stop` passes it on
-        )
+        popen = _popen(work, stdin, log, server)
     except BaseException:
         log.close()
+        os.close(alive)
         raise
-    return _Process(work, popen, log, time.monotonic(), kills)
+    finally:
+        os.close(stdin)
+    return _Process(work, popen, log, alive, time.monotonic(), kills)
+
+
+def _popen(
+    work: Work, stdin: int, log: IO[bytes], server: ForkServer | None
+) -> subprocess.Popen[bytes] | Copy:
+    """Start the process in a session of its own: Ctrl-C reaches only us; `_stop` passes it on."""
+    if server is not None:
+        with contextlib.suppress(OSError, ValueError):
+            return server.start(work.command, stdin, log)
+    return subprocess.Popen(
+        work.command, stdin=stdin, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+    )
 
 
 def _close(process: _Process) -> None:
     process.log.close()
-    if process.popen.stdin is not None:
-        process.popen.stdin.close()
+    os.close(process.alive)
 
 
 def _unstarted(work: Work, error: Exception) -> Outcome:
@@ -150,7 +162,7 @@ def _unstarted(work: Work, error: Exception) -> Outcome:
 
 
 def _outcome(process: _Process) -> Outcome:
-    code, folder = process.popen.returncode, process.work.folder
+    code, folder = process.popen.wait(), process.work.folder
     seconds = time.monotonic() - process.start
     _close(process)
     if RunFolder(folder).done:

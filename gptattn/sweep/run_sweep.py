@@ -1,5 +1,6 @@
 """Runs a sweep from end to end: check all runs, skip what is done, run the rest, print failures."""
 
+import contextlib
 import math
 import sys
 from collections import Counter
@@ -14,11 +15,13 @@ from rich.markup import escape
 
 from gptattn.errors import SweepError, UserError
 from gptattn.machine.console import make_console, span
+from gptattn.machine.device import resolve_device
 from gptattn.runs.folder import RunFolder, begun_below
 from gptattn.sweep.checks import checked
 from gptattn.sweep.design import design_words
 from gptattn.sweep.end_tables import print_end
 from gptattn.sweep.estimate import Estimate
+from gptattn.sweep.fork_server import ForkServer, can_fork
 from gptattn.sweep.ledger import Ledger, read_ledger
 from gptattn.sweep.plan import DIVERGED, Plan, slots, threads_each
 from gptattn.sweep.processes import Outcome, TimeOver, Work, run_all
@@ -261,8 +264,9 @@ def run_in_processes(
     )
     console.print(f"{len(plans)} to run{how}{about}")
     ledger = Ledger(plans[0].folder.parent)
-    with SweepProgress(console, works, parallel, known=len(known) == len(plans)) as progress:
-        outcomes = run_all(works, parallel, ledger, progress, until)
+    shown = SweepProgress(console, works, parallel, known=len(known) == len(plans))
+    with shown as progress, _server(plans) as server:
+        outcomes = run_all(works, parallel, ledger, progress, until, server)
         short = [
             i
             for i, plan in enumerate(plans)
@@ -270,11 +274,20 @@ def run_in_processes(
         ]
         again = [_work(plans[i], command, threads) for i in short]
         progress.retrying(again)
-        for i, outcome in zip(short, run_all(again, 1, ledger, progress, until), strict=True):
+        for i, outcome in zip(
+            short, run_all(again, 1, ledger, progress, until, server), strict=True
+        ):
             outcomes[i] = outcome
     _warn(ledger)
     for plan, outcome in zip(plans, outcomes, strict=True):
         yield plan, _loss(outcome) if outcome.done else RuntimeError(outcome.reason)
+
+
+def _server(plans: Sequence[Plan]) -> contextlib.AbstractContextManager[ForkServer | None]:
+    """Return what starts the runs, if it pays; a process that has used a GPU cannot be copied."""
+    several = len(plans) > 1 and can_fork()
+    on_cpu = resolve_device(plans[0].cfg.trainer.accelerator).type == "cpu"
+    return ForkServer() if several and on_cpu else contextlib.nullcontext()
 
 
 def _can_start_again(plan: Plan) -> bool:

@@ -1,10 +1,12 @@
 """A sweep's processes: a failure does not stop other runs, and the ledger records everything."""
 
 import os
+import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from unittest import mock
 
 import pytest
 from support import ledger_lines
@@ -12,6 +14,7 @@ from support import ledger_lines
 from gptattn.errors import RunFolderError
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.rows import share_done
+from gptattn.sweep.fork_server import ForkServer
 from gptattn.sweep.ledger import NAME, Ledger, read_ledger
 from gptattn.sweep.processes import Outcome, TimeOver, Work, run_all
 
@@ -35,7 +38,21 @@ class Silent:
 def work(folder: Path, name: str, code: str) -> Work:
     """Return a work that runs this Python code in its run folder."""
     here = f"import os; os.chdir({str(folder / name)!r})\n"
-    return Work(folder / name, [sys.executable, "-c", here + code], ["seed=1"], 1.0)
+    return Work(folder / name, [sys.executable, "-m", "run_code", here + code], ["seed=1"], 1.0)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forks() -> Iterator[ForkServer]:
+    # Commands of these tests are to find run_code.
+    tests = str(Path(__file__).parents[1])
+    with mock.patch.dict(os.environ, PYTHONPATH=tests), ForkServer() as server:
+        yield server
+
+
+@pytest.fixture(params=["new", "copied"])
+def server(request: pytest.FixtureRequest, forks: ForkServer) -> ForkServer | None:
+    """What starts the processes; None: each is a new one."""
+    return forks if request.param == "copied" else None
 
 
 # Processes
@@ -60,11 +77,13 @@ FAILURES = {
 }
 
 
-def test_a_failed_run_stops_no_other_and_the_ledger_says_why(tmp_path: Path) -> None:
+def test_a_failed_run_stops_no_other_and_the_ledger_says_why(
+    tmp_path: Path, server: ForkServer | None
+) -> None:
     works = []
     for name, (code, _, _) in FAILURES.items():
         works += [work(tmp_path, name, code), work(tmp_path, f"after {name}", DONE)]
-    outcomes = run_all(works, 2, Ledger(tmp_path), Silent())
+    outcomes = run_all(works, 2, Ledger(tmp_path), Silent(), server=server)
     assert [outcome.folder for outcome in outcomes] == [w.folder for w in works]
     ends = {line["run"]: line for line in ledger_lines(tmp_path) if line["state"] != "running"}
     for outcome in outcomes:
@@ -88,24 +107,30 @@ def test_a_command_that_cannot_be_started_is_a_failed_run(tmp_path: Path) -> Non
     assert second.done
 
 
-def test_at_most_so_many_run_at_once_and_one_after_the_other_with_one_slot(tmp_path: Path) -> None:
+def test_at_most_so_many_run_at_once_and_one_after_the_other_with_one_slot(
+    tmp_path: Path, server: ForkServer | None
+) -> None:
     works = [work(tmp_path, f"{i}", DONE) for i in range(3)]
-    run_all(works, 1, Ledger(tmp_path), Silent())
+    run_all(works, 1, Ledger(tmp_path), Silent(), server=server)
     states = [line["state"] for line in ledger_lines(tmp_path)]
     assert states == ["running", "done"] * 3
 
 
-def test_two_slots_run_two_at_once(tmp_path: Path) -> None:
+def test_two_slots_run_two_at_once(tmp_path: Path, server: ForkServer | None) -> None:
     # Each waits for the other to begin, so one after the other they would never end.
     wait = "from pathlib import Path\nPath('here').touch()\nwhile not Path({!r}).exists(): pass\n"
     works = [
         work(tmp_path, "a", wait.format(str(tmp_path / "b" / "here")) + DONE),
         work(tmp_path, "b", wait.format(str(tmp_path / "a" / "here")) + DONE),
     ]
-    assert all(outcome.done for outcome in run_all(works, 2, Ledger(tmp_path), Silent()))
+    assert all(
+        outcome.done for outcome in run_all(works, 2, Ledger(tmp_path), Silent(), server=server)
+    )
 
 
-def test_an_interrupt_ends_the_processes_and_is_in_the_ledger(tmp_path: Path) -> None:
+def test_an_interrupt_ends_the_processes_and_is_in_the_ledger(
+    tmp_path: Path, server: ForkServer | None
+) -> None:
     ready = tmp_path / "a" / "ready"
 
     def interrupt_once_ready() -> None:
@@ -115,7 +140,7 @@ def test_an_interrupt_ends_the_processes_and_is_in_the_ledger(tmp_path: Path) ->
     forever = "from pathlib import Path; Path('ready').touch()\nimport signal; signal.pause()"
     works = [work(tmp_path, "a", forever), work(tmp_path, "b", DONE)]
     with pytest.raises(KeyboardInterrupt):
-        run_all(works, 1, Ledger(tmp_path), Silent(interrupt_once_ready))
+        run_all(works, 1, Ledger(tmp_path), Silent(interrupt_once_ready), server=server)
     lines = ledger_lines(tmp_path)
     assert [(line["run"], line["state"]) for line in lines] == [
         ("a", "running"),
@@ -126,7 +151,7 @@ def test_an_interrupt_ends_the_processes_and_is_in_the_ledger(tmp_path: Path) ->
 
 
 def test_when_time_is_over_the_processes_are_stopped_and_none_is_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, server: ForkServer | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ready = tmp_path / "a" / "ready"
     clock = SimpleNamespace(monotonic=lambda: 60.0 if ready.exists() else 0.0)
@@ -134,16 +159,50 @@ def test_when_time_is_over_the_processes_are_stopped_and_none_is_started(
     forever = "from pathlib import Path; Path('ready').touch()\nimport signal; signal.pause()"
     works = [work(tmp_path, "a", forever), work(tmp_path, "b", DONE)]
     with pytest.raises(TimeOver):
-        run_all(works, 1, Ledger(tmp_path), Silent(), until=60.0)
+        run_all(works, 1, Ledger(tmp_path), Silent(), until=60.0, server=server)
     states = [(line["run"], line["state"]) for line in ledger_lines(tmp_path)]
     assert states == [("a", "running"), ("a", "interrupted")]
     # Without runs that are left, the time does not matter.
-    assert run_all([], 1, Ledger(tmp_path), Silent(), until=0.0) == []
+    assert run_all([], 1, Ledger(tmp_path), Silent(), until=0.0, server=server) == []
 
 
-def test_what_a_run_prints_is_in_its_folder(tmp_path: Path) -> None:
-    run_all([work(tmp_path, "a", "print('hello')\n" + DONE)], 1, Ledger(tmp_path), Silent())
+def test_what_a_run_prints_is_in_its_folder(tmp_path: Path, server: ForkServer | None) -> None:
+    run_all(
+        [work(tmp_path, "a", "print('hello')\n" + DONE)],
+        1,
+        Ledger(tmp_path),
+        Silent(),
+        server=server,
+    )
     assert (tmp_path / "a" / "console.log").read_text() == "hello\n"
+
+
+def test_copies_have_the_libraries_and_read_all_else_for_themselves(
+    tmp_path: Path, forks: ForkServer
+) -> None:
+    said = "import sys\nprint('torch' in sys.modules, [m for m in sys.modules if 'gptattn.m' in m])"
+    run_all([work(tmp_path, "a", said)], 1, Ledger(tmp_path), Silent(), server=forks)
+    assert (tmp_path / "a" / "console.log").read_text() == "True []\n"
+
+
+def test_when_the_server_dies_its_copies_are_ended_and_others_are_started_without_it(
+    tmp_path: Path,
+) -> None:
+    ready = tmp_path / "a" / "ready"
+    forever = "from pathlib import Path; Path('ready').touch()\nimport signal; signal.pause()"
+    works = [work(tmp_path, "a", forever), work(tmp_path, "b", DONE)]
+    with ForkServer() as server:
+
+        def kill_once_ready() -> None:
+            if ready.exists():
+                server.process.kill()
+
+        first, second = run_all(works, 1, Ledger(tmp_path), Silent(kill_once_ready), server=server)
+    assert first.exit == -signal.SIGKILL
+    assert second.done
+    # Gone, or not yet fetched by its new parent.
+    stat = Path("/proc", str(ledger_lines(tmp_path)[0]["pid"]), "stat")
+    assert not stat.exists() or stat.read_text().split()[2] == "Z"
 
 
 # The ledger
