@@ -76,7 +76,7 @@ class LedgerSweeper(BasicSweeper):
                 Path(self.config.hydra.sweep.dir),
                 self._launch,
                 in_processes=in_processes,
-                estimate=estimator.expected_seconds if estimator is not None else None,
+                estimate=estimator.timing if estimator is not None else None,
                 later=later,
             )
 

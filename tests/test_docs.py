@@ -60,7 +60,7 @@ def home(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of it; sweeps are planned and checked there, and none of their runs is started."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(made.parent / "cache"))
     monkeypatch.setattr(gptattn.sweep.run_sweep, "run_sweep", only_checked)
-    nobody = contextlib.nullcontext(SimpleNamespace(expected_seconds=None))
+    nobody = contextlib.nullcontext(SimpleNamespace(timing=None))
     monkeypatch.setattr(gptattn.sweep.estimate, "Estimator", lambda: nobody)
     places = [*gptattn.attention.__path__, str(made / "gptattn" / "attention")]
     monkeypatch.setattr(gptattn.attention, "__path__", places)

@@ -129,12 +129,12 @@ class TrainerConfig:
 class SweepConfig:
     """How a `-m` command runs its sweep.
 
-    `jobs`: runs at a time. `minutes`: stop after so many, to go on another time. `fresh`: repeat
-    finished runs. `keep_stale`: runs made with other code, text or starting weights count as
-    finished too.
+    `jobs`: runs at a time; None is as `auto`. `minutes`: stop after so many, to go on another time.
+    `fresh`: repeat finished runs. `keep_stale`: runs made with other code, text or starting weights
+    count as finished too.
     """
 
-    jobs: int | None = field(metadata=POSITIVE)
+    jobs: int | Literal["auto"] | None = field(metadata=POSITIVE)
     fresh: bool
     keep_stale: bool
     minutes: float | None = field(default=None, metadata=POSITIVE)

@@ -75,7 +75,7 @@ def check_ranges(settings: Any, path: str = "") -> None:
         name, value = f"{path}{field.name}", getattr(settings, field.name)
         if is_dataclass(value):
             check_ranges(value, f"{name}.")
-        elif value is not None and RANGE in field.metadata:
+        elif isinstance(value, int | float) and RANGE in field.metadata:
             field.metadata[RANGE].check(name, value)
 
 
@@ -113,10 +113,12 @@ def converted(hint: Any, value: Any, path: str) -> Any:
     can become strings. Raises ConfigError, naming the field, for any other value of a wrong type.
     """
     kinds = [get_origin(kind) or kind for kind in _alternatives(hint)]
+    if isinstance(value, str) and value in _words(hint):
+        return value
     if type(value) in kinds or value is None or hint is Any:
         value = _items_converted(hint, value, path)
     elif isinstance(value, str) and {int, float, bool} & {*kinds}:
-        value = _parsed(kinds, value, path)
+        value = _parsed(hint, value, path)
     elif type(value) is int and float in kinds:
         value = _as_float(value, path)
     elif type(value) is int and bool in kinds and value in (0, 1):
@@ -138,7 +140,8 @@ def _items_converted(hint: Any, value: Any, path: str) -> Any:
     return value
 
 
-def _parsed(kinds: list[Any], text: str, path: str) -> Any:
+def _parsed(hint: Any, text: str, path: str) -> Any:
+    kinds = _alternatives(hint)
     for kind in (int, float):
         if kind in kinds and text.isascii():
             with suppress(ValueError):
@@ -147,7 +150,7 @@ def _parsed(kinds: list[Any], text: str, path: str) -> Any:
         return TRUTHS[text.lower()]
     if bool in kinds:
         raise ConfigError(path, f"{text!r} is neither true nor false")
-    raise ConfigError(path, f"{text!r} is not {_with_article(_type_names(kinds))}; give one")
+    raise ConfigError(path, f"{text!r} is not {_with_article(_type_names(hint))}; give one")
 
 
 def _as_float(value: int, path: str) -> float:
@@ -163,10 +166,10 @@ def check_type(field: str, value: Any, hint: Any) -> None:
     if hint is Any:
         return
     allowed = _alternatives(hint)
-    for kind in allowed:
-        if get_origin(kind) is Literal and not (value is None and type(None) in allowed):
-            check_choice(field, str(value), get_args(kind))
-            return
+    words = _words(hint)
+    if words and not any(isinstance(value, kind) for kind in allowed if isinstance(kind, type)):
+        check_choice(field, str(value), words)
+        return
     if type(value) is int and abs(value) >= 2**63:
         raise ConfigError(field, "is too large; at most 2**63 - 1")
     # isinstance would accept True as an int. An int is accepted where a float is declared.
@@ -174,21 +177,27 @@ def check_type(field: str, value: Any, hint: Any) -> None:
     if type(value) in kinds or (type(value) is int and float in kinds):
         return
     if value is None:
-        raise ConfigError(field, f"is null; give {_type_names(kinds)}")
+        raise ConfigError(field, f"is null; give {_type_names(hint)}")
     found = _with_article(type(value).__name__)
-    raise ConfigError(field, f"{value!r} is {found}; give {_type_names(kinds)}")
+    raise ConfigError(field, f"{value!r} is {found}; give {_type_names(hint)}")
 
 
 def _alternatives(hint: Any) -> tuple[Any, ...]:
     return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
 
 
-def _type_names(kinds: Iterable[Any]) -> str:
+def _words(hint: Any) -> list[str]:
+    """Return the words that a Literal in the type allows."""
+    literals = [kind for kind in _alternatives(hint) if get_origin(kind) is Literal]
+    return [str(word) for literal in literals for word in get_args(literal)]
+
+
+def _type_names(hint: Any) -> str:
     # "float" would not say that whole numbers are right too; it includes int.
-    kinds = list(kinds)
-    words = {type(None): "null", float: "a number"}
-    named = [kind for kind in kinds if kind is not int or float not in kinds]
-    return " or ".join(words.get(kind, kind.__name__) for kind in named)
+    kinds = [get_origin(kind) or kind for kind in _alternatives(hint)]
+    names = {type(None): "null", float: "a number"}
+    told = [k for k in kinds if k is not Literal and (k is not int or float not in kinds)]
+    return " or ".join([*_words(hint), *(names.get(kind, kind.__name__) for kind in told)])
 
 
 def _with_article(name: str) -> str:

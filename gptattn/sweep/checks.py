@@ -8,7 +8,8 @@ from pathlib import Path
 from gptattn.errors import ConfigError, RunFolderError, UserError
 from gptattn.settings.config import TrainConfig, check
 from gptattn.settings.identity import Making
-from gptattn.sweep.plan import Plan, naming, slots
+from gptattn.sweep.plan import Plan, naming
+from gptattn.sweep.sharing import slots
 from gptattn.training.precheck import check_run
 
 # The slow checks of model and data ignore these settings: one check covers all of their values.
@@ -46,7 +47,8 @@ def checked(
         # The key holds all other settings, also those without influence on the result: a wrong
         # value of any must be found.
         not_checked = (*NOT_CHECKED, "init_from") if original else NOT_CHECKED
-        key = repr(asdict(plan.cfg) | dict.fromkeys(not_checked))
+        matrices = {"optim": plan.cfg.optim.matrices}
+        key = repr(asdict(plan.cfg) | dict.fromkeys(not_checked) | matrices)
         if key not in known:
             try:
                 with naming(plan.variant):

@@ -14,6 +14,7 @@ from gptattn.machine.untrusted import open_to_append, read_bytes
 
 NAME = "ledger.jsonl"
 LOCK = ".sweep.lock"
+CHOSEN = "chosen"  # the state of a line on the sweep, not on a run
 LEDGER_BYTES = 100_000_000  # the most that is read; a run's lines take some hundred bytes
 
 
@@ -22,8 +23,9 @@ class Ledger:
 
     A line has `time` (seconds since 1970), `run` (the run folder's name) and `state`: submitted,
     running, done, failed, interrupted, or skipped if the run that it starts from is not done. It
-    may also have overrides, pid, exit, reason and seconds. Entering raises RunFolderError, which
-    names the process, if another sweep holds the folder.
+    may also have overrides, pid, exit, reason and seconds. A line whose run is "" says that the
+    sweep chose to have so many `jobs` at a time. Entering raises RunFolderError, which names the
+    process, if another sweep holds the folder.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -59,6 +61,16 @@ class Ledger:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
             self.unwritten = self.unwritten or error
+
+    def note_jobs(self, jobs: int) -> None:
+        """Append how many runs there are at a time, for the sweep to keep when it goes on."""
+        self.note("", CHOSEN, jobs=jobs)
+
+    def jobs(self) -> int | None:
+        """Return how many runs there were at a time when the sweep last chose; None: never."""
+        lines = read_ledger(self.folder)
+        known = [line.get("jobs") for line in lines if line.get("state") == CHOSEN]
+        return known[-1] if known and type(known[-1]) is int and known[-1] > 0 else None
 
 
 def read_ledger(folder: Path) -> Iterator[dict[str, Any]]:

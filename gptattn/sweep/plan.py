@@ -5,8 +5,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from gptattn.errors import ConfigError, UserError
-from gptattn.machine.cpus import usable_cpus
+from gptattn.errors import UserError
 from gptattn.runs.folder import RunFolder, begun_below, done_below
 from gptattn.settings.config import TrainConfig
 from gptattn.settings.identity import (
@@ -222,25 +221,3 @@ def without_repeats(plans: Sequence[Plan]) -> list[Plan]:
     for plan in plans:
         kept.setdefault(settings_key(asdict(plan.cfg)), plan)
     return list(kept.values())
-
-
-def slots(cfg: TrainConfig) -> int:
-    """Return how many runs may run at once. Raises ConfigError if the CPU cores do not suffice."""
-    jobs, threads = cfg.sweep.jobs, cfg.trainer.threads
-    if cfg.trainer.accelerator == "gpu":
-        return jobs or 1
-    most = max(1, usable_cpus() // (threads or 1))
-    if jobs is not None and jobs > most:
-        needs = f" with {threads} threads each" if threads else ""
-        raise ConfigError(
-            "sweep.jobs", f"{jobs} runs at once{needs} are too many here; give at most {most}"
-        )
-    return jobs or (most if threads else 1)
-
-
-def threads_each(cfg: TrainConfig) -> int | None:
-    """Return the threads of each run if several run at once and the user set none; else None."""
-    parallel = slots(cfg)
-    if cfg.trainer.threads is not None or parallel == 1:
-        return None
-    return max(1, usable_cpus() // parallel)

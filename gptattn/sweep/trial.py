@@ -1,13 +1,18 @@
 """`python -m gptattn.sweep.trial`: computes the work of runs and times steps of the heaviest.
 
-Reads a JSON list of runs' settings from stdin. Prints, as JSON, the FLOPs and the fixed seconds of
-each run, and the FLOPs per second of a training step. Started by `gptattn.sweep.estimate`.
+Reads from stdin, as JSON, a list of runs' settings and one of ways to share the machine. Prints, as
+JSON, the FLOPs and the fixed seconds of each run, and for each way the FLOPs per second of training
+steps, of all processes together. Started by `gptattn.sweep.estimate`.
 """
 
 import json
+import multiprocessing
 import signal
 import sys
 import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Barrier
 
 import torch
 
@@ -17,7 +22,7 @@ from gptattn.settings.budget import resolve_budget
 from gptattn.settings.build import build_data, build_model
 from gptattn.settings.config import TrainConfig
 from gptattn.settings.values import typed
-from gptattn.sweep.plan import threads_each
+from gptattn.sweep.sharing import Share
 
 LIMIT_SECONDS = 60
 TRIAL_SECONDS = 1.0
@@ -26,13 +31,35 @@ TRIAL_TOKENS = 2048
 
 def main() -> None:
     """Read the settings from stdin and print the answer as the last line of stdout."""
-    cfgs = [typed(TrainConfig, node) for node in json.load(sys.stdin)]
+    settings, ways = json.load(sys.stdin)
+    cfgs = [typed(TrainConfig, node) for node in settings]
     # The system ends a trial that hangs, even if the sweep is gone.
     signal.alarm(LIMIT_SECONDS)
     work = [_flops_and_seconds(cfg) for cfg in cfgs]
     (flops, _), heaviest = max(zip(work, cfgs, strict=True), key=lambda pair: pair[0][0])
-    rate = _flops_per_second(heaviest) if flops else 1.0
-    print("\n" + json.dumps({"work": work, "rate": rate}))
+    rates = [_together(heaviest, Share(**way)) if flops else 1.0 for way in ways]
+    print("\n" + json.dumps({"work": work, "rates": rates}))
+
+
+def _together(cfg: TrainConfig, share: Share) -> float:
+    """Return the FLOPs per second of all processes, where so many train at once."""
+    if resolve_device(cfg.trainer.accelerator).type != "cpu" or sys.platform != "linux":
+        return share.jobs * _flops_per_second(cfg, share.threads)
+    # Copies of this process, which itself never starts threads.
+    copies = multiprocessing.get_context("fork")
+    begin, answers = copies.Barrier(share.jobs), []
+    for _ in range(share.jobs):
+        ours, theirs = copies.Pipe(duplex=False)
+        copies.Process(
+            target=_report, args=(cfg, share.threads, begin, theirs), daemon=True
+        ).start()
+        theirs.close()  # so that the copy's death ends the waiting for its answer
+        answers.append(ours)
+    return sum(ours.recv() for ours in answers)
+
+
+def _report(cfg: TrainConfig, threads: int | None, begin: Barrier, answer: Connection) -> None:
+    answer.send(_flops_per_second(cfg, threads, lambda: begin.wait(LIMIT_SECONDS)))
 
 
 def _flops_and_seconds(cfg: TrainConfig) -> tuple[float, float]:
@@ -51,10 +78,15 @@ def _flops_and_seconds(cfg: TrainConfig) -> tuple[float, float]:
     return flops + budget.steps * tokens_per_step * flops_per_token, 0.0
 
 
-def _flops_per_second(cfg: TrainConfig) -> float:
-    """Measure the FLOPs per second of a training step of this model (without the optimizer)."""
+def _flops_per_second(
+    cfg: TrainConfig, threads: int | None, warm: Callable[[], object] = lambda: None
+) -> float:
+    """Measure the FLOPs per second of a training step of this model (without the optimizer).
+
+    `warm` is called after the first step, which is not measured.
+    """
     device = resolve_device(cfg.trainer.accelerator)
-    set_threads(cfg.trainer.threads or threads_each(cfg))
+    set_threads(cfg.trainer.threads or threads)
     with device:
         model = build_model(cfg, vocab_size=256)
     T = cfg.model.context_length
@@ -64,6 +96,7 @@ def _flops_per_second(cfg: TrainConfig) -> float:
     while steps < 2 or time.perf_counter() - start < TRIAL_SECONDS:
         if steps == 1:  # the first one warms up
             synchronize(device)
+            warm()
             start = time.perf_counter()
         model.loss(ids, ids, cfg.loss_chunk_tokens).backward()
         steps += 1

@@ -12,7 +12,6 @@ from support import tiny
 from gptattn.cli.jobs import worker_command
 from gptattn.cli.main import check_job
 from gptattn.cli.resume_settings import resume_argument
-from gptattn.errors import ConfigError
 from gptattn.runs.folder import RunFolder
 from gptattn.settings.config import TrainConfig
 from gptattn.settings.identity import Making, settings_key, went_on
@@ -22,8 +21,6 @@ from gptattn.sweep.plan import (
     Plan,
     finished_runs,
     folders_done,
-    slots,
-    threads_each,
     with_resumable_folders,
 )
 
@@ -148,33 +145,3 @@ def test_a_run_that_goes_on_is_resumed_with_the_packages_it_needs(
     resume, others = resume_argument(command_line)
     assert resume == str(folder)
     assert others == ["allow_targets=[mine,yours]"]
-
-
-# How many at once
-
-
-def with_sweep(cfg: TrainConfig, jobs: int | None, threads: int | None) -> TrainConfig:
-    trainer = replace(cfg.trainer, threads=threads)
-    return replace(cfg, sweep=replace(cfg.sweep, jobs=jobs), trainer=trainer)
-
-
-def test_runs_at_once_and_their_threads_share_the_cores(
-    cfg: TrainConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("gptattn.sweep.plan.usable_cpus", lambda: 8)
-    # (sweep.jobs, trainer.threads) -> (runs at once, threads given to each)
-    expected = {
-        (None, None): (1, None),
-        (None, 2): (4, None),
-        (None, 3): (2, None),
-        (4, None): (4, 2),
-        (3, None): (3, 2),
-        (2, 2): (2, None),
-        (None, 16): (1, None),
-    }
-    for (jobs, threads), (at_once, each) in expected.items():
-        asked = with_sweep(cfg, jobs, threads)
-        assert (slots(asked), threads_each(asked)) == (at_once, each)
-    for jobs, threads in ((9, None), (5, 2)):
-        with pytest.raises(ConfigError, match=r"sweep\.jobs"):
-            slots(with_sweep(cfg, jobs, threads))
