@@ -1,4 +1,6 @@
-"""Optimizers of the layers' matrices. Each file in `conf/optim` may name the class of one."""
+"""What updates the layers' matrices in place of AdamW; a file in `conf/optim` names its class. It
+may import `errors` and `machine`. Start reading at `matrix_rule.py`.
+"""
 
 from gptattn.optim.matrix_rule import MatrixRule
 from gptattn.optim.muon import Muon
