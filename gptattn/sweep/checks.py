@@ -9,6 +9,7 @@ from gptattn.errors import ConfigError, RunFolderError, UserError
 from gptattn.settings.config import TrainConfig, check
 from gptattn.settings.identity import Making
 from gptattn.sweep.plan import Plan, naming, slots
+from gptattn.sweep.vectorize import check_vectorize
 from gptattn.training.precheck import check_run
 
 # The slow checks of model and data ignore these settings: one check covers all of their values.
@@ -37,6 +38,7 @@ def checked(
     for plan in plans:
         with naming(plan.variant):
             check(plan.cfg)
+            check_vectorize(plan.cfg)
         slots(plan.cfg)
         if plan.begun:
             raise RunFolderError(

@@ -87,6 +87,7 @@ def test_after_100_steps_each_seed_is_where_it_would_be_alone_with_its_own_clipp
     tmp_path: Path,
 ) -> None:
     longer = ("budget.steps=100", "optim.grad_clip=0.7", "accumulate=2", "log_every=9")
+    longer = (*longer, "model.num_layers=1", "sample.tokens=0", "validation.count=1")
     pair = together(tmp_path / "pair", *longer)
     theirs = train(tmp_path / "alone", *OURS, *longer, "seed=3")
     norms = [x for _, x in series(theirs, "train/grad_norm")]
