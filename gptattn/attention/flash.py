@@ -8,7 +8,7 @@ from torch.autograd.function import once_differentiable
 
 from gptattn.attention.folding import one_size
 from gptattn.attention.pieces import Band, pieces_of
-from gptattn.attention.stacked import as_rows, of_several_models
+from gptattn.attention.vmapped import as_rows, of_several_models
 
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward

@@ -10,7 +10,7 @@ from gptattn.attention.folding import fold_decay, one_size
 from gptattn.attention.pieces import Band
 from gptattn.attention.rule import Rule, visible
 from gptattn.attention.spans import Span, Standing
-from gptattn.attention.stacked import of_several_models
+from gptattn.attention.vmapped import of_several_models
 
 BLOCK = 128  # queries at a time, where a mask or scores must be held in memory
 

@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 from gptattn.attention.rule import Rule, weights
 from gptattn.attention.spans import Span, Standing
-from gptattn.attention.stacked import of_several_models
+from gptattn.attention.vmapped import of_several_models
 
 # Weights [B, H, T, S] -> what the values are summed with: [B, H, T, S], or fewer heads.
 Blend = Callable[[Tensor], Tensor]

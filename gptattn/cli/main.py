@@ -110,6 +110,7 @@ def _run_seeds(args: Namespace, folders: Mapping[int, Path]) -> None:
     name = args.config_name or CONFIG_NAME
     with composed(args.overrides, name, config_dir=args.config_dir) as cfg:
         ready, first = _checked(cfg)
+        check_room(first, len(folders) * ready.bytes_on_disk)
         with contextlib.ExitStack() as locks:
             for folder in folders.values():
                 locks.enter_context(_new_run(folder))
