@@ -10,6 +10,7 @@ from gptattn.attention.folding import fold_decay, one_size
 from gptattn.attention.pieces import Band
 from gptattn.attention.rule import Rule, visible
 from gptattn.attention.spans import Span, Standing
+from gptattn.attention.vmapped import of_several_models
 
 BLOCK = 128  # queries at a time, where a mask or scores must be held in memory
 
@@ -42,7 +43,7 @@ def fused(
         return fused(*wide, dropout, at)[..., : v_BGSD.shape[3]]
     window = None if rule.window is None or rule.window >= at.S else rule.window
     on_cpu = q_BHTD.device.type == "cpu"
-    if at.same and window is None and rule.sink_H is None:
+    if at.same and window is None and rule.sink_H is None and not _only_flash(q_BHTD):
         inputs = q_BHTD, k_BGSD, v_BGSD
         y_BHTD = F.scaled_dot_product_attention(
             *(one_size(*inputs) if on_cpu else inputs),
@@ -57,6 +58,11 @@ def fused(
         inputs = q_BHTD, k_BGSD, v_BGSD
         return flash(*inputs, rule.scale, band=Band(window, at.ahead), sink=sink_H1)
     return _masked_in_blocks(q_BHTD, k_BGSD, v_BGSD, rule, dropout, at)
+
+
+def _only_flash(q_BHTD: Tensor) -> bool:
+    """Whether torch's sdpa would attend once per model, and `flash` for all at once."""
+    return q_BHTD.device.type == "cpu" and of_several_models(q_BHTD)
 
 
 def _masked_in_blocks(
@@ -112,11 +118,12 @@ def _folded(
     if mask is not None and R > 1:
         of_heads = mask.shape[1] > 1
         mask = mask.unflatten(1, (G, R)).flatten(2, 3) if of_heads else mask.repeat(1, 1, R, 1)
-    if rule.sink_H is None:
+    if rule.sink_H is None and not _only_flash(q_BHTD):
         y_BGXD = F.scaled_dot_product_attention(
             q_BGXD, k_BGSD, v_BGSD, attn_mask=mask, dropout_p=dropout, scale=rule.scale
         )
     else:
-        sink_GX = rule.sink_H.repeat_interleave(T).view(G, R * T)
+        sink_H = rule.sink_H
+        sink_GX = None if sink_H is None else sink_H.repeat_interleave(T).view(G, R * T)
         y_BGXD = flash(q_BGXD, k_BGSD, v_BGSD, rule.scale, mask=mask, sink=sink_GX)
     return y_BGXD.reshape(B, H, T, v_BGSD.shape[3])

@@ -9,6 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 from gptattn.attention.rule import Rule, weights
 from gptattn.attention.spans import Span, Standing
+from gptattn.attention.vmapped import of_several_models
 
 # Weights [B, H, T, S] -> what the values are summed with: [B, H, T, S], or fewer heads.
 Blend = Callable[[Tensor], Tensor]
@@ -49,17 +50,18 @@ def scores_in_blocks(
     This holds BLOCK x S scores, skips keys that no query of a block sees, and with dropout is
     faster than torch's sdpa (0.88 of its time, measured at T = 1,024).
     """
-    learning = torch.is_grad_enabled()
-    far = rule.window is None or at.T <= BLOCK or not learning
+    # Not for several models: backward comes after vmap, and could not compute their blocks again.
+    again = torch.is_grad_enabled() and not of_several_models(q_BHTD)
+    far = rule.window is None or at.T <= BLOCK or not again
     whole = (k_BGSD,), (v_BGSD,)
     k, v = whole if far else (x.split(BLOCK, dim=2) for x in (k_BGSD, v_BGSD))
     done = []
     blocks = at.blocks(BLOCK, rule.window)
     for q_block, (query, key) in zip(q_BHTD.split(BLOCK, dim=2), blocks, strict=True):
         inputs = q_block, k, v, rule, dropout, query, key, at.known, blend
-        if learning:
-            again = dropout > 0  # the recomputation must drop the same weights
-            y = checkpoint(_block, *inputs, use_reentrant=False, preserve_rng_state=again)
+        if again:
+            drops = dropout > 0  # the recomputation must drop the same weights
+            y = checkpoint(_block, *inputs, use_reentrant=False, preserve_rng_state=drops)
         else:
             y = _block(*inputs)
         done.append(y)

@@ -12,7 +12,8 @@ import shlex
 import signal
 import sys
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, NoReturn
@@ -39,7 +40,7 @@ from gptattn.cli.compose import (
 from gptattn.cli.ending import ended
 from gptattn.cli.jobs import quoted, run_folder, with_paths_quoted
 from gptattn.cli.resume_settings import allowed_packages, resume_argument, resumed
-from gptattn.errors import ConfigError, DataError, RunFolderError
+from gptattn.errors import ConfigError, DataError, NumericError, RunFolderError
 from gptattn.machine.disk import check_room, refuse_link
 from gptattn.machine.lock import locked_run
 from gptattn.machine.signals import (
@@ -49,6 +50,7 @@ from gptattn.machine.signals import (
     handled_signals,
     write_stderr,
 )
+from gptattn.machine.untrusted import open_to_append
 from gptattn.runs.folder import RunFolder
 from gptattn.settings.config import TrainConfig, check
 
@@ -57,8 +59,11 @@ if TYPE_CHECKING:
     from gptattn.training.precheck import Ready
 
 
-def main() -> NoReturn:
-    """Run `gptattn-train` or train.py. Exits with the codes of `gptattn.errors`."""
+def main(seeds: Mapping[int, Path] | None = None) -> NoReturn:
+    """Run `gptattn-train` or train.py. Exits with the codes of `gptattn.errors`.
+
+    `seeds`: train a run of each of these seeds in its folder, all as one model.
+    """
     debug = "--debug" in sys.argv
     sys.argv = [argument for argument in sys.argv if argument != "--debug"]
     sys.argv[1:] = with_paths_quoted(sys.argv[1:])
@@ -67,7 +72,7 @@ def main() -> NoReturn:
     for number in handled_signals():
         interrupts = number == signal.SIGINT
         signal.signal(number, signal.default_int_handler if interrupts else _terminated)
-    sys.exit(ended(_main, debug))
+    sys.exit(ended(partial(_main, seeds), debug))
 
 
 def _terminated(signum: int, frame: object) -> NoReturn:
@@ -76,7 +81,7 @@ def _terminated(signum: int, frame: object) -> NoReturn:
     raise SystemExit(128 + signum)
 
 
-def _main() -> None:
+def _main(seeds: Mapping[int, Path] | None) -> None:
     register_resolvers()
     # Hydra's own handler prints several lines and exits with 1; this makes it raise errors instead.
     os.environ["HYDRA_FULL_ERROR"] = "1"
@@ -94,8 +99,47 @@ def _main() -> None:
         _leave_to_hydra(args)
     elif args.shell_completion:
         _hydra_main()
+    elif seeds is not None:
+        _run_seeds(args, seeds)
     else:
         _run(args)
+
+
+def _run_seeds(args: Namespace, folders: Mapping[int, Path]) -> None:
+    """Make a run of each seed as one model; Hydra's own record is that of the first."""
+    name = args.config_name or CONFIG_NAME
+    with composed(args.overrides, name, config_dir=args.config_dir) as cfg:
+        ready, first = _checked(cfg)
+        check_room(first, len(folders) * ready.bytes_on_disk)
+        with contextlib.ExitStack() as locks:
+            for folder in folders.values():
+                locks.enter_context(_new_run(folder))
+            _as_hydras_job(cfg, first, lambda: _train_seeds(ready, folders))
+
+
+def _train_seeds(ready: "Ready", folders: Mapping[int, Path]) -> None:
+    """Train the seeds. Exits with the code of a NaN if one has diverged; its log says so."""
+    with ending_at_once():
+        from gptattn.machine.console import make_console
+        from gptattn.training.vectorized import train_seeds
+
+    first, *others = folders.values()
+    for folder in others:
+        _log(folder, f"trained as one model with others; its log: ../{first.name}/console.log")
+    try:
+        errors = train_seeds(ready, folders, make_console())
+    except Stopped as stopped:
+        print(f"stopped after step {stopped.step}", file=sys.stderr)
+        raise SystemExit(128 + stopped.signum) from stopped
+    for seed, error in errors.items():
+        _log(folders[seed], f"error: {error}")
+    if errors:
+        raise SystemExit(NumericError.exit_code)
+
+
+def _log(folder: Path, line: str) -> None:
+    with open_to_append(RunFolder(folder).console_file) as file:
+        file.write(f"{line}\n".encode())
 
 
 def _run(args: Namespace) -> None:

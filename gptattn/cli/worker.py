@@ -1,5 +1,7 @@
 """Makes one run of a sweep: `python -m gptattn.cli.worker OVERRIDES`, started by the sweep.
 
+With `--seeds=` it makes a run of each seed given, all of them as one model.
+
 The same as `gptattn-train OVERRIDES`, but it ends when the sweep's process ends, even by a kill:
 its stdin is a pipe from that process, which closes then.
 """
@@ -10,6 +12,7 @@ import sys
 import threading
 
 from gptattn.cli.main import main
+from gptattn.sweep.vectorize import SEEDS, read_seeds
 
 
 def _end_with_the_sweep(pipe: int) -> None:
@@ -24,5 +27,7 @@ if __name__ == "__main__":
     # Code that reads stdin, such as a debugger, gets end of file at once.
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     threading.Thread(target=_end_with_the_sweep, args=(sweep,), daemon=True).start()
+    seeds = [argument for argument in sys.argv if argument.startswith(SEEDS)]
+    sys.argv = [argument for argument in sys.argv if argument not in seeds]
     sys.argv.append("--debug")  # its output goes to a log file, which should have tracebacks
-    main()
+    main(read_seeds(seeds[0]) if seeds else None)

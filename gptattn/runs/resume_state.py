@@ -72,9 +72,9 @@ def _is_number(value: Any, least: float = 0.0) -> bool:
 
 
 def _are_numbers(values: dict[str, Any]) -> bool:
-    # An MFU above 1 is recorded as None.
+    # An MFU above 1 is recorded as None, and speed and memory where the run shared its model.
     return all(
-        _is_number(value, -math.inf) or (value is None and name == "perf/mfu")
+        _is_number(value, -math.inf) or (value is None and name.startswith("perf/"))
         for name, value in values.items()
     )
 

@@ -129,7 +129,8 @@ class TrainerConfig:
 class SweepConfig:
     """How a `-m` command runs its sweep.
 
-    `jobs`: runs at a time; None is as `auto`. `minutes`: stop after so many, to go on another time.
+    `jobs`: processes at a time; None is as `auto`. `vectorize`: one process trains so many seeds of
+    a variant as one model; None: each alone. `minutes`: stop after so many, to go on another time.
     `fresh`: repeat finished runs. `keep_stale`: runs made with other code, text or starting weights
     count as finished too.
     """
@@ -138,6 +139,7 @@ class SweepConfig:
     fresh: bool
     keep_stale: bool
     minutes: float | None = field(default=None, metadata=POSITIVE)
+    vectorize: int | None = field(default=None, metadata=within(above=0, most=1024))
 
 
 @dataclass

@@ -10,6 +10,7 @@ from gptattn.settings.config import TrainConfig, check
 from gptattn.settings.identity import Making
 from gptattn.sweep.plan import Plan, naming
 from gptattn.sweep.sharing import slots
+from gptattn.sweep.vectorize import check_vectorize
 from gptattn.training.precheck import check_run
 
 # The slow checks of model and data ignore these settings: one check covers all of their values.
@@ -38,6 +39,7 @@ def checked(
     for plan in plans:
         with naming(plan.variant):
             check(plan.cfg)
+            check_vectorize(plan.cfg)
         slots(plan.cfg)
         if plan.begun:
             raise RunFolderError(

@@ -7,8 +7,8 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Protocol
 
@@ -26,12 +26,21 @@ LAST_BYTES = 16_384  # of a console.log that are searched for the error
 
 @dataclass(frozen=True)
 class Work:
-    """One run to start: its folder, its command and its expected duration."""
+    """One process to start: its run's folder, its command and its expected duration.
+
+    `others`: folder -> overrides of further runs that the process makes, with the same command.
+    """
 
     folder: Path
     command: Sequence[str]
     overrides: Sequence[str]
     weight: float  # expected seconds; only their ratios count
+    others: Mapping[Path, Sequence[str]] = field(default_factory=dict)
+
+    @property
+    def runs(self) -> dict[Path, Sequence[str]]:
+        """Folder -> overrides of all its runs."""
+        return {self.folder: self.overrides, **self.others}
 
 
 @dataclass(frozen=True)
@@ -87,14 +96,14 @@ def run_all(
     until: float = math.inf,
     server: ForkServer | None = None,
 ) -> list[Outcome]:
-    """Run all works in order, at most `slots` at once. Return the outcomes in the same order.
+    """Run all works in order, at most `slots` at once. Return each run's outcome, in that order.
 
     A run is done if it left a summary.json, the last file that it writes; the exit code of its
     process does not matter then. On any exception, such as an interrupt, the processes get SIGTERM,
     after GRACE_SECONDS SIGKILL, and the exception is raised again. Raises TimeOver while runs are
     left when `time.monotonic()` reaches `until`. `server` starts the processes, if it lives.
     """
-    waiting, outcomes = list(reversed(works)), dict.fromkeys(work.folder for work in works)
+    waiting, outcomes = list(reversed(works)), dict.fromkeys(f for work in works for f in work.runs)
     active: list[_Process] = []
     try:
         while waiting or active:
@@ -105,15 +114,18 @@ def run_all(
                 try:
                     active.append(_start(work, server))
                 except (OSError, UserError) as error:
-                    outcomes[work.folder] = _ended(work, _unstarted(work, error), ledger, watcher)
+                    for folder in work.runs:
+                        outcome = _unstarted(folder, error)
+                        outcomes[folder] = _ended(work, outcome, ledger, watcher)
                     continue
                 pid = active[-1].popen.pid
-                ledger.note(work.folder.name, "running", pid=pid, overrides=list(work.overrides))
+                for folder, overrides in work.runs.items():
+                    ledger.note(folder.name, "running", pid=pid, overrides=list(overrides))
                 watcher.started(work)
             for process in [p for p in active if p.popen.poll() is not None]:
                 active.remove(process)
-                outcome = _outcome(process)
-                outcomes[process.work.folder] = _ended(process.work, outcome, ledger, watcher)
+                for outcome in _outcomes(process):
+                    outcomes[outcome.folder] = _ended(process.work, outcome, ledger, watcher)
             watcher.running([process.work for process in active])
             if active:
                 with contextlib.suppress(subprocess.TimeoutExpired):
@@ -125,7 +137,8 @@ def run_all(
 
 
 def _start(work: Work, server: ForkServer | None) -> _Process:
-    work.folder.mkdir(parents=True, exist_ok=True)
+    for folder in work.runs:
+        folder.mkdir(parents=True, exist_ok=True)
     log = open_to_append(RunFolder(work.folder).console_file)
     kills = memory_kills()
     stdin, alive = os.pipe()
@@ -157,14 +170,19 @@ def _close(process: _Process) -> None:
     os.close(process.alive)
 
 
-def _unstarted(work: Work, error: Exception) -> Outcome:
-    return Outcome(work.folder, 7, f"could not be started: {error}", 0.0)
+def _unstarted(folder: Path, error: Exception) -> Outcome:
+    return Outcome(folder, 7, f"could not be started: {error}", 0.0)
 
 
-def _outcome(process: _Process) -> Outcome:
-    code, folder = process.popen.wait(), process.work.folder
+def _outcomes(process: _Process) -> list[Outcome]:
+    process.popen.wait()
     seconds = time.monotonic() - process.start
     _close(process)
+    return [_outcome(process, folder, seconds) for folder in process.work.runs]
+
+
+def _outcome(process: _Process, folder: Path, seconds: float) -> Outcome:
+    code = process.popen.wait()
     if RunFolder(folder).done:
         return Outcome(folder, code, "", seconds)
     if code == 0:
@@ -174,9 +192,10 @@ def _outcome(process: _Process) -> Outcome:
         return Outcome(folder, OutOfMemory.exit_code, reason, seconds)
     if code < 0:
         return Outcome(folder, code, _signal_reason(-code), seconds)
-    return Outcome(
-        folder, code, _last_error(RunFolder(folder).console_file) or f"exit code {code}", seconds
-    )
+    # A run that shares its process has a line of its own if it alone has failed.
+    logs = (RunFolder(place).console_file for place in (folder, process.work.folder))
+    reason = next(filter(None, map(_last_error, logs)), f"exit code {code}")
+    return Outcome(folder, code, reason, seconds)
 
 
 def memory_kills(counts: Path = Path("/proc/vmstat")) -> int:
@@ -215,9 +234,9 @@ def _last_error(log: Path) -> str:
 def _ended(work: Work, outcome: Outcome, ledger: Ledger, watcher: Watcher) -> Outcome:
     facts = {"exit": outcome.exit, "seconds": round(outcome.seconds, 1)}
     if outcome.done:
-        ledger.note(work.folder.name, "done", **facts)
+        ledger.note(outcome.folder.name, "done", **facts)
     else:
-        ledger.note(work.folder.name, "failed", **facts, reason=outcome.reason)
+        ledger.note(outcome.folder.name, "failed", **facts, reason=outcome.reason)
     watcher.ended(work, outcome)
     return outcome
 
@@ -234,9 +253,10 @@ def _stop(active: Sequence[_Process], ledger: Ledger) -> None:
                 _signal(process, signal.SIGKILL)
                 process.popen.wait()
             _close(process)
-            # The run may have finished before the signal.
-            state = "done" if RunFolder(process.work.folder).done else "interrupted"
-            ledger.note(process.work.folder.name, state, exit=process.popen.returncode)
+            for folder in process.work.runs:
+                # The run may have finished before the signal.
+                state = "done" if RunFolder(folder).done else "interrupted"
+                ledger.note(folder.name, state, exit=process.popen.returncode)
 
 
 def _signal(process: _Process, number: int) -> None:

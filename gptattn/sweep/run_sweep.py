@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from gptattn.errors import SweepError, UserError
+from gptattn.errors import ConfigError, SweepError, UserError
 from gptattn.machine.console import make_console, span
 from gptattn.machine.device import resolve_device
 from gptattn.runs.folder import RunFolder, begun_below
@@ -29,6 +29,7 @@ from gptattn.sweep.replaced import mark_replaced
 from gptattn.sweep.sharing import shares, slots, threads_each
 from gptattn.sweep.stages import DIVERGED_EVERYWHERE, Later, Stages, is_done, stages_of
 from gptattn.sweep.sweep_progress import SweepProgress
+from gptattn.sweep.vectorize import grouped, seeds_argument
 
 STALE_NAMES = 3  # run names in one line
 
@@ -53,6 +54,10 @@ def run_sweep(
     """
     first = checked(plans)
     sweep = first[0].cfg.sweep
+    if sweep.vectorize is not None and not in_processes:
+        raise ConfigError(
+            "sweep.vectorize", f"{sweep.vectorize} needs launcher=processes; leave one of them out"
+        )
     console = make_console()
     ready = partial(stages_of, first, folder, in_processes, later)
     # Without a folder nothing is done yet: plan before the ledger makes the folder, so that an
@@ -261,8 +266,9 @@ def run_in_processes(
     `run_all`.
     """
     cfg = plans[0].cfg
-    console, parallel, threads = make_console(), min(slots(cfg), len(plans)), threads_each(cfg)
-    works = [_work(plan, command, threads) for plan in plans]
+    groups = grouped(plans)
+    console, parallel, threads = make_console(), min(slots(cfg), len(groups)), threads_each(cfg)
+    works = [_work(group, command, threads) for group in groups]
     known = [plan.seconds for plan in plans if plan.seconds is not None]
     how = f", {parallel} at a time" if parallel > 1 else ", one after the other"
     how = how if len(plans) > 1 else ""
@@ -271,24 +277,24 @@ def run_in_processes(
         if len(known) == len(plans)
         else "; no time estimate: the trial failed"
     )
-    console.print(f"{len(plans)} to run{how}{about}")
+    models = f"{len(groups)} model{'s' * (len(groups) > 1)}"
+    together = f" as {models}" if len(groups) < len(plans) else ""
+    console.print(f"{len(plans)} to run{together}{how}{about}")
     ledger = Ledger(plans[0].folder.parent)
     shown = SweepProgress(console, works, parallel, known=len(known) == len(plans))
     with shown as progress, _server(plans) as server:
-        outcomes = run_all(works, parallel, ledger, progress, until, server)
+        ended = run_all(works, parallel, ledger, progress, until, server)
+        outcomes = {outcome.folder: outcome for outcome in ended}
         short = [
-            i
-            for i, plan in enumerate(plans)
-            if outcomes[i].out_of_memory and _can_start_again(plan)
+            plan for plan in plans if outcomes[plan.folder].out_of_memory and _can_start_again(plan)
         ]
-        again = [_work(plans[i], command, threads) for i in short]
+        again = [_work([plan], command, threads) for plan in short]
         progress.retrying(again)
-        for i, outcome in zip(
-            short, run_all(again, 1, ledger, progress, until, server), strict=True
-        ):
-            outcomes[i] = outcome
+        for outcome in run_all(again, 1, ledger, progress, until, server):
+            outcomes[outcome.folder] = outcome
     _warn(ledger)
-    for plan, outcome in zip(plans, outcomes, strict=True):
+    for plan in plans:
+        outcome = outcomes[plan.folder]
         yield plan, _loss(outcome) if outcome.done else RuntimeError(outcome.reason)
 
 
@@ -304,10 +310,17 @@ def _can_start_again(plan: Plan) -> bool:
     return plan.cfg.checkpoint or not plan.begun
 
 
-def _work(plan: Plan, command: Callable[[Plan], list[str]], threads: int | None) -> Work:
+def _work(group: Sequence[Plan], command: Callable[[Plan], list[str]], threads: int | None) -> Work:
+    plan, *others = group
     # A resumed run must keep its number of threads.
     own = [] if threads is None or plan.begun else [f"trainer.threads={threads}"]
-    return Work(plan.folder, [*command(plan), *own], plan.overrides, plan.seconds or 1.0)
+    return Work(
+        plan.folder,
+        [*command(plan), *own, *seeds_argument(group)],
+        plan.overrides,
+        sum(one.seconds or 1.0 for one in group),
+        {other.folder: other.overrides for other in others},
+    )
 
 
 def _loss(outcome: Outcome) -> float | Exception:

@@ -40,7 +40,7 @@ class SweepProgress:
     ) -> None:
         """`known`: each job's weight is its expected seconds. Otherwise all weights are equal."""
         self.console, self.slots, self._known = console, slots, known
-        self.total, self.ended_runs, self.failed = len(works), 0, 0
+        self.total, self.ended_runs, self.failed = sum(len(work.runs) for work in works), 0, 0
         self._expected = sum(work.weight for work in works)
         self._done = 0.0  # expected seconds of the runs that have ended
         self._start = time.monotonic()
@@ -78,10 +78,10 @@ class SweepProgress:
         """Print a line with the run's loss and duration, or why it failed."""
         self.ended_runs += 1
         self.failed += not outcome.done
-        self._done += work.weight
+        self._done += work.weight / len(work.runs)
         end = f"{_loss(outcome.folder)}{span(outcome.seconds)}" if outcome.done else outcome.reason
         state = "done" if outcome.done else "FAILED"
-        line = f"[{self.ended_runs}/{self.total}] {state} {work.folder.name}: {end}"
+        line = f"[{self.ended_runs}/{self.total}] {state} {outcome.folder.name}: {end}"
         left = self._left(self._done)
         # Text keeps rich from reading a name or a reason as markup.
         self.console.print(Text(line + (f"; about {span(left)} left" if left else "")))

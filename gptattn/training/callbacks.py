@@ -96,13 +96,17 @@ class MetricRows(L.Callback):
         flops_per_token: float,
         budget: Budget,
         budget_settings: dict[str, Any],
-        device_flops_per_second: float,
+        device_flops_per_second: float | None,
     ) -> None:
-        """`budget_settings` is the budget section of the settings."""
+        """`budget_settings` is the budget section of the settings.
+
+        `device_flops_per_second` None: the run shares its model, so no speed or memory is its own.
+        """
         self.recorder, self.clock, self.log_every = recorder, clock, log_every
         self.tokens_per_step, self.flops_per_token = tokens_per_step, flops_per_token
         self.budget, self.budget_settings = budget, budget_settings
         self.device_flops_per_second = device_flops_per_second
+        self.alone = device_flops_per_second is not None
         self.last: dict[str, float | None] = {}  # the newest value of every metric
         # Every budget that the run has completed; None if an older version's checkpoint lacks it.
         self.completed: list[dict[str, Any]] | None = []
@@ -121,12 +125,16 @@ class MetricRows(L.Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.last = dict(state_dict["last"])
+        # What shared its model before it was resumed has no speed of its own either.
+        self.alone = self.alone and self.last.get("perf/tokens_per_s", 0.0) is not None
         self.completed = state_dict.get("completed")
         self._logged_step = state_dict["logged_step"]
         self._timed_steps = state_dict["timed_steps"]
 
     def throughput(self, step_seconds: float) -> dict[str, float | None]:
         """Return tokens/s, ms per step and MFU. An MFU above 1 becomes None, with one warning."""
+        if not self.alone or self.device_flops_per_second is None:
+            return dict.fromkeys(("perf/tokens_per_s", "perf/step_ms", "perf/mfu"))
         tokens_per_s = self.tokens_per_step / step_seconds
         mfu = tokens_per_s * self.flops_per_token / self.device_flops_per_second
         if mfu > 1 and not self._warned_of_mfu:
@@ -163,13 +171,17 @@ class MetricRows(L.Callback):
             "train/lr": module.lr,
             "train/grad_norm": module.grad_norm.item(),
             **self.throughput(per_step),
-            **memory(module.device),
+            **self._memory(module),
             **self._progress(step),
         }
         module.train_losses.clear()
         self._logged_step, self._timed_steps = step, len(self.clock.step_seconds)
         self.last |= row
         self.recorder.log_metrics(row, step)
+
+    def _memory(self, module: LanguageModel) -> dict[str, float | None]:
+        found = memory(module.device)
+        return {name: value if self.alone else None for name, value in found.items()}
 
     def _progress(self, step: int) -> dict[str, float]:
         tokens = step * self.tokens_per_step
@@ -198,7 +210,7 @@ class MetricRows(L.Callback):
         """Return the final speed, from the median over all steps if there are any, and memory."""
         steps = len(self.clock.step_seconds)
         speed = self.throughput(self.clock.median_step_seconds()) if steps else {}
-        return speed | memory(module.device)
+        return speed | self._memory(module)
 
 
 class Samples(L.Callback):

@@ -79,7 +79,7 @@ class LanguageModel(L.LightningModule):
         losses = []
         for part in zip(ids.split(rows), targets.split(rows), strict=True):
             loss = self.model.loss(*part, self.loss_chunk_tokens) / self.accumulate
-            self._check_finite("train/loss", loss)
+            self.check_finite("train/loss", loss)
             if self.scaled_loss:
                 self.manual_backward(loss)
             else:  # manual_backward would also call Lightning's hooks, which are not used here
@@ -88,7 +88,7 @@ class LanguageModel(L.LightningModule):
         self.train_losses.append(sum(losses[1:], losses[0]))
         optimizer = self.optimizers()
         assert isinstance(optimizer, LightningOptimizer)
-        self.lr = self._learning_rate()
+        self.lr = self.learning_rate()
         for group in optimizer.param_groups:
             group["lr"] = self.lr
         optimizer.step()
@@ -135,15 +135,17 @@ class LanguageModel(L.LightningModule):
         self.grad_norm = nn.utils.get_total_norm(gradients)
         # Under float16 an occasional overflow is normal: the loss scaler skips that step.
         if not self.scaled_loss:
-            self._check_finite("train/grad_norm", self.grad_norm)
+            self.check_finite("train/grad_norm", self.grad_norm)
         if self.grad_norm > self.optim.grad_clip:
             nn.utils.clip_grads_with_norm_(self._trained, self.optim.grad_clip, self.grad_norm)
 
-    def _learning_rate(self) -> float:
+    def learning_rate(self) -> float:
+        """Return the learning rate of the step in progress."""
         progress = self.progress(self.global_step + 1)
         return self.optim.lr * learning_rate_factor(progress, self.optim)
 
-    def _check_finite(self, name: str, value: Tensor) -> None:
+    def check_finite(self, name: str, value: Tensor) -> None:
+        """Raise NumericError if this value of the step in progress is NaN or infinite."""
         if not torch.isfinite(value):
             raise NumericError(
                 name,
@@ -156,9 +158,12 @@ class LanguageModel(L.LightningModule):
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         ids, targets = batch
-        loss = self.model.loss(ids, targets, self.loss_chunk_tokens)
-        self._val_nats += loss.item() * targets.numel()
-        self._val_tokens += targets.numel()
+        self.add_validation(self.model.loss(ids, targets, self.loss_chunk_tokens), targets.numel())
+
+    def add_validation(self, loss: Tensor, tokens: int) -> None:
+        """Add a validation batch of so many tokens, with this mean loss."""
+        self._val_nats += loss.item() * tokens
+        self._val_tokens += tokens
 
     def on_validation_epoch_end(self) -> None:
         loss = self._val_nats / self._val_tokens

@@ -4,7 +4,7 @@ import logging
 import math
 import sys
 import warnings
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +81,7 @@ def _assembled_and_fit(
     elif start.source is None and not folder.done:
         console.print("no checkpoint was saved: starting from step 0")
     start = start or Start()
-    _quiet_lightning()
+    quiet_lightning()
     threads = set_threads(start.facts.get("threads", cfg.trainer.threads))
     check_same(start, facts_of(data, device, threads))
     L.seed_everything(cfg.seed, workers=True, verbose=False)
@@ -172,15 +172,34 @@ def claim(folder: RunFolder, cfg: TrainConfig) -> None:
     folder.write_settings(cfg)
 
 
-def _fit(
+@dataclass(frozen=True)
+class Parts:
+    """What trains a run and writes its record."""
+
+    recorder: RunRecorder
+    rows: MetricRows
+    checkpoints: Checkpoints
+    module: LanguageModel
+    datamodule: TokenDataModule
+    trainer: L.Trainer
+    callbacks: list[L.Callback]  # of the trainer
+
+
+def new_parts(
     built: Assembly,
     console: Console,
-    compiled: bool,
     start: Start,
     rows_kept: int,
     watchdog: Watchdog,
-) -> dict[str, Any]:
-    """Train, and write the summary; `there` is the number of rows already in metrics.jsonl."""
+    stop: StopRequest,
+    *,
+    compiled: bool = False,
+    alone: bool = True,
+) -> Parts:
+    """Return the parts of a run; `rows_kept` is the number of rows already in metrics.jsonl.
+
+    `alone`: the run shares its model with no other, so its speed is its own.
+    """
     cfg, budget = built.cfg, built.budget
     resumed = start.source is not None
     recorder = RunRecorder(built.folder, rows_kept, start.step + 1 if resumed else None)
@@ -193,9 +212,9 @@ def _fit(
         flops_per_token=built.cost.flops_per_token,
         budget=budget,
         budget_settings=asdict(cfg.budget),
-        device_flops_per_second=matmul_flops_per_second(
-            built.device, DTYPES[cfg.trainer.precision]
-        ),
+        device_flops_per_second=matmul_flops_per_second(built.device, DTYPES[cfg.trainer.precision])
+        if alone
+        else None,
     )
     samples = Samples(recorder, built.data, cfg.sample, cfg.seed)
     module = LanguageModel(
@@ -220,7 +239,6 @@ def _fit(
     attention = AttentionLog(
         recorder, built.data.val, cfg.model.context_length, cfg.log_heads, console
     )
-    stop = StopRequest()
     facts = facts_of(built.data, built.device, built.threads)
     checkpoints = Checkpoints(built.folder if cfg.checkpoint else None, stop, facts)
     callbacks = [clock, rows, samples, progress, attention, BudgetEnd(budget, clock), checkpoints]
@@ -233,24 +251,45 @@ def _fit(
         recorder.log_metrics(built.costs(), 0)
         if built.match is not None:
             recorder.log_text("match", str(built.match), 0)
+    return Parts(recorder, rows, checkpoints, module, datamodule, trainer, callbacks)
+
+
+def _fit(
+    built: Assembly,
+    console: Console,
+    compiled: bool,
+    start: Start,
+    rows_kept: int,
+    watchdog: Watchdog,
+) -> dict[str, Any]:
+    """Train, and write the summary; `rows_kept` is the number of rows already in metrics.jsonl."""
+    stop = StopRequest()
+    run = new_parts(built, console, start, rows_kept, watchdog, stop, compiled=compiled)
     reset_peak_memory(built.device)
     done = False
     try:
         with gentle_beside_others(built.threads):
-            if budget.steps == 0:
-                _validate(trainer, module, datamodule, built)
+            if built.budget.steps == 0:
+                _validate(run.trainer, run.module, run.datamodule, built)
             else:
-                with stop.listening(), checkpoints.restoring(start.source):
-                    trainer.fit(module, datamodule=datamodule, ckpt_path=start.source)
-        final = rows.final(module)
-        recorder.log_metrics(final, trainer.global_step)
-        summary = summarise(built, rows.last | final, trainer.global_step, rows.completed)
-        built.folder.write_settings(cfg)  # again: if it was removed, the run could not be read
-        built.folder.write_summary(summary)
+                with stop.listening(), run.checkpoints.restoring(start.source):
+                    run.trainer.fit(run.module, datamodule=run.datamodule, ckpt_path=start.source)
+        summary = write_result(built, run)
         done = True
     finally:
-        recorder.close(done)
-    console.print(result_table(f"{cfg.variant}: result", summary["metrics"]))
+        run.recorder.close(done)
+    console.print(result_table(f"{built.cfg.variant}: result", summary["metrics"]))
+    return summary
+
+
+def write_result(built: Assembly, run: Parts) -> dict[str, Any]:
+    """Write the summary of a run that has ended, which marks it as done; return it."""
+    final = run.rows.final(run.module)
+    step = run.trainer.global_step
+    run.recorder.log_metrics(final, step)
+    summary = summarise(built, run.rows.last | final, step, run.rows.completed)
+    built.folder.write_settings(built.cfg)  # again: if it was removed, it could not be read
+    built.folder.write_summary(summary)
     return summary
 
 
@@ -308,7 +347,7 @@ def _compile(model: GPT, device: torch.device, console: Console) -> bool:
     return True
 
 
-def _quiet_lightning() -> None:
+def quiet_lightning() -> None:
     """Silence Lightning's messages and warnings: the console is for our own output."""
     for name in ("lightning", "lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)

@@ -1,0 +1,82 @@
+"""Several GPTs of one shape as one model: their parameters are stacked, and the inputs too.
+
+N stands for the models, beside the letters of the attention.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from gptattn.model.gpt import GPT
+from gptattn.model.loss import linear_cross_entropy
+
+
+class StackedGPT:
+    """N models that are trained at once: `parameters` maps names to [N, ...].
+
+    The parameters of the models given become views of these, so each of them stays a model of its
+    own, for all that does not train it. Raises ValueError if a buffer is not the same in all.
+    """
+
+    def __init__(self, models: Sequence[GPT]) -> None:
+        self.models = list(models)
+        _check_buffers(models)
+        each = [dict(model.named_parameters()) for model in models]
+        self.parameters: dict[str, Tensor] = {}
+        for name in each[0]:
+            stack = torch.stack([own[name].detach() for own in each]).requires_grad_()
+            for own, view in zip(each, stack.detach(), strict=True):
+                own[name].data = view
+            self.parameters[name] = stack
+        self._hidden = _Hidden(models[0])
+        head = models[0].head.weight
+        self._head = next(name for name, p in each[0].items() if p is head)
+
+    def losses(self, ids: Tensor, targets: Tensor, chunk_tokens: int | None = None) -> Tensor:
+        """Return the loss [N] of each model on its own ids and targets [N, B, T].
+
+        `chunk_tokens` is as in `linear_cross_entropy`.
+        """
+
+        def hidden(parameters: dict[str, Tensor], ids_BT: Tensor) -> Tensor:
+            named = {f"model.{name}": value for name, value in parameters.items()}
+            return functional_call(self._hidden, named, (ids_BT,))
+
+        hidden_NBTE = torch.vmap(hidden)(self.parameters, ids)
+        # unbind: its gradient is one stack, where that of an index would be N times as large.
+        each = zip(hidden_NBTE.unbind(), self.parameters[self._head].unbind(), targets, strict=True)
+        return torch.stack([linear_cross_entropy(*one, chunk_tokens) for one in each])
+
+    def gradient_norms(self) -> Tensor:
+        """Return the norm [N] of each model's gradients together."""
+        found = [
+            torch.linalg.vector_norm(p.grad.reshape(len(p), -1), dim=1)
+            for p in self.parameters.values()
+            if p.grad is not None
+        ]
+        return torch.linalg.vector_norm(torch.stack(found), dim=0)
+
+    def scale_gradients(self, factor_N: Tensor) -> None:
+        """Multiply the gradients of each model by its own factor."""
+        for p in self.parameters.values():
+            if p.grad is not None:
+                p.grad.mul_(factor_N.to(p.grad.dtype).view(-1, *[1] * (p.ndim - 1)))
+
+
+class _Hidden(nn.Module):
+    """The model without its head, as a module whose call gives that."""
+
+    def __init__(self, model: GPT) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return self.model.hidden(ids)
+
+
+def _check_buffers(models: Sequence[GPT]) -> None:
+    for name, value in models[0].named_buffers():
+        if not all(torch.equal(dict(model.named_buffers())[name], value) for model in models):
+            raise ValueError(f"the buffer {name} depends on the seed; train each seed alone")
