@@ -13,6 +13,8 @@ from gptattn.optim.matrix_rule import MatrixRule
 CALLBACK_KEYS = ("StepClock", "MetricRows", "Checkpoints")  # of their states
 FACTS = ("text_sha256", "tokenizer", "device", "threads", "torch")
 MAX_THREADS = 1024  # as for the setting trainer.threads
+# An MFU above 1, and the norm of gradients that overflowed in float16.
+MAY_BE_NONE = ("perf/mfu", "train/grad_norm")
 AVERAGES = ("exp_avg", "exp_avg_sq")  # AdamW's
 
 
@@ -72,9 +74,8 @@ def _is_number(value: Any, least: float = 0.0) -> bool:
 
 
 def _are_numbers(values: dict[str, Any]) -> bool:
-    # An MFU above 1 is recorded as None.
     return all(
-        _is_number(value, -math.inf) or (value is None and name == "perf/mfu")
+        _is_number(value, -math.inf) or (value is None and name in MAY_BE_NONE)
         for name, value in values.items()
     )
 

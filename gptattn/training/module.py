@@ -124,6 +124,11 @@ class LanguageModel(L.LightningModule):
         self.train_losses[:] = state["train_losses"]
         self.grad_norm, self.lr = state["grad_norm"], state["lr"]
 
+    def on_train_start(self) -> None:
+        # A resumed run reads them into the host's memory, wherever the model is.
+        self.train_losses[:] = [loss.to(self.device) for loss in self.train_losses]
+        self.grad_norm = self.grad_norm.to(self.device)
+
     def _optimizer_order(self) -> list[str]:
         """The names of the parameters, as the optimizer numbers them."""
         names = {parameter: name for name, parameter in self.model.named_parameters()}
