@@ -176,6 +176,7 @@ class MetricRows(L.Callback):
 
     def _log(self, trainer: L.Trainer, module: LanguageModel) -> None:
         step = trainer.global_step
+        module.settle()
         self.clock.settle()
         per_step = mean(self.clock.step_seconds[self._timed_steps :])
         # Infinite where float16 overflowed and the loss scaler skipped the step.

@@ -188,7 +188,8 @@ def _fit(
     cfg, budget = built.cfg, built.budget
     resumed = start.source is not None
     recorder = RunRecorder(built.folder, rows_kept, start.step + 1 if resumed else None)
-    clock = StepClock(compiled, EventTimer() if built.device.type == "cuda" else HostTimer())
+    on_gpu = built.device.type == "cuda"
+    clock = StepClock(compiled, EventTimer() if on_gpu else HostTimer())
     rows = MetricRows(
         recorder,
         clock,
@@ -211,6 +212,7 @@ def _fit(
         val_bytes=built.data.val_bytes,
         scaled_loss=cfg.trainer.precision == "16-mixed",
         matrices=build_matrix_rule(cfg),
+        on_device=on_gpu,
     )
     datamodule = TokenDataModule(
         built.data,
@@ -219,6 +221,7 @@ def _fit(
         val_batch_size=cfg.batch_size // cfg.accumulate,
         context_length=cfg.model.context_length,
         on_made=clock.add,
+        pinned=on_gpu,
     )
     progress = ConsoleProgress(console, budget, clock, rows, samples)
     attention = AttentionLog(

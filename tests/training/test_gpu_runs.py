@@ -2,13 +2,15 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from building import build_gpt, settings
-from interrupted import begun, crash, once
+from interrupted import begun, crash, once, steps_kept
 from support import command, series, summary, train
 
+from gptattn.model.gpt import GPT
 from gptattn.settings.identity import meaning
 from gptattn.training.module import LanguageModel
 
@@ -73,3 +75,44 @@ def test_a_gpu_trains_in_half_precision_and_older_records_did_not() -> None:
     assert older.trainer.matmul_precision == "highest"
     assert meaning("trainer.matmul_precision").result
     assert not meaning("trainer.deterministic").result
+
+
+def on_device(patch: pytest.MonkeyPatch) -> None:
+    """Let runs on this CPU guard their steps as on a GPU."""
+    init = LanguageModel.__init__
+
+    def late(self: LanguageModel, *args: Any, **options: Any) -> None:
+        init(self, *args, **options | {"on_device": True})
+
+    patch.setattr(LanguageModel, "__init__", late)
+
+
+def test_a_run_that_guards_its_steps_on_the_device_has_the_same_losses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clipped = "optim.grad_clip=0.5"
+    known = [value for _, value in series(train(tmp_path / "host", clipped), "train/loss")]
+    on_device(monkeypatch)
+    found = [value for _, value in series(train(tmp_path / "device", clipped), "train/loss")]
+    assert found == pytest.approx(known, rel=1e-6)
+
+
+@pytest.mark.parametrize("every", [1, 100])
+def test_on_the_device_a_nan_reaches_no_row_and_no_checkpoint_and_its_step_is_named(
+    every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    on_device(monkeypatch)
+    loss = GPT.loss
+    calls = 0
+
+    def poisoned(self: GPT, *args: Any) -> torch.Tensor:
+        nonlocal calls
+        calls += torch.is_grad_enabled()
+        return loss(self, *args) * (float("nan") if calls == 4 else 1.0)
+
+    monkeypatch.setattr(GPT, "loss", poisoned)
+    assert command(tmp_path, *begun(tmp_path, f"log_every={every}", "accumulate=1")) == 5
+    assert "error: train/loss: is nan at step 4; try " in capfd.readouterr().err
+    run = tmp_path / "run"
+    assert steps_kept(run) == ["step=2.safetensors"]
+    assert max(step for step, _ in series(run, "train/loss")) == (3 if every == 1 else 2)
