@@ -243,6 +243,7 @@ KINDS: dict[str, Callable[[list[str]], None]] = {
     "bench_train.py": _bench("bench_train.py"),
     "bench_attention.py": _bench("bench_attention.py"),
     "bench_decode.py": _bench("bench_decode.py"),
+    "bench_gpu.py": _bench("bench_gpu.py"),
     "bench_report.py": _bench("bench_report.py"),
     "bench_waiting.py": _bench("bench_waiting.py"),
     "simulate_statistics.py": _bench("simulate_statistics.py"),

@@ -7,6 +7,7 @@ from torch import Tensor
 from gptattn.attention.base import divisors
 from gptattn.attention.flash import flash
 from gptattn.attention.folding import fold_decay, one_size
+from gptattn.attention.gpu_kernels import gpu_attention
 from gptattn.attention.pieces import Band
 from gptattn.attention.rule import Rule, visible
 from gptattn.attention.spans import Span, Standing
@@ -45,8 +46,10 @@ def fused(
     on_cpu = q_BHTD.device.type == "cpu"
     if at.same and window is None and rule.sink_H is None and not _only_flash(q_BHTD):
         inputs = q_BHTD, k_BGSD, v_BGSD
+        if not on_cpu:
+            return gpu_attention(*inputs, rule.scale, dropout, causal=True)
         y_BHTD = F.scaled_dot_product_attention(
-            *(one_size(*inputs) if on_cpu else inputs),
+            *one_size(*inputs),
             dropout_p=dropout,
             is_causal=True,
             scale=rule.scale,
@@ -118,7 +121,9 @@ def _folded(
     if mask is not None and R > 1:
         of_heads = mask.shape[1] > 1
         mask = mask.unflatten(1, (G, R)).flatten(2, 3) if of_heads else mask.repeat(1, 1, R, 1)
-    if rule.sink_H is None and not _only_flash(q_BHTD):
+    if q_BHTD.device.type != "cpu":  # without sinks, see `can_fuse`
+        y_BGXD = gpu_attention(q_BGXD, k_BGSD, v_BGSD, rule.scale, dropout, mask=mask)
+    elif rule.sink_H is None and not _only_flash(q_BHTD):
         y_BGXD = F.scaled_dot_product_attention(
             q_BGXD, k_BGSD, v_BGSD, attn_mask=mask, dropout_p=dropout, scale=rule.scale
         )

@@ -3,18 +3,23 @@
 import contextlib
 import os
 import platform
+import re
 import resource
 import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 
 import torch
 
 from gptattn import source_tree
 from gptattn.errors import ConfigError
 from gptattn.machine.cpus import usable_cpus
+
+WARM_UP_SECONDS = 0.3  # of products, until an idle GPU has raised its clock
 
 
 def resolve_device(accelerator: str, field: str = "trainer") -> torch.device:
@@ -57,20 +62,40 @@ def use_huge_pages() -> None:
 
 
 def matmul_flops_per_second(device: torch.device, dtype: torch.dtype) -> float:
-    """Measure this device's FLOP/s on a square matrix product, best of five after a warm-up.
+    """Measure this device's FLOP/s on a square matrix product: after a warm-up, the best of five.
 
+    On a GPU it is the median of 20. The peak of GPU memory does not count this measurement.
     An MFU relative to this rate is right on any machine; one relative to a hard-coded peak is not.
     """
-    n = 1024 if device.type == "cpu" else 8192
+    if device.type == "cuda":
+        reset_peak_memory(device)
+        seconds = _gpu_seconds(torch.randn(8192, 8192, device=device, dtype=dtype))
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+        return 2 * 8192**3 / seconds
+    n = 1024
     a = torch.randn(n, n, device=device, dtype=dtype)
     times = []
     for _ in range(6):
-        synchronize(device)
         start = time.perf_counter()
         torch.mm(a, a)
-        synchronize(device)
         times.append(time.perf_counter() - start)
     return 2 * n**3 / min(times[1:])
+
+
+def _gpu_seconds(a: torch.Tensor) -> float:
+    """Return the median seconds of the product a @ a on a GPU whose clock has gone up."""
+    start = time.perf_counter()
+    while time.perf_counter() - start < WARM_UP_SECONDS:
+        torch.mm(a, a)
+        synchronize(a.device)
+    spans = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(20)]
+    for first, last in spans:
+        first.record()
+        torch.mm(a, a)
+        last.record()
+    synchronize(a.device)
+    return median(first.elapsed_time(last) for first, last in spans) / 1e3
 
 
 def synchronize(device: torch.device) -> None:
@@ -132,9 +157,45 @@ def device_name(device: torch.device) -> str:
     return platform.processor() or platform.machine()
 
 
-def has_cpp_compiler() -> bool:
-    """Return whether torch.compile can build for the CPU."""
-    return any(shutil.which(name) for name in (os.environ.get("CXX", "g++"), "g++", "clang++"))
+def missing_compiler(device: torch.device) -> str | None:
+    """Return which compiler torch.compile lacks for this device, `C++` or `C`; None if it has it.
+
+    For a GPU that is Triton's, which builds the launcher of each kernel.
+    """
+    if device.type == "cpu":
+        named, others, language = "CXX", ("g++", "clang++"), "C++"
+    else:
+        named, others, language = "CC", ("gcc", "clang"), "C"
+    found = any(shutil.which(name) for name in (os.environ.get(named, others[0]), *others))
+    return None if found else language
+
+
+@contextlib.contextmanager
+def repeatable(on: bool, device: torch.device) -> Iterator[None]:
+    """In this block, if `on`, let a GPU use only algorithms that repeat each bit of a result.
+
+    A CPU does so anyway. Raises ConfigError for an operation that has no such algorithm.
+    """
+    if not on or device.type == "cpu":
+        yield
+        return
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    # Filling memory before it is used is for debugging, and takes time.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    except RuntimeError as error:
+        operation = re.match(r"(\S+) does not have a deterministic implementation", str(error))
+        if operation is None:
+            raise
+        raise ConfigError(
+            "trainer.deterministic",
+            f"torch's {operation[1]} has no deterministic algorithm on this device; "
+            "use trainer.deterministic=false",
+        ) from error
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 def git_commit() -> str | None:

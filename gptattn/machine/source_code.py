@@ -21,6 +21,7 @@ COMMON = (
     "gptattn.model.loss",
     "gptattn.model.decay",
     "gptattn.training.module",
+    "gptattn.training.step_guard",
     "gptattn.settings.budget",
     "gptattn.data.sampler",
 )

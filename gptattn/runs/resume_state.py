@@ -71,10 +71,15 @@ def _is_number(value: Any, least: float = 0.0) -> bool:
     return type(value) in (int, float) and math.isfinite(value) and value >= least
 
 
+def _may_be_none(name: str) -> bool:
+    # The norm of gradients that overflowed in float16; an MFU above 1, and speed and memory where
+    # the run shared its model.
+    return name == "train/grad_norm" or name.startswith("perf/")
+
+
 def _are_numbers(values: dict[str, Any]) -> bool:
-    # An MFU above 1 is recorded as None, and speed and memory where the run shared its model.
     return all(
-        _is_number(value, -math.inf) or (value is None and name.startswith("perf/"))
+        _is_number(value, -math.inf) or (value is None and _may_be_none(name))
         for name, value in values.items()
     )
 

@@ -118,11 +118,17 @@ class SampleConfig:
 
 @dataclass
 class TrainerConfig:
-    """The device, the precision and the CPU threads; `threads` None takes all that are usable."""
+    """The device, the precision and the CPU threads; `threads` None takes all that are usable.
+
+    `matmul_precision`: of float32 matrix products, as `torch.set_float32_matmul_precision` has it.
+    `deterministic`: a GPU uses only algorithms that repeat each bit of a result.
+    """
 
     accelerator: Accelerator
     precision: Precision
     threads: int | None = field(metadata=within(above=0, most=1024))
+    matmul_precision: Literal["highest", "high", "medium"] = "highest"
+    deterministic: bool = False
 
 
 @dataclass

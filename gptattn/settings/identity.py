@@ -46,7 +46,7 @@ MEANINGS: tuple[tuple[str, Meaning], ...] = (
     (r"budget(\..+)?", LENGTH),
     (r"validation\.count|log_every|log_heads|hang_seconds|cache_dir|(sample|sweep)(\..+)?", VIEW),
     (r"data\.(val_)?path|tokenizer\.path", PLACE),
-    (r"init_from|trainer|trainer\.(accelerator|threads)", BOUND),
+    (r"init_from|trainer|trainer\.(accelerator|threads|deterministic)", BOUND),
     (r"experiment_name|checkpoint|allow_targets(\[.*)?", BOUND),
     (r"choices(\..+)?|match_(attn|before)(\..+)?", RECORD),
     # Config groups and command-line words; the settings hold what they select. A run's name begins

@@ -1,8 +1,8 @@
 """Callbacks of a run: the step clock, the rows of metrics, samples, and the end of the budget."""
 
+import math
 import re
 import sys
-import time
 from array import array
 from statistics import mean, median
 from typing import Any
@@ -21,6 +21,7 @@ from gptattn.settings.budget import Budget
 from gptattn.settings.config import SampleConfig
 from gptattn.training.module import LanguageModel
 from gptattn.training.recorder import RunRecorder
+from gptattn.training.timers import HostTimer, StepTimer
 
 PROMPT_TOKENS = 16  # of the default prompt, if the held-out text has no words
 OPENING_TOKENS = 200  # of the held-out text, to search for the words of the default prompt
@@ -31,38 +32,56 @@ class StepClock(L.Callback):
     """Measures training time: making a batch, then all up to the end of its optimizer step.
 
     Validation, samples, logging and checkpoints do not count. With `compiled`, `seconds` leaves out
-    the first step, most of which is compilation. Must be the first of the callbacks.
+    the first step, most of which is compilation. A `timer` may know a step's seconds late:
+    `settle` waits for them. Must be the first of the callbacks.
     """
 
-    def __init__(self, compiled: bool = False) -> None:
+    def __init__(self, compiled: bool = False, timer: StepTimer | None = None) -> None:
         self._compiling = compiled
+        self._timer = HostTimer() if timer is None else timer
         self.seconds = 0.0  # of training, in all
         self.step_seconds = array("d")  # of each optimizer step
-        self._open = 0.0  # seconds of the step in progress
-        self._start = 0.0
+        self._making = 0.0  # seconds of making the next step's batch
+        self._ended = 0  # steps, of which the newest may not be in `step_seconds` yet
 
     def add(self, seconds: float) -> None:
         """Add the time spent on making a batch."""
-        self._open += seconds
+        self._making += seconds
 
     def on_train_batch_start(self, *args: Any) -> None:
-        self._start = time.perf_counter()
+        self._timer.begin()
 
     def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
-        if trainer.global_step > len(self.step_seconds):  # not the step that a resumed run replays
-            self.step_seconds.append(self._open + time.perf_counter() - self._start)
+        if trainer.global_step > self._ended:
+            self._ended += 1
+            self._keep(self._timer.end(self._making))
+        else:  # a resumed run replays its newest step
+            self.settle()
+        self._making = 0.0
+
+    def on_validation_start(self, *args: Any) -> None:
+        self.settle()
+
+    def settle(self) -> None:
+        """Complete `seconds` and `step_seconds`; no time counts from now to the next batch."""
+        self._keep(self._timer.settle())
+
+    def _keep(self, seconds: list[float]) -> None:
+        for one in seconds:
+            self.step_seconds.append(one)
             if not self._compiling:
-                self.seconds += self.step_seconds[-1]
+                self.seconds += one
             self._compiling = False
-        self._open = 0.0
 
     def state_dict(self) -> dict[str, Any]:
+        self.settle()
         steps = torch.tensor(self.step_seconds, dtype=torch.float64)
         return {"seconds": self.seconds, "step_seconds": steps}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.seconds = state_dict["seconds"]
         self.step_seconds = array("d", state_dict["step_seconds"].tolist())
+        self._ended = len(self.step_seconds)
 
     def median_step_seconds(self) -> float:
         """Return the median over all steps, which compilation and other load hardly affect."""
@@ -165,11 +184,15 @@ class MetricRows(L.Callback):
 
     def _log(self, trainer: L.Trainer, module: LanguageModel) -> None:
         step = trainer.global_step
+        module.settle()
+        self.clock.settle()
         per_step = mean(self.clock.step_seconds[self._timed_steps :])
+        # Infinite where float16 overflowed and the loss scaler skipped the step.
+        grad_norm = module.grad_norm.item()
         row = {
             "train/loss": torch.stack(module.train_losses).mean().item(),
             "train/lr": module.lr,
-            "train/grad_norm": module.grad_norm.item(),
+            "train/grad_norm": grad_norm if math.isfinite(grad_norm) else None,
             **self.throughput(per_step),
             **self._memory(module),
             **self._progress(step),

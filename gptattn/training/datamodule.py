@@ -12,7 +12,8 @@ class TokenDataModule(L.LightningDataModule):
     """Training and validation batches of one text.
 
     A batch is a few short reads, so no worker processes are needed. `on_made` is called with the
-    seconds that each training batch took.
+    seconds that each training batch took. `pinned`: batches go to a GPU from pinned memory, for
+    which the host does not wait.
     """
 
     def __init__(
@@ -24,11 +25,12 @@ class TokenDataModule(L.LightningDataModule):
         val_batch_size: int,
         context_length: int,
         on_made: Callable[[float], None] = lambda seconds: None,
+        pinned: bool = False,
     ) -> None:
         super().__init__()
         self.data, self.seed = data, seed
         self.batch_size, self.val_batch_size = batch_size, val_batch_size
-        self.context_length, self.on_made = context_length, on_made
+        self.context_length, self.on_made, self.pinned = context_length, on_made, pinned
 
     def train_dataloader(self) -> Iterable[Batch]:
         # global_step counts the steps taken, so a resumed run starts with its next step's batch.
@@ -44,3 +46,7 @@ class TokenDataModule(L.LightningDataModule):
 
     def val_dataloader(self) -> Iterable[Batch]:
         return ValidationSet(self.data.val, self.val_batch_size, self.context_length)
+
+    def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
+        ids, targets = batch
+        return (ids.pin_memory(), targets.pin_memory()) if self.pinned else batch

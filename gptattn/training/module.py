@@ -16,6 +16,7 @@ from gptattn.model.gpt import GPT
 from gptattn.optim.matrix_rule import CombinedAdamW, MatrixRule
 from gptattn.settings.budget import learning_rate_factor
 from gptattn.settings.config import OptimConfig
+from gptattn.training.step_guard import DeviceGuard, HostGuard
 
 
 def _laid_out_as(parameter: Tensor, value: Tensor) -> Tensor:
@@ -35,7 +36,9 @@ class LanguageModel(L.LightningModule):
     (counted from 1), so budgets in steps and in seconds follow the same curve. `matrices` updates
     the layers' matrices in place of AdamW, if given. `val_bytes` are the UTF-8 bytes of the scored
     validation tokens. `scaled_loss`: Lightning scales the loss, as for float16. Raises NumericError
-    if a loss or gradient is not finite, before the optimizer step.
+    if a loss or gradient is not finite, before the optimizer step. With `on_device` the host may
+    be a step ahead of the device: it raises one step late, and the weights are those before the bad
+    step.
     """
 
     def __init__(
@@ -49,6 +52,7 @@ class LanguageModel(L.LightningModule):
         val_bytes: int,
         scaled_loss: bool = False,
         matrices: MatrixRule | None = None,
+        on_device: bool = False,
     ) -> None:
         super().__init__()
         # A batch is a whole optimizer step. Splitting it into micro-batches here costs less than
@@ -57,6 +61,9 @@ class LanguageModel(L.LightningModule):
         self.model, self.optim, self.progress = model, optim, progress
         self.accumulate, self.loss_chunk_tokens = accumulate, loss_chunk_tokens
         self.val_bytes, self.scaled_loss, self.matrices = val_bytes, scaled_loss, matrices
+        # Only AdamW's own kernel can leave out an update that the host has not seen to be bad.
+        late = on_device and not scaled_loss and matrices is None
+        self._guard = DeviceGuard() if late else HostGuard(scaled_loss)
         self.train_losses: list[Tensor] = []  # since the last row; MetricRows empties it
         self.grad_norm = torch.tensor(0.0)
         self.lr = 0.0
@@ -79,7 +86,7 @@ class LanguageModel(L.LightningModule):
         losses = []
         for part in zip(ids.split(rows), targets.split(rows), strict=True):
             loss = self.model.loss(*part, self.loss_chunk_tokens) / self.accumulate
-            self.check_finite("train/loss", loss)
+            self._guard.see_loss(self.global_step + 1, loss)
             if self.scaled_loss:
                 self.manual_backward(loss)
             else:  # manual_backward would also call Lightning's hooks, which are not used here
@@ -95,6 +102,7 @@ class LanguageModel(L.LightningModule):
         optimizer.zero_grad()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.settle()
         # Lightning identifies parameters by number; the file uses their names.
         order = self._optimizer_order()
         # A run of no steps has no optimizer.
@@ -124,36 +132,34 @@ class LanguageModel(L.LightningModule):
         self.train_losses[:] = state["train_losses"]
         self.grad_norm, self.lr = state["grad_norm"], state["lr"]
 
+    def on_train_start(self) -> None:
+        # A resumed run reads them into the host's memory, wherever the model is.
+        self.train_losses[:] = [loss.to(self.device) for loss in self.train_losses]
+        self.grad_norm = self.grad_norm.to(self.device)
+
     def _optimizer_order(self) -> list[str]:
         """The names of the parameters, as the optimizer numbers them."""
         names = {parameter: name for name, parameter in self.model.named_parameters()}
         return [names[parameter] for group in self._groups() for parameter in group["params"]]
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        # Not clip_grad_norm_, which multiplies the gradients even if nothing is to be clipped.
         gradients = [p.grad for p in self._trained if p.grad is not None]
         self.grad_norm = nn.utils.get_total_norm(gradients)
-        # Under float16 an occasional overflow is normal: the loss scaler skips that step.
-        if not self.scaled_loss:
-            self.check_finite("train/grad_norm", self.grad_norm)
-        if self.grad_norm > self.optim.grad_clip:
-            nn.utils.clip_grads_with_norm_(self._trained, self.optim.grad_clip, self.grad_norm)
+        self._guard.clip(
+            self.global_step + 1, self.grad_norm, self.optim.grad_clip, self._trained, optimizer
+        )
+
+    def settle(self) -> None:
+        """Raise NumericError if a step so far was not finite and has not been reported."""
+        self._guard.settle()
 
     def learning_rate(self) -> float:
         """Return the learning rate of the step in progress."""
         progress = self.progress(self.global_step + 1)
         return self.optim.lr * learning_rate_factor(progress, self.optim)
 
-    def check_finite(self, name: str, value: Tensor) -> None:
-        """Raise NumericError if this value of the step in progress is NaN or infinite."""
-        if not torch.isfinite(value):
-            raise NumericError(
-                name,
-                f"is {value.item()} at step {self.global_step + 1}; try a lower optim.lr or "
-                "optim.grad_clip, or trainer.precision=32-true",
-            )
-
     def on_validation_epoch_start(self) -> None:
+        self.settle()
         self._val_nats, self._val_tokens = 0.0, 0
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:

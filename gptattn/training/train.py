@@ -14,8 +14,9 @@ from rich.console import Console
 
 from gptattn.errors import RunFolderError
 from gptattn.machine.device import (
-    has_cpp_compiler,
     matmul_flops_per_second,
+    missing_compiler,
+    repeatable,
     reset_peak_memory,
     set_threads,
 )
@@ -46,6 +47,7 @@ from gptattn.training.precheck import DTYPES, Ready, check_run, weight_dtype
 from gptattn.training.recorder import RunRecorder
 from gptattn.training.result_tables import metric_table, result_table
 from gptattn.training.summary import Assembly, hyperparameters, summarise
+from gptattn.training.timers import EventTimer, HostTimer
 from gptattn.training.watchdog import Watchdog
 from gptattn.weights.convert import begin_from
 
@@ -67,7 +69,8 @@ def train_ready(
     `start`: where to resume the run in `folder`. None starts a new run, in a folder without one.
     """
     watchdog = Watchdog(ready.cfg.hang_seconds)
-    with watchdog.watching():
+    repeating = repeatable(ready.cfg.trainer.deterministic, ready.device)
+    with watchdog.watching(), repeating:
         return _assembled_and_fit(ready, RunFolder(folder), console, start, watchdog)
 
 
@@ -83,6 +86,7 @@ def _assembled_and_fit(
     start = start or Start()
     quiet_lightning()
     threads = set_threads(start.facts.get("threads", cfg.trainer.threads))
+    torch.set_float32_matmul_precision(cfg.trainer.matmul_precision)
     check_same(start, facts_of(data, device, threads))
     L.seed_everything(cfg.seed, workers=True, verbose=False)
     model = build_model(cfg, data.tokenizer.vocab_size)
@@ -203,7 +207,8 @@ def new_parts(
     cfg, budget = built.cfg, built.budget
     resumed = start.source is not None
     recorder = RunRecorder(built.folder, rows_kept, start.step + 1 if resumed else None)
-    clock = StepClock(compiled)
+    on_gpu = built.device.type == "cuda"
+    clock = StepClock(compiled, EventTimer() if on_gpu else HostTimer())
     rows = MetricRows(
         recorder,
         clock,
@@ -226,6 +231,7 @@ def new_parts(
         val_bytes=built.data.val_bytes,
         scaled_loss=cfg.trainer.precision == "16-mixed",
         matrices=build_matrix_rule(cfg),
+        on_device=on_gpu,
     )
     datamodule = TokenDataModule(
         built.data,
@@ -234,6 +240,7 @@ def new_parts(
         val_batch_size=cfg.batch_size // cfg.accumulate,
         context_length=cfg.model.context_length,
         on_made=clock.add,
+        pinned=on_gpu,
     )
     progress = ConsoleProgress(console, budget, clock, rows, samples)
     attention = AttentionLog(
@@ -337,10 +344,13 @@ def _trainer(
 def _compile(model: GPT, device: torch.device, console: Console) -> bool:
     """Compile each block in place: checkpoint names stay, and all blocks share the compiled code.
 
-    Returns False, after a warning, if there is no C++ compiler for the CPU.
+    Returns False, after a warning, if there is no compiler for what it generates.
     """
-    if device.type == "cpu" and not has_cpp_compiler():
-        console.print("[yellow]warning:[/yellow] compile: no C++ compiler found; running eager")
+    lacking = missing_compiler(device)
+    if lacking is not None:
+        console.print(
+            f"[yellow]warning:[/yellow] compile: no {lacking} compiler found; running eager"
+        )
         return False
     for block in model.layers():
         block.compile()

@@ -26,6 +26,7 @@ from gptattn.runs.resume import Start
 from gptattn.settings.budget import resolve_budget
 from gptattn.settings.build import build_model
 from gptattn.training.precheck import Ready
+from gptattn.training.step_guard import not_finite
 from gptattn.training.summary import Assembly
 from gptattn.training.train import Parts, claim, new_parts, quiet_lightning, write_result
 from gptattn.training.watchdog import Watchdog
@@ -231,10 +232,11 @@ def _stacked_optimizer(seed: _Seed, model: StackedGPT) -> torch.optim.Optimizer:
 def _note(seed: _Seed, loss: torch.Tensor, norm: torch.Tensor) -> None:
     """Note the step's loss and gradient norm. Raises NumericError if one is not finite."""
     module = seed.parts.module
-    module.check_finite("train/loss", loss)
+    for name, value in (("train/loss", loss), ("train/grad_norm", norm)):
+        if not torch.isfinite(value):
+            raise not_finite(name, value.item(), module.global_step + 1)
     module.train_losses.append(loss)
     module.grad_norm = norm
-    module.check_finite("train/grad_norm", norm)
     module.lr = module.learning_rate()
 
 

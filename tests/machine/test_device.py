@@ -1,5 +1,6 @@
-"""Huge pages, memory peaks and the git commit."""
+"""Huge pages, memory peaks, compilers, repeatable algorithms and the git commit."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -7,9 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from gptattn.errors import ConfigError
 from gptattn.machine.device import (
     git_commit,
+    missing_compiler,
     peak_memory_mb,
+    repeatable,
     reset_peak_memory,
     whole_peak_memory_mb,
 )
@@ -64,3 +68,53 @@ def test_the_commit_is_that_of_the_source_tree() -> None:
     commit = git_commit()
     assert commit is not None
     assert commit.removesuffix("-dirty") == head.stdout.strip()
+
+
+GPU = torch.device("cuda")
+
+
+@pytest.mark.parametrize(
+    ("there", "on_cpu", "on_gpu"),
+    [
+        ((), "C++", "C"),
+        (("gcc",), "C++", None),
+        (("g++",), None, "C"),
+        (("clang", "clang++"), None, None),
+        (("mine",), "C++", None),  # of CC, below
+    ],
+)
+def test_what_compiling_lacks_depends_on_the_device(
+    there: tuple[str, ...],
+    on_cpu: str | None,
+    on_gpu: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    for name in there:
+        (tmp_path / name).write_text("")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CC", "mine")
+    monkeypatch.delenv("CXX", raising=False)
+    assert missing_compiler(torch.device("cpu")) == on_cpu
+    assert missing_compiler(GPU) == on_gpu
+
+
+def without_a_repeatable_algorithm() -> None:
+    torch.zeros(3).put_(torch.tensor([0]), torch.tensor([1.0]))
+
+
+def test_where_asked_for_an_algorithm_that_does_not_repeat_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")  # so that it is restored
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
+    refusal = pytest.raises(ConfigError, match=r"^trainer\.deterministic: torch's put_ has no ")
+    with refusal, repeatable(True, GPU):
+        without_a_repeatable_algorithm()
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"  # read at cuBLAS's first use
+    assert not torch.are_deterministic_algorithms_enabled()
+    with repeatable(False, GPU), repeatable(True, torch.device("cpu")):
+        without_a_repeatable_algorithm()
+    with pytest.raises(RuntimeError, match="another"), repeatable(True, GPU):
+        raise RuntimeError("another")

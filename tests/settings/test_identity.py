@@ -65,11 +65,13 @@ def test_a_default_budget_is_the_same_result_as_one_that_is_asked_for() -> None:
 
 def test_a_record_from_before_a_setting_existed_is_a_run_of_its_default() -> None:
     now = asdict(settings())
-    old = now | {"optim": dict(now["optim"]), "block": dict(now["block"])}
-    for group, name in (("optim", "decay"), ("optim", "matrices"), ("block", "zero_init")):
-        del old[group][name]
+    old = now | {group: dict(now[group]) for group in ("optim", "block", "trainer")}
+    for name in ("optim.decay", "optim.matrices", "block.zero_init", "trainer.matmul_precision"):
+        group, _, setting = name.partition(".")
+        del old[group][setting]
     assert settings_key(old) == settings_key(now)
-    for other in ("optim.decay=linear", "optim=muon", "block.zero_init=true"):
+    others = ("optim.decay=linear", "optim=muon", "block.zero_init=true")
+    for other in (*others, "trainer.matmul_precision=high"):
         assert settings_key(old) != settings_key(asdict(settings(other)))
 
 

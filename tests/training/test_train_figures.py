@@ -17,8 +17,8 @@ from support import command, run_folders, series, summary, tiny, train
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import gptattn.data.sampler
-import gptattn.training.callbacks
 import gptattn.training.precheck
+import gptattn.training.timers
 import gptattn.training.train
 from gptattn.compare.finished_runs import read_runs
 from gptattn.data.tokens import TokenData
@@ -191,9 +191,7 @@ def test_a_run_on_a_machine_that_others_come_to_says_so_once(
         steps = reads / 2
         return steps if steps <= 30 else 30 + 10 * (steps - 30)
 
-    monkeypatch.setattr(
-        gptattn.training.callbacks, "time", SimpleNamespace(perf_counter=perf_counter)
-    )
+    monkeypatch.setattr(gptattn.training.timers, "time", SimpleNamespace(perf_counter=perf_counter))
     monkeypatch.setattr(gptattn.data.sampler, "time", SimpleNamespace(perf_counter=lambda: 0.0))
     train(tmp_path, "budget.steps=120", "checkpoint=false", "sample.tokens=0", "log_every=50")
     said = [line for line in capfd.readouterr().out.splitlines() if "times as long" in line]

@@ -1,0 +1,182 @@
+"""Part `check`: what must hold on a GPU before its figures mean anything."""
+
+import platform
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gptattn import source_tree
+from gptattn.attention import Attention, Rule, attend
+from gptattn.errors import NumericError
+from gptattn.machine.device import device_name, missing_compiler
+from gptattn.model.loss import linear_cross_entropy
+from gptattn.settings.layers import Positions, build_layer
+from gpu.lab import Cell, Lab, error_of
+from gpu.steps import Loop
+
+MOST_ERROR = {torch.bfloat16: 1e-2, torch.float32: 1e-5}  # of the loss's gradients
+LAYER_ERROR = {torch.bfloat16: 3e-2, torch.float32: 1e-3}  # float32 may run its products in TF32
+DROPOUT = 0.2
+
+
+def versions(lab: Lab) -> Cell:
+    """Of what this ran on; `missing`: the compiler that torch.compile lacks."""
+    found = {
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "python": platform.python_version(),
+    }
+    return found | {"device": device_name(lab.device), "missing": missing_compiler(lab.device)}
+
+
+def ceilings(lab: Lab) -> Cell:
+    """The rates of matrix products, and of reading 2 GiB, which no cache holds."""
+    rates = {
+        f"{dtype}_tflops".removeprefix("torch."): lab.rate(dtype) / 1e12
+        for dtype in (torch.bfloat16, torch.float32)
+    }
+    numbers = torch.ones(lab.size(2**30, 2**20), device=lab.device, dtype=torch.bfloat16)
+    return rates | {"read_gb_per_s": numbers.nbytes / lab.seconds(numbers.sum) / 1e9}
+
+
+def loss_gradients(lab: Lab, dtype: torch.dtype) -> Cell:
+    """The chunked loss's gradients against torch's cross-entropy in float64."""
+    tokens, width, vocab = lab.size(4096, 40), lab.size(768, 16), lab.size(50257, 67)
+    given = (
+        torch.randn(tokens, width, device=lab.device),
+        torch.randn(vocab, width, device=lab.device),
+    )
+    targets = torch.randint(vocab, (tokens,), device=lab.device)
+    exact = [(x.to(dtype).double() / width**0.5).requires_grad_() for x in given]
+    F.cross_entropy(exact[0] @ exact[1].T, targets).backward()
+    ours = [x.detach().to(dtype).requires_grad_() for x in exact]
+    linear_cross_entropy(ours[0], ours[1], targets, tokens // 3).backward()
+    worst = 0.0
+    for one, right in zip(ours, exact, strict=True):
+        assert one.grad is not None
+        assert right.grad is not None
+        worst = max(worst, error_of(one.grad, right.grad))
+    return {"error": worst, "ok": worst < MOST_ERROR[dtype]}
+
+
+def variant_names() -> list[str]:
+    """Return the attentions of conf/attn that have more than one backend."""
+    folder = source_tree()
+    assert folder is not None
+    files = sorted((folder / "conf" / "attn").glob("*.yaml"))
+    return [file.stem for file in files if "backend:" in file.read_text(encoding="utf-8")]
+
+
+def variant(lab: Lab, name: str, dtype: torch.dtype) -> Cell:
+    """One layer: sdpa against the reference, and its memory against that of T x T scores."""
+    T, rows = lab.size(1024, 16), 2
+    layers: dict[str, Attention] = {}
+    for backend in ("sdpa", "reference"):
+        torch.manual_seed(0)
+        cfg = lab.settings(name, attn__backend=backend)
+        layers[backend] = build_layer(cfg, Positions(cfg), set(), 0).to(lab.device, dtype)
+    layers["reference"].load_state_dict(layers["sdpa"].state_dict())
+    x = torch.randn(rows, T, cfg.model.d_model, device=lab.device, dtype=dtype)
+    upstream = torch.randn_like(x)
+    results: dict[str, list[Tensor]] = {}
+    added: dict[str, int] = {}
+    for backend, layer in layers.items():
+        held: list[Tensor] = []
+
+        def both(layer: Attention = layer, held: list[Tensor] = held) -> None:
+            given = x.clone().requires_grad_()
+            y = layer(given)
+            held[:] = [y, *torch.autograd.grad(y, given, upstream)]
+
+        both()
+        added[backend], results[backend] = lab.peak_bytes(both), held
+    pairs = zip(results["sdpa"], results["reference"], strict=True)
+    worst = max(error_of(one, right) for one, right in pairs)
+    scores = rows * cfg.model.num_heads * T * T * dtype.itemsize
+    ok = worst < LAYER_ERROR[dtype] and (not lab.on_gpu or added["sdpa"] < added["reference"] / 2)
+    return {"error": worst, "ok": ok, "scores_mb": scores / 1e6} | {
+        f"{backend}_mb": size / 1e6 for backend, size in added.items()
+    }
+
+
+def dropped(lab: Lab) -> Cell:
+    """The share of weights that attention dropout drops, seen through values that show them."""
+    n = lab.size(64, 16)
+    q = torch.zeros(lab.size(64, 32), 12, n, n, device=lab.device, dtype=lab.half)
+    shown = torch.eye(n, device=lab.device, dtype=lab.half).expand_as(q)
+    w_BHTS = attend(q, q, shown, Rule(1.0), dropout=DROPOUT)
+    seen = torch.ones(n, n, dtype=torch.bool, device=lab.device).tril()
+    share = (w_BHTS[..., seen] == 0).double().mean().item()
+    return {"share": share, "ok": abs(share - DROPOUT) < 0.005}
+
+
+def no_waiting(lab: Lab) -> Cell:
+    """Steps 3 to 5 with every wait for the device forbidden."""
+    loop = Loop(lab, lab.model())
+    batch = lab.batch(lab.size(4, 2), lab.size(1024, 16), 50304)
+    for step in range(1, 7):
+        if lab.on_gpu:
+            torch.cuda.set_sync_debug_mode("error" if 3 <= step <= 5 else "default")
+        try:
+            loop(*batch)
+        finally:
+            if lab.on_gpu:
+                torch.cuda.set_sync_debug_mode("default")
+    loop.guard.settle()
+    return {"ok": True}
+
+
+def nan_is_named(lab: Lab) -> Cell:
+    """A NaN in step 3 is reported by its step, and leaves the weights before it."""
+    model = lab.model()
+    losses = iter([1.0, 1.0, float("nan"), 1.0])
+    loop = Loop(lab, model, lambda ids, targets: model.loss(ids, targets) * next(losses))
+    batch = lab.batch(2, lab.size(256, 16), 50304)
+    said, before = "", {}
+    for step in range(1, 5):
+        if step == 3:
+            before = {name: value.clone() for name, value in model.state_dict().items()}
+        try:
+            loop(*batch)
+        except NumericError as error:
+            said = str(error)
+    same = all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    return {"said": said, "weights_kept": same, "ok": same and "is nan at step 3;" in said}
+
+
+def compiled_losses(lab: Lab) -> Cell:
+    """The losses of compiled blocks against eager ones, and how many graphs they took."""
+    batch = lab.batch(lab.size(8, 2), lab.size(1024, 16), 50304)
+    losses: list[Tensor] = []
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    for compiled in (False, True):
+        model = lab.model()
+        loop = Loop(lab, model)
+        for block in model.layers() if compiled else []:
+            lab.compile(block)
+        for _ in range(lab.size(20, 3)):
+            loop(*batch)
+        losses.append(torch.stack(loop.losses))
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    worst = ((losses[1] - losses[0]) / losses[0]).abs().max().item()
+    return {"error": worst, "graphs": graphs, "ok": worst < 5e-3 and graphs <= 4}
+
+
+def cells() -> dict[str, Callable[[Lab], Cell]]:
+    """Return the part's cells by name, in their order."""
+    found: dict[str, Callable[[Lab], Cell]] = {"versions": versions, "ceilings": ceilings}
+    for dtype in (torch.bfloat16, torch.float32):
+        kind = str(dtype).removeprefix("torch.")
+        found[f"loss gradients, {kind}"] = partial(loss_gradients, dtype=dtype)
+        for name in variant_names():
+            found[f"{name}, {kind}: sdpa = reference"] = partial(variant, name=name, dtype=dtype)
+    return found | {
+        "dropped share at 0.2": dropped,
+        "steps 3 to 5 wait for nothing": no_waiting,
+        "a NaN names its step": nan_is_named,
+        "compiled = eager": compiled_losses,
+    }

@@ -1,0 +1,127 @@
+"""Parts `loop` and `resume`: whole runs by Lightning, with all that belongs to them."""
+
+import os
+import signal
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from gptattn.machine.signals import Stopped
+from gptattn.runs.checkpoint import read_checkpoint
+from gptattn.runs.folder import RunFolder
+from gptattn.runs.resume import find_start
+from gptattn.settings.config import TrainConfig
+from gptattn.training.module import LanguageModel
+from gptattn.training.precheck import check_run
+from gptattn.training.train import train, train_ready
+from gpu.lab import Cell, Lab
+
+FORBIDDEN = range(3, 6)  # steps in which the host may not wait
+
+
+@contextmanager
+def at_each_end(look: Callable[[int], None]) -> Iterator[None]:
+    """In this block, call `look(step)` when a step of a run has been launched."""
+
+    def hook(self: LanguageModel, *_: Any) -> None:
+        look(self.global_step)
+
+    before = LanguageModel.on_train_batch_end
+    LanguageModel.on_train_batch_end = hook  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        LanguageModel.on_train_batch_end = before  # type: ignore[method-assign]
+
+
+def settings(lab: Lab, folder: Path, steps: int, **changes: Any) -> TrainConfig:
+    """Return the settings of a run of so many steps on Python's language reference."""
+    own: dict[str, Any] = {
+        "cache_dir": str(folder / "cache"),
+        "budget__steps": steps,
+        "validation__count": 1,
+        "sample__tokens": 0,
+        "log_every": 10_000,
+        "batch_size": lab.size(16, 4),
+        "model__vocab_size": lab.size(50304, 256),
+        "trainer__threads": lab.size(8, 1),
+    }
+    return lab.settings(**(own | changes))
+
+
+def against_events(lab: Lab, compiled: bool) -> Cell:
+    """A run's own figures beside events around its steps; in steps 3 to 5 waiting is an error."""
+    marks: list[torch.cuda.Event] = []
+    peak: list[float] = []
+
+    def look(step: int) -> None:
+        if not lab.on_gpu:
+            return
+        marks.append(torch.cuda.Event(enable_timing=True))
+        marks[-1].record()
+        # Compiling may wait, so this is asked of the eager run.
+        forbidden = not compiled and step + 1 in FORBIDDEN
+        torch.cuda.set_sync_debug_mode("error" if forbidden else "default")
+        peak[:] = [torch.cuda.max_memory_allocated() / 1e6]
+
+    with tempfile.TemporaryDirectory() as folder, at_each_end(look):
+        cfg = settings(
+            lab, Path(folder), lab.size(300, 6), compile=compiled and not lab.tiny, checkpoint=False
+        )
+        metrics = train(cfg, Path(folder) / "run")["metrics"]
+    cell = {name: metrics[f"perf/{name}"] for name in ("tokens_per_s", "step_ms", "mfu")}
+    cell["peak_mb"] = metrics["perf/peak_memory_training_mb"]
+    if not lab.on_gpu:
+        return cell
+    torch.cuda.synchronize()
+    events = median(first.elapsed_time(last) for first, last in pairwise(marks[5:]))
+    off = metrics["perf/step_ms"] / events - 1
+    # The run's validation, which has no gradients, comes after the newest look.
+    right_peak = abs(cell["peak_mb"] / peak[0] - 1) < 0.02
+    return cell | {"clock_off": off, "ok": abs(off) < 0.02 and right_peak}
+
+
+def weights_after(cfg: TrainConfig, folder: Path, stop: int | None) -> dict[str, torch.Tensor]:
+    """Return the weights of a run that is asked to stop after step `stop`, and resumed."""
+
+    def look(step: int) -> None:
+        if step == stop:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    try:
+        with at_each_end(look):
+            train(cfg, folder)
+    except Stopped:
+        start = find_start(folder, cfg)
+        train_ready(check_run(cfg, resumed=True), folder, Console(quiet=True), start)
+    return read_checkpoint(RunFolder(folder).known_checkpoints()[0])["weights"]
+
+
+def resumed(lab: Lab) -> Cell:
+    """A deterministic run that is stopped between two rows, and one that is not: equal weights."""
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder)
+        cfg = settings(lab, home, 12, trainer__deterministic=True, log_every=5)
+        whole, parts = (weights_after(cfg, home / f"stop_{n}", n) for n in (None, 7))
+    same = all(torch.equal(value, parts[name]) for name, value in whole.items())
+    return {"stopped_after": 7, "of_steps": 12, "ok": same}
+
+
+def loop_cells() -> dict[str, Callable[[Lab], Cell]]:
+    """Return the cells of the part `loop` by name."""
+    return {
+        "train.py, eager": lambda lab: against_events(lab, compiled=False),
+        "train.py, compiled": lambda lab: against_events(lab, compiled=True),
+    }
+
+
+def resume_cells() -> dict[str, Callable[[Lab], Cell]]:
+    """Return the cells of the part `resume` by name."""
+    return {"stopped and resumed = whole": resumed}
