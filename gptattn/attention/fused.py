@@ -113,9 +113,13 @@ def _folded(
         of_heads = mask.shape[1] > 1
         mask = mask.unflatten(1, (G, R)).flatten(2, 3) if of_heads else mask.repeat(1, 1, R, 1)
     if rule.sink_H is None:
+        X = q_BGXD.shape[2]
+        if X == 1 and q_BHTD.device.type == "cpu" and q_BHTD.dtype == torch.bfloat16:
+            # torch multiplies a single row of bfloat16 half as fast as two.
+            q_BGXD = q_BGXD.expand(-1, -1, 2, -1)
         y_BGXD = F.scaled_dot_product_attention(
             q_BGXD, k_BGSD, v_BGSD, attn_mask=mask, dropout_p=dropout, scale=rule.scale
-        )
+        )[:, :, :X]
     else:
         sink_GX = rule.sink_H.repeat_interleave(T).view(G, R * T)
         y_BGXD = flash(q_BGXD, k_BGSD, v_BGSD, rule.scale, mask=mask, sink=sink_GX)
