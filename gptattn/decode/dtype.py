@@ -51,5 +51,5 @@ def token_seconds(models: list[GPT], ids: Tensor) -> list[float]:
             synchronize(ids.device)
             own.append(time.perf_counter() - start)
     for one in streams:
-        one.close()  # ends the preparation
+        next(one, None)  # ends the preparation
     return [min(own) for own in seconds]

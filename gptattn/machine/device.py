@@ -56,12 +56,14 @@ def use_huge_pages() -> None:
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 
-def matmul_flops_per_second(device: torch.device, dtype: torch.dtype) -> float:
-    """Measure this device's FLOP/s on a square matrix product, best of five after a warm-up.
+def matmul_flops_per_second(
+    device: torch.device, dtype: torch.dtype, n: int | None = None
+) -> float:
+    """Measure this device's FLOP/s on a product of n x n matrices, best of five after a warm-up.
 
     An MFU relative to this rate is right on any machine; one relative to a hard-coded peak is not.
     """
-    n = 1024 if device.type == "cpu" else 8192
+    n = n or (1024 if device.type == "cpu" else 8192)
     a = torch.randn(n, n, device=device, dtype=dtype)
     times = []
     for _ in range(6):

@@ -14,7 +14,7 @@ from gptattn.settings.values import check_ranges, within
 
 Spec = dict[str, Any]
 
-Precision = Literal["32-true", "bf16-mixed", "16-mixed", "bf16-true", "64-true"]
+Precision = Literal["auto", "32-true", "bf16-mixed", "16-mixed", "bf16-true", "64-true"]
 InitMethod = Literal["mean", "first", "random"]
 INIT_METHODS: list[str] = list(get_args(InitMethod))
 Accelerator = Literal["auto", "cpu", "gpu"]
@@ -118,11 +118,15 @@ class SampleConfig:
 
 @dataclass
 class TrainerConfig:
-    """The device, the precision and the CPU threads; `threads` None takes all that are usable."""
+    """The device, the precision and the CPU threads; `threads` None takes all that are usable.
+
+    The precision `auto` is replaced before a run begins, and `auto_precision` then says so.
+    """
 
     accelerator: Accelerator
     precision: Precision
     threads: int | None = field(metadata=within(above=0, most=1024))
+    auto_precision: bool = False
 
 
 @dataclass
