@@ -24,6 +24,7 @@ from gptattn.errors import ConfigError
 
 if TYPE_CHECKING:
     from gptattn.cli.sweep_jobs import Jobs
+    from gptattn.sweep.one_precision import OnePrecision
     from gptattn.sweep.plan import Plan
     from gptattn.sweep.stages import Later
 
@@ -48,6 +49,7 @@ class LedgerSweeper(BasicSweeper):
     ) -> None:
         super().__init__(max_batch_size, params)
         self.uptrain, self.variants, self.tune = uptrain, variants, tune
+        self.precision: OnePrecision | None = None
         self.until = math.inf  # time.monotonic() when the sweep's minutes are over
 
     def sweep(self, arguments: list[str]) -> Any:
@@ -55,11 +57,13 @@ class LedgerSweeper(BasicSweeper):
         from gptattn.machine.console import make_console
         from gptattn.machine.signals import ending_at_once
         from gptattn.sweep.estimate import Estimator
+        from gptattn.sweep.one_precision import OnePrecision
 
         assert self.hydra_context is not None
         assert self.config is not None
         in_processes = isinstance(self.launcher, ProcessLauncher)
         self._start_clock(in_processes)
+        self.precision = OnePrecision(Path(self.config.hydra.sweep.dir))
         loader = self.hydra_context.config_loader
         asked = jobs_of(loader, [*self._parse_config(), *arguments], self.variants)
         jobs, at_rates = self._at_rates(asked) if self.tune is not None else (asked, {})
@@ -116,9 +120,14 @@ class LedgerSweeper(BasicSweeper):
         found = list(counted(plans(), len(everything), "planned", make_console()))
         # Ordered by seed first, so that a sweep that is stopped early has run every variant.
         found.sort(key=lambda numbered: (numbered[1].cfg.seed, numbered[0]))
-        in_order = [plan for _, plan in found]
+        in_order = self._settled([plan for _, plan in found])
         # What is an own variant in one block may be another's default: position=rope in Llama's.
         return without_repeats(in_order) if self.variants else in_order
+
+    def _settled(self, plans: Sequence[Plan]) -> list[Plan]:
+        """Replace `trainer.precision=auto`."""
+        assert self.precision is not None
+        return self.precision.settled(plans)
 
     def _at_rates(self, jobs: Jobs) -> tuple[Jobs, Jobs]:
         """Return the jobs that tune, and those to compare at each of the rates."""
@@ -169,7 +178,7 @@ class LedgerSweeper(BasicSweeper):
             jobs = second_stage(stage, plan, folder, quoted)
             plans = sorted(planned(loader, config, jobs, number), key=itemgetter(0))
             number += len(jobs)
-            return [plan for _, plan in plans]
+            return self._settled([plan for _, plan in plans])
 
         return UptrainStage(follow)
 

@@ -2,9 +2,11 @@
 
 `make bench-decode`, or in its environment: python scripts/bench_decode.py [--rounds N]
     [--variants mha gqa+sink sliding] [--parts gate,sink] [--only attention]
-GPT-2 small sizes, float32 on the CPU (bfloat16 on a GPU): prefill 512 tokens, then 64 one by one,
-at batch 1 and 8; and one attention layer's step against caches of 1,024 and 8,192 tokens, with its
-projections and without. Ends in one line of JSON.
+    [--dtypes float32 bfloat16]
+GPT-2 small sizes: prefill 512 tokens, then 64 one by one, at batch 1 and 8; and one attention
+layer's step against caches of 1,024 and 8,192 tokens, with its projections and without, in the
+first dtype. By default float32 on the CPU, bfloat16 on a GPU; several take turns in one run, each
+beside transformers in the same one. Ends in one line of JSON.
 """
 
 import argparse
@@ -44,9 +46,14 @@ class Setting:
     """What all measurements share."""
 
     device: torch.device
-    dtype: torch.dtype
+    dtypes: list[torch.dtype]
     rounds: int
     seed: int
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The first dtype, in which one layer's attention is measured."""
+        return self.dtypes[0]
 
 
 class Reading:
@@ -91,7 +98,7 @@ def decode_ours(
     return seconds[0], sum(seconds[1:]) / (NEW - 1), sum(reads[1:]) / (NEW - 1)
 
 
-def transformers_model(setting: Setting) -> Any:
+def transformers_model() -> Any:
     """Build transformers' GPT-2 small on SDPA."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -99,8 +106,7 @@ def transformers_model(setting: Setting) -> Any:
         activation_function="gelu_pytorch_tanh",
         attn_implementation="sdpa",  # pyright: ignore[reportCallIssue]
     )
-    model: Any = GPT2LMHeadModel(config)
-    return model.to(setting.device, setting.dtype).eval()
+    return GPT2LMHeadModel(config)
 
 
 def decode_transformers(model: Any, setting: Setting, batch: int) -> tuple[float, float]:
@@ -132,21 +138,30 @@ def decode_transformers(model: Any, setting: Setting, batch: int) -> tuple[float
 def whole_model(setting: Setting, variants: list[str], console: Console) -> dict[str, Any]:
     """Time all models at batch 1 and 8; print and return the figures."""
     sizes = f"model.vocab_size={VOCABULARY}"
-    models: dict[str, Any] = {
-        name: model_of(name, sizes).to(setting.device, setting.dtype).eval() for name in variants
-    }
-    models["transformers"] = transformers_model(setting)
+    models: dict[str, Any] = {}
+    peers: dict[str, str] = {}  # name -> transformers in the same dtype
+    firsts: dict[str, str] = {}  # name -> the same contender in the first dtype
+    for dtype in setting.dtypes:
+        more = "" if len(setting.dtypes) == 1 else f" {str(dtype).removeprefix('torch.')}"
+        made = {name: model_of(name, sizes) for name in variants}
+        for name, model in {**made, "transformers": transformers_model()}.items():
+            models[f"{name}{more}"] = model.to(setting.device, dtype).eval()
+            peers[f"{name}{more}"] = f"transformers{more}"
+            firsts.setdefault(name, f"{name}{more}")
+            firsts[f"{name}{more}"] = firsts[name]
     keys = {f"{name} x{batch}": (name, batch) for name in models for batch in (1, 8)}
     prefill: dict[str, list[float]] = {key: [] for key in keys}
     each: dict[str, list[float]] = {key: [] for key in keys}
-    read: dict[str, list[float]] = {key: [] for key in keys if "transformers" not in key}
+    read: dict[str, list[float]] = {
+        key: [] for key, (name, _) in keys.items() if name != peers[name]
+    }
     reading, order = Reading(setting), random.Random(setting.seed)
 
     def decode(name: str) -> float:
         """Measure both batch sizes directly after each other, because they are compared."""
         for batch in order.sample((1, 8), 2):
             key = f"{name} x{batch}"
-            if name == "transformers":
+            if name == peers[name]:
                 first, token = decode_transformers(models[name], setting, batch)
             else:
                 first, token, one = decode_ours(models[name], setting, batch, reading)
@@ -175,6 +190,7 @@ def whole_model(setting: Setting, variants: list[str], console: Console) -> dict
         "with prefill",
         "of reading",
         "transformers x",
+        "first dtype x",
     )
     for heading in headings:
         table.add_column(heading, justify="right" if heading else "left")
@@ -186,13 +202,14 @@ def whole_model(setting: Setting, variants: list[str], console: Console) -> dict
             "spread": spread(seconds),
             "prefill_s": median(prefill[key]),
             "tokens_per_s_with_prefill": batch * NEW / median(whole),
-            "over_transformers": ratio(each[f"transformers x{batch}"], seconds),
+            "over_transformers": ratio(each[f"{peers[name]} x{batch}"], seconds),
+            "over_first_dtype": ratio(each[f"{firsts[name]} x{batch}"], seconds),
         }
-        if name != "transformers":
+        if name != peers[name]:
             # A step reads all weights and the cache, which is half-way full on average.
             model = models[name]
             cache = model.new_cache(batch, PROMPT + NEW // 2).nbytes
-            needed = parameter_count(model) * setting.dtype.itemsize + cache
+            needed = parameter_count(model) * model.head.weight.itemsize + cache
             row["of_reading"] = needed / Reading.BYTES * ratio(read[key], seconds)
         result[key] = row
         table.add_row(
@@ -203,6 +220,7 @@ def whole_model(setting: Setting, variants: list[str], console: Console) -> dict
             f"{row['tokens_per_s_with_prefill']:,.1f}",
             f"{row['of_reading']:.2f}" if "of_reading" in row else "",
             f"{row['over_transformers']:.2f}",
+            f"{row['over_first_dtype']:.2f}",
         )
     console.print(table)
     for name in models:
@@ -320,14 +338,16 @@ def main() -> None:
     add_choices(parser, VARIANTS)
     parser.add_argument("--only", choices=("model", "attention"))
     parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 8192], metavar="S")
+    parser.add_argument("--dtypes", nargs="+", choices=("float32", "bfloat16"))
     args = parser.parse_args()
     use_huge_pages()  # for all contenders, and for the memory that Reading sums
     quiet_threads(args.threads)
     device = resolve_device("auto")
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    setting = Setting(device, dtype, args.rounds, args.seed)
-    console = Console(width=120)
-    result: dict[str, Any] = {"device": str(device), "dtype": str(dtype), "threads": args.threads}
+    names = args.dtypes or ["bfloat16" if device.type == "cuda" else "float32"]
+    dtypes = [getattr(torch, name) for name in dict.fromkeys(names)]
+    setting = Setting(device, dtypes, args.rounds, args.seed)
+    console = Console(width=130)
+    result: dict[str, Any] = {"device": str(device), "dtypes": names, "threads": args.threads}
     if args.only != "model":
         result["attention"] = attention_alone(setting, chosen(args), args.lengths, console)
     if args.only != "attention":

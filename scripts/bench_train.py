@@ -1,12 +1,15 @@
 """Measures training speed, memory and start-up against the peers' own models, in one run.
 
 `make bench`, or in its environment: python scripts/bench_train.py [--sizes nano char gpt2_small]
-Prints tokens per second and ratios, peak memory, the time to the first step beside that of a bare
-import, and one line of JSON.
+    [--precisions 32-true bf16-mixed]
+Prints tokens per second, ratios, and the share of the rate of matrix products in this precision;
+peak memory, the time to the first step beside that of a bare import, and one line of JSON.
 
 Every contender gets batches of the same shape, fused AdamW and gradient clipping. "bare" is a plain
 loop around our model, the same as for the peers. "train.py" is the whole Lightning loop with its
 callbacks, log rows and TensorBoard, as `python train.py` runs it, on a text of random characters.
+All precisions take turns in one run, and a ratio is between contenders of the same one. In
+bf16-mixed plain loops compute the loss under torch's autocast, as `train.py` does.
 """
 
 import argparse
@@ -15,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -32,14 +35,18 @@ from torch import Tensor, nn
 
 from gptattn.cli.main import check_job
 from gptattn.data.sampler import TrainingStream
-from gptattn.machine.device import peak_memory_mb, reset_peak_memory
+from gptattn.machine.device import matmul_flops_per_second, peak_memory_mb, reset_peak_memory
+from gptattn.model.cost import measure_cost
 from gptattn.model.gpt import GPT
 from gptattn.runs.folder import RunFolder
 from gptattn.settings.build import build_model
-from gptattn.settings.config import TrainConfig
+from gptattn.settings.config import Precision, TrainConfig
+from gptattn.training.precheck import DTYPES
+from gptattn.training.precision import CHOICES, autocast
 from gptattn.training.train import train
 
 VARIANTS = ("mha", "gqa", "mqa", "mha_wrapper")
+CPU = torch.device("cpu")
 CHUNK = None  # tokens per chunk of the loss; None: the default
 
 
@@ -100,7 +107,10 @@ def our_loss(chunk: int | None, model: nn.Module, ids: Tensor, targets: Tensor) 
 
 
 def bare_step(
-    model: nn.Module, loss_of: Callable[[nn.Module, Tensor, Tensor], Tensor], size: Size
+    model: nn.Module,
+    loss_of: Callable[[nn.Module, Tensor, Tensor], Tensor],
+    size: Size,
+    precision: Precision = "32-true",
 ) -> Callable[[], float]:
     """Return a training step of a plain loop, the same for all models; it returns the loss."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
@@ -108,7 +118,8 @@ def bare_step(
 
     def step() -> float:
         ids, targets = next(batches)
-        loss = loss_of(model, ids, targets)
+        with autocast(precision, CPU):
+            loss = loss_of(model, ids, targets)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -144,16 +155,17 @@ def bare_seconds(
     build: Callable[[], nn.Module],
     loss_of: Callable[[nn.Module, Tensor, Tensor], Tensor],
     size: Size,
+    precision: Precision,
 ) -> float:
     """Return the seconds per step of a plain loop around a new model."""
-    return timed(bare_step(build(), loss_of, size), size.warm_up, size.steps)
+    return timed(bare_step(build(), loss_of, size, precision), size.warm_up, size.steps)
 
 
-def train_py_seconds(size: Size, variant: str, text: Path) -> float:
+def train_py_seconds(size: Size, variant: str, text: Path, precision: Precision) -> float:
     """Return wall seconds per step of the real loop, with all its work between two log rows."""
     log_every = min(10, size.warm_up)
     settings = [*overrides(size, variant), f"data.path={text}", f"log_every={log_every}"]
-    cfg = check_job([*settings, "data=text"])
+    cfg = check_job([*settings, "data=text", f"trainer.precision={precision}"])
     with tempfile.TemporaryDirectory() as folder, Path("/dev/null").open("w") as null:
         train(cfg, Path(folder) / "run", Console(file=null))
         lines = RunFolder(Path(folder) / "run").rows_file.read_text().splitlines()
@@ -162,35 +174,74 @@ def train_py_seconds(size: Size, variant: str, text: Path) -> float:
     return (at[size.warm_up + size.steps] - at[size.warm_up]) / size.steps
 
 
-def bench_speed(size: Size, text: Path) -> dict[str, Any]:
-    """Time all contenders at one size; print and return tokens/s and ratios."""
+def contenders_of(size: Size, text: Path, precision: Precision) -> dict[str, Callable[[], float]]:
+    """Return what is timed in one precision; all give seconds per step, `matmul` per FLOP."""
     ours = partial(our_loss, CHUNK)
-    contenders = {
-        "bare mha": partial(bare_seconds, partial(our_model, size, "mha"), ours, size),
-        **{f"train.py {v}": partial(train_py_seconds, size, v, text) for v in VARIANTS},
+    more = (size, precision)
+    return {
+        "matmul": lambda: 1 / matmul_flops_per_second(CPU, DTYPES[precision]),
+        "bare mha": partial(bare_seconds, partial(our_model, size, "mha"), ours, *more),
+        **{f"train.py {v}": partial(train_py_seconds, size, v, text, precision) for v in VARIANTS},
         **{
             f"peer {peer}": partial(
-                bare_seconds, partial(peer_model, size, peer), logits_loss, size
+                bare_seconds, partial(peer_model, size, peer), logits_loss, *more
             )
             for peer in LANGUAGE_MODELS
         },
     }
+
+
+def bench_speed(size: Size, text: Path, precisions: Sequence[Precision]) -> dict[str, Any]:
+    """Time all contenders at one size in each precision; print and return tokens/s and ratios.
+
+    Names in the result begin with the precision, except for 32-true.
+    """
+    contenders = {
+        (precision, name): measure
+        for precision in precisions
+        for name, measure in contenders_of(size, text, precision).items()
+    }
     seconds = interleave(contenders, size.rounds, seed=1)
-    tokens = size.batch_size * size.context_length
-    loop = seconds["train.py mha"]
     print(
         f"\n{size.model}: batch {size.batch_size} x {size.context_length}, vocabulary "
         f"{size.vocab_size:,}, {size.rounds} rounds of {size.steps} steps"
     )
-    print(f"{'':26} {'tokens/s':>9} {'step ms':>9} {'spread':>7} {'/ train.py mha':>15}")
+    result: dict[str, Any] = {}
+    for precision in precisions:
+        own = {name: seconds[key, name] for key, name in seconds if key == precision}
+        prefix = "" if precision == "32-true" else f"{precision}: "
+        rows = speed_rows(size, precision, own)
+        result |= {f"{prefix}{name}": row for name, row in rows.items()}
+    return result
+
+
+def speed_rows(
+    size: Size, precision: Precision, seconds: dict[str, list[float]]
+) -> dict[str, dict[str, float]]:
+    """Print and return the figures of the contenders of one precision."""
+    costs = {v: measure_cost(our_model(size, v)).flops_per_token for v in VARIANTS}
+    tokens = size.batch_size * size.context_length
+    loop, matmul = seconds["train.py mha"], seconds.pop("matmul")
+    print(
+        f"{precision:26} {'tokens/s':>9} {'step ms':>9} {'spread':>7} {'/ train.py mha':>15}",
+        end="",
+    )
+    print(f" {'of matmul':>10}")
     result = {}
     for contender, values in seconds.items():
         rate, over = tokens / median(values), ratio(loop, values)
+        # The peers are GPT-2 too: they have the FLOPs of our mha.
+        flops = tokens * costs.get(contender.rpartition(" ")[2], costs["mha"])
+        share = flops * ratio(matmul, values)
         print(
             f"{contender:26} {rate:9,.0f} {1e3 * median(values):9.1f} {spread(values):7.1%} "
-            f"{over:15.3f}"
+            f"{over:15.3f} {share:10.2f}"
         )
-        result[contender] = {"tokens_per_s": round(rate), "over_train_py_mha": round(over, 4)}
+        result[contender] = {
+            "tokens_per_s": round(rate),
+            "over_train_py_mha": round(over, 4),
+            "of_matmul": round(share, 4),
+        }
     return result
 
 
@@ -207,10 +258,10 @@ def memory_of(contender: str) -> None:
         step = bare_step(our_model(MEMORY, "mha"), partial(our_loss, chunk), MEMORY)
     else:
         step = bare_step(peer_model(MEMORY, contender), logits_loss, MEMORY)
-    reset_peak_memory(torch.device("cpu"))
+    reset_peak_memory(CPU)
     for _ in range(MEMORY.warm_up + MEMORY.steps):
         step()
-    print(peak_memory_mb(torch.device("cpu")))
+    print(peak_memory_mb(CPU))
 
 
 def train_py_peak() -> float:
@@ -289,6 +340,7 @@ def main() -> None:
     """Run the benchmarks."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sizes", nargs="*", choices=SIZES, default=list(SIZES))
+    parser.add_argument("--precisions", nargs="+", choices=CHOICES, default=["32-true"])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, help="instead of each size's own number")
     parser.add_argument("--start-rounds", type=int, default=5)
@@ -308,7 +360,7 @@ def main() -> None:
         for name in args.sizes:
             size = SIZES[name]
             rounds = args.rounds or size.rounds
-            results[name] = bench_speed(replace(size, rounds=rounds), text)
+            results[name] = bench_speed(replace(size, rounds=rounds), text, args.precisions)
     if not args.skip_memory:
         results["memory_mb"] = bench_memory(args.threads)
     print(json.dumps({"bench": "train", "threads": args.threads, "results": results}))

@@ -153,7 +153,7 @@ def decoding_seconds(choice: Choice, setting: Setting, S: int) -> float:
 
 def measure(rounds: int) -> dict[str, list[tuple[float, float]]]:
     """Return for each choice (ms, share of its section's base): training, then each decoding."""
-    setting = Setting(torch.device("cpu"), torch.float32, rounds, seed=0)
+    setting = Setting(torch.device("cpu"), [torch.float32], rounds, seed=0)
     found: dict[str, list[tuple[float, float]]] = {}
     for group, (_, _, base) in SECTIONS.items():
         own = {one.name: one for one in choices() if one.group in (group, "attn")}

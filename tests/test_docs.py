@@ -35,7 +35,8 @@ WITH_COMMANDS = [page for page in PAGES if shown_on(page)]
 def made(tmp_path_factory: pytest.TempPathFactory, runs: dict[str, Path]) -> Path:
     """A folder with what the pages' commands start from. Not to be changed."""
     home = tmp_path_factory.mktemp("documented") / "home"
-    swept = ("outputs/attention_suite", "outputs/uptrain", "outputs/arena", "outputs/scratch")
+    names = ("attention_suite", "uptrain", "arena", "precision", "scratch")
+    swept = [f"outputs/{name}" for name in names]
     for place in (*swept, "runs"):
         for variant, run in runs.items():
             shutil.copytree(run, home / place / f"{variant}_s1_3fa2c1")

@@ -7,6 +7,8 @@ small's weights, where a plain sum reads 32:
     rows                  1     2     4     8    16
     F.linear             13     6     7    10     9
     Prepared             32    22    24    22    17
+
+Weights in bfloat16 are half the bytes, and oneDNN's layout is the fastest for one row as well.
 """
 
 from abc import ABC, abstractmethod
@@ -20,6 +22,7 @@ from torch.nn.modules.module import _has_any_global_hook
 MOST_ROWS = 32  # for more rows F.linear is as fast
 JOINED_BYTES = 2**21  # of weights; above, a joint product is no faster than separate ones
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+PACKING = ("_reorder_linear_weight", "_linear_pointwise", "_is_mkldnn_bf16_supported")
 WORTH_THREADS = 2**19  # bytes of a weight; below, waking the threads takes as long as reading it
 
 
@@ -57,10 +60,9 @@ class Prepared:
         self.one_row = self.packed = None
         if self.weight.device.type != "cpu":
             return
-        large = self.weight.nbytes >= WORTH_THREADS and len(self.weight) >= torch.get_num_threads()
-        if rows == 1 and large and torch.get_num_threads() > 1:
+        if _worth_parting(self.weight, rows):
             self.one_row = _OneRow(self.weight, self.bias, torch.get_num_threads())
-        elif 1 < rows <= MOST_ROWS and _can_pack(self.weight):
+        elif _worth_packing(self.weight, rows):
             # oneDNN's layout. Packing takes as long as a few decoding steps.
             self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight, rows)
 
@@ -75,11 +77,22 @@ class Prepared:
         return F.linear(x, self.weight, self.bias)
 
 
-def _can_pack(weight: Tensor) -> bool:
-    # Both operators are private to torch; without them F.linear gives the same result, slower.
+def _worth_parting(weight: Tensor, rows: int) -> bool:
+    """Whether `_OneRow` is the fastest; in half precision batched products are slow."""
+    threads = torch.get_num_threads()
+    large = weight.nbytes >= WORTH_THREADS and len(weight) >= threads
+    return rows == 1 and threads > 1 and large and weight.dtype in (torch.float32, torch.float64)
+
+
+def _worth_packing(weight: Tensor, rows: int) -> bool:
+    """Whether oneDNN's layout is faster and there: for bfloat16 it needs AVX512."""
     ops = torch.ops.mkldnn
-    there = hasattr(ops, "_reorder_linear_weight") and hasattr(ops, "_linear_pointwise")
-    return there and weight.dtype == torch.float32 and torch.backends.mkldnn.is_available()
+    # The operators are private to torch; without them F.linear gives the same result, slower.
+    if rows > MOST_ROWS or not all(hasattr(ops, name) for name in PACKING):
+        return False
+    if weight.dtype == torch.bfloat16:
+        return ops._is_mkldnn_bf16_supported()
+    return rows > 1 and weight.dtype == torch.float32 and torch.backends.mkldnn.is_available()
 
 
 class _OneRow:

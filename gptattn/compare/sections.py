@@ -107,6 +107,9 @@ AXES: dict[str, Callable[[Run], list[str]]] = {
     "block": _block,
 }
 
+# With one variant these are what is compared: rows of a section. See `_apart`.
+ROWS_OR_SECTIONS = ("block", "precision")
+
 
 def comparable_sets(runs: Sequence[Run], split: bool) -> list[RunSet]:
     """Split the runs into sets that can be compared, smaller models first.
@@ -119,16 +122,16 @@ def comparable_sets(runs: Sequence[Run], split: bool) -> list[RunSet]:
             "comparison",
             f"the runs differ in {refusal}; --split reports each separately, or give fewer folders",
         )
-    axes = [axis for axis in AXES if axis != "block" or _blocks_apart(runs)]
+    axes = [axis for axis in AXES if axis not in ROWS_OR_SECTIONS or _apart(axis, runs)]
     sets = _split(runs, axes)
     firsts = [members[0] for members in sets.values()]
     return [_named(members, firsts, axes) for members in sorted(sets.values(), key=_order)]
 
 
-def _blocks_apart(runs: Sequence[Run]) -> bool:
-    """Whether each block has several variants; if one has a single one, the blocks are compared."""
-    blocks = _split(runs, ["block"]).values()
-    return all(len({run.variant for run in members}) > 1 for members in blocks)
+def _apart(axis: str, runs: Sequence[Run]) -> bool:
+    """Whether each value on the axis has several variants; if not, the values are compared."""
+    values = _split(runs, [axis]).values()
+    return all(len({run.variant for run in members}) > 1 for members in values)
 
 
 def _split(runs: Sequence[Run], axes: Iterable[str]) -> dict[tuple[str, ...], list[Run]]:

@@ -61,19 +61,22 @@ def use_huge_pages() -> None:
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 
-def matmul_flops_per_second(device: torch.device, dtype: torch.dtype) -> float:
-    """Measure this device's FLOP/s on a square matrix product: after a warm-up, the best of five.
+def matmul_flops_per_second(
+    device: torch.device, dtype: torch.dtype, n: int | None = None
+) -> float:
+    """Measure this device's FLOP/s on a product of n x n matrices: after a warm-up, best of five.
 
     On a GPU it is the median of 20. The peak of GPU memory does not count this measurement.
     An MFU relative to this rate is right on any machine; one relative to a hard-coded peak is not.
     """
     if device.type == "cuda":
         reset_peak_memory(device)
-        seconds = _gpu_seconds(torch.randn(8192, 8192, device=device, dtype=dtype))
+        n = n or 8192
+        seconds = _gpu_seconds(torch.randn(n, n, device=device, dtype=dtype))
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
-        return 2 * 8192**3 / seconds
-    n = 1024
+        return 2 * n**3 / seconds
+    n = n or 1024
     a = torch.randn(n, n, device=device, dtype=dtype)
     times = []
     for _ in range(6):

@@ -123,8 +123,8 @@ class GPT(nn.Module, Preparable):
     def prepare(self, rows: int | None) -> None:
         """Optimise decoding of `rows` rows at a time, until prepare(None).
 
-        This holds a copy of the projections that are joined; on the CPU with 2 to 32 rows, a copy
-        of all weights.
+        This holds a copy of the projections that are joined; on the CPU with 2 to 32 rows, or with
+        weights in bfloat16, a copy of all weights.
         """
         self._prepared_head = None if rows is None else Prepared([self.head], rows)
         for child in self.children():

@@ -14,7 +14,7 @@ from gptattn.settings.values import check_ranges, within
 
 Spec = dict[str, Any]
 
-Precision = Literal["32-true", "bf16-mixed", "16-mixed", "bf16-true", "64-true"]
+Precision = Literal["auto", "32-true", "bf16-mixed", "16-mixed", "bf16-true", "64-true"]
 InitMethod = Literal["mean", "first", "random"]
 INIT_METHODS: list[str] = list(get_args(InitMethod))
 Accelerator = Literal["auto", "cpu", "gpu"]
@@ -120,6 +120,7 @@ class SampleConfig:
 class TrainerConfig:
     """The device, the precision and the CPU threads; `threads` None takes all that are usable.
 
+    The precision `auto` is replaced before a run begins, and `auto_precision` then says so.
     `matmul_precision`: of float32 matrix products, as `torch.set_float32_matmul_precision` has it.
     `deterministic`: a GPU uses only algorithms that repeat each bit of a result.
     """
@@ -129,6 +130,7 @@ class TrainerConfig:
     threads: int | None = field(metadata=within(above=0, most=1024))
     matmul_precision: Literal["highest", "high", "medium"] = "highest"
     deterministic: bool = False
+    auto_precision: bool = False
 
 
 @dataclass

@@ -48,7 +48,7 @@ MEANINGS: tuple[tuple[str, Meaning], ...] = (
     (r"data\.(val_)?path|tokenizer\.path", PLACE),
     (r"init_from|trainer|trainer\.(accelerator|threads|deterministic)", BOUND),
     (r"experiment_name|checkpoint|allow_targets(\[.*)?", BOUND),
-    (r"choices(\..+)?|match_(attn|before)(\..+)?", RECORD),
+    (r"choices(\..+)?|match_(attn|before)(\..+)?|trainer\.auto_precision", RECORD),
     # Config groups and command-line words; the settings hold what they select. A run's name begins
     # with attn, pattern and part.
     (r"attn|pattern|part|experiment|launcher|resume|hydra([./].+)?", BOUND),

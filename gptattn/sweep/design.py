@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import variance
@@ -31,13 +31,10 @@ def design_words(plans: Sequence[Plan], folder: Path) -> list[str]:
     sweep's folder and its sibling folders; with too few of them it is TYPICAL_DEVIATION.
     """
     sets: dict[str, list[TrainConfig]] = {}
-    blocks: dict[str, set[str]] = {}
+    cfgs = [plan.cfg for plan in plans]
+    apart = [word for word in (_block, _precision) if _apart(word, cfgs)]
     for plan in plans:
-        blocks.setdefault(_block(plan.cfg), set()).add(plan.cfg.variant)
-    # As in the report: with several variants each, the blocks are not compared with each other.
-    apart = all(len(variants) > 1 for variants in blocks.values())
-    for plan in plans:
-        key = _comparable(plan.cfg) + _block(plan.cfg) * apart
+        key = json.dumps([_comparable(plan.cfg), *(word(plan.cfg) for word in apart)])
         sets.setdefault(key, []).append(plan.cfg)
     finished = _finished(folder)
     # Sets with the same design give the same line: keep one.
@@ -51,12 +48,24 @@ def _comparable(cfg: TrainConfig) -> str:
     shared = [settings[name] for name in names]
     size = {name: settings["model"][name] for name in SIZES}
     width = cfg.model.d_mlp if cfg.match == "none" else None  # `match` chooses it per variant
-    own = [cfg.trainer.precision, cfg.validation.fraction, cfg.init_from is not None]
+    own = [cfg.validation.fraction, cfg.init_from is not None]
     return json.dumps([*shared, size, width, *own], sort_keys=True)
 
 
 def _block(cfg: TrainConfig) -> str:
     return json.dumps([asdict(cfg.block), cfg.model.mlp])
+
+
+def _precision(cfg: TrainConfig) -> str:
+    return cfg.trainer.precision
+
+
+def _apart(word: Callable[[TrainConfig], str], cfgs: Sequence[TrainConfig]) -> bool:
+    """Whether runs of another word are not compared: as in the report, if each has variants."""
+    variants: dict[str, set[str]] = {}
+    for cfg in cfgs:
+        variants.setdefault(word(cfg), set()).add(cfg.variant)
+    return all(len(own) > 1 for own in variants.values())
 
 
 def _words(cfgs: Sequence[TrainConfig], finished: Sequence[Run]) -> str:

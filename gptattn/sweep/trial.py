@@ -23,6 +23,7 @@ from gptattn.settings.build import build_data, build_model
 from gptattn.settings.config import TrainConfig
 from gptattn.settings.values import typed
 from gptattn.sweep.sharing import Share
+from gptattn.training.precision import autocast
 
 LIMIT_SECONDS = 60
 TRIAL_SECONDS = 1.0
@@ -98,7 +99,9 @@ def _flops_per_second(
             synchronize(device)
             warm()
             start = time.perf_counter()
-        model.loss(ids, ids, cfg.loss_chunk_tokens).backward()
+        with autocast(cfg.trainer.precision, device):
+            loss = model.loss(ids, ids, cfg.loss_chunk_tokens)
+        loss.backward()
         steps += 1
     synchronize(device)
     seconds = (time.perf_counter() - start) / (steps - 1)

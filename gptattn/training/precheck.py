@@ -34,6 +34,7 @@ from gptattn.settings.build import (
 from gptattn.settings.config import TrainConfig
 from gptattn.settings.identity import Making, code_for, making_of
 from gptattn.settings.match import Match, resolved
+from gptattn.training.precision import settled
 from gptattn.weights.convert import Origin, begin_from, read_origin, take_over
 
 ROWS_BYTES = 1_000_000  # for settings, rows and TensorBoard's events; a small run writes a tenth
@@ -61,6 +62,7 @@ class Ready:
     bytes_on_disk: int  # the most that its folder will hold at a time
     origin: Origin | None  # of init_from; None: random weights, a checkpoint's, or not made yet
     making: Making | None  # None: the run in init_from has not been made yet
+    note: str = ""  # what was chosen for `auto`
 
 
 def check_run(
@@ -88,6 +90,7 @@ def check_run(
     cfg, match = resolved(cfg, tokenizer)
     if match is not None or tokenizer.vocab_size != ids:
         model = _on_meta(cfg, tokenizer.vocab_size, device)
+    cfg, note = settled(cfg, tokenizer.vocab_size)
     origin, making = None, None
     if original is not None:
         source = _on_meta(original, tokenizer.vocab_size, device)
@@ -102,7 +105,8 @@ def check_run(
     if cfg.checkpoint:
         _check_can_be_saved(model)
     cost = measure_cost(model.to(weight_dtype(cfg)))
-    return Ready(cfg, match, device, data, cost, _bytes_on_disk(cfg, cost), origin, making)
+    size = _bytes_on_disk(cfg, cost)
+    return Ready(cfg, match, device, data, cost, size, origin, making, note)
 
 
 def weight_dtype(cfg: TrainConfig) -> torch.dtype:

@@ -44,6 +44,7 @@ from gptattn.training.console_progress import ConsoleProgress, SlowSteps
 from gptattn.training.datamodule import TokenDataModule
 from gptattn.training.module import LanguageModel
 from gptattn.training.precheck import DTYPES, Ready, check_run, weight_dtype
+from gptattn.training.precision import hint
 from gptattn.training.recorder import RunRecorder
 from gptattn.training.result_tables import metric_table, result_table
 from gptattn.training.summary import Assembly, hyperparameters, summarise
@@ -88,6 +89,13 @@ def _assembled_and_fit(
     threads = set_threads(start.facts.get("threads", cfg.trainer.threads))
     torch.set_float32_matmul_precision(cfg.trainer.matmul_precision)
     check_same(start, facts_of(data, device, threads))
+    budget = resolve_budget(
+        cfg.budget, cfg.batch_size * cfg.model.context_length, ready.cost.flops_per_token
+    )
+    # Before the seed is set, because trials draw numbers.
+    found = hint(cfg, data.tokenizer.vocab_size, budget.steps) if _told(start, console) else ""
+    for line in filter(None, (ready.note, found)):
+        console.print(line, markup=False, soft_wrap=True)
     L.seed_everything(cfg.seed, workers=True, verbose=False)
     model = build_model(cfg, data.tokenizer.vocab_size)
     if start.source is not None:
@@ -97,9 +105,6 @@ def _assembled_and_fit(
     elif ready.origin is not None:
         begin_from(ready.origin, model, cfg)
         ready.origin.model.to("meta")  # frees its memory for the training
-    budget = resolve_budget(
-        cfg.budget, cfg.batch_size * cfg.model.context_length, ready.cost.flops_per_token
-    )
     summary = folder.finished()
     if check_budget(start, budget) and summary is not None:
         console.print(
@@ -115,6 +120,11 @@ def _assembled_and_fit(
     console.print(metric_table(f"{cfg.variant}: costs", built.costs()))
     compiled = cfg.compile and _compile(model, device, console)
     return _fit(built, console, compiled, start, rows, watchdog)
+
+
+def _told(start: Start, console: Console) -> bool:
+    """Whether a hint could change what the user does: at the start of a run that they watch."""
+    return start.source is None and not console.quiet
 
 
 def _prepare_folder(built: Assembly, start: Start, console: Console) -> int:

@@ -142,3 +142,13 @@ def test_a_decay_of_thousands_of_tokens_loses_no_precision(most):
     pairs = zip(gradients("sdpa", *inputs), gradients("reference", *wide), strict=True)
     for actual, expected in pairs:
         assert (actual - expected).abs().max() < 1e-5 * expected.abs().max().clamp_min(1.0)
+
+
+@pytest.mark.parametrize(("T", "G"), [(1, 6), (1, 3), (2, 6)])
+def test_decoding_in_bfloat16_is_near_to_double_precision(T, G):
+    q, k, v = (torch.randn(2, heads, n, 8).bfloat16() for heads, n in ((6, T), (G, 11), (G, 11)))
+    at = {"q_pos": range(11 - T, 11), "k_pos": range(11)}
+    y = attend(q, k, v, Rule(0.3), **at)
+    exact = attend(q.double(), k.double(), v.double(), Rule(0.3), **at, backend="reference")
+    assert y.shape == q.shape
+    torch.testing.assert_close(y.double(), exact, rtol=2**-7, atol=2**-7)

@@ -35,14 +35,15 @@ def test_one_row_gives_what_torch_gives(threads, out, bias):
 
 @pytest.mark.parametrize("given", [1, 4, MOST_ROWS + 1])
 @pytest.mark.parametrize("rows", [1, 2, 8, MOST_ROWS])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 def test_prepared_layers_give_what_each_gives_alone(threads, given, rows, dtype):
     layers = [torch.nn.Linear(11, out, dtype=dtype) for out in (6, 3, 5)]
     x = torch.randn(given, 1, 11, dtype=dtype)
     with torch.no_grad():
         together = Prepared(layers, rows)(x)
         expected = torch.cat([layer.double()(x.double()) for layer in layers], dim=-1)
-    atol = 1e-12 if dtype == torch.float64 else 1e-5
+    # Sums of 11 are below 4; bfloat16 rounds the result alone, to 8 bits.
+    atol = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 2**-7}[dtype]
     torch.testing.assert_close(together.double(), expected, rtol=0, atol=atol)
 
 
@@ -51,6 +52,23 @@ def test_a_torch_without_the_packed_layout_gives_the_same(monkeypatch):
     monkeypatch.setattr(torch.ops, "mkldnn", SimpleNamespace())
     with torch.no_grad():
         torch.testing.assert_close(Prepared([layer], 4)(x), layer(x), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_a_processor_without_bfloat16_gives_the_same(rows, monkeypatch):
+    layer = torch.nn.Linear(11, 6, dtype=torch.bfloat16)
+    x = torch.randn(rows, 11, dtype=torch.bfloat16)
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
+    with torch.no_grad():
+        torch.testing.assert_close(Prepared([layer], rows)(x), layer(x), rtol=0, atol=0)
+
+
+@pytest.mark.skipif(
+    not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="this processor has no AVX512"
+)
+@pytest.mark.parametrize("rows", [1, 2, MOST_ROWS])
+def test_weights_in_bfloat16_are_packed(rows):
+    assert Prepared([Linear(11, 6, dtype=torch.bfloat16)], rows).packed is not None
 
 
 def test_a_layer_that_was_exchanged_is_called_and_not_passed_over():

@@ -41,6 +41,14 @@ def test_a_new_users_path(runs: dict[str, Path], tmp_path: Path, call: Call) -> 
         assert re.search(rf"[\d,]+ tokens/s, \w+, cache {cache} for 1 x 16 tokens", err)
 
 
+def test_it_generates_in_bfloat16_too_and_says_so(runs: dict[str, Path], call: Call) -> None:
+    ask = ("generate", f"run={runs['byte']}", "prompt=Line", *FIXED)
+    assert re.search(r"tokens/s, mha in bfloat16, cache 64 ", call(*ask, "dtype=bfloat16")[2])
+    code, _, err = call(*ask, "dtype=auto")
+    assert code == 0
+    assert re.search(r"tokens/s, mha in (bfloat16|float32), cache ", err)
+
+
 def test_an_exact_conversion_generates_the_same_text(
     runs: dict[str, Path], tmp_path: Path, call: Call
 ) -> None:
@@ -127,6 +135,11 @@ MISTAKES = {
     "unknown character": (["prompt=Q"], 3, "error: prompt: character 'Q'"),
     "negative temperature": (["prompt=L", "temperature=-1"], 2, "error: temperature: -1.0"),
     "no number": (["prompt=L", "tokens=many"], 2, "error: tokens: 'many' is not an int"),
+    "unknown dtype": (
+        ["prompt=L", "dtype=half"],
+        2,
+        "error: dtype: 'half' is unknown; one of auto",
+    ),
     "no tokens": (["prompt=L", "tokens=0"], 2, "error: tokens: 0 is too small; give 1 or more"),
     "misspelt": (["promt=L"], 2, "error: promt=L: is not a setting; did you mean prompt?"),
     "long prompt": (["prompt=" + "Line " * 9, "full=stop"], 3, "error: prompt: has 45 tokens"),

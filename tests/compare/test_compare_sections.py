@@ -83,10 +83,6 @@ def test_the_file_that_was_picked_names_a_section(tmp_path: Path) -> None:
         ({"context_length": 64}, ["context_length=64", "context_length=128"]),
         ({"num_layers": 3}, ["num_layers=3", "num_layers=None"]),
         ({"d_mlp": 99}, ["d_mlp=default", "d_mlp=99"]),
-        (
-            {"config": {"trainer": {"precision": "bf16"}}},
-            ["trainer.precision=None", "trainer.precision=bf16"],
-        ),
         ({"config": {"init_from": "outputs/a"}}, ["from other weights", "from scratch"]),
     ],
 )
@@ -105,6 +101,7 @@ def test_what_losses_must_share_makes_sections(
         {"config": {"optim": {"lr": 0.003}}},
         {"config": {"attn": {"_target_": "x", "num_kv_heads": 2}}},
         {"config": {"block": {"norm": "rms"}}},
+        {"config": {"trainer": {"precision": "bf16-mixed"}}},
         {"dropout": 0.1},
         {"num_heads": 8},
         {"config": {"compile": True}},
@@ -115,6 +112,24 @@ def test_what_is_compared_stands_in_one_section(other: dict[str, Any], tmp_path:
     write_run(tmp_path / "b", "mha", 1, 2.1, **other)
     (section,) = compared(tmp_path).sections
     assert len(section.rows) == 2
+
+
+def test_precisions_are_rows_of_one_variant_and_sections_of_several(tmp_path: Path) -> None:
+    for precision, loss in (("32-true", 2.0), ("bf16-mixed", 2.1)):
+        config = {"trainer": {"precision": precision}}
+        for seed in (1, 2, 3):
+            folder = tmp_path / f"{precision}_{seed}"
+            write_run(folder, "mha", seed, loss + seed / 100, config=config)
+    (section,) = compared(tmp_path).sections
+    assert section.baseline == "mha trainer.precision=32-true"
+    assert section.rows[1].name == "mha trainer.precision=bf16-mixed"
+    difference = section.rows[1].difference
+    assert difference is not None
+    assert difference.mean == pytest.approx(0.1)
+    for precision in ("32-true", "bf16-mixed"):
+        config = {"trainer": {"precision": precision}}
+        write_run(tmp_path / f"gqa_{precision}", "gqa", 1, 2.2, config=config)
+    assert titles(tmp_path) == ["trainer.precision=32-true", "trainer.precision=bf16-mixed"]
 
 
 def test_a_width_that_was_matched_parts_no_section(tmp_path: Path) -> None:
