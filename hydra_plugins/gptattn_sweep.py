@@ -57,13 +57,11 @@ class LedgerSweeper(BasicSweeper):
         from gptattn.machine.console import make_console
         from gptattn.machine.signals import ending_at_once
         from gptattn.sweep.estimate import Estimator
-        from gptattn.sweep.one_precision import OnePrecision
 
         assert self.hydra_context is not None
         assert self.config is not None
         in_processes = isinstance(self.launcher, ProcessLauncher)
         self._start_clock(in_processes)
-        self.precision = OnePrecision(Path(self.config.hydra.sweep.dir))
         loader = self.hydra_context.config_loader
         asked = jobs_of(loader, [*self._parse_config(), *arguments], self.variants)
         jobs, at_rates = self._at_rates(asked) if self.tune is not None else (asked, {})
@@ -126,7 +124,11 @@ class LedgerSweeper(BasicSweeper):
 
     def _settled(self, plans: Sequence[Plan]) -> list[Plan]:
         """Replace `trainer.precision=auto`."""
-        assert self.precision is not None
+        from gptattn.sweep.one_precision import OnePrecision
+
+        assert self.config is not None
+        if self.precision is None:
+            self.precision = OnePrecision(Path(self.config.hydra.sweep.dir))
         return self.precision.settled(plans)
 
     def _at_rates(self, jobs: Jobs) -> tuple[Jobs, Jobs]:
