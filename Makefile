@@ -14,7 +14,7 @@ AUDIT  := .venv-audit
 PIP_AUDIT := 2.10.1
 ARGS   ?=
 
-.PHONY: train test lint board report bench bench-train bench-attention bench-decode menu docs docs-serve audit clean
+.PHONY: train test lint board report bench bench-check bench-train bench-attention bench-decode menu docs docs-serve audit clean
 
 # One environment for everything. It is rebuilt only when one of these files changes.
 $(STAMP): pyproject.toml constraints.txt
@@ -50,7 +50,15 @@ $(BENCH)/.installed: pyproject.toml constraints.txt scripts/peers-requirements.t
 	$(BENCH)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r scripts/peers-requirements.txt
 	touch $@
 
-bench: bench-train bench-attention
+# Also writes the rounds to RECORD, whose ratios bench-check compares with those that are committed.
+RECORD ?= benchmarks/latest.json
+bench:
+	rm -f $(RECORD)
+	$(MAKE) bench-train bench-attention ARGS="--record $(abspath $(RECORD))"
+
+bench-check:
+	$(MAKE) bench RECORD=build/bench.json
+	$(BENCH)/bin/python scripts/bench_check.py build/bench.json
 
 bench-train: $(BENCH)/.installed
 	$(BENCH)/bin/python scripts/bench_train.py $(ARGS)

@@ -1,14 +1,18 @@
 """What the benchmarks share: interleaved measurements, and their median, spread and ratios."""
 
 import gc
+import json
 import os
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from statistics import median
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
+
+from gptattn.machine.device import device_name
 
 Name = TypeVar("Name")  # of a contender
 Measure = Callable[[], float]  # builds and warms up a contender; returns seconds per unit of work
@@ -40,6 +44,22 @@ def timed(step: Callable[[], object], warm_up: int, steps: int) -> float:
     for _ in range(steps):
         step()
     return (time.perf_counter() - start) / steps
+
+
+def record(file: Path | None, name: str, base: str, seconds: Mapping[str, Sequence[float]]) -> None:
+    """Add a benchmark's seconds in each round to a file, for scripts/bench_check.py.
+
+    `base` is the contender that the others are compared with.
+    """
+    if file is None:
+        return
+    known: dict[str, Any] = {"benchmarks": {}}
+    if file.exists():
+        known = json.loads(file.read_text())
+    known |= {"processor": device_name(torch.device("cpu")), "torch": torch.__version__}
+    known["benchmarks"][name] = {"base": base, "seconds": dict(seconds)}
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(json.dumps(known, indent=1) + "\n")
 
 
 def ratio(numerator: list[float], denominator: list[float]) -> float:

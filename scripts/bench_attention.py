@@ -11,10 +11,11 @@ import argparse
 import json
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from statistics import median
 
 import torch
-from bench import Measure, interleave, quiet_threads, ratio, spread, timed
+from bench import Measure, interleave, quiet_threads, ratio, record, spread, timed
 from contenders import add_choices, chosen, layer_of
 from peers import ATTENTION_MODULES
 from torch import nn
@@ -77,7 +78,12 @@ def contenders(
 
 
 def bench(
-    names: list[str], peers: bool, lengths: list[int], rounds: int, steps: int
+    names: list[str],
+    peers: bool,
+    lengths: list[int],
+    rounds: int,
+    steps: int,
+    file: Path | None = None,
 ) -> dict[str, dict[str, dict[str, float]]]:
     """Time all modules at all lengths; print and return milliseconds and ratios.
 
@@ -93,6 +99,8 @@ def bench(
         print(f"{'':42} {'ms':>8} {'spread':>7} {f'/ {names[0]}':>8}", end=" ")
         print(f"{'us/token':>8} {f'/ T={shortest}':>8}")
         rows = result[str(length)] = {}
+        at_length = {name: seconds[name, at] for name, at in measures if at == length}
+        record(file, f"attention {length}", first, at_length)
         for name in [name for name, at in measures if at == length]:
             values = seconds[name, length]
             each = [value / (batch * length) for value in values]
@@ -113,10 +121,12 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=2)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--lengths", type=int, nargs="+", default=list(LENGTHS), metavar="T")
+    parser.add_argument("--record", type=Path, metavar="FILE", help="for bench_check.py")
     parser.add_argument("--no-peers", action="store_true", help="only ours")
     args = parser.parse_args()
     quiet_threads(args.threads)
-    results = bench(chosen(args), not args.no_peers, args.lengths, args.rounds, args.steps)
+    peers = not args.no_peers
+    results = bench(chosen(args), peers, args.lengths, args.rounds, args.steps, args.record)
     print(json.dumps({"bench": "attention", "threads": args.threads, "results": results}))
 
 

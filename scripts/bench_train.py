@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from bench import interleave, quiet_threads, ratio, spread, timed
+from bench import interleave, quiet_threads, ratio, record, spread, timed
 from peers import LANGUAGE_MODELS
 from rich.console import Console
 from torch import Tensor, nn
@@ -191,10 +191,12 @@ def contenders_of(size: Size, text: Path, precision: Precision) -> dict[str, Cal
     }
 
 
-def bench_speed(size: Size, text: Path, precisions: Sequence[Precision]) -> dict[str, Any]:
+def bench_speed(
+    size: Size, text: Path, precisions: Sequence[Precision], file: Path | None
+) -> dict[str, Any]:
     """Time all contenders at one size in each precision; print and return tokens/s and ratios.
 
-    Names in the result begin with the precision, except for 32-true.
+    `file` is as in `record`. Names in the result begin with the precision, except for 32-true.
     """
     contenders = {
         (precision, name): measure
@@ -211,6 +213,7 @@ def bench_speed(size: Size, text: Path, precisions: Sequence[Precision]) -> dict
         own = {name: seconds[key, name] for key, name in seconds if key == precision}
         prefix = "" if precision == "32-true" else f"{precision}: "
         rows = speed_rows(size, precision, own)
+        record(file, f"{prefix}{size.model}", "train.py mha", own)
         result |= {f"{prefix}{name}": row for name, row in rows.items()}
     return result
 
@@ -342,6 +345,7 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="*", choices=SIZES, default=list(SIZES))
     parser.add_argument("--precisions", nargs="+", choices=CHOICES, default=["32-true"])
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--record", type=Path, metavar="FILE", help="for bench_check.py")
     parser.add_argument("--rounds", type=int, help="instead of each size's own number")
     parser.add_argument("--start-rounds", type=int, default=5)
     parser.add_argument("--skip-memory", action="store_true")
@@ -360,7 +364,8 @@ def main() -> None:
         for name in args.sizes:
             size = SIZES[name]
             rounds = args.rounds or size.rounds
-            results[name] = bench_speed(replace(size, rounds=rounds), text, args.precisions)
+            size = replace(size, rounds=rounds)
+            results[name] = bench_speed(size, text, args.precisions, args.record)
     if not args.skip_memory:
         results["memory_mb"] = bench_memory(args.threads)
     print(json.dumps({"bench": "train", "threads": args.threads, "results": results}))

@@ -1,0 +1,81 @@
+"""Compares a benchmark's ratios with the committed ones, and fails where one has become worse.
+
+`make bench-check` measures, and then runs: python scripts/bench_check.py MEASURED [COMMITTED]
+Both are files as `make bench` writes them. Only ratios are compared, never seconds: machines
+differ. A ratio is paired by round, and larger is better for us; it is worse where its 95% interval
+lies wholly below the committed one's. Ratios that only one file has are named, and do not fail.
+"""
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from scipy.stats import t
+
+COMMITTED = Path(__file__).parents[1] / "benchmarks" / "latest.json"
+Interval = tuple[float, float, float]  # lower end, geometric mean, upper end
+
+
+def ratios(record: Mapping[str, Any]) -> dict[str, list[float]]:
+    """Return name -> the ratio in each round, of all benchmarks of a file.
+
+    A peer's is its seconds over those of our base, another of ours is the base's seconds over its.
+    """
+    found = {}
+    for bench, entry in record["benchmarks"].items():
+        base = entry["seconds"][entry["base"]]
+        for name, seconds in entry["seconds"].items():
+            pairs = list(zip(base, seconds, strict=True))
+            if name.startswith("peer"):
+                found[f"{bench}: {entry['base']} / {name}"] = [peer / own for own, peer in pairs]
+            elif name != entry["base"]:
+                found[f"{bench}: {name} / {entry['base']}"] = [own / other for own, other in pairs]
+    return found
+
+
+def interval(values: Sequence[float]) -> Interval:
+    """Return the 95% interval of the geometric mean; Student's t, of logarithms."""
+    logs = [math.log(value) for value in values]
+    mean = fmean(logs)
+    if len(logs) < 2:
+        return 0.0, math.exp(mean), math.inf
+    half = float(t.ppf(0.975, len(logs) - 1)) * stdev(logs) / len(logs) ** 0.5
+    return math.exp(mean - half), math.exp(mean), math.exp(mean + half)
+
+
+def compare(measured: Mapping[str, Any], committed: Mapping[str, Any]) -> list[str]:
+    """Print each ratio beside the committed one; return the names of those that are worse."""
+    now, before = ratios(measured), ratios(committed)
+    both = [name for name in before if name in now]
+    print(f"{'':52} {'committed':>24} {'measured':>24}")
+    worse = []
+    for name in both:
+        old, new = interval(before[name]), interval(now[name])
+        if new[2] < old[0]:
+            worse.append(name)
+        cells = [f"{mean:8.3f} [{low:.3f}, {high:.3f}]" for low, mean, high in (old, new)]
+        print(f"{name:52} {cells[0]:>24} {cells[1]:>24}{'  WORSE' if name in worse else ''}")
+    for name in sorted(now.keys() ^ before.keys()):
+        print(f"{name}: only {'measured' if name in now else 'committed'}")
+    return worse
+
+
+def main() -> None:
+    """Compare the files; exit with 1 if a ratio is worse."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("measured", type=Path)
+    parser.add_argument("committed", type=Path, nargs="?", default=COMMITTED)
+    args = parser.parse_args()
+    measured, committed = (json.loads(f.read_text()) for f in (args.measured, args.committed))
+    worse = compare(measured, committed)
+    if worse:
+        sys.exit(f"worse than {args.committed}: {', '.join(worse)}")
+
+
+if __name__ == "__main__":
+    main()
