@@ -14,7 +14,7 @@ AUDIT  := .venv-audit
 PIP_AUDIT := 2.10.1
 ARGS   ?=
 
-.PHONY: train test lint board report bench bench-check bench-train bench-attention bench-decode menu docs docs-serve audit clean
+.PHONY: train test test-slow lint board report bench bench-check bench-train bench-attention bench-decode menu docs docs-serve audit clean
 
 # One environment for everything. It is rebuilt only when one of these files changes.
 $(STAMP): pyproject.toml constraints.txt
@@ -27,8 +27,12 @@ $(STAMP): pyproject.toml constraints.txt
 train: $(STAMP)
 	$(BIN)/python train.py $(ARGS)
 
+# Without the few tests that start many processes or install a wheel: test-slow has those.
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" $(ARGS)
+
+test-slow: $(STAMP)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .

@@ -77,7 +77,7 @@ def settings(*overrides: str) -> TrainConfig:
     if position is not None and any(override.startswith("attn=") for override in overrides):
         # Composing takes a tenth of a second, so each attention and each position is read once.
         one = settings(*(override for override in overrides if override != position))
-        other = settings(*(override for override in overrides if not override.startswith("attn=")))
+        other = settings(*(override for override in overrides if not override.startswith("attn")))
         choices = one.choices | {"position": other.choices["position"]}
         return replace(one, position=other.position, choices=choices)
     probed = any(f"attn={name}" in overrides for name in PROBES)

@@ -45,8 +45,8 @@ def crash() -> NoReturn:
     raise AssertionError("the run dies here")
 
 
-def sent(number: int) -> Callable[[], None]:
-    return lambda: signal.raise_signal(number)
+def sent(number: int) -> Callable[..., None]:
+    return lambda *args: signal.raise_signal(number)
 
 
 def names(run: Path) -> list[str]:

@@ -8,6 +8,7 @@ import gpu.checks
 import gpu.speeds
 import pytest
 
+pytestmark = pytest.mark.slow
 TINY = ("--device", "cpu", "--tiny")
 
 

@@ -64,6 +64,7 @@ def test_the_wheel_holds_the_package_and_every_config_and_no_more(wheel: Path) -
     assert names == sources | configs
 
 
+@pytest.mark.slow
 def test_a_wheel_installed_into_an_empty_environment_trains_in_an_empty_folder(
     wheel: Path, tmp_path: Path
 ) -> None:

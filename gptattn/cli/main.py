@@ -124,8 +124,9 @@ def _train_seeds(ready: "Ready", folders: Mapping[int, Path]) -> None:
         from gptattn.training.vectorized import train_seeds
 
     first, *others = folders.values()
+    log = Path("..", first.name, RunFolder(first).console_file.name)
     for folder in others:
-        _log(folder, f"trained as one model with others; its log: ../{first.name}/console.log")
+        _log(folder, f"trained as one model with others; its log: {log}")
     try:
         errors = train_seeds(ready, folders, make_console())
     except Stopped as stopped:

@@ -15,7 +15,10 @@ class MatrixRule(ABC):
 
     @abstractmethod
     def state_shapes(self, shape: torch.Size) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of what is kept for a matrix of this shape, by name; it starts as 0."""
+        """Return the shapes of what is kept for a matrix of this shape, by name; it starts as 0.
+
+        `step`, the number of its updates so far, is kept besides.
+        """
 
     @abstractmethod
     def directions(self, gradients: list[Tensor], states: list[State]) -> list[Tensor]:
@@ -49,10 +52,16 @@ class CombinedAdamW(torch.optim.AdamW):
         matrices: list[nn.Parameter] = [p for p in group["params"] if p.grad is not None]
         for p in matrices:
             if not self.state[p]:
-                shapes = self.rule.state_shapes(p.shape)
+                shapes = kept_shapes(self.rule, p.shape)
                 self.state[p] = {name: p.new_zeros(shape) for name, shape in shapes.items()}
         gradients = [p.grad for p in matrices if p.grad is not None]
         directions = self.rule.directions(gradients, [self.state[p] for p in matrices])
         for p, direction in zip(matrices, directions, strict=True):
             p.mul_(1 - group["lr"] * group["weight_decay"]).sub_(direction, alpha=group["lr"])
             p.grad = None
+            self.state[p]["step"] += 1
+
+
+def kept_shapes(rule: MatrixRule, shape: torch.Size) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of all that is kept for a matrix that the rule updates, by name."""
+    return {"step": (), **rule.state_shapes(shape)}  # AdamW looks for a step in every state

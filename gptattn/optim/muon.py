@@ -57,7 +57,7 @@ class Muon(MatrixRule):
     def state_shapes(self, shape: torch.Size) -> dict[str, tuple[int, ...]]:
         kept: dict[str, tuple[int, ...]] = {"momentum": tuple(shape)}
         if self.every > 1:
-            kept |= {"step": (), "whitener": (min(shape), min(shape))}
+            kept["whitener"] = (min(shape), min(shape))
         return kept
 
     def directions(self, gradients: list[Tensor], states: list[State]) -> list[Tensor]:
@@ -96,8 +96,6 @@ class Muon(MatrixRule):
         if step % self.every == 0:
             for state, own in zip(states, whitener(x_NPQ, self._quintics), strict=True):
                 state["whitener"].copy_(own)
-        for state in states:
-            state["step"] += 1
         y_NPQ = torch.stack([state["whitener"] for state in states]) @ x_NPQ
         if step % self.every == 0:
             return y_NPQ

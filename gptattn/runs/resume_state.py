@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gptattn.model.decay import layer_matrices
 from gptattn.model.gpt import GPT
-from gptattn.optim.matrix_rule import MatrixRule
+from gptattn.optim.matrix_rule import MatrixRule, kept_shapes
 
 CALLBACK_KEYS = ("StepClock", "MetricRows", "Checkpoints")  # of their states
 FACTS = ("text_sha256", "tokenizer", "device", "threads", "torch")
@@ -113,7 +113,7 @@ def _are_generator_states(states: dict[str, Any]) -> bool:
 def _is_optimizer_state(states: dict[str, Any], model: GPT, rule: MatrixRule | None) -> bool:
     inner = layer_matrices(model) if rule is not None else set()
     expected = {
-        name: rule.state_shapes(p.shape)
+        name: kept_shapes(rule, p.shape)
         if rule is not None and p in inner
         else dict.fromkeys(AVERAGES, tuple(p.shape)) | {"step": ()}
         for name, p in model.named_parameters()

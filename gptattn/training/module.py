@@ -195,7 +195,7 @@ class LanguageModel(L.LightningModule):
             return groups
         inner = layer_matrices(self.model)
         groups[0]["params"] = [p for p in decayed if p not in inner]
-        return [{"params": [p for p in decayed if p in inner], "by_rule": True}, *groups]
+        return [*groups, {"params": [p for p in decayed if p in inner], "by_rule": True}]
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """AdamW, and the rule of the layers' matrices, if there is one."""

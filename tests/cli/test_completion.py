@@ -45,7 +45,7 @@ def test_after_a_comma_come_the_choices_that_the_list_has_not(complete: Complete
     others = [f"attn=mha,{name}" for name in menu("attn") if name != "mha"]
     assert complete("python train.py attn=mha,") == others
     assert complete("python train.py -m attn=mqa,mha,gq") == ["attn=mqa,mha,gqa"]
-    assert complete("gptattn-train optim=adamw,") == []
+    assert complete("gptattn-train optim=adamw,muon,") == []
 
 
 def test_the_first_choice_and_settings_complete_as_before(complete: Complete) -> None:

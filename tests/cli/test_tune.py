@@ -21,6 +21,7 @@ def tune(
     return partial(call, "tune")
 
 
+@pytest.mark.slow
 def test_the_search_names_the_best_rate_that_it_tried_and_goes_on_later(
     tmp_path: Path, tune: Call
 ) -> None:

@@ -48,6 +48,9 @@ def needs(group: str, name: str, folder: Path) -> list[str]:
         if path is None:
             pytest.skip("GPTATTN_SHAKESPEARE does not name the file")
         return [f"data.path={path}"]
+    if (group, name) in (("experiment", "nanogpt_cpu"), ("experiment", "speedrun_cpu")):
+        (folder / "book.txt").write_text(TEXT)
+        return ["data=text", f"data.path={folder / 'book.txt'}"]
     if (group, name) == ("tokenizer", "gpt2"):
         return [f"tokenizer.path={bpe(folder / 'bpe')}"]
     return []

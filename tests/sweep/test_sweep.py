@@ -82,6 +82,7 @@ def test_a_sweep_outlives_a_failed_run_and_the_rerun_makes_only_what_is_missing(
     assert run_folders(tmp_path) == done
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_a_sweep_with_130_and_the_rerun_goes_on(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -124,6 +125,7 @@ def test_ctrl_c_ends_a_sweep_with_130_and_the_rerun_goes_on(
     assert fingerprint(second) == fingerprint(alone)
 
 
+@pytest.mark.slow
 def test_runs_can_be_sent_through_submitit(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -91,6 +91,7 @@ def work(folder: Path, code: str) -> Work:
 # A user's own module
 
 
+@pytest.mark.slow
 def test_a_variant_that_crashes_or_raises_or_cannot_be_built_costs_its_own_runs_alone(
     faulty: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -112,6 +112,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     return folder, [*given, "optim.lr=0.001"]
 
 
+@pytest.mark.slow
 def test_a_sweep_of_vectorised_seeds_leaves_a_folder_for_each(
     sweep: tuple[Path, list[str]],
 ) -> None:
@@ -121,6 +122,7 @@ def test_a_sweep_of_vectorised_seeds_leaves_a_folder_for_each(
     assert losses(runs[1]) != losses(runs[2])
 
 
+@pytest.mark.slow
 def test_seeds_that_diverge_each_fail_with_their_own_line(sweep: tuple[Path, list[str]]) -> None:
     (ledger,) = sweep[0].rglob("ledger.jsonl")
     ends = [line for line in ledger_lines(ledger.parent) if line["state"] == "failed"]
@@ -128,6 +130,7 @@ def test_seeds_that_diverge_each_fail_with_their_own_line(sweep: tuple[Path, lis
     assert all(line["reason"].startswith("train/loss: is nan at step") for line in ends)
 
 
+@pytest.mark.slow
 def test_the_search_for_finished_runs_knows_no_difference(
     sweep: tuple[Path, list[str]], capsys: pytest.CaptureFixture[str]
 ) -> None:

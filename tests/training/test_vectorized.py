@@ -83,6 +83,7 @@ def test_runs_that_share_a_model_have_no_speed_and_no_memory_of_their_own(
     assert {value for _, value in series(pair[1], "perf/tokens_per_s")} == {None}
 
 
+@pytest.mark.slow
 def test_after_100_steps_each_seed_is_where_it_would_be_alone_with_its_own_clipping(
     tmp_path: Path,
 ) -> None:
