@@ -225,7 +225,7 @@ class ProcessLauncher(Launcher):
     def run(self, plans: Sequence[Plan], until: float = math.inf) -> Sequence[JobReturn]:
         """Like `launch`, for runs that are planned already; for `until` see `processes.run_all`."""
         from gptattn.cli.jobs import worker_command
-        from gptattn.sweep.run_sweep import run_in_processes
+        from gptattn.sweep.run_processes import run_in_processes
 
         returns = []
         command = partial(worker_command, self.config)

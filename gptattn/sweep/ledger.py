@@ -4,6 +4,7 @@ import contextlib
 import errno
 import json
 import os
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -61,6 +62,11 @@ class Ledger:
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
             self.unwritten = self.unwritten or error
+
+    def warn_unwritten(self) -> None:
+        """Say on stderr if a line could not be written."""
+        if self.unwritten is not None:
+            print(f"warning: could not write to the ledger: {self.unwritten}", file=sys.stderr)
 
     def note_jobs(self, jobs: int) -> None:
         """Append how many runs there are at a time, for the sweep to keep when it goes on."""

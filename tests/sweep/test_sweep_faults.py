@@ -27,7 +27,7 @@ from gptattn.settings.config import TrainConfig
 from gptattn.sweep.ledger import Ledger, read_ledger
 from gptattn.sweep.plan import Plan, begun_runs
 from gptattn.sweep.processes import Outcome, Work, memory_kills, run_all
-from gptattn.sweep.run_sweep import run_in_processes
+from gptattn.sweep.run_processes import run_in_processes
 from gptattn.training.checkpoint_callback import Checkpoints
 
 MODULE = """

@@ -15,7 +15,7 @@ from support import command, tiny
 
 import gptattn.cli.planning
 import gptattn.sweep.checks
-import gptattn.sweep.run_sweep
+import gptattn.sweep.run_processes
 import gptattn.sweep.sweep_progress
 from gptattn.cli.compose import composed, composed_job, to_train_config
 from gptattn.cli.main import check_job
@@ -196,7 +196,7 @@ def test_a_sweep_composes_its_jobs_once_and_runs_every_variant_of_a_seed_before_
         run.extend(work.folder.name for work in works)
         return [Outcome(work.folder, 1, "not run", 0.0) for work in works]
 
-    monkeypatch.setattr(gptattn.sweep.run_sweep, "run_all", nothing)
+    monkeypatch.setattr(gptattn.sweep.run_processes, "run_all", nothing)
     assert command(tmp_path, "-m", *tiny(tmp_path, "attn=mha,gqa", "seed=1,2,3")) == 1
     assert len(compositions) == 2
     named = [name.rpartition("_")[0] for name in run]
