@@ -34,6 +34,7 @@ PLACE = "arena"  # the folder beside the page
 LEFT_OUT = ("tokens/s", "step ms", "peak MB", "bits/byte")
 NAMES = ("results", "rates", "published")  # of the marks
 ROW_INCHES = 0.24  # of the picture, for each row
+WIDER = 0.4  # of the differences' range, on both sides; longer intervals end at the edge
 
 
 def main() -> None:
@@ -157,11 +158,20 @@ def _drawn(comparison: Comparison, order: Sequence[str]) -> bytes:
             )
     axes.set_yticks(range(len(order)), order)
     axes.set_ylim(-0.6, len(order) - 0.4)
+    axes.set_xlim(*_reach(comparison))
     axes.set_xlabel("loss minus the baseline's (nats); left is better")
     handles, labels = axes.get_legend_handles_labels()
     once = dict(zip(labels, handles, strict=True))
     figure.legend(once.values(), once.keys(), loc="outside lower center", ncols=1)
     return drawn(figure, "differences", "Differences to the baseline", "").png
+
+
+def _reach(comparison: Comparison) -> tuple[float, float]:
+    """Return the ends of the picture: one wide interval must not crowd all the others."""
+    known = [row.difference for section in comparison.sections for row in section.rows]
+    means = [0.0, *(d.mean for d in known if d is not None)]
+    beyond = WIDER * (max(means) - min(means)) or 0.1
+    return min(means) - beyond, max(means) + beyond
 
 
 def settings_text(comparison: Comparison) -> str:

@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 
 from gptattn.compare.finished_runs import Run
+from gptattn.model.kinds import default_width
 
 Groups = dict[str, list[Run]]
 
@@ -14,6 +15,7 @@ OF_GROUP = {"attn": OF_ATTENTION, "block": OF_BLOCK}
 # Groups whose files have settings of their own: one file need not know those of another.
 OPEN = ("attn", "part", "position")
 RATE = "optim.lr"
+WIDTH = "model.d_mlp"
 UNSET = "unset"  # a run without the setting; `none` and `None` are values
 
 
@@ -61,12 +63,28 @@ def _own_rates(firsts: Sequence[Run]) -> bool:
     return len(set().union(*rates.values())) > 1 and all(len(own) == 1 for own in rates.values())
 
 
+def width_before(run: Run) -> str:
+    """Return the MLP width as it was before `match` changed it."""
+    width = run.settings.get(WIDTH, "None")
+    if run.match is not None and run.match.field == WIDTH:
+        width = f"{run.match.before:g}" if run.match.before else "None"
+    elif run.settings.get("match") in ("params", "flops"):
+        width = "None"  # the width before is unknown: most likely the default
+    d_model = run.settings.get("model.d_model", "")
+    # Runs from before model.mlp was a setting have GELU.
+    mlp = "swiglu" if run.settings.get("model.mlp") == "swiglu" else "gelu"
+    default = str(default_width(mlp, int(d_model))) if d_model.isdecimal() else "None"
+    return "default" if width in ("None", default) else width
+
+
 def _differing(run: Run, rivals: Sequence[Run], hidden: Collection[str]) -> list[str]:
     """Return `key=value` for each difference between this run and the rivals of its name."""
     if len(rivals) == 1:
         return []
     keys = {k for r in rivals for k in r.settings if k not in hidden}
     keys = [k for k in sorted(keys) if _varies(k, rivals)]
+    if len(keys) > 1 and len({width_before(rival) for rival in rivals}) == 1:
+        keys = [k for k in keys if k != WIDTH]  # `match` chose it, for a difference named here
     words = _words(keys, run, rivals)
     names = [f"{key}={value[:20]}" for own in words.values() for key, value in own]
     twins = [rival for rival in rivals if rival.settings == run.settings]
@@ -194,7 +212,7 @@ def differences_in_settings(groups: Groups) -> list[str]:
     keys = sorted({k for run in firsts.values() for k in run.settings})
     keys = [key for key in keys if not key.startswith(OF_ATTENTION)]
     if any(run.match for run in firsts.values()):
-        keys = [key for key in keys if key not in ("model.d_mlp", "match", "match_to")]
+        keys = [key for key in keys if key not in (WIDTH, "match", "match_to")]
     varying = [key for key in keys if _varies(key, [*firsts.values()])]
     words = {row: _words(varying, run, [*firsts.values()]) for row, run in firsts.items()}
     lines = []

@@ -11,9 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from gptattn.compare.finished_runs import Run
-from gptattn.compare.groups import counted
+from gptattn.compare.groups import counted, width_before
 from gptattn.errors import ConfigError
-from gptattn.model.kinds import default_width
 
 SIZES = ("num_layers", "d_model", "context_length", "vocab_size")
 LONGEST = 20  # longer settings, in characters, are shown as a hash in titles
@@ -56,21 +55,7 @@ def _validation(run: Run) -> list[str]:
 
 def _model(run: Run) -> list[str]:
     found = [f"{key}={run.settings.get(f'model.{key}')}" for key in SIZES]
-    return [*found, f"d_mlp={_width(run)}"]
-
-
-def _width(run: Run) -> str:
-    """Return the MLP width as it was before `match` changed it."""
-    width = run.settings.get("model.d_mlp", "None")
-    if run.match is not None and run.match.field == "model.d_mlp":
-        width = f"{run.match.before:g}" if run.match.before else "None"
-    elif run.settings.get("match") in ("params", "flops"):
-        width = "None"  # the width before is unknown: most likely the default
-    d_model = run.settings.get("model.d_model", "")
-    # Runs from before model.mlp was a setting have GELU.
-    mlp = "swiglu" if run.settings.get("model.mlp") == "swiglu" else "gelu"
-    default = str(default_width(mlp, int(d_model))) if d_model.isdecimal() else "None"
-    return "default" if width in ("None", default) else width
+    return [*found, f"d_mlp={width_before(run)}"]
 
 
 def _budget(run: Run) -> list[str]:

@@ -14,6 +14,7 @@ from runfolders import write_run, write_sweep
 from gptattn.cli.commands.compare import main
 from gptattn.compare.comparison import compare
 from gptattn.compare.finished_runs import read_runs
+from gptattn.compare.groups import group_runs
 from gptattn.compare.results import Comparison, Section
 from gptattn.compare.sections import comparable_sets
 from gptattn.compare.table import report_table
@@ -141,6 +142,17 @@ def test_a_width_that_was_matched_parts_no_section(tmp_path: Path) -> None:
         write_run(folder, variant, 1, 2.0, d_model=64, d_mlp=after, match=made, config=config)
     write_run(tmp_path / "c", "mqa", 1, 2.0, d_model=64, d_mlp=256)
     assert titles(tmp_path) == [""]
+
+
+def test_a_width_that_was_matched_is_no_part_of_a_rows_name(tmp_path: Path) -> None:
+    match = {"what": "params", "to": "mha", "field": "model.d_mlp", "target": 9.0, "reached": 9.0}
+    for size, after in ((0, 290), (4, 280)):
+        made = match | {"before": 256, "after": after}
+        config = {"match": "params", "attn": {"_target_": "gptattn.attention.X", "conv_size": size}}
+        folder = tmp_path / f"x{size}"
+        write_run(folder, "x", 1, 2.0, d_model=64, d_mlp=after, match=made, config=config)
+    groups = group_runs(read_runs([tmp_path])[0])
+    assert set(groups) == {"x attn.conv_size=0", "x attn.conv_size=4"}
 
 
 @pytest.mark.parametrize("swiglu_default", [True, False])
