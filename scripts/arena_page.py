@@ -7,6 +7,7 @@ arena/settings.yaml, which has the settings of every row.
 """
 
 import argparse
+import contextlib
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -193,8 +194,13 @@ def settings_text(comparison: Comparison) -> str:
 
 
 def _plain(value: str) -> object:
-    """Return a setting's value from its words."""
-    return {"None": None, "True": True, "False": False}.get(value, yaml.safe_load(value))
+    """Return a setting's value from its words: None, a truth value, a number, or the words."""
+    if value in ("None", "True", "False"):
+        return {"None": None, "True": True, "False": False}[value]
+    for number in (int, float):
+        with contextlib.suppress(ValueError):
+            return number(value)
+    return value
 
 
 if __name__ == "__main__":

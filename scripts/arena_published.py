@@ -3,13 +3,14 @@
 from collections.abc import Iterator
 from itertools import product
 
-from arena_claims import BETTER, CLAIMS, Claim, Model
+from arena_claims import BETTER, CLAIMS, EQUAL, WORSE, Claim, Model
 
 from gptattn.compare.comparison import compare_pairs
 from gptattn.compare.results import Comparison, Difference, Row, Section
 from gptattn.compare.table import markdown_table
 from gptattn.compare.verdicts import signed
 
+WORDS = {BETTER: "better", EQUAL: "as good", WORSE: "worse"}
 Pair = tuple[str, str]  # names of rows: what a claim is against, then the claim's variant
 
 
@@ -58,7 +59,9 @@ def _rows(model: Model, section: Section) -> list[Row]:
     return [
         row
         for row in section.rows
-        if row.runs[0].variant == model.variant and row.runs[0].choices.get("position") == position
+        if row.runs[0].variant == model.variant
+        and row.runs[0].choices.get("position") == position
+        and model.settings.items() <= row.runs[0].settings.items()
     ]
 
 
@@ -72,7 +75,7 @@ def _line(claim: Claim, section: Section, d: Difference) -> list[str]:
         interval = f"{signed(d.interval[0])} to {signed(d.interval[1])}"
     if d.shown:
         sign = "agrees" if d.mean * claim.sign > 0 else "**differs**"
-    words = f"{'better' if claim.sign == BETTER else 'worse'}: {claim.words}"
+    words = f"{WORDS[claim.sign]}: {claim.words}"
     block = _base(section).runs[0].choices.get("block", "")
     return [d.variant, d.baseline, words, claim.source, block, signed(d.mean), interval, sign]
 

@@ -191,6 +191,32 @@ def test_each_claim_is_held_against_what_its_paper_compared_with(arena: Path) ->
     assert difference.interval == pytest.approx((low, high), abs=6e-5)
 
 
+def test_a_claim_on_a_mechanism_is_none_on_what_is_left_of_it_without_a_part(arena: Path) -> None:
+    for seed, more in ((1, 0.0), (2, 0.002), (3, 0.001)):
+        write(arena, "mha", seed, 1.9 + more / 3, 0.004, position="rope")
+        for size in (0, 4):
+            config = {
+                "choices": {"attn": "gated_deltanet", "block": "gpt2", "position": "none"},
+                "block": {"norm": "gpt2"},
+                "attn": {"_target_": "gptattn.attention.GatedDeltaNet", "conv_size": size},
+                "optim": {"lr": 0.004},
+            }
+            folder = arena / f"delta_{size}_{seed}"
+            write_run(folder, "gated_deltanet", seed, 1.7 + more, config=config)
+            shutil.copytree(folder, arena / "tuning" / folder.name)
+    lines = lines_of(arena, "| gated_deltanet attn.conv_size=")
+    claims = [line for line in lines if "Wiki perplexity" in line[2]]
+    assert [(line[0], line[1]) for line in claims] == [
+        ("gated_deltanet attn.conv_size=4", "mha position=rope")
+    ]
+
+
+def test_settings_are_words_unless_they_are_numbers() -> None:
+    words = ["None", "True", "0.004", "1e-5", "3", "@x", "a: b", "on", "[gqa"]
+    plain = [None, True, 0.004, 1e-5, 3, "@x", "a: b", "on", "[gqa"]
+    assert [arena_page._plain(word) for word in words] == plain
+
+
 def test_a_claim_without_its_baseline_is_left_out_by_name(arena: Path) -> None:
     for folder in arena.glob("mha_sinusoidal_*"):
         shutil.rmtree(folder)
