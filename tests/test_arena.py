@@ -18,8 +18,9 @@ from gptattn.cli.compose import CONF, composed
 from gptattn.cli.ending import ended
 from gptattn.cli.planning import planned
 from gptattn.cli.sweep_jobs import words
-from gptattn.compare.comparison import compare, compare_pairs
+from gptattn.compare.comparison import compare
 from gptattn.compare.finished_runs import read_runs
+from gptattn.compare.paired import compare_pairs
 from gptattn.compare.table import report_rows
 from gptattn.settings.config import check
 from gptattn.sweep.tuning import tune_of

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from gptattn.compare import statistics
+from gptattn.compare.across import Compared, compare_across
 from gptattn.compare.extended import at_first_budgets
 from gptattn.compare.finished_runs import Run
 from gptattn.compare.groups import (
@@ -16,6 +17,7 @@ from gptattn.compare.groups import (
     pick_baseline,
 )
 from gptattn.compare.makings import differences_in_making, without_replaced
+from gptattn.compare.paired import compare_all, compare_pairs, paired
 from gptattn.compare.results import (
     COSTS,
     METRICS,
@@ -61,7 +63,7 @@ def compare(
         names = {name for _, groups in sets for name in groups}
         message = f"{baseline!r} is not a row of the report; {suggest(baseline or '', names)}"
         raise ConfigError("--baseline", message)
-    sections = []
+    sections, compared = list[Section](), list[Compared]()
     for (found, groups), name in zip(sets, picked, strict=True):
         warnings = differences_in_settings(groups)
         if name is None:
@@ -69,8 +71,11 @@ def compare(
             assert name is not None
             warnings.append(f"{baseline} is not among these runs; the baseline here is {name}")
         sections.append(_section(found, groups, name, warnings))
+        compared.append((found, groups, name))
     sections += [_uptrained_section(uptraining) for uptraining in uptrainings]
-    comparison = Comparison(list(folders), sections, [], [*passed_over, *replaced], curves={})
+    across = compare_across(compared)
+    left_out = [*passed_over, *replaced]
+    comparison = Comparison(list(folders), sections, [], left_out, curves={}, across=across)
     # Only the newest run of a seed is shown: drop the notes on the others.
     shown = {run.folder for run in comparison.runs}
     notes = [note for folder, note in extended.items() if folder in shown]
@@ -170,62 +175,6 @@ def _estimates(members: Sequence[Run]) -> dict[str, Estimate]:
     return found
 
 
-def _paired(members: Sequence[Run], base: Sequence[Run], metric: str) -> np.ndarray:
-    """Return the metric at the common seeds, [2, n]: first the members', then the baseline's."""
-    ours, theirs = (
-        {run.seed: run.metrics[metric] for run in runs if metric in run.metrics}
-        for runs in (members, base)
-    )
-    seeds = sorted(ours.keys() & theirs.keys())
-    return np.array([[ours[s] for s in seeds], [theirs[s] for s in seeds]])
-
-
-def compare_all(
-    groups: Groups, names: Sequence[str], baseline: str, comparisons: int | None = None
-) -> list[Difference]:
-    """Return each named group's validation loss minus the baseline's, paired by seed.
-
-    Groups without a seed in common with the baseline are left out. See `compare_pairs` for
-    `comparisons`.
-    """
-    return compare_pairs(groups, [(baseline, name) for name in names], comparisons)
-
-
-def compare_pairs(
-    groups: Groups, names: Sequence[tuple[str, str]], comparisons: int | None = None
-) -> list[Difference]:
-    """Return the second group's loss minus the first's for each pair with a seed in common.
-
-    The correction is over `comparisons`; by default, the pairs with two or more common seeds.
-    """
-    pairs = {pair: _paired(groups[pair[1]], groups[pair[0]], "val/loss") for pair in names}
-    m = comparisons or sum(losses.shape[1] > 1 for losses in pairs.values())
-    return [
-        _difference(name, baseline, losses[0] - losses[1], m)
-        for (baseline, name), losses in pairs.items()
-        if losses.shape[1]
-    ]
-
-
-def _difference(name: str, baseline: str, d: np.ndarray, comparisons: int) -> Difference:
-    """Return the statistics of the paired differences [n]."""
-    n, mean = len(d), float(d.mean())
-    if statistics.all_equal(d):
-        return Difference(name, baseline, n, mean, 0.0, None, None, comparisons, None)
-    deviation = float(d.std(ddof=1))
-    return Difference(
-        name,
-        baseline,
-        n,
-        mean,
-        deviation,
-        statistics.t_interval(d, comparisons),
-        statistics.paired_p(d, comparisons),
-        comparisons,
-        statistics.seeds_needed(mean, deviation, comparisons),
-    )
-
-
 def _speed(
     members: Sequence[Run], base: Sequence[Run], comparisons: int
 ) -> tuple[float, Interval] | None:
@@ -233,7 +182,7 @@ def _speed(
 
     Return None with fewer than two common seeds or a speed of 0.
     """
-    ours, theirs = _paired(members, base, "perf/tokens_per_s")
+    ours, theirs = paired([members, base], "perf/tokens_per_s")
     if len(ours) < 2 or (ours <= 0).any() or (theirs <= 0).any():
         return None
     ratios = np.log(ours / theirs)

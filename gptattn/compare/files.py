@@ -11,7 +11,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from gptattn.compare.results import METRICS, Comparison, Row, Section
+from gptattn.compare.across_words import sentences
+from gptattn.compare.results import METRICS, Across, Change, Comparison, Row, Section
 from gptattn.compare.verdicts import match_words, section_words
 from gptattn.errors import DiskError
 from gptattn.machine.disk import make_folder, refuse_link, write_atomically
@@ -63,6 +64,7 @@ def json_text(comparison: Comparison) -> str:
     node = {
         "folders": comparison.folders,
         "sections": [_section(section) for section in comparison.sections],
+        "across": [_across(across) for across in comparison.across],
         "warnings": comparison.warnings,
         "passed_over": comparison.passed_over,
     }
@@ -103,6 +105,28 @@ def _row(row: Row) -> dict[str, Any]:
         "pareto_fronts": row.fronts,
         "settings": row.runs[0].settings,
     }
+
+
+def _across(across: Across) -> dict[str, Any]:
+    return {
+        "setting": across.setting,
+        "where": across.where,
+        "first": across.first,
+        "second": across.second,
+        "baseline": across.baseline,
+        "words": sentences(across),
+        "other_settings_that_differ": across.others,
+        "losses": {name: _change(change) for name, change in across.losses.items()},
+        "differences_to_baseline": {name: _change(change) for name, change in across.gaps.items()},
+    }
+
+
+def _change(change: Change) -> dict[str, Any]:
+    node = asdict(change)
+    # Names of what is subtracted: it stands around this.
+    del node["difference"]["variant"], node["difference"]["baseline"]
+    node["difference"]["shown"] = change.difference.shown
+    return node
 
 
 def _plain(node: Any) -> Any:

@@ -108,6 +108,32 @@ class Section:
 
 
 @dataclass(frozen=True)
+class Change:
+    """A figure in two sections, in nats: means over the seeds in common, second minus first."""
+
+    first: float
+    second: float
+    difference: Difference
+
+
+@dataclass(frozen=True)
+class Across:
+    """What changes between two sections that differ in one setting alone, by name of row.
+
+    Each of the two families has a correction of its own.
+    """
+
+    setting: str  # the axis of sections.AXES
+    where: str  # what else parts these two from other sections; "" for nothing
+    first: str  # title of the first section, in this setting
+    second: str
+    baseline: str  # of both
+    losses: Mapping[str, Change]  # of the rows that both have: the baseline, then by first loss
+    gaps: Mapping[str, Change]  # loss minus the baseline's
+    others: list[str]  # further settings that differ between the two sections' rows
+
+
+@dataclass(frozen=True)
 class Comparison:
     """The whole report."""
 
@@ -116,6 +142,7 @@ class Comparison:
     warnings: list[str]
     passed_over: list[str]
     curves: Mapping[Path, Curves]  # by run folder
+    across: list[Across] = field(default_factory=list)
 
     @property
     def runs(self) -> list[Run]:

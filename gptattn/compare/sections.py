@@ -1,20 +1,22 @@
 """Splits runs into the sections of the report: one model size, budget and text per section.
 
-Within a section the runs may differ in what is compared: attention, position, optimizer, and the
-block, unless each block has several variants: then the question is what holds in each, and each is
-a section. A variant may also have its own MLP width, chosen by `match`, or its own learning rate.
+Within a section the runs may differ in what is compared: attention, position, and the block, unless
+each block has several variants: then the question is what holds in each, and each is a section. So
+it is with optimizers and precisions. A variant may also have its own MLP width, chosen by `match`,
+or its own learning rate.
 """
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from gptattn.compare.finished_runs import Run
 from gptattn.compare.groups import counted, width_before
 from gptattn.errors import ConfigError
 
 SIZES = ("num_layers", "d_model", "context_length", "vocab_size")
+MATRICES = "optim.matrices"  # runs from before it was a setting have AdamW
 LONGEST = 20  # longer settings, in characters, are shown as a hash in titles
 
 
@@ -26,6 +28,7 @@ class RunSet:
     size: str  # the part of the title on the model's size
     family: str  # the rest of the title: equal for sets that differ only in size
     runs: list[Run]
+    parts: Mapping[str, str] = field(default_factory=dict)  # of the title, by axis; "": no part
 
 
 def _data(run: Run) -> list[str]:
@@ -71,6 +74,15 @@ def _block(run: Run) -> list[str]:
     return [f"{key}={run.settings[key]}" for key in keys]
 
 
+def _optimizer(run: Run) -> list[str]:
+    """Return the rule for the layers' matrices; its rate and schedule are a variant's own."""
+    keys = [key for key in sorted(run.settings) if key.startswith(f"{MATRICES}.")]
+    if not keys:
+        return ["AdamW"]
+    rule = run.settings.get(f"{MATRICES}._target_", "?").rpartition(".")[2]
+    return [rule, *(f"{key}={run.settings[key]}" for key in keys if not key.endswith("_target_"))]
+
+
 def _weights(run: Run) -> list[str]:
     return ["from other weights" if run.origin else "from scratch"]
 
@@ -90,10 +102,11 @@ AXES: dict[str, Callable[[Run], list[str]]] = {
     "device": _setting("device"),
     "weights": _weights,
     "block": _block,
+    "optim": _optimizer,
 }
 
 # With one variant these are what is compared: rows of a section. See `_apart`.
-ROWS_OR_SECTIONS = ("block", "precision")
+ROWS_OR_SECTIONS = ("block", "precision", "optim")
 
 
 def comparable_sets(runs: Sequence[Run], split: bool) -> list[RunSet]:
@@ -131,7 +144,7 @@ def _named(members: list[Run], firsts: Sequence[Run], axes: Iterable[str]) -> Ru
     parts = {axis: difference_on_axis(axis, members[0], firsts) for axis in axes}
     others = [part for axis, part in parts.items() if part and axis != "model"]
     title = ", ".join(filter(None, parts.values()))
-    return RunSet(title, parts["model"], ", ".join(others), members)
+    return RunSet(title, parts["model"], ", ".join(others), members, parts)
 
 
 def words_of(axis: str, run: Run) -> str:

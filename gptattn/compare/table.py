@@ -9,7 +9,7 @@ from rich.text import Text
 
 from gptattn.compare.finished_runs import Run
 from gptattn.compare.groups import RATE, UNSET, Groups, group_runs, rates_differ
-from gptattn.compare.results import Row, Section
+from gptattn.compare.results import Difference, Row, Section
 from gptattn.compare.statistics import Interval, t_interval
 from gptattn.compare.uptraining import part_uptrained
 from gptattn.compare.verdicts import p_value, signed
@@ -89,7 +89,7 @@ def report_rows(section: Section) -> list[list[str]]:
     for row in (*section.rows, *section.from_scratch):
         loss, *rest = (_estimate(row, metric, form) for _, metric, form in COLUMNS)
         lr = [row.runs[0].settings.get(RATE, UNSET)] * rates
-        cells.append([row.name, str(row.n), *lr, loss, *_difference(row), *rest])
+        cells.append([row.name, str(row.n), *lr, loss, *difference_cells(row.difference), *rest])
     return cells
 
 
@@ -110,8 +110,8 @@ def half_interval(interval: Interval | None, form: str) -> str:
     return "" if interval is None else f" ± {(interval[1] - interval[0]) / 2:{form}}"
 
 
-def _difference(row: Row) -> list[str]:
-    d = row.difference
+def difference_cells(d: Difference | None) -> list[str]:
+    """Return a difference, its interval and its p, as cells."""
     if d is None:
         return [MISSING] * 3
     if d.interval is None or d.p is None:

@@ -2,8 +2,9 @@
 
 import sys
 
+from gptattn.compare import across_words
 from gptattn.compare.results import Comparison
-from gptattn.compare.table import report_table
+from gptattn.compare.table import cells_table, report_table
 from gptattn.compare.verdicts import headline, match_words, section_words
 from gptattn.machine.console import StdoutConsole
 
@@ -21,6 +22,12 @@ def show(comparison: Comparison) -> None:
         *words, last = section_words(section)
         left_out = [f"({len(words) - MOST} more are on the page)"] if len(words) > MOST else []
         for line in [*words[:MOST], *left_out, last, *match_words(section)[:MOST]]:
+            console.print(f"- {line}")
+        console.print()
+    for across in comparison.across:
+        title, caption = across_words.title(across), across_words.caption(across)
+        console.print(cells_table(across_words.cells(across), title, console.width, caption))
+        for line in [*across_words.sentences(across), *across_words.notes(across)]:
             console.print(f"- {line}")
         console.print()
     lines = [line for section in comparison.sections for line in section.warnings]

@@ -15,7 +15,7 @@ from gptattn.compare.sections import AXES, words_of
 from gptattn.settings.config import INIT_METHODS
 
 # The axes that an uptrained run must share with its original.
-SHARED = [axis for axis in AXES if axis not in ("budget", "weights")]
+SHARED = [axis for axis in AXES if axis not in ("budget", "weights", "optim")]
 OWN = (*OF_ATTENTION, "init_")  # settings in which a converted variant may differ from its original
 
 

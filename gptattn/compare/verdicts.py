@@ -68,7 +68,7 @@ def row_words(row: Row, baseline: Row) -> str:
     costs = [*cost_words(row, baseline), *speed_words(row, baseline)]
     if not costs:
         return f"{loss}."
-    return f"{loss}; {row.name} {_listed(costs)}."
+    return f"{loss}; {row.name} {listed(costs)}."
 
 
 def difference_words(d: Difference | None, name: str, baseline: str) -> str:
@@ -90,12 +90,16 @@ def shown_words(d: Difference) -> str:
 
     `gqa is worse than mha by 0.0120 nats (95% interval 0.0080 to 0.0160; n = 5, p = 0.010)`.
     """
+    return f"{d.variant} is {'worse' if d.mean > 0 else 'better'} than {d.baseline} {size_words(d)}"
+
+
+def size_words(d: Difference) -> str:
+    """Return the size of a shown difference: `by 0.0120 nats (95% interval ...; n = 5, ...)`."""
     assert d.interval is not None
     assert d.p is not None
     low, high = d.interval if d.mean > 0 else (-d.interval[1], -d.interval[0])
     return (
-        f"{d.variant} is {'worse' if d.mean > 0 else 'better'} than {d.baseline} by "
-        f"{nats(abs(d.mean))} nats (95% interval {nats(low)} to {nats(high)}; "
+        f"by {nats(abs(d.mean))} nats (95% interval {nats(low)} to {nats(high)}; "
         f"n = {d.n}, {p_value(d.p)})"
     )
 
@@ -163,18 +167,18 @@ def first_words(section: Section) -> str:
         if d.n < FEWEST_FOR_FIRST and not few
     ]
     if few:
-        return f"Fewer than {FEWEST_FOR_FIRST} seeds ({_listed(few)}): no variant is named best."
+        return f"Fewer than {FEWEST_FOR_FIRST} seeds ({listed(few)}): no variant is named best."
     better = [d.variant for d in section.rivals if d.mean < 0 and d.variant not in section.alike]
     if better:
         return (
             f"{leader.name} has the lowest mean loss, but over the seeds in common "
-            f"{_listed(better)} {'is' if len(better) == 1 else 'are'} better: "
+            f"{listed(better)} {'is' if len(better) == 1 else 'are'} better: "
             "no variant is named best."
         )
     if section.alike:
         return (
             f"{leader.name} has the lowest mean loss, but cannot be told apart from "
-            f"{_listed(section.alike)}."
+            f"{listed(section.alike)}."
         )
     highest = max(d.p for d in section.rivals if d.p is not None)
     n = min(row.n for row in section.rows)
@@ -211,7 +215,8 @@ def _up(share: float) -> str:
     return f"{math.ceil(share * 1e4 - 1e-9) / 1e2:g}%"
 
 
-def _listed(items: Sequence[str]) -> str:
+def listed(items: Sequence[str]) -> str:
+    """Join names with commas and `and`; of more than seven, six and how many more."""
     if len(items) > LISTED + 1:
         items = [*items[:LISTED], f"{len(items) - LISTED} more"]
     *start, last = items

@@ -32,7 +32,7 @@ def design_words(plans: Sequence[Plan], folder: Path) -> list[str]:
     """
     sets: dict[str, list[TrainConfig]] = {}
     cfgs = [plan.cfg for plan in plans]
-    apart = [word for word in (_block, _precision) if _apart(word, cfgs)]
+    apart = [word for word in (_block, _precision, _optimizer) if _apart(word, cfgs)]
     for plan in plans:
         key = json.dumps([_comparable(plan.cfg), *(word(plan.cfg) for word in apart)])
         sets.setdefault(key, []).append(plan.cfg)
@@ -58,6 +58,10 @@ def _block(cfg: TrainConfig) -> str:
 
 def _precision(cfg: TrainConfig) -> str:
     return cfg.trainer.precision
+
+
+def _optimizer(cfg: TrainConfig) -> str:
+    return json.dumps(cfg.optim.matrices, sort_keys=True)
 
 
 def _apart(word: Callable[[TrainConfig], str], cfgs: Sequence[TrainConfig]) -> bool:

@@ -21,7 +21,7 @@ from gptattn.sweep.replaced import cell_of
 from gptattn.sweep.stages import DIVERGED_EVERYWHERE, Chosen, Stages
 
 FIELD = "hydra.sweeper.tune"
-SEED, RATE = re.compile(r"\+*seed="), re.compile(r"\+*optim(\.lr)?=")
+SEED, RATE = re.compile(r"\+*seed="), re.compile(r"\+*optim\.lr=")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,88 @@
+"""Compares two sections that differ in one setting: does it change what the variants show?
+
+The question has two families of comparisons: does a variant's loss change, and does its difference
+to the baseline change (the interaction of variant and setting)? A variant can gain by the setting
+and still lose against the baseline, which gained more.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations
+
+import numpy as np
+
+from gptattn.compare.groups import OF_BLOCK, OPEN, Groups
+from gptattn.compare.paired import family, paired
+from gptattn.compare.results import Across, Change
+from gptattn.compare.sections import MATRICES, ROWS_OR_SECTIONS, RunSet
+
+# Beginnings of the settings that an axis stands for.
+OWN = {"block": OF_BLOCK, "precision": ("trainer.precision",), "optim": (MATRICES,)}
+MATCHED = "model.d_mlp"  # sections agree in it but for what `match` chose
+
+Compared = tuple[RunSet, Groups, str]  # the runs of a section, its rows, its baseline
+
+
+def compare_across(sections: Sequence[Compared]) -> list[Across]:
+    """Return one Across per two sections that can be held against each other.
+
+    They differ in one of ROWS_OR_SECTIONS alone, have one baseline, and share another row.
+    """
+    found = [_across(first, second) for first, second in combinations(sections, 2)]
+    return [across for across in found if across is not None]
+
+
+def _across(first: Compared, second: Compared) -> Across | None:
+    (one, before, baseline), (other, after, its_baseline) = first, second
+    axes = [axis for axis, part in one.parts.items() if part != other.parts[axis]]
+    if len(axes) != 1 or axes[0] not in ROWS_OR_SECTIONS or baseline != its_baseline:
+        return None
+    (axis,) = axes
+    # The baseline first, then by loss, as in the first section.
+    shared = sorted(
+        (name for name in before if name in after),
+        key=lambda name: (name != baseline, paired([before[name]]).mean(), name),
+    )
+    title, its_title = (found.parts[axis] or f"another {axis}" for found in (one, other))
+    losses = {name: paired([before[name], after[name]]) for name in shared}
+    gaps = {
+        name: _gaps(paired([groups[row] for groups in (before, after) for row in (name, baseline)]))
+        for name in shared
+        if name != baseline
+    }
+    changed = _changes(gaps, baseline)
+    if not changed:
+        return None
+    return Across(
+        axis,
+        ", ".join(part for key, part in one.parts.items() if part and key != axis),
+        title,
+        its_title,
+        baseline,
+        _changes(losses, title),
+        changed,
+        _others(axis, [(before[name][0].settings, after[name][0].settings) for name in shared]),
+    )
+
+
+def _gaps(losses: np.ndarray) -> np.ndarray:
+    """Return the row's losses minus the baseline's: [4, n] -> [2, n]."""
+    return losses[0::2] - losses[1::2]
+
+
+def _changes(values: Mapping[str, np.ndarray], reference: str) -> dict[str, Change]:
+    """Return the changes from the first to the second of each row's values [2, n]."""
+    pairs = {(reference, name): second - first for name, (first, second) in values.items()}
+    means = {name: found.mean(axis=1) for name, found in values.items() if found.size}
+    return {
+        d.variant: Change(float(means[d.variant][0]), float(means[d.variant][1]), d)
+        for d in family(pairs)
+    }
+
+
+def _others(axis: str, rows: Iterable[tuple[Mapping[str, str], Mapping[str, str]]]) -> list[str]:
+    """Return what else differs in the two settings of a row: a group with files, or a setting."""
+    found = set()
+    for before, after in rows:
+        keys = {key for key in {*before, *after} if before.get(key) != after.get(key)}
+        found |= {key for key in keys if key != MATCHED and not key.startswith(OWN[axis])}
+    return sorted({key.split(".")[0] if key.startswith(OPEN) else key for key in found})

@@ -1,0 +1,108 @@
+"""States in words, and in a table, what changes between two sections."""
+
+from collections.abc import Iterable
+
+from gptattn.compare.results import Across, Change
+from gptattn.compare.table import HEADING_WIDTH, MISSING, difference_cells
+from gptattn.compare.verdicts import listed, signed, size_words
+
+
+def title(across: Across) -> str:
+    """Return `block=llama: how it changes from optim=adamw to optim=muon`."""
+    words = f"how it changes from {across.first} to {across.second}"
+    return f"{across.where}: {words}" if across.where else f"{words[0].upper()}{words[1:]}"
+
+
+def sentences(across: Across) -> list[str]:
+    """Return a sentence per change of a difference to the baseline, and one on the losses."""
+    shown = [name for name, gap in across.gaps.items() if gap.difference.shown]
+    lines = [_gap_words(across, name) for name in shown]
+    rest = [name for name in across.gaps if name not in shown]
+    if rest:
+        lines.append(
+            f"no change of the difference to {across.baseline} from {across.first} to "
+            f"{across.second} can be shown for {listed(rest)}, "
+            f"{_seeds(across.gaps[name] for name in rest)}."
+        )
+    return [*lines, _loss_words(across)]
+
+
+def _gap_words(across: Across, name: str) -> str:
+    gap, (first, second) = across.gaps[name], (across.first, across.second)
+    better = "better" if gap.difference.mean < 0 else "worse"
+    return (
+        f"against {across.baseline}, {name} does {better} with {second} than with {first}, "
+        f"{size_words(gap.difference)}: its difference to {across.baseline} is "
+        f"{signed(gap.first)} with {first}, {signed(gap.second)} with {second}."
+    )
+
+
+def _loss_words(across: Across) -> str:
+    """Return which losses fall, rise, and cannot be shown to do either."""
+    shown = {name: d for name, c in across.losses.items() if (d := c.difference).shown}
+    lower = [name for name, d in shown.items() if d.mean < 0]
+    higher = [name for name, d in shown.items() if d.mean > 0]
+    rest = [name for name in across.losses if name not in shown]
+    clauses = [
+        *([f"is lower for {listed(lower)}"] if lower else []),
+        *([f"is higher for {listed(higher)}"] if higher else []),
+        *([f"cannot be shown to differ for {listed(rest)}"] if rest else []),
+    ]
+    return f"with {across.second} instead of {across.first}, the loss {'; it '.join(clauses)}."
+
+
+def _seeds(changes: Iterable[Change]) -> str:
+    """Return `with 5 seeds`, or `with 3 to 5 seeds`."""
+    found = sorted({change.difference.n for change in changes})
+    span = f"{found[0]}" if len(found) == 1 else f"{found[0]} to {found[-1]}"
+    return f"with {span} seed{'s' * (found[-1] > 1)}"
+
+
+def notes(across: Across) -> list[str]:
+    """Return a line on further settings that differ, if any do."""
+    if not across.others:
+        return []
+    return [f"the two differ in more than {across.setting}: {', '.join(across.others)}"]
+
+
+def cells(across: Across) -> list[list[str]]:
+    """Return the cells of the table, heading row first."""
+    first, second = (
+        words if len(words) <= HEADING_WIDTH else place
+        for words, place in ((across.first, "from"), (across.second, "to"))
+    )
+    tests = ["95% interval", "p"]
+    table = [["variant", "n", first, second, "change", *tests, _versus(across), *tests]]
+    for name, loss in across.losses.items():
+        gap = across.gaps.get(name)
+        figures = [f"{loss.first:.4f}", f"{loss.second:.4f}"]
+        versus = difference_cells(gap.difference) if gap else [MISSING] * 3
+        n = f"{loss.difference.n}"
+        table.append([name, n, *figures, *difference_cells(loss.difference), *versus])
+    return table
+
+
+def _versus(across: Across) -> str:
+    """Return the heading of a change minus the baseline's: `minus mha's`."""
+    words = f"minus {across.baseline}'s"
+    return words if len(words) <= HEADING_WIDTH else "minus baseline's"
+
+
+def caption(across: Across) -> str:
+    """Return what stands below the table."""
+    losses, gaps = (
+        max(change.difference.comparisons for change in changes.values())
+        for changes in (across.losses, across.gaps)
+    )
+    base = across.baseline
+    meaning = (
+        "mean losses over the n seeds in common; change: paired difference by seed; "
+        f"{_versus(across)}: the change less that of {base}, so the change of the difference to "
+        f"{base}"
+    )
+    if not gaps:  # a single seed
+        return meaning
+    return (
+        f"{meaning}; intervals and p Bonferroni-corrected over {losses} changes and, apart from them, "
+        f"over {gaps} {_versus(across)}"
+    )
