@@ -103,6 +103,6 @@ def caption(across: Across) -> str:
     if not gaps:  # a single seed
         return meaning
     return (
-        f"{meaning}; intervals and p Bonferroni-corrected over {losses} changes and, apart from them, "
-        f"over {gaps} {_versus(across)}"
+        f"{meaning}; intervals and p Bonferroni-corrected over {losses} changes and, apart from "
+        f"them, over {gaps} {_versus(across)}"
     )

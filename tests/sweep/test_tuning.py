@@ -3,22 +3,28 @@
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from hydra.core.global_hydra import GlobalHydra
+from hydra.types import RunMode
 from support import command, run_folders, summary, tiny
 
 import gptattn.training.train
+from gptattn.cli.compose import CONF, composed
 from gptattn.cli.main import check_job
+from gptattn.cli.planning import planned
 from gptattn.cli.sweep_jobs import words
 from gptattn.compare.comparison import compare
 from gptattn.compare.finished_runs import read_runs
 from gptattn.errors import ConfigError
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.load import load_config
-from gptattn.settings.config import TrainConfig
+from gptattn.settings.config import TrainConfig, check
+from gptattn.settings.identity import settings_key
 from gptattn.sweep.plan import Found, Plan
 from gptattn.sweep.stages import Stages
 from gptattn.sweep.tuning import Tune, TuneStage, at_rates, rate_words, tune_of
@@ -60,6 +66,37 @@ def test_each_variant_is_tuned_once_at_each_rate_and_may_then_run_at_any() -> No
     first, second = at_rates(tune_of({"lr": [0.2, 0.1], "seed": 7}), jobs)
     assert first == [["attn=mha", "seed=7", f"optim.lr={lr}"] for lr in (0.1, 0.2)]
     assert second == [[*job, f"optim.lr={lr}"] for job in jobs for lr in (0.1, 0.2)]
+
+
+def test_each_variant_has_a_rate_for_each_optimizer() -> None:
+    jobs = [["attn=mha", f"optim={name}", "seed=1"] for name in ("adamw", "muon")]
+    first, _ = at_rates(tune_of({"lr": [0.1, 0.2], "seed": 7}), jobs)
+    assert first == [
+        ["attn=mha", f"optim={name}", "seed=7", f"optim.lr={lr}"]
+        for name in ("adamw", "muon")
+        for lr in (0.1, 0.2)
+    ]
+
+
+def test_experiment_optimizers_has_each_variant_under_both_at_every_rate() -> None:
+    text = (CONF / "experiment" / "optimizers.yaml").read_text(encoding="utf-8")
+    sweeper = yaml.safe_load(text)["hydra"]["sweeper"]
+    jobs = [
+        [*words(variant), f"optim={optim}", "experiment=optimizers", "seed=1"]
+        for variant in sweeper["variants"]
+        for optim in sweeper["params"]["optim"].split(",")
+    ]
+    tune = tune_of(sweeper["tune"])
+    first, _ = at_rates(replace(tune, lr=tune.lr[:1]), jobs)
+    with composed([], run_mode=RunMode.MULTIRUN) as config:
+        plans = dict(planned(GlobalHydra.instance().config_loader(), config, first))
+    found = [plans[i].cfg for i in range(len(jobs))]
+    for cfg in found:
+        check(cfg)
+    assert len({settings_key(asdict(cfg)) for cfg in found}) == 2 * len(sweeper["variants"])
+    assert {cfg.optim.lr for cfg in found} == {tune.lr[0]}
+    assert [cfg.optim.matrices is None for cfg in found] == [True, False] * len(sweeper["variants"])
+    assert str(tune.seed) not in sweeper["params"]["seed"].split(",")
 
 
 def test_words_part_at_spaces_outside_quotes_and_brackets() -> None:
