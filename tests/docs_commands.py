@@ -125,7 +125,7 @@ def _train(arguments: list[str]) -> None:
     if "-m" in arguments or any(a in ("--help", "--cfg", "-sc") for a in arguments):
         # Of a sweep its runs are stood in for; see test_docs.py.
         # tests/test_arena.py and tests/sweep/test_tuning.py have all.
-        few = ['hydra.sweeper.variants=["attn=mha","attn=gqa"]']
+        few = ['hydra.sweeper.variants=["attn=mha","attn=gqa"]', "hydra.sweeper.tune.lr=[1e-3]"]
         long = {"experiment=arena", "experiment=optimizers"} & {*arguments}
         assert command(here, *arguments, *few * bool(long)) == 0
     elif any(a.startswith(("hydra.run.dir=", "resume=")) for a in arguments):

@@ -112,6 +112,20 @@ def test_runs_that_cannot_be_compared_are_no_comparisons(cfg: TrainConfig, tmp_p
     assert len(design_words(both, tmp_path)) == 1
 
 
+def test_each_optimizer_with_several_variants_has_a_design_of_its_own(
+    cfg: TrainConfig, tmp_path: Path
+) -> None:
+    muon = replace(cfg, optim=replace(cfg.optim, matrices={"_target_": "gptattn.optim.Muon"}))
+    both = [*plans(cfg, ["mha", "gqa"], [1, 2]), *plans(muon, ["mha", "gqa", "mqa"], [1, 2])]
+    assert [line.split(":")[0] for line in design_words(both, tmp_path)] == [
+        "2 seeds, 1 comparison",
+        "2 seeds, 2 comparisons",
+    ]
+    # With one variant the optimizers are what is compared.
+    both = [*plans(cfg, ["mha"], [1, 2]), *plans(muon, ["mha"], [1, 2])]
+    assert design_words(both, tmp_path)[0].startswith("2 seeds, 1 comparison: ")
+
+
 def test_a_sweep_says_its_design_before_its_first_run(
     cfg: TrainConfig, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
