@@ -57,8 +57,8 @@ class GatedDeltaNet(Attention, Preparable):
             raise ValueError(f"conv_size={conv_size} is above {context_length=}; 4 is usual")
         if chunk < 1:
             raise ValueError(f"chunk={chunk} must be 1 or more tokens; 64 is usual")
-        if not norm_eps > 0.0:
-            raise ValueError(f"norm_eps={norm_eps} must be above 0; 1e-5 is usual")
+        if not 0.0 < norm_eps < math.inf:
+            raise ValueError(f"norm_eps={norm_eps} must be a positive number; 1e-5 is usual")
         self.d_in, self.d_out, self.context_length = d_in, d_out, context_length
         self.num_heads, self.chunk, self.norm_eps = num_heads, chunk, norm_eps
         self.key_size = _size("expand_k", expand_k, d_out // num_heads)

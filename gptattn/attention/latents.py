@@ -101,3 +101,14 @@ def rope_size(rope_dim: int | None, head_dim: int, position: HeadPosition | None
             f"{MOST * head_dim}, or null for about half of a head"
         )
     return rope_dim
+
+
+def resized(position: HeadPosition, rope_dim: int) -> HeadPosition:
+    """Return the position for the numbers of a key that rotate; itself if none do.
+
+    Raises ValueError, in terms of rope_dim, if it cannot rotate so many.
+    """
+    try:
+        return position if rope_dim == 0 else position.resized(rope_dim)
+    except ValueError as error:
+        raise ValueError(str(error).replace("head_dim", "rope_dim")) from error

@@ -12,7 +12,7 @@ from gptattn.attention.base import Carried, check_sizes
 from gptattn.attention.cache import Cache
 from gptattn.attention.core import Backend
 from gptattn.attention.heads import seen_pairs
-from gptattn.attention.latents import Latents, rope_size
+from gptattn.attention.latents import Latents, resized, rope_size
 from gptattn.attention.linear import Linear
 from gptattn.attention.rule import Rule
 from gptattn.attention.softmax import Heads, SoftmaxAttention
@@ -65,7 +65,7 @@ class MultiHeadLatentAttention(SoftmaxAttention):
             scale=(D + P) ** -0.5 if scale is None else scale,
             window=window,
             backend=backend,
-            position=position if position is None or P == 0 else position.resized(P),
+            position=None if position is None else resized(position, P),
         )
         self.latents = Latents(d_in, d_out, num_heads, D + P, P, kv_rank, query_rank)
         self.kv_rank, self.rope_dim = self.latents.kv_rank, P

@@ -55,7 +55,7 @@ class Rule:
     def __post_init__(self) -> None:
         if not 0 < self.scale < math.inf:
             raise ValueError(
-                f"scale={self.scale} must be a positive number; None: head_dim ** -0.5"
+                f"scale={self.scale} must be a positive number; null: the mechanism's own"
             )
         if self.window is not None and self.window < 1:
             raise ValueError(f"window={self.window} must be 1 or more: the token itself, or None")

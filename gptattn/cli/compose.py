@@ -352,8 +352,9 @@ def _unknown_key(key: str, overrides: Sequence[str], config_dir: str | None) -> 
         if group != "part" and key in _keys([*choices, f"{group}={name}"], config_dir)
     ]
     if having:
+        known = _which_sets(group, having, below)
         return ConfigError(
-            key, f"is not a setting here; {' or '.join(having)} has it: {group}={having[0]}"
+            key, f"is not a setting here; {' or '.join(having)} has it: {group}={known or 'NAME'}"
         )
     if "." in key and siblings:
         return ConfigError(key, f"is not a setting; {suggest(key, siblings)}")
@@ -363,6 +364,15 @@ def _unknown_key(key: str, overrides: Sequence[str], config_dir: str | None) -> 
     near = difflib.get_close_matches(key, keys, n=1, cutoff=0.4)
     hint = f"did you mean {near[0]}? " if near else ""
     return ConfigError(key, f"is not a setting; {hint}--help lists them all")
+
+
+def _which_sets(group: str, names: Sequence[str], key: str) -> str | None:
+    """Return the one of these choices whose file gives the setting a value; None if several do."""
+    if len(names) == 1:
+        return names[0]
+    nodes = {n: OmegaConf.create(read_config_text(CONF / group / f"{n}.yaml")) for n in names}
+    setting = [n for n, node in nodes.items() if OmegaConf.select(node, key) is not None]
+    return setting[0] if len(setting) == 1 else None
 
 
 def _keys(choices: Sequence[str], config_dir: str | None) -> list[str]:

@@ -20,6 +20,7 @@ SETTING_OF = {
     "head_dim": "model.num_heads",
     "context_length": "model.context_length",
     "dropout": "model.dropout",
+    "fraction": "position.fraction",
 }
 
 

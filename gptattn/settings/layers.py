@@ -246,10 +246,8 @@ def check_what_passes_between_layers(cfg: TrainConfig, model: GPT) -> None:
             taken = True
             begin = f"layer {layer} needs {name} ({sizes}), and"
             if name not in left:
-                raise ConfigError(
-                    field,
-                    f"{begin} no earlier layer leaves them; change the order so that one does",
-                )
+                order = attention.order() or "put one that does before it"
+                raise ConfigError(field, f"{begin} no earlier layer leaves them; {order}")
             before, found = left[name]
             if found != sizes:
                 raise ConfigError(
@@ -263,4 +261,5 @@ def check_what_passes_between_layers(cfg: TrainConfig, model: GPT) -> None:
         said = f"layer {layer} leaves {name}, and no later layer takes them"
         if cfg.pattern is None:
             raise ConfigError("model.num_layers", f"{said}; give the model more layers")
-        raise ConfigError(field, f"{said}; change the order, or give the model more layers")
+        order = model.layers()[layer].attention.order() or "put one that does after it"
+        raise ConfigError(field, f"{said}; {order}")

@@ -83,6 +83,7 @@ def check_run(
     tokenizer = build_tokenizer(cfg)
     ids = tokenizer.vocab_size
     model = _on_meta(cfg, ids or 1, device)  # 0: not known before the text is read
+    _check_heads_can_be_logged(cfg, model)
     data = _load_data(cfg, tokenizer)
     check_vocabulary(cfg, tokenizer.vocab_size)
     if cfg.sample.tokens and cfg.sample.prompt is not None:
@@ -119,6 +120,14 @@ def _on_meta(cfg: TrainConfig, vocab_size: int, device: torch.device) -> GPT:
     """Build the model on the meta device. Raises ConfigError if it cannot be built or trained."""
     with torch.device("meta"), _memory_limit(total_memory_bytes(device)):
         return build_model(cfg, vocab_size)
+
+
+def _check_heads_can_be_logged(cfg: TrainConfig, model: GPT) -> None:
+    if cfg.log_heads and not model.layers_with_maps():
+        raise ConfigError(
+            "log_heads",
+            "no layer has attention weights to record; give log_heads=false, or another attention",
+        )
 
 
 def _check_can_be_saved(model: GPT) -> None:

@@ -115,6 +115,9 @@ def begin_from(origin: Origin, model: GPT, cfg: TrainConfig) -> None:
     converted; where other settings would help, it names them.
     """
     with _errors_name_init_from():
+        if origin.settings is None or _mechanism(origin.settings) != _mechanism(cfg):
+            # First, since no override would help.
+            _check_both(origin.model, origin.settings, model, cfg)
         needed = _overrides_needed(origin.model, origin.choices, model, cfg)
         if needed:
             raise ConfigError(
@@ -247,18 +250,22 @@ def _kind_of_position(model: GPT) -> type:
     return type(model.input_position or next(in_heads, None))
 
 
+def _mechanism(cfg: TrainConfig) -> tuple[object, ...]:
+    """Return the settings of the attention itself, without those that its weights ignore."""
+    attn = {k: v for k, v in cfg.attn.items() if k not in WEIGHTLESS_SETTINGS}
+    return attn, cfg.pattern, cfg.pattern_attn
+
+
 def same_layers(theirs: TrainConfig, ours: TrainConfig) -> bool:
     """Whether both settings build the same attention layers; backend and dropout may differ."""
 
     def layers(cfg: TrainConfig) -> tuple[object, ...]:
-        attn = {k: v for k, v in cfg.attn.items() if k not in WEIGHTLESS_SETTINGS}
         sizes = {
             k: v
             for k, v in shared_arguments(cfg.model, cfg.block).items()
             if k not in WEIGHTLESS_SETTINGS
         }
-        layers = (cfg.pattern, cfg.pattern_attn, cfg.model.num_layers)
-        return attn, sizes, layers, cfg.part, cfg.position, cfg.block
+        return _mechanism(cfg), sizes, cfg.model.num_layers, cfg.part, cfg.position, cfg.block
 
     return layers(theirs) == layers(ours)
 
@@ -277,16 +284,21 @@ def take_over(
     otherwise, or if `theirs` is None, `convert` does it. Raises ConfigError as `convert` does.
     """
     if theirs is None or not same_layers(theirs, ours):
-        if theirs is not None:
-            _check_heads(source, theirs)
-        _check_heads(target, ours)
+        _check_both(source, theirs, target, ours)
         convert(source, target, method, seed)
         return
     _refuse_other_names(source.state_dict(), target.state_dict())
     target.load_state_dict(source.state_dict())
 
 
-def _check_heads(model: GPT, cfg: TrainConfig) -> None:
+def _check_both(source: GPT, theirs: TrainConfig | None, target: GPT, ours: TrainConfig) -> None:
+    """Raise ConfigError for a layer without heads; None: a Hugging Face checkpoint, with heads."""
+    if theirs is not None:
+        check_heads(source, theirs)
+    check_heads(target, ours)
+
+
+def check_heads(model: GPT, cfg: TrainConfig) -> None:
     """Raise ConfigError, with the name that the settings give it, for a layer without heads."""
     for layer, block in enumerate(model.layers()):
         group, _ = cfg.attn_of(layer)

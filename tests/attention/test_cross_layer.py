@@ -15,6 +15,7 @@ from gptattn.errors import ConfigError
 from gptattn.model.gpt import GPT
 
 T = 7
+ORDER = "share=2 wants 2 such layers in a row, the first of them layer 0, 2, 4, ..."
 PARTS = "part=[qk_norm,gate,sink,softcap,value_residual,forget]"
 
 
@@ -127,21 +128,25 @@ def test_a_layer_that_reuses_says_what_it_misses_on_its_own():
         (
             ["pattern=[gqa,cross_layer]"],
             "pattern",
-            r"layer 1 needs keys and values of layer 0 \(num_kv_heads=1, head_dim=5, share=2: "
-            r"groups begin at layers 0, 2, 4, ...\), and no earlier layer leaves them; change the "
-            "order so that one does$",
+            r"layer 1 needs keys and values of layer 0 \(num_kv_heads=1, head_dim=5, share=2\), "
+            f"and no earlier layer leaves them; {ORDER}$",
         ),
         (
             ["pattern=[cross_layer,gqa]"],
             "pattern",
-            "layer 0 leaves keys and values of layer 0, and no later layer takes them; change the "
-            "order, or give the model more layers$",
+            f"layer 0 leaves keys and values of layer 0, and no later layer takes them; {ORDER}$",
+        ),
+        (
+            # More layers are no help: each of these begins a group.
+            ["pattern=[cross_layer,gqa]", "model.num_layers=4"],
+            "pattern",
+            f"no later layer takes them; {ORDER}$",
         ),
         (
             ["pattern=[cross_layer,cross_layer,gqa]", "model.num_layers=6"],
             "pattern",
-            "layer 3 needs keys and values of layer 2 .*begin at layers 0, 2, 4, .* and no earlier "
-            "layer leaves them",
+            "layer 3 needs keys and values of layer 2 .*, and no earlier layer leaves them; "
+            f"{ORDER}$",
         ),
         (
             ["attn=cross_layer", "model.num_layers=1"],
@@ -165,6 +170,7 @@ def test_a_group_may_be_longer_than_what_is_left_of_the_model():
     build_gpt("attn=cross_layer", "attn.share=3", "model.num_layers=2")
     build_gpt("attn=cross_layer", "model.num_layers=3")
     build_gpt("pattern=[cross_layer,cross_layer,gqa,gqa]", "model.num_layers=8")
+    build_gpt("pattern=[gqa,gqa,cross_layer,cross_layer]", "model.num_layers=4")
 
 
 @pytest.mark.parametrize("change", ["num_kv_heads: 2", "window: 4", "share: 4"])

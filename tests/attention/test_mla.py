@@ -276,6 +276,10 @@ def test_weights_are_drawn_with_one_std_and_norms_are_1():
         ("attn.rope_dim=0", "attn.rope_dim: rope_dim=0 must be even"),
         ("attn.rope_dim=-2", "attn.rope_dim: rope_dim=-2 must be even"),
         ("attn.rope_dim=42", "attn.rope_dim: rope_dim=42 is above 4 times head_dim=10; give up to"),
+        (
+            "attn.scale=0",
+            "attn.scale: scale=0 must be a positive number; null: the mechanism's own",
+        ),
         ("part=qk_norm", "part: attn=mla keeps no keys and values of each head that a part could"),
         ("model.num_heads=7", "model.num_heads: num_heads=7 must divide"),
     ],
@@ -286,6 +290,15 @@ def test_what_does_not_fit_is_told_in_one_line(wrong, message):
         build_gpt("attn=mla", *sizes, wrong)
     assert str(error.value).startswith(message)
     assert "\n" not in str(error.value)
+
+
+def test_a_share_of_the_numbers_that_rotate_must_leave_some():
+    said = "position.fraction: fraction=0.3 of rope_dim=2 is 0; an even number, 2 or more"
+    given = ["attn=mla", "attn.rope_dim=2", "position=rope", "position.fraction=0.3"]
+    sizes = ["model.num_heads=3", "model.d_model=24", "trainer=cpu"]
+    with pytest.raises(ConfigError) as error:
+        build_model(settings([*given, *sizes]), vocab_size=13)
+    assert str(error.value).startswith(said)
 
 
 def test_numbers_that_rotate_need_rotary_positions():

@@ -105,7 +105,7 @@ def test_layers_whose_values_differ_in_heads_are_refused_in_one_line():
 
 
 def test_a_pattern_with_one_layer_that_has_values_is_refused_in_one_line():
-    said = "layer 1 leaves values, and no later layer takes them; change the order"
+    said = "layer 1 leaves values, and no later layer takes them; put one that does after it"
     given = ("pattern=[probe_linear_state,gqa]", "position=none", "part=value_residual")
     with pytest.raises(ConfigError, match=said) as caught:
         build_gpt(*given, *WITH_PROBES)

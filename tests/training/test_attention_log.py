@@ -9,10 +9,11 @@ import pytest
 import scipy.stats
 import torch
 from building import build_gpt
-from support import TEXT, rows, summary, train
+from support import TEXT, command, rows, summary, tiny, train
 from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 
+from gptattn.cli.main import check_job
 from gptattn.runs.load import load_run
 from gptattn.training.attention_log import opening_rows
 
@@ -61,6 +62,16 @@ def test_the_figures_are_those_of_the_opening_of_the_validation_text(run: Path) 
             told = [figures[f"{place}/head_{head:02d}"] for head in range(4)]
             assert told == pytest.approx(expected_H.tolist(), rel=1e-4)
             assert figures[place] == pytest.approx(expected_H.mean(), rel=1e-4)
+
+
+def test_figures_of_heads_that_no_layer_has_are_refused_and_some_layers_are_enough(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    given = tiny(tmp_path, "log_heads=true", "model.num_layers=2")
+    assert command(tmp_path, *given, "attn=gated_deltanet") == 2
+    said = "no layer has attention weights to record; give log_heads=false, or another attention"
+    assert capfd.readouterr().err == f"error: log_heads: {said}\n"
+    check_job([*given, "pattern=[gated_deltanet,gqa]"])
 
 
 def test_the_summary_and_its_hyperparameters_have_none(run: Path) -> None:

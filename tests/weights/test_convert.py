@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from building import build_gpt
-from support import command, series, summary, tiny, train
+from support import Call, command, series, summary, tiny, train
 
 from gptattn.attention.capabilities import HeadWeights
 from gptattn.errors import ConfigError
@@ -128,6 +128,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 SIZES = "error: init_from: SOURCE differs from this run; give"
+NO_HEADS = "has no per-head weights to convert; only attentions with weights for each head, such as"
 
 
 @pytest.mark.parametrize(
@@ -147,6 +148,11 @@ SIZES = "error: init_from: SOURCE differs from this run; give"
             2,
             f"{SIZES} position=learned model.d_model=16 model.context_length=16\n",
         ),
+        (
+            ["init_from=SOURCE", "attn=gated_deltanet", "position=none"],
+            2,
+            f"error: init_from: layer 0: attn=gated_deltanet {NO_HEADS}",
+        ),
         (["init_from=SOURCE", "init_method=median"], 2, "error: init_method: 'median'"),
         (["init_from=SOURCE", "match=params"], 2, "error: match: params changes the MLP"),
     ],
@@ -164,3 +170,18 @@ def test_weights_that_cannot_be_taken_over_stop_the_run_before_it_starts(
     assert command(tmp_path / "b", *tiny(tmp_path / "b", *overrides)) == code
     assert capfd.readouterr().err.startswith(said.replace("SOURCE", str(source)))
     assert not (tmp_path / "b" / "outputs").exists()
+
+
+def test_a_run_without_heads_says_so_before_anything_else(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], call: Call
+) -> None:
+    run = train(tmp_path / "a", "attn=gated_deltanet")
+    said = f"layer 0: attn=gated_deltanet {NO_HEADS} mha and gqa, exchange them\n"
+    capfd.readouterr()
+    other = tiny(tmp_path / "b", f"init_from={run}", "position=none")
+    assert command(tmp_path / "b", *other, "attn=mha") == 2
+    assert capfd.readouterr().err == f"error: init_from: {said}"
+    # Of one mechanism the weights are copied by name, once the rest is the same.
+    assert command(tmp_path / "b", *other, "attn=gated_deltanet") == 2
+    assert capfd.readouterr().err.endswith("differs from this run; give position=learned\n")
+    assert call("convert", f"from={run}", "to=hf")[::2] == (2, f"error: to: {said}")

@@ -15,7 +15,7 @@ from gptattn.runs.load import SavedRun, load_run
 from gptattn.runs.save import refuse_taken, save_model
 from gptattn.settings.build import build_model, build_tokenizer
 from gptattn.settings.config import InitMethod, TrainConfig
-from gptattn.weights.convert import take_over
+from gptattn.weights.convert import check_heads, take_over
 from gptattn.weights.families import FAMILIES, family_of, write
 from gptattn.weights.hugging_face import FILES
 
@@ -197,6 +197,7 @@ def run(args: Arguments, changes: dict[str, str]) -> None:
     out = args.where
     if args.to == "hf":
         refuse_taken(out)
+        check_heads(saved.model, saved.cfg)  # its error names the layer's choice, not its class
         write(out, saved.model)
         tokenizer_files.write(out, saved.tokenizer.files())
         print(f"written: {out}")
