@@ -3,8 +3,9 @@
 `make bench`, or in its environment: python scripts/bench_attention.py [--rounds 5]
     [--variants mha gqa+sink sliding] [--parts gate,sink] [--lengths 2048 16384]
 Prints milliseconds, microseconds per token and ratios for inputs (B, T, 768) with 12 heads; one
-line of JSON at the end. The peers, and `backend=reference`, hold all T x T scores, so they are left
-out above T = 4,096.
+line of JSON at the end. They are one layer's, the mean of two in a row where the second uses what
+the first leaves. The peers, and `backend=reference`, hold all T x T scores, so they are left out
+above T = 4,096.
 """
 
 import argparse
@@ -16,11 +17,9 @@ from statistics import median
 
 import torch
 from bench import Measure, interleave, quiet_threads, ratio, record, spread, timed
-from contenders import add_choices, chosen, layer_of
+from contenders import Stack, add_choices, chosen, stack_of
 from peers import ATTENTION_MODULES
 from torch import nn
-
-from gptattn.attention import Carried
 
 WIDTH, HEADS = 768, 12
 TOKENS = 2048  # in a batch of short rows
@@ -36,25 +35,15 @@ OURS = (
 
 
 def measure(build: Callable[[], nn.Module], batch: int, length: int, steps: int) -> float:
-    """Return the seconds of one forward and backward on an input (batch, length, WIDTH)."""
+    """Return the seconds of one layer's forward and backward on an input (batch, length, WIDTH)."""
     module = build()
+    layers = len(module) if isinstance(module, Stack) else 1
     x = torch.randn(batch, length, WIDTH, requires_grad=True)
 
     def step() -> None:
         module(x).sum().backward()
 
-    return timed(step, warm_up=1, steps=steps)
-
-
-class Ours(nn.Module):
-    """One of our layers, called as a model calls it: with positions."""
-
-    def __init__(self, name: str, length: int) -> None:
-        super().__init__()
-        self.attention, self.length = layer_of(name, length), length
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.attention(x, None, Carried(range(self.length)))
+    return timed(step, warm_up=1, steps=steps) / layers
 
 
 def contenders(
@@ -65,7 +54,7 @@ def contenders(
     for length in lengths:
         batch = max(1, TOKENS // length)
         builders: dict[str, Callable[[], nn.Module]] = {
-            f"gptattn {name}": partial(Ours, name, length)
+            f"gptattn {name}": partial(stack_of, name, length)
             for name in names
             if length <= LENGTHS[-1] or "backend=reference" not in name
         }

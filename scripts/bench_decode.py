@@ -5,8 +5,9 @@
     [--dtypes float32 bfloat16]
 GPT-2 small sizes: prefill 512 tokens, then 64 one by one, at batch 1 and 8; and one attention
 layer's step against caches of 1,024 and 8,192 tokens, with its projections and without, in the
-first dtype. By default float32 on the CPU, bfloat16 on a GPU; several take turns in one run, each
-beside transformers in the same one. Ends in one line of JSON.
+first dtype; the mean of two layers in a row where the second uses what the first leaves. By default
+float32 on the CPU, bfloat16 on a GPU; several take turns in one run, each beside transformers in
+the same one. Ends in one line of JSON.
 """
 
 import argparse
@@ -22,11 +23,11 @@ from typing import Any
 
 import torch
 from bench import interleave, quiet_threads, ratio, spread
-from contenders import add_choices, chosen, layer_of, model_of
+from contenders import Stack, add_choices, chosen, model_of, stack_of
 from rich.console import Console
 from rich.table import Table
 
-from gptattn.attention import Attention, Cache, Carried, TokenCache
+from gptattn.attention import CacheGroup, Carried
 from gptattn.attention.linear import prepare
 from gptattn.attention.softmax import SoftmaxAttention
 from gptattn.decode.generate import stream
@@ -231,45 +232,47 @@ def whole_model(setting: Setting, variants: list[str], console: Console) -> dict
 
 
 @torch.inference_mode()
-def layer_step(module: Attention, setting: Setting, batch: int, S: int) -> float:
-    """Return the seconds of one token against S - 1 cached ones, with the layer's projections."""
+def layer_step(stack: Stack, setting: Setting, batch: int, S: int) -> float:
+    """Return the seconds per layer of one token against S - 1 cached ones, with projections."""
     x = torch.randn(batch, 1, D_MODEL, device=setting.device, dtype=setting.dtype)
-    cache = full_cache(module, batch, S)
-    prepare(module, batch)
-    return step_seconds(lambda: module(x, cache), setting)
+    cache = full_cache(stack, batch, S)
+    prepare(stack, batch)
+    return step_seconds(lambda: stack(x, cache), setting) / len(stack)
 
 
 @torch.inference_mode()
-def attend_step(module: Attention, setting: Setting, batch: int, S: int) -> float:
+def attend_step(stack: Stack, setting: Setting, batch: int, S: int) -> float:
     """Return the seconds of the same without projections: write to the cache and attend to it.
 
     What parts and positions do to scores is left out as well. NaN for what is no softmax attention
     with heads.
     """
-    cache = full_cache(module, batch, S)
-    if not isinstance(module, SoftmaxAttention) or not isinstance(cache, TokenCache):
+    layers = [one for one in stack.attentions if isinstance(one, SoftmaxAttention)]
+    if len(layers) < len(stack):
         return math.nan
-    rule, position = module.rule(), range(S - 1, S)
+    cache, carried = full_cache(stack, batch, S), Carried(range(S - 1, S))
     x = torch.randn(batch, 1, D_MODEL, device=setting.device, dtype=setting.dtype)
-    q, new = module.entries(x, None, Carried(position))
+    entries = [layer.entries(x, None, carried) for layer in layers]
 
     def step() -> None:
-        held, k_pos = cache.write(new, position)
-        module.attend(q, held, rule, position, k_pos)
+        for i, (layer, (q, new)) in enumerate(zip(layers, entries, strict=True)):
+            held, k_pos = layer.remember(new, cache[i], carried)
+            layer.attend(q, held, layer.rule(), carried.positions, k_pos)
 
-    return step_seconds(step, setting)
+    return step_seconds(step, setting) / len(stack)
 
 
-def full_cache(module: Attention, batch: int, S: int) -> Cache:
-    """Return a cache of S - 1 tokens with room for one more.
+def full_cache(stack: Stack, batch: int, S: int) -> CacheGroup:
+    """Return caches of S - 1 tokens with room for one more.
 
-    It is filled with random numbers: memory that was never written would be read too fast.
+    They are filled with random numbers: memory that was never written would be read too fast.
     """
-    cache = module.new_cache(batch, S)
-    for tensor in cache.tensors.values():
-        tensor.normal_()
-    cache.advance(S - 1)
-    return cache
+    group = stack.new_cache(batch, S)
+    for cache in group.caches:
+        for tensor in cache.tensors.values():
+            tensor.normal_()
+    group.advance(S - 1)
+    return group
 
 
 def step_seconds(step: Callable[[], object], setting: Setting) -> float:
@@ -301,7 +304,7 @@ def attention_alone(
         table.add_column(heading, justify="right" if heading in variants else "left")
     for batch in (1, 8):
         modules = {
-            (name, S): layer_of(name, S).to(setting.device, setting.dtype).eval()
+            (name, S): stack_of(name, S).to(setting.device, setting.dtype).eval()
             for name in variants
             for S in lengths
         }

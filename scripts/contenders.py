@@ -7,9 +7,12 @@ A name is a file of conf/attn, parts joined with `+`, settings after `:` with `,
 import argparse
 from collections.abc import Sequence
 
-from gptattn.attention import Attention
+from torch import Tensor, nn
+
+from gptattn.attention import Attention, CacheGroup, Carried
 from gptattn.cli.compose import settings
 from gptattn.errors import UserError
+from gptattn.model.block import Block
 from gptattn.model.gpt import GPT
 from gptattn.settings.build import build_model
 
@@ -63,8 +66,38 @@ def model_of(name: str, *more: str) -> GPT:
     return build_model(settings([*SIZES, *more, *overrides_of(name)]), vocab_size=256)
 
 
-def layer_of(name: str, context: int) -> Attention:
-    """Build the attention of one layer of GPT-2 small; positions on the embeddings are no part."""
-    # Two layers, because some choices share between layers and refuse to be alone.
-    layers = model_of(name, f"model.context_length={context}", "model.num_layers=2").layers()
-    return layers[0].attention
+class Stack(nn.Module):
+    """Layers in a row, called as a model calls them: what one leaves, the next finds.
+
+    Positions that act on the embeddings are no part of it.
+    """
+
+    def __init__(self, layers: Sequence[Attention | Block]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+        self.attentions = [one.attention if isinstance(one, Block) else one for one in layers]
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def new_cache(self, batch: int, capacity: int) -> CacheGroup:
+        """Return the empty caches of all layers."""
+        return CacheGroup([one.new_cache(batch, capacity) for one in self.attentions])
+
+    def forward(self, x_BTE: Tensor, cache: CacheGroup | None = None) -> Tensor:
+        T = x_BTE.shape[1]
+        carried = Carried(range(T) if cache is None else cache.next_positions(T))
+        for i, layer in enumerate(self.layers):
+            x_BTE = layer(x_BTE, None if cache is None else cache[i], carried)
+        return x_BTE
+
+
+def stack_of(name: str, context: int) -> Stack:
+    """Build one attention layer of GPT-2 small, or if what layers leave is used, two in a row.
+
+    A name that changes `model.num_layers` gets as many, such as
+    `cross_layer:attn.share=3,model.num_layers=3`.
+    """
+    blocks = model_of(name, f"model.context_length={context}", "model.num_layers=2").layers()
+    layers = [block.attention for block in blocks]
+    return Stack(layers if any(layer.needs() for layer in layers) else layers[:1])

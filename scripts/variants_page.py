@@ -18,15 +18,13 @@ from statistics import median
 import torch
 from bench import interleave, quiet_threads, ratio, timed
 from bench_decode import Setting, layer_step
-from contenders import SIZES
+from contenders import SIZES, Stack
 
-from gptattn.attention import Attention, Carried
 from gptattn.cli.compose import CONF, settings
 from gptattn.data.tokenizer import encode_prompt
 from gptattn.machine.disk import write_atomically
 from gptattn.maps.labels import token_labels
 from gptattn.maps.layer_picture import layer_png
-from gptattn.model.block import Block
 from gptattn.model.cost import measure_cost
 from gptattn.model.gpt import GPT
 from gptattn.runs.folder import RunFolder
@@ -121,34 +119,25 @@ def count(choice: Choice) -> Counted:
     )
 
 
-def layer_of(choice: Choice, context: int) -> Attention | Block:
-    """Return one layer of GPT-2 small with this choice: for a block the whole, else its attention.
+def stack_of(choice: Choice, context: int) -> Stack:
+    """Return two layers of GPT-2 small with this choice: for a block whole, else their attention.
 
-    Positions that act on the embeddings are not part of it.
+    Two, because some choices share between layers; the same for all, so that ratios are fair.
     """
-    # Two layers, because some choices share between layers and refuse to be alone.
     own = (f"model.context_length={context}", "model.num_layers=2", "model.vocab_size=256")
-    block = model_of(choice.overrides, *own).layers()[0]
-    return block if choice.group == "block" else block.attention
+    blocks = model_of(choice.overrides, *own).layers()
+    return Stack(blocks if choice.group == "block" else [block.attention for block in blocks])
 
 
 def training_seconds(choice: Choice) -> float:
-    """Return the seconds of one forward and backward through a layer, on (1, TRAIN_T, 768)."""
-    layer, x = layer_of(choice, TRAIN_T), torch.randn(1, TRAIN_T, 768, requires_grad=True)
-
-    def step() -> None:
-        carried = Carried(range(TRAIN_T))
-        y = layer(x, None, carried)
-        y.sum().backward()
-
-    return timed(step, warm_up=1, steps=3)
+    """Return the seconds per layer of one forward and backward on (1, TRAIN_T, 768)."""
+    stack, x = stack_of(choice, TRAIN_T), torch.randn(1, TRAIN_T, 768, requires_grad=True)
+    return timed(lambda: stack(x).sum().backward(), warm_up=1, steps=3) / len(stack)
 
 
 def decoding_seconds(choice: Choice, setting: Setting, S: int) -> float:
-    """Return the seconds of one token through a layer's attention, BATCH rows, S tokens held."""
-    layer = layer_of(choice, S)
-    attention = layer.attention if isinstance(layer, Block) else layer
-    return layer_step(attention.eval(), setting, BATCH, S)
+    """Return the seconds per layer of one token, BATCH rows, S tokens held."""
+    return layer_step(stack_of(choice, S).eval(), setting, BATCH, S)
 
 
 def measure(rounds: int) -> dict[str, list[tuple[float, float]]]:
@@ -252,12 +241,15 @@ make menu
 
 writes this page. Parameters, cache and FLOPs are counted from GPT-2 small (12 layers, 12 heads,
 width 768, context 1,024, vocabulary 50,257): all parameters, those of one layer's attention, cache
-bytes of a token and layer in half precision, and training FLOPs per token. Speed is one layer's on
-two CPU cores in float32, the attention's alone (a block's as a whole): forward and backward of
-{T:,} tokens, and one token of {batch} rows through the cache after 1,024 and 8,192 tokens. Rounds
-are interleaved in random order; a ratio is the median of the rounds' ratios, and counts where
-milliseconds of another machine would not. Positions that act on the embeddings cost no time here.
-Where layers differ, as in `cross_layer`, counts are means and speed is the first layer's.
+bytes of a token and layer in half precision, and training FLOPs per token. The cache of
+`gated_deltanet` is a state of one size, most of it in float32: these are its bytes divided by 1,024
+tokens, and more tokens add none. Speed is one layer's on two CPU cores in float32, the attention's
+alone (a block's as a whole): forward and backward of {T:,} tokens, and one token of {batch} rows
+through the cache after 1,024 and 8,192 tokens. Rounds are interleaved in random order; a ratio is
+the median of the rounds' ratios, and counts where milliseconds of another machine would not.
+Positions that act on the embeddings cost no time here. Where layers differ, counts are means over
+the model, and speed is the mean of two layers in a row: in `cross_layer` the second has no keys and
+values of its own, with `value_residual` it mixes in the values of the first.
 
 A pattern of layers, such as `pattern=[sliding,gqa]`, costs the mean of its layers. The pictures
 show the last layer's weights on `{text}`, in a `model=tiny` trained for {steps} steps with one
