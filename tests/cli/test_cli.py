@@ -55,12 +55,6 @@ BAD_INPUT = {
         2,
         "error: data.path: is not a setting here; shakespeare or text has it: data=NAME",
     ),
-    "a window of a choice without one": (
-        "attn=gated_deltanet attn.window=8",
-        2,
-        "error: attn.window: is not a setting here; cross_layer or differential or gqa or mha or "
-        "mha_wrapper or mla or mqa or single_head or sliding or tpa has it: attn=sliding",
-    ),
     "two flags": ("-m --info=all", 2, "error: command line: --run, --multirun, --cfg, --info and"),
     "a flag amid settings": ("seed=2 --resolve seed=3", 2, "error: command line: settings stand"),
     "word for a number": ("batch_size=many", 2, "error: batch_size: "),
