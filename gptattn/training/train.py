@@ -13,12 +13,11 @@ import torch
 from rich.console import Console
 
 from gptattn.errors import RunFolderError
+from gptattn.machine.arithmetic import computing
 from gptattn.machine.device import (
     matmul_flops_per_second,
     missing_compiler,
-    repeatable,
     reset_peak_memory,
-    set_threads,
 )
 from gptattn.machine.signals import StopRequest
 from gptattn.machine.waiting import gentle_beside_others
@@ -69,14 +68,20 @@ def train_ready(
 
     `start`: where to resume the run in `folder`. None starts a new run, in a folder without one.
     """
-    watchdog = Watchdog(ready.cfg.hang_seconds)
-    repeating = repeatable(ready.cfg.trainer.deterministic, ready.device)
-    with watchdog.watching(), repeating:
-        return _assembled_and_fit(ready, RunFolder(folder), console, start, watchdog)
+    trainer, watchdog = ready.cfg.trainer, Watchdog(ready.cfg.hang_seconds)
+    asked = trainer.threads if start is None else start.facts.get("threads", trainer.threads)
+    how = computing(asked, trainer.matmul_precision, trainer.deterministic, ready.device)
+    with watchdog.watching(), how as threads:
+        return _assembled_and_fit(ready, RunFolder(folder), console, start, watchdog, threads)
 
 
 def _assembled_and_fit(
-    ready: Ready, folder: RunFolder, console: Console, start: Start | None, watchdog: Watchdog
+    ready: Ready,
+    folder: RunFolder,
+    console: Console,
+    start: Start | None,
+    watchdog: Watchdog,
+    threads: int,
 ) -> dict[str, Any]:
     cfg, data, device, match = ready.cfg, ready.data, ready.device, ready.match
     if start is None:
@@ -86,8 +91,6 @@ def _assembled_and_fit(
         console.print("no checkpoint was saved: starting from step 0")
     start = start or Start()
     quiet_lightning()
-    threads = set_threads(start.facts.get("threads", cfg.trainer.threads))
-    torch.set_float32_matmul_precision(cfg.trainer.matmul_precision)
     check_same(start, facts_of(data, device, threads))
     budget = resolve_budget(
         cfg.budget, cfg.batch_size * cfg.model.context_length, ready.cost.flops_per_token

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from gptattn.data.sampler import Batch
 from gptattn.errors import NumericError
-from gptattn.machine.device import set_threads
+from gptattn.machine.arithmetic import computing
 from gptattn.machine.signals import Stopped, StopRequest
 from gptattn.machine.waiting import gentle_beside_others
 from gptattn.model.stacked import StackedGPT
@@ -59,10 +59,11 @@ def train_seeds(
     `ready`: the run of any of these seeds. Raises a UserError for what ends all of them, and
     Stopped, once all are saved, if a signal asked for the end.
     """
-    watchdog, stop = Watchdog(ready.cfg.hang_seconds), StopRequest()
+    trainer, stop = ready.cfg.trainer, StopRequest()
+    watchdog = Watchdog(ready.cfg.hang_seconds)
     quiet_lightning()
-    threads = set_threads(ready.cfg.trainer.threads)
-    with watchdog.watching():
+    how = computing(trainer.threads, trainer.matmul_precision, trainer.deterministic, ready.device)
+    with watchdog.watching(), how as threads:
         seeds: list[_Seed] = []
         try:
             for seed, folder in folders.items():

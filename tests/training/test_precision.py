@@ -87,6 +87,22 @@ def test_a_trial_times_both_and_a_model_that_fails_in_bfloat16_gets_infinity(
     assert 0 < wide < half == math.inf
 
 
+def test_a_trial_multiplies_float32_matrices_as_the_run_would(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: set[str] = set()
+
+    def noted(*_: object) -> torch.Tensor:
+        seen.add(torch.get_float32_matmul_precision())
+        return torch.zeros((), requires_grad=True)
+
+    monkeypatch.setattr("gptattn.model.gpt.GPT.loss", noted)
+    cfg = settings(*SIZES, "trainer=cpu", "trainer.threads=1", "trainer.matmul_precision=high")
+    step_seconds(cfg, 13, seconds=0.0)
+    assert seen == {"high"}
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
 def rates(monkeypatch: pytest.MonkeyPatch, half: float) -> None:
     rate = {torch.float32: 1.0, torch.bfloat16: half}
     monkeypatch.setattr(module, "matmul_flops_per_second", lambda device, dtype, n: rate[dtype])
