@@ -152,17 +152,28 @@ class _Group:
         self._each(lambda seed: seed.call(hook, *args))
 
     def _each(self, act: Callable[[_Seed], object]) -> None:
-        """Act on each seed that is left; what is not finite ends that seed alone."""
+        """Act on each seed that is left; what is not finite ends that seed alone.
+
+        Raises Stopped, once all are saved, if a signal asked for the end.
+        """
         stopped: Stopped | None = None
+        unsaved: list[_Seed] = []  # that acted before the signal came
         for seed in _live(self.seeds):
             try:
                 act(seed)
+                unsaved.append(seed)
             except NumericError as error:
                 seed.error = error
-            except Stopped as request:  # this seed is saved; the others are to be, too
+            except Stopped as request:  # this seed is saved
                 stopped = request
-        if stopped is not None:
-            raise stopped
+        if stopped is None:
+            return
+        for seed in unsaved:
+            try:
+                seed.parts.checkpoints.save_at_stop(seed.parts.trainer)
+            except NumericError as error:
+                seed.error = error
+        raise stopped
 
     def _step(self, batches: list[Batch]) -> None:
         """Take an optimizer step with each seed's batch, as `LanguageModel.training_step` does."""

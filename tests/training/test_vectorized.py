@@ -157,10 +157,13 @@ def test_a_seed_that_diverges_ends_alone(pair: dict[int, Path], tmp_path: Path) 
     assert [x for _, x in losses(folders[1])] == pytest.approx(expected, rel=1e-5)
 
 
-def test_a_signal_saves_every_seed_and_each_goes_on_alone(alone: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_signal_saves_every_seed_and_each_goes_on_alone(
+    seed: int, alone: Path, tmp_path: Path
+) -> None:
     cfg = settings(*tiny(tmp_path, *OURS))
     folders = {seed: tmp_path / f"s{seed}" for seed in SEEDS}
-    terminated = after_step(2, 3, lambda _: signal.raise_signal(signal.SIGTERM))
+    terminated = after_step(2, seed, lambda _: signal.raise_signal(signal.SIGTERM))
     with process_state(), terminated, pytest.raises(Stopped):
         train_seeds(check_run(cfg), folders, Console(quiet=True))
     for run in folders.values():
