@@ -96,7 +96,9 @@ def _assembled_and_fit(
         cfg.budget, cfg.batch_size * cfg.model.context_length, ready.cost.flops_per_token
     )
     # Before the seed is set, because trials draw numbers.
-    found = hint(cfg, data.tokenizer.vocab_size, budget.steps) if _told(start, console) else ""
+    found = (
+        hint(cfg, data.tokenizer.vocab_size, budget.steps) if _told(start, folder, console) else ""
+    )
     for line in filter(None, (ready.note, found)):
         console.print(line, markup=False, soft_wrap=True)
     L.seed_everything(cfg.seed, workers=True, verbose=False)
@@ -125,9 +127,12 @@ def _assembled_and_fit(
     return _fit(built, console, compiled, start, rows, watchdog)
 
 
-def _told(start: Start, console: Console) -> bool:
-    """Whether a hint could change what the user does: at the start of a run that they watch."""
-    return start.source is None and not console.quiet
+def _told(start: Start, folder: RunFolder, console: Console) -> bool:
+    """Whether a hint could change what the user does: at the start of a run that they watch.
+
+    A sweep's run writes to a log, and others at work beside it would disturb the trial.
+    """
+    return start.source is None and not console.quiet and not folder.console_file.exists()
 
 
 def _prepare_folder(built: Assembly, start: Start, console: Console) -> int:
