@@ -2,7 +2,7 @@
 
 Each seed starts from its own weights and sees its own batches, so it ends with the losses that it
 would have alone, but for rounding. What is recorded, by whom and when is that of a single run:
-`train.new_parts`.
+`run_parts.new_parts`.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,9 +26,10 @@ from gptattn.runs.resume import Start
 from gptattn.settings.budget import resolve_budget
 from gptattn.settings.build import build_model
 from gptattn.training.precheck import Ready
+from gptattn.training.run_parts import Parts, new_parts
 from gptattn.training.step_guard import not_finite
 from gptattn.training.summary import Assembly
-from gptattn.training.train import Parts, claim, new_parts, quiet_lightning, write_result
+from gptattn.training.train import claim, quiet_lightning, write_result
 from gptattn.training.watchdog import Watchdog
 from gptattn.weights.convert import begin_from
 
