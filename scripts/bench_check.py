@@ -1,7 +1,8 @@
 """Compares a benchmark's ratios with the committed ones, and fails where one has become worse.
 
 `make bench-check` measures, and then runs: python scripts/bench_check.py MEASURED [COMMITTED]
-Both are files as `make bench` writes them. Only ratios are compared, never seconds: machines
+Both are files as `make bench` writes them. Without any, only whether the committed one can be
+compared with is checked. Only ratios are compared, never seconds: machines
 differ. A ratio is paired by round, and larger is better for us; it is worse where its 95% interval
 lies wholly below the committed one's. Ratios that only one file has are named, and do not fail.
 """
@@ -18,7 +19,23 @@ from typing import Any
 from scipy.stats import t
 
 COMMITTED = Path(__file__).parents[1] / "benchmarks" / "latest.json"
+FEWEST_ROUNDS = 3  # with fewer, the interval is so wide that nothing lies outside
 Interval = tuple[float, float, float]  # lower end, geometric mean, upper end
+
+
+def read(file: Path) -> dict[str, Any]:
+    """Return a file that `make bench` has written; exit if it cannot be compared."""
+    if not file.is_file():
+        sys.exit(f"error: {file} is not there; `make bench` writes benchmarks/latest.json")
+    record = json.loads(file.read_text())
+    for bench, entry in record["benchmarks"].items():
+        rounds = len(entry["seconds"][entry["base"]])
+        if rounds < FEWEST_ROUNDS:
+            sys.exit(
+                f"error: {file}: {bench} has {rounds} of the {FEWEST_ROUNDS} rounds that a "
+                "comparison needs; measure again, with more"
+            )
+    return record
 
 
 def ratios(record: Mapping[str, Any]) -> dict[str, list[float]]:
@@ -42,14 +59,15 @@ def interval(values: Sequence[float]) -> Interval:
     """Return the 95% interval of the geometric mean; Student's t, of logarithms."""
     logs = [math.log(value) for value in values]
     mean = fmean(logs)
-    if len(logs) < 2:
-        return 0.0, math.exp(mean), math.inf
     half = float(t.ppf(0.975, len(logs) - 1)) * stdev(logs) / len(logs) ** 0.5
     return math.exp(mean - half), math.exp(mean), math.exp(mean + half)
 
 
 def compare(measured: Mapping[str, Any], committed: Mapping[str, Any]) -> list[str]:
     """Print each ratio beside the committed one; return the names of those that are worse."""
+    for key in ("processor", "torch"):
+        then, today = committed[key], measured[key]
+        print(f"{key}: {today}" if then == today else f"warning: {key}: {today}, before {then}")
     now, before = ratios(measured), ratios(committed)
     both = [name for name in before if name in now]
     print(f"{'':52} {'committed':>24} {'measured':>24}")
@@ -68,11 +86,11 @@ def compare(measured: Mapping[str, Any], committed: Mapping[str, Any]) -> list[s
 def main() -> None:
     """Compare the files; exit with 1 if a ratio is worse."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("measured", type=Path)
+    parser.add_argument("measured", type=Path, nargs="?")
     parser.add_argument("committed", type=Path, nargs="?", default=COMMITTED)
     args = parser.parse_args()
-    measured, committed = (json.loads(f.read_text()) for f in (args.measured, args.committed))
-    worse = compare(measured, committed)
+    committed = read(args.committed)
+    worse = [] if args.measured is None else compare(read(args.measured), committed)
     if worse:
         sys.exit(f"worse than {args.committed}: {', '.join(worse)}")
 

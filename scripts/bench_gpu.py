@@ -3,19 +3,24 @@
 python scripts/bench_gpu.py check|train|loop|decode|resume [--out FOLDER] [--seconds 450] [--again]
     [--device cpu --tiny]
 After each cell FOLDER/gpu.json holds all cells so far, and FOLDER/gpu.md their table. A cell that
-is there is not run again, unless it failed and `--again` is given. No cell begins after `--seconds`
-of this call. Needs torch, numpy and PyYAML; `loop` and `resume` need all that a run needs. With
-`--device cpu --tiny` it only shows that it runs. Exit code 1: a check failed, or a cell raised.
+is there is not run again, unless it failed and `--again` is given. After `--seconds` a call ends;
+the cell that it was at begins anew in the next call, unless it had the whole time. Needs torch,
+numpy and PyYAML; `loop` and `resume` need all that a run needs. With `--device cpu --tiny` it only
+shows that it runs. Exit code 1: a check failed, or a cell raised; 2: the call cannot be made, as
+where FOLDER's cells are of another device, torch or commit.
 """
 
 import argparse
 import gc
 import importlib
 import json
+import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +30,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # of a tree that i
 
 from gpu.lab import Cell, Lab
 
+from gptattn.machine.device import device_name, git_commit
+
+FILE = "gpu.json"
 PARTS = {  # -> where its cells are
     "check": ("gpu.checks", "cells"),
     "train": ("gpu.speeds", "train_cells"),
@@ -32,7 +40,20 @@ PARTS = {  # -> where its cells are
     "decode": ("gpu.speeds", "decode_cells"),
     "resume": ("gpu.whole_runs", "resume_cells"),
 }
-Record = dict[str, dict[str, Cell]]  # part -> cell -> values
+Cells = dict[str, Cell]
+SHARE = 0.9  # a cell that had so much of the call's time gets no more in another call
+
+
+@dataclass
+class Record:
+    """What gpu.json holds: what measured, and part -> cell -> values."""
+
+    by: dict[str, Any]
+    parts: dict[str, Cells]
+
+
+class OutOfTime(BaseException):
+    """Raised in a cell when the call's time is over; code that catches Exceptions lets it pass."""
 
 
 def main(given: list[str] | None = None) -> int:
@@ -48,39 +69,67 @@ def main(given: list[str] | None = None) -> int:
     if args.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device: no GPU is visible to torch; give --device cpu --tiny")
     lab = Lab(torch.device(args.device), args.tiny)
-    args.out.mkdir(parents=True, exist_ok=True)
-    file = args.out / "gpu.json"
-    record: Record = json.loads(file.read_text("utf-8")) if file.exists() else {}
-    until = time.monotonic() + args.seconds
-    cells = record.setdefault(args.part, {})
-    for name, cell in cells_of(args.part).items():
-        if name in cells and not (args.again and failed(cells[name])):
-            continue
-        if time.monotonic() > until:
-            print(f"{args.seconds:g} s are over before {name}; the same call goes on from there")
-            break
-        cells[name] = found = run(cell, lab)
-        write(file, json.dumps(record, indent=1))
+    try:
+        record, known = read(args.out / FILE, lab), cells_of(args.part)
+    except (ValueError, ImportError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    cells = record.parts.setdefault(args.part, {})
+    again = {name for name, cell in cells.items() if args.again and failed(cell)}
+    due = {name: cell for name, cell in known.items() if name not in cells or name in again}
+    for name, found in measured(due, lab, args.seconds):
+        cells[name] = found
+        write(args.out / FILE, json.dumps(asdict(record), indent=1))
         write(args.out / "gpu.md", table(record))
         print(f"{args.part}: {name}: {words(found)}", flush=True)
-    return int(any(map(failed, cells.values())))
+    return int(any(failed(cells[name]) for name in known if name in cells))
+
+
+def read(file: Path, lab: Lab) -> Record:
+    """Return the record so far. Raises ValueError if something else made it."""
+    device = device_name(lab.device)
+    commit, version = git_commit(), str(torch.__version__)
+    by = {"device": device, "tiny": lab.tiny, "torch": version, "commit": commit}
+    file.parent.mkdir(parents=True, exist_ok=True)
+    if not file.exists():
+        return Record(by, {})
+    content = json.loads(file.read_text("utf-8"))
+    before = content.get("by", {})
+    other = ", ".join(f"{key} {before.get(key)}" for key in by if before.get(key) != by[key])
+    if other:
+        raise ValueError(f"--out: {file} was made with {other}; give another folder")
+    return Record(by, content["parts"])
 
 
 def cells_of(part: str) -> dict[str, Callable[[Lab], Cell]]:
-    """Return the cells of a part; where a package is missing, one that says so."""
+    """Return the cells of a part. Raises ImportError where a package is missing."""
     module, name = PARTS[part]
-    try:
-        return getattr(importlib.import_module(module), name)()
-    except ImportError as error:
-        missing = str(error)
-        return {"imports": lambda lab: {"error": missing, "ok": False}}
+    return getattr(importlib.import_module(module), name)()
 
 
-def run(cell: Callable[[Lab], Cell], lab: Lab) -> Cell:
-    """Return the cell's values and the seconds that it took, or its error."""
+def measured(
+    cells: Mapping[str, Callable[[Lab], Cell]], lab: Lab, seconds: float
+) -> Iterator[tuple[str, Cell]]:
+    """Yield the name and the values of each cell that ends in so many seconds from now."""
+    until = time.monotonic() + seconds
+    for name, cell in cells.items():
+        left = until - time.monotonic()
+        found = run(cell, lab, left) if left > 0 else None
+        if found is None and left < SHARE * seconds:
+            print(f"{seconds:g} s are over before the end of {name}; the same call goes on there")
+            return
+        slow = {"error": f"takes more than {left:.0f} s", "ok": False, "seconds": left}
+        yield name, slow if found is None else found
+
+
+def run(cell: Callable[[Lab], Cell], lab: Lab, most: float) -> Cell | None:
+    """Return the cell's values and the seconds that it took, or its error; None after `most`."""
     start = time.monotonic()
     try:
-        found = cell(lab)
+        with at_most(most):
+            found = cell(lab)
+    except OutOfTime:
+        found = None
     except Exception as error:
         traceback.print_exc()
         found = {"error": f"{type(error).__name__}: {str(error)[:300]}", "ok": False}
@@ -88,7 +137,23 @@ def run(cell: Callable[[Lab], Cell], lab: Lab) -> Cell:
     if lab.on_gpu:
         torch.cuda.set_sync_debug_mode("default")  # a cell that raised may have left it
         torch.cuda.empty_cache()
-    return found | {"seconds": round(time.monotonic() - start, 2)}
+    return None if found is None else found | {"seconds": round(time.monotonic() - start, 2)}
+
+
+@contextmanager
+def at_most(seconds: float) -> Iterator[None]:
+    """Raise OutOfTime in this block after so many seconds."""
+
+    def over(signum: int, frame: object) -> None:
+        raise OutOfTime
+
+    before = signal.signal(signal.SIGALRM, over)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def failed(cell: Cell) -> bool:
@@ -114,7 +179,7 @@ def rounded(value: Any) -> str:
 def table(record: Record) -> str:
     """Return the cells as a Markdown table."""
     lines = ["| part | cell | found | s |", "|---|---|---|---:|"]
-    for part, cells in record.items():
+    for part, cells in record.parts.items():
         for name, cell in cells.items():
             found = words(cell).replace("|", "\\|").replace("\n", " ")
             lines.append(f"| {part} | {name} | {found} | {cell['seconds']:.0f} |")

@@ -16,10 +16,10 @@ from support import Call, command, train
 from tortures.bench import fingerprint
 
 import gptattn.sweep.estimate
-import gptattn.training.train
+import gptattn.training.run_parts
 from gptattn.cli.compose import CONF
 
-measure = gptattn.training.train.matmul_flops_per_second
+measure = gptattn.training.run_parts.matmul_flops_per_second
 RATES: dict[torch.dtype, float] = {}
 
 
@@ -35,7 +35,7 @@ def rate_once(device: torch.device, dtype: torch.dtype) -> float:
 @pytest.fixture(autouse=True)
 def _seed(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
-    monkeypatch.setattr(gptattn.training.train, "matmul_flops_per_second", rate_once)
+    monkeypatch.setattr(gptattn.training.run_parts, "matmul_flops_per_second", rate_once)
 
 
 @pytest.fixture

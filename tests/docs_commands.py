@@ -6,6 +6,7 @@ first step. What cannot run in a test is looked at in another way; its function 
 """
 
 import contextlib
+import os
 import re
 import runpy
 import shlex
@@ -190,11 +191,17 @@ def _bench(name: str) -> Callable[[list[str]], None]:
     return look
 
 
+def dry_make(arguments: list[str]) -> subprocess.CompletedProcess[str]:
+    """Return what `make -n` says, whatever was given to the make that runs the tests."""
+    given = ("MAKE", "ARGS")
+    env = {name: value for name, value in os.environ.items() if not name.startswith(given)}
+    command = ["make", "-n", *arguments]
+    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+
+
 def _make(arguments: list[str]) -> None:
     """Test our commands in the output of `make -n`: make itself would install environments."""
-    told = subprocess.run(
-        ["make", "-n", *arguments], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    told = dry_make(arguments)
     assert told.returncode == 0, told.stderr
     for line in told.stdout.splitlines():
         words = [word.removeprefix(".venv/bin/") for word in shlex.split(line)]

@@ -6,20 +6,23 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from docs_commands import dry_make
+
 from gptattn.cli.compose import CONF
 
 SCRIPT = CONF.parent / "scripts" / "bench_check.py"
 
 
-def file(path: Path, peer: list[float], gqa: list[float]) -> Path:
-    seconds = {"train.py mha": [2.0, 2.0, 2.0, 2.0], "peer a": peer, "train.py gqa": gqa}
+def file(path: Path, peer: list[float], gqa: list[float], torch: str = "2.13.0") -> Path:
+    seconds = {"train.py mha": [2.0] * len(peer), "peer a": peer, "train.py gqa": gqa}
     content: Any = {"benchmarks": {"nano": {"base": "train.py mha", "seconds": seconds}}}
+    content |= {"processor": "a processor", "torch": torch}
     path.write_text(json.dumps(content))
     return path
 
 
-def check(measured: Path, committed: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(SCRIPT), str(measured), str(committed)]
+def check(*files: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(SCRIPT), *map(str, files)]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
@@ -38,3 +41,46 @@ def test_a_ratio_is_worse_where_its_interval_lies_wholly_below_the_committed_one
     assert check(committed, slower).returncode == 0
     noisy = file(tmp_path / "c", peer=[1.2, 2.6, 1.4, 2.4], gqa=[1.0, 1.1, 1.0, 1.1])
     assert check(noisy, committed).returncode == 0
+
+
+def test_a_file_that_is_not_there_or_has_few_rounds_is_refused_in_one_line(tmp_path: Path) -> None:
+    good = file(tmp_path / "good", peer=[2.1, 2.2, 2.3], gqa=[1.0, 1.1, 1.2])
+    few = file(tmp_path / "few", peer=[2.1, 2.2], gqa=[1.0, 1.1])
+    for files, said in (
+        ((good, tmp_path / "none"), f"error: {tmp_path / 'none'} is not there; "),
+        ((few, good), f"error: {few}: nano has 2 of the 3 rounds that a comparison needs; "),
+        ((good, few), f"error: {few}: nano has 2 of the 3 rounds that a comparison needs; "),
+    ):
+        done = check(*files)
+        assert done.returncode == 1
+        assert done.stderr.startswith(said)
+        assert done.stderr.count("\n") == 1
+
+
+def test_another_processor_or_torch_is_said(tmp_path: Path) -> None:
+    rounds = [2.1, 2.2, 2.3]
+    old, new = (file(tmp_path / torch, rounds, rounds, torch) for torch in ("2.11", "2.13"))
+    said = check(new, old).stdout.splitlines()
+    assert said[:2] == ["processor: a processor", "warning: torch: 2.13, before 2.11"]
+
+
+def test_make_replaces_the_committed_file_only_after_all_is_measured() -> None:
+    lines = dry_make(["bench"]).stdout.splitlines()
+    (last,) = [i for i, line in enumerate(lines) if "benchmarks/latest.json" in line]
+    assert lines[last] == "mv build/rounds.json benchmarks/latest.json"
+    assert last == len(lines) - 1
+    recorded = [line for line in lines if line.endswith(f"{CONF.parent}/build/rounds.json")]
+    assert [line.split()[1] for line in recorded] == [
+        "scripts/bench_train.py",
+        "scripts/bench_attention.py",
+    ]
+    refused = dry_make(["bench", "ARGS=--rounds 3"])
+    assert refused.returncode == 2
+    assert "make bench takes no ARGS" in refused.stderr
+
+
+def test_make_looks_for_the_committed_file_before_it_measures() -> None:
+    lines = dry_make(["bench-check"]).stdout.splitlines()
+    asked = [i for i, line in enumerate(lines) if line.endswith("scripts/bench_check.py")]
+    measured = [i for i, line in enumerate(lines) if "scripts/bench_train.py" in line]
+    assert asked[0] < measured[0]

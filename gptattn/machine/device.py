@@ -3,13 +3,11 @@
 import contextlib
 import os
 import platform
-import re
 import resource
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
@@ -171,34 +169,6 @@ def missing_compiler(device: torch.device) -> str | None:
         named, others, language = "CC", ("gcc", "clang"), "C"
     found = any(shutil.which(name) for name in (os.environ.get(named, others[0]), *others))
     return None if found else language
-
-
-@contextlib.contextmanager
-def repeatable(on: bool, device: torch.device) -> Iterator[None]:
-    """In this block, if `on`, let a GPU use only algorithms that repeat each bit of a result.
-
-    A CPU does so anyway. Raises ConfigError for an operation that has no such algorithm.
-    """
-    if not on or device.type == "cpu":
-        yield
-        return
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    # Filling memory before it is used is for debugging, and takes time.
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    torch.use_deterministic_algorithms(True)
-    try:
-        yield
-    except RuntimeError as error:
-        operation = re.match(r"(\S+) does not have a deterministic implementation", str(error))
-        if operation is None:
-            raise
-        raise ConfigError(
-            "trainer.deterministic",
-            f"torch's {operation[1]} has no deterministic algorithm on this device; "
-            "use trainer.deterministic=false",
-        ) from error
-    finally:
-        torch.use_deterministic_algorithms(False)
 
 
 def git_commit() -> str | None:

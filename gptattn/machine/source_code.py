@@ -15,9 +15,13 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 OURS = "gptattn"
-# Model, loss, optimizer and its schedule, sampler: every run's numbers come from these.
+# Model, loss, optimizer and its schedule, sampler: every run's numbers come from these. Not
+# `model.stacked` and `training.vectorized`: a run that shares its model has the numbers that it has
+# alone, and its settings do not say whether it did.
 COMMON = (
     "gptattn.model.gpt",
+    "gptattn.model.block",
+    "gptattn.model.kinds",
     "gptattn.model.loss",
     "gptattn.model.decay",
     "gptattn.training.module",

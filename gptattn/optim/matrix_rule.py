@@ -54,6 +54,8 @@ class CombinedAdamW(torch.optim.AdamW):
             if not self.state[p]:
                 shapes = kept_shapes(self.rule, p.shape)
                 self.state[p] = {name: p.new_zeros(shape) for name, shape in shapes.items()}
+                # As AdamW's: bfloat16 cannot count beyond 256.
+                self.state[p]["step"] = p.new_zeros((), dtype=torch.float32)
         gradients = [p.grad for p in matrices if p.grad is not None]
         directions = self.rule.directions(gradients, [self.state[p] for p in matrices])
         for p, direction in zip(matrices, directions, strict=True):

@@ -8,7 +8,14 @@ import torch
 from torch import Tensor
 
 from gptattn.optim.matrix_rule import MatrixRule, State
-from gptattn.optim.polar import TINY, Iteration, polar_factor, quintics, whitener
+from gptattn.optim.polar import (
+    MOST_STEPS,
+    TINY,
+    Iteration,
+    polar_factor,
+    quintics,
+    whitener,
+)
 
 # Where the longer side is at least so many times the shorter, products of the shorter alone pay.
 WIDE = 2
@@ -44,8 +51,8 @@ class Muon(MatrixRule):
             raise ValueError(f"momentum={momentum} is out of range; give 0 or more, below 1")
         if not 0 < rms < float("inf"):
             raise ValueError(f"rms={rms} must be a positive number, such as 0.2")
-        if not 1 <= steps <= 20:
-            raise ValueError(f"steps={steps} is out of range; give 1 to 20")
+        if not 1 <= steps <= MOST_STEPS:
+            raise ValueError(f"steps={steps} is out of range; give 1 to {MOST_STEPS}")
         if every < 1:
             raise ValueError(f"every={every} is out of range; give 1 or more")
         if every > 1 and dtype == "bfloat16":

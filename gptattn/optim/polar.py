@@ -22,6 +22,9 @@ POLAR_EXPRESS: tuple[Quintic, ...] = (
     (1.8750014808534479, -1.2500016453999487, 0.3750001645474248),
     (1.875, -1.25, 0.375),
 )
+# With more, `whitener` fails in float32 where the rank is low: each step multiplies the rounding
+# errors of the squares of singular values near 0 by up to 69, and below -1 they grow without end.
+MOST_STEPS = 7
 TINY = 1e-30  # keeps 0 from a division by 0
 MARGIN = 1.01  # rounding may bring singular values above 1, where the polynomials grow fast
 
@@ -48,7 +51,8 @@ def whitener(x_NPQ: Tensor, steps: Sequence[Quintic]) -> Tensor:
     """Return W [N, P, P] of which W x is `polar_factor(x)`.
 
     All products are of [P, P] but the first, so for P well below Q it takes less work. Singular
-    values below 1e-4 of the largest are lost in float32, since it works with their squares.
+    values below 1e-4 of the largest are lost in float32, since it works with their squares. Give at
+    most MOST_STEPS there.
     """
     size = scale(x_NPQ)
     x = x_NPQ / size

@@ -19,7 +19,7 @@ from gptattn.data import tokenizer_files
 from gptattn.machine import disk
 from gptattn.machine.untrusted import read_bytes, read_yaml
 from gptattn.settings.config import TrainConfig
-from gptattn.settings.identity import Making
+from gptattn.settings.identity import Making, as_today
 
 # The most bytes that are read. A run writes about 2 kB of settings, 2 kB of summary and 5 kB of
 # making, but a tokenizer of 65,536 characters lists them all in the settings.
@@ -177,7 +177,7 @@ class RunFolder:
         """Return what made the run; None if there is no record of it that can be read."""
         try:
             text = read_bytes(self.making_file, MAKING_BYTES)
-            return msgspec.json.decode(text, type=Making)
+            return as_today(msgspec.json.decode(text, type=Making))
         except (OSError, ValueError, msgspec.MsgspecError):
             return None
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from typing import Any, get_type_hints
 
-from gptattn.machine.source_code import code_of, other_code
+from gptattn.machine.source_code import COMMON, code_of, other_code
 from gptattn.settings.config import TrainConfig
 
 UNTIL = "until step"  # key in `Making.earlier`: the last step that this part of the run took
@@ -179,6 +179,17 @@ def making_of(
     code = code_for(cfg)
     other = other_code(code, cfg.allow_targets)
     return Making(text, device, code, weights, origin.digest if origin else "", other)
+
+
+def as_today(making: Making) -> Making:
+    """Return a record with all modules that count for every run today as code that counts.
+
+    In an older record, a module that came to count later is among the others.
+    """
+    later = making.other.keys() & set(COMMON)
+    code = making.code | {name: making.other[name] for name in later}
+    other = {name: value for name, value in making.other.items() if name not in later}
+    return replace(making, code=code, other=other)
 
 
 def code_for(cfg: TrainConfig) -> dict[str, str]:

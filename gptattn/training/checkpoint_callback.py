@@ -131,6 +131,11 @@ class Checkpoints(Checkpoint):
             self._save(trainer, validated=False)
             self.stop.raise_stopped(trainer.global_step, self.run is not None)
 
+    def save_at_stop(self, trainer: L.Trainer) -> None:
+        """Save the newest step for a stop, unless that has been done after its validation."""
+        if self.run is not None and not self.run.checkpoint(trainer.global_step).exists():
+            self._save(trainer, validated=False)
+
     def _save(self, trainer: L.Trainer, *, validated: bool) -> None:
         if self.run is None:
             return

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import torch
 
+from gptattn.machine.arithmetic import matmul_precision
 from gptattn.machine.device import (
     matmul_flops_per_second,
     resolve_device,
@@ -58,7 +59,8 @@ def step_seconds(cfg: TrainConfig, vocab_size: int, seconds: float = TRIAL_SECON
             taken.append(time.perf_counter() - start)
         return min(taken)
 
-    return [[turn(precision) for precision in CHOICES] for _ in range(2)][1]
+    with matmul_precision(cfg.trainer.matmul_precision):
+        return [[turn(precision) for precision in CHOICES] for _ in range(2)][1]
 
 
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[object]:

@@ -1,10 +1,9 @@
 """One run: build, fit, validate, summarise. Takes its settings as a TrainConfig, without Hydra."""
 
 import logging
-import math
 import sys
 import warnings
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,10 @@ import torch
 from rich.console import Console
 
 from gptattn.errors import RunFolderError
+from gptattn.machine.arithmetic import computing
 from gptattn.machine.device import (
-    matmul_flops_per_second,
     missing_compiler,
-    repeatable,
     reset_peak_memory,
-    set_threads,
 )
 from gptattn.machine.signals import StopRequest
 from gptattn.machine.waiting import gentle_beside_others
@@ -28,7 +25,7 @@ from gptattn.runs.load import load_weights
 from gptattn.runs.resume import Start, check_budget, check_same, facts_of
 from gptattn.runs.rows import keep_rows
 from gptattn.settings.budget import resolve_budget
-from gptattn.settings.build import build_matrix_rule, build_model
+from gptattn.settings.build import build_model
 from gptattn.settings.config import TrainConfig
 from gptattn.settings.identity import (
     Making,
@@ -37,18 +34,13 @@ from gptattn.settings.identity import (
     flat,
     went_on,
 )
-from gptattn.training.attention_log import AttentionLog
-from gptattn.training.callbacks import BudgetEnd, MetricRows, Samples, StepClock
-from gptattn.training.checkpoint_callback import AtomicCheckpointIO, Checkpoints
-from gptattn.training.console_progress import ConsoleProgress, SlowSteps
 from gptattn.training.datamodule import TokenDataModule
 from gptattn.training.module import LanguageModel
-from gptattn.training.precheck import DTYPES, Ready, check_run, weight_dtype
+from gptattn.training.precheck import Ready, check_run, weight_dtype
 from gptattn.training.precision import hint
-from gptattn.training.recorder import RunRecorder
 from gptattn.training.result_tables import metric_table, result_table
-from gptattn.training.summary import Assembly, hyperparameters, summarise
-from gptattn.training.timers import EventTimer, HostTimer
+from gptattn.training.run_parts import Parts, new_parts
+from gptattn.training.summary import Assembly, summarise
 from gptattn.training.watchdog import Watchdog
 from gptattn.weights.convert import begin_from
 
@@ -69,14 +61,20 @@ def train_ready(
 
     `start`: where to resume the run in `folder`. None starts a new run, in a folder without one.
     """
-    watchdog = Watchdog(ready.cfg.hang_seconds)
-    repeating = repeatable(ready.cfg.trainer.deterministic, ready.device)
-    with watchdog.watching(), repeating:
-        return _assembled_and_fit(ready, RunFolder(folder), console, start, watchdog)
+    trainer, watchdog = ready.cfg.trainer, Watchdog(ready.cfg.hang_seconds)
+    asked = trainer.threads if start is None else start.facts.get("threads", trainer.threads)
+    how = computing(asked, trainer.matmul_precision, trainer.deterministic, ready.device)
+    with watchdog.watching(), how as threads:
+        return _assembled_and_fit(ready, RunFolder(folder), console, start, watchdog, threads)
 
 
 def _assembled_and_fit(
-    ready: Ready, folder: RunFolder, console: Console, start: Start | None, watchdog: Watchdog
+    ready: Ready,
+    folder: RunFolder,
+    console: Console,
+    start: Start | None,
+    watchdog: Watchdog,
+    threads: int,
 ) -> dict[str, Any]:
     cfg, data, device, match = ready.cfg, ready.data, ready.device, ready.match
     if start is None:
@@ -86,14 +84,14 @@ def _assembled_and_fit(
         console.print("no checkpoint was saved: starting from step 0")
     start = start or Start()
     quiet_lightning()
-    threads = set_threads(start.facts.get("threads", cfg.trainer.threads))
-    torch.set_float32_matmul_precision(cfg.trainer.matmul_precision)
     check_same(start, facts_of(data, device, threads))
     budget = resolve_budget(
         cfg.budget, cfg.batch_size * cfg.model.context_length, ready.cost.flops_per_token
     )
     # Before the seed is set, because trials draw numbers.
-    found = hint(cfg, data.tokenizer.vocab_size, budget.steps) if _told(start, console) else ""
+    found = (
+        hint(cfg, data.tokenizer.vocab_size, budget.steps) if _told(start, folder, console) else ""
+    )
     for line in filter(None, (ready.note, found)):
         console.print(line, markup=False, soft_wrap=True)
     L.seed_everything(cfg.seed, workers=True, verbose=False)
@@ -122,9 +120,12 @@ def _assembled_and_fit(
     return _fit(built, console, compiled, start, rows, watchdog)
 
 
-def _told(start: Start, console: Console) -> bool:
-    """Whether a hint could change what the user does: at the start of a run that they watch."""
-    return start.source is None and not console.quiet
+def _told(start: Start, folder: RunFolder, console: Console) -> bool:
+    """Whether a hint could change what the user does: at the start of a run that they watch.
+
+    A sweep's run writes to a log, and others at work beside it would disturb the trial.
+    """
+    return start.source is None and not console.quiet and not folder.console_file.exists()
 
 
 def _prepare_folder(built: Assembly, start: Start, console: Console) -> int:
@@ -186,91 +187,6 @@ def claim(folder: RunFolder, cfg: TrainConfig) -> None:
     folder.write_settings(cfg)
 
 
-@dataclass(frozen=True)
-class Parts:
-    """What trains a run and writes its record."""
-
-    recorder: RunRecorder
-    rows: MetricRows
-    checkpoints: Checkpoints
-    module: LanguageModel
-    datamodule: TokenDataModule
-    trainer: L.Trainer
-    callbacks: list[L.Callback]  # of the trainer
-
-
-def new_parts(
-    built: Assembly,
-    console: Console,
-    start: Start,
-    rows_kept: int,
-    watchdog: Watchdog,
-    stop: StopRequest,
-    *,
-    compiled: bool = False,
-    alone: bool = True,
-) -> Parts:
-    """Return the parts of a run; `rows_kept` is the number of rows already in metrics.jsonl.
-
-    `alone`: the run shares its model with no other, so its speed is its own.
-    """
-    cfg, budget = built.cfg, built.budget
-    resumed = start.source is not None
-    recorder = RunRecorder(built.folder, rows_kept, start.step + 1 if resumed else None)
-    on_gpu = built.device.type == "cuda"
-    clock = StepClock(compiled, EventTimer() if on_gpu else HostTimer())
-    rows = MetricRows(
-        recorder,
-        clock,
-        log_every=cfg.log_every,
-        tokens_per_step=cfg.batch_size * cfg.model.context_length,
-        flops_per_token=built.cost.flops_per_token,
-        budget=budget,
-        budget_settings=asdict(cfg.budget),
-        device_flops_per_second=matmul_flops_per_second(built.device, DTYPES[cfg.trainer.precision])
-        if alone
-        else None,
-    )
-    samples = Samples(recorder, built.data, cfg.sample, cfg.seed)
-    module = LanguageModel(
-        built.model,
-        cfg.optim,
-        lambda step: budget.schedule(step, clock.seconds),
-        accumulate=cfg.accumulate,
-        loss_chunk_tokens=cfg.loss_chunk_tokens,
-        val_bytes=built.data.val_bytes,
-        scaled_loss=cfg.trainer.precision == "16-mixed",
-        matrices=build_matrix_rule(cfg),
-        on_device=on_gpu,
-    )
-    datamodule = TokenDataModule(
-        built.data,
-        seed=cfg.seed,
-        batch_size=cfg.batch_size,
-        val_batch_size=cfg.batch_size // cfg.accumulate,
-        context_length=cfg.model.context_length,
-        on_made=clock.add,
-        pinned=on_gpu,
-    )
-    progress = ConsoleProgress(console, budget, clock, rows, samples)
-    attention = AttentionLog(
-        recorder, built.data.val, cfg.model.context_length, cfg.log_heads, console
-    )
-    facts = facts_of(built.data, built.device, built.threads)
-    checkpoints = Checkpoints(built.folder if cfg.checkpoint else None, stop, facts)
-    callbacks = [clock, rows, samples, progress, attention, BudgetEnd(budget, clock), checkpoints]
-    callbacks.append(watchdog)
-    if built.device.type == "cpu":
-        callbacks.append(SlowSteps(console, clock, built.threads))
-    trainer = _trainer(built, recorder, callbacks, AtomicCheckpointIO(start.content))
-    recorder.log_hyperparams(hyperparameters(built))
-    if not resumed:
-        recorder.log_metrics(built.costs(), 0)
-        if built.match is not None:
-            recorder.log_text("match", str(built.match), 0)
-    return Parts(recorder, rows, checkpoints, module, datamodule, trainer, callbacks)
-
-
 def _fit(
     built: Assembly,
     console: Console,
@@ -317,38 +233,6 @@ def _validate(
     trainer.validate(module, datamodule=datamodule, verbose=False)
     if built.cfg.checkpoint:
         trainer.save_checkpoint(built.folder.checkpoint(0))
-
-
-def _trainer(
-    built: Assembly,
-    recorder: RunRecorder,
-    callbacks: list[L.Callback],
-    checkpoint_io: AtomicCheckpointIO,
-) -> L.Trainer:
-    cfg, budget = built.cfg, built.budget
-    if budget.steps is not None:
-        every: Any = max(1, math.ceil(budget.steps / cfg.validation.count))
-    else:
-        assert budget.seconds is not None
-        every = {"seconds": budget.seconds / cfg.validation.count}
-    return L.Trainer(
-        accelerator=built.device.type,
-        devices=1,
-        precision=cfg.trainer.precision,  # type: ignore[arg-type]
-        max_steps=-1 if budget.steps is None else budget.steps,
-        max_epochs=-1,
-        val_check_interval=every,
-        check_val_every_n_epoch=None,
-        num_sanity_val_steps=0,
-        logger=recorder,
-        log_every_n_steps=cfg.log_every,
-        callbacks=callbacks,
-        plugins=[checkpoint_io],
-        default_root_dir=built.folder.path,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        use_distributed_sampler=False,
-    )
 
 
 def _compile(model: GPT, device: torch.device, console: Console) -> bool:

@@ -2,7 +2,7 @@
 
 Each seed starts from its own weights and sees its own batches, so it ends with the losses that it
 would have alone, but for rounding. What is recorded, by whom and when is that of a single run:
-`train.new_parts`.
+`run_parts.new_parts`.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,7 +17,7 @@ from rich.console import Console
 
 from gptattn.data.sampler import Batch
 from gptattn.errors import NumericError
-from gptattn.machine.device import set_threads
+from gptattn.machine.arithmetic import computing
 from gptattn.machine.signals import Stopped, StopRequest
 from gptattn.machine.waiting import gentle_beside_others
 from gptattn.model.stacked import StackedGPT
@@ -26,9 +26,10 @@ from gptattn.runs.resume import Start
 from gptattn.settings.budget import resolve_budget
 from gptattn.settings.build import build_model
 from gptattn.training.precheck import Ready
+from gptattn.training.run_parts import Parts, new_parts
 from gptattn.training.step_guard import not_finite
 from gptattn.training.summary import Assembly
-from gptattn.training.train import Parts, claim, new_parts, quiet_lightning, write_result
+from gptattn.training.train import claim, quiet_lightning, write_result
 from gptattn.training.watchdog import Watchdog
 from gptattn.weights.convert import begin_from
 
@@ -59,10 +60,11 @@ def train_seeds(
     `ready`: the run of any of these seeds. Raises a UserError for what ends all of them, and
     Stopped, once all are saved, if a signal asked for the end.
     """
-    watchdog, stop = Watchdog(ready.cfg.hang_seconds), StopRequest()
+    trainer, stop = ready.cfg.trainer, StopRequest()
+    watchdog = Watchdog(ready.cfg.hang_seconds)
     quiet_lightning()
-    threads = set_threads(ready.cfg.trainer.threads)
-    with watchdog.watching():
+    how = computing(trainer.threads, trainer.matmul_precision, trainer.deterministic, ready.device)
+    with watchdog.watching(), how as threads:
         seeds: list[_Seed] = []
         try:
             for seed, folder in folders.items():
@@ -151,17 +153,28 @@ class _Group:
         self._each(lambda seed: seed.call(hook, *args))
 
     def _each(self, act: Callable[[_Seed], object]) -> None:
-        """Act on each seed that is left; what is not finite ends that seed alone."""
+        """Act on each seed that is left; what is not finite ends that seed alone.
+
+        Raises Stopped, once all are saved, if a signal asked for the end.
+        """
         stopped: Stopped | None = None
+        unsaved: list[_Seed] = []  # that acted before the signal came
         for seed in _live(self.seeds):
             try:
                 act(seed)
+                unsaved.append(seed)
             except NumericError as error:
                 seed.error = error
-            except Stopped as request:  # this seed is saved; the others are to be, too
+            except Stopped as request:  # this seed is saved
                 stopped = request
-        if stopped is not None:
-            raise stopped
+        if stopped is None:
+            return
+        for seed in unsaved:
+            try:
+                seed.parts.checkpoints.save_at_stop(seed.parts.trainer)
+            except NumericError as error:
+                seed.error = error
+        raise stopped
 
     def _step(self, batches: list[Batch]) -> None:
         """Take an optimizer step with each seed's batch, as `LanguageModel.training_step` does."""

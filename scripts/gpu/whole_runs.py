@@ -89,18 +89,27 @@ def against_events(lab: Lab, compiled: bool) -> Cell:
 
 
 def weights_after(cfg: TrainConfig, folder: Path, stop: int | None) -> dict[str, torch.Tensor]:
-    """Return the weights of a run that is asked to stop after step `stop`, and resumed."""
+    """Return the weights of a run that is asked to stop after step `stop`, and resumed.
+
+    Raises RuntimeError if it did not stop then. With None it is not asked.
+    """
 
     def look(step: int) -> None:
-        if step == stop:
+        # This hook comes after those that look for a signal, so the next step's find it.
+        if step + 1 == stop:
             os.kill(os.getpid(), signal.SIGTERM)
 
     try:
         with at_each_end(look):
             train(cfg, folder)
-    except Stopped:
+    except Stopped as stopped:
+        if stopped.step != stop:
+            raise
         start = find_start(folder, cfg)
         train_ready(check_run(cfg, resumed=True), folder, Console(quiet=True), start)
+    else:
+        if stop is not None:
+            raise RuntimeError(f"the run did not stop after step {stop}")
     return read_checkpoint(RunFolder(folder).known_checkpoints()[0])["weights"]
 
 
@@ -109,9 +118,9 @@ def resumed(lab: Lab) -> Cell:
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         cfg = settings(lab, home, 12, trainer__deterministic=True, log_every=5)
-        whole, parts = (weights_after(cfg, home / f"stop_{n}", n) for n in (None, 7))
+        whole, parts = (weights_after(cfg, home / f"stop_{n}", n) for n in (None, 8))
     same = all(torch.equal(value, parts[name]) for name, value in whole.items())
-    return {"stopped_after": 7, "of_steps": 12, "ok": same}
+    return {"stopped_after": 8, "of_steps": 12, "ok": same}
 
 
 def loop_cells() -> dict[str, Callable[[Lab], Cell]]:

@@ -1,6 +1,5 @@
-"""Huge pages, memory peaks, compilers, repeatable algorithms and the git commit."""
+"""Huge pages, memory peaks, compilers and the git commit."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,12 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from gptattn.errors import ConfigError
 from gptattn.machine.device import (
     git_commit,
     missing_compiler,
     peak_memory_mb,
-    repeatable,
     reset_peak_memory,
     whole_peak_memory_mb,
 )
@@ -98,23 +95,3 @@ def test_what_compiling_lacks_depends_on_the_device(
     monkeypatch.delenv("CXX", raising=False)
     assert missing_compiler(torch.device("cpu")) == on_cpu
     assert missing_compiler(GPU) == on_gpu
-
-
-def without_a_repeatable_algorithm() -> None:
-    torch.zeros(3).put_(torch.tensor([0]), torch.tensor([1.0]))
-
-
-def test_where_asked_for_an_algorithm_that_does_not_repeat_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")  # so that it is restored
-    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
-    refusal = pytest.raises(ConfigError, match=r"^trainer\.deterministic: torch's put_ has no ")
-    with refusal, repeatable(True, GPU):
-        without_a_repeatable_algorithm()
-    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"  # read at cuBLAS's first use
-    assert not torch.are_deterministic_algorithms_enabled()
-    with repeatable(False, GPU), repeatable(True, torch.device("cpu")):
-        without_a_repeatable_algorithm()
-    with pytest.raises(RuntimeError, match="another"), repeatable(True, GPU):
-        raise RuntimeError("another")

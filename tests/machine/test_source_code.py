@@ -1,10 +1,12 @@
 """Hashes of the syntax trees of the modules from which a run's numbers come."""
 
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
+import gptattn
 from gptattn.machine import source_code
 from gptattn.machine.source_code import code_of, is_unchanged, other_code
 
@@ -63,6 +65,18 @@ def test_a_variant_counts_with_its_bases_its_helpers_and_what_all_runs_share(pac
         "gptattn.attention.mha",
         "gptattn.settings.config",
     }
+
+
+def test_every_module_that_the_model_is_made_of_counts() -> None:
+    modules, waiting = set[str](), ["gptattn.model.gpt"]
+    while waiting:
+        modules.add(module := waiting.pop())
+        source = Path(*module.split(".")).with_suffix(".py")
+        text = (Path(gptattn.__file__).parents[1] / source).read_text(encoding="utf-8")
+        imported = set(re.findall(r"(?:from|import) (gptattn\.model\.\w+)", text))
+        waiting += imported - modules
+    assert {"gptattn.model.block", "gptattn.model.loss"} < modules
+    assert modules <= code_of(["gptattn.attention.MultiHeadAttention"]).keys()
 
 
 @pytest.mark.parametrize("target", ["mypackage.Mine", "mypackage.variant.Mine"])

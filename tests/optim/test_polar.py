@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gptattn.optim.polar import Iteration, polar_factor, quintics, whitener
+from gptattn.optim.polar import MOST_STEPS, Iteration, polar_factor, quintics, whitener
 
 SHAPES = [(5, 5), (4, 9), (3, 40)]
 
@@ -51,6 +51,16 @@ def test_in_float32_both_forms_are_the_float64_one(
     exact, narrow = polar_factor(x, steps), x.float()
     for y in (polar_factor(narrow, steps), whitener(narrow, steps) @ narrow):
         torch.testing.assert_close(y.double(), exact, rtol=0, atol=2e-4)
+
+
+@pytest.mark.parametrize("iteration", ["polar_express", "newton_schulz"])
+@pytest.mark.parametrize("rank", [1, 7, 29])
+def test_in_float32_the_most_steps_keep_a_low_rank(iteration: Iteration, rank: int) -> None:
+    wide, narrow = torch.randn(3, rank, 131).double(), torch.randn(3, 31, rank).double()
+    x, steps = narrow @ wide, quintics(iteration, MOST_STEPS)
+    exact = polar_factor(x, steps)
+    for y in (polar_factor(x.float(), steps), whitener(x.float(), steps) @ x.float()):
+        assert (y - exact).norm() < 0.02 * exact.norm()
 
 
 def test_a_matrix_of_zeros_stays_one() -> None:

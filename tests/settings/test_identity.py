@@ -96,6 +96,20 @@ def test_what_differs_is_named(now: Making, said: list[str]) -> None:
     assert differences(MADE, now) == said
 
 
+def test_a_module_that_counts_since_later_is_compared_with_an_older_records_hash_of_it(
+    tmp_path: Path,
+) -> None:
+    block, run = "gptattn.model.block", RunFolder(tmp_path)
+    now = replace(MADE, code=MADE.code | {block: "3"}, other={"x": "9"})
+    run.write_making(replace(MADE, other={block: "3", "x": "9"}))
+    assert run.read_making() == now
+    run.write_making(replace(MADE, other={block: "4"}))
+    was = run.read_making()
+    assert differences(was, now) == [f"code of {block}"]
+    assert was is not None
+    assert was.digest != now.digest
+
+
 def test_a_run_without_a_record_is_unknown_and_one_of_two_codes_is_neither(tmp_path: Path) -> None:
     assert RunFolder(tmp_path).read_making() is None
     assert differences(None, MADE) == ["its code is unknown"]

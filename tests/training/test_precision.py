@@ -2,16 +2,21 @@
 
 import math
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import pytest
 import torch
 from building import settings
-from support import command, config, losses, train
+from rich.console import Console
+from support import command, config, losses, process_state, tiny, train
 
+from gptattn.runs.folder import RunFolder
 from gptattn.settings.identity import settings_key
 from gptattn.training import precision as module
+from gptattn.training.precheck import check_run
 from gptattn.training.precision import hint, step_seconds
+from gptattn.training.train import train_ready
 
 AUTO = "trainer.precision=auto"
 SIZES = ("model.num_layers=1", "model.d_model=12", "model.num_heads=3", "model.context_length=7")
@@ -87,6 +92,22 @@ def test_a_trial_times_both_and_a_model_that_fails_in_bfloat16_gets_infinity(
     assert 0 < wide < half == math.inf
 
 
+def test_a_trial_multiplies_float32_matrices_as_the_run_would(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: set[str] = set()
+
+    def noted(*_: object) -> torch.Tensor:
+        seen.add(torch.get_float32_matmul_precision())
+        return torch.zeros((), requires_grad=True)
+
+    monkeypatch.setattr("gptattn.model.gpt.GPT.loss", noted)
+    cfg = settings(*SIZES, "trainer=cpu", "trainer.threads=1", "trainer.matmul_precision=high")
+    step_seconds(cfg, 13, seconds=0.0)
+    assert seen == {"high"}
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
 def rates(monkeypatch: pytest.MonkeyPatch, half: float) -> None:
     rate = {torch.float32: 1.0, torch.bfloat16: half}
     monkeypatch.setattr(module, "matmul_flops_per_second", lambda device, dtype, n: rate[dtype])
@@ -122,3 +143,18 @@ def test_no_step_is_tried_where_it_would_cost_time_or_tell_nothing(
     asked = takes(monkeypatch, 2.0, 1.0)
     assert hint(cfg, 13, steps) == ""
     assert asked == []
+
+
+def test_a_run_alone_measures_for_a_hint_and_one_with_a_sweeps_log_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gptattn.training.train.hint", lambda *_: "hint: of the test")
+    ready = check_run(settings(*tiny(tmp_path, "budget.steps=1", "sample.tokens=0")))
+    alone, beside = tmp_path / "alone", tmp_path / "beside"
+    beside.mkdir()
+    RunFolder(beside).console_file.touch()
+    for folder, told in ((alone, True), (beside, False)):
+        console = Console(file=StringIO(), record=True)
+        with process_state():
+            train_ready(ready, folder, console)
+        assert ("hint: of the test" in console.export_text()) == told

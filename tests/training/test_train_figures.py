@@ -18,8 +18,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import gptattn.data.sampler
 import gptattn.training.precheck
+import gptattn.training.run_parts
 import gptattn.training.timers
-import gptattn.training.train
 from gptattn.compare.finished_runs import read_runs
 from gptattn.data.tokens import TokenData
 from gptattn.machine.device import peak_memory_mb
@@ -50,7 +50,7 @@ def slow_device(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     folder = tmp_path_factory.mktemp("slow_device")
     said = io.StringIO()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gptattn.training.train, "matmul_flops_per_second", lambda *_: 1.0)
+        patch.setattr(gptattn.training.run_parts, "matmul_flops_per_second", lambda *_: 1.0)
         patch.setattr(sys, "stderr", said)
         patch.setattr(sys, "stdout", said)
         run = train(folder)

@@ -11,11 +11,13 @@ from unittest import mock
 
 import lightning.pytorch as L
 import pytest
+import torch
 from building import settings
 from rich.console import Console
 from support import command, config, losses, process_state, rows, series, summary, tiny, train
 
 from gptattn.errors import NumericError
+from gptattn.machine import arithmetic
 from gptattn.machine.signals import Stopped
 from gptattn.runs.checkpoint import choose_checkpoint
 from gptattn.runs.folder import RunFolder
@@ -125,6 +127,23 @@ def after_step(step: int, seed: int, act: Callable[[LanguageModel], object]) -> 
         yield
 
 
+def test_seeds_compute_as_their_settings_say(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[object] = []
+
+    def noted(on: bool, _: torch.device) -> contextlib.nullcontext[None]:
+        seen.append(on)
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr(arithmetic, "repeatable", noted)
+    how = ("trainer.matmul_precision=high", "trainer.deterministic=true", "sample.tokens=0")
+    with after_step(1, 1, lambda _: seen.append(torch.get_float32_matmul_precision())):
+        together(tmp_path, *how, "budget.steps=1", "validation.count=1")
+    assert seen == [True, "high"]
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
 def test_a_seed_that_diverges_ends_alone(pair: dict[int, Path], tmp_path: Path) -> None:
     cfg = settings(*tiny(tmp_path, *OURS))
     folders = {seed: tmp_path / f"s{seed}" for seed in SEEDS}
@@ -138,10 +157,13 @@ def test_a_seed_that_diverges_ends_alone(pair: dict[int, Path], tmp_path: Path) 
     assert [x for _, x in losses(folders[1])] == pytest.approx(expected, rel=1e-5)
 
 
-def test_a_signal_saves_every_seed_and_each_goes_on_alone(alone: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_signal_saves_every_seed_and_each_goes_on_alone(
+    seed: int, alone: Path, tmp_path: Path
+) -> None:
     cfg = settings(*tiny(tmp_path, *OURS))
     folders = {seed: tmp_path / f"s{seed}" for seed in SEEDS}
-    terminated = after_step(2, 3, lambda _: signal.raise_signal(signal.SIGTERM))
+    terminated = after_step(2, seed, lambda _: signal.raise_signal(signal.SIGTERM))
     with process_state(), terminated, pytest.raises(Stopped):
         train_seeds(check_run(cfg), folders, Console(quiet=True))
     for run in folders.values():
