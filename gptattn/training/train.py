@@ -47,7 +47,7 @@ from gptattn.training.precheck import DTYPES, Ready, check_run, weight_dtype
 from gptattn.training.precision import hint
 from gptattn.training.recorder import RunRecorder
 from gptattn.training.result_tables import metric_table, result_table
-from gptattn.training.summary import Assembly, hyperparameters, summarise
+from gptattn.training.summary import Assembly, Shares, hyperparameters, summarise
 from gptattn.training.timers import EventTimer, HostTimer
 from gptattn.training.watchdog import Watchdog
 from gptattn.weights.convert import begin_from
@@ -63,20 +63,32 @@ def train(cfg: TrainConfig, folder: str | Path, console: Console | None = None) 
 
 
 def train_ready(
-    ready: Ready, folder: Path, console: Console, start: Start | None = None
+    ready: Ready,
+    folder: Path,
+    console: Console,
+    start: Start | None = None,
+    *,
+    beside_others: bool = False,
 ) -> dict[str, Any]:
     """Train a run that has passed `check_run`; otherwise as `train`.
 
     `start`: where to resume the run in `folder`. None starts a new run, in a folder without one.
+    `beside_others`: other runs share the machine, so that no speed is measured.
     """
     watchdog = Watchdog(ready.cfg.hang_seconds)
     repeating = repeatable(ready.cfg.trainer.deterministic, ready.device)
     with watchdog.watching(), repeating:
-        return _assembled_and_fit(ready, RunFolder(folder), console, start, watchdog)
+        shares = "machine" if beside_others else None
+        return _assembled_and_fit(ready, RunFolder(folder), console, start, watchdog, shares)
 
 
 def _assembled_and_fit(
-    ready: Ready, folder: RunFolder, console: Console, start: Start | None, watchdog: Watchdog
+    ready: Ready,
+    folder: RunFolder,
+    console: Console,
+    start: Start | None,
+    watchdog: Watchdog,
+    shares: Shares | None,
 ) -> dict[str, Any]:
     cfg, data, device, match = ready.cfg, ready.data, ready.device, ready.match
     if start is None:
@@ -111,7 +123,7 @@ def _assembled_and_fit(
             f"already finished after {start.step} steps; give a larger budget to continue"
         )
         return summary
-    built = Assembly(cfg, folder, data, model, ready.cost, budget, device, threads, match)
+    built = Assembly(cfg, folder, data, model, ready.cost, budget, device, threads, match, shares)
     assert ready.making is not None
     _keep_making(built, start, ready.making)
     rows = _prepare_folder(built, start, console)
@@ -208,12 +220,8 @@ def new_parts(
     stop: StopRequest,
     *,
     compiled: bool = False,
-    alone: bool = True,
 ) -> Parts:
-    """Return the parts of a run; `rows_kept` is the number of rows already in metrics.jsonl.
-
-    `alone`: the run shares its model with no other, so its speed is its own.
-    """
+    """Return the parts of a run; `rows_kept` is the number of rows already in metrics.jsonl."""
     cfg, budget = built.cfg, built.budget
     resumed = start.source is not None
     recorder = RunRecorder(built.folder, rows_kept, start.step + 1 if resumed else None)
@@ -228,8 +236,9 @@ def new_parts(
         budget=budget,
         budget_settings=asdict(cfg.budget),
         device_flops_per_second=matmul_flops_per_second(built.device, DTYPES[cfg.trainer.precision])
-        if alone
+        if built.shares is None
         else None,
+        own_memory=built.shares != "model",
     )
     samples = Samples(recorder, built.data, cfg.sample, cfg.seed)
     module = LanguageModel(
