@@ -59,10 +59,11 @@ if TYPE_CHECKING:
     from gptattn.training.precheck import Ready
 
 
-def main(seeds: Mapping[int, Path] | None = None) -> NoReturn:
+def main(seeds: Mapping[int, Path] | None = None, *, beside_others: bool = False) -> NoReturn:
     """Run `gptattn-train` or train.py. Exits with the codes of `gptattn.errors`.
 
-    `seeds`: train a run of each of these seeds in its folder, all as one model.
+    `seeds`: train a run of each of these seeds in its folder, all as one model. `beside_others`:
+    other runs share the machine.
     """
     debug = "--debug" in sys.argv
     sys.argv = [argument for argument in sys.argv if argument != "--debug"]
@@ -72,7 +73,7 @@ def main(seeds: Mapping[int, Path] | None = None) -> NoReturn:
     for number in handled_signals():
         interrupts = number == signal.SIGINT
         signal.signal(number, signal.default_int_handler if interrupts else _terminated)
-    sys.exit(ended(partial(_main, seeds), debug))
+    sys.exit(ended(partial(_main, seeds, beside_others), debug))
 
 
 def _terminated(signum: int, frame: object) -> NoReturn:
@@ -81,7 +82,7 @@ def _terminated(signum: int, frame: object) -> NoReturn:
     raise SystemExit(128 + signum)
 
 
-def _main(seeds: Mapping[int, Path] | None) -> None:
+def _main(seeds: Mapping[int, Path] | None, beside_others: bool) -> None:
     register_resolvers()
     # Hydra's own handler prints several lines and exits with 1; this makes it raise errors instead.
     os.environ["HYDRA_FULL_ERROR"] = "1"
@@ -92,7 +93,7 @@ def _main(seeds: Mapping[int, Path] | None) -> None:
             raise ConfigError(
                 "resume", "resumes one run and takes no flag but --debug; leave the others out"
             )
-        _resume(Path(resume), overrides)
+        _resume(Path(resume), overrides, beside_others)
         return
     _check_flags(args)
     if args.multirun or args.help or args.hydra_help or args.cfg or args.info:
@@ -102,7 +103,7 @@ def _main(seeds: Mapping[int, Path] | None) -> None:
     elif seeds is not None:
         _run_seeds(args, seeds)
     else:
-        _run(args)
+        _run(args, beside_others)
 
 
 def _run_seeds(args: Namespace, folders: Mapping[int, Path]) -> None:
@@ -143,14 +144,15 @@ def _log(folder: Path, line: str) -> None:
         file.write(f"{line}\n".encode())
 
 
-def _run(args: Namespace) -> None:
+def _run(args: Namespace, beside_others: bool) -> None:
     """Make one run, from its overrides to its summary; the config is composed only once."""
     name = args.config_name or CONFIG_NAME
     with composed(args.overrides, name, config_dir=args.config_dir) as cfg:
         ready, folder = _checked(cfg)
         # Check the folder first: Hydra would write into it without a check.
         with _new_run(folder):
-            _as_hydras_job(cfg, folder, lambda: _train_and_report(ready, folder.absolute()))
+            run = partial(_train_and_report, ready, folder.absolute(), beside_others=beside_others)
+            _as_hydras_job(cfg, folder, run)
 
 
 def _as_hydras_job(cfg: DictConfig, folder: Path, task: Callable[[], object]) -> None:
@@ -253,7 +255,7 @@ def run_job(cfg: DictConfig) -> float:
     return loss
 
 
-def _resume(folder: Path, overrides: Sequence[str]) -> None:
+def _resume(folder: Path, overrides: Sequence[str], beside_others: bool) -> None:
     """Resume the run in the folder with its recorded settings, changed by the overrides."""
     # torch and lightning take seconds to import: do so only once the command is known to be good.
     with ending_at_once():
@@ -271,10 +273,12 @@ def _resume(folder: Path, overrides: Sequence[str]) -> None:
         except DataError as error:
             hint = "; if the text has moved, add data.path=..."
             raise DataError(error.field, error.message + hint) from None
-        _train_and_report(ready, folder, start)
+        _train_and_report(ready, folder, start, beside_others)
 
 
-def _train_and_report(ready: "Ready", folder: Path, start: "Start | None" = None) -> float:
+def _train_and_report(
+    ready: "Ready", folder: Path, start: "Start | None" = None, beside_others: bool = False
+) -> float:
     # torch and lightning take seconds to import: do so only once the settings are checked.
     with ending_at_once():
         from gptattn.machine.console import make_console
@@ -283,7 +287,7 @@ def _train_and_report(ready: "Ready", folder: Path, start: "Start | None" = None
     shown = os.path.relpath(folder)
     console = make_console()
     try:
-        summary = train_ready(ready, folder, console, start)
+        summary = train_ready(ready, folder, console, start, beside_others=beside_others)
     except Stopped as stopped:
         held = f"step {stopped.step}" if stopped.saved else "what was logged"
         print(_resume_hint(shown, held, stopped.saved), file=sys.stderr)

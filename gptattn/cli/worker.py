@@ -1,6 +1,7 @@
 """Makes one run of a sweep: `python -m gptattn.cli.worker OVERRIDES`, started by the sweep.
 
-With `--seeds=` it makes a run of each seed given, all of them as one model.
+With `--seeds=` it makes a run of each seed given, all of them as one model. `--beside-others` says
+that other runs are at work meanwhile, so that the speed is not the run's own.
 
 The same as `gptattn-train OVERRIDES`, but it ends when the sweep's process ends, even by a kill:
 its stdin is a pipe from that process, which closes then.
@@ -12,6 +13,7 @@ import sys
 import threading
 
 from gptattn.cli.main import main
+from gptattn.sweep.sharing import BESIDE_OTHERS
 from gptattn.sweep.vectorize import SEEDS, read_seeds
 
 
@@ -28,6 +30,7 @@ if __name__ == "__main__":
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     threading.Thread(target=_end_with_the_sweep, args=(sweep,), daemon=True).start()
     seeds = [argument for argument in sys.argv if argument.startswith(SEEDS)]
-    sys.argv = [argument for argument in sys.argv if argument not in seeds]
+    beside = BESIDE_OTHERS in sys.argv
+    sys.argv = [argument for argument in sys.argv if argument not in (*seeds, BESIDE_OTHERS)]
     sys.argv.append("--debug")  # its output goes to a log file, which should have tracebacks
-    main(read_seeds(seeds[0]) if seeds else None)
+    main(read_seeds(seeds[0]) if seeds else None, beside_others=beside)

@@ -145,6 +145,16 @@ def total_memory_bytes(device: torch.device) -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
+def available_memory_bytes() -> int:
+    """Return the system's memory that new processes can have; all of it if that is unknown."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:  # not Linux
+        lines = []
+    found = [line for line in lines if line.startswith("MemAvailable:")]
+    return int(found[0].split()[1]) * 1024 if found else total_memory_bytes(torch.device("cpu"))
+
+
 def device_name(device: torch.device) -> str:
     """Return the name of the GPU or the processor."""
     if device.type == "cuda":

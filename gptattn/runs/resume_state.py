@@ -73,7 +73,7 @@ def _is_number(value: Any, least: float = 0.0) -> bool:
 
 def _may_be_none(name: str) -> bool:
     # The norm of gradients that overflowed in float16; an MFU above 1, and speed and memory where
-    # the run shared its model.
+    # the run shared the machine or its model.
     return name == "train/grad_norm" or name.startswith("perf/")
 
 

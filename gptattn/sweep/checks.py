@@ -10,6 +10,7 @@ from gptattn.settings.config import TrainConfig, check
 from gptattn.settings.identity import Making
 from gptattn.sweep.plan import Plan, naming
 from gptattn.sweep.sharing import slots
+from gptattn.sweep.stackable import check_stackable
 from gptattn.sweep.vectorize import check_vectorize
 from gptattn.training.precheck import check_run
 
@@ -55,6 +56,8 @@ def checked(
             try:
                 with naming(plan.variant):
                     made = check_run(plan.cfg, original)
+                    if plan.cfg.sweep.vectorize is not None:
+                        check_stackable(made.cfg)
                 known[key] = made.cfg, made.bytes_on_disk, made.making
             except UserError:
                 raise

@@ -4,10 +4,12 @@ too much memory there, only the estimate is lost.
 
 import contextlib
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Self
 
 from gptattn.settings.config import TrainConfig
@@ -17,20 +19,9 @@ STARTUP_SECONDS = 7.0  # per run: imports, measuring the matmul rate, writing th
 # The trial's imports, and trial.LIMIT_SECONDS for the rest, which it enforces itself.
 PATIENCE_SECONDS = 150.0
 
-
-@dataclass(frozen=True)
-class Timing:
-    """The rough seconds of each run, beside others as `share` says, which is the best of those
-    asked for; `gain` is its throughput, relative to the first one's.
-    """
-
-    seconds: list[float]
-    share: Share
-    gain: float
-
-
-# A function that times runs in some ways to share the machine; None: unknown.
-Estimate = Callable[[Sequence[TrainConfig], Sequence[Share]], Timing | None]
+# A function that gives the rough seconds of each run, for each way to share the machine that has
+# room for them in memory; the first one always has. None: unknown.
+Estimate = Callable[[Sequence[TrainConfig], Sequence[Share]], dict[Share, list[float]] | None]
 
 
 class Estimator:
@@ -52,11 +43,20 @@ class Estimator:
         return self
 
     def __exit__(self, *args: object) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.communicate()
+        self._end()
 
-    def timing(self, cfgs: Sequence[TrainConfig], shares: Sequence[Share]) -> Timing | None:
+    def _end(self) -> None:
+        """End the trial and its copies: those hold its output open."""
+        if self._process is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.communicate()
+        self._process = None
+
+    def timing(
+        self, cfgs: Sequence[TrainConfig], shares: Sequence[Share]
+    ) -> dict[Share, list[float]] | None:
         """Time the heaviest run; see `Estimate`. `cfgs` must be checked."""
         keys = [_work_key(cfg) for cfg in cfgs]
         different = dict(zip(keys, cfgs, strict=True))
@@ -67,15 +67,21 @@ class Estimator:
             output = self._process.communicate(asked.encode(), PATIENCE_SECONDS)[0]
             answer = json.loads(output.splitlines()[-1])  # a variant may print lines before
             work = dict(zip(different, answer["work"], strict=True))
-            rates = dict(zip(shares, map(float, answer["rates"]), strict=True))
+            rates = dict(zip(shares, answer["rates"], strict=True))
+            return {
+                share: [_seconds(work[key], float(rate) / share.jobs) for key in keys]
+                for share, rate in rates.items()
+                if rate is not None
+            }
         except (subprocess.TimeoutExpired, OSError, ValueError, LookupError, TypeError):
             return None
-        best = max(shares, key=lambda share: rates[share])
-        each = rates[best] / best.jobs
-        seconds = [
-            STARTUP_SECONDS + own + flops / each for flops, own in (work[key] for key in keys)
-        ]
-        return Timing(seconds, best, rates[best] / rates[shares[0]])
+        finally:
+            self._end()  # now, since a pid may be another process's once it is long gone
+
+
+def _seconds(work: Sequence[float], rate: float) -> float:
+    flops, fixed = work
+    return STARTUP_SECONDS + fixed + flops / rate
 
 
 def _work_key(cfg: TrainConfig) -> str:

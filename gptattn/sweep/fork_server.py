@@ -32,14 +32,14 @@ class Copy:
     def __init__(self, status: int) -> None:
         """`status`: the reading end of a pipe with its pid, and later its exit code, in lines.
 
-        Raises ConnectionError if the server ended before it started the process.
+        Raises ConnectionError if the server or the process was killed before the process started.
         """
         self._status = os.fdopen(status, "rb", buffering=0)
-        pid = self._status.readline()
-        if not pid:
+        pid = int(self._status.readline() or 0)
+        if pid <= 0:  # the end, or the exit code of a copy that has not come to write its pid
             self._status.close()
-            raise ConnectionError("the fork server has ended")
-        self.pid = int(pid)
+            raise ConnectionError("the fork server has ended, or its copy")
+        self.pid = pid
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
@@ -67,7 +67,8 @@ class ForkServer:
 
     def __enter__(self) -> "ForkServer":
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
+        with theirs, contextlib.ExitStack() as failed:
+            failed.callback(self._requests.close)
             self.process = subprocess.Popen(
                 [*MODULE, __name__, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
@@ -76,6 +77,7 @@ class ForkServer:
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,  # Ctrl-C reaches only the sweep, which ends its runs
             )
+            failed.pop_all()
         return self
 
     def __exit__(
@@ -144,9 +146,10 @@ def _serve(requests: socket.socket) -> list[str] | None:
         stdin, output, status = files
         pid = os.fork()
         if pid == 0:
+            os.setsid()
+            os.write(status, b"%d\n" % os.getpid())  # now there is a group to send signals to
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            os.setsid()
             for number, file in enumerate((stdin, output, output)):
                 os.dup2(file, number)
             for file in (stdin, output, status, ended, waker, *statuses.values()):
@@ -154,7 +157,6 @@ def _serve(requests: socket.socket) -> list[str] | None:
             requests.close()
             return json.loads(request)
         statuses[pid] = status
-        os.write(status, b"%d\n" % pid)
         os.close(stdin)
         os.close(output)
 

@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -25,8 +25,8 @@ class Ledger:
     A line has `time` (seconds since 1970), `run` (the run folder's name) and `state`: submitted,
     running, done, failed, interrupted, or skipped if the run that it starts from is not done. It
     may also have overrides, pid, exit, reason and seconds. A line whose run is "" says that the
-    sweep chose to have so many `jobs` at a time. Entering raises RunFolderError, which names the
-    process, if another sweep holds the folder.
+    sweep chose to have so many `jobs` at a time, and what the choice was `made_for`. Entering
+    raises RunFolderError, which names the process, if another sweep holds the folder.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -68,14 +68,14 @@ class Ledger:
         if self.unwritten is not None:
             print(f"warning: could not write to the ledger: {self.unwritten}", file=sys.stderr)
 
-    def note_jobs(self, jobs: int) -> None:
-        """Append how many runs there are at a time, for the sweep to keep when it goes on."""
-        self.note("", CHOSEN, jobs=jobs)
+    def note_jobs(self, jobs: int, made_for: Mapping[str, Any]) -> None:
+        """Append how many runs there are at a time, and what this was chosen for."""
+        self.note("", CHOSEN, jobs=jobs, made_for=made_for)
 
-    def jobs(self) -> int | None:
-        """Return how many runs there were at a time when the sweep last chose; None: never."""
-        lines = read_ledger(self.folder)
-        known = [line.get("jobs") for line in lines if line.get("state") == CHOSEN]
+    def jobs(self, made_for: Mapping[str, Any]) -> int | None:
+        """Return how many runs at a time were last chosen for just this; None: never."""
+        lines = [line for line in read_ledger(self.folder) if line.get("state") == CHOSEN]
+        known = [line.get("jobs") for line in lines if line.get("made_for") == made_for]
         return known[-1] if known and type(known[-1]) is int and known[-1] > 0 else None
 
 

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 from gptattn.machine.console import make_console
 from gptattn.machine.device import resolve_device
@@ -21,7 +20,7 @@ from gptattn.settings.build import build_tokenizer
 from gptattn.settings.config import Precision, TrainConfig, check
 from gptattn.settings.values import typed
 from gptattn.sweep.plan import Plan
-from gptattn.sweep.sharing import threads_each
+from gptattn.sweep.sharing import largest, slots, threads_each, work_sizes
 from gptattn.training.precision import (
     CHOICES,
     choice_words,
@@ -61,7 +60,7 @@ class OnePrecision:
 
     def _kept(self, plans: Sequence[Plan]) -> Precision | None:
         """Return what most runs have for which `auto` was settled, of these sizes and device."""
-        works = [_work(asdict(plan.cfg)) for plan in plans]
+        works = [work_sizes(asdict(plan.cfg)) for plan in plans]
         device = resolve_device(plans[0].cfg.trainer.accelerator).type
         found: Counter[Precision] = Counter()
         for file in (*self.folder.glob(f"*/{CONFIG}"), *self.folder.glob(f"*/*/{CONFIG}")):
@@ -71,7 +70,7 @@ class OnePrecision:
                 trainer, making = settings["trainer"], folder.read_making()
                 auto = trainer.get("auto_precision") and trainer["precision"] in CHOICES
                 here = making is not None and making.device == device
-                if auto and here and _work(settings) in works:
+                if auto and here and work_sizes(settings) in works:
                     found[trainer["precision"]] += 1
             except (OSError, ValueError, LookupError, TypeError, AttributeError):
                 continue  # an incomplete record decides nothing
@@ -84,17 +83,11 @@ def _with_choice(plan: Plan, chosen: Precision) -> Plan:
     return replace(plan, cfg=with_precision(plan.cfg, chosen), overrides=overrides)
 
 
-def _work(settings: dict[str, Any]) -> tuple[object, ...]:
-    """Return the sizes that the choice is for; `match` changes the MLP's width."""
-    model = {key: value for key, value in settings["model"].items() if key != "d_mlp"}
-    return model, settings["batch_size"], settings["accumulate"]
-
-
 def _measured(cfgs: Sequence[TrainConfig]) -> Precision:
     """Time the largest of the models; print and return the faster precision."""
-    cfg = max(cfgs, key=lambda cfg: cfg.model.num_layers * cfg.model.d_model**2)
+    cfg = largest(cfgs)
     check(cfg)  # a wrong value is better told before the trial than after it
-    threads = cfg.trainer.threads or threads_each(cfg)
+    threads = cfg.trainer.threads or threads_each(cfg, slots(cfg))
     cfg = replace(cfg, trainer=replace(cfg.trainer, threads=threads))
     command = [sys.executable, "-m", "gptattn.sweep.one_precision"]
     asked = json.dumps(asdict(cfg)).encode()

@@ -11,7 +11,7 @@ from gptattn.sweep.fork_server import ForkServer, can_fork
 from gptattn.sweep.ledger import Ledger
 from gptattn.sweep.plan import Plan
 from gptattn.sweep.processes import Outcome, Work, run_all
-from gptattn.sweep.sharing import slots, threads_each
+from gptattn.sweep.sharing import BESIDE_OTHERS, slots, threads_each, time_to_end
 from gptattn.sweep.sweep_progress import SweepProgress
 from gptattn.sweep.vectorize import grouped, seeds_argument
 
@@ -24,30 +24,21 @@ def run_in_processes(
     A run that ended out of memory is run once more, alone, after all others. For `until` see
     `run_all`.
     """
-    cfg = plans[0].cfg
     groups = grouped(plans)
-    console, parallel, threads = make_console(), min(slots(cfg), len(groups)), threads_each(cfg)
-    works = [_work(group, command, threads) for group in groups]
-    known = [plan.seconds for plan in plans if plan.seconds is not None]
-    how = f", {parallel} at a time" if parallel > 1 else ", one after the other"
-    how = how if len(plans) > 1 else ""
-    about = (
-        f": about {span(sum(known) / parallel)}"
-        if len(known) == len(plans)
-        else "; no time estimate: the trial failed"
-    )
-    models = f"{len(groups)} model{'s' * (len(groups) > 1)}"
-    together = f" as {models}" if len(groups) < len(plans) else ""
-    console.print(f"{len(plans)} to run{together}{how}{about}")
+    parallel = min(slots(plans[0].cfg), len(groups))
+    works = [_work(group, command, parallel) for group in groups]
+    known = all(plan.seconds is not None for plan in plans)
+    console = make_console()
+    console.print(_announced(len(plans), works, parallel, known))
     ledger = Ledger(plans[0].folder.parent)
-    shown = SweepProgress(console, works, parallel, known=len(known) == len(plans))
+    shown = SweepProgress(console, works, parallel, known=known)
     with shown as progress, _server(plans) as server:
         ended = run_all(works, parallel, ledger, progress, until, server)
         outcomes = {outcome.folder: outcome for outcome in ended}
         short = [
             plan for plan in plans if outcomes[plan.folder].out_of_memory and _can_start_again(plan)
         ]
-        again = [_work([plan], command, threads) for plan in short]
+        again = [_work([plan], command, 1) for plan in short]
         progress.retrying(again)
         for outcome in run_all(again, 1, ledger, progress, until, server):
             outcomes[outcome.folder] = outcome
@@ -57,11 +48,28 @@ def run_in_processes(
         yield plan, _loss(outcome) if outcome.done else RuntimeError(outcome.reason)
 
 
-def _server(plans: Sequence[Plan]) -> contextlib.AbstractContextManager[ForkServer | None]:
-    """Return what starts the runs, if it pays; a process that has used a GPU cannot be copied."""
+def _announced(runs: int, works: Sequence[Work], parallel: int, known: bool) -> str:
+    """Return the line on what is to run; `known`: the works' weights are seconds."""
+    how = f", {parallel} at a time" if parallel > 1 else ", one after the other"
+    how = how if runs > 1 else ""
+    models = f"{len(works)} model{'s' * (len(works) > 1)}"
+    together = f" as {models}" if len(works) < runs else ""
+    seconds = time_to_end((work.weight for work in works), parallel)
+    about = f": about {span(seconds)}" if known else "; no time estimate: the trial failed"
+    return f"{runs} to run{together}{how}{about}"
+
+
+@contextlib.contextmanager
+def _server(plans: Sequence[Plan]) -> Iterator[ForkServer | None]:
+    """Give what starts the runs, if it pays; a process that has used a GPU cannot be copied."""
     several = len(plans) > 1 and can_fork()
     on_cpu = resolve_device(plans[0].cfg.trainer.accelerator).type == "cpu"
-    return ForkServer() if several and on_cpu else contextlib.nullcontext()
+    with contextlib.ExitStack() as stack:
+        server = None
+        if several and on_cpu:
+            with contextlib.suppress(OSError):  # too many processes: each run starts by itself
+                server = stack.enter_context(ForkServer())
+        yield server
 
 
 def _can_start_again(plan: Plan) -> bool:
@@ -69,13 +77,16 @@ def _can_start_again(plan: Plan) -> bool:
     return plan.cfg.checkpoint or not plan.begun
 
 
-def _work(group: Sequence[Plan], command: Callable[[Plan], list[str]], threads: int | None) -> Work:
+def _work(group: Sequence[Plan], command: Callable[[Plan], list[str]], parallel: int) -> Work:
+    """Return the process of these runs, which is one of so many at a time."""
     plan, *others = group
+    threads = threads_each(plan.cfg, parallel)
     # A resumed run must keep its number of threads.
     own = [] if threads is None or plan.begun else [f"trainer.threads={threads}"]
+    beside = [BESIDE_OTHERS] if parallel > 1 else []
     return Work(
         plan.folder,
-        [*command(plan), *own, *seeds_argument(group)],
+        [*command(plan), *own, *seeds_argument(group), *beside],
         plan.overrides,
         sum(one.seconds or 1.0 for one in group),
         {other.folder: other.overrides for other in others},

@@ -3,7 +3,7 @@
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,17 +12,17 @@ from rich.console import Console
 from rich.markup import escape
 
 from gptattn.errors import ConfigError, SweepError, UserError
-from gptattn.machine.console import make_console, span
+from gptattn.machine.console import make_console
 from gptattn.runs.folder import begun_below
 from gptattn.sweep.checks import checked
 from gptattn.sweep.design import design_words
 from gptattn.sweep.end_tables import print_end
 from gptattn.sweep.estimate import Estimate
+from gptattn.sweep.expected import expect
 from gptattn.sweep.ledger import Ledger, read_ledger
 from gptattn.sweep.plan import DIVERGED, Plan
 from gptattn.sweep.processes import TimeOver
 from gptattn.sweep.replaced import mark_replaced
-from gptattn.sweep.sharing import shares
 from gptattn.sweep.stages import DIVERGED_EVERYWHERE, Later, Stages, is_done, stages_of
 
 STALE_NAMES = 3  # run names in one line
@@ -65,7 +65,7 @@ def run_sweep(
         end = _End()
         if stages.todo(stages.everything):
             if estimate is not None:
-                _estimate(stages, estimate, ledger, console)
+                expect(stages, estimate, ledger, console)
             results = _results(stages, later)
             # Not for uptraining: the originals' spread says little about differences to them.
             apart = later is None or not later.first_counts
@@ -151,40 +151,6 @@ def _announce(console: Console, folder: Path, stages: Stages) -> None:
             soft_wrap=True,
             markup=False,
         )
-
-
-def _estimate(stages: Stages, estimate: Estimate, ledger: Ledger, console: Console) -> None:
-    """Fill in how the runs share the machine, and their expected seconds if they can be had.
-
-    Where several run at once, the longest of a seed come first, so that all end at about one time.
-    """
-    plans = [*stages.first, *stages.candidates]
-    ways = shares(plans[0].cfg, len(stages.todo(stages.everything)), ledger.jobs())
-    timing = estimate([plan.cfg for plan in plans], ways)
-    share = ways[0] if timing is None else timing.share
-    if timing is not None and len(ways) > 1:
-        ledger.note_jobs(share.jobs)
-        gain = f", {timing.gain:.2f} times the throughput of {ways[0]}" * (share != ways[0])
-        console.print(f"sweep.jobs=auto: {share}{gain}", soft_wrap=True)
-    seconds = [None] * len(plans) if timing is None else timing.seconds
-    expected = {plan.folder: one for plan, one in zip(plans, seconds, strict=True)}
-
-    def timed(some: Sequence[Plan]) -> list[Plan]:
-        known = [_with_jobs(replace(p, seconds=expected[p.folder]), share.jobs) for p in some]
-        if share.jobs > 1:
-            known.sort(key=lambda plan: (plan.cfg.seed, -(plan.seconds or 0.0)))
-        return known
-
-    stages.first, stages.second = timed(stages.first), timed(stages.second)
-    stages.candidates = timed(stages.candidates)
-    if stages.second and timing is not None:
-        total = sum(plan.seconds or 0.0 for plan in stages.todo(stages.everything))
-        console.print(f"about {span(total / share.jobs)} in all")
-
-
-def _with_jobs(plan: Plan, jobs: int) -> Plan:
-    """Return the plan with this many runs at a time."""
-    return replace(plan, cfg=replace(plan.cfg, sweep=replace(plan.cfg.sweep, jobs=jobs)))
 
 
 @dataclass

@@ -2,7 +2,8 @@
 
 Reads from stdin, as JSON, a list of runs' settings and one of ways to share the machine. Prints, as
 JSON, the FLOPs and the fixed seconds of each run, and for each way the FLOPs per second of training
-steps, of all processes together. Started by `gptattn.sweep.estimate`.
+steps, of all processes together, or null if there is too little memory. Started by
+`gptattn.sweep.estimate`.
 """
 
 import json
@@ -10,24 +11,34 @@ import multiprocessing
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Barrier
 
 import torch
 
-from gptattn.machine.device import resolve_device, set_threads, synchronize
+from gptattn.machine.arithmetic import matmul_precision
+from gptattn.machine.device import (
+    available_memory_bytes,
+    peak_memory_mb,
+    reset_peak_memory,
+    resolve_device,
+    set_threads,
+    synchronize,
+)
 from gptattn.model.cost import measure_cost
 from gptattn.settings.budget import resolve_budget
 from gptattn.settings.build import build_data, build_model
 from gptattn.settings.config import TrainConfig
 from gptattn.settings.values import typed
+from gptattn.sweep.fork_server import can_fork
 from gptattn.sweep.sharing import Share
 from gptattn.training.precision import autocast
 
 LIMIT_SECONDS = 60
 TRIAL_SECONDS = 1.0
 TRIAL_TOKENS = 2048
+WEIGHT_BYTES = 8  # per parameter, of weight and gradient in float32
 
 
 def main() -> None:
@@ -38,14 +49,36 @@ def main() -> None:
     signal.alarm(LIMIT_SECONDS)
     work = [_flops_and_seconds(cfg) for cfg in cfgs]
     (flops, _), heaviest = max(zip(work, cfgs, strict=True), key=lambda pair: pair[0][0])
-    rates = [_together(heaviest, Share(**way)) if flops else 1.0 for way in ways]
+    with matmul_precision(heaviest.trainer.matmul_precision):  # the copies keep it
+        rates = _rates(heaviest, [Share(**way) for way in ways]) if flops else [1.0] * len(ways)
     print("\n" + json.dumps({"work": work, "rates": rates}))
 
 
-def _together(cfg: TrainConfig, share: Share) -> float:
-    """Return the FLOPs per second of all processes, where so many train at once."""
-    if resolve_device(cfg.trainer.accelerator).type != "cpu" or sys.platform != "linux":
-        return share.jobs * _flops_per_second(cfg, share.threads)
+def _rates(cfg: TrainConfig, shares: Sequence[Share]) -> list[float | None]:
+    """Return the FLOPs per second with each share; None where so many runs do not fit in memory.
+
+    How much memory a run needs is measured with the first share, which is always tried.
+    """
+    rates: list[float | None] = []
+    needs = 0.0
+    for share in shares:
+        if share.jobs * needs > available_memory_bytes():
+            rates.append(None)
+            continue
+        rate, needs = _together(cfg, share)
+        rates.append(rate)
+    return rates
+
+
+def _together(cfg: TrainConfig, share: Share) -> tuple[float, float]:
+    """Return the FLOPs per second of all processes, where so many train at once, and the bytes of
+    memory that a run needs.
+    """
+    on_cpu = resolve_device(cfg.trainer.accelerator).type == "cpu"
+    if not on_cpu or not can_fork():
+        rate, needs = _measured(cfg, share.threads)
+        # Not measured: on a GPU runs take turns, on a CPU each has its own cores.
+        return rate * (share.jobs if on_cpu else 1), needs
     # Copies of this process, which itself never starts threads.
     copies = multiprocessing.get_context("fork")
     begin, answers = copies.Barrier(share.jobs), []
@@ -56,11 +89,13 @@ def _together(cfg: TrainConfig, share: Share) -> float:
         ).start()
         theirs.close()  # so that the copy's death ends the waiting for its answer
         answers.append(ours)
-    return sum(ours.recv() for ours in answers)
+    rates, needs = zip(*(ours.recv() for ours in answers), strict=True)
+    return sum(rates), max(needs)
 
 
 def _report(cfg: TrainConfig, threads: int | None, begin: Barrier, answer: Connection) -> None:
-    answer.send(_flops_per_second(cfg, threads, lambda: begin.wait(LIMIT_SECONDS)))
+    signal.alarm(LIMIT_SECONDS)  # a copy does not inherit it
+    answer.send(_measured(cfg, threads, lambda: begin.wait(LIMIT_SECONDS)))
 
 
 def _flops_and_seconds(cfg: TrainConfig) -> tuple[float, float]:
@@ -79,19 +114,23 @@ def _flops_and_seconds(cfg: TrainConfig) -> tuple[float, float]:
     return flops + budget.steps * tokens_per_step * flops_per_token, 0.0
 
 
-def _flops_per_second(
+def _measured(
     cfg: TrainConfig, threads: int | None, warm: Callable[[], object] = lambda: None
-) -> float:
-    """Measure the FLOPs per second of a training step of this model (without the optimizer).
+) -> tuple[float, float]:
+    """Measure the FLOPs per second of a training step of this model (without the optimizer), and
+    the bytes of memory that a run needs, in addition to this process.
 
     `warm` is called after the first step, which is not measured.
     """
     device = resolve_device(cfg.trainer.accelerator)
     set_threads(cfg.trainer.threads or threads)
+    reset_peak_memory(device)
+    before = peak_memory_mb(device)
     with device:
         model = build_model(cfg, vocab_size=256)
     T = cfg.model.context_length
-    rows = max(1, min(cfg.batch_size // cfg.accumulate, TRIAL_TOKENS // T))
+    tokens = cfg.batch_size // cfg.accumulate * T
+    rows = max(1, min(tokens, TRIAL_TOKENS) // T)
     ids = torch.zeros(rows, T, dtype=torch.long, device=device)
     steps, start = 0, 0.0
     while steps < 2 or time.perf_counter() - start < TRIAL_SECONDS:
@@ -105,7 +144,12 @@ def _flops_per_second(
         steps += 1
     synchronize(device)
     seconds = (time.perf_counter() - start) / (steps - 1)
-    return measure_cost(model).flops_per_token * ids.numel() / seconds
+    cost = measure_cost(model)
+    taken = 1e6 * (peak_memory_mb(device) - before)
+    # The trial has weights and gradients; a run has AdamW's two averages too, and all its tokens.
+    activations = max(0.0, taken - WEIGHT_BYTES * cost.params) * tokens / ids.numel()
+    needs = 2 * WEIGHT_BYTES * cost.params + activations
+    return cost.flops_per_token * ids.numel() / seconds, needs
 
 
 if __name__ == "__main__":

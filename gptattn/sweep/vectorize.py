@@ -25,7 +25,7 @@ def _refusals(cfg: TrainConfig) -> Iterator[tuple[str, str]]:
     """Yield each setting that seeds cannot have together, and why."""
     groups = {"model": asdict(cfg.model), "attn": cfg.attn, "part": cfg.part}
     for name, value in flat(groups | {"pattern_attn": cfg.pattern_attn or {}}).items():
-        if name.endswith(".dropout") and float(value) > 0:
+        if name.endswith(".dropout") and _above_zero(value):
             yield f"{name}={value}", "would drop other weights than in a run alone"
         if name.endswith(".backend") and value == "flex":
             yield f"{name}={value}", "compiles its kernel for one model"
@@ -42,6 +42,14 @@ def _refusals(cfg: TrainConfig) -> Iterator[tuple[str, str]]:
             f"trainer.precision={cfg.trainer.precision}",
             "has not been tried for several seeds at once",
         )
+
+
+def _above_zero(value: str) -> bool:
+    """Whether it is a number above 0; what is no number is for the mechanism itself to refuse."""
+    try:
+        return float(value) > 0
+    except ValueError:
+        return False
 
 
 def grouped(plans: Sequence[Plan]) -> list[list[Plan]]:

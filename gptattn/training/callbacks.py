@@ -116,16 +116,18 @@ class MetricRows(L.Callback):
         budget: Budget,
         budget_settings: dict[str, Any],
         device_flops_per_second: float | None,
+        own_memory: bool = True,
     ) -> None:
         """`budget_settings` is the budget section of the settings.
 
-        `device_flops_per_second` None: the run shares its model, so no speed or memory is its own.
+        `device_flops_per_second` None: other runs share the machine, so the speed is not the run's
+        own. `own_memory`: the memory of the process is, since they do not share the model.
         """
         self.recorder, self.clock, self.log_every = recorder, clock, log_every
         self.tokens_per_step, self.flops_per_token = tokens_per_step, flops_per_token
         self.budget, self.budget_settings = budget, budget_settings
         self.device_flops_per_second = device_flops_per_second
-        self.alone = device_flops_per_second is not None
+        self.own_speed, self.own_memory = device_flops_per_second is not None, own_memory
         self.last: dict[str, float | None] = {}  # the newest value of every metric
         # Every budget that the run has completed; None if an older version's checkpoint lacks it.
         self.completed: list[dict[str, Any]] | None = []
@@ -144,15 +146,16 @@ class MetricRows(L.Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.last = dict(state_dict["last"])
-        # What shared its model before it was resumed has no speed of its own either.
-        self.alone = self.alone and self.last.get("perf/tokens_per_s", 0.0) is not None
+        # What shared the machine or its model before it was resumed has no own figures either.
+        self.own_speed &= self.last.get("perf/tokens_per_s", 0.0) is not None
+        self.own_memory &= self.last.get("perf/peak_memory_mb", 0.0) is not None
         self.completed = state_dict.get("completed")
         self._logged_step = state_dict["logged_step"]
         self._timed_steps = state_dict["timed_steps"]
 
     def throughput(self, step_seconds: float) -> dict[str, float | None]:
         """Return tokens/s, ms per step and MFU. An MFU above 1 becomes None, with one warning."""
-        if not self.alone or self.device_flops_per_second is None:
+        if not self.own_speed or self.device_flops_per_second is None:
             return dict.fromkeys(("perf/tokens_per_s", "perf/step_ms", "perf/mfu"))
         tokens_per_s = self.tokens_per_step / step_seconds
         mfu = tokens_per_s * self.flops_per_token / self.device_flops_per_second
@@ -204,7 +207,7 @@ class MetricRows(L.Callback):
 
     def _memory(self, module: LanguageModel) -> dict[str, float | None]:
         found = memory(module.device)
-        return {name: value if self.alone else None for name, value in found.items()}
+        return {name: value if self.own_memory else None for name, value in found.items()}
 
     def _progress(self, step: int) -> dict[str, float]:
         tokens = step * self.tokens_per_step

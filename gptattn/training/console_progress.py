@@ -60,7 +60,7 @@ class ConsoleProgress(L.Callback):
         shown = f"step {trainer.global_step}{total}  loss {last['train/loss']:.3f}"
         if "val/loss" in last:
             shown += f"  val {last['val/loss']:.3f}"
-        speed = last["perf/tokens_per_s"]  # None: the run has shared its model
+        speed = last["perf/tokens_per_s"]  # None: the run has shared the machine
         return shown if speed is None else shown + f"  {speed:,.0f} tokens/s"
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:

@@ -46,12 +46,8 @@ def new_parts(
     stop: StopRequest,
     *,
     compiled: bool = False,
-    alone: bool = True,
 ) -> Parts:
-    """Return the parts of a run; `rows_kept` is the number of rows already in metrics.jsonl.
-
-    `alone`: the run shares its model with no other, so its speed is its own.
-    """
+    """Return the parts of a run; `rows_kept` is the number of rows already in metrics.jsonl."""
     cfg, budget = built.cfg, built.budget
     resumed = start.source is not None
     recorder = RunRecorder(built.folder, rows_kept, start.step + 1 if resumed else None)
@@ -66,8 +62,9 @@ def new_parts(
         budget=budget,
         budget_settings=asdict(cfg.budget),
         device_flops_per_second=matmul_flops_per_second(built.device, DTYPES[cfg.trainer.precision])
-        if alone
+        if built.shares is None
         else None,
+        own_memory=built.shares != "model",
     )
     samples = Samples(recorder, built.data, cfg.sample, cfg.seed)
     module = LanguageModel(

@@ -3,7 +3,7 @@
 import platform
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -18,12 +18,16 @@ from gptattn.settings.build import width_of_mlp
 from gptattn.settings.config import TrainConfig
 from gptattn.settings.match import Match, summary_of
 
+Shares = Literal["machine", "model"]  # with other runs at the same time
 LIBRARIES = ("torch", "lightning", "hydra-core", "omegaconf", "tensorboard", "numpy")
 
 
 @dataclass(frozen=True)
 class Assembly:
-    """The parts of a run, once all are built. `threads`: CPU threads."""
+    """The parts of a run, once all are built.
+
+    `threads`: CPU threads. `shares`: what is not the run's own; None: it is alone.
+    """
 
     cfg: TrainConfig
     folder: RunFolder
@@ -34,6 +38,7 @@ class Assembly:
     device: torch.device
     threads: int
     match: Match | None = None
+    shares: Shares | None = None
 
     def costs(self) -> dict[str, float]:
         """Return the fields of `cost` by the names of their metrics, `cost/...`."""
@@ -108,6 +113,7 @@ def summarise(
         "completed": completed,
         "init_from": built.cfg.init_from,
         "match": summary_of(built.match),
+        "shares": built.shares,
         "metrics": built.costs() | metrics,
         "hyperparameters": hyperparameters(built),
         "data": {

@@ -40,7 +40,7 @@ from gptattn.training.precheck import Ready, check_run, weight_dtype
 from gptattn.training.precision import hint
 from gptattn.training.result_tables import metric_table, result_table
 from gptattn.training.run_parts import Parts, new_parts
-from gptattn.training.summary import Assembly, summarise
+from gptattn.training.summary import Assembly, Shares, summarise
 from gptattn.training.watchdog import Watchdog
 from gptattn.weights.convert import begin_from
 
@@ -55,17 +55,25 @@ def train(cfg: TrainConfig, folder: str | Path, console: Console | None = None) 
 
 
 def train_ready(
-    ready: Ready, folder: Path, console: Console, start: Start | None = None
+    ready: Ready,
+    folder: Path,
+    console: Console,
+    start: Start | None = None,
+    *,
+    beside_others: bool = False,
 ) -> dict[str, Any]:
     """Train a run that has passed `check_run`; otherwise as `train`.
 
     `start`: where to resume the run in `folder`. None starts a new run, in a folder without one.
+    `beside_others`: other runs share the machine, so that no speed is measured.
     """
     trainer, watchdog = ready.cfg.trainer, Watchdog(ready.cfg.hang_seconds)
     asked = trainer.threads if start is None else start.facts.get("threads", trainer.threads)
     how = computing(asked, trainer.matmul_precision, trainer.deterministic, ready.device)
+    shares: Shares | None = "machine" if beside_others else None
     with watchdog.watching(), how as threads:
-        return _assembled_and_fit(ready, RunFolder(folder), console, start, watchdog, threads)
+        run = RunFolder(folder)
+        return _assembled_and_fit(ready, run, console, start, watchdog, threads, shares)
 
 
 def _assembled_and_fit(
@@ -75,6 +83,7 @@ def _assembled_and_fit(
     start: Start | None,
     watchdog: Watchdog,
     threads: int,
+    shares: Shares | None,
 ) -> dict[str, Any]:
     cfg, data, device, match = ready.cfg, ready.data, ready.device, ready.match
     if start is None:
@@ -109,7 +118,7 @@ def _assembled_and_fit(
             f"already finished after {start.step} steps; give a larger budget to continue"
         )
         return summary
-    built = Assembly(cfg, folder, data, model, ready.cost, budget, device, threads, match)
+    built = Assembly(cfg, folder, data, model, ready.cost, budget, device, threads, match, shares)
     assert ready.making is not None
     _keep_making(built, start, ready.making)
     rows = _prepare_folder(built, start, console)

@@ -100,12 +100,12 @@ def _built(ready: Ready, seed: int, folder: RunFolder, threads: int) -> Assembly
         cfg.budget, cfg.batch_size * cfg.model.context_length, ready.cost.flops_per_token
     )
     return Assembly(
-        cfg, folder, data, model, ready.cost, budget, ready.device, threads, ready.match
+        cfg, folder, data, model, ready.cost, budget, ready.device, threads, ready.match, "model"
     )
 
 
 def _new_seed(built: Assembly, console: Console, watchdog: Watchdog, stop: StopRequest) -> _Seed:
-    parts = new_parts(built, console, Start(), 0, watchdog, stop, alone=False)
+    parts = new_parts(built, console, Start(), 0, watchdog, stop)
     module, trainer = parts.module, parts.trainer
     module.to(built.device)
     # What `fit` does before its first step, as far as saving a checkpoint and callbacks need it.

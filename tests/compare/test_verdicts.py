@@ -29,6 +29,19 @@ def section(tmp_path: Path, losses: dict[str, list[float]], **extra: dict[str, A
     return found
 
 
+def test_runs_that_shared_the_machine_have_gaps_for_their_speed_and_no_words_on_it(
+    tmp_path: Path,
+) -> None:
+    shared = dict.fromkeys(("perf/tokens_per_s", "perf/step_ms"))
+    found = section(tmp_path, {"mha": BASE, "gqa": BASE, "mqa": BASE[::-1]}, gqa=shared)
+    heading, *rows = report_rows(found)
+    cells = {row[0]: dict(zip(heading, row, strict=True)) for row in rows}
+    assert cells["gqa"]["tokens/s"] == cells["gqa"]["step ms"] == "\N{EN DASH}"
+    assert cells["mqa"]["tokens/s"] == "1,000"
+    assert {row.name for row in found.rows if row.speed is None} == {"mha", "gqa"}
+    assert all("token" not in line for line in section_words(found) if line.startswith("gqa"))
+
+
 def test_a_difference_is_stated_with_its_interval_and_its_p(tmp_path: Path) -> None:
     worse = [loss + d for loss, d in zip(BASE, (0.110, 0.120, 0.130, 0.120, 0.120), strict=True)]
     found = section(tmp_path, {"mha": BASE, "gqa": worse})

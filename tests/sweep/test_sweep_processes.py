@@ -16,7 +16,7 @@ from support import ledger_lines
 from gptattn.errors import RunFolderError
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.rows import share_done
-from gptattn.sweep.fork_server import ForkServer
+from gptattn.sweep.fork_server import Copy, ForkServer
 from gptattn.sweep.ledger import NAME, Ledger, read_ledger
 from gptattn.sweep.processes import Outcome, TimeOver, Work, run_all
 
@@ -185,6 +185,25 @@ def test_copies_have_the_libraries_and_read_all_else_for_themselves(
     said = "import sys\nprint('torch' in sys.modules, [m for m in sys.modules if 'gptattn.m' in m])"
     run_all([work(tmp_path, "a", said)], 1, Ledger(tmp_path), Silent(), server=forks)
     assert (tmp_path / "a" / "console.log").read_text() == "True []\n"
+
+
+def test_a_signal_reaches_the_group_of_a_copy_as_soon_as_it_is_known(
+    tmp_path: Path, forks: ForkServer
+) -> None:
+    pauses = [sys.executable, "-m", "run_code", "import signal; signal.pause()"]
+    for _ in range(20):
+        with (tmp_path / "log").open("wb") as log:
+            copy = forks.start(pauses, 0, log)
+        os.killpg(copy.pid, signal.SIGKILL)
+        assert copy.wait(60) == -signal.SIGKILL
+
+
+def test_a_copy_that_is_killed_before_it_has_started_was_not_started() -> None:
+    status, theirs = os.pipe()
+    os.write(theirs, b"-9\n")  # its exit code alone
+    os.close(theirs)
+    with pytest.raises(ConnectionError):
+        Copy(status)
 
 
 def test_when_the_server_dies_its_copies_are_ended_and_others_are_started_without_it(

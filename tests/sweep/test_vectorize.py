@@ -5,7 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from building import settings
+import torch
+from building import SMALL, settings
 from support import command, ledger_lines, losses, run_folders, summary, tiny
 
 from gptattn.errors import ConfigError
@@ -14,6 +15,7 @@ from gptattn.settings.config import TrainConfig
 from gptattn.sweep.ledger import Ledger
 from gptattn.sweep.plan import Plan
 from gptattn.sweep.processes import Outcome, Work, run_all
+from gptattn.sweep.stackable import check_stackable
 from gptattn.sweep.vectorize import check_vectorize, grouped, read_seeds, seeds_argument
 
 
@@ -67,6 +69,80 @@ def test_another_launcher_cannot_do_it(tmp_path: Path, capsys: pytest.CaptureFix
     given = tiny(tmp_path, "seed=1,2", "sweep.vectorize=2", "hydra/launcher=basic")
     assert command(tmp_path, "-m", *given) == 2
     assert "error: sweep.vectorize: 2 needs launcher=processes" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("value", ["null", "word"])
+def test_a_dropout_that_is_no_number_is_refused_as_without_vectorize(
+    value: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = []
+    for size in ("2", "null"):
+        given = tiny(tmp_path, "seed=1,2", f"sweep.vectorize={size}", f"+attn.dropout={value}")
+        assert command(tmp_path, "-m", *given) == 2
+        said.append(capsys.readouterr().err)
+    assert said[0] == said[1]
+    assert said[0].startswith("error: attn.dropout: ")
+
+
+OWN = """
+import torch
+from gptattn.attention import MultiHeadAttention
+
+class Own(MultiHeadAttention):
+    def __init__(
+        self, d_in, d_out, context_length, num_heads, out_proj, scale, window, backend, how
+    ):
+        super().__init__(d_in, d_out, context_length, num_heads)
+        self.how = how
+        if how == "drawn":
+            self.register_buffer("drawn", torch.rand(3))
+
+    def forward(self, x, *args, **kwargs):
+        if self.how == "looks" and x.sum() > 0:
+            return super().forward(x, *args, **kwargs)
+        if self.how == "raises":
+            raise RuntimeError("fails alone, too")
+        return super().forward(x, *args, **kwargs)
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Overrides that select a user's attention."""
+    (tmp_path / "own_attention.py").write_text(OWN, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "own_attention", raising=False)
+    return ["attn._target_=own_attention.Own", "allow_targets=[own_attention]"]
+
+
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        ("looks", "vmap: "),  # the start of torch's own words
+        ("drawn", "the buffer blocks.0.attention.drawn depends on the seed"),
+    ],
+)
+@pytest.mark.usefixtures("no_estimate")
+def test_a_users_mechanism_that_cannot_be_stacked_is_refused_before_a_folder_is_made(
+    how: str, why: str, own: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = tiny(tmp_path, *own, "seed=1,2", "sweep.vectorize=2", f"+attn.how={how}")
+    assert command(tmp_path, "-m", *given) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: sweep.vectorize: seeds of mha cannot train as one model: {why}")
+    assert said.count("\n") == 1
+    assert not list(tmp_path.rglob("config.yaml"))
+
+
+def test_what_fails_alone_is_no_matter_of_vectorize(own: list[str]) -> None:
+    with pytest.raises(RuntimeError, match="fails alone, too"):
+        check_stackable(settings(*own, *SMALL, "+attn.how=raises"))
+
+
+def test_what_can_be_stacked_passes_and_draws_nothing() -> None:
+    before = torch.get_rng_state()
+    check_stackable(settings(*SMALL, "attn=gqa"))
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 class Silent:

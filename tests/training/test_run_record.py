@@ -124,6 +124,7 @@ def test_the_summary_is_complete(run: Path) -> None:
         "completed",
         "init_from",
         "match",
+        "shares",
         "metrics",
         "hyperparameters",
         "data",

@@ -83,6 +83,7 @@ def test_runs_that_share_a_model_have_no_speed_and_no_memory_of_their_own(
     assert len(shared) == 5
     assert set(shared.values()) == {None}
     assert {value for _, value in series(pair[1], "perf/tokens_per_s")} == {None}
+    assert summary(pair[1])["shares"] == "model"
 
 
 @pytest.mark.slow
