@@ -198,10 +198,10 @@ def test_a_failed_source_costs_its_own_children_and_the_rerun_makes_what_is_miss
 
     real = gptattn.training.train.train_ready
 
-    def failing(ready: Ready, *args: Any) -> dict[str, Any]:
+    def failing(ready: Ready, *args: Any, **named: Any) -> dict[str, Any]:
         if (ready.cfg.variant, ready.cfg.seed) == ("mha", 2):
             raise NumericError("train/loss", "is nan at step 1; try again")
-        return real(ready, *args)
+        return real(ready, *args, **named)
 
     monkeypatch.setattr("gptattn.training.train.train_ready", failing)
     assert command(tmp_path, *arguments(tmp_path, "seed=1,2")) != 0

@@ -201,10 +201,10 @@ def test_each_variant_runs_at_its_best_rate_and_the_same_command_does_nothing(
 ) -> None:
     real = gptattn.training.train.train_ready
 
-    def failing(ready: Ready, *args: Any) -> dict[str, Any]:
+    def failing(ready: Ready, *args: Any, **named: Any) -> dict[str, Any]:
         if (ready.cfg.variant, ready.cfg.optim.lr) == ("mqa+sink", 0.001) and broken:
             raise AssertionError("not the run's fault")
-        return real(ready, *args)
+        return real(ready, *args, **named)
 
     monkeypatch.setattr(gptattn.training.train, "train_ready", failing)
     rates = "hydra.sweeper.tune.lr=[1e-3,1e30]"
