@@ -73,7 +73,7 @@ class Attention(nn.Module, ABC):
         """Return what it reads from `Carried.left`, as `leaves` of an earlier layer gives it."""
         return {}
 
-    def order(self) -> str | None:
+    def layer_order(self) -> str | None:
         """Return which layers must stand where, if what it needs or leaves asks for more than one.
 
         It is the advice of an error, such as "give 2 such layers in a row". None: it needs no more

@@ -124,5 +124,5 @@ class CrossLayerAttention(SoftmaxAttention, Preparable):
     def needs(self) -> dict[str, str]:
         return super().needs() | ({self._name: self._sizes} if self.reuses else {})
 
-    def order(self) -> str:
+    def layer_order(self) -> str:
         return self._order

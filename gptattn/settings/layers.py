@@ -246,7 +246,7 @@ def check_what_passes_between_layers(cfg: TrainConfig, model: GPT) -> None:
             taken = True
             begin = f"layer {layer} needs {name} ({sizes}), and"
             if name not in left:
-                order = attention.order() or "put one that does before it"
+                order = attention.layer_order() or "put one that does before it"
                 raise ConfigError(field, f"{begin} no earlier layer leaves them; {order}")
             before, found = left[name]
             if found != sizes:
@@ -261,5 +261,5 @@ def check_what_passes_between_layers(cfg: TrainConfig, model: GPT) -> None:
         said = f"layer {layer} leaves {name}, and no later layer takes them"
         if cfg.pattern is None:
             raise ConfigError("model.num_layers", f"{said}; give the model more layers")
-        order = model.layers()[layer].attention.order() or "put one that does after it"
+        order = model.layers()[layer].attention.layer_order() or "put one that does after it"
         raise ConfigError(field, f"{said}; {order}")
