@@ -40,7 +40,7 @@ def made(tmp_path_factory: pytest.TempPathFactory, runs: dict[str, Path]) -> Pat
     for place in (*swept, "runs"):
         for variant, run in runs.items():
             shutil.copytree(run, home / place / f"{variant}_s1_3fa2c1")
-    shutil.copytree(runs["gqa"], home / "outputs" / "scratch" / "gqa_s1_8abfe1")
+    shutil.copytree(runs["gqa"], home / "outputs" / "scratch" / "gqa_s1_19876c")
     (home / "book.txt").write_text("It was a dark and stormy night.\n" * 99, encoding="utf-8")
     for name in ("gptattn/attention/cosine.py", "conf/attn/cosine.yaml"):
         found = re.search(rf"```\w+\n(# {name}\n.*?)```", README.read_text("utf-8"), re.DOTALL)
