@@ -10,14 +10,13 @@ from itertools import combinations
 
 import numpy as np
 
-from gptattn.compare.groups import OF_BLOCK, OPEN, Groups
+from gptattn.compare.groups import OF_BLOCK, OPEN, WIDTH, Groups
 from gptattn.compare.paired import family, paired
 from gptattn.compare.results import Across, Change
 from gptattn.compare.sections import MATRICES, ROWS_OR_SECTIONS, RunSet
 
 # Beginnings of the settings that an axis stands for.
 OWN = {"block": OF_BLOCK, "precision": ("trainer.precision",), "optim": (MATRICES,)}
-MATCHED = "model.d_mlp"  # sections agree in it but for what `match` chose
 
 Compared = tuple[RunSet, Groups, str]  # the runs of a section, its rows, its baseline
 
@@ -84,5 +83,6 @@ def _others(axis: str, rows: Iterable[tuple[Mapping[str, str], Mapping[str, str]
     found = set()
     for before, after in rows:
         keys = {key for key in {*before, *after} if before.get(key) != after.get(key)}
-        found |= {key for key in keys if key != MATCHED and not key.startswith(OWN[axis])}
+        # Sections agree in the width, but for what `match` chose.
+        found |= {key for key in keys if key != WIDTH and not key.startswith(OWN[axis])}
     return sorted({key.split(".")[0] if key.startswith(OPEN) else key for key in found})

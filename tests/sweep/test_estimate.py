@@ -96,19 +96,21 @@ def test_on_a_gpu_the_rate_of_one_run_is_that_of_all(
 
 
 def test_a_copy_that_dies_in_a_trial_ends_it(cfg: TrainConfig) -> None:
-    code = (
-        "import os, gptattn.sweep.trial as trial\n"
-        "trial._measured = lambda *args: os._exit(3)\n"
-        "trial.main()\n"
-    )
-    ended = subprocess.run(
-        [sys.executable, "-c", code],
+    ended = trial_process(cfg, "trial._measured = lambda *args: os._exit(3)")
+    assert (ended.returncode, ended.stderr.splitlines()[-1]) == (1, "EOFError")
+
+
+def trial_process(cfg: TrainConfig, *changes: str) -> subprocess.CompletedProcess[str]:
+    """The end of a trial of two runs at once, after these changes to its module."""
+    lines = ["import os, time, gptattn.sweep.trial as trial", *changes, "trial.main()"]
+    return subprocess.run(
+        [sys.executable, "-c", "\n".join(lines)],
         input=asked(cfg, 2),
         text=True,
         check=False,
         capture_output=True,
+        timeout=25,
     )
-    assert (ended.returncode, ended.stderr.splitlines()[-1]) == (1, "EOFError")
 
 
 def asked(cfg: TrainConfig, jobs: int) -> str:
@@ -166,20 +168,9 @@ def test_what_hangs_in_a_copy_of_the_trial_ends_with_the_sweep(
 
 
 def test_the_copies_of_a_trial_end_themselves_where_nobody_else_does(cfg: TrainConfig) -> None:
-    code = (
-        "import time, gptattn.sweep.trial as trial\n"
-        "trial.LIMIT_SECONDS = 1\n"
-        "trial._measured = lambda *args: time.sleep(30)\n"
-        "trial.main()\n"
-    )
     # Both copies hold the output, so that it ends with them.
-    ended = subprocess.run(
-        [sys.executable, "-c", code],
-        input=asked(cfg, 2),
-        text=True,
-        check=False,
-        capture_output=True,
-        timeout=25,
+    ended = trial_process(
+        cfg, "trial.LIMIT_SECONDS = 1", "trial._measured = lambda *args: time.sleep(30)"
     )
     assert ended.returncode in (-signal.SIGALRM, 1)  # 1: a copy was the first to end
 
