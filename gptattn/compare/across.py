@@ -10,10 +10,11 @@ from itertools import combinations
 
 import numpy as np
 
-from gptattn.compare.groups import OF_BLOCK, OPEN, WIDTH, Groups
+from gptattn.compare.groups import Groups
 from gptattn.compare.paired import family, paired
 from gptattn.compare.results import Across, Change
 from gptattn.compare.sections import MATRICES, ROWS_OR_SECTIONS, RunSet
+from gptattn.compare.setting_words import OF_BLOCK, OPEN, WIDTH
 
 # Beginnings of the settings that an axis stands for.
 OWN = {"block": OF_BLOCK, "precision": ("trainer.precision",), "optim": (MATRICES,)}

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from gptattn.compare.finished_runs import Run, seedless
-from gptattn.compare.groups import counted
+from gptattn.compare.setting_words import counted
 from gptattn.machine.source_code import is_unchanged
 from gptattn.settings.identity import differences
 

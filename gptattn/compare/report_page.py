@@ -6,10 +6,10 @@ from typing import Any
 from markupsafe import Markup
 
 from gptattn.compare import across_words
-from gptattn.compare.groups import counted
 from gptattn.compare.plot_style import Plot
 from gptattn.compare.results import Across, Comparison, Section
 from gptattn.compare.sections import AXES, ROWS_OR_SECTIONS, differences
+from gptattn.compare.setting_words import counted
 from gptattn.compare.table import report_rows
 from gptattn.compare.verdicts import headline, match_words, section_words
 from gptattn.machine.template import filled

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gptattn.compare.finished_runs import Run
-from gptattn.compare.groups import counted, width_before
+from gptattn.compare.setting_words import counted, width_before
 from gptattn.errors import ConfigError
 
 SIZES = ("num_layers", "d_model", "context_length", "vocab_size")

@@ -8,8 +8,9 @@ from rich.table import Table
 from rich.text import Text
 
 from gptattn.compare.finished_runs import Run
-from gptattn.compare.groups import RATE, UNSET, Groups, group_runs, rates_differ
+from gptattn.compare.groups import Groups, group_runs, rates_differ
 from gptattn.compare.results import Difference, Row, Section
+from gptattn.compare.setting_words import RATE, UNSET
 from gptattn.compare.statistics import Interval, t_interval
 from gptattn.compare.uptraining import part_uptrained
 from gptattn.compare.verdicts import p_value, signed

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from gptattn.compare.finished_runs import Run
-from gptattn.compare.groups import OF_ATTENTION, Groups, group_runs
+from gptattn.compare.groups import Groups, group_runs
 from gptattn.compare.sections import AXES, words_of
+from gptattn.compare.setting_words import OF_ATTENTION
 from gptattn.settings.config import INIT_METHODS
 
 # The axes that an uptrained run must share with its original.

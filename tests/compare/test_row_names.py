@@ -116,3 +116,42 @@ def test_of_rows_of_mha_equally_like_the_others_the_one_of_fewest_words_is_the_b
     for window in (4, 8, None):
         write(tmp_path, "mha", window=window)
     assert section(tmp_path).baseline == "mha"
+
+
+def ablation(folder: Path) -> None:
+    """Write a recipe, and five runs that have changed something in it."""
+    muon = {"_target_": "gptattn.optim.Muon", "steps": 3}
+    whole = {"model": {"mlp": "swiglu"}, "optim": {"decay": "linear", "matrices": muon, "lr": 0.1}}
+    block = {"norm": "rms", "zero_init": True}
+    changes: list[dict[str, Any]] = [
+        {},
+        {"model": {"mlp": "relu2"}},
+        {"block": block | {"norm": "layer"}},
+        {"block": block | {"zero_init": False}},
+        {"optim": whole["optim"] | {"decay": "cosine"}},
+        {"optim": whole["optim"] | {"matrices": None}},
+    ]
+    for i, change in enumerate(changes):
+        write_run(folder / str(i), "mha", 1, 2.0, config={"block": block} | whole | change)
+
+
+def test_rows_that_change_something_in_one_of_them_are_named_by_that(tmp_path: Path) -> None:
+    ablation(tmp_path)
+    assert names(tmp_path) == {
+        "mha",
+        "mha model.mlp=relu2",
+        "mha block.norm=layer",
+        "mha block.zero_init=False",
+        "mha optim.decay=cosine",
+        "mha optim.matrices=None",
+    }
+    assert section(tmp_path).baseline == "mha"
+    assert section(tmp_path).warnings == []
+
+
+def test_rows_none_of_which_the_others_start_from_have_all_that_differs(tmp_path: Path) -> None:
+    for i in range(16):
+        own = {"scale": i % 2, "window": i // 2 % 2, "a": i // 4 % 2, "b": i // 8}
+        write_run(tmp_path / str(i), "mha", 1, 2.0, config={"attn": own})
+    assert len(names(tmp_path)) == 16
+    assert "mha attn.a=0 attn.b=1 attn.scale=0 attn.window=1" in names(tmp_path)
