@@ -54,17 +54,19 @@ $(BENCH)/.installed: pyproject.toml constraints.txt scripts/peers-requirements.t
 	$(BENCH)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r scripts/peers-requirements.txt
 	touch $@
 
-# Also writes the rounds to RECORD, whose ratios bench-check compares with those that are committed.
+# A short choice of what bench-train and bench-attention measure whole. It writes the rounds to RECORD,
+# whose ratios bench-check compares with those that are committed.
 RECORD ?= benchmarks/latest.json
 ROUNDS := build/rounds.json
 bench:
 	$(if $(ARGS),$(error make bench takes no ARGS; give them to bench-train or bench-attention))
 	rm -f $(ROUNDS)
-	$(MAKE) bench-train bench-attention ARGS="--record $(abspath $(ROUNDS))"
+	$(MAKE) bench-train ARGS="--sizes nano char --start-rounds 0 --skip-memory --record $(abspath $(ROUNDS))"
+	$(MAKE) bench-attention ARGS="--lengths 512 2048 --rounds 5 --record $(abspath $(ROUNDS))"
 	mkdir -p $(dir $(RECORD))
 	mv $(ROUNDS) $(RECORD)
 
-# Measuring takes hours: whether there is something to compare with is asked first.
+# Measuring takes minutes: whether there is something to compare with is asked first.
 bench-check: $(BENCH)/.installed
 	$(BENCH)/bin/python scripts/bench_check.py
 	$(MAKE) bench RECORD=build/bench.json

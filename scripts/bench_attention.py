@@ -1,6 +1,6 @@
 """Times attention alone, forward and backward, against torch's module and a tutorial's classes.
 
-`make bench`, or in its environment: python scripts/bench_attention.py [--rounds 5]
+`make bench-attention`, or in its environment: python scripts/bench_attention.py [--rounds 5]
     [--variants mha gqa+sink sliding] [--parts gate,sink] [--lengths 2048 16384]
 Prints milliseconds, microseconds per token and ratios for inputs (B, T, 768) with 12 heads; one
 line of JSON at the end. They are one layer's, the mean of two in a row where the second uses what

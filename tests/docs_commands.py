@@ -39,6 +39,8 @@ SIZES = [
     "model.context_length=32",  # a prompt of the pages has 22 bytes
 ]
 QUICK = ["log_every=1", "validation.count=1", "sample.tokens=0"]
+OF_SHAKESPEARE = {f"experiment={e}" for e in ("nanogpt_cpu", "speedrun_cpu", "speedrun_ablation")}
+LONG = {"experiment=arena", "experiment=optimizers"}
 
 # Commands that a page shows as refused, and the page that says so.
 REFUSED = {"make board ARGS=--bind_all": "docs/reliability.md: TensorBoard has no login"}
@@ -123,11 +125,13 @@ def _train(arguments: list[str]) -> None:
     here = Path.cwd()
     if "attn=cosine" in arguments:  # the README's example, which is no file of ours
         arguments = [*arguments, f"hydra.searchpath=[file://{here / 'conf'}]"]
+    if OF_SHAKESPEARE & {*arguments}:  # no test has the text
+        arguments = [*arguments, "data=text", "data.path=book.txt"]
     if "-m" in arguments or any(a in ("--help", "--cfg", "-sc") for a in arguments):
         # Of a sweep its runs are stood in for; see test_docs.py.
         # tests/test_arena.py and tests/sweep/test_tuning.py have all.
         few = ['hydra.sweeper.variants=["attn=mha","attn=gqa"]', "hydra.sweeper.tune.lr=[1e-3]"]
-        long = {"experiment=arena", "experiment=optimizers"} & {*arguments}
+        long = LONG & {*arguments}
         assert command(here, *arguments, *few * bool(long)) == 0
     elif any(a.startswith(("hydra.run.dir=", "resume=")) for a in arguments):
         assert command(here, *_cut(arguments)) == 0

@@ -35,7 +35,8 @@ WITH_COMMANDS = [page for page in PAGES if shown_on(page)]
 def made(tmp_path_factory: pytest.TempPathFactory, runs: dict[str, Path]) -> Path:
     """A folder with what the pages' commands start from. Not to be changed."""
     home = tmp_path_factory.mktemp("documented") / "home"
-    names = ("attention_suite", "uptrain", "arena", "precision", "optimizers", "scratch")
+    sweeps = ("attention_suite", "uptrain", "arena", "precision", "optimizers")
+    names = (*sweeps, "speedrun_ablation", "scratch")
     swept = [f"outputs/{name}" for name in names]
     for place in (*swept, "runs"):
         for variant, run in runs.items():

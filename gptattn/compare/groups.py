@@ -102,20 +102,17 @@ def _unique_name(name: str, taken: Groups) -> str:
 def pick_baseline(groups: Groups, name: str | None) -> str | None:
     """Return the row called `name`, or the only row of the variant `name`; None without one.
 
-    Without a name, return the row of `mha` whose settings most often equal those of the other rows,
-    so that a row that was changed is held against one that was not; learning rates that each row
-    has for itself do not count. Of equals, the one with the
-    fewest words in its name, then the first in name order. Without `mha`, the first row of all in
-    name order.
+    Without a name, return the row of `mha`, or if there is none the row, whose settings most often
+    equal those of the other rows, so that a row that was changed is held against one that was not;
+    learning rates that each row has for itself do not count. Of equals, the one with the fewest
+    words in its name, then the first in name order.
     """
     if name is None:
         mha = [row for row, members in groups.items() if members[0].variant == "mha"]
-        if not mha:
-            return min(groups)
         firsts = [members[0] for members in groups.values()]
         hidden = {RATE} if rates_differ(groups) else set[str]()
-        shared = {row: _shared(groups[row][0], firsts, hidden) for row in mha}
-        return min(mha, key=lambda row: (-shared[row], len(row.split()), row))
+        shared = {row: _shared(groups[row][0], firsts, hidden) for row in groups}
+        return min(mha or groups, key=lambda row: (-shared[row], len(row.split()), row))
     if name in groups:
         return name
     rows = [row for row, members in groups.items() if members[0].variant == name]

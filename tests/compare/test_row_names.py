@@ -118,7 +118,7 @@ def test_of_rows_of_mha_equally_like_the_others_the_one_of_fewest_words_is_the_b
     assert section(tmp_path).baseline == "mha"
 
 
-def ablation(folder: Path) -> None:
+def ablation(folder: Path, variant: str) -> None:
     """Write a recipe, and five runs that have changed something in it."""
     muon = {"_target_": "gptattn.optim.Muon", "steps": 3}
     whole = {"model": {"mlp": "swiglu"}, "optim": {"decay": "linear", "matrices": muon, "lr": 0.1}}
@@ -132,20 +132,23 @@ def ablation(folder: Path) -> None:
         {"optim": whole["optim"] | {"matrices": None}},
     ]
     for i, change in enumerate(changes):
-        write_run(folder / str(i), "mha", 1, 2.0, config={"block": block} | whole | change)
+        write_run(folder / str(i), variant, 1, 2.0, config={"block": block} | whole | change)
 
 
-def test_rows_that_change_something_in_one_of_them_are_named_by_that(tmp_path: Path) -> None:
-    ablation(tmp_path)
+@pytest.mark.parametrize("variant", ["mha", "mqa+gate"])
+def test_rows_that_change_something_in_one_of_them_are_named_by_that(
+    variant: str, tmp_path: Path
+) -> None:
+    ablation(tmp_path, variant)
     assert names(tmp_path) == {
-        "mha",
-        "mha model.mlp=relu2",
-        "mha block.norm=layer",
-        "mha block.zero_init=False",
-        "mha optim.decay=cosine",
-        "mha optim.matrices=None",
+        variant,
+        f"{variant} model.mlp=relu2",
+        f"{variant} block.norm=layer",
+        f"{variant} block.zero_init=False",
+        f"{variant} optim.decay=cosine",
+        f"{variant} optim.matrices=None",
     }
-    assert section(tmp_path).baseline == "mha"
+    assert section(tmp_path).baseline == variant
     assert section(tmp_path).warnings == []
 
 

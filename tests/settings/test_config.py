@@ -8,6 +8,7 @@ import pytest
 import torch
 import yaml
 from building import WITH_PROBES
+from docs_commands import OF_SHAKESPEARE
 from support import TEXT, bpe, tiny
 
 from gptattn.cli.compose import CONF, composed, to_train_config
@@ -48,7 +49,7 @@ def needs(group: str, name: str, folder: Path) -> list[str]:
         if path is None:
             pytest.skip("GPTATTN_SHAKESPEARE does not name the file")
         return [f"data.path={path}"]
-    if (group, name) in (("experiment", "nanogpt_cpu"), ("experiment", "speedrun_cpu")):
+    if f"{group}={name}" in OF_SHAKESPEARE:
         (folder / "book.txt").write_text(TEXT)
         return ["data=text", f"data.path={folder / 'book.txt'}"]
     if (group, name) == ("tokenizer", "gpt2"):
