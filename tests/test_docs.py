@@ -35,7 +35,7 @@ WITH_COMMANDS = [page for page in PAGES if shown_on(page)]
 def made(tmp_path_factory: pytest.TempPathFactory, runs: dict[str, Path]) -> Path:
     """A folder with what the pages' commands start from. Not to be changed."""
     home = tmp_path_factory.mktemp("documented") / "home"
-    sweeps = ("attention_suite", "uptrain", "arena", "precision", "optimizers")
+    sweeps = ("attention_suite", "uptrain", "arena", "precision", "optimizers", "speedrun_muon")
     names = (*sweeps, "speedrun_ablation", "scratch")
     swept = [f"outputs/{name}" for name in names]
     for place in (*swept, "runs"):
