@@ -61,8 +61,8 @@ ROUNDS := build/rounds.json
 bench:
 	$(if $(ARGS),$(error make bench takes no ARGS; give them to bench-train or bench-attention))
 	rm -f $(ROUNDS)
-	$(MAKE) bench-train ARGS="--sizes nano char --start-rounds 0 --skip-memory --record $(abspath $(ROUNDS))"
-	$(MAKE) bench-attention ARGS="--lengths 512 2048 --rounds 5 --record $(abspath $(ROUNDS))"
+	$(MAKE) bench-train ARGS="--sizes nano --rounds 7 --start-rounds 0 --skip-memory --record $(abspath $(ROUNDS))"
+	$(MAKE) bench-attention ARGS="--lengths 512 2048 --rounds 7 --record $(abspath $(ROUNDS))"
 	mkdir -p $(dir $(RECORD))
 	mv $(ROUNDS) $(RECORD)
 

@@ -2,9 +2,9 @@
 
 `make bench-check` measures, and then runs: python scripts/bench_check.py MEASURED [COMMITTED]
 Both are files as `make bench` writes them. Without any, only whether the committed one can be
-compared with is checked. Only ratios are compared, never seconds: machines
-differ. A ratio is paired by round, and larger is better for us; it is worse where its 95% interval
-lies wholly below the committed one's. Ratios that only one file has are named, and do not fail.
+compared with is checked. Only ratios are compared, never seconds: machines differ. A ratio is
+paired by round, and larger is better for us; it is worse where its 95% interval lies wholly below
+the committed one's. Ratios that only one file has are named, and do not fail.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from typing import Any
 from scipy.stats import t
 
 COMMITTED = Path(__file__).parents[1] / "benchmarks" / "latest.json"
-FEWEST_ROUNDS = 3  # with fewer, the interval is so wide that nothing lies outside
+FEWEST_ROUNDS = 3  # with two, an interval is so wide that nothing lies outside
 Interval = tuple[float, float, float]  # lower end, geometric mean, upper end
 
 

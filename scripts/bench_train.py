@@ -1,7 +1,7 @@
 """Measures training speed, memory and start-up against the peers' own models, in one run.
 
-`make bench-train`, or in its environment: python scripts/bench_train.py [--sizes nano char gpt2_small]
-    [--precisions 32-true bf16-mixed]
+`make bench-train`, or in its environment: python scripts/bench_train.py
+    [--sizes nano char gpt2_small] [--precisions 32-true bf16-mixed]
 Prints tokens per second, ratios, and the share of the rate of matrix products in this precision;
 peak memory, the time to the first step beside that of a bare import, and one line of JSON.
 

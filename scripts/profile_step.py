@@ -1,29 +1,30 @@
 """Shows where the time of a training step goes, by torch's profiler, on a CPU.
 
 python scripts/profile_step.py model=gpt2_small batch_size=2 trainer.precision=bf16-mixed
-Takes the settings of train.py, trains a few steps on random tokens, and prints the share of each kind
-of operation. Operations that hold others count without them. The profiler itself takes time, most
-where operations are small.
+Takes the settings of train.py, trains a few steps on random tokens, and prints the share of each
+kind of operation. Operations that hold others count without them. The profiler itself takes time,
+most where operations are small.
 """
 
 import re
 import sys
-import time
+from collections.abc import Callable
 
 import torch
+from bench import timed
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from gptattn.cli.main import check_job
-from gptattn.errors import UserError
+from gptattn.errors import ConfigError, UserError
 from gptattn.machine.arithmetic import computing
 from gptattn.machine.device import matmul_flops_per_second
 from gptattn.model.cost import measure_cost
-from gptattn.settings.build import build_data, build_model
+from gptattn.settings.build import build_data, build_matrix_rule, build_model
 from gptattn.settings.config import TrainConfig
 from gptattn.training.module import LanguageModel
 from gptattn.training.precheck import DTYPES
-from gptattn.training.precision import autocast
+from gptattn.training.precision import CHOICES, autocast
 
 CPU = torch.device("cpu")
 STEPS = 3
@@ -31,7 +32,7 @@ STEPS = 3
 KINDS = {
     "attention": "scaled_dot_product|flash_attention",
     "optimizer and clipping": "adam|foreach|vector_norm|lerp",
-    "loss": "softmax|logsumexp|nll|gather|scatter|exp",
+    "loss": r"softmax|logsumexp|nll|gather|scatter|exp\b|exp_",
     "norms": "norm",
     "activation": "gelu|silu|relu",
     "products": "mm|linear|matmul|convolution",
@@ -42,19 +43,26 @@ KINDS = {
 
 def kind_of(operation: str) -> str:
     """Return the kind of an operation, such as `aten::addmm`."""
-    return next((kind for kind, found in KINDS.items() if re.search(found, operation)), "other")
+    found = (k for k, names in KINDS.items() if re.search(names, operation, re.IGNORECASE))
+    return next(found, "other")
 
 
-def shares(cfg: TrainConfig) -> dict[str, float]:
-    """Train a few steps with the profiler, and print their rate; return the share of each kind."""
-    vocab = cfg.model.vocab_size or build_data(cfg).tokenizer.vocab_size
+def new_step(cfg: TrainConfig) -> tuple[Callable[[], None], float]:
+    """Return a step on random tokens, of one micro-batch, and its FLOPs."""
     torch.manual_seed(cfg.seed)
-    model = build_model(cfg, vocab)
+    model = build_model(cfg, cfg.model.vocab_size or build_data(cfg).tokenizer.vocab_size)
     module = LanguageModel(
-        model, cfg.optim, lambda step: 0.0, accumulate=1, loss_chunk_tokens=None, val_bytes=1
+        model,
+        cfg.optim,
+        lambda step: 0.0,
+        accumulate=1,
+        loss_chunk_tokens=cfg.loss_chunk_tokens,
+        val_bytes=1,
+        matrices=build_matrix_rule(cfg),
     )
     optimizer = module.configure_optimizers()
-    ids = torch.randint(vocab, (cfg.batch_size, cfg.model.context_length))
+    rows = cfg.batch_size // cfg.accumulate
+    ids = torch.randint(len(model.head.weight), (rows, cfg.model.context_length))
 
     def step() -> None:
         with autocast(cfg.trainer.precision, CPU):
@@ -64,15 +72,11 @@ def shares(cfg: TrainConfig) -> dict[str, float]:
         optimizer.step()
         optimizer.zero_grad()
 
-    step()
-    start = time.perf_counter()
-    for _ in range(STEPS):
-        step()
-    seconds = (time.perf_counter() - start) / STEPS
-    rate = matmul_flops_per_second(CPU, DTYPES[cfg.trainer.precision])
-    reached = ids.numel() * measure_cost(model).flops_per_token / seconds / rate
-    print(f"{ids.numel() / seconds:,.0f} tokens/s, {reached:.2f} of the rate of products", end=" ")
-    print(f"({rate / 1e9:,.0f} GFLOP/s)")
+    return step, ids.numel() * measure_cost(model).flops_per_token
+
+
+def shares(step: Callable[[], None]) -> dict[str, float]:
+    """Return the share of each kind of operation in the time of a few steps."""
     with profile(activities=[ProfilerActivity.CPU]) as found:
         for _ in range(STEPS):
             step()
@@ -84,14 +88,20 @@ def shares(cfg: TrainConfig) -> dict[str, float]:
 
 
 def main() -> None:
-    """Print the share of each kind of operation, the largest first."""
+    """Print the time of a step, and the share of each kind of operation, the largest first."""
     try:
         cfg = check_job(["trainer=cpu", *sys.argv[1:]])
+        trainer = cfg.trainer
+        if trainer.precision not in CHOICES:
+            raise ConfigError("trainer.precision", f"{trainer.precision}; give one of {CHOICES}")
     except UserError as error:
-        sys.exit(str(error))
-    trainer = cfg.trainer
+        sys.exit(f"error: {error}")
     with computing(trainer.threads, trainer.matmul_precision, trainer.deterministic, CPU):
-        found = shares(cfg)
+        step, flops = new_step(cfg)
+        seconds = timed(step, warm_up=1, steps=STEPS)
+        rate = matmul_flops_per_second(CPU, DTYPES[trainer.precision])
+        found = shares(step)
+    print(f"{1e3 * seconds:,.0f} ms a step, {flops / seconds / rate:.2f} of the rate of products")
     for kind, share in sorted(found.items(), key=lambda pair: -pair[1]):
         print(f"{kind:24} {share:6.1%}")
 

@@ -65,13 +65,13 @@ def compare(
         raise ConfigError("--baseline", message)
     sections, compared = list[Section](), list[Compared]()
     for (found, groups), name in zip(sets, picked, strict=True):
-        warnings = differences_in_settings(groups)
+        row = name or pick_baseline(groups, None)
+        assert row is not None
+        warnings = differences_in_settings(groups, row)
         if name is None:
-            name = pick_baseline(groups, None)
-            assert name is not None
-            warnings.append(f"{baseline} is not among these runs; the baseline here is {name}")
-        sections.append(_section(found, groups, name, warnings))
-        compared.append((found, groups, name))
+            warnings.append(f"{baseline} is not among these runs; the baseline here is {row}")
+        sections.append(_section(found, groups, row, warnings))
+        compared.append((found, groups, row))
     sections += [_uptrained_section(uptraining) for uptraining in uptrainings]
     across = compare_across(compared)
     left_out = [*passed_over, *replaced]

@@ -1,6 +1,5 @@
 """Groups runs that differ only in the seed, names the groups, and picks the baseline."""
 
-from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from gptattn.compare.finished_runs import Run
@@ -17,7 +16,8 @@ from gptattn.compare.setting_words import (
 
 Groups = dict[str, list[Run]]
 
-# With more differences, rows are named by what was changed in the one that all others start from.
+# With more differences, rows are named by what was changed in the one that all others start from;
+# with fewer, a name that says all is short enough.
 FEW = 3
 
 
@@ -77,15 +77,24 @@ def _differing(run: Run, rivals: Sequence[Run], hidden: Collection[str]) -> list
     words = setting_words(keys, run, rivals)
     if len(words) > FEW and (origin := _origin(keys, rivals)) is not None:
         ordinary = setting_words(keys, origin, rivals)
-        words = {subject: own for subject, own in words.items() if own != ordinary[subject]}
+        words = {
+            subject: own or _nulls(ordinary[subject], run)
+            for subject, own in words.items()
+            if own != ordinary[subject]
+        }
     names = [f"{key}={value[:20]}" for own in words.values() for key, value in own]
     twins = [rival for rival in rivals if rival.settings == run.settings]
     return names + ([f"code={run.code}"] if len(twins) > 1 else [])
 
 
+def _nulls(words: Sequence[tuple[str, str]], run: Run) -> list[tuple[str, str]]:
+    """Return these settings as the run has them: `setting_words` leaves out what is null."""
+    return [(key, run.settings[key]) for key, _ in words if key in run.settings]
+
+
 def _origin(keys: Sequence[str], runs: Sequence[Run]) -> Run | None:
     """Return the run that shares most of these settings with the others; None if two do."""
-    shared = [sum(r.settings.get(k) == o.settings.get(k) for k in keys for o in runs) for r in runs]
+    shared = [_shared(run, runs, keys) for run in runs]
     most = max(shared)
     return runs[shared.index(most)] if shared.count(most) == 1 else None
 
@@ -102,16 +111,17 @@ def _unique_name(name: str, taken: Groups) -> str:
 def pick_baseline(groups: Groups, name: str | None) -> str | None:
     """Return the row called `name`, or the only row of the variant `name`; None without one.
 
-    Without a name, return the row of `mha`, or if there is none the row, whose settings most often
-    equal those of the other rows, so that a row that was changed is held against one that was not;
+    Without a name, return the row, of `mha` if there is one, whose settings most often equal those
+    of the other rows, so that a row that was changed is held against one that was not;
     learning rates that each row has for itself do not count. Of equals, the one with the fewest
     words in its name, then the first in name order.
     """
     if name is None:
         mha = [row for row, members in groups.items() if members[0].variant == "mha"]
         firsts = [members[0] for members in groups.values()]
-        hidden = {RATE} if rates_differ(groups) else set[str]()
-        shared = {row: _shared(groups[row][0], firsts, hidden) for row in groups}
+        keys = {key for run in firsts for key in run.settings}
+        keys -= {RATE} if rates_differ(groups) else set()
+        shared = {row: _shared(groups[row][0], firsts, keys) for row in groups}
         return min(mha or groups, key=lambda row: (-shared[row], len(row.split()), row))
     if name in groups:
         return name
@@ -119,13 +129,12 @@ def pick_baseline(groups: Groups, name: str | None) -> str | None:
     return rows[0] if len(rows) == 1 else None
 
 
-def _shared(run: Run, runs: Sequence[Run], hidden: Collection[str]) -> int:
-    """Count the runs that share each setting; a setting that both lack is shared, too."""
-    keys = {key for other in runs for key in other.settings if key not in hidden}
+def _shared(run: Run, runs: Sequence[Run], keys: Collection[str]) -> int:
+    """Count the runs that share each of these settings; one that both lack is shared, too."""
     return sum(run.settings.get(k) == other.settings.get(k) for k in keys for other in runs)
 
 
-def differences_in_settings(groups: Groups) -> list[str]:
+def differences_in_settings(groups: Groups, baseline: str) -> list[str]:
     """Return a line per setting outside the attention that differs and that a row's name lacks.
 
     Settings that a config file explains, and those of position, share one line.
@@ -140,7 +149,7 @@ def differences_in_settings(groups: Groups) -> list[str]:
     lines = []
     for subject in next(iter(words.values()), {}):
         own = {row: words[row][subject] for row in groups}
-        if _is_named(own):
+        if _is_named(subject, own, baseline):
             continue
         found = [_value(subject, own[row]) for row, members in groups.items() for _ in members]
         if subject == RATE and rates_differ(groups):
@@ -150,16 +159,16 @@ def differences_in_settings(groups: Groups) -> list[str]:
     return lines
 
 
-def _is_named(words: Mapping[str, Sequence[tuple[str, str]]]) -> bool:
-    """Whether the rows' names tell their words; those that most rows have need not be told."""
-    ordinary, _ = Counter(map(tuple, words.values())).most_common(1)[0]
-    named = {
+def _is_named(subject: str, words: Mapping[str, Sequence[tuple[str, str]]], baseline: str) -> bool:
+    """Whether the rows' names tell their words on the subject, but for an untold baseline's."""
+    null_group = f"{subject.rpartition('.')[0]}="  # tells of all that is in the group
+    told = {
         row: all(f"{key}={value[:20]}" in row for key, value in pairs)
         for row, pairs in words.items()
     }
-    return any(named.values()) and all(
-        named[row] or tuple(pairs) == ordinary for row, pairs in words.items()
-    )
+    as_ever = None if told[baseline] else words[baseline]
+    some = any(told[row] and (pairs or null_group in row) for row, pairs in words.items())
+    return some and all(told[row] or pairs == as_ever for row, pairs in words.items())
 
 
 def _value(subject: str, pairs: Sequence[tuple[str, str]]) -> str:

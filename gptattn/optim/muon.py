@@ -30,8 +30,8 @@ class Muon(MatrixRule):
     done together.
 
     `iteration` and its `steps` bring the singular values near 1. With `every` above 1 only each so
-    many-th step computes them anew; those between use the last one's correction. Raises ValueError
-    for a value out of range.
+    many-th step computes them anew; those between use the last one's correction, unless weights
+    are of less than float32. Raises ValueError for a value out of range.
 
     Source: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon; the scale: Liu et al.
     2025, arXiv:2502.16982, sec. 2.2.
@@ -90,13 +90,15 @@ class Muon(MatrixRule):
     def _orthogonal(self, x_NPQ: Tensor, states: Sequence[State]) -> Tensor:
         """Return the matrices with singular values near 1."""
         P, Q = x_NPQ.shape[1:]
-        if self.every > 1:
-            return self._now_and_then(x_NPQ, states)
         if self.dtype is not None:
             return polar_factor(x_NPQ.to(self.dtype), self._quintics)
+        # Squares of singular values, with which `whitener` works, need the digits of float32.
+        wide_NPQ = x_NPQ.to(torch.promote_types(x_NPQ.dtype, torch.float32))
+        if self.every > 1 and wide_NPQ is x_NPQ:
+            return self._now_and_then(x_NPQ, states)
         if WIDE * P <= Q:
-            return whitener(x_NPQ, self._quintics) @ x_NPQ
-        return polar_factor(x_NPQ, self._quintics)
+            return whitener(wide_NPQ, self._quintics) @ wide_NPQ
+        return polar_factor(wide_NPQ, self._quintics)
 
     def _now_and_then(self, x_NPQ: Tensor, states: Sequence[State]) -> Tensor:
         step = int(states[0]["step"])

@@ -64,7 +64,7 @@ def step_seconds(cfg: TrainConfig, vocab_size: int, seconds: float = TRIAL_SECON
 
 
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[object]:
-    """Return the context in which a run of this precision computes its loss."""
+    """Return the context in which a run in one of CHOICES computes its loss."""
     mixed = precision == "bf16-mixed"
     return torch.autocast(device.type, torch.bfloat16) if mixed else nullcontext()
 
@@ -92,7 +92,9 @@ def faster(wide: float, half: float) -> Precision:
 
 
 def choice_words(wide: float, half: float) -> str:
-    """Return the choice from these seconds in words."""
+    """Return the choice from these seconds in words; infinite ones are of a model that fails."""
+    if half == math.inf:
+        return "trainer.precision=auto: 32-true; this model cannot compute in bf16-mixed"
     return (
         f"trainer.precision=auto: {faster(wide, half)}; a step in bf16-mixed is "
         f"{wide / half:.1f} times as fast as in 32-true here"

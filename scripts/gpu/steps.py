@@ -82,7 +82,7 @@ class PlainGPT(nn.Module):
 
 
 def plain_step(lab: Lab, model: nn.Module, compiled: bool) -> Callable[[Tensor, Tensor], None]:
-    """Return a step of the plain GPT-2's loop, as in its benchmark."""
+    """Return a step of the plain GPT-2's loop, as in its benchmark, with clipping."""
     optimizer = adamw(model)
     if compiled:
         lab.compile(model)

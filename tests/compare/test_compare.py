@@ -138,7 +138,9 @@ def test_a_matched_width_is_no_reason_to_refuse(tmp_path: Path) -> None:
     assert found.title == ""
 
 
-def test_the_baseline_is_mha_or_the_first_or_the_one_that_is_named(tmp_path: Path) -> None:
+def test_the_baseline_is_mha_or_the_row_most_like_the_others_or_the_one_that_is_named(
+    tmp_path: Path,
+) -> None:
     for variant, width in (("mqa", 1), ("mqa", 2), ("gqa", 1), ("mha", 1)):
         write_run(tmp_path / f"{variant}{width}", variant, 1, 2.0, d_mlp=width)
     groups = group_runs(read_runs([tmp_path])[0])
@@ -147,7 +149,7 @@ def test_the_baseline_is_mha_or_the_first_or_the_one_that_is_named(tmp_path: Pat
     assert pick_baseline(groups, "mqa model.d_mlp=2") == "mqa model.d_mlp=2"
     assert pick_baseline(groups, "mqa") is None
     del groups["mha"]
-    assert pick_baseline(groups, None) == "gqa"
+    assert pick_baseline(groups, None) == "mqa model.d_mlp=1"
 
 
 def test_differing_code_and_machines_are_named(tmp_path: Path) -> None:

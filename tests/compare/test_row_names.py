@@ -119,10 +119,14 @@ def test_of_rows_of_mha_equally_like_the_others_the_one_of_fewest_words_is_the_b
 
 
 def ablation(folder: Path, variant: str) -> None:
-    """Write a recipe, and five runs that have changed something in it."""
+    """Write a recipe, and runs that have changed something in it."""
     muon = {"_target_": "gptattn.optim.Muon", "steps": 3}
-    whole = {"model": {"mlp": "swiglu"}, "optim": {"decay": "linear", "matrices": muon, "lr": 0.1}}
+    whole: dict[str, Any] = {
+        "model": {"mlp": "swiglu"},
+        "optim": {"decay": "linear", "matrices": muon, "lr": 0.1},
+    }
     block = {"norm": "rms", "zero_init": True}
+    whole |= {"attn": {"window": 4}, "block": block}
     changes: list[dict[str, Any]] = [
         {},
         {"model": {"mlp": "relu2"}},
@@ -130,9 +134,10 @@ def ablation(folder: Path, variant: str) -> None:
         {"block": block | {"zero_init": False}},
         {"optim": whole["optim"] | {"decay": "cosine"}},
         {"optim": whole["optim"] | {"matrices": None}},
+        {"attn": {"window": None}},
     ]
     for i, change in enumerate(changes):
-        write_run(folder / str(i), variant, 1, 2.0, config={"block": block} | whole | change)
+        write_run(folder / str(i), variant, 1, 2.0, config=whole | change)
 
 
 @pytest.mark.parametrize("variant", ["mha", "mqa+gate"])
@@ -147,9 +152,17 @@ def test_rows_that_change_something_in_one_of_them_are_named_by_that(
         f"{variant} block.zero_init=False",
         f"{variant} optim.decay=cosine",
         f"{variant} optim.matrices=None",
+        f"{variant} attn.window=None",
     }
     assert section(tmp_path).baseline == variant
     assert section(tmp_path).warnings == []
+
+
+def test_a_confound_is_said_though_some_rows_are_named_by_it(tmp_path: Path) -> None:
+    for i, (variant, warmup) in enumerate([("gqa", 3), ("mha", 1), ("mha", 2), ("mqa", 3)]):
+        write_run(tmp_path / str(i), variant, 1, 2.0, config={"optim": {"warmup": warmup}})
+    assert {"mha optim.warmup=1", "mha optim.warmup=2"} < names(tmp_path)
+    assert len([line for line in section(tmp_path).warnings if "optim.warmup" in line]) == 1
 
 
 def test_rows_none_of_which_the_others_start_from_have_all_that_differs(tmp_path: Path) -> None:

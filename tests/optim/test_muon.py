@@ -155,6 +155,23 @@ def test_bfloat16_changes_directions_by_its_rounding_alone() -> None:
         assert 0 < (a - b).norm() < 0.3 * b.norm()
 
 
+@pytest.mark.parametrize("every", [1, 2])
+def test_weights_in_bfloat16_are_orthogonalised_in_float32(every: int) -> None:
+    shape, rule = (16, 64), Muon(momentum=0, nesterov=False, rms=1, steps=7, every=every)
+    # Singular values from 1 down to 1e-3: their squares are lost in bfloat16.
+    x = (
+        polar(torch.randn(16, 16).double())
+        * torch.logspace(0, -3, 16)
+        @ polar(torch.randn(shape).double())
+    )
+    kept = kept_shapes(rule, torch.Size(shape)).items()
+    state = {name: torch.zeros(own, dtype=torch.bfloat16) for name, own in kept}
+    for _ in range(2):
+        (found,) = rule.directions([x.bfloat16()], [state])
+        state["step"] += 1
+    torch.testing.assert_close(found.double() / 8, polar(x.bfloat16().double()), rtol=0, atol=0.05)
+
+
 def test_it_gets_the_matrices_of_the_layers_and_no_embedding_head_or_convolution() -> None:
     how = ["attn=gated_deltanet", "position=none", "block.tied_head=false"]
     model = build_gpt(*how, "model.num_layers=1")
