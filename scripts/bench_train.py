@@ -212,19 +212,20 @@ def bench_speed(
     for precision in precisions:
         own = {name: seconds[key, name] for key, name in seconds if key == precision}
         prefix = "" if precision == "32-true" else f"{precision}: "
-        rows = speed_rows(size, precision, own)
+        matmul = own.pop("matmul")  # no contender: it has no place in the record
+        rows = speed_rows(size, precision, own, matmul)
         record(file, f"{prefix}{size.model}", "train.py mha", own)
         result |= {f"{prefix}{name}": row for name, row in rows.items()}
     return result
 
 
 def speed_rows(
-    size: Size, precision: Precision, seconds: dict[str, list[float]]
+    size: Size, precision: Precision, seconds: dict[str, list[float]], matmul: list[float]
 ) -> dict[str, dict[str, float]]:
-    """Print and return the figures of the contenders of one precision."""
+    """Print and return the figures of the contenders of one precision; `matmul`: s per FLOP."""
     costs = {v: measure_cost(our_model(size, v)).flops_per_token for v in VARIANTS}
     tokens = size.batch_size * size.context_length
-    loop, matmul = seconds["train.py mha"], seconds.pop("matmul")
+    loop = seconds["train.py mha"]
     print(
         f"{precision:26} {'tokens/s':>9} {'step ms':>9} {'spread':>7} {'/ train.py mha':>15}",
         end="",

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from gptattn.optim.polar import (
     whitener,
 )
 
+Format = Literal["weights", "bfloat16"]
 # Where the longer side is at least so many times the shorter, products of the shorter alone pay.
 WIDE = 2
 
@@ -45,12 +46,16 @@ class Muon(MatrixRule):
         iteration: Iteration = "polar_express",
         steps: int = 5,
         every: int = 1,
-        dtype: Literal["weights", "bfloat16"] = "weights",
+        dtype: Format = "weights",
     ) -> None:
         if not 0 <= momentum < 1:
             raise ValueError(f"momentum={momentum} is out of range; give 0 or more, below 1")
         if not 0 < rms < float("inf"):
             raise ValueError(f"rms={rms} must be a positive number, such as 0.2")
+        if iteration not in get_args(Iteration):
+            raise ValueError(f"iteration={iteration} is unknown; one of {get_args(Iteration)}")
+        if dtype not in get_args(Format):
+            raise ValueError(f"dtype={dtype} is unknown; one of {get_args(Format)}")
         if not 1 <= steps <= MOST_STEPS:
             raise ValueError(f"steps={steps} is out of range; give 1 to {MOST_STEPS}")
         if every < 1:

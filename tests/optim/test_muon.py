@@ -188,6 +188,8 @@ def test_it_gets_the_matrices_of_the_layers_and_no_embedding_head_or_convolution
         ({"rms": 0.0}, "rms=0.0"),
         ({"steps": 0}, "steps=0"),
         ({"steps": 8}, "steps=8"),
+        ({"iteration": "newton"}, "iteration=newton"),
+        ({"dtype": "bf16"}, "dtype=bf16"),
         ({"every": 0}, "every=0"),
         ({"every": 2, "dtype": "bfloat16"}, "every=2"),
     ],
