@@ -197,6 +197,15 @@ def _bench(name: str) -> Callable[[list[str]], None]:
     return look
 
 
+def _profile(arguments: list[str]) -> None:
+    """Profile a small model in place of the one that is shown."""
+    kept = [a for a in arguments if not a.startswith(("model", "batch_size="))]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "scripts")
+        patch.setattr(sys, "argv", ["profile_step.py", *kept, *SIZES])
+        runpy.run_path(str(ROOT / "scripts" / "profile_step.py"), run_name="__main__")
+
+
 def dry_make(arguments: list[str]) -> subprocess.CompletedProcess[str]:
     """Return what `make -n` says, whatever was given to the make that runs the tests."""
     given = ("MAKE", "ARGS")
@@ -258,10 +267,12 @@ KINDS: dict[str, Callable[[list[str]], None]] = {
     "torture.py": _torture,
     "bench_train.py": _bench("bench_train.py"),
     "bench_attention.py": _bench("bench_attention.py"),
+    "bench_check.py": _bench("bench_check.py"),
     "bench_decode.py": _bench("bench_decode.py"),
     "bench_gpu.py": _bench("bench_gpu.py"),
     "bench_report.py": _bench("bench_report.py"),
     "bench_waiting.py": _bench("bench_waiting.py"),
+    "profile_step.py": _profile,
     "simulate_statistics.py": _bench("simulate_statistics.py"),
     "arena_page.py": _bench("arena_page.py"),
     "variants_page.py": _bench("variants_page.py"),
