@@ -158,8 +158,13 @@ def test_what_hangs_in_a_copy_of_the_trial_ends_with_the_sweep(
         monkeypatch.setenv(name, str(value))
     own = ["attn._target_=hanging_attention.Hanging", "allow_targets=[hanging_attention]"]
     cfg = check_job(tiny(tmp_path / "in", *own))
-    with pytest.raises(KeyboardInterrupt), Estimator() as estimator:
-        estimator.timing([cfg], [Share(1, 1)])
+    # Whatever an earlier test in this process has left.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt), Estimator() as estimator:
+            estimator.timing([cfg], [Share(1, 1)])
+    finally:
+        signal.signal(signal.SIGINT, before)
     copy = int(here.read_text())
     with contextlib.suppress(ProcessLookupError):  # it is gone
         ending = os.pidfd_open(copy)
