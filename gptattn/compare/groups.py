@@ -1,5 +1,6 @@
 """Groups runs that differ only in the seed, names the groups, and picks the baseline."""
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from gptattn.compare.finished_runs import Run
@@ -44,10 +45,12 @@ def group_runs(runs: Sequence[Run], name_of: Callable[[Run], str] = variant_of) 
     for members in groups.values():
         rivals.setdefault(name_of(members[0]), []).append(members[0])
     hidden = {RATE} if _own_rates([members[0] for members in groups.values()]) else set[str]()
+    # In the order of the groups.
+    said = {own: iter(_differing(firsts, hidden)) for own, firsts in rivals.items()}
     named: Groups = {}
     for members in groups.values():
         own = name_of(members[0])
-        name = _unique_name(" ".join([own, *_differing(members[0], rivals[own], hidden)]), named)
+        name = _unique_name(" ".join([own, *next(said[own])]), named)
         named[name] = sorted({run.seed: run for run in members}.values(), key=lambda run: run.seed)
     return named
 
@@ -66,25 +69,31 @@ def _own_rates(firsts: Sequence[Run]) -> bool:
     return len(set().union(*rates.values())) > 1 and all(len(own) == 1 for own in rates.values())
 
 
-def _differing(run: Run, rivals: Sequence[Run], hidden: Collection[str]) -> list[str]:
-    """Return `key=value` for each difference between this run and the rivals of its name."""
+def _differing(rivals: Sequence[Run], hidden: Collection[str]) -> list[list[str]]:
+    """Return for each run `key=value` of what tells it from the others, which share its name."""
     if len(rivals) == 1:
-        return []
+        return [[]]
     keys = {k for r in rivals for k in r.settings if k not in hidden}
     keys = [k for k in sorted(keys) if varies(k, rivals)]
     if len(keys) > 1 and len({width_before(rival) for rival in rivals}) == 1:
         keys = [k for k in keys if k != WIDTH]  # `match` chose it, for a difference named here
-    words = setting_words(keys, run, rivals)
-    if len(words) > FEW and (origin := _origin(keys, rivals)) is not None:
-        ordinary = setting_words(keys, origin, rivals)
-        words = {
-            subject: own or _nulls(ordinary[subject], run)
-            for subject, own in words.items()
-            if own != ordinary[subject]
-        }
-    names = [f"{key}={value[:20]}" for own in words.values() for key, value in own]
-    twins = [rival for rival in rivals if rival.settings == run.settings]
-    return names + ([f"code={run.code}"] if len(twins) > 1 else [])
+    words = [setting_words(keys, run, rivals) for run in rivals]
+    if len(words[0]) > FEW and (origin := _origin(keys, rivals)) is not None:
+        ordinary = words[origin]
+        words = [
+            {
+                subject: pairs or _nulls(ordinary[subject], run)
+                for subject, pairs in own.items()
+                if pairs != ordinary[subject]
+            }
+            for run, own in zip(rivals, words, strict=True)
+        ]
+    found = []
+    for run, own in zip(rivals, words, strict=True):
+        names = [f"{key}={value[:20]}" for pairs in own.values() for key, value in pairs]
+        twins = [rival for rival in rivals if rival.settings == run.settings]
+        found.append(names + ([f"code={run.code}"] if len(twins) > 1 else []))
+    return found
 
 
 def _nulls(words: Sequence[tuple[str, str]], run: Run) -> list[tuple[str, str]]:
@@ -92,11 +101,11 @@ def _nulls(words: Sequence[tuple[str, str]], run: Run) -> list[tuple[str, str]]:
     return [(key, run.settings[key]) for key, _ in words if key in run.settings]
 
 
-def _origin(keys: Sequence[str], runs: Sequence[Run]) -> Run | None:
-    """Return the run that shares most of these settings with the others; None if two do."""
-    shared = [_shared(run, runs, keys) for run in runs]
+def _origin(keys: Collection[str], runs: Sequence[Run]) -> int | None:
+    """Return which run shares most of these settings with the others; None if two do."""
+    shared = _shared(runs, keys)
     most = max(shared)
-    return runs[shared.index(most)] if shared.count(most) == 1 else None
+    return shared.index(most) if shared.count(most) == 1 else None
 
 
 def _unique_name(name: str, taken: Groups) -> str:
@@ -121,7 +130,7 @@ def pick_baseline(groups: Groups, name: str | None) -> str | None:
         firsts = [members[0] for members in groups.values()]
         keys = {key for run in firsts for key in run.settings}
         keys -= {RATE} if rates_differ(groups) else set()
-        shared = {row: _shared(groups[row][0], firsts, keys) for row in groups}
+        shared = dict(zip(groups, _shared(firsts, keys), strict=True))
         return min(mha or groups, key=lambda row: (-shared[row], len(row.split()), row))
     if name in groups:
         return name
@@ -129,9 +138,10 @@ def pick_baseline(groups: Groups, name: str | None) -> str | None:
     return rows[0] if len(rows) == 1 else None
 
 
-def _shared(run: Run, runs: Sequence[Run], keys: Collection[str]) -> int:
-    """Count the runs that share each of these settings; one that both lack is shared, too."""
-    return sum(run.settings.get(k) == other.settings.get(k) for k in keys for other in runs)
+def _shared(runs: Sequence[Run], keys: Collection[str]) -> list[int]:
+    """Return for each run in how many settings it is like a run, over all runs; also in lacks."""
+    values = {key: Counter(run.settings.get(key) for run in runs) for key in keys}
+    return [sum(values[key][run.settings.get(key)] for key in keys) for run in runs]
 
 
 def differences_in_settings(groups: Groups, baseline: str) -> list[str]:
