@@ -53,8 +53,8 @@ def use_huge_pages() -> None:
     """Make torch allocate large tensors in huge pages (Linux); call it before the first tensor.
 
     Decoding reads all weights for every token, and with pages of 4 KiB it waits for the page table:
-    huge pages make decoding with GPT-2 small a tenth faster. They do not speed up training, which
-    allocates and frees.
+    huge pages make decoding with GPT-2 small a tenth faster. Training allocates and frees: there
+    they help in bfloat16 and cost in float32 (docs/speed.md).
     """
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 

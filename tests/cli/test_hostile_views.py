@@ -1,5 +1,6 @@
 """TensorBoard and attention.html with hostile text, names and values."""
 
+import os
 import re
 import subprocess
 import warnings
@@ -163,8 +164,15 @@ def served_on(read: Namespace) -> str:
 
 def board(*more: str) -> list[str]:
     """Return the arguments of TensorBoard in `make board`."""
+    # What `make test ARGS=...` leaves in the environment is not for `make board`.
+    env = {k: v for k, v in os.environ.items() if k not in ("ARGS", "MAKEFLAGS", "MAKEOVERRIDES")}
     done = subprocess.run(
-        ["make", "--dry-run", "board", *more], cwd=ROOT, capture_output=True, text=True, check=True
+        ["make", "--dry-run", "board", *more],
+        cwd=ROOT,
+        env=env,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     (line,) = re.findall(r"^\S*/tensorboard (.*)$", done.stdout, re.MULTILINE)
     return line.split()
