@@ -69,8 +69,8 @@ bench:
 	mv $(ROUNDS) $(RECORD)
 
 # Measuring takes minutes: whether there is something to compare with is asked first.
-bench-check: $(BENCH)/.installed
-	$(BENCH)/bin/python scripts/bench_check.py
+bench-check:
+	$(PYTHON) scripts/bench_check.py
 	$(MAKE) bench RECORD=build/bench.json
 	$(BENCH)/bin/python scripts/bench_check.py build/bench.json
 

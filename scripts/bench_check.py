@@ -4,7 +4,7 @@
 Both are files as `make bench` writes them. Without any, only whether the committed one can be
 compared with is checked. Only ratios are compared, never seconds: machines differ. A ratio is
 paired by round, and larger is better for us; it is worse where its 95% interval lies wholly below
-the committed one's. Ratios that only one file has are named, and do not fail.
+the committed one's. Ratios that only one file has are named, and do not fail; none in common does.
 """
 
 import argparse
@@ -16,8 +16,6 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from scipy.stats import t
-
 COMMITTED = Path(__file__).parents[1] / "benchmarks" / "latest.json"
 FEWEST_ROUNDS = 3  # with two, an interval is so wide that nothing lies outside
 Interval = tuple[float, float, float]  # lower end, geometric mean, upper end
@@ -27,13 +25,20 @@ def read(file: Path) -> dict[str, Any]:
     """Return a file that `make bench` has written; exit if it cannot be compared."""
     if not file.is_file():
         sys.exit(f"error: {file} is not there; `make bench` writes benchmarks/latest.json")
-    record = json.loads(file.read_text())
-    for bench, entry in record["benchmarks"].items():
-        rounds = len(entry["seconds"][entry["base"]])
-        if rounds < FEWEST_ROUNDS:
+    try:
+        record = json.loads(file.read_text())
+        rounds = {
+            bench: [len(entry["seconds"][entry["base"]]), *map(len, entry["seconds"].values())]
+            for bench, entry in record["benchmarks"].items()
+        }
+        _ = record["processor"], record["torch"]
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        sys.exit(f"error: {file} is not what `make bench` writes ({error!r}); measure again")
+    for bench, counts in rounds.items():
+        if min(counts) < FEWEST_ROUNDS or len(set(counts)) > 1:
             sys.exit(
-                f"error: {file}: {bench} has {rounds} of the {FEWEST_ROUNDS} rounds that a "
-                "comparison needs; measure again, with more"
+                f"error: {file}: {bench} has {min(counts)} of the {max(*counts, FEWEST_ROUNDS)} "
+                "rounds that a comparison needs; measure again, with more"
             )
     return record
 
@@ -57,6 +62,8 @@ def ratios(record: Mapping[str, Any]) -> dict[str, list[float]]:
 
 def interval(values: Sequence[float]) -> Interval:
     """Return the 95% interval of the geometric mean; Student's t, of logarithms."""
+    from scipy.stats import t  # not needed to see whether there is something to compare with
+
     logs = [math.log(value) for value in values]
     mean = fmean(logs)
     half = float(t.ppf(0.975, len(logs) - 1)) * stdev(logs) / len(logs) ** 0.5
@@ -70,6 +77,8 @@ def compare(measured: Mapping[str, Any], committed: Mapping[str, Any]) -> list[s
         print(f"{key}: {today}" if then == today else f"warning: {key}: {today}, before {then}")
     now, before = ratios(measured), ratios(committed)
     both = [name for name in before if name in now]
+    if not both:
+        sys.exit("error: the two files have no ratio in common, so nothing was compared")
     print(f"{'':52} {'committed':>24} {'measured':>24}")
     worse = []
     for name in both:

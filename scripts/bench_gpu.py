@@ -67,7 +67,7 @@ def main(given: list[str] | None = None) -> int:
     parser.add_argument("--tiny", action="store_true")
     args = parser.parse_args(given)
     if args.device == "cuda" and not torch.cuda.is_available():
-        parser.error("--device: no GPU is visible to torch; give --device cpu --tiny")
+        sys.exit("error: --device: no GPU is visible to torch; give --device cpu --tiny")
     lab = Lab(torch.device(args.device), args.tiny)
     try:
         record, known = read(args.out / FILE, lab), cells_of(args.part)

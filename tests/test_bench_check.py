@@ -57,6 +57,26 @@ def test_a_file_that_is_not_there_or_has_few_rounds_is_refused_in_one_line(tmp_p
         assert done.stderr.count("\n") == 1
 
 
+def test_a_file_with_something_else_in_it_is_refused_in_one_line(tmp_path: Path) -> None:
+    good = file(tmp_path / "good", peer=[2.1, 2.2, 2.3], gqa=[1.0, 1.1, 1.2])
+    content = json.loads(good.read_text())
+    (tmp_path / "cut").write_text(good.read_text()[:40])
+    (tmp_path / "list").write_text("[]")
+    content["benchmarks"]["nano"]["seconds"]["peer a"].pop()
+    (tmp_path / "uneven").write_text(json.dumps(content))
+    (tmp_path / "empty").write_text(json.dumps(content | {"benchmarks": {}}))
+    for name, said in (
+        ("cut", "is not what `make bench` writes (JSONDecodeError"),
+        ("list", "is not what `make bench` writes (TypeError"),
+        ("uneven", "nano has 2 of the 3 rounds that a comparison needs"),
+        ("empty", "error: the two files have no ratio in common, so nothing was compared"),
+    ):
+        done = check(tmp_path / name, good)
+        assert done.returncode == 1
+        assert said in done.stderr
+        assert done.stderr.count("\n") == 1
+
+
 def test_another_processor_or_torch_is_said(tmp_path: Path) -> None:
     rounds = [2.1, 2.2, 2.3]
     old, new = (file(tmp_path / torch, rounds, rounds, torch) for torch in ("2.11", "2.13"))

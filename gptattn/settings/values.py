@@ -150,7 +150,9 @@ def _parsed(hint: Any, text: str, path: str) -> Any:
         return TRUTHS[text.lower()]
     if bool in kinds:
         raise ConfigError(path, f"{text!r} is neither true nor false")
-    raise ConfigError(path, f"{text!r} is not {_with_article(_type_names(hint))}; give one")
+    names = _type_names(hint)
+    what = names if _words(hint) else _with_article(names)
+    raise ConfigError(path, f"{text!r} is not {what}; give one")
 
 
 def _as_float(value: int, path: str) -> float:

@@ -12,6 +12,7 @@ from gptattn.sweep.ledger import Ledger
 from gptattn.sweep.plan import Plan
 from gptattn.sweep.sharing import Share, choice_for, is_open, quickest, shares
 from gptattn.sweep.stages import Stages
+from gptattn.sweep.vectorize import grouped
 
 
 def expect(stages: Stages, estimate: Estimate, ledger: Ledger, console: Console) -> None:
@@ -20,9 +21,13 @@ def expect(stages: Stages, estimate: Estimate, ledger: Ledger, console: Console)
     Where several run at once, the longest of a seed come first, so that all end at about one time.
     """
     share, expected = _chosen(stages, estimate, ledger, console)
+    together = min(share.jobs, len(grouped(stages.everything)))
 
     def timed(some: Sequence[Plan]) -> list[Plan]:
-        known = [_with_jobs(replace(p, seconds=expected.get(p.folder)), share.jobs) for p in some]
+        known = [
+            _with_jobs(replace(p, seconds=expected.get(p.folder), together=together), share.jobs)
+            for p in some
+        ]
         if share.jobs > 1:
             known.sort(key=lambda plan: (plan.cfg.seed, -(plan.seconds or 0.0)))
         return known

@@ -51,7 +51,12 @@ class OnePrecision:
         if not asking:
             return list(plans)
         if self._chosen is None:
-            self._chosen = self._kept(asking) or _measured([plan.cfg for plan in asking])
+            self._chosen = self._kept(asking)
+            if self._chosen is None:
+                self._chosen = _measured([plan.cfg for plan in asking])
+            else:
+                kept = f"trainer.precision=auto: {self._chosen}, as chosen before"
+                make_console().print(kept, soft_wrap=True)
         chosen = self._chosen
         return [
             _with_choice(plan, chosen) if plan.cfg.trainer.precision == "auto" else plan

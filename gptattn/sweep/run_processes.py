@@ -26,7 +26,8 @@ def run_in_processes(
     """
     groups = grouped(plans)
     parallel = min(slots(plans[0].cfg), len(groups))
-    works = [_work(group, command, parallel) for group in groups]
+    # A run has the same threads however many others are left.
+    works = [_work(group, command, plans[0].together or parallel) for group in groups]
     known = all(plan.seconds is not None for plan in plans)
     console = make_console()
     console.print(_announced(len(plans), works, parallel, known))
@@ -78,7 +79,7 @@ def _can_start_again(plan: Plan) -> bool:
 
 
 def _work(group: Sequence[Plan], command: Callable[[Plan], list[str]], parallel: int) -> Work:
-    """Return the process of these runs, which is one of so many at a time."""
+    """Return the process of these runs, which share the machine with as many as `parallel` says."""
     plan, *others = group
     threads = threads_each(plan.cfg, parallel)
     # A resumed run must keep its number of threads.

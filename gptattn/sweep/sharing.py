@@ -47,8 +47,9 @@ def shares(cfg: TrainConfig, runs: int, before: int | None) -> list[Share]:
     if not is_open(cfg):
         jobs = slots(cfg)
         return [Share(jobs, threads_each(cfg, jobs))]
-    most = min(usable_cpus(), runs)
-    choices = [1, most] if before is None else [min(most, before)]
+    cores = usable_cpus()
+    # The last runs of a sweep that is gone on with have as many threads as the others had.
+    choices = [1, min(cores, runs)] if before is None else [min(cores, before)]
     return [Share(jobs, threads_each(cfg, jobs)) for jobs in dict.fromkeys(choices)]
 
 

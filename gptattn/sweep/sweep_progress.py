@@ -42,7 +42,8 @@ class SweepProgress:
         self.console, self.slots, self._known = console, slots, known
         self.total, self.ended_runs, self.failed = sum(len(work.runs) for work in works), 0, 0
         self._expected = sum(work.weight for work in works)
-        self._done = 0.0  # expected seconds of the runs that have ended
+        self._done = 0.0  # expected seconds of the works that have ended
+        self._last: Work | None = None  # that has ended; its runs end together
         self._start = time.monotonic()
         self._looked = 0.0
         self._bar: Progress | None = None
@@ -78,11 +79,12 @@ class SweepProgress:
         """Print a line with the run's loss and duration, or why it failed."""
         self.ended_runs += 1
         self.failed += not outcome.done
-        self._done += work.weight / len(work.runs)
+        if work is not self._last:
+            self._last, self._done = work, self._done + work.weight
         end = f"{_loss(outcome.folder)}{span(outcome.seconds)}" if outcome.done else outcome.reason
         state = "done" if outcome.done else "FAILED"
         line = f"[{self.ended_runs}/{self.total}] {state} {outcome.folder.name}: {end}"
-        left = self._left(self._done)
+        left = self._left(self._done) if self.ended_runs < self.total else 0.0
         # Text keeps rich from reading a name or a reason as markup.
         self.console.print(Text(line + (f"; about {span(left)} left" if left else "")))
 
@@ -115,7 +117,7 @@ class SweepProgress:
             return 0.0
         elapsed = time.monotonic() - self._start
         per_expected = elapsed / done if done else 1 / self.slots
-        return (self._expected - done) * per_expected
+        return max(0.0, self._expected - done) * per_expected
 
 
 def _loss(folder: Path) -> str:

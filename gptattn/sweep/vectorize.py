@@ -38,10 +38,9 @@ def _refusals(cfg: TrainConfig) -> Iterator[tuple[str, str]]:
     if cfg.optim.matrices is not None:
         yield f"optim={cfg.choices['optim']}", "updates the matrices of one model"
     if cfg.trainer.precision != "32-true":
-        yield (
-            f"trainer.precision={cfg.trainer.precision}",
-            "has not been tried for several seeds at once",
-        )
+        given = "auto" if cfg.trainer.auto_precision else cfg.trainer.precision
+        chose = f"chose {cfg.trainer.precision}, which " if cfg.trainer.auto_precision else ""
+        yield f"trainer.precision={given}", f"{chose}has not been tried for several seeds at once"
 
 
 def _above_zero(value: str) -> bool:

@@ -68,7 +68,7 @@ def test_a_sweep_chooses_how_to_share_the_machine_only_where_nothing_is_set(
         ("auto", None, 3, None): [Share(1, None), Share(3, 2)],
         ("auto", None, 1, None): [Share(1, None)],
         ("auto", None, 20, 8): [Share(8, 1)],
-        ("auto", None, 1, 8): [Share(1, None)],  # the last run of a sweep that is gone on with
+        ("auto", None, 1, 8): [Share(8, 1)],  # the last run of a sweep that is gone on with
         ("auto", None, 20, 16): [Share(8, 1)],  # a damaged ledger
         ("auto", 2, 20, None): [Share(4, None)],
         (2, None, 20, 8): [Share(2, 4)],
@@ -113,6 +113,7 @@ def test_what_a_sweep_chose_is_kept_for_the_same_work_alone(
 ) -> None:
     asked: list[Sequence[Share]] = []
     jobs: list[int | str | None] = []
+    together: list[int | None] = []
 
     def estimate(cfgs: Sequence[TrainConfig], ways: Sequence[Share]) -> dict[Share, list[float]]:
         asked.append(ways)
@@ -120,6 +121,7 @@ def test_what_a_sweep_chose_is_kept_for_the_same_work_alone(
 
     def launch(todo: Sequence[Plan]) -> list[object]:
         jobs.extend(plan.cfg.sweep.jobs for plan in todo)
+        together.extend(plan.together for plan in todo)
         return []
 
     def sweep(cfg: TrainConfig, seeds: int) -> None:
@@ -139,6 +141,7 @@ def test_what_a_sweep_chose_is_kept_for_the_same_work_alone(
     kept = f"sweep.jobs=auto: {each}, as chosen before\n"
     out = capfd.readouterr().out
     assert (out.count(said), out.count(kept)) == (1, 1)
+    assert together == [2] * 8
     # Neither another size of the model, nor of the batch, nor another number of runs inherits it.
     wider = replace(cfg, model=replace(cfg.model, d_model=2 * cfg.model.d_model))
     for other, seeds in ((wider, 4), (replace(cfg, batch_size=8), 4), (cfg, 5)):

@@ -65,6 +65,14 @@ def test_a_group_that_is_alone_has_all_cores(
     assert seeds.startswith(SEEDS)
 
 
+def test_the_last_run_of_a_sweep_has_the_threads_that_the_others_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (last,) = planned(tmp_path, 1, "sweep.jobs=4")
+    ((threads, beside),) = arguments([replace(last, together=4)], monkeypatch)
+    assert (threads, beside) == ("trainer.threads=2", BESIDE_OTHERS)
+
+
 def test_runs_one_after_the_other_are_told_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -36,14 +36,17 @@ def chooses(monkeypatch: pytest.MonkeyPatch, precision: Precision) -> list[int]:
 
 
 def test_a_sweep_chooses_once_and_keeps_it_when_it_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trials = chooses(monkeypatch, "bf16-mixed")
     assert sweep(tmp_path, "seed=1", "attn=mha,mqa") == 0
     assert trials == [2]
+    kept = "trainer.precision=auto: bf16-mixed, as chosen before\n"
+    assert kept not in capsys.readouterr().out
     trials = chooses(monkeypatch, "32-true")
     assert sweep(tmp_path, "seed=1,2", "attn=mha") == 0
     assert trials == []
+    assert kept in capsys.readouterr().out
     runs = run_folders(tmp_path)
     assert len(runs) == 3
     assert {config(run)["trainer"]["precision"] for run in runs} == {"bf16-mixed"}

@@ -65,6 +65,17 @@ def test_what_seeds_cannot_have_together_is_refused_by_name(override: str) -> No
     check_vectorize(settings(override))
 
 
+def test_a_precision_that_the_sweep_chose_is_named_as_it_was_asked_for() -> None:
+    with pytest.raises(
+        ConfigError, match=r"trainer\.precision=auto, which chose bf16-mixed, which"
+    ):
+        check_vectorize(
+            settings(
+                "sweep.vectorize=2", "trainer.precision=bf16-mixed", "trainer.auto_precision=true"
+            )
+        )
+
+
 def test_another_launcher_cannot_do_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = tiny(tmp_path, "seed=1,2", "sweep.vectorize=2", "hydra/launcher=basic")
     assert command(tmp_path, "-m", *given) == 2
