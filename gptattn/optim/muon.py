@@ -26,9 +26,9 @@ class Muon(MatrixRule):
     """The direction of a matrix [m, n] is rms * sqrt(max(m, n)) times about U V^T of U S V^T.
 
     U S V^T is the average gradient m <- momentum m + (1 - momentum) g, with `nesterov` that average
-    taken one step further. The direction's numbers have the root mean square `rms`; AdamW's have
-    about 0.2, so that one learning rate suits both. Matrices of one shape, or its transpose, are
-    done together.
+    taken one step further. The direction's numbers have about the root mean square `rms`, more with
+    fewer than five steps; AdamW's have about 0.2, so that one learning rate suits both. Matrices of
+    one shape, or its transpose, are done together.
 
     `iteration` and its `steps` bring the singular values near 1. With `every` above 1 only each so
     many-th step computes them anew; those between use the last one's correction, unless weights
