@@ -34,9 +34,7 @@ class Plan:
     bytes_on_disk: int = 0  # expected size of the folder; 0: not known yet
     making: Making | None = None  # that the run would have if it started now; None: not known yet
     seconds: float | None = None  # rough duration, alone on the machine; None: unknown
-    together: int | None = (
-        None  # processes at a time in its sweep, also of runs done; None: unknown
-    )
+    together: int | None = None  # processes at a time in the sweep, were none done; None: unknown
     variant: str = ""  # the entry of hydra.sweeper.variants that it comes from, if any
 
     @property
