@@ -27,12 +27,15 @@ $(STAMP): pyproject.toml constraints.txt
 train: $(STAMP)
 	$(BIN)/python train.py $(ARGS)
 
+# Two workers with a thread each: on two cores, two threads each would wait for one another.
+PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 2 --dist worksteal
+
 # Without the few tests that start many processes or install a wheel: test-slow has those.
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow" $(ARGS)
+	$(PYTEST) -m "not slow" $(ARGS)
 
 test-slow: $(STAMP)
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow $(ARGS)
+	$(PYTEST) -m slow $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .
