@@ -1,9 +1,12 @@
 """Texts from a file, a folder and a download, and the errors that name what is refused."""
 
+import ast
 import hashlib
+import inspect
 import io
 import os
 import sys
+import sysconfig
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -11,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from gptattn.data.text import SHAKESPEARE_SHA256, cache_folder, pydocs, shakespeare, text
+from gptattn.data.text import SHAKESPEARE_SHA256, cache_folder, pydocs, shakespeare, stdlib, text
+from gptattn.data.text_file import TextFile
 from gptattn.errors import DataError, UserError
 
 
@@ -32,6 +36,40 @@ def test_a_python_without_pydocs_says_which_data_to_use(monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
     with pytest.raises(DataError, match=r"data=text data\.path="):
         pydocs()
+
+
+def test_the_standard_library_is_its_sources_without_tests_and_no_file_is_on_both_sides() -> None:
+    corpus = stdlib()
+    trained = {"".join(document()) for document in corpus.documents}
+    held_out = {"".join(document()) for document in corpus.held_out}
+    assert inspect.getsource(ast) in trained | held_out
+    assert inspect.getsource(pytest) not in trained | held_out
+    assert len(corpus.documents) > 10 * len(corpus.held_out) > 100
+    names = [[str(d) for d in side] for side in (corpus.documents, corpus.held_out)]
+    assert all(side == sorted(side) for side in names)
+    assert not set(names[0]) & set(names[1])
+
+
+def test_files_stay_on_their_side_when_others_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sysconfig, "get_path", lambda _: str(tmp_path))
+    with pytest.raises(DataError, match=r"no source files in .*; use data=text data\.path="):
+        stdlib()
+
+    def held_out(names: range) -> set[str]:
+        for i in names:
+            (tmp_path / f"{i}.py").write_text(f"x = {i}")
+        return {
+            document.path.name for document in stdlib().held_out if isinstance(document, TextFile)
+        }
+
+    few = held_out(range(200))
+    assert few
+    assert few == {n for n in held_out(range(200, 300)) if int(n[:-3]) < 200}
+    (tmp_path / "test").mkdir()
+    (tmp_path / "test" / "new.py").write_text("no")
+    assert len(stdlib().documents) + len(stdlib().held_out) == 300
 
 
 def test_a_folder_is_its_files_sorted_without_the_hidden_ones(tmp_path: Path) -> None:
