@@ -116,6 +116,30 @@ def smallest_difference(deviation: float, n: int, comparisons: int = 1) -> float
     return deviation * found.root
 
 
+def stein_seeds(deviation: float, half_width: float, first: int, comparisons: int = 1) -> int:
+    """Return how many seeds an interval of the mean +- `half_width` needs, by Stein's two stages.
+
+    `deviation` is that of the paired differences over the `first` >= 2 seeds of the first stage,
+    which count: the answer is never below `first`. The interval is `stein_interval`'s.
+    Source: Stein 1945, Annals of Mathematical Statistics 16, 243-258.
+    """
+    return max(first, math.ceil((critical_t(first, comparisons) * deviation / half_width) ** 2))
+
+
+def stein_interval(values: ArrayLike, first: int, comparisons: int = 1) -> Interval | None:
+    """Return Stein's interval for the mean of `values` [n], the first stage's first; None if n < 2.
+
+    The deviation and its degrees of freedom are those of the `first` values alone, because they
+    decided how many there are; so the confidence is 95% over all comparisons together, whatever
+    the deviation. Source: Stein 1945, Annals of Mathematical Statistics 16, 243-258.
+    """
+    x = np.asarray(values, dtype=np.float64)
+    if len(x) < 2:
+        return None
+    half = critical_t(first, comparisons) * x[:first].std(ddof=1) / math.sqrt(len(x))
+    return float(x.mean() - half), float(x.mean() + half)
+
+
 def pareto_front(costs: ArrayLike, losses: ArrayLike) -> list[int]:
     """Return the indices, by cost, of the points on the Pareto front; lower is better in both.
 

@@ -14,6 +14,8 @@ from gptattn.compare.statistics import (
     power,
     seeds_needed,
     smallest_difference,
+    stein_interval,
+    stein_seeds,
     t_interval,
 )
 
@@ -159,3 +161,49 @@ def test_the_front_holds_what_no_other_point_beats() -> None:
     # Point 2 loses to 1 at the same cost; 3 costs more than 1 for the same loss; 0 and 5 are equal.
     assert sorted(pareto_front(costs, losses)) == [0, 1, 4, 5]
     assert pareto_front([], []) == []
+
+
+def test_the_seeds_of_steins_second_stage_by_hand() -> None:
+    # (3.961 * 0.03 / 0.02) squared is 35.3, with t of 4 degrees at 5% shared by three comparisons.
+    assert stein_seeds(0.03, 0.02, first=5, comparisons=3) == 36
+    assert stein_seeds(0.001, 0.02, first=5, comparisons=3) == 5  # what was run is not taken back
+    assert stein_seeds(0.03, 0.005, first=5, comparisons=3) == 565
+
+
+def test_steins_interval_has_the_deviation_of_the_first_stage() -> None:
+    # First stage: deviation 1, t(0.975, 2) = 4.302653. Over all nine values the mean is 4.
+    values = [1.0, 2.0, 3.0, 100.0, -64.0, 5.0, -4.0, -8.0, 1.0]
+    half = 4.302653 / 3
+    assert stein_interval(values, 3) == pytest.approx((4 - half, 4 + half), abs=1e-6)
+    assert stein_interval(values[:3], 3) == pytest.approx(t_interval(values[:3]))
+    assert stein_interval([1.0], 5) is None
+
+
+@pytest.mark.parametrize("tails", ["normal", "heavy"])
+@pytest.mark.parametrize("first", [5, 8])
+def test_two_stages_keep_their_promise_on_simulated_sweeps(tails: str, first: int) -> None:
+    # Three variants and their baseline share seeds, and each variant stops at its own number.
+    # Heavy tails are those of t with 5 degrees of freedom, of the same variance.
+    deviation, half_width, variants, sweeps = 0.02, 0.02, 3, SIMULATIONS // 2
+    generator = np.random.default_rng(0)
+
+    def draw(seeds: int) -> np.ndarray:
+        shape = (variants + 1, seeds)
+        if tails == "normal":
+            return deviation * generator.standard_normal(shape)
+        return deviation * math.sqrt(3 / 5) * generator.standard_t(5, shape)
+
+    missed = 0
+    for _ in range(sweeps):
+        losses = draw(first)
+        spread = (losses[1:] - losses[0]).std(axis=1, ddof=1)
+        counts = [stein_seeds(float(s), half_width, first, variants) for s in spread]
+        losses = np.concatenate([losses, draw(max(counts) - first)], axis=1)
+        found = [
+            stein_interval(row[:n] - losses[0, :n], first, variants)
+            for row, n in zip(losses[1:], counts, strict=True)
+        ]
+        assert all(high - low <= 2 * half_width + 1e-12 for low, high in filter(None, found))
+        missed += any(low > 0 or high < 0 for low, high in filter(None, found))
+    # All means are equal, so what misses 0 is a false claim too.
+    assert missed <= binom.ppf(0.999, sweeps, 0.05)
