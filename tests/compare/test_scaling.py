@@ -1,0 +1,138 @@
+"""Scaling laws: exact curves, a published table, and simulated ladders."""
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+from scipy.stats import binom
+
+from gptattn.compare import scaling
+from gptattn.compare.scaling import (
+    Ladder,
+    choose_law,
+    exponents_differ,
+    fit_own,
+    fit_shared,
+    lack_of_fit,
+    multipliers,
+)
+
+COMPUTE = np.array([1e12, 4e12, 16e12, 64e12, 256e12])
+FLOOR = 1.2
+SPENDING = {"mha": 1.0, "gqa": 0.95, "mqa": 0.9}  # variants of one size differ in compute
+FACTORS = {"mha": 1.0, "gqa": 1.02, "mqa": 1.05}
+SAME = dict.fromkeys(FACTORS, 0.2)
+APART = {"mha": 0.2, "gqa": 0.2, "mqa": 0.27}
+
+
+@pytest.fixture(autouse=True)
+def few_resamples(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draw seeds often enough for these tests."""
+    monkeypatch.setattr(scaling, "RESAMPLES", 30)
+
+
+def ladder(
+    exponents: Mapping[str, float],
+    deviation: float = 0.0,
+    generator: np.random.Generator | None = None,
+    seeds: int = 3,
+) -> Ladder:
+    """Return losses on exact laws, plus noise."""
+    generator = generator or np.random.default_rng(0)
+    compute = {name: COMPUTE * share for name, share in SPENDING.items()}
+    losses = {
+        name: FLOOR
+        + FACTORS[name] * (compute[name][:, None] / 1e13) ** -exponents[name]
+        + deviation * generator.standard_normal((len(COMPUTE), seeds))
+        for name in compute
+    }
+    return Ladder(compute, losses)
+
+
+def test_curves_without_noise_are_found_again() -> None:
+    law = fit_shared(ladder(SAME))
+    assert law.floor == pytest.approx(FLOOR, abs=1e-4)
+    assert law.exponents == pytest.approx(SAME, rel=1e-4)
+    own = fit_own(ladder(APART))
+    assert own.floor == pytest.approx(FLOOR, abs=1e-3)
+    assert own.exponents == pytest.approx(APART, rel=1e-3)
+    for name, c in (("mha", 1e13), ("mqa", 3e14)):
+        loss = FLOOR + FACTORS[name] * (c / 1e13) ** -APART[name]
+        assert own.loss(name, c) == pytest.approx(loss, abs=1e-4)
+        assert own.compute(name, loss) == pytest.approx(c, rel=1e-2)
+    assert own.compute("mha", own.floor) == math.inf
+
+
+def test_the_multiplier_of_compute_by_hand() -> None:
+    # A ratio of factors of 1.05 at exponent 0.2 takes 1.05 to the fifth times the compute.
+    found = multipliers(ladder(SAME), "mha", loss=2.0)
+    assert found["mqa"].value == pytest.approx(1.05**5, rel=1e-4)
+    assert found["gqa"].value == pytest.approx(1.02**5, rel=1e-4)
+    assert multipliers(ladder(SAME, seeds=1), "mha", 2.0)["gqa"].interval is None
+
+
+def test_where_exponents_differ_the_multiplier_depends_on_the_loss() -> None:
+    found = ladder(APART, 1e-4)
+    assert exponents_differ(fit_shared(found), fit_own(found), found) < 1e-6
+    for loss in (2.2, 1.8):
+        # By the law: C = 1e13 * (A / (loss - E)) ** (1 / alpha).
+        needed = [(FACTORS[n] / (loss - FLOOR)) ** (1 / APART[n]) for n in ("mha", "mqa")]
+        value = multipliers(found, "mha", loss)["mqa"].value
+        assert value == pytest.approx(needed[1] / needed[0], rel=0.02)
+
+
+def test_equal_exponents_are_hardly_ever_told_apart() -> None:
+    generator, ladders = np.random.default_rng(5), 200
+    found = [ladder(SAME, 0.01, generator) for _ in range(ladders)]
+    told = sum(exponents_differ(fit_shared(one), fit_own(one), one) < 0.05 for one in found)
+    assert told <= binom.ppf(0.999, ladders, 0.05)
+
+
+def test_a_law_that_does_not_hold_is_seen() -> None:
+    straight = ladder(SAME, 0.003)
+    assert (lack_of_fit(choose_law(straight), straight) or 0) > 0.05
+    bent = {name: losses.copy() for name, losses in straight.losses.items()}
+    for losses in bent.values():
+        losses[-1] += 0.05  # the largest size stopped learning
+    found = Ladder(straight.compute, bent)
+    assert (lack_of_fit(choose_law(found), found) or 0) < 0.01
+    one = ladder(SAME, seeds=1)
+    assert lack_of_fit(fit_shared(one), one) is None
+
+
+def test_intervals_hold_the_true_multiplier() -> None:
+    generator = np.random.default_rng(3)
+    ladders, held = 40, 0
+    for _ in range(ladders):
+        found = multipliers(ladder(SAME, 0.01, generator), "mha", loss=2.0)["mqa"]
+        low, high = found.interval or (0, 0)
+        held += low <= 1.05**5 <= high
+    # Measured over 2,000 ladders with 400 draws: XXX
+    assert held >= binom.ppf(0.001, ladders, 0.93)
+
+
+def test_the_law_of_cerebras_gpt() -> None:
+    """Dey et al. 2023, arXiv:2304.03208: L = (f / 5.984e22)^-0.0737 + 0.5066 (sec. 3.1).
+
+    Losses on the Pile and FLOPs are those of the model card's table, rounded, and without the
+    correction for the vocabulary that the paper's own fit has.
+    """
+    flops = np.array([2.6e18, 1.3e19, 6.1e19, 2.8e20, 1.1e21, 6.3e21, 2.3e22])
+    losses = np.array([2.566, 2.299, 2.184, 1.996, 1.834, 1.704, 1.572])
+    table = Ladder({"gpt": flops}, {"gpt": losses[:, None]})
+    law = fit_shared(table.part(6))  # as in the paper, the largest model is predicted
+    assert law.floor == pytest.approx(0.5066, abs=0.02)
+    assert law.exponents["gpt"] == pytest.approx(0.0737, abs=0.006)
+    assert law.loss("gpt", flops[-1]) == pytest.approx(losses[-1], rel=0.02)
+    # Least squares: no other law is nearer to the losses, also not the published one.
+    published = (flops[:6] / 5.984e22) ** -0.0737 + 0.5066
+    assert law.squares < float(((published - losses[:6]) ** 2).sum())
+
+
+def test_ladders_with_gaps_are_refused() -> None:
+    compute = {"mha": COMPUTE, "gqa": COMPUTE}
+    with pytest.raises(ValueError, match="must be alike"):
+        Ladder(compute, {"mha": np.ones((5, 3)), "gqa": np.ones((5, 2))})
+    with pytest.raises(ValueError, match="5 values that grow"):
+        Ladder({"mha": COMPUTE[::-1]}, {"mha": np.ones((5, 3))})
