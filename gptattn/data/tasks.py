@@ -1,0 +1,191 @@
+"""Synthetic tasks, in which attention mechanisms differ sharply and cheaply.
+
+A task draws rows of ids, and the targets of the few positions that are scored; the others have
+IGNORED. Which rows a batch holds is a pure function of (seed, step), as with text.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gptattn.errors import ConfigError
+
+IGNORED = -1  # the target of a position that is not scored
+Ids = NDArray[np.int64]
+Rows = tuple[Ids, Ids]  # ids [rows, T] and targets [rows, T]
+
+
+@dataclass(frozen=True)
+class Task(ABC):
+    """A synthetic task on ids 0 .. vocab_size - 1."""
+
+    vocab_size: int
+
+    @abstractmethod
+    def draw(self, generator: np.random.Generator, rows: int, length: int) -> Rows:
+        """Draw so many rows of `length` ids each, with their targets."""
+
+    @abstractmethod
+    def check(self, length: int) -> None:
+        """Raise ConfigError if there are no rows of this length."""
+
+
+@dataclass(frozen=True)
+class Recall(Task):
+    """Multi-query associative recall: pairs of key and value, then keys that ask for the values.
+
+    With three pairs, `.` for random ids, which are in neither place, and what is scored below:
+
+        A 4 B 3 C 6 . . B . A . . . C .
+                        3   4       6
+
+    Keys are of the lower half of the vocabulary, values of the upper, none twice in a row. How far
+    a key is asked for from the pairs follows a power law: most are near, some far away.
+    Source: Arora et al. 2023 (Zoology), arXiv:2312.04927, appendix E.1.
+    """
+
+    vocab_size: int = 8192
+    pairs: int = 8
+    power: float = 0.01  # of the gaps' law, p ~ gap ** (power - 1)
+
+    def check(self, length: int) -> None:
+        """Raise ConfigError unless the pairs, and as many places to ask, fit into a row."""
+        if not 1 <= self.pairs <= length // 4:
+            raise ConfigError(
+                "data.pairs",
+                f"{self.pairs} pairs do not fit into {length} ids; give 1 to {length // 4}",
+            )
+        if self.vocab_size < 2 * self.pairs + 2:
+            raise ConfigError("data.vocab_size", f"must be at least {2 * self.pairs + 2}")
+
+    def draw(self, generator: np.random.Generator, rows: int, length: int) -> Rows:
+        """Draw rows; see `Task`."""
+        half, pairs = self.vocab_size // 2, self.pairs
+        keys = _different(generator, rows, half - 1, pairs) + 1
+        values = _different(generator, rows, self.vocab_size - half, pairs) + half
+        ids = generator.integers(self.vocab_size, size=(rows, length))
+        ids[:, 0 : 2 * pairs : 2], ids[:, 1 : 2 * pairs : 2] = keys, values
+        places = (length - 2 * pairs) // 2
+        law = np.arange(1, places + 1) ** (self.power - 1.0)
+        asked = 2 * pairs + 2 * _different(generator, rows, places, pairs, law)
+        targets = np.full((rows, length), IGNORED)
+        np.put_along_axis(ids, asked, keys, axis=1)
+        np.put_along_axis(targets, asked, values, axis=1)
+        return ids, targets
+
+
+@dataclass(frozen=True)
+class Copy(Task):
+    """Copying: random ids, a separator, and the same ids again, all of which are scored.
+
+        A B C | A B C
+              A B C .
+
+    The row is cut after the last id but one, so that half of the positions are scored.
+    Source: Jelassi et al. 2024, arXiv:2402.01032, sec. 2.
+    """
+
+    vocab_size: int = 64
+
+    def check(self, length: int) -> None:
+        """Raise ConfigError for a row that has no half."""
+        if length < 2 or length % 2:
+            raise ConfigError("model.context_length", f"{length} is not even; data=copy needs it")
+
+    def draw(self, generator: np.random.Generator, rows: int, length: int) -> Rows:
+        """Draw rows; see `Task`. The separator is id 0."""
+        half = length // 2
+        content = generator.integers(1, self.vocab_size, size=(rows, half))
+        ids = np.concatenate([content, np.zeros((rows, 1), np.int64), content[:, :-1]], axis=1)
+        targets = np.full((rows, length), IGNORED)
+        targets[:, half:] = content
+        return ids, targets
+
+
+@dataclass(frozen=True)
+class Induction(Task):
+    """Induction: random ids, among them a marker; what followed it is asked for at the end.
+
+        . . | D . . . . |
+                        D
+
+    Source: Olsson et al. 2022, arXiv:2209.11895; the form is that of Fu et al. 2023 (H3),
+    arXiv:2212.14052, sec. 3.1.
+    """
+
+    vocab_size: int = 64
+
+    def check(self, length: int) -> None:
+        """Raise ConfigError for a row too short to have the marker twice."""
+        if length < 3:
+            raise ConfigError("model.context_length", f"{length} is below 3")
+
+    def draw(self, generator: np.random.Generator, rows: int, length: int) -> Rows:
+        """Draw rows; see `Task`. The marker is id 0."""
+        ids = generator.integers(1, self.vocab_size, size=(rows, length))
+        first = generator.integers(length - 2, size=rows)
+        every = np.arange(rows)
+        ids[every, first] = ids[:, -1] = 0
+        targets = np.full((rows, length), IGNORED)
+        targets[:, -1] = ids[every, first + 1]
+        return ids, targets
+
+
+@dataclass(frozen=True)
+class SelectiveCopy(Task):
+    """Selective copying: a few ids among blanks, at random places, then given back in order.
+
+        . A . . B C . | | |
+                      A B C
+
+    Source: Gu and Dao 2023 (Mamba), arXiv:2312.00752, sec. 3.1 and appendix E.1.
+    """
+
+    vocab_size: int = 18
+    tokens: int = 16  # to be given back
+
+    def check(self, length: int) -> None:
+        """Raise ConfigError unless the ids fit into a row twice."""
+        if not 1 <= self.tokens <= length // 2:
+            raise ConfigError(
+                "data.tokens",
+                f"{self.tokens} ids do not fit into {length} twice; give 1 to {length // 2}",
+            )
+
+    def draw(self, generator: np.random.Generator, rows: int, length: int) -> Rows:
+        """Draw rows; see `Task`. Blanks are id 0, the marks at the end id 1."""
+        content = generator.integers(2, self.vocab_size, size=(rows, self.tokens))
+        places = np.sort(_different(generator, rows, length - self.tokens, self.tokens), axis=1)
+        ids = np.zeros((rows, length), np.int64)
+        np.put_along_axis(ids, places, content, axis=1)
+        ids[:, -self.tokens :] = 1
+        targets = np.full((rows, length), IGNORED)
+        targets[:, -self.tokens :] = content
+        return ids, targets
+
+
+def task_rows(task: Task, seed: int, step: int, rows: int, length: int) -> Rows:
+    """Return the rows of optimizer step `step`: a pure function of (seed, step)."""
+    return task.draw(np.random.Generator(np.random.Philox(key=[seed, step])), rows, length)
+
+
+def _different(
+    generator: np.random.Generator,
+    rows: int,
+    numbers: int,
+    count: int,
+    weights: NDArray[np.float64] | None = None,
+) -> Ids:
+    """Draw `count` different numbers below `numbers` for each row, in random order.
+
+    `weights`: of the numbers, drawn one after the other without replacement. The largest of
+    Gumbel's noise plus the logarithms are such a draw (Efraimidis and Spirakis 2006).
+    """
+    noise = generator.gumbel(size=(rows, numbers))
+    if weights is not None:
+        noise += np.log(weights)
+    best = np.argpartition(-noise, count - 1, axis=1)[:, :count]
+    order = np.argsort(-np.take_along_axis(noise, best, axis=1), axis=1)
+    return np.take_along_axis(best, order, axis=1)

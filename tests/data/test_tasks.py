@@ -1,0 +1,99 @@
+"""Synthetic tasks: each row can be solved by hand from what it holds, and only so."""
+
+import numpy as np
+import pytest
+from scipy.stats import chisquare
+
+from gptattn.data.tasks import (
+    IGNORED,
+    Copy,
+    Induction,
+    Recall,
+    SelectiveCopy,
+    Task,
+    _different,
+    task_rows,
+)
+from gptattn.errors import ConfigError
+
+TASKS = [Recall(64, pairs=5), Copy(), Induction(), SelectiveCopy(tokens=6)]
+
+
+def answers(task: Task, ids: list[int]) -> list[int]:
+    """Solve one row in plain Python: the targets, from the ids alone."""
+    found = [IGNORED] * len(ids)
+    if isinstance(task, Recall):
+        told = dict(zip(ids[0 : 2 * task.pairs : 2], ids[1 : 2 * task.pairs : 2], strict=True))
+        for place in range(2 * task.pairs, len(ids), 2):
+            found[place] = told.get(ids[place], IGNORED)
+    elif isinstance(task, Copy):
+        middle = ids.index(0)
+        found[middle:] = ids[:middle]
+    elif isinstance(task, Induction):
+        found[-1] = ids[ids.index(0) + 1]
+    elif isinstance(task, SelectiveCopy):
+        found[ids.index(1) :] = [i for i in ids if i > 1]
+    return found
+
+
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: type(task).__name__)
+def test_every_row_is_solved_by_the_rule_of_its_task(task: Task) -> None:
+    task.check(48)
+    ids, targets = task_rows(task, 1, 7, rows=200, length=48)
+    assert ids.shape == targets.shape == (200, 48)
+    assert 0 <= ids.min() <= ids.max() < task.vocab_size
+    for row, expected in zip(ids.tolist(), targets.tolist(), strict=True):
+        solved = answers(task, row)
+        scored = [i for i, target in enumerate(expected) if target != IGNORED]
+        assert scored
+        # A filler of `Recall` may be a key by chance; it is not scored.
+        assert [solved[i] for i in scored] == [expected[i] for i in scored]
+
+
+@pytest.mark.parametrize("task", TASKS, ids=lambda task: type(task).__name__)
+def test_rows_are_a_function_of_seed_and_step(task: Task) -> None:
+    first, again = (task_rows(task, 3, 5, 4, 32) for _ in range(2))
+    assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
+    for seed, step in ((3, 6), (4, 5)):
+        assert not np.array_equal(first[0], task_rows(task, seed, step, 4, 32)[0])
+
+
+def test_recall_asks_for_each_key_once_and_mostly_near_the_pairs() -> None:
+    task = Recall(64, pairs=4)
+    ids, targets = task_rows(task, 1, 1, rows=2_000, length=64)
+    assert ((targets != IGNORED).sum(axis=1) == 4).all()
+    keys = np.sort(ids[:, 0:8:2], axis=1)
+    asked = np.sort(ids[targets != IGNORED].reshape(-1, 4), axis=1)
+    assert np.array_equal(keys, asked)
+    assert (np.diff(keys, axis=1) > 0).all()
+    assert 1 <= keys.min() <= keys.max() < 32 <= targets.max() < 64
+    gaps = (np.nonzero(targets != IGNORED)[1] - 8) // 2
+    # The law p ~ gap ** -0.99 puts about half of its weight on the first seven of 28 places.
+    assert 0.55 < (gaps < 7).mean() < 0.75
+
+
+def test_numbers_are_drawn_by_their_weights_without_one_twice() -> None:
+    weights = np.array([4.0, 2.0, 1.0, 1.0])
+    drawn = _different(np.random.default_rng(0), 8_000, 4, 2, weights)
+    assert (drawn[:, 0] != drawn[:, 1]).all()
+    first = np.bincount(drawn[:, 0], minlength=4)
+    assert chisquare(first, 8_000 * weights / weights.sum()).pvalue > 0.001
+    # After number 0, the others are drawn in the proportion of what is left: 2, 1, 1.
+    second = np.bincount(drawn[drawn[:, 0] == 0, 1], minlength=4)[1:]
+    assert chisquare(second, second.sum() * np.array([0.5, 0.25, 0.25])).pvalue > 0.001
+
+
+@pytest.mark.parametrize(
+    ("task", "length", "field"),
+    [
+        (Recall(pairs=9), 32, "data.pairs"),
+        (Recall(16, pairs=8), 64, "data.vocab_size"),
+        (Copy(), 33, "model.context_length"),
+        (Induction(), 2, "model.context_length"),
+        (SelectiveCopy(tokens=17), 32, "data.tokens"),
+    ],
+)
+def test_rows_that_cannot_be_are_refused_by_field(task: Task, length: int, field: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        task.check(length)
+    assert refused.value.field == field
