@@ -68,7 +68,7 @@ class Recall(Task):
         ids = generator.integers(self.vocab_size, size=(rows, length))
         ids[:, 0 : 2 * pairs : 2], ids[:, 1 : 2 * pairs : 2] = keys, values
         places = (length - 2 * pairs) // 2
-        law = np.arange(1, places + 1) ** (self.power - 1.0)
+        law = np.arange(1, places + 1, dtype=np.float64) ** (self.power - 1.0)
         asked = 2 * pairs + 2 * _different(generator, rows, places, pairs, law)
         targets = np.full((rows, length), IGNORED)
         np.put_along_axis(ids, asked, keys, axis=1)
