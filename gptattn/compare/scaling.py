@@ -135,17 +135,15 @@ def fit_own(ladder: Ladder) -> Law:
     tiny = np.finfo(float).tiny
     first = [start.floor, *([math.log(start.exponents[names[0]])] * count)]
     first += [math.log(max(start.factors[name], tiny)) for name in names]
-    low, high = (math.log(limit) for limit in EXPONENTS)
-    free = [np.inf] * count
+    least, most = map(math.log, EXPONENTS)
+    lower = np.array([0.0, *[least] * count, *[-np.inf] * count])
+    upper = np.array([np.inf, *[most] * count, *[np.inf] * count])
     found = least_squares(
-        residuals,
-        np.clip(first, [0, *[low] * count, *(-x for x in free)], [np.inf, *[high] * count, *free]),
-        bounds=([-1e-12, *[low] * count, *(-x for x in free)], [np.inf, *[high] * count, *free]),
-        x_scale="jac",
+        residuals, np.clip(first, lower, upper), bounds=(lower, upper), x_scale="jac"
     )
     x = found.x
     return Law(
-        floor=float(max(x[0], 0.0)),
+        floor=float(x[0]),
         unit=start.unit,
         factors=dict(zip(names, map(float, np.exp(x[count + 1 :])), strict=True)),
         exponents=dict(zip(names, map(float, np.exp(x[1 : count + 1])), strict=True)),

@@ -51,11 +51,13 @@ def stdlib() -> Corpus:
     """
     left_out: set[str] = set()
     root = Path(sysconfig.get_path("stdlib"))
+    names: list[str] = []
+    for folder, below, files in os.walk(root):
+        below[:] = set(below) - OUTSIDE  # not walked: what is installed may be much more
+        sources = (f for f in files if f.endswith(".py") and not f.startswith(BUILT))
+        names += ((Path(folder) / file).relative_to(root).as_posix() for file in sources)
     documents, held_out = [], []
-    for name in sorted(f.relative_to(root).as_posix() for f in root.rglob("*.py")):
-        parts = name.split("/")
-        if OUTSIDE.intersection(parts) or parts[-1].startswith(BUILT):
-            continue
+    for name in sorted(names):
         file = TextFile(root / name, "data", left_out)
         if not file.is_empty():
             share = int(hashlib.sha256(name.encode()).hexdigest()[:8], 16) / 2**32
