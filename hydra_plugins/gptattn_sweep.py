@@ -63,7 +63,7 @@ class LedgerSweeper(BasicSweeper):
         in_processes = isinstance(self.launcher, ProcessLauncher)
         self._start_clock(in_processes)
         loader = self.hydra_context.config_loader
-        asked = jobs_of(loader, [*self._parse_config(), *arguments], self.variants)
+        asked = jobs_of(loader, [*self._parse_config(), *arguments], self.variants, self._rungs())
         jobs, at_rates = self._at_rates(asked) if self.tune is not None else (asked, {})
         total = sum(map(len, jobs.values()))
         make_console().print(f"planning {total:,} run{'s' * (total != 1)}")
@@ -81,6 +81,17 @@ class LedgerSweeper(BasicSweeper):
                 estimate=estimator.timing if estimator is not None else None,
                 later=later,
             )
+
+    def _rungs(self) -> list[list[str]]:
+        """Return the overrides of each size of the ladder. Raises ConfigError."""
+        from gptattn.settings.config import LadderConfig
+        from gptattn.settings.values import check_ranges, typed
+        from gptattn.sweep.ladder import rungs
+
+        assert self.config is not None
+        found = typed(LadderConfig, OmegaConf.to_container(self.config.ladder), "ladder")
+        check_ranges(found, "ladder.")
+        return rungs(found)
 
     def _start_clock(self, in_processes: bool) -> None:
         """Note when the minutes are over. Raises ConfigError if the launcher cannot stop runs."""

@@ -1,6 +1,7 @@
 """The overrides of each run of a sweep: every combination of the values given, for every variant.
 
-A variant is an entry of `hydra.sweeper.variants`: overrides that belong together.
+A variant is an entry of `hydra.sweeper.variants`: overrides that belong together. With a ladder,
+each variant is trained at each of its sizes.
 """
 
 import re
@@ -14,6 +15,7 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
 from gptattn.errors import ConfigError
+from gptattn.sweep import ladder
 from gptattn.sweep.plan import VARIANTS
 
 MOST_RUNS = 10_000  # of one sweep
@@ -22,17 +24,25 @@ OPEN, CLOSE = "([{", ")]}"
 Jobs = dict[str, list[list[str]]]  # a variant's entry -> the overrides of its runs
 
 
-def jobs_of(loader: ConfigLoader, arguments: Sequence[str], variants: Sequence[str] | None) -> Jobs:
+def jobs_of(
+    loader: ConfigLoader,
+    arguments: Sequence[str],
+    variants: Sequence[str] | None,
+    rungs: Sequence[Sequence[str]] = (),
+) -> Jobs:
     """Return the jobs that `arguments` and each variant together ask for; "" without variants.
 
-    Raises ConfigError for no runs or more than MOST_RUNS, for a variant that cannot be read, and
-    for one that sets what an argument or the whole sweep sets.
+    `rungs` are the overrides of each size of a ladder, if there is one. Raises ConfigError for no
+    runs or more than MOST_RUNS, for a variant that cannot be read, and for one that sets what an
+    argument, the ladder or the whole sweep sets.
     """
     parser = OverridesParser.create(config_loader=loader)
     given = parser.parse_overrides(list(arguments))
+    sizes = [parser.parse_overrides(list(rung)) for rung in rungs]
     jobs: Jobs = {}
     for variant in variants or [""]:
         own = _parsed(parser, variant)
+        _check_apart_from(sizes, [*given, *own])
         for override in own:
             if re.match(r"hydra([./]|$)", override.key_or_group):
                 raise ConfigError(
@@ -46,10 +56,22 @@ def jobs_of(loader: ConfigLoader, arguments: Sequence[str], variants: Sequence[s
                     f"is also in {VARIANTS}, {variant!r}; leave it out, or give another list",
                 )
         _check_size([*given, *own])
-        (jobs[variant],) = BasicSweeper.split_arguments([*own, *given], None)
+        jobs[variant] = []
+        for size in sizes or [[]]:
+            (some,) = BasicSweeper.split_arguments([*own, *size, *given], None)
+            jobs[variant] += some
     if sum(map(len, jobs.values())) > MOST_RUNS:
         raise ConfigError("command line", f"asks for more than {MOST_RUNS:,} runs; give fewer")
     return jobs
+
+
+def _check_apart_from(sizes: Sequence[Sequence[Override]], others: Sequence[Override]) -> None:
+    """Raise ConfigError if another override sets what the ladder sets, or another budget."""
+    set_ = {override.key_or_group for size in sizes for override in size}
+    for override in others:
+        key = override.key_or_group
+        if sizes and (key in set_ or key.startswith("budget.")):
+            raise ConfigError(key, f"has no place beside {ladder.FIELD}; leave one of them out")
 
 
 def _parsed(parser: OverridesParser, variant: str) -> list[Override]:

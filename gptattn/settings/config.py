@@ -151,6 +151,18 @@ class SweepConfig:
 
 
 @dataclass
+class LadderConfig:
+    """The sizes of the models that a `-m` command trains, each with tokens in proportion.
+
+    `sizes`: as `64x2`, for `model.d_model` and `model.num_layers`, smallest first; None: `model`
+    and `budget` alone. `tokens_per_parameter`: training tokens / `sweep.ladder.parameters`.
+    """
+
+    sizes: list[str] | None = None
+    tokens_per_parameter: float = field(default=20.0, metadata=within(above=0, most=1e6))
+
+
+@dataclass
 class TrainConfig:
     """All settings of a run; `conf/train.yaml` explains each.
 
@@ -194,6 +206,7 @@ class TrainConfig:
     sample: SampleConfig
     trainer: TrainerConfig
     sweep: SweepConfig
+    ladder: LadderConfig = field(default_factory=LadderConfig)
 
     @property
     def variant(self) -> str:

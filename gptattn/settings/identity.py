@@ -44,7 +44,10 @@ RECORD = BOUND
 MEANINGS: tuple[tuple[str, Meaning], ...] = (
     (r"seed", SEED),
     (r"budget(\..+)?", LENGTH),
-    (r"validation\.count|log_every|log_heads|hang_seconds|cache_dir|(sample|sweep)(\..+)?", VIEW),
+    (
+        r"validation\.count|log_every|log_heads|hang_seconds|cache_dir|(sample|sweep|ladder)(\..+)?",
+        VIEW,
+    ),
     (r"data\.(val_)?path|tokenizer\.path", PLACE),
     (r"init_from|trainer|trainer\.(accelerator|threads|deterministic)", BOUND),
     (r"experiment_name|checkpoint|allow_targets(\[.*)?", BOUND),

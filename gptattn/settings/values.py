@@ -87,7 +87,11 @@ def typed(kind: type[T], node: Any, path: str = "") -> T:
     """
     hints = get_type_hints(kind)
     assert is_dataclass(kind)
-    later = {field.name for field in fields(kind) if field.default is not MISSING}
+    later = {
+        field.name
+        for field in fields(kind)
+        if (field.default, field.default_factory) != (MISSING, MISSING)
+    }
     if not isinstance(node, dict):
         names = ", ".join(hints)
         raise ConfigError(path or "settings", f"{node!r} is not a table; give one with {names}")
