@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from gptattn.cli.sweep_jobs import Jobs
     from gptattn.sweep.one_precision import OnePrecision
     from gptattn.sweep.plan import Plan
+    from gptattn.sweep.run_sweep import Swept
     from gptattn.sweep.stages import Later
 
 
@@ -36,7 +37,8 @@ class LedgerSweeper(BasicSweeper):
     not end the sweep, and one table is printed at the end. `variants` are overrides that belong
     together, for a product with those of `params`. A second stage follows with `uptrain`, whose
     runs start from the weights of others (`gptattn.sweep.second_stage`), or with `tune`, where the
-    first finds each variant's learning rate (`gptattn.sweep.tuning`).
+    first finds each variant's learning rate (`gptattn.sweep.tuning`). With `sweep.until`, more
+    seeds follow (`gptattn.sweep.until`).
     """
 
     def __init__(
@@ -50,26 +52,49 @@ class LedgerSweeper(BasicSweeper):
         super().__init__(max_batch_size, params)
         self.uptrain, self.variants, self.tune = uptrain, variants, tune
         self.precision: OnePrecision | None = None
-        self.until = math.inf  # time.monotonic() when the sweep's minutes are over
+        self.end = math.inf  # time.monotonic() when the sweep's minutes are over
 
     def sweep(self, arguments: list[str]) -> Any:
-        from gptattn.cli.sweep_jobs import jobs_of
+        from gptattn.cli.sweep_jobs import jobs_of, with_seeds
+        from gptattn.machine.console import make_console
+        from gptattn.sweep.until import Until
+
+        assert self.hydra_context is not None
+        assert self.config is not None
+        self._start_clock()
+        loader = self.hydra_context.config_loader
+        jobs = jobs_of(loader, [*self._parse_config(), *arguments], self.variants, self._rungs())
+        if self.config.sweep.until is None:
+            return self._swept(jobs, list).returns
+        if self.uptrain is not None:
+            raise ConfigError("sweep.until", "has no place beside uptrain; leave one out")
+        tuning = {self.tune["seed"]} if self.tune is not None and "seed" in self.tune else set()
+        until = Until(Path(self.config.hydra.sweep.dir), tuning)
+        swept = self._swept(jobs, until.begin)
+        if not swept.complete:
+            return swept.returns
+        decision = until.decide(swept.results)
+        for line in decision.lines:
+            make_console().print(line, markup=False, soft_wrap=True)
+        if not decision.counts:
+            return swept.returns
+        return self._swept(with_seeds(jobs, decision.seeds), decision.chosen).returns
+
+    def _swept(self, asked: Jobs, chosen: Callable[[list[Plan]], list[Plan]]) -> Swept:
+        """Run the plans of the jobs, of those that are compared the ones that `chosen` returns."""
         from gptattn.machine.console import make_console
         from gptattn.machine.signals import ending_at_once
         from gptattn.sweep.estimate import Estimator
 
-        assert self.hydra_context is not None
         assert self.config is not None
-        in_processes = isinstance(self.launcher, ProcessLauncher)
-        self._start_clock(in_processes)
-        loader = self.hydra_context.config_loader
-        asked = jobs_of(loader, [*self._parse_config(), *arguments], self.variants, self._rungs())
         jobs, at_rates = self._at_rates(asked) if self.tune is not None else (asked, {})
         total = sum(map(len, jobs.values()))
         make_console().print(f"planning {total:,} run{'s' * (total != 1)}")
+        in_processes = isinstance(self.launcher, ProcessLauncher)
         with Estimator() if in_processes else nullcontext() as estimator:
             plans = self._planned(jobs)
-            later = self._later(plans, at_rates)
+            plans = plans if self.tune is not None else chosen(plans)
+            later = self._later(plans, at_rates, chosen)
             with ending_at_once():
                 from gptattn.sweep.run_sweep import run_sweep
 
@@ -93,17 +118,17 @@ class LedgerSweeper(BasicSweeper):
         check_ranges(found, "ladder.")
         return rungs(found)
 
-    def _start_clock(self, in_processes: bool) -> None:
+    def _start_clock(self) -> None:
         """Note when the minutes are over. Raises ConfigError if the launcher cannot stop runs."""
         assert self.config is not None
         minutes = self.config.sweep.minutes
         if minutes is None:
             return
-        if not in_processes:
+        if not isinstance(self.launcher, ProcessLauncher):
             raise ConfigError(
                 "sweep.minutes", f"{minutes} needs launcher=processes; leave one of them out"
             )
-        self.until = time.monotonic() + 60 * float(minutes)
+        self.end = time.monotonic() + 60 * float(minutes)
 
     def _planned(self, jobs: Jobs, number: int = 0) -> list[Plan]:
         """Return the plans of the jobs, of which the first has this number."""
@@ -156,7 +181,9 @@ class LedgerSweeper(BasicSweeper):
             {variant: second for variant, (_, second) in both.items()},
         )
 
-    def _later(self, first: list[Plan], at_rates: Jobs) -> Later | None:
+    def _later(
+        self, first: list[Plan], at_rates: Jobs, chosen: Callable[[list[Plan]], list[Plan]]
+    ) -> Later | None:
         """Return the second stage, if there is one; tuning moves the first to its own folder."""
         if self.uptrain is not None:
             return self._uptraining(first)
@@ -164,7 +191,7 @@ class LedgerSweeper(BasicSweeper):
             return None
         from gptattn.sweep.tuning import TuneStage, to_tune, tune_of
 
-        later = TuneStage(tune_of(self.tune), self._planned(at_rates, len(first)))
+        later = TuneStage(tune_of(self.tune), chosen(self._planned(at_rates, len(first))))
         first[:] = map(to_tune, first)
         return later
 
@@ -207,7 +234,7 @@ class LedgerSweeper(BasicSweeper):
         for start in range(0, len(plans), size):
             some = plans[start : start + size]
             if isinstance(self.launcher, ProcessLauncher):
-                returns += self.launcher.run(some, self.until)
+                returns += self.launcher.run(some, self.end)
             else:
                 jobs = [job_of(plan, home) for plan in some]
                 returns += self.launcher.launch(jobs, initial_job_idx=start)

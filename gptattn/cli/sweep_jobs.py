@@ -65,6 +65,15 @@ def jobs_of(
     return jobs
 
 
+def with_seeds(jobs: Jobs, seeds: Sequence[int]) -> Jobs:
+    """Return the jobs with each of these seeds in place of their own."""
+    found: Jobs = {}
+    for variant, own in jobs.items():
+        seedless = {tuple(o for o in job if not re.match(r"\+*seed=", o)): None for job in own}
+        found[variant] = [[*job, f"seed={seed}"] for job in seedless for seed in seeds]
+    return found
+
+
 def _check_apart_from(sizes: Sequence[Sequence[Override]], others: Sequence[Override]) -> None:
     """Raise ConfigError if another override sets what the ladder sets, or another budget."""
     set_ = {override.key_or_group for size in sizes for override in size}

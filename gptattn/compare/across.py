@@ -11,7 +11,7 @@ from itertools import combinations
 import numpy as np
 
 from gptattn.compare.groups import Groups
-from gptattn.compare.paired import family, paired
+from gptattn.compare.paired import Paired, family, paired, second_minus_first
 from gptattn.compare.results import Across, Change
 from gptattn.compare.sections import MATRICES, ROWS_OR_SECTIONS, RunSet
 from gptattn.compare.setting_words import OF_BLOCK, OPEN, WIDTH
@@ -40,12 +40,14 @@ def _across(first: Compared, second: Compared) -> Across | None:
     # The baseline first, then by loss, as in the first section.
     shared = sorted(
         (name for name in before if name in after),
-        key=lambda name: (name != baseline, paired([before[name]]).mean(), name),
+        key=lambda name: (name != baseline, paired([before[name]]).values.mean(), name),
     )
     title, its_title = (found.parts[axis] or f"another {axis}" for found in (one, other))
     losses = {name: paired([before[name], after[name]]) for name in shared}
     gaps = {
-        name: _gaps(paired([groups[row] for groups in (before, after) for row in (name, baseline)]))
+        name: paired([groups[row] for groups in (before, after) for row in (name, baseline)]).of(
+            _gaps
+        )
         for name in shared
         if name != baseline
     }
@@ -69,10 +71,10 @@ def _gaps(losses: np.ndarray) -> np.ndarray:
     return losses[0::2] - losses[1::2]
 
 
-def _changes(values: Mapping[str, np.ndarray], reference: str) -> dict[str, Change]:
+def _changes(found: Mapping[str, Paired], reference: str) -> dict[str, Change]:
     """Return the changes from the first to the second of each row's values [2, n]."""
-    pairs = {(reference, name): second - first for name, (first, second) in values.items()}
-    means = {name: found.mean(axis=1) for name, found in values.items() if found.size}
+    pairs = {(reference, name): own.of(second_minus_first) for name, own in found.items()}
+    means = {name: own.values.mean(axis=1) for name, own in found.items() if own.values.size}
     return {
         d.variant: Change(float(means[d.variant][0]), float(means[d.variant][1]), d)
         for d in family(pairs)

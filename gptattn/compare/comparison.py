@@ -168,10 +168,11 @@ def _reversed(d: Difference) -> Difference:
 def _estimates(members: Sequence[Run]) -> dict[str, Estimate]:
     found = {}
     for metric in METRICS:
-        values = [run.metrics[metric] for run in members if metric in run.metrics]
-        if values:
-            interval = statistics.t_interval(values)
-            found[metric] = Estimate(len(values), float(np.mean(values)), interval)
+        own = paired([members], metric)
+        (values,) = own.values
+        if len(values):
+            interval = statistics.t_interval(values, first=own.first)
+            found[metric] = Estimate(len(values), float(values.mean()), interval)
     return found
 
 
@@ -182,7 +183,7 @@ def _speed(
 
     Return None with fewer than two common seeds or a speed of 0.
     """
-    ours, theirs = paired([members, base], "perf/tokens_per_s")
+    ours, theirs = paired([members, base], "perf/tokens_per_s").values
     if len(ours) < 2 or (ours <= 0).any() or (theirs <= 0).any():
         return None
     ratios = np.log(ours / theirs)

@@ -13,6 +13,7 @@ import msgspec
 from gptattn import command
 from gptattn.errors import DataError
 from gptattn.runs.folder import CONFIG, TUNING, RunFolder
+from gptattn.runs.two_stages import FirstStage, read_first_stage
 from gptattn.settings.identity import Making, flat, places, result_settings
 
 # The seed and id at the end of a run folder's name. If each seed starts from the weights of the
@@ -71,6 +72,7 @@ class Run:
     until: float = math.inf  # last step that its curves show
     making: Making | None = None  # code, text, weights and device; None: not recorded
     places: dict[str, str] = field(default_factory=dict)  # settings that hold paths
+    stage: FirstStage | None = None  # of its sweep, if more seeds followed by `sweep.until`
 
     @property
     def code(self) -> str:
@@ -198,6 +200,7 @@ def _read(folder: RunFolder) -> Run:
         summary.completed,
         making=folder.read_making(),
         places=_shown(places(config)),
+        stage=read_first_stage(folder.path.parent),
     )
 
 

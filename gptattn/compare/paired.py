@@ -1,6 +1,8 @@
 """Differences in loss, paired by seed, and their correction over a family of comparisons."""
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -8,15 +10,48 @@ from gptattn.compare import statistics
 from gptattn.compare.finished_runs import Run
 from gptattn.compare.groups import Groups
 from gptattn.compare.results import Difference
+from gptattn.runs.two_stages import FirstStage
 
 
-def paired(groups: Sequence[Sequence[Run]], metric: str = "val/loss") -> np.ndarray:
+@dataclass(frozen=True)
+class Paired:
+    """Values at the seeds that several groups have in common.
+
+    `first`: how many of these belong to the first stage of `sweep.until`, which stand first; None:
+    no spread over seeds decided how many there are. `asked`: half of the interval that it asks for.
+    """
+
+    values: np.ndarray  # [groups, n], or [n] for one value of each seed
+    first: int | None = None
+    asked: float | None = None
+    unpaired: float = 0.0  # standard deviation of a difference of groups that share no seed
+
+    def of(self, change: Callable[[np.ndarray], np.ndarray]) -> "Paired":
+        """Return what `change` makes of the values."""
+        return replace(self, values=change(self.values))
+
+
+def paired(groups: Sequence[Sequence[Run]], metric: str = "val/loss") -> Paired:
     """Return the metric of each group at the seeds that all of them have, [groups, n]."""
     found = [
         {run.seed: run.metrics[metric] for run in runs if metric in run.metrics} for runs in groups
     ]
-    seeds = sorted(set.intersection(*(set(values) for values in found)))
-    return np.array([[values[seed] for seed in seeds] for values in found])
+    stage = _stage(groups)
+    first = {*stage.first} if stage else set[int]()
+    common = set.intersection(*(set(values) for values in found))
+    seeds = sorted(common, key=lambda seed: (seed not in first, seed))
+    values = np.array([[values[seed] for seed in seeds] for values in found])
+    count = len(common & first)
+    # One seed of the first stage tells no deviation.
+    asked = stage.half_width if stage else None
+    unpaired = math.sqrt(values.var(axis=1, ddof=1).sum()) if len(common) > 1 else 0.0
+    return Paired(values, count if 1 < count < len(common) else None, asked, unpaired)
+
+
+def _stage(groups: Sequence[Sequence[Run]]) -> FirstStage | None:
+    """Return the first stage of `sweep.until`, if all of these runs belong to one."""
+    stages = {run.stage for runs in groups for run in runs}
+    return stages.pop() if len(stages) == 1 else None
 
 
 def compare_all(
@@ -37,36 +72,47 @@ def compare_pairs(
     See `family` for `comparisons`.
     """
     pairs = {pair: paired([groups[name] for name in pair]) for pair in names}
-    return family({pair: theirs - first for pair, (first, theirs) in pairs.items()}, comparisons)
+    return family(
+        {pair: found.of(second_minus_first) for pair, found in pairs.items()}, comparisons
+    )
+
+
+def second_minus_first(values: np.ndarray) -> np.ndarray:
+    """Return the difference [n] of values [2, n]."""
+    return values[1] - values[0]
 
 
 def family(
-    differences: Mapping[tuple[str, str], np.ndarray], comparisons: int | None = None
+    differences: Mapping[tuple[str, str], Paired], comparisons: int | None = None
 ) -> list[Difference]:
     """Return the statistics of differences by seed [n], by (baseline, variant); none for n = 0.
 
     The correction is over `comparisons`; by default, the differences with two or more seeds.
     """
-    m = comparisons or sum(len(d) > 1 for d in differences.values())
+    m = comparisons or sum(d.values.size > 1 for d in differences.values())
     return [
-        _difference(name, baseline, d, m) for (baseline, name), d in differences.items() if len(d)
+        _difference(name, baseline, d, m)
+        for (baseline, name), d in differences.items()
+        if d.values.size
     ]
 
 
-def _difference(name: str, baseline: str, d: np.ndarray, comparisons: int) -> Difference:
+def _difference(name: str, baseline: str, found: Paired, comparisons: int) -> Difference:
     """Return the statistics of the paired differences [n]."""
+    d, first = found.values, found.first
     n, mean = len(d), float(d.mean())
-    if statistics.all_equal(d):
-        return Difference(name, baseline, n, mean, 0.0, None, None, comparisons, None)
-    deviation = float(d.std(ddof=1))
-    return Difference(
-        name,
-        baseline,
-        n,
-        mean,
-        deviation,
-        statistics.t_interval(d, comparisons),
-        statistics.paired_p(d, comparisons),
-        comparisons,
-        statistics.seeds_needed(mean, deviation, comparisons),
+    plain = Difference(
+        name, baseline, n, mean, 0.0, None, None, comparisons, None, first, found.asked
+    )
+    if statistics.all_equal(d[:first]):
+        return plain
+    deviation = statistics.deviation(d, first)
+    return replace(
+        plain,
+        deviation=deviation,
+        paired=statistics.deviation(d),
+        unpaired=found.unpaired,
+        interval=statistics.t_interval(d, comparisons, first),
+        p=statistics.paired_p(d, comparisons, first),
+        seeds_needed=statistics.seeds_needed(mean, deviation, comparisons),
     )

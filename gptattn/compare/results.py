@@ -54,6 +54,10 @@ class Difference:
     p: float | None  # two-sided, at most 1
     comparisons: int
     seeds_needed: int | None  # for 80% power at this mean; None: more than 1,000, or no spread
+    first: int | None = None  # of the n, the first stage of `sweep.until`; None: there is no second
+    asked: float | None = None  # half of the interval that `sweep.until` asks for, nats
+    paired: float = 0.0  # standard deviation of the differences over all n
+    unpaired: float = 0.0  # what it would be if the two had no seed in common
 
     @property
     def shown(self) -> bool:

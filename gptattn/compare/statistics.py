@@ -2,7 +2,10 @@
 
 One procedure decides: Student's t on differences paired by seed, with Bonferroni's correction over
 the comparisons of a family. The interval shown is the corrected one, so a difference is stated
-exactly when its interval excludes 0.
+exactly when its interval excludes 0. Where the spread over the first seeds decided how many there
+are, `first` is their number, and the deviation and its degrees of freedom are those of the first
+stage alone: so the confidence is as stated, whatever the deviation. Source: Stein 1945, Annals of
+Mathematical Statistics 16, 243-258.
 
 scipy is imported inside the functions: the import takes half a second, and a mistake on the command
 line should be reported before that.
@@ -25,16 +28,24 @@ CHI_PARTS = 200  # quantiles of equal probability; they make the power accurate 
 RESOLUTION = 1e-6
 
 
-def t_interval(values: ArrayLike, comparisons: int = 1) -> Interval | None:
+def t_interval(
+    values: ArrayLike, comparisons: int = 1, first: int | None = None
+) -> Interval | None:
     """Return Student's interval for the mean of `values` [n]; None for n < 2.
 
-    The confidence is 95% over all comparisons together.
+    The confidence is 95% over all comparisons together. With `first`, it is Stein's: the first
+    stage's values come first.
     """
     x = np.asarray(values, dtype=np.float64)
     if len(x) < 2:
         return None
-    half = t_factor(len(x), comparisons) * x.std(ddof=1)
+    half = critical_t(first or len(x), comparisons) * deviation(x, first) / math.sqrt(len(x))
     return float(x.mean() - half), float(x.mean() + half)
+
+
+def deviation(values: ArrayLike, first: int | None = None) -> float:
+    """Return the standard deviation of `values` [n], or of the first stage's."""
+    return float(np.asarray(values, dtype=np.float64)[:first].std(ddof=1))
 
 
 @cache
@@ -59,16 +70,16 @@ def all_equal(differences: ArrayLike) -> bool:
     return bool(np.ptp(np.asarray(differences, dtype=np.float64)) <= RESOLUTION)
 
 
-def paired_p(differences: ArrayLike, comparisons: int = 1) -> float:
+def paired_p(differences: ArrayLike, comparisons: int = 1, first: int | None = None) -> float:
     """Return the two-sided p of the mean of paired differences [n], times comparisons, at most 1.
 
-    It is below 5% exactly when `t_interval` with as many comparisons excludes 0.
+    It is below 5% exactly when `t_interval` of the same arguments excludes 0.
     """
     from scipy.special import stdtr
 
     d = np.asarray(differences, dtype=np.float64)
-    t = d.mean() / d.std(ddof=1) * math.sqrt(len(d))
-    return min(1.0, 2 * comparisons * float(stdtr(len(d) - 1, -abs(t))))
+    t = d.mean() / deviation(d, first) * math.sqrt(len(d))
+    return min(1.0, 2 * comparisons * float(stdtr((first or len(d)) - 1, -abs(t))))
 
 
 def power(effect: float, n: int, comparisons: int = 1) -> float:
@@ -120,24 +131,23 @@ def stein_seeds(deviation: float, half_width: float, first: int, comparisons: in
     """Return how many seeds an interval of the mean +- `half_width` needs, by Stein's two stages.
 
     `deviation` is that of the paired differences over the `first` >= 2 seeds of the first stage,
-    which count: the answer is never below `first`. The interval is `stein_interval`'s.
+    which count: the answer is never below `first`. The interval is `t_interval`'s with `first`.
     Source: Stein 1945, Annals of Mathematical Statistics 16, 243-258.
     """
     return max(first, math.ceil((critical_t(first, comparisons) * deviation / half_width) ** 2))
 
 
-def stein_interval(values: ArrayLike, first: int, comparisons: int = 1) -> Interval | None:
-    """Return Stein's interval for the mean of `values` [n], the first stage's first; None if n < 2.
+def correlation_interval(correlation: float, n: int) -> Interval:
+    """Return the 95% interval of a correlation over n >= 4 pairs of normal values.
 
-    The deviation and its degrees of freedom are those of the `first` values alone, because they
-    decided how many there are; so the confidence is 95% over all comparisons together, whatever
-    the deviation. Source: Stein 1945, Annals of Mathematical Statistics 16, 243-258.
+    Source: Fisher 1921, Metron 1, 3-32.
     """
-    x = np.asarray(values, dtype=np.float64)
-    if len(x) < 2:
-        return None
-    half = critical_t(first, comparisons) * x[:first].std(ddof=1) / math.sqrt(len(x))
-    return float(x.mean() - half), float(x.mean() + half)
+    from scipy.special import ndtri
+
+    # The transform is infinite at 1.
+    z = math.atanh(max(-1 + 1e-9, min(1 - 1e-9, correlation)))
+    half = float(ndtri(1 - ALPHA / 2)) / math.sqrt(n - 3)
+    return math.tanh(z - half), math.tanh(z + half)
 
 
 def pareto_front(costs: ArrayLike, losses: ArrayLike) -> list[int]:

@@ -5,10 +5,18 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from gptattn.compare.results import Comparison, Difference, Row, Section
-from gptattn.compare.statistics import ALPHA, RESOLUTION, SEEDS_CAP, Interval
+from gptattn.compare.statistics import (
+    ALPHA,
+    RESOLUTION,
+    SEEDS_CAP,
+    Interval,
+    correlation_interval,
+    stein_seeds,
+)
 
 LARGEST_DENOMINATOR = 16  # "1/3 of the cache" helps a reader, "37/64" does not
 LISTED = 6  # names in one sentence
+FEWEST_FOR_PAIRING = 5  # seeds; with fewer, a correlation over seeds could be anything
 FEWEST_FOR_FIRST = 3  # seeds per row that a statement about the best row needs
 
 
@@ -59,7 +67,38 @@ def section_words(section: Section) -> list[str]:
     baseline = next(row for row in section.rows if row.name == section.baseline)
     sentences = [row_words(row, baseline) for row in section.rows if row is not baseline]
     sentences += [f"{difference_words(d, d.variant, d.baseline)}." for d in section.pairs]
-    return [*sentences, first_words(section)]
+    return [*sentences, first_words(section), *stage_words(section), *pairing_words(section)]
+
+
+def stage_words(section: Section) -> list[str]:
+    """Say that seeds followed on a first stage, and what decides then."""
+    stages = {d.first for d in _differences(section) if d.first}
+    if not stages:
+        return []
+    first = min(stages)
+    return [
+        f"More seeds followed on the first {first}, as many as the spread over those asks for; "
+        "intervals and p have the deviation of the first alone (Stein 1945)."
+    ]
+
+
+def pairing_words(section: Section) -> list[str]:
+    """Say what it was worth that all variants share seeds; with FEWEST_FOR_PAIRING or more."""
+    found = [d for d in _differences(section) if d.n >= FEWEST_FOR_PAIRING and d.unpaired]
+    if not found:
+        return []
+    free = sum(d.unpaired**2 for d in found)
+    correlation = sum(d.unpaired**2 - d.paired**2 for d in found) / free
+    n = min(d.n for d in found)
+    low, high = correlation_interval(correlation, n)
+    return [
+        f"Sharing seeds made the variance of the differences {1 - correlation:.2f} of what runs at "
+        f"other seeds would have (95% interval {1 - high:.2f} to {1 - low:.2f}; n = {n})."
+    ]
+
+
+def _differences(section: Section) -> list[Difference]:
+    return [row.difference for row in section.rows if row.difference]
 
 
 def row_words(row: Row, baseline: Row) -> str:
@@ -82,7 +121,7 @@ def difference_words(d: Difference | None, name: str, baseline: str) -> str:
         return f"{none}: a single pair ({d.mean:+.4f} nats) has no spread over seeds"
     if d.interval is None:
         return f"{none}: {_without_spread(d)}"
-    return f"{none} ({_evidence(d, d.interval)}): {_needed(d)}"
+    return f"{none} ({_evidence(d, d.interval)}): {_bound(d, d.interval) or _needed(d)}"
 
 
 def shown_words(d: Difference) -> str:
@@ -117,6 +156,20 @@ def _without_spread(d: Difference) -> str:
         f"they differ by the same amount at every seed, {signed(d.mean)} nats, as if the seed had "
         "no effect or losses were rounded, so there is no spread to test against"
     )
+
+
+def _bound(d: Difference, interval: Interval) -> str:
+    """Say how large the difference is at most, if the seeds that `sweep.until` asks for are there.
+
+    Otherwise say how many it asks for; "" without.
+    """
+    low, high = interval
+    if d.asked is None:
+        return ""
+    if high - low <= 2 * d.asked:
+        return f"if there is one, it is at most {nats(max(-low, high))} nats"
+    seeds = stein_seeds(d.deviation, d.asked, d.first or d.n, d.comparisons)
+    return f"±{d.asked:g} nats would need about {seeds:,} seeds; not run"
 
 
 def _needed(d: Difference) -> str:

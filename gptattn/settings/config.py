@@ -139,6 +139,8 @@ class SweepConfig:
 
     `jobs`: processes at a time; None is as `auto`. `vectorize`: one process trains so many seeds of
     a variant as one model; None: each alone. `minutes`: stop after so many, to go on another time.
+    `until`: half the width, in nats, that each difference's interval is to have; up to `max_seeds`
+    follow to reach it.
     `fresh`: repeat finished runs. `keep_stale`: runs made with other code, text or starting weights
     count as finished too.
     """
@@ -148,6 +150,8 @@ class SweepConfig:
     keep_stale: bool
     minutes: float | None = field(default=None, metadata=POSITIVE)
     vectorize: int | None = field(default=None, metadata=within(above=0, most=1024))
+    until: float | None = field(default=None, metadata=POSITIVE)
+    max_seeds: int = field(default=50, metadata=POSITIVE)
 
 
 @dataclass

@@ -30,6 +30,15 @@ STALE_NAMES = 3  # run names in one line
 Launch = Callable[[Sequence[Plan]], Sequence[Any]]
 
 
+@dataclass(frozen=True)
+class Swept:
+    """How a sweep ended: what the launcher returned, and the folders of the finished results."""
+
+    returns: Sequence[Any]
+    results: list[Path]
+    complete: bool  # false: its minutes were over first
+
+
 def run_sweep(
     plans: Sequence[Plan],
     folder: Path,
@@ -38,13 +47,13 @@ def run_sweep(
     in_processes: bool,
     estimate: Estimate | None = None,
     later: Later | None = None,
-) -> Sequence[Any]:
+) -> Swept:
     """Run all plans that are not done, then those of the second stage, `later`.
 
     `in_processes`: `launch` runs each plan in a process, resumes unfinished runs and keeps the
-    ledger itself. `estimate` gives the plans' seconds. Return what `launch` returned; after
-    TimeOver, a line says how far the sweep came. Raises a UserError before anything is written if a
-    plan cannot work, and SweepError, after the table of failed runs, if runs failed.
+    ledger itself. `estimate` gives the plans' seconds. After TimeOver, a line says how far the
+    sweep came. Raises a UserError before anything is written if a plan cannot work, and SweepError,
+    after the table of failed runs, if runs failed.
     """
     first = checked(plans)
     sweep = first[0].cfg.sweep
@@ -76,7 +85,7 @@ def run_sweep(
             except TimeOver:
                 over = f"{sweep.minutes:g} minute{'s are' if sweep.minutes != 1 else ' is'} over"
                 print(f"{over}: {_how_far(stages)}; the same command goes on", file=sys.stderr)
-                return end.returns
+                return Swept(end.returns, [], complete=False)
             except (KeyboardInterrupt, SystemExit, BrokenPipeError):
                 print(
                     f"stopped: {_how_far(stages)}; the same command runs the others",
@@ -93,7 +102,7 @@ def run_sweep(
     print_end(console, shown, end.failed)
     if end.failed or end.skipped or end.diverged:
         raise _sweep_error(end, len(stages.everything), later)
-    return end.returns
+    return Swept(end.returns, shown, complete=True)
 
 
 def _results(stages: Stages, later: Later | None) -> list[Plan]:

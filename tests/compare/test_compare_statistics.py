@@ -14,7 +14,6 @@ from gptattn.compare.statistics import (
     power,
     seeds_needed,
     smallest_difference,
-    stein_interval,
     stein_seeds,
     t_interval,
 )
@@ -174,9 +173,11 @@ def test_steins_interval_has_the_deviation_of_the_first_stage() -> None:
     # First stage: deviation 1, t(0.975, 2) = 4.302653. Over all nine values the mean is 4.
     values = [1.0, 2.0, 3.0, 100.0, -64.0, 5.0, -4.0, -8.0, 1.0]
     half = 4.302653 / 3
-    assert stein_interval(values, 3) == pytest.approx((4 - half, 4 + half), abs=1e-6)
-    assert stein_interval(values[:3], 3) == pytest.approx(t_interval(values[:3]))
-    assert stein_interval([1.0], 5) is None
+    assert t_interval(values, first=3) == pytest.approx((4 - half, 4 + half), abs=1e-6)
+    assert t_interval(values[:3], first=3) == pytest.approx(t_interval(values[:3]))
+    assert t_interval([1.0], first=5) is None
+    # The p of this interval's 4 / (4.302653 / 3) times the critical t, by hand: t = 12, 2 degrees.
+    assert paired_p(values, first=3) == pytest.approx(0.0068729, abs=1e-6)
 
 
 @pytest.mark.parametrize("tails", ["normal", "heavy"])
@@ -200,7 +201,7 @@ def test_two_stages_keep_their_promise_on_simulated_sweeps(tails: str, first: in
         counts = [stein_seeds(float(s), half_width, first, variants) for s in spread]
         losses = np.concatenate([losses, draw(max(counts) - first)], axis=1)
         found = [
-            stein_interval(row[:n] - losses[0, :n], first, variants)
+            t_interval(row[:n] - losses[0, :n], variants, first)
             for row, n in zip(losses[1:], counts, strict=True)
         ]
         assert all(high - low <= 2 * half_width + 1e-12 for low, high in filter(None, found))
