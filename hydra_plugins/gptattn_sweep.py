@@ -65,7 +65,7 @@ class LedgerSweeper(BasicSweeper):
         loader = self.hydra_context.config_loader
         jobs = jobs_of(loader, [*self._parse_config(), *arguments], self.variants, self._rungs())
         if self.config.sweep.until is None:
-            return self._swept(jobs, list).returns
+            return self._swept(jobs).returns
         if self.uptrain is not None:
             raise ConfigError("sweep.until", "has no place beside uptrain; leave one out")
         tuning = {self.tune["seed"]} if self.tune is not None and "seed" in self.tune else set()
@@ -80,7 +80,7 @@ class LedgerSweeper(BasicSweeper):
             return swept.returns
         return self._swept(with_seeds(jobs, decision.seeds), decision.chosen).returns
 
-    def _swept(self, asked: Jobs, chosen: Callable[[list[Plan]], list[Plan]]) -> Swept:
+    def _swept(self, asked: Jobs, chosen: Callable[[list[Plan]], list[Plan]] = list) -> Swept:
         """Run the plans of the jobs, of those that are compared the ones that `chosen` returns."""
         from gptattn.machine.console import make_console
         from gptattn.machine.signals import ending_at_once
@@ -93,7 +93,6 @@ class LedgerSweeper(BasicSweeper):
         in_processes = isinstance(self.launcher, ProcessLauncher)
         with Estimator() if in_processes else nullcontext() as estimator:
             plans = self._planned(jobs)
-            plans = plans if self.tune is not None else chosen(plans)
             later = self._later(plans, at_rates, chosen)
             with ending_at_once():
                 from gptattn.sweep.run_sweep import run_sweep
@@ -105,6 +104,7 @@ class LedgerSweeper(BasicSweeper):
                 in_processes=in_processes,
                 estimate=estimator.timing if estimator is not None else None,
                 later=later,
+                chosen=chosen,
             )
 
     def _rungs(self) -> list[list[str]]:
@@ -191,7 +191,7 @@ class LedgerSweeper(BasicSweeper):
             return None
         from gptattn.sweep.tuning import TuneStage, to_tune, tune_of
 
-        later = TuneStage(tune_of(self.tune), chosen(self._planned(at_rates, len(first))))
+        later = TuneStage(tune_of(self.tune), self._planned(at_rates, len(first)), chosen)
         first[:] = map(to_tune, first)
         return later
 

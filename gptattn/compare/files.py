@@ -13,7 +13,7 @@ from typing import Any
 
 from gptattn.compare.across_words import sentences
 from gptattn.compare.results import METRICS, Across, Change, Comparison, Row, Section
-from gptattn.compare.verdicts import match_words, section_words
+from gptattn.compare.verdicts import match_words, section_words, sure_words
 from gptattn.errors import DiskError
 from gptattn.machine.disk import make_folder, refuse_link, write_atomically
 
@@ -77,6 +77,7 @@ def _section(section: Section) -> dict[str, Any]:
         "baseline": section.baseline,
         "words": section_words(section),
         "match": match_words(section),
+        "certainty": sure_words(section),
         "warnings": section.warnings,
         "share_of_original_steps": section.share,
         "from_scratch": [_row(row) for row in section.from_scratch],

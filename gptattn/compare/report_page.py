@@ -11,7 +11,7 @@ from gptattn.compare.results import Across, Comparison, Section
 from gptattn.compare.sections import AXES, ROWS_OR_SECTIONS, differences
 from gptattn.compare.setting_words import counted
 from gptattn.compare.table import report_rows
-from gptattn.compare.verdicts import headline, match_words, section_words
+from gptattn.compare.verdicts import headline, match_words, section_words, sure_words
 from gptattn.machine.template import filled
 
 
@@ -48,7 +48,7 @@ def _section(section: Section, plots: Sequence[Plot]) -> dict[str, Any]:
         "title": section.title,
         "baseline": section.baseline,
         "words": section_words(section),
-        "match": match_words(section),
+        "match": [*match_words(section), *sure_words(section)],
         "warnings": section.warnings,
         "heading": [*heading, "Pareto front"],
         "body": [[*row, ", ".join(fronts.get(row[0], []))] for row in body],

@@ -5,7 +5,7 @@ import sys
 from gptattn.compare import across_words
 from gptattn.compare.results import Comparison
 from gptattn.compare.table import cells_table, report_table
-from gptattn.compare.verdicts import headline, match_words, section_words
+from gptattn.compare.verdicts import headline, match_words, section_words, sure_words
 from gptattn.machine.console import StdoutConsole
 
 MOST = 20  # sentences about single variants that are printed per section
@@ -21,7 +21,13 @@ def show(comparison: Comparison) -> None:
         console.print(report_table(section, section.title or whole, console.width))
         *words, last = section_words(section)
         left_out = [f"({len(words) - MOST} more are on the page)"] if len(words) > MOST else []
-        for line in [*words[:MOST], *left_out, last, *match_words(section)[:MOST]]:
+        for line in [
+            *words[:MOST],
+            *left_out,
+            last,
+            *match_words(section)[:MOST],
+            *sure_words(section),
+        ]:
             console.print(f"- {line}")
         console.print()
     for across in comparison.across:

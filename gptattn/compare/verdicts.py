@@ -67,11 +67,15 @@ def section_words(section: Section) -> list[str]:
     baseline = next(row for row in section.rows if row.name == section.baseline)
     sentences = [row_words(row, baseline) for row in section.rows if row is not baseline]
     sentences += [f"{difference_words(d, d.variant, d.baseline)}." for d in section.pairs]
-    return [*sentences, first_words(section), *stage_words(section), *pairing_words(section)]
+    return [*sentences, first_words(section)]
 
 
-def stage_words(section: Section) -> list[str]:
-    """Say that seeds followed on a first stage, and what decides then."""
+def sure_words(section: Section) -> list[str]:
+    """Say how seeds came to be so many, and what it was worth that all variants share them."""
+    return [*_stage_words(section), *_pairing_words(section)]
+
+
+def _stage_words(section: Section) -> list[str]:
     stages = {d.first for d in _differences(section) if d.first}
     if not stages:
         return []
@@ -82,8 +86,7 @@ def stage_words(section: Section) -> list[str]:
     ]
 
 
-def pairing_words(section: Section) -> list[str]:
-    """Say what it was worth that all variants share seeds; with FEWEST_FOR_PAIRING or more."""
+def _pairing_words(section: Section) -> list[str]:
     found = [d for d in _differences(section) if d.n >= FEWEST_FOR_PAIRING and d.unpaired]
     if not found:
         return []

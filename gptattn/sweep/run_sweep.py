@@ -47,15 +47,18 @@ def run_sweep(
     in_processes: bool,
     estimate: Estimate | None = None,
     later: Later | None = None,
+    chosen: Callable[[list[Plan]], list[Plan]] = list,
 ) -> Swept:
     """Run all plans that are not done, then those of the second stage, `later`.
 
+    Of the checked plans those run that `chosen` returns, if the first stage's are results.
     `in_processes`: `launch` runs each plan in a process, resumes unfinished runs and keeps the
     ledger itself. `estimate` gives the plans' seconds. After TimeOver, a line says how far the
     sweep came. Raises a UserError before anything is written if a plan cannot work, and SweepError,
     after the table of failed runs, if runs failed.
     """
     first = checked(plans)
+    first = chosen(first) if later is None else first
     sweep = first[0].cfg.sweep
     if sweep.vectorize is not None and not in_processes:
         raise ConfigError(
@@ -75,10 +78,7 @@ def run_sweep(
         if stages.todo(stages.everything):
             if estimate is not None:
                 expect(stages, estimate, ledger, console)
-            results = _results(stages, later)
-            # Not for uptraining: the originals' spread says little about differences to them.
-            apart = later is None or not later.first_counts
-            for line in design_words(results, folder) if apart else []:
+            for line in _design(stages, later, folder):
                 console.print(escape(line), soft_wrap=True)
             try:
                 _run_stages(stages, later, launch, ledger, in_processes, end, console)
@@ -103,6 +103,15 @@ def run_sweep(
     if end.failed or end.skipped or end.diverged:
         raise _sweep_error(end, len(stages.everything), later)
     return Swept(end.returns, shown, complete=True)
+
+
+def _design(stages: Stages, later: Later | None, folder: Path) -> list[str]:
+    """Return what the seeds can show, unless `sweep.until` sees to it.
+
+    Of uptraining the originals' spread would say little.
+    """
+    decided = stages.first[0].cfg.sweep.until is not None or (later and later.first_counts)
+    return [] if decided else design_words(_results(stages, later), folder)
 
 
 def _results(stages: Stages, later: Later | None) -> list[Plan]:

@@ -7,7 +7,7 @@ final validation loss. Reports leave the runs of the first stage out.
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -93,23 +93,31 @@ class Rate:
 
 
 class TuneStage:
-    """The second stage: `plans` are its runs at every rate, of which one rate each is chosen."""
+    """The second stage: `plans` are its runs at every rate, of which one rate each is chosen.
+
+    Of these, checked, only those count that `among` returns.
+    """
 
     titles = ("each variant at each learning rate", "each variant at its best learning rate")
     first_counts = False
     lost = "whose learning rate is not known yet"
 
-    def __init__(self, tune: Tune, plans: Sequence[Plan]) -> None:
+    def __init__(
+        self,
+        tune: Tune,
+        plans: Sequence[Plan],
+        among: Callable[[list[Plan]], list[Plan]] = list,
+    ) -> None:
         """Raises ConfigError if the tuning seed is among those that are compared."""
         if tune.seed in {plan.cfg.seed for plan in plans}:
             raise ConfigError(
                 f"{FIELD}.seed", f"{tune.seed} is one of the seeds to compare; give another"
             )
-        self._plans = plans
+        self._plans, self._among = plans, among
 
     def candidates(self, first: Sequence[Plan], made: Mapping[Path, Path]) -> list[Plan]:
         """Return the checked plans of every variant and seed at every rate."""
-        return checked(self._plans)
+        return self._among(checked(self._plans))
 
     def expected(self, stages: Stages) -> list[Plan]:
         """Choose the best rate where it is known, elsewhere the lowest in its place."""

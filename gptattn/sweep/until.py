@@ -16,7 +16,7 @@ from gptattn.compare.finished_runs import Run, read_runs
 from gptattn.compare.results import Difference, Section
 from gptattn.compare.statistics import stein_seeds
 from gptattn.errors import ConfigError
-from gptattn.machine.console import span
+from gptattn.machine.console import make_console, span
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.two_stages import FirstStage, read_first_stage, write_first_stage
 from gptattn.settings.config import SweepConfig, TrainConfig
@@ -63,11 +63,11 @@ class Until:
     def __init__(self, folder: Path, taken: Collection[int]) -> None:
         """`taken` are seeds that are not to be compared."""
         self._folder, self._taken = folder, taken
-        self._plans: Sequence[Plan] = []
+        self._plans: list[Plan] = []
         self._stage = FirstStage((), 0.0)
 
     def begin(self, plans: list[Plan]) -> list[Plan]:
-        """Note the first stage: the plans' seeds, or those that the sweep once began with.
+        """Note, and print, the first stage: the plans' seeds, or those that the sweep once began with.
 
         Return the plans. Raises ConfigError for too few seeds, or nothing to compare.
         """
@@ -86,6 +86,12 @@ class Until:
             )
         self._plans = plans
         self._stage = FirstStage(before.first if before else tuple(given), sweep.until)
+        first = len(self._stage.first)
+        make_console().print(
+            f"{FIELD}={sweep.until:g}: {first} seeds of each variant, then as many more as it needs, "
+            f"up to {sweep.max_seeds}",
+            soft_wrap=True,
+        )
         return plans
 
     def decide(self, results: Sequence[Path]) -> Decision:

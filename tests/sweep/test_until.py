@@ -1,0 +1,189 @@
+"""`sweep.until`: more seeds until every interval is as narrow as asked."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+from runfolders import write_run
+from support import command, run_folders, summary, tiny
+
+import gptattn.sweep.until
+from gptattn.compare.comparison import compare
+from gptattn.compare.finished_runs import read_runs
+from gptattn.compare.results import Difference
+from gptattn.compare.verdicts import section_words, sure_words
+from gptattn.runs.two_stages import NAME, FirstStage, read_first_stage, write_first_stage
+
+
+def arguments(folder: Path, *more: str, until: str = "0.02") -> list[str]:
+    own = ["hydra/launcher=basic", "budget.steps=1", "sample.tokens=0", "validation.count=1"]
+    sweep = ["checkpoint=false", "experiment_name=a", f"sweep.until={until}"]
+    return ["-m", *tiny(folder, *own, *sweep, *more)]
+
+
+def seeds_of(folder: Path) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for run in run_folders(folder):
+        found.setdefault(summary(run)["variant"], []).append(summary(run)["seed"])
+    return {variant: sorted(seeds) for variant, seeds in found.items()}
+
+
+def asking(monkeypatch: pytest.MonkeyPatch, *needs: int) -> None:
+    """Let the comparisons, in the order of the report's rows, need so many seeds."""
+    waiting = [*needs]
+    monkeypatch.setattr(gptattn.sweep.until, "stein_seeds", lambda *_: waiting.pop(0))
+
+
+FIRST = "seed=1,2,3,4,5"
+
+
+def test_each_variant_gets_its_seeds_and_the_baseline_the_most(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asking(monkeypatch, 5, 7)
+    whole = arguments(tmp_path, "attn=mha,gqa,mqa", FIRST)
+    assert command(tmp_path, *whole) == 0
+    found = seeds_of(tmp_path)
+    # Which of the two comes first is the losses' affair.
+    assert found["mha"] == [1, 2, 3, 4, 5, 6, 7]
+    assert sorted([found["gqa"], found["mqa"]]) == [[1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 6, 7]]
+    home = tmp_path / "outputs" / "a"
+    assert read_first_stage(home) == FirstStage((1, 2, 3, 4, 5), 0.02)
+    out = capfd.readouterr().out
+    assert (
+        "sweep.until=0.02: 5 seeds of each variant, then as many more as it needs, up to 50" in out
+    )
+    assert "qa needs 7 seeds; for the other, the first 5 are enough" in out
+    # The same command has nothing left to do; with other needs it goes on from where it was.
+    asking(monkeypatch, 5, 8)
+    assert command(tmp_path, *whole) == 0
+    assert Counter(map(len, seeds_of(tmp_path).values())) == {8: 2, 5: 1}
+
+
+@pytest.mark.parametrize(
+    ("needs", "said"),
+    [
+        (5, "sweep.until=0.02: the first 5 seeds decide it"),
+        (280, "gqa: ±0.02 would need about 280 seeds; not run (sweep.max_seeds=50)"),
+    ],
+)
+def test_no_more_seeds_are_run_where_none_are_needed_or_too_many(
+    needs: int,
+    said: str,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asking(monkeypatch, needs)
+    assert command(tmp_path, *arguments(tmp_path, "attn=mha,gqa", FIRST)) == 0
+    assert said in capfd.readouterr().out.splitlines()
+    assert seeds_of(tmp_path) == {"mha": [1, 2, 3, 4, 5], "gqa": [1, 2, 3, 4, 5]}
+
+
+def test_seeds_follow_at_the_rate_that_was_best(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asking(monkeypatch, 7)
+    # Seed 6 is the one that tunes: it cannot be compared.
+    tune = "hydra.sweeper.tune={lr:[1e-3,2e-3],seed:6}"
+    assert command(tmp_path, *arguments(tmp_path, "attn=mha,gqa", FIRST, tune)) == 0
+    # Two runs at seed 6, one for each rate, then the two more that make seven.
+    assert set(map(tuple, seeds_of(tmp_path).values())) == {(1, 2, 3, 4, 5, 6, 6, 7, 8)}
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["attn=mha,gqa", "seed=1,2,3"], "sweep.until: 0.02 needs 5 seeds or more to begin with"),
+        (["attn=mha", FIRST], "sweep.until: 0.02 has one variant; give several to compare"),
+        (
+            ["attn=mha,gqa", FIRST, "sweep.max_seeds=4"],
+            "sweep.max_seeds: 4 is less than the 5 seeds given",
+        ),
+        (["attn=mha,gqa", FIRST, "sweep.until=0"], "sweep.until: 0.0 is not a positive number"),
+        (
+            ["attn=mha,gqa", FIRST, "hydra.sweeper.uptrain={source:mha}"],
+            "sweep.until: has no place beside uptrain; leave one out",
+        ),
+    ],
+)
+def test_a_mistake_is_one_line_before_anything_starts(
+    more: list[str], said: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert command(tmp_path, *arguments(tmp_path), *more) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith(f"error: {said}")
+    assert not (tmp_path / "outputs").exists()
+
+
+def test_other_first_seeds_are_refused_once_a_sweep_went_on(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    home = tmp_path / "outputs" / "a"
+    home.mkdir(parents=True)
+    write_first_stage(home, FirstStage((1, 2, 3, 4, 5), 0.02))
+    assert command(tmp_path, *arguments(tmp_path, "attn=mha,gqa", "seed=2,3,4,5,6")) == 2
+    err = capfd.readouterr().err
+    assert "began with seed=1,2,3,4,5; give these, or another experiment_name" in err
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", '{"first": 3}', "[]", '{"first": [1], "half_width": "x"}']
+)
+def test_a_damaged_record_is_none(text: str, tmp_path: Path) -> None:
+    (tmp_path / NAME).write_text(text)
+    assert read_first_stage(tmp_path) is None
+
+
+# What the report makes of it
+
+
+def difference(
+    folder: Path, losses: Mapping[str, Sequence[float]], half_width: float
+) -> tuple[Difference, list[str], list[str]]:
+    folder.mkdir()
+    write_first_stage(folder, FirstStage((1, 2, 3), half_width))
+    for variant, values in losses.items():
+        for seed, loss in enumerate(values, start=1):
+            write_run(folder / f"{variant}_{seed}", variant, seed, loss)
+    (section,) = compare(read_runs([folder])[0]).sections
+    (found,) = [row.difference for row in section.rows if row.difference]
+    return found, section_words(section), sure_words(section)
+
+
+def test_the_report_has_the_deviation_of_the_first_stage_alone(tmp_path: Path) -> None:
+    # Differences 0.01, 0.02, 0.03 of deviation 0.01, then wild ones; the mean of nine is 0.04.
+    more = [0.01, 0.02, 0.03, 1.0, -0.64, 0.05, -0.04, -0.08, 0.01]
+    losses = {"mha": [2.0] * 9, "gqa": [2.0 + d for d in more]}
+    found, words, sure = difference(tmp_path / "wide", losses, half_width=0.02)
+    half = 4.302653 * 0.01 / 3  # t of 2 degrees, 9 seeds
+    assert (found.n, found.first) == (9, 3)
+    assert found.interval == pytest.approx((0.04 - half, 0.04 + half), abs=1e-6)
+    assert "gqa is worse than mha by 0.0400 nats" in words[0]
+    assert sure[0].startswith("More seeds followed on the first 3, ")
+
+
+@pytest.mark.parametrize(
+    ("half_width", "said"),
+    [
+        # +-0.0143 around 0.001.
+        (0.015, "if there is one, it is at most 0.0153 nats"),
+        # (4.302653 * 0.01 / 0.005) squared is 74.05.
+        (0.005, "±0.005 nats would need about 75 seeds; not run"),
+    ],
+)
+def test_what_cannot_be_shown_is_bounded_or_said_to_need_more(
+    half_width: float, said: str, tmp_path: Path
+) -> None:
+    more = [0.0, 0.01, -0.01, 0.009, 0.0, 0.0, 0.0, 0.0, 0.0]
+    losses = {"mha": [2.0] * 9, "gqa": [2.0 + d for d in more]}
+    _, words, _ = difference(tmp_path / "narrow", losses, half_width)
+    assert f": {said}" in words[0]
+
+
+def test_without_a_second_stage_nothing_changes(tmp_path: Path) -> None:
+    losses = {"mha": [2.0, 2.01, 2.0], "gqa": [2.1, 2.13, 2.1]}
+    found, _, sure = difference(tmp_path / "first", losses, half_width=0.5)
+    assert found.first is None
+    assert not sure
