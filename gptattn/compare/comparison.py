@@ -16,6 +16,7 @@ from gptattn.compare.groups import (
     group_runs,
     pick_baseline,
 )
+from gptattn.compare.ladder import ladders
 from gptattn.compare.makings import differences_in_making, without_replaced
 from gptattn.compare.paired import compare_all, compare_pairs, paired
 from gptattn.compare.results import (
@@ -75,7 +76,9 @@ def compare(
     sections += [_uptrained_section(uptraining) for uptraining in uptrainings]
     across = compare_across(compared)
     left_out = [*passed_over, *replaced]
-    comparison = Comparison(list(folders), sections, [], left_out, curves={}, across=across)
+    comparison = Comparison(
+        list(folders), sections, [], left_out, curves={}, across=across, ladders=ladders(compared)
+    )
     # Only the newest run of a seed is shown: drop the notes on the others.
     shown = {run.folder for run in comparison.runs}
     notes = [note for folder, note in extended.items() if folder in shown]

@@ -11,7 +11,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from gptattn.compare import ladder_words
 from gptattn.compare.across_words import sentences
+from gptattn.compare.ladder import LadderReport, Scaled
 from gptattn.compare.results import METRICS, Across, Change, Comparison, Row, Section
 from gptattn.compare.verdicts import match_words, section_words, sure_words
 from gptattn.errors import DiskError
@@ -65,6 +67,7 @@ def json_text(comparison: Comparison) -> str:
         "folders": comparison.folders,
         "sections": [_section(section) for section in comparison.sections],
         "across": [_across(across) for across in comparison.across],
+        "ladders": [_ladder(ladder) for ladder in comparison.ladders],
         "warnings": comparison.warnings,
         "passed_over": comparison.passed_over,
     }
@@ -119,6 +122,38 @@ def _across(across: Across) -> dict[str, Any]:
         "other_settings_that_differ": across.others,
         "losses": {name: _change(change) for name, change in across.losses.items()},
         "differences_to_baseline": {name: _change(change) for name, change in across.gaps.items()},
+    }
+
+
+def _ladder(report: LadderReport) -> dict[str, Any]:
+    return {
+        "where": report.where,
+        "baseline": report.baseline,
+        "words": ladder_words.sentences(report),
+        "sizes": report.sizes,
+        "seeds": report.seeds,
+        "costs": {scaled.cost: _scaled(scaled) for scaled in report.costs},
+    }
+
+
+def _scaled(scaled: Scaled) -> dict[str, Any]:
+    law = scaled.law
+    return {
+        "spent": {name: own.tolist() for name, own in scaled.ladder.compute.items()},
+        "losses": {name: own.tolist() for name, own in scaled.ladder.losses.items()},
+        "law": {
+            "floor": law.floor,
+            "unit": law.unit,
+            "factors": law.factors,
+            "exponents": law.exponents,
+        },
+        "misfit_p": scaled.misfit,
+        "intervals_widened_by": scaled.widened,
+        "at_loss": scaled.loss,
+        "multipliers": {name: asdict(found) for name, found in scaled.multipliers.items()},
+        "predicted": scaled.predicted,
+        "measured": scaled.measured,
+        "beyond": scaled.beyond,
     }
 
 

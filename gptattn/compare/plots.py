@@ -11,6 +11,8 @@ from gptattn.compare.bands import curve_kind, section_bands
 from gptattn.compare.cost_plot import cost_plot
 from gptattn.compare.curve_plot import AXES, curve_plot
 from gptattn.compare.curves import Curves
+from gptattn.compare.ladder import LadderReport
+from gptattn.compare.ladder_plot import ladder_plot
 from gptattn.compare.plot_style import STYLE, Plot, look
 from gptattn.compare.results import COSTS, Section
 from gptattn.compare.size_plot import size_plot
@@ -51,6 +53,16 @@ def size_plots(sections: Sequence[Section]) -> list[Plot]:
         if section.share is None and all("cost/params" in row.metrics for row in section.rows)
     ]
     return _family_plots([each for each in _families(sized) if len(each) > 1], size_plot)
+
+
+def ladder_plots(reports: Sequence[LadderReport]) -> list[Plot]:
+    """Return a plot per cost of each ladder."""
+    with _styled():
+        return [
+            ladder_plot(report, scaled, f"{i}_" if len(reports) > 1 else "")
+            for i, report in enumerate(reports, start=1)
+            for scaled in report.costs
+        ]
 
 
 def uptraining_plots(sections: Sequence[Section]) -> list[Plot]:

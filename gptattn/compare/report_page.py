@@ -5,13 +5,13 @@ from typing import Any
 
 from markupsafe import Markup
 
-from gptattn.compare import across_words
 from gptattn.compare.plot_style import Plot
-from gptattn.compare.results import Across, Comparison, Section
+from gptattn.compare.results import Comparison, Section
 from gptattn.compare.sections import AXES, ROWS_OR_SECTIONS, differences
 from gptattn.compare.setting_words import counted
 from gptattn.compare.table import report_rows
 from gptattn.compare.verdicts import headline, match_words, section_words, sure_words
+from gptattn.compare.wholes import wholes
 from gptattn.machine.template import filled
 
 
@@ -32,7 +32,7 @@ def page_text(
             _section(section, group)
             for section, group in zip(comparison.sections, plots, strict=True)
         ],
-        changes=[_changes(each) for each in comparison.across],
+        wholes=wholes(comparison),
         across=_shown(across),
         uptrained=any(section.share is not None for section in comparison.sections),
         must_split=differences(comparison.runs),
@@ -54,18 +54,6 @@ def _section(section: Section, plots: Sequence[Plot]) -> dict[str, Any]:
         "body": [[*row, ", ".join(fronts.get(row[0], []))] for row in body],
         "plots": _shown(plots),
         "rows": section.rows,
-    }
-
-
-def _changes(across: Across) -> dict[str, Any]:
-    heading, *body = across_words.cells(across)
-    return {
-        "title": across_words.title(across),
-        "words": across_words.sentences(across),
-        "notes": across_words.notes(across),
-        "heading": heading,
-        "body": body,
-        "caption": across_words.caption(across),
     }
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from gptattn.compare import statistics
 from gptattn.compare.curves import Curves
 from gptattn.compare.finished_runs import Run
+from gptattn.compare.ladder import LadderReport
 from gptattn.compare.statistics import Interval
 
 # The metrics of a row, in the report's order.
@@ -147,6 +148,7 @@ class Comparison:
     passed_over: list[str]
     curves: Mapping[Path, Curves]  # by run folder
     across: list[Across] = field(default_factory=list)
+    ladders: list[LadderReport] = field(default_factory=list)
 
     @property
     def runs(self) -> list[Run]:

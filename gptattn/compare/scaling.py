@@ -84,7 +84,7 @@ class Multiplier:
     """The compute that a variant needs, over the baseline's, for the same loss."""
 
     value: float
-    interval: Interval | None  # 95%; None for one seed
+    interval: Interval | None  # 95% over all variants together; None for one seed
 
 
 def fit_shared(ladder: Ladder) -> Law:
@@ -176,6 +176,20 @@ def lack_of_fit(law: Law, ladder: Ladder) -> float | None:
     return _f_test(law.squares - pure, cells - law.parameters, pure, free)
 
 
+def widening(law: Law, ladder: Ladder) -> float:
+    """Return the factor on intervals for what the law misses beyond the spread over seeds, >= 1.
+
+    It is the Birge ratio: the root of what the means miss per degree of freedom over the pure
+    spread. Source: Workman et al. 2022, Prog. Theor. Exp. Phys. 083C01, introduction, sec. 5.2.
+    """
+    if lack_of_fit(law, ladder) is None:
+        return 1.0
+    cells, pure = len(ladder.compute) * ladder.sizes, _pure_squares(ladder)
+    missed = (law.squares - pure) / (cells - law.parameters)
+    spread = pure / (cells * (ladder.seeds - 1))
+    return max(1.0, math.sqrt(max(0.0, missed) / spread)) if spread > 0 else 1.0
+
+
 def choose_law(ladder: Ladder) -> Law:
     """Return the law with a shared exponent, or with each variant's own where they differ."""
     shared = fit_shared(ladder)
@@ -192,7 +206,8 @@ def multipliers(ladder: Ladder, baseline: str, loss: float, seed: int = 0) -> di
     With one exponent for all it is the same at every loss. The interval is Student's, of
     logarithms: its spread is that of fits to seeds drawn again with replacement (Efron and
     Tibshirani 1993, An Introduction to the Bootstrap, ch. 6), the same draw for all variants of a
-    size, and its degrees of freedom are the seeds less one over all sizes.
+    size, times `widening`, and its degrees of freedom are the seeds less one over all sizes. The
+    confidence is 95% over all variants together (Bonferroni).
     """
     from scipy.special import stdtrit
 
@@ -209,8 +224,8 @@ def multipliers(ladder: Ladder, baseline: str, loss: float, seed: int = 0) -> di
         for _ in range(RESAMPLES)
     ]
     # Seeds drawn from n vary less than seeds do, by this factor.
-    wider = math.sqrt(ladder.seeds / (ladder.seeds - 1))
-    critical = float(-stdtrit(ladder.sizes * (ladder.seeds - 1), ALPHA / 2))
+    wider = math.sqrt(ladder.seeds / (ladder.seeds - 1)) * widening(law, ladder)
+    critical = float(-stdtrit(ladder.sizes * (ladder.seeds - 1), ALPHA / len(others) / 2))
     made = {}
     for name in others:
         logs = np.log([draw[name] for draw in draws])

@@ -2,10 +2,10 @@
 
 import sys
 
-from gptattn.compare import across_words
 from gptattn.compare.results import Comparison
 from gptattn.compare.table import cells_table, report_table
 from gptattn.compare.verdicts import headline, match_words, section_words, sure_words
+from gptattn.compare.wholes import wholes
 from gptattn.machine.console import StdoutConsole
 
 MOST = 20  # sentences about single variants that are printed per section
@@ -30,10 +30,9 @@ def show(comparison: Comparison) -> None:
         ]:
             console.print(f"- {line}")
         console.print()
-    for across in comparison.across:
-        title, caption = across_words.title(across), across_words.caption(across)
-        console.print(cells_table(across_words.cells(across), title, console.width, caption))
-        for line in [*across_words.sentences(across), *across_words.notes(across)]:
+    for part in wholes(comparison):
+        console.print(cells_table(part.cells, part.title, console.width, part.caption))
+        for line in [*part.sentences, *part.notes]:
             console.print(f"- {line}")
         console.print()
     lines = [line for section in comparison.sections for line in section.warnings]

@@ -8,6 +8,9 @@ from gptattn.compare.files import csv_text, disk_errors, json_text, remove_forme
 from gptattn.compare.results import Comparison
 
 PLOTS = (
+    "ladder_compute",
+    "ladder_cache",
+    "ladder_seconds",
     "loss_sizes",
     "loss_uptraining",
     "loss_tokens",
@@ -24,7 +27,7 @@ def write_report(comparison: Comparison, out: Path) -> Path:
 
     The folder must exist. Raises DiskError if it cannot be written.
     """
-    from gptattn.compare.plots import section_plots, size_plots, uptraining_plots
+    from gptattn.compare.plots import ladder_plots, section_plots, size_plots, uptraining_plots
     from gptattn.compare.report_page import page_text
     from gptattn.compare.svg import standalone
 
@@ -32,7 +35,11 @@ def write_report(comparison: Comparison, out: Path) -> Path:
         section_plots(section, comparison.curves, _prefix(i, comparison))
         for i, section in enumerate(comparison.sections)
     ]
-    across = [*size_plots(comparison.sections), *uptraining_plots(comparison.sections)]
+    across = [
+        *ladder_plots(comparison.ladders),
+        *size_plots(comparison.sections),
+        *uptraining_plots(comparison.sections),
+    ]
     drawn = [plot for group in (across, *plots) for plot in group]
     with disk_errors(out):
         for plot in drawn:

@@ -67,9 +67,10 @@ class Until:
         self._stage = FirstStage((), 0.0)
 
     def begin(self, plans: list[Plan]) -> list[Plan]:
-        """Note, and print, the first stage: the plans' seeds, or those that the sweep once began with.
+        """Note the first stage: the plans' seeds, or those that the sweep once began with.
 
-        Return the plans. Raises ConfigError for too few seeds, or nothing to compare.
+        Print what will be, and return the plans. Raises ConfigError for too few seeds, or nothing
+        to compare.
         """
         sweep = plans[0].cfg.sweep
         assert sweep.until is not None
@@ -88,8 +89,8 @@ class Until:
         self._stage = FirstStage(before.first if before else tuple(given), sweep.until)
         first = len(self._stage.first)
         make_console().print(
-            f"{FIELD}={sweep.until:g}: {first} seeds of each variant, then as many more as it needs, "
-            f"up to {sweep.max_seeds}",
+            f"{FIELD}={sweep.until:g}: {first} seeds of each variant, then as many more as it "
+            f"needs, up to {sweep.max_seeds}",
             soft_wrap=True,
         )
         return plans
