@@ -111,7 +111,7 @@ class LedgerSweeper(BasicSweeper):
         """Return the overrides of each size of the ladder. Raises ConfigError."""
         from gptattn.settings.config import LadderConfig
         from gptattn.settings.values import check_ranges, typed
-        from gptattn.sweep.ladder import rungs
+        from gptattn.sweep.rungs import rungs
 
         assert self.config is not None
         found = typed(LadderConfig, OmegaConf.to_container(self.config.ladder), "ladder")

@@ -15,8 +15,8 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
 from gptattn.errors import ConfigError
-from gptattn.sweep import ladder
 from gptattn.sweep.plan import VARIANTS
+from gptattn.sweep.rungs import FIELD
 
 MOST_RUNS = 10_000  # of one sweep
 OPEN, CLOSE = "([{", ")]}"
@@ -80,7 +80,7 @@ def _check_apart_from(sizes: Sequence[Sequence[Override]], others: Sequence[Over
     for override in others:
         key = override.key_or_group
         if sizes and (key in set_ or key.startswith("budget.")):
-            raise ConfigError(key, f"has no place beside {ladder.FIELD}; leave one of them out")
+            raise ConfigError(key, f"has no place beside {FIELD}; leave one of them out")
 
 
 def _parsed(parser: OverridesParser, variant: str) -> list[Override]:

@@ -12,7 +12,7 @@ from gptattn.errors import ConfigError
 from gptattn.settings.build import build_model
 from gptattn.settings.config import LadderConfig
 from gptattn.settings.values import typed
-from gptattn.sweep.ladder import parameters, rungs
+from gptattn.sweep.rungs import parameters, rungs
 
 
 def test_each_size_has_its_width_its_layers_and_tokens_in_proportion() -> None:
