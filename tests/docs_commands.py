@@ -260,6 +260,7 @@ def _source(arguments: list[str]) -> None:
 KINDS: dict[str, Callable[[list[str]], None]] = {
     "train.py": _train,
     "compare.py": _compare,
+    "evaluate.py": _run("evaluate.py"),
     "generate.py": _run("generate.py"),
     "convert.py": _run("convert.py"),
     "attention_map.py": _run("attention_map.py"),
