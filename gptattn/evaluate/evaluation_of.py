@@ -62,7 +62,10 @@ def check_unchanged(saved: SavedRun, data: TokenData) -> None:
 
 
 def possible(saved: SavedRun, data: TokenData, asked: Asked) -> tuple[Asked, list[ConfigError]]:
-    """Return the part of what is asked that can be had of the run, and why the rest cannot."""
+    """Return the part of what is asked that can be had of the run, and why the rest cannot.
+
+    Lengths are in ascending order, so that of those that are too long the first says why.
+    """
     lengths, kinds, refused = list[int](), list[CacheKind](), list[ConfigError]()
     for length in asked.lengths:
         try:
@@ -71,6 +74,7 @@ def possible(saved: SavedRun, data: TokenData, asked: Asked) -> tuple[Asked, lis
             lengths.append(length)
         except ConfigError as error:
             refused.append(error)
+            break
     for kind in asked.kinds:
         try:
             check_kind(saved.model, kind, saved.cfg.variant)

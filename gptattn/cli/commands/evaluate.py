@@ -101,20 +101,25 @@ def planned(
     Of several runs, what one cannot give is left out, with a line that says so. Raises a UserError
     for a run that cannot be read, for a single run's refusal, and if no run gives anything.
     """
-    plans, refused = [], []
+    plans = list[Plan]()
+    refused: dict[str, list[Path]] = {}
+    first: ConfigError | None = None
     for folder in folders:
         saved = load_run(folder, allow_targets)
         data = texts.of(saved)
         check_unchanged(saved, data)
         some = asked if asked != Asked() else Asked((saved.cfg.model.context_length,))
         given, why = possible(saved, data, some)
-        refused += [(folder, error) for error in why]
+        for error in why:
+            refused.setdefault(str(error), []).append(folder)
+            first = first or error
         if given != Asked():
             plans.append(Plan(folder, given))
-    if refused and (len(folders) == 1 or not plans):
-        raise refused[0][1]
-    for folder, error in refused:
-        print(f"left out: {one_line(f'{folder}: {error}')}", file=sys.stderr)
+    if first is not None and (len(folders) == 1 or not plans):
+        raise first
+    for error, of in refused.items():
+        more = f" and {len(of) - 1} more" * (len(of) > 1)
+        print(one_line(f"left out for {of[0].name}{more}: {error}"), file=sys.stderr)
     return plans
 
 
