@@ -40,7 +40,9 @@ def position_plot(
         elif band.n > 1:
             axes.plot(band.x, band.seeds.T, color=color, linewidth=0.5, alpha=0.6)
     scale_x(axes, [1, length], base=2)
-    means = [mean for band in shown.values() for mean in band.mean[band.x >= min(FIRST, length)]]
+    means = [
+        mean for band in shown.values() for mean in band.mean[band.x >= min(FIRST, band.x[-1])]
+    ]
     low, high = min(means), max(means)
     room = 0.08 * (high - low) or 0.05 * abs(high) or 1.0
     axes.set_ylim(low - room, high + room)
