@@ -1,5 +1,6 @@
 """Makes the report's tables of loss by position and of loss by cache."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from gptattn.compare.evaluations import CacheCost, PositionLoss, cache_costs, position_losses
@@ -65,10 +66,10 @@ def _caches(costs: list[CacheCost]) -> Table:
             one.variant,
             one.cache,
             str(one.loss.n),
-            f"{one.bytes_per_token:,.1f}",
+            f"{one.bytes_per_token:,.6g}",
             f"{one.bytes_per_token / full[one.variant]:.1%}",
             _shown(one.loss),
-            MISSING if one.change is None else _shown(one.change, "+.4f"),
+            MISSING if one.change is None else _shown(one.change, change_words),
         ]
         for one in costs
     ]
@@ -79,7 +80,12 @@ def _caches(costs: list[CacheCost]) -> Table:
     return Table("Loss by cache", heading, body, caption)
 
 
-def _shown(estimate: Estimate | None, form: str = ".4f") -> str:
+def _shown(estimate: Estimate | None, words: Callable[[float], str] = "{:.4f}".format) -> str:
     if estimate is None:
         return MISSING
-    return f"{estimate.mean:{form}}{half_interval(estimate.interval, '.4f')}"
+    return words(estimate.mean) + half_interval(estimate.interval, ".4f")
+
+
+def change_words(change: float) -> str:
+    """Format a change of the loss with four decimals and its sign, `+0.0000` for none."""
+    return f"{round(change, 4) + 0.0:+.4f}"

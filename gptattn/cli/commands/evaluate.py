@@ -8,6 +8,7 @@ from pathlib import Path
 
 from gptattn.cli.arguments import NO_NAMES, Names, parse
 from gptattn.cli.script import run_script
+from gptattn.compare.evaluation_tables import change_words
 from gptattn.compare.finished_runs import one_line, read_runs
 from gptattn.data.tokens import TokenData
 from gptattn.errors import ConfigError
@@ -164,10 +165,11 @@ def words(step: Step) -> str:
         return told + as_before
     name = step.asked.name
     one, full = found.caches[name], found.caches["full"]
-    told = f"  cache  {name:>16}  loss {one.loss:.4f}"
-    told += f"  {one.loss - full.loss:+.4f}" if name != "full" else " " * 9
     each = found.bytes_per_token(name)
-    return f"{told}  {each:8,.1f} bytes per token, {one.nbytes:,} in all{as_before}"
+    told = f"  cache  {name:>16}  loss {one.loss:.4f}  {each:,.6g} bytes per token, "
+    told += f"{one.nbytes:,} in all"
+    told += "" if name == "full" else f"; {change_words(one.loss - full.loss)} to full"
+    return told + as_before
 
 
 def main() -> int:
