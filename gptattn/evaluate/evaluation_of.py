@@ -18,7 +18,7 @@ from gptattn.evaluate.longer import check_length, longer
 from gptattn.evaluate.token_losses import scored
 from gptattn.machine.source_code import code_of
 from gptattn.runs.evaluation import Basis, Evaluation
-from gptattn.runs.folder import RunFolder, step_of
+from gptattn.runs.folder import step_of
 from gptattn.runs.load import SavedRun
 from gptattn.settings.identity import code_for
 
@@ -43,20 +43,19 @@ class Step:
     new: bool  # False: an earlier evaluation had it already
 
 
-def check_unchanged(saved: SavedRun, data: TokenData) -> None:
+def check_unchanged(saved: SavedRun, data: TokenData, text: str, steps: int) -> None:
     """Raise ConfigError if the text has changed since the run, CheckpointError for older weights.
 
-    The run must be finished.
+    `text` and `steps` are what the finished run's summary says: the text's sha256 and its end.
     """
-    summary = RunFolder(saved.folder).read_summary()
-    if data.text_hash != summary["data"]["text_sha256"]:
+    if data.text_hash != text:
         raise ConfigError(
             "data", f"{saved.folder}: the text has changed since the run began; restore it"
         )
-    if step_of(saved.source) != summary["steps"]:
+    if step_of(saved.source) != steps:
         raise CheckpointError(
             "run",
-            f"{saved.folder} ended at step {summary['steps']}, and the newest weights that can be "
+            f"{saved.folder} ended at step {steps}, and the newest weights that can be "
             f"read are {saved.source.name}; restore the others, or train it again",
         )
 

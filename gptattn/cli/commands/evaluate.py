@@ -9,7 +9,7 @@ from pathlib import Path
 from gptattn.cli.arguments import NO_NAMES, Names, parse
 from gptattn.cli.script import run_script
 from gptattn.compare.evaluation_tables import change_words
-from gptattn.compare.finished_runs import one_line, read_runs
+from gptattn.compare.finished_runs import Run, one_line, read_runs
 from gptattn.data.tokens import TokenData
 from gptattn.errors import ConfigError
 from gptattn.evaluate.cache_kinds import CacheKind, cache_kind
@@ -32,7 +32,7 @@ COMMAND run=outputs/... lengths=[256,512,1024]
   cache=[full,int4,sink4+window:60]
                     loss of the held-out text decoded through these caches:
                     full, bf16, int8, int4, window:N (the newest N tokens),
-                    sinkN+window:M (and the first N)
+                    sinkN+window:M (and the first N); full always is among them
   device=auto       cpu, gpu or auto
   threads=N         CPU threads; default: all
   allow_targets=PACKAGE
@@ -88,14 +88,15 @@ class Texts:
 
 @dataclass(frozen=True)
 class Plan:
-    """A run and what can be measured of it."""
+    """A run, what can be measured of it, and what was measured before."""
 
     folder: Path
     asked: Asked
+    known: Evaluation | None
 
 
 def planned(
-    folders: Sequence[Path], asked: Asked, texts: Texts, allow_targets: Sequence[str]
+    runs: Sequence[Run], asked: Asked, texts: Texts, allow_targets: Sequence[str]
 ) -> list[Plan]:
     """Check every run before the first is measured.
 
@@ -105,18 +106,18 @@ def planned(
     plans = list[Plan]()
     refused: dict[str, list[Path]] = {}
     first: ConfigError | None = None
-    for folder in folders:
-        saved = load_run(folder, allow_targets)
+    for run in runs:
+        saved = load_run(run.folder, allow_targets)
         data = texts.of(saved)
-        check_unchanged(saved, data)
+        check_unchanged(saved, data, run.data["text_sha256"], run.steps)
         some = asked if asked != Asked() else Asked((saved.cfg.model.context_length,))
         given, why = possible(saved, data, some)
         for error in why:
-            refused.setdefault(str(error), []).append(folder)
+            refused.setdefault(str(error), []).append(run.folder)
             first = first or error
         if given != Asked():
-            plans.append(Plan(folder, given))
-    if first is not None and (len(folders) == 1 or not plans):
+            plans.append(Plan(run.folder, given, run.evaluation))
+    if first is not None and (len(runs) == 1 or not plans):
         raise first
     for error, of in refused.items():
         more = f" and {len(of) - 1} more" * (len(of) > 1)
@@ -133,24 +134,15 @@ def run(args: Arguments, paths: Sequence[Path]) -> None:
         print(f"passed over: {line}", file=sys.stderr)
     set_threads(args.threads)
     texts = Texts()
-    for plan in planned([run.folder for run in runs], asked, texts, args.allow_targets):
-        saved, folder = load_run(plan.folder, args.allow_targets), RunFolder(plan.folder)
+    for plan in planned(runs, asked, texts, args.allow_targets):
+        saved = load_run(plan.folder, args.allow_targets)
         data = texts.of(saved)
         saved.model.to(device)
         print(f"{plan.folder}: {saved.cfg.variant}, trained at {saved.model.context_length} tokens")
-        for step in measured(saved, data, plan.asked, earlier(folder)):
+        for step in measured(saved, data, plan.asked, plan.known):
             if step.new:
-                folder.write_evaluation(step.evaluation)
+                RunFolder(plan.folder).write_evaluation(step.evaluation)
             print(words(step), flush=True)
-
-
-def earlier(folder: RunFolder) -> Evaluation | None:
-    """Return what was measured before; None, after a line that says so, if it is damaged."""
-    try:
-        return folder.read_evaluation()
-    except (OSError, ValueError) as error:
-        print(f"measured anew: {one_line(f'{folder.path}: {error}')}", file=sys.stderr)
-        return None
 
 
 def words(step: Step) -> str:
