@@ -45,12 +45,13 @@ class Int8:
     """
 
     def pack(self, x: Tensor) -> dict[str, Tensor]:
+        x = _wide(x)
         scale = _half(x.abs().amax(-1, keepdim=True) / 127)
         codes = _rounded(x, scale.to(x.dtype)).clamp(-127, 127)
         return {"codes": codes.to(torch.int8), "scale": scale}
 
     def unpack(self, parts: Mapping[str, Tensor], size: int, dtype: torch.dtype) -> Tensor:
-        return parts["codes"].to(dtype) * parts["scale"].to(dtype)
+        return (parts["codes"] * parts["scale"].float()).to(dtype)
 
 
 class Int4:
@@ -60,11 +61,12 @@ class Int4:
     codes are computed with what is kept, and two lie in a byte. The last group of a head may be
     shorter. A head of 64 numbers takes 32 + 2 * 4 bytes.
 
-    Source of the form: Liu et al. 2024 (KIVI), arXiv:2402.02750, sec. 2; groups along the head, for
-    keys as for values.
+    Source of the form: Liu et al. 2024 (KIVI), arXiv:2402.02750, which groups keys along the tokens
+    instead; along the head, no token waits for others.
     """
 
     def pack(self, x: Tensor) -> dict[str, Tensor]:
+        x = _wide(x)
         groups = x.split(GROUP, dim=-1)
         low = torch.cat([group.amin(-1, keepdim=True) for group in groups], -1)
         high = torch.cat([group.amax(-1, keepdim=True) for group in groups], -1)
@@ -79,8 +81,12 @@ class Int4:
     def unpack(self, parts: Mapping[str, Tensor], size: int, dtype: torch.dtype) -> Tensor:
         pairs = parts["codes"]
         codes = torch.stack([pairs & 15, pairs >> 4], dim=-1).flatten(-2)[..., :size]
-        scale, zero = (_spread(parts[name], size, dtype) for name in ("scale", "zero"))
-        return zero + codes.to(dtype) * scale
+        scale, zero = (_spread(parts[name], size, torch.float32) for name in ("scale", "zero"))
+        return (zero + codes * scale).to(dtype)
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def _half(x: Tensor) -> Tensor:

@@ -64,6 +64,14 @@ def test_no_number_is_off_by_more_than_half_a_step(name: str, steps: int, scale:
     assert ((back - x).abs() <= step / 2 + room).all()
 
 
+@pytest.mark.parametrize("name", ["int8", "int4"])
+def test_numbers_in_bfloat16_lose_no_more_than_those_in_float32(name: str) -> None:
+    x = torch.randn(5, 7, 24).bfloat16()
+    back = there_and_back(FORMS[name], x)
+    assert back.dtype == torch.bfloat16
+    assert torch.equal(back, there_and_back(FORMS[name], x.float()).bfloat16())
+
+
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 def test_numbers_that_are_all_the_same_or_very_large_stay_finite(form: Format) -> None:
     for x in (torch.zeros(9), torch.full((9,), 0.25), torch.full((9,), 1e-9)):
