@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 from support import TINY, command, process_state
 
-from gptattn.cli.commands import tune
+from gptattn.cli.commands import evaluate, tune
 from gptattn.cli.compose import CONF
 from gptattn.cli.main import check_job
 
@@ -172,6 +172,14 @@ def _compare(arguments: list[str]) -> None:
     _run("compare.py")([*arguments] if asked else [*arguments, "--no-files"])
 
 
+def _evaluate(arguments: list[str]) -> None:
+    """Read the arguments, then run it with a length and a cache for the context of these runs."""
+    asked = evaluate.parse(evaluate.Arguments, [a for a in arguments if a[:4] != "run="])
+    assert evaluate.asked_lengths(asked.lengths) or evaluate.asked_kinds(asked.cache)
+    runs = [a for a in arguments if a[:4] == "run="]
+    _run("evaluate.py")([*runs, "lengths=[4]", "cache=[window:2]"])
+
+
 def _search(arguments: list[str]) -> None:
     """Check each variant's first run; a search takes minutes."""
     sys.argv = ["tune.py", *arguments]
@@ -260,6 +268,7 @@ def _source(arguments: list[str]) -> None:
 KINDS: dict[str, Callable[[list[str]], None]] = {
     "train.py": _train,
     "compare.py": _compare,
+    "evaluate.py": _evaluate,
     "generate.py": _run("generate.py"),
     "convert.py": _run("convert.py"),
     "attention_map.py": _run("attention_map.py"),

@@ -102,7 +102,7 @@ def test_a_wheel_installed_into_an_empty_environment_trains_in_an_empty_folder(
     assert record["environment"]["git_commit"] is None
     assert "| mqa " in call(scripts / "gptattn-compare", "outputs", "--markdown", cwd=folder)
 
-    names = {"train", "compare", "generate", "convert", "attention-map", "tune"}
+    names = {"train", "compare", "evaluate", "generate", "convert", "attention-map", "tune"}
     asked = call(python, "-c", ASK_ALL, cwd=folder)
     assert {f"=== gptattn-{name} 0" for name in names} <= set(asked.splitlines())
     assert all((scripts / f"gptattn-{name}").is_file() for name in names)

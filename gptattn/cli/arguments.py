@@ -15,12 +15,13 @@ T = TypeVar("T")
 
 
 class Names(tuple[str, ...]):
-    """A tuple of names, parsed from `a,b`."""
+    """A tuple of names, parsed from `a,b` or `[a,b]`."""
 
     __slots__ = ()
 
     def __new__(cls, text: str = "") -> "Names":
-        return super().__new__(cls, (name for name in text.split(",") if name))
+        names = text.removeprefix("[").removesuffix("]").split(",")
+        return super().__new__(cls, (name.strip() for name in names if name.strip()))
 
 
 NO_NAMES = Names()

@@ -13,6 +13,7 @@ from typing import Any
 
 from gptattn.compare import ladder_words
 from gptattn.compare.across_words import sentences
+from gptattn.compare.evaluations import cache_costs, position_losses
 from gptattn.compare.ladder import LadderReport, Scaled
 from gptattn.compare.results import METRICS, Across, Change, Comparison, Row, Section
 from gptattn.compare.verdicts import match_words, section_words, sure_words
@@ -92,6 +93,8 @@ def _section(section: Section) -> dict[str, Any]:
             {"variant": d.variant, "difference": d.mean, "shown": d.variant not in section.alike}
             for d in section.rivals
         ],
+        "loss_by_position": [asdict(one) for one in position_losses(section)],
+        "loss_by_cache": [asdict(one) for one in cache_costs(section)],
     }
 
 

@@ -12,6 +12,7 @@ import msgspec
 
 from gptattn import command
 from gptattn.errors import DataError
+from gptattn.runs.evaluation import Evaluation
 from gptattn.runs.folder import CONFIG, TUNING, RunFolder
 from gptattn.runs.two_stages import FirstStage, read_first_stage
 from gptattn.settings.identity import Making, flat, places, result_settings
@@ -73,6 +74,7 @@ class Run:
     making: Making | None = None  # code, text, weights and device; None: not recorded
     places: dict[str, str] = field(default_factory=dict)  # settings that hold paths
     stage: FirstStage | None = None  # of its sweep, if more seeds followed by `sweep.until`
+    evaluation: Evaluation | None = None  # what evaluate has measured, of any of its weights
 
     @property
     def code(self) -> str:
@@ -108,7 +110,7 @@ def read_runs(paths: Iterable[str | Path]) -> tuple[list[Run], list[str]]:
             raise DataError("run folder", f"{path} is not a folder; give a run or sweep folder")
         for folder in _run_folders(path, seen, passed_over):
             try:
-                runs.append(_read(RunFolder(folder)))
+                runs.append(_with_evaluation(_read(RunFolder(folder)), passed_over))
             except DAMAGE as error:
                 passed_over.append(one_line(f"{folder}: {_reason(error, folder)}"))
     if not runs:
@@ -202,6 +204,14 @@ def _read(folder: RunFolder) -> Run:
         places=_shown(places(config)),
         stage=read_first_stage(folder.path.parent),
     )
+
+
+def _with_evaluation(run: Run, passed_over: list[str]) -> Run:
+    try:
+        return replace(run, evaluation=RunFolder(run.folder).read_evaluation())
+    except DAMAGE as error:
+        passed_over.append(one_line(f"{run.folder}: its evaluation: {_reason(error, run.folder)}"))
+        return run
 
 
 def finite(metrics: Mapping[str, float | None]) -> dict[str, float]:

@@ -8,12 +8,15 @@ from pathlib import Path
 from matplotlib import rc_context
 
 from gptattn.compare.bands import curve_kind, section_bands
+from gptattn.compare.cache_plot import cache_plot
 from gptattn.compare.cost_plot import cost_plot
 from gptattn.compare.curve_plot import AXES, curve_plot
 from gptattn.compare.curves import Curves
+from gptattn.compare.evaluations import cache_costs, position_bands, shown_lengths
 from gptattn.compare.ladder import LadderReport
 from gptattn.compare.ladder_plot import ladder_plot
 from gptattn.compare.plot_style import STYLE, Plot, look
+from gptattn.compare.position_plot import position_plot
 from gptattn.compare.results import COSTS, Section
 from gptattn.compare.size_plot import size_plot
 from gptattn.compare.uptraining_plot import uptraining_plot
@@ -34,6 +37,11 @@ def section_plots(section: Section, curves: Mapping[Path, Curves], prefix: str) 
             rows = [row for row in section.rows if metric in row.metrics]
             if len(rows) > 1:
                 plots.append(cost_plot(rows, looks, cost, prefix))
+        for length, trained in shown_lengths(section):
+            bands = position_bands(section, length)
+            plots.append(position_plot(bands, looks, length, trained, prefix))
+        if costs := cache_costs(section):
+            plots.append(cache_plot(costs, looks, prefix))
     return plots
 
 

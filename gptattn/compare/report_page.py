@@ -5,6 +5,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from gptattn.compare.evaluation_tables import evaluation_tables
 from gptattn.compare.plot_style import Plot
 from gptattn.compare.results import Comparison, Section
 from gptattn.compare.sections import AXES, ROWS_OR_SECTIONS, differences
@@ -53,6 +54,7 @@ def _section(section: Section, plots: Sequence[Plot]) -> dict[str, Any]:
         "heading": [*heading, "Pareto front"],
         "body": [[*row, ", ".join(fronts.get(row[0], []))] for row in body],
         "plots": _shown(plots),
+        "evaluations": evaluation_tables(section),
         "rows": section.rows,
     }
 

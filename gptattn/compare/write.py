@@ -19,6 +19,9 @@ PLOTS = (
     "pareto_params",
     "pareto_cache",
     "pareto_speed",
+    "loss_position",
+    "loss_position_beyond",
+    "loss_cache",
 )
 
 

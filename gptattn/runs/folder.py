@@ -18,22 +18,25 @@ import yaml
 from gptattn.data import tokenizer_files
 from gptattn.machine import disk
 from gptattn.machine.untrusted import read_bytes, read_yaml
+from gptattn.runs.evaluation import Evaluation
 from gptattn.settings.config import TrainConfig
 from gptattn.settings.identity import Making, as_today
 
 # The most bytes that are read. A run writes about 2 kB of settings, 2 kB of summary and 5 kB of
 # making, but a tokenizer of 65,536 characters lists them all in the settings.
 CONFIG_BYTES, SUMMARY_BYTES, MAKING_BYTES = 1_000_000, 5_000_000, 1_000_000
+EVALUATION_BYTES = 1_000_000  # an evaluation of ten lengths and ten caches has about 10 kB
 
 CONFIG, SUMMARY, ROWS, MAKING = "config.yaml", "summary.json", "metrics.jsonl", "identity.json"
-REPLACED = "replaced.txt"
+REPLACED, EVALUATION = "replaced.txt", "evaluation.json"
 # Below a sweep's folder: the runs that chose a learning rate, which are no results.
 TUNING = "tuning"
 CHECKPOINT, SUM = r"step=(\d+)\.safetensors", ".sha256"
 # Pattern of the files that a killed process may have left unfinished in a folder of the run.
 FILE_NAMES = "|".join(
     [
-        *map(re.escape, (CONFIG, SUMMARY, ROWS, MAKING, REPLACED, *tokenizer_files.FILES)),
+        *map(re.escape, (CONFIG, SUMMARY, ROWS, MAKING, REPLACED, EVALUATION)),
+        *map(re.escape, tokenizer_files.FILES),
         rf"{CHECKPOINT}(?:{re.escape(SUM)})?",
     ]
 )
@@ -103,6 +106,11 @@ class RunFolder:
     def replaced_file(self) -> Path:
         """The mark of a result that no longer counts, with the reason."""
         return self.path / REPLACED
+
+    @property
+    def evaluation_file(self) -> Path:
+        """What `evaluate` has measured of the finished run."""
+        return self.path / EVALUATION
 
     @property
     def begun(self) -> bool:
@@ -184,6 +192,21 @@ class RunFolder:
     def write_making(self, making: Making) -> None:
         """Write what made the run."""
         self._write(MAKING, json.dumps(asdict(making), indent=1) + "\n")
+
+    def read_evaluation(self) -> Evaluation | None:
+        """Return what `evaluate` has measured of the run; None if it has measured nothing."""
+        try:
+            text = read_bytes(self.evaluation_file, EVALUATION_BYTES)
+            return msgspec.json.decode(text, type=Evaluation)
+        except FileNotFoundError:
+            return None
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{EVALUATION} is damaged: {error}") from None
+
+    def write_evaluation(self, evaluation: Evaluation) -> None:
+        """Write or replace what was measured of the run."""
+        text = json.dumps(msgspec.to_builtins(evaluation, str_keys=True), indent=1)
+        self._write(EVALUATION, f"{text}\n")
 
     def write_tokenizer(self, files: Mapping[str, str]) -> None:
         """Write copies of the tokenizer's files; `files` maps names to texts."""

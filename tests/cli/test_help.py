@@ -19,7 +19,7 @@ def test_the_help_of_a_run_fits_80_columns(
     assert re.split(r",\s+", listed[1]) == menu("attn")
 
 
-@pytest.mark.parametrize("name", ["generate", "convert", "attention_map"])
+@pytest.mark.parametrize("name", ["generate", "convert", "attention_map", "evaluate"])
 def test_the_help_of_a_script_fits_80_columns(name: str, call: Call) -> None:
     code, out, err = call(name, "--help")
     assert (code, err) == (0, "")

@@ -83,7 +83,7 @@ def test_weights_from_elsewhere_are_read_once(tmp_path: Path, made: Counter[str]
     assert made == {"compositions": 1, "texts": 1, "hashes": 1, "models: cpu": 2}
 
 
-@pytest.mark.parametrize("name", ["generate", "convert", "attention_map", "compare"])
+@pytest.mark.parametrize("name", ["generate", "convert", "attention_map", "compare", "evaluate"])
 def test_a_script_that_needs_no_hydra_does_not_import_it(name: str) -> None:
     code = (
         f"import sys; import gptattn.cli.commands.{name}; "

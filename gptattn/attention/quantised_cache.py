@@ -1,0 +1,158 @@
+"""A cache with an entry per token that keeps its numbers in fewer bits."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gptattn.attention.token_cache import Entry, TokenCache
+from gptattn.position.base import Positions
+
+GROUP = 32  # numbers along the head that share the scale and zero point of `Int4`
+FEWEST = 8  # numbers per token and head that are worth a scale
+HALF_MAX = torch.finfo(torch.float16).max
+
+
+class Format(Protocol):
+    """How numbers are kept: x [..., size] becomes named tensors [..., n], each token on its own."""
+
+    def pack(self, x: Tensor) -> dict[str, Tensor]:
+        """Return what is kept of x."""
+        ...
+
+    def unpack(self, parts: Mapping[str, Tensor], size: int, dtype: torch.dtype) -> Tensor:
+        """Return x [..., size] as far as it can be told from what was kept."""
+        ...
+
+
+class BFloat16:
+    """Numbers in bfloat16, as most decoders keep them: 2 bytes each."""
+
+    def pack(self, x: Tensor) -> dict[str, Tensor]:
+        return {"numbers": x.to(torch.bfloat16)}
+
+    def unpack(self, parts: Mapping[str, Tensor], size: int, dtype: torch.dtype) -> Tensor:
+        return parts["numbers"].to(dtype)
+
+
+class Int8:
+    """Symmetric: x = code * scale, codes from -127 to 127, one scale per token and head.
+
+    scale = max |x| / 127, kept in float16; codes are computed with the scale that is kept. A head
+    of D numbers takes D + 2 bytes.
+    """
+
+    def pack(self, x: Tensor) -> dict[str, Tensor]:
+        x = _wide(x)
+        scale = _half(x.abs().amax(-1, keepdim=True) / 127)
+        codes = _rounded(x, scale.to(x.dtype)).clamp(-127, 127)
+        return {"codes": codes.to(torch.int8), "scale": scale}
+
+    def unpack(self, parts: Mapping[str, Tensor], size: int, dtype: torch.dtype) -> Tensor:
+        return (parts["codes"] * parts["scale"].float()).to(dtype)
+
+
+class Int4:
+    """With a zero point: x = zero + code * scale, codes from 0 to 15, in groups of 32 numbers.
+
+    zero = min x and scale = (max x - min x) / 15 of a group along the head, both kept in float16;
+    codes are computed with what is kept, and two lie in a byte. The last group of a head may be
+    shorter. A head of 64 numbers takes 32 + 2 * 4 bytes.
+
+    Source of the form: Liu et al. 2024 (KIVI), arXiv:2402.02750, which groups keys along the tokens
+    instead; along the head, no token waits for others.
+    """
+
+    def pack(self, x: Tensor) -> dict[str, Tensor]:
+        x = _wide(x)
+        groups = x.split(GROUP, dim=-1)
+        low = torch.cat([group.amin(-1, keepdim=True) for group in groups], -1)
+        high = torch.cat([group.amax(-1, keepdim=True) for group in groups], -1)
+        zero, scale = _half(low), _half((high - low) / 15)
+        size = x.shape[-1]
+        above = x - _spread(zero, size, x.dtype)
+        codes = _rounded(above, _spread(scale, size, x.dtype)).clamp(0, 15).to(torch.uint8)
+        codes = F.pad(codes, (0, size % 2))
+        # Neighbours share a byte, the first of them in its lower half.
+        return {"codes": codes[..., ::2] | codes[..., 1::2] << 4, "scale": scale, "zero": zero}
+
+    def unpack(self, parts: Mapping[str, Tensor], size: int, dtype: torch.dtype) -> Tensor:
+        pairs = parts["codes"]
+        codes = torch.stack([pairs & 15, pairs >> 4], dim=-1).flatten(-2)[..., :size]
+        scale, zero = (_spread(parts[name], size, torch.float32) for name in ("scale", "zero"))
+        return (zero + codes * scale).to(dtype)
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def _half(x: Tensor) -> Tensor:
+    return x.clamp(-HALF_MAX, HALF_MAX).to(torch.float16)
+
+
+def _rounded(x: Tensor, scale: Tensor) -> Tensor:
+    """Return x / scale to the nearest whole number; 0 where all numbers are the same."""
+    return torch.where(scale > 0, x / scale, 0.0).round()
+
+
+def _spread(of_group: Tensor, size: int, dtype: torch.dtype) -> Tensor:
+    """Return each group's number once for each of its members: [..., size]."""
+    return of_group.to(dtype).repeat_interleave(GROUP, dim=-1)[..., :size]
+
+
+class QuantisedCache(TokenCache):
+    """A `TokenCache` whose tensors are the packed ones: `k/codes`, `k/scale` and so on.
+
+    Every entry is read back from what was kept, a token's own entry too. What is `wide`, such as a
+    running sum, and entries with fewer than `FEWEST` numbers per head stay as they are. `like` is
+    an empty cache of `kept`, of the same size; `packs` says whether anything changes.
+    """
+
+    def __init__(self, like: TokenCache, kept: Mapping[str, Entry], form: Format) -> None:
+        self.form = form
+        self.dtypes = {name: x.dtype for name, x in like.tensors.items()}
+        self.sizes = {name: entry.size for name, entry in kept.items() if packs(entry)}
+        tensors = {}
+        for name, x in like.tensors.items():
+            if name not in self.sizes:
+                tensors[name] = x
+                continue
+            for part, one in form.pack(x.new_empty(1, x.shape[-1], device="meta")).items():
+                shape = (*x.shape[:-1], one.shape[-1])
+                tensors[f"{name}/{part}"] = torch.empty(shape, dtype=one.dtype, device=x.device)
+        super().__init__(tensors, like.window)
+
+    def write(
+        self, new: Mapping[str, Tensor], positions: Positions | None = None
+    ) -> tuple[dict[str, Tensor], Positions]:
+        packed = {}
+        for name, x in new.items():
+            parts = self.form.pack(x) if name in self.sizes else None
+            packed |= {name: x} if parts is None else _named(name, parts)
+        held, k_pos = super().write(packed, positions)
+        return {name: self._read(name, held) for name in new}, k_pos
+
+    def newest(self, name: str) -> Tensor:
+        if name not in self.sizes:
+            return super().newest(name)
+        own = [key for key in self.tensors if key.startswith(f"{name}/")]
+        return self._read(name, {key: super(QuantisedCache, self).newest(key) for key in own})
+
+    def _read(self, name: str, held: Mapping[str, Tensor]) -> Tensor:
+        if name not in self.sizes:
+            return held[name]
+        begin = f"{name}/"
+        parts = {k.removeprefix(begin): x for k, x in held.items() if k.startswith(begin)}
+        return self.form.unpack(parts, self.sizes[name], self.dtypes[name])
+
+
+def packs(entry: Entry) -> bool:
+    """Whether a `QuantisedCache` keeps such an entry in fewer bits."""
+    return not entry.wide and entry.size >= FEWEST
+
+
+def _named(name: str, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {f"{name}/{part}": x for part, x in parts.items()}

@@ -1,0 +1,99 @@
+"""The caches that a trained model can be decoded through, by the names that users give them."""
+
+import re
+from dataclasses import dataclass
+
+from gptattn.attention.base import Attention
+from gptattn.attention.cache import Cache, CacheGroup
+from gptattn.attention.parts.host import PartHost
+from gptattn.attention.quantised_cache import BFloat16, Format, Int4, Int8, QuantisedCache, packs
+from gptattn.attention.sink_cache import SinkCache
+from gptattn.attention.token_cache import TokenCache, new_token_cache
+from gptattn.errors import ConfigError
+from gptattn.model.gpt import GPT
+
+FORMATS: dict[str, Format] = {"bf16": BFloat16(), "int8": Int8(), "int4": Int4()}
+KEPT = re.compile(r"(?:sink(?P<sinks>[1-9]\d{0,8})\+)?window:(?P<window>[1-9]\d{0,8})")
+KNOWN = f"full, {', '.join(FORMATS)}, window:N, sinkN+window:N"
+
+
+@dataclass(frozen=True)
+class CacheKind:
+    """One kind of cache: with numbers in another format, or with the newest tokens alone.
+
+    window: the tokens kept besides the first `sinks`, the newest one included; None: all.
+    """
+
+    name: str
+    form: Format | None = None
+    sinks: int = 0
+    window: int | None = None
+
+    @property
+    def places(self) -> int | None:
+        """The tokens kept in all; None: no limit."""
+        return None if self.window is None else self.sinks + self.window
+
+    def new(self, attention: Attention, batch: int, capacity: int) -> tuple[Cache, bool]:
+        """Return an empty cache of this kind for a layer, and whether it differs from the layer's.
+
+        It does not where the layer keeps no entry per token, or no more tokens than this. Raises
+        ConfigError for sinks in a layer whose own window would hide them.
+        """
+        own = attention.new_cache(batch, capacity)
+        if not (isinstance(attention, PartHost) and isinstance(own, TokenCache)):
+            return own, False
+        kept = attention.kept()
+        if self.form is not None:
+            changes = any(packs(entry) for entry in kept.values())
+            return (QuantisedCache(own, kept, self.form), True) if changes else (own, False)
+        if self.window is None or self.places is None or own.capacity <= self.places:
+            return own, False
+        if own.window is not None and own.window <= self.window:
+            return own, False
+        if own.window is not None and self.sinks:
+            raise ConfigError(
+                "cache",
+                f"{self.name}: no token sees the sinks beyond its layer's own window of "
+                f"{own.window}; give window:{self.window}, or {own.window} tokens or more",
+            )
+        first = next(iter(own.tensors.values()))
+        made = new_token_cache(kept, batch, self.places, first.dtype, first.device, self.places)
+        return (SinkCache(made.tensors, self.sinks) if self.sinks else made), True
+
+
+def cache_kind(name: str) -> CacheKind:
+    """Return the kind that a user names. Raises ConfigError for an unknown one."""
+    if name == "full":
+        return CacheKind(name)
+    if name in FORMATS:
+        return CacheKind(name, FORMATS[name])
+    found = KEPT.fullmatch(name)
+    if found is None:
+        raise ConfigError("cache", f"{name!r} is unknown; one of {KNOWN}, as in sink4+window:60")
+    return CacheKind(name, None, int(found["sinks"] or 0), int(found["window"]))
+
+
+def new_caches(model: GPT, kind: CacheKind, batch: int, capacity: int) -> CacheGroup:
+    """Return one empty cache of this kind per layer; those that it cannot change are their own."""
+    blocks = model.layers()
+    return CacheGroup([kind.new(block.attention, batch, capacity)[0] for block in blocks])
+
+
+def check_kind(model: GPT, kind: CacheKind, variant: str) -> None:
+    """Raise ConfigError if no layer of the model, which may be on the meta device, is changed."""
+    if kind.name == "full":
+        return
+    layers = [block.attention for block in model.layers()]
+    changed = [kind.new(layer, 1, model.context_length)[1] for layer in layers]
+    if any(changed):
+        return
+    caches = [layer.new_cache(1, model.context_length) for layer in layers]
+    most = max((c.capacity for c in caches if isinstance(c, TokenCache)), default=0)
+    if not most:
+        said = f"{variant} keeps a state, not an entry per token; give cache=[full]"
+    elif kind.form is not None:
+        said = f"{variant} keeps too few numbers per token and head to pack; leave it out"
+    else:
+        said = f"{variant} keeps {most} tokens at most, so nothing is left out; give fewer"
+    raise ConfigError("cache", f"{kind.name}: {said}")

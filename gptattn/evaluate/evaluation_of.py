@@ -1,0 +1,132 @@
+"""What is asked of a finished run, whether it can be had, and measuring it."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import torch
+
+from gptattn.data.tokens import TokenData
+from gptattn.errors import CheckpointError, ConfigError
+from gptattn.evaluate.by_cache import by_cache
+from gptattn.evaluate.by_position import by_position
+from gptattn.evaluate.cache_kinds import CacheKind, check_kind
+from gptattn.evaluate.longer import check_length, longer
+from gptattn.evaluate.token_losses import scored
+from gptattn.machine.source_code import code_of
+from gptattn.runs.evaluation import Basis, Evaluation
+from gptattn.runs.folder import step_of
+from gptattn.runs.load import SavedRun
+from gptattn.settings.identity import code_for
+
+OURS = "gptattn.evaluate"
+MEASURES = [f"{OURS}.by_position", f"{OURS}.by_cache"]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What to measure: lengths of windows, in tokens, and kinds of caches."""
+
+    lengths: tuple[int, ...] = ()
+    kinds: tuple[CacheKind, ...] = ()
+
+
+@dataclass(frozen=True)
+class Step:
+    """One answer: all that is known of the run now, and for what it is the answer."""
+
+    evaluation: Evaluation
+    asked: int | CacheKind
+    new: bool  # False: an earlier evaluation had it already
+
+
+def check_unchanged(saved: SavedRun, data: TokenData, text: str, steps: int) -> None:
+    """Raise ConfigError if the text has changed since the run, CheckpointError for older weights.
+
+    `text` and `steps` are what the finished run's summary says: the text's sha256 and its end.
+    """
+    if data.text_hash != text:
+        raise ConfigError(
+            "data", f"{saved.folder}: the text has changed since the run began; restore it"
+        )
+    if step_of(saved.source) != steps:
+        raise CheckpointError(
+            "run",
+            f"{saved.folder} ended at step {steps}, and the newest weights that can be "
+            f"read are {saved.source.name}; restore the others, or train it again",
+        )
+
+
+def possible(saved: SavedRun, data: TokenData, asked: Asked) -> tuple[Asked, list[ConfigError]]:
+    """Return the part of what is asked that can be had of the run, and why the rest cannot.
+
+    Lengths are in ascending order, so that of those that are too long the first says why.
+    """
+    lengths, kinds, refused = list[int](), list[CacheKind](), list[ConfigError]()
+    for length in asked.lengths:
+        try:
+            _check_fits(length, data)
+            check_length(saved.cfg, saved.model, length)
+            lengths.append(length)
+        except ConfigError as error:
+            refused.append(error)
+            break
+    for kind in asked.kinds:
+        try:
+            check_kind(saved.model, kind, saved.cfg.variant)
+            kinds.append(kind)
+        except ConfigError as error:
+            refused.append(error)
+    return Asked(tuple(lengths), tuple(kinds)), refused
+
+
+def _check_fits(length: int, data: TokenData) -> None:
+    most = scored(data.val)
+    if length > most:
+        raise ConfigError(
+            "lengths", f"{length} is longer than the held-out text; give at most {most}"
+        )
+
+
+def measured(
+    saved: SavedRun, data: TokenData, asked: Asked, known: Evaluation | None
+) -> Iterator[Step]:
+    """Yield an answer for each length and kind, which must be `possible` and are then measured.
+
+    What `known` holds of the same weights, text and code is not measured again. The model may be on
+    any device; its weights are in float32.
+    """
+    device = saved.model.head.weight.device
+    basis = _basis(saved, data, device)
+    trained = saved.cfg.model.context_length
+    found = known
+    if found is None or found.basis != basis:
+        found = Evaluation(basis, step_of(saved.source), trained)
+    lengths = [length for length in asked.lengths if length not in found.lengths]
+    model = longer(saved, max(lengths, default=0))
+    for length in asked.lengths:
+        new = length in lengths
+        if new:
+            loss = by_position(model, data.val, length, trained)
+            found = msgspec.structs.replace(found, lengths=found.lengths | {length: loss})
+        yield Step(found, length, new)
+    for kind in asked.kinds:
+        new = kind.name not in found.caches
+        if new:
+            loss = by_cache(saved.model, data.val, kind)
+            found = msgspec.structs.replace(found, caches=found.caches | {kind.name: loss})
+        yield Step(found, kind, new)
+
+
+def _basis(saved: SavedRun, data: TokenData, device: torch.device) -> Basis:
+    code = code_for(saved.cfg) | code_of(MEASURES, [OURS])
+    digest = hashlib.sha256(json.dumps(code, sort_keys=True).encode()).hexdigest()
+    return Basis(_digest(saved.source), data.text_hash, digest[:16], device.type)
+
+
+def _digest(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()

@@ -1,0 +1,85 @@
+"""A trained model that is built with a longer context from the same weights."""
+
+from dataclasses import replace
+
+import torch
+
+from gptattn.attention.base import window_of
+from gptattn.errors import ConfigError
+from gptattn.model.gpt import GPT
+from gptattn.runs.load import SavedRun
+from gptattn.settings.build import build_model
+from gptattn.settings.config import Spec, TrainConfig
+
+TOLERANCE = 1e-4  # of hidden states, which have a size of about 1
+
+
+def longer_settings(cfg: TrainConfig, length: int) -> TrainConfig:
+    """Return the run's settings with another context, and shares of the trained one in tokens.
+
+    A window of a quarter of 128 tokens stays one of 32. Rotary positions that were stretched keep
+    the context that they were stretched from.
+    """
+    trained, position = cfg.model.context_length, cfg.position
+    if position.get("stretch", 1) > 1 and position.get("original_context") is None:
+        position = position | {"original_context": round(trained / position["stretch"])}
+    patterned = cfg.pattern_attn
+    return replace(
+        cfg,
+        model=replace(cfg.model, context_length=length),
+        position=position,
+        attn=_in_tokens(cfg.attn, trained),
+        pattern_attn=patterned and {n: _in_tokens(s, trained) for n, s in patterned.items()},
+    )
+
+
+def _in_tokens(spec: Spec, trained: int) -> Spec:
+    window = spec.get("window")
+    return spec | {"window": window_of(window, trained)} if isinstance(window, float) else spec
+
+
+def check_length(cfg: TrainConfig, model: GPT, length: int) -> None:
+    """Raise ConfigError if the run's weights do not fit a model with a context of `length`.
+
+    `model` is the run's own; it may be on the meta device.
+    """
+    trained = cfg.model.context_length
+    if length <= trained:
+        return
+    with torch.device("meta"):
+        own = build_model(longer_settings(cfg, length), model.vocab_size).state_dict()
+    bound = [n for n, weight in model.state_dict().items() if own[n].shape != weight.shape]
+    if bound:
+        what = bound[0]
+        if what.startswith("input_position."):
+            what = f"position={cfg.choices['position']}"
+        raise ConfigError(
+            "lengths",
+            f"{length} is beyond the {trained} positions that {what} has weights for; give "
+            f"lengths up to {trained}",
+        )
+
+
+@torch.no_grad()
+def longer(saved: SavedRun, length: int) -> GPT:
+    """Return the run's model with a context of at least `length`; the weights are copies.
+
+    Raises ConfigError if the longer model computes something else within the trained length, as one
+    with a setting that is a share of the context may.
+    """
+    trained = saved.cfg.model.context_length
+    if length <= trained:
+        return saved.model
+    model = build_model(longer_settings(saved.cfg, length), saved.model.vocab_size).eval()
+    model = model.to(saved.model.head.weight.device)
+    weights = saved.model.state_dict()
+    model.load_state_dict(weights)
+    ids = torch.arange(trained, device=model.head.weight.device)[None] % model.vocab_size
+    apart = (model.hidden(ids) - saved.model.hidden(ids)).abs().max().item()
+    if apart > TOLERANCE:
+        raise ConfigError(
+            "lengths",
+            f"{length}: {saved.cfg.variant} built for so many tokens computes something else "
+            f"within {trained}; give lengths up to {trained}",
+        )
+    return model

@@ -1,0 +1,61 @@
+"""What an evaluation of a finished run has measured: the contents of evaluation.json.
+
+It needs no torch. Losses are in nats per token, of float32 weights on the run's own held-out text.
+"""
+
+import msgspec
+
+
+class Basis(msgspec.Struct, frozen=True):
+    """What an evaluation was made of; one of another basis is not added to but replaced."""
+
+    weights: str  # sha256 of their file
+    text: str  # sha256, as in the summary
+    code: str  # hash of the model's code and of the evaluation's
+    device: str
+
+
+class Bin(msgspec.Struct, frozen=True, array_like=True):
+    """The mean loss of the predictions from `first` to `last` tokens of context, both included.
+
+    A window's first prediction is made from one token.
+    """
+
+    first: int
+    last: int
+    loss: float
+
+
+class LengthLoss(msgspec.Struct, frozen=True):
+    """Loss in windows of one length, the key under which it stands; see `by_position`."""
+
+    windows: int  # each position was scored so often
+    loss: float  # mean over all positions
+    bins: list[Bin]
+
+    def between(self, first: int, last: int) -> float:
+        """Return the mean loss of the bins that lie within these contexts, both included."""
+        inside = [one for one in self.bins if first <= one.first and one.last <= last]
+        counts = [one.last - one.first + 1 for one in inside]
+        return sum(n * one.loss for n, one in zip(counts, inside, strict=True)) / sum(counts)
+
+
+class CacheLoss(msgspec.Struct, frozen=True):
+    """Loss of the whole held-out text, decoded through one kind of cache; see `by_cache`."""
+
+    loss: float
+    nbytes: int  # of all layers' caches for one row of the trained context length
+
+
+class Evaluation(msgspec.Struct, frozen=True):
+    """All that was measured of a run at its newest weights, those of optimizer step `step`."""
+
+    basis: Basis
+    step: int
+    context_length: int  # that the model was trained with
+    lengths: dict[int, LengthLoss] = {}
+    caches: dict[str, CacheLoss] = {}
+
+    def bytes_per_token(self, cache: str) -> float:
+        """Return a cache's bytes divided by the context length, as `cost/kv_bytes_per_token`."""
+        return self.caches[cache].nbytes / self.context_length

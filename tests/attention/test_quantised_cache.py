@@ -1,0 +1,131 @@
+"""Packed caches: numbers worked out by hand, bytes counted by hand, and steps of any size alike."""
+
+import pytest
+import torch
+from building import build_attention, through_cache
+from torch import Tensor
+
+from gptattn.attention import Entry, TokenCache, new_token_cache
+from gptattn.attention.parts.host import PartHost
+from gptattn.attention.quantised_cache import BFloat16, Format, Int4, Int8, QuantisedCache
+
+FLOAT, CPU = torch.float32, torch.device("cpu")
+FORMS: dict[str, Format] = {"bf16": BFloat16(), "int8": Int8(), "int4": Int4()}
+
+
+def packed(form: Format, size: int, capacity: int = 6, **more: Entry) -> QuantisedCache:
+    kept = {"k": Entry(heads=2, size=size), **more}
+    return QuantisedCache(new_token_cache(kept, 3, capacity, FLOAT, CPU), kept, form)
+
+
+def there_and_back(form: Format, x: Tensor) -> Tensor:
+    return form.unpack(form.pack(x), x.shape[-1], x.dtype)
+
+
+def test_int8_by_hand() -> None:
+    # The largest is 254, so the scale is 2: codes 127, -50, 0 (0.9 / 2 rounds to 0), 2 and -127.
+    parts = Int8().pack(torch.tensor([254.0, -99.6, 0.9, 3.2, -254.0]))
+    assert parts["scale"].tolist() == [2.0]
+    assert parts["codes"].tolist() == [127, -50, 0, 2, -127]
+    assert parts["codes"].dtype == torch.int8
+    assert Int8().unpack(parts, 5, FLOAT).tolist() == [254.0, -100.0, 0.0, 4.0, -254.0]
+
+
+def test_int4_by_hand_with_two_codes_in_a_byte() -> None:
+    # From -2 to 5.5 in steps of 0.5: codes 0, 15, 4 and 7 (1.4 is 6.8 steps up), and one alone.
+    parts = Int4().pack(torch.tensor([-2.0, 5.5, 0.0, 1.4, 5.0]))
+    assert (parts["zero"].tolist(), parts["scale"].tolist()) == ([-2.0], [0.5])
+    assert parts["codes"].tolist() == [0 + 16 * 15, 4 + 16 * 7, 14]
+    assert parts["codes"].dtype == torch.uint8
+    assert Int4().unpack(parts, 5, FLOAT).tolist() == [-2.0, 5.5, 0.0, 1.5, 5.0]
+
+
+def test_the_groups_of_int4_have_scales_of_their_own_and_the_last_may_be_shorter() -> None:
+    small, large, few = torch.linspace(0, 15, 32) / 64, torch.linspace(-1, 1, 32), torch.ones(3)
+    parts = Int4().pack(torch.cat([small, large, few]))
+    assert parts["zero"].tolist() == [0.0, -1.0, 1.0]
+    assert parts["scale"].tolist() == pytest.approx([1 / 64, 2 / 15, 0.0], rel=1e-3)
+    back = Int4().unpack(parts, 67, FLOAT)
+    assert (back[:32] - small).abs().max() <= 1 / 128 + 1e-6
+    assert back[64:].tolist() == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize(("name", "steps"), [("int8", 2 * 127), ("int4", 15)])
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+def test_no_number_is_off_by_more_than_half_a_step(name: str, steps: int, scale: float) -> None:
+    x = scale * torch.randn(5, 7, 24, dtype=torch.float64)
+    back = there_and_back(FORMS[name], x)
+    if name == "int8":
+        step = 2 * x.abs().amax(-1, keepdim=True) / steps
+    else:
+        step = (x.amax(-1, keepdim=True) - x.amin(-1, keepdim=True)) / steps
+    # The scale and the zero point are rounded to the 11 bits of float16.
+    room = x.abs().amax(-1, keepdim=True) * 2**-10
+    assert ((back - x).abs() <= step / 2 + room).all()
+
+
+@pytest.mark.parametrize("name", ["int8", "int4"])
+def test_numbers_in_bfloat16_lose_no_more_than_those_in_float32(name: str) -> None:
+    x = torch.randn(5, 7, 24).bfloat16()
+    back = there_and_back(FORMS[name], x)
+    assert back.dtype == torch.bfloat16
+    assert torch.equal(back, there_and_back(FORMS[name], x.float()).bfloat16())
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_numbers_that_are_all_the_same_or_very_large_stay_finite(form: Format) -> None:
+    for x in (torch.zeros(9), torch.full((9,), 0.25), torch.full((9,), 1e-9)):
+        assert torch.allclose(there_and_back(form, x), x, rtol=4e-3, atol=1e-7)
+    assert torch.isfinite(there_and_back(form, torch.linspace(-1e30, 1e30, 9))).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "each"),
+    [
+        ("bf16", 64, 128),
+        ("int8", 64, 64 + 2),
+        ("int4", 64, 32 + 2 * (2 + 2)),
+        ("int4", 16, 8 + 4),
+        ("int4", 41, 21 + 2 * 4),
+    ],
+)
+def test_bytes_are_those_of_the_tensors(name: str, size: int, each: int) -> None:
+    # Three rows, two heads, six places.
+    assert packed(FORMS[name], size).nbytes == 3 * 2 * 6 * each
+
+
+def test_running_sums_and_single_numbers_stay_as_they_are() -> None:
+    cache = packed(Int8(), 8, sums=Entry(4, 1, wide=True), few=Entry(5, 7))
+    new = {"k": torch.randn(3, 2, 2, 8), "sums": torch.randn(3, 4, 2, 1) * 1e3}
+    new |= {"few": torch.randn(3, 5, 2, 7)}
+    held, k_pos = cache.write(new)
+    cache.advance(2)
+    assert k_pos == range(2)
+    for name in ("sums", "few"):
+        assert torch.equal(held[name], new[name])
+        assert torch.equal(cache.newest(name), new[name][:, :, -1:])
+    assert torch.equal(held["k"], there_and_back(Int8(), new["k"]))
+    assert torch.equal(cache.newest("k"), held["k"][:, :, -1:])
+
+
+@pytest.mark.parametrize("name", ["int8", "int4"])
+@pytest.mark.parametrize("variant", ["gqa", "sliding", "mla", "tpa", "differential", "gqa+forget"])
+@torch.no_grad()
+def test_a_whole_window_in_one_step_equals_a_token_at_a_time(variant: str, name: str) -> None:
+    attention = build_attention(variant, d_in=48, d_out=48).double().eval()
+    assert isinstance(attention, PartHost)
+    x, outputs = torch.randn(2, 11, 48, dtype=torch.float64), []
+    for chunks in ([11], [1] * 11, [4, 1, 6]):
+        like = attention.new_cache(2, 11)
+        assert isinstance(like, TokenCache)
+        cache = QuantisedCache(like, attention.kept(), FORMS[name])
+
+        def step(part: Tensor, cache: TokenCache) -> Tensor:
+            y = attention(part, cache)
+            cache.advance(part.shape[1])
+            return y
+
+        outputs.append(through_cache(step, x, cache, chunks))
+    torch.testing.assert_close(outputs[1], outputs[0], rtol=0, atol=1e-10)
+    torch.testing.assert_close(outputs[2], outputs[0], rtol=0, atol=1e-10)
+    assert not torch.equal(outputs[0], attention(x))

@@ -1,0 +1,173 @@
+"""scripts/evaluate.py: what it prints, writes and leaves alone, and a user's mistakes."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from support import TEXT, Call, summary, train
+
+from gptattn.runs.evaluation import Evaluation
+from gptattn.runs.folder import RunFolder
+
+POSITIONS = {"gqa": "rope", "mha": "learned", "gated_deltanet": "none"}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of three runs whose context is 16, with their text. Not to be changed."""
+    home = tmp_path_factory.mktemp("evaluated")
+    for attn, position in POSITIONS.items():
+        train(home / attn, f"attn={attn}", f"position={position}", "model.d_model=32")
+    return home
+
+
+@pytest.fixture
+def sweep(trained: Path, tmp_path: Path) -> Path:
+    """A copy of their folders."""
+    for attn in POSITIONS:
+        (run,) = (file.parent for file in (trained / attn).rglob("summary.json"))
+        shutil.copytree(run, tmp_path / "sweep" / attn)
+    return tmp_path / "sweep"
+
+
+def evaluation(run: Path) -> Evaluation:
+    found = RunFolder(run).read_evaluation()
+    assert found is not None
+    return found
+
+
+def test_it_measures_what_is_asked_and_goes_on_with_what_is_missing(
+    sweep: Path, call: Call
+) -> None:
+    run = sweep / "gqa"
+    ask = ("evaluate", f"run={run}", "threads=1", "device=cpu")
+    code, out, err = call(*ask, "lengths=[8,40]", "cache=[int8,sink2+window:4]")
+    assert (code, err) == (0, "")
+    found = evaluation(run)
+    assert [*found.lengths] == [8, 40]
+    assert [*found.caches] == ["full", "int8", "sink2+window:4"]
+    assert (found.step, found.context_length) == (4, 16)
+    assert found.basis.text == summary(run)["data"]["text_sha256"]
+    # The last validation has scored the same tokens.
+    assert found.caches["full"].loss == pytest.approx(summary(run)["metrics"]["val/loss"], abs=1e-5)
+    assert found.bytes_per_token("full") == summary(run)["metrics"]["cost/kv_bytes_per_token"]
+    within, beyond = found.lengths[40].between(1, 16), found.lengths[40].between(17, 40)
+    assert f"{within:.4f} up to 16 tokens, {beyond:.4f} beyond" in out
+    assert f"cache              int8  loss {found.caches['int8'].loss:.4f}" in out
+    code, out, _ = call(*ask, "lengths=8,24", "cache=full")
+    assert [line.endswith("(as before)") for line in out.splitlines()[1:]] == [True, False, True]
+    again = evaluation(run)
+    assert again.lengths == found.lengths | {24: again.lengths[24]}
+    assert again.caches == found.caches
+
+
+def test_by_default_it_is_the_trained_length(sweep: Path, call: Call) -> None:
+    assert call("evaluate", f"run={sweep / 'mha'}")[0] == 0
+    assert [*evaluation(sweep / "mha").lengths] == [16]
+    assert evaluation(sweep / "mha").caches == {}
+
+
+def test_of_several_runs_each_gives_what_it_can(sweep: Path, call: Call) -> None:
+    code, _, err = call("evaluate", f"run={sweep}", "lengths=[16,40]", "cache=[full,int4]")
+    assert code == 0
+    said = "left out for {}: {}".format
+    assert sorted(line.partition(";")[0] for line in err.splitlines()) == [
+        said("gated_deltanet", "cache: int4: gated_deltanet keeps a state, not an entry per token"),
+        said("mha", "lengths: 40 is beyond the 16 positions that position=learned has weights for"),
+    ]
+    asked = {
+        attn: ([*evaluation(sweep / attn).lengths], [*evaluation(sweep / attn).caches])
+        for attn in POSITIONS
+    }
+    assert asked == {
+        "gqa": ([16, 40], ["full", "int4"]),
+        "mha": ([16], ["full", "int4"]),
+        "gated_deltanet": ([16, 40], ["full"]),
+    }
+
+
+def test_runs_may_be_named_one_by_one(sweep: Path, call: Call) -> None:
+    runs = [f"run={sweep / attn}" for attn in ("mha", "gqa")]
+    assert call("evaluate", *runs, "lengths=[4]")[0] == 0
+    assert [RunFolder(sweep / attn).read_evaluation() is None for attn in POSITIONS] == [
+        False,
+        False,
+        True,
+    ]
+
+
+@pytest.mark.parametrize("damage", ["cut", "other weights"])
+def test_what_is_damaged_or_of_other_weights_is_replaced(
+    damage: str, sweep: Path, call: Call
+) -> None:
+    run = sweep / "gqa"
+    ask = ("evaluate", f"run={run}")
+    assert call(*ask, "lengths=[4]")[0] == 0
+    file = run / "evaluation.json"
+    node = json.loads(file.read_text())
+    node["basis"]["weights"] = "0" * 64
+    file.write_text(json.dumps(node)[: None if damage == "other weights" else 99])
+    code, _, err = call(*ask, "lengths=[8]")
+    assert code == 0
+    assert ("gqa: its evaluation: evaluation.json is damaged" in err) == (damage == "cut")
+    assert len(err.splitlines()) == (damage == "cut")
+    assert [*evaluation(run).lengths] == [8]
+
+
+MISTAKES = {
+    "no run": (["lengths=[4]"], 2, "error: run: is missing; give run="),
+    "nothing there": (["run=nothing"], 3, "error: run folder: nothing is not a folder"),
+    "no number": (["run=RUN", "lengths=[4,long]"], 2, "error: lengths: 'long' is not an int"),
+    "no length": (["run=RUN", "lengths=[0]"], 2, "error: lengths: 0 is not a positive number"),
+    "too long": (["run=RUN", "lengths=[9999]"], 2, "error: lengths: 9999 is longer than the held"),
+    "beyond": (["run=MHA", "lengths=[17]"], 2, "error: lengths: 17 is beyond the 16 positions"),
+    "no cache": (["run=RUN", "cache=[int3]"], 2, "error: cache: 'int3' is unknown; one of full"),
+    "all kept": (["run=RUN", "cache=[window:16]"], 2, "error: cache: window:16: gqa keeps 16 tok"),
+    "device": (["run=RUN", "device=tpu"], 2, "error: device: 'tpu' is unknown"),
+    "misspelt": (["run=RUN", "length=4"], 2, "error: length=4: is not a setting; did you mean len"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "code", "said"), MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_is_one_line_and_writes_nothing(
+    arguments: list[str], code: int, said: str, sweep: Path, call: Call
+) -> None:
+    named = {"run=RUN": f"run={sweep / 'gqa'}", "run=MHA": f"run={sweep / 'mha'}"}
+    found, out, err = call("evaluate", *(named.get(a, a) for a in arguments))
+    assert (found, out) == (code, "")
+    (line,) = err.splitlines()
+    assert line.startswith(said)
+    assert not list(sweep.rglob("evaluation.json"))
+
+
+def test_a_text_that_has_changed_is_refused(tmp_path: Path, call: Call) -> None:
+    run = train(tmp_path, "attn=mqa")
+    (tmp_path / "text.txt").write_text(f"{TEXT} And more.", encoding="utf-8")
+    code, _, err = call("evaluate", f"run={run}")
+    assert code == 2
+    assert err.startswith(f"error: data: {run}: the text has changed since the run began; restore")
+
+
+def test_weights_from_before_the_end_are_refused(sweep: Path, call: Call) -> None:
+    run = sweep / "gqa"
+    (run / "checkpoints" / "step=4.safetensors").unlink()
+    (run / "checkpoints" / "step=4.safetensors.sha256").unlink()
+    code, _, err = call("evaluate", f"run={run}")
+    assert code == 4
+    assert "ended at step 4, and the newest weights that can be read are step=2" in err
+
+
+def test_an_unfinished_run_is_passed_over(sweep: Path, call: Call) -> None:
+    (sweep / "mha" / "summary.json").unlink()
+    code, _, err = call("evaluate", f"run={sweep}", "lengths=[4]")
+    assert code == 0
+    assert err.startswith(f"passed over: {sweep / 'mha'}: not finished")
+    code, _, err = call("evaluate", f"run={sweep / 'mha'}")
+    assert code == 3
+    assert err.startswith("error: run folder: no finished run found")
+
+
+def test_help_is_no_mistake(call: Call) -> None:
+    assert call("evaluate", "--help")[0] == 0
+    assert call("evaluate")[0] == 2

@@ -1,0 +1,217 @@
+"""The report of what was evaluated: figures by hand, plots, tables, and files not to be trusted."""
+
+import json
+import shutil
+import xml.etree.ElementTree as ET
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from reporting import Page, report
+from runfolders import write_sweep
+
+from gptattn.compare.comparison import compare
+from gptattn.compare.files import json_text
+from gptattn.compare.finished_runs import read_runs
+from gptattn.compare.plots import section_plots
+from gptattn.compare.report_page import page_text
+from gptattn.compare.results import Comparison
+from gptattn.runs.evaluation import Basis, Bin, CacheLoss, Evaluation, LengthLoss
+from gptattn.runs.folder import RunFolder
+
+LOSSES: dict[str, Sequence[float]] = {"mha": [2.0, 2.02, 2.04], "gqa": [2.1, 2.13, 2.13]}
+PLOTS = {"loss_position", "loss_position_beyond", "loss_cache"}
+T975 = 4.302653  # Student's t for two degrees of freedom, from a table
+
+
+def evaluation(seed: int, loss: float, **changes: object) -> Evaluation:
+    """Trained at 4; beyond, the loss is higher by 0.1 for seed 1, 0.2 for seed 2, and so on."""
+    bins = [Bin(1, 1, loss + 1), Bin(2, 2, loss), Bin(3, 3, loss), Bin(4, 4, loss)]
+    longer = [*bins, Bin(5, 6, loss + 0.1 * seed), Bin(7, 8, loss + 0.1 * seed)]
+    found = Evaluation(
+        basis=Basis(f"weights {loss}", "text", "code", "cpu"),
+        step=1000,
+        context_length=4,
+        lengths={4: LengthLoss(20, loss + 0.25, bins), 8: LengthLoss(10, loss + 0.2, longer)},
+        caches={
+            "full": CacheLoss(loss, 4096),
+            "int4": CacheLoss(loss + 0.01 * seed, 1024),
+            "window:2": CacheLoss(loss + 0.5, 2048),
+        },
+    )
+    return msgspec.structs.replace(found, **changes)
+
+
+def evaluated_sweep(folder: Path) -> Path:
+    write_sweep(folder, LOSSES)
+    for variant, losses in LOSSES.items():
+        for seed, loss in enumerate(losses, start=1):
+            RunFolder(folder / f"{variant}_s{seed}").write_evaluation(evaluation(seed, loss))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sweep with its report. Not to be changed."""
+    folder = evaluated_sweep(tmp_path_factory.mktemp("evaluated") / "runs")
+    report(folder)
+    return folder
+
+
+def compared(sweep: Path) -> Comparison:
+    return compare(read_runs([sweep])[0])
+
+
+def section(sweep: Path) -> dict:
+    """The section of comparison.json, which needs no plots."""
+    (found,) = json.loads(json_text(compared(sweep)))["sections"]
+    return found
+
+
+def test_what_was_written_is_read_back(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    run = RunFolder(tmp_path / "run")
+    assert run.read_evaluation() is None
+    run.write_evaluation(evaluation(1, 2.0))
+    assert run.read_evaluation() == evaluation(1, 2.0)
+    assert evaluation(1, 2.0).bytes_per_token("int4") == 256
+
+
+def test_the_json_holds_what_was_worked_out_by_hand(sweep: Path) -> None:
+    found = section(sweep)
+    assert [(one["variant"], one["length"]) for one in found["loss_by_position"]] == [
+        ("mha", 4),
+        ("mha", 8),
+        ("gqa", 4),
+        ("gqa", 8),
+    ]
+    longer = found["loss_by_position"][1]
+    assert (longer["trained"], longer["windows"], longer["loss"]["n"]) == (4, 10, 3)
+    assert longer["loss"]["mean"] == pytest.approx(2.22)
+    first, last, beyond = longer["bins"][-1]
+    assert (first, last) == (7, 8)
+    # 2.1, 2.22 and 2.34: a deviation of 0.12.
+    half = T975 * 0.12 / 3**0.5
+    assert beyond["mean"] == pytest.approx(2.22)
+    assert beyond["interval"] == pytest.approx([2.22 - half, 2.22 + half], abs=1e-5)
+    caches = [one for one in found["loss_by_cache"] if one["variant"] == "gqa"]
+    assert [(one["cache"], one["bytes_per_token"]) for one in caches] == [
+        ("full", 1024),
+        ("window:2", 512),
+        ("int4", 256),
+    ]
+    assert caches[0]["change"] is None
+    # 0.01, 0.02 and 0.03, however much the losses differ.
+    half = T975 * 0.01 / 3**0.5
+    assert caches[2]["change"]["mean"] == pytest.approx(0.02)
+    assert caches[2]["change"]["interval"] == pytest.approx([0.02 - half, 0.02 + half], abs=1e-5)
+
+
+def test_the_page_shows_plots_and_tables(sweep: Path) -> None:
+    page = Page(sweep / "comparison" / "comparison.html")
+    for words in (
+        "Loss by position, in windows of 4 tokens.",
+        "Loss by position, in windows of 8 tokens.",
+        "Loss through cheaper caches.",
+        "The dashed line is the length of training, 4 tokens.",
+        "Loss by length of context",
+        "8, beyond 4",
+        "Loss by cache",
+        "+0.0200 ± 0.0248",
+        "25.0%",
+    ):
+        assert words in page.text
+    assert len(set(page.ids)) == len(page.ids)
+    for name in PLOTS:
+        assert (sweep / "comparison" / f"{name}.png").stat().st_size > 1000
+        text = (sweep / "comparison" / f"{name}.svg").read_text(encoding="utf-8")
+        drawn = {"".join(node.itertext()) for node in ET.fromstring(text).iter()}
+        assert {" mha", "mha"} & drawn
+
+
+def test_plots_go_when_what_they_show_is_gone(sweep: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(sweep, tmp_path / "runs"))
+    for file in folder.rglob("evaluation.json"):
+        file.unlink()
+    report(folder)
+    left = {path.stem for path in (folder / "comparison").iterdir()}
+    assert not left & PLOTS
+    assert section(folder)["loss_by_position"] == section(folder)["loss_by_cache"] == []
+
+
+def test_rows_are_drawn_where_they_were_evaluated(tmp_path: Path) -> None:
+    folder = evaluated_sweep(tmp_path / "runs")
+    for seed in (1, 2, 3):
+        run = RunFolder(folder / f"gqa_s{seed}")
+        known = run.read_evaluation()
+        assert known is not None
+        only = {4: known.lengths[4]}
+        run.write_evaluation(msgspec.structs.replace(known, lengths=only, caches={}))
+    found = section(folder)
+    assert {(one["variant"], one["length"]) for one in found["loss_by_position"]} == {
+        ("mha", 4),
+        ("mha", 8),
+        ("gqa", 4),
+    }
+    assert {one["variant"] for one in found["loss_by_cache"]} == {"mha"}
+
+
+NAN = {8: LengthLoss(1, 1e300, [Bin(1, 8, 2.0)])}
+GAP = {8: LengthLoss(1, 2.0, [Bin(1, 2, 2.0), Bin(4, 8, 2.0)])}
+NO_EDGE = {8: LengthLoss(1, 2.0, [Bin(1, 8, 2.0)])}
+SHORT = {8: LengthLoss(1, 2.0, [])}
+MANY = {f"window:{n}": CacheLoss(2.0, 8) for n in range(1, 200)}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"step": 999},
+        {"lengths": NAN},
+        {"lengths": GAP},
+        {"lengths": NO_EDGE},
+        {"lengths": SHORT},
+        {"caches": {"full": CacheLoss(2.0, 0)}},
+        {"caches": MANY},
+        {"context_length": 0},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_what_is_of_other_weights_or_cannot_be_true_is_not_shown(
+    changes: dict[str, object], tmp_path: Path
+) -> None:
+    folder = evaluated_sweep(tmp_path / "runs")
+    RunFolder(folder / "mha_s2").write_evaluation(evaluation(2, 2.02, **changes))
+    first = section(folder)["loss_by_position"][0]
+    assert (first["variant"], first["loss"]["n"]) == ("mha", 2)
+    assert first["loss"]["mean"] == pytest.approx(np.mean([2.0, 2.04]) + 0.25)
+
+
+def test_names_are_text_and_nothing_else(tmp_path: Path) -> None:
+    folder = evaluated_sweep(tmp_path / "runs")
+    name = "<script>alert(1)</script>\n$x$"
+    caches = {"full": CacheLoss(2.0, 64), name: CacheLoss(2.1, 32)}
+    RunFolder(folder / "mha_s1").write_evaluation(evaluation(1, 2.0, caches=caches))
+    comparison = compared(folder)
+    plot = section_plots(comparison.sections[0], {}, "")[-1]
+    assert plot.name == "loss_cache"
+    assert "<script" not in plot.svg
+    (tmp_path / "page.html").write_text(page_text(comparison, [[plot]], []), encoding="utf-8")
+    page = Page(tmp_path / "page.html")
+    assert "script" not in page.tags
+    assert "<script>alert(1)</script>" in page.text
+
+
+@pytest.mark.parametrize("content", ["{", '{"basis": 1}', "[" * 100_000, '{"lengths": {"x": 1}}'])
+def test_a_damaged_file_costs_no_run(
+    content: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = evaluated_sweep(tmp_path / "runs")
+    (folder / "mha_s1" / "evaluation.json").write_text(content)
+    report(folder, "--no-files")
+    (line,) = [line for line in capfd.readouterr().err.splitlines() if "passed over" in line]
+    assert "mha_s1: its evaluation: evaluation.json is damaged: " in line
+    rows = section(folder)["rows"]
+    assert [row["n"] for row in rows] == [3, 3]

@@ -1,0 +1,71 @@
+"""Loss by position: the bins by hand, and losses against logits in plain loops."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from building import build_gpt
+
+from gptattn.evaluate.by_position import by_position, edges
+from gptattn.evaluate.token_losses import token_losses
+from gptattn.runs.evaluation import Bin, LengthLoss
+
+TOKENS = np.random.default_rng(0).integers(0, 13, size=41).astype(np.uint16)
+
+
+@pytest.mark.parametrize(
+    ("length", "trained", "expected"),
+    [
+        (1, 1, [1]),
+        (8, 8, [1, 2, 3, 4, 6, 8]),
+        (11, 5, [1, 2, 3, 4, 5, 6, 8, 11]),
+        (40, 100, [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 40]),
+        (200, 128, [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 200]),
+    ],
+)
+def test_bins_end_twice_in_each_doubling_and_at_the_trained_length(
+    length: int, trained: int, expected: list[int]
+) -> None:
+    assert edges(length, trained) == expected
+
+
+@pytest.mark.parametrize("length", [11, 7, 1])
+@torch.no_grad()
+def test_each_bin_is_the_mean_over_its_positions_in_all_whole_windows(length: int) -> None:
+    model = build_gpt("attn=gqa", "position=rope", "attn.num_kv_heads=2", "model.d_model=48").eval()
+    found = by_position(model, TOKENS, length, trained=5)
+    windows = 40 // length
+    assert found.windows == windows
+    by_context: dict[int, list[float]] = {}
+    for window in range(windows):
+        start = window * length
+        ids = torch.from_numpy(TOKENS[start : start + length + 1].astype(np.int64))
+        probability = model(ids[None, :-1])[0].double().softmax(-1)
+        for t in range(length):
+            loss = -math.log(probability[t, ids[t + 1]])
+            by_context.setdefault(t + 1, []).append(loss)
+    assert {len(losses) for losses in by_context.values()} == {windows}
+    for one in found.bins:
+        inside = [by_context[c] for c in range(one.first, one.last + 1)]
+        assert one.loss == pytest.approx(np.mean(inside), abs=1e-5)
+    assert [one.first for one in found.bins[1:]] == [one.last + 1 for one in found.bins[:-1]]
+    assert (found.bins[0].first, found.bins[-1].last) == (1, length)
+    assert found.loss == pytest.approx(np.mean(list(by_context.values())), abs=1e-5)
+
+
+def test_the_mean_between_two_contexts_counts_positions() -> None:
+    found = LengthLoss(1, 0.0, [Bin(1, 1, 5.0), Bin(2, 2, 4.0), Bin(3, 4, 1.0), Bin(5, 8, 2.0)])
+    assert found.between(1, 4) == (5 + 4 + 1 + 1) / 4
+    assert found.between(5, 8) == 2.0
+
+
+@torch.no_grad()
+def test_losses_in_pieces_are_those_of_all_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build_gpt("attn=mha").eval()
+    ids = torch.arange(22).view(2, 11) % 13
+    targets = (ids * 5 + 1) % 13
+    expected = torch.nn.functional.cross_entropy(model(ids).mT.double(), targets, reduction="none")
+    monkeypatch.setattr("gptattn.evaluate.token_losses.LOGITS_AT_A_TIME", 13 * 4)
+    found = token_losses(model, model.hidden(ids), targets)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
