@@ -7,10 +7,9 @@ import re
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import yaml
@@ -69,10 +68,16 @@ def home(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return Path(shutil.copytree(made, tmp_path / "home"))
 
 
-def only_checked(plans: Sequence[Plan], *_: object, later: Later | None, **__: object) -> Any:
+def only_checked(
+    plans: Sequence[Plan],
+    *_: object,
+    later: Later | None,
+    chosen: Callable[[list[Plan]], list[Plan]],
+    **__: object,
+) -> gptattn.sweep.run_sweep.Swept:
     first = checked(plans)
-    assert later is None or later.candidates(first, {})
-    return []
+    assert chosen(first) if later is None else later.candidates(first, {})
+    return gptattn.sweep.run_sweep.Swept([], [], complete=False)
 
 
 @pytest.mark.parametrize("page", WITH_COMMANDS, ids=lambda page: page.stem)
