@@ -87,10 +87,11 @@ def test_numbers_are_drawn_by_their_weights_without_one_twice() -> None:
     ("task", "length", "field"),
     [
         (Recall(pairs=9), 32, "data.pairs"),
-        (Recall(16, pairs=8), 64, "data.vocab_size"),
+        (Recall(), 3, "model.context_length"),
         (Copy(), 33, "model.context_length"),
         (Induction(), 2, "model.context_length"),
         (SelectiveCopy(tokens=17), 32, "data.tokens"),
+        (SelectiveCopy(tokens=1), 1, "model.context_length"),
     ],
 )
 def test_rows_that_cannot_be_are_refused_by_field(task: Task, length: int, field: str) -> None:
