@@ -29,8 +29,8 @@ BLOCK = 4096  # bytes: the smallest unit that a disk allocates
 
 BITS, ACCURACY = "val/bits_per_byte", "val/accuracy"  # of a text, of a task
 
-# TensorBoard's HParams tab shows these as columns. Every run of a text has the same keys, and every run of
-# a task, since the tab never shows a key that the first run lacks.
+# TensorBoard's HParams tab shows these as columns. All runs of texts have the same keys, and all
+# runs of tasks, since the tab never shows a key that the first run lacks.
 HPARAM_METRICS = (
     "val/loss",
     "perf/tokens_per_s",
