@@ -98,3 +98,39 @@ def test_rows_that_cannot_be_are_refused_by_field(task: Task, length: int, field
     with pytest.raises(ConfigError) as refused:
         task.check(length)
     assert refused.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("task", "values", "said"),
+    [
+        (Recall, {"vocab_size": 16, "pairs": 8}, "vocab_size=16 is too small; give 18 or more"),
+        (Recall, {"pairs": 0}, "pairs=0"),
+        (Recall, {"power": float("inf")}, "power=inf"),
+        (Copy, {"vocab_size": 1}, "vocab_size=1"),
+        (Induction, {"val_rows": 0}, "val_rows=0"),
+        (SelectiveCopy, {"vocab_size": 2}, "vocab_size=2"),
+        (SelectiveCopy, {"tokens": 0}, "tokens=0"),
+    ],
+)
+def test_values_of_which_there_are_no_rows_are_refused(
+    task: type[Task], values: dict[str, float], said: str
+) -> None:
+    with pytest.raises(ValueError, match=f"^{said}"):
+        task(**values)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    "task", [Recall(6, 1, 2), Copy(2), Induction(2), SelectiveCopy(3, tokens=4)]
+)
+def test_the_smallest_vocabulary_and_the_shortest_row_are_drawn(task: Task) -> None:
+    ids, targets = task_rows(task, 1, 0, rows=50, length=8)
+    assert ids.shape == (50, 8)
+    assert ids.max() < task.vocab_size
+    assert ((targets != IGNORED).sum(axis=1) == (targets[0] != IGNORED).sum()).all()
+
+
+def test_blanks_leave_nothing_but_pairs_and_questions() -> None:
+    ids, targets = task_rows(Recall(64, pairs=4, blanks=True), 1, 1, rows=100, length=32)
+    between = ids[:, 8:][targets[:, 8:] == IGNORED]
+    assert set(between.tolist()) == {0}
+    assert (ids[:, 8:][targets[:, 8:] != IGNORED] > 0).all()
