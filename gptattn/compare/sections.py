@@ -168,7 +168,7 @@ def _named(members: list[Run], firsts: Sequence[Run], axes: Iterable[str]) -> Ru
     parts = {axis: difference_on_axis(axis, members[0], firsts) for axis in axes}
     others = [part for axis, part in parts.items() if part and axis != "model"]
     title = ", ".join(filter(None, parts.values()))
-    return RunSet(title, parts["model"], ", ".join(others), members, parts)
+    return RunSet(title, parts.get("model", ""), ", ".join(others), members, parts)
 
 
 def words_of(axis: str, run: Run) -> str:

@@ -238,9 +238,23 @@ def _different(
     as many exponential waiting times, each divided by its weight, are such a draw (Efraimidis and
     Spirakis 2006, arXiv:1012.0256).
     """
+    if weights is None and count**2 <= numbers:
+        return _redrawn(generator, rows, numbers, count)
     waits = generator.standard_exponential(size=(rows, numbers))
     if weights is not None:
         waits /= weights
     first = np.argpartition(waits, count - 1, axis=1)[:, :count]
     order = np.argsort(np.take_along_axis(waits, first, axis=1), axis=1)
     return np.take_along_axis(first, order, axis=1)
+
+
+def _redrawn(generator: np.random.Generator, rows: int, numbers: int, count: int) -> Ids:
+    """Draw as `_different`, but few of many: a row with a number twice is drawn again."""
+    drawn = generator.integers(numbers, size=(rows, count))
+    twice = np.arange(rows)
+    while True:
+        same = np.diff(np.sort(drawn[twice], axis=1), axis=1) == 0
+        twice = twice[same.any(axis=1)]
+        if not len(twice):
+            return drawn
+        drawn[twice] = generator.integers(numbers, size=(len(twice), count))

@@ -83,6 +83,14 @@ def test_numbers_are_drawn_by_their_weights_without_one_twice() -> None:
     assert chisquare(second, second.sum() * np.array([0.5, 0.25, 0.25])).pvalue > 0.001
 
 
+@pytest.mark.parametrize("count", [2, 3])  # of five: drawn again if twice; the first to end
+def test_numbers_without_weights_are_drawn_evenly_in_every_order(count: int) -> None:
+    drawn = _different(np.random.default_rng(0), 12_000, 5, count)
+    found = np.unique(drawn, axis=0, return_counts=True)[1]
+    assert len(found) == (20 if count == 2 else 60)
+    assert chisquare(found).pvalue > 0.001
+
+
 @pytest.mark.parametrize(
     ("task", "length", "field"),
     [
