@@ -9,8 +9,8 @@ import pytest
 from runfolders import write_run
 
 from gptattn.compare.comparison import compare
-from gptattn.compare.finished_runs import read_runs
 from gptattn.compare.files import csv_text, json_text
+from gptattn.compare.finished_runs import read_runs
 from gptattn.compare.report_page import page_text
 from gptattn.compare.table import report_rows, rows
 from gptattn.errors import ConfigError
@@ -23,21 +23,22 @@ def task_run(
     accuracy: float,
     seed: int = 1,
     *,
-    pairs: int = 4,
     task: str = "Recall",
-    **model: int,
+    pairs: int = 4,
+    length: int = 64,
+    width: int = 16,
 ) -> Path:
-    """A finished run on a task: rows of 64 ids, or of `context_length`."""
-    model = {"context_length": 64, "d_model": 16, **model}
+    """A finished run on a task."""
     return write_run(
         folder,
         "mha",
         seed,
         4.0 - accuracy,
         metrics={"val/accuracy": accuracy, "val/bits_per_byte": None},
-        data={**TASK, "task": task, "text_sha256": f"{pairs}{model['context_length']}{task}"},
+        data={**TASK, "task": task, "text_sha256": f"{pairs}{length}{task}"},
         config={"data": {"_target_": f"gptattn.data.tasks.{task}", "pairs": pairs}},
-        **model,
+        context_length=length,
+        d_model=width,
     )
 
 
@@ -47,7 +48,7 @@ def test_lengths_are_sections_and_widths_are_rows_with_their_mean_accuracy(tmp_p
             for seed in (1, 2):
                 accuracy = right - 0.1 * (seed - 1)
                 folder = tmp_path / f"{length}_{width}_{seed}"
-                task_run(folder, accuracy, seed, pairs=pairs, context_length=length, d_model=width)
+                task_run(folder, accuracy, seed, pairs=pairs, length=length, width=width)
     found = compare(read_runs([tmp_path])[0])
     titles = [section.title for section in found.sections]
     assert titles == ["context_length=64 pairs=4", "context_length=128 pairs=8"]
