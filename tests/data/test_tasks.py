@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 
+from gptattn.cli.compose import CONF
 from gptattn.data.tasks import (
     IGNORED,
     Copy,
@@ -142,3 +143,25 @@ def test_blanks_leave_nothing_but_pairs_and_questions() -> None:
     between = ids[:, 8:][targets[:, 8:] == IGNORED]
     assert set(between.tolist()) == {0}
     assert (ids[:, 8:][targets[:, 8:] != IGNORED] > 0).all()
+
+
+PAGE = (CONF.parent / "docs" / "tasks.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("task", "length"),
+    [
+        (Recall(16, pairs=3), 16),
+        (Copy(9), 8),
+        (Induction(9), 8),
+        (SelectiveCopy(9, tokens=3), 12),
+    ],
+)
+def test_the_page_shows_a_row_as_seed_1_draws_it(task: Task, length: int) -> None:
+    ids, targets = task_rows(task, 1, 0, rows=1, length=length)
+    shown = {
+        "ids": [str(i) for i in ids[0]],
+        "scored": ["." if i == IGNORED else str(i) for i in targets[0]],
+    }
+    lines = [f"{name:6}" + "".join(f"{word:>4}" for word in row) for name, row in shown.items()]
+    assert "\n".join(lines) in PAGE
