@@ -34,7 +34,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from gptattn.cli.main import check_job
-from gptattn.data.sampler import TrainingStream
+from gptattn.data.sampler import TrainingStream, training_batch
 from gptattn.machine.device import matmul_flops_per_second, peak_memory_mb, reset_peak_memory
 from gptattn.model.cost import measure_cost
 from gptattn.model.gpt import GPT
@@ -92,7 +92,8 @@ def overrides(size: Size, variant: str) -> list[str]:
 def stream(size: Size) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield batches of random ids and targets, each [batch_size, context_length]."""
     tokens = np.random.default_rng(0).integers(0, size.vocab_size, 500_000).astype(np.uint16)
-    return iter(TrainingStream(tokens, 0, size.batch_size, size.context_length))
+    rows, length = size.batch_size, size.context_length
+    return iter(TrainingStream(lambda step: training_batch(tokens, 0, step, rows, length)))
 
 
 def logits_loss(model: nn.Module, ids: Tensor, targets: Tensor) -> Tensor:

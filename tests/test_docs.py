@@ -35,7 +35,8 @@ def made(tmp_path_factory: pytest.TempPathFactory, runs: dict[str, Path]) -> Pat
     """A folder with what the pages' commands start from. Not to be changed."""
     home = tmp_path_factory.mktemp("documented") / "home"
     sweeps = ("attention_suite", "uptrain", "arena", "precision", "optimizers", "speedrun_muon")
-    names = (*sweeps, "speedrun_ablation", "scratch", "positions")
+    more = ("scratch", "positions", "zoology_fig2", "recall_window")
+    names = (*sweeps, "speedrun_ablation", *more)
     swept = [f"outputs/{name}" for name in names]
     for place in (*swept, "runs"):
         for variant, run in runs.items():

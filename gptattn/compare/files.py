@@ -5,7 +5,7 @@ import io
 import json
 import math
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -15,7 +15,7 @@ from gptattn.compare import ladder_words
 from gptattn.compare.across_words import sentences
 from gptattn.compare.evaluations import cache_costs, position_losses
 from gptattn.compare.ladder import LadderReport, Scaled
-from gptattn.compare.results import METRICS, Across, Change, Comparison, Row, Section
+from gptattn.compare.results import METRICS, OF_DATA, Across, Change, Comparison, Row, Section
 from gptattn.compare.verdicts import match_words, section_words, sure_words
 from gptattn.errors import DiskError
 from gptattn.machine.disk import make_folder, refuse_link, write_atomically
@@ -178,7 +178,10 @@ def _plain(node: Any) -> Any:
 
 def csv_text(comparison: Comparison) -> str:
     """Return the CSV: one line per row, one column per figure; an empty cell has no value."""
-    lines = [_line(section, row) for section in comparison.sections for row in section.rows]
+    rows = [(section, row) for section in comparison.sections for row in section.rows]
+    known = set().union(*(row.metrics for _, row in rows))
+    metrics = [metric for metric in METRICS if metric in known or metric not in OF_DATA]
+    lines = [_line(section, row, metrics) for section, row in rows]
     out = io.StringIO()
     writer = csv.DictWriter(out, fieldnames=list(lines[0]), lineterminator="\n")
     writer.writeheader()
@@ -191,9 +194,9 @@ def _inert(cell: Any) -> Any:
     return f"'{cell}" if isinstance(cell, str) and cell.startswith(FORMULA) else cell
 
 
-def _line(section: Section, row: Row) -> dict[str, Any]:
+def _line(section: Section, row: Row, metrics: Sequence[str]) -> dict[str, Any]:
     line: dict[str, Any] = {"section": section.title, "variant": row.name, "n": row.n}
-    for metric in METRICS:
+    for metric in metrics:
         estimate = row.metrics.get(metric)
         low, high = (estimate and estimate.interval) or (None, None)
         line |= {

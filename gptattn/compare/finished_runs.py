@@ -183,7 +183,8 @@ def _read(folder: RunFolder) -> Run:
     origin = "" if origin == "None" else origin
     if origin:
         settings["init_from"] = seedless(origin)
-    settings["text"] = str(summary.data["text_sha256"])[:8]
+    text = str(summary.data["text_sha256"])[:8]
+    settings |= {} if "task" in summary.data else {"text": text}  # a task's settings say it all
     settings["device"] = str(summary.hyperparameters["device"])
     return Run(
         folder.path,

@@ -39,7 +39,8 @@ def group_runs(runs: Sequence[Run], name_of: Callable[[Run], str] = variant_of) 
     """
     groups: dict[tuple[tuple[str, str], ...], list[Run]] = {}
     for run in sorted(runs, key=lambda run: run.finished):
-        key = (("", run.variant), ("", run.code), *sorted(run.settings.items()))
+        made = (run.variant, run.code, run.data.get("text_sha256", ""))
+        key = (*(("", part) for part in made), *sorted(run.settings.items()))
         groups.setdefault(key, []).append(run)
     rivals: dict[str, list[Run]] = {}
     for members in groups.values():

@@ -8,7 +8,7 @@ from markupsafe import Markup
 from gptattn.compare.evaluation_tables import evaluation_tables
 from gptattn.compare.plot_style import Plot
 from gptattn.compare.results import Comparison, Section
-from gptattn.compare.sections import AXES, ROWS_OR_SECTIONS, differences
+from gptattn.compare.sections import axes_of, differences
 from gptattn.compare.setting_words import counted
 from gptattn.compare.table import report_rows
 from gptattn.compare.verdicts import headline, match_words, section_words, sure_words
@@ -37,7 +37,7 @@ def page_text(
         across=_shown(across),
         uptrained=any(section.share is not None for section in comparison.sections),
         must_split=differences(comparison.runs),
-        axes=", ".join(axis for axis in AXES if axis not in ROWS_OR_SECTIONS),
+        axes=", ".join(axes_of(comparison.runs)),
         environment=_environment(comparison),
     )
 

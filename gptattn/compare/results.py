@@ -13,6 +13,7 @@ from gptattn.compare.statistics import Interval
 # The metrics of a row, in the report's order.
 METRICS = (
     "val/loss",
+    "val/accuracy",
     "val/bits_per_byte",
     "perf/tokens_per_s",
     "perf/step_ms",
@@ -22,6 +23,7 @@ METRICS = (
     "cost/kv_bytes_per_token",
     "perf/peak_memory_training_mb",
 )
+OF_DATA = ("val/accuracy", "val/bits_per_byte")  # of a task, and of a text
 COSTS = {
     "params": "cost/params",
     "cache": "cost/kv_bytes_per_token",

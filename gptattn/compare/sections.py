@@ -17,6 +17,7 @@ from gptattn.errors import ConfigError
 
 SIZES = ("num_layers", "d_model", "context_length", "vocab_size")
 MATRICES = "optim.matrices"  # runs from before it was a setting have AdamW
+NOT_OF_TASK = ("data._target_", "data.val_rows", "data.vocab_size")  # other axes have them
 LONGEST = 20  # longer settings, in characters, are shown as a hash in titles
 
 
@@ -32,8 +33,19 @@ class RunSet:
 
 
 def _data(run: Run) -> list[str]:
+    if (task := run.data.get("task")) is not None:
+        return [f"task {task}", f"{run.data.get('val_rows', '?')} validation rows"]
     text = run.data.get("text_sha256", "?")[:8]
     return [f"text {text}", f"{run.data.get('val_tokens', '?')} validation tokens"]
+
+
+def _task(run: Run) -> list[str]:
+    """Return the settings of a task, and the length of its rows; nothing for a text."""
+    if "task" not in run.data:
+        return []
+    own = sorted(k for k in run.settings if k.startswith("data.") and k not in NOT_OF_TASK)
+    length = run.settings.get("model.context_length")
+    return [f"context_length={length}", *(f"{k[5:]}={run.settings[k]}" for k in own)]
 
 
 def _tokenizer(run: Run) -> list[str]:
@@ -95,6 +107,7 @@ MUST_AGREE: dict[str, Callable[[Run], list[str]]] = {
 }
 AXES: dict[str, Callable[[Run], list[str]]] = {
     **MUST_AGREE,
+    "task": _task,
     "model": _model,
     "budget": _budget,
     "batch_size": _setting("batch_size"),
@@ -120,10 +133,21 @@ def comparable_sets(runs: Sequence[Run], split: bool) -> list[RunSet]:
             "comparison",
             f"the runs differ in {refusal}; --split reports each separately, or give fewer folders",
         )
-    axes = [axis for axis in AXES if axis not in ROWS_OR_SECTIONS or _apart(axis, runs)]
+    always = axes_of(runs)
+    axes = [axis for axis in AXES if axis in always or _apart(axis, runs)]
     sets = _split(runs, axes)
     firsts = [members[0] for members in sets.values()]
     return [_named(members, firsts, axes) for members in sorted(sets.values(), key=_order)]
+
+
+def axes_of(runs: Sequence[Run]) -> list[str]:
+    """Return the axes on which these runs must agree, even with one variant.
+
+    On a task, models of different sizes can be compared: which of them solve it?
+    """
+    of_task = all("task" in run.data for run in runs)
+    either = (*ROWS_OR_SECTIONS, "model") if of_task else ROWS_OR_SECTIONS
+    return [axis for axis in AXES if axis not in either and any(map(AXES[axis], runs))]
 
 
 def _apart(axis: str, runs: Sequence[Run]) -> bool:
@@ -144,7 +168,7 @@ def _named(members: list[Run], firsts: Sequence[Run], axes: Iterable[str]) -> Ru
     parts = {axis: difference_on_axis(axis, members[0], firsts) for axis in axes}
     others = [part for axis, part in parts.items() if part and axis != "model"]
     title = ", ".join(filter(None, parts.values()))
-    return RunSet(title, parts["model"], ", ".join(others), members, parts)
+    return RunSet(title, parts.get("model", ""), ", ".join(others), members, parts)
 
 
 def words_of(axis: str, run: Run) -> str:

@@ -1,6 +1,6 @@
 """Makes the comparison's tables: for the terminal, for Markdown, and the cells of the page."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from statistics import mean
 
 from rich import box
@@ -9,7 +9,7 @@ from rich.text import Text
 
 from gptattn.compare.finished_runs import Run
 from gptattn.compare.groups import Groups, group_runs, rates_differ
-from gptattn.compare.results import Difference, Row, Section
+from gptattn.compare.results import OF_DATA, Difference, Row, Section
 from gptattn.compare.setting_words import RATE, UNSET
 from gptattn.compare.statistics import Interval, t_interval
 from gptattn.compare.uptraining import part_uptrained
@@ -19,6 +19,7 @@ from gptattn.compare.verdicts import p_value, signed
 Column = tuple[str, str, str]
 COLUMNS: tuple[Column, ...] = (
     ("val loss", "val/loss", ".4f"),
+    ("accuracy", "val/accuracy", ".4f"),
     ("bits/byte", "val/bits_per_byte", ".3f"),
     ("tokens/s", "perf/tokens_per_s", ",.0f"),
     ("step ms", "perf/step_ms", ",.1f"),
@@ -50,10 +51,11 @@ DISPENSABLE = (
 
 def rows(runs: Sequence[Run]) -> list[list[str]]:
     """Return the cells of the short table, heading row first: means only, no comparison."""
-    cells = [["variant", "seeds", *(heading for heading, *_ in COLUMNS)]]
+    columns = _columns([run.metrics for run in runs])
+    cells = [["variant", "seeds", *(heading for heading, *_ in columns)]]
     for name, members in _named(runs).items():
         row = [name, str(len(members))]
-        for _, metric, form in COLUMNS:
+        for _, metric, form in columns:
             values = [m.metrics[metric] for m in members if metric in m.metrics]
             cell = _number(mean(values), metric, form) if values else MISSING
             if metric == "val/loss":
@@ -61,6 +63,12 @@ def rows(runs: Sequence[Run]) -> list[list[str]]:
             row.append(cell)
         cells.append(row)
     return cells
+
+
+def _columns(found: Sequence[Collection[str]]) -> list[Column]:
+    """Return the columns for rows with these metrics, without those that other data has."""
+    known = set().union(*found)
+    return [column for column in COLUMNS if column[1] in known or column[1] not in OF_DATA]
 
 
 def _named(runs: Sequence[Run]) -> Groups:
@@ -84,11 +92,12 @@ def report_rows(section: Section) -> list[list[str]]:
     versus = f"vs {section.baseline}"
     versus = versus if len(versus) <= HEADING_WIDTH else "vs baseline"
     difference = [versus, "95% interval", "p"]
-    heading, *others = (heading for heading, *_ in COLUMNS)
+    columns = _columns([row.metrics for row in section.rows])
+    heading, *others = (heading for heading, *_ in columns)
     rates = section.share is None and rates_differ({row.name: row.runs for row in section.rows})
     cells = [["variant", "n", *["lr"] * rates, heading, *difference, *others]]
     for row in (*section.rows, *section.from_scratch):
-        loss, *rest = (_estimate(row, metric, form) for _, metric, form in COLUMNS)
+        loss, *rest = (_estimate(row, metric, form) for _, metric, form in columns)
         lr = [row.runs[0].settings.get(RATE, UNSET)] * rates
         cells.append([row.name, str(row.n), *lr, loss, *difference_cells(row.difference), *rest])
     return cells

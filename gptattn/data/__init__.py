@@ -1,4 +1,4 @@
-"""Text, tokenizers, token files, the stateless sampler, and folders on the hub. It may import
-`model` and the rooms before it, but needs only `machine` and `errors`. Start reading at
-`tokens.py`, which turns a text into the tokens of a run.
+"""Text, tokenizers, token files, synthetic tasks, the stateless sampler, and folders on the hub. It
+may import `model` and the rooms before it, but needs only `machine`, `errors` and the mark of a
+target that the loss ignores. Start reading at `run_data.py`, what a run asks of its data.
 """

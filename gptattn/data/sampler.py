@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gptattn.data.tokens import Tokens
+from gptattn.data.token_files import Tokens
 
 Batch = tuple[Tensor, Tensor]  # ids [B, T] and the tokens that follow them [B, T], int64
 
@@ -31,14 +31,18 @@ def training_batch(
     return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
 
 
+def opening_rows(val: Tokens, context_length: int, tokens: int) -> Tensor:
+    """Return about the first `tokens` ids as [B, T], in full rows of T <= `context_length`."""
+    T = min(tokens, context_length, len(val))
+    B = min(tokens, len(val)) // T
+    return torch.from_numpy(val[: B * T].astype("int64")).view(B, T)
+
+
 @dataclass(frozen=True)
 class TrainingStream:
-    """The endless batches of a run from optimizer step `first_step` on."""
+    """The endless batches of a run from optimizer step `first_step` on; `batch(step)` makes one."""
 
-    tokens: Tokens
-    seed: int
-    batch_size: int
-    context_length: int
+    batch: Callable[[int], Batch]
     first_step: int = 0
     on_made: Callable[[float], None] = lambda seconds: None  # called after each batch is made
 
@@ -46,9 +50,7 @@ class TrainingStream:
         step = self.first_step
         while True:
             start = time.perf_counter()
-            batch = training_batch(
-                self.tokens, self.seed, step, self.batch_size, self.context_length
-            )
+            batch = self.batch(step)
             self.on_made(time.perf_counter() - start)
             yield batch
             step += 1

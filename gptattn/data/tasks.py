@@ -1,4 +1,4 @@
-"""Synthetic tasks, in which attention mechanisms differ sharply and cheaply.
+"""Synthetic tasks, in which attention mechanisms differ sharply and cheaply: some of `conf/data`.
 
 A task draws rows of ids, and the targets of the few positions that are scored; the others have
 IGNORED. Which rows a batch holds is a pure function of (seed, step), as with text.
@@ -11,21 +11,38 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gptattn.errors import ConfigError
+from gptattn.model.loss import IGNORED
 
-IGNORED = -1  # the target of a position that is not scored
+MOST_ROWS = 100_000  # of validation: they are held in memory
 Ids = NDArray[np.int64]
 Rows = tuple[Ids, Ids]  # ids [rows, T] and targets [rows, T]
 
 
 @dataclass(frozen=True)
 class Task(ABC):
-    """A synthetic task on ids 0 .. vocab_size - 1."""
+    """A synthetic task on ids 0 .. vocab_size - 1, validated on `val_rows` rows.
+
+    Raises ValueError for values of which there are no rows, of whatever length.
+    """
 
     vocab_size: int
+    val_rows: int = 1000
+
+    def __post_init__(self) -> None:
+        if self.vocab_size < self.fewest_ids():
+            raise ValueError(
+                f"vocab_size={self.vocab_size} is too small; give {self.fewest_ids()} or more"
+            )
+        if not 1 <= self.val_rows <= MOST_ROWS:
+            raise ValueError(f"val_rows={self.val_rows} is not within 1 to {MOST_ROWS:,}")
+
+    @abstractmethod
+    def fewest_ids(self) -> int:
+        """Return the smallest vocabulary in which there are rows."""
 
     @abstractmethod
     def draw(self, generator: np.random.Generator, rows: int, length: int) -> Rows:
-        """Draw so many rows of `length` ids each, with their targets."""
+        """Draw so many rows of `length` ids each, with their targets: as many scored in each."""
 
     @abstractmethod
     def check(self, length: int) -> None:
@@ -36,7 +53,8 @@ class Task(ABC):
 class Recall(Task):
     """Multi-query associative recall: pairs of key and value, then keys that ask for the values.
 
-    With three pairs, `.` for random ids, which are in neither place, and what is scored below:
+    With three pairs, `.` for random ids (with `blanks`, all of them id 0), and what is scored
+    below:
 
         A 4 B 3 C 6 . . B . A . . . C .
                         3   4       6
@@ -47,25 +65,40 @@ class Recall(Task):
     """
 
     vocab_size: int = 8192
-    pairs: int = 8
+    pairs: int = 4
     power: float = 0.01  # of the gaps' law, p ~ gap ** (power - 1)
+    blanks: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.pairs < 1:
+            raise ValueError(f"pairs={self.pairs} is not a positive number")
+        if not abs(self.power) <= 100:
+            raise ValueError(f"power={self.power} is not within -100 to 100; 1 is uniform")
+
+    def fewest_ids(self) -> int:
+        """Return the smallest vocabulary: a key and a value for each pair, id 0, and one more."""
+        return 2 * self.pairs + 2
 
     def check(self, length: int) -> None:
         """Raise ConfigError unless the pairs, and as many places to ask, fit into a row."""
-        if not 1 <= self.pairs <= length // 4:
+        if length < 4:
+            raise ConfigError("model.context_length", f"{length} is below 4, for one pair")
+        if self.pairs > length // 4:
             raise ConfigError(
                 "data.pairs",
                 f"{self.pairs} pairs do not fit into {length} ids; give 1 to {length // 4}",
             )
-        if self.vocab_size < 2 * self.pairs + 2:
-            raise ConfigError("data.vocab_size", f"must be at least {2 * self.pairs + 2}")
 
     def draw(self, generator: np.random.Generator, rows: int, length: int) -> Rows:
         """Draw rows; see `Task`."""
         half, pairs = self.vocab_size // 2, self.pairs
         keys = _different(generator, rows, half - 1, pairs) + 1
         values = _different(generator, rows, self.vocab_size - half, pairs) + half
-        ids = generator.integers(self.vocab_size, size=(rows, length))
+        if self.blanks:
+            ids = np.zeros((rows, length), np.int64)
+        else:
+            ids = generator.integers(self.vocab_size, size=(rows, length))
         ids[:, 0 : 2 * pairs : 2], ids[:, 1 : 2 * pairs : 2] = keys, values
         places = (length - 2 * pairs) // 2
         law = np.arange(1, places + 1, dtype=np.float64) ** (self.power - 1.0)
@@ -89,10 +122,16 @@ class Copy(Task):
 
     vocab_size: int = 64
 
+    def fewest_ids(self) -> int:
+        """Return the smallest vocabulary: the separator, and an id."""
+        return 2
+
     def check(self, length: int) -> None:
         """Raise ConfigError for a row that has no half."""
         if length < 2 or length % 2:
-            raise ConfigError("model.context_length", f"{length} is not even; data=copy needs it")
+            raise ConfigError(
+                "model.context_length", f"{length} is odd, and a copy is as long as what it copies"
+            )
 
     def draw(self, generator: np.random.Generator, rows: int, length: int) -> Rows:
         """Draw rows; see `Task`. The separator is id 0."""
@@ -117,10 +156,14 @@ class Induction(Task):
 
     vocab_size: int = 64
 
+    def fewest_ids(self) -> int:
+        """Return the smallest vocabulary: the marker, and an id."""
+        return 2
+
     def check(self, length: int) -> None:
         """Raise ConfigError for a row too short to have the marker twice."""
         if length < 3:
-            raise ConfigError("model.context_length", f"{length} is below 3")
+            raise ConfigError("model.context_length", f"{length} is below 3, for two markers")
 
     def draw(self, generator: np.random.Generator, rows: int, length: int) -> Rows:
         """Draw rows; see `Task`. The marker is id 0."""
@@ -146,9 +189,20 @@ class SelectiveCopy(Task):
     vocab_size: int = 18
     tokens: int = 16  # to be given back
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.tokens < 1:
+            raise ValueError(f"tokens={self.tokens} is not a positive number")
+
+    def fewest_ids(self) -> int:
+        """Return the smallest vocabulary: the blank, the mark, and an id."""
+        return 3
+
     def check(self, length: int) -> None:
         """Raise ConfigError unless the ids fit into a row twice."""
-        if not 1 <= self.tokens <= length // 2:
+        if length < 2:
+            raise ConfigError("model.context_length", f"{length} is below 2, for one id")
+        if self.tokens > length // 2:
             raise ConfigError(
                 "data.tokens",
                 f"{self.tokens} ids do not fit into {length} twice; give 1 to {length // 2}",
@@ -180,12 +234,27 @@ def _different(
 ) -> Ids:
     """Draw `count` different numbers below `numbers` for each row, in random order.
 
-    `weights`: of the numbers, drawn one after the other without replacement. The largest of
-    Gumbel's noise plus the logarithms are such a draw (Efraimidis and Spirakis 2006).
+    `weights`: of the numbers, drawn one after the other without replacement. The first to end of
+    as many exponential waiting times, each divided by its weight, are such a draw (Efraimidis and
+    Spirakis 2006, arXiv:1012.0256).
     """
-    noise = generator.gumbel(size=(rows, numbers))
+    if weights is None and count**2 <= numbers:
+        return _redrawn(generator, rows, numbers, count)
+    waits = generator.standard_exponential(size=(rows, numbers))
     if weights is not None:
-        noise += np.log(weights)
-    best = np.argpartition(-noise, count - 1, axis=1)[:, :count]
-    order = np.argsort(-np.take_along_axis(noise, best, axis=1), axis=1)
-    return np.take_along_axis(best, order, axis=1)
+        waits /= weights
+    first = np.argpartition(waits, count - 1, axis=1)[:, :count]
+    order = np.argsort(np.take_along_axis(waits, first, axis=1), axis=1)
+    return np.take_along_axis(first, order, axis=1)
+
+
+def _redrawn(generator: np.random.Generator, rows: int, numbers: int, count: int) -> Ids:
+    """Draw as `_different`, but few of many: a row with a number twice is drawn again."""
+    drawn = generator.integers(numbers, size=(rows, count))
+    twice = np.arange(rows)
+    while True:
+        same = np.diff(np.sort(drawn[twice], axis=1), axis=1) == 0
+        twice = twice[same.any(axis=1)]
+        if not len(twice):
+            return drawn
+        drawn[twice] = generator.integers(numbers, size=(len(twice), count))

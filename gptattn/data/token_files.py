@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,14 @@ TOKEN_DTYPE = np.dtype("<u2")
 PIECE_TOKENS = 2**20  # held at a time
 # Names of unfinished files that killed processes, also of older versions, may leave in the cache.
 UNFINISHED = r"[0-9a-f]{64}((-[0-9a-f]{16})?\.unnamed|-[0-9a-f]{64}\.tokens)|tinyshakespeare\.txt"
+
+
+class Tokens(Protocol):
+    """A sequence of ids: an array, or a file from which slices are read."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, part: slice, /) -> NDArray[np.uint16]: ...
 
 
 class _SharedFile:

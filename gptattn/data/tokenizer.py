@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gptattn.errors import DataError
+from gptattn.errors import ConfigError, DataError
 
 MAX_VOCABULARY = 2**16  # token files hold 16-bit ids
 # Text between two documents, for a tokenizer that has no separator id of its own.
@@ -152,6 +152,40 @@ class CharTokenizer(Tokenizer):
 
     def fingerprint(self) -> str:
         return "char " + "".join(map(chr, self._codes))
+
+
+class TaskIds(Tokenizer):
+    """The ids of a synthetic task, which stand for no text. The task says how many there are."""
+
+    def __init__(self, vocab_size: int | None = None) -> None:
+        self.vocab_size = vocab_size or 0  # not known yet
+
+    def become(self, vocab_size: int) -> None:
+        """Take the vocabulary of the task. Raises ConfigError if another one was given."""
+        if self.vocab_size not in (0, vocab_size):
+            raise ConfigError(
+                "tokenizer.vocab_size",
+                f"{self.vocab_size} is not the task's {vocab_size}; set data.vocab_size alone",
+            )
+        self.vocab_size = vocab_size
+
+    def fit(self, pieces: Iterable[str]) -> None:
+        raise ConfigError("tokenizer", "none is for synthetic tasks; for text, use tokenizer=byte")
+
+    def encode(self, text: str, field: str) -> NDArray[np.uint16]:
+        raise DataError(field, "the run is of a synthetic task, whose ids stand for no text")
+
+    def to_bytes(self, ids: NDArray[np.integer]) -> bytes:
+        return " ".join(map(str, ids.tolist())).encode()
+
+    def byte_lengths(self) -> NDArray[np.int64]:
+        return np.zeros(self.vocab_size, dtype=np.int64)
+
+    def settings(self) -> dict[str, Any]:
+        return {"vocab_size": self.vocab_size}
+
+    def fingerprint(self) -> str:
+        return f"task {self.vocab_size}"
 
 
 def encode_prompt(tokenizer: Tokenizer, prompt: str) -> NDArray[np.uint16]:

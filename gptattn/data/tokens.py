@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from gptattn.data.corpus import (
     Corpus,
@@ -21,33 +22,49 @@ from gptattn.data.corpus import (
     text_hash,
     whole,
 )
-from gptattn.data.token_files import TokenFile, cached_tokens
+from gptattn.data.run_data import RunData
+from gptattn.data.sampler import Batch, ValidationSet, opening_rows, training_batch
+from gptattn.data.token_files import TokenFile, Tokens, cached_tokens
 from gptattn.data.tokenizer import SEPARATOR, Tokenizer
 from gptattn.errors import ConfigError
 from gptattn.machine.source_code import class_code
 
 
-class Tokens(Protocol):
-    """A sequence of ids: an array, or a file from which slices are read."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, part: slice, /) -> NDArray[np.uint16]: ...
-
-
 @dataclass(frozen=True)
-class TokenData:
-    """Training tokens and held-out tokens of one text under one tokenizer.
-
-    `text_hash` and `tokenizer` identify the content: runs are comparable only if both agree.
-    """
+class TokenData(RunData):
+    """Training tokens and held-out tokens of one text under one tokenizer."""
 
     train: Tokens
     val: Tokens  # the first token is only context, the others are scored
     tokenizer: Tokenizer
     text_hash: str
-    val_bytes: int  # UTF-8 bytes that the scored tokens stand for
+    val_bytes: int | None  # UTF-8 bytes that the scored tokens stand for
     reading: Mapping[str, Any] = field(default_factory=dict)  # facts for the run's record
+
+    def training_batch(self, seed: int, step: int, batch_size: int, context_length: int) -> Batch:
+        return training_batch(self.train, seed, step, batch_size, context_length)
+
+    def validation(self, batch_size: int, context_length: int) -> ValidationSet:
+        return ValidationSet(self.val, batch_size, context_length)
+
+    def opening_rows(self, context_length: int, tokens: int) -> Tensor:
+        return opening_rows(self.val, context_length, tokens)
+
+    @property
+    def val_tokens(self) -> int:
+        return len(self.val)
+
+    @property
+    def scored(self) -> float:
+        return 1.0
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "train_tokens": len(self.train),
+            "val_tokens": len(self.val) - 1,
+            "val_bytes": self.val_bytes,
+            **self.reading,
+        }
 
 
 def load_tokens(

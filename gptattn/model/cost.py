@@ -23,13 +23,14 @@ def parameter_count(module: nn.Module) -> int:
     return sum(p.numel() for p in module.parameters())
 
 
-def measure_cost(model: GPT) -> Cost:
+def measure_cost(model: GPT, scored: float = 1.0) -> Cost:
     """Return the costs of this model; it may be on the meta device.
 
     params_embedding: token embedding (which is also the head, if tied) and learned positions.
     flops_per_token: forward and backward (3 x forward) at full context; a multiply-add counts as
     two. It counts each weight matrix once, the head included, tied or not, and the scores and
-    weighted sums of the pairs that the mask allows.
+    weighted sums of the pairs that the mask allows. If only a share of the tokens is `scored`, the
+    head is not computed at the others.
     kv_bytes_per_token: cache of all layers for one row, divided by the context length, in the dtype
     of the weights.
     """
@@ -41,11 +42,13 @@ def measure_cost(model: GPT) -> Cost:
     linear = [module.weight for module in model.modules() if isinstance(module, nn.Linear)]
     # An untied head may be one of the Linear layers already.
     matrices = {id(weight): weight.numel() for weight in [*linear, model.head.weight]}
+    # With no share left out, whole numbers stay exact.
+    left_out = (1 - scored) * model.head.weight.numel()
     mix = sum(attention.flops(T, T) for attention in attentions)
     return Cost(
         params=parameter_count(model),
         params_attention=sum(parameter_count(attention) for attention in attentions),
         params_embedding=embedding,
-        flops_per_token=3 * (2 * sum(matrices.values()) + mix / T),
+        flops_per_token=3 * (2 * (sum(matrices.values()) - left_out) + mix / T),
         kv_bytes_per_token=model.new_cache(batch=1).nbytes / T,
     )

@@ -11,7 +11,7 @@ from gptattn.attention.cache import Cache, CacheGroup
 from gptattn.attention.capabilities import HasMaps
 from gptattn.attention.linear import Linear, Preparable, Prepared, prepare
 from gptattn.model.block import GPT2_STYLE, Block, BlockStyle, new_norm
-from gptattn.model.loss import linear_cross_entropy
+from gptattn.model.loss import linear_cross_entropy, scored
 from gptattn.position.base import InputPosition
 
 INIT_STD = 0.02
@@ -131,12 +131,22 @@ class GPT(nn.Module, Preparable):
             if child is not self.lm_head:
                 prepare(child, rows)
 
-    def loss(self, ids: Tensor, targets: Tensor, chunk_tokens: int | None = None) -> Tensor:
+    def loss(
+        self,
+        ids: Tensor,
+        targets: Tensor,
+        chunk_tokens: int | None = None,
+        *,
+        ignoring: bool = False,
+    ) -> Tensor:
         """Return the mean cross-entropy in nats of the targets [B, T] that follow ids [B, T].
 
-        `chunk_tokens` is as in `linear_cross_entropy`.
+        `chunk_tokens` is as in `linear_cross_entropy`. `ignoring`: some targets are IGNORED, and
+        the mean is that of the others.
         """
         hidden = self.hidden(ids)
+        if ignoring:
+            hidden, targets = scored(hidden, targets)
         return linear_cross_entropy(hidden, self.head.weight, targets, chunk_tokens)
 
     def new_cache(

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 LOGITS_AT_A_TIME = 2**25  # 128 MiB in float32
+IGNORED = -1  # the target of a position that is not scored
 
 
 def linear_cross_entropy(
@@ -40,6 +41,25 @@ def linear_cross_entropy(
     return _LinearCrossEntropy.apply(
         hidden.flatten(0, -2), weight, targets.flatten(), even, learning
     )
+
+
+def scored(hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Return hidden [n, d] and targets [n] of the n positions whose target is not IGNORED.
+
+    hidden [..., d], targets [...]. The head then costs nothing at the others. On a GPU the host
+    waits for n, so it is for data with ignored targets alone.
+    """
+    where = (targets.flatten() != IGNORED).nonzero().squeeze(1)
+    return hidden.flatten(0, -2).index_select(0, where), targets.flatten().index_select(0, where)
+
+
+def hits(
+    hidden: Tensor, weight: Tensor, targets: Tensor, chunk_tokens: int | None = None
+) -> Tensor:
+    """Return how many targets have the largest logit of hidden @ weight.T; arguments as above."""
+    most = max(1, LOGITS_AT_A_TIME // len(weight)) if chunk_tokens is None else chunk_tokens
+    chunks = zip(hidden.flatten(0, -2).split(most), targets.flatten().split(most), strict=True)
+    return torch.stack([((x @ weight.T).argmax(-1) == y).sum() for x, y in chunks]).sum()
 
 
 class _LinearCrossEntropy(torch.autograd.Function):

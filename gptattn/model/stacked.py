@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from gptattn.model.gpt import GPT
-from gptattn.model.loss import linear_cross_entropy
+from gptattn.model.loss import linear_cross_entropy, scored
 
 
 class StackedGPT:
@@ -34,20 +34,34 @@ class StackedGPT:
         head = models[0].head.weight
         self._head = next(name for name, p in each[0].items() if p is head)
 
-    def losses(self, ids: Tensor, targets: Tensor, chunk_tokens: int | None = None) -> Tensor:
-        """Return the loss [N] of each model on its own ids and targets [N, B, T].
-
-        `chunk_tokens` is as in `linear_cross_entropy`.
-        """
+    def hidden(self, ids: Tensor) -> Tensor:
+        """Return what each model's head takes [N, B, T, d_model], of its own ids [N, B, T]."""
 
         def hidden(parameters: dict[str, Tensor], ids_BT: Tensor) -> Tensor:
             named = {f"model.{name}": value for name, value in parameters.items()}
             return functional_call(self._hidden, named, (ids_BT,))
 
-        hidden_NBTE = torch.vmap(hidden)(self.parameters, ids)
+        return torch.vmap(hidden)(self.parameters, ids)
+
+    def losses(
+        self,
+        ids: Tensor,
+        targets: Tensor,
+        chunk_tokens: int | None = None,
+        *,
+        ignoring: bool = False,
+    ) -> Tensor:
+        """Return the loss [N] of each model on its own ids and targets [N, B, T].
+
+        The other arguments are as in `GPT.loss`.
+        """
         # unbind: its gradient is one stack, where that of an index would be N times as large.
-        each = zip(hidden_NBTE.unbind(), self.parameters[self._head].unbind(), targets, strict=True)
-        return torch.stack([linear_cross_entropy(*one, chunk_tokens) for one in each])
+        heads = self.parameters[self._head].unbind()
+        losses = []
+        for hidden, head, own in zip(self.hidden(ids).unbind(), heads, targets, strict=True):
+            part = scored(hidden, own) if ignoring else (hidden, own)
+            losses.append(linear_cross_entropy(part[0], head, part[1], chunk_tokens))
+        return torch.stack(losses)
 
     def gradient_norms(self) -> Tensor:
         """Return the norm [N] of each model's gradients together."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from gptattn.data.tokens import TokenData
+from gptattn.data.run_data import RunData
 from gptattn.errors import CheckpointError, ConfigError
 from gptattn.runs.checkpoint import refuse_pickles
 from gptattn.runs.folder import RunFolder
@@ -38,7 +38,7 @@ class Start:
         return self.content["weights"]
 
 
-def facts_of(data: TokenData, device: torch.device, threads: int) -> dict[str, Any]:
+def facts_of(data: RunData, device: torch.device, threads: int) -> dict[str, Any]:
     """Return the facts that a checkpoint records, because a resumed run is compared with them.
 
     The number of threads is not compared but used again, since it changes the last bits.

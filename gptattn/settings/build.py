@@ -1,18 +1,22 @@
 """Builds the model, the tokenizer and the data of a run from its settings."""
 
+import inspect
 from functools import partial
 
 from gptattn.data.corpus import Corpus
+from gptattn.data.run_data import RunData
+from gptattn.data.task_data import TaskData
+from gptattn.data.tasks import Task
 from gptattn.data.text import cache_folder
-from gptattn.data.tokenizer import Tokenizer
-from gptattn.data.tokens import TokenData, load_tokens
+from gptattn.data.tokenizer import TaskIds, Tokenizer
+from gptattn.data.tokens import load_tokens
 from gptattn.errors import ConfigError
 from gptattn.model.block import BlockStyle
 from gptattn.model.gpt import GPT
 from gptattn.model.kinds import default_width
 from gptattn.optim.matrix_rule import MatrixRule
 from gptattn.settings.config import ModelConfig, TrainConfig
-from gptattn.settings.construct import construct
+from gptattn.settings.construct import construct, find_target
 from gptattn.settings.layers import (
     Positions,
     build_layer,
@@ -78,7 +82,7 @@ def check_vocabulary(cfg: TrainConfig, vocab_size: int) -> None:
     if given is not None and given < vocab_size:
         raise ConfigError(
             "model.vocab_size",
-            f"{given} is below the tokenizer's {vocab_size}; give that many or more, or null",
+            f"{given} is below the {vocab_size:,} ids of the data; give that many or more, or null",
         )
 
 
@@ -93,18 +97,37 @@ def build_tokenizer(cfg: TrainConfig) -> Tokenizer:
     return tokenizer
 
 
-def build_data(cfg: TrainConfig, tokenizer: Tokenizer | None = None) -> TokenData:
-    """Load the text of these settings and tokenize it; `tokenizer`: one that is built already.
+def build_data(cfg: TrainConfig, tokenizer: Tokenizer | None = None) -> RunData:
+    """Load the text of these settings and tokenize it, or draw the rows of their task.
 
-    Raises DataError or ConfigError, naming the field, or DiskError if the cache cannot be used.
+    `tokenizer`: one that is built already. Raises DataError or ConfigError, naming the field, or
+    DiskError if the cache cannot be used.
     """
+    tokenizer = tokenizer or build_tokenizer(cfg)
+    target = find_target("data", cfg.data, cfg.allow_targets)
+    if inspect.isclass(target) and issubclass(target, Task):
+        return _build_task(cfg, tokenizer)
     return load_tokens(
         partial(_build_text, cfg),
-        tokenizer or build_tokenizer(cfg),
+        tokenizer,
         context_length=cfg.model.context_length,
         val_fraction=cfg.validation.fraction,
         cache=cache_folder(cfg.cache_dir),
     )
+
+
+def _build_task(cfg: TrainConfig, tokenizer: Tokenizer) -> TaskData:
+    name = f"data={cfg.choices['data']}"
+    if not isinstance(tokenizer, TaskIds):
+        raise ConfigError(
+            "tokenizer", f"{name} has ids of its own and no text; leave the tokenizer out"
+        )
+    if cfg.sample.tokens:
+        raise ConfigError("sample.tokens", f"{name} has no text that could go on; give 0")
+    task = construct("data", cfg.data, {}, cfg.allow_targets)
+    task.check(cfg.model.context_length)
+    tokenizer.become(task.vocab_size)
+    return TaskData(task, cfg.model.context_length, tokenizer)
 
 
 def _build_text(cfg: TrainConfig) -> str | Corpus:

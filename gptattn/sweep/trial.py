@@ -102,12 +102,13 @@ def _flops_and_seconds(cfg: TrainConfig) -> tuple[float, float]:
     """Return the FLOPs that the run needs, and the seconds of a budget in seconds (else 0)."""
     data = build_data(cfg)
     with torch.device("meta"):
-        flops_per_token = measure_cost(build_model(cfg, data.tokenizer.vocab_size)).flops_per_token
+        model = build_model(cfg, data.tokenizer.vocab_size)
+    flops_per_token = measure_cost(model, data.scored).flops_per_token
     tokens_per_step = cfg.batch_size * cfg.model.context_length
     budget = resolve_budget(cfg.budget, tokens_per_step, flops_per_token)
     # `flops_per_token` is that of training; forward alone is a third of it.
     validations = 1 if budget.steps == 0 else cfg.validation.count
-    flops = validations * len(data.val) * flops_per_token / 3
+    flops = validations * data.val_tokens * flops_per_token / 3
     if budget.steps is None:
         assert budget.seconds is not None
         return flops, budget.seconds

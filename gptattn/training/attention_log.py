@@ -3,13 +3,12 @@
 from typing import Any
 
 import lightning.pytorch as L
-import torch
 from lightning.pytorch.trainer.states import TrainerFn
 from rich.console import Console
 from torch import Tensor
 
 from gptattn.attention.head_statistics import entropy, sink_mass
-from gptattn.data.tokens import Tokens
+from gptattn.data.run_data import RunData
 from gptattn.maps.heatmap import heatmap
 from gptattn.model.gpt import GPT
 from gptattn.training.recorder import RunRecorder
@@ -30,14 +29,14 @@ class AttentionLog(L.Callback):
     def __init__(
         self,
         recorder: RunRecorder,
-        val: Tokens,
+        data: RunData,
         context_length: int,
         heads: bool,
         console: Console,
     ) -> None:
         self.recorder, self.heads, self.console = recorder, heads, console
-        self.rows = opening_rows(val, context_length, TOKENS)
-        self.map_row = opening_rows(val, context_length, MAP_TOKENS)[:1]
+        self.rows = data.opening_rows(context_length, TOKENS)
+        self.map_row = data.opening_rows(context_length, MAP_TOKENS)[:1, :MAP_TOKENS]
 
     def setup(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
         """Print once how many layers cannot be recorded."""
@@ -72,13 +71,6 @@ class AttentionLog(L.Callback):
         model.eval()
         model.each_attention(self.map_row.to(pl_module.device), log)
         model.train(was_training)
-
-
-def opening_rows(val: Tokens, context_length: int, tokens: int) -> Tensor:
-    """Return about the first `tokens` ids as [B, T], in full rows of T <= `context_length`."""
-    T = min(tokens, context_length, len(val))
-    B = min(tokens, len(val)) // T
-    return torch.from_numpy(val[: B * T].astype("int64")).view(B, T)
 
 
 def figures(model: GPT, ids: Tensor, heads: bool) -> dict[str, float]:

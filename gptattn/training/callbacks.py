@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from gptattn.data.run_data import RunData
 from gptattn.data.tokenizer import encode_prompt
 from gptattn.data.tokens import TokenData
 from gptattn.decode.generate import generate
@@ -242,12 +243,9 @@ class MetricRows(L.Callback):
 class Samples(L.Callback):
     """Generates text at each validation and records it; always with the same seed."""
 
-    def __init__(
-        self, recorder: RunRecorder, data: TokenData, cfg: SampleConfig, seed: int
-    ) -> None:
+    def __init__(self, recorder: RunRecorder, data: RunData, cfg: SampleConfig, seed: int) -> None:
         self.recorder, self.tokenizer, self.cfg, self.seed = recorder, data.tokenizer, cfg, seed
-        free = cfg.prompt is None or cfg.tokens == 0
-        self.prompt = opening(data) if free else encode_prompt(data.tokenizer, cfg.prompt or "")
+        self.prompt = _prompt(data, cfg.prompt) if cfg.tokens else np.empty(0, np.uint16)
         self.text = ""
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
@@ -265,6 +263,13 @@ class Samples(L.Callback):
         )
         self.text = self.tokenizer.decode(out[0].cpu().numpy())
         self.recorder.log_text("sample/text", self.text, trainer.global_step)
+
+
+def _prompt(data: RunData, given: str | None) -> NDArray[np.uint16]:
+    if given is not None:
+        return encode_prompt(data.tokenizer, given)
+    assert isinstance(data, TokenData)  # of a task nothing is generated
+    return opening(data)
 
 
 def opening(data: TokenData) -> NDArray[np.uint16]:

@@ -60,16 +60,21 @@ class ConsoleProgress(L.Callback):
         shown = f"step {trainer.global_step}{total}  loss {last['train/loss']:.3f}"
         if "val/loss" in last:
             shown += f"  val {last['val/loss']:.3f}"
+        if "val/accuracy" in last:
+            shown += f"  accuracy {last['val/accuracy']:.3f}"
         speed = last["perf/tokens_per_s"]  # None: the run has shared the machine
         return shown if speed is None else shown + f"  {speed:,.0f} tokens/s"
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         last = self.rows.last
         train = f"train loss {last['train/loss']:.4f}  " if "train/loss" in last else ""
+        if "val/accuracy" in last:
+            figure = f"accuracy {last['val/accuracy']:.4f}"
+        else:
+            figure = f"{last['val/bits_per_byte']:.3f} bits/byte"
         self.console.print(
             f"[bold]step {trainer.global_step}[/bold]  {train}"
-            f"val loss {last['val/loss']:.4f}  "
-            f"{last['val/bits_per_byte']:.3f} bits/byte"
+            f"val loss {last['val/loss']:.4f}  {figure}"
         )
         if self.samples.text:
             # A model may generate control characters, which the terminal must not execute.

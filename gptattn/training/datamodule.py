@@ -4,21 +4,21 @@ from collections.abc import Callable, Iterable
 
 import lightning.pytorch as L
 
-from gptattn.data.sampler import Batch, TrainingStream, ValidationSet
-from gptattn.data.tokens import TokenData
+from gptattn.data.run_data import RunData
+from gptattn.data.sampler import Batch, TrainingStream
 
 
-class TokenDataModule(L.LightningDataModule):
-    """Training and validation batches of one text.
+class RunDataModule(L.LightningDataModule):
+    """Training and validation batches of one text, or of one task.
 
-    A batch is a few short reads, so no worker processes are needed. `on_made` is called with the
-    seconds that each training batch took. `pinned`: batches go to a GPU from pinned memory, for
-    which the host does not wait.
+    A batch is a few short reads or draws, so no worker processes are needed. `on_made` is called
+    with the seconds that each training batch took. `pinned`: batches go to a GPU from pinned
+    memory, for which the host does not wait.
     """
 
     def __init__(
         self,
-        data: TokenData,
+        data: RunData,
         *,
         seed: int,
         batch_size: int,
@@ -35,17 +35,13 @@ class TokenDataModule(L.LightningDataModule):
     def train_dataloader(self) -> Iterable[Batch]:
         # global_step counts the steps taken, so a resumed run starts with its next step's batch.
         first_step = self.trainer.global_step if self.trainer is not None else 0
-        return TrainingStream(
-            self.data.train,
-            self.seed,
-            self.batch_size,
-            self.context_length,
-            first_step,
-            self.on_made,
-        )
+        return TrainingStream(self._training_batch, first_step, self.on_made)
+
+    def _training_batch(self, step: int) -> Batch:
+        return self.data.training_batch(self.seed, step, self.batch_size, self.context_length)
 
     def val_dataloader(self) -> Iterable[Batch]:
-        return ValidationSet(self.data.val, self.val_batch_size, self.context_length)
+        return self.data.validation(self.val_batch_size, self.context_length)
 
     def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
         ids, targets = batch

@@ -13,6 +13,7 @@ from gptattn.data.sampler import Batch
 from gptattn.errors import NumericError
 from gptattn.model.decay import by_decay, layer_matrices
 from gptattn.model.gpt import GPT
+from gptattn.model.loss import hits, linear_cross_entropy, scored
 from gptattn.optim.matrix_rule import CombinedAdamW, MatrixRule
 from gptattn.settings.budget import learning_rate_factor
 from gptattn.settings.config import OptimConfig
@@ -35,10 +36,11 @@ class LanguageModel(L.LightningModule):
     `progress(step)` is the position on the learning-rate schedule, 0 to 1, of optimizer step `step`
     (counted from 1), so budgets in steps and in seconds follow the same curve. `matrices` updates
     the layers' matrices in place of AdamW, if given. `val_bytes` are the UTF-8 bytes of the scored
-    validation tokens. `scaled_loss`: Lightning scales the loss, as for float16. Raises NumericError
-    if a loss or gradient is not finite, before the optimizer step. With `on_device` the host may
-    be a step ahead of the device: it raises one step late, and the weights are those before the bad
-    step.
+    validation tokens; None: the data is a task, of whose targets some are IGNORED, and the share of
+    the others that is predicted exactly is logged. `scaled_loss`: Lightning scales the loss, as for
+    float16. Raises NumericError if a loss or gradient is not finite, before the optimizer step.
+    With `on_device` the host may be a step ahead of the device: it raises one step late, and the
+    weights are those before the bad step.
     """
 
     def __init__(
@@ -49,7 +51,7 @@ class LanguageModel(L.LightningModule):
         *,
         accumulate: int,
         loss_chunk_tokens: int | None,
-        val_bytes: int,
+        val_bytes: int | None,
         scaled_loss: bool = False,
         matrices: MatrixRule | None = None,
         on_device: bool = False,
@@ -70,7 +72,7 @@ class LanguageModel(L.LightningModule):
         self.val_metrics: dict[str, float] = {}
         # Lightning replays the newest step of a resumed run.
         self.skip_replayed_step = False
-        self._val_nats, self._val_tokens = 0.0, 0
+        self._val_nats, self._val_tokens, self._val_hits = 0.0, 0, 0
         self._trained = list(model.parameters())
 
     def training_step(self, batch: Batch, batch_idx: int) -> None:
@@ -85,7 +87,8 @@ class LanguageModel(L.LightningModule):
         rows = len(ids) // self.accumulate
         losses = []
         for part in zip(ids.split(rows), targets.split(rows), strict=True):
-            loss = self.model.loss(*part, self.loss_chunk_tokens) / self.accumulate
+            loss = self.model.loss(*part, self.loss_chunk_tokens, ignoring=self.val_bytes is None)
+            loss = loss / self.accumulate
             self._guard.see_loss(self.global_step + 1, loss)
             if self.scaled_loss:
                 self.manual_backward(loss)
@@ -160,16 +163,21 @@ class LanguageModel(L.LightningModule):
 
     def on_validation_epoch_start(self) -> None:
         self.settle()
-        self._val_nats, self._val_tokens = 0.0, 0
+        self._val_nats, self._val_tokens, self._val_hits = 0.0, 0, 0
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         ids, targets = batch
-        self.add_validation(self.model.loss(ids, targets, self.loss_chunk_tokens), targets.numel())
+        self.add_validation(self.model.hidden(ids), targets)
 
-    def add_validation(self, loss: Tensor, tokens: int) -> None:
-        """Add a validation batch of so many tokens, with this mean loss."""
-        self._val_nats += loss.item() * tokens
-        self._val_tokens += tokens
+    def add_validation(self, hidden: Tensor, targets: Tensor) -> None:
+        """Add a validation batch: what the head takes [B, T, d_model], and the targets [B, T]."""
+        head, chunk = self.model.head.weight, self.loss_chunk_tokens
+        if self.val_bytes is None:
+            hidden, targets = scored(hidden, targets)
+            self._val_hits += int(hits(hidden, head, targets, chunk))
+        loss = linear_cross_entropy(hidden, head, targets, chunk)
+        self._val_nats += loss.item() * targets.numel()
+        self._val_tokens += targets.numel()
 
     def on_validation_epoch_end(self) -> None:
         loss = self._val_nats / self._val_tokens
@@ -178,10 +186,14 @@ class LanguageModel(L.LightningModule):
                 "val/loss",
                 f"is {loss} after step {self.global_step}; try a lower optim.lr",
             )
+        if self.val_bytes is None:
+            figure = {"val/accuracy": self._val_hits / self._val_tokens}
+        else:
+            figure = {"val/bits_per_byte": self._val_nats / math.log(2) / self.val_bytes}
         self.val_metrics = {
             "val/loss": loss,
             "val/perplexity": math.exp(min(loss, 700.0)),  # exp(710) overflows a float
-            "val/bits_per_byte": self._val_nats / math.log(2) / self.val_bytes,
+            **figure,
         }
 
     def _groups(self) -> list[dict[str, Any]]:

@@ -13,9 +13,9 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
+from gptattn.data.run_data import RunData
 from gptattn.data.text import cache_folder
 from gptattn.data.tokenizer import Tokenizer, encode_prompt
-from gptattn.data.tokens import TokenData
 from gptattn.errors import ConfigError, DataError, DiskError
 from gptattn.machine.device import check_precision, resolve_device, total_memory_bytes
 from gptattn.machine.disk import free_bytes
@@ -57,7 +57,7 @@ class Ready:
     cfg: TrainConfig  # with the match applied
     match: Match | None
     device: torch.device
-    data: TokenData
+    data: RunData
     cost: Cost
     bytes_on_disk: int  # the most that its folder will hold at a time
     origin: Origin | None  # of init_from; None: random weights, a checkpoint's, or not made yet
@@ -105,7 +105,7 @@ def check_run(
         making = making_of(cfg, data.text_hash, device.type, weights, making_behind(cfg))
     if cfg.checkpoint:
         _check_can_be_saved(model)
-    cost = measure_cost(model.to(weight_dtype(cfg)))
+    cost = measure_cost(model.to(weight_dtype(cfg)), data.scored)
     size = _bytes_on_disk(cfg, cost)
     return Ready(cfg, match, device, data, cost, size, origin, making, note)
 
@@ -174,7 +174,7 @@ def _memory_limit(available: int) -> Iterator[None]:
         hook.remove()
 
 
-def _load_data(cfg: TrainConfig, tokenizer: Tokenizer) -> TokenData:
+def _load_data(cfg: TrainConfig, tokenizer: Tokenizer) -> RunData:
     """Load the run's data. Raises a UserError if its text is too large for the disk or memory."""
     size, cache = _text_bytes(cfg), cache_folder(cfg.cache_dir)
     # Tokens cached earlier need no space. Which file belongs to this text is known only after

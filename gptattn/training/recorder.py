@@ -27,14 +27,16 @@ from gptattn.runs.folder import RunFolder
 RAISED_LATER = REFUSALS | {errno.ENOENT}
 BLOCK = 4096  # bytes: the smallest unit that a disk allocates
 
-# TensorBoard's HParams tab shows these as columns. Every run has the same keys, since the tab never
-# shows a key that the first run lacks.
+BITS, ACCURACY = "val/bits_per_byte", "val/accuracy"  # of a text, of a task
+
+# TensorBoard's HParams tab shows these as columns. All runs of texts have the same keys, and all
+# runs of tasks, since the tab never shows a key that the first run lacks.
 HPARAM_METRICS = (
     "val/loss",
     "perf/tokens_per_s",
     "cost/params",
     "cost/kv_bytes_per_token",
-    "val/bits_per_byte",
+    BITS,
     "train/loss",
     "perf/step_ms",
     "perf/peak_memory_training_mb",
@@ -42,25 +44,27 @@ HPARAM_METRICS = (
     "cost/flops_per_token",
 )
 
-# The charts of the Custom Scalars tab; their tags are regular expressions. Every run writes this
-# layout, and the tab merges equal ones.
-LAYOUT = {
-    "training": {
-        tag: ["Multiline", [f"{tag}$"]] for tag in ("val/loss", "train/loss", "perf/tokens_per_s")
-    }
-}
+# The charts of the Custom Scalars tab, which merges equal ones of several runs.
+CHARTS = ("val/loss", "train/loss", "perf/tokens_per_s")
 
 
 class RunRecorder(Logger):
     """A Lightning logger that writes each row to metrics.jsonl, unbuffered, and to TensorBoard.
 
     `rows` is the number of rows already in the file. TensorBoard hides earlier events from step
-    `purge_step` on.
+    `purge_step` on. `of_task`: the run has an accuracy in place of bits per byte.
     """
 
-    def __init__(self, folder: RunFolder, rows: int = 0, purge_step: int | None = None) -> None:
+    def __init__(
+        self,
+        folder: RunFolder,
+        rows: int = 0,
+        purge_step: int | None = None,
+        *,
+        of_task: bool = False,
+    ) -> None:
         super().__init__()
-        self.folder, self.rows = folder, rows
+        self.folder, self.rows, self.of_task = folder, rows, of_task
         # Unbuffered: closing the file must not retry a write that a full disk has refused.
         self._rows = open_to_append(folder.rows_file)
         self._end_of_session: Any = None
@@ -74,7 +78,10 @@ class RunRecorder(Logger):
                 purge_step=purge_step,
                 filename_suffix=f".{secrets.token_hex(8)}",
             )
-            self._writer.add_custom_scalars(LAYOUT)
+            charts = (*CHARTS, ACCURACY) if of_task else CHARTS
+            # The tags are regular expressions.
+            layout = {tag: ["Multiline", [f"{tag}$"]] for tag in charts}
+            self._writer.add_custom_scalars({"training": layout})
 
     def _thread_failed(self, args: threading.ExceptHookArgs) -> None:
         # TensorBoard's writer thread keeps its error and raises it at the next write or flush.
@@ -105,7 +112,8 @@ class RunRecorder(Logger):
     ) -> None:
         """Declare this run as a row of the HParams tab. Values are numbers, strings or bools."""
         values = vars(params) if isinstance(params, Namespace) else params
-        metrics = dict.fromkeys(HPARAM_METRICS, 0.0)  # only the tags count; values come later
+        tags = (ACCURACY if t == BITS and self.of_task else t for t in HPARAM_METRICS)
+        metrics = dict.fromkeys(tags, 0.0)  # only the tags count; values come later
         experiment, session, self._end_of_session = hparams(dict(values), metrics)
         with self._tensorboard():
             self._events().add_summary(experiment)

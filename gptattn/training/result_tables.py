@@ -11,6 +11,7 @@ RESULTS = (
     "val/loss",
     "val/perplexity",
     "val/bits_per_byte",
+    "val/accuracy",
     "perf/tokens_per_s",
     "perf/step_ms",
     "perf/mfu",

@@ -15,7 +15,7 @@ from gptattn.training.attention_log import AttentionLog
 from gptattn.training.callbacks import BudgetEnd, MetricRows, Samples, StepClock
 from gptattn.training.checkpoint_callback import AtomicCheckpointIO, Checkpoints
 from gptattn.training.console_progress import ConsoleProgress, SlowSteps
-from gptattn.training.datamodule import TokenDataModule
+from gptattn.training.datamodule import RunDataModule
 from gptattn.training.module import LanguageModel
 from gptattn.training.precheck import DTYPES
 from gptattn.training.recorder import RunRecorder
@@ -32,7 +32,7 @@ class Parts:
     rows: MetricRows
     checkpoints: Checkpoints
     module: LanguageModel
-    datamodule: TokenDataModule
+    datamodule: RunDataModule
     trainer: L.Trainer
     callbacks: list[L.Callback]  # of the trainer
 
@@ -50,7 +50,12 @@ def new_parts(
     """Return the parts of a run; `rows_kept` is the number of rows already in metrics.jsonl."""
     cfg, budget = built.cfg, built.budget
     resumed = start.source is not None
-    recorder = RunRecorder(built.folder, rows_kept, start.step + 1 if resumed else None)
+    recorder = RunRecorder(
+        built.folder,
+        rows_kept,
+        start.step + 1 if resumed else None,
+        of_task=built.data.val_bytes is None,
+    )
     on_gpu = built.device.type == "cuda"
     clock = StepClock(compiled, EventTimer() if on_gpu else HostTimer())
     rows = MetricRows(
@@ -78,7 +83,7 @@ def new_parts(
         matrices=build_matrix_rule(cfg),
         on_device=on_gpu,
     )
-    datamodule = TokenDataModule(
+    datamodule = RunDataModule(
         built.data,
         seed=cfg.seed,
         batch_size=cfg.batch_size,
@@ -88,9 +93,7 @@ def new_parts(
         pinned=on_gpu,
     )
     progress = ConsoleProgress(console, budget, clock, rows, samples)
-    attention = AttentionLog(
-        recorder, built.data.val, cfg.model.context_length, cfg.log_heads, console
-    )
+    attention = AttentionLog(recorder, built.data, cfg.model.context_length, cfg.log_heads, console)
     facts = facts_of(built.data, built.device, built.threads)
     checkpoints = Checkpoints(built.folder if cfg.checkpoint else None, stop, facts)
     callbacks = [clock, rows, samples, progress, attention, BudgetEnd(budget, clock), checkpoints]

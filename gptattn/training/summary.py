@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 
 from gptattn import __version__
-from gptattn.data.tokens import TokenData
+from gptattn.data.run_data import RunData
 from gptattn.machine.device import device_name, git_commit
 from gptattn.model.cost import Cost
 from gptattn.model.gpt import GPT
@@ -31,7 +31,7 @@ class Assembly:
 
     cfg: TrainConfig
     folder: RunFolder
-    data: TokenData
+    data: RunData
     model: GPT
     cost: Cost
     budget: Budget
@@ -120,10 +120,7 @@ def summarise(
             "text_sha256": built.data.text_hash,
             "tokenizer": built.cfg.choices["tokenizer"],
             "vocab_size": built.data.tokenizer.vocab_size,
-            "train_tokens": len(built.data.train),
-            "val_tokens": len(built.data.val) - 1,
-            "val_bytes": built.data.val_bytes,
-            **built.data.reading,
+            **built.data.facts(),
         },
         "environment": {
             "gptattn": __version__,

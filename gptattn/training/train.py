@@ -34,7 +34,7 @@ from gptattn.settings.identity import (
     flat,
     went_on,
 )
-from gptattn.training.datamodule import TokenDataModule
+from gptattn.training.datamodule import RunDataModule
 from gptattn.training.module import LanguageModel
 from gptattn.training.precheck import Ready, check_run, weight_dtype
 from gptattn.training.precision import hint
@@ -236,7 +236,7 @@ def write_result(built: Assembly, run: Parts) -> dict[str, Any]:
 
 
 def _validate(
-    trainer: L.Trainer, module: LanguageModel, datamodule: TokenDataModule, built: Assembly
+    trainer: L.Trainer, module: LanguageModel, datamodule: RunDataModule, built: Assembly
 ) -> None:
     """Validate the model once without training it, and save its checkpoint."""
     trainer.validate(module, datamodule=datamodule, verbose=False)

@@ -183,7 +183,9 @@ class _Group:
         rows = cfg.batch_size // cfg.accumulate
         losses = torch.zeros(len(self.seeds), device=self.device)
         for part in zip(ids.split(rows, 1), targets.split(rows, 1), strict=True):
-            loss_N = self.model.losses(*part, cfg.loss_chunk_tokens) / cfg.accumulate
+            ignoring = self.first.data.val_bytes is None
+            loss_N = self.model.losses(*part, cfg.loss_chunk_tokens, ignoring=ignoring)
+            loss_N = loss_N / cfg.accumulate
             loss_N.sum().backward()  # a loss depends on the parameters of its own seed alone
             losses += loss_N.detach()
         norms = self.model.gradient_norms()
@@ -222,9 +224,8 @@ class _Group:
         for i, batch in enumerate(self.seeds[0].parts.datamodule.val_dataloader()):
             ids, targets = (x.to(self.device).expand(len(self.seeds), -1, -1) for x in batch)
             self._call("on_validation_batch_start", None, i)
-            losses = self.model.losses(ids, targets, self.first.cfg.loss_chunk_tokens)
-            for seed, loss in zip(self.seeds, losses, strict=True):
-                seed.parts.module.add_validation(loss, targets[0].numel())
+            for seed, hidden in zip(self.seeds, self.model.hidden(ids), strict=True):
+                seed.parts.module.add_validation(hidden, targets[0])
             self._call("on_validation_batch_end", None, None, i)
         self._each(lambda seed: seed.parts.module.on_validation_epoch_end())
         self._call("on_validation_end")

@@ -2,15 +2,17 @@
 
 from collections.abc import Iterable
 from itertools import islice
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from gptattn.data.sampler import TrainingStream, ValidationSet, training_batch, window_starts
 from gptattn.data.tokenizer import ByteTokenizer
 from gptattn.data.tokens import TokenData
-from gptattn.training.datamodule import TokenDataModule
+from gptattn.training.datamodule import RunDataModule
 
 TOKENS = (np.arange(1000) * 7 % 256).astype(np.uint16)
 
@@ -56,19 +58,21 @@ def test_a_batch_depends_on_seed_and_step_alone() -> None:
     assert len({str(batch(seed, step)) for seed in range(3) for step in range(3)}) == 9
 
 
-def take(stream: Iterable[tuple[torch.Tensor, torch.Tensor]], count: int) -> list[list[list[int]]]:
-    return [torch.stack(batch).tolist() for batch in islice(iter(stream), count)]
+def stream(tokens: NDArray[np.uint16], **more: Any) -> TrainingStream:
+    return TrainingStream(lambda step: training_batch(tokens, 1, step, 4, 8), **more)
+
+
+def take(batches: Iterable[tuple[torch.Tensor, torch.Tensor]], count: int) -> list[list[list[int]]]:
+    return [torch.stack(batch).tolist() for batch in islice(iter(batches), count)]
 
 
 def test_a_stream_begun_at_a_step_goes_on_where_another_stopped() -> None:
-    whole = TrainingStream(TOKENS, 1, 4, 8)
-    resumed = TrainingStream(TOKENS, 1, 4, 8, first_step=3)
-    assert take(resumed, 3) == take(whole, 6)[3:]
+    assert take(stream(TOKENS, first_step=3), 3) == take(stream(TOKENS), 6)[3:]
 
 
 def test_the_time_of_making_a_batch_is_reported_once_per_step() -> None:
     times: list[float] = []
-    take(TrainingStream(TOKENS, 1, 4, 8, on_made=times.append), 3)
+    take(stream(TOKENS, on_made=times.append), 3)
     assert len(times) == 3
     assert min(times) >= 0
 
@@ -97,7 +101,7 @@ def test_what_is_left_of_the_tail_is_a_shorter_window_of_its_own() -> None:
 
 def test_the_datamodule_hands_out_streams_of_the_same_windows() -> None:
     data = TokenData(TOKENS[:900], TOKENS[899:], ByteTokenizer(), "hash", 100)
-    module = TokenDataModule(data, seed=1, batch_size=4, val_batch_size=2, context_length=8)
+    module = RunDataModule(data, seed=1, batch_size=4, val_batch_size=2, context_length=8)
     train, val = module.train_dataloader(), module.val_dataloader()
-    assert take(train, 4) == take(TrainingStream(TOKENS[:900], 1, 4, 8), 4)
+    assert take(train, 4) == take(stream(TOKENS[:900]), 4)
     assert [len(ids) for ids, _ in val] == [2] * 6 + [1]

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 
+from gptattn.cli.compose import CONF
 from gptattn.data.tasks import (
     IGNORED,
     Copy,
@@ -83,17 +84,84 @@ def test_numbers_are_drawn_by_their_weights_without_one_twice() -> None:
     assert chisquare(second, second.sum() * np.array([0.5, 0.25, 0.25])).pvalue > 0.001
 
 
+@pytest.mark.parametrize("count", [2, 3])  # of five: drawn again if twice; the first to end
+def test_numbers_without_weights_are_drawn_evenly_in_every_order(count: int) -> None:
+    drawn = _different(np.random.default_rng(0), 12_000, 5, count)
+    found = np.unique(drawn, axis=0, return_counts=True)[1]
+    assert len(found) == (20 if count == 2 else 60)
+    assert chisquare(found).pvalue > 0.001
+
+
 @pytest.mark.parametrize(
     ("task", "length", "field"),
     [
         (Recall(pairs=9), 32, "data.pairs"),
-        (Recall(16, pairs=8), 64, "data.vocab_size"),
+        (Recall(), 3, "model.context_length"),
         (Copy(), 33, "model.context_length"),
         (Induction(), 2, "model.context_length"),
         (SelectiveCopy(tokens=17), 32, "data.tokens"),
+        (SelectiveCopy(tokens=1), 1, "model.context_length"),
     ],
 )
 def test_rows_that_cannot_be_are_refused_by_field(task: Task, length: int, field: str) -> None:
     with pytest.raises(ConfigError) as refused:
         task.check(length)
     assert refused.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("task", "values", "said"),
+    [
+        (Recall, {"vocab_size": 16, "pairs": 8}, "vocab_size=16 is too small; give 18 or more"),
+        (Recall, {"pairs": 0}, "pairs=0"),
+        (Recall, {"power": float("inf")}, "power=inf"),
+        (Copy, {"vocab_size": 1}, "vocab_size=1"),
+        (Induction, {"val_rows": 0}, "val_rows=0"),
+        (SelectiveCopy, {"vocab_size": 2}, "vocab_size=2"),
+        (SelectiveCopy, {"tokens": 0}, "tokens=0"),
+    ],
+)
+def test_values_of_which_there_are_no_rows_are_refused(
+    task: type[Task], values: dict[str, float], said: str
+) -> None:
+    with pytest.raises(ValueError, match=f"^{said}"):
+        task(**values)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(
+    "task", [Recall(6, 1, 2), Copy(2), Induction(2), SelectiveCopy(3, tokens=4)]
+)
+def test_the_smallest_vocabulary_and_the_shortest_row_are_drawn(task: Task) -> None:
+    ids, targets = task_rows(task, 1, 0, rows=50, length=8)
+    assert ids.shape == (50, 8)
+    assert ids.max() < task.vocab_size
+    assert ((targets != IGNORED).sum(axis=1) == (targets[0] != IGNORED).sum()).all()
+
+
+def test_blanks_leave_nothing_but_pairs_and_questions() -> None:
+    ids, targets = task_rows(Recall(64, pairs=4, blanks=True), 1, 1, rows=100, length=32)
+    between = ids[:, 8:][targets[:, 8:] == IGNORED]
+    assert set(between.tolist()) == {0}
+    assert (ids[:, 8:][targets[:, 8:] != IGNORED] > 0).all()
+
+
+PAGE = (CONF.parent / "docs" / "tasks.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("task", "length"),
+    [
+        (Recall(16, pairs=3), 16),
+        (Copy(9), 8),
+        (Induction(9), 8),
+        (SelectiveCopy(9, tokens=3), 12),
+    ],
+)
+def test_the_page_shows_a_row_as_seed_1_draws_it(task: Task, length: int) -> None:
+    ids, targets = task_rows(task, 1, 0, rows=1, length=length)
+    shown = {
+        "ids": [str(i) for i in ids[0]],
+        "scored": ["." if i == IGNORED else str(i) for i in targets[0]],
+    }
+    lines = [f"{name:6}" + "".join(f"{word:>4}" for word in row) for name, row in shown.items()]
+    assert "\n".join(lines) in PAGE

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from building import Allocations
 from torch import Tensor
 
-from gptattn.model.loss import linear_cross_entropy
+from gptattn.model.loss import IGNORED, hits, linear_cross_entropy, scored
 
 N, D, V = 23, 7, 13
 
@@ -148,3 +148,27 @@ def test_without_gradients_none_are_computed(mode, monkeypatch):
         loss = linear_cross_entropy(hidden, weight, targets)
     expected = F.cross_entropy((hidden @ weight.T).flatten(0, 1), targets.flatten())
     torch.testing.assert_close(loss, expected.detach())
+
+
+def test_the_loss_of_scored_positions_is_torchs_with_an_ignored_index():
+    hidden, weight, targets = draw()
+    targets[::3] = IGNORED
+    found, kept = scored(hidden, targets)
+    ours = linear_cross_entropy(found, weight, kept, 5)
+    theirs = F.cross_entropy(F.linear(hidden, weight), targets, ignore_index=IGNORED)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-13)
+    torch.testing.assert_close(
+        torch.autograd.grad(ours, (hidden, weight)),
+        torch.autograd.grad(theirs, (hidden, weight)),
+        rtol=0,
+        atol=1e-13,
+    )
+
+
+@pytest.mark.parametrize("chunk_tokens", [None, 1, 5, 1000])
+def test_hits_are_the_targets_with_the_largest_logit(chunk_tokens):
+    hidden, weight, targets = draw()
+    best = F.linear(hidden, weight).argmax(-1)
+    targets[:7] = best[:7]
+    expected = (best == targets).sum()
+    assert hits(hidden, weight, targets, chunk_tokens) == expected >= 7

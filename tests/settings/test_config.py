@@ -52,6 +52,8 @@ def needs(group: str, name: str, folder: Path) -> list[str]:
     if f"{group}={name}" in OF_SHAKESPEARE:
         (folder / "book.txt").write_text(TEXT)
         return ["data=text", f"data.path={folder / 'book.txt'}"]
+    if (group, name) == ("tokenizer", "none"):
+        return ["data=copy"]
     if (group, name) == ("tokenizer", "gpt2"):
         return [f"tokenizer.path={bpe(folder / 'bpe')}"]
     return []

@@ -12,6 +12,7 @@ from support import command, run_folders, series, summary, tiny, train
 
 from gptattn.cli.jobs import quoted
 from gptattn.cli.main import check_job
+from gptattn.data.tokens import TokenData
 from gptattn.errors import ConfigError, NumericError
 from gptattn.runs.load import load_config, load_run
 from gptattn.settings.build import build_data, build_model
@@ -73,6 +74,7 @@ def test_no_steps_validate_the_converted_model_and_leave_a_whole_run(tmp_path: P
     data = build_data(cfg)
     model = build_model(cfg, data.tokenizer.vocab_size).eval()
     convert(load_run(source).model, model, "mean")
+    assert isinstance(data, TokenData)
     ids = torch.from_numpy(data.val[:].astype("int64"))
     T, nats = cfg.model.context_length, 0.0
     with torch.no_grad():

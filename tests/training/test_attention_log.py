@@ -14,8 +14,8 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 
 from gptattn.cli.main import check_job
+from gptattn.data.sampler import opening_rows
 from gptattn.runs.load import load_run
-from gptattn.training.attention_log import opening_rows
 
 CONTEXT = 16
 

@@ -12,12 +12,13 @@ from torch.nn.functional import cross_entropy
 
 from gptattn.cli.main import check_job
 from gptattn.data.sampler import ValidationSet
+from gptattn.data.tokens import TokenData
 from gptattn.model.gpt import GPT
 from gptattn.runs.checkpoint import read_checkpoint
 from gptattn.runs.folder import RunFolder
 from gptattn.settings.build import build_data, build_model
 from gptattn.training.checkpoint_callback import AtomicCheckpointIO
-from gptattn.training.datamodule import TokenDataModule
+from gptattn.training.datamodule import RunDataModule
 from gptattn.training.module import LanguageModel
 
 
@@ -26,6 +27,7 @@ def rebuilt(run: Path) -> tuple[GPT, np.ndarray]:
     overrides = yaml.safe_load((run / ".hydra" / "overrides.yaml").read_text(encoding="utf-8"))
     cfg = check_job(overrides)
     data = build_data(cfg)
+    assert isinstance(data, TokenData)
     torch.manual_seed(999)
     model = build_model(cfg, data.tokenizer.vocab_size)
     file = RunFolder(run).known_checkpoints()[0]
@@ -67,7 +69,7 @@ def fit(
         loss_chunk_tokens=512,
         val_bytes=100,
     )
-    datamodule = TokenDataModule(data, seed=1, batch_size=4, val_batch_size=2, context_length=16)
+    datamodule = RunDataModule(data, seed=1, batch_size=4, val_batch_size=2, context_length=16)
     trainer = L.Trainer(
         accelerator="cpu",
         max_steps=steps,

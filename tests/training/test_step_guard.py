@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from gptattn.errors import NumericError
-from gptattn.training.datamodule import TokenDataModule
+from gptattn.training.datamodule import RunDataModule
 from gptattn.training.step_guard import DeviceGuard, HostGuard, StepGuard
 
 MOST = 0.7  # the norm of all gradients
@@ -89,7 +89,7 @@ def test_batches_for_a_gpu_are_pinned_and_others_are_not(monkeypatch: pytest.Mon
     monkeypatch.setattr(Tensor, "pin_memory", lambda self: self + 100)
     batch = torch.tensor([1]), torch.tensor([2])
     for pinned, expected in ((True, [101, 102]), (False, [1, 2])):
-        module = TokenDataModule(
+        module = RunDataModule(
             None,  # type: ignore[arg-type]
             seed=1,
             batch_size=1,

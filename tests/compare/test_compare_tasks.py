@@ -1,0 +1,106 @@
+"""Runs on synthetic tasks in a comparison: accuracy, sections of tasks, and rows of sizes."""
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+from runfolders import write_run
+
+from gptattn.compare.comparison import compare
+from gptattn.compare.files import csv_text, json_text
+from gptattn.compare.finished_runs import read_runs
+from gptattn.compare.report_page import page_text
+from gptattn.compare.table import report_rows, rows
+from gptattn.errors import ConfigError
+
+TASK = {"task": "Recall", "val_rows": 10, "tokenizer": "none"}
+
+
+def task_run(
+    folder: Path,
+    accuracy: float,
+    seed: int = 1,
+    *,
+    task: str = "Recall",
+    pairs: int = 4,
+    length: int = 64,
+    width: int = 16,
+) -> Path:
+    """A finished run on a task."""
+    return write_run(
+        folder,
+        "mha",
+        seed,
+        4.0 - accuracy,
+        metrics={"val/accuracy": accuracy, "val/bits_per_byte": None},
+        data={**TASK, "task": task, "text_sha256": f"{pairs}{length}{task}"},
+        config={"data": {"_target_": f"gptattn.data.tasks.{task}", "pairs": pairs}},
+        context_length=length,
+        d_model=width,
+    )
+
+
+def test_lengths_are_sections_and_widths_are_rows_with_their_mean_accuracy(tmp_path: Path) -> None:
+    for length, pairs in ((64, 4), (128, 8)):
+        for width, right in ((16, 0.25), (32, 1.0)):
+            for seed in (1, 2):
+                accuracy = right - 0.1 * (seed - 1)
+                folder = tmp_path / f"{length}_{width}_{seed}"
+                task_run(folder, accuracy, seed, pairs=pairs, length=length, width=width)
+    found = compare(read_runs([tmp_path])[0])
+    titles = [section.title for section in found.sections]
+    assert titles == ["context_length=64 pairs=4", "context_length=128 pairs=8"]
+    for section in found.sections:
+        names = {row.name: row.mean("val/accuracy") for row in section.rows}
+        assert names == pytest.approx({"mha model.d_model=16": 0.2, "mha model.d_model=32": 0.95})
+        heading, *body = report_rows(section)
+        assert "bits/byte" not in heading
+        assert [row[heading.index("accuracy")] for row in body] == ["0.2000", "0.9500"]
+
+
+def test_table_csv_json_and_page_have_the_accuracy_and_no_bits(tmp_path: Path) -> None:
+    task_run(tmp_path / "a", 0.5)
+    task_run(tmp_path / "b", 0.75, seed=2)
+    found = compare(read_runs([tmp_path])[0])
+    assert rows(found.runs)[0][:4] == ["variant", "seeds", "val loss", "accuracy"]
+    (line,) = csv.DictReader(io.StringIO(csv_text(found)))
+    assert float(line["val/accuracy"]) == 0.625
+    assert "val/bits_per_byte" not in line
+    (section,) = json.loads(json_text(found))["sections"]
+    assert section["rows"][0]["metrics"]["val/accuracy"]["mean"] == 0.625
+    page = page_text(found, [[]], [])
+    assert ">accuracy<" in page
+    assert "0.6250" in page
+
+
+def test_a_text_has_no_accuracy(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", "mha", 1, 2.0)
+    found = compare(read_runs([tmp_path])[0])
+    assert "accuracy" not in rows(found.runs)[0]
+    assert "val/accuracy" not in csv_text(found)
+
+
+@pytest.mark.parametrize("other", ["Copy", None])
+def test_another_task_and_a_text_are_not_compared_with_a_task(
+    other: str | None, tmp_path: Path
+) -> None:
+    task_run(tmp_path / "a", 0.5)
+    if other is None:
+        write_run(tmp_path / "b", "mha", 1, 2.0)
+    else:
+        task_run(tmp_path / "b", 0.5, task=other)
+    with pytest.raises(ConfigError, match=r"data \(task Recall, 10 validation rows"):
+        compare(read_runs([tmp_path])[0])
+    assert len(compare(read_runs([tmp_path])[0], split=True).sections) == 2
+
+
+def test_rows_that_other_code_has_drawn_are_not_averaged_with_these(tmp_path: Path) -> None:
+    task_run(tmp_path / "a", 0.5)
+    other = task_run(tmp_path / "b", 0.5, seed=2)
+    summary = json.loads((other / "summary.json").read_text())
+    summary["data"]["text_sha256"] = "other"
+    (other / "summary.json").write_text(json.dumps(summary))
+    (section,) = compare(read_runs([tmp_path])[0]).sections
+    assert [row.n for row in section.rows] == [1, 1]

@@ -1,0 +1,228 @@
+"""A synthetic task as the data of a run: trained, validated, recorded, resumed and refused."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from building import settings
+from interrupted import crash, once
+from rich.console import Console
+from support import Call, command, config, losses, process_state, rows, series, summary, tiny, train
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tortures.bench import fingerprint
+
+from gptattn.data.task_data import VALIDATION, TaskData
+from gptattn.data.tasks import Recall, task_rows
+from gptattn.data.tokenizer import TaskIds
+from gptattn.model.cost import measure_cost
+from gptattn.runs.folder import RunFolder
+from gptattn.runs.load import load_run
+from gptattn.settings.build import build_data, build_model
+from gptattn.sweep.trial import _flops_and_seconds
+from gptattn.training.precheck import check_run
+from gptattn.training.vectorized import train_seeds
+
+RECALL = ("data=recall", "data.vocab_size=40", "data.pairs=3", "data.val_rows=10")
+TASKS = {
+    "recall": RECALL,
+    "copy": ("data=copy", "data.vocab_size=9", "data.val_rows=10"),
+    "induction": ("data=induction", "data.vocab_size=9", "data.val_rows=10"),
+    "selective_copy": ("data=selective_copy", "data.tokens=3", "data.val_rows=10"),
+}
+MASKED = -100  # torch's own mark
+
+
+def own(task: str, *overrides: str) -> tuple[str, ...]:
+    return (*TASKS[task], "sample.tokens=0", *overrides)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(tmp_path_factory.mktemp("run"), *own("recall"))
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_run_on_each_task_is_recorded_with_its_accuracy(task: str, tmp_path: Path) -> None:
+    run = train(tmp_path, *own(task))
+    metrics = summary(run)["metrics"]
+    assert 0 <= metrics["val/accuracy"] <= 1
+    assert "val/bits_per_byte" not in metrics
+    assert [step for step, _ in series(run, "val/accuracy")] == [2, 4]
+    assert summary(run)["data"]["val_rows"] == 10
+    assert config(run)["tokenizer"]["vocab_size"] == summary(run)["data"]["vocab_size"]
+
+
+def test_loss_and_accuracy_are_those_of_torch_over_the_scored_positions(run: Path) -> None:
+    saved = load_run(run)
+    ids, targets = task_rows(Recall(40, 10, 3), VALIDATION, 0, 10, 16)
+    with torch.no_grad():
+        logits = saved.model(torch.from_numpy(ids)).flatten(0, 1)
+    wanted = torch.from_numpy(targets).flatten()
+    wanted = wanted.masked_fill(wanted < 0, MASKED)
+    expected = torch.nn.functional.cross_entropy(logits, wanted, ignore_index=MASKED)
+    metrics = summary(run)["metrics"]
+    assert metrics["val/loss"] == pytest.approx(expected.item(), rel=1e-5)
+    right = (logits.argmax(-1) == wanted).sum().item()
+    assert metrics["val/accuracy"] == right / 30
+    assert summary(run)["data"]["val_tokens"] == 30
+
+
+def test_the_first_training_loss_is_that_of_the_first_batch(run: Path) -> None:
+    cfg = settings(*tiny(run.parent, *own("recall")))
+    torch.manual_seed(1)
+    model = build_model(cfg, 40)
+    ids, targets = (torch.from_numpy(part) for part in task_rows(Recall(40, 10, 3), 1, 0, 4, 16))
+    wanted = targets.masked_fill(targets < 0, MASKED).flatten()
+    expected = torch.nn.functional.cross_entropy(
+        model(ids).flatten(0, 1), wanted, ignore_index=MASKED
+    )
+    assert series(run, "train/loss")[0][1] == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_the_rows_of_the_validation_are_the_same_for_every_seed_and_reached_by_none() -> None:
+    data = TaskData(Recall(40, 10, 3), 16, TaskIds())
+    again = [
+        np.concatenate([ids.numpy() for ids, _ in data.validation(size, 16)]) for size in (1, 3, 99)
+    ]
+    assert all(np.array_equal(rows, data.val[0]) for rows in again)
+    assert len(data.validation(3, 16)) == 4
+    largest = settings("seed=4294967295").seed
+    assert largest < VALIDATION
+    assert data.text_hash == TaskData(Recall(40, 10, 3), 16, TaskIds()).text_hash
+    for other in (Recall(40, 10, 3, power=1.0), Recall(40, 11, 3), Recall(41, 10, 3)):
+        assert TaskData(other, 16, TaskIds()).text_hash != data.text_hash
+
+
+def test_variants_see_the_same_batches_and_seeds_see_others(tmp_path: Path) -> None:
+    found = {
+        overrides: build_data(settings(*tiny(tmp_path, *own("recall"), *overrides)))
+        for overrides in (("attn=mha",), ("attn=gqa", "seed=2"))
+    }
+    one, two = found.values()
+    assert one.text_hash == two.text_hash
+    assert torch.equal(one.training_batch(1, 5, 4, 16)[0], two.training_batch(1, 5, 4, 16)[0])
+    assert not torch.equal(one.training_batch(1, 5, 4, 16)[0], one.training_batch(2, 5, 4, 16)[0])
+
+
+def test_a_run_on_a_task_goes_on_bit_for_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where = [f"hydra.run.dir={tmp_path / 'run'}"]
+    stopped, whole = tmp_path / "stopped", train(tmp_path / "whole", *own("recall"))
+    once(monkeypatch, "training_step", 3, crash)
+    assert command(stopped, *tiny(stopped, *own("recall"), *where)) == 1
+    assert command(stopped, f"resume={tmp_path / 'run'}") == 0
+    assert fingerprint(tmp_path / "run") == fingerprint(whole)
+
+
+def test_seeds_as_one_model_have_the_figures_of_the_seed_alone(run: Path, tmp_path: Path) -> None:
+    cfg = settings(*tiny(tmp_path, *own("recall")))
+    folders = {seed: tmp_path / f"s{seed}" for seed in (1, 2)}
+    with process_state():
+        assert train_seeds(check_run(cfg), folders, Console(quiet=True)) == {}
+    assert [x for _, x in losses(folders[1])] == pytest.approx(
+        [x for _, x in losses(run)], rel=1e-5
+    )
+    assert series(folders[1], "val/accuracy") == series(run, "val/accuracy")
+    assert losses(folders[2]) != losses(run)
+
+
+def test_micro_batches_have_the_loss_of_the_whole_batch(run: Path, tmp_path: Path) -> None:
+    parts = train(tmp_path, *own("recall"), "accumulate=2")
+    assert [x for _, x in losses(parts)] == pytest.approx([x for _, x in losses(run)], rel=1e-4)
+
+
+def test_the_head_costs_flops_where_a_position_is_scored_alone(run: Path, tmp_path: Path) -> None:
+    model, head = load_run(run).model, 40 * 16
+    whole = measure_cost(model).flops_per_token
+    assert summary(run)["metrics"]["cost/flops_per_token"] == whole - 6 * head * (1 - 3 / 16)
+    # A sweep's estimate counts as the run does: 4 steps of 4 rows and 2 validations of 10.
+    flops, _ = _flops_and_seconds(settings(*tiny(tmp_path, *own("recall"))))
+    per_token = summary(run)["metrics"]["cost/flops_per_token"]
+    assert flops == pytest.approx(per_token * (4 * 4 * 16 + 2 * 10 * 16 / 3))
+
+
+def test_tensorboard_has_the_accuracy_as_a_curve_and_a_column(run: Path) -> None:
+    events = EventAccumulator(str(run))
+    events.Reload()
+    assert [event.step for event in events.Scalars("val/accuracy")] == [2, 4]
+    layout = str(events.Tensors("custom_scalars__config__")[0].tensor_proto)
+    assert "val/accuracy$" in layout
+    assert "val_attention/entropy/layer_00" in rows(run)[-2] | rows(run)[-1]
+
+
+def test_the_console_tells_the_accuracy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(tmp_path, *own("recall"))
+    out = capsys.readouterr().out
+    assert "accuracy 0." in out
+    assert "val/accuracy" in out
+    assert "bits" not in out
+
+
+REFUSED = [
+    (("recall", "tokenizer=byte"), "tokenizer: data=recall has ids of its own"),
+    (("recall", "tokenizer.vocab_size=9"), "tokenizer.vocab_size: 9 is not the task's 40"),
+    (("recall", "sample.tokens=5"), "sample.tokens: data=recall has no text"),
+    (("recall", "model.context_length=8"), "data.pairs: 3 pairs do not fit into 8 ids"),
+    (("recall", "model.vocab_size=30"), "model.vocab_size: 30 is below the 40 ids of the data"),
+    (("recall", "data.vocab_size=7"), "data.vocab_size: vocab_size=7 is too small; give 8"),
+    (("recall", "data.val_rows=0"), "data.val_rows: val_rows=0 is not within 1 to"),
+    (("recall", "data.pairs=0"), "data.pairs: pairs=0 is not a positive number"),
+    (("recall", "data.power=nan"), "data.power: power=nan is not within"),
+    (("recall", "data.path=x"), "data.path: "),
+    (("copy", "model.context_length=15"), "model.context_length: 15 is odd"),
+    (("induction", "data.vocab_size=1"), "data.vocab_size: vocab_size=1 is too small; give 2"),
+    (("selective_copy", "data.tokens=9"), "data.tokens: 9 ids do not fit into 16 twice"),
+    (("selective_copy", "data.tokens=0"), "data.tokens: tokens=0 is not a positive number"),
+]
+
+
+@pytest.mark.parametrize(("ask", "said"), REFUSED, ids=lambda x: x[1] if type(x) is tuple else "")
+def test_what_has_no_meaning_on_a_task_is_refused_in_one_line(
+    ask: tuple[str, ...], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    task, *overrides = ask
+    assert command(tmp_path, *tiny(tmp_path, *own(task), *overrides)) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"error: {said}")
+    assert err.count("\n") == 1
+    assert not list(tmp_path.rglob("config.yaml"))
+
+
+def test_no_tokenizer_for_a_text_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(tmp_path, *tiny(tmp_path, "tokenizer=none")) == 2
+    assert capsys.readouterr().err.startswith("error: tokenizer: none is for synthetic tasks")
+
+
+@pytest.mark.parametrize("script", ["generate", "attention_map"])
+def test_scripts_that_need_a_text_refuse_a_run_on_a_task(
+    script: str, run: Path, call: Call
+) -> None:
+    code, _, err = call(script, f"run={run}", "prompt=Once")
+    assert (code, err.count("\n")) == (3, 1)
+    assert "is of a synthetic task, whose ids stand for no text" in err
+
+
+def test_its_weights_can_be_converted_and_trained_on(
+    run: Path, tmp_path: Path, call: Callable[..., tuple[int, str, str]]
+) -> None:
+    gqa = train(tmp_path / "gqa", *own("recall"), "attn=gqa", f"init_from={run}", "budget.steps=1")
+    assert summary(gqa)["variant"] == "gqa"
+    code, _, err = call("convert", f"from={run}", "to=gqa", f"out={tmp_path / 'out'}")
+    assert code == 0, err
+    assert load_run(tmp_path / "out").tokenizer.vocab_size == 40
+
+
+def test_another_task_does_not_resume_a_run(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(tmp_path, f"resume={run}", "budget.steps=5", "data.pairs=2") == 2
+    assert "data.pairs" in capsys.readouterr().err
+    identity = json.loads((run / "identity.json").read_text())
+    assert identity["text"] == summary(run)["data"]["text_sha256"]
+    assert RunFolder(run).done
