@@ -68,6 +68,10 @@ def asked_kinds(names: Names) -> tuple[CacheKind, ...]:
     return tuple(cache_kind(name) for name in dict.fromkeys(["full", *names] if names else []))
 
 
+class NoText(ConfigError):
+    """Raised for a run on a task, whose rows are drawn."""
+
+
 class Texts:
     """The held-out texts of runs; runs with the same data and tokenizer share one."""
 
@@ -75,14 +79,19 @@ class Texts:
         self._read: dict[str, TokenData] = {}
 
     def of(self, saved: SavedRun) -> TokenData:
-        """Return the run's text, read with its own tokenizer. Raises a UserError."""
+        """Return the run's text, read with its own tokenizer. Raises a UserError, NoText if none."""
         cfg = saved.cfg
         key = json.dumps(
             [cfg.data, saved.tokenizer.fingerprint(), cfg.validation.fraction, cfg.cache_dir],
             sort_keys=True,
         )
         if key not in self._read:
-            self._read[key] = build_data(cfg, saved.tokenizer)
+            data = build_data(cfg, saved.tokenizer)
+            if not isinstance(data, TokenData):
+                raise NoText(
+                    "run", f"data={cfg.choices['data']} has no text; give a run that trained on one"
+                )
+            self._read[key] = data
         return self._read[key]
 
 
@@ -108,10 +117,13 @@ def planned(
     first: ConfigError | None = None
     for run in runs:
         saved = load_run(run.folder, allow_targets)
-        data = texts.of(saved)
-        check_unchanged(saved, data, run.data["text_sha256"], run.steps)
-        some = asked if asked != Asked() else Asked((saved.cfg.model.context_length,))
-        given, why = possible(saved, data, some)
+        try:
+            data = texts.of(saved)
+            check_unchanged(saved, data, run.data["text_sha256"], run.steps)
+            some = asked if asked != Asked() else Asked((saved.cfg.model.context_length,))
+            given, why = possible(saved, data, some)
+        except NoText as error:
+            given, why = Asked(), [error]
         for error in why:
             refused.setdefault(str(error), []).append(run.folder)
             first = first or error
