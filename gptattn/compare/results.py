@@ -24,6 +24,7 @@ METRICS = (
 COSTS = {
     "params": "cost/params",
     "cache": "cost/kv_bytes_per_token",
+    "flops": "cost/flops_per_token",
     "speed": "perf/tokens_per_s",
 }
 

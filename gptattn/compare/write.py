@@ -15,6 +15,7 @@ PLOTS = (
     "loss_seconds",
     "pareto_params",
     "pareto_cache",
+    "pareto_flops",
     "pareto_speed",
 )
 
