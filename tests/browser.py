@@ -13,12 +13,12 @@ from typing import Any, Self
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 SECONDS = 30.0  # that an answer may take
-# The protocol is spoken over descriptors 3 and 4, so there is no port; and nothing else is asked for.
-OPTIONS = (
-    "--headless=new --remote-debugging-pipe --no-sandbox --no-first-run --hide-scrollbars --disable-gpu "
-    "--disable-background-networking --disable-component-update --disable-sync --disable-extensions "
-    "--disable-dev-shm-usage --mute-audio"
-).split()
+# The protocol is spoken over descriptors 3 and 4, so no port is open, and nothing is fetched.
+OPTIONS = [
+    *("--headless=new", "--remote-debugging-pipe", "--no-sandbox", "--no-first-run"),
+    *("--hide-scrollbars", "--disable-gpu", "--disable-dev-shm-usage", "--disable-sync"),
+    *("--disable-background-networking", "--disable-component-update"),
+]
 KEYS = {"Tab": 9, "Escape": 27, " ": 32, "End": 35, "Home": 36}
 KEYS |= {"ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40}
 
@@ -50,6 +50,7 @@ class Browser:
         self._session = {"sessionId": found["sessionId"]}
         for domain in ("Page", "Network", "Runtime", "Log"):
             self.ask(f"{domain}.enable")
+        self.ask("Page.setLifecycleEventsEnabled", enabled=True)
 
     def __enter__(self) -> Self:
         return self
@@ -83,21 +84,27 @@ class Browser:
         message, _, self._read = self._read.partition(b"\0")
         return json.loads(message)
 
-    def open(self, file: Path) -> None:
-        """Open the file and wait until it is loaded."""
+    def open(self, url: str) -> None:
+        """Open the address and wait until it is loaded; `events` then has what came since."""
         self.events.clear()
-        self.ask("Page.navigate", url=file.as_uri())
-        self.wait("Page.loadEventFired")
+        self.wait_for_load(self.ask("Page.navigate", url=url)["loaderId"])
 
-    def wait(self, event: str) -> None:
-        """Wait for an event that has not come since the page was opened."""
-        while event not in [seen.get("method") for seen in self.events]:
+    def wait_for_load(self, loader: str | None = None) -> None:
+        """Wait for the end of a load, of any page that was not asked for if no loader is given."""
+        while not any(
+            event.get("method") == "Page.lifecycleEvent"
+            and event["params"]["name"] == "load"
+            and loader in (None, event["params"]["loaderId"])
+            for event in self.events
+        ):
             self.events.append(self._next())
 
     def js(self, expression: str) -> Any:
         """Return the value of a JavaScript expression in the page, after the next frame."""
         frame = f"new Promise((ok) => requestAnimationFrame(() => ok({expression})))"
-        found = self.ask("Runtime.evaluate", expression=frame, awaitPromise=True, returnByValue=True)
+        found = self.ask(
+            "Runtime.evaluate", expression=frame, awaitPromise=True, returnByValue=True
+        )
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
 

@@ -154,6 +154,6 @@ def ends(estimate: Estimate) -> tuple[list[float], list[float]] | tuple[None, No
 
 
 def _drawn_interval(estimate: Estimate) -> Interval | None:
-    """Return the interval if it is drawn: not of fewer than FEWEST_FOR_BAND seeds, nor of width 0."""
+    """Return the interval, None if it is of too few seeds to be drawn, or of width 0."""
     low, high = estimate.interval or (0.0, 0.0)
     return (low, high) if high > low and estimate.n >= FEWEST_FOR_BAND else None

@@ -290,11 +290,12 @@ function interactive(figure, state, save) {
 
   /** Returns uPlot's columns: the ends of the bands and single seeds, then the means, which lie above them. */
   function columns() {
+    // uPlot copies what it is given, so a column has its series' number.
     const columns = [{}];
     const tables = [];
     const bands = [];
     const add = (owner, values, more) => {
-      columns.push({ owner, show: shows(owner), spanGaps: true, points: { show: false }, auto: false, ...more });
+      columns.push({ owner: chart.series.indexOf(owner), show: shows(owner), spanGaps: true, points: { show: false }, auto: false, ...more });
       tables.push([xOf(owner), values]);
     };
     for (const series of chart.series.filter((each) => !each.marker)) {
@@ -353,10 +354,10 @@ function interactive(figure, state, save) {
             else if (x < 0) near = null;
             return [x, y];
           },
-          points: { size: 9, fill: (u, i) => u.series[i].owner.color, stroke: () => styled("--page"), width: 1.5 },
+          points: { size: 9, fill: (u, i) => chart.series[u.series[i].owner].color, stroke: () => styled("--page"), width: 1.5 },
           dataIdx: (u, i) => {
-            const { owner, mean } = u.series[i];
-            if (!near || !mean || owner.marker) return null;
+            const owner = chart.series[u.series[i].owner];
+            if (!near || !u.series[i].mean || owner.marker) return null;
             return index.get(xOf(owner)[nearest(owner, xOf(near.series)[near.k])]);
           },
         },
@@ -390,7 +391,7 @@ function interactive(figure, state, save) {
       state.off = box.checked ? state.off.filter((name) => name !== series.name) : [...state.off, series.name];
       row.classList.toggle("off", !box.checked);
       if (near && !shows(near.series)) near = null;
-      plot.series.forEach((each, i) => each.owner === series && plot.setSeries(i, { show: box.checked }));
+      plot.series.forEach((each, i) => chart.series[each.owner] === series && plot.setSeries(i, { show: box.checked }));
       plot.redraw();
       tell();
       save();

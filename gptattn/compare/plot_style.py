@@ -124,9 +124,7 @@ def _columns(names: Sequence[str]) -> int:
     return 3 if longest <= 10 else 2 if longest <= 22 else 1
 
 
-def drawn(
-    figure: Figure, name: str, title: str, caption: str, chart: Chart | None = None
-) -> Plot:
+def drawn(figure: Figure, name: str, title: str, caption: str, chart: Chart | None = None) -> Plot:
     """Render the figure to SVG and PNG; `chart` holds the same data for the page."""
     svg = io.StringIO()
     # A fixed salt makes the ids, and so the file, the same each time.

@@ -17,7 +17,14 @@ LOSSES = {
     "gqa": [2.11, 2.13, 2.15, 2.15, 2.16],
     "mqa": [2.31, 2.33, 2.35, 2.35, 2.36],
 }
-NAMES = ("loss_tokens", "loss_flops", "loss_seconds", "pareto_params", "pareto_cache", "pareto_flops")
+NAMES = (
+    "loss_tokens",
+    "loss_flops",
+    "loss_seconds",
+    "pareto_params",
+    "pareto_cache",
+    "pareto_flops",
+)
 
 
 def report(*arguments: object, code: int = 0) -> None:

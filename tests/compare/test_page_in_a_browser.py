@@ -1,4 +1,4 @@
-"""The report's page in headless Chromium: real mouse and keyboard events, read back from the DOM."""
+"""The report's page in headless Chromium: real mouse and keyboard events, answers from the DOM."""
 
 import json
 from collections.abc import Iterator
@@ -104,8 +104,8 @@ class Reader:
 def curves(browser: Browser, file: Path) -> Reader:
     window = {"width": 1280, "height": 900, "deviceScaleFactor": 1, "mobile": False}
     browser.ask("Emulation.setDeviceMetricsOverride", **window)
-    browser.ask("Page.navigate", url="about:blank")  # forgets what the last test chose
-    browser.open(file)
+    browser.open("about:blank")  # forgets what the last test chose
+    browser.open(file.as_uri())
     return Reader(browser, CURVES)
 
 
@@ -162,7 +162,10 @@ def test_a_variant_is_switched_off_and_on(curves: Reader) -> None:
 
 @pytest.mark.parametrize(
     ("choice", "per_step", "where"),
-    [("FLOPs", TOKENS * FLOPS, "90.691G training FLOPs"), ("seconds", 0.5, "30 seconds of training")],
+    [
+        ("FLOPs", TOKENS * FLOPS, "90.691G training FLOPs"),
+        ("seconds", 0.5, "30 seconds of training"),
+    ],
 )
 def test_the_x_axis_is_chosen(choice: str, per_step: float, where: str, curves: Reader) -> None:
     curves.choose(choice)
@@ -239,7 +242,7 @@ def test_a_reload_keeps_what_the_reader_chose(curves: Reader) -> None:
     view = curves.view
     curves.browser.events.clear()
     curves.browser.ask("Page.reload")
-    curves.browser.wait("Page.loadEventFired")
+    curves.browser.wait_for_load()
     assert curves.view == view
     assert list(curves.values) == ["mha", "gqa"]
 
@@ -257,7 +260,7 @@ def test_in_print_and_without_scripts_the_pictures_stand_there(curves: Reader, f
     assert (shown(browser, ".chart"), shown(browser, "figure > svg")) == (0, 7)
     browser.ask("Emulation.setEmulatedMedia", media="")
     browser.ask("Emulation.setScriptExecutionDisabled", value=True)
-    browser.open(file)
+    browser.open(file.as_uri())
     browser.ask("Emulation.setScriptExecutionDisabled", value=False)
     picture = browser.ask("Page.captureSnapshot")["data"]
     assert picture.count("<svg") == 7
