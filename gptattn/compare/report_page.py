@@ -11,13 +11,13 @@ from markupsafe import Markup
 
 from gptattn.compare import across_words
 from gptattn.compare.chart import packed
-from gptattn.compare.following import Following
 from gptattn.compare.plot_style import Plot
 from gptattn.compare.results import Across, Comparison, Section
 from gptattn.compare.sections import AXES, ROWS_OR_SECTIONS, differences
 from gptattn.compare.setting_words import counted
 from gptattn.compare.table import report_rows
 from gptattn.compare.verdicts import headline, match_words, section_words
+from gptattn.compare.watch import Following
 from gptattn.machine.template import filled
 
 
@@ -34,7 +34,8 @@ def page_text(
     """
     figures = [_figures(group) for group in (across, *plots)]
     charts = [chart for group in figures for figure in group if (chart := figure["chart"])]
-    scripts = [_vendored(), _text("page.js")] if charts or following else []
+    refresh = following is not None and following.seconds is not None
+    scripts = [_vendored()] * bool(charts) + [_text("page.js")] * bool(charts or refresh)
     return filled(
         "gptattn.compare",
         "page.html.j2",
