@@ -49,7 +49,7 @@ def _chart(sections: Sequence[Section], title: str) -> Chart:
             if row.runs[0].origin:
                 rows.setdefault(row.name, []).append((share, row))
     levels = {f"{sections[0].rows[0].name}, the original": sections[0].rows[0]}
-    levels |= {f"{row.name} from scratch": row for row in _from_scratch(sections)}
+    levels |= {row.name: row for row in _from_scratch(sections)}
     series = [row_series(name, points, i) for i, (name, points) in enumerate(rows.items())]
     ends = [min(shares), max(shares)]
     series += [

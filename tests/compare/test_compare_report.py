@@ -236,7 +236,11 @@ def test_many_variants_make_a_readable_report(tmp_path: Path) -> None:
     losses = {f"variant_{i}_of_a_longer_name": [2.0 + i / 100, 2.1 + i / 100] for i in range(40)}
     sweep = write_sweep(tmp_path / "runs", losses)
     report(sweep)
-    text = Page(sweep / "comparison" / "comparison.html").text
+    page = Page(sweep / "comparison" / "comparison.html")
+    text = page.text
+    # The others can be switched on.
+    on = [series["on"] for series in page.charts[0]["charts"][0]["series"]]
+    assert on == [True] * 12 + [False] * 28
     assert "Of 40 variants, the baseline and the 11 with the lowest loss are drawn." in text
 
 
