@@ -24,6 +24,7 @@ from support import TINY, command, process_state
 from gptattn.cli.commands import evaluate, tune
 from gptattn.cli.compose import CONF
 from gptattn.cli.main import check_job
+from gptattn.runs.sweep_states import SWEEP_LOCK
 
 ROOT = CONF.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -167,7 +168,12 @@ def _run(name: str) -> Callable[[list[str]], None]:
 
 
 def _compare(arguments: list[str]) -> None:
-    """Run it, without the plots (seconds) unless an option asks for the files."""
+    """Run it, without the plots (seconds) unless an option asks for the files.
+
+    A sweep that it watches has ended: nobody waits.
+    """
+    if "--watch" in arguments:
+        Path(arguments[0], SWEEP_LOCK).touch()
     asked = any(a.startswith("--") and a != "--split" for a in arguments)
     _run("compare.py")([*arguments] if asked else [*arguments, "--no-files"])
 

@@ -16,7 +16,7 @@ import yaml
 
 from gptattn.cli.main import main
 from gptattn.runs.folder import step_of
-from gptattn.sweep.ledger import NAME
+from gptattn.runs.sweep_states import LEDGER
 
 # Call(script name, *arguments) runs a script in this process: (exit code, stdout, stderr).
 Call = Callable[..., tuple[int, str, str]]
@@ -153,7 +153,7 @@ def config(run: Path) -> dict[str, Any]:
 
 def ledger_lines(folder: Path) -> list[dict[str, Any]]:
     """The entries of a sweep's ledger, in order."""
-    return [json.loads(line) for line in (folder / NAME).read_text().splitlines()]
+    return [json.loads(line) for line in (folder / LEDGER).read_text().splitlines()]
 
 
 def _no_json(constant: str) -> None:

@@ -41,6 +41,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
+PAGE = ("page.html.j2", "page.js")
+
 ASK_ALL = """
 import sys
 from importlib.metadata import distribution
@@ -58,8 +60,9 @@ def test_the_wheel_holds_the_package_and_every_config_and_no_more(wheel: Path) -
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     sources = {f.relative_to(ROOT).as_posix() for f in (ROOT / "gptattn").rglob("*.py")}
     sources |= {f.relative_to(ROOT).as_posix() for f in (ROOT / "hydra_plugins").glob("*.py")}
-    pages = ("compare/page.html.j2", "maps/page.html.j2", "maps/page.js")
-    sources |= {f"gptattn/{page}" for page in pages}
+    pages = {f"gptattn/{room}/{page}" for room in ("compare", "maps") for page in PAGE}
+    vendored = (ROOT / "gptattn" / "compare" / "vendor").iterdir()
+    sources |= pages | {f.relative_to(ROOT).as_posix() for f in vendored}
     configs = {f"gptattn/{f.relative_to(ROOT).as_posix()}" for f in CONF.rglob("*.yaml")}
     assert names == sources | configs
 

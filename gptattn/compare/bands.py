@@ -11,7 +11,7 @@ from gptattn.compare.curves import Curve, Curves, Floats
 from gptattn.compare.results import Section
 from gptattn.compare.statistics import t_factor
 
-GRID = 200
+GRID = 400  # points of a mean over seeds whose own points differ
 # For two seeds Student's t is 12.7, divided by the root of 2: such a band would fill the plot.
 FEWEST_FOR_BAND = 3
 FEWEST_VALIDATIONS = 4  # with fewer points, plot the training loss instead

@@ -4,11 +4,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gptattn.compare.bands import FEWEST_FOR_BAND, Band
+from gptattn.compare.chart import Chart, Series
 from gptattn.compare.plot_style import (
     MOST,
     Plot,
     drawn,
     legend_below,
+    line_look,
     new_figure,
     room_below,
     tick,
@@ -19,6 +21,8 @@ AXES = {
     "flops": "training FLOPs",
     "seconds": "seconds of training",
 }
+CHOICES = {"tokens": "tokens", "flops": "FLOPs", "seconds": "seconds"}
+MOST_IN_CHART = 40  # of the page; those that the plot leaves out are switched off
 
 
 def curve_plot(
@@ -53,9 +57,34 @@ def curve_plot(
         axes.xaxis.set_major_formatter(tick)
     loss = {"val": "validation loss", "train": "training loss"}[kind]
     axes.set(xlabel=AXES[axis], ylabel=f"{loss} (nats)")
+    chart = Chart(
+        "Loss over training",
+        CHOICES[axis],
+        AXES[axis],
+        f"{loss} (nats)",
+        [
+            _series(name, band, looks[name], on=name in shown)
+            for name, band in list(bands.items())[:MOST_IN_CHART]
+        ],
+        y_range=(low, high),
+    )
     legend_below(figure, lines, list(shown))
     caption = _curve_caption(shown, high, len(bands))
-    return drawn(figure, f"{prefix}loss_{axis}", f"Loss against {AXES[axis]}", caption)
+    return drawn(figure, f"{prefix}loss_{axis}", f"Loss against {AXES[axis]}", caption, chart)
+
+
+def _series(name: str, band: Band, look: Mapping[str, Any], *, on: bool) -> Series:
+    return Series(
+        name,
+        x=band.x,
+        y=band.mean,
+        low=band.low,
+        high=band.high,
+        seeds=[*band.seeds] if band.low is None and band.n > 1 else (),
+        n=band.n,
+        on=on,
+        **line_look(look),
+    )
 
 
 def _curve_caption(shown: Mapping[str, Band], high: float, variants: int) -> str:

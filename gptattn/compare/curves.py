@@ -11,7 +11,7 @@ from gptattn.compare.finished_runs import LARGEST, one_line
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.rows import read_rows
 
-POINTS = 200  # kept per run and curve: more than a plot shows
+POINTS = 400  # kept per run and curve: twice what a plot shows, for a closer look on the page
 
 Floats = NDArray[np.float64]
 

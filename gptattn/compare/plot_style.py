@@ -2,7 +2,7 @@
 
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
 
+from gptattn.compare.chart import Chart
 from gptattn.compare.svg import INK, adapted
 
 # Okabe and Ito 2008, Color Universal Design: safe for any colour vision. Yellow and black are left
@@ -41,13 +42,14 @@ STYLE: dict[Any, Any] = {
 
 @dataclass(frozen=True)
 class Plot:
-    """One figure as SVG and PNG, with its title and caption."""
+    """One figure as SVG and PNG, with its title and caption; `chart` makes it interactive."""
 
     name: str  # of its files, without suffix
     title: str
     caption: str
     svg: str
     png: bytes
+    chart: Chart | None = None
 
 
 def look(index: int) -> dict[str, Any]:
@@ -57,6 +59,12 @@ def look(index: int) -> dict[str, Any]:
         "marker": MARKERS[index % len(MARKERS)],
         "linestyle": LINES[(index // len(COLOURS) + index) % len(LINES)],
     }
+
+
+def line_look(look: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a look as a chart's Series has it: its colour, and its dashes in pixels."""
+    dashes = () if look["linestyle"] == "-" else look["linestyle"][1]
+    return {"color": look["color"], "dash": [1.6 * length for length in dashes]}
 
 
 def new_figure(extra: float = 0.0) -> tuple[Figure, Any]:
@@ -79,11 +87,16 @@ def scale_x(axes: Any, values: Sequence[float], base: int = 10) -> None:
 
     Log ticks are 1, 2, 5 for base 10, and powers of two for base 2.
     """
-    if min(values) > 0 and max(values) / min(values) > 8:
+    if wide(values):
         axes.set_xscale("log", base=base)
         axes.xaxis.set_major_locator(LogLocator(base, subs=(1, 2, 5) if base == 10 else (1,)))
         axes.xaxis.set_minor_formatter(NullFormatter())
     axes.xaxis.set_major_formatter(tick)
+
+
+def wide(values: Sequence[float]) -> bool:
+    """Whether the values, all positive, span more than 8 times: a log scale shows them better."""
+    return min(values) > 0 and max(values) / min(values) > 8
 
 
 def short(name: str) -> str:
@@ -111,8 +124,8 @@ def _columns(names: Sequence[str]) -> int:
     return 3 if longest <= 10 else 2 if longest <= 22 else 1
 
 
-def drawn(figure: Figure, name: str, title: str, caption: str) -> Plot:
-    """Render the figure to SVG and PNG."""
+def drawn(figure: Figure, name: str, title: str, caption: str, chart: Chart | None = None) -> Plot:
+    """Render the figure to SVG and PNG; `chart` holds the same data for the page."""
     svg = io.StringIO()
     # A fixed salt makes the ids, and so the file, the same each time.
     with rc_context({"svg.hashsalt": name}):
@@ -121,4 +134,5 @@ def drawn(figure: Figure, name: str, title: str, caption: str) -> Plot:
     FigureCanvasAgg(figure)
     # A PNG needs a background: its text stays dark on a dark page.
     figure.savefig(png, format="png", dpi=200, facecolor="white", metadata={"Software": None})
-    return Plot(name, title, caption, adapted(svg.getvalue(), name, title), png.getvalue())
+    adapted_svg = adapted(svg.getvalue(), name, title)
+    return Plot(name, title, caption, adapted_svg, png.getvalue(), chart)

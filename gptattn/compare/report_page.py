@@ -1,10 +1,15 @@
 """Makes the report page: one self-contained HTML file; all text from run folders is escaped."""
 
+import base64
+import hashlib
 from collections.abc import Sequence
+from importlib.resources import files
+from itertools import groupby
 from typing import Any
 
 from markupsafe import Markup
 
+from gptattn.compare.chart import packed
 from gptattn.compare.evaluation_tables import evaluation_tables
 from gptattn.compare.plot_style import Plot
 from gptattn.compare.results import Comparison, Section
@@ -12,18 +17,26 @@ from gptattn.compare.sections import axes_of, differences
 from gptattn.compare.setting_words import counted
 from gptattn.compare.table import report_rows
 from gptattn.compare.verdicts import headline, match_words, section_words, sure_words
+from gptattn.compare.watch import Following
 from gptattn.compare.wholes import wholes
 from gptattn.machine.template import filled
 
 
 def page_text(
-    comparison: Comparison, plots: Sequence[Sequence[Plot]], across: Sequence[Plot]
+    comparison: Comparison,
+    plots: Sequence[Sequence[Plot]],
+    across: Sequence[Plot],
+    following: Following | None = None,
 ) -> str:
     """Return the page's HTML.
 
     `plots` holds the plots of each section, in the sections' order; `across`, those that span
-    several sections.
+    several sections. `following` says what is still open while the runs are watched.
     """
+    figures = [_figures(group) for group in (across, *plots)]
+    charts = [chart for group in figures for figure in group if (chart := figure["chart"])]
+    refresh = following is not None and following.seconds is not None
+    scripts = [_vendored()] * bool(charts) + [_text("page.js")] * bool(charts or refresh)
     return filled(
         "gptattn.compare",
         "page.html.j2",
@@ -31,18 +44,23 @@ def page_text(
         headline=headline(comparison),
         sections=[
             _section(section, group)
-            for section, group in zip(comparison.sections, plots, strict=True)
+            for section, group in zip(comparison.sections, figures[1:], strict=True)
         ],
         wholes=wholes(comparison),
-        across=_shown(across),
+        across=figures[0],
         uptrained=any(section.share is not None for section in comparison.sections),
         must_split=differences(comparison.runs),
         axes=", ".join(axes_of(comparison.runs)),
         environment=_environment(comparison),
+        following=following,
+        charts=charts,
+        styles=Markup(_text("vendor/uPlot.min.css")) if charts else "",
+        scripts=[Markup(script) for script in scripts],
+        hashes=[_digest(script) for script in scripts],
     )
 
 
-def _section(section: Section, plots: Sequence[Plot]) -> dict[str, Any]:
+def _section(section: Section, figures: list[dict[str, Any]]) -> dict[str, Any]:
     heading, *body = report_rows(section)
     fronts = {row.name: row.fronts for row in section.rows}
     return {
@@ -53,15 +71,41 @@ def _section(section: Section, plots: Sequence[Plot]) -> dict[str, Any]:
         "warnings": section.warnings,
         "heading": [*heading, "Pareto front"],
         "body": [[*row, ", ".join(fronts.get(row[0], []))] for row in body],
-        "plots": _shown(plots),
+        "figures": figures,
         "evaluations": evaluation_tables(section),
         "rows": section.rows,
     }
 
 
-def _shown(plots: Sequence[Plot]) -> list[tuple[Plot, Markup]]:
-    # Safe as Markup: matplotlib has escaped every text in the SVG.
-    return [(plot, Markup(plot.svg)) for plot in plots]
+def _figures(plots: Sequence[Plot]) -> list[dict[str, Any]]:
+    """Return the plots with their SVG; neighbours that are choices of one chart are one figure."""
+    found = []
+    for title, group in groupby(plots, key=lambda plot: plot.chart and plot.chart.figure):
+        members = list(group)
+        charts = [
+            {"title": plot.title, "caption": plot.caption, **packed(plot.chart)}
+            for plot in members
+            if plot.chart is not None
+        ]
+        # Safe as Markup: matplotlib has escaped every text in the SVG.
+        shown = [(plot, Markup(plot.svg)) for plot in members]
+        name = f"chart-{members[0].name}"
+        chart = {"id": name, "title": title, "charts": charts} if charts else None
+        found.append({"id": name, "plots": shown, "chart": chart})
+    return found
+
+
+def _text(name: str) -> str:
+    return files("gptattn.compare").joinpath(name).read_text(encoding="utf-8")
+
+
+def _vendored() -> str:
+    """Return uPlot behind its licence, which every copy has to carry."""
+    return f"/*\n{_text('vendor/LICENSE')}*/\n{_text('vendor/uPlot.iife.min.js')}"
+
+
+def _digest(script: str) -> str:
+    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
 
 def _environment(comparison: Comparison) -> list[tuple[str, str]]:

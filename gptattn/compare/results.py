@@ -27,6 +27,7 @@ OF_DATA = ("val/accuracy", "val/bits_per_byte")  # of a task, and of a text
 COSTS = {
     "params": "cost/params",
     "cache": "cost/kv_bytes_per_token",
+    "flops": "cost/flops_per_token",
     "speed": "perf/tokens_per_s",
 }
 

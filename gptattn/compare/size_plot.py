@@ -1,17 +1,21 @@
 """Plots loss against parameters over several model sizes: a line for each variant."""
 
+import math
 from collections.abc import Sequence
 
+from gptattn.compare.chart import Chart, Series
 from gptattn.compare.cost_plot import bars, seed_dots
 from gptattn.compare.plot_style import (
     MOST,
     Plot,
     drawn,
     legend_below,
+    line_look,
     look,
     new_figure,
     room_below,
     scale_x,
+    wide,
 )
 from gptattn.compare.results import Row, Section
 
@@ -36,11 +40,35 @@ def size_plot(sections: Sequence[Section], prefix: str) -> Plot:
             seed_dots(axes, params, row, look(i)["color"])
             half = bars(row.metrics["val/loss"])
             axes.errorbar(params, row.loss, yerr=half, capsize=2, color=look(i)["color"])
-    scale_x(axes, [params for points in shown.values() for params, _ in points])
+    sizes = [params for points in shown.values() for params, _ in points]
+    scale_x(axes, sizes)
     axes.set(xlabel="parameters", ylabel="validation loss (nats)")
     legend_below(figure, handles, list(shown))
     caption = _caption(sections, len(lines) - len(shown))
-    return drawn(figure, f"{prefix}loss_sizes", "Loss against model size", caption)
+    title, loss = "Loss against model size", "validation loss (nats)"
+    series = [row_series(name, points, i) for i, (name, points) in enumerate(shown.items())]
+    chart = Chart(title, "parameters", "parameters", loss, series, log_x=wide(sizes))
+    return drawn(figure, f"{prefix}loss_sizes", title, caption, chart)
+
+
+def row_series(name: str, points: Sequence[tuple[float, Row]], index: int) -> Series:
+    """Return the chart's series of one variant: its mean losses, joined, with their intervals.
+
+    `points` holds x and row, with increasing x; `index` gives the look.
+    """
+    # NaN: no interval.
+    intervals = [bars(row.metrics["val/loss"]) or [[math.nan]] * 2 for _, row in points]
+    losses = [row.loss for _, row in points]
+    return Series(
+        name,
+        x=[x for x, _ in points],
+        y=losses,
+        low=[loss - down for loss, ((down,), _) in zip(losses, intervals, strict=True)],
+        high=[loss + up for loss, (_, (up,)) in zip(losses, intervals, strict=True)],
+        marker=look(index)["marker"],
+        n=min(row.n for _, row in points),
+        **line_look(look(index)),
+    )
 
 
 def _caption(sections: Sequence[Section], left_out: int) -> str:

@@ -4,6 +4,7 @@ import re
 
 # Placeholder for the page's text colour: a near-black that no palette contains.
 INK = "#1b1c1d"
+LONG_DECIMALS = re.compile(r"(\.\d\d)\d+")
 STYLE = "<style>svg{color:#1b1c1d}@media(prefers-color-scheme:dark){svg{color:#e4e4e7}}</style>"
 
 
@@ -15,6 +16,8 @@ def adapted(svg: str, name: str, title: str) -> str:
     start = svg.index("<svg")
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg[start:], flags=re.DOTALL)
     svg = svg.replace(INK, "currentColor")
+    # Paths are most of the file: a hundredth of a point is finer than any print.
+    svg = re.sub(r' d="[^"]*"', lambda path: LONG_DECIMALS.sub(r"\1", path[0]), svg)
     # The figure's and the axes' white backgrounds.
     svg = re.sub(r'<g id="patch_[12]">.*?</g>', "", svg, count=2, flags=re.DOTALL)
     for pattern in (r'(\bid=")', r"(url\(#)", r'(xlink:href="#)'):

@@ -5,9 +5,13 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from gptattn.compare.plot_style import INK, SIZE, Plot, drawn, look
+from gptattn.compare.chart import Chart, Series
+from gptattn.compare.plot_style import INK, SIZE, Plot, drawn, line_look, look
 from gptattn.compare.results import Row, Section
+from gptattn.compare.size_plot import row_series
 from gptattn.compare.uptraining import method_of, rank_of
+
+SHARE = "α, share of the original steps"
 
 
 def uptraining_plot(sections: Sequence[Section], prefix: str) -> Plot:
@@ -32,7 +36,29 @@ def uptraining_plot(sections: Sequence[Section], prefix: str) -> Plot:
         panels[1][0].set_ylim(*limits)
     handles, names = panels[0][0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=3)
-    return drawn(figure, f"{prefix}loss_uptraining", "Loss against uptraining", _caption(sections))
+    title, caption = "Loss against uptraining", _caption(sections)
+    return drawn(figure, f"{prefix}loss_uptraining", title, caption, _chart(sections, title))
+
+
+def _chart(sections: Sequence[Section], title: str) -> Chart:
+    """Return the same for the page: all targets in one chart."""
+    shares = [section.share or 0.0 for section in sections]
+    rows: dict[str, list[tuple[float, Row]]] = {}
+    for section, share in zip(sections, shares, strict=True):
+        for row in section.rows:
+            if row.runs[0].origin:
+                rows.setdefault(row.name, []).append((share, row))
+    levels = {f"{sections[0].rows[0].name}, the original": sections[0].rows[0]}
+    levels |= {row.name: row for row in _from_scratch(sections)}
+    series = [row_series(name, points, i) for i, (name, points) in enumerate(rows.items())]
+    ends = [min(shares), max(shares)]
+    series += [
+        Series(name, x=ends, y=[row.loss] * 2, n=row.n, **line_look(look(i)))
+        for i, (name, row) in enumerate(levels.items(), start=len(series))
+    ]
+    # At first without the conversions that were not trained, if those are far above the others.
+    limits = _zoomed(sections)
+    return Chart(title, "α", SHARE, "validation loss (nats)", series, y_range=limits)
 
 
 def _caption(sections: Sequence[Section]) -> str:
@@ -89,7 +115,7 @@ def _draw(axes: Any, sections: Sequence[Section], target: str, labels: Sequence[
             **look(i),
         )
     axes.set_xticks(shares)
-    axes.set(title=target, xlabel="α, share of the original steps")
+    axes.set(title=target, xlabel=SHARE)
 
 
 def _from_scratch(sections: Sequence[Section]) -> list[Row]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from gptattn.compare.curves import read_curves
 from gptattn.compare.files import csv_text, disk_errors, json_text, remove_former_board, write
 from gptattn.compare.results import Comparison
+from gptattn.compare.watch import Following
 
 PLOTS = (
     "ladder_compute",
@@ -18,6 +19,7 @@ PLOTS = (
     "loss_seconds",
     "pareto_params",
     "pareto_cache",
+    "pareto_flops",
     "pareto_speed",
     "loss_position",
     "loss_position_beyond",
@@ -25,10 +27,11 @@ PLOTS = (
 )
 
 
-def write_report(comparison: Comparison, out: Path) -> Path:
+def write_report(comparison: Comparison, out: Path, following: Following | None = None) -> Path:
     """Write or replace comparison.{csv,json,html} and the plots; return the page's path.
 
-    The folder must exist. Raises DiskError if it cannot be written.
+    The folder must exist. `following` is what the page says of a sweep that is watched. Raises
+    DiskError if a file cannot be written.
     """
     from gptattn.compare.plots import ladder_plots, section_plots, size_plots, uptraining_plots
     from gptattn.compare.report_page import page_text
@@ -50,7 +53,7 @@ def write_report(comparison: Comparison, out: Path) -> Path:
             write(out / f"{plot.name}.png", plot.png)
         write(out / "comparison.csv", csv_text(comparison))
         write(out / "comparison.json", json_text(comparison))
-        write(out / "comparison.html", page_text(comparison, plots, across))
+        write(out / "comparison.html", page_text(comparison, plots, across, following))
         _remove_others(out, {plot.name for plot in drawn})
         # Earlier versions put the board here, where TensorBoard lists it among the runs.
         remove_former_board(out / "tensorboard")

@@ -43,6 +43,23 @@ def locked(file: Path, field: str, busy: str) -> Iterator[None]:
         lock.close()
 
 
+def is_locked(file: Path) -> bool:
+    """Whether a process holds the lock on `file`; false for what is no file or cannot be read."""
+    try:
+        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(descriptor, "rb") as lock:
+            # An owner writes its number. Without one nothing is tried, as for the moment of a try
+            # nobody else could take the lock.
+            if not lock.read(20).strip():
+                return False
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass
+    return False
+
+
 def locked_run(folder: Path, field: str) -> contextlib.AbstractContextManager[None]:
     """Hold the lock of a run folder. Raises RunFolderError, naming the process that holds it."""
     busy = f"OWNER is writing to {folder}; wait for it, or stop it"

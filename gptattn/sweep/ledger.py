@@ -1,4 +1,4 @@
-"""The sweep's ledger, ledger.jsonl: one JSON line for every change of state of every run."""
+"""Writes the sweep's ledger: one JSON line for every change of state of every run."""
 
 import contextlib
 import errno
@@ -6,17 +6,15 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
 from gptattn.machine.lock import locked
-from gptattn.machine.untrusted import open_to_append, read_bytes
+from gptattn.machine.untrusted import open_to_append
+from gptattn.runs.sweep_states import LEDGER, SWEEP_LOCK, read_ledger
 
-NAME = "ledger.jsonl"
-LOCK = ".sweep.lock"
 CHOSEN = "chosen"  # the state of a line on the sweep, not on a run
-LEDGER_BYTES = 100_000_000  # the most that is read; a run's lines take some hundred bytes
 
 
 class Ledger:
@@ -37,7 +35,7 @@ class Ledger:
     def __enter__(self) -> Self:
         self._lock.enter_context(
             locked(
-                self.folder / LOCK,
+                self.folder / SWEEP_LOCK,
                 "hydra.sweep.dir",
                 f"OWNER is running a sweep in {self.folder}; wait for it, or give "
                 "this one another experiment_name",
@@ -53,7 +51,7 @@ class Ledger:
         line = {"time": round(time.time(), 3), "run": run, "state": state, **facts}
         try:
             data = (json.dumps(line, ensure_ascii=False) + "\n").encode()
-            with open_to_append(self.folder / NAME) as file:
+            with open_to_append(self.folder / LEDGER) as file:
                 end = file.seek(0, os.SEEK_END)
                 file.seek(max(0, end - 1))
                 # A full disk or a kill may have cut the last line: start a new one.
@@ -77,19 +75,3 @@ class Ledger:
         lines = [line for line in read_ledger(self.folder) if line.get("state") == CHOSEN]
         known = [line.get("jobs") for line in lines if line.get("made_for") == made_for]
         return known[-1] if known and type(known[-1]) is int and known[-1] > 0 else None
-
-
-def read_ledger(folder: Path) -> Iterator[dict[str, Any]]:
-    """Yield the complete lines of the folder's ledger; damaged lines are skipped."""
-    try:
-        text = read_bytes(folder / NAME, LEDGER_BYTES).decode("utf-8", errors="replace")
-    except (OSError, ValueError):
-        return
-    lines = text.splitlines()
-    for line in lines:
-        try:
-            entry = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(entry, dict) and isinstance(entry.get("run"), str):
-            yield entry

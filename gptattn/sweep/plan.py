@@ -7,6 +7,7 @@ from pathlib import Path
 
 from gptattn.errors import UserError
 from gptattn.runs.folder import RunFolder, begun_below, done_below
+from gptattn.runs.sweep_states import read_ledger
 from gptattn.settings.config import TrainConfig
 from gptattn.settings.identity import (
     Making,
@@ -16,7 +17,6 @@ from gptattn.settings.identity import (
     places,
     settings_key,
 )
-from gptattn.sweep.ledger import read_ledger
 
 VARIANTS = "hydra.sweeper.variants"
 DIVERGED = 5  # the exit code of a run whose loss became NaN or infinite

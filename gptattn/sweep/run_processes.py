@@ -32,6 +32,8 @@ def run_in_processes(
     console = make_console()
     console.print(_announced(len(plans), works, parallel, known))
     ledger = Ledger(plans[0].folder.parent)
+    for plan in plans:
+        ledger.note(plan.folder.name, "submitted", overrides=plan.overrides)
     shown = SweepProgress(console, works, parallel, known=known)
     with shown as progress, _server(plans) as server:
         ended = run_all(works, parallel, ledger, progress, until, server)

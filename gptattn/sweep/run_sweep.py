@@ -14,12 +14,13 @@ from rich.markup import escape
 from gptattn.errors import ConfigError, SweepError, UserError
 from gptattn.machine.console import make_console
 from gptattn.runs.folder import begun_below
+from gptattn.runs.sweep_states import read_ledger
 from gptattn.sweep.checks import checked
 from gptattn.sweep.design import design_words
 from gptattn.sweep.end_tables import print_end
 from gptattn.sweep.estimate import Estimate
 from gptattn.sweep.expected import expect
-from gptattn.sweep.ledger import Ledger, read_ledger
+from gptattn.sweep.ledger import Ledger
 from gptattn.sweep.plan import DIVERGED, Plan
 from gptattn.sweep.processes import TimeOver
 from gptattn.sweep.replaced import mark_replaced

@@ -14,6 +14,8 @@ from reporting import LOSSES, NAMES, Page, report
 from runfolders import write_sweep
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from gptattn.compare.results import COSTS
+
 
 @pytest.fixture(scope="module")
 def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -34,8 +36,9 @@ def test_the_page_needs_nothing_but_itself(sweep: Path) -> None:
     assert all(reference.startswith("#") for reference in page.references)
     assert set(re.findall(r"url\(([^)]*)\)", page.source)) <= {f"#{name}" for name in page.ids}
     assert {reference[1:] for reference in page.references} <= set(page.ids)
-    assert not {"script", "link", "img", "iframe", "object"} & set(page.tags)
-    assert page.tags.count("svg") == 6
+    assert page.runs_only_our_scripts()
+    assert not {"link", "img", "iframe", "object"} & set(page.tags)
+    assert page.tags.count("svg") == 7
     assert "@import" not in page.source
 
 
@@ -46,7 +49,7 @@ def test_no_two_elements_of_the_page_share_an_id(sweep: Path) -> None:
 
 
 def test_the_page_takes_the_readers_colours(sweep: Path) -> None:
-    source = Page(sweep / "comparison" / "comparison.html").source
+    source = Page(sweep / "comparison" / "comparison.html").markup
     assert "prefers-color-scheme: dark" in source
     for svg in re.findall(r"<svg.*?</svg>", source, re.DOTALL):
         colours = set(re.findall(r"#[0-9a-fA-F]{6}\b", svg))
@@ -75,7 +78,7 @@ def test_the_json_holds_what_was_worked_out_by_hand(sweep: Path) -> None:
     assert gqa["difference"]["comparisons"] == 2
     assert gqa["seeds"] == [1, 2, 3, 4, 5]
     # All cost the same, so only the lowest loss is on the front.
-    assert [row["pareto_fronts"] for row in found["rows"]] == [["params", "cache", "speed"], [], []]
+    assert [row["pareto_fronts"] for row in found["rows"]] == [[*COSTS], [], []]
 
 
 def test_the_csv_has_a_line_per_row(sweep: Path) -> None:
@@ -175,7 +178,7 @@ def test_a_split_report_has_plots_and_board_of_each_set(tmp_path: Path) -> None:
     page = Page(out / "comparison.html")
     assert "2 separate comparisons" in page.text
     assert "The runs differ in data (text" in page.text
-    assert page.tags.count("svg") == 12
+    assert page.tags.count("svg") == 14
     assert len(set(page.ids)) == len(page.ids)
     assert len(list(out.glob("?_loss_tokens.svg"))) == 2
     assert {path.name for path in board.iterdir()} == {
@@ -233,7 +236,11 @@ def test_many_variants_make_a_readable_report(tmp_path: Path) -> None:
     losses = {f"variant_{i}_of_a_longer_name": [2.0 + i / 100, 2.1 + i / 100] for i in range(40)}
     sweep = write_sweep(tmp_path / "runs", losses)
     report(sweep)
-    text = Page(sweep / "comparison" / "comparison.html").text
+    page = Page(sweep / "comparison" / "comparison.html")
+    text = page.text
+    # The others can be switched on.
+    on = [series["on"] for series in page.charts[0]["charts"][0]["series"]]
+    assert on == [True] * 12 + [False] * 28
     assert "Of 40 variants, the baseline and the 11 with the lowest loss are drawn." in text
 
 

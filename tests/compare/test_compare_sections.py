@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from reporting import Page
 from rich.console import Console
 from runfolders import write_run, write_sweep
 
@@ -190,11 +191,11 @@ def test_a_character_vocabulary_is_no_heading(tmp_path: Path) -> None:
 def test_the_page_has_contents_and_a_curve_over_sizes(tmp_path: Path) -> None:
     out = tmp_path / "out"
     report(write_sizes(tmp_path / "runs"), "--out", out)
-    page = (out / "comparison.html").read_text(encoding="utf-8")
+    page = Page(out / "comparison.html").markup
     linked = re.findall(r'<a href="#(section-\d)">(.*?)</a>', page)
     assert linked == [("section-1", "d_model=32"), ("section-2", "d_model=64")]
     assert all(f'<section id="{name}">' in page for name, _ in linked)
-    assert page.count("<svg") == 13  # six of each section, and one over sizes
+    assert page.count("<svg") == 15  # seven of each section, and one over sizes
     assert "A line joins the sizes of one variant (d_model=32, d_model=64)" in page
     assert (out / "loss_sizes.png").exists()
 

@@ -16,7 +16,7 @@ from tortures.bench import fingerprint
 
 from gptattn.runs.checkpoint import read_checkpoint, write_checkpoint
 from gptattn.runs.folder import RunFolder
-from gptattn.sweep.ledger import read_ledger
+from gptattn.runs.sweep_states import read_ledger
 
 NEWEST = "checkpoints/step=4.safetensors"
 

@@ -15,9 +15,9 @@ from gptattn.cli.main import check_job
 from gptattn.data.tokens import TokenData
 from gptattn.errors import ConfigError, NumericError
 from gptattn.runs.load import load_config, load_run
+from gptattn.runs.sweep_states import read_ledger
 from gptattn.settings.build import build_data, build_model
 from gptattn.settings.config import TrainConfig, check
-from gptattn.sweep.ledger import read_ledger
 from gptattn.sweep.plan import Plan
 from gptattn.sweep.second_stage import Uptrain, check_first_stage, second_stage, uptrain_of
 from gptattn.training.precheck import Ready

@@ -15,7 +15,7 @@ from tortures.bench import fingerprint
 
 from gptattn.cli.compose import CONF
 from gptattn.machine.device import usable_cpus
-from gptattn.sweep.ledger import NAME
+from gptattn.runs.sweep_states import LEDGER
 
 
 def test_a_sweep_makes_a_folder_per_run_with_a_readable_name(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_ctrl_c_ends_a_sweep_with_130_and_the_rerun_goes_on(
         # A shell starts background jobs, perhaps these tests, with SIGINT ignored: undo that.
         preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     )
-    ledger = tmp_path / "outputs" / "scratch" / NAME
+    ledger = tmp_path / "outputs" / "scratch" / LEDGER
     deadline = time.monotonic() + 120
     while len(list(ledger.parent.glob("mha_s2*/checkpoints/*.safetensors"))) == 0:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -110,7 +110,7 @@ def test_ctrl_c_ends_a_sweep_with_130_and_the_rerun_goes_on(
     assert b"stopped: 1 of 2 runs are done; the same command runs the others" in err
     assert b"Traceback" not in err
     states = [line["state"] for line in ledger_lines(ledger.parent)]
-    assert states == ["running", "done", "running", "interrupted"]
+    assert states == ["submitted", "submitted", "running", "done", "running", "interrupted"]
     capfd.readouterr()
     assert command(tmp_path, *arguments) == 0
     assert "2 runs, 1 already done, 1 to resume" in capfd.readouterr().out
@@ -118,8 +118,8 @@ def test_ctrl_c_ends_a_sweep_with_130_and_the_rerun_goes_on(
     assert [summary(run)["seed"] for run in (first, second)] == [1, 2]
     assert {path.name for path in ledger.parent.glob("mha*")} == {first.name, second.name}
     lines = ledger_lines(ledger.parent)
-    assert [line["state"] for line in lines[4:]] == ["running", "done"]
-    assert lines[4]["run"] == lines[2]["run"] == second.name
+    assert [line["state"] for line in lines[6:]] == ["submitted", "running", "done"]
+    assert lines[6]["run"] == lines[4]["run"] == second.name
     assert "resumes after step" in (second / "console.log").read_text(encoding="utf-8")
     alone = train(tmp_path / "alone", *long, "seed=2")
     assert fingerprint(second) == fingerprint(alone)

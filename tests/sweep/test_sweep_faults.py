@@ -23,8 +23,9 @@ from gptattn.cli.main import check_job
 from gptattn.errors import OutOfMemory
 from gptattn.machine.signals import StopRequest
 from gptattn.runs.checkpoint import read_checkpoint
+from gptattn.runs.sweep_states import read_ledger
 from gptattn.settings.config import TrainConfig
-from gptattn.sweep.ledger import Ledger, read_ledger
+from gptattn.sweep.ledger import Ledger
 from gptattn.sweep.plan import Plan, begun_runs
 from gptattn.sweep.processes import Outcome, Work, memory_kills, run_all
 from gptattn.sweep.run_processes import run_in_processes
@@ -258,10 +259,10 @@ def test_a_run_out_of_memory_is_tried_once_more_alone(
     for entry in read_ledger(home):
         states.setdefault(entry["run"], []).append(entry["state"])
     assert states == {
-        "needy": ["running", "failed", "running", "done"],
-        "other": ["running", "done"],
-        "greedy": ["running", "failed", "running", "failed"],
-        "once": ["running", "failed"],
+        "needy": ["submitted", "running", "failed", "running", "done"],
+        "other": ["submitted", "running", "done"],
+        "greedy": ["submitted", "running", "failed", "running", "failed"],
+        "once": ["submitted", "running", "failed"],
     }
     out = capfd.readouterr().out
     assert "out of memory; retrying one at a time: needy, greedy\n" in out

@@ -16,8 +16,9 @@ from support import ledger_lines
 from gptattn.errors import RunFolderError
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.rows import share_done
+from gptattn.runs.sweep_states import LEDGER, read_ledger
 from gptattn.sweep.fork_server import Copy, ForkServer
-from gptattn.sweep.ledger import NAME, Ledger, read_ledger
+from gptattn.sweep.ledger import Ledger
 from gptattn.sweep.processes import Outcome, TimeOver, Work, run_all
 
 DONE = "from pathlib import Path; Path('summary.json').write_text('{}')"
@@ -250,7 +251,7 @@ def test_a_disk_that_takes_no_line_stops_nothing_but_is_known(tmp_path: Path) ->
 def test_a_line_that_was_cut_short_costs_no_other(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path)
     ledger.note("a", "running")
-    with (tmp_path / NAME).open("a") as file:
+    with (tmp_path / LEDGER).open("a") as file:
         file.write('{"time": 1, "run": "b", "sta')
     ledger.note("c", "failed", exit=5)
     assert [line["run"] for line in read_ledger(tmp_path)] == ["a", "c"]

@@ -3,12 +3,18 @@
 import argparse
 import shlex
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from gptattn.cli.ending import ended
 from gptattn.compare.finished_runs import Run, one_line, read_runs
+from gptattn.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from gptattn.compare.results import Comparison
+    from gptattn.compare.watch import Following
 
 
 def main() -> NoReturn:
@@ -35,6 +41,16 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="default: comparison/ in the first folder"
     )
+    parser.add_argument(
+        "--watch", action="store_true", help="write the page again as the runs of a sweep end"
+    )
+    parser.add_argument(
+        "--every",
+        type=float,
+        default=10.0,
+        metavar="SECONDS",
+        help="between two looks of --watch; default: 10",
+    )
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument("--no-files", action="store_true", help="print only; write no files")
     kind.add_argument(
@@ -50,6 +66,27 @@ def _arguments() -> argparse.Namespace:
 
 
 def _report(args: argparse.Namespace) -> None:
+    if args.watch:
+        _watch(args)
+        return
+    comparison, runs = _compared(args)
+    for line in comparison.passed_over:
+        print(f"passed over: {line}", file=sys.stderr)
+    if args.markdown:
+        from gptattn.compare.table import markdown_table, report_rows
+
+        for section in comparison.sections:
+            print(*filter(None, [section.title, markdown_table(report_rows(section))]), sep="\n\n")
+        return
+    from gptattn.compare.terminal import show
+
+    if args.no_files:
+        show(comparison)
+        return
+    _write(args, comparison, runs)
+
+
+def _compared(args: argparse.Namespace) -> "tuple[Comparison, list[Run]]":
     from gptattn.compare.comparison import compare
 
     runs, passed_over = read_runs(args.folders)
@@ -60,35 +97,64 @@ def _report(args: argparse.Namespace) -> None:
         split=args.split,
         passed_over=passed_over,
     )
-    for line in comparison.passed_over:
-        print(f"passed over: {line}", file=sys.stderr)
-    if args.markdown:
-        from gptattn.compare.table import markdown_table, report_rows
+    return comparison, runs
 
-        for section in comparison.sections:
-            print(*filter(None, [section.title, markdown_table(report_rows(section))]), sep="\n\n")
-        return
+
+def _write(
+    args: argparse.Namespace,
+    comparison: "Comparison",
+    runs: Sequence[Run],
+    following: "Following | None" = None,
+) -> None:
+    """Write the report's files, and print the comparison unless it is to be written again."""
     from gptattn.compare.files import claim, disk_errors
     from gptattn.compare.terminal import show
     from gptattn.compare.write import with_curves, write_report
 
-    if args.no_files:
-        show(comparison)
-        return
     out = args.out or _out(args.folders, runs)
     claim(out, None if args.out else out.parent)
     if args.board is not None:
         claim(args.board, option="--board")
     comparison = with_curves(comparison)
-    show(comparison)
-    page = write_report(comparison, out)
+    last = following is None or following.seconds is None
+    if last:
+        show(comparison)
+    page = write_report(comparison, out, following)
     print(f"page: {page}")
-    if args.board is not None:
+    if args.board is not None and last:
         from gptattn.compare.board import write_board
 
         with disk_errors(args.board, "--board"):
             write_board(comparison, args.board)
         print(f"bands: tensorboard --logdir {shlex.quote(str(args.board))}")
+
+
+def _watch(args: argparse.Namespace) -> None:
+    """Write the page as runs end, until the sweep has ended or Ctrl-C."""
+    from gptattn.compare.watch import last_look, looks, sweeps_in
+
+    if args.no_files or args.markdown:
+        raise ConfigError("--watch", "writes the page again and again; leave out the other option")
+    if not 1 <= args.every <= 3600:
+        raise ConfigError("--every", f"{args.every:g} seconds; give 1 to 3600")
+
+    def written(following: "Following") -> None:
+        print(*following.lines, sep="\n", flush=True)
+        try:
+            _write(args, *_compared(args), following)
+        except (ConfigError, DataError) as error:
+            if following.seconds is None:
+                raise
+            why = "no run is done" if isinstance(error, DataError) else one_line(str(error))
+            print(f"no page yet: {why}", flush=True)
+
+    sweeps = sweeps_in(args.folders)
+    try:
+        for look in looks(sweeps, time.sleep, args.every):
+            written(look)
+    except KeyboardInterrupt:
+        written(last_look(sweeps))
+        raise
 
 
 def _out(folders: Sequence[Path], runs: Sequence[Run]) -> Path:

@@ -79,7 +79,7 @@ class Texts:
         self._read: dict[str, TokenData] = {}
 
     def of(self, saved: SavedRun) -> TokenData:
-        """Return the run's text, read with its own tokenizer. Raises a UserError, NoText if none."""
+        """Return the run's text, read with its own tokenizer. Raises a UserError."""
         cfg = saved.cfg
         key = json.dumps(
             [cfg.data, saved.tokenizer.fingerprint(), cfg.validation.fraction, cfg.cache_dir],
