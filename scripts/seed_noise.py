@@ -31,8 +31,8 @@ from torch import Tensor, nn
 from gptattn.cli.compose import settings
 from gptattn.compare.statistics import seeds_needed
 from gptattn.compare.table import markdown_table
-from gptattn.data.sampler import Batch, ValidationSet, training_batch
-from gptattn.data.tokens import TokenData
+from gptattn.data.run_data import RunData
+from gptattn.data.sampler import Batch
 from gptattn.model.decay import by_decay
 from gptattn.model.gpt import GPT, INIT_STD
 from gptattn.settings.budget import learning_rate_factor
@@ -64,7 +64,7 @@ WAYS = {
 }
 
 
-def train(cfg: TrainConfig, data: TokenData, way: Way, steps: int) -> dict[str, float]:
+def train(cfg: TrainConfig, data: RunData, way: Way, steps: int) -> dict[str, float]:
     """Train from the settings' seed; return the loss of each of READINGS."""
     torch.manual_seed(cfg.seed)
     model = build_model(cfg, data.tokenizer.vocab_size)
@@ -113,7 +113,7 @@ def _draw_by_name(model: GPT, seed: int) -> None:
 
 
 def _batches(
-    cfg: TrainConfig, data: TokenData, way: Way, steps: int
+    cfg: TrainConfig, data: RunData, way: Way, steps: int
 ) -> Iterator[tuple[float, Batch]]:
     """Yield the share of the tokens used by the end of each step, and its batch."""
     large = round(LARGE * steps / 2) if way.large_end else 0
@@ -121,7 +121,7 @@ def _batches(
     for step in range(steps - large):
         parts = 2 if step >= steps - 2 * large else 1
         rows = [
-            training_batch(data.train, cfg.seed, done + i, cfg.batch_size, cfg.model.context_length)
+            data.training_batch(cfg.seed, done + i, cfg.batch_size, cfg.model.context_length)
             for i in range(parts)
         ]
         done += parts
@@ -130,13 +130,13 @@ def _batches(
 
 
 @torch.no_grad()
-def _losses(model: GPT, data: TokenData, cfg: TrainConfig) -> NDArray[np.float64]:
+def _losses(model: GPT, data: RunData, cfg: TrainConfig) -> NDArray[np.float64]:
     """Return the mean loss of each whole window of the held-out text."""
     model.eval()
     T = cfg.model.context_length
     found = [
         F.cross_entropy(model(ids).flatten(0, 1), targets.flatten(), reduction="none").view(-1, T)
-        for ids, targets in ValidationSet(data.val, 64, T)
+        for ids, targets in data.validation(64, T)
         if ids.shape[1] == T
     ]
     model.train()
