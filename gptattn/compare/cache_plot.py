@@ -7,7 +7,8 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from gptattn.compare.bands import FEWEST_FOR_BAND
-from gptattn.compare.cost_plot import bars
+from gptattn.compare.chart import Chart, Series
+from gptattn.compare.cost_plot import bars, ends
 from gptattn.compare.evaluations import CacheCost
 from gptattn.compare.plot_style import (
     INK,
@@ -17,12 +18,14 @@ from gptattn.compare.plot_style import (
     Plot,
     drawn,
     legend_below,
+    line_look,
     room_below,
     scale_x,
 )
 from gptattn.compare.results import Estimate
 
 SHAPES = (*MARKERS, "*", "<", ">", "h", "p")
+APART = 1e-6  # of the bytes
 COLUMNS = 3  # of the legend of caches, whose names have up to 20 characters
 
 
@@ -58,7 +61,32 @@ def cache_plot(
     _legend_above(figure, above, shapes)
     legend_below(figure, lines, variants[:MOST])
     title = "Loss through cheaper caches"
-    return drawn(figure, f"{prefix}loss_cache", title, _caption(shown, len(variants)))
+    chart = Chart(
+        title,
+        "cache bytes",
+        "cache bytes per token",
+        "validation loss (nats)",
+        [_series(name, costs, looks[name]) for name in variants[:MOST]],
+        log_x=True,
+    )
+    return drawn(figure, f"{prefix}loss_cache", title, _caption(shown, len(variants)), chart)
+
+
+def _series(name: str, costs: Sequence[CacheCost], look: Mapping[str, Any]) -> Series:
+    points = [one for one in costs if one.variant == name]
+    intervals = [ends(one.loss) for one in points]
+    return Series(
+        name,
+        # Caches of equal bytes stand side by side: a chart has one point at each x.
+        x=[one.bytes_per_token * (1 + APART * i) for i, one in enumerate(points)],
+        y=[one.loss.mean for one in points],
+        low=[math.nan if low is None else low[0] for low, _ in intervals],
+        high=[math.nan if high is None else high[0] for _, high in intervals],
+        labels=[one.cache for one in points],
+        marker=look["marker"],
+        n=min(one.loss.n for one in points),
+        **line_look(look),
+    )
 
 
 def _line(

@@ -32,6 +32,7 @@ class Series:
     marker: str = ""  # one of plot_style.MARKERS
     filled: bool = True
     line: bool = True
+    labels: Sequence[str] = ()  # of the points, where they are more than an x
     seeds: Sequence[Numbers] = ()  # y of each seed, where they are too few for an interval
     n: int = 1
     on: bool = True  # whether it is drawn before anything is switched
@@ -89,6 +90,7 @@ def _packed(series: Series, xs: dict[tuple[float | None, ...], int]) -> dict[str
         "n": series.n,
         "on": series.on,
         "xs": xs.setdefault(tuple(x), len(xs)),
+        "labels": [series.labels[i] for i in order] if series.labels else [],
         **{
             key: _numbers(np.asarray(values, dtype=np.float64)[order], Y_DIGITS)
             for key, values in columns.items()

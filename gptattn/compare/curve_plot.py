@@ -63,7 +63,7 @@ def curve_plot(
         AXES[axis],
         f"{loss} (nats)",
         [
-            _series(name, band, looks[name], on=name in shown)
+            band_series(name, band, looks[name], on=name in shown)
             for name, band in list(bands.items())[:MOST_IN_CHART]
         ],
         y_range=(low, high),
@@ -73,7 +73,8 @@ def curve_plot(
     return drawn(figure, f"{prefix}loss_{axis}", f"Loss against {AXES[axis]}", caption, chart)
 
 
-def _series(name: str, band: Band, look: Mapping[str, Any], *, on: bool) -> Series:
+def band_series(name: str, band: Band, look: Mapping[str, Any], *, on: bool) -> Series:
+    """Return the chart's series of a band; with few seeds it has a line for each instead."""
     return Series(
         name,
         x=band.x,

@@ -182,7 +182,8 @@ function interactive(figure, state, save) {
     const y = exact(series.y[k]);
     const interval = series.low?.[k] == null ? "" : `95% interval ${exact(series.low[k])} to ${exact(series.high[k])}, `;
     const seeds = series.seeds.length ? `seeds ${series.seeds.map((seed) => exact(seed[k])).join(", ")}` : `n = ${series.n}`;
-    return `${series.name}: ${y} (${interval}${seeds}) at ${place(xOf(series)[k])} ${chart.x}`;
+    const label = series.labels.length ? `, ${series.labels[k]}` : "";
+    return `${series.name}${label}: ${y} (${interval}${seeds}) at ${place(xOf(series)[k])} ${chart.x}`;
   }
 
   /** Tells of the nearest point, and beside each name its value there; without one, the last value. */

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from gptattn.compare.bands import FEWEST_FOR_BAND, Band
+from gptattn.compare.chart import Chart
+from gptattn.compare.curve_plot import band_series
 from gptattn.compare.plot_style import (
     INK,
     MOST,
@@ -53,7 +55,16 @@ def position_plot(
     legend_below(figure, lines, list(shown))
     title = f"Loss by position, in windows of {length:,} tokens"
     name = f"{prefix}loss_position{'_beyond' * beyond}"
-    return drawn(figure, name, title, _caption(shown, trained, beyond, len(bands)))
+    chart = Chart(
+        title,
+        "tokens of context",
+        "tokens of context",
+        "validation loss (nats)",
+        [band_series(name, band, looks[name], on=True) for name, band in shown.items()],
+        y_range=(low - room, high + room),
+        log_x=True,
+    )
+    return drawn(figure, name, title, _caption(shown, trained, beyond, len(bands)), chart)
 
 
 def _caption(shown: Mapping[str, Band], trained: int, beyond: bool, variants: int) -> str:
