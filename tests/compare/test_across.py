@@ -256,8 +256,8 @@ def test_terminal_page_and_json_have_the_changes(
         assert line in page.text
         assert line in printed
     assert "How it changes from optim=adamw to optim=muon" in printed
-    assert "changes-1" in page.ids
-    assert "#changes-1" in page.references
+    assert "whole-1" in page.ids
+    assert "#whole-1" in page.references
     assert "families of their own" in " ".join(page.text.split())
     assert node["differences_to_baseline"]["mqa"]["difference"]["mean"] == pytest.approx(-0.04 / 3)
     assert node["other_settings_that_differ"] == ["optim.lr"]

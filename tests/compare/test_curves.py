@@ -87,16 +87,16 @@ def test_a_long_record_is_read_in_blocks_and_resampled(
 ) -> None:
     monkeypatch.setattr(record, "BLOCK", block)
     run = write_run(tmp_path / "a", "mha", 1, 2.0)
-    write_curve(run, 2.0, steps=4000, validations=400)
+    write_curve(run, 2.0, steps=8000, validations=800)
     found, damage = read_curves(run)
     assert damage is None
-    losses = [row["train/loss"] for row in curve_rows(2.0, steps=4000) if "train/loss" in row]
+    losses = [row["train/loss"] for row in curve_rows(2.0, steps=8000) if "train/loss" in row]
     assert len(found.train) == curves.POINTS
-    # 401 rows make 199 stretches of two and a last one of three.
+    # 801 rows make 399 stretches of two and a last one of three.
     assert found.train.loss[0] == pytest.approx((losses[0] + losses[1]) / 2)
     assert found.train.loss[-1] == pytest.approx(sum(losses[-3:]) / 3)
     assert len(found.val) == curves.POINTS
-    assert (found.val.step[0], found.val.step[-1]) == (10, 4000)
+    assert (found.val.step[0], found.val.step[-1]) == (10, 8000)
 
 
 def test_a_line_without_end_is_not_read_into_memory(

@@ -105,10 +105,10 @@ def test_on_the_device_a_nan_reaches_no_row_and_no_checkpoint_and_its_step_is_na
     loss = GPT.loss
     calls = 0
 
-    def poisoned(self: GPT, *args: Any) -> torch.Tensor:
+    def poisoned(self: GPT, *args: Any, **named: Any) -> torch.Tensor:
         nonlocal calls
         calls += torch.is_grad_enabled()
-        return loss(self, *args) * (float("nan") if calls == 4 else 1.0)
+        return loss(self, *args, **named) * (float("nan") if calls == 4 else 1.0)
 
     monkeypatch.setattr(GPT, "loss", poisoned)
     assert command(tmp_path, *begun(tmp_path, f"log_every={every}", "accumulate=1")) == 5

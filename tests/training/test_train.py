@@ -73,9 +73,9 @@ def test_accumulation_changes_no_loss(
     seen = []
     loss = GPT.loss
 
-    def spied(self: GPT, ids: torch.Tensor, *args: Any) -> torch.Tensor:
+    def spied(self: GPT, ids: torch.Tensor, *args: Any, **named: Any) -> torch.Tensor:
         seen.append(len(ids))
-        return loss(self, ids, *args)
+        return loss(self, ids, *args, **named)
 
     monkeypatch.setattr(GPT, "loss", spied)
     split = train(tmp_path / "split", f"accumulate={accumulate}")
