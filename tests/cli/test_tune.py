@@ -48,6 +48,7 @@ def test_a_mistake_is_one_line_before_anything_starts(tmp_path: Path, tune: Call
     assert not (tmp_path / "outputs").exists()
 
 
+@pytest.mark.slow
 def test_parts_follow_a_plus_and_the_printed_command_is_quoted_for_a_shell(
     tmp_path: Path, tune: Call
 ) -> None:

@@ -1,6 +1,7 @@
 """A ladder of sizes in the report: multipliers, prediction, words, table, plots and JSON."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 from reporting import Page, report
 from runfolders import write_run
 
-from gptattn.compare import ladder_words
+from gptattn.compare import ladder_words, scaling
 from gptattn.compare.comparison import compare
 from gptattn.compare.finished_runs import read_runs
 from gptattn.compare.ladder import LadderReport
@@ -19,6 +20,14 @@ FLOOR, EXPONENT = 1.0, 0.25
 FACTORS = {"mha": 1.0, "gqa": 1.1}
 STEPS = (100, 400, 1600, 6400, 25600)
 TOKENS = 16 * 32  # of a step
+
+
+@pytest.fixture(autouse=True, scope="module")
+def few_resamples() -> Iterator[None]:
+    """Draw seeds often enough for these tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scaling, "RESAMPLES", 30)
+        yield
 
 
 def spent(variant: str, size: int) -> float:

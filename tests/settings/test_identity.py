@@ -225,6 +225,7 @@ def test_a_budget_that_changes_in_mid_schedule_is_another_result(
     assert warning in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_another_place_is_another_run_and_no_stale_one(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

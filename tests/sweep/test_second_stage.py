@@ -192,6 +192,7 @@ def made_from(folder: Path) -> dict[tuple[int, str, str, int], str]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_estimate")
 def test_a_failed_source_costs_its_own_children_and_the_rerun_makes_what_is_missing(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -45,6 +45,7 @@ def test_a_sweep_makes_a_folder_per_run_with_a_readable_name(tmp_path: Path) -> 
     assert files == {"multirun.yaml", "ledger.jsonl", ".sweep.lock"}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_estimate")
 def test_a_run_in_a_sweep_is_the_run_alone(runs: dict[str, Path], tmp_path: Path) -> None:
     arguments = tiny(tmp_path, "model.num_layers=2", "attn=gqa", "-m")
@@ -55,6 +56,7 @@ def test_a_run_in_a_sweep_is_the_run_alone(runs: dict[str, Path], tmp_path: Path
         assert summary(run)["metrics"]["cost/params"] == summary(alone)["metrics"]["cost/params"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_estimate")
 def test_a_sweep_outlives_a_failed_run_and_the_rerun_makes_only_what_is_missing(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]

@@ -80,6 +80,7 @@ FAILURES = {
 }
 
 
+@pytest.mark.slow
 def test_a_failed_run_stops_no_other_and_the_ledger_says_why(
     tmp_path: Path, server: ForkServer | None
 ) -> None:

@@ -232,6 +232,7 @@ def test_each_variant_runs_at_its_best_rate_and_the_same_command_does_nothing(
     assert "nothing to do" in capfd.readouterr().out
 
 
+@pytest.mark.slow
 def test_results_at_a_rate_that_is_no_longer_the_best_are_no_results(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
