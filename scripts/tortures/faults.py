@@ -5,7 +5,7 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -96,28 +96,28 @@ class Poison:
         getattr(self, f"_{self.place}")()
 
     def _loss(self) -> None:
-        self._wrap_loss(lambda module: module.training)
+        original, place = GPT.loss, self
+        training_step = LanguageModel.training_step
+
+        def step(module: LanguageModel, *args: Any) -> None:
+            def loss(model: GPT, *parts: Any, **how: Any) -> torch.Tensor:
+                value = original(model, *parts, **how)
+                return value * place.value if module.global_step + 1 >= place.step else value
+
+            _replace(GPT, "loss", loss)
+            training_step(module, *args)
+
+        _replace(LanguageModel, "training_step", step)
 
     def _validation(self) -> None:
-        self._wrap_loss(lambda module: not module.training)
+        original = LanguageModel.add_validation
 
-    def _wrap_loss(self, poisoned: Callable[[LanguageModel], bool]) -> None:
-        original, place = GPT.loss, self
+        def poisoned(module: LanguageModel, *args: Any) -> None:
+            original(module, *args)
+            if module.global_step + 1 >= self.step:
+                module._val_nats *= self.value
 
-        def wrap(method: Any) -> Any:
-            def step(module: LanguageModel, *args: Any) -> Any:
-                def loss(model: GPT, *parts: Any) -> torch.Tensor:
-                    value = original(model, *parts)
-                    bad = poisoned(module) and module.global_step + 1 >= place.step
-                    return value * place.value if bad else value
-
-                _replace(GPT, "loss", loss)
-                return method(module, *args)
-
-            return step
-
-        _replace(LanguageModel, "training_step", wrap(LanguageModel.training_step))
-        _replace(LanguageModel, "validation_step", wrap(LanguageModel.validation_step))
+        _replace(LanguageModel, "add_validation", poisoned)
 
     def _gradient(self) -> None:
         original = LanguageModel.on_before_optimizer_step

@@ -80,7 +80,8 @@ class Silent:
 
 
 def ends(folder: Path) -> list[tuple[str, int]]:
-    return [(e["state"], e["exit"]) for e in read_ledger(folder) if e["state"] != "running"]
+    begun = ("submitted", "running")
+    return [(e["state"], e["exit"]) for e in read_ledger(folder) if e["state"] not in begun]
 
 
 def work(folder: Path, code: str) -> Work:
