@@ -29,15 +29,18 @@ def looks(
     Between two looks `wait` is called with `seconds`.
     """
     told: list[str] | None = None
+    going = False
     while True:
         found = [sweep_states(sweep) for sweep in sweeps]
-        if not any(sweep.going for sweep in found):
+        # With sweep.until a sweep lets go of its lock for a moment before its second stage.
+        was_going, going = going, any(sweep.going for sweep in found)
+        if not going and not was_going:
             yield _following(found)
             return
         look = _following(found, seconds)
-        if look.lines != told:
+        if going and look.lines != told:
             yield look
-        told = look.lines
+            told = look.lines
         wait(seconds)
 
 
