@@ -78,7 +78,8 @@ class LedgerSweeper(BasicSweeper):
             make_console().print(line, markup=False, soft_wrap=True)
         if not decision.counts:
             return swept.returns
-        return self._swept(with_seeds(jobs, decision.seeds), decision.chosen).returns
+        more = with_seeds(jobs, decision.seeds, decision.together)
+        return self._swept(more, decision.chosen).returns
 
     def _swept(self, asked: Jobs, chosen: Callable[[list[Plan]], list[Plan]] = list) -> Swept:
         """Run the plans of the jobs, of those that are compared the ones that `chosen` returns."""

@@ -65,12 +65,19 @@ def jobs_of(
     return jobs
 
 
-def with_seeds(jobs: Jobs, seeds: Sequence[int]) -> Jobs:
-    """Return the jobs with each of these seeds in place of their own."""
+def with_seeds(jobs: Jobs, seeds: Sequence[int], together: int) -> Jobs:
+    """Return the jobs with each of these seeds in place of their own.
+
+    So many run at a time, and what is done stays so.
+    """
+    own = re.compile(r"\+*(seed|sweep\.jobs|sweep\.fresh)=")
+    more = [f"sweep.jobs={together}", "sweep.fresh=false"]
     found: Jobs = {}
-    for variant, own in jobs.items():
-        seedless = {tuple(o for o in job if not re.match(r"\+*seed=", o)): None for job in own}
-        found[variant] = [[*job, f"seed={seed}"] for job in seedless for seed in seeds]
+    for variant, some in jobs.items():
+        bare = {
+            tuple(override for override in job if not own.match(override)): None for job in some
+        }
+        found[variant] = [[*job, *more, f"seed={seed}"] for job in bare for seed in seeds]
     return found
 
 

@@ -4,6 +4,7 @@ What a variant needs for the same loss, of compute, cache and time, comes from a
 sizes; see `scaling.py`.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
@@ -38,7 +39,7 @@ class Scaled:
     law: Law
     misfit: float | None  # p that the law holds at every size; None: cannot be told
     widened: float  # the factor by which that widened the intervals
-    loss: float  # where the multipliers are given: the baseline's at the largest size, nats
+    loss: float  # where the multipliers are given: the highest of the largest size's means, nats
     multipliers: Mapping[str, Multiplier]
     predicted: Mapping[str, float]  # the largest size's losses, from the law of the smaller ones
     measured: Mapping[str, float]
@@ -122,7 +123,10 @@ def _report(family: Sequence[tuple[RunSet, Groups, str]]) -> LadderReport | None
 
 
 def _scaled(cost: str, cells: Mapping[str, list[list[Run]]], baseline: str) -> Scaled | None:
-    """Return what the runs of each variant and size say of the cost; None if it does not grow."""
+    """Return what the runs of each variant and size say of the cost.
+
+    None if the cost does not grow, or if losses do not fall with it, so that there is no law.
+    """
     of = LADDER_COSTS[cost]
     try:
         spent = {
@@ -141,6 +145,11 @@ def _scaled(cost: str, cells: Mapping[str, list[list[Run]]], baseline: str) -> S
     law = choose_law(ladder)
     misfit, last = lack_of_fit(law, ladder), ladder.sizes - 1
     measured = {name: float(own[last].mean()) for name, own in losses.items()}
+    # A loss that every variant has reached.
+    reached = max(measured.values())
+    times = multipliers(ladder, baseline, reached)
+    if not all(math.isfinite(one.value) for one in times.values()):
+        return None
     smaller = choose_law(ladder.part(last))
     holds = misfit is not None and misfit >= ALPHA
     return Scaled(
@@ -149,8 +158,8 @@ def _scaled(cost: str, cells: Mapping[str, list[list[Run]]], baseline: str) -> S
         law,
         misfit,
         widening(law, ladder),
-        measured[baseline],
-        multipliers(ladder, baseline, measured[baseline]),
+        reached,
+        times,
         {name: smaller.loss(name, float(spent[name][last])) for name in cells},
         measured,
         {n: law.loss(n, BEYOND * float(spent[n][last])) for n in cells} if holds else None,

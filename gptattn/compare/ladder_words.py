@@ -83,7 +83,7 @@ def notes(report: LadderReport) -> list[str]:
     apart = [scaled for scaled in report.costs if not scaled.shared]
     differ = [
         f"exponents of {NEEDS[scaled.cost].removeprefix('the ')} differ between variants, so the "
-        f"multipliers hold at the loss of {report.baseline}'s largest size"
+        f"multipliers hold at {scaled.loss:.4f} nats, which all of the largest size have reached"
         for scaled in apart
     ]
     return [shown, *differ]

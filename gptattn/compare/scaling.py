@@ -9,7 +9,6 @@ as in `statistics.py`.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +19,7 @@ Array = NDArray[np.float64]
 EXPONENTS = (0.005, 2.0)  # searched
 GRID = 24  # exponents tried before the search is refined
 RESAMPLES = 400
+MOST_LOG = math.log(1e3)  # a variant that needs more than a thousand times as much has not learned
 
 
 @dataclass(frozen=True)
@@ -229,6 +229,9 @@ def multipliers(ladder: Ladder, baseline: str, loss: float, seed: int = 0) -> di
     made = {}
     for name in others:
         logs = np.log([draw[name] for draw in draws])
+        if not np.isfinite(logs).all():  # of seeds drawn again some have no law
+            made[name] = Multiplier(found[name], None)
+            continue
         half = critical * wider * float(logs.std(ddof=1))
         middle = math.log(found[name])
         made[name] = Multiplier(found[name], (math.exp(middle - half), math.exp(middle + half)))
@@ -236,8 +239,19 @@ def multipliers(ladder: Ladder, baseline: str, loss: float, seed: int = 0) -> di
 
 
 def _ratios(law: Law, baseline: str, others: Sequence[str], loss: float) -> dict[str, float]:
-    needed = partial(law.compute, loss=loss)
-    return {name: needed(name) / needed(baseline) for name in others}
+    """Return each variant's compute over the baseline's; NaN where the law gives none."""
+    return {name: _ratio(law, baseline, name, loss) for name in others}
+
+
+def _ratio(law: Law, baseline: str, name: str, loss: float) -> float:
+    factor, base = law.factors[name], law.factors[baseline]
+    if min(factor, base) <= 0 or loss <= law.floor:
+        return math.nan  # losses that do not fall
+    exponent, its = law.exponents[name], law.exponents[baseline]
+    # Of logarithms: where a variant hardly learns, the compute itself is larger than any float.
+    log = math.log(factor / (loss - law.floor)) / exponent
+    log -= math.log(base / (loss - law.floor)) / its
+    return math.exp(log) if abs(log) < MOST_LOG else math.nan
 
 
 def _resampled(ladder: Ladder, generator: np.random.Generator) -> Ladder:

@@ -172,7 +172,7 @@ def _bound(d: Difference, interval: Interval) -> str:
     if high - low <= 2 * d.asked:
         return f"if there is one, it is at most {nats(max(-low, high))} nats"
     seeds = stein_seeds(d.deviation, d.asked, d.first or d.n, d.comparisons)
-    return f"±{d.asked:g} nats would need about {seeds:,} seeds; not run"
+    return f"±{d.asked:g} nats would need about {seeds:,} seeds"
 
 
 def _needed(d: Difference) -> str:

@@ -24,9 +24,10 @@ class FirstStage(msgspec.Struct, frozen=True):
 def read_first_stage(sweep: Path) -> FirstStage | None:
     """Return the record in the sweep's folder; None without one that can be read."""
     try:
-        return msgspec.json.decode(read_bytes(sweep / NAME, MOST_BYTES), type=FirstStage)
+        found = msgspec.json.decode(read_bytes(sweep / NAME, MOST_BYTES), type=FirstStage)
     except (OSError, ValueError, msgspec.MsgspecError):
         return None
+    return found if found.first and 1e-6 <= found.half_width <= 100 else None
 
 
 def write_first_stage(sweep: Path, stage: FirstStage) -> None:

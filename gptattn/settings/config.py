@@ -150,7 +150,7 @@ class SweepConfig:
     keep_stale: bool
     minutes: float | None = field(default=None, metadata=POSITIVE)
     vectorize: int | None = field(default=None, metadata=within(above=0, most=1024))
-    until: float | None = field(default=None, metadata=POSITIVE)
+    until: float | None = field(default=None, metadata=within(least=1e-6, most=100))
     max_seeds: int = field(default=50, metadata=POSITIVE)
 
 

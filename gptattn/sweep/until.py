@@ -21,9 +21,10 @@ from gptattn.runs.folder import RunFolder
 from gptattn.runs.two_stages import FirstStage, read_first_stage, write_first_stage
 from gptattn.settings.config import SweepConfig, TrainConfig
 from gptattn.settings.identity import settings_key
-from gptattn.sweep.ledger import Ledger, read_ledger
+from gptattn.sweep.ledger import CHOSEN, read_ledger
 from gptattn.sweep.plan import Plan
-from gptattn.sweep.sharing import choice_for, is_open, slots, with_jobs
+from gptattn.sweep.replaced import cell_of
+from gptattn.sweep.sharing import is_open, slots
 
 FIELD = "sweep.until"
 FEWEST = 5  # first seeds: with fewer, the deviation is known too badly to plan by
@@ -51,7 +52,7 @@ class Decision:
     def chosen(self, plans: Sequence[Plan]) -> list[Plan]:
         """Return the plans whose variant gets their seed."""
         return [
-            with_jobs(plan, self.together)
+            plan
             for plan in plans
             if self.seeds.index(plan.cfg.seed) < self.counts.get(_key(plan.cfg), self.first)
         ]
@@ -76,7 +77,9 @@ class Until:
         assert sweep.until is not None
         given = sorted({plan.cfg.seed for plan in plans})
         _check_seeds(sweep, given)
-        if len({_key(plan.cfg) for plan in plans}) < 2:
+        # One variant at several rates to choose from is one.
+        key = _cell if self._taken else _key
+        if len({key(plan.cfg) for plan in plans}) < 2:
             raise ConfigError(FIELD, f"{sweep.until:g} has one variant; give several to compare")
         before = read_first_stage(self._folder)
         if before is not None and not set(before.first) <= set(given):
@@ -123,10 +126,14 @@ class Until:
         return Decision(counts, seeds, first, together, lines)
 
     def _together(self) -> int:
-        """Return how many runs the sweep has at a time."""
-        cfgs = [plan.cfg for plan in self._plans]
-        chosen = Ledger(self._folder).jobs(choice_for(cfgs)) if is_open(cfgs[0]) else None
-        return chosen or slots(cfgs[0])
+        """Return how many runs the sweep has at a time: its newest choice, where it chooses."""
+        cfg = self._plans[0].cfg
+        chosen = [
+            line["jobs"]
+            for line in read_ledger(self._folder)
+            if line.get("state") == CHOSEN and isinstance(line.get("jobs"), int)
+        ]
+        return chosen[-1] if is_open(cfg) and chosen else slots(cfg)
 
 
 def _check_seeds(sweep: SweepConfig, given: Sequence[int]) -> None:
@@ -143,6 +150,10 @@ def _check_seeds(sweep: SweepConfig, given: Sequence[int]) -> None:
         )
 
 
+def _cell(cfg: TrainConfig) -> str:
+    return cell_of(asdict(cfg))
+
+
 def _key(cfg: TrainConfig) -> str:
     """Return a key that is equal for settings that differ only in the seed."""
     return settings_key(asdict(replace(cfg, seed=0)))
@@ -153,7 +164,7 @@ def _needs(section: Section, stage: FirstStage) -> list[Need]:
     found = []
     for row in section.rows:
         d = row.difference
-        if d is not None:
+        if d is not None and d.n > 1:
             where = f" ({section.title})" if section.title else ""
             seeds = _seeds(d, stage)
             keys = (_recorded_key(row.runs[0]), _recorded_key(base.runs[0]))
@@ -177,8 +188,10 @@ def _summary(needs: Sequence[Need], within: Sequence[Need], first: int) -> str:
         return f"the first {first} seeds decide it"
     if not within:
         return "no more seeds are run"
-    decided = f"; for the other{'s' * (len(needs) - len(within) > 1)}, the first {first} are enough"
-    rest = decided if any(need.seeds <= first for need in needs) else ""
+    enough = sum(need.seeds <= first for need in needs)
+    rest = (
+        f"; for {enough} other{'s' * (enough > 1)}, the first {first} are enough" if enough else ""
+    )
     return ", ".join(need.words for need in within) + rest
 
 

@@ -126,6 +126,17 @@ def test_where_the_law_does_not_hold_nothing_is_extrapolated(tmp_path: Path) -> 
     assert not any("an extrapolation" in line for line in words)
 
 
+@pytest.mark.parametrize("rise", [0.0, 0.01])
+def test_losses_that_do_not_fall_are_no_ladder(rise: float, tmp_path: Path) -> None:
+    folder = write_ladder(tmp_path)
+    for file in folder.glob("*/summary.json"):
+        summary = json.loads(file.read_text())
+        size = int(file.parent.name.split("_")[1])
+        summary["metrics"]["val/loss"] = 5 + rise * size + 0.001 * summary["seed"]
+        file.write_text(json.dumps(summary))
+    assert compare(read_runs([folder])[0]).ladders == []
+
+
 def test_three_sizes_are_no_ladder(tmp_path: Path) -> None:
     assert compare(read_runs([write_ladder(tmp_path, sizes=3)])[0]).ladders == []
 

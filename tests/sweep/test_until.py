@@ -75,11 +75,20 @@ def test_each_variant_gets_its_seeds_and_the_baseline_the_most(
     assert (
         "sweep.until=0.02: 5 seeds of each variant, then as many more as it needs, up to 50" in out
     )
-    assert "qa needs 7 seeds; for the other, the first 5 are enough" in out
+    assert "qa needs 7 seeds; for 1 other, the first 5 are enough" in out
     # The same command has nothing left to do; with other needs it goes on from where it was.
     asking(monkeypatch, 5, 8)
     assert command(tmp_path, *whole) == 0
     assert Counter(map(len, seeds_of(tmp_path).values())) == {8: 2, 5: 1}
+
+
+def test_a_fresh_sweep_repeats_its_first_stage_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asking(monkeypatch, 7)
+    fresh = arguments(tmp_path, "attn=mha,gqa", FIRST, "sweep.fresh=true")
+    assert command(tmp_path, *fresh) == 0
+    assert set(map(tuple, seeds_of(tmp_path).values())) == {(1, 2, 3, 4, 5, 6, 7)}
 
 
 @pytest.mark.parametrize(
@@ -119,10 +128,17 @@ def test_seeds_follow_at_the_rate_that_was_best(
         (["attn=mha,gqa", "seed=1,2,3"], "sweep.until: 0.02 needs 5 seeds or more to begin with"),
         (["attn=mha", FIRST], "sweep.until: 0.02 has one variant; give several to compare"),
         (
+            ["attn=mha", FIRST, "hydra.sweeper.tune={lr:[1e-3,2e-3],seed:0}"],
+            "sweep.until: 0.02 has one variant; give several to compare",
+        ),
+        (
             ["attn=mha,gqa", FIRST, "sweep.max_seeds=4"],
             "sweep.max_seeds: 4 is less than the 5 seeds given",
         ),
-        (["attn=mha,gqa", FIRST, "sweep.until=0"], "sweep.until: 0.0 is not a positive number"),
+        (
+            ["attn=mha,gqa", FIRST, "sweep.until=0"],
+            "sweep.until: 0.0 is too small; give 1e-06 or more",
+        ),
         (
             ["attn=mha,gqa", FIRST, "hydra.sweeper.uptrain={source:mha}"],
             "sweep.until: has no place beside uptrain; leave one out",
@@ -150,7 +166,15 @@ def test_other_first_seeds_are_refused_once_a_sweep_went_on(
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", '{"first": 3}', "[]", '{"first": [1], "half_width": "x"}']
+    "text",
+    [
+        "",
+        "{",
+        '{"first": [1], "half_width": 0}',
+        '{"first": 3}',
+        "[]",
+        '{"first": [1], "half_width": "x"}',
+    ],
 )
 def test_a_damaged_record_is_none(text: str, tmp_path: Path) -> None:
     (tmp_path / NAME).write_text(text)
@@ -191,7 +215,7 @@ def test_the_report_has_the_deviation_of_the_first_stage_alone(tmp_path: Path) -
         # +-0.0143 around 0.001.
         (0.015, "if there is one, it is at most 0.0153 nats"),
         # (4.302653 * 0.01 / 0.005) squared is 74.05.
-        (0.005, "±0.005 nats would need about 75 seeds; not run"),
+        (0.005, "±0.005 nats would need about 75 seeds"),
     ],
 )
 def test_what_cannot_be_shown_is_bounded_or_said_to_need_more(
