@@ -112,6 +112,6 @@ def _cell(found: Multiplier) -> str:
 def caption(report: LadderReport) -> str:
     """Say what the columns are."""
     return (
-        f"times what {report.baseline} needs for the same loss, 95% intervals over all variants "
-        "together; predicted: the loss at the largest size, from the smaller ones"
+        f"times what {report.baseline} needs for the same loss, 95% intervals for each cost over "
+        "its variants; predicted: the loss at the largest size, from the smaller ones"
     )
