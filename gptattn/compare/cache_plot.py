@@ -25,7 +25,6 @@ from gptattn.compare.plot_style import (
 from gptattn.compare.results import Estimate
 
 SHAPES = (*MARKERS, "*", "<", ">", "h", "p")
-APART = 1e-6  # of the bytes
 COLUMNS = 3  # of the legend of caches, whose names have up to 20 characters
 
 
@@ -77,8 +76,7 @@ def _series(name: str, costs: Sequence[CacheCost], look: Mapping[str, Any]) -> S
     intervals = [ends(one.loss) for one in points]
     return Series(
         name,
-        # Caches of equal bytes stand side by side: a chart has one point at each x.
-        x=[one.bytes_per_token * (1 + APART * i) for i, one in enumerate(points)],
+        x=[one.bytes_per_token for one in points],
         y=[one.loss.mean for one in points],
         low=[math.nan if low is None else low[0] for low, _ in intervals],
         high=[math.nan if high is None else high[0] for _, high in intervals],

@@ -10,6 +10,7 @@ Numbers = Sequence[float] | np.ndarray
 
 # Digits of the packed numbers. A loss shows four decimals, and tokens are counted one by one.
 Y_DIGITS, X_DIGITS = 7, 10
+APART = 1e-6  # of x, between marked points that would lie at one
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ def packed(chart: Chart) -> dict[str, Any]:
 
 def _packed(series: Series, xs: dict[tuple[float | None, ...], int]) -> dict[str, Any]:
     # What draws it needs x to increase; the clock of a damaged record need not.
-    x, order = np.unique(np.asarray(series.x, dtype=np.float64), return_index=True)
+    x, order = np.unique(_apart(series), return_index=True)
     known = np.isfinite(x) & np.isfinite(np.asarray(series.y, dtype=np.float64)[order])
     x, order = _numbers(x[known], X_DIGITS), order[known]
     columns: Mapping[str, Numbers | None] = {
@@ -101,6 +102,12 @@ def _packed(series: Series, xs: dict[tuple[float | None, ...], int]) -> dict[str
             for values in series.seeds
         ],
     }
+
+
+def _apart(series: Series) -> np.ndarray:
+    """Return x; marked points of equal x, such as caches of equal bytes, stand side by side."""
+    x = np.asarray(series.x, dtype=np.float64)
+    return x * (1 + APART * np.arange(len(x))) if series.marker and len({*x}) < len(x) else x
 
 
 def _numbers(values: Numbers, digits: int) -> list[float | None]:

@@ -45,12 +45,7 @@ def curve_plot(
         every = max(1, len(band.x) // 6)
         look = looks[name] | {"markevery": (i * every // len(shown), every), "markersize": 4}
         lines += axes.plot(band.x, band.mean, linewidth=1.4, **look)
-        if band.low is not None and band.high is not None:
-            axes.fill_between(
-                band.x, band.low, band.high, color=look["color"], alpha=0.2, linewidth=0
-            )
-        elif band.n > 1:
-            axes.plot(band.x, band.seeds.T, color=look["color"], linewidth=0.5, alpha=0.6)
+        draw_spread(axes, band, look["color"])
     low, high = _limits(list(shown.values()))
     axes.set_ylim(low, high)
     if axis != "seconds":
@@ -71,6 +66,14 @@ def curve_plot(
     legend_below(figure, lines, list(shown))
     caption = _curve_caption(shown, high, len(bands))
     return drawn(figure, f"{prefix}loss_{axis}", f"Loss against {AXES[axis]}", caption, chart)
+
+
+def draw_spread(axes: Any, band: Band, color: str) -> None:
+    """Draw the interval around a band's mean; with few seeds, a line for each instead."""
+    if band.low is not None and band.high is not None:
+        axes.fill_between(band.x, band.low, band.high, color=color, alpha=0.2, linewidth=0)
+    elif band.n > 1:
+        axes.plot(band.x, band.seeds.T, color=color, linewidth=0.5, alpha=0.6)
 
 
 def band_series(name: str, band: Band, look: Mapping[str, Any], *, on: bool) -> Series:

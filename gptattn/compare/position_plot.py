@@ -5,7 +5,7 @@ from typing import Any
 
 from gptattn.compare.bands import FEWEST_FOR_BAND, Band
 from gptattn.compare.chart import Chart
-from gptattn.compare.curve_plot import band_series
+from gptattn.compare.curve_plot import band_series, draw_spread
 from gptattn.compare.plot_style import (
     INK,
     MOST,
@@ -36,11 +36,7 @@ def position_plot(
     lines = []
     for name, band in shown.items():
         lines += axes.plot(band.x, band.mean, linewidth=1.4, markersize=4, **looks[name])
-        color = looks[name]["color"]
-        if band.low is not None and band.high is not None:
-            axes.fill_between(band.x, band.low, band.high, color=color, alpha=0.2, linewidth=0)
-        elif band.n > 1:
-            axes.plot(band.x, band.seeds.T, color=color, linewidth=0.5, alpha=0.6)
+        draw_spread(axes, band, looks[name]["color"])
     scale_x(axes, [1, length], base=2)
     means = [
         mean for band in shown.values() for mean in band.mean[band.x >= min(FIRST, band.x[-1])]

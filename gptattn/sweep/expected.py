@@ -10,7 +10,7 @@ from gptattn.machine.console import span
 from gptattn.sweep.estimate import Estimate
 from gptattn.sweep.ledger import Ledger
 from gptattn.sweep.plan import Plan
-from gptattn.sweep.sharing import Share, choice_for, is_open, quickest, shares, with_jobs
+from gptattn.sweep.sharing import Share, choice_for, is_open, quickest, shares
 from gptattn.sweep.stages import Stages
 from gptattn.sweep.vectorize import grouped
 
@@ -25,7 +25,7 @@ def expect(stages: Stages, estimate: Estimate, ledger: Ledger, console: Console)
 
     def timed(some: Sequence[Plan]) -> list[Plan]:
         known = [
-            with_jobs(replace(p, seconds=expected.get(p.folder), together=together), share.jobs)
+            _with_jobs(replace(p, seconds=expected.get(p.folder), together=together), share.jobs)
             for p in some
         ]
         if share.jobs > 1:
@@ -64,3 +64,8 @@ def _chosen(
         lacking = "; there is no memory for more" * (len(known) < len(ways))
         console.print(f"sweep.jobs=auto: {share}{better}{lacking}", soft_wrap=True)
     return share, known[share]
+
+
+def _with_jobs(plan: Plan, jobs: int) -> Plan:
+    """Return the plan with this many runs at a time."""
+    return replace(plan, cfg=replace(plan.cfg, sweep=replace(plan.cfg.sweep, jobs=jobs)))

@@ -2,14 +2,13 @@
 
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from gptattn.errors import ConfigError
 from gptattn.machine.cpus import usable_cpus
 from gptattn.settings.config import TrainConfig
 from gptattn.sweep.fork_server import can_fork
-from gptattn.sweep.plan import Plan
 
 BESIDE_OTHERS = "--beside-others"  # the argument of a run's process that others share the machine
 MARGIN = 1.05  # for noise: more than one at a time has to be faster by this factor
@@ -38,11 +37,6 @@ def is_open(cfg: TrainConfig) -> bool:
     """
     free = _asked(cfg) is None and cfg.trainer.threads is None and cfg.sweep.vectorize is None
     return free and can_fork() and not _on_gpu(cfg)
-
-
-def with_jobs(plan: Plan, jobs: int) -> Plan:
-    """Return the plan with this many runs at a time."""
-    return replace(plan, cfg=replace(plan.cfg, sweep=replace(plan.cfg.sweep, jobs=jobs)))
 
 
 def shares(cfg: TrainConfig, runs: int, before: int | None) -> list[Share]:

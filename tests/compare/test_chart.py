@@ -35,6 +35,13 @@ def test_points_are_sorted_finite_and_share_equal_x() -> None:
     json.dumps(node, allow_nan=False)
 
 
+def test_marked_points_of_equal_x_are_all_there_side_by_side() -> None:
+    marked = Series("a", "#000", [64, 64, 128], [3.0, 2.0, 1.0], marker="o")
+    found = packed(Chart("f", "c", "x", "y", [marked]))
+    assert found["xs"] == [[64, 64.000064, 128.000256]]
+    assert found["series"][0]["y"] == [3, 2, 1]
+
+
 def test_numbers_keep_what_a_reader_sees() -> None:
     series = Series("a", "#000000", x=[1_234_567_890.0], y=[2.34567891])
     node = packed(Chart("figure", "choice", "x", "y", [series]))
