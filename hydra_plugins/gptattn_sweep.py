@@ -7,7 +7,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from functools import partial
 from operator import itemgetter
@@ -24,6 +24,7 @@ from gptattn.errors import ConfigError
 
 if TYPE_CHECKING:
     from gptattn.cli.sweep_jobs import Jobs
+    from gptattn.sweep.ledger import Ledger
     from gptattn.sweep.one_precision import OnePrecision
     from gptattn.sweep.plan import Plan
     from gptattn.sweep.run_sweep import Swept
@@ -57,6 +58,7 @@ class LedgerSweeper(BasicSweeper):
     def sweep(self, arguments: list[str]) -> Any:
         from gptattn.cli.sweep_jobs import jobs_of, with_seeds
         from gptattn.machine.console import make_console
+        from gptattn.sweep.ledger import Ledger
         from gptattn.sweep.until import Until
 
         assert self.hydra_context is not None
@@ -64,24 +66,31 @@ class LedgerSweeper(BasicSweeper):
         self._start_clock()
         loader = self.hydra_context.config_loader
         jobs = jobs_of(loader, [*self._parse_config(), *arguments], self.variants, self._rungs())
+        home = Path(self.config.hydra.sweep.dir)
         if self.config.sweep.until is None:
-            return self._swept(jobs).returns
+            return self._swept(jobs, Ledger(home)).returns()
         if self.uptrain is not None:
             raise ConfigError("sweep.until", "has no place beside uptrain; leave one out")
         tuning = {self.tune["seed"]} if self.tune is not None and "seed" in self.tune else set()
-        until = Until(Path(self.config.hydra.sweep.dir), tuning)
-        swept = self._swept(jobs, until.begin)
-        if not swept.complete:
-            return swept.returns
-        decision = until.decide(swept.results)
-        for line in decision.lines:
-            make_console().print(line, markup=False, soft_wrap=True)
-        if not decision.counts:
-            return swept.returns
-        more = with_seeds(jobs, decision.seeds, decision.together)
-        return self._swept(more, decision.chosen).returns
+        until = Until(home, tuning)
+        # No other sweep comes between the stages, and `compare.py --watch` waits for the second.
+        with closing(Ledger(home, keeps=True)) as ledger:
+            first = self._swept(jobs, ledger, until.begin)
+            if not first.complete or not first.results:
+                return first.returns()
+            decision = until.decide(first.results)
+            for line in decision.lines:
+                make_console().print(line, markup=False, soft_wrap=True)
+            if not decision.counts:
+                return first.returns()
+            more = with_seeds(jobs, decision.seeds, decision.together)
+            second = self._swept(more, ledger, decision.chosen).returns()
+            first.returns()  # what failed there is an error, though the others went on
+            return second
 
-    def _swept(self, asked: Jobs, chosen: Callable[[list[Plan]], list[Plan]] = list) -> Swept:
+    def _swept(
+        self, asked: Jobs, ledger: Ledger, chosen: Callable[[list[Plan]], list[Plan]] = list
+    ) -> Swept:
         """Run the plans of the jobs, of those that are compared the ones that `chosen` returns."""
         from gptattn.machine.console import make_console
         from gptattn.machine.signals import ending_at_once
@@ -100,7 +109,7 @@ class LedgerSweeper(BasicSweeper):
 
             return run_sweep(
                 plans,
-                Path(self.config.hydra.sweep.dir),
+                ledger,
                 self._launch,
                 in_processes=in_processes,
                 estimate=estimator.timing if estimator is not None else None,

@@ -13,8 +13,8 @@ def at_first_budgets(runs: Sequence[Run]) -> tuple[list[Run], dict[Path, str]]:
     """Return each run as it was when its first budget ended, and a note on each extended run.
 
     At that step the schedule was complete, so the run compares with runs that stopped there. The
-    extended result is kept as a further run with a budget of its own ("1000 steps, then 2000
-    steps") if runs of another variant were extended alike. Notes are by folder.
+    extended result is kept, behind all others, as a further run with a budget of its own ("1000
+    steps, then 2000 steps") if runs of another variant were extended alike. Notes are by folder.
     """
     kept: list[Run] = []
     extended: dict[str, list[Run]] = {}

@@ -14,7 +14,7 @@ from gptattn import command
 from gptattn.errors import DataError
 from gptattn.runs.evaluation import Evaluation
 from gptattn.runs.folder import CONFIG, TUNING, RunFolder
-from gptattn.runs.two_stages import FirstStage, read_first_stage
+from gptattn.runs.two_stages import FirstStage, read_two_stages
 from gptattn.settings.identity import Making, flat, places, result_settings
 
 # The seed and id at the end of a run folder's name. If each seed starts from the weights of the
@@ -177,7 +177,9 @@ def _read(folder: RunFolder) -> Run:
     metrics = finite(summary.metrics)
     if "val/loss" not in metrics:
         raise ValueError("summary.json has no finite val/loss")
-    config = flat(folder.read_settings())
+    recorded = folder.read_settings()
+    config = flat(recorded)
+    stages = read_two_stages(folder.path.parent)
     settings = result_settings(config)
     origin = config.get("init_from", "None")
     origin = "" if origin == "None" else origin
@@ -203,7 +205,7 @@ def _read(folder: RunFolder) -> Run:
         summary.completed,
         making=folder.read_making(),
         places=_shown(places(config)),
-        stage=read_first_stage(folder.path.parent),
+        stage=stages.of(recorded) if stages else None,
     )
 
 

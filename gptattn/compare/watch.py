@@ -29,16 +29,13 @@ def looks(
     Between two looks `wait` is called with `seconds`.
     """
     told: list[str] | None = None
-    going = False
     while True:
         found = [sweep_states(sweep) for sweep in sweeps]
-        # With sweep.until a sweep lets go of its lock for a moment before its second stage.
-        was_going, going = going, any(sweep.going for sweep in found)
-        if not going and not was_going:
+        if not any(sweep.going for sweep in found):
             yield _following(found)
             return
         look = _following(found, seconds)
-        if going and look.lines != told:
+        if look.lines != told:
             yield look
             told = look.lines
         wait(seconds)

@@ -1,36 +1,58 @@
-"""The record of a sweep that went on until it was decided: its first seeds, in `until.json`.
+"""The record of a sweep that went on until it was decided, in `until.json`: its first seeds.
 
 Their spread decided how many more there are, so a report needs to know them.
 """
 
+import hashlib
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import msgspec
 
 from gptattn.machine import disk
 from gptattn.machine.untrusted import read_bytes
+from gptattn.settings.identity import settings_key
 
 NAME = "until.json"
-MOST_BYTES = 100_000
+MOST_BYTES = 1_000_000
 
 
-class FirstStage(msgspec.Struct, frozen=True):
-    """The seeds that a sweep began with, and the half of the interval that it is to reach, nats."""
+class FirstStage(NamedTuple):
+    """The seeds that a variant began with, and the half of the interval that it is to reach."""
 
     first: tuple[int, ...]
-    half_width: float
+    half_width: float  # nats
 
 
-def read_first_stage(sweep: Path) -> FirstStage | None:
+class TwoStages(msgspec.Struct, frozen=True):
+    """The seeds that a sweep began with, and the half widths, nats, by `variant_key`."""
+
+    first: tuple[int, ...]
+    half_widths: dict[str, float]
+
+    def of(self, settings: Mapping[str, Any]) -> FirstStage | None:
+        """Return the first stage of a run of these settings; None if it had no part in it."""
+        half_width = self.half_widths.get(variant_key(settings))
+        return None if half_width is None else FirstStage(self.first, half_width)
+
+
+def variant_key(settings: Mapping[str, Any]) -> str:
+    """Return a key that is equal for settings, as in config.yaml, that differ only in the seed."""
+    return hashlib.sha256(settings_key({**settings, "seed": 0}).encode()).hexdigest()[:16]
+
+
+def read_two_stages(sweep: Path) -> TwoStages | None:
     """Return the record in the sweep's folder; None without one that can be read."""
     try:
-        found = msgspec.json.decode(read_bytes(sweep / NAME, MOST_BYTES), type=FirstStage)
+        found = msgspec.json.decode(read_bytes(sweep / NAME, MOST_BYTES), type=TwoStages)
     except (OSError, ValueError, msgspec.MsgspecError):
         return None
-    return found if found.first and 1e-6 <= found.half_width <= 100 else None
+    sound = all(1e-6 <= half_width <= 100 for half_width in found.half_widths.values())
+    return found if found.first and sound else None
 
 
-def write_first_stage(sweep: Path, stage: FirstStage) -> None:
+def write_two_stages(sweep: Path, stages: TwoStages) -> None:
     """Write the record. Raises DiskError if the disk refuses."""
-    data = msgspec.json.format(msgspec.json.encode(stage), indent=1) + b"\n"
+    data = msgspec.json.format(msgspec.json.encode(stages), indent=1) + b"\n"
     disk.write_atomically(sweep / NAME, lambda file: file.write(data), sweep)

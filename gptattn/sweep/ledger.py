@@ -27,12 +27,16 @@ class Ledger:
     raises RunFolderError, which names the process, if another sweep holds the folder.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, *, keeps: bool = False) -> None:
+        """`keeps`: once entered, the folder stays locked until `close`."""
+        self.folder, self.keeps = folder, keeps
         self.unwritten: OSError | None = None  # of the first line that could not be written
         self._lock = contextlib.ExitStack()
+        self._entered = False
 
     def __enter__(self) -> Self:
+        if self._entered:
+            return self
         self._lock.enter_context(
             locked(
                 self.folder / SWEEP_LOCK,
@@ -41,10 +45,17 @@ class Ledger:
                 "this one another experiment_name",
             )
         )
+        self._entered = True
         return self
 
     def __exit__(self, *args: object) -> None:
+        if not self.keeps:
+            self.close()
+
+    def close(self) -> None:
+        """Unlock the folder."""
         self._lock.close()
+        self._entered = False
 
     def note(self, run: str, state: str, **facts: Any) -> None:
         """Append one line. An OSError is kept in `unwritten`: a full disk must not end the runs."""

@@ -33,16 +33,23 @@ Launch = Callable[[Sequence[Plan]], Sequence[Any]]
 
 @dataclass(frozen=True)
 class Swept:
-    """How a sweep ended: what the launcher returned, and the folders of the finished results."""
+    """How a sweep ended."""
 
-    returns: Sequence[Any]
-    results: list[Path]
+    returned: Sequence[Any]  # by the launcher
+    results: list[tuple[Plan, Path]]  # the plans that are done, with the folders of their results
     complete: bool  # false: its minutes were over first
+    error: SweepError | None = None  # on runs that failed
+
+    def returns(self) -> Sequence[Any]:
+        """Return what the launcher returned. Raises SweepError if runs failed."""
+        if self.error is not None:
+            raise self.error
+        return self.returned
 
 
 def run_sweep(
     plans: Sequence[Plan],
-    folder: Path,
+    ledger: Ledger,
     launch: Launch,
     *,
     in_processes: bool,
@@ -55,9 +62,10 @@ def run_sweep(
     Of the checked plans those run that `chosen` returns, if the first stage's are results.
     `in_processes`: `launch` runs each plan in a process, resumes unfinished runs and keeps the
     ledger itself. `estimate` gives the plans' seconds. After TimeOver, a line says how far the
-    sweep came. Raises a UserError before anything is written if a plan cannot work, and SweepError,
-    after the table of failed runs, if runs failed.
+    sweep came. If runs failed, a table of them is printed. Raises a UserError before anything is
+    written if a plan cannot work.
     """
+    folder = ledger.folder
     first = checked(plans)
     first = chosen(first) if later is None else first
     sweep = first[0].cfg.sweep
@@ -70,7 +78,7 @@ def run_sweep(
     # Without a folder nothing is done yet: plan before the ledger makes the folder, so that an
     # error leaves none behind.
     stages = None if folder.is_dir() else ready()
-    with Ledger(folder) as ledger:
+    with ledger:
         # Look for finished runs under the lock: another sweep may have just added some.
         if stages is None or begun_below(folder):
             stages = ready()
@@ -99,11 +107,11 @@ def run_sweep(
             if later is not None and not later.first_counts:
                 _mark_replaced(stages.second, console)
     made = stages.made
-    shown = [made[plan.folder] for plan in _results(stages, later) if plan.folder in made]
-    print_end(console, shown, end.failed)
-    if end.failed or end.skipped or end.diverged:
-        raise _sweep_error(end, len(stages.everything), later)
-    return Swept(end.returns, shown, complete=True)
+    results = [(p, made[p.folder]) for p in _results(stages, later) if p.folder in made]
+    print_end(console, [folder for _, folder in results], end.failed)
+    lost = end.failed or end.skipped or end.diverged
+    error = _sweep_error(end, len(stages.everything), later) if lost else None
+    return Swept(end.returns, results, complete=True, error=error)
 
 
 def _design(stages: Stages, later: Later | None, folder: Path) -> list[str]:

@@ -6,21 +6,21 @@ Source: Stein 1945, Annals of Mathematical Statistics 16, 243-258.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from dataclasses import asdict, dataclass
 from itertools import count, islice
 from pathlib import Path
 
 from gptattn.compare.comparison import compare
+from gptattn.compare.extended import at_first_budgets
 from gptattn.compare.finished_runs import Run, read_runs
-from gptattn.compare.results import Difference, Section
+from gptattn.compare.results import Section
 from gptattn.compare.statistics import stein_seeds
 from gptattn.errors import ConfigError
 from gptattn.machine.console import make_console, span
 from gptattn.runs.folder import RunFolder
-from gptattn.runs.two_stages import FirstStage, read_first_stage, write_first_stage
+from gptattn.runs.two_stages import TwoStages, read_two_stages, variant_key, write_two_stages
 from gptattn.settings.config import SweepConfig, TrainConfig
-from gptattn.settings.identity import settings_key
 from gptattn.sweep.ledger import CHOSEN, read_ledger
 from gptattn.sweep.plan import Plan
 from gptattn.sweep.replaced import cell_of
@@ -32,7 +32,7 @@ FEWEST = 5  # first seeds: with fewer, the deviation is known too badly to plan 
 
 @dataclass(frozen=True)
 class Need:
-    """The seeds that a variant and its baseline need, by their settings without seed."""
+    """The seeds that a variant and its baseline need, by the keys of the two."""
 
     words: str  # `gqa needs 28`
     keys: tuple[str, str]
@@ -41,9 +41,10 @@ class Need:
 
 @dataclass(frozen=True)
 class Decision:
-    """The second stage: how many seeds each variant gets in all, by its settings without seed."""
+    """The second stage: how many seeds each variant gets in all, by its key."""
 
     counts: Mapping[str, int]  # of the variants that get more than the first stage's
+    whole: Set[str]  # the variants that have all seeds of the first stage; others get no more
     seeds: list[int]  # in order, the first stage's first: a variant gets the first so many
     first: int  # of the seeds, those of the first stage
     together: int  # runs at a time, as before
@@ -54,7 +55,8 @@ class Decision:
         return [
             plan
             for plan in plans
-            if self.seeds.index(plan.cfg.seed) < self.counts.get(_key(plan.cfg), self.first)
+            if (key := _key(plan.cfg)) in self.whole
+            and self.seeds.index(plan.cfg.seed) < self.counts.get(key, self.first)
         ]
 
 
@@ -65,32 +67,36 @@ class Until:
         """`taken` are seeds that are not to be compared."""
         self._folder, self._taken = folder, taken
         self._plans: list[Plan] = []
-        self._stage = FirstStage((), 0.0)
+        self._before: TwoStages | None = None
+        self._first: tuple[int, ...] = ()
+        self._half_width = 0.0
 
     def begin(self, plans: list[Plan]) -> list[Plan]:
         """Note the first stage: the plans' seeds, or those that the sweep once began with.
 
         Print what will be, and return the plans. Raises ConfigError for too few seeds, or nothing
-        to compare.
+        to compare, and for results of other code.
         """
         sweep = plans[0].cfg.sweep
         assert sweep.until is not None
         given = sorted({plan.cfg.seed for plan in plans})
         _check_seeds(sweep, given)
-        # One variant at several rates to choose from is one.
-        key = _cell if self._taken else _key
-        if len({key(plan.cfg) for plan in plans}) < 2:
+        if sweep.keep_stale:
+            raise ConfigError(
+                FIELD, "has no place beside sweep.keep_stale: more seeds would be of other code"
+            )
+        if len({self._variant(plan.cfg) for plan in plans}) < 2:
             raise ConfigError(FIELD, f"{sweep.until:g} has one variant; give several to compare")
-        before = read_first_stage(self._folder)
+        before = read_two_stages(self._folder)
         if before is not None and not set(before.first) <= set(given):
             raise ConfigError(
                 FIELD,
                 f"{self._folder} began with seed={_listed(before.first)}; give these, or another "
                 "experiment_name",
             )
-        self._plans = plans
-        self._stage = FirstStage(before.first if before else tuple(given), sweep.until)
-        first = len(self._stage.first)
+        self._plans, self._before = plans, before
+        self._first, self._half_width = before.first if before else tuple(given), sweep.until
+        first = len(self._first)
         make_console().print(
             f"{FIELD}={sweep.until:g}: {first} seeds of each variant, then as many more as it "
             f"needs, up to {sweep.max_seeds}",
@@ -98,32 +104,75 @@ class Until:
         )
         return plans
 
-    def decide(self, results: Sequence[Path]) -> Decision:
+    def decide(self, results: Sequence[tuple[Plan, Path]]) -> Decision:
         """Say how many seeds each variant gets, from the finished runs of the first stage.
 
-        A variant whose comparison needs more than `sweep.max_seeds` keeps those it has.
+        A variant whose comparison needs more than `sweep.max_seeds`, or that lacks seeds of the
+        first stage, keeps those it has.
         """
-        stage, most = self._stage, self._plans[0].cfg.sweep.max_seeds
-        runs = [run for run in read_runs(results)[0] if run.seed in stage.first]
-        needs = [
-            need for each in compare(runs, split=True).sections for need in _needs(each, stage)
-        ]
-        within = [need for need in needs if len(stage.first) < need.seeds <= most]
+        first, most = len(self._first), self._plans[0].cfg.sweep.max_seeds
+        keys = {folder: _key(plan.cfg) for plan, folder in results}
+        found = read_runs(keys)[0]
+        # Runs that were extended since count as they were at first; the longer ones come last.
+        done = at_first_budgets(found)[0][: len(found)]
+        seeds_of: dict[str, set[int]] = {}
+        for run in done:
+            seeds_of.setdefault(keys[run.folder], set()).add(run.seed)
+        whole = {key for key, seeds in seeds_of.items() if seeds.issuperset(self._first)}
+        runs = [run for run in done if run.seed in self._first and keys[run.folder] in whole]
+        sections = compare(runs, split=True).sections if runs else []
+        needs = [need for each in sections for need in self._needs(each, keys)]
+        within = [need for need in needs if first < need.seeds <= most]
         counts: dict[str, int] = {}
         for need in within:
             for key in need.keys:
                 counts[key] = max(counts.get(key, 0), need.seeds)
         together = self._together()
-        seconds = _seconds(self._folder, runs)
-        lines = [f"{FIELD}={stage.half_width:g}: {_summary(needs, within, len(stage.first))}"]
-        lines += [
-            _not_run(need, stage, most, seconds, together) for need in needs if need.seeds > most
-        ]
-        write_first_stage(self._folder, stage)
-        free = (seed for seed in count(max(stage.first) + 1) if seed not in self._taken)
-        first = len(stage.first)
-        seeds = [*stage.first, *islice(free, max([first, *counts.values()]) - first)]
-        return Decision(counts, seeds, first, together, lines)
+        seconds = _seconds(self._folder, runs, keys)
+        lines = [f"{FIELD}={self._half_width:g}: {_summary(needs, within, first)}"]
+        lines += [self._not_run(need, seconds, together) for need in needs if need.seeds > most]
+        variants = {_key(plan.cfg): self._variant(plan.cfg) for plan in self._plans}
+        if lacking := len({*variants.values()} - {variants[key] for key in whole}):
+            many = f"{lacking} variants lack" if lacking > 1 else "1 variant lacks"
+            lines.append(f"{many} some of the first {first} seeds: no more are run of it")
+        self._write(runs, keys)
+        free = (seed for seed in count(max(self._first) + 1) if seed not in self._taken)
+        seeds = [*self._first, *islice(free, max([first, *counts.values()]) - first)]
+        return Decision(counts, whole, seeds, first, together, lines)
+
+    def _variant(self, cfg: TrainConfig) -> str:
+        """Return the key of a variant, which is one at whatever rates it is to choose from."""
+        return cell_of(asdict(cfg)) if self._taken else _key(cfg)
+
+    def _needs(self, section: Section, keys: Mapping[Path, str]) -> list[Need]:
+        base = next(row for row in section.rows if row.name == section.baseline)
+        found = []
+        for row in section.rows:
+            d = row.difference
+            if d is not None and d.n > 1:
+                where = f" ({section.title})" if section.title else ""
+                seeds = stein_seeds(d.deviation, self._half_width, d.n, d.comparisons)
+                both = (keys[row.runs[0].folder], keys[base.runs[0].folder])
+                found.append(Need(f"{row.name}{where} needs {seeds} seeds", both, seeds))
+        return found
+
+    def _not_run(self, need: Need, seconds: Mapping[str, float], jobs: int) -> str:
+        """Return `gqa: ±0.005 would need about 280 seeds, 9 hours; not run (...)`."""
+        name = need.words.partition(" needs ")[0]
+        each = sum(seconds.get(key, 0.0) for key in need.keys)
+        hours = f", {span(each * (need.seeds - len(self._first)) / jobs)}" if each else ""
+        return (
+            f"{name}: ±{self._half_width:g} would need about {need.seeds:,} seeds{hours}; not run "
+            f"(sweep.max_seeds={self._plans[0].cfg.sweep.max_seeds})"
+        )
+
+    def _write(self, runs: Sequence[Run], keys: Mapping[Path, str]) -> None:
+        """Note the first stage for these runs' variants, as asked for and as recorded."""
+        recorded = {variant_key(RunFolder(run.folder).read_settings()) for run in runs}
+        now = recorded | {keys[run.folder] for run in runs}
+        before = self._before.half_widths if self._before else {}
+        half_widths = before | dict.fromkeys(sorted(now), self._half_width)
+        write_two_stages(self._folder, TwoStages(self._first, half_widths))
 
     def _together(self) -> int:
         """Return how many runs the sweep has at a time: its newest choice, where it chooses."""
@@ -150,35 +199,8 @@ def _check_seeds(sweep: SweepConfig, given: Sequence[int]) -> None:
         )
 
 
-def _cell(cfg: TrainConfig) -> str:
-    return cell_of(asdict(cfg))
-
-
 def _key(cfg: TrainConfig) -> str:
-    """Return a key that is equal for settings that differ only in the seed."""
-    return settings_key(asdict(replace(cfg, seed=0)))
-
-
-def _needs(section: Section, stage: FirstStage) -> list[Need]:
-    base = next(row for row in section.rows if row.name == section.baseline)
-    found = []
-    for row in section.rows:
-        d = row.difference
-        if d is not None and d.n > 1:
-            where = f" ({section.title})" if section.title else ""
-            seeds = _seeds(d, stage)
-            keys = (_recorded_key(row.runs[0]), _recorded_key(base.runs[0]))
-            words = f"{row.name}{where} needs {seeds} seeds"
-            found.append(Need(words, keys, seeds))
-    return found
-
-
-def _seeds(d: Difference, stage: FirstStage) -> int:
-    return stein_seeds(d.deviation, stage.half_width, d.n, d.comparisons)
-
-
-def _recorded_key(run: Run) -> str:
-    return settings_key(RunFolder(run.folder).read_settings() | {"seed": 0})
+    return variant_key(asdict(cfg))
 
 
 def _summary(needs: Sequence[Need], within: Sequence[Need], first: int) -> str:
@@ -195,34 +217,21 @@ def _summary(needs: Sequence[Need], within: Sequence[Need], first: int) -> str:
     return ", ".join(need.words for need in within) + rest
 
 
-def _not_run(
-    need: Need, stage: FirstStage, most: int, seconds: Mapping[str, float], jobs: int
-) -> str:
-    """Return `gqa: ±0.005 would need about 280 seeds, 9 hours; not run (sweep.max_seeds=50)`."""
-    name = need.words.partition(" needs ")[0]
-    each = sum(seconds.get(key, 0.0) for key in need.keys)
-    hours = f", {span(each * (need.seeds - len(stage.first)) / jobs)}" if each else ""
-    return (
-        f"{name}: ±{stage.half_width:g} would need about {need.seeds:,} seeds{hours}; not run "
-        f"(sweep.max_seeds={most})"
-    )
-
-
-def _seconds(folder: Path, runs: Sequence[Run]) -> dict[str, float]:
-    """Return the mean seconds of a run by its settings without seed, from the sweep's ledger."""
-    process: dict[object, object] = {}
-    took: dict[object, float] = {}
+def _seconds(folder: Path, runs: Sequence[Run], keys: Mapping[Path, str]) -> dict[str, float]:
+    """Return the mean seconds of a variant's run, from the sweep's ledger."""
+    pids: dict[str, object] = {}
+    took: dict[str, tuple[float, object]] = {}
     for entry in read_ledger(folder):
+        run, seconds = entry["run"], entry.get("seconds")
         if entry.get("state") == "running":
-            process[entry["run"]] = entry.get("pid")
-        elif entry.get("state") == "done" and isinstance(entry.get("seconds"), int | float):
-            took[entry["run"]] = entry["seconds"]
-    together = Counter(process.get(run) for run in took)  # runs of one process share its seconds
+            pids[run] = entry.get("pid")
+        elif entry.get("state") == "done" and isinstance(seconds, int | float):
+            took[run] = (seconds, pids.get(run))
+    together = Counter(took.values())  # runs of one process share its seconds
     found: dict[str, list[float]] = {}
     for run in runs:
-        if run.folder.name in took:
-            own = took[run.folder.name] / together[process.get(run.folder.name)]
-            found.setdefault(_recorded_key(run), []).append(own)
+        if own := took.get(run.folder.name):
+            found.setdefault(keys[run.folder], []).append(own[0] / together[own])
     return {key: sum(own) / len(own) for key, own in found.items()}
 
 

@@ -68,23 +68,6 @@ def test_each_change_is_told_once_until_the_sweep_ends(sweep: Ledger) -> None:
     assert len(told) == 6
 
 
-def test_a_sweep_may_let_go_of_its_lock_before_a_second_stage(sweep: Ledger) -> None:
-    more = Ledger(sweep.folder)
-    wait = steps(
-        lambda: [finish(sweep, run) for run in RUNS],
-        lambda: sweep.__exit__(),
-        lambda: [more.__enter__(), more.note("mha_s3_eeeeee", "submitted")],
-        lambda: more.__exit__(),
-    )
-    told = [look.lines[0] for look in looks([sweep.folder], wait, 7.0)]
-    assert [line.partition(": ")[2].partition(" runs")[0] for line in told] == [
-        "0 of 4",
-        "4 of 4",
-        "4 of 5",
-        "4 of 5",
-    ]
-
-
 def test_a_sweep_that_was_stopped_has_runs_that_never_ended(sweep: Ledger) -> None:
     finish(sweep, "mha_s1_aaaaaa")
     sweep.note("mha_s2_bbbbbb", "running")

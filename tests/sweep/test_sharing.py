@@ -11,6 +11,7 @@ from support import tiny
 from gptattn.cli.main import check_job
 from gptattn.errors import ConfigError, SweepError
 from gptattn.settings.config import Accelerator, TrainConfig
+from gptattn.sweep.ledger import Ledger
 from gptattn.sweep.plan import Plan
 from gptattn.sweep.run_sweep import run_sweep
 from gptattn.sweep.sharing import Share, quickest, shares, slots, threads_each
@@ -127,8 +128,8 @@ def test_what_a_sweep_chose_is_kept_for_the_same_work_alone(
     def sweep(cfg: TrainConfig, seeds: int) -> None:
         own = with_sweep(cfg, "auto", None)
         plans = [Plan([], replace(own, seed=s), tmp_path / f"{s}") for s in range(seeds)]
-        with pytest.raises(SweepError):
-            run_sweep(plans, tmp_path, launch, in_processes=True, estimate=estimate)
+        swept = run_sweep(plans, Ledger(tmp_path), launch, in_processes=True, estimate=estimate)
+        assert swept.error is not None
 
     sweep(cfg, 4)
     sweep(cfg, 4)
@@ -159,13 +160,14 @@ def test_more_runs_than_the_memory_holds_are_not_chosen(
         assert {plan.cfg.sweep.jobs for plan in todo} == {1}
         return []
 
+    swept = run_sweep(
+        plans,
+        Ledger(tmp_path),
+        launch,
+        in_processes=True,
+        estimate=lambda cfgs, ways: {ways[0]: [9.0] * len(cfgs)},
+    )
     with pytest.raises(SweepError):
-        run_sweep(
-            plans,
-            tmp_path,
-            launch,
-            in_processes=True,
-            estimate=lambda cfgs, ways: {ways[0]: [9.0] * len(cfgs)},
-        )
+        swept.returns()
     said = "sweep.jobs=auto: 1 run at a time on all cores; there is no memory for more\n"
     assert said in capfd.readouterr().out

@@ -18,6 +18,7 @@ from gptattn.cli.main import check_job
 from gptattn.compare.statistics import smallest_difference
 from gptattn.settings.config import TrainConfig
 from gptattn.sweep.design import TYPICAL_DEVIATION, design_words
+from gptattn.sweep.ledger import Ledger
 from gptattn.sweep.plan import Plan
 from gptattn.sweep.run_sweep import run_sweep
 
@@ -136,7 +137,7 @@ def test_a_sweep_says_its_design_before_its_first_run(
     wanted = [replace(cfg, seed=seed, batch_size=n) for seed in (1, 2) for n in (2, 4)]
     todo = [Plan([], each, tmp_path / f"{i}") for i, each in enumerate(wanted)]
     with pytest.raises(KeyboardInterrupt):
-        run_sweep(todo, tmp_path, launch, in_processes=False)
+        run_sweep(todo, Ledger(tmp_path), launch, in_processes=False)
     shown = capfd.readouterr().out
     assert shown.index("one variant: nothing to compare") < shown.index("the first run")
 

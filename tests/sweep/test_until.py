@@ -1,11 +1,13 @@
 """`sweep.until`: more seeds until every interval is as narrow as asked."""
 
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from runfolders import write_run
 from support import command, run_folders, summary, tiny
 
@@ -15,8 +17,17 @@ from gptattn.compare.comparison import compare
 from gptattn.compare.finished_runs import read_runs
 from gptattn.compare.results import Difference
 from gptattn.compare.verdicts import section_words, sure_words
+from gptattn.machine.lock import is_locked
 from gptattn.runs.folder import RunFolder
-from gptattn.runs.two_stages import NAME, FirstStage, read_first_stage, write_first_stage
+from gptattn.runs.sweep_states import SWEEP_LOCK
+from gptattn.runs.two_stages import (
+    NAME,
+    FirstStage,
+    TwoStages,
+    read_two_stages,
+    variant_key,
+    write_two_stages,
+)
 from gptattn.sweep.plan import Plan
 
 
@@ -27,20 +38,30 @@ def arguments(folder: Path, *more: str, until: str = "0.02") -> list[str]:
 
 
 @pytest.fixture(autouse=True)
-def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs end at once, with losses by seed and variant: what is asked is which of them run."""
+def launches(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """Runs end at once, with losses by seed and variant: what is asked is which of them run.
+
+    MLA has no seed 3.
+    """
+    launches: list[tuple[str, int]] = []
 
     def launched(todo: Sequence[Plan], *_: object) -> tuple[list[object], dict[Path, str]]:
+        failed: dict[Path, str] = {}
         for plan in todo:
             cfg, run = plan.cfg, RunFolder(plan.folder)
+            launches.append((cfg.variant, cfg.seed))
+            if launches[-1] == ("mla", 3):
+                failed[plan.folder] = "it is unlucky"
+                continue
             loss = 2 + 0.1 * float(np.random.default_rng([cfg.seed, len(cfg.variant)]).random())
             write_run(run.path, cfg.variant, cfg.seed, loss)
             assert plan.making is not None
             run.write_making(plan.making)
             run.write_settings(cfg)
-        return [], {}
+        return [], failed
 
     monkeypatch.setattr(gptattn.sweep.run_sweep, "_launched", launched)
+    return launches
 
 
 def seeds_of(folder: Path) -> dict[str, list[int]]:
@@ -48,6 +69,17 @@ def seeds_of(folder: Path) -> dict[str, list[int]]:
     for run in run_folders(folder):
         found.setdefault(summary(run)["variant"], []).append(summary(run)["seed"])
     return {variant: sorted(seeds) for variant, seeds in found.items()}
+
+
+def extend(run: Path) -> None:
+    """Write the record that `resume=RUN budget.steps=2` leaves."""
+    known = summary(run)
+    first = {"budget": {"steps": 1}, "step": 1, "metrics": known["metrics"]}
+    last = {"budget": {"steps": 2}, "step": 2, "metrics": known["metrics"]}
+    (run / "summary.json").write_text(json.dumps(known | {"completed": [first, last], "steps": 2}))
+    settings = yaml.safe_load((run / "config.yaml").read_text())
+    settings["budget"] = {"steps": 2}
+    (run / "config.yaml").write_text(yaml.safe_dump(settings))
 
 
 def asking(monkeypatch: pytest.MonkeyPatch, *needs: int) -> None:
@@ -70,7 +102,8 @@ def test_each_variant_gets_its_seeds_and_the_baseline_the_most(
     assert found["mha"] == [1, 2, 3, 4, 5, 6, 7]
     assert sorted([found["gqa"], found["mqa"]]) == [[1, 2, 3, 4, 5], [1, 2, 3, 4, 5, 6, 7]]
     home = tmp_path / "outputs" / "a"
-    assert read_first_stage(home) == FirstStage((1, 2, 3, 4, 5), 0.02)
+    stages = {run.stage for run in read_runs([home])[0]}
+    assert stages == {FirstStage((1, 2, 3, 4, 5), 0.02)}
     out = capfd.readouterr().out
     assert (
         "sweep.until=0.02: 5 seeds of each variant, then as many more as it needs, up to 50" in out
@@ -80,6 +113,71 @@ def test_each_variant_gets_its_seeds_and_the_baseline_the_most(
     asking(monkeypatch, 5, 8)
     assert command(tmp_path, *whole) == 0
     assert Counter(map(len, seeds_of(tmp_path).values())) == {8: 2, 5: 1}
+
+
+def test_a_variant_that_fails_at_first_does_not_stop_the_others(
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    launches: list[tuple[str, int]],
+) -> None:
+    asking(monkeypatch, 7)
+    whole = arguments(tmp_path, "attn=mha,gqa,mla", FIRST)
+    assert command(tmp_path, *whole) == 1
+    found = seeds_of(tmp_path)
+    assert found["mha"] == found["gqa"] == [1, 2, 3, 4, 5, 6, 7]
+    assert found["mla"] == [1, 2, 4, 5]
+    assert launches.count(("mla", 3)) == 1
+    out, err = capfd.readouterr()
+    assert "1 variant lacks some of the first 5 seeds: no more are run of it" in out
+    assert "1 of 15 runs failed; the same command runs them again" in err
+
+
+def test_the_folder_stays_locked_between_the_stages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = tmp_path / "outputs" / "a" / SWEEP_LOCK
+    held: list[bool] = []
+
+    def needs(*_: object) -> int:
+        held.append(is_locked(lock))
+        return 6
+
+    monkeypatch.setattr(gptattn.sweep.until, "stein_seeds", needs)
+    assert command(tmp_path, *arguments(tmp_path, "attn=mha,gqa", FIRST)) == 0
+    assert held == [True]
+    assert not is_locked(lock)
+
+
+def test_what_another_command_ran_in_the_folder_has_no_first_stage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asking(monkeypatch, 7)
+    assert command(tmp_path, *arguments(tmp_path, "attn=mha,gqa", FIRST)) == 0
+    alone = [a for a in arguments(tmp_path, "attn=mqa", FIRST) if "sweep.until" not in a]
+    assert command(tmp_path, *alone) == 0
+    runs = read_runs([tmp_path / "outputs" / "a"])[0]
+    assert {run.variant for run in runs if run.stage is None} == {"mqa"}
+    # A further command with until adds its variants, at the width that it asks for.
+    asking(monkeypatch, 5, 5)
+    wide = arguments(tmp_path, "attn=mha,mqa,gqa", FIRST, until="0.05")
+    assert command(tmp_path, *wide) == 0
+    runs = read_runs([tmp_path / "outputs" / "a"])[0]
+    assert {run.stage for run in runs} == {FirstStage((1, 2, 3, 4, 5), 0.05)}
+
+
+def test_a_run_that_was_extended_counts_as_it_was_at_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asking(monkeypatch, 5)
+    whole = arguments(tmp_path, "attn=mha,gqa", FIRST)
+    assert command(tmp_path, *whole) == 0
+    for run in run_folders(tmp_path):
+        extend(run)
+    asking(monkeypatch, 7)
+    assert command(tmp_path, *whole) == 0
+    found = seeds_of(tmp_path)
+    assert found["mha"] == found["gqa"] == [1, 2, 3, 4, 5, 6, 7]
 
 
 def test_a_fresh_sweep_repeats_its_first_stage_once(
@@ -132,6 +230,10 @@ def test_seeds_follow_at_the_rate_that_was_best(
             "sweep.until: 0.02 has one variant; give several to compare",
         ),
         (
+            ["attn=mha,gqa", FIRST, "sweep.keep_stale=true"],
+            "sweep.until: has no place beside sweep.keep_stale: more seeds would be of other code",
+        ),
+        (
             ["attn=mha,gqa", FIRST, "sweep.max_seeds=4"],
             "sweep.max_seeds: 4 is less than the 5 seeds given",
         ),
@@ -159,7 +261,7 @@ def test_other_first_seeds_are_refused_once_a_sweep_went_on(
 ) -> None:
     home = tmp_path / "outputs" / "a"
     home.mkdir(parents=True)
-    write_first_stage(home, FirstStage((1, 2, 3, 4, 5), 0.02))
+    write_two_stages(home, TwoStages((1, 2, 3, 4, 5), {}))
     assert command(tmp_path, *arguments(tmp_path, "attn=mha,gqa", "seed=2,3,4,5,6")) == 2
     err = capfd.readouterr().err
     assert "began with seed=1,2,3,4,5; give these, or another experiment_name" in err
@@ -170,15 +272,15 @@ def test_other_first_seeds_are_refused_once_a_sweep_went_on(
     [
         "",
         "{",
-        '{"first": [1], "half_width": 0}',
+        '{"first": [1], "half_widths": {"a": 0}}',
         '{"first": 3}',
         "[]",
-        '{"first": [1], "half_width": "x"}',
+        '{"first": [1], "half_widths": {"a": "x"}}',
     ],
 )
 def test_a_damaged_record_is_none(text: str, tmp_path: Path) -> None:
     (tmp_path / NAME).write_text(text)
-    assert read_first_stage(tmp_path) is None
+    assert read_two_stages(tmp_path) is None
 
 
 # What the report makes of it
@@ -188,10 +290,13 @@ def difference(
     folder: Path, losses: Mapping[str, Sequence[float]], half_width: float
 ) -> tuple[Difference, list[str], list[str]]:
     folder.mkdir()
-    write_first_stage(folder, FirstStage((1, 2, 3), half_width))
+    half_widths: dict[str, float] = {}
     for variant, values in losses.items():
         for seed, loss in enumerate(values, start=1):
             write_run(folder / f"{variant}_{seed}", variant, seed, loss)
+            settings = RunFolder(folder / f"{variant}_{seed}").read_settings()
+            half_widths[variant_key(settings)] = half_width
+    write_two_stages(folder, TwoStages((1, 2, 3), half_widths))
     (section,) = compare(read_runs([folder])[0]).sections
     (found,) = [row.difference for row in section.rows if row.difference]
     return found, section_words(section), sure_words(section)
