@@ -133,6 +133,18 @@ def test_a_variant_that_fails_at_first_does_not_stop_the_others(
     assert "1 of 15 runs failed; the same command runs them again" in err
 
 
+def test_a_variant_without_a_learning_rate_does_not_stop_the_others(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asking(monkeypatch, 7)
+    tune = "hydra.sweeper.tune={lr:[1e-3,2e-3],seed:3}"
+    whole = arguments(tmp_path, "attn=mha,gqa,mla", "seed=1,2,4,5,6", tune)
+    assert command(tmp_path, *whole) == 1
+    found = seeds_of(tmp_path)
+    assert found == {key: [1, 2, 3, 3, 4, 5, 6, 7, 8] for key in ["mha", "gqa"]}
+    assert "1 variant lacks some of the first 5 seeds" in capfd.readouterr().out
+
+
 def test_the_folder_stays_locked_between_the_stages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
