@@ -1,10 +1,11 @@
 """Measures what makes the difference of two variants vary less over seeds, at equal cost.
 
-`python scripts/seed_noise.py --record FILE [--seeds 1 200] [--steps 200]` trains mha and gqa at
-model=tiny in each of the ways below, seed after seed, and adds a line per run to FILE; the same
-command goes on. Then it prints, for each way and each reading of the loss, the standard deviation
-of the difference over seeds, its variance over that of a plain run, and the seeds that show a
-difference of 0.02 nats. A ratio's interval is the middle 95% of those of seeds drawn again.
+`python scripts/seed_noise.py --record FILE [--seeds 1 200] [--steps 200] [--ways WAY ...]` trains
+mha and gqa at model=tiny in each of the ways below, or in those given, seed after seed, and adds a
+line per run to FILE; the same command goes on. Then it prints, for each way and each reading of the
+loss, the standard deviation of the difference over seeds, its variance over that of a plain run,
+and the seeds that show a difference of 0.02 nats. A ratio's interval is the middle 95% of those of
+seeds drawn again.
 
 Ways of training, all on the same tokens: plain; shared (each weight drawn from a generator keyed by
 seed and name, so that variants begin alike where they can); to zero (as shared, and the learning
@@ -16,7 +17,7 @@ of the weights averaged over the last tenth of the steps.
 import argparse
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -143,17 +144,17 @@ def _losses(model: GPT, data: RunData, cfg: TrainConfig) -> NDArray[np.float64]:
     return torch.cat(found).double().mean(dim=1).numpy()
 
 
-def measure(record: Path, seeds: range, steps: int) -> None:
+def measure(record: Path, seeds: range, steps: int, ways: Sequence[str]) -> None:
     """Train what the record lacks, seed after seed, a line for each run."""
     done = {(line["way"], line["variant"], line["seed"]) for line in _lines(record, steps)}
     data = build_data(settings())
     for seed in seeds:
-        for way, how in WAYS.items():
+        for way in ways:
             for variant in VARIANTS:
                 if (way, variant, seed) in done:
                     continue
                 cfg = settings([f"attn={variant}", f"seed={seed}"])
-                losses = train(cfg, data, how, steps)
+                losses = train(cfg, data, WAYS[way], steps)
                 line: dict[str, object] = {"way": way, "variant": variant, "seed": seed}
                 line |= {"steps": steps} | {name: round(x, 6) for name, x in losses.items()}
                 with record.open("a", encoding="utf-8") as file:
@@ -165,17 +166,17 @@ def _lines(record: Path, steps: int) -> list[dict[str, Any]]:
     return [line for line in map(json.loads, text.splitlines()) if line["steps"] == steps]
 
 
-def show(record: Path, steps: int) -> None:
-    """Print the table, over the seeds that all ways and variants have."""
+def show(record: Path, steps: int, ways: Sequence[str]) -> None:
+    """Print the table, over the seeds that all of these ways and variants have."""
     runs = {(line["way"], line["variant"], line["seed"]): line for line in _lines(record, steps)}
-    keys = [{s for w, v, s in runs if (w, v) == cell} for cell in product(WAYS, VARIANTS)]
+    keys = [{s for w, v, s in runs if (w, v) == cell} for cell in product(ways, VARIANTS)]
     seeds = sorted(set.intersection(*keys))
     losses = {
         (way, reading, variant): np.array([runs[way, variant, s][reading] for s in seeds])
-        for way, reading, variant in product(WAYS, READINGS, VARIANTS)
+        for way, reading, variant in product(ways, READINGS, VARIANTS)
     }
     base, other = VARIANTS
-    apart = {cell: losses[*cell, other] - losses[*cell, base] for cell in product(WAYS, READINGS)}
+    apart = {cell: losses[*cell, other] - losses[*cell, base] for cell in product(ways, READINGS)}
     generator = np.random.default_rng(0)
     drawn = generator.integers(len(seeds), size=(RESAMPLES, len(seeds)))
     plain = apart["plain", "last"]
@@ -205,10 +206,11 @@ def main() -> None:
     parser.add_argument("--record", type=Path, required=True, help="a file of lines, added to")
     parser.add_argument("--seeds", type=int, nargs=2, default=(1, 200), metavar=("FIRST", "LAST"))
     parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
     args = parser.parse_args()
     torch.set_num_threads(1)  # the models are small: run a command for each core, with its seeds
-    measure(args.record, range(args.seeds[0], args.seeds[1] + 1), args.steps)
-    show(args.record, args.steps)
+    measure(args.record, range(args.seeds[0], args.seeds[1] + 1), args.steps, args.ways)
+    show(args.record, args.steps, args.ways)
 
 
 if __name__ == "__main__":
