@@ -12,10 +12,10 @@ from gptattn.compare.plot_style import (
     Plot,
     drawn,
     legend_below,
+    log_x,
     look,
     new_figure,
     room_below,
-    tick,
 )
 from gptattn.compare.statistics import t_interval
 
@@ -41,8 +41,7 @@ def ladder_plot(report: LadderReport, scaled: Scaled, prefix: str) -> Plot:
         means = scaled.ladder.losses[name].mean(axis=1)
         handles += axes.plot(own, means, style["marker"], color=style["color"], markersize=5)
         axes.plot(own[-1], scaled.predicted[name], "_", color=style["color"], markersize=14)
-    axes.set_xscale("log")
-    axes.xaxis.set_major_formatter(tick)
+    log_x(axes)
     axes.set(xlabel=LABELS[scaled.cost], ylabel="validation loss (nats)")
     legend_below(figure, handles, names)
     caption = (

@@ -83,14 +83,17 @@ def tick(value: float, position: int | None = None) -> str:
 
 
 def scale_x(axes: Any, values: Sequence[float], base: int = 10) -> None:
-    """Format the x axis; use a log scale if the values, all positive, span more than 8 times.
-
-    Log ticks are 1, 2, 5 for base 10, and powers of two for base 2.
-    """
+    """Format the x axis; use a log scale if the values, all positive, span more than 8 times."""
     if wide(values):
-        axes.set_xscale("log", base=base)
-        axes.xaxis.set_major_locator(LogLocator(base, subs=(1, 2, 5) if base == 10 else (1,)))
-        axes.xaxis.set_minor_formatter(NullFormatter())
+        log_x(axes, base)
+    axes.xaxis.set_major_formatter(tick)
+
+
+def log_x(axes: Any, base: int = 10) -> None:
+    """Use a log scale, with ticks at 1, 2, 5 for base 10, and at powers of two for base 2."""
+    axes.set_xscale("log", base=base)
+    axes.xaxis.set_major_locator(LogLocator(base, subs=(1, 2, 5) if base == 10 else (1,)))
+    axes.xaxis.set_minor_formatter(NullFormatter())
     axes.xaxis.set_major_formatter(tick)
 
 

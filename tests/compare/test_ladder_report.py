@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ from gptattn.compare import ladder_words, scaling
 from gptattn.compare.comparison import compare
 from gptattn.compare.finished_runs import read_runs
 from gptattn.compare.ladder import LadderReport
+from gptattn.compare.ladder_plot import ladder_plot
 from gptattn.compare.table import MISSING
 
 FLOPS = {"mha": 1000.0, "gqa": 900.0}  # per token and layer
@@ -139,6 +141,15 @@ def test_losses_that_do_not_fall_are_no_ladder(rise: float, tmp_path: Path) -> N
 
 def test_three_sizes_are_no_ladder(tmp_path: Path) -> None:
     assert compare(read_runs([write_ladder(tmp_path, sizes=3)])[0]).ladders == []
+
+
+def test_the_ticks_of_one_and_a_half_decades_are_plain_numbers(folder: Path) -> None:
+    found = ladder_of(folder)
+    spent = {name: np.geomspace(2e10, 7.7e11, 5) for name in FLOPS}
+    ladder = scaling.Ladder(spent, found.costs[0].ladder.losses)
+    plot = ladder_plot(found, replace(found.costs[0], ladder=ladder), "")
+    assert "math" not in plot.svg
+    assert all(label in plot.svg for label in ("20G", "50G", "500G"))
 
 
 def test_table_page_json_and_plots_have_the_ladder(
