@@ -171,10 +171,10 @@ def _reversed(d: Difference) -> Difference:
 def _estimates(members: Sequence[Run]) -> dict[str, Estimate]:
     found = {}
     for metric in METRICS:
-        own = paired([members], metric)
-        (values,) = own.values
+        (values,) = paired([members], metric).values
         if len(values):
-            interval = statistics.t_interval(values, first=own.first)
+            # Of all seeds, with `sweep.until` too: differences alone decided how many they are.
+            interval = statistics.t_interval(values)
             found[metric] = Estimate(len(values), float(values.mean()), interval)
     return found
 

@@ -82,7 +82,7 @@ def _stage_words(section: Section) -> list[str]:
     first = min(stages)
     return [
         f"More seeds followed on the first {first}, as many as the spread over those asks for; "
-        "intervals and p have the deviation of the first alone (Stein 1945)."
+        "the intervals and p of differences have the deviation of the first alone (Stein 1945)."
     ]
 
 
