@@ -20,7 +20,7 @@ from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
-from gptattn.errors import ConfigError
+from gptattn.errors import ConfigError, SweepError
 
 if TYPE_CHECKING:
     from gptattn.cli.sweep_jobs import Jobs
@@ -59,7 +59,7 @@ class LedgerSweeper(BasicSweeper):
         from gptattn.cli.sweep_jobs import jobs_of, with_seeds
         from gptattn.machine.console import make_console
         from gptattn.sweep.ledger import Ledger
-        from gptattn.sweep.until import Until
+        from gptattn.sweep.until import Until, check_one_until
 
         assert self.hydra_context is not None
         assert self.config is not None
@@ -67,6 +67,7 @@ class LedgerSweeper(BasicSweeper):
         loader = self.hydra_context.config_loader
         jobs = jobs_of(loader, [*self._parse_config(), *arguments], self.variants, self._rungs())
         home = Path(self.config.hydra.sweep.dir)
+        check_one_until(jobs, self.config.sweep.until)
         if self.config.sweep.until is None:
             return self._swept(jobs, Ledger(home)).returns()
         if self.uptrain is not None:
@@ -84,9 +85,12 @@ class LedgerSweeper(BasicSweeper):
             if not decision.counts:
                 return first.returns()
             more = with_seeds(jobs, decision.seeds, decision.together)
-            second = self._swept(more, ledger, decision.chosen).returns()
+            second = self._swept(more, ledger, decision.chosen)
+            if first.error is not None and second.error is not None:
+                both = f"{first.error.message}; then {second.error.message}"
+                raise SweepError(both, first.error.exit_code)
             first.returns()  # what failed there is an error, though the others went on
-            return second
+            return second.returns()
 
     def _swept(
         self, asked: Jobs, ledger: Ledger, chosen: Callable[[list[Plan]], list[Plan]] = list

@@ -208,9 +208,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS))
     args = parser.parse_args()
+    ways = dict.fromkeys(["plain", *args.ways])  # what the others are measured by
     torch.set_num_threads(1)  # the models are small: run a command for each core, with its seeds
-    measure(args.record, range(args.seeds[0], args.seeds[1] + 1), args.steps, args.ways)
-    show(args.record, args.steps, args.ways)
+    measure(args.record, range(args.seeds[0], args.seeds[1] + 1), args.steps, [*ways])
+    show(args.record, args.steps, [*ways])
 
 
 if __name__ == "__main__":

@@ -68,7 +68,7 @@ def jobs_of(
 def with_seeds(jobs: Jobs, seeds: Sequence[int], together: int) -> Jobs:
     """Return the jobs with each of these seeds in place of their own.
 
-    So many run at a time, and what is done stays so.
+    So many run at a time, and what is done stays so. Raises ConfigError for more than MOST_RUNS.
     """
     own = re.compile(r"\+*(seed|sweep\.jobs|sweep\.fresh)=")
     more = [f"sweep.jobs={together}", "sweep.fresh=false"]
@@ -78,6 +78,8 @@ def with_seeds(jobs: Jobs, seeds: Sequence[int], together: int) -> Jobs:
             tuple(override for override in job if not own.match(override)): None for job in some
         }
         found[variant] = [[*job, *more, f"seed={seed}"] for job in bare for seed in seeds]
+        if sum(map(len, found.values())) > MOST_RUNS:
+            raise ConfigError("sweep.max_seeds", f"allows more than {MOST_RUNS:,} runs; give fewer")
     return found
 
 

@@ -49,9 +49,15 @@ def paired(groups: Sequence[Sequence[Run]], metric: str = "val/loss") -> Paired:
 
 
 def _stage(groups: Sequence[Sequence[Run]]) -> FirstStage | None:
-    """Return the first stage of `sweep.until`, if all of these runs belong to one."""
+    """Return the first stage of `sweep.until`, if all of these runs began with the same seeds.
+
+    Of several widths that were asked for, the smallest counts.
+    """
     stages = {run.stage for runs in groups for run in runs}
-    return stages.pop() if len(stages) == 1 else None
+    known = [stage for stage in stages if stage is not None]
+    if len(known) < len(stages) or len({stage.first for stage in known}) != 1:
+        return None
+    return min(known, key=lambda stage: stage.half_width)
 
 
 def compare_all(

@@ -7,7 +7,7 @@ Source: Stein 1945, Annals of Mathematical Statistics 16, 243-258.
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence, Set
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import count, islice
 from pathlib import Path
 
@@ -34,7 +34,7 @@ FEWEST = 5  # first seeds: with fewer, the deviation is known too badly to plan 
 class Need:
     """The seeds that a variant and its baseline need, by the keys of the two."""
 
-    words: str  # `gqa needs 28`
+    name: str  # as in the report, with its section
     keys: tuple[str, str]
     seeds: int
 
@@ -111,18 +111,23 @@ class Until:
         first stage, keeps those it has.
         """
         first, most = len(self._first), self._plans[0].cfg.sweep.max_seeds
-        keys = {folder: _key(plan.cfg) for plan, folder in results}
-        found = read_runs(keys)[0]
+        keys = {folder.resolve(): _key(plan.cfg) for plan, folder in results}
+        # All of the folder, as the report: its correction is over every row that is there.
+        found = read_runs([self._folder])[0]
         # Runs that were extended since count as they were at first; the longer ones come last.
         done = at_first_budgets(found)[0][: len(found)]
+        runs = [replace(run, folder=run.folder.resolve()) for run in done]
+        runs = [run for run in runs if run.seed in self._first]
         seeds_of: dict[str, set[int]] = {}
-        for run in done:
-            seeds_of.setdefault(keys[run.folder], set()).add(run.seed)
+        for run in runs:
+            if run.folder in keys:
+                seeds_of.setdefault(keys[run.folder], set()).add(run.seed)
         whole = {key for key, seeds in seeds_of.items() if seeds.issuperset(self._first)}
-        runs = [run for run in done if run.seed in self._first and keys[run.folder] in whole]
-        sections = compare(runs, split=True).sections if runs else []
+        keys = {folder: key for folder, key in keys.items() if key in whole}
+        sections = compare(runs, split=True).sections if keys else []
         needs = [need for each in sections for need in self._needs(each, keys)]
         within = [need for need in needs if first < need.seeds <= most]
+        runs = [run for run in runs if run.folder in keys]
         counts: dict[str, int] = {}
         for need in within:
             for key in need.keys:
@@ -130,15 +135,26 @@ class Until:
         together = self._together()
         seconds = _seconds(self._folder, runs, keys)
         lines = [f"{FIELD}={self._half_width:g}: {_summary(needs, within, first)}"]
+        if counts:
+            more = {key: seeds - first for key, seeds in counts.items()}
+            took = sum(runs * seconds.get(key, 0.0) for key, runs in more.items()) / together
+            about = f", about {span(took)}" if took else ""
+            lines.append(f"with the baseline's, {sum(more.values())} more runs{about}")
         lines += [self._not_run(need, seconds, together) for need in needs if need.seeds > most]
-        variants = {_key(plan.cfg): self._variant(plan.cfg) for plan in self._plans}
-        if lacking := len({*variants.values()} - {variants[key] for key in whole}):
-            many = f"{lacking} variants lack" if lacking > 1 else "1 variant lacks"
-            lines.append(f"{many} some of the first {first} seeds: no more are run of it")
+        lines += self._lacking(whole)
         self._write(runs, keys)
         free = (seed for seed in count(max(self._first) + 1) if seed not in self._taken)
         seeds = [*self._first, *islice(free, max([first, *counts.values()]) - first)]
         return Decision(counts, whole, seeds, first, together, lines)
+
+    def _lacking(self, whole: Set[str]) -> list[str]:
+        """Say which variants lack some of the first seeds; the baseline may be one of them."""
+        known = {self._variant(plan.cfg) for plan in self._plans if _key(plan.cfg) in whole}
+        names = {p.cfg.variant: None for p in self._plans if self._variant(p.cfg) not in known}
+        return [
+            f"{', '.join(names)}: without all of the first {len(self._first)} seeds, no more are "
+            "run of it, nor to compare others with it"
+        ] * bool(names)
 
     def _variant(self, cfg: TrainConfig) -> str:
         """Return the key of a variant, which is one at whatever rates it is to choose from."""
@@ -149,21 +165,20 @@ class Until:
         found = []
         for row in section.rows:
             d = row.difference
-            if d is not None and d.n > 1:
+            both = [keys.get(one.runs[0].folder) for one in (row, base)]
+            if d is not None and d.n > 1 and both[0] is not None and both[1] is not None:
                 where = f" ({section.title})" if section.title else ""
                 seeds = stein_seeds(d.deviation, self._half_width, d.n, d.comparisons)
-                both = (keys[row.runs[0].folder], keys[base.runs[0].folder])
-                found.append(Need(f"{row.name}{where} needs {seeds} seeds", both, seeds))
+                found.append(Need(f"{row.name}{where}", (both[0], both[1]), seeds))
         return found
 
     def _not_run(self, need: Need, seconds: Mapping[str, float], jobs: int) -> str:
         """Return `gqa: ±0.005 would need about 280 seeds, 9 hours; not run (...)`."""
-        name = need.words.partition(" needs ")[0]
         each = sum(seconds.get(key, 0.0) for key in need.keys)
         hours = f", {span(each * (need.seeds - len(self._first)) / jobs)}" if each else ""
         return (
-            f"{name}: ±{self._half_width:g} would need about {need.seeds:,} seeds{hours}; not run "
-            f"(sweep.max_seeds={self._plans[0].cfg.sweep.max_seeds})"
+            f"{need.name}: ±{self._half_width:g} would need about {need.seeds:,} seeds{hours}; not "
+            f"run (sweep.max_seeds={self._plans[0].cfg.sweep.max_seeds})"
         )
 
     def _write(self, runs: Sequence[Run], keys: Mapping[Path, str]) -> None:
@@ -183,6 +198,14 @@ class Until:
             if line.get("state") == CHOSEN and isinstance(line.get("jobs"), int)
         ]
         return chosen[-1] if is_open(cfg) and chosen else slots(cfg)
+
+
+def check_one_until(jobs: Mapping[str, Sequence[Sequence[str]]], until: float | None) -> None:
+    """Raise ConfigError if some of the runs' overrides set another `sweep.until` than the sweep."""
+    given = {o.lstrip("+") for own in jobs.values() for job in own for o in job}
+    widths = {o for o in given if o.startswith(f"{FIELD}=") and o != f"{FIELD}=null"}
+    if len(widths) > (until is not None):
+        raise ConfigError(FIELD, "is one number for the whole sweep; give one")
 
 
 def _check_seeds(sweep: SweepConfig, given: Sequence[int]) -> None:
@@ -214,7 +237,7 @@ def _summary(needs: Sequence[Need], within: Sequence[Need], first: int) -> str:
     rest = (
         f"; for {enough} other{'s' * (enough > 1)}, the first {first} are enough" if enough else ""
     )
-    return ", ".join(need.words for need in within) + rest
+    return ", ".join(f"{need.name} needs {need.seeds} seeds" for need in within) + rest
 
 
 def _seconds(folder: Path, runs: Sequence[Run], keys: Mapping[Path, str]) -> dict[str, float]:
