@@ -291,6 +291,7 @@ KINDS: dict[str, Callable[[list[str]], None]] = {
     "attention_map.py": _run("attention_map.py"),
     "tune.py": _search,
     "torture.py": _torture,
+    "seed_noise.py": _bench("seed_noise.py"),
     "bench_train.py": _bench("bench_train.py"),
     "bench_attention.py": _bench("bench_attention.py"),
     "bench_check.py": _bench("bench_check.py"),
