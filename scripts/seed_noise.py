@@ -7,8 +7,8 @@ loss, the standard deviation of the difference over seeds, its variance over tha
 and the seeds that show a difference of 0.02 nats. A ratio's interval is the middle 95% of those of
 seeds drawn again.
 
-Ways of training, all on the same tokens: plain; shared (each weight drawn from a generator keyed by
-seed and name, so that variants begin alike where they can); to zero (as shared, and the learning
+Ways of training, all on the same tokens: plain; shared (`shared_init=true`: variants begin alike
+where they can); to zero (as shared, and the learning
 rate falls along a line to 0); large end (as shared, with batches twice as large over the last fifth
 of the tokens). Readings of the loss: of the last weights on all held-out text; on half of it; and
 of the weights averaged over the last tenth of the steps.
@@ -16,7 +16,6 @@ of the weights averaged over the last tenth of the steps.
 
 import argparse
 import json
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -35,7 +34,7 @@ from gptattn.compare.table import markdown_table
 from gptattn.data.run_data import RunData
 from gptattn.data.sampler import Batch
 from gptattn.model.decay import by_decay
-from gptattn.model.gpt import GPT, INIT_STD
+from gptattn.model.gpt import GPT
 from gptattn.settings.budget import learning_rate_factor
 from gptattn.settings.build import build_data, build_model
 from gptattn.settings.config import TrainConfig
@@ -68,9 +67,7 @@ WAYS = {
 def train(cfg: TrainConfig, data: RunData, way: Way, steps: int) -> dict[str, float]:
     """Train from the settings' seed; return the loss of each of READINGS."""
     torch.manual_seed(cfg.seed)
-    model = build_model(cfg, data.tokenizer.vocab_size)
-    if way.shared:
-        _draw_by_name(model, cfg.seed)
+    model = build_model(replace(cfg, shared_init=way.shared), data.tokenizer.vocab_size)
     optim = cfg.optim
     if way.to_zero:
         optim = replace(optim, final_lr_fraction=0.0, decay="linear")
@@ -100,17 +97,6 @@ def train(cfg: TrainConfig, data: RunData, way: Way, steps: int) -> dict[str, fl
     found = {"last": float(losses.mean()), "half the text": float(losses[::2].mean())}
     model.load_state_dict(average, strict=False)
     return found | {"averaged": float(_losses(model, data, cfg).mean())}
-
-
-@torch.no_grad()
-def _draw_by_name(model: GPT, seed: int) -> None:
-    """Draw each matrix again, as large as before, from a generator keyed by seed and name."""
-    smaller = INIT_STD * (2 * len(model.layers())) ** -0.5  # of what writes to the residual stream
-    for name, weight in model.named_parameters():
-        if weight.ndim > 1:
-            generator = torch.Generator().manual_seed(seed * 2**32 + zlib.crc32(name.encode()))
-            std = min((INIT_STD, smaller), key=lambda std: abs(std - float(weight.std())))
-            weight.normal_(0.0, std, generator=generator)
 
 
 def _batches(

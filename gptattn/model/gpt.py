@@ -1,5 +1,6 @@
 """A causal language model, with the attention of each layer made by a function passed in."""
 
+import contextlib
 from collections.abc import Callable
 from functools import partial
 
@@ -12,6 +13,7 @@ from gptattn.attention.capabilities import HasMaps
 from gptattn.attention.linear import Linear, Preparable, Prepared, prepare
 from gptattn.model.block import GPT2_STYLE, Block, BlockStyle, new_norm
 from gptattn.model.loss import linear_cross_entropy, scored
+from gptattn.model.shared_init import DrawnByName
 from gptattn.position.base import InputPosition
 
 INIT_STD = 0.02
@@ -22,7 +24,7 @@ class GPT(nn.Module, Preparable):
 
     `attention(layer)` builds the attention of layer 0, 1, ...; `input_position` is None if the
     attention encodes positions, or nothing does. `style` says what surrounds the attention; with
-    `tied_head` the head's weight is the token embedding's.
+    `tied_head` the head's weight is the token embedding's. `shared_init`: see `DrawnByName`.
 
     Raises ValueError for more tokens than `context_length`.
 
@@ -42,6 +44,7 @@ class GPT(nn.Module, Preparable):
         dropout: float,
         style: BlockStyle = GPT2_STYLE,
         tied_head: bool = True,
+        shared_init: bool = False,
     ) -> None:
         super().__init__()
         self.vocab_size, self.context_length, self.style = vocab_size, context_length, style
@@ -57,7 +60,8 @@ class GPT(nn.Module, Preparable):
         self.norm = new_norm(style, d_model)
         self.lm_head = None if tied_head else Linear(d_model, vocab_size, bias=False)
         self._prepared_head: Prepared | None = None
-        self._initialise()
+        with DrawnByName(self) if shared_init else contextlib.nullcontext():
+            self._initialise()
 
     @property
     def head(self) -> nn.Embedding | nn.Linear:

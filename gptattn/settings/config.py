@@ -211,6 +211,7 @@ class TrainConfig:
     trainer: TrainerConfig
     sweep: SweepConfig
     ladder: LadderConfig = field(default_factory=LadderConfig)
+    shared_init: bool = False
 
     @property
     def variant(self) -> str:
