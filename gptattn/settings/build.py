@@ -49,6 +49,7 @@ def build_model(cfg: TrainConfig, vocab_size: int) -> GPT:
             block.norm, block.norm_eps, model.mlp, block.bias, zero_init=block.zero_init
         ),
         tied_head=block.tied_head,
+        recompute=model.recompute,
     )
     check_parts_are_used(cfg, built)
     check_position_is_used(cfg, built)
