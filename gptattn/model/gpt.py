@@ -6,6 +6,7 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from gptattn.attention.base import Attention, Carried
 from gptattn.attention.cache import Cache, CacheGroup
@@ -24,7 +25,9 @@ class GPT(nn.Module, Preparable):
 
     `attention(layer)` builds the attention of layer 0, 1, ...; `input_position` is None if the
     attention encodes positions, or nothing does. `style` says what surrounds the attention; with
-    `tied_head` the head's weight is the token embedding's. `shared_init`: see `DrawnByName`.
+    `tied_head` the head's weight is the token embedding's. `shared_init`: see `DrawnByName`. With
+    `recompute` training keeps only each block's input for the backward pass, which computes the
+    block again (Chen et al. 2016, arXiv:1604.06174).
 
     Raises ValueError for more tokens than `context_length`.
 
@@ -45,9 +48,11 @@ class GPT(nn.Module, Preparable):
         style: BlockStyle = GPT2_STYLE,
         tied_head: bool = True,
         shared_init: bool = False,
+        recompute: bool = False,
     ) -> None:
         super().__init__()
         self.vocab_size, self.context_length, self.style = vocab_size, context_length, style
+        self.recompute = recompute
         # Uninitialised, because _initialise draws it: drawing 50,257 rows twice takes time.
         self.token_embedding = nn.Embedding.from_pretrained(
             torch.empty(vocab_size, d_model), freeze=False
@@ -108,8 +113,12 @@ class GPT(nn.Module, Preparable):
         if self.input_position is not None:
             x = self.input_position(x, positions)
         x = self.dropout(x)
+        again = self.recompute and self.training and torch.is_grad_enabled() and cache is None
         for layer, block in enumerate(self.blocks):
-            x = block(x, None if cache is None else cache[layer], carried)
+            if again:
+                x = checkpoint(block, x, None, carried, use_reentrant=False)
+            else:
+                x = block(x, None if cache is None else cache[layer], carried)
         if cache is not None:
             cache.advance(T)
         return self.norm(x)

@@ -50,6 +50,7 @@ def build_model(cfg: TrainConfig, vocab_size: int) -> GPT:
         ),
         tied_head=block.tied_head,
         shared_init=cfg.shared_init,
+        recompute=model.recompute,
     )
     check_parts_are_used(cfg, built)
     check_position_is_used(cfg, built)

@@ -28,7 +28,7 @@ class ModelConfig:
     """The sizes of the GPT.
 
     `d_mlp` None means the width with as many parameters as GPT-2's MLP, `vocab_size` None the
-    tokenizer's.
+    tokenizer's. `recompute`: the backward pass computes each block again, to save memory.
     """
 
     num_layers: int = field(metadata=within(above=0, most=1_000))
@@ -40,6 +40,7 @@ class ModelConfig:
     qkv_bias: bool
     mlp: MLPKind
     vocab_size: int | None = field(metadata=within(above=0, most=2**30))
+    recompute: bool = False
 
 
 @dataclass

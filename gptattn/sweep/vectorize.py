@@ -29,6 +29,8 @@ def _refusals(cfg: TrainConfig) -> Iterator[tuple[str, str]]:
             yield f"{name}={value}", "would drop other weights than in a run alone"
         if name.endswith(".backend") and value == "flex":
             yield f"{name}={value}", "compiles its kernel for one model"
+    if cfg.model.recompute:
+        yield "model.recompute=true", "keeps the memory of one model small"
     if cfg.compile:
         yield "compile=true", "compiles the blocks of one model"
     if cfg.budget.seconds is not None:
