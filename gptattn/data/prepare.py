@@ -23,6 +23,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from gptattn.data.corpus import Corpus
 from gptattn.data.prepared import (
     INDEX,
     STARTS_DTYPE,
@@ -32,15 +33,17 @@ from gptattn.data.prepared import (
     read_index,
     write_index,
 )
-from gptattn.data.segments import Segment
+from gptattn.data.segments import Segment, grouped, text_segments
 from gptattn.data.shards import header
+from gptattn.data.text_file import TextFile
 from gptattn.data.token_files import TOKEN_DTYPE
-from gptattn.data.tokenizer import Tokenizer, utf8
+from gptattn.data.tokenizer import SEPARATOR, Tokenizer, utf8
 from gptattn.data.tokenizer_files import IN_RUN, write
 from gptattn.errors import ConfigError, DataError, OutOfMemory
 from gptattn.machine.disk import replacing, write_atomically
 from gptattn.machine.lock import locked
 from gptattn.machine.source_code import class_code
+from gptattn.machine.telling import telling
 
 PART_BYTES = 2**26  # of text, in a part
 PLAN = "plan.json"
@@ -75,6 +78,35 @@ class PartedText:
         return hashlib.sha256(json.dumps(made_of).encode()).hexdigest()
 
 
+def in_parts(corpus: Corpus, val_fraction: float, name: str) -> PartedText | None:
+    """Return a text in files as parts, its held-out files or the end of each file held out.
+
+    None: it is not in files.
+    """
+    files = [*corpus.documents, *corpus.held_out]
+    if not all(isinstance(file, TextFile) for file in files):
+        return None
+    fraction = 0.0 if corpus.held_out else val_fraction
+    segments: list[Segment] = []
+    for sources, side in ((corpus.documents, "train"), (corpus.held_out, "val")):
+        for file in sources:
+            assert isinstance(file, TextFile)
+            segments += text_segments(file, PART_BYTES, fraction, side)
+    return PartedText(grouped(segments, PART_BYTES), val_fraction, name)
+
+
+def fit(tokenizer: Tokenizer, text: PartedText) -> None:
+    """Build the tokenizer's vocabulary from the text, unless it has one already."""
+    with telling(f"reading {text.name}", text.size) as advance:
+        tokenizer.fit(chain([SEPARATOR], _told(text.pieces(), advance)))
+
+
+def _told(pieces: Iterator[str], advance: Callable[[int], object]) -> Iterator[str]:
+    for piece in pieces:
+        yield piece
+        advance(len(piece))
+
+
 def prepare(
     text: PartedText,
     tokenizer: Tokenizer,
@@ -86,9 +118,9 @@ def prepare(
 ) -> Index:
     """Write the shards that `folder` lacks and its index; return the index.
 
-    `choice`: the settings that choose this tokenizer, for messages. `advance` is called with the bytes of each
-    part that is done. Raises ConfigError if the folder holds something else, DataError for what is
-    no text, RunFolderError while another process prepares the same.
+    `choice`: the tokenizer's name in conf/tokenizer, for messages. `advance` is called with the
+    bytes of each part that is done. Raises ConfigError if the folder holds something else,
+    DataError for what is no text, RunFolderError while another process prepares the same.
     """
     plan = text.plan(tokenizer)
     if (folder / INDEX).is_file() and (index := read_index(folder)).plan == plan:
@@ -182,7 +214,9 @@ class _Job:
         return records
 
 
-def _runs(part: Sequence[Segment], val_fraction: float) -> Iterator[tuple[str, bool, Iterator[str]]]:
+def _runs(
+    part: Sequence[Segment], val_fraction: float
+) -> Iterator[tuple[str, bool, Iterator[str]]]:
     """Yield (side, whether a document begins, its pieces); empty documents are left out."""
     for segment in part:
         begins = False

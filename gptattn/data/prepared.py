@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from gptattn.data.shards import IDS_IN_HEADER, Shard, shard_of
+from gptattn.data.tokenizer_files import IN_RUN
 from gptattn.errors import DataError
 from gptattn.machine.disk import write_atomically
 from gptattn.machine.untrusted import read_bytes
@@ -39,7 +40,7 @@ class Index:
 
     text_sha256: str
     tokenizer: str  # fingerprint
-    choice: str  # the settings that choose this tokenizer
+    choice: str  # the tokenizer's name in conf/tokenizer
     characters: str  # of a char tokenizer, else ""
     plan: str  # hash of all that decides what is in the shards
     shards: Sequence[ShardRecord] = field(default_factory=list)
@@ -62,6 +63,11 @@ class Index:
         if (shard.start, shard.count) != (IDS_IN_HEADER, record.tokens):
             raise DataError("data.path", f"{shard.path} is not the one in {INDEX}; prepare anew")
         return shard
+
+    def choice_for(self, root: Path) -> str:
+        """Return the settings that choose the tokenizer which made the ids in this folder."""
+        own = f" tokenizer.path={root}" if (root / IN_RUN).is_dir() else ""
+        return f"tokenizer={self.choice}{own}"
 
     def facts(self) -> dict[str, Any]:
         """Return what a run's record says of the text."""

@@ -17,6 +17,7 @@ from gptattn.data.text import expanded
 from gptattn.errors import ConfigError, DataError
 from gptattn.machine.disk import REFUSALS
 
+NOTES = {"dataset_info.json", "dataset_dict.json", "state.json"}  # beside what `datasets` saves
 SUFFIXES = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".arrow": "arrow"}
 
 
@@ -61,9 +62,11 @@ def _local(path: str, field: str, side: str | None, text_field: str) -> list[Seg
     if not root.exists():
         raise DataError(field, f"{root} does not exist; give a file or a folder")
     files = sorted(root.rglob("*")) if root.is_dir() else [root]
-    files = [file for file in files if file.is_file() and file.suffix in SUFFIXES]
+    files = [file for file in files if file.suffix in SUFFIXES and file.name not in NOTES]
     if not files:
-        raise DataError(field, f"{root} has no {', '.join(SUFFIXES)}; for plain text, use data=text")
+        raise DataError(
+            field, f"{root} has no {', '.join(SUFFIXES)}; for plain text, use data=text"
+        )
     return [segment for file in files for segment in _of_file(file, field, side, text_field)]
 
 
@@ -77,7 +80,7 @@ def _of_file(file: Path, field: str, side: str | None, text_field: str) -> Seque
         raise _lacking() from None
     try:
         if kind == "parquet":
-            return parquet_segments(file, PART_BYTES, side, text_field)
+            return parquet_segments(file, side, text_field)
         return [ArrowRows(file, side, text_field, file.stat().st_size)]
     except pyarrow.ArrowInvalid as error:
         raise DataError(field, f"{file} cannot be read ({str(error).splitlines()[0]})") from None

@@ -3,11 +3,10 @@
 Processes read them at the same time, so they can be pickled, and need no torch.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 import msgspec
 
@@ -22,30 +21,33 @@ VISIBLE = range(0x21, 0x7F)
 Stream = Iterator[str | None]  # pieces of text; None stands before each document
 
 
-class Segment(ABC):
-    """A range of a text.
+class Segment(Protocol):
+    """A range of a text."""
 
-    `side` is `train` or `val`, or None if the hash of each document decides. `size` is in bytes, or
-    an estimate of them.
-    """
+    @property
+    def side(self) -> str | None:
+        """`train` or `val`; None: the hash of each document decides."""
+        ...
 
-    side: str | None
-    size: int
+    @property
+    def size(self) -> int:
+        """Its size in bytes, or an estimate."""
+        ...
 
-    @abstractmethod
     def __call__(self) -> Stream:
         """Yield a None before each document that begins here, and the text in pieces.
 
         Raises DataError, naming file and place, for what is no text.
         """
+        ...
 
-    @abstractmethod
     def key(self) -> str:
         """Return a string that differs between segments with different content."""
+        ...
 
 
 @dataclass(frozen=True)
-class TextSegment(Segment):
+class TextSegment:
     """The bytes `start` .. `stop` - 1 of a text file. A document begins if `begins`."""
 
     file: TextFile
@@ -68,7 +70,7 @@ class TextSegment(Segment):
 
 
 @dataclass(frozen=True)
-class JsonLines(Segment):
+class JsonLines:
     """The lines of a JSON Lines file that begin at the bytes `start` .. `stop` - 1: documents."""
 
     path: Path
@@ -103,12 +105,11 @@ class JsonLines(Segment):
 
 
 @dataclass(frozen=True)
-class ParquetRows(Segment):
-    """The row groups `start` .. `stop` - 1 of a Parquet file, each row a document."""
+class ParquetRows:
+    """A row group of a Parquet file, each row a document."""
 
     path: Path
-    start: int
-    stop: int
+    group: int
     side: str | None
     text_field: str
     size: int
@@ -117,16 +118,15 @@ class ParquetRows(Segment):
         import pyarrow.parquet
 
         with pyarrow.parquet.ParquetFile(self.path) as file:
-            groups = range(self.start, self.stop)
-            for batch in file.iter_batches(1024, row_groups=groups, columns=[self.text_field]):
+            for batch in file.iter_batches(1024, [self.group], columns=[self.text_field]):
                 yield from documents_of(batch.column(0), self.path, self.text_field)
 
     def key(self) -> str:
-        return f"{_stamp(self.path)} {self.start} {self.stop} {self.text_field} {self.side}"
+        return f"{_stamp(self.path)} {self.group} {self.text_field} {self.side}"
 
 
 @dataclass(frozen=True)
-class ArrowRows(Segment):
+class ArrowRows:
     """An Arrow file or stream, as `datasets` saves them, each row a document."""
 
     path: Path
@@ -151,7 +151,7 @@ class ArrowRows(Segment):
 
 
 @dataclass(frozen=True)
-class HubRows(Segment):
+class HubRows:
     """Rows of a data set of the library `datasets`, which reads them from disk or network."""
 
     rows: Any  # a Dataset or an IterableDataset
@@ -192,19 +192,19 @@ def documents_of(column: Any, path: Path, text_field: str) -> Stream:
         yield value
 
 
-def text_segments(file: TextFile, length: int, fraction: float) -> list[Segment]:
-    """Cut a text file into segments of about `length` bytes, the last of them held out.
+def text_segments(file: TextFile, length: int, fraction: float, side: str) -> list[Segment]:
+    """Cut a text file into segments of about `length` bytes, all of this side but the held-out end.
 
-    They have `fraction` of the bytes together; 0 holds out nothing. Joined, the ids of a part cut
-    here are those of the whole, for every tokenizer.
+    That has `fraction` of the bytes. Joined, the ids of segments are those of the whole, for every
+    tokenizer.
     """
     size = file.path.stat().st_size
     with file.path.open("rb") as raw:
-        tail = _safe_cut(raw, round(size * (1 - fraction))) if fraction else size
+        tail = _safe_cut(raw, round(size * (1 - fraction)))
         places = sorted({0, tail, *(_safe_cut(raw, at) for at in range(length, size, length))})
     ends = [*places[1:], size]
     return [
-        TextSegment(file, start, stop, "val" if start >= tail and fraction else "train", not start)
+        TextSegment(file, start, stop, "val" if start >= tail else side, start in (0, tail))
         for start, stop in zip(places, ends, strict=True)
         if start < stop
     ]
@@ -228,35 +228,26 @@ def json_segments(path: Path, length: int, side: str | None, text_field: str) ->
     """Cut a JSON Lines file into segments of about `length` bytes."""
     size = path.stat().st_size
     starts = range(0, size, length)
-    return [
-        JsonLines(path, start, min(start + length, size), side, text_field) for start in starts
-    ]
+    return [JsonLines(path, start, min(start + length, size), side, text_field) for start in starts]
 
 
-def parquet_segments(path: Path, length: int, side: str | None, text_field: str) -> list[Segment]:
-    """Cut a Parquet file into segments of about `length` bytes of text."""
+def parquet_segments(path: Path, side: str | None, text_field: str) -> list[Segment]:
+    """Return the row groups of a Parquet file. Raises DataError without such a field."""
     import pyarrow.parquet
 
     with pyarrow.parquet.ParquetFile(path) as file:
         meta = file.metadata
-        names = [meta.schema.column(i).path for i in range(meta.num_columns)]
-        if text_field not in names:
-            raise DataError(
-                "data.text_field", f"{path} has no field {text_field!r}, only {', '.join(names)}"
-            )
-        column = names.index(text_field)
-        sizes = [
-            meta.row_group(group).column(column).total_uncompressed_size
-            for group in range(meta.num_row_groups)
-        ]
-    found: list[Segment] = []
-    start = 0
-    for group, size in enumerate(sizes):
-        held = sum(sizes[start : group + 1])
-        if held >= length or group + 1 == len(sizes):
-            found.append(ParquetRows(path, start, group + 1, side, text_field, held))
-            start = group + 1
-    return found
+    names = [meta.schema.column(i).path for i in range(meta.num_columns)]
+    if text_field not in names:
+        raise DataError(
+            "data.text_field", f"{path} has no field {text_field!r}, only {', '.join(names)}"
+        )
+    column = names.index(text_field)
+    groups = [meta.row_group(i).column(column) for i in range(meta.num_row_groups)]
+    return [
+        ParquetRows(path, i, side, text_field, group.total_uncompressed_size)
+        for i, group in enumerate(groups)
+    ]
 
 
 def grouped(segments: Sequence[Segment], length: int) -> list[tuple[Segment, ...]]:

@@ -5,15 +5,14 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from gptattn.data.prepare import PartedText, prepare
+from gptattn.data.prepare import PartedText, fit, prepare
 from gptattn.data.prepared import INDEX, Index, read_index
 from gptattn.data.shards import Shard, ShardedTokens, content_of, shard_of
 from gptattn.data.text import cache_folder, expanded
-from gptattn.data.tokenizer import SEPARATOR, TaskIds, Tokenizer
+from gptattn.data.tokenizer import TaskIds, Tokenizer
 from gptattn.data.tokens import TokenData, held_out_bytes
 from gptattn.errors import ConfigError, DataError
 from gptattn.machine.cpus import usable_cpus
@@ -31,6 +30,7 @@ class StoredTokens:
     text_hash: str
     highest: int  # id
     index: Index | None = None  # of a text that scripts/prepare.py has prepared
+    root: Path | None = None  # the folder of that
     reading: dict[str, Any] = field(default_factory=dict)  # facts for the run's record
 
 
@@ -84,10 +84,10 @@ def _prepared(root: Path, cache: Path) -> StoredTokens:
         if content_of(shard, cache).sha256 != record.sha256:
             raise DataError(
                 "data.path",
-                f"{shard.path} is damaged; remove it, and the same scripts/prepare.py makes it again",
+                f"{shard.path} is damaged; remove {root} and prepare it again",
             )
     return StoredTokens(
-        sides["train"], sides["val"], index.text_sha256, index.highest, index, index.facts()
+        sides["train"], sides["val"], index.text_sha256, index.highest, index, root, index.facts()
     )
 
 
@@ -125,10 +125,11 @@ def stored_data(
 
 
 def _check_tokenizer(stored: StoredTokens, tokenizer: Tokenizer) -> None:
-    if stored.index is not None:
+    if stored.index is not None and stored.root is not None:
         tokenizer.fit([stored.index.characters])
-    if stored.index is not None and tokenizer.fingerprint() != stored.index.tokenizer:
-        raise ConfigError("tokenizer", f"is not that of the ids; give {stored.index.choice}")
+        if tokenizer.fingerprint() != stored.index.tokenizer:
+            words = stored.index.choice_for(stored.root)
+            raise ConfigError("tokenizer", f"is not that of the ids; give {words}")
     if isinstance(tokenizer, TaskIds) and not tokenizer.vocab_size:
         raise ConfigError(
             "tokenizer.vocab_size",
@@ -146,7 +147,7 @@ def _check_tokenizer(stored: StoredTokens, tokenizer: Tokenizer) -> None:
 
 def in_cache(text: PartedText, tokenizer: Tokenizer, choice: str, cache: Path) -> StoredTokens:
     """Return the ids of a text, after preparing it in the cache unless that is done."""
-    tokenizer.fit(chain([SEPARATOR], text.pieces()))
+    fit(tokenizer, text)
     folder = cache / f"prepared-{text.plan(tokenizer)}"
     with telling(f"data: encoding {text.name}", text.size) as advance:
         prepare(text, tokenizer, folder, choice=choice, workers=usable_cpus(), advance=advance)
