@@ -45,7 +45,7 @@ from gptattn.machine.lock import locked
 from gptattn.machine.source_code import class_code
 from gptattn.machine.telling import telling
 
-PART_BYTES = 2**26  # of text, in a part
+PART_BYTES = 2**25  # of text, in a part
 PLAN = "plan.json"
 DONE = "part_{:06d}.json"
 DOCUMENT = b"\0"  # stands before each document in the text's hash

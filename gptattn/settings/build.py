@@ -1,9 +1,12 @@
 """Builds the model, the tokenizer and the data of a run from its settings."""
 
 import inspect
+import re
+from dataclasses import replace
 from functools import partial
 
 from gptattn.data.corpus import Corpus
+from gptattn.data.mixture import Mixture, MixtureData, check_tokenizer
 from gptattn.data.prepare import PartedText
 from gptattn.data.run_data import RunData
 from gptattn.data.stored import StoredTokens, in_cache, stored_data
@@ -12,7 +15,7 @@ from gptattn.data.tasks import Task
 from gptattn.data.text import cache_folder
 from gptattn.data.tokenizer import TaskIds, Tokenizer
 from gptattn.data.tokens import load_tokens
-from gptattn.errors import ConfigError
+from gptattn.errors import ConfigError, UserError
 from gptattn.model.block import BlockStyle
 from gptattn.model.gpt import GPT
 from gptattn.model.kinds import default_width
@@ -109,6 +112,8 @@ def build_data(cfg: TrainConfig, tokenizer: Tokenizer | None = None) -> RunData:
     target = find_target("data", cfg.data, cfg.allow_targets)
     if inspect.isclass(target) and issubclass(target, Task):
         return _build_task(cfg, tokenizer)
+    if target is Mixture:
+        return _build_mixture(cfg, tokenizer)
     content, cache = build_content(cfg), cache_folder(cfg.cache_dir)
     if isinstance(content, PartedText):
         content = in_cache(content, tokenizer, cfg.choices["tokenizer"], cache)
@@ -131,6 +136,22 @@ def _build_task(cfg: TrainConfig, tokenizer: Tokenizer) -> TaskData:
     task.check(cfg.model.context_length)
     tokenizer.become(task.vocab_size)
     return TaskData(task, cfg.model.context_length, tokenizer)
+
+
+def _build_mixture(cfg: TrainConfig, tokenizer: Tokenizer) -> MixtureData:
+    mixture = construct("data", cfg.data, {}, cfg.allow_targets)
+    check_tokenizer(tokenizer)
+    sources = {}
+    for name, spec in mixture.specs.items():
+        try:
+            sources[name] = build_data(replace(cfg, data=spec), tokenizer)
+        except UserError as error:
+            # The text does not know that it is one of several.
+            field = re.sub(r"^data\b", f"data.sources.{name}", error.field)
+            raise type(error)(field, error.message) from None
+    if any(source.val_bytes is None for source in sources.values()):
+        raise ConfigError("data.sources", "must all be texts, under a tokenizer")
+    return MixtureData(sources, mixture.weights, tokenizer)
 
 
 def _check_no_sample(cfg: TrainConfig) -> None:

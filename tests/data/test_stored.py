@@ -1,6 +1,7 @@
 """`data=bin` reads ids as other projects write them, and what scripts/prepare.py wrote."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -43,7 +44,7 @@ def test_the_header_is_that_of_modded_nanogpt(tmp_path: Path) -> None:
 def test_slices_go_across_shards_with_and_without_headers(tmp_path: Path) -> None:
     cuts = [0, 7, 8, 400, 1000]
     files = []
-    for i, (start, stop) in enumerate(zip(cuts, cuts[1:], strict=False)):
+    for i, (start, stop) in enumerate(pairwise(cuts)):
         file = tmp_path / f"{i}.bin"
         if i % 2:
             IDS[start:stop].tofile(file)
