@@ -22,6 +22,10 @@ class UserError(Exception):
         super().__init__(f"{field}: {message}")
         self.field, self.message = field, message
 
+    def __reduce__(self) -> tuple[type["UserError"], tuple[str, str]]:
+        # From a worker process it comes back as it was raised.
+        return type(self), (self.field, self.message)
+
 
 class ConfigError(UserError):
     """A setting that does not exist, has the wrong type, or cannot work."""

@@ -183,7 +183,47 @@ def to_train_config(cfg: DictConfig) -> TrainConfig:
         raise ConfigError(
             "choices", "only records what was chosen; choose with attn=..., model=..."
         )
+    if (sources := found.data.get("sources")) is not None:
+        found = replace(found, data=found.data | {"sources": _with_files(sources)})
     return found if found.pattern is None else _with_pattern(found, settings)
+
+
+def _with_files(sources: Any) -> dict[str, Any]:
+    """Return the texts of a mixture with the settings in their files in conf/data.
+
+    Raises ConfigError for one without `data`, or with another setting than its file's.
+    """
+    if not isinstance(sources, dict):
+        raise ConfigError("data.sources", "is no table; give {NAME:{data:text,path:FILE,weight:1}}")
+    read = {
+        name: OmegaConf.create(read_config_text(file))
+        for name, file in _files(_searched("data")).items()
+    }
+    # A task's file sets more than its group.
+    texts = {
+        name: _plain(node)
+        for name, node in read.items()
+        if isinstance(node, DictConfig) and "_target_" in node and "sources" not in node
+    }
+    found = {}
+    for name, source in sources.items():
+        field = f"data.sources.{name}"
+        if not isinstance(source, dict):
+            raise ConfigError(field, "is no table; give {data:text,path:FILE,weight:1}")
+        if "_target_" in source:
+            found[name] = source
+            continue
+        file = source.get("data")
+        if file not in texts:
+            raise ConfigError(f"{field}.data", f"{file!r} is no text; {suggest(str(file), texts)}")
+        own = texts[file]
+        for key in source:
+            if key not in own and key not in ("data", "weight"):
+                raise ConfigError(
+                    f"{field}.{key}", f"is not a setting of {file}; {suggest(key, own)}"
+                )
+        found[name] = own | source
+    return found
 
 
 def _with_pattern(found: TrainConfig, settings: DictConfig) -> TrainConfig:
@@ -225,10 +265,10 @@ def attention_settings(variant: str, settings: TrainConfig) -> dict[str, Any]:
     return _plain(_settings_of("to", variant, OmegaConf.create(asdict(settings)), [CONF / "attn"]))
 
 
-def _searched() -> list[Path]:
-    """Return the folders of the variants' files, in Hydra's order: the first with a name counts."""
+def _searched(group: str = "attn") -> list[Path]:
+    """Return the folders of a group's files, in Hydra's order: the first with a name counts."""
     sources = HydraConfig.get().runtime.config_sources
-    return [Path(source.path) / "attn" for source in sources if source.schema == "file"]
+    return [Path(source.path) / group for source in sources if source.schema == "file"]
 
 
 def _files(folders: Sequence[Path]) -> dict[str, Path]:

@@ -93,7 +93,7 @@ def text(path: str | None, pattern: str = "**/*", val_path: str | None = None) -
 
 def _files(path: str, pattern: str, field: str, left_out: set[str]) -> list[TextFile]:
     """The files at or below the path. `field`: the setting that names it."""
-    root = _expanded(path, field)
+    root = expanded(path, field)
     try:
         if root.is_dir():
             return _files_below(root, pattern, field, left_out)
@@ -138,7 +138,7 @@ def shakespeare(path: str | None, cache_dir: str | None = None) -> str:
     """
     file = cache_folder(cache_dir) / "tinyshakespeare.txt"
     if path is not None:
-        file = _expanded(path, "data.path")
+        file = expanded(path, "data.path")
     elif not file.exists():
         _fetch(SHAKESPEARE_URL, file)
     source = TextFile(file, "data.path", set())
@@ -166,7 +166,8 @@ def cache_folder(cache_dir: str | None) -> Path:
     return (Path(base) if base else Path("~/.cache").expanduser()) / "gptattn"
 
 
-def _expanded(path: str, field: str) -> Path:
+def expanded(path: str, field: str) -> Path:
+    """Return the path with the home folder for ~. Raises DataError if that is unknown."""
     try:
         return Path(path).expanduser()
     except RuntimeError:

@@ -39,9 +39,16 @@ class TextFile:
             raise self._wrong("is empty; give a file with text in it")
 
     def __call__(self) -> Iterator[str]:
+        return self.part(0, None)
+
+    def part(self, start: int, stop: int | None) -> Iterator[str]:
+        """Yield the text of the bytes `start` .. `stop` - 1, in pieces; None: up to the end.
+
+        Neither may lie within a character, or between CR and LF.
+        """
         utf8 = codecs.getincrementaldecoder("utf-8")()
         lines = io.IncrementalNewlineDecoder(None, translate=True)
-        for offset, raw in self._raw():
+        for offset, raw in self._raw(start, stop):
             nul = raw.find(0)
             if nul >= 0:
                 raise self._wrong(f"is binary (NUL at byte {offset + nul}); give a UTF-8 text file")
@@ -61,12 +68,15 @@ class TextFile:
         if any("\r" in ending for ending in lines.newlines or ()):
             self.left_out.add("CR")
 
-    def _raw(self) -> Iterator[tuple[int, bytes]]:
+    def _raw(self, start: int, stop: int | None) -> Iterator[tuple[int, bytes]]:
         """Yield (offset, bytes) of each piece, and at the end one without bytes."""
-        offset = 0
+        offset = start
         try:
             with self.path.open("rb") as file:
-                while raw := file.read(PIECE_BYTES):
+                file.seek(start)
+                while raw := file.read(
+                    PIECE_BYTES if stop is None else min(PIECE_BYTES, stop - offset)
+                ):
                     yield offset, raw
                     offset += len(raw)
         except OSError as error:

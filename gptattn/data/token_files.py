@@ -28,7 +28,7 @@ class Tokens(Protocol):
     def __getitem__(self, part: slice, /) -> NDArray[np.uint16]: ...
 
 
-class _SharedFile:
+class SharedFile:
     """An open file, closed when the last object that reads from it is gone."""
 
     def __init__(self, path: Path) -> None:
@@ -48,7 +48,7 @@ class TokenFile:
     raises DiskError if the file no longer holds the ids.
     """
 
-    file: _SharedFile
+    file: SharedFile
     start: int
     stop: int
 
@@ -62,9 +62,8 @@ class TokenFile:
         raw = os.pread(self.file.descriptor, size, TOKEN_DTYPE.itemsize * (self.start + start))
         if len(raw) < size:
             raise DiskError(
-                "cache_dir",
-                f"{self.file.path} was cut short while it was being read; resume the run or "
-                "start it again, which makes the file again",
+                str(self.file.path),
+                "was cut short while it was being read; resume the run or start it again",
             )
         return np.frombuffer(raw, dtype=TOKEN_DTYPE)
 
@@ -80,7 +79,7 @@ class TokenFile:
 
 def opened(path: Path) -> TokenFile:
     """Return all ids of a file."""
-    file = _SharedFile(path)
+    file = SharedFile(path)
     return TokenFile(file, 0, os.fstat(file.descriptor).st_size // TOKEN_DTYPE.itemsize)
 
 

@@ -24,6 +24,7 @@ from gptattn.data.corpus import (
 )
 from gptattn.data.run_data import RunData
 from gptattn.data.sampler import Batch, ValidationSet, opening_rows, training_batch
+from gptattn.data.shards import TokenRange
 from gptattn.data.token_files import TokenFile, Tokens, cached_tokens
 from gptattn.data.tokenizer import SEPARATOR, Tokenizer
 from gptattn.errors import ConfigError
@@ -96,16 +97,14 @@ def load_tokens(
         "separator": tokenizer.separator()[0] if several else None,
         "left_out": sorted(corpus.left_out),
     }
-    return TokenData(
-        split.train, split.val, tokenizer, stored.text_hash, _bytes(split, tokenizer), reading
-    )
+    count = held_out_bytes(split.val, tokenizer)
+    return TokenData(split.train, split.val, tokenizer, stored.text_hash, count, reading)
 
 
 @dataclass(frozen=True)
 class _Split:
     train: TokenFile
     val: TokenFile
-    separators: int = 0  # among the scored tokens of `val`
 
 
 def _by_tail(
@@ -135,7 +134,7 @@ def _by_document(
     val = stored.tokens(_separated(tails), lambda count: count, f"val{share}")
     # The context token is the last token of the separator before the first tail.
     context = len(stored.tokenizer.separator()[1]) - 1
-    return _Split(train, val.part(context, len(val)), len(tails) - 1)
+    return _Split(train, val.part(context, len(val)))
 
 
 def _fitted(corpus: Corpus, tokenizer: Tokenizer) -> tuple[list[Document], list[Document]]:
@@ -198,15 +197,12 @@ class _Stored:
                 yield from self.tokenizer.encode_pieces(document.part(start, stop), "data")
 
 
-def _bytes(split: _Split, tokenizer: Tokenizer) -> int:
-    """Return the UTF-8 bytes of the scored tokens.
+def held_out_bytes(val: TokenFile | TokenRange, tokenizer: Tokenizer) -> int:
+    """Return the UTF-8 bytes of all held-out tokens but the first, which is only context.
 
     A separator counts as len(SEPARATOR) bytes, whatever the tokenizer makes of it.
     """
-    lengths = tokenizer.byte_lengths()
-    scored = split.val.part(1, len(split.val))
-    count = sum(int(lengths[ids].sum()) for ids in scored.pieces())
-    if split.separators:
-        own = int(lengths[tokenizer.separator()[1]].sum())
-        count -= split.separators * (own - len(SEPARATOR))
-    return count
+    lengths, end = tokenizer.byte_lengths(), tokenizer.separator()[1]
+    if len(end) == 1:  # an id of its own, which no text has; else it is as long as SEPARATOR
+        lengths[end] = len(SEPARATOR)
+    return sum(int(lengths[ids].sum()) for ids in val.part(1, len(val)).pieces())

@@ -1,16 +1,21 @@
 """Builds the model, the tokenizer and the data of a run from its settings."""
 
 import inspect
+import re
+from dataclasses import replace
 from functools import partial
 
 from gptattn.data.corpus import Corpus
+from gptattn.data.mixture import Mixture, MixtureData, check_tokenizer
+from gptattn.data.prepare import PartedText
 from gptattn.data.run_data import RunData
+from gptattn.data.stored import StoredTokens, in_cache, stored_data
 from gptattn.data.task_data import TaskData
 from gptattn.data.tasks import Task
 from gptattn.data.text import cache_folder
 from gptattn.data.tokenizer import TaskIds, Tokenizer
 from gptattn.data.tokens import load_tokens
-from gptattn.errors import ConfigError
+from gptattn.errors import ConfigError, UserError
 from gptattn.model.block import BlockStyle
 from gptattn.model.gpt import GPT
 from gptattn.model.kinds import default_width
@@ -109,33 +114,63 @@ def build_data(cfg: TrainConfig, tokenizer: Tokenizer | None = None) -> RunData:
     target = find_target("data", cfg.data, cfg.allow_targets)
     if inspect.isclass(target) and issubclass(target, Task):
         return _build_task(cfg, tokenizer)
-    return load_tokens(
-        partial(_build_text, cfg),
-        tokenizer,
-        context_length=cfg.model.context_length,
-        val_fraction=cfg.validation.fraction,
-        cache=cache_folder(cfg.cache_dir),
-    )
+    if target is Mixture:
+        return _build_mixture(cfg, tokenizer)
+    content, cache = build_content(cfg), cache_folder(cfg.cache_dir)
+    if isinstance(content, PartedText):
+        content = in_cache(content, tokenizer, cfg.choices["tokenizer"], cache)
+    sizes = {"context_length": cfg.model.context_length, "val_fraction": cfg.validation.fraction}
+    if isinstance(content, StoredTokens):
+        if isinstance(tokenizer, TaskIds):
+            _check_no_sample(cfg)
+        return stored_data(content, tokenizer, **sizes)
+    return load_tokens(lambda: content, tokenizer, **sizes, cache=cache)
 
 
 def _build_task(cfg: TrainConfig, tokenizer: Tokenizer) -> TaskData:
-    name = f"data={cfg.choices['data']}"
     if not isinstance(tokenizer, TaskIds):
+        name = f"data={cfg.choices['data']}"
         raise ConfigError(
             "tokenizer", f"{name} has ids of its own and no text; leave the tokenizer out"
         )
-    if cfg.sample.tokens:
-        raise ConfigError("sample.tokens", f"{name} has no text that could go on; give 0")
+    _check_no_sample(cfg)
     task = construct("data", cfg.data, {}, cfg.allow_targets)
     task.check(cfg.model.context_length)
     tokenizer.become(task.vocab_size)
     return TaskData(task, cfg.model.context_length, tokenizer)
 
 
-def _build_text(cfg: TrainConfig) -> str | Corpus:
-    text = construct("data", cfg.data, {"cache_dir": cfg.cache_dir}, cfg.allow_targets)
-    if not isinstance(text, str | Corpus):
+def _build_mixture(cfg: TrainConfig, tokenizer: Tokenizer) -> MixtureData:
+    mixture = construct("data", cfg.data, {}, cfg.allow_targets)
+    check_tokenizer(tokenizer)
+    sources = {}
+    for name, spec in mixture.specs.items():
+        try:
+            sources[name] = build_data(replace(cfg, data=spec), tokenizer)
+        except UserError as error:
+            # The text does not know that it is one of several.
+            field = re.sub(r"^data\b", f"data.sources.{name}", error.field)
+            raise type(error)(field, error.message) from None
+    if any(source.val_bytes is None for source in sources.values()):
+        raise ConfigError("data.sources", "must all be texts, under a tokenizer")
+    return MixtureData(sources, mixture.weights, tokenizer)
+
+
+def _check_no_sample(cfg: TrainConfig) -> None:
+    if cfg.sample.tokens:
+        name = f"data={cfg.choices['data']}"
+        raise ConfigError("sample.tokens", f"{name} has no text that could go on; give 0")
+
+
+def build_content(cfg: TrainConfig) -> str | Corpus | PartedText | StoredTokens:
+    """Return the text of these settings, which may still have to be read, or its token ids.
+
+    Raises DataError or ConfigError, naming the field.
+    """
+    shared = {"cache_dir": cfg.cache_dir, "val_fraction": cfg.validation.fraction}
+    found = construct("data", cfg.data, shared, cfg.allow_targets)
+    if not isinstance(found, str | Corpus | PartedText | StoredTokens):
         raise ConfigError(
             "data._target_", "does not give text; name a function that returns a str or a Corpus"
         )
-    return text
+    return found

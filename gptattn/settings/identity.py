@@ -48,7 +48,7 @@ MEANINGS: tuple[tuple[str, Meaning], ...] = (
         r"validation\.count|model\.recompute|log_every|log_heads|hang_seconds|cache_dir|(sample|sweep|ladder)(\..+)?",
         VIEW,
     ),
-    (r"data\.(val_)?path|tokenizer\.path", PLACE),
+    (r"data\.(sources\.[^.]+\.)?(val_)?path|tokenizer\.path", PLACE),
     (r"init_from|trainer|trainer\.(accelerator|threads|deterministic)", BOUND),
     (r"experiment_name|checkpoint|allow_targets(\[.*)?", BOUND),
     (r"choices(\..+)?|match_(attn|before)(\..+)?|trainer\.auto_precision", RECORD),
@@ -205,7 +205,8 @@ def code_for(cfg: TrainConfig) -> dict[str, str]:
     # the text has to do.
     layers = [cfg.attn] if cfg.pattern_attn is None else [*cfg.pattern_attn.values()]
     optimizer = cfg.optim.matrices or {}
-    groups = (*layers, *cfg.part.values(), cfg.position, cfg.tokenizer, cfg.data, optimizer)
+    texts = [cfg.data, *(cfg.data.get("sources") or {}).values()]
+    groups = (*layers, *cfg.part.values(), cfg.position, cfg.tokenizer, *texts, optimizer)
     targets = [str(spec["_target_"]) for spec in groups if "_target_" in spec]
     if cfg.init_from is not None:
         targets.append("gptattn.weights.convert")

@@ -18,6 +18,7 @@ HOMES = {
 }
 
 
+SOURCES = ("data", "sources")  # specs by name, below the spec of a mixture
 NAMED = ("part", "pattern_attn")  # groups that hold any number of specs, by name
 
 
@@ -32,6 +33,8 @@ def check_targets(node: Any, allow_targets: Sequence[str]) -> None:
     """
     for path, target in named(node):
         group, *below = ("optim.matrices",) if path == ("optim", "matrices") else path
+        if path[:2] == SOURCES and len(path) == 3:
+            below = []
         field = ".".join((*path, "_target_"))
         if path == ("part",):
             raise ConfigError(field, "has no name; begin its file with '# @package part.NAME'")

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from gptattn.data.run_data import RunData
 from gptattn.data.tokenizer import encode_prompt
-from gptattn.data.tokens import TokenData
 from gptattn.decode.generate import generate
 from gptattn.decode.sampling import Sampling
 from gptattn.machine.device import peak_memory_mb, whole_peak_memory_mb
@@ -268,19 +267,19 @@ class Samples(L.Callback):
 def _prompt(data: RunData, given: str | None) -> NDArray[np.uint16]:
     if given is not None:
         return encode_prompt(data.tokenizer, given)
-    assert isinstance(data, TokenData)  # of a task nothing is generated
     return opening(data)
 
 
-def opening(data: TokenData) -> NDArray[np.uint16]:
+def opening(data: RunData) -> NDArray[np.uint16]:
     """Return the ids of the first whole words of the held-out text, at most three.
 
     If there are none, the first `PROMPT_TOKENS` tokens.
     """
-    text = data.tokenizer.decode(data.val[:OPENING_TOKENS])
+    ids = data.opening_rows(OPENING_TOKENS, OPENING_TOKENS)[0].numpy()
+    text = data.tokenizer.decode(ids)
     words = re.search(r"(?<=\s)[^\s\ufffd]+(\s[^\s\ufffd]+){0,2}(?=\s)", text)
     if words is None:
-        return np.asarray(data.val[:PROMPT_TOKENS])
+        return ids[:PROMPT_TOKENS].astype(np.uint16)
     return encode_prompt(data.tokenizer, words.group())
 
 

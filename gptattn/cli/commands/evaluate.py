@@ -89,7 +89,8 @@ class Texts:
             data = build_data(cfg, saved.tokenizer)
             if not isinstance(data, TokenData):
                 raise NoText(
-                    "run", f"data={cfg.choices['data']} has no text; give a run that trained on one"
+                    "run",
+                    f"data={cfg.choices['data']} is not one text; give a run that trained on one",
                 )
             self._read[key] = data
         return self._read[key]

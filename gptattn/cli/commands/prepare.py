@@ -1,0 +1,96 @@
+"""Encodes a large text ahead of training: `gptattn-prepare to=FOLDER data=text data.path=...`.
+
+Worker processes import this module, so what needs torch or Hydra is imported where it is used.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gptattn import command
+from gptattn.cli.script import run_script
+from gptattn.errors import ConfigError
+from gptattn.machine.cpus import usable_cpus
+from gptattn.machine.telling import telling
+from gptattn.settings.values import within
+
+if TYPE_CHECKING:
+    from gptattn.data.prepare import PartedText
+    from gptattn.settings.config import TrainConfig
+
+HELP = """\
+COMMAND to=FOLDER data=text data.path=FILE_OR_FOLDER
+
+  to=FOLDER         where the shards of token ids and their index go; the same
+                    command goes on where it was stopped
+  workers=N         processes; default: one for each core
+  data=...          text, stdlib or hf, with its settings, as for training
+  tokenizer=...     as for training; default: byte
+  validation.fraction=0.1
+                    held out where data does not say what is: the end of each
+                    file of text, and of rows those that their hash picks
+
+Then train with data=bin data.path=FOLDER and the same tokenizer.
+"""
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """The command's own arguments; HELP describes them."""
+
+    to: Path
+    workers: int | None = field(default=None, metadata=within(least=1, most=1024))
+
+
+def main() -> int:
+    """Run `gptattn-prepare`; return the exit code."""
+    return run_script(HELP, run)
+
+
+def run(arguments: Sequence[str]) -> None:
+    """Encode the text. Raises a UserError, which names the argument."""
+    from gptattn.cli.arguments import parse
+    from gptattn.cli.compose import settings
+    from gptattn.data.prepare import fit, prepare
+    from gptattn.settings.build import build_tokenizer
+
+    own = [argument for argument in arguments if argument.partition("=")[0] in ("to", "workers")]
+    args = parse(Arguments, own)
+    cfg = settings([argument for argument in arguments if argument not in own])
+    tokenizer = build_tokenizer(cfg)
+    text = parted(cfg)
+    fit(tokenizer, text)
+    with telling(f"encoding {text.name}", text.size) as advance:
+        index = prepare(
+            text,
+            tokenizer,
+            args.to,
+            choice=cfg.choices["tokenizer"],
+            workers=args.workers or usable_cpus(),
+            advance=advance,
+        )
+    for side in ("train", "val"):
+        shards = [shard for shard in index.shards if shard.side == side]
+        tokens, size = (sum(getattr(s, name) for s in shards) for name in ("tokens", "bytes"))
+        print(f"{side}: {tokens:,} tokens of {size:,} bytes in {len(shards)} shards")
+    words = index.choice_for(args.to)
+    print(f"train with: {command('train')} data=bin data.path={args.to} {words}")
+
+
+def parted(cfg: "TrainConfig") -> "PartedText":
+    """Return the text of these settings in parts. Raises ConfigError if it has none."""
+    from gptattn.data.corpus import Corpus
+    from gptattn.data.prepare import PartedText, in_parts
+    from gptattn.settings.build import build_content
+
+    content = build_content(cfg)
+    if isinstance(content, Corpus):
+        content = in_parts(content, cfg.validation.fraction, f"data={cfg.choices['data']}")
+    if not isinstance(content, PartedText):
+        raise ConfigError(
+            "data",
+            f"{cfg.choices['data']} is no text in files, and needs no preparation; "
+            "give text, stdlib or hf",
+        )
+    return content

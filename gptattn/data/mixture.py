@@ -1,0 +1,138 @@
+"""Several texts as the data of one run: each row of a batch comes from one of them."""
+
+import hashlib
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gptattn.data.run_data import RunData
+from gptattn.data.sampler import Batch
+from gptattn.data.tokenizer import Tokenizer
+from gptattn.errors import ConfigError
+
+ROWS_STREAM = [0, 0, 0, 1]  # Philox's counter: another stream than that of the window starts
+
+
+class Mixture:
+    """The settings of the texts, by name: those of `conf/data`, and a weight above 0.
+
+    Raises ConfigError for fewer than two texts, or a weight that is none.
+    """
+
+    def __init__(self, sources: dict[str, Any] | None) -> None:
+        if sources is None or len(sources) < 2:
+            raise ConfigError(
+                "data.sources",
+                "has fewer than two texts; give {NAME:{data:text,path:FILE,weight:1},…}",
+            )
+        for name, source in sources.items():
+            weight = source.get("weight")
+            if (
+                not isinstance(weight, int | float)
+                or isinstance(weight, bool)
+                or not (0 < weight < math.inf)
+            ):
+                raise ConfigError(
+                    f"data.sources.{name}.weight", f"{weight!r} is not a number above 0; give one"
+                )
+        self.weights = {name: float(source["weight"]) for name, source in sources.items()}
+        # What is left are the settings of one text. `data` was the name of its file.
+        self.specs = {
+            name: {key: value for key, value in source.items() if key not in ("weight", "data")}
+            for name, source in sources.items()
+        }
+
+
+@dataclass(frozen=True)
+class MixtureData(RunData):
+    """Texts under one tokenizer. All of their held-out tokens are validated on.
+
+    The texts that the rows of a batch come from are a pure function of (seed, step), drawn with
+    the texts' weights.
+    """
+
+    sources: Mapping[str, RunData]
+    weights: Mapping[str, float]
+    tokenizer: Tokenizer
+
+    def training_batch(self, seed: int, step: int, batch_size: int, context_length: int) -> Batch:
+        chosen = self.rows(seed, step, batch_size)
+        ids = torch.empty(batch_size, context_length, dtype=torch.int64)
+        targets = torch.empty_like(ids)
+        for number, source in enumerate(self.sources.values()):
+            where = torch.from_numpy(np.flatnonzero(chosen == number))
+            if len(where):
+                batch = source.training_batch(seed, step, len(where), context_length)
+                ids[where], targets[where] = batch
+        return ids, targets
+
+    def rows(self, seed: int, step: int, batch_size: int) -> np.ndarray:
+        """Return the number of the text that each row of a batch comes from [batch_size]."""
+        generator = np.random.Generator(np.random.Philox(counter=ROWS_STREAM, key=[seed, step]))
+        shares = np.array([self.weights[name] for name in self.sources])
+        return generator.choice(len(shares), size=batch_size, p=shares / shares.sum())
+
+    def validation(self, batch_size: int, context_length: int) -> "Validations":
+        return Validations(self, batch_size, context_length)
+
+    def opening_rows(self, context_length: int, tokens: int) -> Tensor:
+        return next(iter(self.sources.values())).opening_rows(context_length, tokens)
+
+    @property
+    def text_hash(self) -> str:  # type: ignore[override]
+        hashes = "\n".join(source.text_hash for source in self.sources.values())
+        return hashlib.sha256(hashes.encode()).hexdigest()
+
+    @property
+    def val_bytes(self) -> int | None:  # type: ignore[override]
+        found = [source.val_bytes for source in self.sources.values()]
+        return None if None in found else sum(size for size in found if size is not None)
+
+    @property
+    def val_tokens(self) -> int:
+        return sum(source.val_tokens for source in self.sources.values())
+
+    @property
+    def scored(self) -> float:
+        return 1.0
+
+    def facts(self) -> dict[str, Any]:
+        each = {name: source.facts() for name, source in self.sources.items()}
+        counts = ("train_tokens", "val_tokens")
+        sums = {key: sum(facts[key] for facts in each.values()) for key in counts}
+        return {**sums, "val_bytes": self.val_bytes, "sources": each}
+
+
+@dataclass(frozen=True)
+class Validations:
+    """The validation batches of each text, one text after the other."""
+
+    data: MixtureData
+    batch_size: int
+    context_length: int
+
+    def _each(self) -> Iterator[Any]:
+        for source in self.data.sources.values():
+            yield source.validation(self.batch_size, self.context_length)
+
+    def __len__(self) -> int:
+        return sum(map(len, self._each()))
+
+    def __iter__(self) -> Iterator[Batch]:
+        for batches in self._each():
+            yield from batches
+
+
+def check_tokenizer(tokenizer: Tokenizer) -> None:
+    """Raise ConfigError for a tokenizer that takes its vocabulary from one text."""
+    if not tokenizer.vocab_size:
+        raise ConfigError(
+            "tokenizer",
+            "takes its vocabulary from one text, and a mixture has several; give byte, gpt2, or "
+            "char with tokenizer.characters",
+        )

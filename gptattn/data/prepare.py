@@ -1,0 +1,346 @@
+"""Turns a text of any size into shards of token ids, in several processes, a part at a time.
+
+Each part of the text has shards of its own and a record that says they are whole, so a killed
+preparation goes on with the parts that are missing.
+"""
+
+import contextlib
+import hashlib
+import json
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from itertools import chain, groupby, islice
+from multiprocessing.synchronize import Event
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gptattn.data.corpus import Corpus
+from gptattn.data.prepared import (
+    INDEX,
+    STARTS_DTYPE,
+    Index,
+    ShardRecord,
+    documents_file,
+    read_index,
+    write_index,
+)
+from gptattn.data.segments import Segment, grouped, text_segments
+from gptattn.data.shards import header
+from gptattn.data.text_file import TextFile
+from gptattn.data.token_files import TOKEN_DTYPE
+from gptattn.data.tokenizer import SEPARATOR, Tokenizer, utf8
+from gptattn.data.tokenizer_files import IN_RUN, write
+from gptattn.errors import ConfigError, DataError, OutOfMemory
+from gptattn.machine.disk import replacing, write_atomically
+from gptattn.machine.lock import locked
+from gptattn.machine.source_code import class_code
+from gptattn.machine.telling import telling
+
+PART_BYTES = 2**25  # of text, in a part
+PLAN = "plan.json"
+DONE = "part_{:06d}.json"
+DOCUMENT = b"\0"  # stands before each document in the text's hash
+
+
+@dataclass(frozen=True)
+class PartedText:
+    """A text that is read in parts. `val_fraction`: of the documents whose segment has no side."""
+
+    parts: Sequence[tuple[Segment, ...]]
+    val_fraction: float
+    name: str  # for messages
+
+    @cached_property
+    def size(self) -> int:
+        """Its size in bytes, or an estimate."""
+        return sum(segment.size for part in self.parts for segment in part)
+
+    def pieces(self, side: str | None = None) -> Iterator[str]:
+        """Yield the text in pieces, or that of one side, without separators."""
+        for part in self.parts:
+            for found, _, pieces in _runs(part, self.val_fraction):
+                if side in (None, found):
+                    yield from pieces
+
+    def plan(self, tokenizer: Tokenizer) -> str:
+        """Return a hash of all that decides what is in the shards."""
+        keys = [[segment.key() for segment in part] for part in self.parts]
+        made_of = [keys, self.val_fraction, tokenizer.fingerprint(), class_code(type(tokenizer))]
+        return hashlib.sha256(json.dumps(made_of).encode()).hexdigest()
+
+
+def in_parts(corpus: Corpus, val_fraction: float, name: str) -> PartedText | None:
+    """Return a text in files as parts, its held-out files or the end of each file held out.
+
+    None: it is not in files.
+    """
+    files = [*corpus.documents, *corpus.held_out]
+    if not all(isinstance(file, TextFile) for file in files):
+        return None
+    fraction = 0.0 if corpus.held_out else val_fraction
+    segments: list[Segment] = []
+    for sources, side in ((corpus.documents, "train"), (corpus.held_out, "val")):
+        for file in sources:
+            assert isinstance(file, TextFile)
+            segments += text_segments(file, PART_BYTES, fraction, side)
+    return PartedText(grouped(segments, PART_BYTES), val_fraction, name)
+
+
+def fit(tokenizer: Tokenizer, text: PartedText) -> None:
+    """Build the tokenizer's vocabulary from the text, unless it has one already."""
+    with telling(f"reading {text.name}", text.size) as advance:
+        tokenizer.fit(chain([SEPARATOR], _told(text.pieces(), advance)))
+
+
+def _told(pieces: Iterator[str], advance: Callable[[int], object]) -> Iterator[str]:
+    for piece in pieces:
+        yield piece
+        advance(len(piece))
+
+
+def prepare(
+    text: PartedText,
+    tokenizer: Tokenizer,
+    folder: Path,
+    *,
+    choice: str,
+    workers: int,
+    advance: Callable[[int], object] = lambda size: None,
+) -> Index:
+    """Write the shards that `folder` lacks and its index; return the index.
+
+    `choice`: the tokenizer's name in conf/tokenizer, for messages. `advance` is called with the
+    bytes of each part that is done. Raises ConfigError if the folder holds something else,
+    DataError for what is no text, RunFolderError while another process prepares the same.
+    """
+    plan = text.plan(tokenizer)
+    if (folder / INDEX).is_file() and (index := read_index(folder)).plan == plan:
+        return index
+    with locked(folder / ".lock", "to", f"OWNER is preparing {folder}; wait for it, or stop it"):
+        _begin(folder, plan)
+        records = _encoded(text, tokenizer, folder, workers, advance)
+        if {record.side for record in records} != {"train", "val"}:
+            raise DataError(
+                "data", f"{text.name} has no text for both training and validation; give more of it"
+            )
+        hashes = [[record.side, record.text_sha256] for record in records]
+        digest = hashlib.sha256(json.dumps(hashes).encode()).hexdigest()
+        write(folder / IN_RUN, tokenizer.files())
+        characters = tokenizer.settings().get("characters", "")
+        index = Index(digest, tokenizer.fingerprint(), choice, characters, plan, records)
+        write_index(folder, index)
+        for file in [folder / PLAN, *folder.glob(DONE.replace("{:06d}", "*"))]:
+            file.unlink()
+    return index
+
+
+def _begin(folder: Path, plan: str) -> None:
+    """Make the folder this plan's. Raises ConfigError if it has other files."""
+    begun = folder / PLAN
+    if begun.is_file() and begun.read_text() == plan:
+        return
+    others = [path.name for path in folder.iterdir() if path.name != ".lock"]
+    if others:
+        what = f"files of its own ({', '.join(sorted(others)[:3])})"
+        if begun.is_file() or INDEX in others:
+            what = "the shards of another text, or of another tokenizer"
+        raise ConfigError("to", f"{folder} has {what}; give another folder, or remove it")
+    write_atomically(begun, lambda file: file.write(plan.encode()))
+
+
+def _encoded(
+    text: PartedText,
+    tokenizer: Tokenizer,
+    folder: Path,
+    workers: int,
+    advance: Callable[[int], object],
+) -> list[ShardRecord]:
+    """Encode what is missing; return the records of all shards, in the order of the text."""
+    found: dict[int, list[ShardRecord]] = {}
+    missing: list[int] = []
+    for number, part in enumerate(text.parts):
+        records = _done(folder, number)
+        if records is None:
+            missing.append(number)
+        else:
+            found[number] = records
+            advance(sum(segment.size for segment in part))
+    job = _Job(tokenizer, folder, text.val_fraction)
+    for number, records in _each(job, text.parts, missing, min(workers, len(missing))):
+        found[number] = records
+        advance(sum(segment.size for segment in text.parts[number]))
+    return list(chain.from_iterable(found[number] for number in range(len(text.parts))))
+
+
+def _done(folder: Path, number: int) -> list[ShardRecord] | None:
+    """Return the records of a part that is whole; None if it is to be made."""
+    try:
+        nodes = json.loads((folder / DONE.format(number)).read_bytes())
+        records = [ShardRecord(**node) for node in nodes]
+    except (OSError, ValueError, TypeError):
+        return None
+    return records if all((folder / record.file).is_file() for record in records) else None
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What each process needs to encode parts."""
+
+    tokenizer: Tokenizer
+    folder: Path
+    val_fraction: float
+
+    def encode(self, number: int, part: Sequence[Segment]) -> list[ShardRecord]:
+        """Write the shards of a part, and then the record that they are whole."""
+        with contextlib.ExitStack() as files:
+            sides: dict[str, _Writer] = {}
+            for side, begins, pieces in _runs(part, self.val_fraction):
+                if side not in sides:
+                    path = self.folder / f"{side}_{number:06d}.bin"
+                    sides[side] = _Writer(files, path, self.tokenizer)
+                sides[side].add(begins, pieces)
+            records = [writer.finish(side) for side, writer in sorted(sides.items())]
+        text = json.dumps([asdict(record) for record in records])
+        write_atomically(self.folder / DONE.format(number), lambda file: file.write(text.encode()))
+        return records
+
+
+def _runs(
+    part: Sequence[Segment], val_fraction: float
+) -> Iterator[tuple[str, bool, Iterator[str]]]:
+    """Yield (side, whether a document begins, its pieces); empty documents are left out."""
+    for segment in part:
+        begins = False
+        for is_mark, pieces in groupby(segment(), key=lambda piece: piece is None):
+            if is_mark:
+                begins = True
+                continue
+            if segment.side is not None:
+                yield segment.side, begins, pieces  # type: ignore[misc]
+            elif whole := "".join(pieces):  # type: ignore[arg-type]
+                yield _side_of(whole, val_fraction), begins, iter([whole])
+            begins = False
+
+
+def _side_of(document: str, val_fraction: float) -> str:
+    """Return the side of a document, by its hash: the same wherever it stands."""
+    digest = hashlib.sha256(utf8(document, "data")).hexdigest()
+    return "val" if int(digest[:8], 16) < val_fraction * 2**32 else "train"
+
+
+class _Writer:
+    """Writes one shard, and where documents begin in it."""
+
+    def __init__(self, files: contextlib.ExitStack, path: Path, tokenizer: Tokenizer) -> None:
+        self.path, self.tokenizer = path, tokenizer
+        self._separator = tokenizer.separator()[1]
+        self._file = files.enter_context(replacing(path))
+        self._file.write(header(0))
+        self._ids, self._text = hashlib.sha256(), hashlib.sha256()
+        self._count, self._bytes, self._highest = 0, 0, 0
+        self._starts: list[int] = []
+
+    def add(self, begins: bool, pieces: Iterator[str]) -> None:
+        """Add the text of a document, after a separator if it begins here."""
+        if begins:
+            self._starts.append(self._count)
+            self._text.update(DOCUMENT)
+            self._write(self._separator)
+        for ids in self.tokenizer.encode_pieces(map(self._hashed, pieces), "data"):
+            self._write(ids)
+
+    def _hashed(self, piece: str) -> str:
+        raw = utf8(piece, "data")
+        self._text.update(raw)
+        self._bytes += len(raw)
+        return piece
+
+    def _write(self, ids: NDArray[np.uint16]) -> None:
+        if len(ids):
+            raw = ids.astype(TOKEN_DTYPE, copy=False).data
+            self._file.write(raw)
+            self._ids.update(raw)
+            self._count += len(ids)
+            self._highest = max(self._highest, int(ids.max()))
+
+    def finish(self, side: str) -> ShardRecord:
+        """Write the header and the starts; return the shard's record."""
+        self._file.file.seek(0)
+        self._file.file.write(header(self._count))
+        starts = np.array(self._starts, dtype=STARTS_DTYPE).tobytes()
+        write_atomically(documents_file(self.path), lambda file: file.write(starts))
+        return ShardRecord(
+            self.path.name,
+            side,
+            self._count,
+            self._highest,
+            self._ids.hexdigest(),
+            self._text.hexdigest(),
+            self._bytes,
+            len(self._starts),
+        )
+
+
+def _each(
+    job: _Job, parts: Sequence[tuple[Segment, ...]], numbers: Sequence[int], workers: int
+) -> Iterator[tuple[int, list[ShardRecord]]]:
+    """Encode these parts, as many at a time as there are workers; yield each when it is done."""
+    if workers < 2:
+        yield from ((number, job.encode(number, parts[number])) for number in numbers)
+        return
+    # Spawned, since a forked process may inherit a lock that another thread holds.
+    context = multiprocessing.get_context("spawn")
+    stop = context.Event()
+    with ProcessPoolExecutor(workers, context, _begin_worker, (job, stop)) as pool:
+        waiting = iter(numbers)
+        running: dict[Future[list[ShardRecord]], int] = {}
+        try:
+            while True:
+                for number in islice(waiting, 2 * workers - len(running)):  # the next at hand
+                    running[pool.submit(_encode, number, parts[number])] = number
+                if not running:
+                    return
+                done, _ = wait(running, return_when=FIRST_COMPLETED)
+                for future in done:
+                    yield running.pop(future), future.result()
+        except BrokenProcessPool:
+            raise OutOfMemory(
+                "workers",
+                "a process was killed, perhaps for lack of memory; the same command goes on where "
+                "it stopped, give fewer workers",
+            ) from None
+        finally:
+            if running:
+                stop.set()
+
+
+_JOB: list[_Job] = []  # of a worker process
+
+
+def _begin_worker(job: _Job, stop: Event) -> None:
+    # The library's own threads would compete with the other workers.
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent too, which stops us
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    for over in (stop.wait, parent.join):
+        threading.Thread(target=_end_after, args=(over,), daemon=True).start()
+    _JOB.append(job)
+
+
+def _end_after(over: Callable[[], object]) -> None:
+    over()
+    os._exit(1)
+
+
+def _encode(number: int, part: Sequence[Segment]) -> list[ShardRecord]:
+    return _JOB[0].encode(number, part)

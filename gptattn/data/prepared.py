@@ -1,0 +1,103 @@
+"""The index of a prepared text: which shards it consists of, and what made them."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gptattn.data.shards import IDS_IN_HEADER, Shard, shard_of
+from gptattn.data.tokenizer_files import IN_RUN
+from gptattn.errors import DataError
+from gptattn.machine.disk import write_atomically
+from gptattn.machine.untrusted import read_bytes
+
+INDEX = "index.json"
+FORMAT = 1
+INDEX_BYTES = 64_000_000
+STARTS_DTYPE = np.dtype("<i8")
+
+
+@dataclass(frozen=True)
+class ShardRecord:
+    """What the index says of one shard. `bytes`: of the text, in UTF-8, without separators."""
+
+    file: str
+    side: str  # train or val
+    tokens: int
+    highest: int  # id
+    sha256: str  # of the ids
+    text_sha256: str
+    bytes: int
+    documents: int  # that begin in it; `documents_file` of it has where
+
+
+@dataclass(frozen=True)
+class Index:
+    """A prepared text. Its hash is that of the text, whatever the tokenizer."""
+
+    text_sha256: str
+    tokenizer: str  # fingerprint
+    choice: str  # the tokenizer's name in conf/tokenizer
+    characters: str  # of a char tokenizer, else ""
+    plan: str  # hash of all that decides what is in the shards
+    shards: Sequence[ShardRecord] = field(default_factory=list)
+
+    @property
+    def highest(self) -> int:
+        """The highest id."""
+        return max(shard.highest for shard in self.shards)
+
+    def paths(self, root: Path) -> list[Shard]:
+        """Return the shards below `root`. Raises DataError for one that is missing or cut short."""
+        return [self._shard(root, record) for record in self.shards]
+
+    def shards_of(self, root: Path, side: str) -> list[Shard]:
+        """Return the shards of one side, as `paths` does."""
+        return [self._shard(root, record) for record in self.shards if record.side == side]
+
+    def _shard(self, root: Path, record: ShardRecord) -> Shard:
+        shard = shard_of(root / record.file, "data.path")
+        if (shard.start, shard.count) != (IDS_IN_HEADER, record.tokens):
+            raise DataError("data.path", f"{shard.path} is not the one in {INDEX}; prepare anew")
+        return shard
+
+    def choice_for(self, root: Path) -> str:
+        """Return the settings that choose the tokenizer which made the ids in this folder."""
+        own = f" tokenizer.path={root}" if (root / IN_RUN).is_dir() else ""
+        return f"tokenizer={self.choice}{own}"
+
+    def facts(self) -> dict[str, Any]:
+        """Return what a run's record says of the text."""
+        documents = sum(shard.documents for shard in self.shards)
+        return {"documents": documents, "held_out": "documents", "prepared": self.plan}
+
+
+def documents_file(shard: Path) -> Path:
+    """Return the file with the places in a shard at which documents begin, in ascending order."""
+    return shard.with_suffix(".documents")
+
+
+def read_index(root: Path) -> Index:
+    """Return the index in a folder. Raises DataError if it is missing or damaged."""
+    path = root / INDEX
+    try:
+        node = json.loads(read_bytes(path, INDEX_BYTES))
+        if node.pop("format") != FORMAT:
+            raise ValueError("it is of another version")
+        records = [ShardRecord(**record) for record in node.pop("shards")]
+        if any(Path(record.file).name != record.file for record in records):
+            raise ValueError("a shard lies outside of the folder")
+        return Index(**node, shards=records)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(
+            "data.path", f"{path} cannot be used ({error}); run scripts/prepare.py again"
+        ) from None
+
+
+def write_index(root: Path, index: Index) -> None:
+    """Write the index, which makes the folder a whole one."""
+    text = json.dumps({"format": FORMAT, **asdict(index)}, indent=1, ensure_ascii=False)
+    write_atomically(root / INDEX, lambda file: file.write(f"{text}\n".encode()))

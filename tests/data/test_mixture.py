@@ -1,0 +1,163 @@
+"""`data=mixture`: each row of a batch comes from one text, drawn with the texts' weights."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from support import TEXT, command, losses, summary, tiny, train
+
+from gptattn.data.mixture import MixtureData
+from gptattn.data.tokenizer import ByteTokenizer
+from gptattn.data.tokens import TokenData, load_tokens
+from gptattn.settings.identity import PLACE, RESULT, meaning
+
+T = 8
+
+
+def one(letter: str, cache: Path, length: int = 500) -> TokenData:
+    """A text of one letter, so that each row shows where it comes from."""
+    return load_tokens(
+        lambda: letter * length,
+        ByteTokenizer(),
+        context_length=T,
+        val_fraction=0.1,
+        cache=cache,
+    )
+
+
+@pytest.fixture
+def mixture(tmp_path: Path) -> MixtureData:
+    sources = {name: one(name, tmp_path, 500 + 100 * i) for i, name in enumerate("abc")}
+    return MixtureData(sources, {"a": 1.0, "b": 3.0, "c": 4.0}, ByteTokenizer())
+
+
+def test_rows_come_from_the_texts_with_their_weights(mixture: MixtureData) -> None:
+    drawn = np.concatenate(
+        [mixture.rows(seed, step, 16) for seed in range(5) for step in range(50)]
+    )
+    shares = np.bincount(drawn, minlength=3) / len(drawn)
+    # Four standard deviations of a share over 4,000 rows.
+    np.testing.assert_allclose(shares, [1 / 8, 3 / 8, 4 / 8], atol=4 * (0.25 / len(drawn)) ** 0.5)
+    ids, targets = mixture.training_batch(7, 3, 16, T)
+    assert ids.shape == targets.shape == (16, T)
+    letters = torch.tensor([ord(name) for name in "abc"])
+    assert torch.equal(ids, letters[mixture.rows(7, 3, 16)][:, None].expand(16, T))
+    assert torch.equal(ids, targets)
+
+
+def test_a_batch_is_a_function_of_seed_and_step(tmp_path: Path) -> None:
+    sources = {
+        name: load_tokens(
+            lambda text=text: text,
+            ByteTokenizer(),
+            context_length=T,
+            val_fraction=0.1,
+            cache=tmp_path,
+        )
+        for name, text in (("x", TEXT), ("y", TEXT[::-1]))
+    }
+    data = MixtureData(sources, {"x": 1.0, "y": 1.0}, ByteTokenizer())
+    first = data.training_batch(1, 2, 8, T)
+    data.training_batch(1, 3, 8, T)
+    for found, again in zip(first, data.training_batch(1, 2, 8, T), strict=True):
+        assert torch.equal(found, again)
+    assert not torch.equal(first[0], data.training_batch(1, 3, 8, T)[0])
+    assert not torch.equal(first[0], data.training_batch(2, 2, 8, T)[0])
+    chosen = data.rows(1, 2, 8)
+    for number, source in enumerate(sources.values()):
+        own = source.training_batch(1, 2, int((chosen == number).sum()), T)
+        assert torch.equal(first[0][torch.from_numpy(chosen == number)], own[0])
+
+
+def test_all_held_out_tokens_are_validated_on(mixture: MixtureData) -> None:
+    batches = [*mixture.validation(4, T)]
+    assert len(batches) == len(mixture.validation(4, T))
+    counts = dict.fromkeys("abc", 0)
+    for _, targets in batches:
+        for name in counts:
+            counts[name] += int((targets == ord(name)).sum())
+    assert counts == {"a": 50, "b": 60, "c": 70}  # a tenth of each
+    assert mixture.val_bytes == 180
+    facts = mixture.facts()
+    assert (facts["train_tokens"], facts["val_tokens"]) == (450 + 540 + 630, 180)
+    other = MixtureData({"a": mixture.sources["a"]}, {"a": 1.0}, ByteTokenizer())
+    assert other.text_hash != mixture.text_hash
+
+
+X, Y = "x:{data:text,path:FOLDER/x.txt,weight:1}", "y:{data:text,path:FOLDER/y.txt,weight:2}"
+
+
+def sources(folder: Path) -> str:
+    return f"data.sources={{{X},{Y}}}".replace("FOLDER", str(folder))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "x.txt").write_text(TEXT)
+    (tmp_path / "y.txt").write_text(TEXT.upper() * 2)
+    return tmp_path
+
+
+def test_a_run_on_a_mixture_goes_on_bit_for_bit(folder: Path) -> None:
+    run = train(folder / "run", "data=mixture", sources(folder))
+    whole = losses(run)
+    assert summary(run)["data"]["sources"]["y"]["documents"] == 1
+    (run / "summary.json").unlink()
+    for file in (run / "checkpoints").glob("*4*"):
+        file.unlink()
+    assert command(folder / "run", f"resume={run}") == 0
+    assert losses(run) == whole
+    assert len(whole) == 4 + 2
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("null", "data.sources: has fewer than two texts"),
+        ("{x:{data:text,path:x.txt,weight:1}}", "data.sources: has fewer than two texts"),
+        ("[1,2]", "data.sources: is no table"),
+        ("{x:{data:text,weight:1},y:3}", "data.sources.y: is no table"),
+        (
+            "{x:{data:texts,weight:1},y:{data:pydocs}}",
+            "data.sources.x.data: 'texts' is no text; did",
+        ),
+        ("{x:{data:recall,weight:1},y:{data:pydocs}}", "data.sources.x.data: 'recall' is no text"),
+        (
+            "{x:{data:pydocs,pat:1},y:{data:pydocs}}",
+            "data.sources.x.pat: is not a setting of pydocs",
+        ),
+        (
+            "{x:{data:pydocs},y:{data:pydocs}}",
+            "data.sources.x.weight: None is not a number above 0",
+        ),
+        (
+            "{x:{data:pydocs,weight:-1},y:{data:pydocs}}",
+            "data.sources.x.weight: -1 is not a number above 0",
+        ),
+        (
+            "{x:{data:pydocs,weight:1},y:{data:text,path:nosuch,weight:1}}",
+            "data.sources.y.path: nosuch does not exist",
+        ),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(
+    given: str, said: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    chosen = tiny(tmp_path, "data=mixture", f"data.sources={given}")
+    assert command(tmp_path, *chosen) in (2, 3)
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith(f"error: {said}")
+
+
+def test_a_vocabulary_of_one_text_is_refused(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    chosen = tiny(folder / "run", "data=mixture", sources(folder), "tokenizer=char")
+    assert command(folder / "run", *chosen) == 2
+    assert "tokenizer: takes its vocabulary from one text" in capfd.readouterr().err
+
+
+def test_paths_of_texts_are_places_and_weights_make_the_result():
+    assert meaning("data.sources.x.path") == meaning("data.sources.x.val_path") == PLACE
+    assert meaning("data.sources.x.weight") == meaning("data.sources.x.pattern") == RESULT

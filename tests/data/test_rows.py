@@ -1,0 +1,130 @@
+"""Rows of Parquet, JSON Lines and Arrow files and of the hub's library become documents."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import datasets
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from gptattn.data import rows as rows_module
+from gptattn.data.prepare import PartedText
+from gptattn.data.rows import rows
+from gptattn.errors import ConfigError, DataError
+
+TEXTS = [f"Row {i}: naïve π.\n" * (i % 7) + f"{i}" for i in range(97)]
+
+
+def json_lines(folder: Path) -> Path:
+    file = folder / "rows.jsonl"
+    lines = [
+        json.dumps({"id": i, "text": text}, ensure_ascii=i % 2 == 0) for i, text in enumerate(TEXTS)
+    ]
+    file.write_text("\n".join(lines))
+    return file
+
+
+def parquet(folder: Path) -> Path:
+    file = folder / "rows.parquet"
+    table = pyarrow.table({"meta": [{"a": i} for i in range(len(TEXTS))], "text": TEXTS})
+    pyarrow.parquet.write_table(table, file, row_group_size=10)
+    return file
+
+
+def arrow_file(folder: Path) -> Path:
+    file, table = folder / "rows.arrow", pyarrow.table({"text": TEXTS})
+    with pyarrow.ipc.new_file(str(file), table.schema) as writer:
+        writer.write_table(table, max_chunksize=10)
+    return file
+
+
+def arrow_stream(folder: Path) -> Path:
+    datasets.Dataset.from_dict({"text": TEXTS}).save_to_disk(str(folder / "set"))
+    return folder / "set"
+
+
+KINDS = {make.__name__: make for make in (json_lines, parquet, arrow_file, arrow_stream)}
+
+
+def texts(source: PartedText, side: str | None = None) -> list[str]:
+    """The documents of one side, as they come back from their separators."""
+    return [*source.pieces(side)]
+
+
+@pytest.mark.parametrize("size", [100, 2**26])
+@pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
+def test_each_row_is_a_document_in_order(
+    make: Callable[[Path], Path], size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows_module, "PART_BYTES", size)
+    source = rows(None, path=str(make(tmp_path)))
+    assert texts(source) == TEXTS
+    assert (len(source.parts) > 5) == (size == 100 and make not in (arrow_file, arrow_stream))
+
+
+def test_the_hash_of_a_document_decides_its_side_wherever_it_stands(tmp_path: Path) -> None:
+    source = rows(None, path=str(json_lines(tmp_path)), val_fraction=0.3)
+    train, val = texts(source, "train"), texts(source, "val")
+    assert sorted([*train, *val]) == sorted(TEXTS)
+    assert 0.15 < len(val) / len(TEXTS) < 0.45
+    other = rows(None, path=str(parquet(tmp_path)), val_fraction=0.3)
+    assert texts(other, "val") == val
+    less = rows(None, path=str(parquet(tmp_path)), val_fraction=0.1)
+    assert set(texts(less, "val")) < set(val)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_data_set_of_the_hubs_library(
+    streaming: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    (tmp_path / "set").mkdir()
+    json_lines(tmp_path / "set").rename(tmp_path / "set" / "train.jsonl")
+    parquet(tmp_path / "set").rename(tmp_path / "set" / "x.parquet")
+    (tmp_path / "set" / "x.parquet").unlink()
+    (tmp_path / "set" / "test.jsonl").write_text(json.dumps({"id": 1, "text": "held out"}))
+    name = str(tmp_path / "set")
+    source = rows(name, streaming=streaming, val_split="test")
+    assert texts(source, "train") == TEXTS
+    assert texts(source, "val") == ["held out"]
+    keys = [segment.key() for part in source.parts for segment in part]
+    again = rows(name, streaming=streaming, val_split="test")
+    assert [segment.key() for part in again.parts for segment in part] == keys
+    with pytest.raises(DataError, match=r"^data\.text_field: .* no field 'body', only id, text"):
+        rows(name, streaming=streaming, text_field="body")
+    with pytest.raises(DataError, match=r"^data\.name: .* cannot be loaded \(.*; check data\.name"):
+        rows(name, streaming=streaming, split="nosuch")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"name": None}, r"^data\.name: give data\.name=owner/name of the hub, or data\.path="),
+        ({"name": "a/b", "path": "c"}, r"^data\.name: give data\.name=owner/name of the hub"),
+        ({"name": None, "path": "nosuch"}, r"^data\.path: nosuch does not exist"),
+        ({"name": None, "path": "."}, r"^data\.path: \. has no \.parquet, .*; for plain text, use"),
+        ({"name": None, "path": "x.parquet"}, r"^data\.path: x\.parquet cannot be read \(Parquet"),
+    ],
+)
+def test_what_is_missing_is_said_in_one_line(
+    arguments: dict[str, str | None], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if arguments.get("path") == "x.parquet":
+        Path("x.parquet").write_text("no parquet")
+    with pytest.raises((ConfigError, DataError), match=said):
+        rows(**arguments)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("make", [json_lines, parquet])
+def test_a_field_that_is_missing_or_no_text_is_named(
+    make: Callable[[Path], Path], tmp_path: Path
+) -> None:
+    file = make(tmp_path)
+    with pytest.raises(DataError, match=r"no field 'body', only "):
+        texts(rows(None, path=str(file), text_field="body"))
+    other = "id" if make is json_lines else "meta"
+    with pytest.raises(DataError, match=rf"'{other}'"):
+        texts(rows(None, path=str(file), text_field=other))
