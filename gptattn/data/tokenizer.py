@@ -3,6 +3,7 @@
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,16 @@ class Tokenizer(ABC):
     @abstractmethod
     def fit(self, pieces: Iterable[str]) -> None:
         """Build the vocabulary from a text in pieces, unless the tokenizer has one already."""
+
+    def learn(
+        self, documents: Iterable[Iterable[str]], size: int, content: str, cache: Path
+    ) -> None:
+        """Build the vocabulary from the training documents alone, if it is not built by `fit`.
+
+        They have about `size` bytes and are read in pieces. `content` is a string that differs
+        between other documents, so that what was learned can be kept in the folder `cache`.
+        """
+        return
 
     @abstractmethod
     def encode(self, text: str, field: str) -> NDArray[np.uint16]:
