@@ -259,7 +259,7 @@ def _resume(folder: Path, overrides: Sequence[str], beside_others: bool) -> None
     """Resume the run in the folder with its recorded settings, changed by the overrides."""
     # torch and lightning take seconds to import: do so only once the command is known to be good.
     with ending_at_once():
-        from gptattn.runs.load import load_config
+        from gptattn.runs.load import load_config, with_kept_tokenizer
         from gptattn.runs.resume import find_start
         from gptattn.training.precheck import check_run
 
@@ -268,6 +268,8 @@ def _resume(folder: Path, overrides: Sequence[str], beside_others: bool) -> None
     with locked_run(folder, "resume"):
         start = find_start(folder, recorded)
         cfg = resumed(recorded, overrides, start.facts.get("threads"))
+        if cfg.tokenizer == recorded.tokenizer:
+            cfg = with_kept_tokenizer(cfg, RunFolder(folder))
         try:
             ready = check_run(cfg, resumed=start.source is not None)
         except DataError as error:

@@ -2,9 +2,13 @@
 
 from collections.abc import Iterable
 
+from gptattn.compare.across import BITS
 from gptattn.compare.results import Across, Change
 from gptattn.compare.table import HEADING_WIDTH, MISSING, difference_cells
 from gptattn.compare.verdicts import listed, signed, size_words
+
+# Metric -> what it is called, and its unit.
+NAMES = {"val/loss": ("loss", "nats"), BITS: ("loss in bits per byte", "bits per byte")}
 
 
 def title(across: Across) -> str:
@@ -30,9 +34,10 @@ def sentences(across: Across) -> list[str]:
 def _gap_words(across: Across, name: str) -> str:
     gap, (first, second) = across.gaps[name], (across.first, across.second)
     better = "better" if gap.difference.mean < 0 else "worse"
+    size = size_words(gap.difference, NAMES[across.metric][1])
     return (
         f"against {across.baseline}, {name} does {better} with {second} than with {first}, "
-        f"{size_words(gap.difference)}: its difference to {across.baseline} is "
+        f"{size}: its difference to {across.baseline} is "
         f"{signed(gap.first)} with {first}, {signed(gap.second)} with {second}."
     )
 
@@ -48,7 +53,8 @@ def _loss_words(across: Across) -> str:
         *([f"is higher for {listed(higher)}"] if higher else []),
         *([f"cannot be shown to differ for {listed(rest)}"] if rest else []),
     ]
-    return f"with {across.second} instead of {across.first}, the loss {'; it '.join(clauses)}."
+    loss = f"the {NAMES[across.metric][0]} {'; it '.join(clauses)}"
+    return f"with {across.second} instead of {across.first}, {loss}."
 
 
 def _seeds(changes: Iterable[Change]) -> str:
@@ -59,10 +65,17 @@ def _seeds(changes: Iterable[Change]) -> str:
 
 
 def notes(across: Across) -> list[str]:
-    """Return a line on further settings that differ, if any do."""
-    if not across.others:
-        return []
-    return [f"the two differ in more than {across.setting}: {', '.join(across.others)}"]
+    """Return a line on further settings that differ, and one on how much text a token is."""
+    lines = []
+    if across.others:
+        lines += [f"the two differ in more than {across.setting}: {', '.join(across.others)}"]
+    if across.token_bytes is not None:
+        first, second = across.token_bytes
+        lines += [
+            f"a token is {first:.2f} bytes of the held-out text with {across.first} and "
+            f"{second:.2f} with {across.second}: equal steps are not equal text, nor equal time"
+        ]
+    return lines
 
 
 def cells(across: Across) -> list[list[str]]:
@@ -72,13 +85,15 @@ def cells(across: Across) -> list[list[str]]:
         for words, place in ((across.first, "from"), (across.second, "to"))
     )
     tests = ["95% interval", "p"]
-    table = [["variant", "n", first, second, "change", *tests, _versus(across), *tests]]
+    versus = [_versus(across), *tests] if across.gaps else []
+    table = [["variant", "n", first, second, "change", *tests, *versus]]
     for name, loss in across.losses.items():
         gap = across.gaps.get(name)
         figures = [f"{loss.first:.4f}", f"{loss.second:.4f}"]
-        versus = difference_cells(gap.difference) if gap else [MISSING] * 3
-        n = f"{loss.difference.n}"
-        table.append([name, n, *figures, *difference_cells(loss.difference), *versus])
+        differences = difference_cells(loss.difference)
+        if across.gaps:
+            differences += difference_cells(gap.difference) if gap else [MISSING] * 3
+        table.append([name, f"{loss.difference.n}", *figures, *differences])
     return table
 
 
@@ -91,18 +106,17 @@ def _versus(across: Across) -> str:
 def caption(across: Across) -> str:
     """Return what stands below the table."""
     losses, gaps = (
-        max(change.difference.comparisons for change in changes.values())
+        max((change.difference.comparisons for change in changes.values()), default=0)
         for changes in (across.losses, across.gaps)
     )
-    base = across.baseline
-    meaning = (
-        "mean losses over the n seeds in common; change: paired difference by seed; "
-        f"{_versus(across)}: the change less that of {base}, so the change of the difference to "
-        f"{base}"
-    )
-    if not gaps:  # a single seed
-        return meaning
-    return (
-        f"{meaning}; intervals and p Bonferroni-corrected over {losses} changes and, apart from "
-        f"them, over {gaps} {_versus(across)}"
-    )
+    base, versus = across.baseline, _versus(across)
+    what = "losses" if across.metric == "val/loss" else "bits per byte"
+    lines = [f"mean {what} over the n seeds in common", "change: paired difference by seed"]
+    if across.gaps:
+        change = f"the change less that of {base}, so the change of the difference to {base}"
+        lines.append(f"{versus}: {change}")
+    if losses:  # more than a single seed
+        apart = f" and, apart from them, over {gaps} {versus}" if gaps else ""
+        count = f"{losses} change{'s' * (losses > 1)}"
+        lines.append(f"intervals and p Bonferroni-corrected over {count}{apart}")
+    return "; ".join(lines)

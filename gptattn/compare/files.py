@@ -117,6 +117,7 @@ def _row(row: Row) -> dict[str, Any]:
 def _across(across: Across) -> dict[str, Any]:
     return {
         "setting": across.setting,
+        "metric": across.metric,
         "where": across.where,
         "first": across.first,
         "second": across.second,

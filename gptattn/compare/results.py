@@ -117,7 +117,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Change:
-    """A figure in two sections, in nats: means over the seeds in common, second minus first."""
+    """A figure in two sections: means over the seeds in common, second minus first."""
 
     first: float
     second: float
@@ -128,7 +128,8 @@ class Change:
 class Across:
     """What changes between two sections that differ in one setting alone, by name of row.
 
-    Each of the two families has a correction of its own.
+    Each of the two families has a correction of its own. Between tokenizers the rows may be the
+    baseline alone, and then there are no gaps.
     """
 
     setting: str  # the axis of sections.AXES
@@ -139,6 +140,8 @@ class Across:
     losses: Mapping[str, Change]  # of the rows that both have: the baseline, then by first loss
     gaps: Mapping[str, Change]  # loss minus the baseline's
     others: list[str]  # further settings that differ between the two sections' rows
+    metric: str = "val/loss"  # of `losses`, in nats; between tokenizers val/bits_per_byte
+    token_bytes: tuple[float, float] | None = None  # in each, between tokenizers
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,8 @@
 Within a section the runs may differ in what is compared: attention, position, and the block, unless
 each block has several variants: then the question is what holds in each, and each is a section. So
 it is with optimizers and precisions. A variant may also have its own MLP width, chosen by `match`,
-or its own learning rate.
+or its own learning rate. Each tokenizer is a section: a loss per token says nothing of tokens of
+another kind.
 """
 
 import hashlib
@@ -36,7 +37,8 @@ def _data(run: Run) -> list[str]:
     if (task := run.data.get("task")) is not None:
         return [f"task {task}", f"{run.data.get('val_rows', '?')} validation rows"]
     text = run.data.get("text_sha256", "?")[:8]
-    return [f"text {text}", f"{run.data.get('val_tokens', '?')} validation tokens"]
+    unit = "bytes" if "val_bytes" in run.data else "tokens"  # bytes are those of every tokenizer
+    return [f"text {text}", f"{run.data.get(f'val_{unit}', '?')} validation {unit}"]
 
 
 def _task(run: Run) -> list[str]:
@@ -56,7 +58,7 @@ def _tokenizer(run: Run) -> list[str]:
         if key.startswith("tokenizer.") and key not in ("tokenizer._target_", "tokenizer.path")
     ]
     target = run.settings.get("tokenizer._target_", "").rpartition(".")[2]
-    return [" ".join(filter(None, [run.data.get("tokenizer", ""), target, *settings])) or "?"]
+    return [" ".join(filter(None, [run.data.get("tokenizer", ""), target])) or "?", *settings]
 
 
 def _short(value: str) -> str:
@@ -120,12 +122,15 @@ AXES: dict[str, Callable[[Run], list[str]]] = {
 
 # With one variant these are what is compared: rows of a section. See `_apart`.
 ROWS_OR_SECTIONS = ("block", "precision", "optim")
+# Sections that differ in one of these alone are held against each other.
+HELD_AGAINST = (*ROWS_OR_SECTIONS, "tokenizer")
 
 
 def comparable_sets(runs: Sequence[Run], split: bool) -> list[RunSet]:
     """Split the runs into sets that can be compared, smaller models first.
 
-    Raises ConfigError if the runs differ in text, tokenizer or validation and `split` is false.
+    Raises ConfigError if `split` is false and the runs differ in text or validation, or in a
+    tokenizer whose bits per byte are not of the same bytes.
     """
     refusal = differences(runs)
     if refusal and not split:
@@ -179,7 +184,10 @@ def words_of(axis: str, run: Run) -> str:
 def differences(runs: Sequence[Run]) -> str:
     """Return what forbids a comparison: `data (text 1a2b3c4d: 2 runs; ...)`; "" if nothing does."""
     found = []
+    by_bytes = all("val_bytes" in run.data for run in runs)  # if equal, bits per byte are compared
     for axis in MUST_AGREE:
+        if axis == "tokenizer" and by_bytes:
+            continue
         values = [words_of(axis, run) for run in runs]
         if len(set(values)) > 1:
             found.append(f"{axis} ({counted(values)})")
@@ -205,6 +213,7 @@ def difference_on_axis(axis: str, run: Run, runs: Sequence[Run]) -> str:
 def _order(runs: Sequence[Run]) -> list[object]:
     """Sort key: by text, then by parameters, then by the words, with 200 before 1,000."""
     params = min(run.metrics.get("cost/params", 0.0) for run in runs)
-    words = [words_of(axis, runs[0]) for axis in AXES]
-    text, rest = words[: len(MUST_AGREE)], " ".join(words[len(MUST_AGREE) :]).replace(",", "")
+    words = {axis: words_of(axis, runs[0]) for axis in AXES}
+    text = [words.pop(axis) for axis in ("data", "validation")]
+    rest = " ".join(words.values()).replace(",", "")
     return [text, params, *(int(w) if w.isdecimal() else w for w in re.split(r"(\d+)", rest))]

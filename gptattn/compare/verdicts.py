@@ -135,13 +135,13 @@ def shown_words(d: Difference) -> str:
     return f"{d.variant} is {'worse' if d.mean > 0 else 'better'} than {d.baseline} {size_words(d)}"
 
 
-def size_words(d: Difference) -> str:
+def size_words(d: Difference, unit: str = "nats") -> str:
     """Return the size of a shown difference: `by 0.0120 nats (95% interval ...; n = 5, ...)`."""
     assert d.interval is not None
     assert d.p is not None
     low, high = d.interval if d.mean > 0 else (-d.interval[1], -d.interval[0])
     return (
-        f"by {nats(abs(d.mean))} nats (95% interval {nats(low)} to {nats(high)}; "
+        f"by {nats(abs(d.mean))} {unit} (95% interval {nats(low)} to {nats(high)}; "
         f"n = {d.n}, {p_value(d.p)})"
     )
 

@@ -11,6 +11,7 @@ from gptattn.data.tokenizer_files import FORMS, find
 from gptattn.errors import DataError
 from gptattn.machine.untrusted import read_bytes
 
+END_OF_TEXT = "<|endoftext|>"
 MAX_BYTES = 64_000_000  # GPT-2's largest file has 1.4 MB; this is room for 65,536 long tokens
 # Values allowed in tokenizer.json; None is null or missing. Any other value gives other ids.
 PLAIN_MODEL = {
@@ -70,14 +71,29 @@ def read(folder: Path) -> BPE:
         if len(files) == 1:
             return _checked(*_from_tokenizer_json(_json(file)))
         vocab, file = _json(file), files[1]
-        merges = [line.split(" ") for line in _content(file).split("\n") if line.strip()]
-        if merges and merges[0][0] == "#version:":
-            del merges[0]
-        return _checked(vocab, merges, {})
+        return _checked(vocab, _merges(_content(file)), {})
     # RecursionError: a file of brackets alone is nested too deeply for Python.
     except (OSError, ValueError, RecursionError) as error:
         reason = str(error).splitlines()[0][:200]
         raise DataError("tokenizer.path", f"{file} cannot be used ({reason})") from None
+
+
+def of_merges(text: str) -> BPE:
+    """Return the BPE of these merges, one per line, with ids in GPT-2's order.
+
+    The bytes come first, then what the merges make, and last the end of text. Raises ValueError for
+    what are no merges.
+    """
+    merges = _merges(text)
+    vocab = {character: id for id, character in enumerate(sorted(byte_characters()))}
+    for pair in merges:
+        vocab.setdefault("".join(pair), len(vocab))  # two pairs can make one token
+    return _checked(vocab, merges, {END_OF_TEXT: len(vocab)})
+
+
+def _merges(text: str) -> list[Any]:
+    lines = [line.split(" ") for line in text.split("\n") if line.strip()]
+    return lines[1:] if lines and lines[0][0] == "#version:" else lines
 
 
 def _content(file: Path) -> str:

@@ -37,6 +37,7 @@ class Document:
     pieces: Pieces
     sha256: str  # of its UTF-8
     length: int  # in characters
+    size: int  # in bytes of UTF-8
 
     def part(self, start: int, stop: int) -> Iterator[str]:
         """Yield the characters `start` .. `stop` - 1, in pieces.
@@ -52,16 +53,29 @@ class Document:
         if digest.hexdigest() != self.sha256:
             raise DataError("data", "the text changed while it was being read; start again")
 
+    def characters(self, size: int) -> int:
+        """Return how many characters fit into the first `size` bytes."""
+        count = 0
+        for piece in self.pieces():
+            raw = utf8(piece, "data")
+            if len(raw) > size:
+                return count + len(raw[:size].decode(errors="ignore"))
+            size -= len(raw)
+            count += len(piece)
+        return count
+
 
 def read_through(documents: Sequence[Pieces], seen: list[Document]) -> Iterator[str]:
     """Yield the pieces of all documents; add each document to `seen` once it is read to its end."""
     for pieces in documents:
-        digest, length = hashlib.sha256(), 0
+        digest, length, size = hashlib.sha256(), 0, 0
         for piece in pieces():
-            digest.update(utf8(piece, "data"))
+            raw = utf8(piece, "data")
+            digest.update(raw)
             length += len(piece)
+            size += len(raw)
             yield piece
-        seen.append(Document(pieces, digest.hexdigest(), length))
+        seen.append(Document(pieces, digest.hexdigest(), length, size))
 
 
 def text_hash(documents: Sequence[Document], held_out: Sequence[Document]) -> str:
@@ -83,20 +97,37 @@ def whole(documents: Sequence[Document]) -> list[Part]:
     return [(document, 0, document.length) for document in documents]
 
 
+def size_of(parts: Sequence[Part]) -> int:
+    """Return about how many bytes the parts have."""
+    return sum(d.size * (stop - start) // max(1, d.length) for d, start, stop in parts)
+
+
 def heads_and_tails(
     documents: Sequence[Document], fraction: float
 ) -> tuple[list[Part], list[Part]]:
-    """Split each document in two, so that all tails together have `fraction` of the characters.
+    """Split each document in two, whatever the tokenizer.
 
-    The tails have at least one character; empty parts are left out.
+    The tail of a single document has `fraction` of its bytes; all tails of several documents have
+    together `fraction` of the characters. It is at least one character; empty parts are left out.
     """
-    heads, tails, total, held = [], [], 0, 0
+    cuts = [_cut(documents[0], fraction)] if len(documents) == 1 else _cuts(documents, fraction)
+    pairs = list(zip(documents, cuts, strict=True))
+    heads = [(document, 0, cut) for document, cut in pairs if cut]
+    tails = [(document, cut, document.length) for document, cut in pairs if cut < document.length]
+    return heads, tails
+
+
+def _cut(document: Document, fraction: float) -> int:
+    """Return where the tail begins; a character that the limit would cut in two is in the tail."""
+    return document.characters(document.size - max(1, round(document.size * fraction)))
+
+
+def _cuts(documents: Sequence[Document], fraction: float) -> list[int]:
+    cuts, total, held = [], 0, 0
     for document in documents:
         total += document.length
         # Rounding the total over all documents so far lets many short ones give their share too.
         due = max(1, round(total * fraction))
-        cut = document.length - (due - held)
+        cuts.append(document.length - (due - held))
         held = due
-        heads.append((document, 0, cut))
-        tails.append((document, cut, document.length))
-    return [part for part in heads if part[2]], [part for part in tails if part[1] < part[2]]
+    return cuts

@@ -130,9 +130,9 @@ class Validations:
 
 def check_tokenizer(tokenizer: Tokenizer) -> None:
     """Raise ConfigError for a tokenizer that takes its vocabulary from one text."""
-    if not tokenizer.vocab_size:
+    if not tokenizer.ready:
         raise ConfigError(
             "tokenizer",
-            "takes its vocabulary from one text, and a mixture has several; give byte, gpt2, or "
-            "char with tokenizer.characters",
+            "takes its vocabulary from one text, and a mixture has several; give byte or gpt2, or "
+            "bpe with tokenizer.path=RUN",
         )

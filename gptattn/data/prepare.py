@@ -64,17 +64,26 @@ class PartedText:
         """Its size in bytes, or an estimate."""
         return sum(segment.size for part in self.parts for segment in part)
 
+    @cached_property
+    def keys(self) -> str:
+        """A hash of all that decides what the text is, and what of it is held out."""
+        keys = [[segment.key() for segment in part] for part in self.parts]
+        return hashlib.sha256(json.dumps([keys, self.val_fraction]).encode()).hexdigest()
+
     def pieces(self, side: str | None = None) -> Iterator[str]:
         """Yield the text in pieces, or that of one side, without separators."""
+        return chain.from_iterable(self.runs(side))
+
+    def runs(self, side: str | None = None) -> Iterator[Iterator[str]]:
+        """Yield documents, or parts of them that begin and end between words, each in pieces."""
         for part in self.parts:
             for found, _, pieces in _runs(part, self.val_fraction):
                 if side in (None, found):
-                    yield from pieces
+                    yield pieces
 
     def plan(self, tokenizer: Tokenizer) -> str:
         """Return a hash of all that decides what is in the shards."""
-        keys = [[segment.key() for segment in part] for part in self.parts]
-        made_of = [keys, self.val_fraction, tokenizer.fingerprint(), class_code(type(tokenizer))]
+        made_of = [self.keys, tokenizer.fingerprint(), class_code(type(tokenizer))]
         return hashlib.sha256(json.dumps(made_of).encode()).hexdigest()
 
 
@@ -95,10 +104,14 @@ def in_parts(corpus: Corpus, val_fraction: float, name: str) -> PartedText | Non
     return PartedText(grouped(segments, PART_BYTES), val_fraction, name)
 
 
-def fit(tokenizer: Tokenizer, text: PartedText) -> None:
-    """Build the tokenizer's vocabulary from the text, unless it has one already."""
+def fit(tokenizer: Tokenizer, text: PartedText, cache: Path) -> None:
+    """Build the tokenizer's vocabulary from the text, unless it has one already.
+
+    `cache` keeps what it has learned.
+    """
     with telling(f"reading {text.name}", text.size) as advance:
         tokenizer.fit(chain([SEPARATOR], _told(text.pieces(), advance)))
+    tokenizer.learn(text.runs("train"), text.size, f"{text.keys} train", cache)
 
 
 def _told(pieces: Iterator[str], advance: Callable[[int], object]) -> Iterator[str]:

@@ -147,7 +147,7 @@ def _check_tokenizer(stored: StoredTokens, tokenizer: Tokenizer) -> None:
 
 def in_cache(text: PartedText, tokenizer: Tokenizer, choice: str, cache: Path) -> StoredTokens:
     """Return the ids of a text, after preparing it in the cache unless that is done."""
-    fit(tokenizer, text)
+    fit(tokenizer, text, cache)
     folder = cache / f"prepared-{text.plan(tokenizer)}"
     with telling(f"data: encoding {text.name}", text.size) as advance:
         prepare(text, tokenizer, folder, choice=choice, workers=usable_cpus(), advance=advance)

@@ -1,5 +1,6 @@
 """Token ids in cache files; a file's name has a hash of how it was made and one of its content."""
 
+import contextlib
 import hashlib
 import os
 from collections.abc import Callable, Iterator
@@ -95,13 +96,20 @@ def cached_tokens(
     Before a new file appears, `check` is called with its number of tokens. Raises DiskError if the
     folder cannot be used.
     """
-    try:
+    with cache_errors(folder):
         remove_leftovers(folder, UNFINISHED)
         for file in folder.glob(f"{key}-*.tokens"):
             tokens = _intact(file, vocab_size)
             if tokens is not None:
                 return tokens
         return _written(folder, key, encode, check)
+
+
+@contextlib.contextmanager
+def cache_errors(folder: Path) -> Iterator[None]:
+    """Turn an OSError or DiskError into a DiskError that names `cache_dir`."""
+    try:
+        yield
     except (OSError, DiskError) as error:
         reason = error.message if isinstance(error, DiskError) else error.strerror
         raise DiskError(

@@ -3,6 +3,7 @@
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,9 +21,24 @@ class Tokenizer(ABC):
 
     vocab_size: int
 
+    @property
+    def ready(self) -> bool:
+        """Whether it has its vocabulary, whatever the text."""
+        return True
+
     @abstractmethod
     def fit(self, pieces: Iterable[str]) -> None:
         """Build the vocabulary from a text in pieces, unless the tokenizer has one already."""
+
+    def learn(
+        self, documents: Iterable[Iterable[str]], size: int, content: str, cache: Path
+    ) -> None:
+        """Build the vocabulary from the training documents alone, if it is not built by `fit`.
+
+        They have about `size` bytes and are read in pieces. `content` is a string that differs
+        between other documents, so that what was learned can be kept in the folder `cache`.
+        """
+        return
 
     @abstractmethod
     def encode(self, text: str, field: str) -> NDArray[np.uint16]:
@@ -94,6 +110,10 @@ class CharTokenizer(Tokenizer):
             raise DataError("tokenizer.characters", "is empty; give null for those of the text")
         self._given = characters is not None
         self._set([characters or ""])
+
+    @property
+    def ready(self) -> bool:
+        return self._given
 
     def _set(self, pieces: Iterable[str]) -> None:
         found = np.zeros(sys.maxunicode + 1, dtype=bool)

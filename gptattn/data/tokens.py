@@ -4,6 +4,7 @@ import hashlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from gptattn.data.corpus import (
     corpus_of,
     heads_and_tails,
     read_through,
+    size_of,
     text_hash,
     whole,
 )
@@ -29,6 +31,8 @@ from gptattn.data.token_files import TokenFile, Tokens, cached_tokens
 from gptattn.data.tokenizer import SEPARATOR, Tokenizer
 from gptattn.errors import ConfigError
 from gptattn.machine.source_code import class_code
+
+Ids = NDArray[np.uint16]
 
 
 @dataclass(frozen=True)
@@ -79,62 +83,35 @@ def load_tokens(
     """Tokenize a text and split it, or take the tokens that an earlier run left in the cache.
 
     If the text has no held-out documents, the tail of each document is held out, together
-    `val_fraction` of the text. Raises ConfigError if the text is shorter than the context,
-    DataError if it cannot be tokenized, DiskError if the cache cannot be written.
+    `val_fraction` of the text, cut at the same places for every tokenizer. Raises ConfigError if
+    the text is shorter than the context or too small for the vocabulary, DataError if it cannot be
+    tokenized, DiskError if the cache cannot be written.
     """
     content = text()
     corpus = corpus_of(content) if isinstance(content, str) else content
     documents, held_out = _fitted(corpus, tokenizer)
+    heads, tails, share = whole(documents), whole(held_out), ""
+    if not held_out:
+        (heads, tails), share = heads_and_tails(documents, val_fraction), f" {val_fraction}"
     stored = _Stored(cache, tokenizer, text_hash(documents, held_out))
+    learning_from = (document.part(start, stop) for document, start, stop in heads)
+    tokenizer.learn(learning_from, size_of(heads), f"{stored.text_hash} train{share}", cache)
     several = len(documents) > 1 or len(held_out) > 0
-    if several:
-        split = _by_document(stored, documents, held_out, context_length, val_fraction)
-    else:
-        split = _by_tail(stored, documents[0], context_length, val_fraction)
+    end = tokenizer.separator()[1] if several else np.empty(0, np.uint16)
+    check = partial(_check_length, context_length)
+    train = stored.tokens(_joined(heads, end), check, f"train{share}")
+    check(len(train))  # those in the cache may come from a run with a shorter context
+    before = end if several else train[len(train) - 1 :]
+    val = stored.tokens([before, *_joined(tails, end)], lambda count: count, f"val{share}")
+    val = val.part(len(before) - 1, len(val))  # one token of context
     reading = {
         "documents": len(documents),
         "held_out": "documents" if held_out else "tails",
         "separator": tokenizer.separator()[0] if several else None,
         "left_out": sorted(corpus.left_out),
     }
-    count = held_out_bytes(split.val, tokenizer)
-    return TokenData(split.train, split.val, tokenizer, stored.text_hash, count, reading)
-
-
-@dataclass(frozen=True)
-class _Split:
-    train: TokenFile
-    val: TokenFile
-
-
-def _by_tail(
-    stored: "_Stored", document: Document, context_length: int, val_fraction: float
-) -> _Split:
-    def cut(count: int) -> int:
-        return _checked(count - max(1, round(count * val_fraction)), context_length)
-
-    tokens = stored.tokens(whole([document]), cut)
-    end = cut(len(tokens))
-    return _Split(tokens.part(0, end), tokens.part(end - 1, len(tokens)))
-
-
-def _by_document(
-    stored: "_Stored",
-    documents: Sequence[Document],
-    held_out: Sequence[Document],
-    context_length: int,
-    val_fraction: float,
-) -> _Split:
-    heads, tails, share = whole(documents), whole(held_out), ""
-    if not held_out:
-        (heads, tails), share = heads_and_tails(documents, val_fraction), f" {val_fraction}"
-    train = stored.tokens(
-        _separated(heads)[1:], lambda count: _checked(count, context_length), f"train{share}"
-    )
-    val = stored.tokens(_separated(tails), lambda count: count, f"val{share}")
-    # The context token is the last token of the separator before the first tail.
-    context = len(stored.tokenizer.separator()[1]) - 1
-    return _Split(train, val.part(context, len(val)))
+    val_bytes = held_out_bytes(val, tokenizer)
+    return TokenData(train, val, tokenizer, stored.text_hash, val_bytes, reading)
 
 
 def _fitted(corpus: Corpus, tokenizer: Tokenizer) -> tuple[list[Document], list[Document]]:
@@ -149,20 +126,19 @@ def _fitted(corpus: Corpus, tokenizer: Tokenizer) -> tuple[list[Document], list[
     return seen[:count], seen[count:]
 
 
-def _checked(train: int, context_length: int) -> int:
-    """Return the number of training tokens. Raises ConfigError if no window fits into them."""
+def _check_length(context_length: int, train: int) -> None:
+    """Raise ConfigError if no window fits into that many training tokens."""
     if train < context_length + 1:
         raise ConfigError(
             "model.context_length",
-            f"{context_length} is too long for this text: {max(train, 0):,} of its tokens are for "
+            f"{context_length} is too long for this text: {train:,} of its tokens are for "
             f"training; give at most {max(train - 1, 0):,}, or a longer text",
         )
-    return train
 
 
-def _separated(parts: Sequence[Part]) -> list[Part | None]:
-    """Return the parts, each after a None that stands for the separator."""
-    return [item for part in parts for item in (None, part)]
+def _joined(parts: Sequence[Part], separator: Ids) -> list[Part | Ids]:
+    """Return the parts with the separator's ids between them."""
+    return [item for part in parts for item in (separator, part)][1:]
 
 
 @dataclass(frozen=True)
@@ -174,7 +150,7 @@ class _Stored:
     text_hash: str
 
     def tokens(
-        self, parts: Sequence[Part | None], check: Callable[[int], object], which: str = ""
+        self, parts: Sequence[Part | Ids], check: Callable[[int], object], which: str
     ) -> TokenFile:
         """Return the tokens of `parts`; `check` is as in `cached_tokens`.
 
@@ -182,25 +158,25 @@ class _Stored:
         """
         # A subclass of one of our tokenizers inherits the fingerprint, but its code differs.
         code = class_code(type(self.tokenizer))
-        made_of = [self.tokenizer.fingerprint(), code, self.text_hash, *filter(None, [which])]
+        made_of = [self.tokenizer.fingerprint(), code, self.text_hash, which]
         key = hashlib.sha256("\0".join(made_of).encode()).hexdigest()
         return cached_tokens(
             self.cache, key, lambda: self._encoded(parts), check, self.tokenizer.vocab_size
         )
 
-    def _encoded(self, parts: Sequence[Part | None]) -> Iterator[NDArray[np.uint16]]:
+    def _encoded(self, parts: Sequence[Part | Ids]) -> Iterator[Ids]:
         for part in parts:
-            if part is None:
-                yield self.tokenizer.separator()[1]
+            if isinstance(part, np.ndarray):
+                yield part
             else:
                 document, start, stop = part
                 yield from self.tokenizer.encode_pieces(document.part(start, stop), "data")
 
 
 def held_out_bytes(val: TokenFile | TokenRange, tokenizer: Tokenizer) -> int:
-    """Return the UTF-8 bytes of all held-out tokens but the first, which is only context.
+    """Return the UTF-8 bytes of the scored tokens, which are all but the first.
 
-    A separator counts as len(SEPARATOR) bytes, whatever the tokenizer makes of it.
+    A separator among them counts as len(SEPARATOR) bytes, whatever the tokenizer makes of it.
     """
     lengths, end = tokenizer.byte_lengths(), tokenizer.separator()[1]
     if len(end) == 1:  # an id of its own, which no text has; else it is as long as SEPARATOR

@@ -77,11 +77,18 @@ def _config_errors(folder: Path) -> Iterator[None]:
         raise CheckpointError("run", f"{folder}: config.yaml: {error}") from error
 
 
-def _tokenizer(folder: RunFolder, cfg: TrainConfig) -> Tokenizer:
+def with_kept_tokenizer(cfg: TrainConfig, folder: RunFolder) -> TrainConfig:
+    """Return the settings with the path of the folder's own copy of the tokenizer, if it has one.
+
+    The recorded path may be gone, and a trained tokenizer has none.
+    """
     kept = folder.tokenizer
-    # The folder has its own copy of the tokenizer's files: the recorded path may be gone.
     own = {"path": str(kept)} if kept.is_dir() else {}
-    return build_tokenizer(replace(cfg, tokenizer=cfg.tokenizer | own))
+    return replace(cfg, tokenizer=cfg.tokenizer | own)
+
+
+def _tokenizer(folder: RunFolder, cfg: TrainConfig) -> Tokenizer:
+    return build_tokenizer(with_kept_tokenizer(cfg, folder))
 
 
 def _meta_model(cfg: TrainConfig, vocab_size: int) -> GPT:

@@ -118,12 +118,26 @@ def begin_from(origin: Origin, model: GPT, cfg: TrainConfig) -> None:
         if origin.settings is None or _mechanism(origin.settings) != _mechanism(cfg):
             # First, since no override would help.
             _check_both(origin.model, origin.settings, model, cfg)
+        _check_tokenizer(origin, cfg)
         needed = _overrides_needed(origin.model, origin.choices, model, cfg)
         if needed:
             raise ConfigError(
                 "to", f"{cfg.init_from} differs from this run; give {' '.join(needed)}"
             )
         take_over(origin.model, origin.settings, model, cfg, cfg.init_method, cfg.seed)
+
+
+def _check_tokenizer(origin: Origin, cfg: TrainConfig) -> None:
+    """Raise ConfigError if both tokenizers are BPEs, and not the same."""
+    if origin.settings is None:
+        return
+    theirs, ours = (one.tokenizer.get("sha256") for one in (origin.settings, cfg))
+    if None not in (theirs, ours) and theirs != ours:
+        raise ConfigError(
+            "to",
+            f"{cfg.init_from} was trained with other tokens than this run's; give "
+            f"tokenizer.path={cfg.init_from}",
+        )
 
 
 @contextlib.contextmanager

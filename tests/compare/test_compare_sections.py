@@ -185,7 +185,7 @@ def test_a_character_vocabulary_is_no_heading(tmp_path: Path) -> None:
         write_run(tmp_path / name, "mha", 1, 2.0, data={"tokenizer": "char"}, config=config)
     first, second = titles(tmp_path, split=True)
     assert first != second
-    assert re.fullmatch(r"char CharTokenizer characters=#[0-9a-f]{8}", first)
+    assert re.fullmatch(r"characters=#[0-9a-f]{8}", first)
 
 
 def test_the_page_has_contents_and_a_curve_over_sizes(tmp_path: Path) -> None:

@@ -75,15 +75,15 @@ def test_a_text_in_pieces_has_the_ids_of_the_whole(
     monkeypatch.setattr(ours, "PIECE_CHARS", length)
     monkeypatch.setattr(ours, "BATCH", 3)
     tokenizer = GPT2Tokenizer(str(folder))
-    assert len(list(ours._pieces(text, length))) > 20
+    assert len(list(ours.between_words(text, length))) > 20
     expected = theirs(text, split_special_tokens=True)["input_ids"]
     assert tokenizer.encode(text, "data").tolist() == expected
 
 
 def test_a_text_without_a_place_to_cut_is_one_piece() -> None:
-    assert list(ours._pieces("x" * 100 + "\t" * 9, 10)) == ["x" * 100 + "\t" * 9]
-    assert list(ours._pieces("abc de fgh i", 2)) == ["abc", " de", " fgh", " i"]
-    assert list(ours._pieces("", 2)) == [""]
+    assert list(ours.between_words("x" * 100 + "\t" * 9, 10)) == ["x" * 100 + "\t" * 9]
+    assert list(ours.between_words("abc de fgh i", 2)) == ["abc", " de", " fgh", " i"]
+    assert list(ours.between_words("", 2)) == [""]
 
 
 def test_the_end_of_text_is_ordinary_text_to_encode_and_one_token_to_decode(

@@ -86,16 +86,21 @@ def test_tokens_of_pieces_are_those_of_the_whole_text(
     content = content.replace("\r\n", "\n").replace("\r", "\n")
     (tmp_path / "book.txt").write_bytes(content.encode())
     data = load(tmp_path / "book.txt", tmp_path / "cache", tokenizer)
-    expected = tokenizer.encode(content, "data").tolist()
-    assert [*data.train[:].tolist(), *data.val[1:].tolist()] == expected
-    assert data.val_bytes == len(tokenizer.to_bytes(data.val[1:]))
+    raw = content.encode()
+    cut = len(raw[: len(raw) - round(0.1 * len(raw))].decode(errors="ignore"))
+    head, tail = (
+        tokenizer.encode(part, "data").tolist() for part in (content[:cut], content[cut:])
+    )
+    assert data.train[:].tolist() == head
+    assert data.val[:].tolist() == [head[-1], *tail]
+    assert data.val_bytes == len(content[cut:].encode())
 
 
 @pytest.mark.parametrize("part", [1, 3, 10, 1000])
 def test_words_are_cut_at_the_same_places_however_the_text_comes(part: int) -> None:
     content = "".join(random.Random(part).choices([*"ab  \n\t'", "word "], k=2000))
     parts = [content[i : i + part] for i in range(0, len(content), part)]
-    assert list(our_bpe._pieces(parts, 20)) == list(our_bpe._pieces([content], 20))
+    assert list(our_bpe.between_words(parts, 20)) == list(our_bpe.between_words([content], 20))
 
 
 def test_a_text_without_an_end_is_encoded_as_it_comes(
@@ -136,7 +141,7 @@ def test_an_unknown_character_is_named_with_its_offset_in_the_text(
 
 
 def test_a_text_that_changes_between_two_readings_is_refused_and_not_kept(tmp_path: Path) -> None:
-    versions = iter(["old " * 50, "new " * 50])
+    versions = itertools.chain(["old " * 50], itertools.repeat("new " * 50))
 
     def document() -> Iterator[str]:
         yield next(versions)
@@ -156,23 +161,22 @@ def test_text_that_is_no_unicode_is_refused(tmp_path: Path) -> None:
 
 def test_a_token_file_that_is_cut_in_use_is_named_in_one_line(tmp_path: Path) -> None:
     data = load("All work and no play.\n" * 99, tmp_path)
-    (file,) = tmp_path.iterdir()
     whole = data.train[:].tolist()
-    with file.open("r+b") as cut:
-        cut.truncate(100)
+    for file in tmp_path.iterdir():
+        with file.open("r+b") as cut:
+            cut.truncate(100)
     assert data.train[:50].tolist() == whole[:50]
     for tokens in (data.train, data.val):
         with pytest.raises(DiskError, match=r"cache_dir: .*\.tokens was cut short") as error:
             tokens[len(tokens) - 5 :]
-        assert str(file) in error.value.message
         assert error.value.exit_code == 7
     assert load("All work and no play.\n" * 99, tmp_path).train[:].tolist() == whole
 
 
 def test_a_token_file_that_is_removed_in_use_is_still_read(tmp_path: Path) -> None:
     data = load("All work and no play.\n" * 99, tmp_path)
-    (file,) = tmp_path.iterdir()
-    file.unlink()
+    for file in tmp_path.iterdir():
+        file.unlink()
     assert bytes(data.train[:8].tolist()) == b"All work"
 
 

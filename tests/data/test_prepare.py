@@ -42,7 +42,7 @@ def parted(corpus: Corpus, fraction: float = 0.1) -> PartedText:
 
 
 def prepared(source: PartedText, tokenizer: Tokenizer, folder: Path, workers: int = 1) -> Index:
-    fit(tokenizer, source)
+    fit(tokenizer, source, folder.parent / "cache")
     return prepare(source, tokenizer, folder, choice="byte", workers=workers)
 
 

@@ -32,16 +32,18 @@ def load(content: str, cache: Path, tokenizer: Tokenizer, context_length: int = 
 def test_a_second_load_does_not_tokenize_again(tmp_path: Path) -> None:
     first, second = CountingTokenizer(), CountingTokenizer()
     one, two = load(MIXED, tmp_path, first), load(MIXED, tmp_path, second)
-    assert (first.encoded, second.encoded) == (1, 0)
+    assert (first.encoded, second.encoded) == (2, 0)  # what is trained on, and what is held out
     assert one.train[:].tolist() == two.train[:].tolist()
     assert one.val[:].tolist() == two.val[:].tolist()
     assert isinstance(two.train, TokenFile)
 
 
-def test_the_token_file_holds_the_tokens_and_nothing_lies_beside_it(tmp_path: Path) -> None:
+def test_two_token_files_hold_the_tokens_and_nothing_lies_beside_them(tmp_path: Path) -> None:
     load(MIXED, tmp_path / "new", ByteTokenizer())
-    (file,) = (tmp_path / "new").iterdir()
-    assert np.fromfile(file, dtype="<u2").tolist() == list(MIXED.encode())
+    files = sorted((tmp_path / "new").iterdir(), key=lambda file: file.stat().st_size)
+    val, train = (np.fromfile(file, dtype="<u2").tolist() for file in files)
+    assert [*train, *val[1:]] == list(MIXED.encode())
+    assert val[0] == train[-1]
 
 
 def test_another_text_or_tokenizer_has_another_file(tmp_path: Path) -> None:
@@ -52,7 +54,7 @@ def test_another_text_or_tokenizer_has_another_file(tmp_path: Path) -> None:
         (MIXED, CharTokenizer(MIXED + "x")),
     ]:
         load(content, tmp_path, tokenizer)
-    assert len(list(tmp_path.iterdir())) == 4
+    assert len(list(tmp_path.iterdir())) == 4 * 2
 
 
 def test_a_text_shorter_than_the_context_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
@@ -75,19 +77,22 @@ def test_an_unknown_character_in_the_text_leaves_no_file(tmp_path: Path) -> None
 @pytest.mark.parametrize("content", [b"", b"odd", b"even"])
 def test_a_damaged_token_file_is_made_anew(tmp_path: Path, content: bytes) -> None:
     whole = load(MIXED, tmp_path, ByteTokenizer())
-    (file,) = tmp_path.iterdir()
-    before = file.read_bytes()
-    file.unlink()  # the first load keeps the old file
-    file.write_bytes(content)
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
+    for name in before:
+        (tmp_path / name).unlink()  # the first load keeps the old file
+        (tmp_path / name).write_bytes(content)
     again = load(MIXED, tmp_path, ByteTokenizer())
-    assert [f.read_bytes() for f in tmp_path.iterdir()] == [before]
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
     assert again.train[:].tolist() == whole.train[:].tolist()
 
 
 def test_the_tail_is_held_out_with_one_token_of_context(tmp_path: Path) -> None:
+    # 107 bytes, of which 11 are held out; the 12th from the end begins a character of two bytes.
     content = "".join(chr(33 + i % 90) for i in range(95)) + "é≈é≈é"
-    data = load(content, tmp_path, CharTokenizer())
-    decode = data.tokenizer.decode
-    assert decode(data.train[:]) == content[:90]
-    assert decode(data.val[:]) == content[89:]
-    assert data.val_bytes == len(content[90:].encode()) == 5 + 2 + 3 + 2 + 3 + 2
+    assert len(content.encode()) == 107
+    for tokenizer in (CharTokenizer(), ByteTokenizer()):
+        data = load(content, tmp_path, tokenizer)
+        assert tokenizer.decode(data.train[:]) == content[:95]
+        assert tokenizer.decode(data.val[:1]) == content[94]
+        assert tokenizer.decode(data.val[1:]) == "é≈é≈é"
+        assert data.val_bytes == 12

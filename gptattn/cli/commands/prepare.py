@@ -53,6 +53,7 @@ def run(arguments: Sequence[str]) -> None:
     from gptattn.cli.arguments import parse
     from gptattn.cli.compose import settings
     from gptattn.data.prepare import fit, prepare
+    from gptattn.data.text import cache_folder
     from gptattn.settings.build import build_tokenizer
 
     own = [argument for argument in arguments if argument.partition("=")[0] in ("to", "workers")]
@@ -60,7 +61,7 @@ def run(arguments: Sequence[str]) -> None:
     cfg = settings([argument for argument in arguments if argument not in own])
     tokenizer = build_tokenizer(cfg)
     text = parted(cfg)
-    fit(tokenizer, text)
+    fit(tokenizer, text, cache_folder(cfg.cache_dir))
     with telling(f"encoding {text.name}", text.size) as advance:
         index = prepare(
             text,

@@ -1,0 +1,108 @@
+"""A run with a trained BPE keeps it: without the cache, all that follows works from the run."""
+
+import re
+import shutil
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+from support import TEXT, Call, command, config, losses, summary, tiny, train
+
+from gptattn.data import trained_bpe
+from gptattn.data.tokenizer_files import FILES
+from gptattn.runs.load import load_run
+
+SIZE = 300
+BPE = ("tokenizer=bpe", f"tokenizer.vocab_size={SIZE}")
+
+
+def refuse(*given: object) -> NoReturn:
+    raise AssertionError("trained again")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of four steps; tests that change its folder copy it."""
+    return train(tmp_path_factory.mktemp("bpe"), *BPE)
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the run whose cache is gone, where nothing can be learned."""
+    monkeypatch.setattr(trained_bpe, "trained", refuse)
+    copy = Path(shutil.copytree(trained, tmp_path / "copy"))
+    file = copy / "config.yaml"
+    cache = re.escape(str(config(copy)["cache_dir"]))
+    file.write_text(re.sub(cache, str(tmp_path / "other_cache"), file.read_text()))
+    return copy
+
+
+def test_the_record_has_the_size_the_hash_and_the_files(trained: Path) -> None:
+    recorded = config(trained)["tokenizer"]
+    assert (recorded["vocab_size"], recorded["path"], len(recorded["sha256"])) == (SIZE, None, 64)
+    assert (trained / "tokenizer" / FILES[0]).is_file()
+    data = summary(trained)["data"]
+    assert (data["tokenizer"], data["vocab_size"]) == ("bpe", SIZE)
+    assert data["val_bytes"] == len(TEXT.encode()[-round(0.1 * len(TEXT.encode())) :])
+    assert data["val_tokens"] < 0.8 * data["val_bytes"]
+
+
+def test_it_resumes_with_its_own_copy(run: Path, tmp_path: Path) -> None:
+    assert command(tmp_path, f"resume={run}", "budget.steps=8") == 0
+    assert config(run)["tokenizer"]["sha256"] == load_run(run).tokenizer.settings()["sha256"]
+    assert losses(run)[-1][0] == 8
+
+
+def test_generate_evaluate_and_convert_work_from_it(run: Path, tmp_path: Path, call: Call) -> None:
+    machine = ("threads=1", "device=cpu")
+    code, said, _ = call("generate", f"run={run}", "prompt=Line", "tokens=5", *machine)
+    assert code == 0
+    assert said.startswith("Line")
+    assert call("evaluate", f"run={run}", *machine)[0] == 0
+    out, again = tmp_path / "gqa", tmp_path / "again"
+    assert call("convert", f"from={run}", "to=gqa", f"out={out}")[0] == 0
+    assert call("convert", f"from={out}", "to=mqa", f"out={again}")[0] == 0
+    assert load_run(again).tokenizer.fingerprint() == load_run(run).tokenizer.fingerprint()
+
+
+def test_another_run_starts_from_it_with_its_tokenizer(run: Path, tmp_path: Path) -> None:
+    text = tmp_path / "other.txt"
+    text.write_text("Another text, with words of its own. " * 60)
+    from_run = (*BPE, f"init_from={run}", f"tokenizer.path={run}")
+    next_run = train(tmp_path / "next", *from_run, "data=text", f"data.path={text}", "attn=mqa")
+    assert config(next_run)["tokenizer"]["path"] == str(run)
+    assert load_run(next_run).tokenizer.fingerprint() == load_run(run).tokenizer.fingerprint()
+
+
+def test_weights_of_other_tokens_are_refused(
+    trained: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    given = [*BPE, f"init_from={trained}"]
+    train(tmp_path / "same", *given)  # the same text gives the same tokens
+    text = tmp_path / "other.txt"
+    text.write_text(TEXT.upper())
+    capfd.readouterr()
+    other = tiny(tmp_path / "other", *given, "data=text", f"data.path={text}")
+    assert command(tmp_path / "other", *other) == 2
+    said = f"error: init_from: {trained} was trained with other tokens than this run's; give "
+    assert capfd.readouterr().err == f"{said}tokenizer.path={trained}\n"
+
+
+@pytest.mark.parametrize(
+    ("given", "code", "said"),
+    [
+        ("tokenizer.vocab_size=256", 2, "error: tokenizer.vocab_size: 256 is out of range; give "),
+        ("tokenizer.vocab_size=many", 2, "error: tokenizer.vocab_size: "),
+        ("tokenizer.vocab_size=60000", 2, "error: tokenizer.vocab_size: 60,000 is more than this"),
+        ("tokenizer.vocabsize=300", 2, "error: tokenizer.vocabsize: "),
+        ("tokenizer.path=nowhere", 3, "error: tokenizer.path: nowhere is not a folder; "),
+        ("model.vocab_size=299", 2, "error: model.vocab_size: 299 is below the 300 ids of the"),
+    ],
+)
+def test_a_mistake_is_one_line_and_leaves_no_run(
+    given: str, code: int, said: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert command(tmp_path, *tiny(tmp_path, *BPE, given)) == code
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith(said)
+    assert not (tmp_path / "outputs").exists()
