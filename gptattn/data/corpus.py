@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from gptattn.data.text_file import TextFile
 from gptattn.data.tokenizer import utf8
 from gptattn.errors import DataError
 
@@ -23,6 +24,12 @@ class Corpus:
     documents: Sequence[Pieces]
     held_out: Sequence[Pieces] = ()
     left_out: set[str] = field(default_factory=set)
+
+    @property
+    def size(self) -> int:
+        """The bytes of its files; what is no file does not count."""
+        files = [*self.documents, *self.held_out]
+        return sum(file.path.stat().st_size for file in files if isinstance(file, TextFile))
 
 
 def corpus_of(text: str) -> Corpus:

@@ -43,7 +43,7 @@ from gptattn.errors import ConfigError, DataError, OutOfMemory
 from gptattn.machine.disk import replacing, write_atomically
 from gptattn.machine.lock import locked
 from gptattn.machine.source_code import class_code
-from gptattn.machine.telling import telling
+from gptattn.machine.telling import telling, told
 
 PART_BYTES = 2**25  # of text, in a part
 PLAN = "plan.json"
@@ -110,14 +110,8 @@ def fit(tokenizer: Tokenizer, text: PartedText, cache: Path) -> None:
     `cache` keeps what it has learned.
     """
     with telling(f"reading {text.name}", text.size) as advance:
-        tokenizer.fit(chain([SEPARATOR], _told(text.pieces(), advance)))
+        tokenizer.fit(chain([SEPARATOR], told(text.pieces(), advance)))
     tokenizer.learn(text.runs("train"), text.size, f"{text.keys} train", cache)
-
-
-def _told(pieces: Iterator[str], advance: Callable[[int], object]) -> Iterator[str]:
-    for piece in pieces:
-        yield piece
-        advance(len(piece))
 
 
 def prepare(

@@ -66,8 +66,9 @@ class Index:
 
     def choice_for(self, root: Path) -> str:
         """Return the settings that choose the tokenizer which made the ids in this folder."""
-        own = f" tokenizer.path={root}" if (root / IN_RUN).is_dir() else ""
-        return f"tokenizer={self.choice}{own}"
+        # gpt2 reads any byte-level BPE, also one that tokenizer=bpe has trained.
+        own = (root / IN_RUN).is_dir()
+        return f"tokenizer=gpt2 tokenizer.path={root}" if own else f"tokenizer={self.choice}"
 
     def facts(self) -> dict[str, Any]:
         """Return what a run's record says of the text."""

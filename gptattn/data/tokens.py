@@ -31,6 +31,7 @@ from gptattn.data.token_files import TokenFile, Tokens, cached_tokens
 from gptattn.data.tokenizer import SEPARATOR, Tokenizer
 from gptattn.errors import ConfigError
 from gptattn.machine.source_code import class_code
+from gptattn.machine.telling import telling, told
 
 Ids = NDArray[np.uint16]
 
@@ -119,9 +120,11 @@ def _fitted(corpus: Corpus, tokenizer: Tokenizer) -> tuple[list[Document], list[
     seen: list[Document] = []
     pieces = read_through([*corpus.documents, *corpus.held_out], seen)
     between = [SEPARATOR] if len(corpus.documents) > 1 or corpus.held_out else []
-    tokenizer.fit(chain(between, pieces))
-    # Read what is left: a tokenizer that has a vocabulary already reads nothing.
-    deque(pieces, maxlen=0)
+    with telling("data: reading the text", corpus.size) as advance:
+        pieces = told(pieces, advance)
+        tokenizer.fit(chain(between, pieces))
+        # Read what is left: a tokenizer that has a vocabulary already reads nothing.
+        deque(pieces, maxlen=0)
     count = len(corpus.documents)
     return seen[:count], seen[count:]
 
@@ -165,12 +168,15 @@ class _Stored:
         )
 
     def _encoded(self, parts: Sequence[Part | Ids]) -> Iterator[Ids]:
-        for part in parts:
-            if isinstance(part, np.ndarray):
-                yield part
-            else:
-                document, start, stop = part
-                yield from self.tokenizer.encode_pieces(document.part(start, stop), "data")
+        size = size_of([part for part in parts if not isinstance(part, np.ndarray)])
+        with telling("data: encoding the text", size) as advance:
+            for part in parts:
+                if isinstance(part, np.ndarray):
+                    yield part
+                else:
+                    document, start, stop = part
+                    pieces = told(document.part(start, stop), advance)
+                    yield from self.tokenizer.encode_pieces(pieces, "data")
 
 
 def held_out_bytes(val: TokenFile | TokenRange, tokenizer: Tokenizer) -> int:

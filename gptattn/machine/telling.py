@@ -3,7 +3,7 @@
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from rich.console import Console
 from rich.progress import (
@@ -34,12 +34,18 @@ def telling(what: str, size: int) -> Iterator[Callable[[int], None]]:
         told.end()
 
 
+def told(pieces: Iterable[str], advance: Callable[[int], None]) -> Iterator[str]:
+    """Yield the pieces of a text; tell of each when the next is asked for."""
+    for piece in pieces:
+        yield piece
+        advance(len(piece))  # of characters, which are about as many as the bytes
+
+
 class _Told:
     def __init__(self, what: str, size: int) -> None:
         self.what, self.size = what, size
         self._begun = self._last = time.monotonic()
-        self._done = 0
-        self._said = False
+        self._done, self._said = 0, 0  # bytes
         self._bar: Progress | None = None
 
     def add(self, size: int) -> None:
@@ -55,9 +61,9 @@ class _Told:
             self._bar.update(self._bar.task_ids[0], completed=self._done)
         elif not self._said or now - self._last >= LINE_SECONDS:
             self._say(now)
-            self._said, self._last = True, now
 
     def _say(self, now: float) -> None:
+        self._said, self._last = self._done, now
         rate = self._done / (now - self._begun)
         left = ""
         if self._done < self.size:
@@ -68,7 +74,7 @@ class _Told:
     def end(self) -> None:
         if self._bar is not None:
             self._bar.stop()
-        elif self._said:
+        elif self._said and self._said < self._done:
             self._say(time.monotonic())
 
 
