@@ -125,8 +125,20 @@ def _examined(words: Sequence[str], home: Path) -> None:
         KINDS[program](arguments)
 
 
+def _local(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments with files of this machine in place of what is on the hub."""
+    there = {"data.name": "data.path=corpus.jsonl", "data.val_split": "validation.fraction=0.2"}
+    own = [there.get(a.partition("=")[0], a) for a in arguments]
+    return ["tokenizer.path=bpe" if a.startswith("tokenizer.path=hf:") else a for a in own]
+
+
+def _prepare(arguments: list[str]) -> None:
+    """Run it in this process."""
+    _run("prepare.py")([*_local(arguments), "workers=1"])
+
+
 def _train(arguments: list[str]) -> None:
-    here = Path.cwd()
+    here, arguments = Path.cwd(), _local(arguments)
     if "attn=cosine" in arguments:  # the README's example, which is no file of ours
         arguments = [*arguments, f"hydra.searchpath=[file://{here / 'conf'}]"]
     if OF_SHAKESPEARE & {*arguments}:  # no test has the text
@@ -289,6 +301,7 @@ KINDS: dict[str, Callable[[list[str]], None]] = {
     "generate.py": _run("generate.py"),
     "convert.py": _run("convert.py"),
     "attention_map.py": _run("attention_map.py"),
+    "prepare.py": _prepare,
     "tune.py": _search,
     "torture.py": _torture,
     "seed_noise.py": _bench("seed_noise.py"),
@@ -297,6 +310,7 @@ KINDS: dict[str, Callable[[list[str]], None]] = {
     "bench_check.py": _bench("bench_check.py"),
     "bench_decode.py": _bench("bench_decode.py"),
     "bench_gpu.py": _bench("bench_gpu.py"),
+    "bench_prepare.py": _bench("bench_prepare.py"),
     "bench_report.py": _bench("bench_report.py"),
     "bench_waiting.py": _bench("bench_waiting.py"),
     "profile_step.py": _profile,

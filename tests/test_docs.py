@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import yaml
 from docs_commands import FENCED, PAGES, PROJECT, ROOT, examine, shown_on
@@ -46,6 +47,12 @@ def made(tmp_path_factory: pytest.TempPathFactory, runs: dict[str, Path]) -> Pat
             shutil.copytree(runs[variant], home / "outputs" / name / f"{variant}_s1_3fa2c1")
     shutil.copytree(runs["gqa"], home / "outputs" / "scratch" / "gqa_s1_19876c")
     (home / "book.txt").write_text("It was a dark and stormy night.\n" * 99, encoding="utf-8")
+    rows = (json.dumps({"text": f"Row {i}.\n" * 20, "body": f"Body {i}\n" * 20}) for i in range(99))
+    (home / "corpus.jsonl").write_text("\n".join(rows), encoding="utf-8")
+    (home / "ids").mkdir()
+    for name in ("train", "val"):
+        (np.arange(2000, dtype="<u2") % 300).tofile(home / "ids" / f"{name}.bin")
+    shutil.copytree(bpe(home.parent / "some_bpe"), home / "bpe")
     for name in ("gptattn/attention/cosine.py", "conf/attn/cosine.yaml"):
         found = re.search(rf"```\w+\n(# {name}\n.*?)```", README.read_text("utf-8"), re.DOTALL)
         assert found is not None
