@@ -46,8 +46,8 @@ def compare(
     """Compare the runs; `with_curves` adds the curves afterwards.
 
     `folders` and `passed_over` are only recorded. `baseline` is a row or variant name, by default
-    `mha`. With `split`, runs that differ in text, tokenizer or validation get sections of their
-    own. Raises ConfigError if they differ so without `split`, or if no row has the baseline's name.
+    `mha`. With `split`, runs that differ in text or validation get sections of their own. Raises
+    ConfigError if they differ so without `split`, or if no row has the baseline's name.
     """
     whole = runs
     runs, extended = at_first_budgets(runs)

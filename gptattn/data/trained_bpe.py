@@ -80,10 +80,12 @@ class TrainedBPE(ByteLevelBPE):
         for file in cache.glob(f"{self._key(content)}-*.merges"):
             try:
                 raw = read_bytes(file, MAX_BYTES)
-                if hashlib.sha256(raw).hexdigest() == file.stem.rpartition("-")[2]:
-                    return of_merges(raw.decode())
+                same = hashlib.sha256(raw).hexdigest() == file.stem.rpartition("-")[2]
+                bpe = of_merges(raw.decode())
             except (OSError, ValueError):
                 continue
+            if same and len(bpe.vocab) == self.vocab_size:
+                return bpe
         return None
 
     def _learned(

@@ -1,16 +1,19 @@
 """A run with a trained BPE keeps it: without the cache, all that follows works from the run."""
 
+import math
 import re
 import shutil
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
-from support import TEXT, Call, command, config, losses, summary, tiny, train
+import torch
+from support import TEXT, Call, bpe, command, config, losses, summary, tiny, train
 
 from gptattn.data import trained_bpe
 from gptattn.data.tokenizer_files import FILES
 from gptattn.runs.load import load_run
+from gptattn.runs.save import save_model
 
 SIZE = 300
 BPE = ("tokenizer=bpe", f"tokenizer.vocab_size={SIZE}")
@@ -45,6 +48,24 @@ def test_the_record_has_the_size_the_hash_and_the_files(trained: Path) -> None:
     assert (data["tokenizer"], data["vocab_size"]) == ("bpe", SIZE)
     assert data["val_bytes"] == len(TEXT.encode()[-round(0.1 * len(TEXT.encode())) :])
     assert data["val_tokens"] < 0.8 * data["val_bytes"]
+
+
+@pytest.mark.parametrize("name", ["byte", "char", "gpt2", "bpe"])
+def test_a_uniform_model_has_the_bits_of_its_tokens_over_the_same_bytes(
+    name: str, tmp_path: Path
+) -> None:
+    given = {"bpe": BPE, "gpt2": ("tokenizer=gpt2", f"tokenizer.path={bpe(tmp_path / 'bpe')}")}
+    chosen = given.get(name, (f"tokenizer={name}",))
+    saved = load_run(train(tmp_path / "any", *chosen))
+    for parameter in saved.model.parameters():
+        torch.nn.init.zeros_(parameter)
+    save_model(tmp_path / "zeros", saved.cfg, saved.model, saved.tokenizer)
+    zeros = f"init_from={tmp_path / 'zeros'}"
+    found = summary(train(tmp_path / "uniform", *chosen, zeros, "budget.steps=0"))
+    data = found["data"]
+    assert data["val_bytes"] == 206  # a tenth of 2,064, whatever the tokenizer
+    expected = math.log2(data["vocab_size"]) * data["val_tokens"] / 206
+    assert found["metrics"]["val/bits_per_byte"] == pytest.approx(expected, rel=1e-6)
 
 
 def test_it_resumes_with_its_own_copy(run: Path, tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--split",
         action="store_true",
-        help="report runs with different data, tokenizer or validation separately; default: refuse",
+        help="report runs with different data or validation separately; default: refuse",
     )
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="default: comparison/ in the first folder"
