@@ -121,7 +121,8 @@ def _feeds(built: Assembly, rows: int) -> list[Feed]:
         cfg.variant,
         cfg.seed,
         hyperparameters(built),
-        folder.trackers,
+        # wandb's own process may have been started elsewhere.
+        folder.trackers.absolute(),
     )
     feeds = [
         Feed(name, tracker, cfg.logger[name], run, folder, rows)

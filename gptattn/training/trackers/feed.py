@@ -113,7 +113,7 @@ class Feed:
                 self._keep_state(self._held)
 
     def _open(self, rows: int) -> None:
-        make_folder(self._run.place, self._folder.path)
+        make_folder(self._folder.trackers, self._folder.path)
         keeps = self._tracker.keeps
         self._held = self._held if keeps else 0
         self._logger = self._tracker.open(replace(self._run, id=self._state.id))
