@@ -3,6 +3,7 @@
 # make bench                   measure against peers   make report  compare finished runs
 # make docs                    build site/          make docs-serve   the pages as they are edited
 # make menu                    write docs/variants.md    make audit    known vulnerabilities of the pinned versions
+# make test-trackers           Weights & Biases and MLflow, the real ones
 
 PYTHON ?= python3
 VENV   := .venv
@@ -11,10 +12,11 @@ STAMP  := $(VENV)/.installed
 BENCH  := .venv-bench
 DOCS   := .venv-docs
 AUDIT  := .venv-audit
+TRACKERS := .venv-trackers
 PIP_AUDIT := 2.10.1
 ARGS   ?=
 
-.PHONY: train test test-slow lint board report bench bench-check bench-train bench-attention bench-decode menu docs docs-serve audit clean
+.PHONY: train test test-slow test-trackers lint board report bench bench-check bench-train bench-attention bench-decode menu docs docs-serve audit clean
 
 # One environment for everything. It is rebuilt only when one of these files changes.
 $(STAMP): pyproject.toml constraints.txt
@@ -36,6 +38,16 @@ test: $(STAMP)
 
 test-slow: $(STAMP)
 	$(PYTEST) -m slow $(ARGS)
+
+# The trackers' libraries bring some forty others, so they have their own environment.
+$(TRACKERS)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv --clear $(TRACKERS)
+	$(TRACKERS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(TRACKERS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[wandb,mlflow]' pytest
+	touch $@
+
+test-trackers: $(TRACKERS)/.installed
+	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(TRACKERS)/bin/python -m pytest tests/training/test_real_trackers.py $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .
@@ -115,4 +127,4 @@ audit: $(AUDIT)/.installed
 	$(AUDIT)/bin/pip-audit --strict --no-deps --disable-pip -r constraints.txt $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(BENCH) $(DOCS) $(AUDIT) build dist site .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(BENCH) $(DOCS) $(AUDIT) $(TRACKERS) build dist site .pytest_cache .ruff_cache

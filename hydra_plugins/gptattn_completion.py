@@ -12,7 +12,7 @@ from hydra.plugins.completion_plugin import CompletionPlugin
 FLAGS = ("-m", "--multirun", "--debug")
 # Hydra itself completes values that begin like a path.
 LIST = re.compile(r"([\w./@+]+=)([^./].*,)([^,]*)")
-NAMES = re.compile(r"(part|pattern)=((?:.*,)?\[(?:[^][]*,)?)([^][,]*)")  # an open bracket
+NAMES = re.compile(r"(part|logger|pattern)=((?:.*,)?\[(?:[^][]*,)?)([^][,]*)")  # an open bracket
 PATH = re.compile(r"((?:resume|init_from|data\.path|tokenizer\.path|cache_dir)=)(.+)")
 
 _ask_hydra = CompletionPlugin._query
@@ -32,7 +32,7 @@ def _query(self: CompletionPlugin, config_name: str | None, line: str) -> list[s
         group = "attn" if key == "pattern" else key
         found = _ask_hydra(self, config_name, " ".join(["-m", *words, f"{group}={start}"]))
         rest = [one.removeprefix(f"{group}=") for one in found]
-        taken = given.rpartition("[")[2].split(",") if key == "part" else []
+        taken = given.rpartition("[")[2].split(",") if key != "pattern" else []
         return [f"{key}={given}{one}" for one in rest if one not in taken]
     name, given, start = match.groups() if (match := LIST.fullmatch(word)) else ("", "", word)
     # With -m, because earlier words may be lists as well.

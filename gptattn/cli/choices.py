@@ -18,6 +18,7 @@ CONF = next(
     for folder in (Path(__file__).parents[1] / "conf", Path(__file__).parents[2] / "conf")
     if folder.is_dir()
 )
+LISTED = ("part", "logger")  # groups of which a run takes a list of names
 LONGEST_NAME = 200  # characters; Hydra looks for files of these names, which have a limit
 Options = Callable[[str], Sequence[str]]  # group -> names of its files
 
@@ -42,14 +43,15 @@ def check_choices(overrides: Sequence[str], run_mode: RunMode, options: Options)
     """Raise ConfigError unless each choice is the name of a file in its group.
 
     Paths are always refused. A single run also refuses lists, null and numbers, a list of parts
-    excepted; a sweep may have lists. `options` also knows the files in folders that a user adds.
+    or loggers excepted; a sweep may have lists. `options` also knows the files in folders that a
+    user adds.
     """
     for override in overrides:
         group, _, choice = override.partition("=")
         if len(group) > LONGEST_NAME:
             raise ConfigError(group[:50], f"is not a setting: its name has {len(group)} characters")
-        if group.lstrip("+~") == "part":
-            _check_parts(override, run_mode, options)
+        if group.lstrip("+~") in LISTED:
+            _check_list(group.lstrip("+~"), override, run_mode, options)
             continue
         if group.startswith("~") and choices_in(group[1:]):
             raise ConfigError(group[1:], f"cannot be removed; choose one with {group[1:]}=...")
@@ -77,32 +79,33 @@ def _refuse_plus(group: str, choice: str, overrides: Sequence[str]) -> None:
     raise ConfigError(plain, f"takes one choice; write {plain}={choice} without the +")
 
 
-def _check_parts(override: str, run_mode: RunMode, options: Options) -> None:
-    """Raise ConfigError unless `part=...` names different files of its group."""
+def _check_list(group: str, override: str, run_mode: RunMode, options: Options) -> None:
+    """Raise ConfigError unless `part=...`, or another list, names different files of its group."""
     try:
         given = OverridesParser.create().parse_override(override)
     except HydraException:
         return  # Hydra's own message says more
     if given.is_delete():
-        raise ConfigError("part", "cannot be removed; part=[] is for none")
+        raise ConfigError(group, f"cannot be removed; {group}=[] is for none")
     if given.is_add() or given.is_force_add():
-        raise ConfigError("part", "already exists; write part=... without the +")
+        raise ConfigError(group, f"already exists; write {group}=... without the +")
     if given.is_sweep_override():
         if run_mode == RunMode.RUN:
             raise ConfigError(
-                "part", f"{_text(given)} gives several choices; part=[a,b] takes both, -m runs each"
+                group,
+                f"{_text(given)} gives several choices; {group}=[a,b] takes both, -m runs each",
             )
         return  # the jobs are checked one by one
     value = given.value()
     chosen = [value] if isinstance(value, str) else value
     if not isinstance(chosen, list) or not all(isinstance(name, str) for name in chosen):
-        raise ConfigError("part", f"{_text(given)} is not a list of names; give [] or [a,b]")
-    names = options("part") if chosen else []
+        raise ConfigError(group, f"{_text(given)} is not a list of names; give [] or [a,b]")
+    names = options(group) if chosen else []
     for i, name in enumerate(chosen):
         if name not in names:
-            raise ConfigError("part", f"{name[:LONGEST_NAME]!r} is unknown; {suggest(name, names)}")
+            raise ConfigError(group, f"{name[:LONGEST_NAME]!r} is unknown; {suggest(name, names)}")
         if name in chosen[:i]:
-            raise ConfigError("part", f"{name} is given twice; name each part once")
+            raise ConfigError(group, f"{name} is given twice; name each {group} once")
 
 
 def _text(override: Override) -> str:

@@ -23,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from gptattn import command
-from gptattn.cli.choices import CONF, Options, check_choices, choices_in, no_place
+from gptattn.cli.choices import CONF, LISTED, Options, check_choices, choices_in, no_place
 from gptattn.cli.jobs import run_name, with_paths_quoted
 from gptattn.cli.overlay import check_composed, read_config_text, register_checked_files
 from gptattn.errors import ConfigError, UserError
@@ -123,29 +123,29 @@ def _load(
         # Errors that Hydra does not catch: numbers of thousands of digits, a group without a name.
         raise ConfigError("command line", f"Hydra cannot compose this: {error}") from error
     check_composed(cfg, overrides)
-    _check_part_names(loader, cfg, config_name, overrides, run_mode)
+    _check_listed_names(loader, cfg, config_name, overrides, run_mode)
     return cfg
 
 
-def _check_part_names(
+def _check_listed_names(
     loader: ConfigLoader,
     cfg: DictConfig,
     config_name: str,
     overrides: Sequence[str],
     run_mode: RunMode,
 ) -> None:
-    """Raise ConfigError if the file of a chosen part sets another name than its own."""
-    if not cfg.get("part"):
+    """Raise ConfigError if the file of a chosen part or logger sets another name than its own."""
+    if not any(cfg.get(group) for group in LISTED):
         return
     for default in loader.compute_defaults_list(config_name, list(overrides), run_mode).defaults:
         group, _, name = (default.config_path or "").rpartition("/")
         # A part may be made from the file of another; only the chosen one has to bear its name.
-        inherited = (default.parent or "").startswith("part/")
-        if group == "part" and not inherited and default.package != f"part.{name}":
+        inherited = (default.parent or "").startswith(f"{group}/")
+        if group in LISTED and not inherited and default.package != f"{group}.{name}":
             raise ConfigError(
-                "part",
-                f"{name}.yaml sets {default.package or 'settings outside part'}; "
-                f'its first line must be "# @package part.{name}"',
+                group,
+                f"{name}.yaml sets {default.package or f'settings outside {group}'}; "
+                f'its first line must be "# @package {group}.{name}"',
             )
 
 
@@ -310,7 +310,7 @@ def composed_job(loader: ConfigLoader, config: DictConfig, overrides: Sequence[s
         cfg = loader.load_sweep_config(config, list(overrides))
     check_composed(cfg, [*config.hydra.overrides.task, *overrides])
     name = str(config.hydra.job.config_name)
-    _check_part_names(loader, cfg, name, [*hydras, *overrides], RunMode.RUN)
+    _check_listed_names(loader, cfg, name, [*hydras, *overrides], RunMode.RUN)
     return cfg
 
 
@@ -380,16 +380,16 @@ def _unknown_key(key: str, overrides: Sequence[str], config_dir: str | None) -> 
     group, _, below = key.partition(".")
     if group == "pattern_attn":
         return ConfigError(key, FILLED_IN)
-    parts = [name for name in keys if re.fullmatch(r"part\.[^.]+", name)]
-    if group == "part" and below and not any(key.startswith(f"{part}.") for part in parts):
+    listed = [name for name in keys if re.fullmatch(rf"{group}\.[^.]+", name)]
+    if group in LISTED and below and not any(key.startswith(f"{name}.") for name in listed):
         name = below.partition(".")[0]
-        wanted = ",".join([*(part.removeprefix("part.") for part in parts), name])
-        return ConfigError(key, f"needs the part {name}; give part=[{wanted}] as well")
+        wanted = ",".join([*(one.removeprefix(f"{group}.") for one in listed), name])
+        return ConfigError(key, f"needs the {group} {name}; give {group}=[{wanted}] as well")
     siblings = [name for name in keys if name.startswith(f"{key.rpartition('.')[0]}.")]
     having = [
         name
         for name in sorted(choices_in(group))
-        if group != "part" and key in _keys([*choices, f"{group}={name}"], config_dir)
+        if group not in LISTED and key in _keys([*choices, f"{group}={name}"], config_dir)
     ]
     if having:
         known = _which_sets(group, having, below)

@@ -1,17 +1,21 @@
 """The settings of a resumed run: its recorded ones, with the few changes that are allowed."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
+import yaml
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
+from gptattn.cli.choices import CONF, choices_in
+from gptattn.cli.overlay import read_config_text
 from gptattn.errors import ConfigError
-from gptattn.settings.config import TrainConfig, check
+from gptattn.machine.untrusted import LOADER
+from gptattn.settings.config import Spec, TrainConfig, check
 from gptattn.settings.identity import MAY_CHANGE, meaning
-from gptattn.settings.values import dotted, suggest, typed
+from gptattn.settings.values import check_choice, dotted, suggest, typed
 
 BUDGETS = ("steps", "tokens", "seconds", "flops")
 
@@ -88,6 +92,8 @@ def _applied(
         _compare(key, value, recorded.choices[key])
     elif key == "part" and isinstance(value, str | list):
         _compare("part", [value] if isinstance(value, str) else value, list(recorded.part))
+    elif key == "logger" and isinstance(value, str | list):
+        return replace(settings, logger=_loggers(value, settings))
     elif key == "trainer" and isinstance(value, str):
         _compare("trainer", value, recorded.trainer.accelerator)
     elif key.partition(".")[0].partition("/")[0] in ("hydra", "experiment", "launcher"):
@@ -103,6 +109,18 @@ def _applied(
             _compare(key, _value(changed, key), before)
         return changed
     return settings
+
+
+def _loggers(names: Any, settings: TrainConfig) -> dict[str, Spec]:
+    """Return the settings of these loggers: the run's own, and for a new one those of its file."""
+    names = [names] if isinstance(names, str) else names
+    for name in names:
+        check_choice("logger", str(name), {*choices_in("logger"), *settings.logger})
+    return {name: settings.logger.get(name) or _of_file(name) for name in names}
+
+
+def _of_file(name: str) -> Spec:
+    return yaml.load(read_config_text(CONF / "logger" / f"{name}.yaml"), Loader=LOADER)
 
 
 def _changed(settings: TrainConfig, key: str, value: Any) -> TrainConfig:

@@ -98,6 +98,15 @@ class RunFolder:
         return self.path / "attention"
 
     @property
+    def trackers(self) -> Path:
+        """The folder of the trackers beside TensorBoard: what they write, and a state of each."""
+        return self.path / "trackers"
+
+    def tracker_file(self, name: str) -> Path:
+        """Return the path of what is known of the run in this tracker."""
+        return self.trackers / f"{name}.json"
+
+    @property
     def console_file(self) -> Path:
         """The console output of a run that is part of a sweep."""
         return self.path / "console.log"

@@ -1,7 +1,7 @@
 """The settings of a run as dataclasses: the type and range of each. Defaults are in `conf/`.
 
-The open groups (attn, position, data, tokenizer) hold a `_target_` and its arguments; `build.py`
-checks their keys against the target's signature.
+The open groups (attn, position, data, tokenizer, logger) hold a `_target_` and its arguments;
+`construct.py` checks their keys against the target's signature.
 """
 
 from collections.abc import Iterable
@@ -212,6 +212,7 @@ class TrainConfig:
     trainer: TrainerConfig
     sweep: SweepConfig
     ladder: LadderConfig = field(default_factory=LadderConfig)
+    logger: dict[str, Spec] = field(default_factory=dict)
     shared_init: bool = False
 
     @property

@@ -15,11 +15,12 @@ HOMES = {
     "data": "gptattn.data",
     "tokenizer": "gptattn.data",
     "optim.matrices": "gptattn.optim",
+    "logger": "gptattn.training.trackers",
 }
 
 
 SOURCES = ("data", "sources")  # specs by name, below the spec of a mixture
-NAMED = ("part", "pattern_attn")  # groups that hold any number of specs, by name
+NAMED = ("part", "pattern_attn", "logger")  # groups that hold any number of specs, by name
 
 
 class ForeignTarget(ConfigError):
@@ -36,8 +37,8 @@ def check_targets(node: Any, allow_targets: Sequence[str]) -> None:
         if path[:2] == SOURCES and len(path) == 3:
             below = []
         field = ".".join((*path, "_target_"))
-        if path == ("part",):
-            raise ConfigError(field, "has no name; begin its file with '# @package part.NAME'")
+        if path in (("part",), ("logger",)):
+            raise ConfigError(field, f"has no name; begin its file with '# @package {group}.NAME'")
         if len(below) != (group in NAMED) or group not in HOMES:
             raise ConfigError(field, "has no meaning here; leave it out")
         check_name(field, target, [HOMES[group], *allow_targets])

@@ -35,6 +35,7 @@ from gptattn.settings.config import TrainConfig
 from gptattn.settings.identity import Making, code_for, making_of
 from gptattn.settings.match import Match, resolved
 from gptattn.training.precision import settled
+from gptattn.training.trackers.tracker import trackers_of
 from gptattn.weights.convert import Origin, begin_from, read_origin, take_over
 
 ROWS_BYTES = 1_000_000  # for settings, rows and TensorBoard's events; a small run writes a tenth
@@ -79,6 +80,7 @@ def check_run(
     device = resolve_device(cfg.trainer.accelerator)
     check_precision(cfg.trainer.precision, device)
     build_matrix_rule(cfg)
+    trackers_of(cfg)
     # The data comes after the model, since it takes longest and writes tokens to the cache.
     tokenizer = build_tokenizer(cfg)
     ids = tokenizer.vocab_size

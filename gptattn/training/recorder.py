@@ -9,7 +9,7 @@ import secrets
 import threading
 import time
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from gptattn.errors import DiskError
 from gptattn.machine.disk import REFUSALS, gone, writing
 from gptattn.machine.untrusted import open_to_append
 from gptattn.runs.folder import RunFolder
+from gptattn.training.trackers.feed import Feed
 
 # Errors of TensorBoard's thread that its next write raises again.
 RAISED_LATER = REFUSALS | {errno.ENOENT}
@@ -52,7 +53,8 @@ class RunRecorder(Logger):
     """A Lightning logger that writes each row to metrics.jsonl, unbuffered, and to TensorBoard.
 
     `rows` is the number of rows already in the file. TensorBoard hides earlier events from step
-    `purge_step` on. `of_task`: the run has an accuracy in place of bits per byte.
+    `purge_step` on. `of_task`: the run has an accuracy in place of bits per byte. `feeds`: of the
+    trackers that get the same metrics.
     """
 
     def __init__(
@@ -62,8 +64,10 @@ class RunRecorder(Logger):
         purge_step: int | None = None,
         *,
         of_task: bool = False,
+        feeds: Sequence[Feed] = (),
     ) -> None:
         super().__init__()
+        self._feeds = feeds
         self.folder, self.rows, self.of_task = folder, rows, of_task
         # Unbuffered: closing the file must not retry a write that a full disk has refused.
         self._rows = open_to_append(folder.rows_file)
@@ -129,6 +133,8 @@ class RunRecorder(Logger):
                 if value is not None:
                     self._writer.add_scalar(name, value, step)
         self._write_row(step, metrics)
+        for feed in self._feeds:
+            feed.row(step or 0, metrics, self.rows)
 
     def log_text(self, tag: str, text: str, step: int) -> None:
         """Write a row with this text, which TensorBoard shows without interpreting it."""
@@ -168,12 +174,18 @@ class RunRecorder(Logger):
             self._writer.flush()
         with writing(self.folder.rows_file, lambda: BLOCK):
             os.fsync(self._rows.fileno())
+        for feed in self._feeds:
+            feed.save(self.rows)
 
     def close(self, done: bool) -> None:
         """Close the record. With `done`, the HParams tab shows the run as finished.
 
         Without `done`, disk errors are suppressed: another error is already ending the run.
         """
+        for feed in self._feeds:
+            feed.end(done)
+        for feed in self._feeds:
+            feed.wait(done)
         may_fail = contextlib.nullcontext() if done else contextlib.suppress(DiskError)
         with may_fail, self._tensorboard():
             if done and self._end_of_session is not None:

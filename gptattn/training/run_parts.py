@@ -21,6 +21,8 @@ from gptattn.training.precheck import DTYPES
 from gptattn.training.recorder import RunRecorder
 from gptattn.training.summary import Assembly, hyperparameters
 from gptattn.training.timers import EventTimer, HostTimer
+from gptattn.training.trackers.feed import Feed
+from gptattn.training.trackers.tracker import TrackedRun, trackers_of
 from gptattn.training.watchdog import Watchdog
 
 
@@ -55,6 +57,7 @@ def new_parts(
         rows_kept,
         start.step + 1 if resumed else None,
         of_task=built.data.val_bytes is None,
+        feeds=_feeds(built, rows_kept),
     )
     on_gpu = built.device.type == "cuda"
     clock = StepClock(compiled, EventTimer() if on_gpu else HostTimer())
@@ -107,6 +110,27 @@ def new_parts(
         if built.match is not None:
             recorder.log_text("match", str(built.match), 0)
     return Parts(recorder, rows, checkpoints, module, datamodule, trainer, callbacks)
+
+
+def _feeds(built: Assembly, rows: int) -> list[Feed]:
+    """Start to open the run's trackers, all at once, and wait until they are open."""
+    cfg, folder = built.cfg, built.folder
+    run = TrackedRun(
+        folder.path.name,
+        cfg.experiment_name,
+        cfg.variant,
+        cfg.seed,
+        hyperparameters(built),
+        # wandb's own process may have been started elsewhere.
+        folder.trackers.absolute(),
+    )
+    feeds = [
+        Feed(name, tracker, cfg.logger[name], run, folder, rows)
+        for name, tracker in trackers_of(cfg).items()
+    ]
+    for feed in feeds:
+        feed.wait_for_opening()
+    return feeds
 
 
 def _trainer(

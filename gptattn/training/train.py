@@ -24,6 +24,7 @@ from gptattn.runs.folder import RunFolder
 from gptattn.runs.load import load_weights
 from gptattn.runs.resume import Start, check_budget, check_same, facts_of
 from gptattn.runs.rows import keep_rows
+from gptattn.runs.tracker_states import note_rows_that_go
 from gptattn.settings.budget import resolve_budget
 from gptattn.settings.build import build_model
 from gptattn.settings.config import TrainConfig
@@ -141,6 +142,7 @@ def _prepare_folder(built: Assembly, start: Start, console: Console) -> int:
     """Prepare the folder to continue from `start`; return the number of rows in metrics.jsonl."""
     built.folder.write_settings(built.cfg)
     built.folder.summary_file.unlink(missing_ok=True)
+    note_rows_that_go(built.folder, start.rows)
     rows_kept = keep_rows(built.folder, start.rows, start.step)
     if rows_kept < start.rows:
         print(

@@ -61,6 +61,7 @@ def test_names_in_brackets_complete_parts_once_and_layers_again(complete: Comple
         "part=[probe_shift,probe_stretch"
     ]
     assert complete(f"{menu_of_probes} -m part=[],[probe_sh") == ["part=[],[probe_shift"]
+    assert complete("python train.py logger=[tensorboard,c") == ["logger=[tensorboard,csv"]
     assert complete("python train.py pattern=[mqa,mq") == ["pattern=[mqa,mqa"]
     all_of_them = [f"pattern=[{name}" for name in menu("attn")]
     assert complete("python train.py pattern=[") == all_of_them

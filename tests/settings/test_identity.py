@@ -30,7 +30,8 @@ MADE = Making("text", "cpu", {"a": "1", "b": "2"})
 
 
 def test_every_setting_that_only_shows_may_change_on_resume_and_stands_in_no_name() -> None:
-    for key in ("log_every", "hang_seconds", "sample.tokens", "sweep.jobs", "validation.count"):
+    views = ("log_every", "hang_seconds", "sample.tokens", "sweep.jobs", "validation.count")
+    for key in (*views, "logger", "logger.wandb.project"):
         assert meaning(key) == VIEW, key
     assert not VIEW.result
     assert VIEW.resumes
