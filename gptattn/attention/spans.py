@@ -33,8 +33,9 @@ class Span:
             first = self.positions.start
             start, stop = first + self.where.start, first + self.where.stop
             return self._across(torch.arange(start, stop, device=self.device))
-        documents = isinstance(self.positions, Documents)
-        positions = self.positions.position_BT if documents else self.positions
+        positions = self.positions
+        if isinstance(positions, Documents):
+            positions = positions.position_BT
         return self._across(positions[..., self.where])
 
     @property

@@ -9,13 +9,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from gptattn.data.document_starts import DocumentNumbers
 from gptattn.data.token_files import Tokens
 
 # int64: ids [B, T], the tokens that follow them [B, T] and, if documents are kept apart, the number
 # of each id's document [B, T].
 Batch = tuple[Tensor, ...]
-# (start, stop) -> the number of the document of each of these tokens; a document's are neighbours.
-Numbers = Callable[[int, int], NDArray[np.int64]]
 
 
 def window_starts(seed: int, step: int, count: int, windows: int) -> NDArray[np.int64]:
@@ -31,7 +30,7 @@ def training_batch(
     step: int,
     batch_size: int,
     context_length: int,
-    documents: Numbers | None = None,
+    documents: DocumentNumbers | None = None,
 ) -> Batch:
     """Return the batch of optimizer step `step`: `batch_size` rows of `context_length` tokens.
 
@@ -83,7 +82,7 @@ class ValidationSet:
     tokens: Tokens
     batch_size: int
     context_length: int
-    documents: Numbers | None = None
+    documents: DocumentNumbers | None = None
 
     def __len__(self) -> int:
         return len(list(self._spans()))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -22,9 +23,10 @@ from gptattn.data.corpus import (
     text_hash,
     whole,
 )
+from gptattn.data.document_starts import DocumentNumbers
 from gptattn.data.run_data import RunData
 from gptattn.data.sampler import Batch, ValidationSet, opening_rows, training_batch
-from gptattn.data.token_files import TokenFile, Tokens, cached_tokens
+from gptattn.data.token_files import TokenFile, Tokens, cached_tokens, with_starts
 from gptattn.data.tokenizer import SEPARATOR, Tokenizer
 from gptattn.errors import ConfigError
 from gptattn.machine.source_code import class_code
@@ -40,15 +42,23 @@ class TokenData(RunData):
     text_hash: str
     val_bytes: int | None  # UTF-8 bytes that the scored tokens stand for
     reading: Mapping[str, Any] = field(default_factory=dict)  # facts for the run's record
+    train_documents: DocumentNumbers | None = None  # of `train`; given if they are kept apart
+    val_documents: DocumentNumbers | None = None  # of `val`
 
     def training_batch(self, seed: int, step: int, batch_size: int, context_length: int) -> Batch:
-        return training_batch(self.train, seed, step, batch_size, context_length)
+        sizes = batch_size, context_length
+        return training_batch(self.train, seed, step, *sizes, self.train_documents)
 
     def validation(self, batch_size: int, context_length: int) -> ValidationSet:
-        return ValidationSet(self.val, batch_size, context_length)
+        return ValidationSet(self.val, batch_size, context_length, self.val_documents)
 
     def opening_rows(self, context_length: int, tokens: int) -> Tensor:
         return opening_rows(self.val, context_length, tokens)
+
+    def opening_documents(self, rows: Tensor) -> Tensor | None:
+        if self.val_documents is None:
+            return None
+        return torch.from_numpy(self.val_documents(0, rows.numel())).view_as(rows)
 
     @property
     def val_tokens(self) -> int:
@@ -74,17 +84,22 @@ def load_tokens(
     context_length: int,
     val_fraction: float,
     cache: Path,
+    mask_documents: bool = False,
 ) -> TokenData:
     """Tokenize a text and split it, or take the tokens that an earlier run left in the cache.
 
     If the text has no held-out documents, the tail of each document is held out, together
-    `val_fraction` of the text. Raises ConfigError if the text is shorter than the context,
-    DataError if it cannot be tokenized, DiskError if the cache cannot be written.
+    `val_fraction` of the text. `mask_documents`: batches say which document each token is of; a
+    document's tokens begin with the separator before it. Raises ConfigError if the text is shorter
+    than the context or has no documents to mask, DataError if it cannot be tokenized, DiskError if
+    the cache cannot be written.
     """
     content = text()
     corpus = corpus_of(content) if isinstance(content, str) else content
+    if mask_documents:
+        _check_several(corpus)
     documents, held_out = _fitted(corpus, tokenizer)
-    stored = _Stored(cache, tokenizer, text_hash(documents, held_out))
+    stored = _Stored(cache, tokenizer, text_hash(documents, held_out), mask_documents)
     several = len(documents) > 1 or len(held_out) > 0
     if several:
         split = _by_document(stored, documents, held_out, context_length, val_fraction)
@@ -96,9 +111,26 @@ def load_tokens(
         "separator": tokenizer.separator()[0] if several else None,
         "left_out": sorted(corpus.left_out),
     }
+    train, val = split.train, split.val
     return TokenData(
-        split.train, split.val, tokenizer, stored.text_hash, _bytes(split, tokenizer), reading
+        train,
+        val,
+        tokenizer,
+        stored.text_hash,
+        _bytes(split, tokenizer),
+        reading,
+        train.documents if mask_documents else None,
+        val.documents if mask_documents else None,
     )
+
+
+def _check_several(corpus: Corpus) -> None:
+    if max(len(corpus.documents), len(corpus.held_out)) < 2:
+        raise ConfigError(
+            "data.mask_documents",
+            "the text has no two documents to keep apart; leave it out, or give a folder of "
+            "several files",
+        )
 
 
 @dataclass(frozen=True)
@@ -173,6 +205,7 @@ class _Stored:
     cache: Path
     tokenizer: Tokenizer
     text_hash: str
+    mask_documents: bool = False
 
     def tokens(
         self, parts: Sequence[Part | None], check: Callable[[int], object], which: str = ""
@@ -185,17 +218,37 @@ class _Stored:
         code = class_code(type(self.tokenizer))
         made_of = [self.tokenizer.fingerprint(), code, self.text_hash, *filter(None, [which])]
         key = hashlib.sha256("\0".join(made_of).encode()).hexdigest()
-        return cached_tokens(
-            self.cache, key, lambda: self._encoded(parts), check, self.tokenizer.vocab_size
-        )
+        found: list[list[int]] = []  # where documents begin, if the text is encoded now
 
-    def _encoded(self, parts: Sequence[Part | None]) -> Iterator[NDArray[np.uint16]]:
+        def encode() -> Iterator[NDArray[np.uint16]]:
+            found[:] = [[]]
+            return self._encoded(parts, found[0])
+
+        def starts() -> NDArray[np.int64]:
+            if not found:  # an older version left tokens without them
+                deque(encode(), maxlen=0)
+            return np.array(found[0], dtype=np.int64)
+
+        tokens = cached_tokens(self.cache, key, encode, check, self.tokenizer.vocab_size)
+        if self.mask_documents or (found and None in parts):
+            tokens = with_starts(tokens, self.cache, key, starts)
+        return tokens
+
+    def _encoded(
+        self, parts: Sequence[Part | None], starts: list[int]
+    ) -> Iterator[NDArray[np.uint16]]:
+        """Yield the ids in pieces; append to `starts` where each separator begins."""
+        count = 0
         for part in parts:
             if part is None:
-                yield self.tokenizer.separator()[1]
+                starts.append(count)
+                pieces = iter([self.tokenizer.separator()[1]])
             else:
                 document, start, stop = part
-                yield from self.tokenizer.encode_pieces(document.part(start, stop), "data")
+                pieces = self.tokenizer.encode_pieces(document.part(start, stop), "data")
+            for ids in pieces:
+                count += len(ids)
+                yield ids
 
 
 def _bytes(split: _Split, tokenizer: Tokenizer) -> int:

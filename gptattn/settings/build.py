@@ -15,16 +15,18 @@ from gptattn.model.block import BlockStyle
 from gptattn.model.gpt import GPT
 from gptattn.model.kinds import default_width
 from gptattn.optim.matrix_rule import MatrixRule
-from gptattn.settings.config import ModelConfig, TrainConfig
+from gptattn.settings.config import MASK_DOCUMENTS, ModelConfig, TrainConfig
 from gptattn.settings.construct import construct, find_target
 from gptattn.settings.layers import (
     Positions,
     build_layer,
+    check_documents_are_kept_apart,
     check_parts,
     check_parts_are_used,
     check_position_is_used,
     check_what_passes_between_layers,
 )
+from gptattn.settings.values import check_type
 
 
 def build_model(cfg: TrainConfig, vocab_size: int) -> GPT:
@@ -51,6 +53,7 @@ def build_model(cfg: TrainConfig, vocab_size: int) -> GPT:
         tied_head=block.tied_head,
     )
     check_parts_are_used(cfg, built)
+    check_documents_are_kept_apart(cfg, built)
     check_position_is_used(cfg, built)
     check_what_passes_between_layers(cfg, built)
     return built
@@ -107,12 +110,15 @@ def build_data(cfg: TrainConfig, tokenizer: Tokenizer | None = None) -> RunData:
     target = find_target("data", cfg.data, cfg.allow_targets)
     if inspect.isclass(target) and issubclass(target, Task):
         return _build_task(cfg, tokenizer)
+    mask_documents = cfg.data.get(MASK_DOCUMENTS, False)
+    check_type(f"data.{MASK_DOCUMENTS}", mask_documents, bool)
     return load_tokens(
         partial(_build_text, cfg),
         tokenizer,
         context_length=cfg.model.context_length,
         val_fraction=cfg.validation.fraction,
         cache=cache_folder(cfg.cache_dir),
+        mask_documents=mask_documents,
     )
 
 
@@ -131,7 +137,9 @@ def _build_task(cfg: TrainConfig, tokenizer: Tokenizer) -> TaskData:
 
 
 def _build_text(cfg: TrainConfig) -> str | Corpus:
-    text = construct("data", cfg.data, {"cache_dir": cfg.cache_dir}, cfg.allow_targets)
+    # How the text is used is nothing that a function which gives text has to know.
+    spec = {key: value for key, value in cfg.data.items() if key != MASK_DOCUMENTS}
+    text = construct("data", spec, {"cache_dir": cfg.cache_dir}, cfg.allow_targets)
     if not isinstance(text, str | Corpus):
         raise ConfigError(
             "data._target_", "does not give text; name a function that returns a str or a Corpus"
