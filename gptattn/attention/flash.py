@@ -1,5 +1,6 @@
 """Windows, documents and sinks on a CPU, by torch's fused operator and its own backward."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -7,7 +8,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from gptattn.attention.folding import one_size
-from gptattn.attention.pieces import Band, pieces_of
+from gptattn.attention.pieces import Band, Piece, pieces_of
+from gptattn.attention.stretches import Stretch, stretches_of
 from gptattn.attention.vmapped import as_rows, of_several_models
 
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -67,7 +69,7 @@ class _Flash(torch.autograd.Function):
         # In memory as the operator's own outputs are, and as the heads are merged.
         y = q.new_empty(B, T, H, D).transpose(1, 2)
         lse = q.new_empty(B, T, H, 1, dtype=_wide(q.dtype)).transpose(1, 2)
-        for piece in pieces_of(B, T, k.shape[2], band, start):
+        for piece in _calls(q, k, band, start):
             inputs = piece.queries(q), piece.keys(k), piece.keys(v)
             added = mask if band is None else piece.limits(band, q)
             causal = band is not None and added is None
@@ -89,7 +91,7 @@ class _Flash(torch.autograd.Function):
         q, k, v, sink, mask, start, y, lse = ctx.saved_tensors
         band, scale = ctx.band, ctx.scale
         dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
-        for piece in pieces_of(q.shape[0], q.shape[2], k.shape[2], band, start):
+        for piece in _calls(q, k, band, start):
             inputs = piece.queries(dy), piece.queries(q), piece.keys(k), piece.keys(v)
             done = piece.queries(y), piece.queries(lse)[..., 0]
             added = mask if band is None else piece.limits(band, q)
@@ -145,6 +147,14 @@ class _StackedFlash(torch.autograd.Function):
             start = as_rows(start, at_start, N)
         y: Any = _Flash.apply(q, k, v, sink, mask, start, band, scale)
         return y.unflatten(0, (N, rows)), 0
+
+
+def _calls(
+    q: Tensor, k: Tensor, band: Band | None, start: Tensor | None
+) -> Iterable[Piece] | Iterable[Stretch]:
+    if start is None or band is None:
+        return pieces_of(q.shape[0], q.shape[2], k.shape[2], band)
+    return stretches_of(start, band.window)
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

@@ -217,16 +217,17 @@ def _chosen(cfg: TrainConfig) -> str:
 
 
 def check_documents_are_kept_apart(cfg: TrainConfig, model: GPT) -> None:
-    """Raise ConfigError for a layer that cannot keep documents apart, where they are to be."""
+    """Raise ConfigError for what cannot keep documents apart, where they are to be."""
     if not cfg.data.get(MASK_DOCUMENTS):
         return
-    for layer, attention in enumerate(block.attention for block in model.layers()):
-        if not attention.keeps_documents:
-            raise ConfigError(
-                f"data.{MASK_DOCUMENTS}",
-                f"{type(attention).__name__} in layer {layer} does not keep documents apart; give "
-                "false, or choose another attention",
-            )
+    for layer, block in enumerate(model.layers()):
+        for module in block.attention.modules():
+            if isinstance(module, Attention | Part) and not module.keeps_documents:
+                raise ConfigError(
+                    f"data.{MASK_DOCUMENTS}",
+                    f"{type(module).__name__} in layer {layer} does not keep documents apart; "
+                    "leave one of the two out",
+                )
 
 
 def check_position_is_used(cfg: TrainConfig, model: GPT) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+import torch._dynamo.testing
 from building import (
     CONTRACT,
     Allocations,
@@ -226,6 +227,20 @@ def test_several_models_at_once_keep_documents_apart(attn):
     for i, name in enumerate(dict(models[0].named_parameters())):
         expected = torch.stack([own[i] for own in grads])
         assert_same(stacked.parameters[name].grad, expected, 1e-10)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
+@pytest.mark.parametrize("attn", ["gqa", "sliding", "gated_deltanet"])
+def test_a_compiled_block_keeps_documents_apart_and_is_compiled_once(attn):
+    model = build_gpt(f"attn={attn}", "position=learned", "model.num_layers=1", std=0.3).double()
+    ids = torch.randint(13, (3, T))
+    batches = [numbers(LENGTHS[:3]), numbers(LENGTHS[1:])]
+    expected = [model.hidden(ids, None, one) for one in batches]
+    made = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    for block in model.layers():
+        block.compile(backend=made, fullgraph=True)
+    assert_same([model.hidden(ids, None, one) for one in batches], expected, 1e-11)
+    assert made.frame_count == 1
 
 
 def test_documents_and_a_cache_do_not_go_together():
