@@ -34,7 +34,7 @@ from rich.console import Console
 from torch import Tensor, nn
 
 from gptattn.cli.main import check_job
-from gptattn.data.sampler import TrainingStream, training_batch
+from gptattn.data.sampler import Batch, TrainingStream, training_batch
 from gptattn.machine.device import matmul_flops_per_second, peak_memory_mb, reset_peak_memory
 from gptattn.model.cost import measure_cost
 from gptattn.model.gpt import GPT
@@ -89,7 +89,7 @@ def overrides(size: Size, variant: str) -> list[str]:
     ]
 
 
-def stream(size: Size) -> Iterator[tuple[Tensor, Tensor]]:
+def stream(size: Size) -> Iterator[Batch]:
     """Yield batches of random ids and targets, each [batch_size, context_length]."""
     tokens = np.random.default_rng(0).integers(0, size.vocab_size, 500_000).astype(np.uint16)
     rows, length = size.batch_size, size.context_length
@@ -104,7 +104,7 @@ def logits_loss(model: nn.Module, ids: Tensor, targets: Tensor) -> Tensor:
 def our_loss(chunk: int | None, model: nn.Module, ids: Tensor, targets: Tensor) -> Tensor:
     """Return our model's loss, computed for `chunk` tokens at a time."""
     assert isinstance(model, GPT)
-    return model.loss(ids, targets, chunk)
+    return model.loss(ids, targets, chunk_tokens=chunk)
 
 
 def bare_step(

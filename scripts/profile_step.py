@@ -66,7 +66,7 @@ def new_step(cfg: TrainConfig) -> tuple[Callable[[], None], float]:
 
     def step() -> None:
         with autocast(cfg.trainer.precision, CPU):
-            loss = model.loss(ids, ids, cfg.loss_chunk_tokens)
+            loss = model.loss(ids, ids, chunk_tokens=cfg.loss_chunk_tokens)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), cfg.optim.grad_clip)
         optimizer.step()

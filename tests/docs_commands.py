@@ -309,6 +309,7 @@ KINDS: dict[str, Callable[[list[str]], None]] = {
     "bench_attention.py": _bench("bench_attention.py"),
     "bench_check.py": _bench("bench_check.py"),
     "bench_decode.py": _bench("bench_decode.py"),
+    "bench_documents.py": _bench("bench_documents.py"),
     "bench_gpu.py": _bench("bench_gpu.py"),
     "bench_prepare.py": _bench("bench_prepare.py"),
     "bench_report.py": _bench("bench_report.py"),

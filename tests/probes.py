@@ -6,7 +6,6 @@ from torch import Tensor, nn
 
 from gptattn.attention.base import Attention, Carried
 from gptattn.attention.cache import Cache
-from gptattn.attention.capabilities import HasMaps
 from gptattn.attention.core import Backend, attend
 from gptattn.attention.linear import Linear
 from gptattn.attention.rule import Rule, attention_weights
@@ -211,29 +210,8 @@ def there(positions: Positions, like: Tensor) -> Tensor:
     """Return [B or 1, 1, T, 1]: 1 where there is a token, 0 where there is none."""
     if isinstance(positions, range):
         return like.new_ones(1, 1, len(positions), 1)
+    assert isinstance(positions, Tensor)
     return (positions >= 0).to(like.dtype)[:, None, :, None]
-
-
-class OneDocument(Grouped, HasMaps):
-    """Tokens see only the tokens of their own document."""
-
-    def forward(
-        self, x_BTE: Tensor, cache: Cache | None = None, carried: Carried | None = None
-    ) -> Tensor:
-        carried = self.begin(x_BTE, cache, carried)
-        assert cache is None
-        documents_BT = carried.documents_BT
-        assert documents_BT is not None
-
-        def same(query: Span, key: Span) -> Tensor:
-            other = query.of(documents_BT[:, None]) != key.of(documents_BT[:, None])
-            return torch.zeros_like(other, dtype=x_BTE.dtype).masked_fill(other, -torch.inf)
-
-        y_BHTD = attend(
-            *self.located(x_BTE, carried), Rule(self.scale, bias=same), backend=self.backend
-        )
-        assert self.out_proj is not None
-        return self.out_proj(y_BHTD.transpose(1, 2).flatten(2))
 
 
 def alternating(

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from gptattn.attention.cache import Cache
-from gptattn.position.base import Positions
+from gptattn.position.base import Documents, Positions
 
 
 @dataclass
@@ -25,8 +25,7 @@ class Carried:
     chooses.
     """
 
-    positions: Positions  # of the T tokens
-    documents_BT: Tensor | None = None  # document number per token; None: each row is one document
+    positions: Positions  # of the T tokens; Documents, if rows have several that are kept apart
     left: dict[str, Any] = field(default_factory=dict)
 
 
@@ -38,6 +37,7 @@ class Attention(nn.Module, ABC):
     """
 
     knows_order: ClassVar[bool] = False  # whether it needs no position encoding, and takes none
+    keeps_documents: ClassVar[bool] = False  # whether `Carried.positions` may be Documents
     d_in: int
     d_out: int
     context_length: int
@@ -103,7 +103,7 @@ class Attention(nn.Module, ABC):
     def begin(self, x_BTE: Tensor, cache: Cache | None, carried: Carried | None) -> Carried:
         """Return `carried`; if it is None, one whose positions follow the cache.
 
-        Raises ValueError past `context_length`.
+        Raises ValueError past `context_length`, and for documents that cannot be kept apart.
         """
         start = 0 if cache is None else cache.length
         stop = start + x_BTE.shape[1]
@@ -112,7 +112,14 @@ class Attention(nn.Module, ABC):
                 f"{stop} tokens do not fit context_length={self.context_length}; "
                 "pass fewer tokens or build with a longer context"
             )
-        return Carried(range(start, stop)) if carried is None else carried
+        if carried is None:
+            return Carried(range(start, stop))
+        if isinstance(carried.positions, Documents) and not (
+            cache is None and self.keeps_documents
+        ):
+            which = type(self).__name__ if cache is None else "a cache"
+            raise ValueError(f"documents: {which} cannot keep those of a row apart; leave them out")
+        return carried
 
 
 def divisors(n: int) -> list[int]:

@@ -47,10 +47,10 @@ def attend(
 
     `q_pos` and `k_pos` are the positions of the T queries and S keys: ranges, which are fastest
     because the host knows their values, or tensors, in any order, where -1 marks an entry without a
-    token. By default T = S, and both count from 0. `dropout` acts on the weights after the softmax;
-    pass 0 outside training. `blend` changes the weights after that; where it leaves fewer heads,
-    outputs have that many, and v's heads divide them. Raises ValueError if the numbers of positions
-    and tokens differ.
+    token, or the same `Documents`, which do not see each other. By default T = S, and both count
+    from 0. `dropout` acts on the weights after the softmax; pass 0 outside training. `blend`
+    changes the weights after that; where it leaves fewer heads, outputs have that many, and v's
+    heads divide them. Raises ValueError if the numbers of positions and tokens differ.
     """
     at = Standing(q_pos, k_pos, q_BHTD.shape[2], k_BGSD.shape[2], q_BHTD.device)
     if backend == "reference":
@@ -60,7 +60,7 @@ def attend(
     if backend == "flex":
         check_flex(q_BHTD, rule, dropout)
         if at.same:  # positions change with each step of decoding, and a kernel would with them
-            return by_flex(q_BHTD, k_BGSD, v_BGSD, rule)
+            return by_flex(q_BHTD, k_BGSD, v_BGSD, rule, at.documents)
     if can_fuse(q_BHTD, rule, dropout):
         return fused(q_BHTD, k_BGSD, v_BGSD, rule, dropout, at)
     return scores_in_blocks(q_BHTD, k_BGSD, v_BGSD, rule, dropout, at)

@@ -3,7 +3,9 @@
     S = exp(g) S;    S = S + beta k (v - k^T S)^T;    o = S^T q
 
 `recurrent` is this definition, one token after the other; `chunked` is the same function for
-training. Letters beside the usual ones: V value size of a head, N chunks, C tokens of a chunk.
+training. In rows of several documents, each begins with a state of zero: `start_BT` is where in its
+row each token's document begins. Letters beside the usual ones: V value size of a head, N chunks, C
+tokens of a chunk.
 """
 
 import torch
@@ -13,7 +15,9 @@ from torch import Tensor
 Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]  # q, k, v, g, beta of `recurrent`
 
 
-def advance(inputs: Inputs, s_BHDV: Tensor | None, chunk: int) -> Tensor:
+def advance(
+    inputs: Inputs, s_BHDV: Tensor | None, chunk: int, start_BT: Tensor | None = None
+) -> Tensor:
     """Return the outputs of any number of tokens; the state, if there is one, is moved on by them.
 
     Without a state it starts at zero.
@@ -22,20 +26,31 @@ def advance(inputs: Inputs, s_BHDV: Tensor | None, chunk: int) -> Tensor:
     if not tokens:
         return inputs[2]
     if s_BHDV is None:
-        return chunked(*inputs, None, chunk)[0]
-    y_BHTV, after = recurrent(*inputs, s_BHDV) if tokens == 1 else chunked(*inputs, s_BHDV, chunk)
+        return chunked(*inputs, None, chunk, start_BT)[0]
+    if tokens == 1:
+        y_BHTV, after = recurrent(*inputs, s_BHDV, start_BT)
+    else:
+        y_BHTV, after = chunked(*inputs, s_BHDV, chunk, start_BT)
     s_BHDV.copy_(after)
     return y_BHTV
 
 
 def recurrent(
-    q_BHTD: Tensor, k_BHTD: Tensor, v_BHTV: Tensor, g_BHT: Tensor, beta_BHT: Tensor, s_BHDV: Tensor
+    q_BHTD: Tensor,
+    k_BHTD: Tensor,
+    v_BHTV: Tensor,
+    g_BHT: Tensor,
+    beta_BHT: Tensor,
+    s_BHDV: Tensor,
+    start_BT: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the outputs [B, H, T, V] of at least one token, and the state after the last.
 
     Source: Yang et al. 2024, arXiv:2412.06464, eq. 10.
     """
     read = []
+    if start_BT is not None:  # exp(-inf) S is zero
+        g_BHT = g_BHT.masked_fill(_begins(start_BT)[:, None], -torch.inf)
     for q_BHD, k_BHD, v_BHV, g_BH, beta_BH in zip(
         *(x.unbind(2) for x in (q_BHTD, k_BHTD, v_BHTV, g_BHT, beta_BHT)), strict=True
     ):
@@ -55,6 +70,7 @@ def chunked(
     beta_BHT: Tensor,
     s_BHDV: Tensor | None,
     chunk: int,
+    start_BT: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return what `recurrent` does, from products over chunks of at most `chunk` tokens.
 
@@ -79,9 +95,13 @@ def chunked(
     # Masked before exp: the exponents above the diagonal are positive and may overflow.
     exponent = (b[..., :, None] - b[..., None, :]).to(q.dtype).masked_fill(later, -torch.inf)
     decay, since_start = exponent.exp(), b.to(q.dtype).exp()[..., None]
+    to_last = (b[..., -1:] - b).to(q.dtype).exp()[..., None]
+    if start_BT is not None:
+        among, before, with_last = _in_chunks(start_BT, N, C)
+        decay, since_start, to_last = decay * among, since_start * before, to_last * with_last
     a = beta[..., None] * decay * (k @ k.mT)
     weight = decay * (q @ k.mT)
-    to_end = (b[..., -1:] - b).to(q.dtype).exp()[..., None] * k
+    to_end = to_last * k
     target = beta[..., None] * v
     if N == 1 and s_BHDV is None:
         u = _solve(a, target)
@@ -97,6 +117,25 @@ def chunked(
     s_BHNDV, last_BHDV = _states(s_BHDV, keep - gain_k, gain_v)
     o = o_v + (since_start * q - o_k) @ s_BHNDV
     return o.flatten(2, 3)[:, :, :T], last_BHDV
+
+
+def _begins(start_BT: Tensor) -> Tensor:
+    """Return whether each token is the first of its document [B, T]."""
+    return start_BT == torch.arange(start_BT.shape[1], device=start_BT.device)
+
+
+def _in_chunks(start_BT: Tensor, N: int, C: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return masks that broadcast over [B, H, N, C, C]: which tokens of a chunk share a document.
+
+    With each other; with a token before the chunk [.., C, 1]; with the chunk's last [.., C, 1].
+    """
+    more = N * C - start_BT.shape[1]
+    # What fills the last chunk belongs to the last document.
+    filled = torch.cat([start_BT, start_BT[:, -1:].expand(-1, more)], 1)
+    start_B1NC = filled.unflatten(1, (N, C))[:, None]
+    begin_N1 = C * torch.arange(N, device=start_BT.device)[:, None]
+    among = start_B1NC[..., :, None] == start_B1NC[..., None, :]
+    return among, (start_B1NC < begin_N1)[..., None], among[..., -1:]
 
 
 def _solve(a: Tensor, right: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
-"""Windows and sinks on a CPU, by torch's fused operator and its own backward."""
+"""Windows, documents and sinks on a CPU, by torch's fused operator and its own backward."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -7,7 +8,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from gptattn.attention.folding import one_size
-from gptattn.attention.pieces import Band, pieces_of
+from gptattn.attention.pieces import Band, Piece, pieces_of
+from gptattn.attention.stretches import Stretch, stretches_of
 from gptattn.attention.vmapped import as_rows, of_several_models
 
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -21,22 +23,24 @@ def flash(
     scale: float,
     *,
     band: Band | None = None,
+    start_BT: Tensor | None = None,
     mask: Tensor | None = None,
     sink: Tensor | None = None,
 ) -> Tensor:
     """Return attention outputs [B, H, T, D of v], on a CPU; a query that sees no key gives zeros.
 
-    With a band that has a window, time and memory per token do not depend on T. mask, 4-D, instead
-    of a band: True where a query sees a key, or numbers that are added to the scores, without a
-    gradient. With neither, every query sees every key. sink: logits [H, 1] or [H, T] that take part
-    in the softmax and have no value.
+    With a band that has a window, time and memory per token do not depend on T. start_BT, with a
+    band: where in its row each token's document begins. mask, 4-D, instead of a band: True
+    where a query sees a key, or numbers that are added to the scores, without a gradient. With
+    neither, every query sees every key. sink: logits [H, 1] or [H, T] that take part in the softmax
+    and have no value.
     """
     if torch.is_autocast_enabled("cpu"):  # which does not know this operator
         narrow = torch.get_autocast_dtype("cpu")
         q_BHTD, k_BGSD, v_BGSD = (x.to(narrow) for x in (q_BHTD, k_BGSD, v_BGSD))
     if mask is not None and mask.dtype == torch.bool:
         mask = torch.zeros_like(mask, dtype=q_BHTD.dtype).masked_fill(~mask, -torch.inf)
-    inputs = *one_size(q_BHTD, k_BGSD, v_BGSD), sink, mask
+    inputs = *one_size(q_BHTD, k_BGSD, v_BGSD), sink, mask, start_BT
     function = _StackedFlash if of_several_models(q_BHTD) else _Flash
     y_BHTD: Any = function.apply(*inputs, band, scale)
     return y_BHTD[..., : v_BGSD.shape[3]]
@@ -57,6 +61,7 @@ class _Flash(torch.autograd.Function):
         v: Tensor,
         sink: Tensor | None,
         mask: Tensor | None,
+        start: Tensor | None,
         band: Band | None,
         scale: float,
     ) -> Tensor:
@@ -64,7 +69,7 @@ class _Flash(torch.autograd.Function):
         # In memory as the operator's own outputs are, and as the heads are merged.
         y = q.new_empty(B, T, H, D).transpose(1, 2)
         lse = q.new_empty(B, T, H, 1, dtype=_wide(q.dtype)).transpose(1, 2)
-        for piece in pieces_of(B, T, k.shape[2], band):
+        for piece in _calls(q, k, band, start):
             inputs = piece.queries(q), piece.keys(k), piece.keys(v)
             added = mask if band is None else piece.limits(band, q)
             causal = band is not None and added is None
@@ -76,17 +81,17 @@ class _Flash(torch.autograd.Function):
             whole = torch.logaddexp(lse, sink[..., None].to(lse.dtype))
             y.mul_((lse - whole).exp())
             lse = whole
-        ctx.save_for_backward(q, k, v, sink, mask, y, lse)
+        ctx.save_for_backward(q, k, v, sink, mask, start, y, lse)
         ctx.band, ctx.scale = band, scale
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, sink, mask, y, lse = ctx.saved_tensors
+        q, k, v, sink, mask, start, y, lse = ctx.saved_tensors
         band, scale = ctx.band, ctx.scale
         dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
-        for piece in pieces_of(q.shape[0], q.shape[2], k.shape[2], band):
+        for piece in _calls(q, k, band, start):
             inputs = piece.queries(dy), piece.queries(q), piece.keys(k), piece.keys(v)
             done = piece.queries(y), piece.queries(lse)[..., 0]
             added = mask if band is None else piece.limits(band, q)
@@ -100,7 +105,7 @@ class _Flash(torch.autograd.Function):
         if sink is not None and ctx.needs_input_grad[3]:
             lost = (sink.to(lse.dtype) - lse[..., 0]).exp() * (dy.to(lse.dtype) * y).sum(-1)
             d_sink = -lost.sum_to_size(sink.shape).to(sink.dtype)
-        return dq, dk, dv, d_sink, None, None, None
+        return dq, dk, dv, d_sink, None, None, None, None
 
 
 class _StackedFlash(torch.autograd.Function):
@@ -126,10 +131,11 @@ class _StackedFlash(torch.autograd.Function):
         v: Tensor,
         sink: Tensor | None,
         mask: Tensor | None,
+        start: Tensor | None,
         band: Band | None,
         scale: float,
     ) -> tuple[Tensor, int]:
-        N, at_q, at_k, at_v, at_sink, at_mask = info.batch_size, *in_dims[:5]
+        N, at_q, at_k, at_v, at_sink, at_mask, at_start = info.batch_size, *in_dims[:6]
         q, k, v = (as_rows(x, at, N) for x, at in ((q, at_q), (k, at_k), (v, at_v)))
         rows = len(q) // N
         if sink is not None:  # [H, 1] or [H, T] of each model, for each of its rows
@@ -137,8 +143,18 @@ class _StackedFlash(torch.autograd.Function):
             sink = as_rows(sink.unsqueeze(0), at_sink, N, rows)
         if mask is not None and (at_mask is not None or len(mask) > 1):
             mask = as_rows(mask, at_mask, N, rows)
-        y: Any = _Flash.apply(q, k, v, sink, mask, band, scale)
+        if start is not None:
+            start = as_rows(start, at_start, N)
+        y: Any = _Flash.apply(q, k, v, sink, mask, start, band, scale)
         return y.unflatten(0, (N, rows)), 0
+
+
+def _calls(
+    q: Tensor, k: Tensor, band: Band | None, start: Tensor | None
+) -> Iterable[Piece] | Iterable[Stretch]:
+    if start is None or band is None:
+        return pieces_of(q.shape[0], q.shape[2], k.shape[2], band)
+    return stretches_of(start, band.window)
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

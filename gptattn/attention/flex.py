@@ -14,6 +14,7 @@ from torch.nn.attention.flex_attention import (
 )
 
 from gptattn.attention.rule import Rule
+from gptattn.position.base import Documents
 
 
 def check_flex(q_BHTD: Tensor, rule: Rule, dropout: float) -> None:
@@ -26,8 +27,12 @@ def check_flex(q_BHTD: Tensor, rule: Rule, dropout: float) -> None:
         raise ValueError("backend=flex gives no gradients on a CPU; use sdpa, or torch.no_grad()")
 
 
-def by_flex(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, rule: Rule) -> Tensor:
+def by_flex(
+    q_BHTD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, rule: Rule, documents: Documents | None = None
+) -> Tensor:
     """Return attention outputs [B, H, T, D of v] of T queries to the keys of the same tokens.
+
+    Blocks without a pair that `documents` let see each other are skipped.
 
     Source: Dong et al. 2024, arXiv:2412.05496.
     """
@@ -39,7 +44,7 @@ def by_flex(q_BHTD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, rule: Rule) -> Tenso
         k_BGSD,
         v_BGSD,
         score_mod=_score_mod(rule, B, H, T),
-        block_mask=_mask(T, rule.window, q_BHTD.device),
+        block_mask=_mask(T, rule.window, q_BHTD.device, documents),
         scale=rule.scale,
         enable_gqa=k_BGSD.shape[1] != H,
         return_aux=AuxRequest(lse=True),
@@ -69,15 +74,21 @@ def _score_mod(rule: Rule, B: int, H: int, T: int) -> Callable[..., Tensor] | No
 
 
 @lru_cache(maxsize=16)
-def _mask(T: int, window: int | None, device: torch.device) -> BlockMask:
+def _mask(
+    T: int, window: int | None, device: torch.device, documents: Documents | None
+) -> BlockMask:
+    start_BT = None if documents is None else documents.start_BT
+
     def seen(b: Tensor, h: Tensor, t: Tensor, s: Tensor) -> Tensor:
-        return s <= t if window is None else (s <= t) & (s > t - window)
+        near = s <= t if window is None else (s <= t) & (s > t - window)
+        return near if start_BT is None else near & (s >= start_BT[b, t])
 
     # Compiled, it makes no T x T mask on its way.
     make: Callable[..., BlockMask] = (
         torch.compile(create_block_mask) if device.type == "cuda" else create_block_mask
     )
-    return make(seen, None, None, T, T, device=device)
+    rows = None if start_BT is None else len(start_BT)
+    return make(seen, rows, None, T, T, device=device)
 
 
 @cache

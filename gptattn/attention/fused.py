@@ -44,7 +44,8 @@ def fused(
         return fused(*wide, dropout, at)[..., : v_BGSD.shape[3]]
     window = None if rule.window is None or rule.window >= at.S else rule.window
     on_cpu = q_BHTD.device.type == "cpu"
-    if at.same and window is None and rule.sink_H is None and not _only_flash(q_BHTD):
+    plain = at.same and window is None and rule.sink_H is None and at.documents is None
+    if plain and not _only_flash(q_BHTD):
         inputs = q_BHTD, k_BGSD, v_BGSD
         if not on_cpu:
             return gpu_attention(*inputs, rule.scale, dropout, causal=True)
@@ -56,10 +57,16 @@ def fused(
             enable_gqa=k_BGSD.shape[1] != q_BHTD.shape[1],
         )
         return y_BHTD[..., : v_BGSD.shape[3]]
-    if on_cpu and (at.same if window is None else at.known and at.T > 1):
+    banded = at.same if window is None else at.known and at.T > 1
+    # Which pieces documents need is for the host to see, which a compiled function cannot.
+    if at.documents is not None and torch.compiler.is_compiling():
+        banded = False
+    if on_cpu and banded:
         sink_H1 = None if rule.sink_H is None else rule.sink_H[:, None]
+        start_BT = None if at.documents is None else at.documents.start_BT
         inputs = q_BHTD, k_BGSD, v_BGSD
-        return flash(*inputs, rule.scale, band=Band(window, at.ahead), sink=sink_H1)
+        band = Band(window, at.ahead)
+        return flash(*inputs, rule.scale, band=band, start_BT=start_BT, sink=sink_H1)
     return _masked_in_blocks(q_BHTD, k_BGSD, v_BGSD, rule, dropout, at)
 
 

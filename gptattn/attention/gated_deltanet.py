@@ -13,6 +13,7 @@ from gptattn.attention.delta_rule import advance
 from gptattn.attention.linear import Joint, Linear, Preparable, prepare
 from gptattn.attention.norms import wide_rms_norm
 from gptattn.attention.short_conv import ShortConvolution
+from gptattn.position.base import Documents
 
 NORM_EPS = 1e-6  # of the length of queries and keys
 STEPS = (1e-3, 1e-1)  # between which softplus(decay_bias) starts
@@ -37,6 +38,7 @@ class GatedDeltaNet(Attention, Preparable):
     """
 
     knows_order: ClassVar[bool] = True
+    keeps_documents: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -92,10 +94,11 @@ class GatedDeltaNet(Attention, Preparable):
     ) -> Tensor:
         positions = self.begin(x_BTE, cache, carried).positions
         *qkv, gate, decay, beta = self._joint(x_BTE, self.projections())
-        there = None if isinstance(positions, range) else (positions >= 0).unsqueeze(-1)
+        start_BT = positions.start_BT if isinstance(positions, Documents) else None
+        there = (positions >= 0).unsqueeze(-1) if isinstance(positions, Tensor) else None
         new_BTC = torch.cat(qkv, -1) if there is None else torch.cat(qkv, -1) * there
         held = _tensors(cache)
-        q, k, v = F.silu(self.conv(new_BTC, held.get("tail"))).split(self.channels, -1)
+        q, k, v = F.silu(self.conv(new_BTC, held.get("tail"), start_BT)).split(self.channels, -1)
         wide = torch.promote_types(x_BTE.dtype, torch.float32)
         # A state that gathers thousands of small steps needs more digits than 16 bits have.
         with torch.autocast(x_BTE.device.type, enabled=False):
@@ -107,7 +110,7 @@ class GatedDeltaNet(Attention, Preparable):
             q_BHTD = _unit(self._heads(q.to(wide))) * self.key_size**-0.5
             k_BHTD, v_BHTV = _unit(self._heads(k.to(wide))), self._heads(v.to(wide))
             inputs = q_BHTD, k_BHTD, v_BHTV, g_BHT, beta_BHT
-            y_BHTV = advance(inputs, held.get("state"), self.chunk)
+            y_BHTV = advance(inputs, held.get("state"), self.chunk, start_BT)
             y_BTHV = wide_rms_norm(y_BHTV.transpose(1, 2), self.gain_V, self.norm_eps)
         return self.out_proj(y_BTHV.flatten(2).to(gate.dtype) * F.silu(gate))
 

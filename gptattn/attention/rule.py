@@ -31,6 +31,8 @@ class Decay:
 class Rule:
     """A query at position i sees the keys at positions 0 <= j <= i, with a window only the newest.
 
+    Of rows of several documents it sees those of its own document.
+
     score = cap(scale * q k^T) + decay + bias, with cap(s) = softcap * tanh(s / softcap); the mask
     comes after these, the softmax last. Raises ValueError for an impossible value; the message
     starts with the field.
@@ -102,7 +104,11 @@ def visible(rule: Rule, query: Span, key: Span) -> Tensor:
     # A key without a token (position -1) moves behind every query, so none sees it.
     k_pos = key.pos.masked_fill(key.pos < 0, torch.iinfo(torch.int64).max)
     seen = k_pos <= query.pos
-    return seen if rule.window is None else seen & (k_pos > query.pos - rule.window)
+    if rule.window is not None:
+        seen = seen & (k_pos > query.pos - rule.window)
+    if query.document is None or key.document is None:
+        return seen
+    return seen & (query.document == key.document)
 
 
 def weights(

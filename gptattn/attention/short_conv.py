@@ -24,10 +24,17 @@ class ShortConvolution(nn.Module):
         drawn = torch.empty(channels, 1, size).uniform_(-bound, bound)
         self.weight_C1K = nn.Parameter(drawn) if size else None
 
-    def forward(self, x_BTC: Tensor, tail_BKC: Tensor | None = None) -> Tensor:
-        """Return y [B, T, C]. The tail holds the size - 1 inputs before x and is moved on by T."""
+    def forward(
+        self, x_BTC: Tensor, tail_BKC: Tensor | None = None, start_BT: Tensor | None = None
+    ) -> Tensor:
+        """Return y [B, T, C]. The tail holds the size - 1 inputs before x and is moved on by T.
+
+        start_BT: where in its row each token's document begins; it sees no inputs before that.
+        """
         if self.weight_C1K is None or not x_BTC.shape[1]:
             return x_BTC
+        if start_BT is not None:
+            return self._in_documents(x_BTC, start_BT)
         if tail_BKC is None:
             seen = F.pad(x_BTC, (0, 0, self.size - 1, 0))
         else:
@@ -36,6 +43,18 @@ class ShortConvolution(nn.Module):
         # As an image of one row: for this layout in memory conv1d is slower on the CPU.
         weight = self.weight_C1K[:, None]
         return F.conv2d(seen.mT[:, :, None], weight, groups=len(weight))[:, :, 0].mT
+
+    def _in_documents(self, x_BTC: Tensor, start_BT: Tensor) -> Tensor:
+        assert self.weight_C1K is not None
+        place_T = torch.arange(x_BTC.shape[1], device=x_BTC.device)
+        *earlier, own_C = self.weight_C1K[:, 0].unbind(-1)
+        y_BTC = own_C * x_BTC
+        for back, w_C in enumerate(reversed(earlier), start=1):
+            inside_BT1 = (place_T - back >= start_BT)[:, back:, None]
+            # Beyond the row's length there are no tokens so far back, and both are empty.
+            more = (w_C * x_BTC[:, :-back]).masked_fill(~inside_BT1, 0.0)
+            y_BTC = y_BTC + F.pad(more, (0, 0, min(back, x_BTC.shape[1]), 0))
+        return y_BTC
 
     def new_tail(self, batch: int) -> dict[str, Tensor]:
         """Return `tail` [batch, size - 1, C] before the first token; nothing for size 0."""

@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Mapping
+from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -26,6 +27,7 @@ class SoftmaxAttention(PartHost, HasMaps):
     Raises ValueError for impossible sizes.
     """
 
+    keeps_documents: ClassVar[bool] = True
     out_proj: nn.Linear | None
 
     def __init__(

@@ -57,6 +57,7 @@ class TokenCache(Cache):
             raise ValueError(f"{stop} tokens do not fit the cache's capacity={self.capacity}")
         if positions is None or isinstance(positions, range):
             return held, index
+        assert isinstance(positions, Tensor)  # `Attention.begin` refuses documents
         return held, _positions(index, stop, positions)
 
     def newest(self, name: str) -> Tensor:

@@ -62,14 +62,14 @@ class MixtureData(RunData):
 
     def training_batch(self, seed: int, step: int, batch_size: int, context_length: int) -> Batch:
         chosen = self.rows(seed, step, batch_size)
-        ids = torch.empty(batch_size, context_length, dtype=torch.int64)
-        targets = torch.empty_like(ids)
+        where, parts = [], []
         for number, source in enumerate(self.sources.values()):
-            where = torch.from_numpy(np.flatnonzero(chosen == number))
-            if len(where):
-                batch = source.training_batch(seed, step, len(where), context_length)
-                ids[where], targets[where] = batch
-        return ids, targets
+            rows = np.flatnonzero(chosen == number)
+            if len(rows):
+                where.append(rows)
+                parts.append(source.training_batch(seed, step, len(rows), context_length))
+        order = torch.from_numpy(np.concatenate(where).argsort())
+        return tuple(torch.cat(each)[order] for each in zip(*parts, strict=True))
 
     def rows(self, seed: int, step: int, batch_size: int) -> np.ndarray:
         """Return the number of the text that each row of a batch comes from [batch_size]."""

@@ -24,9 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gptattn.data.corpus import Corpus
+from gptattn.data.document_starts import STARTS_DTYPE
 from gptattn.data.prepared import (
     INDEX,
-    STARTS_DTYPE,
     Index,
     ShardRecord,
     documents_file,

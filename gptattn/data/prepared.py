@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from gptattn.data.document_starts import STARTS_DTYPE
 from gptattn.data.shards import IDS_IN_HEADER, Shard, shard_of
 from gptattn.data.tokenizer_files import IN_RUN
 from gptattn.errors import DataError
@@ -17,7 +19,6 @@ from gptattn.machine.untrusted import read_bytes
 INDEX = "index.json"
 FORMAT = 1
 INDEX_BYTES = 64_000_000
-STARTS_DTYPE = np.dtype("<i8")
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,14 @@ class Index:
         if (shard.start, shard.count) != (IDS_IN_HEADER, record.tokens):
             raise DataError("data.path", f"{shard.path} is not the one in {INDEX}; prepare anew")
         return shard
+
+    def starts(self, root: Path, side: str) -> NDArray[np.int64]:
+        """Return where the documents of one side begin, in the sequence of its shards."""
+        found, before = [np.empty(0, np.int64)], 0
+        for shard in self.shards_of(root, side):
+            found.append(before + np.fromfile(documents_file(shard.path), STARTS_DTYPE))
+            before += shard.count
+        return np.concatenate(found)
 
     def choice_for(self, root: Path) -> str:
         """Return the settings that choose the tokenizer which made the ids in this folder."""

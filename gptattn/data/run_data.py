@@ -32,6 +32,10 @@ class RunData(ABC):
     def opening_rows(self, context_length: int, tokens: int) -> Tensor:
         """Return about the first `tokens` ids of the validation, in rows [B, T]."""
 
+    def opening_documents(self, rows: Tensor) -> Tensor | None:
+        """Return the number of each token's document in `opening_rows` [B, T], if kept apart."""
+        return None
+
     @property
     @abstractmethod
     def val_tokens(self) -> int:

@@ -9,9 +9,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from gptattn.data.document_starts import DocumentNumbers
 from gptattn.data.token_files import Tokens
 
-Batch = tuple[Tensor, Tensor]  # ids [B, T] and the tokens that follow them [B, T], int64
+# int64: ids [B, T], the tokens that follow them [B, T] and, if documents are kept apart, the number
+# of each id's document [B, T].
+Batch = tuple[Tensor, ...]
 
 
 def window_starts(seed: int, step: int, count: int, windows: int) -> NDArray[np.int64]:
@@ -22,13 +25,25 @@ def window_starts(seed: int, step: int, count: int, windows: int) -> NDArray[np.
 
 
 def training_batch(
-    tokens: Tokens, seed: int, step: int, batch_size: int, context_length: int
+    tokens: Tokens,
+    seed: int,
+    step: int,
+    batch_size: int,
+    context_length: int,
+    documents: DocumentNumbers | None = None,
 ) -> Batch:
-    """Return the batch of optimizer step `step`: `batch_size` rows of `context_length` tokens."""
-    starts = window_starts(seed, step, batch_size, len(tokens) - context_length)
-    found = np.stack([tokens[start : start + context_length + 1] for start in starts.tolist()])
+    """Return the batch of optimizer step `step`: `batch_size` rows of `context_length` tokens.
+
+    With `documents`, which numbers those of the tokens, they are kept apart.
+    """
+    starts = window_starts(seed, step, batch_size, len(tokens) - context_length).tolist()
+    found = np.stack([tokens[start : start + context_length + 1] for start in starts])
     rows = torch.from_numpy(found.astype(np.int64))
-    return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
+    batch = rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
+    if documents is None:
+        return batch
+    numbers = np.stack([documents(start, start + context_length) for start in starts])
+    return *batch, torch.from_numpy(numbers)
 
 
 def opening_rows(val: Tokens, context_length: int, tokens: int) -> Tensor:
@@ -61,11 +76,13 @@ class ValidationSet:
     """All held-out tokens in order, each scored once, except the first, which is only context.
 
     Windows do not overlap; the tokens left at the end form a shorter window in a batch of its own.
+    With `documents`, which numbers those of the tokens, they are kept apart.
     """
 
     tokens: Tokens
     batch_size: int
     context_length: int
+    documents: DocumentNumbers | None = None
 
     def __len__(self) -> int:
         return len(list(self._spans()))
@@ -83,4 +100,9 @@ class ValidationSet:
     def __iter__(self) -> Iterator[Batch]:
         for start, rows, T in self._spans():
             span = torch.from_numpy(self.tokens[start : start + rows * T + 1].astype(np.int64))
-            yield span[:-1].view(rows, T), span[1:].view(rows, T)
+            batch = span[:-1].view(rows, T), span[1:].view(rows, T)
+            if self.documents is None:
+                yield batch
+            else:
+                numbers = torch.from_numpy(self.documents(start, start + rows * T))
+                yield *batch, numbers.view(rows, T)

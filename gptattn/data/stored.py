@@ -8,9 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from gptattn.data.document_starts import DocumentNumbers, numbers_between
 from gptattn.data.prepare import PartedText, fit, prepare
 from gptattn.data.prepared import INDEX, Index, read_index
-from gptattn.data.shards import Shard, ShardedTokens, content_of, shard_of
+from gptattn.data.shards import Shard, ShardedTokens, TokenRange, content_of, shard_of
 from gptattn.data.text import cache_folder, expanded
 from gptattn.data.tokenizer import TaskIds, Tokenizer
 from gptattn.data.tokens import TokenData, held_out_bytes
@@ -98,9 +102,18 @@ def _say_if_large(shards: Sequence[Shard]) -> None:
 
 
 def stored_data(
-    stored: StoredTokens, tokenizer: Tokenizer, *, context_length: int, val_fraction: float
+    stored: StoredTokens,
+    tokenizer: Tokenizer,
+    *,
+    context_length: int,
+    val_fraction: float,
+    mask_documents: bool = False,
 ) -> TokenData:
-    """Return the ids as a run's data. Raises ConfigError for a tokenizer that cannot be theirs."""
+    """Return the ids as a run's data; the other arguments are as in `load_tokens`.
+
+    Raises ConfigError for a tokenizer that cannot be theirs, for too few ids, and for documents
+    whose beginnings cannot be told.
+    """
     _check_tokenizer(stored, tokenizer)
     train = ShardedTokens(stored.train)
     if stored.val:
@@ -121,7 +134,38 @@ def stored_data(
             )
     known = not isinstance(tokenizer, TaskIds)
     val_bytes = held_out_bytes(held_out, tokenizer) if known else None
-    return TokenData(tokens, held_out, tokenizer, stored.text_hash, val_bytes, stored.reading)
+    documents = (None, None)
+    if mask_documents:
+        documents = (
+            _documents(stored, tokenizer, "train", tokens),
+            _documents(stored, tokenizer, "val" if stored.val else "train", held_out),
+        )
+    return TokenData(
+        tokens, held_out, tokenizer, stored.text_hash, val_bytes, stored.reading, *documents
+    )
+
+
+def _documents(
+    stored: StoredTokens, tokenizer: Tokenizer, side: str, ids: TokenRange
+) -> DocumentNumbers:
+    """Return what numbers the documents of these ids: by the index, or by the end of text."""
+    if stored.index is not None and stored.root is not None:
+        starts = stored.index.starts(stored.root, side)
+        return lambda start, stop: numbers_between(starts, ids.start + start, ids.start + stop)
+    end = np.empty(0) if isinstance(tokenizer, TaskIds) else tokenizer.separator()[1]
+    if len(end) != 1:
+        raise ConfigError(
+            "data.mask_documents",
+            "needs ids with an end of text, and its tokenizer, or a text that scripts/prepare.py "
+            "has prepared; leave it out",
+        )
+
+    def numbers(start: int, stop: int) -> NDArray[np.int64]:
+        begins = ids[start:stop] == end[0]
+        begins[:1] = False  # the first document of a window has number 0
+        return begins.cumsum()
+
+    return numbers
 
 
 def _check_tokenizer(stored: StoredTokens, tokenizer: Tokenizer) -> None:

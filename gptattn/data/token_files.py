@@ -4,7 +4,7 @@ import contextlib
 import hashlib
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Protocol
@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from gptattn.data.document_starts import numbers_between, read_starts, write_starts
 from gptattn.errors import DiskError
 from gptattn.machine.disk import remove_leftovers, replacing
 
@@ -46,12 +47,14 @@ class TokenFile:
     """The ids `start` .. `stop` - 1 of a file; a slice reads them from the disk.
 
     The file is not memory-mapped: if a mapped file is cut short, SIGBUS ends the process. A slice
-    raises DiskError if the file no longer holds the ids.
+    raises DiskError if the file no longer holds the ids. `starts`: where in the file documents
+    begin, if that is known.
     """
 
     file: SharedFile
     start: int
     stop: int
+    starts: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -70,7 +73,12 @@ class TokenFile:
 
     def part(self, start: int, stop: int) -> "TokenFile":
         """Return the ids `start` .. `stop` - 1 of this part of the file."""
-        return TokenFile(self.file, self.start + start, self.start + stop)
+        return replace(self, start=self.start + start, stop=self.start + stop)
+
+    def documents(self, start: int, stop: int) -> NDArray[np.int64]:
+        """Return the number of the document of each id `start` .. `stop` - 1; the first has 0."""
+        assert self.starts is not None
+        return numbers_between(self.starts, self.start + start, self.start + stop)
 
     def pieces(self) -> Iterator[NDArray[np.uint16]]:
         """Yield all ids, PIECE_TOKENS of them at a time."""
@@ -103,6 +111,22 @@ def cached_tokens(
             if tokens is not None:
                 return tokens
         return _written(folder, key, encode, check)
+
+
+def with_starts(
+    tokens: TokenFile, folder: Path, key: str, find: Callable[[], NDArray[np.int64]]
+) -> TokenFile:
+    """Return these tokens with where their documents begin, from `<key>-<sha256>.starts`.
+
+    Without an intact file, `find` them and write it first. They are held: 8 bytes per document.
+    Raises DiskError if the folder cannot be used.
+    """
+    with cache_errors(folder):
+        starts = read_starts(folder, key, len(tokens))
+        if starts is None:
+            starts = find()
+            write_starts(folder, key, starts)
+    return replace(tokens, starts=starts)
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -24,10 +25,11 @@ from gptattn.data.corpus import (
     text_hash,
     whole,
 )
+from gptattn.data.document_starts import DocumentNumbers
 from gptattn.data.run_data import RunData
 from gptattn.data.sampler import Batch, ValidationSet, opening_rows, training_batch
 from gptattn.data.shards import TokenRange
-from gptattn.data.token_files import TokenFile, Tokens, cached_tokens
+from gptattn.data.token_files import TokenFile, Tokens, cached_tokens, with_starts
 from gptattn.data.tokenizer import SEPARATOR, Tokenizer
 from gptattn.errors import ConfigError
 from gptattn.machine.source_code import class_code
@@ -46,15 +48,23 @@ class TokenData(RunData):
     text_hash: str
     val_bytes: int | None  # UTF-8 bytes that the scored tokens stand for
     reading: Mapping[str, Any] = field(default_factory=dict)  # facts for the run's record
+    train_documents: DocumentNumbers | None = None  # of `train`; given if they are kept apart
+    val_documents: DocumentNumbers | None = None  # of `val`
 
     def training_batch(self, seed: int, step: int, batch_size: int, context_length: int) -> Batch:
-        return training_batch(self.train, seed, step, batch_size, context_length)
+        sizes = batch_size, context_length
+        return training_batch(self.train, seed, step, *sizes, self.train_documents)
 
     def validation(self, batch_size: int, context_length: int) -> ValidationSet:
-        return ValidationSet(self.val, batch_size, context_length)
+        return ValidationSet(self.val, batch_size, context_length, self.val_documents)
 
     def opening_rows(self, context_length: int, tokens: int) -> Tensor:
         return opening_rows(self.val, context_length, tokens)
+
+    def opening_documents(self, rows: Tensor) -> Tensor | None:
+        if self.val_documents is None:
+            return None
+        return torch.from_numpy(self.val_documents(0, rows.numel())).view_as(rows)
 
     @property
     def val_tokens(self) -> int:
@@ -80,24 +90,29 @@ def load_tokens(
     context_length: int,
     val_fraction: float,
     cache: Path,
+    mask_documents: bool = False,
 ) -> TokenData:
     """Tokenize a text and split it, or take the tokens that an earlier run left in the cache.
 
     If the text has no held-out documents, the tail of each document is held out, together
-    `val_fraction` of the text, cut at the same places for every tokenizer. Raises ConfigError if
-    the text is shorter than the context or too small for the vocabulary, DataError if it cannot be
-    tokenized, DiskError if the cache cannot be written.
+    `val_fraction` of the text, cut at the same places for every tokenizer. `mask_documents`:
+    batches say which document each token is of; a document's tokens begin with the separator before
+    it. Raises ConfigError if the text is shorter than the context, too small for the vocabulary or
+    has no documents to mask, DataError if it cannot be tokenized, DiskError if the cache cannot be
+    written.
     """
     content = text()
     corpus = corpus_of(content) if isinstance(content, str) else content
+    if mask_documents:
+        _check_several(corpus)
     documents, held_out = _fitted(corpus, tokenizer)
     heads, tails, share = whole(documents), whole(held_out), ""
     if not held_out:
         (heads, tails), share = heads_and_tails(documents, val_fraction), f" {val_fraction}"
-    stored = _Stored(cache, tokenizer, text_hash(documents, held_out))
+    several = len(documents) > 1 or len(held_out) > 0
+    stored = _Stored(cache, tokenizer, text_hash(documents, held_out), several, mask_documents)
     learning_from = (document.part(start, stop) for document, start, stop in heads)
     tokenizer.learn(learning_from, size_of(heads), f"{stored.text_hash} train{share}", cache)
-    several = len(documents) > 1 or len(held_out) > 0
     end = tokenizer.separator()[1] if several else np.empty(0, np.uint16)
     check = partial(_check_length, context_length)
     train = stored.tokens(_joined(heads, end), check, f"train{share}")
@@ -112,7 +127,17 @@ def load_tokens(
         "left_out": sorted(corpus.left_out),
     }
     val_bytes = held_out_bytes(val, tokenizer)
-    return TokenData(train, val, tokenizer, stored.text_hash, val_bytes, reading)
+    documents_of = (train.documents, val.documents) if mask_documents else (None, None)
+    return TokenData(train, val, tokenizer, stored.text_hash, val_bytes, reading, *documents_of)
+
+
+def _check_several(corpus: Corpus) -> None:
+    if max(len(corpus.documents), len(corpus.held_out)) < 2:
+        raise ConfigError(
+            "data.mask_documents",
+            "the text has no two documents to keep apart; leave it out, or give a folder of "
+            "several files",
+        )
 
 
 def _fitted(corpus: Corpus, tokenizer: Tokenizer) -> tuple[list[Document], list[Document]]:
@@ -151,6 +176,8 @@ class _Stored:
     cache: Path
     tokenizer: Tokenizer
     text_hash: str
+    several: bool  # documents, with separators before them
+    mask_documents: bool
 
     def tokens(
         self, parts: Sequence[Part | Ids], check: Callable[[int], object], which: str
@@ -163,20 +190,38 @@ class _Stored:
         code = class_code(type(self.tokenizer))
         made_of = [self.tokenizer.fingerprint(), code, self.text_hash, which]
         key = hashlib.sha256("\0".join(made_of).encode()).hexdigest()
-        return cached_tokens(
-            self.cache, key, lambda: self._encoded(parts), check, self.tokenizer.vocab_size
-        )
+        found: list[list[int]] = []  # where documents begin, if the text is encoded now
 
-    def _encoded(self, parts: Sequence[Part | Ids]) -> Iterator[Ids]:
+        def encode() -> Iterator[Ids]:
+            found[:] = [[]]
+            return self._encoded(parts, found[0])
+
+        def starts() -> NDArray[np.int64]:
+            if not found:  # an older version left tokens without them
+                deque(encode(), maxlen=0)
+            return np.array(found[0], dtype=np.int64)
+
+        tokens = cached_tokens(self.cache, key, encode, check, self.tokenizer.vocab_size)
+        if self.mask_documents or (found and self.several):
+            tokens = with_starts(tokens, self.cache, key, starts)
+        return tokens
+
+    def _encoded(self, parts: Sequence[Part | Ids], starts: list[int]) -> Iterator[Ids]:
+        """Yield the ids in pieces; append to `starts` where each separator begins."""
         size = size_of([part for part in parts if not isinstance(part, np.ndarray)])
+        count = 0
         with telling("data: encoding the text", size) as advance:
             for part in parts:
                 if isinstance(part, np.ndarray):
-                    yield part
+                    starts.append(count)
+                    encoded = iter([part])
                 else:
                     document, start, stop = part
                     pieces = told(document.part(start, stop), advance)
-                    yield from self.tokenizer.encode_pieces(pieces, "data")
+                    encoded = self.tokenizer.encode_pieces(pieces, "data")
+                for ids in encoded:
+                    count += len(ids)
+                    yield ids
 
 
 def held_out_bytes(val: TokenFile | TokenRange, tokenizer: Tokenizer) -> int:

@@ -6,6 +6,7 @@ from itertools import pairwise
 import numpy as np
 import torch
 
+from gptattn.data.document_starts import DocumentNumbers
 from gptattn.data.tokens import Tokens
 from gptattn.evaluate.token_losses import TOKENS_AT_A_TIME, scored, token_losses
 from gptattn.model.gpt import GPT
@@ -13,12 +14,19 @@ from gptattn.runs.evaluation import Bin, LengthLoss
 
 
 @torch.no_grad()
-def by_position(model: GPT, tokens: Tokens, length: int, trained: int) -> LengthLoss:
+def by_position(
+    model: GPT,
+    tokens: Tokens,
+    length: int,
+    trained: int,
+    documents: DocumentNumbers | None = None,
+) -> LengthLoss:
     """Return the loss of held-out tokens in windows of `length`, at most the model's context.
 
     The windows lie side by side from the text's beginning, as many as fit whole, so that each
     position is scored equally often: up to length - 1 tokens at the end are left out. `trained`,
-    the context that the weights know, is an edge of the bins.
+    the context that the weights know, is an edge of the bins. With `documents`, which numbers those
+    of the tokens, they are kept apart.
     """
     windows = scored(tokens) // length
     device = model.head.weight.device
@@ -28,7 +36,11 @@ def by_position(model: GPT, tokens: Tokens, length: int, trained: int) -> Length
         count = min(rows, windows - first)
         span = tokens[first * length : (first + count) * length + 1].astype(np.int64)
         ids = torch.from_numpy(span).to(device)
-        hidden = model.hidden(ids[:-1].view(count, length))
+        apart = None
+        if documents is not None:
+            numbers = documents(first * length, (first + count) * length)
+            apart = torch.from_numpy(numbers).view(count, length).to(device)
+        hidden = model.hidden(ids[:-1].view(count, length), None, apart)
         total_T += token_losses(model, hidden, ids[1:].view(count, length)).sum(0)
     mean_T = total_T / windows
     bins = [

@@ -76,6 +76,10 @@ def possible(saved: SavedRun, data: TokenData, asked: Asked) -> tuple[Asked, lis
             break
     for kind in asked.kinds:
         try:
+            if data.val_documents is not None:
+                raise ConfigError(
+                    "cache", "a cache cannot keep documents apart, as the run did; give lengths"
+                )
             check_kind(saved.model, kind, saved.cfg.variant)
             kinds.append(kind)
         except ConfigError as error:
@@ -110,7 +114,7 @@ def measured(
     for length in asked.lengths:
         new = length in lengths
         if new:
-            loss = by_position(model, data.val, length, trained)
+            loss = by_position(model, data.val, length, trained, data.val_documents)
             found = msgspec.structs.replace(found, lengths=found.lengths | {length: loss})
         yield Step(found, length, new)
     for kind in asked.kinds:

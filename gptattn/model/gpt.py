@@ -15,7 +15,7 @@ from gptattn.attention.linear import Linear, Preparable, Prepared, prepare
 from gptattn.model.block import GPT2_STYLE, Block, BlockStyle, new_norm
 from gptattn.model.loss import linear_cross_entropy, scored
 from gptattn.model.shared_init import DrawnByName
-from gptattn.position.base import InputPosition
+from gptattn.position.base import Documents, InputPosition
 
 INIT_STD = 0.02
 
@@ -100,15 +100,18 @@ class GPT(nn.Module, Preparable):
     ) -> Tensor:
         """Return the last layer's output after the final norm [B, T, d_model].
 
-        Advances the cache by T. `documents_BT` numbers the document of each token, for attention
-        that keeps documents apart.
+        Advances the cache by T. `documents_BT` keeps documents apart, as if each had a row of its
+        own: equal numbers in a row are one document. Raises ValueError for documents and a cache.
         """
         T = ids.shape[1]
         length = T + (0 if cache is None else cache.length)
         if length > self.context_length:
             raise ValueError(f"{length} tokens do not fit context_length={self.context_length}")
-        positions = range(T) if cache is None else cache.next_positions(T)
-        carried = Carried(positions, documents_BT)
+        if documents_BT is None:
+            positions = range(T) if cache is None else cache.next_positions(T)
+        else:
+            positions = Documents.numbered(documents_BT)
+        carried = Carried(positions)
         x = self.token_embedding(ids)
         if self.input_position is not None:
             x = self.input_position(x, positions)
@@ -148,16 +151,17 @@ class GPT(nn.Module, Preparable):
         self,
         ids: Tensor,
         targets: Tensor,
-        chunk_tokens: int | None = None,
+        documents_BT: Tensor | None = None,
         *,
+        chunk_tokens: int | None = None,
         ignoring: bool = False,
     ) -> Tensor:
         """Return the mean cross-entropy in nats of the targets [B, T] that follow ids [B, T].
 
-        `chunk_tokens` is as in `linear_cross_entropy`. `ignoring`: some targets are IGNORED, and
-        the mean is that of the others.
+        `documents_BT` is as in `hidden`, `chunk_tokens` as in `linear_cross_entropy`. `ignoring`:
+        some targets are IGNORED, and the mean is that of the others.
         """
-        hidden = self.hidden(ids)
+        hidden = self.hidden(ids, None, documents_BT)
         if ignoring:
             hidden, targets = scored(hidden, targets)
         return linear_cross_entropy(hidden, self.head.weight, targets, chunk_tokens)
@@ -177,17 +181,22 @@ class GPT(nn.Module, Preparable):
         """Return the indices of the layers that can return attention weights."""
         return [i for i, block in enumerate(self.layers()) if isinstance(block.attention, HasMaps)]
 
-    def attention_weights(self, ids: Tensor) -> list[Tensor]:
+    def attention_weights(self, ids: Tensor, documents_BT: Tensor | None = None) -> list[Tensor]:
         """Return the attention weights [B, H, T, T] on these ids, of each layer that has them."""
         maps: list[Tensor] = []
-        self.each_attention(ids, lambda _, w_BHTS: maps.append(w_BHTS))
+        self.each_attention(ids, lambda _, w_BHTS: maps.append(w_BHTS), documents_BT)
         return maps
 
     @torch.no_grad()
-    def each_attention(self, ids: Tensor, look: Callable[[int, Tensor], object]) -> None:
+    def each_attention(
+        self,
+        ids: Tensor,
+        look: Callable[[int, Tensor], object],
+        documents_BT: Tensor | None = None,
+    ) -> None:
         """Call `look(layer, weights [B, H, T, T])` per layer; one layer's weights exist at a time.
 
-        Layers without `HasMaps` are skipped.
+        Layers without `HasMaps` are skipped. `documents_BT` is as in `hidden`.
         """
 
         def record(
@@ -204,7 +213,7 @@ class GPT(nn.Module, Preparable):
         try:
             # A compiled block would be recompiled because of the hook, and `look` with it.
             with torch.compiler.set_stance("force_eager"):
-                self.hidden(ids)
+                self.hidden(ids, None, documents_BT)
         finally:
             for hook in hooks:
                 hook.remove()

@@ -34,21 +34,26 @@ class StackedGPT:
         head = models[0].head.weight
         self._head = next(name for name, p in each[0].items() if p is head)
 
-    def hidden(self, ids: Tensor) -> Tensor:
-        """Return what each model's head takes [N, B, T, d_model], of its own ids [N, B, T]."""
+    def hidden(self, ids: Tensor, documents: Tensor | None = None) -> Tensor:
+        """Return what each model's head takes [N, B, T, d_model], of its own ids [N, B, T].
 
-        def hidden(parameters: dict[str, Tensor], ids_BT: Tensor) -> Tensor:
+        `documents` [N, B, T] numbers those of each model's rows, as in `GPT.hidden`.
+        """
+
+        def hidden(parameters: dict[str, Tensor], *row: Tensor) -> Tensor:
             named = {f"model.{name}": value for name, value in parameters.items()}
-            return functional_call(self._hidden, named, (ids_BT,))
+            return functional_call(self._hidden, named, row)
 
-        return torch.vmap(hidden)(self.parameters, ids)
+        rows = (ids,) if documents is None else (ids, documents)
+        return torch.vmap(hidden)(self.parameters, *rows)
 
     def losses(
         self,
         ids: Tensor,
         targets: Tensor,
-        chunk_tokens: int | None = None,
+        documents: Tensor | None = None,
         *,
+        chunk_tokens: int | None = None,
         ignoring: bool = False,
     ) -> Tensor:
         """Return the loss [N] of each model on its own ids and targets [N, B, T].
@@ -58,7 +63,8 @@ class StackedGPT:
         # unbind: its gradient is one stack, where that of an index would be N times as large.
         heads = self.parameters[self._head].unbind()
         losses = []
-        for hidden, head, own in zip(self.hidden(ids).unbind(), heads, targets, strict=True):
+        hiddens = self.hidden(ids, documents).unbind()
+        for hidden, head, own in zip(hiddens, heads, targets, strict=True):
             part = scored(hidden, own) if ignoring else (hidden, own)
             losses.append(linear_cross_entropy(part[0], head, part[1], chunk_tokens))
         return torch.stack(losses)
@@ -86,8 +92,8 @@ class _Hidden(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, ids: Tensor) -> Tensor:
-        return self.model.hidden(ids)
+    def forward(self, ids: Tensor, documents: Tensor | None = None) -> Tensor:
+        return self.model.hidden(ids, None, documents)
 
 
 def _check_buffers(models: Sequence[GPT]) -> None:

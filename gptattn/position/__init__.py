@@ -3,12 +3,13 @@ or to scores (alibi). It may import `errors` and `machine`. Start reading at `ba
 """
 
 from gptattn.position.alibi import LinearBias
-from gptattn.position.base import HeadPosition, InputPosition, Positions
+from gptattn.position.base import Documents, HeadPosition, InputPosition, Positions
 from gptattn.position.learned import LearnedPosition
 from gptattn.position.rope import RotaryPosition
 from gptattn.position.sinusoidal import SinusoidalPosition
 
 __all__ = [
+    "Documents",
     "HeadPosition",
     "InputPosition",
     "LearnedPosition",

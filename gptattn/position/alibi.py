@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from gptattn.position.base import HeadPosition, Positions
+from gptattn.position.base import Documents, HeadPosition, Positions
 
 
 class LinearBias(HeadPosition):
@@ -32,6 +32,8 @@ class LinearBias(HeadPosition):
     def decay(self, positions: Positions) -> Tensor:
         slope_H = self.slope_H
         wide = torch.promote_types(slope_H.dtype, torch.float32)
+        if isinstance(positions, Documents):  # only distances within a document count
+            positions = positions.places
         if isinstance(positions, range):
             at_BN = torch.arange(positions.start, positions.stop, device=slope_H.device)[None]
         else:

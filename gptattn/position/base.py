@@ -1,13 +1,46 @@
 """The two places where positions can enter a model: its input, or the heads of each attention."""
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+
+@dataclass(frozen=True, eq=False)
+class Documents:
+    """Positions of rows that hold whole documents, or parts of them, which do not see each other.
+
+    start_BT: the place in its row where the document of each token begins. A position counts from
+    there.
+    """
+
+    start_BT: Tensor
+
+    @classmethod
+    def numbered(cls, number_BT: Tensor) -> "Documents":
+        """Return those of rows in which a document is a run of equal numbers."""
+        begins_BT = F.pad(number_BT[:, 1:] != number_BT[:, :-1], (1, 0))
+        place_T = torch.arange(number_BT.shape[1], device=number_BT.device)
+        return cls((begins_BT * place_T).cummax(dim=1).values)
+
+    @property
+    def places(self) -> range:
+        """The places of the tokens in their row."""
+        return range(self.start_BT.shape[1])
+
+    @property
+    def position_BT(self) -> Tensor:
+        """The position of each token in its document."""
+        T = self.start_BT.shape[1]
+        return torch.arange(T, device=self.start_BT.device) - self.start_BT
+
+
 # Token positions: a range, known on the host and the same for all rows; or int64 [T] or [B, T],
-# where -1 marks an entry without a token, as in left padding.
-Positions = range | Tensor
+# where -1 marks an entry without a token, as in left padding; or those in documents.
+Positions = range | Tensor | Documents
 
 
 def table_index(positions: Positions) -> slice | Tensor:
@@ -17,6 +50,8 @@ def table_index(positions: Positions) -> slice | Tensor:
     """
     if isinstance(positions, range):
         return slice(positions.start, positions.stop)
+    if isinstance(positions, Documents):
+        return positions.position_BT
     return positions.clamp_min(0)
 
 

@@ -20,16 +20,18 @@ from gptattn.model.block import BlockStyle
 from gptattn.model.gpt import GPT
 from gptattn.model.kinds import default_width
 from gptattn.optim.matrix_rule import MatrixRule
-from gptattn.settings.config import ModelConfig, TrainConfig
+from gptattn.settings.config import MASK_DOCUMENTS, ModelConfig, Spec, TrainConfig
 from gptattn.settings.construct import construct, find_target
 from gptattn.settings.layers import (
     Positions,
     build_layer,
+    check_documents_are_kept_apart,
     check_parts,
     check_parts_are_used,
     check_position_is_used,
     check_what_passes_between_layers,
 )
+from gptattn.settings.values import check_type
 
 
 def build_model(cfg: TrainConfig, vocab_size: int) -> GPT:
@@ -58,6 +60,7 @@ def build_model(cfg: TrainConfig, vocab_size: int) -> GPT:
         recompute=model.recompute,
     )
     check_parts_are_used(cfg, built)
+    check_documents_are_kept_apart(cfg, built)
     check_position_is_used(cfg, built)
     check_what_passes_between_layers(cfg, built)
     return built
@@ -114,17 +117,23 @@ def build_data(cfg: TrainConfig, tokenizer: Tokenizer | None = None) -> RunData:
     target = find_target("data", cfg.data, cfg.allow_targets)
     if inspect.isclass(target) and issubclass(target, Task):
         return _build_task(cfg, tokenizer)
+    mask_documents = cfg.data.get(MASK_DOCUMENTS, False)
+    check_type(f"data.{MASK_DOCUMENTS}", mask_documents, bool)
     if target is Mixture:
-        return _build_mixture(cfg, tokenizer)
+        return _build_mixture(cfg, tokenizer, mask_documents)
     content, cache = build_content(cfg), cache_folder(cfg.cache_dir)
     if isinstance(content, PartedText):
         content = in_cache(content, tokenizer, cfg.choices["tokenizer"], cache)
-    sizes = {"context_length": cfg.model.context_length, "val_fraction": cfg.validation.fraction}
+    how = {
+        "context_length": cfg.model.context_length,
+        "val_fraction": cfg.validation.fraction,
+        "mask_documents": mask_documents,
+    }
     if isinstance(content, StoredTokens):
         if isinstance(tokenizer, TaskIds):
             _check_no_sample(cfg)
-        return stored_data(content, tokenizer, **sizes)
-    return load_tokens(lambda: content, tokenizer, **sizes, cache=cache)
+        return stored_data(content, tokenizer, **how)
+    return load_tokens(lambda: content, tokenizer, **how, cache=cache)
 
 
 def _build_task(cfg: TrainConfig, tokenizer: Tokenizer) -> TaskData:
@@ -140,13 +149,14 @@ def _build_task(cfg: TrainConfig, tokenizer: Tokenizer) -> TaskData:
     return TaskData(task, cfg.model.context_length, tokenizer)
 
 
-def _build_mixture(cfg: TrainConfig, tokenizer: Tokenizer) -> MixtureData:
-    mixture = construct("data", cfg.data, {}, cfg.allow_targets)
+def _build_mixture(cfg: TrainConfig, tokenizer: Tokenizer, mask_documents: bool) -> MixtureData:
+    mixture = construct("data", _of_target(cfg), {}, cfg.allow_targets)
     check_tokenizer(tokenizer)
     sources = {}
     for name, spec in mixture.specs.items():
+        one = replace(cfg, data={**spec, MASK_DOCUMENTS: mask_documents})
         try:
-            sources[name] = build_data(replace(cfg, data=spec), tokenizer)
+            sources[name] = build_data(one, tokenizer)
         except UserError as error:
             # The text does not know that it is one of several.
             field = re.sub(r"^data\b", f"data.sources.{name}", error.field)
@@ -162,13 +172,18 @@ def _check_no_sample(cfg: TrainConfig) -> None:
         raise ConfigError("sample.tokens", f"{name} has no text that could go on; give 0")
 
 
+def _of_target(cfg: TrainConfig) -> Spec:
+    # How the text is used is nothing that a function which gives text has to know.
+    return {key: value for key, value in cfg.data.items() if key != MASK_DOCUMENTS}
+
+
 def build_content(cfg: TrainConfig) -> str | Corpus | PartedText | StoredTokens:
     """Return the text of these settings, which may still have to be read, or its token ids.
 
     Raises DataError or ConfigError, naming the field.
     """
     shared = {"cache_dir": cfg.cache_dir, "val_fraction": cfg.validation.fraction}
-    found = construct("data", cfg.data, shared, cfg.allow_targets)
+    found = construct("data", _of_target(cfg), shared, cfg.allow_targets)
     if not isinstance(found, str | Corpus | PartedText | StoredTokens):
         raise ConfigError(
             "data._target_", "does not give text; name a function that returns a str or a Corpus"

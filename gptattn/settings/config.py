@@ -13,6 +13,7 @@ from gptattn.model.kinds import MLPKind, NormKind
 from gptattn.settings.values import check_ranges, within
 
 Spec = dict[str, Any]
+MASK_DOCUMENTS = "mask_documents"  # in `data`, beside the arguments of what gives the text
 
 Precision = Literal["auto", "32-true", "bf16-mixed", "16-mixed", "bf16-true", "64-true"]
 InitMethod = Literal["mean", "first", "random"]

@@ -12,7 +12,7 @@ from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from typing import Any, get_type_hints
 
 from gptattn.machine.source_code import COMMON, code_of, other_code
-from gptattn.settings.config import TrainConfig
+from gptattn.settings.config import MASK_DOCUMENTS, TrainConfig
 
 UNTIL = "until step"  # key in `Making.earlier`: the last step that this part of the run took
 NODES, DEPTH = 5_000, 20  # a few bytes of YAML with aliases can stand for any number of values
@@ -110,6 +110,8 @@ def result_settings(config: Mapping[str, str]) -> dict[str, str]:
 def _later_settings(kind: type = TrainConfig, prefix: str = "") -> Iterator[tuple[str, str]]:
     """Yield (dotted name, value) of the settings that came later, as runs without them were."""
     hints = get_type_hints(kind)
+    if kind is TrainConfig:
+        yield f"data.{MASK_DOCUMENTS}", "False"
     for one in fields(kind):
         name = f"{prefix}{one.name}"
         if is_dataclass(hints[one.name]):

@@ -11,7 +11,7 @@ from gptattn.attention.parts.part import Part
 from gptattn.errors import ConfigError
 from gptattn.model.gpt import GPT
 from gptattn.position.base import HeadPosition, InputPosition
-from gptattn.settings.config import BlockConfig, ModelConfig, Spec, TrainConfig
+from gptattn.settings.config import MASK_DOCUMENTS, BlockConfig, ModelConfig, Spec, TrainConfig
 from gptattn.settings.construct import SETTING_OF, construct, find_target, named_arguments
 
 
@@ -214,6 +214,20 @@ def check_parts_are_used(cfg: TrainConfig, model: GPT) -> None:
 def _chosen(cfg: TrainConfig) -> str:
     """Return how the user chose the attention: `attn=mla`, or `the pattern`."""
     return f"attn={cfg.choices['attn']}" if cfg.pattern is None else "the pattern"
+
+
+def check_documents_are_kept_apart(cfg: TrainConfig, model: GPT) -> None:
+    """Raise ConfigError for what cannot keep documents apart, where they are to be."""
+    if not cfg.data.get(MASK_DOCUMENTS):
+        return
+    for layer, block in enumerate(model.layers()):
+        for module in block.attention.modules():
+            if isinstance(module, Attention | Part) and not module.keeps_documents:
+                raise ConfigError(
+                    f"data.{MASK_DOCUMENTS}",
+                    f"{type(module).__name__} in layer {layer} does not keep documents apart; "
+                    "leave one of the two out",
+                )
 
 
 def check_position_is_used(cfg: TrainConfig, model: GPT) -> None:

@@ -140,7 +140,7 @@ def _measured(
             warm()
             start = time.perf_counter()
         with autocast(cfg.trainer.precision, device):
-            loss = model.loss(ids, ids, cfg.loss_chunk_tokens)
+            loss = model.loss(ids, ids, chunk_tokens=cfg.loss_chunk_tokens)
         loss.backward()
         steps += 1
     synchronize(device)

@@ -3,6 +3,7 @@
 from typing import Any
 
 import lightning.pytorch as L
+import torch
 from lightning.pytorch.trainer.states import TrainerFn
 from rich.console import Console
 from torch import Tensor
@@ -11,6 +12,7 @@ from gptattn.attention.head_statistics import entropy, sink_mass
 from gptattn.data.run_data import RunData
 from gptattn.maps.heatmap import heatmap
 from gptattn.model.gpt import GPT
+from gptattn.position.base import Documents
 from gptattn.training.recorder import RunRecorder
 
 TOKENS = 512  # to measure on; with GPT-2 small that takes 1.5% of a validation's time
@@ -36,7 +38,9 @@ class AttentionLog(L.Callback):
     ) -> None:
         self.recorder, self.heads, self.console = recorder, heads, console
         self.rows = data.opening_rows(context_length, TOKENS)
+        self.documents = data.opening_documents(self.rows)
         self.map_row = data.opening_rows(context_length, MAP_TOKENS)[:1, :MAP_TOKENS]
+        self.map_documents = data.opening_documents(self.map_row)
 
     def setup(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
         """Print once how many layers cannot be recorded."""
@@ -50,8 +54,8 @@ class AttentionLog(L.Callback):
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         # With a single token every weight is 1.
         if self.rows.shape[1] > 1 and pl_module.model.layers_with_maps():
-            ids = self.rows.to(pl_module.device)
-            found = figures(pl_module.model, ids, self.heads)
+            ids, documents = _on(pl_module.device, self.rows, self.documents)
+            found = figures(pl_module.model, ids, self.heads, documents)
             self.recorder.log_metrics(found, trainer.global_step)
         # A run of 0 steps only validates, and has no on_train_end of its own. `trainer.validating`
         # would not tell: it is also true for a validation within fit.
@@ -69,23 +73,34 @@ class AttentionLog(L.Callback):
 
         was_training = model.training
         model.eval()
-        model.each_attention(self.map_row.to(pl_module.device), log)
+        row, documents = _on(pl_module.device, self.map_row, self.map_documents)
+        model.each_attention(row, log, documents)
         model.train(was_training)
 
 
-def figures(model: GPT, ids: Tensor, heads: bool) -> dict[str, float]:
+def _on(
+    device: torch.device, ids: Tensor, documents: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    return ids.to(device), None if documents is None else documents.to(device)
+
+
+def figures(
+    model: GPT, ids: Tensor, heads: bool, documents_BT: Tensor | None = None
+) -> dict[str, float]:
     """Return the mean entropy (nats) and sink mass of each layer on ids [B, T].
 
-    With `heads`, also those of each head.
+    With `heads`, also those of each head. `documents_BT` is as in `GPT.hidden`.
     """
     found: dict[str, float] = {}
+    documents = None if documents_BT is None else Documents.numbered(documents_BT)
 
     def measure(layer: int, w_BHTS: Tensor) -> None:
-        for name, value_H in (("entropy", entropy(w_BHTS)), ("sink", sink_mass(w_BHTS))):
+        of = w_BHTS, documents
+        for name, value_H in (("entropy", entropy(*of)), ("sink", sink_mass(*of))):
             place = f"val_attention/{name}/layer_{layer:02d}"
             found[place] = value_H.mean().item()
             for head, value in enumerate(value_H.tolist() if heads else ()):
                 found[f"{place}/head_{head:02d}"] = value
 
-    model.each_attention(ids, measure)
+    model.each_attention(ids, measure, documents_BT)
     return found

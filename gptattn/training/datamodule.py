@@ -44,5 +44,4 @@ class RunDataModule(L.LightningDataModule):
         return self.data.validation(self.val_batch_size, self.context_length)
 
     def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
-        ids, targets = batch
-        return (ids.pin_memory(), targets.pin_memory()) if self.pinned else batch
+        return tuple(tensor.pin_memory() for tensor in batch) if self.pinned else batch

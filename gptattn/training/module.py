@@ -31,7 +31,7 @@ def _laid_out_as(parameter: Tensor, value: Tensor) -> Tensor:
 
 
 class LanguageModel(L.LightningModule):
-    """Trains a GPT on batches (ids [B, T], targets [B, T]).
+    """Trains a GPT on batches: ids, targets and, where they are kept apart, documents, [B, T] each.
 
     `progress(step)` is the position on the learning-rate schedule, 0 to 1, of optimizer step `step`
     (counted from 1), so budgets in steps and in seconds follow the same curve. `matrices` updates
@@ -83,11 +83,11 @@ class LanguageModel(L.LightningModule):
             steps.increment_ready()
             steps.increment_completed()
             return
-        ids, targets = batch
-        rows = len(ids) // self.accumulate
+        rows = len(batch[0]) // self.accumulate
         losses = []
-        for part in zip(ids.split(rows), targets.split(rows), strict=True):
-            loss = self.model.loss(*part, self.loss_chunk_tokens, ignoring=self.val_bytes is None)
+        for part in zip(*(tensor.split(rows) for tensor in batch), strict=True):
+            chunk, ignoring = self.loss_chunk_tokens, self.val_bytes is None
+            loss = self.model.loss(*part, chunk_tokens=chunk, ignoring=ignoring)
             loss = loss / self.accumulate
             self._guard.see_loss(self.global_step + 1, loss)
             if self.scaled_loss:
@@ -166,8 +166,8 @@ class LanguageModel(L.LightningModule):
         self._val_nats, self._val_tokens, self._val_hits = 0.0, 0, 0
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        ids, targets = batch
-        self.add_validation(self.model.hidden(ids), targets)
+        ids, targets, *documents = batch
+        self.add_validation(self.model.hidden(ids, None, *documents), targets)
 
     def add_validation(self, hidden: Tensor, targets: Tensor) -> None:
         """Add a validation batch: what the head takes [B, T, d_model], and the targets [B, T]."""

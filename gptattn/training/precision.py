@@ -49,7 +49,7 @@ def step_seconds(cfg: TrainConfig, vocab_size: int, seconds: float = TRIAL_SECON
             start = time.perf_counter()
             try:
                 with autocast(precision, device):
-                    loss = model.loss(ids, ids, cfg.loss_chunk_tokens)
+                    loss = model.loss(ids, ids, chunk_tokens=cfg.loss_chunk_tokens)
                 loss.backward()
             except RuntimeError:
                 if precision == "32-true":

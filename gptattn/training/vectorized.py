@@ -179,12 +179,12 @@ class _Group:
     def _step(self, batches: list[Batch]) -> None:
         """Take an optimizer step with each seed's batch, as `LanguageModel.training_step` does."""
         cfg = self.first.cfg
-        ids, targets = (torch.stack(each).to(self.device) for each in zip(*batches, strict=True))
+        whole = [torch.stack(each).to(self.device) for each in zip(*batches, strict=True)]
         rows = cfg.batch_size // cfg.accumulate
         losses = torch.zeros(len(self.seeds), device=self.device)
-        for part in zip(ids.split(rows, 1), targets.split(rows, 1), strict=True):
-            ignoring = self.first.data.val_bytes is None
-            loss_N = self.model.losses(*part, cfg.loss_chunk_tokens, ignoring=ignoring)
+        for part in zip(*(tensor.split(rows, 1) for tensor in whole), strict=True):
+            chunk, ignoring = cfg.loss_chunk_tokens, self.first.data.val_bytes is None
+            loss_N = self.model.losses(*part, chunk_tokens=chunk, ignoring=ignoring)
             loss_N = loss_N / cfg.accumulate
             loss_N.sum().backward()  # a loss depends on the parameters of its own seed alone
             losses += loss_N.detach()
@@ -222,9 +222,10 @@ class _Group:
             seed.built.model.eval()
             seed.parts.module.on_validation_epoch_start()
         for i, batch in enumerate(self.seeds[0].parts.datamodule.val_dataloader()):
-            ids, targets = (x.to(self.device).expand(len(self.seeds), -1, -1) for x in batch)
+            N = len(self.seeds)
+            ids, targets, *documents = (x.to(self.device).expand(N, -1, -1) for x in batch)
             self._call("on_validation_batch_start", None, i)
-            for seed, hidden in zip(self.seeds, self.model.hidden(ids), strict=True):
+            for seed, hidden in zip(self.seeds, self.model.hidden(ids, *documents), strict=True):
                 seed.parts.module.add_validation(hidden, targets[0])
             self._call("on_validation_batch_end", None, None, i)
         self._each(lambda seed: seed.parts.module.on_validation_epoch_end())

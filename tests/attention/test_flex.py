@@ -8,6 +8,7 @@ from torch import Tensor
 from gptattn.attention import Rule, Span, attend
 from gptattn.attention.rule import Decay
 from gptattn.errors import ConfigError
+from gptattn.position import Documents
 
 H, G, T, D = 6, 2, 150, 16
 SINK_H = torch.linspace(-1, 1, H)
@@ -39,6 +40,10 @@ def test_flex_is_the_reference_in_outputs(rule):
     if rule.decay is None:
         few = attend(q[:, :, -3:], k, v, rule, **at, backend="flex")
         torch.testing.assert_close(few, expected[:, :, -3:], rtol=0, atol=1e-5)
+    documents = Documents(torch.tensor([[0] * 40 + [40] * (T - 40), [0] * T]))
+    at = {"q_pos": documents, "k_pos": documents}
+    expected, y = (attend(q, k, v, rule, **at, backend=one) for one in ("reference", "flex"))
+    torch.testing.assert_close(y, expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="its backward needs CUDA")

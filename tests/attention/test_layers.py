@@ -1,18 +1,17 @@
-"""Probes in whole models: layers that differ, that pass tensors on, that keep documents apart."""
+"""Probes in whole models: layers that differ, and that pass tensors on."""
 
 from pathlib import Path
 
 import pytest
 import torch
 from building import PROBE_CONFIGS, PROBES, build_attention, build_gpt
-from probes import OneDocument, Sunk
+from probes import Sunk
 from support import Call, command, rows, summary, tiny, train
 from torch import Tensor, nn
 
 from gptattn.attention import HasHeads, HasMaps
 from gptattn.attention.capabilities import refuse_loss
 from gptattn.model.cost import measure_cost
-from gptattn.model.gpt import GPT
 from gptattn.runs.load import load_run
 
 MENU = (f"hydra.searchpath=[file://{PROBE_CONFIGS}]", "allow_targets=[probes]")
@@ -44,30 +43,6 @@ def test_each_layer_is_built_counted_and_kept_for_itself():
     matrices = sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear))
     assert cost.flops_per_token == 3 * (2 * (matrices + 13 * 30) + mix / T)
     assert model.layers_with_maps() == [1]
-
-
-def test_documents_in_one_row_do_not_see_each_other():
-    torch.manual_seed(1)
-    model = GPT(
-        vocab_size=13,
-        context_length=T,
-        d_model=12,
-        num_layers=2,
-        attention=lambda layer: OneDocument(12, 12, T, 2),
-        input_position=None,
-        d_mlp=9,
-        dropout=0.0,
-    ).double()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter), alpha=0.3)
-        ids = torch.randint(13, (1, T))
-        documents = torch.tensor([[0] * 4 + [1] * 7])
-        together = model.hidden(ids, documents_BT=documents)
-        for part, length in ((slice(0, 4), 4), (slice(4, T), 7)):
-            zeros = torch.zeros(1, length, dtype=torch.int64)
-            alone = model.hidden(ids[:, part], documents_BT=zeros)
-            torch.testing.assert_close(together[:, part], alone, rtol=0, atol=1e-12)
 
 
 def test_a_mechanisms_own_initialisation_stays_and_its_writer_is_drawn_as_gpt2s():

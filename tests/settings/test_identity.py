@@ -71,9 +71,16 @@ def test_a_record_from_before_a_setting_existed_is_a_run_of_its_default() -> Non
         group, _, setting = name.partition(".")
         del old[group][setting]
     assert settings_key(old) == settings_key(now)
+    apart = asdict(settings("data=text"))
+    assert settings_key(apart | {"data": _without(apart["data"])}) == settings_key(apart)
     others = ("optim.decay=linear", "optim=muon", "block.zero_init=true")
     for other in (*others, "trainer.matmul_precision=high"):
         assert settings_key(old) != settings_key(asdict(settings(other)))
+
+
+def _without(data: dict[str, object]) -> dict[str, object]:
+    assert data["mask_documents"] is False
+    return {key: value for key, value in data.items() if key != "mask_documents"}
 
 
 def test_rows_written_more_often_are_no_other_run() -> None:

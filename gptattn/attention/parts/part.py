@@ -1,6 +1,7 @@
 """What a part is: a small addition to an attention with heads, at one or more of four places."""
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -19,6 +20,8 @@ class Part(nn.Module):
 
     # Names of parts and positions that cannot be used beside this one -> the reason.
     refuses: Mapping[str, str] = {}
+    # False for a part that mixes a token with others by itself, whatever their documents.
+    keeps_documents: ClassVar[bool] = True
 
     def __init__(self) -> None:
         super().__init__()  # a signature without nn.Module's *args

@@ -1,0 +1,249 @@
+"""Documents in one row are as if each had a row of its own: all of the menu keeps them apart.
+
+It is tested on every file in `conf/attn`, `conf/part` and `conf/position`, and on the probes.
+"""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+import torch._dynamo.testing
+from building import (
+    CONTRACT,
+    Allocations,
+    build_attention,
+    build_gpt,
+    disturb,
+    mechanism_of,
+    menu,
+    takes,
+)
+from contract import E, T, assert_same, draw, overrides_of, with_maps
+from torch import Tensor, nn
+
+from gptattn.attention import Attention, Carried
+from gptattn.attention.delta_rule import chunked, recurrent
+from gptattn.attention.head_statistics import entropy, sink_mass
+from gptattn.attention.short_conv import ShortConvolution
+from gptattn.model.stacked import StackedGPT
+from gptattn.position import Documents
+
+# Rows of several documents, of one, and of as many as there are tokens.
+LENGTHS = ((4, 7), (11,), (1, 1, 2, 6, 1), (1,) * 11)
+APART = [name for name in CONTRACT if build_attention(name).keeps_documents]
+
+
+def numbers(rows: Sequence[Sequence[int]]) -> Tensor:
+    """The number of each token's document, of rows of documents of these lengths."""
+    each = [[n for n, length in enumerate(row) for _ in range(length)] for row in rows]
+    return torch.tensor(each)
+
+
+def documents(x: Tensor, rows: Sequence[Sequence[int]]) -> list[Tensor]:
+    """Each document of x [B, T, ...] as a row of its own, in their order."""
+    return [part[None] for row, own in zip(x, rows, strict=True) for part in row.split(list(own))]
+
+
+def joined(parts: Sequence[Tensor], rows: Sequence[Sequence[int]]) -> Tensor:
+    """The reverse of `documents`."""
+    left = iter(parts)
+    return torch.stack([torch.cat([next(left)[0] for _ in row]) for row in rows])
+
+
+def gradients(y: Tensor, seed_y: Tensor, of: list[Tensor]) -> list[Tensor | None]:
+    return list(torch.autograd.grad((y * seed_y).sum(), of, allow_unused=True))
+
+
+def assert_apart(
+    attention: Attention, rows: Sequence[Sequence[int]], d_in: int = E, atol: float = 1e-11
+) -> None:
+    """Outputs and gradients, of inputs and of weights, are those of documents in rows alone."""
+    attention.double()
+    x = draw(len(rows), sum(rows[0]), d_in).requires_grad_()
+    together = attention(x, None, Carried(Documents.numbered(numbers(rows))))
+    alone = joined([attention(part) for part in documents(x, rows)], rows)
+    assert_same(together, alone, atol)
+    seed_y, of = torch.randn_like(alone), [x, *attention.parameters()]
+    found, expected = (gradients(y, seed_y, of) for y in (together, alone))
+    assert found[0] is not None
+    assert_same(found, expected, atol * 10)
+
+
+@pytest.mark.parametrize("backend", ["reference", "sdpa"])
+@pytest.mark.parametrize("variant", APART)
+def test_a_layer_keeps_documents_apart(variant, backend):
+    attention = build_attention(variant, backend=backend)
+    disturb(attention, 0.3)
+    assert_apart(attention, LENGTHS)
+
+
+@pytest.mark.parametrize("variant", menu("attn"))
+def test_all_of_the_menu_keeps_documents_apart(variant):
+    assert variant in APART
+
+
+@pytest.mark.parametrize("backend", ["reference", "sdpa"])
+@pytest.mark.parametrize("variant", [name for name in menu("attn") if takes(name, "window")])
+def test_a_window_stays_within_its_document(variant, backend):
+    for window in (1, 3, T):
+        assert_apart(build_attention(variant, backend=backend, window=window), LENGTHS)
+
+
+def test_what_does_not_keep_documents_apart_refuses_them():
+    attention = build_attention("probe_linear_state")
+    carried = Carried(Documents.numbered(numbers([(4, 7)])))
+    with pytest.raises(ValueError, match="LinearState cannot keep those of a row apart"):
+        attention(torch.randn(1, T, E), None, carried)
+
+
+@pytest.mark.parametrize("variant", APART)
+def test_a_model_keeps_documents_apart_with_every_position_encoding(variant, position):
+    model = build_gpt(*overrides_of(variant, position), std=0.3).double()
+    rows = LENGTHS[:3]
+    ids, targets = torch.randint(13, (2, len(rows), T))
+    found = model.hidden(ids, documents_BT=numbers(rows))
+    expected = joined([model.hidden(part) for part in documents(ids, rows)], rows)
+    assert_same(found, expected, 1e-10)
+    losses = [
+        model.loss(part, own) * own.numel()
+        for part, own in zip(documents(ids, rows), documents(targets, rows), strict=True)
+    ]
+    mean = torch.stack(losses).sum() / ids.numel()
+    loss = model.loss(ids, targets, numbers(rows))
+    assert_same(loss, mean, 1e-11)
+    model.zero_grad()
+    loss.backward()
+    of = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    mean.backward()
+    assert_same(of, {n: p.grad for n, p in model.named_parameters() if p.grad is not None}, 1e-10)
+
+
+def test_stretched_positions_count_from_where_a_document_begins():
+    model = build_gpt("position=rope", "position.stretch=1.5", "model.d_model=36", std=0.3).double()
+    ids = torch.randint(13, (1, T))
+    found = model.hidden(ids, documents_BT=numbers([(4, 7)]))
+    expected = joined([model.hidden(part) for part in documents(ids, [(4, 7)])], [(4, 7)])
+    assert_same(found, expected, 1e-11)
+
+
+LONG = ((300,), (299, 1), (7, 150, 143), (130,) * 2 + (40,), (1,) * 10 + (290,))
+WIDE = {"d_in": 8, "d_out": 8, "num_heads": 2, "context_length": 300}
+
+
+@pytest.mark.parametrize("window", [None, 5, 40, 131, 299])
+@pytest.mark.parametrize("variant", ["mha", "mqa", "gqa+sink", "gqa+forget", "gqa+softcap"])
+def test_rows_of_many_blocks_keep_documents_apart(variant, window):
+    sizes = WIDE | ({"num_kv_heads": 1} if mechanism_of(variant) == "gqa" else {})
+    assert_apart(build_attention(variant, **sizes, window=window), LONG, 8)
+
+
+@pytest.mark.parametrize("variant", ["mha", "differential", "gated_deltanet"])
+def test_long_rows_of_other_mechanisms_keep_documents_apart(variant):
+    assert_apart(build_attention(variant, **WIDE), LONG, 8, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["mha", "gqa+softcap"])
+def test_dropout_keeps_documents_apart(name):
+    attention = build_attention(name, dropout=0.5)
+    x = draw(1, T, E).requires_grad_()
+    attention.double().train()
+    y = attention(x, None, Carried(Documents.numbered(numbers([(4, 7)]))))
+    (grad,) = torch.autograd.grad(y[0, 4:].sum(), x)
+    assert not grad[0, :4].any()
+    assert grad[0, 4:].any()
+
+
+def test_blocks_skip_keys_before_the_earliest_document_of_their_queries():
+    rows = numbers([(256, 256), (257, 255)])
+    attention = build_attention("mha", **WIDE | {"context_length": 512}, backend="sdpa")
+    x = torch.randn(2, 512, 8)
+    with Allocations() as apart, torch.no_grad():
+        attention(x, None, Carried(Documents.numbered(rows)))
+    # Masks of 2 rows, 128 queries and at most 256 keys.
+    assert max(apart.elements) <= 2 * 128 * 257
+
+
+@pytest.mark.parametrize("variant", APART)
+def test_maps_show_no_weight_between_documents(variant):
+    attention = with_maps(build_attention(variant).double())
+    x = draw(2, T, E)
+    rows = [(4, 7), (1, 10)]
+    number_BT = numbers(rows)
+    w_BHTS = attention.attention_weights(x, Carried(Documents.numbered(number_BT)))
+    apart = number_BT[:, :, None] != number_BT[:, None, :]
+    assert not w_BHTS.movedim(1, -1)[apart].any()
+    first = attention.attention_weights(x[:1, 4:])
+    assert_same(w_BHTS[:1, :, 4:, 4:], first)
+
+
+def test_head_statistics_leave_out_each_documents_first_token():
+    rows = [(4, 7), (1, 10)]
+    documents_ = Documents.numbered(numbers(rows))
+    attention = with_maps(build_attention("mha").double())
+    x = draw(2, T, E)
+    w_BHTS = attention.attention_weights(x, Carried(documents_))
+    alone = [attention.attention_weights(part) for part in documents(x, rows) if part.shape[1] > 1]
+    for statistic in (entropy, sink_mass):
+        counts = torch.tensor([w.shape[2] - 1 for w in alone], dtype=torch.float64)
+        each = torch.stack([statistic(w) for w in alone])
+        expected = (each * counts[:, None]).sum(0) / counts.sum()
+        assert_same(statistic(w_BHTS, documents_), expected)
+
+
+def test_chunks_and_single_steps_of_the_delta_rule_begin_documents_alike():
+    shape = (2, 3, T)
+    q, k, v = draw(*shape, 5), draw(*shape, 5), draw(*shape, 7)
+    k = nn.functional.normalize(k, dim=-1)
+    g, beta = -draw(*shape).abs(), draw(*shape).sigmoid()
+    start_BT = Documents.numbered(numbers(LENGTHS[1:3])).start_BT
+    zero = torch.zeros(2, 3, 5, 7, dtype=q.dtype)
+    expected = recurrent(q, k, v, g, beta, zero, start_BT)
+    for chunk in (1, 2, 3, 4, 64):
+        assert_same(chunked(q, k, v, g, beta, None, chunk, start_BT), expected)
+
+
+def test_a_convolution_of_more_taps_than_tokens_keeps_documents_apart():
+    conv = ShortConvolution(3, 4).double()
+    x, start_BT = draw(1, 2, 3), torch.tensor([[0, 1]])
+    alone = torch.cat([conv(x[:, :1]), conv(x[:, 1:])], 1)
+    assert_same(conv(x, None, start_BT), alone)
+
+
+@pytest.mark.parametrize("attn", ["mha", "sliding", "gated_deltanet", "differential"])
+def test_several_models_at_once_keep_documents_apart(attn):
+    models = [build_gpt(f"attn={attn}", "position=learned", std=0.3).double() for _ in range(2)]
+    ids, targets = torch.randint(13, (2, 2, 3, T))
+    apart = torch.stack([numbers(LENGTHS[:3]), numbers(LENGTHS[1:4])])
+    batches = zip(ids, targets, apart, strict=True)
+    alone = torch.stack([model.loss(*own) for model, own in zip(models, batches, strict=True)])
+    grads = [
+        torch.autograd.grad(one, list(m.parameters())) for one, m in zip(alone, models, strict=True)
+    ]
+    stacked = StackedGPT(models)
+    losses = stacked.losses(ids, targets, apart)
+    assert_same(losses, alone.detach(), 1e-11)
+    losses.sum().backward()
+    for i, name in enumerate(dict(models[0].named_parameters())):
+        expected = torch.stack([own[i] for own in grads])
+        assert_same(stacked.parameters[name].grad, expected, 1e-10)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
+@pytest.mark.parametrize("attn", ["gqa", "sliding", "gated_deltanet"])
+def test_a_compiled_block_keeps_documents_apart_and_is_compiled_once(attn):
+    model = build_gpt(f"attn={attn}", "position=learned", "model.num_layers=1", std=0.3).double()
+    ids = torch.randint(13, (3, T))
+    batches = [numbers(LENGTHS[:3]), numbers(LENGTHS[1:])]
+    expected = [model.hidden(ids, None, one) for one in batches]
+    made = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    for block in model.layers():
+        block.compile(backend=made, fullgraph=True)
+    assert_same([model.hidden(ids, None, one) for one in batches], expected, 1e-11)
+    assert made.frame_count == 1
+
+
+def test_documents_and_a_cache_do_not_go_together():
+    model = build_gpt()
+    with pytest.raises(ValueError, match="documents: a cache cannot keep those of a row apart"):
+        model.hidden(torch.zeros(1, T, dtype=torch.int64), model.new_cache(1), numbers([(4, 7)]))

@@ -1,0 +1,149 @@
+"""Runs with data.mask_documents=true: their figures, their names, and what is refused."""
+
+import json
+import math
+from itertools import groupby
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from building import PROBE_CONFIGS, settings
+from rich.console import Console
+from support import Call, command, losses, process_state, rows, series, summary, tiny, train
+from torch import Tensor
+
+from gptattn.data.tokens import TokenData
+from gptattn.runs.load import SavedRun, load_run
+from gptattn.settings.build import build_data
+from gptattn.training.precheck import check_run
+from gptattn.training.vectorized import train_seeds
+
+MENU = (f"hydra.searchpath=[file://{PROBE_CONFIGS}]", "allow_targets=[probes]")
+T = 16  # the context of a tiny run
+
+
+def books(folder: Path, *overrides: str) -> tuple[str, ...]:
+    """Overrides of a run on documents that are shorter than a row."""
+    below = folder / "books"
+    below.mkdir(parents=True, exist_ok=True)
+    for n in range(30):
+        (below / f"{n:02d}.txt").write_text("".join(chr(97 + n % 26) + str(i) for i in range(n)))
+    masked = "data.mask_documents=true"
+    # A fifth is held out, so that the validation has several windows.
+    return ("data=text", f"data.path={below}", "validation.fraction=0.2", masked, *overrides)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("masked")
+    return train(folder, *books(folder, "log_heads=true", "sample.tokens=0"))
+
+
+def held_out(run: Path) -> tuple[SavedRun, TokenData]:
+    saved = load_run(run)
+    data = build_data(saved.cfg, saved.tokenizer)
+    assert isinstance(data, TokenData)
+    return saved, data
+
+
+def apart(ids: Tensor, numbers: Tensor) -> list[slice]:
+    """Where each document of a row begins and ends."""
+    lengths = [len(list(group)) for _, group in groupby(numbers.tolist())]
+    ends = torch.tensor(lengths).cumsum(0).tolist()
+    return [slice(end - n, end) for n, end in zip(lengths, ends, strict=True)]
+
+
+@torch.no_grad()
+def test_the_loss_is_that_of_documents_in_rows_of_their_own(run: Path) -> None:
+    saved, data = held_out(run)
+    nats, count = 0.0, 0
+    for batch in data.validation(4, T):
+        for ids, targets, numbers in zip(*batch, strict=True):
+            for part in apart(ids, numbers):
+                logits = saved.model(ids[part][None])[0]
+                nats += F.cross_entropy(logits, targets[part], reduction="sum").item()
+                count += part.stop - part.start
+    assert count == len(data.val) - 1
+    assert summary(run)["metrics"]["val/loss"] == pytest.approx(nats / count, rel=1e-5)
+    bits = nats / math.log(2) / summary(run)["data"]["val_bytes"]
+    assert series(run, "val/bits_per_byte")[-1][1] == pytest.approx(bits, rel=1e-5)
+
+
+@torch.no_grad()
+def test_figures_of_heads_are_those_of_each_document(run: Path) -> None:
+    saved, data = held_out(run)
+    ids = data.opening_rows(T, 512)
+    numbers = data.opening_documents(ids)
+    assert numbers is not None
+    assert numbers.max() > 3
+    found: dict[str, list[Tensor]] = {"entropy": [], "sink": []}
+    for row, own in zip(ids, numbers, strict=True):
+        for part in apart(row, own):
+            (w_1HTT,) = saved.model.attention_weights(row[part][None])
+            w_HTT = w_1HTT[0, :, 1:].double()
+            found["entropy"].append(torch.special.entr(w_HTT).sum(-1))
+            found["sink"].append(w_HTT[..., 0])
+    newest = [row for row in rows(run) if "val_attention/sink/layer_00" in row][-1]
+    for name, each in found.items():
+        mean_H = torch.cat(each, dim=1).mean(1)
+        told = [newest[f"val_attention/{name}/layer_00/head_{head:02d}"] for head in range(4)]
+        assert told == pytest.approx(mean_H.tolist(), rel=1e-4)
+
+
+def test_it_is_another_run_than_without_and_its_name_says_so(run: Path, tmp_path: Path) -> None:
+    assert "data.mask_documents=true" in run.name
+    plain = train(tmp_path, *books(tmp_path, "data.mask_documents=false", "sample.tokens=0"))
+    assert losses(plain) != losses(run)
+    assert summary(plain)["data"]["text_sha256"] == summary(run)["data"]["text_sha256"]
+
+
+def test_micro_batches_keep_documents_apart(run: Path, tmp_path: Path) -> None:
+    split = train(tmp_path, *books(tmp_path, "accumulate=2", "sample.tokens=0"))
+    assert [x for _, x in losses(split)] == pytest.approx([x for _, x in losses(run)], rel=1e-5)
+
+
+def test_seeds_trained_as_one_model_keep_documents_apart(run: Path, tmp_path: Path) -> None:
+    cfg = settings(*tiny(tmp_path, *books(tmp_path, "sample.tokens=0")))
+    folders = {seed: tmp_path / f"s{seed}" for seed in (cfg.seed, 7)}
+    with process_state():
+        assert train_seeds(check_run(cfg), folders, Console(quiet=True)) == {}
+    ours = [x for _, x in losses(folders[cfg.seed])]
+    assert ours == pytest.approx([x for _, x in losses(run)], rel=1e-5)
+
+
+def test_loss_by_position_keeps_documents_apart_and_caches_are_refused(
+    run: Path, call: Call
+) -> None:
+    assert call("evaluate", f"run={run}", f"lengths=[{T}]")[0] == 0
+    found = json.loads((run / "evaluation.json").read_text())["lengths"][str(T)]
+    saved, data = held_out(run)
+    full = [batch for batch in data.validation(4, T) if batch[0].shape[1] == T]
+    nats = [
+        saved.model.loss(*batch).item() * batch[0].numel() / (T * found["windows"])
+        for batch in full
+    ]
+    assert found["loss"] == pytest.approx(sum(nats), rel=1e-5)
+    code, _, err = call("evaluate", f"run={run}", "cache=[full,int8]")
+    assert code == 2
+    assert (
+        err == "error: cache: a cache cannot keep documents apart, as the run did; give lengths\n"
+    )
+
+
+REFUSED = {
+    "data.path={text}": "the text has no two documents to keep apart; leave it out, or give a "
+    "folder of several files",
+    "data.mask_documents=3": "3 is an int; give bool",
+    "attn=probe_linear_state": "LinearState in layer 0 does not keep documents apart; leave one "
+    "of the two out",
+}
+
+
+@pytest.mark.parametrize("override", REFUSED)
+def test_what_cannot_be_kept_apart_is_refused_in_one_line(
+    override: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    given = tiny(tmp_path, *books(tmp_path, override.format(text=tmp_path / "text.txt")))
+    assert command(tmp_path, *given, *(MENU if "probe" in override else ())) == 2
+    assert capfd.readouterr().err == f"error: data.mask_documents: {REFUSED[override]}\n"
