@@ -27,7 +27,7 @@ from gptattn.cli.choices import CONF, LISTED, Options, check_choices, choices_in
 from gptattn.cli.jobs import run_name, with_paths_quoted
 from gptattn.cli.overlay import check_composed, read_config_text, register_checked_files
 from gptattn.errors import ConfigError, UserError
-from gptattn.settings.config import TrainConfig, check, variant_name
+from gptattn.settings.config import MASK_DOCUMENTS, TrainConfig, check, variant_name
 from gptattn.settings.values import suggest, typed
 
 CONFIG_NAME = "train"
@@ -201,7 +201,7 @@ def _with_files(sources: Any) -> dict[str, Any]:
     }
     # A task's file sets more than its group.
     texts = {
-        name: _plain(node)
+        name: {key: value for key, value in _plain(node).items() if key != MASK_DOCUMENTS}
         for name, node in read.items()
         if isinstance(node, DictConfig) and "_target_" in node and "sources" not in node
     }
