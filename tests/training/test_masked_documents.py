@@ -16,6 +16,7 @@ from torch import Tensor
 from gptattn.data.tokens import TokenData
 from gptattn.runs.load import SavedRun, load_run
 from gptattn.settings.build import build_data
+from gptattn.settings.identity import RESULT, meaning
 from gptattn.training.precheck import check_run
 from gptattn.training.vectorized import train_seeds
 
@@ -91,8 +92,8 @@ def test_figures_of_heads_are_those_of_each_document(run: Path) -> None:
         assert told == pytest.approx(mean_H.tolist(), rel=1e-4)
 
 
-def test_it_is_another_run_than_without_and_its_name_says_so(run: Path, tmp_path: Path) -> None:
-    assert "data.mask_documents=true" in run.name
+def test_it_is_another_run_than_without(run: Path, tmp_path: Path) -> None:
+    assert meaning("data.mask_documents") == RESULT  # and with that named
     plain = train(tmp_path, *books(tmp_path, "data.mask_documents=false", "sample.tokens=0"))
     assert losses(plain) != losses(run)
     assert summary(plain)["data"]["text_sha256"] == summary(run)["data"]["text_sha256"]
