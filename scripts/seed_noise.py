@@ -3,15 +3,15 @@
 `python scripts/seed_noise.py --record FILE [--seeds 1 200] [--steps 200] [--ways WAY ...]` trains
 mha and gqa at model=tiny in each of the ways below, or in those given, seed after seed, and adds a
 line per run to FILE; the same command goes on. Then it prints, for each way and each reading of the
-loss, the standard deviation of the difference over seeds, its variance over that of a plain run,
-and the seeds that show a difference of 0.02 nats. A ratio's interval is the middle 95% of those of
-seeds drawn again.
+loss, the standard deviation of the difference over seeds, how the two losses correlate, the
+variance of the difference over that of a plain run, and the seeds that show a difference of 0.02
+nats. An interval is the middle 95% of the values of seeds drawn again.
 
 Ways of training, all on the same tokens: plain; shared (`shared_init=true`: variants begin alike
-where they can); to zero (as shared, and the learning
-rate falls along a line to 0); large end (as shared, with batches twice as large over the last fifth
-of the tokens). Readings of the loss: of the last weights on all held-out text; on half of it; and
-of the weights averaged over the last tenth of the steps.
+where they can); to zero (as shared, and the learning rate falls along a line to 0); large end (as
+shared, with batches twice as large over the last fifth of the tokens). Readings of the loss: of the
+last weights on all held-out text; on half of it; and of the weights averaged over the last tenth of
+the steps.
 """
 
 import argparse
@@ -171,13 +171,15 @@ def show(record: Path, steps: int, ways: Sequence[str]) -> None:
     for (way, reading), d in apart.items():
         ratios = np.var(d[drawn], axis=1) / np.var(plain[drawn], axis=1)
         low, high = np.quantile(ratios, [0.025, 0.975])
-        correlation = np.corrcoef(losses[way, reading, base], losses[way, reading, other])[0, 1]
+        both = np.stack([losses[way, reading, v] for v in VARIANTS])
+        correlations = [np.corrcoef(both[:, again])[0, 1] for again in drawn]
+        least, most = np.quantile(correlations, [0.025, 0.975])
         deviation = float(d.std(ddof=1))
         figures = [
             f"{losses[way, reading, base].mean():.4f}",
             f"{d.mean():+.4f}",
             f"{deviation:.4f}",
-            f"{correlation:.2f}",
+            f"{np.corrcoef(both)[0, 1]:.2f} ({least:.2f} to {most:.2f})",
             f"{d.var() / plain.var():.2f} ({low:.2f} to {high:.2f})",
             f"{seeds_needed(DIFFERENCE, deviation)}",
         ]
