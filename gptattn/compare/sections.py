@@ -54,7 +54,7 @@ def _tokenizer(run: Run) -> list[str]:
     # The path is left out: a tokenizer file is identified by its sha256.
     settings = [
         f"{key.removeprefix('tokenizer.')}={_short(value)}"
-        for key, value in sorted(run.settings.items())
+        for key, value in sorted(run.settings.items(), reverse=True)  # the size before the hash
         if key.startswith("tokenizer.") and key not in ("tokenizer._target_", "tokenizer.path")
     ]
     target = run.settings.get("tokenizer._target_", "").rpartition(".")[2]
@@ -206,8 +206,12 @@ def difference_on_axis(axis: str, run: Run, runs: Sequence[Run]) -> str:
     choices = {choice for choice, _ in picked}
     if len(picked) == len(values) == len(choices) and "" not in choices:
         return f"{axis}={run.choices[axis]}"
-    common = set.intersection(*(set(AXES[axis](other)) for other in runs))
-    return " ".join(part for part in AXES[axis](run) if part not in common)
+    named = axis == "tokenizer" and len(choices) > 1 and "" not in choices
+    # With the file's name, only what differs between runs of the same file has to be told.
+    alike = [other for other in runs if other.choices[axis] == run.choices[axis]] if named else runs
+    common = set.intersection(*(set(AXES[axis](other)) for other in alike))
+    own = [part for part in AXES[axis](run) if part not in common]
+    return " ".join([*([f"{axis}={run.choices[axis]}"] if named else []), *own])
 
 
 def _order(runs: Sequence[Run]) -> list[object]:

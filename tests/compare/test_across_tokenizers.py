@@ -113,6 +113,19 @@ def test_two_sizes_of_one_tokenizer_are_told_apart(tmp_path: Path) -> None:
     assert found.losses["mha"].difference.mean == 0
 
 
+def test_beside_another_tokenizer_only_the_sizes_are_told(tmp_path: Path) -> None:
+    write(tmp_path, "byte", {"mha": BITS["byte"]["mha"]})
+    for size in (1024, 4096):
+        write(tmp_path, "bpe", {"mha": BITS["bpe"]["mha"]}, {"vocab_size": size})
+    sections = compared(tmp_path).sections
+    assert [section.title for section in sections] == [
+        "tokenizer=byte",
+        "tokenizer=bpe vocab_size=1024",
+        "tokenizer=bpe vocab_size=4096",
+    ]
+    assert len(compared(tmp_path).across) == 3
+
+
 @pytest.mark.parametrize("other", [{"val_bytes": 699}, {"text_sha256": "zzz"}])
 def test_other_held_out_bytes_are_refused_and_never_held_against_each_other(
     other: dict[str, Any], tmp_path: Path
