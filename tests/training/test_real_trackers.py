@@ -204,20 +204,33 @@ def test_seeds_of_one_process_are_runs_of_their_own(tmp_path: Path) -> None:
 
 
 def test_the_runs_of_a_sweep_are_runs_of_their_own(tmp_path: Path) -> None:
-    sweep = ("-m", "seed=1,2", "sweep.jobs=2", "logger=[wandb,mlflow]")
-    code = "from gptattn.cli.main import main; main()"
-    line = [sys.executable, "-c", code, *tiny(tmp_path, *sweep)]
-    done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    sweep = ("-m", "seed=1,2", "hydra/launcher=basic", "logger=[wandb,mlflow]")
+    assert command(tmp_path, *tiny(tmp_path, *sweep)) == 0
     runs = run_folders(tmp_path)
     assert len(runs) == 2
     for run in runs:
         (session,) = sessions(run)
         assert by_name(history(session)) == by_name(recorded(run))
-        assert "warning" not in (run / "console.log").read_text()
-    assert {run.info.run_name for run in mlflow_runs(tmp_path, "scratch")} == {
-        run.name for run in runs
-    }
+    names = {run.info.run_name for run in mlflow_runs(tmp_path, "scratch")}
+    assert names == {run.name for run in runs}
+
+
+OPENS = """
+import sys
+from pathlib import Path
+from gptattn.training.trackers.mlflow_store import Mlflow
+from gptattn.training.trackers.tracker import TrackedRun
+run = TrackedRun(sys.argv[1], "scratch", "mha", 1, {}, Path())
+tracker = Mlflow("sqlite:///outputs/mlflow.db")
+tracker.close(tracker.open(run), True)
+"""
+
+
+def test_processes_may_open_a_new_store_at_once(tmp_path: Path) -> None:
+    lines = [[sys.executable, "-c", OPENS, name] for name in ("a", "b")]
+    started = [subprocess.Popen(line, cwd=tmp_path) for line in lines]
+    assert [one.wait() for one in started] == [0, 0]
+    assert {run.info.run_name for run in mlflow_runs(tmp_path, "scratch")} == {"a", "b"}
 
 
 @pytest.mark.parametrize(
