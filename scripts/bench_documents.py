@@ -44,7 +44,7 @@ def new_step(cfg: TrainConfig, ids: Tensor, documents: Tensor | None) -> Callabl
 
 def main() -> None:
     """Print one line per attention."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--documents", type=float, default=3.0)
     parser.add_argument("--attn", nargs="+", default=["mha", "sliding", "gated_deltanet"])
