@@ -12,6 +12,7 @@ from torch import Tensor
 from gptattn.data.token_files import Tokens
 
 Batch = tuple[Tensor, Tensor]  # ids [B, T] and the tokens that follow them [B, T], int64
+Rows = NDArray[np.int64]  # numbers of rows in a batch
 
 
 def window_starts(seed: int, step: int, count: int, windows: int) -> NDArray[np.int64]:
@@ -22,13 +23,32 @@ def window_starts(seed: int, step: int, count: int, windows: int) -> NDArray[np.
 
 
 def training_batch(
-    tokens: Tokens, seed: int, step: int, batch_size: int, context_length: int
+    tokens: Tokens,
+    seed: int,
+    step: int,
+    batch_size: int,
+    context_length: int,
+    rows: Rows | None = None,
 ) -> Batch:
-    """Return the batch of optimizer step `step`: `batch_size` rows of `context_length` tokens."""
+    """Return the batch of optimizer step `step`: `batch_size` rows of `context_length` tokens.
+
+    `rows`: only these of them are read.
+    """
     starts = window_starts(seed, step, batch_size, len(tokens) - context_length)
+    starts = starts if rows is None else starts[rows]
     found = np.stack([tokens[start : start + context_length + 1] for start in starts.tolist()])
-    rows = torch.from_numpy(found.astype(np.int64))
-    return rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
+    both = torch.from_numpy(found.astype(np.int64))
+    return both[:, :-1].contiguous(), both[:, 1:].contiguous()
+
+
+def rows_of(batch_size: int, accumulate: int, rank: int, size: int) -> Rows:
+    """Return the rows of a batch that process `rank` of `size` trains on.
+
+    They are its part of each of the `accumulate` micro-batches, where the processes' parts follow
+    each other: the micro-batches are those of one process.
+    """
+    parts = np.arange(batch_size).reshape(accumulate, size, -1)
+    return parts[:, rank].reshape(-1)
 
 
 def opening_rows(val: Tokens, context_length: int, tokens: int) -> Tensor:

@@ -23,7 +23,7 @@ from gptattn.data.corpus import (
     whole,
 )
 from gptattn.data.run_data import RunData
-from gptattn.data.sampler import Batch, ValidationSet, opening_rows, training_batch
+from gptattn.data.sampler import Batch, Rows, ValidationSet, opening_rows, training_batch
 from gptattn.data.token_files import TokenFile, Tokens, cached_tokens
 from gptattn.data.tokenizer import SEPARATOR, Tokenizer
 from gptattn.errors import ConfigError
@@ -41,8 +41,15 @@ class TokenData(RunData):
     val_bytes: int | None  # UTF-8 bytes that the scored tokens stand for
     reading: Mapping[str, Any] = field(default_factory=dict)  # facts for the run's record
 
-    def training_batch(self, seed: int, step: int, batch_size: int, context_length: int) -> Batch:
-        return training_batch(self.train, seed, step, batch_size, context_length)
+    def training_batch(
+        self,
+        seed: int,
+        step: int,
+        batch_size: int,
+        context_length: int,
+        rows: Rows | None = None,
+    ) -> Batch:
+        return training_batch(self.train, seed, step, batch_size, context_length, rows)
 
     def validation(self, batch_size: int, context_length: int) -> ValidationSet:
         return ValidationSet(self.val, batch_size, context_length)

@@ -45,7 +45,8 @@ MEANINGS: tuple[tuple[str, Meaning], ...] = (
     (r"seed", SEED),
     (r"budget(\..+)?", LENGTH),
     (
-        r"validation\.count|log_every|log_heads|hang_seconds|cache_dir|(sample|sweep|ladder)(\..+)?",
+        r"validation\.count|log_every|log_heads|hang_seconds|cache_dir|trainer\.(devices|num_nodes)|"
+        r"(sample|sweep|ladder)(\..+)?",
         VIEW,
     ),
     (r"data\.(val_)?path|tokenizer\.path", PLACE),
@@ -61,7 +62,7 @@ MEANINGS: tuple[tuple[str, Meaning], ...] = (
 # The settings that may change on resume, as shown to users.
 MAY_CHANGE = (
     "budget, validation.count, log_every, log_heads, hang_seconds, cache_dir, sample, sweep, "
-    "data.path, data.val_path, tokenizer.path"
+    "trainer.devices, trainer.num_nodes, data.path, data.val_path, tokenizer.path"
 )
 
 
