@@ -81,7 +81,8 @@ def joined(cfg: TrainConfig, place: Place) -> "World":
     device = resolve_device(cfg.trainer.accelerator)
     _check_gpus(cfg, device.type)
     if place.size == 1 and processes > 1:
-        _start(processes, sys.argv[1:])
+        # `main` has taken the flag out.
+        _start(processes, [*sys.argv[1:], *(["--debug"] if "--debug" in sys.orig_argv else [])])
     return join(place, device)
 
 
@@ -147,6 +148,8 @@ def ended_together(run: Callable[[], int | None], place: Place, debug: bool) -> 
     """As `ended`, for a process that may be one of several: what ends all is said by the first."""
     if place.size == 1:
         return ended(run, debug)
+    # Else torch prints stack traces where another process has died; ours is one line.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     said: list[int] = []  # by this process, with this code
 
     def once() -> int | None:
@@ -156,6 +159,8 @@ def ended_together(run: Callable[[], int | None], place: Place, debug: bool) -> 
             if place.first:
                 raise
             return 130
+        except BrokenPipeError:
+            raise
         except Exception as error:
             code = _said_elsewhere(error, place)
             if code is None:

@@ -19,10 +19,9 @@ MEETING = datetime.timedelta(minutes=10)  # for all processes to be there
 # A process may wait long for another, which reads a text or writes a sample: a hang is for the
 # watchdog to find. A process that has died is noticed at once: its connections close.
 PATIENCE = datetime.timedelta(days=1)
-# For the first process to say how the run ended: it may be the one that has died, or, before they
-# have met, still be busy with its settings.
-PARTING = datetime.timedelta(seconds=2)
-PARTING_EARLY = datetime.timedelta(seconds=20)
+# For the first process to say how the run ended. After a loss it may be the one that has died.
+PARTING = datetime.timedelta(seconds=20)
+PARTING_LOST = datetime.timedelta(seconds=2)
 ENDED, FAULT = "ended", "fault"  # keys in the store: the exit codes
 LOST = ("gloo", "Connection closed by peer", "Connection reset by peer", "NCCL", "Broken pipe")
 
@@ -40,6 +39,7 @@ class World:
     def __init__(self, place: Place, store: Store | None = None) -> None:
         self.place, self.store = place, store
         self.speaks = False  # what ends the run has happened here first, and is to be said here
+        self.lost = False  # another process has gone
 
     @property
     def size(self) -> int:
@@ -158,11 +158,11 @@ def end_early(place: Place, code: int | None = None) -> int | None:
     Returns the code in the others; None if it says nothing.
     """
     with contextlib.suppress(RuntimeError):
-        store = _met(place, PARTING_EARLY)
+        store = _met(place, PARTING)
         if place.first:
             store.set(ENDED, str(code))
         else:
-            store.wait([ENDED], PARTING_EARLY)
+            store.wait([ENDED], PARTING)
         return int(store.get(ENDED))
     return None
 
@@ -175,7 +175,10 @@ def joined() -> bool:
 def is_lost(error: BaseException) -> bool:
     """Whether the error says that the connection to another process has broken."""
     told = isinstance(error, RuntimeError) and any(words in str(error) for words in LOST)
-    return bool(_joined) and (told or isinstance(error, dist.DistError))
+    if not _joined or not (told or isinstance(error, dist.DistError)):
+        return False
+    _joined[0].lost = True
+    return True
 
 
 def speaks() -> bool:
@@ -209,7 +212,7 @@ def leave(code: int, *, own: bool = False) -> int:
         elif code != 0 and not own:
             if dist.get_backend() == "gloo":  # NCCL would wait for a process that has died
                 dist.destroy_process_group()
-            world.store.wait([ENDED], PARTING)
+            world.store.wait([ENDED], PARTING_LOST if world.lost else PARTING)
             code = int(world.store.get(ENDED)) or code
     if code == 0:
         dist.destroy_process_group()
