@@ -29,7 +29,7 @@ def placed(cfg: TrainConfig, place: Place) -> TrainConfig:
     Raises ConfigError if it is not the number that has been started.
     """
     devices, nodes = cfg.trainer.devices, cfg.trainer.num_nodes
-    if place.size == 1:
+    if place.size == 1 and not place.launched:
         devices = _devices_here(cfg.trainer.accelerator) if devices == "auto" else devices
         nodes = 1 if nodes == "auto" else nodes
     elif devices not in ("auto", place.local_size):
@@ -65,7 +65,7 @@ def joined(cfg: TrainConfig, place: Place) -> "World":
     `cfg` is from `placed`. Raises ConfigError if they need more machines or GPUs than there are.
     """
     processes = cfg.trainer.processes
-    if place.size == 1 and cfg.trainer.num_nodes != 1:
+    if not place.launched and cfg.trainer.num_nodes != 1:
         raise ConfigError(
             "trainer.num_nodes",
             f"{cfg.trainer.num_nodes} machines need a start on each: torchrun "
@@ -80,7 +80,7 @@ def joined(cfg: TrainConfig, place: Place) -> "World":
         return ALONE
     device = resolve_device(cfg.trainer.accelerator)
     _check_gpus(cfg, device.type)
-    if place.size == 1 and processes > 1:
+    if not place.launched and processes > 1:
         # `main` has taken the flag out.
         _start(processes, [*sys.argv[1:], *(["--debug"] if "--debug" in sys.orig_argv else [])])
     return join(place, device)
@@ -138,8 +138,8 @@ def _exit_code(failed: "ChildFailedError") -> int:
     return 128 - failure.exitcode
 
 
-def _lost(what: str) -> ConfigError:
-    return ConfigError(
+def _lost(what: str) -> UserError:
+    return UserError(
         "trainer.devices", f"{what}; resume=... continues from the newest checkpoint, if any"
     )
 

@@ -412,7 +412,7 @@ def _settings(cfg: DictConfig, place: Place | None = None) -> tuple[TrainConfig,
     check(typed)
     typed = placed(typed, place)
     folder = run_folder(cfg)
-    if place.first and RunFolder(folder).begun:
+    if place.size == 1 and RunFolder(folder).begun:
         with _new_run(folder):
             pass
     return typed, folder

@@ -19,6 +19,7 @@ class Place:
     size: int = 1
     local_rank: int = 0
     local_size: int = 1
+    launched: bool = False  # by torchrun or srun
 
     @property
     def first(self) -> bool:
@@ -36,12 +37,12 @@ def place_here() -> Place:
     found = _numbers(os.environ, TORCHRUN)
     if found is not None:
         rank, size, local_rank, local_size = found
-        return Place(rank, size, local_rank, local_size)
+        return Place(rank, size, local_rank, local_size, launched=True)
     found = _numbers(os.environ, SRUN)
     if found is None or found[1] == 1:
         return Place()
     rank, size, local_rank, nodes = found
-    return Place(rank, size, local_rank, size // nodes)
+    return Place(rank, size, local_rank, size // nodes, launched=True)
 
 
 def _numbers(environment: Mapping[str, str], names: tuple[str, ...]) -> list[int] | None:

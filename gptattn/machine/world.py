@@ -135,6 +135,7 @@ def join(place: Place, device: torch.device) -> World:
     if device.type == "cuda":
         torch.cuda.set_device(place.local_rank)
     store = _met(place, MEETING)
+    _joined[:] = [World(place, store)]  # from here on, another process may be lost
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
         store=PrefixStore("gptattn", store),
@@ -142,7 +143,6 @@ def join(place: Place, device: torch.device) -> World:
         world_size=place.size,
         timeout=PATIENCE,
     )
-    _joined[:] = [World(place, store)]
     return _joined[0]
 
 
@@ -210,7 +210,9 @@ def leave(code: int, *, own: bool = False) -> int:
         if world.first:
             world.store.set(ENDED, str(code))
         elif code != 0 and not own:
-            if dist.get_backend() == "gloo":  # NCCL would wait for a process that has died
+            if (
+                dist.is_initialized() and dist.get_backend() == "gloo"
+            ):  # NCCL would wait for a process that has died
                 dist.destroy_process_group()
             world.store.wait([ENDED], PARTING_LOST if world.lost else PARTING)
             code = int(world.store.get(ENDED)) or code

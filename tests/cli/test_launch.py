@@ -17,6 +17,7 @@ from gptattn.cli.launch import placed
 from gptattn.errors import ConfigError
 from gptattn.machine.place import Place, as_torchrun, first_node, place_here
 
+STARTED = Place(0, 2, 0, 2, launched=True)  # the first of two
 TORCHRUN = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4"}
 SRUN = {
     "SLURM_PROCID": "5",
@@ -37,7 +38,7 @@ def test_the_place_is_what_the_launcher_says(
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     place = place_here()
-    assert place == Place(rank=5, size=8, local_rank=1, local_size=4)
+    assert place == Place(rank=5, size=8, local_rank=1, local_size=4, launched=True)
     assert (place.nodes, place.first) == (2, False)
 
 
@@ -76,19 +77,20 @@ def test_the_first_of_slurms_nodes(nodes: str, first: str) -> None:
 
 def test_auto_is_the_number_of_processes_that_were_started() -> None:
     cfg = settings("trainer=ddp", "trainer.accelerator=cpu")
-    assert placed(cfg, Place(1, 4, 1, 2)).trainer.processes == 4
+    assert placed(cfg, Place(1, 4, 1, 2, launched=True)).trainer.processes == 4
     assert placed(cfg, Place()).trainer.processes == 1
-    trainer = placed(cfg, Place(1, 4, 1, 2)).trainer
+    assert placed(cfg, Place(launched=True)).trainer.processes == 1
+    trainer = placed(cfg, Place(1, 4, 1, 2, launched=True)).trainer
     assert (trainer.devices, trainer.num_nodes) == (2, 2)
 
 
 @pytest.mark.parametrize(
     ("overrides", "place", "field"),
     [
-        (("trainer=cpu",), Place(0, 2, 0, 2), "trainer.devices"),
-        (("trainer=ddp", "trainer.devices=4"), Place(0, 2, 0, 2), "trainer.devices"),
-        (("trainer=ddp", "trainer.num_nodes=2"), Place(0, 2, 0, 2), "trainer.num_nodes"),
-        (("trainer=ddp", "batch_size=9"), Place(0, 2, 0, 2), "batch_size"),
+        (("trainer=cpu",), STARTED, "trainer.devices"),
+        (("trainer=ddp", "trainer.devices=4"), STARTED, "trainer.devices"),
+        (("trainer=ddp", "trainer.num_nodes=2"), STARTED, "trainer.num_nodes"),
+        (("trainer=ddp", "batch_size=9"), STARTED, "batch_size"),
         (("trainer=cpu", "trainer.devices=3"), Place(), "batch_size"),
     ],
 )
