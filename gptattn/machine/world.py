@@ -210,9 +210,8 @@ def leave(code: int, *, own: bool = False) -> int:
         if world.first:
             world.store.set(ENDED, str(code))
         elif code != 0 and not own:
-            if (
-                dist.is_initialized() and dist.get_backend() == "gloo"
-            ):  # NCCL would wait for a process that has died
+            # NCCL would wait for a process that has died.
+            if dist.is_initialized() and dist.get_backend() == "gloo":
                 dist.destroy_process_group()
             world.store.wait([ENDED], PARTING_LOST if world.lost else PARTING)
             code = int(world.store.get(ENDED)) or code
