@@ -20,6 +20,7 @@ from pathlib import Path
 
 import pytest
 from support import TINY, command, process_state
+from torch.distributed.run import get_args_parser
 
 from gptattn.cli.commands import evaluate, tune
 from gptattn.cli.compose import CONF
@@ -152,6 +153,16 @@ def _train(arguments: list[str]) -> None:
     else:
         # Machines without a GPU check all else.
         check_job([a for a in arguments if a != "trainer=gpu"])
+
+
+def _launched(arguments: list[str]) -> None:
+    """Check the run's settings; tests/training/test_ddp.py starts several processes."""
+    place = arguments.index("train.py")
+    options = [a for a in arguments[:place] if a != "python"]
+    if not any(option.startswith("--ntasks") for option in options):  # srun is not there
+        get_args_parser().parse_args([*options, "train.py"])
+    sizes = [size for size in SIZES if size != "trainer=cpu"]
+    check_job([*arguments[place + 1 :], *sizes])
 
 
 def _fewer_runs(arguments: Sequence[str]) -> list[str]:
@@ -296,6 +307,8 @@ def _source(arguments: list[str]) -> None:
 
 KINDS: dict[str, Callable[[list[str]], None]] = {
     "train.py": _train,
+    "torchrun": _launched,
+    "srun": _launched,
     "compare.py": _compare,
     "evaluate.py": _evaluate,
     "generate.py": _run("generate.py"),

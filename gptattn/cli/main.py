@@ -13,6 +13,7 @@ import signal
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from textwrap import fill
@@ -27,6 +28,7 @@ from hydra.core.utils import configure_log
 from hydra.core.utils import run_job as run_as_job
 from hydra.types import HydraContext, RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from rich.console import Console
 
 from gptattn import command
 from gptattn.cli.compose import (
@@ -37,12 +39,13 @@ from gptattn.cli.compose import (
     register_resolvers,
     to_train_config,
 )
-from gptattn.cli.ending import ended
 from gptattn.cli.jobs import quoted, run_folder, with_paths_quoted
+from gptattn.cli.launch import ended_together, joined, placed
 from gptattn.cli.resume_settings import allowed_packages, resume_argument, resumed
 from gptattn.errors import ConfigError, DataError, NumericError, RunFolderError
 from gptattn.machine.disk import check_room, refuse_link
 from gptattn.machine.lock import locked_run
+from gptattn.machine.place import Place, place_here
 from gptattn.machine.signals import (
     WORDS,
     Stopped,
@@ -55,6 +58,7 @@ from gptattn.runs.folder import RunFolder
 from gptattn.settings.config import TrainConfig, check
 
 if TYPE_CHECKING:
+    from gptattn.machine.world import World
     from gptattn.runs.resume import Start
     from gptattn.training.precheck import Ready
 
@@ -70,19 +74,22 @@ def main(seeds: Mapping[int, Path] | None = None, *, beside_others: bool = False
     sys.argv[1:] = with_paths_quoted(sys.argv[1:])
     # argparse accepts overrides only as one block, which a -m in between would split.
     sys.argv[1:] = sorted(sys.argv[1:], key=lambda argument: argument not in ("-m", "--multirun"))
+    place = place_here()
     for number in handled_signals():
         interrupts = number == signal.SIGINT
-        signal.signal(number, signal.default_int_handler if interrupts else _terminated)
-    sys.exit(ended(partial(_main, seeds, beside_others), debug))
+        ends = partial(_terminated, speaks=place.first)
+        signal.signal(number, signal.default_int_handler if interrupts else ends)
+    sys.exit(ended_together(partial(_main, seeds, beside_others, place), place, debug))
 
 
-def _terminated(signum: int, frame: object) -> NoReturn:
+def _terminated(signum: int, frame: object, *, speaks: bool) -> NoReturn:
     signal.signal(signum, signal.SIG_IGN)  # ignore a second one while this one is handled
-    write_stderr(WORDS[signal.Signals(signum)])
+    if speaks:
+        write_stderr(WORDS[signal.Signals(signum)])
     raise SystemExit(128 + signum)
 
 
-def _main(seeds: Mapping[int, Path] | None, beside_others: bool) -> None:
+def _main(seeds: Mapping[int, Path] | None, beside_others: bool, place: Place) -> None:
     register_resolvers()
     # Hydra's own handler prints several lines and exits with 1; this makes it raise errors instead.
     os.environ["HYDRA_FULL_ERROR"] = "1"
@@ -93,9 +100,13 @@ def _main(seeds: Mapping[int, Path] | None, beside_others: bool) -> None:
             raise ConfigError(
                 "resume", "resumes one run and takes no flag but --debug; leave the others out"
             )
-        _resume(Path(resume), overrides, beside_others)
+        _resume(Path(resume), overrides, beside_others, place)
         return
     _check_flags(args)
+    if place.size > 1 and args.multirun:
+        raise ConfigError(
+            "command line", "-m makes its runs in processes of its own; start it without torchrun"
+        )
     if args.multirun or args.help or args.hydra_help or args.cfg or args.info:
         _leave_to_hydra(args)
     elif args.shell_completion:
@@ -103,14 +114,15 @@ def _main(seeds: Mapping[int, Path] | None, beside_others: bool) -> None:
     elif seeds is not None:
         _run_seeds(args, seeds)
     else:
-        _run(args, beside_others)
+        _run(args, beside_others, place)
 
 
 def _run_seeds(args: Namespace, folders: Mapping[int, Path]) -> None:
     """Make a run of each seed as one model; Hydra's own record is that of the first."""
     name = args.config_name or CONFIG_NAME
     with composed(args.overrides, name, config_dir=args.config_dir) as cfg:
-        ready, first = _checked(cfg)
+        typed, first = _settings(cfg)
+        ready = _ready(typed, first)
         check_room(first, len(folders) * ready.bytes_on_disk)
         with contextlib.ExitStack() as locks:
             for folder in folders.values():
@@ -144,27 +156,46 @@ def _log(folder: Path, line: str) -> None:
         file.write(f"{line}\n".encode())
 
 
-def _run(args: Namespace, beside_others: bool) -> None:
+def _run(args: Namespace, beside_others: bool, place: Place) -> None:
     """Make one run, from its overrides to its summary; the config is composed only once."""
     name = args.config_name or CONFIG_NAME
     with composed(args.overrides, name, config_dir=args.config_dir) as cfg:
-        ready, folder = _checked(cfg)
-        # Check the folder first: Hydra would write into it without a check.
-        with _new_run(folder):
-            run = partial(_train_and_report, ready, folder.absolute(), beside_others=beside_others)
-            _as_hydras_job(cfg, folder, run)
+        typed, folder = _settings(cfg, place)
+        world = joined(typed, place)
+        ready = _agreed(world, world.together(lambda: _ready(typed, folder)))
+        folder = world.of_first(folder.absolute()) if world.size > 1 else folder
+        with contextlib.ExitStack() as lock:
+            # Check the folder first: Hydra would write into it without a check.
+            world.together(lambda: world.first and lock.enter_context(_new_run(folder)))
+            run = partial(
+                _train_and_report,
+                ready,
+                folder.absolute(),
+                beside_others=beside_others,
+                world=world,
+            )
+            _as_hydras_job(cfg, folder, run, records=world.first)
 
 
-def _as_hydras_job(cfg: DictConfig, folder: Path, task: Callable[[], object]) -> None:
+def _agreed(world: "World", ready: "Ready") -> "Ready":
+    """Return the run with the precision that the first process found to be faster."""
+    trainer = world.of_first(ready.cfg.trainer)
+    return replace(ready, cfg=replace(ready.cfg, trainer=trainer))
+
+
+def _as_hydras_job(
+    cfg: DictConfig, folder: Path, task: Callable[[], object], *, records: bool = True
+) -> None:
     """Run the task as a Hydra job: with its record in .hydra/, its logging and its environment.
 
     `folder` is the folder that `hydra.run.dir` gave. It is written back into the config, since its
-    random part must not be resolved again.
+    random part must not be resolved again. `records` false: another process writes .hydra/.
     """
     mode = [] if cfg.hydra.mode else ["hydra.mode=RUN"]
     with read_write(cfg.hydra), open_dict(cfg.hydra):
         cfg.hydra.run.dir, cfg.hydra.mode = str(folder), RunMode.RUN
         cfg.hydra.overrides.hydra += [f"hydra.run.dir={quoted(str(folder))}", *mode]
+        cfg.hydra.output_subdir = cfg.hydra.output_subdir if records else None
     configure_log(cfg.hydra.hydra_logging, cfg.hydra.verbose)
     context = HydraContext(GlobalHydra.instance().config_loader(), Callbacks())
     done = run_as_job(
@@ -245,7 +276,7 @@ def run_job(cfg: DictConfig) -> float:
     """Train one run of a sweep as Hydra's job in this process; return its validation loss."""
     folder = Path(HydraConfig.get().runtime.output_dir)
     with locked_run(folder, "hydra.run.dir"):
-        typed = to_train_config(cfg)
+        typed = placed(to_train_config(cfg), Place())
         with ending_at_once():
             from gptattn.training.precheck import check_run
         loss = _train_and_report(check_run(typed), folder)
@@ -255,49 +286,66 @@ def run_job(cfg: DictConfig) -> float:
     return loss
 
 
-def _resume(folder: Path, overrides: Sequence[str], beside_others: bool) -> None:
+def _resume(folder: Path, overrides: Sequence[str], beside_others: bool, place: Place) -> None:
     """Resume the run in the folder with its recorded settings, changed by the overrides."""
     # torch and lightning take seconds to import: do so only once the command is known to be good.
     with ending_at_once():
         from gptattn.runs.load import load_config, with_kept_tokenizer
-        from gptattn.runs.resume import find_start
-        from gptattn.training.precheck import check_run
+        from gptattn.runs.resume import find_start, start_at
 
     recorded = load_config(folder, allowed_packages(overrides))
-    resumed(recorded, overrides, None)
-    with locked_run(folder, "resume"):
-        start = find_start(folder, recorded)
-        cfg = resumed(recorded, overrides, start.facts.get("threads"))
+    world = joined(placed(resumed(recorded, overrides, None), place), place)
+    with contextlib.ExitStack() as lock:
+        world.together(lambda: world.first and lock.enter_context(locked_run(folder, "resume")))
+        found = world.together(lambda: find_start(folder, recorded) if world.first else None)
+        source = world.of_first(None if found is None else found.source)
+        start = found or start_at(source)
+        cfg = placed(resumed(recorded, overrides, start.facts.get("threads")), place)
         if cfg.tokenizer == recorded.tokenizer:
             cfg = with_kept_tokenizer(cfg, RunFolder(folder))
-        try:
-            ready = check_run(cfg, resumed=start.source is not None)
-        except DataError as error:
-            hint = "; if the text has moved, add data.path=..."
-            raise DataError(error.field, error.message + hint) from None
-        _train_and_report(ready, folder, start, beside_others)
+        ready = _agreed(world, world.together(partial(_ready_again, cfg, start)))
+        _train_and_report(ready, folder, start, beside_others, world)
+
+
+def _ready_again(cfg: TrainConfig, start: "Start") -> "Ready":
+    from gptattn.training.precheck import check_run
+
+    try:
+        return check_run(cfg, resumed=start.source is not None)
+    except DataError as error:
+        hint = "; if the text has moved, add data.path=..."
+        raise DataError(error.field, error.message + hint) from None
 
 
 def _train_and_report(
-    ready: "Ready", folder: Path, start: "Start | None" = None, beside_others: bool = False
+    ready: "Ready",
+    folder: Path,
+    start: "Start | None" = None,
+    beside_others: bool = False,
+    world: "World | None" = None,
 ) -> float:
     # torch and lightning take seconds to import: do so only once the settings are checked.
     with ending_at_once():
         from gptattn.machine.console import make_console
+        from gptattn.machine.world import ALONE
         from gptattn.training.train import train_ready
 
     shown = os.path.relpath(folder)
-    console = make_console()
+    world = world or ALONE
+    console = make_console() if world.first else Console(quiet=True)
     try:
-        summary = train_ready(ready, folder, console, start, beside_others=beside_others)
+        summary = train_ready(
+            ready, folder, console, start, beside_others=beside_others, world=world
+        )
     except Stopped as stopped:
         held = f"step {stopped.step}" if stopped.saved else "what was logged"
-        print(_resume_hint(shown, held, stopped.saved), file=sys.stderr)
+        if world.first:
+            print(_resume_hint(shown, held, stopped.saved), file=sys.stderr)
         if stopped.signum == signal.SIGINT:
             raise KeyboardInterrupt from stopped
         raise SystemExit(128 + stopped.signum) from stopped
     except (SystemExit, KeyboardInterrupt, BrokenPipeError) as error:
-        if ready.cfg.checkpoint and RunFolder(folder).begun:
+        if world.first and ready.cfg.checkpoint and RunFolder(folder).begun:
             print(_resume_hint(shown, "its newest checkpoint, if any", True), file=sys.stderr)
         # Lightning turns Ctrl-C into SystemExit(1), which would look like an ordinary failure.
         if isinstance(error.__context__, KeyboardInterrupt):
@@ -350,11 +398,11 @@ def _check_flags(args: Namespace) -> None:
 def check_job(overrides: Sequence[str], config_name: str = CONFIG_NAME) -> TrainConfig:
     """Return the checked settings of a run; raise a UserError if it could not start training."""
     with composed(overrides, config_name) as cfg:
-        return _checked(cfg)[0].cfg
+        return _ready(*_settings(cfg)).cfg
 
 
-def _checked(cfg: DictConfig) -> "tuple[Ready, Path]":
-    """Return the config's checked run and its folder; raise a UserError if it cannot start."""
+def _settings(cfg: DictConfig, place: Place | None = None) -> tuple[TrainConfig, Path]:
+    """Return the config's settings and folder; raise a UserError for what torch need not find."""
     sweeps = any(OmegaConf.select(cfg, f"hydra.sweeper.{name}") for name in ("params", "variants"))
     if sweeps and cfg.hydra.mode is None:
         raise ConfigError("command line", "these settings define a sweep; add -m")
@@ -362,16 +410,22 @@ def _checked(cfg: DictConfig) -> "tuple[Ready, Path]":
         raise ConfigError("hydra.mode", "MULTIRUN makes a sweep; give -m instead")
     if cfg.hydra.job.chdir:
         raise ConfigError("hydra.job.chdir", "would move relative paths; leave it out")
-    typed = to_train_config(cfg)
+    typed, place = to_train_config(cfg), place or Place()
     check(typed)
+    typed = placed(typed, place)
     folder = run_folder(cfg)
-    if RunFolder(folder).begun:
+    if place.size == 1 and RunFolder(folder).begun:
         with _new_run(folder):
             pass
+    return typed, folder
+
+
+def _ready(typed: TrainConfig, folder: Path) -> "Ready":
+    """Return the checked run of these settings; raise a UserError if it cannot start."""
     # torch takes seconds to import, so what needs it comes last.
     with ending_at_once():
         from gptattn.training.precheck import check_run
 
     ready = check_run(typed)
     check_room(folder, ready.bytes_on_disk)
-    return ready, folder
+    return ready

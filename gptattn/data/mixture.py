@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gptattn.data.run_data import RunData
-from gptattn.data.sampler import Batch
+from gptattn.data.sampler import Batch, Rows
 from gptattn.data.tokenizer import Tokenizer
 from gptattn.errors import ConfigError
 
@@ -60,18 +60,30 @@ class MixtureData(RunData):
     weights: Mapping[str, float]
     tokenizer: Tokenizer
 
-    def training_batch(self, seed: int, step: int, batch_size: int, context_length: int) -> Batch:
-        chosen = self.rows(seed, step, batch_size)
+    def training_batch(
+        self,
+        seed: int,
+        step: int,
+        batch_size: int,
+        context_length: int,
+        rows: Rows | None = None,
+    ) -> Batch:
+        chosen = self.chosen(seed, step, batch_size)
+        wanted = np.arange(batch_size) if rows is None else rows
         where, parts = [], []
         for number, source in enumerate(self.sources.values()):
-            rows = np.flatnonzero(chosen == number)
-            if len(rows):
-                where.append(rows)
-                parts.append(source.training_batch(seed, step, len(rows), context_length))
-        order = torch.from_numpy(np.concatenate(where).argsort())
+            own = np.flatnonzero(chosen == number)  # the source's rows 0, 1, ... of the batch
+            mine = np.flatnonzero(np.isin(own, wanted))
+            if len(mine):
+                where.append(own[mine])
+                sizes = len(own), context_length
+                parts.append(source.training_batch(seed, step, *sizes, mine))
+        # From the order of the sources to that of the rows wanted.
+        found = np.concatenate(where)
+        order = torch.from_numpy(found.argsort()[np.argsort(wanted).argsort()])
         return tuple(torch.cat(each)[order] for each in zip(*parts, strict=True))
 
-    def rows(self, seed: int, step: int, batch_size: int) -> np.ndarray:
+    def chosen(self, seed: int, step: int, batch_size: int) -> Rows:
         """Return the number of the text that each row of a batch comes from [batch_size]."""
         generator = np.random.Generator(np.random.Philox(counter=ROWS_STREAM, key=[seed, step]))
         shares = np.array([self.weights[name] for name in self.sources])

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from gptattn.data.sampler import Batch
+from gptattn.data.sampler import Batch, Rows
 from gptattn.data.tokenizer import Tokenizer
 
 
@@ -21,8 +21,18 @@ class RunData(ABC):
     val_bytes: int | None  # UTF-8 bytes that the scored tokens stand for; None: a task has no text
 
     @abstractmethod
-    def training_batch(self, seed: int, step: int, batch_size: int, context_length: int) -> Batch:
-        """Return the batch of optimizer step `step`, a pure function of (seed, step)."""
+    def training_batch(
+        self,
+        seed: int,
+        step: int,
+        batch_size: int,
+        context_length: int,
+        rows: Rows | None = None,
+    ) -> Batch:
+        """Return the batch of optimizer step `step`, a pure function of (seed, step).
+
+        `rows`: only these of its rows.
+        """
 
     @abstractmethod
     def validation(self, batch_size: int, context_length: int) -> Iterable[Batch]:

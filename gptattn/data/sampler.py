@@ -15,6 +15,7 @@ from gptattn.data.token_files import Tokens
 # int64: ids [B, T], the tokens that follow them [B, T] and, if documents are kept apart, the number
 # of each id's document [B, T].
 Batch = tuple[Tensor, ...]
+Rows = NDArray[np.int64]  # numbers of rows in a batch
 
 
 def window_starts(seed: int, step: int, count: int, windows: int) -> NDArray[np.int64]:
@@ -31,19 +32,32 @@ def training_batch(
     batch_size: int,
     context_length: int,
     documents: DocumentNumbers | None = None,
+    rows: Rows | None = None,
 ) -> Batch:
     """Return the batch of optimizer step `step`: `batch_size` rows of `context_length` tokens.
 
-    With `documents`, which numbers those of the tokens, they are kept apart.
+    With `documents`, which numbers those of the tokens, they are kept apart. `rows`: only these
+    rows are read.
     """
-    starts = window_starts(seed, step, batch_size, len(tokens) - context_length).tolist()
-    found = np.stack([tokens[start : start + context_length + 1] for start in starts])
-    rows = torch.from_numpy(found.astype(np.int64))
-    batch = rows[:, :-1].contiguous(), rows[:, 1:].contiguous()
+    starts = window_starts(seed, step, batch_size, len(tokens) - context_length)
+    places = (starts if rows is None else starts[rows]).tolist()
+    found = np.stack([tokens[start : start + context_length + 1] for start in places])
+    both = torch.from_numpy(found.astype(np.int64))
+    batch = both[:, :-1].contiguous(), both[:, 1:].contiguous()
     if documents is None:
         return batch
-    numbers = np.stack([documents(start, start + context_length) for start in starts])
+    numbers = np.stack([documents(start, start + context_length) for start in places])
     return *batch, torch.from_numpy(numbers)
+
+
+def rows_of(batch_size: int, accumulate: int, rank: int, size: int) -> Rows:
+    """Return the rows of a batch that process `rank` of `size` trains on.
+
+    They are its part of each of the `accumulate` micro-batches, where the processes' parts follow
+    each other: the micro-batches are those of one process.
+    """
+    parts = np.arange(batch_size).reshape(accumulate, size, -1)
+    return parts[:, rank].reshape(-1)
 
 
 def opening_rows(val: Tokens, context_length: int, tokens: int) -> Tensor:

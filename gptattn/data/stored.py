@@ -3,6 +3,7 @@
 import hashlib
 import json
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,10 +19,11 @@ from gptattn.data.shards import Shard, ShardedTokens, TokenRange, content_of, sh
 from gptattn.data.text import cache_folder, expanded
 from gptattn.data.tokenizer import TaskIds, Tokenizer
 from gptattn.data.tokens import TokenData, held_out_bytes
-from gptattn.errors import ConfigError, DataError
+from gptattn.errors import ConfigError, DataError, RunFolderError
 from gptattn.machine.cpus import usable_cpus
 from gptattn.machine.telling import telling
 
+WAIT_SECONDS = 1.0  # between looks at what another process prepares
 LARGE = 2**30  # bytes, which take a second or more to read
 
 
@@ -193,6 +195,11 @@ def in_cache(text: PartedText, tokenizer: Tokenizer, choice: str, cache: Path) -
     """Return the ids of a text, after preparing it in the cache unless that is done."""
     fit(tokenizer, text, cache)
     folder = cache / f"prepared-{text.plan(tokenizer)}"
-    with telling(f"data: encoding {text.name}", text.size) as advance:
-        prepare(text, tokenizer, folder, choice=choice, workers=usable_cpus(), advance=advance)
-    return _prepared(folder, cache)
+    how = {"choice": choice, "workers": usable_cpus()}
+    while True:
+        try:
+            with telling(f"data: encoding {text.name}", text.size) as advance:
+                prepare(text, tokenizer, folder, **how, advance=advance)
+            return _prepared(folder, cache)
+        except RunFolderError:  # another process of this run or sweep is at it
+            time.sleep(WAIT_SECONDS)

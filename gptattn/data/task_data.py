@@ -5,7 +5,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from gptattn.data.run_data import RunData
@@ -35,8 +37,16 @@ class TaskData(RunData):
         object.__setattr__(self, "val", val)
         object.__setattr__(self, "text_hash", digest.hexdigest())
 
-    def training_batch(self, seed: int, step: int, batch_size: int, context_length: int) -> Batch:
-        return _batch(task_rows(self.task, seed, step, batch_size, context_length))
+    def training_batch(
+        self,
+        seed: int,
+        step: int,
+        batch_size: int,
+        context_length: int,
+        rows: NDArray[np.int64] | None = None,
+    ) -> Batch:
+        ids, targets = task_rows(self.task, seed, step, batch_size, context_length)
+        return _batch((ids, targets) if rows is None else (ids[rows], targets[rows]))
 
     def validation(self, batch_size: int, context_length: int) -> "TaskRows":
         return TaskRows(self.val, batch_size)

@@ -27,7 +27,7 @@ from gptattn.data.corpus import (
 )
 from gptattn.data.document_starts import DocumentNumbers
 from gptattn.data.run_data import RunData
-from gptattn.data.sampler import Batch, ValidationSet, opening_rows, training_batch
+from gptattn.data.sampler import Batch, Rows, ValidationSet, opening_rows, training_batch
 from gptattn.data.shards import TokenRange
 from gptattn.data.token_files import TokenFile, Tokens, cached_tokens, with_starts
 from gptattn.data.tokenizer import SEPARATOR, Tokenizer
@@ -51,9 +51,16 @@ class TokenData(RunData):
     train_documents: DocumentNumbers | None = None  # of `train`; given if they are kept apart
     val_documents: DocumentNumbers | None = None  # of `val`
 
-    def training_batch(self, seed: int, step: int, batch_size: int, context_length: int) -> Batch:
+    def training_batch(
+        self,
+        seed: int,
+        step: int,
+        batch_size: int,
+        context_length: int,
+        rows: Rows | None = None,
+    ) -> Batch:
         sizes = batch_size, context_length
-        return training_batch(self.train, seed, step, *sizes, self.train_documents)
+        return training_batch(self.train, seed, step, *sizes, self.train_documents, rows)
 
     def validation(self, batch_size: int, context_length: int) -> ValidationSet:
         return ValidationSet(self.val, batch_size, context_length, self.val_documents)

@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NoReturn
 
 WORDS = {
@@ -53,11 +53,25 @@ class Stopped(BaseException):
 
 
 class StopRequest:
-    """Remembers the first signal that asks for the end. A later Ctrl-C raises KeyboardInterrupt."""
+    """Remembers the first signal that asks for the end. A later Ctrl-C raises KeyboardInterrupt.
 
-    def __init__(self) -> None:
+    Of several processes that train one run, all stop if one is asked to: `most` returns the largest
+    of the numbers that they give. Only the one that `speaks` says so.
+    """
+
+    def __init__(
+        self, most: Callable[[float], float] = lambda number: number, *, speaks: bool = True
+    ) -> None:
         self.signum: int | None = None
         self._listening = False
+        self._most, self._speaks = most, speaks
+
+    def asked(self) -> bool:
+        """Whether the run is to end. All of its processes ask at the same places."""
+        asked = int(self._most(self.signum or 0))
+        if asked and self.signum is None:
+            self._note(asked, None)
+        return asked != 0
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
@@ -81,7 +95,8 @@ class StopRequest:
         if self.signum is None:
             self.signum = signum
             again = "; Ctrl-C again stops it now" if signum == signal.SIGINT else ""
-            write_stderr(f"{WORDS[signal.Signals(signum)]}: stopping after this step{again}")
+            if self._speaks:
+                write_stderr(f"{WORDS[signal.Signals(signum)]}: stopping after this step{again}")
         elif signum == signal.SIGINT:
             raise KeyboardInterrupt
 

@@ -9,7 +9,7 @@ import torch
 
 from gptattn.data.run_data import RunData
 from gptattn.errors import CheckpointError, ConfigError
-from gptattn.runs.checkpoint import refuse_pickles
+from gptattn.runs.checkpoint import read_checkpoint, refuse_pickles
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.load import resumable
 from gptattn.runs.resume_state import CALLBACK_KEYS, FACTS, check_state
@@ -38,7 +38,9 @@ class Start:
         return self.content["weights"]
 
 
-def facts_of(data: RunData, device: torch.device, threads: int) -> dict[str, Any]:
+def facts_of(
+    data: RunData, device: torch.device, threads: int, processes: int = 1
+) -> dict[str, Any]:
     """Return the facts that a checkpoint records, because a resumed run is compared with them.
 
     The number of threads is not compared but used again, since it changes the last bits.
@@ -48,6 +50,7 @@ def facts_of(data: RunData, device: torch.device, threads: int) -> dict[str, Any
         "tokenizer": data.tokenizer.fingerprint(),
         "device": device.type,
         "threads": threads,
+        "processes": processes,
         "torch": str(torch.__version__),
     }
 
@@ -78,22 +81,32 @@ def find_start(folder: Path, cfg: TrainConfig) -> Start:
     rule = build_matrix_rule(cfg)
     chosen = resumable(run, cfg, lambda content, model: check_state(content, model, rule))
     content = chosen.content
+    return _start(chosen.path, content)
+
+
+def start_at(path: Path | None) -> Start:
+    """Return the start from a checkpoint that another process has found by `find_start`."""
+    return Start() if path is None else _start(path, read_checkpoint(path))
+
+
+def _start(path: Path, content: dict[str, Any]) -> Start:
     clock, rows, own = (content["callbacks"][key] for key in CALLBACK_KEYS)
     return Start(
-        chosen.path,
+        path,
         content["global_step"],
         own["validated"],
         clock["seconds"],
         rows["rows"],
-        {name: own[name] for name in FACTS},
+        # A version that knew of no more processes recorded none.
+        {"processes": 1} | {name: own[name] for name in FACTS if name in own},
         content,
     )
 
 
-def check_same(start: Start, now: dict[str, Any]) -> None:
+def check_same(start: Start, now: dict[str, Any], *, warn: bool = True) -> None:
     """Raise ConfigError if the text, the tokenizer or the device has changed since the run began.
 
-    `now` is from `facts_of`. Another torch only gives a warning.
+    `now` is from `facts_of`. Another torch or number of processes only gives a warning.
     """
     if start.source is None:
         return
@@ -109,10 +122,16 @@ def check_same(start: Start, now: dict[str, Any]) -> None:
             "trainer.accelerator",
             f"the run began on {was['device']}, and this is {now['device']}; resume it there",
         )
-    if was["torch"] != now["torch"]:
+    if warn and was["torch"] != now["torch"]:
         print(
             f"warning: torch: the run began with {was['torch']}, this is {now['torch']}: the last "
             "bits may differ",
+            file=sys.stderr,
+        )
+    if warn and was["processes"] != now["processes"]:
+        print(
+            f"warning: trainer.devices: {was['processes']} processes made the steps so far, "
+            f"{now['processes']} go on: the last bits, and masks of dropout, may differ",
             file=sys.stderr,
         )
 

@@ -11,7 +11,8 @@ from gptattn.model.gpt import GPT
 from gptattn.optim.matrix_rule import MatrixRule, kept_shapes
 
 CALLBACK_KEYS = ("StepClock", "MetricRows", "Checkpoints")  # of their states
-FACTS = ("text_sha256", "tokenizer", "device", "threads", "torch")
+FACTS = ("text_sha256", "tokenizer", "device", "threads", "processes", "torch")
+COUNTED = ("threads", "processes")
 MAX_THREADS = 1024  # as for the setting trainer.threads
 AVERAGES = ("exp_avg", "exp_avg_sq")  # AdamW's
 
@@ -54,8 +55,9 @@ def _checks(content: dict[str, Any], model: GPT, rule: MatrixRule | None) -> dic
         and _is_scalar(row["grad_norm"])
         and _is_number(row["lr"]),
         "record": isinstance(own["validated"], bool)
-        and all(isinstance(own[name], str) for name in FACTS if name != "threads"),
+        and all(isinstance(own[name], str) for name in FACTS if name not in COUNTED),
         "number of threads": _is_count(own["threads"]) and 0 < own["threads"] <= MAX_THREADS,
+        "number of processes": _is_count(own.get("processes", 1)) and own.get("processes", 1) > 0,
         "place in the epoch": loops["epoch_loop.batch_progress"]["total"]["completed"]
         == step - (not own["validated"]),
         "state of the generators": _are_generator_states(content["generator"]),

@@ -124,7 +124,9 @@ class TrainerConfig:
 
     The precision `auto` is replaced before a run begins, and `auto_precision` then says so.
     `matmul_precision`: of float32 matrix products, as `torch.set_float32_matmul_precision` has it.
-    `deterministic`: a GPU uses only algorithms that repeat each bit of a result.
+    `deterministic`: a GPU uses only algorithms that repeat each bit of a result. `devices`: the
+    processes on each of `num_nodes` machines, which share each batch, with a GPU or `threads` CPU
+    threads each; `auto` is replaced before a run begins.
     """
 
     accelerator: Accelerator
@@ -133,6 +135,14 @@ class TrainerConfig:
     matmul_precision: Literal["highest", "high", "medium"] = "highest"
     deterministic: bool = False
     auto_precision: bool = False
+    devices: int | Literal["auto"] = field(default=1, metadata=within(above=0, most=1024))
+    num_nodes: int | Literal["auto"] = field(default=1, metadata=within(above=0, most=65_536))
+
+    @property
+    def processes(self) -> int:
+        """The processes of a run, one where that is not known yet."""
+        devices, nodes = self.devices, self.num_nodes
+        return 1 if isinstance(devices, str) or isinstance(nodes, str) else devices * nodes
 
 
 @dataclass
@@ -247,6 +257,13 @@ def check(cfg: TrainConfig) -> None:
             "accumulate",
             f"{cfg.accumulate} does not divide batch_size={cfg.batch_size}; "
             f"one of {[n for n in range(1, cfg.batch_size + 1) if cfg.batch_size % n == 0]}",
+        )
+    processes = cfg.trainer.processes
+    if cfg.batch_size % (processes * cfg.accumulate):
+        raise ConfigError(
+            "batch_size",
+            f"{cfg.batch_size} sequences do not share evenly among {processes} processes with "
+            f"accumulate={cfg.accumulate}; give a multiple of {processes * cfg.accumulate}",
         )
     budgets = {k: getattr(cfg.budget, k) for k in ("steps", "tokens", "seconds", "flops")}
     given = [f"budget.{k}" for k, v in budgets.items() if v is not None]

@@ -46,7 +46,7 @@ MEANINGS: tuple[tuple[str, Meaning], ...] = (
     (r"budget(\..+)?", LENGTH),
     (
         r"validation\.count|model\.recompute|log_every|log_heads|hang_seconds|cache_dir"
-        r"|(sample|sweep|ladder|logger)(\..+)?",
+        r"|trainer\.(devices|num_nodes)|(sample|sweep|ladder|logger)(\..+)?",
         VIEW,
     ),
     (r"data\.(sources\.[^.]+\.)?(val_)?path|tokenizer\.path", PLACE),
@@ -62,7 +62,8 @@ MEANINGS: tuple[tuple[str, Meaning], ...] = (
 # The settings that may change on resume, as shown to users.
 MAY_CHANGE = (
     "budget, validation.count, model.recompute, log_every, log_heads, hang_seconds, cache_dir, "
-    "sample, sweep, logger, data.path, data.val_path, tokenizer.path"
+    "sample, sweep, logger, trainer.devices, trainer.num_nodes, data.path, data.val_path, "
+    "tokenizer.path"
 )
 
 

@@ -40,6 +40,7 @@ def checked(
     for plan in plans:
         with naming(plan.variant):
             check(plan.cfg)
+            _check_alone(plan.cfg)
             check_vectorize(plan.cfg)
         slots(plan.cfg)
         if plan.begun:
@@ -71,6 +72,16 @@ def checked(
     if broken and broken.keys() == known.keys():
         raise next(iter(broken.values()))  # nothing can run
     return ready
+
+
+def _check_alone(cfg: TrainConfig) -> None:
+    """Raise ConfigError for runs of several processes: a sweep would start too many at a time."""
+    if (cfg.trainer.devices, cfg.trainer.num_nodes) != (1, 1):
+        raise ConfigError(
+            "trainer.devices",
+            "a sweep trains each run in one process; use trainer=cpu or trainer=gpu, or start the "
+            "runs one by one",
+        )
 
 
 def followers(first: Sequence[Plan], made: Mapping[Path, Path], follow: Follow) -> list[Plan]:

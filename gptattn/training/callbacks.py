@@ -4,6 +4,7 @@ import math
 import re
 import sys
 from array import array
+from collections.abc import Callable
 from statistics import mean, median
 from typing import Any
 
@@ -33,12 +34,19 @@ class StepClock(L.Callback):
 
     Validation, samples, logging and checkpoints do not count. With `compiled`, `seconds` leaves out
     the first step, most of which is compilation. A `timer` may know a step's seconds late:
-    `settle` waits for them. Must be the first of the callbacks.
+    `settle` waits for them. `shared` returns the seconds that all processes of the run go by, given
+    those of this one. Must be the first of the callbacks.
     """
 
-    def __init__(self, compiled: bool = False, timer: StepTimer | None = None) -> None:
+    def __init__(
+        self,
+        compiled: bool = False,
+        timer: StepTimer | None = None,
+        shared: Callable[[float], float] = lambda seconds: seconds,
+    ) -> None:
         self._compiling = compiled
         self._timer = HostTimer() if timer is None else timer
+        self._shared = shared
         self.seconds = 0.0  # of training, in all
         self.step_seconds = array("d")  # of each optimizer step
         self._making = 0.0  # seconds of making the next step's batch
@@ -72,6 +80,8 @@ class StepClock(L.Callback):
             if not self._compiling:
                 self.seconds += one
             self._compiling = False
+        if seconds:
+            self.seconds = self._shared(self.seconds)
 
     def state_dict(self) -> dict[str, Any]:
         self.settle()
@@ -292,3 +302,23 @@ class BudgetEnd(L.Callback):
     def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
         if self.budget.progress(trainer.global_step, self.clock.seconds) >= 1.0:
             trainer.should_stop = True
+
+
+class SharedValidations(L.Callback):
+    """Lets all processes of a run validate after the same steps, `seconds` of training apart.
+
+    Lightning itself would ask the clock of each process. It validates after every step for as long
+    as `val_check_batch` is 1.
+    """
+
+    def __init__(self, seconds: float, clock: StepClock) -> None:
+        self.seconds, self.clock = seconds, clock
+        self._newest = 0.0  # when the newest validation was due
+
+    def on_train_start(self, *args: Any) -> None:
+        self._newest = self.clock.seconds
+
+    def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
+        trainer.val_check_batch = math.inf
+        if self.clock.seconds - self._newest >= self.seconds:
+            trainer.val_check_batch, self._newest = 1, self.clock.seconds

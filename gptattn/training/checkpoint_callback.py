@@ -15,6 +15,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from gptattn.errors import CheckpointError, NumericError, lacks_memory
 from gptattn.machine.signals import StopRequest
+from gptattn.machine.world import is_lost
 from gptattn.runs.checkpoint import read_checkpoint, remove_checkpoint, remove_old, write_checkpoint
 from gptattn.runs.folder import RunFolder
 
@@ -93,7 +94,7 @@ class Checkpoints(Checkpoint):
         try:
             yield
         except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-            if not self._restoring or lacks_memory(error):
+            if not self._restoring or lacks_memory(error) or is_lost(error):
                 raise
             reason = (str(error).splitlines() or [type(error).__name__])[0]
             raise CheckpointError(
@@ -123,11 +124,11 @@ class Checkpoints(Checkpoint):
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         if trainer.state.fn == TrainerFn.FITTING:
             self._save(trainer, validated=True)
-            if self.stop.signum is not None:
+            if self.stop.asked():
                 self.stop.raise_stopped(trainer.global_step, self.run is not None)
 
     def _stop_if_asked(self, trainer: L.Trainer) -> None:
-        if self.stop.signum is not None:
+        if self.stop.asked():
             self._save(trainer, validated=False)
             self.stop.raise_stopped(trainer.global_step, self.run is not None)
 
@@ -145,7 +146,8 @@ class Checkpoints(Checkpoint):
         self._validated = validated
         path = self.run.checkpoint(trainer.global_step)
         trainer.save_checkpoint(path)
-        remove_old(self.run, path)
+        if trainer.is_global_zero:
+            remove_old(self.run, path)
 
 
 def set_loops(checkpoint: dict[str, Any], step: int) -> None:

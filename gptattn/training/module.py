@@ -1,19 +1,23 @@
 """The LightningModule: loss, validation, optimizer and schedule of one language model."""
 
+import contextlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import lightning.pytorch as L
+import numpy as np
 import torch
 from lightning.pytorch.core.optimizer import LightningOptimizer
+from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor, nn
 
 from gptattn.data.sampler import Batch
 from gptattn.errors import NumericError
+from gptattn.machine.world import ALONE, World
 from gptattn.model.decay import by_decay, layer_matrices
 from gptattn.model.gpt import GPT
-from gptattn.model.loss import hits, linear_cross_entropy, scored
+from gptattn.model.loss import IGNORED, hits, linear_cross_entropy, scored
 from gptattn.optim.matrix_rule import CombinedAdamW, MatrixRule
 from gptattn.settings.budget import learning_rate_factor
 from gptattn.settings.config import OptimConfig
@@ -30,6 +34,11 @@ def _laid_out_as(parameter: Tensor, value: Tensor) -> Tensor:
     return torch.empty_like(parameter, dtype=value.dtype, device=value.device).copy_(value)
 
 
+def _seed_of(*numbers: int) -> int:
+    """Return one seed for torch from several numbers; others give another one."""
+    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
 class LanguageModel(L.LightningModule):
     """Trains a GPT on batches: ids, targets and, where they are kept apart, documents, [B, T] each.
 
@@ -41,6 +50,10 @@ class LanguageModel(L.LightningModule):
     float16. Raises NumericError if a loss or gradient is not finite, before the optimizer step.
     With `on_device` the host may be a step ahead of the device: it raises one step late, and the
     weights are those before the bad step.
+
+    The processes of `world` each get their rows of every batch, and agree on gradients and losses:
+    a step is that of one process with all rows, but for the order of sums and the masks of dropout,
+    which a process draws from (seed, step, its rank).
     """
 
     def __init__(
@@ -55,6 +68,8 @@ class LanguageModel(L.LightningModule):
         scaled_loss: bool = False,
         matrices: MatrixRule | None = None,
         on_device: bool = False,
+        world: World = ALONE,
+        seed: int = 0,
     ) -> None:
         super().__init__()
         # A batch is a whole optimizer step. Splitting it into micro-batches here costs less than
@@ -63,6 +78,7 @@ class LanguageModel(L.LightningModule):
         self.model, self.optim, self.progress = model, optim, progress
         self.accumulate, self.loss_chunk_tokens = accumulate, loss_chunk_tokens
         self.val_bytes, self.scaled_loss, self.matrices = val_bytes, scaled_loss, matrices
+        self.world, self.seed = world, seed
         # Only AdamW's own kernel can leave out an update that the host has not seen to be bad.
         late = on_device and not scaled_loss and matrices is None
         self._guard = DeviceGuard() if late else HostGuard(scaled_loss)
@@ -83,19 +99,8 @@ class LanguageModel(L.LightningModule):
             steps.increment_ready()
             steps.increment_completed()
             return
-        rows = len(batch[0]) // self.accumulate
-        losses = []
-        for part in zip(*(tensor.split(rows) for tensor in batch), strict=True):
-            chunk, ignoring = self.loss_chunk_tokens, self.val_bytes is None
-            loss = self.model.loss(*part, chunk_tokens=chunk, ignoring=ignoring)
-            loss = loss / self.accumulate
-            self._guard.see_loss(self.global_step + 1, loss)
-            if self.scaled_loss:
-                self.manual_backward(loss)
-            else:  # manual_backward would also call Lightning's hooks, which are not used here
-                loss.backward()
-            losses.append(loss.detach())
-        self.train_losses.append(sum(losses[1:], losses[0]))
+        loss = self._gradients(batch) if self.world.size == 1 else self._shared_gradients(batch)
+        self.train_losses.append(loss)
         optimizer = self.optimizers()
         assert isinstance(optimizer, LightningOptimizer)
         self.lr = self.learning_rate()
@@ -103,6 +108,58 @@ class LanguageModel(L.LightningModule):
             group["lr"] = self.lr
         optimizer.step()
         optimizer.zero_grad()
+
+    def _gradients(self, batch: Batch) -> Tensor:
+        """Add the gradients of all micro-batches; return the mean loss."""
+        losses = []
+        for part in self._micro_batches(batch):
+            loss = self._loss(part)
+            loss = loss / self.accumulate
+            self._guard.see_loss(self.global_step + 1, loss)
+            if self.scaled_loss:
+                self.manual_backward(loss)
+            else:  # manual_backward would also call Lightning's hooks, which are not used here
+                loss.backward()
+            losses.append(loss.detach())
+        return sum(losses[1:], losses[0])
+
+    def _shared_gradients(self, batch: Batch) -> Tensor:
+        """As `_gradients`, of all processes' rows; they exchange gradients once, in the last pass.
+
+        No process may end before that, or the others would wait: the loss is looked at after it.
+        """
+        torch.manual_seed(_seed_of(self.seed, self.global_step + 1, self.world.place.rank))
+        total, shares = torch.zeros((), device=self.device), self._shares(batch[1])
+        strategy = self.trainer.strategy
+        assert isinstance(strategy, DDPStrategy)
+        for i, part in enumerate(self._micro_batches(batch)):
+            loss = self._loss(part)
+            loss = loss * (shares[i] / self.accumulate)
+            last = i == self.accumulate - 1
+            with contextlib.nullcontext() if last else strategy.block_backward_sync():
+                self.manual_backward(loss)
+            total = total + loss.detach()
+        total = self.world.mean(total)
+        self._guard.see_loss(self.global_step + 1, total)
+        return total
+
+    def _micro_batches(self, batch: Batch) -> Iterator[Batch]:
+        rows = len(batch[0]) // self.accumulate
+        return zip(*(tensor.split(rows) for tensor in batch), strict=True)
+
+    def _loss(self, part: Batch) -> Tensor:
+        chunk, ignoring = self.loss_chunk_tokens, self.val_bytes is None
+        return self.model.loss(*part, chunk_tokens=chunk, ignoring=ignoring)
+
+    def _shares(self, targets: Tensor) -> Tensor:
+        """Return what each micro-batch's loss counts here, where 1 is an even share of its targets.
+
+        A process's loss is the mean over its own scored targets, which may be more than another's.
+        """
+        if self.val_bytes is not None:
+            return torch.ones(self.accumulate, device=targets.device)
+        counts = (targets.unflatten(0, (self.accumulate, -1)) != IGNORED).sum((1, 2))
+        return counts * self.world.size / self.world.sum(counts)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.settle()
@@ -166,8 +223,10 @@ class LanguageModel(L.LightningModule):
         self._val_nats, self._val_tokens, self._val_hits = 0.0, 0, 0
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        ids, targets, *documents = batch
-        self.add_validation(self.model.hidden(ids, None, *documents), targets)
+        mine = self.world.part(len(batch[0]))
+        if mine.start < mine.stop:
+            ids, targets, *documents = (tensor[mine] for tensor in batch)
+            self.add_validation(self.model.hidden(ids, None, *documents), targets)
 
     def add_validation(self, hidden: Tensor, targets: Tensor) -> None:
         """Add a validation batch: what the head takes [B, T, d_model], and the targets [B, T]."""
@@ -180,6 +239,8 @@ class LanguageModel(L.LightningModule):
         self._val_tokens += targets.numel()
 
     def on_validation_epoch_end(self) -> None:
+        nats, tokens, hits = self.world.total(self._val_nats, self._val_tokens, self._val_hits)
+        self._val_nats, self._val_tokens, self._val_hits = nats, int(tokens), int(hits)
         loss = self._val_nats / self._val_tokens
         if not math.isfinite(loss):
             raise NumericError(

@@ -195,6 +195,34 @@ class RunRecorder(Logger):
         threading.excepthook = self._hook
 
 
+class NoRecord(RunRecorder):
+    """Records nothing: another process of the run writes the record."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        Logger.__init__(self)
+        self.folder, self.rows = folder, 0
+
+    def log_hyperparams(
+        self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any
+    ) -> None:
+        pass
+
+    def log_metrics(self, metrics: Mapping[str, float | None], step: int | None = None) -> None:
+        pass
+
+    def log_text(self, tag: str, text: str, step: int) -> None:
+        pass
+
+    def log_image(self, tag: str, image: NDArray[np.uint8], step: int) -> None:
+        pass
+
+    def save(self) -> None:
+        pass
+
+    def close(self, done: bool) -> None:
+        pass
+
+
 def _literal(text: str) -> str:
     """Return the text in a form that TensorBoard shows literally.
 

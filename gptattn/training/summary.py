@@ -10,6 +10,7 @@ import torch
 from gptattn import __version__
 from gptattn.data.run_data import RunData
 from gptattn.machine.device import device_name, git_commit
+from gptattn.machine.world import ALONE, World
 from gptattn.model.cost import Cost
 from gptattn.model.gpt import GPT
 from gptattn.runs.folder import RunFolder
@@ -26,7 +27,8 @@ LIBRARIES = ("torch", "lightning", "hydra-core", "omegaconf", "tensorboard", "nu
 class Assembly:
     """The parts of a run, once all are built.
 
-    `threads`: CPU threads. `shares`: what is not the run's own; None: it is alone.
+    `threads`: CPU threads. `shares`: what is not the run's own; None: it is alone. `world`: the
+    processes that train it, each with these threads.
     """
 
     cfg: TrainConfig
@@ -39,6 +41,7 @@ class Assembly:
     threads: int
     match: Match | None = None
     shares: Shares | None = None
+    world: World = ALONE
 
     def costs(self) -> dict[str, float]:
         """Return the fields of `cost` by the names of their metrics, `cost/...`."""
@@ -129,6 +132,7 @@ def summarise(
             "platform": platform.platform(),
             "device": device_name(built.device),
             "threads": built.threads,
+            "processes": built.world.size,
             "libraries": {name: version(name) for name in LIBRARIES},
         },
     }

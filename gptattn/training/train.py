@@ -11,14 +11,16 @@ import lightning.pytorch as L
 import torch
 from rich.console import Console
 
-from gptattn.errors import RunFolderError
+from gptattn.errors import ConfigError, RunFolderError
 from gptattn.machine.arithmetic import computing
+from gptattn.machine.cpus import usable_cpus
 from gptattn.machine.device import (
     missing_compiler,
     reset_peak_memory,
 )
 from gptattn.machine.signals import StopRequest
 from gptattn.machine.waiting import gentle_beside_others
+from gptattn.machine.world import ALONE, World
 from gptattn.model.gpt import GPT
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.load import load_weights
@@ -62,19 +64,30 @@ def train_ready(
     start: Start | None = None,
     *,
     beside_others: bool = False,
+    world: World = ALONE,
 ) -> dict[str, Any]:
     """Train a run that has passed `check_run`; otherwise as `train`.
 
     `start`: where to resume the run in `folder`. None starts a new run, in a folder without one.
-    `beside_others`: other runs share the machine, so that no speed is measured.
+    `beside_others`: other runs share the machine, so that no speed is measured. `world`: the
+    processes that train it, all of which call this. Raises ConfigError if their number is not that
+    of the settings.
     """
+    if ready.cfg.trainer.processes != world.size:
+        raise ConfigError(
+            "trainer.devices",
+            f"{ready.cfg.trainer.processes} processes are to train this run, and {world.size} has "
+            "been started; leave out -m, or use trainer.devices=1",
+        )
     trainer, watchdog = ready.cfg.trainer, Watchdog(ready.cfg.hang_seconds)
     asked = trainer.threads if start is None else start.facts.get("threads", trainer.threads)
+    if asked is None and world.place.local_size > 1:
+        asked = max(1, usable_cpus() // world.place.local_size)
     how = computing(asked, trainer.matmul_precision, trainer.deterministic, ready.device)
     shares: Shares | None = "machine" if beside_others else None
     with watchdog.watching(), how as threads:
         run = RunFolder(folder)
-        return _assembled_and_fit(ready, run, console, start, watchdog, threads, shares)
+        return _assembled_and_fit(ready, run, console, start, watchdog, threads, shares, world)
 
 
 def _assembled_and_fit(
@@ -85,16 +98,18 @@ def _assembled_and_fit(
     watchdog: Watchdog,
     threads: int,
     shares: Shares | None,
+    world: World,
 ) -> dict[str, Any]:
     cfg, data, device, match = ready.cfg, ready.data, ready.device, ready.match
     if start is None:
-        claim(folder, cfg)
-        folder.write_tokenizer(data.tokenizer.files())
+        if world.first:
+            claim(folder, cfg)
+            folder.write_tokenizer(data.tokenizer.files())
     elif start.source is None and not folder.done:
         console.print("no checkpoint was saved: starting from step 0")
     start = start or Start()
     quiet_lightning()
-    check_same(start, facts_of(data, device, threads))
+    check_same(start, facts_of(data, device, threads, world.size), warn=world.first)
     budget = resolve_budget(
         cfg.budget, cfg.batch_size * cfg.model.context_length, ready.cost.flops_per_token
     )
@@ -119,10 +134,14 @@ def _assembled_and_fit(
             f"already finished after {start.step} steps; give a larger budget to continue"
         )
         return summary
-    built = Assembly(cfg, folder, data, model, ready.cost, budget, device, threads, match, shares)
+    built = Assembly(
+        cfg, folder, data, model, ready.cost, budget, device, threads, match, shares, world
+    )
     assert ready.making is not None
-    _keep_making(built, start, ready.making)
-    rows = _prepare_folder(built, start, console)
+    rows = 0
+    if world.first:
+        _keep_making(built, start, ready.making)
+        rows = _prepare_folder(built, start, console)
     if match is not None:
         console.print(str(match), markup=False)
     console.print(metric_table(f"{cfg.variant}: costs", built.costs()))
@@ -207,7 +226,8 @@ def _fit(
     watchdog: Watchdog,
 ) -> dict[str, Any]:
     """Train, and write the summary; `rows_kept` is the number of rows already in metrics.jsonl."""
-    stop = StopRequest()
+    world = built.world
+    stop = StopRequest(world.most, speaks=world.first)
     run = new_parts(built, console, start, rows_kept, watchdog, stop, compiled=compiled)
     reset_peak_memory(built.device)
     done = False
@@ -232,8 +252,9 @@ def write_result(built: Assembly, run: Parts) -> dict[str, Any]:
     step = run.trainer.global_step
     run.recorder.log_metrics(final, step)
     summary = summarise(built, run.rows.last | final, step, run.rows.completed)
-    built.folder.write_settings(built.cfg)  # again: if it was removed, it could not be read
-    built.folder.write_summary(summary)
+    if built.world.first:
+        built.folder.write_settings(built.cfg)  # again: if it was removed, it could not be read
+        built.folder.write_summary(summary)
     return summary
 
 

@@ -34,7 +34,7 @@ def mixture(tmp_path: Path) -> MixtureData:
 
 def test_rows_come_from_the_texts_with_their_weights(mixture: MixtureData) -> None:
     drawn = np.concatenate(
-        [mixture.rows(seed, step, 16) for seed in range(5) for step in range(50)]
+        [mixture.chosen(seed, step, 16) for seed in range(5) for step in range(50)]
     )
     shares = np.bincount(drawn, minlength=3) / len(drawn)
     # Four standard deviations of a share over 4,000 rows.
@@ -42,7 +42,7 @@ def test_rows_come_from_the_texts_with_their_weights(mixture: MixtureData) -> No
     ids, targets = mixture.training_batch(7, 3, 16, T)
     assert ids.shape == targets.shape == (16, T)
     letters = torch.tensor([ord(name) for name in "abc"])
-    assert torch.equal(ids, letters[mixture.rows(7, 3, 16)][:, None].expand(16, T))
+    assert torch.equal(ids, letters[mixture.chosen(7, 3, 16)][:, None].expand(16, T))
     assert torch.equal(ids, targets)
 
 
@@ -64,10 +64,19 @@ def test_a_batch_is_a_function_of_seed_and_step(tmp_path: Path) -> None:
         assert torch.equal(found, again)
     assert not torch.equal(first[0], data.training_batch(1, 3, 8, T)[0])
     assert not torch.equal(first[0], data.training_batch(2, 2, 8, T)[0])
-    chosen = data.rows(1, 2, 8)
+    chosen = data.chosen(1, 2, 8)
     for number, source in enumerate(sources.values()):
         own = source.training_batch(1, 2, int((chosen == number).sum()), T)
         assert torch.equal(first[0][torch.from_numpy(chosen == number)], own[0])
+
+
+def test_a_process_reads_only_its_rows_of_a_batch(mixture: MixtureData) -> None:
+    whole = mixture.training_batch(7, 3, 16, T)
+    for rows in ([0, 1, 2, 3], [9, 4, 15], [*range(16)]):
+        for found, all_rows in zip(
+            mixture.training_batch(7, 3, 16, T, np.array(rows)), whole, strict=True
+        ):
+            assert torch.equal(found, all_rows[rows])
 
 
 def test_all_held_out_tokens_are_validated_on(mixture: MixtureData) -> None:

@@ -150,6 +150,7 @@ def test_the_summary_is_complete(run: Path) -> None:
         "platform",
         "device",
         "threads",
+        "processes",
         "libraries",
     }
 
