@@ -24,6 +24,7 @@ COMMON = (
     "gptattn.model.kinds",
     "gptattn.model.loss",
     "gptattn.model.decay",
+    "gptattn.model.shared_init",
     "gptattn.training.module",
     "gptattn.training.step_guard",
     "gptattn.settings.budget",
