@@ -1,6 +1,5 @@
 """A causal language model, with the attention of each layer made by a function passed in."""
 
-import contextlib
 from collections.abc import Callable
 from functools import partial
 
@@ -65,7 +64,11 @@ class GPT(nn.Module, Preparable):
         self.norm = new_norm(style, d_model)
         self.lm_head = None if tied_head else Linear(d_model, vocab_size, bias=False)
         self._prepared_head: Prepared | None = None
-        with DrawnByName(self) if shared_init else contextlib.nullcontext():
+        if shared_init:
+            with DrawnByName(self) as drawn:
+                self._initialise()
+            drawn.check()
+        else:
             self._initialise()
 
     @property

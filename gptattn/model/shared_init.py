@@ -8,24 +8,25 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-# Methods of tensors, and functions of nn.init, that fill a tensor with random numbers.
-DRAWS = {
-    *("normal_", "uniform_", "trunc_normal_"),
-    *("xavier_normal_", "xavier_uniform_", "kaiming_normal_", "kaiming_uniform_"),
-}
+from gptattn.errors import ConfigError
+
+# Methods that fill a tensor with random numbers, and functions of nn.init that reach the mode
+# before they call one.
+DRAWS = {"normal_", "uniform_", "kaiming_uniform_"}
 
 
 class DrawnByName(TorchFunctionMode):
     """Within it, each parameter of `model` is drawn from a generator keyed by seed and its name.
 
-    A parameter that two variants have under one name, in one shape, then begins alike in both. The
-    seed is that of the last `torch.manual_seed`. What a mechanism draws in its constructor is not
-    changed.
+    Parameters of one name that two variants draw in the same way then begin alike; of a matrix
+    that has fewer rows in one of them, those rows. The seed is that of the last
+    `torch.manual_seed`. What a mechanism draws in its constructor is not changed.
     """
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self._names = {_memory(parameter): name for name, parameter in model.named_parameters()}
+        self._before = torch.get_rng_state()
 
     def __torch_function__(
         self,
@@ -35,11 +36,22 @@ class DrawnByName(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = dict(kwargs or {})
-        if func.__name__ in DRAWS and (name := self._names.get(_memory(args[0]))) is not None:
-            # A mechanism may draw a parameter in parts, each through a view.
-            key = _key(f"{torch.initial_seed()} {name} {args[0].storage_offset()}")
-            kwargs["generator"] = torch.Generator(args[0].device).manual_seed(key)
+        if func.__name__ in DRAWS:
+            tensor = args[0] if args else kwargs["tensor"]  # nn.init gives it by name
+            if (name := self._names.get(_memory(tensor))) is not None:
+                # A mechanism may draw a parameter in parts, each through a view.
+                key = _key(f"{torch.initial_seed()} {name} {tensor.storage_offset()}")
+                kwargs["generator"] = torch.Generator(tensor.device).manual_seed(key)
         return func(*args, **kwargs)
+
+    def check(self) -> None:
+        """Raise ConfigError if torch's own generator was used."""
+        if not torch.equal(self._before, torch.get_rng_state()):
+            raise ConfigError(
+                "shared_init",
+                "needs layers that draw their weights with normal_ or uniform_, and one of these "
+                "draws in another way; leave it out",
+            )
 
 
 def _memory(tensor: Tensor) -> int:
