@@ -133,6 +133,11 @@ def _local(arguments: Sequence[str]) -> list[str]:
     return ["tokenizer.path=bpe" if a.startswith("tokenizer.path=hf:") else a for a in own]
 
 
+def _plan(arguments: list[str]) -> None:
+    """Run it in this process, on fewer layers."""
+    _run("plan.py")([*arguments, "model.num_layers=2"])
+
+
 def _prepare(arguments: list[str]) -> None:
     """Run it in this process."""
     _run("prepare.py")([*_local(arguments), "workers=1"])
@@ -314,6 +319,7 @@ KINDS: dict[str, Callable[[list[str]], None]] = {
     "generate.py": _run("generate.py"),
     "convert.py": _run("convert.py"),
     "attention_map.py": _run("attention_map.py"),
+    "plan.py": _plan,
     "prepare.py": _prepare,
     "tune.py": _search,
     "torture.py": _torture,

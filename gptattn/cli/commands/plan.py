@@ -3,39 +3,38 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-
-import torch
-from rich.table import Table
+from typing import TYPE_CHECKING
 
 from gptattn.cli.arguments import Names, parse
-from gptattn.cli.compose import settings
 from gptattn.cli.script import run_script
 from gptattn.errors import ConfigError
-from gptattn.machine.console import make_console, span
-from gptattn.model.cost import measure_cost, parameter_count
-from gptattn.model.scale import Machine, activation_bytes, plan
-from gptattn.settings.build import build_model
 from gptattn.settings.values import within
 
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from gptattn.model.gpt import GPT
+    from gptattn.model.scale import Machine
+
 HELP = """\
-COMMAND model=gpt2_small vocab=50304 machines=[1x1,1x8,64x8]
+COMMAND model=gpt2_small machines=1x1,1x8,64x8
 
   tokens=1e10       training tokens
   batch=524288      tokens per optimizer step, of all GPUs together
   rows=16           the most rows of the context on a GPU at a time
   vocab=50304       ids of the tokenizer
-  machines=[1x1,1x8,64x8]
+  machines=1x1,1x8,64x8
                     nodes x GPUs in each
-  tflops=989 mfu=0.4 memory=80 link=450 network=50
-                    of a GPU: its peak in 10^12 FLOPs per second, the share of it
-                    that training reaches, its memory in GB, and GB per second to
-                    the others of its node, and to other nodes; an H100's
+  tflops=989        a GPU's peak in 10^12 FLOPs per second; these are an H100's
+  mfu=0.4           the share of it that training reaches
+  memory=80         GB of a GPU
+  link=450          GB per second from a GPU to others of its node
+  network=50        GB per second from a GPU to other nodes
   precision=bf16    or float32, of what is kept for the backward pass
 
 All other settings are those of training.
 """
 MACHINES = Names("1x1,1x8,64x8")
-OWN = re.compile(r"(tokens|batch|rows|vocab|machines|tflops|mfu|memory|link|network|precision)=")
 
 
 @dataclass(frozen=True)
@@ -55,6 +54,9 @@ class Arguments:
     precision: str = "bf16"
 
 
+OWN = re.compile(f"({'|'.join(Arguments.__dataclass_fields__)})=")
+
+
 def main() -> int:
     """Run `gptattn-plan`; return the exit code."""
     return run_script(HELP, run)
@@ -64,35 +66,59 @@ def run(arguments: Sequence[str]) -> None:
     """Print a row for each number of machines. Raises ConfigError, which names the argument."""
     own = [argument for argument in arguments if OWN.match(argument)]
     args = parse(Arguments, own)
-    cfg = settings([argument for argument in arguments if argument not in own])
-    dtype = {"bf16": torch.bfloat16, "float32": torch.float32}.get(args.precision)
-    if dtype is None:
+    machines = [_machine(name, args) for name in args.machines]
+    if args.precision not in ("bf16", "float32"):
         raise ConfigError("precision", f"{args.precision} is not known; give bf16 or float32")
-    model = build_model(cfg, args.vocab)
-    cost = measure_cost(model)
+
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from gptattn.cli.compose import settings
+    from gptattn.machine.console import make_console
+    from gptattn.model.cost import measure_cost, parameter_count
+    from gptattn.settings.build import build_model
+
+    cfg = settings([argument for argument in arguments if argument not in own])
     console = make_console()
-    console.print(
-        f"{parameter_count(model):,} parameters, {cost.flops_per_token / 1e6:,.0f} MFLOPs per token"
-    )
+    with FakeTensorMode():  # a model of any size takes no memory
+        model = build_model(cfg, args.vocab)
+        flops = measure_cost(model).flops_per_token
+        console.print(
+            f"{parameter_count(model):,} parameters, {flops / 1e6:,.0f} MFLOPs per token, "
+            f"{args.tokens * flops / 1e18:,.1f} x 10^18 FLOPs in all"
+        )
+        console.print(_table(model, machines, args))
+
+
+def _table(model: "GPT", machines: Sequence["Machine"], args: Arguments) -> "Table":
+    import torch
+    from rich.table import Table
+
+    from gptattn.machine.console import span
+    from gptattn.model.scale import activation_bytes, plan
+
+    dtype = torch.float32 if args.precision == "float32" else torch.bfloat16
     table = Table(
-        "GPUs", "GB of weights", "GB kept", "of GB", "GB sent", "step", "tokens/s", "time"
-    )
-    for name in args.machines:
-        machine = _machine(name, args)
+        "GPUs", "rows", "GB of state", "GB kept", f"of {args.memory:g} GB", "GB sent", "exchange",
+        "step", "tokens/s", "in all",
+    )  # fmt: skip
+    held: dict[int, int] = {}
+    for machine in machines:
         rows = _rows(args, machine.size, model.context_length)
-        found = plan(model, machine, args.batch, activation_bytes(model, rows, dtype))
-        steps = args.tokens / args.batch
+        held[rows] = held.get(rows) or activation_bytes(model, rows, dtype)
+        found = plan(model, machine, args.batch)
         table.add_row(
             f"{machine.size}",
+            f"{rows}",
             f"{found.state / 1e9:.1f}",
-            f"{found.activations / 1e9:.1f}",
-            f"{machine.memory / 1e9:.0f}",
+            f"{held[rows] / 1e9:.1f}",
+            f"{(found.state + held[rows]) / args.memory / 1e9:.0%}",
             f"{found.exchanged / 1e9:.2f}",
+            f"{found.exchanging:.3g} s",
             f"{found.step:.3g} s",
             f"{args.batch / found.step:,.0f}",
-            span(steps * found.step),
+            span(args.tokens / args.batch * found.step),
         )
-    console.print(table)
+    return table
 
 
 def _rows(args: Arguments, size: int, context_length: int) -> int:
@@ -107,17 +133,12 @@ def _rows(args: Arguments, size: int, context_length: int) -> int:
     return min(args.rows, share)
 
 
-def _machine(name: str, args: Arguments) -> Machine:
-    match = re.fullmatch(r"(\d+)x(\d+)", name)
-    if match is None or "0" in match.groups():
+def _machine(name: str, args: Arguments) -> "Machine":
+    from gptattn.model.scale import Machine
+
+    match = re.fullmatch(r"([1-9]\d{0,5})x([1-9]\d{0,3})", name)
+    if match is None:
         raise ConfigError("machines", f"{name!r} is not NODESxGPUS; give 64x8, for example")
     nodes, devices = map(int, match.groups())
-    return Machine(
-        devices,
-        nodes,
-        args.tflops * 1e12,
-        args.mfu,
-        args.memory * 1e9,
-        args.link * 1e9,
-        args.network * 1e9,
-    )
+    peak, link, network = args.tflops * 1e12, args.link * 1e9, args.network * 1e9
+    return Machine(devices, nodes, peak, args.mfu, link, network)
