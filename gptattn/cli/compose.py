@@ -393,9 +393,9 @@ def _unknown_key(key: str, overrides: Sequence[str], config_dir: str | None) -> 
     ]
     if having:
         known = _which_sets(group, having, below)
-        return ConfigError(
-            key, f"is not a setting here; {' or '.join(having)} has it: {group}={known or 'NAME'}"
-        )
+        either = " or ".join(filter(None, [", ".join(having[:-1]), having[-1]]))
+        has = f"{either} has it: {group}={known or 'NAME'}"
+        return ConfigError(key, f"is not a setting here; {has}")
     if "." in key and siblings:
         return ConfigError(key, f"is not a setting; {suggest(key, siblings)}")
     above = key.rpartition(".")[0]

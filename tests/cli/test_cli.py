@@ -48,12 +48,12 @@ BAD_INPUT = {
     "key of another choice": (
         "attn=mha attn.num_kv_heads=2",
         2,
-        "error: attn.num_kv_heads: is not a setting here; cross_layer or differential or gqa or ",
+        "error: attn.num_kv_heads: is not a setting here; cross_layer, differential, gqa, ",
     ),
     "key of another choice in a sweep": (
         "-m attn=mha,gqa seed=1,2 data=pydocs data.path=text.txt",
         2,
-        "error: data.path: is not a setting here; shakespeare or text has it: data=NAME",
+        "error: data.path: is not a setting here; bin, hf, shakespeare or text has it: data=",
     ),
     "two flags": ("-m --info=all", 2, "error: command line: --run, --multirun, --cfg, --info and"),
     "a flag amid settings": ("seed=2 --resolve seed=3", 2, "error: command line: settings stand"),

@@ -13,7 +13,7 @@ from gptattn.data.bpe import GPT2Tokenizer
 from gptattn.data.corpus import Corpus
 from gptattn.data.prepare import PartedText, fit, in_parts, prepare
 from gptattn.data.prepared import Index, documents_file, read_index
-from gptattn.data.rows import rows
+from gptattn.data.hf_rows import rows
 from gptattn.data.shards import ShardedTokens
 from gptattn.data.text import text
 from gptattn.data.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer
@@ -154,7 +154,7 @@ def test_an_error_in_a_process_names_the_file_and_the_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(preparing, "PART_BYTES", 1000)
-    monkeypatch.setattr("gptattn.data.rows.PART_BYTES", 1000)
+    monkeypatch.setattr("gptattn.data.hf_rows.PART_BYTES", 1000)
     file = tmp_path / "rows.jsonl"
     lines = [json.dumps({"text": TEXT}) for _ in range(4)]
     file.write_text("\n".join([*lines[:3], "{broken", lines[3]]))

@@ -10,7 +10,7 @@ from support import TEXT, bpe, command, tiny, train
 
 from gptattn.data.bpe import GPT2Tokenizer
 from gptattn.data.prepare import fit, prepare
-from gptattn.data.rows import rows
+from gptattn.data.hf_rows import rows
 from gptattn.data.stored import bin_files, stored_data
 from gptattn.data.tokenizer import ByteTokenizer, Tokenizer
 from gptattn.data.tokens import TokenData
@@ -34,7 +34,7 @@ def load(folder: Path, tokenizer: Tokenizer, cache: Path) -> TokenData:
 def test_a_prepared_text_knows_where_its_documents_begin(
     file: Path, part: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gptattn.data.rows.PART_BYTES", part)
+    monkeypatch.setattr("gptattn.data.hf_rows.PART_BYTES", part)
     to, text = file.parent / "to", rows(None, path=str(file))
     fit(ByteTokenizer(), text, file.parent)
     prepare(text, ByteTokenizer(), to, choice="byte", workers=1)

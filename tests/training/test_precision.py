@@ -83,7 +83,7 @@ def test_a_trial_times_both_and_a_model_that_fails_in_bfloat16_gets_infinity(
     cfg = settings(*SIZES, "batch_size=5", "trainer=cpu", "trainer.threads=1")
     assert all(0 < seconds < 10 for seconds in step_seconds(cfg, 13, seconds=0.0))
 
-    def fails(*_: object) -> torch.Tensor:
+    def fails(*_: object, **__: object) -> torch.Tensor:
         if torch.is_autocast_enabled("cpu"):
             raise RuntimeError("expected scalar type Float but found BFloat16")
         return torch.zeros((), requires_grad=True)
@@ -98,7 +98,7 @@ def test_a_trial_multiplies_float32_matrices_as_the_run_would(
 ) -> None:
     seen: set[str] = set()
 
-    def noted(*_: object) -> torch.Tensor:
+    def noted(*_: object, **__: object) -> torch.Tensor:
         seen.add(torch.get_float32_matmul_precision())
         return torch.zeros((), requires_grad=True)
 

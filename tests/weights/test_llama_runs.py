@@ -74,8 +74,11 @@ def test_a_llama_trains_on_with_the_settings_that_the_error_names(
     (run,) = (file.parent for file in tmp_path.rglob("summary.json"))
     saved = load_run(run)
     assert saved.model.context_length == 16
-    ids = torch.tensor(saved.tokenizer.encode(TEXT, "text").astype("int64"))
-    tail = ids[len(ids) - round(len(ids) * 0.1) - 1 :]
+    # The last tenth of the bytes is held out, after one token of context.
+    whole = TEXT.encode()
+    held = len(whole) - round(len(whole) * 0.1)
+    both = [saved.tokenizer.encode(part.decode(), "text") for part in (whole[:held], whole[held:])]
+    tail = torch.tensor([both[0][-1], *both[1]], dtype=torch.int64)
     source, total = LlamaForCausalLM.from_pretrained(checkpoint), 0.0
     for start in range(0, len(tail) - 1, 16):
         here, after = tail[start : start + 16], tail[start + 1 : start + 17]
