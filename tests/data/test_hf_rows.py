@@ -10,8 +10,8 @@ import pyarrow.parquet
 import pytest
 
 from gptattn.data import rows as rows_module
-from gptattn.data.prepare import PartedText
 from gptattn.data.hf_rows import rows
+from gptattn.data.prepare import PartedText
 from gptattn.errors import ConfigError, DataError
 
 TEXTS = [f"Row {i}: naïve π.\n" * (i % 7) + f"{i}" for i in range(97)]

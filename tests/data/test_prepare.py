@@ -11,9 +11,9 @@ from support import TEXT, TRICKY, bpe
 from gptattn.data import prepare as preparing
 from gptattn.data.bpe import GPT2Tokenizer
 from gptattn.data.corpus import Corpus
+from gptattn.data.hf_rows import rows
 from gptattn.data.prepare import PartedText, fit, in_parts, prepare
 from gptattn.data.prepared import Index, documents_file, read_index
-from gptattn.data.hf_rows import rows
 from gptattn.data.shards import ShardedTokens
 from gptattn.data.text import text
 from gptattn.data.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer

@@ -9,8 +9,8 @@ import yaml
 from support import TEXT, bpe, command, tiny, train
 
 from gptattn.data.bpe import GPT2Tokenizer
-from gptattn.data.prepare import fit, prepare
 from gptattn.data.hf_rows import rows
+from gptattn.data.prepare import fit, prepare
 from gptattn.data.stored import bin_files, stored_data
 from gptattn.data.tokenizer import ByteTokenizer, Tokenizer
 from gptattn.data.tokens import TokenData
