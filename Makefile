@@ -18,12 +18,13 @@ ARGS   ?=
 
 .PHONY: train test test-slow test-trackers lint board report bench bench-check bench-train bench-attention bench-decode menu docs docs-serve audit clean
 
-# One environment for everything. It is rebuilt only when one of these files changes.
+# One environment for everything. It is rebuilt only when one of these files changes. Python compiles
+# what is imported; compiling all that is installed would take as long as the rest.
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "gptattn needs Python 3.11 or newer")'
 	$(PYTHON) -m venv --clear $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[test]'
 	touch $@
 
 train: $(STAMP)
@@ -36,8 +37,9 @@ PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 2
 test: $(STAMP)
 	$(PYTEST) -m "not slow" $(ARGS)
 
+# Reading all other files takes longer than some of these tests.
 test-slow: $(STAMP)
-	$(PYTEST) -m slow $(ARGS)
+	$(PYTEST) -m slow $$(grep -rl 'mark\.slow' tests --include='test_*.py') $(ARGS)
 
 # The trackers' libraries bring some forty others, so they have their own environment.
 $(TRACKERS)/.installed: pyproject.toml constraints.txt

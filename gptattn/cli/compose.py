@@ -135,7 +135,9 @@ def _check_listed_names(
     run_mode: RunMode,
 ) -> None:
     """Raise ConfigError if the file of a chosen part or logger sets another name than its own."""
-    if not any(cfg.get(group) for group in LISTED):
+    chosen = {name for group in LISTED for name in cfg.get(group) or ()}
+    given = any(re.match(rf"\+*({'|'.join(LISTED)})=", override) for override in overrides)
+    if not given and chosen <= {"tensorboard"}:  # the default; looking takes a third of composing
         return
     for default in loader.compute_defaults_list(config_name, list(overrides), run_mode).defaults:
         group, _, name = (default.config_path or "").rpartition("/")

@@ -79,7 +79,7 @@ MISTAKES = {
         r"DIR/attn/NAME.yaml, change it, and give --config-dir=DIR$"
     ),
     "attn=gated_deltanet attn.window=8": "attn.window: is not a .* tpa has it: attn=sliding$",
-    "pattern=[mha,gqa] attn.num_kv_heads=1": "attn.num_kv_heads: is not a setting here; .*gqa or",
+    "pattern=[mha,gqa] attn.num_kv_heads=1": "attn.num_kv_heads: is not a setting here; .*gqa, ",
     "pattern=[null,gqa]": "pattern: is null",
     "pattern=[3,gqa]": "pattern: '3' is not a variant",
     "pattern=[../attn/gqa,mqa]": "pattern: '../attn/gqa' is not a variant",

@@ -9,7 +9,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from gptattn.data import rows as rows_module
+from gptattn.data import hf_rows as rows_module
 from gptattn.data.hf_rows import rows
 from gptattn.data.prepare import PartedText
 from gptattn.errors import ConfigError, DataError
