@@ -5,15 +5,17 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from building import settings
 from ranks import SHARED
-from support import command, rows, tiny
+from support import command, process_state, rows, tiny
+from torch.distributed.launcher.api import LaunchConfig
 from tortures.bench import LIMIT_SECONDS
 
-from gptattn.cli.launch import placed
+from gptattn.cli.launch import _start, placed
 from gptattn.errors import ConfigError
 from gptattn.machine.place import Place, as_torchrun, first_node, place_here
 
@@ -117,6 +119,28 @@ def test_several_machines_need_a_start_on_each(
 ) -> None:
     assert command(tmp_path, *tiny(tmp_path, "trainer.devices=2", "trainer.num_nodes=2")) == 2
     assert "torchrun --nnodes=2 --nproc-per-node=2 train.py" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("hangs_up", "handled"), [(True, "SIGINT,SIGTERM,SIGHUP"), (False, "SIGINT,SIGTERM")]
+)
+def test_a_run_under_nohup_outlives_its_terminal(
+    hangs_up: bool, handled: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[LaunchConfig] = []
+
+    def elastic_launch(config: LaunchConfig, program: str) -> Callable[..., None]:
+        started.append(config)
+        return lambda *arguments: None
+
+    monkeypatch.setattr("torch.distributed.launcher.api.elastic_launch", elastic_launch)
+    with process_state():
+        signal.signal(signal.SIGHUP, signal.SIG_DFL if hangs_up else signal.SIG_IGN)
+        with pytest.raises(SystemExit) as end:
+            _start(2, ["attn=mha"])
+    assert end.value.code == 0
+    assert started[0].signals_to_handle == handled
+    assert started[0].nproc_per_node == 2
 
 
 def launched(folder: Path, *launcher: str) -> "subprocess.Popen[bytes]":
