@@ -128,8 +128,9 @@ def _start(processes: int, arguments: Sequence[str]) -> NoReturn:
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
         from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    # It tells of each process that it ends; ours say why themselves.
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    # It tells of each process that it ends; ours say why themselves. Its loggers have their own
+    # levels, and this process does nothing else.
+    logging.disable(logging.CRITICAL)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # each process sets its own number of threads
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", SAVING_SECONDS)
     config = LaunchConfig(
