@@ -327,6 +327,7 @@ KINDS: dict[str, Callable[[list[str]], None]] = {
     "bench_train.py": _bench("bench_train.py"),
     "bench_attention.py": _bench("bench_attention.py"),
     "bench_check.py": _bench("bench_check.py"),
+    "bench_ddp.py": _bench("bench_ddp.py"),
     "bench_decode.py": _bench("bench_decode.py"),
     "bench_documents.py": _bench("bench_documents.py"),
     "bench_gpu.py": _bench("bench_gpu.py"),

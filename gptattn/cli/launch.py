@@ -2,25 +2,27 @@
 
 import logging
 import os
+import platform
 import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NoReturn
 
-from gptattn.cli.ending import ended, report
-from gptattn.errors import CheckpointError, ConfigError, DataError, NumericError, UserError
-from gptattn.machine.place import Place
-from gptattn.machine.signals import ending_at_once
+from gptattn.cli.ending import as_user_error, ended, report
+from gptattn.errors import ConfigError, UserError
+from gptattn.machine.place import Elsewhere, Place
+from gptattn.machine.signals import ending_at_once, handled_signals
 from gptattn.settings.config import TrainConfig, check
+from gptattn.settings.identity import differences
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     from gptattn.machine.world import World
+    from gptattn.training.precheck import Ready
 
-# Errors that all processes of a run have alike.
-SAME = (ConfigError, DataError, CheckpointError, NumericError)
+SAVING_SECONDS = "120"  # after a signal, until a process that has not ended is killed
 
 
 def placed(cfg: TrainConfig, place: Place) -> TrainConfig:
@@ -86,6 +88,26 @@ def joined(cfg: TrainConfig, place: Place) -> "World":
     return join(place, device)
 
 
+def agreed(world: "World", ready: "Ready") -> "Ready":
+    """Return the run with the precision that the first process found to be faster.
+
+    Raises ConfigError if another process would train with other code, text or starting weights.
+    """
+    trainer, making = world.of_first((ready.cfg.trainer, ready.making))
+
+    def check_making() -> None:
+        assert ready.making is not None
+        if found := differences(making, ready.making):
+            raise ConfigError(
+                "trainer.num_nodes",
+                f"{platform.node()} is not like the first machine: {', '.join(found)}; "
+                "give all machines the same",
+            )
+
+    world.together(check_making)
+    return replace(ready, cfg=replace(ready.cfg, trainer=trainer))
+
+
 def _check_gpus(cfg: TrainConfig, kind: str) -> None:
     import torch
 
@@ -106,9 +128,11 @@ def _start(processes: int, arguments: Sequence[str]) -> NoReturn:
         from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
         from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    # It tells of each process that it ends; ours say why themselves.
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    # It tells of each process that it ends; ours say why themselves. Its loggers have their own
+    # levels, and this process does nothing else.
+    logging.disable(logging.CRITICAL)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # each process sets its own number of threads
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", SAVING_SECONDS)
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -118,7 +142,7 @@ def _start(processes: int, arguments: Sequence[str]) -> NoReturn:
         local_addr="localhost",
         run_id=str(os.getpid()),
         max_restarts=0,
-        signals_to_handle="SIGTERM,SIGINT,SIGHUP",
+        signals_to_handle=",".join(number.name for number in handled_signals()),
     )
     try:
         elastic_launch(config, sys.executable)("-m", "gptattn.cli.process", *arguments)
@@ -145,12 +169,12 @@ def _lost(what: str) -> UserError:
 
 
 def ended_together(run: Callable[[], int | None], place: Place, debug: bool) -> int:
-    """As `ended`, for a process that may be one of several: what ends all is said by the first."""
+    """As `ended`, for a process that may be one of several: one of them says what ends all."""
     if place.size == 1:
         return ended(run, debug)
     # Else torch prints stack traces where another process has died; ours is one line.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
-    said: list[int] = []  # by this process, with this code
+    failed: list[bool] = []  # here; True: and said here
 
     def once() -> int | None:
         try:
@@ -161,36 +185,44 @@ def ended_together(run: Callable[[], int | None], place: Place, debug: bool) -> 
             return 130
         except BrokenPipeError:
             raise
+        except Elsewhere as end:
+            failed.append(False)
+            return int(end.code or 1)
         except Exception as error:
-            code = _said_elsewhere(error, place)
-            if code is None:
-                code = report(error, debug)
-                said.append(code)
-            return code
+            shown, code = _to_say(error, place)
+            failed.append(shown is not None)
+            return code if shown is None else report(shown, debug)
 
     code = ended(once, debug)
     with ending_at_once():
         from gptattn.machine.world import end_early, joined, leave
 
-    if said and place.first and not joined():
+    if failed == [True] and place.first and not joined():
         end_early(place, code)
-    return leave(code, own=bool(said))
+    return leave(code, speaks=failed[0] if failed else place.first)
 
 
-def _said_elsewhere(error: Exception, place: Place) -> int | None:
-    """Return the exit code for an error that another process says, or has said; else None."""
+def _to_say(error: Exception, place: Place) -> tuple[Exception | None, int]:
+    """Return what this process is to say of the error, if anything, and its exit code."""
+    code = getattr(as_user_error(error), "exit_code", 1)
     if place.first and "torch" not in sys.modules:
-        return None  # the error's line need not wait for torch
+        return error, code  # the error's line need not wait for torch
     with ending_at_once():
-        from gptattn.machine.world import end_early, fault, is_lost, joined, speaks
+        from gptattn.machine.world import end_early, first_to_fail, is_lost, joined, told
 
     if is_lost(error):
-        code = fault()
-        if code is None and place.first:
-            return report(_lost("another process of this run has died"))
-        return code or 1
-    if place.first or not isinstance(error, UserError) or speaks():
-        return None
-    if not joined():
-        return end_early(place)
-    return error.exit_code if isinstance(error, SAME) else None
+        known = told()
+        return _broken(error) if known is None and place.first else None, known or 1
+    if joined():
+        return error if first_to_fail() else None, code
+    early = None if place.first else end_early(place, code)
+    return (error, code) if early is None else (None, early)
+
+
+def _broken(error: Exception) -> UserError:
+    what = "another process of this run has died"
+    if "NCCL" in str(error):  # which fails for other reasons too
+        what = f"GPUs cannot exchange with each other ({str(error)[:300]})"
+    lost = _lost(what)
+    lost.__cause__ = error  # --debug shows it
+    return lost

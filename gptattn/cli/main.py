@@ -13,7 +13,6 @@ import signal
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from textwrap import fill
@@ -40,7 +39,7 @@ from gptattn.cli.compose import (
     to_train_config,
 )
 from gptattn.cli.jobs import quoted, run_folder, with_paths_quoted
-from gptattn.cli.launch import ended_together, joined, placed
+from gptattn.cli.launch import agreed, ended_together, joined, placed
 from gptattn.cli.resume_settings import allowed_packages, resume_argument, resumed
 from gptattn.errors import ConfigError, DataError, NumericError, RunFolderError
 from gptattn.machine.disk import check_room, refuse_link
@@ -61,6 +60,9 @@ if TYPE_CHECKING:
     from gptattn.machine.world import World
     from gptattn.runs.resume import Start
     from gptattn.training.precheck import Ready
+
+# May change when other processes go on with a run: each has its share of the CPUs.
+THREADS = ("trainer.threads",)
 
 
 def main(seeds: Mapping[int, Path] | None = None, *, beside_others: bool = False) -> NoReturn:
@@ -162,8 +164,9 @@ def _run(args: Namespace, beside_others: bool, place: Place) -> None:
     with composed(args.overrides, name, config_dir=args.config_dir) as cfg:
         typed, folder = _settings(cfg, place)
         world = joined(typed, place)
-        ready = _agreed(world, world.together(lambda: _ready(typed, folder)))
-        folder = world.of_first(folder.absolute()) if world.size > 1 else folder
+        ready = agreed(world, world.together(lambda: _ready(typed, folder)))
+        of_all = world.of_first(folder.absolute())  # a folder's name has a random part
+        folder = folder if world.first else of_all
         with contextlib.ExitStack() as lock:
             # Check the folder first: Hydra would write into it without a check.
             world.together(lambda: world.first and lock.enter_context(_new_run(folder)))
@@ -175,12 +178,6 @@ def _run(args: Namespace, beside_others: bool, place: Place) -> None:
                 world=world,
             )
             _as_hydras_job(cfg, folder, run, records=world.first)
-
-
-def _agreed(world: "World", ready: "Ready") -> "Ready":
-    """Return the run with the precision that the first process found to be faster."""
-    trainer = world.of_first(ready.cfg.trainer)
-    return replace(ready, cfg=replace(ready.cfg, trainer=trainer))
 
 
 def _as_hydras_job(
@@ -294,16 +291,19 @@ def _resume(folder: Path, overrides: Sequence[str], beside_others: bool, place: 
         from gptattn.runs.resume import find_start, start_at
 
     recorded = load_config(folder, allowed_packages(overrides))
-    world = joined(placed(resumed(recorded, overrides, None), place), place)
+    # Of the threads, the checkpoint knows whether they may change; it is chosen in one process.
+    world = joined(placed(resumed(recorded, overrides, None, free=THREADS), place), place)
     with contextlib.ExitStack() as lock:
         world.together(lambda: world.first and lock.enter_context(locked_run(folder, "resume")))
         found = world.together(lambda: find_start(folder, recorded) if world.first else None)
         source = world.of_first(None if found is None else found.source)
-        start = found or start_at(source)
-        cfg = placed(resumed(recorded, overrides, start.facts.get("threads")), place)
+        start = world.together(lambda: found or start_at(source))
+        others = start.facts.get("processes", world.size) != world.size
+        free = THREADS if others else ()
+        cfg = placed(resumed(recorded, overrides, start.threads(world.size), free=free), place)
         if cfg.tokenizer == recorded.tokenizer:
-            cfg = with_kept_tokenizer(cfg, RunFolder(folder))
-        ready = _agreed(world, world.together(partial(_ready_again, cfg, start)))
+            cfg = world.together(partial(with_kept_tokenizer, cfg, RunFolder(folder)))
+        ready = agreed(world, world.together(partial(_ready_again, cfg, start)))
         _train_and_report(ready, folder, start, beside_others, world)
 
 

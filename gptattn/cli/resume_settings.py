@@ -1,6 +1,6 @@
 """The settings of a resumed run: its recorded ones, with the few changes that are allowed."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -51,16 +51,23 @@ def allowed_packages(overrides: Sequence[str]) -> list[str]:
     return [str(name) for name in packages]
 
 
-def resumed(recorded: TrainConfig, overrides: Sequence[str], threads: int | None) -> TrainConfig:
+def resumed(
+    recorded: TrainConfig,
+    overrides: Sequence[str],
+    threads: int | None,
+    *,
+    free: Collection[str] = (),
+) -> TrainConfig:
     """Return the recorded settings with the overrides applied.
 
-    `threads` is the number of CPU threads that the run used, None if unknown. Raises ConfigError,
-    which names the field, for a change that is not allowed when a run resumes.
+    `threads` is the number of CPU threads that the run used, None if unknown. The settings in
+    `free` may change as well. Raises ConfigError, which names the field, for a change that is not
+    allowed when a run resumes.
     """
     settings = recorded
     given = [_parsed(override) for override in overrides]
     for override in given:
-        settings = _applied(settings, override, recorded, threads)
+        settings = _applied(settings, override, recorded, threads, free)
     kinds = [o.key_or_group.removeprefix("budget.") for o in given if o.value() is not None]
     kinds = [kind for kind in kinds if kind in BUDGETS]
     for other in BUDGETS:
@@ -81,7 +88,11 @@ def _parsed(override: str) -> Override:
 
 
 def _applied(
-    settings: TrainConfig, override: Override, recorded: TrainConfig, threads: int | None
+    settings: TrainConfig,
+    override: Override,
+    recorded: TrainConfig,
+    threads: int | None,
+    free: Collection[str],
 ) -> TrainConfig:
     key, known = override.key_or_group, list(dotted(asdict(recorded)))
     added = override.is_add() or override.is_force_add()
@@ -103,7 +114,7 @@ def _applied(
         raise ConfigError(key, f"is not a setting; {suggest(key, near)}")
     elif key != "trainer.threads" or value != threads:
         changed = _changed(settings, key, value)
-        if not meaning(key).resumes:
+        if not meaning(key).resumes and key not in free:
             before = _value(settings, key)
             before = threads or before if key == "trainer.threads" else before
             _compare(key, _value(changed, key), before)

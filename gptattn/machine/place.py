@@ -11,6 +11,10 @@ SRUN = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_NUM
 FIRST_PORT = 15_000  # of those that the number of a SLURM job chooses from
 
 
+class Elsewhere(SystemExit):
+    """Another process of the run has failed, and says why; this one only ends."""
+
+
 @dataclass(frozen=True)
 class Place:
     """Process `rank` of `size`, the `local_rank`-th of `local_size` on its machine, from 0."""

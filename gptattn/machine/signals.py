@@ -63,7 +63,6 @@ class StopRequest:
         self, most: Callable[[float], float] = lambda number: number, *, speaks: bool = True
     ) -> None:
         self.signum: int | None = None
-        self._listening = False
         self._most, self._speaks = most, speaks
 
     def asked(self) -> bool:
@@ -77,19 +76,11 @@ class StopRequest:
     def listening(self) -> Iterator[None]:
         """Handle the signals in this block; the earlier handlers come back at its end."""
         before = {number: signal.signal(number, self._note) for number in handled_signals()}
-        self._listening = True
         try:
             yield
         finally:
-            self._listening = False
             for number, handler in before.items():
                 signal.signal(number, handler)
-
-    def take_back(self) -> None:
-        """Inside `listening`, undo what a library has registered since for the same signals."""
-        if self._listening:
-            for number in handled_signals():
-                signal.signal(number, self._note)
 
     def _note(self, signum: int, frame: object) -> None:
         if self.signum is None:

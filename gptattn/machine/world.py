@@ -2,6 +2,8 @@
 
 import contextlib
 import datetime
+import os
+import time
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -11,7 +13,8 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from gptattn.machine.place import Place, as_torchrun
+from gptattn.errors import ConfigError
+from gptattn.machine.place import Elsewhere, Place, as_torchrun
 
 T = TypeVar("T")
 
@@ -19,15 +22,13 @@ MEETING = datetime.timedelta(minutes=10)  # for all processes to be there
 # A process may wait long for another, which reads a text or writes a sample: a hang is for the
 # watchdog to find. A process that has died is noticed at once: its connections close.
 PATIENCE = datetime.timedelta(days=1)
-# For the first process to say how the run ended. After a loss it may be the one that has died.
+# For the process that speaks to say how the run ended. After a loss it may be what has died.
 PARTING = datetime.timedelta(seconds=20)
 PARTING_LOST = datetime.timedelta(seconds=2)
-ENDED, FAULT = "ended", "fault"  # keys in the store: the exit codes
+LOOK_SECONDS = 0.02  # between two looks at who is there
+# Keys in the store: how many are there, how many have failed, and the exit code that was said.
+MET, FAILED, ENDED = "met", "failed", "ended"
 LOST = ("gloo", "Connection closed by peer", "Connection reset by peer", "NCCL", "Broken pipe")
-
-
-class Elsewhere(SystemExit):
-    """Another process of the run has failed, and says why; this one only ends."""
 
 
 class World:
@@ -38,7 +39,6 @@ class World:
 
     def __init__(self, place: Place, store: Store | None = None) -> None:
         self.place, self.store = place, store
-        self.speaks = False  # what ends the run has happened here first, and is to be said here
         self.lost = False  # another process has gone
 
     @property
@@ -114,7 +114,6 @@ class World:
         failed = [rank for rank, found in enumerate(codes) if found is not None]
         if failed and failed[0] == self.place.rank:
             assert error is not None
-            self.speaks = True
             raise error
         if failed:
             raise Elsewhere(codes[failed[0]])
@@ -129,13 +128,25 @@ _joined: list[World] = []  # the world of this process; torch has one for each p
 
 
 def join(place: Place, device: torch.device) -> World:
-    """Meet the other processes of the run; call `leave` at the end."""
+    """Meet the other processes of the run; call `leave` at the end.
+
+    Raises Elsewhere if one of them has ended instead, and ConfigError if they cannot meet.
+    """
     if place.size == 1:
         return ALONE
     if device.type == "cuda":
         torch.cuda.set_device(place.local_rank)
-    store = _met(place, MEETING)
+    try:
+        store = _met(place, MEETING)
+    except dist.DistError as error:
+        where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+        raise ConfigError(
+            "trainer.num_nodes",
+            f"the {place.size} processes have not met at {where} ({str(error).splitlines()[0]}); "
+            "start all of them, with a MASTER_ADDR and MASTER_PORT that each can reach",
+        ) from error
     _joined[:] = [World(place, store)]  # from here on, another process may be lost
+    _wait_for_all(place, store)
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
         store=PrefixStore("gptattn", store),
@@ -146,24 +157,41 @@ def join(place: Place, device: torch.device) -> World:
     return _joined[0]
 
 
+def _wait_for_all(place: Place, store: Store) -> None:
+    """Wait until all are there: to connect, gloo would wait as long as for a number."""
+    store.add(MET, 1)
+    begun = time.monotonic()
+    while store.add(MET, 0) < place.size:
+        if store.check([ENDED]):
+            raise Elsewhere(int(store.get(ENDED)))
+        if time.monotonic() - begun > MEETING.total_seconds():
+            raise dist.DistError("the other processes have not come")
+        time.sleep(LOOK_SECONDS)
+
+
 def _met(place: Place, timeout: datetime.timedelta) -> Store:
     as_torchrun(place)
     store, _, _ = next(rendezvous("env://", place.rank, place.size, timeout=timeout))
     return store
 
 
-def end_early(place: Place, code: int | None = None) -> int | None:
-    """Before `join`, let the first process say to the others that the run has ended, with `code`.
+def end_early(place: Place, code: int) -> int | None:
+    """Before `join`, tell the others that the run has ended, with `code`.
 
-    Returns the code in the others; None if it says nothing.
+    Any process but the first one waits for it to tell: returns its code, None if it does not.
     """
     with contextlib.suppress(RuntimeError):
         store = _met(place, PARTING)
         if place.first:
             store.set(ENDED, str(code))
-        else:
+            return None
+        try:
             store.wait([ENDED], PARTING)
-        return int(store.get(ENDED))
+            return int(store.get(ENDED))
+        except dist.DistNetworkError:  # it has told, and ended with the store
+            return code
+        except dist.DistStoreError:
+            store.set(ENDED, str(code))
     return None
 
 
@@ -181,40 +209,45 @@ def is_lost(error: BaseException) -> bool:
     return True
 
 
-def speaks() -> bool:
-    """Whether what ends the run has happened in this process first, for it to say."""
-    return bool(_joined) and _joined[0].speaks
+def first_to_fail() -> bool:
+    """Whether no process has asked this before: the one that says an error which all have."""
+    with contextlib.suppress(RuntimeError):  # the store may be gone with its process
+        return _store().add(FAILED, 1) == 1
+    return False
 
 
-def fault() -> int | None:
-    """Return the exit code of a process that has failed by itself and said so; None without one."""
+def told() -> int | None:
+    """Return the exit code with which a process says that the run has ended; None if none has."""
     with contextlib.suppress(RuntimeError):
-        if _joined and (store := _joined[0].store) is not None and store.check([FAULT]):
-            return int(store.get(FAULT))
+        if _store().check([ENDED]):
+            return int(_store().get(ENDED))
     return None
 
 
-def leave(code: int, *, own: bool = False) -> int:
+def _store() -> Store:
+    store = _joined[0].store
+    assert store is not None
+    return store
+
+
+def leave(code: int, *, speaks: bool) -> int:
     """End this process's part in the run, and return its exit code.
 
-    A process that fails lets the first one speak before it ends, since a launcher ends all others
-    when one has ended. `own`: it has failed by itself and has said so.
+    `speaks`: it has said why the run ends. Another one that fails waits for that, since a launcher
+    ends all when one has ended.
     """
     if not _joined:
         return code
-    world = _joined.pop()
-    assert world.store is not None
-    with contextlib.suppress(RuntimeError):  # the store may be gone with its process
-        if own:
-            world.store.set(FAULT, str(code))
-        if world.first:
-            world.store.set(ENDED, str(code))
-        elif code != 0 and not own:
+    store, world = _store(), _joined.pop()
+    with contextlib.suppress(RuntimeError):
+        if speaks:
+            store.set(ENDED, str(code))
+        elif code != 0:
             # NCCL would wait for a process that has died.
             if dist.is_initialized() and dist.get_backend() == "gloo":
                 dist.destroy_process_group()
-            world.store.wait([ENDED], PARTING_LOST if world.lost else PARTING)
-            code = int(world.store.get(ENDED)) or code
+            store.wait([ENDED], PARTING_LOST if world.lost else PARTING)
+            code = int(store.get(ENDED)) or code
     if code == 0:
         dist.destroy_process_group()
     return code

@@ -37,13 +37,21 @@ class Start:
         """Return the weights by their names in the model. Raises KeyError at step 0."""
         return self.content["weights"]
 
+    def threads(self, processes: int) -> int | None:
+        """Return the CPU threads that each of so many processes had; None if others took the steps.
+
+        Their number changes the last bits, so it is used again.
+        """
+        same = self.facts.get("processes") == processes
+        return self.facts.get("threads") if same else None
+
 
 def facts_of(
     data: RunData, device: torch.device, threads: int, processes: int = 1
 ) -> dict[str, Any]:
     """Return the facts that a checkpoint records, because a resumed run is compared with them.
 
-    The number of threads is not compared but used again, since it changes the last bits.
+    The number of threads is not compared: see `Start.threads`.
     """
     return {
         "text_sha256": data.text_hash,

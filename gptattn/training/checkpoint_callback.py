@@ -102,18 +102,12 @@ class Checkpoints(Checkpoint):
             ) from error
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
-        # Lightning's own handler of SIGTERM would end a run with exit code 0 and nothing saved, if
-        # the signal came after our check at the end of a step and before Lightning's.
-        self.stop.take_back()
         if self._generators is not None:
             pl_module.skip_replayed_step = not self._validated
             # As late as possible, so that nothing draws from them before the first step.
             restore_generators(self._generators)
             self._generators = None
         self._restoring = False
-
-    def on_validation_start(self, trainer: L.Trainer, pl_module: Any) -> None:
-        self.stop.take_back()
 
     def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
         self._stop_if_asked(trainer)

@@ -180,7 +180,7 @@ def _trainer(
         assert budget.seconds is not None
         every = {"seconds": budget.seconds / cfg.validation.count}
     place = built.world.place
-    return L.Trainer(
+    trainer = L.Trainer(
         accelerator=built.device.type,
         devices=place.local_size,
         num_nodes=place.nodes,
@@ -200,6 +200,11 @@ def _trainer(
         enable_model_summary=False,
         use_distributed_sampler=False,
     )
+    # Signals are for `StopRequest`. Lightning's handler would end a run with exit code 0 and leave
+    # nothing saved. Its flag is exchanged in each step, for which a GPU's host waits.
+    trainer._signal_connector.register_signal_handlers = lambda: None
+    trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None
+    return trainer
 
 
 def _strategy(world: World) -> Strategy | str:

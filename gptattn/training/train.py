@@ -80,7 +80,7 @@ def train_ready(
             "been started; leave out -m, or use trainer.devices=1",
         )
     trainer, watchdog = ready.cfg.trainer, Watchdog(ready.cfg.hang_seconds)
-    asked = trainer.threads if start is None else start.facts.get("threads", trainer.threads)
+    asked = (start or Start()).threads(world.size) or trainer.threads
     if asked is None and world.place.local_size > 1:
         asked = max(1, usable_cpus() // world.place.local_size)
     how = computing(asked, trainer.matmul_precision, trainer.deterministic, ready.device)
@@ -128,7 +128,7 @@ def _assembled_and_fit(
     elif ready.origin is not None:
         begin_from(ready.origin, model, cfg)
         ready.origin.model.to("meta")  # frees its memory for the training
-    summary = folder.finished()
+    summary = world.of_first(folder.finished())
     if check_budget(start, budget) and summary is not None:
         console.print(
             f"already finished after {start.step} steps; give a larger budget to continue"

@@ -1,19 +1,22 @@
 """A run's processes: those of torchrun and srun, and those that the command starts itself."""
 
+import logging
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from building import settings
 from ranks import SHARED
-from support import command, rows, tiny
+from support import command, process_state, rows, tiny
+from torch.distributed.launcher.api import LaunchConfig
 from tortures.bench import LIMIT_SECONDS
 
-from gptattn.cli.launch import placed
+from gptattn.cli.launch import _start, placed
 from gptattn.errors import ConfigError
 from gptattn.machine.place import Place, as_torchrun, first_node, place_here
 
@@ -119,6 +122,29 @@ def test_several_machines_need_a_start_on_each(
     assert "torchrun --nnodes=2 --nproc-per-node=2 train.py" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("hangs_up", "handled"), [(True, "SIGINT,SIGTERM,SIGHUP"), (False, "SIGINT,SIGTERM")]
+)
+def test_a_run_under_nohup_outlives_its_terminal(
+    hangs_up: bool, handled: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[LaunchConfig] = []
+
+    def elastic_launch(config: LaunchConfig, program: str) -> Callable[..., None]:
+        started.append(config)
+        return lambda *arguments: None
+
+    monkeypatch.setattr("torch.distributed.launcher.api.elastic_launch", elastic_launch)
+    monkeypatch.setattr(logging.root.manager, "disable", 0)  # so that it is set back
+    with process_state():
+        signal.signal(signal.SIGHUP, signal.SIG_DFL if hangs_up else signal.SIG_IGN)
+        with pytest.raises(SystemExit) as end:
+            _start(2, ["attn=mha"])
+    assert end.value.code == 0
+    assert started[0].signals_to_handle == handled
+    assert started[0].nproc_per_node == 2
+
+
 def launched(folder: Path, *launcher: str) -> "subprocess.Popen[bytes]":
     """A run that goes on until it is stopped."""
     arguments = tiny(folder, *SHARED, "budget.steps=100000", "validation.count=10000")
@@ -152,6 +178,7 @@ def test_a_launcher_that_is_stopped_leaves_a_saved_run_and_no_process(
     process.send_signal(signal.SIGTERM)
     assert process.wait(LIMIT_SECONDS) == code, log.read_text()
     assert log.read_text().count("holds step") == 1
+    assert code == 1 or "death signal" not in log.read_text()  # torchrun adds its own lines
     last = rows(tmp_path / "run")[-1]["step"]
     assert (checkpoints / f"step={last}.safetensors").exists()
     assert not [pid for pid in Path("/proc").glob("[0-9]*") if str(tmp_path) in _command(pid)]

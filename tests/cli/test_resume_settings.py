@@ -38,6 +38,17 @@ def test_a_change_that_would_make_another_run_is_refused(
     assert content(stopped / "run") == before
 
 
+def test_the_threads_that_a_run_has_used_may_be_given(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = train(tmp_path, *SIX, "trainer.threads=null")
+    used = summary(run)["environment"]["threads"]
+    more = "resume=run", "budget.steps=7"
+    assert command(tmp_path, *more, f"trainer.threads={used + 1}") == 2
+    assert f"trainer.threads: is {used} in this run" in capfd.readouterr().err
+    assert command(tmp_path, *more, f"trainer.threads={used}") == 0
+
+
 def test_another_text_in_its_place_is_refused(
     stopped: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -174,12 +174,15 @@ def test_a_run_resumes_with_another_number_of_processes(
     before: int, after: int, tmp_path: Path
 ) -> None:
     stopped_after(2, tmp_path / "changed", size=before)
-    ranks = resumed(tmp_path / "changed", f"trainer.devices={after}", size=after)
+    threads = before  # of each, which may change with the number of processes
+    changes = f"trainer.devices={after}", f"trainer.threads={threads}"
+    ranks = resumed(tmp_path / "changed", *changes, size=after)
     told = [line for line in ranks.text().splitlines() if line.startswith("warning: ")]
     assert len(told) == 1
     assert told[0].startswith("warning: trainer.devices: ")
     run = tmp_path / "changed" / "run"
     assert config(run)["trainer"]["devices"] == after
+    assert summary(run)["environment"]["threads"] == threads
     assert_alike(run, trained(tmp_path / "one", size=1))
 
 
