@@ -68,14 +68,15 @@ class LedgerSweeper(BasicSweeper):
         jobs = jobs_of(loader, [*self._parse_config(), *arguments], self.variants, self._rungs())
         home = Path(self.config.hydra.sweep.dir)
         check_one_until(jobs, self.config.sweep.until)
+        shared = bool(self.config.sweep.shared)
         if self.config.sweep.until is None:
-            return self._swept(jobs, Ledger(home)).returns()
+            return self._swept(jobs, Ledger(home, shared=shared)).returns()
         if self.uptrain is not None:
             raise ConfigError("sweep.until", "has no place beside uptrain; leave one out")
         tuning = {self.tune["seed"]} if self.tune is not None and "seed" in self.tune else set()
         until = Until(home, tuning)
         # No other sweep comes between the stages, and `compare.py --watch` waits for the second.
-        with closing(Ledger(home, keeps=True)) as ledger:
+        with closing(Ledger(home, keeps=True, shared=shared)) as ledger:
             first = self._swept(jobs, ledger, until.begin)
             if not first.complete or not first.results:
                 return first.returns()
@@ -114,7 +115,7 @@ class LedgerSweeper(BasicSweeper):
             return run_sweep(
                 plans,
                 ledger,
-                self._launch,
+                partial(self._launch, ledger),
                 in_processes=in_processes,
                 estimate=estimator.timing if estimator is not None else None,
                 later=later,
@@ -236,7 +237,7 @@ class LedgerSweeper(BasicSweeper):
 
         return UptrainStage(follow)
 
-    def _launch(self, plans: Sequence[Plan]) -> Sequence[JobReturn]:
+    def _launch(self, ledger: Ledger, plans: Sequence[Plan]) -> Sequence[JobReturn]:
         from gptattn.cli.jobs import job_of
 
         assert self.launcher is not None
@@ -248,7 +249,7 @@ class LedgerSweeper(BasicSweeper):
         for start in range(0, len(plans), size):
             some = plans[start : start + size]
             if isinstance(self.launcher, ProcessLauncher):
-                returns += self.launcher.run(some, self.end)
+                returns += self.launcher.run(some, self.end, ledger)
             else:
                 jobs = [job_of(plan, home) for plan in some]
                 returns += self.launcher.launch(jobs, initial_job_idx=start)
@@ -274,14 +275,16 @@ class ProcessLauncher(Launcher):
         )
         return self.run([plan for _, plan in plans])
 
-    def run(self, plans: Sequence[Plan], until: float = math.inf) -> Sequence[JobReturn]:
-        """Like `launch`, for runs that are planned already; for `until` see `processes.run_all`."""
+    def run(
+        self, plans: Sequence[Plan], until: float = math.inf, ledger: Ledger | None = None
+    ) -> Sequence[JobReturn]:
+        """Like `launch`, for planned runs; for the others see `run_in_processes`."""
         from gptattn.cli.jobs import worker_command
         from gptattn.sweep.run_processes import run_in_processes
 
         returns = []
         command = partial(worker_command, self.config)
-        for plan, result in run_in_processes(plans, command, until):
+        for plan, result in run_in_processes(plans, command, until, ledger):
             failed = isinstance(result, Exception)
             status = JobStatus.FAILED if failed else JobStatus.COMPLETED
             returns.append(JobReturn(overrides=plan.overrides, _return_value=result, status=status))

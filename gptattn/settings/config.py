@@ -152,7 +152,7 @@ class SweepConfig:
     `jobs`: processes at a time; None is as `auto`. `vectorize`: one process trains so many seeds of
     a variant as one model; None: each alone. `minutes`: stop after so many, to go on another time.
     `until`: half the width, in nats, that each difference's interval is to have; up to `max_seeds`
-    follow to reach it.
+    follow to reach it. `shared`: the same command on other machines takes some of the runs.
     `fresh`: repeat finished runs. `keep_stale`: runs made with other code, text or starting weights
     count as finished too.
     """
@@ -164,6 +164,7 @@ class SweepConfig:
     vectorize: int | None = field(default=None, metadata=within(above=0, most=1024))
     until: float | None = field(default=None, metadata=within(least=1e-6, most=100))
     max_seeds: int = field(default=50, metadata=POSITIVE)
+    shared: bool = False
 
 
 @dataclass

@@ -84,6 +84,21 @@ def _check_alone(cfg: TrainConfig) -> None:
         )
 
 
+def check_shared(plans: Sequence[Plan], in_processes: bool) -> None:
+    """Raise ConfigError for runs that one machine cannot take over from another."""
+    cfgs = [plan.cfg for plan in plans]
+    for refused, why in (
+        (not in_processes, "needs launcher=processes; leave one of them out"),
+        (cfgs[0].sweep.vectorize, "takes single runs; leave sweep.vectorize out"),
+        (
+            not all(cfg.checkpoint for cfg in cfgs),
+            "needs checkpoints, from which another machine goes on; leave checkpoint=false out",
+        ),
+    ):
+        if refused:
+            raise ConfigError("sweep.shared", why)
+
+
 def followers(first: Sequence[Plan], made: Mapping[Path, Path], follow: Follow) -> list[Plan]:
     """Return the checked plans of the second stage.
 

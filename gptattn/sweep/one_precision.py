@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from gptattn.errors import ConfigError
 from gptattn.machine.console import make_console
 from gptattn.machine.device import resolve_device
 from gptattn.runs.folder import CONFIG, RunFolder
@@ -50,6 +51,12 @@ class OnePrecision:
         asking = [plan for plan in plans if plan.cfg.trainer.precision == "auto"]
         if not asking:
             return list(plans)
+        if asking[0].cfg.sweep.shared:
+            raise ConfigError(
+                "trainer.precision",
+                "auto may come out differently on each machine of sweep.shared; give 32-true or "
+                "bf16-mixed",
+            )
         if self._chosen is None:
             self._chosen = self._kept(asking)
             if self._chosen is None:

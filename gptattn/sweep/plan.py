@@ -1,5 +1,8 @@
 """The planned runs of a sweep, and which of them are done, according to the run folders alone."""
 
+import hashlib
+import json
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -214,6 +217,18 @@ def folders_diverged(plans: Sequence[Plan]) -> set[Path]:
         if any(not _making_difference(run, plan) for run in runs):
             found.add(plan.folder)
     return found
+
+
+def in_round(plan: Plan, word: str) -> Plan:
+    """Return the plan in the folder that every machine of this round gives to just this run.
+
+    In the folder's name, its digits take the place of the random ones.
+    """
+    made = plan.making and (plan.making.text, plan.making.device, plan.making.code)
+    same = [word, settings_key(asdict(plan.cfg)), plan.overrides, made]
+    digest = hashlib.sha256(json.dumps(same, sort_keys=True).encode()).hexdigest()[:6]
+    name = re.sub(r"_[0-9a-f]{6}$", f"_{digest}", plan.folder.name)
+    return replace(plan, folder=plan.folder.with_name(name))
 
 
 def without_repeats(plans: Sequence[Plan]) -> list[Plan]:

@@ -7,7 +7,7 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Protocol
@@ -51,6 +51,7 @@ class Outcome:
     exit: int
     reason: str
     seconds: float
+    host: str = ""  # of a run that ended elsewhere
 
     @property
     def done(self) -> bool:
@@ -68,6 +69,24 @@ class TimeOver(BaseException):
 
     It is not an Exception, so that code which catches those lets it through.
     """
+
+
+class Queue:
+    """The works that have not ended, in order."""
+
+    def __init__(self, works: Sequence[Work]) -> None:
+        self._waiting = list(works)
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def take(self) -> tuple[Work, IO[bytes] | None] | None:
+        """Return the next work, perhaps with its log opened; None if there is none to take now."""
+        return (self._waiting.pop(0), None) if self._waiting else None
+
+    def ended_elsewhere(self) -> Iterable[tuple[Work, Outcome]]:
+        """Drop and return the works that others have done, or failed to do."""
+        return ()
 
 
 class Watcher(Protocol):
@@ -95,6 +114,7 @@ def run_all(
     watcher: Watcher,
     until: float = math.inf,
     server: ForkServer | None = None,
+    queue: Queue | None = None,
 ) -> list[Outcome]:
     """Run all works in order, at most `slots` at once. Return each run's outcome, in that order.
 
@@ -102,17 +122,22 @@ def run_all(
     process does not matter then. On any exception, such as an interrupt, the processes get SIGTERM,
     after GRACE_SECONDS SIGKILL, and the exception is raised again. Raises TimeOver while runs are
     left when `time.monotonic()` reaches `until`. `server` starts the processes, if it lives.
+    `queue` has the works if others take some of them.
     """
-    waiting, outcomes = list(reversed(works)), dict.fromkeys(f for work in works for f in work.runs)
+    queue = Queue(works) if queue is None else queue
+    outcomes = dict.fromkeys(folder for work in works for folder in work.runs)
     active: list[_Process] = []
     try:
-        while waiting or active:
+        while queue or active:
             if time.monotonic() >= until:
                 raise TimeOver
-            while waiting and len(active) < slots:
-                work = waiting.pop()
+            for work, outcome in queue.ended_elsewhere():
+                outcomes[outcome.folder] = outcome
+                watcher.ended(work, outcome)
+            while len(active) < slots and (taken := queue.take()) is not None:
+                work, log = taken
                 try:
-                    active.append(_start(work, server))
+                    active.append(_start(work, server, log))
                 except (OSError, UserError) as error:
                     for folder in work.runs:
                         outcome = _unstarted(folder, error)
@@ -126,20 +151,28 @@ def run_all(
                 active.remove(process)
                 for outcome in _outcomes(process):
                     outcomes[outcome.folder] = _ended(process.work, outcome, ledger, watcher)
+                _close(process)
             watcher.running([process.work for process in active])
             if active:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     active[0].popen.wait(POLL_SECONDS)
+            elif queue:
+                time.sleep(POLL_SECONDS)
     except BaseException:
         _stop(active, ledger)
         raise
     return [outcome for outcome in outcomes.values() if outcome is not None]
 
 
-def _start(work: Work, server: ForkServer | None) -> _Process:
+def open_log(work: Work) -> IO[bytes]:
+    """Make the folders of the work, and open the file for what it prints."""
     for folder in work.runs:
         folder.mkdir(parents=True, exist_ok=True)
-    log = open_to_append(RunFolder(work.folder).console_file)
+    return open_to_append(RunFolder(work.folder).console_file)
+
+
+def _start(work: Work, server: ForkServer | None, log: IO[bytes] | None) -> _Process:
+    log = open_log(work) if log is None else log
     kills = memory_kills()
     stdin, alive = os.pipe()
     try:
@@ -177,7 +210,6 @@ def _unstarted(folder: Path, error: Exception) -> Outcome:
 def _outcomes(process: _Process) -> list[Outcome]:
     process.popen.wait()
     seconds = time.monotonic() - process.start
-    _close(process)
     return [_outcome(process, folder, seconds) for folder in process.work.runs]
 
 
@@ -252,11 +284,11 @@ def _stop(active: Sequence[_Process], ledger: Ledger) -> None:
             except subprocess.TimeoutExpired:
                 _signal(process, signal.SIGKILL)
                 process.popen.wait()
-            _close(process)
             for folder in process.work.runs:
                 # The run may have finished before the signal.
                 state = "done" if RunFolder(folder).done else "interrupted"
                 ledger.note(folder.name, state, exit=process.popen.returncode)
+            _close(process)
 
 
 def _signal(process: _Process, number: int) -> None:

@@ -3,26 +3,31 @@
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from gptattn.machine.console import make_console, span
 from gptattn.machine.device import resolve_device
 from gptattn.runs.folder import RunFolder
+from gptattn.sweep.claims import SharedQueue
 from gptattn.sweep.fork_server import ForkServer, can_fork
 from gptattn.sweep.ledger import Ledger
 from gptattn.sweep.plan import Plan
-from gptattn.sweep.processes import Outcome, Work, run_all
+from gptattn.sweep.processes import Outcome, Queue, Work, run_all
 from gptattn.sweep.sharing import BESIDE_OTHERS, slots, threads_each, time_to_end
 from gptattn.sweep.sweep_progress import SweepProgress
 from gptattn.sweep.vectorize import grouped, seeds_argument
 
 
 def run_in_processes(
-    plans: Sequence[Plan], command: Callable[[Plan], list[str]], until: float = math.inf
+    plans: Sequence[Plan],
+    command: Callable[[Plan], list[str]],
+    until: float = math.inf,
+    sweep: Ledger | None = None,
 ) -> Iterator[tuple[Plan, float | Exception]]:
     """Run each plan in its own process. Yield the plan with its final validation loss or its error.
 
     A run that ended out of memory is run once more, alone, after all others. For `until` see
-    `run_all`.
+    `run_all`. `sweep`: the ledger of the whole sweep, which other machines may share.
     """
     groups = grouped(plans)
     parallel = min(slots(plans[0].cfg), len(groups))
@@ -31,19 +36,33 @@ def run_in_processes(
     known = all(plan.seconds is not None for plan in plans)
     console = make_console()
     console.print(_announced(len(plans), works, parallel, known))
-    ledger = Ledger(plans[0].folder.parent)
+    home = plans[0].folder.parent
+    ledger = Ledger(home) if sweep is None else sweep.of(home)
+    noted = {line["run"] for line in ledger.this_round()} if ledger.shared else set()
     for plan in plans:
-        ledger.note(plan.folder.name, "submitted", overrides=plan.overrides)
+        if plan.folder.name not in noted:
+            ledger.note(plan.folder.name, "submitted", overrides=plan.overrides)
+    by_folder = {plan.folder: plan for plan in plans}
+
+    def queue(works: Sequence[Work], jobs: int, tries: int) -> Queue:
+        def again(work: Work) -> Work:
+            return _work([by_folder[work.folder]], command, jobs)
+
+        tell = partial(console.print, markup=False, soft_wrap=True)
+        return SharedQueue(works, ledger, again, tell, tries) if ledger.shared else Queue(works)
+
     shown = SweepProgress(console, works, parallel, known=known)
     with shown as progress, _server(plans) as server:
-        ended = run_all(works, parallel, ledger, progress, until, server)
+        own = queue(works, plans[0].together or parallel, 1)
+        ended = run_all(works, parallel, ledger, progress, until, server, own)
         outcomes = {outcome.folder: outcome for outcome in ended}
         short = [
             plan for plan in plans if outcomes[plan.folder].out_of_memory and _can_start_again(plan)
         ]
         again = [_work([plan], command, 1) for plan in short]
         progress.retrying(again)
-        for outcome in run_all(again, 1, ledger, progress, until, server):
+        own = queue(again, 1, 2)
+        for outcome in run_all(again, 1, ledger, progress, until, server, own):
             outcomes[outcome.folder] = outcome
     ledger.warn_unwritten()
     for plan in plans:

@@ -15,7 +15,7 @@ from gptattn.errors import ConfigError, SweepError, UserError
 from gptattn.machine.console import make_console
 from gptattn.runs.folder import begun_below
 from gptattn.runs.sweep_states import read_ledger
-from gptattn.sweep.checks import checked
+from gptattn.sweep.checks import check_shared, checked
 from gptattn.sweep.design import design_words
 from gptattn.sweep.end_tables import print_end
 from gptattn.sweep.estimate import Estimate
@@ -73,14 +73,16 @@ def run_sweep(
         raise ConfigError(
             "sweep.vectorize", f"{sweep.vectorize} needs launcher=processes; leave one of them out"
         )
+    if ledger.shared:
+        check_shared(first, in_processes)
     console = make_console()
-    ready = partial(stages_of, first, folder, in_processes, later)
+    ready = partial(stages_of, first, ledger, in_processes, later)
     # Without a folder nothing is done yet: plan before the ledger makes the folder, so that an
     # error leaves none behind.
     stages = None if folder.is_dir() else ready()
     with ledger:
         # Look for finished runs under the lock: another sweep may have just added some.
-        if stages is None or begun_below(folder):
+        if stages is None or ledger.shared or begun_below(folder):
             stages = ready()
         _announce(console, folder, stages)
         end = _End()

@@ -11,11 +11,13 @@ from typing import Protocol
 
 from gptattn.machine.disk import check_room
 from gptattn.runs.folder import RunFolder
+from gptattn.sweep.ledger import Ledger
 from gptattn.sweep.plan import (
     Found,
     Plan,
     folders_diverged,
     folders_done,
+    in_round,
     with_resumable_folders,
 )
 
@@ -106,7 +108,7 @@ def is_done(plan: Plan) -> bool:
 
 
 def stages_of(
-    first: Sequence[Plan], folder: Path, in_processes: bool, later: Later | None
+    first: Sequence[Plan], ledger: Ledger, in_processes: bool, later: Later | None
 ) -> Stages:
     """Return the plans of both stages with their final folders, and the existing runs.
 
@@ -116,6 +118,8 @@ def stages_of(
     found = Found({}, {})
 
     def looked_up(plans: list[Plan], with_weights: bool = False) -> list[Plan]:
+        if "round" in ledger.facts:
+            plans = [in_round(plan, ledger.facts["round"]) for plan in plans]
         if sweep.fresh:
             return plans
         more = folders_done(plans, keep_stale=sweep.keep_stale, with_weights=with_weights)
@@ -134,5 +138,5 @@ def stages_of(
         stages.second = later.expected(stages)
     # A resumed run already takes its room on the disk.
     new = [plan for plan in stages.todo(stages.everything) if not plan.begun]
-    check_room(folder, sum(plan.bytes_on_disk for plan in new))
+    check_room(ledger.folder, sum(plan.bytes_on_disk for plan in new))
     return stages

@@ -82,6 +82,7 @@ class SweepProgress:
         if work is not self._last:
             self._last, self._done = work, self._done + work.weight
         end = f"{_loss(outcome.folder)}{span(outcome.seconds)}" if outcome.done else outcome.reason
+        end += f", on {outcome.host}" if outcome.host else ""
         state = "done" if outcome.done else "FAILED"
         line = f"[{self.ended_runs}/{self.total}] {state} {outcome.folder.name}: {end}"
         left = self._left(self._done) if self.ended_runs < self.total else 0.0
