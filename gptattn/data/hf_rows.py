@@ -6,14 +6,14 @@ from typing import Any
 
 from gptattn.data.prepare import PART_BYTES, PartedText
 from gptattn.data.segments import (
-    ArrowRows,
     HubRows,
     Segment,
+    arrow_segments,
     grouped,
     json_segments,
     parquet_segments,
 )
-from gptattn.data.text import expanded
+from gptattn.data.text import expanded, is_hidden
 from gptattn.errors import ConfigError, DataError
 from gptattn.machine.disk import REFUSALS
 
@@ -45,11 +45,15 @@ def rows(
             "data.name", "give data.name=owner/name of the hub, or data.path=FILE_OR_FOLDER"
         )
     if path is not None:
-        side = "train" if val_path else None
-        segments = _local(path, "data.path", side, text_field)
-        segments += _local(val_path, "data.val_path", "val", text_field) if val_path else []
+        if val_split:
+            raise ConfigError("data.val_split", "is of data.name; give data.val_path=FILE")
+        segments = _local(path, val_path, text_field)
         return PartedText(grouped(segments, PART_BYTES), val_fraction, path)
     assert name is not None
+    if val_path:
+        raise ConfigError("data.val_path", "is of data.path; give data.val_split=NAME")
+    if val_split == split:
+        raise ConfigError("data.val_split", f"{split} is trained on; give another split")
     side = "train" if val_split else None
     where = (name, config, revision)
     segments = _hub(*where, split, side, text_field, streaming)
@@ -57,33 +61,46 @@ def rows(
     return PartedText(grouped(segments, PART_BYTES), val_fraction, name)
 
 
-def _local(path: str, field: str, side: str | None, text_field: str) -> list[Segment]:
+def _local(path: str, val_path: str | None, text_field: str) -> list[Segment]:
+    held_out = _files(val_path, "data.val_path") if val_path else []
+    apart = {file.resolve() for file in held_out}
+    files = [file for file in _files(path, "data.path") if file.resolve() not in apart]
+    if not files:
+        raise DataError(
+            "data.val_path", f"{val_path} holds out all of data.path; give a part of it"
+        )
+    sides = [*((file, "train" if val_path else None) for file in files)]
+    sides += ((file, "val") for file in held_out)
+    return [segment for file, side in sides for segment in _of_file(file, side, text_field)]
+
+
+def _files(path: str, field: str) -> list[Path]:
+    """Return the files at or below the path, without hidden ones."""
     root = expanded(path, field)
     if not root.exists():
         raise DataError(field, f"{root} does not exist; give a file or a folder")
-    files = sorted(root.rglob("*")) if root.is_dir() else [root]
-    files = [file for file in files if file.suffix in SUFFIXES and file.name not in NOTES]
+    files = [root]
+    if root.is_dir():
+        files = [file for file in sorted(root.rglob("*")) if not is_hidden(file, root)]
+    files = [f for f in files if f.suffix in SUFFIXES and f.name not in NOTES and f.is_file()]
     if not files:
         raise DataError(
             field, f"{root} has no {', '.join(SUFFIXES)}; for plain text, use data=text"
         )
-    return [segment for file in files for segment in _of_file(file, field, side, text_field)]
+    return files
 
 
-def _of_file(file: Path, field: str, side: str | None, text_field: str) -> Sequence[Segment]:
+def _of_file(file: Path, side: str | None, text_field: str) -> Sequence[Segment]:
     kind = SUFFIXES[file.suffix]
     if kind == "json":
         return json_segments(file, PART_BYTES, side, text_field)
     try:
-        import pyarrow
+        import pyarrow  # noqa: F401
     except ImportError:
         raise _lacking() from None
-    try:
-        if kind == "parquet":
-            return parquet_segments(file, side, text_field)
-        return [ArrowRows(file, side, text_field, file.stat().st_size)]
-    except pyarrow.ArrowInvalid as error:
-        raise DataError(field, f"{file} cannot be read ({str(error).splitlines()[0]})") from None
+    if kind == "parquet":
+        return parquet_segments(file, side, text_field)
+    return arrow_segments(file, PART_BYTES, side, text_field)
 
 
 def _lacking() -> ConfigError:
@@ -124,10 +141,12 @@ def _hub(
             "data.text_field", f"{name} has no field {text_field!r}, only {', '.join(names)}"
         )
     cut = _streamed if streaming else _held
-    return list(cut(loaded, f"{name} {config} {split} {state}", side, text_field))
+    return list(cut(loaded, name, f"{name} {config} {split} {state}", side, text_field))
 
 
-def _held(loaded: Any, told: str, side: str | None, text_field: str) -> Iterator[Segment]:
+def _held(
+    loaded: Any, name: str, told: str, side: str | None, text_field: str
+) -> Iterator[Segment]:
     """Yield rows that are on the disk, in segments of about PART_BYTES."""
     column = loaded.select_columns(text_field)
     size = int(column.data.nbytes)
@@ -135,15 +154,18 @@ def _held(loaded: Any, told: str, side: str | None, text_field: str) -> Iterator
     files = sorted(file["filename"] for file in loaded.cache_files)  # named after their content
     for i in range(count):
         part = column.shard(count, i, contiguous=True)
-        yield HubRows(part, f"{told} {files} {i}/{count}", side, text_field, size // count)
+        which = f"{told} {files} {i}/{count}"
+        yield HubRows(part, name, which, side, text_field, size // count)
 
 
-def _streamed(loaded: Any, told: str, side: str | None, text_field: str) -> Iterator[Segment]:
+def _streamed(
+    loaded: Any, name: str, told: str, side: str | None, text_field: str
+) -> Iterator[Segment]:
     """Yield rows that come over the network, in as many segments as there are files."""
     size, count = loaded.info.dataset_size or 0, loaded.num_shards
     for i in range(count):
         part = loaded.shard(count, i).select_columns(text_field)
-        yield HubRows(part, f"{told} {i}/{count}", side, text_field, size // count)
+        yield HubRows(part, name, f"{told} {i}/{count}", side, text_field, size // count)
 
 
 def _state(name: str, revision: str | None) -> str:

@@ -10,6 +10,7 @@ import json
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -48,6 +49,8 @@ from gptattn.machine.telling import telling, told
 PART_BYTES = 2**25  # of text, in a part
 PLAN = "plan.json"
 DONE = "part_{:06d}.json"
+LOCK = ".lock"
+TICK_SECONDS = 1.0
 DOCUMENT = b"\0"  # stands before each document in the text's hash
 
 
@@ -66,7 +69,11 @@ class PartedText:
 
     @cached_property
     def keys(self) -> str:
-        """A hash of all that decides what the text is, and what of it is held out."""
+        """A hash of all that decided what the text is, and what of it is held out."""
+        return self.keys_now()
+
+    def keys_now(self) -> str:
+        """Return `keys` anew: another one if a file has changed."""
         keys = [[segment.key() for segment in part] for part in self.parts]
         return hashlib.sha256(json.dumps([keys, self.val_fraction]).encode()).hexdigest()
 
@@ -121,23 +128,30 @@ def prepare(
     *,
     choice: str,
     workers: int,
-    advance: Callable[[int], object] = lambda size: None,
+    what: str = "encoding",
 ) -> Index:
     """Write the shards that `folder` lacks and its index; return the index.
 
-    `choice`: the tokenizer's name in conf/tokenizer, for messages. `advance` is called with the
-    bytes of each part that is done. Raises ConfigError if the folder holds something else,
-    DataError for what is no text, RunFolderError while another process prepares the same.
+    `choice`: the tokenizer's name in conf/tokenizer, for messages; `what` is said to be done.
+    Raises ConfigError if the folder holds something else, DataError for what is no text,
+    RunFolderError while another process prepares the same.
     """
     plan = text.plan(tokenizer)
     if (folder / INDEX).is_file() and (index := read_index(folder)).plan == plan:
         return index
-    with locked(folder / ".lock", "to", f"OWNER is preparing {folder}; wait for it, or stop it"):
+    with locked(folder / LOCK, "to", f"OWNER is preparing {folder}; wait for it, or stop it"):
         _begin(folder, plan)
-        records = _encoded(text, tokenizer, folder, workers, advance)
+        records = _encoded(text, tokenizer, folder, workers, what)
+        if text.keys_now() != text.keys:
+            raise DataError(
+                "data",
+                f"{text.name} changed while it was being encoded; remove {folder} and start again",
+            )
         if {record.side for record in records} != {"train", "val"}:
             raise DataError(
-                "data", f"{text.name} has no text for both training and validation; give more of it"
+                "data",
+                f"{text.name} has no text for both training and validation; give more of it, or "
+                "say what is held out",
             )
         hashes = [[record.side, record.text_sha256] for record in records]
         digest = hashlib.sha256(json.dumps(hashes).encode()).hexdigest()
@@ -150,16 +164,22 @@ def prepare(
     return index
 
 
+def check_folder(folder: Path) -> None:
+    """Raise ConfigError if the folder has files, and no preparation has begun in it."""
+    names = sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+    if {PLAN, INDEX}.isdisjoint(names) and (others := [n for n in names if n != LOCK]):
+        what = f"files of its own ({', '.join(others[:3])})"
+        raise ConfigError("to", f"{folder} has {what}; give another folder, or remove it")
+
+
 def _begin(folder: Path, plan: str) -> None:
     """Make the folder this plan's. Raises ConfigError if it has other files."""
     begun = folder / PLAN
-    if begun.is_file() and begun.read_text() == plan:
+    if begun.is_file() and begun.read_bytes() == plan.encode():
         return
-    others = [path.name for path in folder.iterdir() if path.name != ".lock"]
-    if others:
-        what = f"files of its own ({', '.join(sorted(others)[:3])})"
-        if begun.is_file() or INDEX in others:
-            what = "the shards of another text, or of another tokenizer"
+    check_folder(folder)
+    if begun.exists() or (folder / INDEX).exists():
+        what = "the shards of another text, or of another tokenizer"
         raise ConfigError("to", f"{folder} has {what}; give another folder, or remove it")
     write_atomically(begun, lambda file: file.write(plan.encode()))
 
@@ -169,22 +189,21 @@ def _encoded(
     tokenizer: Tokenizer,
     folder: Path,
     workers: int,
-    advance: Callable[[int], object],
+    what: str,
 ) -> list[ShardRecord]:
     """Encode what is missing; return the records of all shards, in the order of the text."""
-    found: dict[int, list[ShardRecord]] = {}
-    missing: list[int] = []
-    for number, part in enumerate(text.parts):
-        records = _done(folder, number)
-        if records is None:
-            missing.append(number)
-        else:
-            found[number] = records
-            advance(sum(segment.size for segment in part))
+    done = {number: _done(folder, number) for number in range(len(text.parts))}
+    found = {number: records for number, records in done.items() if records is not None}
+    missing = {n: sum(segment.size for segment in text.parts[n]) for n in done if n not in found}
+    if found and missing:
+        there = f"{len(found)} of {len(text.parts)} parts are there"
+        print(f"{what}: {there}", file=sys.stderr, flush=True)
     job = _Job(tokenizer, folder, text.val_fraction)
-    for number, records in _each(job, text.parts, missing, min(workers, len(missing))):
-        found[number] = records
-        advance(sum(segment.size for segment in text.parts[number]))
+    with telling(what, sum(missing.values())) as advance:
+        workers = min(workers, len(missing))
+        for number, records in _each(job, text.parts, [*missing], workers, lambda: advance(0)):
+            found[number] = records
+            advance(missing[number])
     return list(chain.from_iterable(found[number] for number in range(len(text.parts))))
 
 
@@ -227,13 +246,15 @@ def _runs(
     """Yield (side, whether a document begins, its pieces); empty documents are left out."""
     for segment in part:
         begins = False
-        for is_mark, pieces in groupby(segment(), key=lambda piece: piece is None):
+        filled = (piece for piece in segment() if piece != "")
+        for is_mark, pieces in groupby(filled, key=lambda piece: piece is None):
             if is_mark:
                 begins = True
                 continue
             if segment.side is not None:
                 yield segment.side, begins, pieces  # type: ignore[misc]
-            elif whole := "".join(pieces):  # type: ignore[arg-type]
+            else:
+                whole = "".join(pieces)  # type: ignore[arg-type]
                 yield _side_of(whole, val_fraction), begins, iter([whole])
             begins = False
 
@@ -284,6 +305,7 @@ class _Writer:
         self._file.file.seek(0)
         self._file.file.write(header(self._count))
         starts = np.array(self._starts, dtype=STARTS_DTYPE).tobytes()
+        starts_sha256 = hashlib.sha256(starts).hexdigest()
         write_atomically(documents_file(self.path), lambda file: file.write(starts))
         return ShardRecord(
             self.path.name,
@@ -294,13 +316,21 @@ class _Writer:
             self._text.hexdigest(),
             self._bytes,
             len(self._starts),
+            starts_sha256,
         )
 
 
 def _each(
-    job: _Job, parts: Sequence[tuple[Segment, ...]], numbers: Sequence[int], workers: int
+    job: _Job,
+    parts: Sequence[tuple[Segment, ...]],
+    numbers: Sequence[int],
+    workers: int,
+    tick: Callable[[], object],
 ) -> Iterator[tuple[int, list[ShardRecord]]]:
-    """Encode these parts, as many at a time as there are workers; yield each when it is done."""
+    """Encode these parts, as many at a time as there are workers; yield each when it is done.
+
+    `tick` is called now and then.
+    """
     if workers < 2:
         yield from ((number, job.encode(number, parts[number])) for number in numbers)
         return
@@ -316,7 +346,8 @@ def _each(
                     running[pool.submit(_encode, number, parts[number])] = number
                 if not running:
                     return
-                done, _ = wait(running, return_when=FIRST_COMPLETED)
+                done, _ = wait(running, TICK_SECONDS, FIRST_COMPLETED)
+                tick()
                 for future in done:
                     yield running.pop(future), future.result()
         except BrokenProcessPool:

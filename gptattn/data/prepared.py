@@ -1,11 +1,13 @@
 """The index of a prepared text: which shards it consists of, and what made them."""
 
+import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -33,6 +35,7 @@ class ShardRecord:
     text_sha256: str
     bytes: int
     documents: int  # that begin in it; `documents_file` of it has where
+    starts_sha256: str  # of that file
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,8 @@ class Index:
     choice: str  # the tokenizer's name in conf/tokenizer
     characters: str  # of a char tokenizer, else ""
     plan: str  # hash of all that decides what is in the shards
-    shards: Sequence[ShardRecord] = field(default_factory=list)
+    shards: Sequence[ShardRecord]
+    format: int = FORMAT
 
     @property
     def highest(self) -> int:
@@ -60,17 +64,24 @@ class Index:
         return [self._shard(root, record) for record in self.shards if record.side == side]
 
     def _shard(self, root: Path, record: ShardRecord) -> Shard:
-        shard = shard_of(root / record.file, "data.path")
+        path = root / record.file
+        if not path.is_file():
+            raise damaged(root, path, "is missing")
+        shard = shard_of(path, "data.path")
         if (shard.start, shard.count) != (IDS_IN_HEADER, record.tokens):
-            raise DataError("data.path", f"{shard.path} is not the one in {INDEX}; prepare anew")
+            raise damaged(root, path, f"is not the one in {INDEX}")
         return shard
 
     def starts(self, root: Path, side: str) -> NDArray[np.int64]:
-        """Return where the documents of one side begin, in the sequence of its shards."""
+        """Return where the documents of one side begin, in the sequence of its shards.
+
+        Raises DataError if a file with them is missing or damaged.
+        """
         found, before = [np.empty(0, np.int64)], 0
-        for shard in self.shards_of(root, side):
-            found.append(before + np.fromfile(documents_file(shard.path), STARTS_DTYPE))
-            before += shard.count
+        for record in self.shards:
+            if record.side == side:
+                found.append(before + _starts(root, record))
+                before += record.tokens
         return np.concatenate(found)
 
     def choice_for(self, root: Path) -> str:
@@ -85,6 +96,22 @@ class Index:
         return {"documents": documents, "held_out": "documents", "prepared": self.plan}
 
 
+def _starts(root: Path, record: ShardRecord) -> NDArray[np.int64]:
+    path = documents_file(root / record.file)
+    try:
+        raw = read_bytes(path, STARTS_DTYPE.itemsize * record.documents)
+    except (OSError, ValueError):
+        raw = None
+    if raw is None or hashlib.sha256(raw).hexdigest() != record.starts_sha256:
+        raise damaged(root, path, "is missing or damaged")
+    return np.frombuffer(raw, dtype=STARTS_DTYPE)
+
+
+def damaged(root: Path, path: Path, how: str) -> DataError:
+    """Return the error for a file of a prepared text."""
+    return DataError("data.path", f"{path} {how}; remove {root} and prepare it again")
+
+
 def documents_file(shard: Path) -> Path:
     """Return the file with the places in a shard at which documents begin, in ascending order."""
     return shard.with_suffix(".documents")
@@ -94,14 +121,16 @@ def read_index(root: Path) -> Index:
     """Return the index in a folder. Raises DataError if it is missing or damaged."""
     path = root / INDEX
     try:
-        node = json.loads(read_bytes(path, INDEX_BYTES))
-        if node.pop("format") != FORMAT:
+        node = msgspec.json.decode(read_bytes(path, INDEX_BYTES))
+        if isinstance(node, dict) and node.get("format") != FORMAT:
             raise ValueError("it is of another version")
-        records = [ShardRecord(**record) for record in node.pop("shards")]
-        if any(Path(record.file).name != record.file for record in records):
+        index = msgspec.convert(node, Index)
+        if {record.side for record in index.shards} != {"train", "val"}:
+            raise ValueError("it has no shards of both sides")
+        if any(Path(record.file).name != record.file for record in index.shards):
             raise ValueError("a shard lies outside of the folder")
-        return Index(**node, shards=records)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return index
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(
             "data.path", f"{path} cannot be used ({error}); run scripts/prepare.py again"
         ) from None
@@ -109,5 +138,5 @@ def read_index(root: Path) -> Index:
 
 def write_index(root: Path, index: Index) -> None:
     """Write the index, which makes the folder a whole one."""
-    text = json.dumps({"format": FORMAT, **asdict(index)}, indent=1, ensure_ascii=False)
+    text = json.dumps(asdict(index), indent=1, ensure_ascii=False)
     write_atomically(root / INDEX, lambda file: file.write(f"{text}\n".encode()))

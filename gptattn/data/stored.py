@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,16 @@ from numpy.typing import NDArray
 
 from gptattn.data.document_starts import DocumentNumbers, numbers_between
 from gptattn.data.prepare import PartedText, fit, prepare
-from gptattn.data.prepared import INDEX, Index, read_index
-from gptattn.data.shards import Shard, ShardedTokens, TokenRange, content_of, shard_of
+from gptattn.data.prepared import INDEX, Index, damaged, read_index
+from gptattn.data.shards import Content, Shard, ShardedTokens, TokenRange, content_of, shard_of
 from gptattn.data.text import cache_folder, expanded
-from gptattn.data.tokenizer import TaskIds, Tokenizer
+from gptattn.data.tokenizer import CharTokenizer, TaskIds, Tokenizer
 from gptattn.data.tokens import TokenData, held_out_bytes
 from gptattn.errors import ConfigError, DataError, RunFolderError
 from gptattn.machine.cpus import usable_cpus
-from gptattn.machine.telling import telling
 
 WAIT_SECONDS = 1.0  # between looks at what another process prepares
+QUIET_WAITS = 3
 LARGE = 2**30  # bytes, which take a second or more to read
 
 
@@ -61,6 +62,7 @@ def bin_files(
     train = _shards(root, "*train*.bin", "data.path")
     if val_path:
         val = _shards(expanded(val_path, "data.val_path"), "*.bin", "data.val_path")
+        train = _without(train, val, val_path)
     else:
         files = sorted(root.glob("*val*.bin")) if root.is_dir() else []
         val = [shard_of(file, "data.path") for file in files]
@@ -82,16 +84,24 @@ def _shards(root: Path, pattern: str, field: str) -> list[Shard]:
     return [shard_of(file, field) for file in files]
 
 
+def _without(train: Sequence[Shard], val: Sequence[Shard], val_path: str) -> list[Shard]:
+    """Return the shards of `train` that are not held out. Raises DataError if all are."""
+    apart = {shard.path.resolve() for shard in val}
+    rest = [shard for shard in train if shard.path.resolve() not in apart]
+    if not rest:
+        raise DataError(
+            "data.val_path", f"{val_path} holds out all of data.path; give a part of it"
+        )
+    return rest
+
+
 def _prepared(root: Path, cache: Path) -> StoredTokens:
     index = read_index(root)
     sides = {side: index.shards_of(root, side) for side in ("train", "val")}
     _say_if_large([shard for shards in sides.values() for shard in shards])
     for record, shard in zip(index.shards, index.paths(root), strict=True):
-        if content_of(shard, cache).sha256 != record.sha256:
-            raise DataError(
-                "data.path",
-                f"{shard.path} is damaged; remove {root} and prepare it again",
-            )
+        if content_of(shard, cache) != Content(record.sha256, record.highest):
+            raise damaged(root, shard.path, "is damaged")
     return StoredTokens(
         sides["train"], sides["val"], index.text_sha256, index.highest, index, root, index.facts()
     )
@@ -173,9 +183,16 @@ def _documents(
 def _check_tokenizer(stored: StoredTokens, tokenizer: Tokenizer) -> None:
     if stored.index is not None and stored.root is not None:
         tokenizer.fit([stored.index.characters])
-        if tokenizer.fingerprint() != stored.index.tokenizer:
+        known = tokenizer.ready or isinstance(tokenizer, CharTokenizer)
+        if not known or tokenizer.fingerprint() != stored.index.tokenizer:
             words = stored.index.choice_for(stored.root)
             raise ConfigError("tokenizer", f"is not that of the ids; give {words}")
+    elif not tokenizer.ready:
+        raise ConfigError(
+            "tokenizer",
+            "takes its vocabulary from a text, and the files have ids alone; give the one that "
+            "made them, such as tokenizer=gpt2 tokenizer.path=FOLDER",
+        )
     if isinstance(tokenizer, TaskIds) and not tokenizer.vocab_size:
         raise ConfigError(
             "tokenizer.vocab_size",
@@ -195,11 +212,13 @@ def in_cache(text: PartedText, tokenizer: Tokenizer, choice: str, cache: Path) -
     """Return the ids of a text, after preparing it in the cache unless that is done."""
     fit(tokenizer, text, cache)
     folder = cache / f"prepared-{text.plan(tokenizer)}"
-    how = {"choice": choice, "workers": usable_cpus()}
-    while True:
+    what = f"data: encoding {text.name}"
+    for waits in count():
         try:
-            with telling(f"data: encoding {text.name}", text.size) as advance:
-                prepare(text, tokenizer, folder, **how, advance=advance)
-            return _prepared(folder, cache)
-        except RunFolderError:  # another process of this run or sweep is at it
+            prepare(text, tokenizer, folder, choice=choice, workers=usable_cpus(), what=what)
+            break
+        except RunFolderError as error:  # another process of this run or sweep is at it
+            if waits == QUIET_WAITS:
+                print(f"data: {error.message.partition(';')[0]}", file=sys.stderr, flush=True)
             time.sleep(WAIT_SECONDS)
+    return _prepared(folder, cache)

@@ -108,7 +108,7 @@ def _files_below(root: Path, pattern: str, field: str, left_out: set[str]) -> li
     if Path(pattern).anchor:
         raise DataError("data.pattern", f"{pattern!r} is not a relative pattern; try **/*")
     try:
-        paths = sorted(f for f in root.glob(pattern) if f.is_file() and not _is_hidden(f, root))
+        paths = sorted(f for f in root.glob(pattern) if f.is_file() and not is_hidden(f, root))
     except ValueError as error:
         raise DataError(
             "data.pattern", f"{pattern!r} is not a pattern ({error}); try **/*"
@@ -176,7 +176,8 @@ def expanded(path: str, field: str) -> Path:
         ) from None
 
 
-def _is_hidden(file: Path, root: Path) -> bool:
+def is_hidden(file: Path, root: Path) -> bool:
+    """Return whether a file below `root`, or a folder on the way to it, is hidden."""
     return any(part.startswith(".") for part in file.relative_to(root).parts)
 
 

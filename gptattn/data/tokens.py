@@ -82,12 +82,10 @@ class TokenData(RunData):
         return 1.0
 
     def facts(self) -> dict[str, Any]:
-        return {
-            "train_tokens": len(self.train),
-            "val_tokens": len(self.val) - 1,
-            "val_bytes": self.val_bytes,
-            **self.reading,
-        }
+        counts = {"train_tokens": len(self.train), "val_tokens": len(self.val) - 1}
+        if self.val_bytes is not None:
+            counts["val_bytes"] = self.val_bytes
+        return {**counts, **self.reading}
 
 
 def load_tokens(

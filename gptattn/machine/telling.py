@@ -45,7 +45,7 @@ class _Told:
     def __init__(self, what: str, size: int) -> None:
         self.what, self.size = what, size
         self._begun = self._last = time.monotonic()
-        self._done, self._said = 0, 0  # bytes
+        self._done, self._said = 0, -1  # bytes; nothing said
         self._bar: Progress | None = None
 
     def add(self, size: int) -> None:
@@ -59,12 +59,15 @@ class _Told:
                 self._bar.add_task(self.what, total=self.size or None)
                 self._bar.start()
             self._bar.update(self._bar.task_ids[0], completed=self._done)
-        elif not self._said or now - self._last >= LINE_SECONDS:
+        elif self._said < 0 or now - self._last >= LINE_SECONDS:
             self._say(now)
 
     def _say(self, now: float) -> None:
         self._said, self._last = self._done, now
         rate = self._done / (now - self._begun)
+        if not self._done:
+            print(f"{self.what}: {self.size / 1e6:,.0f} MB", file=sys.stderr, flush=True)
+            return
         left = ""
         if self._done < self.size:
             left = f" of {self.size / 1e6:,.0f} MB, {span((self.size - self._done) / rate)} left"
@@ -74,7 +77,7 @@ class _Told:
     def end(self) -> None:
         if self._bar is not None:
             self._bar.stop()
-        elif self._said and self._said < self._done:
+        elif 0 <= self._said < self._done:
             self._say(time.monotonic())
 
 

@@ -10,6 +10,7 @@ import pyarrow.parquet
 import pytest
 
 from gptattn.data import hf_rows as rows_module
+from gptattn.data import segments
 from gptattn.data.hf_rows import rows
 from gptattn.data.prepare import PartedText
 from gptattn.errors import ConfigError, DataError
@@ -61,7 +62,8 @@ def test_each_row_is_a_document_in_order(
     monkeypatch.setattr(rows_module, "PART_BYTES", size)
     source = rows(None, path=str(make(tmp_path)))
     assert texts(source) == TEXTS
-    assert (len(source.parts) > 5) == (size == 100 and make not in (arrow_file, arrow_stream))
+    # `datasets` writes a thousand rows at a time.
+    assert (len(source.parts) > 5) == (size == 100 and make is not arrow_stream)
 
 
 def test_the_hash_of_a_document_decides_its_side_wherever_it_stands(tmp_path: Path) -> None:
@@ -105,26 +107,80 @@ def test_a_data_set_of_the_hubs_library(
         ({"name": "a/b", "path": "c"}, r"^data\.name: give data\.name=owner/name of the hub"),
         ({"name": None, "path": "nosuch"}, r"^data\.path: nosuch does not exist"),
         ({"name": None, "path": "."}, r"^data\.path: \. has no \.parquet, .*; for plain text, use"),
-        ({"name": None, "path": "x.parquet"}, r"^data\.path: x\.parquet cannot be read \(Parquet"),
+        ({"name": None, "path": "x.parquet"}, r"^data: x\.parquet cannot be read \(Parquet"),
+        ({"name": None, "path": "x.arrow"}, r"^data: x\.arrow cannot be read \(File is too small"),
+        ({"name": None, "path": "x.json", "val_path": "x.json"}, r"^data\.val_path: x\.json holds"),
+        (
+            {"name": None, "path": "x.json", "val_split": "test"},
+            r"^data\.val_split: is of data\.nam",
+        ),
+        (
+            {"name": "a/b", "val_path": "x.json"},
+            r"^data\.val_path: is of data\.path; give data\.val",
+        ),
+        ({"name": "a/b", "val_split": "train"}, r"^data\.val_split: train is trained on; give ano"),
     ],
 )
 def test_what_is_missing_is_said_in_one_line(
     arguments: dict[str, str | None], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    if arguments.get("path") == "x.parquet":
-        Path("x.parquet").write_text("no parquet")
+    path = arguments.get("path")
+    if path is not None and path.startswith("x"):
+        Path(path).write_text("no rows")
     with pytest.raises((ConfigError, DataError), match=said):
         rows(**arguments)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("make", [json_lines, parquet])
+def test_what_is_held_out_is_not_trained_on_and_what_is_hidden_is_not_read(tmp_path: Path) -> None:
+    folder = tmp_path / "set"
+    for name in ("a.jsonl", "held.jsonl", ".cache/b.jsonl"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(b"\xef\xbb\xbf" + json.dumps({"text": name}).encode())
+    (folder / "c.json").mkdir()
+    source = rows(None, path=str(folder), val_path=str(folder / "held.jsonl"))
+    assert texts(source, "train") == ["a.jsonl"]
+    assert texts(source, "val") == ["held.jsonl"]
+
+
+@pytest.mark.parametrize("make", [parquet, arrow_file, arrow_stream])
+def test_damage_within_a_file_is_told(make: Callable[[Path], Path], tmp_path: Path) -> None:
+    path = make(tmp_path)
+    (file,) = [path] if path.is_file() else path.glob("*.arrow")
+    whole, said = file.read_bytes(), []
+    for place in range(100, len(whole) - 300, 211):
+        file.write_bytes(whole[:place] + b"\xff" * 200 + whole[place + 200 :])
+        try:
+            texts(rows(None, path=str(file)))
+        except DataError as error:
+            said.append(error.message)
+    assert said
+    assert all(message.startswith(f"{file} ") for message in said)
+
+
+def test_a_row_that_is_no_object_or_too_deep_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(segments, "LINE_BYTES", 30_000)
+    for line, said in (
+        ("[1]", r"^data\.text_field: .*at byte 14: it is no object"),
+        ('{"text": 1', r"^data: .*the line at byte 14, is no JSON \(.*\); give one object in eac"),
+        ("[" * 20_000, r"the line at byte 14, is no JSON \(.*\); give one object in each line"),
+        ('"' * 40_000, r"the line at byte 14, is no JSON \(longer than 30,000 bytes\)"),
+    ):
+        (tmp_path / "x.json").write_text(f'{{"text": "a"}}\n{line}')
+        with pytest.raises(DataError, match=said):
+            texts(rows(None, path=str(tmp_path / "x.json")))
+
+
+@pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
 def test_a_field_that_is_missing_or_no_text_is_named(
     make: Callable[[Path], Path], tmp_path: Path
 ) -> None:
     file = make(tmp_path)
     with pytest.raises(DataError, match=r"no field 'body', only "):
         texts(rows(None, path=str(file), text_field="body"))
-    other = "id" if make is json_lines else "meta"
-    with pytest.raises(DataError, match=rf"'{other}'"):
-        texts(rows(None, path=str(file), text_field=other))
+    if make in (json_lines, parquet):
+        other = "id" if make is json_lines else "meta"
+        with pytest.raises(DataError, match=rf"'{other}'"):
+            texts(rows(None, path=str(file), text_field=other))

@@ -29,7 +29,7 @@ def tokenizer(request: pytest.FixtureRequest, tmp_path: Path) -> Tokenizer:
     return ByteTokenizer() if request.param == "byte" else CharTokenizer()
 
 
-@pytest.fixture(params=[100, 2**26])
+@pytest.fixture(params=[700, 2**26])
 def parts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts so small that every document is cut, and the usual ones."""
     monkeypatch.setattr(preparing, "PART_BYTES", request.param)
@@ -89,6 +89,47 @@ def test_without_held_out_files_the_end_of_each_file_is_held_out(tmp_path: Path)
     assert 0.2 < len(tail) / len(TEXT.encode()) <= 0.25
 
 
+@pytest.mark.parametrize(
+    "line", ["这是一个测试。\n", "слово за слово\r\n", "a\u3000 b\u00a0\nπ \r"]
+)
+def test_a_text_of_any_script_is_cut_where_no_word_is(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preparing, "PART_BYTES", 50)
+    file, tokenizer = tmp_path / "book.txt", GPT2Tokenizer(str(bpe(tmp_path / "bpe")))
+    file.write_bytes(line.encode() * 40)
+    source = parted(text(str(file)))
+    assert len(source.parts) > 5
+    index = prepared(source, tokenizer, tmp_path / "to")
+    found = [ids_of(index, tmp_path / "to", side)[1:] for side in ("train", "val")]
+    whole = "".join(text(str(file)).documents[0]())
+    np.testing.assert_array_equal(np.concatenate(found), tokenizer.encode(whole, "data"))
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_empty_rows_are_no_documents(apart: bool, tmp_path: Path) -> None:
+    for name in ("a.jsonl", "b.jsonl"):
+        lines = [json.dumps({"text": "" if i % 3 else f"{name} {i}"}) for i in range(60)]
+        (tmp_path / name).write_text("\n".join(lines))
+    val_path = str(tmp_path / "b.jsonl") if apart else None
+    source = rows(None, path=str(tmp_path), val_path=val_path, val_fraction=0.3)
+    index = prepared(source, ByteTokenizer(), tmp_path / "to")
+    assert sum(shard.documents for shard in index.shards) == 40
+
+
+def test_a_text_that_changes_meanwhile_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "book.txt"
+    file.write_text(LONG)
+
+    class Slow(ByteTokenizer):
+        def encode_pieces(self, pieces, field):  # type: ignore[no-untyped-def]
+            file.write_text(LONG + "more")
+            yield from super().encode_pieces(pieces, field)
+
+    with pytest.raises(DataError, match=r"changed while it was being encoded; remove .* and start"):
+        prepared(parted(text(str(file))), Slow(), tmp_path / "to")
+
+
 def test_the_hash_is_that_of_the_text_whatever_the_tokenizer_or_the_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,7 +148,7 @@ def test_the_hash_is_that_of_the_text_whatever_the_tokenizer_or_the_processes(
 
 
 def test_it_goes_on_with_the_parts_that_are_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(preparing, "PART_BYTES", 500)
     file, to = tmp_path / "book.txt", tmp_path / "to"
@@ -128,7 +169,9 @@ def test_it_goes_on_with_the_parts_that_are_missing(
     assert not (to / "index.json").exists()
     before = {path: path.stat().st_mtime_ns for path in to.glob("*.bin")}
     assert len(before) == 3
+    assert capfd.readouterr().err == ""
     again = prepared(source, Stopped(), to)
+    assert capfd.readouterr().err == f"encoding: 3 of {len(source.parts)} parts are there\n"
     assert [s.sha256 for s in again.shards] == [s.sha256 for s in whole.shards]
     assert {path: path.stat().st_mtime_ns for path in before} == before
     assert len(made) == 4 + len(source.parts) - 3
@@ -161,5 +204,5 @@ def test_an_error_in_a_process_names_the_file_and_the_place(
     place = 3 * (len(lines[0]) + 1)
     source = rows(None, path=str(file))
     for workers in (1, 2):
-        with pytest.raises(DataError, match=rf"^data\.text_field: .*the line at byte {place:,}: "):
+        with pytest.raises(DataError, match=rf"^data: .*the line at byte {place:,}, is no JSON"):
             prepared(source, ByteTokenizer(), tmp_path / str(workers), workers)

@@ -15,8 +15,9 @@ from gptattn.data.bpe import GPT2Tokenizer
 from gptattn.data.sampler import training_batch
 from gptattn.data.shards import HEADER_BYTES, Shard, ShardedTokens, header, shard_of
 from gptattn.data.stored import bin_files, stored_data
-from gptattn.data.tokenizer import ByteTokenizer, TaskIds
+from gptattn.data.tokenizer import ByteTokenizer, CharTokenizer, TaskIds
 from gptattn.data.tokens import TokenData
+from gptattn.data.trained_bpe import TrainedBPE
 from gptattn.errors import ConfigError, DataError, UserError
 
 IDS = np.random.default_rng(0).integers(0, 256, 1_000).astype("<u2")
@@ -107,6 +108,16 @@ def test_the_hash_is_of_the_ids_and_of_what_is_held_out(tmp_path: Path) -> None:
     assert held.text_hash != plain.text_hash
 
 
+def test_what_is_held_out_is_not_trained_on(tmp_path: Path) -> None:
+    for i in range(3):
+        IDS[300 * i :][:300].tofile(tmp_path / f"train_{i}.bin")
+    held_out = str(tmp_path / "train_1.bin")
+    data = load(tmp_path, tmp_path / "c", val_path=held_out)
+    np.testing.assert_array_equal(data.train[:], np.concatenate([IDS[:300], IDS[600:900]]))
+    with pytest.raises(DataError, match=r"^data\.val_path: .* holds out all of data\.path; give"):
+        load(tmp_path / "train_1.bin", tmp_path / "c", val_path=held_out)
+
+
 def test_a_file_is_read_through_once_until_it_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,6 +176,9 @@ def test_ids_and_tokenizer_must_fit(tmp_path: Path) -> None:
         stored_data(found, ByteTokenizer(), **sizes)
     with pytest.raises(ConfigError, match=r"^tokenizer\.vocab_size: is not set; .* give 50256 or"):
         stored_data(found, TaskIds(), **sizes)
+    for without in (CharTokenizer(), TrainedBPE(300)):
+        with pytest.raises(ConfigError, match=r"^tokenizer: takes its vocabulary from a text, and"):
+            stored_data(found, without, **sizes)
     data = stored_data(found, TaskIds(50_257), **sizes)
     assert data.val_bytes is None
     with pytest.raises(ConfigError, match=r"^model\.context_length: the files have 900 ids for tr"):
@@ -176,11 +190,13 @@ def test_a_run_on_plain_ids_without_a_tokenizer(tmp_path: Path) -> None:
     ids = ("tokenizer=none", "tokenizer.vocab_size=300", "data=bin", f"data.path={tmp_path}/x.bin")
     assert command(tmp_path / "refused", *tiny(tmp_path, *ids)) == 2
     run = train(tmp_path / "run", *ids, "sample.tokens=0")
-    assert summary(run)["data"]["val_tokens"] == 100
+    data = summary(run)["data"]
+    assert data["val_tokens"] == 100
+    assert "val_bytes" not in data  # of an unknown text
 
 
 def test_a_prepared_text_is_trained_on_with_its_tokenizer(
-    tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, call: Call, capfd: pytest.CaptureFixture[str]
 ) -> None:
     text, to = tmp_path / "book.txt", tmp_path / "to"
     text.write_text(TEXT)
@@ -190,8 +206,12 @@ def test_a_prepared_text_is_trained_on_with_its_tokenizer(
     assert out.splitlines()[-1].endswith(f"train.py data=bin data.path={to} tokenizer=char")
     run = train(tmp_path / "run", "data=bin", f"data.path={to}", "tokenizer=char")
     assert summary(run)["data"]["documents"] == 2  # one, of which the end is held out
-    chosen = tiny(tmp_path / "run", "data=bin", f"data.path={to}")
-    assert command(tmp_path / "run", *chosen) == 2
+    capfd.readouterr()
+    for other in ("byte", "bpe"):
+        chosen = tiny(tmp_path / "run", "data=bin", f"data.path={to}", f"tokenizer={other}")
+        assert command(tmp_path / "run", *chosen) == 2
+        said = "error: tokenizer: is not that of the ids; give tokenizer=char\n"
+        assert capfd.readouterr().err == said
     (shard,) = to.glob("train_*.bin")
     raw = bytearray(shard.read_bytes())
     raw[-2] ^= 1
@@ -199,11 +219,19 @@ def test_a_prepared_text_is_trained_on_with_its_tokenizer(
     with pytest.raises(UserError, match=r"^data\.path: .*train_000000\.bin is damaged; remove"):
         bin_files(str(to), cache_dir=str(tmp_path / "c"))
     shard.unlink()
-    with pytest.raises(DataError, match=r"train_000000\.bin cannot be read"):
+    with pytest.raises(
+        DataError, match=r"train_000000\.bin is missing; remove .* prepare it again"
+    ):
         bin_files(str(to), cache_dir=str(tmp_path / "c"))
-    (to / "index.json").write_text(json.dumps({"format": 9}))
-    with pytest.raises(DataError, match=r"index\.json cannot be used \(it is of another version\)"):
-        bin_files(str(to), cache_dir=str(tmp_path / "c"))
+    index = json.loads((to / "index.json").read_text())
+    for change, said in (
+        ({"format": 9}, r"it is of another version"),
+        ({"shards": []}, r"it has no shards of both sides"),
+        ({"plan": 3}, r"Expected `str`, got `int` - at `\$\.plan`"),
+    ):
+        (to / "index.json").write_text(json.dumps(index | change))
+        with pytest.raises(DataError, match=rf"index\.json cannot be used \({said}\)"):
+            bin_files(str(to), cache_dir=str(tmp_path / "c"))
 
 
 def test_large_files_say_that_they_are_read(

@@ -14,7 +14,7 @@ from gptattn.data.prepare import fit, prepare
 from gptattn.data.stored import bin_files, stored_data
 from gptattn.data.tokenizer import ByteTokenizer, Tokenizer
 from gptattn.data.tokens import TokenData
-from gptattn.errors import ConfigError
+from gptattn.errors import ConfigError, DataError
 
 LINES = [f'{{"text": "{"abcdefgh"[i % 8] * (5 + i % 7)}"}}' for i in range(200)]
 
@@ -30,7 +30,7 @@ def load(folder: Path, tokenizer: Tokenizer, cache: Path) -> TokenData:
     return stored_data(found, tokenizer, context_length=40, val_fraction=0.1, mask_documents=True)
 
 
-@pytest.mark.parametrize("part", [100, 2**20])
+@pytest.mark.parametrize("part", [400, 2**20])
 def test_a_prepared_text_knows_where_its_documents_begin(
     file: Path, part: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -48,6 +48,19 @@ def test_a_prepared_text_knows_where_its_documents_begin(
             for number in documents.unique():
                 letters = ids[(documents == number) & (ids != 10)].unique()
                 assert len(letters) <= 1
+
+
+@pytest.mark.parametrize("content", [None, b"", bytes(8)])
+def test_beginnings_that_are_missing_or_damaged_are_refused(
+    file: Path, content: bytes | None
+) -> None:
+    to, text = file.parent / "to", rows(None, path=str(file))
+    prepare(text, ByteTokenizer(), to, choice="byte", workers=1)
+    (to / "train_000000.documents").unlink()
+    if content is not None:
+        (to / "train_000000.documents").write_bytes(content)
+    with pytest.raises(DataError, match=r"train_000000\.documents is missing or damaged; remove "):
+        load(to, ByteTokenizer(), file.parent / "cache")
 
 
 def test_an_end_of_text_tells_in_files_of_ids(tmp_path: Path) -> None:

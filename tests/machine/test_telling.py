@@ -41,6 +41,16 @@ def test_a_line_now_and_then_says_how_far_it_is(
     ]
 
 
+def test_it_says_what_it_is_at_before_anything_is_done(
+    clock: list[float], capfd: pytest.CaptureFixture[str]
+) -> None:
+    with telling("reading", 10**7) as advance:
+        for size in (0, 0, 0, 10**7):
+            clock[0] += 2.5
+            advance(size)
+    assert capfd.readouterr().err.splitlines() == ["reading: 10 MB", "reading: 10 MB, 1.0 MB/s"]
+
+
 def test_without_a_known_size_it_says_what_is_done(
     clock: list[float], capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,7 +12,6 @@ from gptattn import command
 from gptattn.cli.script import run_script
 from gptattn.errors import ConfigError
 from gptattn.machine.cpus import usable_cpus
-from gptattn.machine.telling import telling
 from gptattn.settings.values import within
 
 if TYPE_CHECKING:
@@ -52,7 +51,7 @@ def run(arguments: Sequence[str]) -> None:
     """Encode the text. Raises a UserError, which names the argument."""
     from gptattn.cli.arguments import parse
     from gptattn.cli.compose import settings
-    from gptattn.data.prepare import fit, prepare
+    from gptattn.data.prepare import check_folder, fit, prepare
     from gptattn.data.text import cache_folder
     from gptattn.settings.build import build_tokenizer
 
@@ -60,17 +59,17 @@ def run(arguments: Sequence[str]) -> None:
     args = parse(Arguments, own)
     cfg = settings([argument for argument in arguments if argument not in own])
     tokenizer = build_tokenizer(cfg)
+    check_folder(args.to)
     text = parted(cfg)
     fit(tokenizer, text, cache_folder(cfg.cache_dir))
-    with telling(f"encoding {text.name}", text.size) as advance:
-        index = prepare(
-            text,
-            tokenizer,
-            args.to,
-            choice=cfg.choices["tokenizer"],
-            workers=args.workers or usable_cpus(),
-            advance=advance,
-        )
+    index = prepare(
+        text,
+        tokenizer,
+        args.to,
+        choice=cfg.choices["tokenizer"],
+        workers=args.workers or usable_cpus(),
+        what=f"encoding {text.name}",
+    )
     for side in ("train", "val"):
         shards = [shard for shard in index.shards if shard.side == side]
         tokens, size = (sum(getattr(s, name) for s in shards) for name in ("tokens", "bytes"))
