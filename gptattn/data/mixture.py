@@ -95,6 +95,9 @@ class MixtureData(RunData):
     def opening_rows(self, context_length: int, tokens: int) -> Tensor:
         return next(iter(self.sources.values())).opening_rows(context_length, tokens)
 
+    def opening_documents(self, rows: Tensor) -> Tensor | None:
+        return next(iter(self.sources.values())).opening_documents(rows)
+
     @property
     def text_hash(self) -> str:  # type: ignore[override]
         hashes = "\n".join(source.text_hash for source in self.sources.values())

@@ -183,16 +183,19 @@ class RunRecorder(Logger):
         Without `done`, disk errors are suppressed: another error is already ending the run.
         """
         for feed in self._feeds:
-            feed.end(done)
-        for feed in self._feeds:
-            feed.wait(done)
+            feed.end(done, self.rows)
         may_fail = contextlib.nullcontext() if done else contextlib.suppress(DiskError)
-        with may_fail, self._tensorboard():
-            if done and self._end_of_session is not None:
-                self._events().add_summary(self._end_of_session)
-            self._writer.close()
-        self._rows.close()
-        threading.excepthook = self._hook
+        # The trackers come last: who does not want to wait for one loses nothing of the record.
+        try:
+            with may_fail, self._tensorboard():
+                if done and self._end_of_session is not None:
+                    self._events().add_summary(self._end_of_session)
+                self._writer.close()
+            self._rows.close()
+            threading.excepthook = self._hook
+        finally:
+            for feed in self._feeds:
+                feed.wait(done)
 
 
 class NoRecord(RunRecorder):

@@ -1,5 +1,6 @@
 """`data=mixture`: each row of a batch comes from one text, drawn with the texts' weights."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -68,6 +69,18 @@ def test_a_batch_is_a_function_of_seed_and_step(tmp_path: Path) -> None:
     for number, source in enumerate(sources.values()):
         own = source.training_batch(1, 2, int((chosen == number).sum()), T)
         assert torch.equal(first[0][torch.from_numpy(chosen == number)], own[0])
+
+
+def test_the_rows_of_maps_have_the_documents_of_their_text(mixture: MixtureData) -> None:
+    rows = mixture.opening_rows(T, 3 * T)
+    assert mixture.opening_documents(rows) is None
+    text = mixture.sources["a"]
+    assert isinstance(text, TokenData)
+    apart = replace(text, val_documents=lambda start, stop: np.arange(start, stop) // 3)
+    data = replace(mixture, sources={**mixture.sources, "a": apart})
+    found = data.opening_documents(rows)
+    assert found is not None
+    assert found.flatten().tolist() == [n // 3 for n in range(rows.numel())]
 
 
 def test_a_process_reads_only_its_rows_of_a_batch(mixture: MixtureData) -> None:

@@ -30,7 +30,8 @@ class Feed:
     """One tracker of a run, on a thread of its own.
 
     It first gets the rows of metrics.jsonl that it lacks: all of them, if it is new to the run. If
-    it fails, one line says so. The next validation opens it anew, and it gets what it missed.
+    it fails, one line says so. The next validation, or the end of the run, opens it anew, and it
+    gets what it missed.
     `settings`: of the tracker. `rows`: the number of rows in metrics.jsonl.
     """
 
@@ -71,8 +72,13 @@ class Feed:
         """Write what is held back; open the tracker anew if it has failed."""
         self._tasks.put(lambda: self._save(rows))
 
-    def end(self, done: bool) -> None:
-        """Close the tracker once it has all rows; `wait` waits for that."""
+    def end(self, done: bool, rows: int) -> None:
+        """Close the tracker once it has all rows; `wait` waits for that.
+
+        One that has failed is opened anew if the run is done, or it would never get the last rows.
+        """
+        if done:
+            self._tasks.put(lambda: self._reopen(rows))
         self._tasks.put(lambda: self._close(done))
         self._tasks.put(None)
 
@@ -134,10 +140,14 @@ class Feed:
         self._held = number
 
     def _save(self, rows: int) -> None:
-        if self._logger is None:
-            self._open(rows)
-        else:
+        if not self._reopen(rows):
             self._logger.save()
+
+    def _reopen(self, rows: int) -> bool:
+        if self._logger is not None:
+            return False
+        self._open(rows)
+        return True
 
     def _close(self, done: bool) -> None:
         logger, self._logger = self._logger, None
