@@ -18,7 +18,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import chain, groupby, islice
-from multiprocessing.synchronize import Event
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
@@ -336,8 +336,11 @@ def _each(
         return
     # Spawned, since a forked process may inherit a lock that another thread holds.
     context = multiprocessing.get_context("spawn")
-    stop = context.Event()
-    with ProcessPoolExecutor(workers, context, _begin_worker, (job, stop)) as pool:
+    # All workers see its end, when we close it and when we are killed. An Event would wait for a
+    # worker that was killed.
+    theirs, ours = context.Pipe(duplex=False)
+    pool = ProcessPoolExecutor(workers, context, _begin_worker, (job, theirs))
+    with theirs, ours, pool:
         waiting = iter(numbers)
         running: dict[Future[list[ShardRecord]], int] = {}
         try:
@@ -358,25 +361,23 @@ def _each(
             ) from None
         finally:
             if running:
-                stop.set()
+                ours.close()
 
 
 _JOB: list[_Job] = []  # of a worker process
 
 
-def _begin_worker(job: _Job, stop: Event) -> None:
+def _begin_worker(job: _Job, parent: Connection) -> None:
     # The library's own threads would compete with the other workers.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent too, which stops us
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    for over in (stop.wait, parent.join):
-        threading.Thread(target=_end_after, args=(over,), daemon=True).start()
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     _JOB.append(job)
 
 
-def _end_after(over: Callable[[], object]) -> None:
-    over()
+def _end_with(parent: Connection) -> None:
+    with contextlib.suppress(EOFError, OSError):
+        parent.recv_bytes()  # nothing ever comes
     os._exit(1)
 
 

@@ -1,6 +1,7 @@
 """A prepared text has the ids of the whole text, in shards that outlive a stop."""
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from gptattn.data.prepared import Index, documents_file, read_index
 from gptattn.data.shards import ShardedTokens
 from gptattn.data.text import text
 from gptattn.data.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer
-from gptattn.errors import ConfigError, DataError
+from gptattn.errors import ConfigError, DataError, OutOfMemory
 
 LONG = (TEXT + TRICKY.replace("\0", "") + "\r\nthe end\n") * 3
 
@@ -128,6 +129,20 @@ def test_a_text_that_changes_meanwhile_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(DataError, match=r"changed while it was being encoded; remove .* and start"):
         prepared(parted(text(str(file))), Slow(), tmp_path / "to")
+
+
+class Dying(ByteTokenizer):
+    def encode_pieces(self, pieces, field):  # type: ignore[no-untyped-def]
+        os._exit(9)
+
+
+def test_a_process_that_is_killed_ends_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preparing, "PART_BYTES", 500)
+    (tmp_path / "book.txt").write_text(LONG)
+    with pytest.raises(
+        OutOfMemory, match=r"a process was killed, .*; the same command goes on wher"
+    ):
+        prepared(parted(text(str(tmp_path / "book.txt"))), Dying(), tmp_path / "to", workers=2)
 
 
 def test_the_hash_is_that_of_the_text_whatever_the_tokenizer_or_the_processes(
