@@ -1,12 +1,14 @@
 """A run's processes as torchrun starts them: forks of this one, which has torch already."""
 
+import functools
 import os
 import socket
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from support import tiny
+from support import command, tiny
 from tortures.bench import Process, undisturbed
 
 # Validations come after steps 2, 4 and 6, and log_every is 3: mostly at different steps.
@@ -30,6 +32,15 @@ def free_port() -> int:
         return found.getsockname()[1]
 
 
+@functools.cache
+def warm_up() -> None:
+    """Make a run in this process, once: a fork then need not import and look up what it did."""
+    with tempfile.TemporaryDirectory() as folder:
+        assert (
+            command(Path(folder), *tiny(Path(folder), "budget.steps=1", "validation.count=1")) == 0
+        )
+
+
 Inside = Callable[[int], object]
 
 
@@ -46,6 +57,7 @@ class Ranks:
         size: int = 2,
         inside: Inside = lambda rank: undisturbed(),
     ) -> None:
+        warm_up()
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, port = folder, free_port()
 

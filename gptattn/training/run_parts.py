@@ -175,7 +175,7 @@ def _trainer(
     if budget.steps is not None:
         every: Any = max(1, math.ceil(budget.steps / cfg.validation.count))
     elif built.world.size > 1:
-        every = 1.0  # as `SharedValidations` says
+        every = 1  # as `SharedValidations` says
     else:
         assert budget.seconds is not None
         every = {"seconds": budget.seconds / cfg.validation.count}

@@ -104,10 +104,7 @@ def test_a_killed_process_ends_the_others_and_leaves_the_checkpoints_whole(
     assert fingerprint(run) == whole
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_a_loss_that_is_not_finite_in_one_process_ends_all_with_one_line(
-    value: float, tmp_path: Path
-) -> None:
+def test_a_loss_that_is_not_finite_in_one_process_ends_all_with_one_line(tmp_path: Path) -> None:
     def inside(rank: int) -> None:
         original, calls = GPT.loss, [0]
 
@@ -115,14 +112,14 @@ def test_a_loss_that_is_not_finite_in_one_process_ends_all_with_one_line(
             calls[0] += self.training
             loss = original(self, *args, **kwargs)  # type: ignore[arg-type]
             # Two micro-batches a step: the first of step 3. The gradients stay finite.
-            return loss + value if rank == 1 and calls[0] == 5 else loss
+            return loss + math.inf if rank == 1 and calls[0] == 5 else loss
 
         GPT.loss = wrapped  # type: ignore[method-assign,assignment]
 
     ranks = disturbed(tmp_path, inside)
     assert ranks.codes() == [5, 5], ranks.text()
     (line,) = ranks.errors()
-    assert line.startswith(f"error: train/loss: is {value} at step 3; ")
+    assert line.startswith("error: train/loss: is inf at step 3; ")
     assert [path.name for path in RunFolder(tmp_path / "run").known_checkpoints()] == [
         "step=2.safetensors"
     ]
