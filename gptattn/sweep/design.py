@@ -123,8 +123,8 @@ def _similar(run: Run, cfg: TrainConfig) -> bool:
     settings = asdict(cfg)
     model = {f"model.{key}": str(value) for key, value in settings["model"].items()}
     flat = {f"budget.{key}": str(value) for key, value in settings["budget"].items()}
-    # `match` changes the width of the MLP.
-    del model["model.d_mlp"]
+    # `match` changes the width of the MLP; recomputing changes no number, and is no setting of it.
+    del model["model.d_mlp"], model["model.recompute"]
     block = {f"block.{key}": str(value) for key, value in settings["block"].items()}
     return (
         run.budget == budget_words(flat)
