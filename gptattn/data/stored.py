@@ -145,7 +145,7 @@ def stored_data(
                 "give larger files" + (", or a shorter context" if what == "training" else ""),
             )
     known = not isinstance(tokenizer, TaskIds)
-    val_bytes = held_out_bytes(held_out, tokenizer) if known else None
+    val_bytes = held_out_bytes(held_out, tokenizer, tokenizer.separator()[1]) if known else None
     documents = (None, None)
     if mask_documents:
         documents = (

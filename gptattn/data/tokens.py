@@ -131,7 +131,7 @@ def load_tokens(
         "separator": tokenizer.separator()[0] if several else None,
         "left_out": sorted(corpus.left_out),
     }
-    val_bytes = held_out_bytes(val, tokenizer)
+    val_bytes = held_out_bytes(val, tokenizer, end)
     documents_of = (train.documents, val.documents) if mask_documents else (None, None)
     return TokenData(train, val, tokenizer, stored.text_hash, val_bytes, reading, *documents_of)
 
@@ -229,12 +229,13 @@ class _Stored:
                     yield ids
 
 
-def held_out_bytes(val: TokenFile | TokenRange, tokenizer: Tokenizer) -> int:
+def held_out_bytes(val: TokenFile | TokenRange, tokenizer: Tokenizer, end: Ids) -> int:
     """Return the UTF-8 bytes of the scored tokens, which are all but the first.
 
-    A separator among them counts as len(SEPARATOR) bytes, whatever the tokenizer makes of it.
+    `end`: the ids of the separator, if documents have one. Among the tokens it counts as
+    len(SEPARATOR) bytes, whatever the tokenizer makes of it.
     """
-    lengths, end = tokenizer.byte_lengths(), tokenizer.separator()[1]
+    lengths = tokenizer.byte_lengths()
     if len(end) == 1:  # an id of its own, which no text has; else it is as long as SEPARATOR
         lengths[end] = len(SEPARATOR)
     return sum(int(lengths[ids].sum()) for ids in val.part(1, len(val)).pieces())
