@@ -4,7 +4,7 @@ python scripts/bench_documents.py [--rounds 15] [--documents 3] [--attn mha slid
 Takes the settings of train.py, as `model=nano`. Each round takes one step of each on the same
 random tokens, on one thread, with documents that begin at random places, so many in a row on
 average. It is the process's own time, which others on the machine change least. Prints tokens per
-second and the ratio of the times.
+second, the ratio of the times, and the larger spread.
 """
 
 import argparse
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from statistics import median
 
 import torch
-from bench import interleave, ratio
+from bench import interleave, ratio, spread
 from torch import Tensor
 
 from gptattn.cli.main import check_job
@@ -67,7 +67,8 @@ def main() -> None:
         rates = {name: ids.numel() / median(own) for name, own in seconds.items()}
         print(
             f"{attn:16} {rates['together']:8,.0f} tokens/s together {rates['apart']:8,.0f} apart, "
-            f"{ratio(seconds['apart'], seconds['together']):.2f} times as long",
+            f"{ratio(seconds['apart'], seconds['together']):.2f} times as long, spread "
+            f"{max(map(spread, seconds.values())):.0%}",
             flush=True,
         )
 

@@ -332,6 +332,7 @@ KINDS: dict[str, Callable[[list[str]], None]] = {
     "bench_documents.py": _bench("bench_documents.py"),
     "bench_gpu.py": _bench("bench_gpu.py"),
     "bench_prepare.py": _bench("bench_prepare.py"),
+    "bench_recompute.py": _bench("bench_recompute.py"),
     "bench_report.py": _bench("bench_report.py"),
     "bench_waiting.py": _bench("bench_waiting.py"),
     "profile_step.py": _profile,

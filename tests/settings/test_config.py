@@ -1,9 +1,11 @@
 """Every file in conf/ composes and builds; every bad value is an error that names its field."""
 
+import json
 import os
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -52,6 +54,15 @@ def needs(group: str, name: str, folder: Path) -> list[str]:
     if f"{group}={name}" in OF_SHAKESPEARE:
         (folder / "book.txt").write_text(TEXT)
         return ["data=text", f"data.path={folder / 'book.txt'}"]
+    if (group, name) == ("data", "hf"):
+        rows = [json.dumps({"text": f"{i} {TEXT[:100]}"}) for i in range(99)]
+        (folder / "rows.jsonl").write_text("\n".join(rows))
+        return [f"data.path={folder / 'rows.jsonl'}", "validation.fraction=0.2"]
+    if (group, name) == ("data", "bin"):
+        (np.arange(2000, dtype="<u2") % 100).tofile(folder / "ids.bin")
+        return [f"data.path={folder / 'ids.bin'}"]
+    if (group, name) == ("data", "mixture"):
+        return ["data.sources={a:{data:pydocs,weight:1},b:{data:stdlib,weight:1}}"]
     if (group, name) == ("tokenizer", "none"):
         return ["data=copy"]
     if (group, name) == ("tokenizer", "gpt2"):
