@@ -53,7 +53,7 @@ class Feed:
         self._told = False  # that it has failed
         self._ended = False  # nobody waits for it any more
         self._tried = threading.Event()
-        self._tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._tasks: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
         self._tasks.put(lambda: self._open(rows))
         self._thread = threading.Thread(target=self._work, name=f"tracker {name}", daemon=True)
         self._thread.start()
