@@ -178,15 +178,15 @@ def test_a_run_resumes_with_another_number_of_processes(
     before: int, after: int, one: Path, tmp_path: Path
 ) -> None:
     stopped_after(2, tmp_path / "changed", size=before)
-    threads = before  # of each, which may change with the number of processes
-    changes = f"trainer.devices={after}", f"trainer.threads={threads}"
+    # More threads may be asked for now, but a fork would wait for those that OpenMP has started for
+    # this process, and that it has not.
+    changes = f"trainer.devices={after}", "trainer.threads=1"
     ranks = resumed(tmp_path / "changed", *changes, size=after)
     told = [line for line in ranks.text().splitlines() if line.startswith("warning: ")]
     assert len(told) == 1
     assert told[0].startswith("warning: trainer.devices: ")
     run = tmp_path / "changed" / "run"
     assert config(run)["trainer"]["devices"] == after
-    assert summary(run)["environment"]["threads"] == threads
     assert_alike(run, one)
 
 
