@@ -1,8 +1,8 @@
 """Breaks small runs in every way that docs/reliability.md promises something about.
 
 `python scripts/torture.py` is the short form, of one or two minutes; `form=long` takes hours, and
-`row=kill count=200` is one row at length. It prints a line per row and ends with one line of JSON;
-the exit code is 1 where a promise was broken, and `keep=true` keeps the runs.
+`row=kill,save count=200` is two rows at length. It prints a line per row and ends with one line of
+JSON; the exit code is 1 where a promise was broken, and `keep=true` keeps the runs.
 """
 
 import json
@@ -19,7 +19,7 @@ from pathlib import Path
 from tortures import disk, hang, memory, numbers, stops, sweeps, writers
 from tortures.bench import VARIANTS, Bench, Result
 
-from gptattn.cli.arguments import parse
+from gptattn.cli.arguments import Names, parse
 from gptattn.cli.ending import report
 from gptattn.settings.values import check_choice
 
@@ -33,6 +33,7 @@ class Row:
     long: int
 
 
+ALL = Names("all")
 SHORT_VARIANTS = ("gqa", "mha")  # each needs an undisturbed run; the tests resume all variants
 ROWS = {
     "kill": Row(stops.kill, 4, 200),
@@ -53,7 +54,7 @@ ROWS = {
 class Settings:
     """The arguments of the command, as name=value."""
 
-    row: str = "all"  # or one of the rows
+    row: Names = ALL  # or some of the rows
     form: str = "short"  # short | long
     count: int | None = None  # of each row; None: the form's
     seed: int = 1  # of the moments and of the damage
@@ -62,11 +63,12 @@ class Settings:
 
 def torture(settings: Settings, folder: Path) -> list[Result]:
     """Run the chosen rows in `folder`, printing a line for each; return their results."""
-    check_choice("row", settings.row, ["all", *ROWS])
+    for name in settings.row:
+        check_choice("row", name, [*ALL, *ROWS])
     check_choice("form", settings.form, ["short", "long"])
     variants = SHORT_VARIANTS if settings.form == "short" else VARIANTS
     results, bench = [], Bench(folder, settings.seed, variants)
-    for name in ROWS if settings.row == "all" else [settings.row]:
+    for name in ROWS if settings.row == ALL else settings.row:
         row, result = ROWS[name], Result(name)
         count = row.short if settings.form == "short" else row.long
         count = count if settings.count is None else settings.count

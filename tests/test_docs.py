@@ -42,7 +42,7 @@ def made(tmp_path_factory: pytest.TempPathFactory, runs: dict[str, Path]) -> Pat
     for place in (*swept, "runs"):
         for variant, run in runs.items():
             shutil.copytree(run, home / place / f"{variant}_s1_3fa2c1")
-    for name in ("until", "ladder", "recall_variants", "evidence"):  # docs/evidence.md
+    for name in ("until", "ladder", "recall_variants", "evidence", "tokenizers"):
         for variant in ("mha", "gqa"):
             shutil.copytree(runs[variant], home / "outputs" / name / f"{variant}_s1_3fa2c1")
     shutil.copytree(runs["gqa"], home / "outputs" / "scratch" / "gqa_s1_19876c")
