@@ -105,6 +105,9 @@ def _applied(
         _compare("part", [value] if isinstance(value, str) else value, list(recorded.part))
     elif key == "logger" and isinstance(value, str | list):
         return replace(settings, logger=_loggers(value, settings))
+    elif key == "trainer" and value == "ddp":
+        settings = _changed(settings, "trainer.devices", "auto")
+        return _changed(settings, "trainer.num_nodes", "auto")
     elif key == "trainer" and isinstance(value, str):
         _compare("trainer", value, recorded.trainer.accelerator)
     elif key.partition(".")[0].partition("/")[0] in ("hydra", "experiment", "launcher"):

@@ -28,6 +28,7 @@ from gptattn.data.corpus import Corpus
 from gptattn.data.document_starts import STARTS_DTYPE
 from gptattn.data.prepared import (
     INDEX,
+    PLAN,
     Index,
     ShardRecord,
     documents_file,
@@ -47,7 +48,6 @@ from gptattn.machine.source_code import class_code
 from gptattn.machine.telling import telling, told
 
 PART_BYTES = 2**25  # of text, in a part
-PLAN = "plan.json"
 DONE = "part_{:06d}.json"
 LOCK = ".lock"
 TICK_SECONDS = 1.0
@@ -138,6 +138,7 @@ def prepare(
     """
     plan = text.plan(tokenizer)
     if (folder / INDEX).is_file() and (index := read_index(folder)).plan == plan:
+        index.paths(folder)  # a shard that was lost since is an error
         return index
     with locked(folder / LOCK, "to", f"OWNER is preparing {folder}; wait for it, or stop it"):
         _begin(folder, plan)

@@ -19,6 +19,7 @@ from gptattn.machine.disk import write_atomically
 from gptattn.machine.untrusted import read_bytes
 
 INDEX = "index.json"
+PLAN = "plan.json"  # of a preparation that has not ended
 FORMAT = 1
 INDEX_BYTES = 64_000_000
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from gptattn.data.document_starts import DocumentNumbers, numbers_between
 from gptattn.data.prepare import PartedText, fit, prepare
-from gptattn.data.prepared import INDEX, Index, damaged, read_index
+from gptattn.data.prepared import INDEX, PLAN, Index, damaged, read_index
 from gptattn.data.shards import Content, Shard, ShardedTokens, TokenRange, content_of, shard_of
 from gptattn.data.text import cache_folder, expanded
 from gptattn.data.tokenizer import CharTokenizer, TaskIds, Tokenizer
@@ -59,6 +59,10 @@ def bin_files(
         if val_path:
             raise DataError("data.val_path", f"{root} has its own held-out part; leave it out")
         return _prepared(root, cache)
+    if (root / PLAN).is_file():
+        raise DataError(
+            "data.path", f"{root} is not wholly prepared; run the command that prepares it again"
+        )
     train = _shards(root, "*train*.bin", "data.path")
     if val_path:
         val = _shards(expanded(val_path, "data.val_path"), "*.bin", "data.val_path")

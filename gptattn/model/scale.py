@@ -4,6 +4,7 @@ Figures of the model are counted from it (`measure_cost`, and the tensors that a
 those of the machine are given.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +17,7 @@ from gptattn.model.loss import LOGITS_AT_A_TIME
 FLOAT32 = 4  # bytes
 # Per parameter in float32: the weight, its gradient, and AdamW's two averages.
 STATE_BYTES = 4 * FLOAT32
-BACKWARD = 2 / 3  # of a step's FLOPs, beside which gradients are exchanged
+BACKWARD = 2 / 3  # of a step's FLOPs; gradients are exchanged beside it
 BUCKET_BYTES = 25 * 2**20  # of gradients, exchanged at a time by torch's DDP
 
 
@@ -117,13 +118,13 @@ def activation_bytes(model: GPT, rows: int, dtype: torch.dtype) -> int:
     return outside + blocks
 
 
-def plan(model: GPT, machine: Machine, tokens_per_step: int) -> Plan:
-    """Return what a step takes in which each GPU has an even share of the tokens.
+def plan(model: GPT, machine: Machine, tokens_per_step: int, rows: int) -> Plan:
+    """Return what a step takes in which each GPU has an even share of the tokens, `rows` at a time.
 
     Gradients are summed by a ring: each GPU sends 2 (n - 1) / n of their bytes (Patarasuk and Yuan
-    2009), over its slowest way, while the backward pass goes on. Left over is the last bucket, and
-    what the backward pass is too short for. With `recompute` the blocks' forward pass is computed
-    twice; the head's is not, but the sum here takes it so.
+    2009), over its slowest way, while the backward pass of its last rows goes on. Left over is the
+    last bucket, and what that pass is too short for. With `recompute` the blocks' forward pass is
+    computed twice; the head's is not, but the sum here takes it so.
     """
     params, n = parameter_count(model), machine.size
     work = measure_cost(model).flops_per_token * tokens_per_step / n
@@ -132,5 +133,6 @@ def plan(model: GPT, machine: Machine, tokens_per_step: int) -> Plan:
     exchanged = 2 * (n - 1) / n * FLOAT32 * params
     exchanging = exchanged / (machine.link if machine.nodes == 1 else machine.network)
     last = exchanging * min(1.0, BUCKET_BYTES / (FLOAT32 * params))
-    left = max(exchanging - BACKWARD * computing, last)
+    times = max(1, math.ceil(tokens_per_step / (n * rows * model.context_length)))
+    left = max(exchanging - BACKWARD * computing / times, last)
     return Plan(STATE_BYTES * params, exchanged, computing, exchanging, computing + left)

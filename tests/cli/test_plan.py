@@ -19,6 +19,7 @@ def test_a_row_for_each_number_of_machines(call: Call) -> None:
 @pytest.mark.parametrize(
     ("argument", "line"),
     [
+        ("machines=", "machines: is empty; give 1x1,64x8, for example"),
         ("machines=8", "machines: '8' is not NODESxGPUS; give 64x8, for example"),
         ("precision=fp8", "precision: fp8 is not known; give bf16 or float32"),
         ("batch=100", "batch: 100 tokens are less than a row for each of 8 GPUs; give at least"),

@@ -16,6 +16,7 @@ from gptattn.data.hf_rows import rows
 from gptattn.data.prepare import PartedText, fit, in_parts, prepare
 from gptattn.data.prepared import Index, documents_file, read_index
 from gptattn.data.shards import ShardedTokens
+from gptattn.data.stored import bin_files
 from gptattn.data.text import text
 from gptattn.data.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer
 from gptattn.errors import ConfigError, DataError, OutOfMemory
@@ -185,6 +186,8 @@ def test_it_goes_on_with_the_parts_that_are_missing(
     before = {path: path.stat().st_mtime_ns for path in to.glob("*.bin")}
     assert len(before) == 3
     assert capfd.readouterr().err == ""
+    with pytest.raises(DataError, match="is not wholly prepared"):
+        bin_files(str(to))
     again = prepared(source, Stopped(), to)
     assert capfd.readouterr().err == f"encoding: 3 of {len(source.parts)} parts are there\n"
     assert [s.sha256 for s in again.shards] == [s.sha256 for s in whole.shards]
@@ -194,6 +197,9 @@ def test_it_goes_on_with_the_parts_that_are_missing(
     assert names == {".bin", ".documents", ".json", "", "index.json"}  # "": the lock
     assert prepared(source, Stopped(), to) == read_index(to) == again
     assert len(made) == 4 + len(source.parts) - 3
+    next(to.glob("train*.bin")).unlink()
+    with pytest.raises(DataError, match="is missing; remove"):
+        prepared(source, Stopped(), to)
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:

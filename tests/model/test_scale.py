@@ -45,19 +45,23 @@ def test_a_step_is_computing_and_what_it_does_not_hide() -> None:
     model = build_gpt("attn=mha", *SIZES)
     params = sum(p.numel() for p in model.parameters())
     fast = Machine(devices=4, nodes=2, flops=1e9, mfu=0.5, link=1e18, network=1e18)
-    alone = plan(model, Machine(1, 1, 1e9, 0.5, 1.0, 1.0), 8 * T)
-    shared = plan(model, fast, 8 * T)
+    alone = plan(model, Machine(1, 1, 1e9, 0.5, 1.0, 1.0), 8 * T, rows=1)
+    shared = plan(model, fast, 8 * T, rows=1)
     assert (alone.state, alone.exchanged) == (16 * params, 0)
     assert alone.step == alone.computing == pytest.approx(8 * shared.step)
     assert shared.exchanged == pytest.approx(2 * 7 / 8 * 4 * params)
     # So slow that the backward pass, 2 of 3 parts of the step, hides next to nothing.
-    slow = plan(model, Machine(4, 2, 1e9, 0.5, link=1e18, network=1.0), 8 * T)
+    far = Machine(4, 2, 1e9, 0.5, link=1e18, network=1.0)
+    slow = plan(model, far, 8 * T, rows=1)
     assert slow.exchanging == pytest.approx(7 * params)
     assert slow.step == pytest.approx(7 * params + slow.computing / 3)
+    # Of two rows, one after the other, only the second one's hides anything.
+    twice = plan(model, far, 16 * T, rows=1)
+    assert twice.step == pytest.approx(7 * params + twice.computing * 2 / 3)
 
 
 def test_recomputing_takes_the_forward_pass_twice() -> None:
     model, one = build_gpt("attn=mha", *SIZES), Machine(1, 1, 1e9, 0.5, 1.0, 1.0)
-    kept = plan(model, one, T).step
+    kept = plan(model, one, T, rows=1).step
     model.recompute = True
-    assert plan(model, one, T).step == pytest.approx(4 / 3 * kept)
+    assert plan(model, one, T, rows=1).step == pytest.approx(4 / 3 * kept)

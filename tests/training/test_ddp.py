@@ -168,7 +168,7 @@ def test_a_stopped_run_resumes_bit_for_bit_with_as_many_processes(
     whole: Path, tmp_path: Path
 ) -> None:
     stopped_after(2, tmp_path, DROPS)
-    ranks = resumed(tmp_path)
+    ranks = resumed(tmp_path, "trainer=ddp", "trainer.accelerator=cpu")
     assert "warning" not in ranks.text()
     assert fingerprint(tmp_path / "run") == fingerprint(whole)
 

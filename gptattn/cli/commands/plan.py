@@ -67,6 +67,8 @@ def run(arguments: Sequence[str]) -> None:
     own = [argument for argument in arguments if OWN.match(argument)]
     args = parse(Arguments, own)
     machines = [_machine(name, args) for name in args.machines]
+    if not machines:
+        raise ConfigError("machines", "is empty; give 1x1,64x8, for example")
     if args.precision not in ("bf16", "float32"):
         raise ConfigError("precision", f"{args.precision} is not known; give bf16 or float32")
 
@@ -105,7 +107,7 @@ def _table(model: "GPT", machines: Sequence["Machine"], args: Arguments) -> "Tab
     for machine in machines:
         rows = _rows(args, machine.size, model.context_length)
         held[rows] = held.get(rows) or activation_bytes(model, rows, dtype)
-        found = plan(model, machine, args.batch)
+        found = plan(model, machine, args.batch, rows)
         table.add_row(
             f"{machine.size}",
             f"{rows}",
