@@ -29,21 +29,23 @@ from gptattn.sweep.stages import Later
 README = ROOT / "README.md"
 LINKED = [*PAGES, ROOT / "CHANGELOG.md"]
 WITH_COMMANDS = [page for page in PAGES if shown_on(page)]
+# The experiments whose runs the pages compare, beside attention_suite.
+SWEPT = (
+    *("uptrain", "arena", "precision", "optimizers", "speedrun_muon", "speedrun_ablation"),
+    *("scratch", "positions", "zoology_fig2", "recall_window", "recall_variants"),
+    *("until", "ladder", "evidence", "tokenizers"),
+)
 
 
 @pytest.fixture(scope="session")
 def made(tmp_path_factory: pytest.TempPathFactory, runs: dict[str, Path]) -> Path:
     """A folder with what the pages' commands start from. Not to be changed."""
     home = tmp_path_factory.mktemp("documented") / "home"
-    sweeps = ("attention_suite", "uptrain", "arena", "precision", "optimizers", "speedrun_muon")
-    more = ("scratch", "positions", "zoology_fig2", "recall_window")
-    names = (*sweeps, "speedrun_ablation", *more)
-    swept = [f"outputs/{name}" for name in names]
-    for place in (*swept, "runs"):
+    for place in ("outputs/attention_suite", "runs"):
         for variant, run in runs.items():
             shutil.copytree(run, home / place / f"{variant}_s1_3fa2c1")
-    for name in ("until", "ladder", "recall_variants", "evidence", "tokenizers"):
-        for variant in ("mha", "gqa"):
+    for name in SWEPT:
+        for variant in ("mha_wrapper", "mha", "gqa"):
             shutil.copytree(runs[variant], home / "outputs" / name / f"{variant}_s1_3fa2c1")
     shutil.copytree(runs["gqa"], home / "outputs" / "scratch" / "gqa_s1_19876c")
     (home / "book.txt").write_text("It was a dark and stormy night.\n" * 99, encoding="utf-8")

@@ -34,6 +34,12 @@ def placed(cfg: TrainConfig, place: Place) -> TrainConfig:
     if place.size == 1 and not place.launched:
         devices = _devices_here(cfg.trainer.accelerator) if devices == "auto" else devices
         nodes = 1 if nodes == "auto" else nodes
+    elif place.size % place.local_size:
+        raise ConfigError(
+            "trainer.devices",
+            f"{place.size} processes have been started, not as many on each machine; "
+            "give srun --ntasks-per-node",
+        )
     elif devices not in ("auto", place.local_size):
         raise ConfigError(
             "trainer.devices",

@@ -107,7 +107,8 @@ def _main(seeds: Mapping[int, Path] | None, beside_others: bool, place: Place) -
     _check_flags(args)
     if place.size > 1 and args.multirun:
         raise ConfigError(
-            "command line", "-m makes its runs in processes of its own; start it without torchrun"
+            "command line",
+            "-m makes its runs in processes of its own; start it once, without torchrun or srun",
         )
     if args.multirun or args.help or args.hydra_help or args.cfg or args.info:
         _leave_to_hydra(args)

@@ -9,6 +9,7 @@ import hashlib
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -140,7 +141,7 @@ def prepare(
     if (folder / INDEX).is_file() and (index := read_index(folder)).plan == plan:
         index.paths(folder)  # a shard that was lost since is an error
         return index
-    with locked(folder / LOCK, "to", f"OWNER is preparing {folder}; wait for it, or stop it"):
+    with _alone(folder):
         _begin(folder, plan)
         records = _encoded(text, tokenizer, folder, workers, what)
         if text.keys_now() != text.keys:
@@ -163,6 +164,23 @@ def prepare(
         for file in [folder / PLAN, *folder.glob(DONE.replace("{:06d}", "*"))]:
             file.unlink()
     return index
+
+
+def discard(folder: Path, damaged: Callable[[], bool]) -> None:
+    """Remove what has been prepared, unless another process has mended it meanwhile.
+
+    Raises RunFolderError while another process prepares there.
+    """
+    with _alone(folder):
+        if damaged():
+            for file in folder.iterdir():
+                if file.name != LOCK:
+                    shutil.rmtree(file) if file.is_dir() else file.unlink()
+
+
+def _alone(folder: Path) -> contextlib.AbstractContextManager[object]:
+    why = f"OWNER is preparing {folder}; wait for it, or stop it"
+    return locked(folder / LOCK, "to", why)
 
 
 def check_folder(folder: Path) -> None:
@@ -356,9 +374,9 @@ def _each(
                     yield running.pop(future), future.result()
         except BrokenProcessPool:
             raise OutOfMemory(
-                "workers",
-                "a process was killed, perhaps for lack of memory; the same command goes on where "
-                "it stopped, give fewer workers",
+                "data",
+                "a process that encodes was killed, perhaps for lack of memory; the same command "
+                "goes on where it stopped, and scripts/prepare.py with workers=1 needs the least",
             ) from None
         finally:
             if running:

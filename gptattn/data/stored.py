@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gptattn.data.document_starts import DocumentNumbers, numbers_between
-from gptattn.data.prepare import PartedText, fit, prepare
+from gptattn.data.prepare import PartedText, discard, fit, prepare
 from gptattn.data.prepared import INDEX, PLAN, Index, damaged, read_index
 from gptattn.data.shards import Content, Shard, ShardedTokens, TokenRange, content_of, shard_of
 from gptattn.data.text import cache_folder, expanded
 from gptattn.data.tokenizer import CharTokenizer, TaskIds, Tokenizer
 from gptattn.data.tokens import TokenData, held_out_bytes
-from gptattn.errors import ConfigError, DataError, RunFolderError
+from gptattn.errors import ConfigError, DataError, RunFolderError, UserError
 from gptattn.machine.cpus import usable_cpus
 
 WAIT_SECONDS = 1.0  # between looks at what another process prepares
@@ -217,12 +216,32 @@ def in_cache(text: PartedText, tokenizer: Tokenizer, choice: str, cache: Path) -
     fit(tokenizer, text, cache)
     folder = cache / f"prepared-{text.plan(tokenizer)}"
     what = f"data: encoding {text.name}"
-    for waits in count():
+    waits = 0
+    while True:
         try:
+            if (folder / INDEX).is_file():
+                try:
+                    return _prepared(folder, cache)
+                except DataError as error:
+                    print(f"data: {_first(error)}; encoding again", file=sys.stderr, flush=True)
+                    discard(folder, lambda: _is_damaged(folder, cache))
             prepare(text, tokenizer, folder, choice=choice, workers=usable_cpus(), what=what)
-            break
+            return _prepared(folder, cache)
         except RunFolderError as error:  # another process of this run or sweep is at it
             if waits == QUIET_WAITS:
-                print(f"data: {error.message.partition(';')[0]}", file=sys.stderr, flush=True)
+                print(f"data: {_first(error)}", file=sys.stderr, flush=True)
             time.sleep(WAIT_SECONDS)
-    return _prepared(folder, cache)
+            waits += 1
+
+
+def _is_damaged(folder: Path, cache: Path) -> bool:
+    try:
+        _prepared(folder, cache)
+    except DataError:
+        return True
+    return False
+
+
+def _first(error: UserError) -> str:
+    """Return what is wrong, without what to do."""
+    return error.message.partition(";")[0]

@@ -46,7 +46,8 @@ def place_here() -> Place:
     if found is None or found[1] == 1:
         return Place()
     rank, size, local_rank, nodes = found
-    return Place(rank, size, local_rank, size // nodes, launched=True)
+    most = -(-size // nodes)  # srun spreads them evenly, as far as that goes
+    return Place(rank, size, local_rank, most, launched=True)
 
 
 def _numbers(environment: Mapping[str, str], names: tuple[str, ...]) -> list[int] | None:

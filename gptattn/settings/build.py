@@ -159,6 +159,8 @@ def _build_mixture(cfg: TrainConfig, tokenizer: Tokenizer, mask_documents: bool)
             sources[name] = build_data(one, tokenizer)
         except UserError as error:
             # The text does not know that it is one of several.
+            if error.field == f"data.{MASK_DOCUMENTS}":  # of all together
+                raise type(error)(error.field, f"data.sources.{name}: {error.message}") from None
             field = re.sub(r"^data\b", f"data.sources.{name}", error.field)
             raise type(error)(field, error.message) from None
     if any(source.val_bytes is None for source in sources.values()):

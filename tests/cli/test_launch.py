@@ -45,6 +45,12 @@ def test_the_place_is_what_the_launcher_says(
     assert (place.nodes, place.first) == (2, False)
 
 
+def test_processes_that_srun_cannot_spread_evenly(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {**SRUN, "SLURM_STEP_NUM_TASKS": "7"}.items():
+        monkeypatch.setenv(name, value)
+    assert place_here() == Place(rank=5, size=7, local_rank=1, local_size=4, launched=True)
+
+
 @pytest.mark.parametrize(
     "environment",
     [{}, {"WORLD_SIZE": "8", "RANK": "5"}, {"SLURM_NTASKS": "4", "SLURM_PROCID": "0"}],
@@ -93,6 +99,7 @@ def test_auto_is_the_number_of_processes_that_were_started() -> None:
         (("trainer=cpu",), STARTED, "trainer.devices"),
         (("trainer=ddp", "trainer.devices=4"), STARTED, "trainer.devices"),
         (("trainer=ddp", "trainer.num_nodes=2"), STARTED, "trainer.num_nodes"),
+        (("trainer=ddp",), Place(0, 3, 0, 2, launched=True), "trainer.devices"),
         (("trainer=ddp", "batch_size=9"), STARTED, "batch_size"),
         (("trainer=cpu", "trainer.devices=3"), Place(), "batch_size"),
     ],

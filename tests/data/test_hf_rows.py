@@ -13,6 +13,9 @@ from gptattn.data import hf_rows as rows_module
 from gptattn.data import segments
 from gptattn.data.hf_rows import rows
 from gptattn.data.prepare import PartedText
+from gptattn.data.shards import ShardedTokens
+from gptattn.data.stored import in_cache
+from gptattn.data.tokenizer import ByteTokenizer
 from gptattn.errors import ConfigError, DataError
 
 TEXTS = [f"Row {i}: naïve π.\n" * (i % 7) + f"{i}" for i in range(97)]
@@ -184,3 +187,31 @@ def test_a_field_that_is_missing_or_no_text_is_named(
         other = "id" if make is json_lines else "meta"
         with pytest.raises(DataError, match=rf"'{other}'"):
             texts(rows(None, path=str(file), text_field=other))
+
+
+@pytest.mark.parametrize("damage", ["ids", "shard", "index"])
+def test_ids_that_are_damaged_in_the_cache_are_encoded_again(
+    damage: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    cache, file = tmp_path / "cache", json_lines(tmp_path)
+
+    def ids() -> list[int]:
+        text = rows(None, path=str(file))
+        found = in_cache(text, ByteTokenizer(), "byte", cache)
+        return ShardedTokens(found.train)[:].tolist()
+
+    before = ids()
+    (shard,) = cache.glob("prepared-*/train_000000.bin")
+    if damage == "ids":
+        whole = shard.read_bytes()
+        shard.write_bytes(whole[:-2] + b"\1\0")
+    elif damage == "shard":
+        shard.unlink()
+    else:
+        shard.with_name("index.json").write_text("{")
+    assert ids() == before
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith(f"data: {shard.parent}")
+    assert line.endswith("; encoding again")
+    assert ids() == before
+    assert capfd.readouterr().err == ""

@@ -180,6 +180,15 @@ def test_a_vocabulary_of_one_text_is_refused(
     assert "tokenizer: takes its vocabulary from one text" in capfd.readouterr().err
 
 
+def test_a_text_without_documents_cannot_be_masked(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    chosen = tiny(folder / "run", "data=mixture", sources(folder), "data.mask_documents=true")
+    assert command(folder / "run", *chosen) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("error: data.mask_documents: data.sources.x: the text has no two doc")
+
+
 def test_paths_of_texts_are_places_and_weights_make_the_result():
     assert meaning("data.sources.x.path") == meaning("data.sources.x.val_path") == PLACE
     assert meaning("data.sources.x.weight") == meaning("data.sources.x.pattern") == RESULT
