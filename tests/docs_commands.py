@@ -16,6 +16,7 @@ import tomllib
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -44,8 +45,14 @@ QUICK = ["log_every=1", "validation.count=1", "sample.tokens=0"]
 OF_SHAKESPEARE = {
     f"experiment={e}" for e in ("nanogpt_cpu", "speedrun_cpu", "speedrun_ablation", "speedrun_muon")
 }
-LONG = {"experiment=arena", "experiment=optimizers"}
-TUNED = LONG | {"experiment=ladder"}
+# What shortens an experiment; the tests of sweeps have whole ones.
+TWO_VARIANTS = 'hydra.sweeper.variants=["attn=mha","attn=gqa"]'
+ONE_RATE = "hydra.sweeper.tune.lr=[1e-3]"
+LONG = {
+    "experiment=arena": [TWO_VARIANTS, ONE_RATE],
+    "experiment=optimizers": [TWO_VARIANTS, ONE_RATE],
+    "experiment=ladder": [TWO_VARIANTS, ONE_RATE],
+}
 
 # Commands that a page shows as refused, and the page that says so.
 REFUSED = {"make board ARGS=--bind_all": "docs/reliability.md: TensorBoard has no login"}
@@ -61,6 +68,16 @@ class Shown:
     environment: tuple[str, ...] = ()
 
 
+def new_on(page: Path) -> list[Shown]:
+    """The commands of a page, without sweeps that an earlier page shows too.
+
+    A sweep is planned and no more, so it leaves nothing that a later command could need.
+    """
+    before = {one.text for other in PAGES[: PAGES.index(page)] for one in shown_on(other)}
+    return [one for one in shown_on(page) if "-m" not in one.words or one.text not in before]
+
+
+@cache
 def shown_on(page: Path) -> list[Shown]:
     """The commands of a page, in their order."""
     text = page.read_text(encoding="utf-8")
@@ -177,10 +194,7 @@ def _fewer_runs(arguments: Sequence[str]) -> list[str]:
     """
     whole = [a for a in arguments if a.startswith("experiment=")]
     fewer = ["seed=1"] if whole and not any(a.startswith("seed=") for a in arguments) else []
-    if TUNED & {*arguments}:
-        fewer.append("hydra.sweeper.tune.lr=[1e-3]")
-    if LONG & {*arguments}:  # tests/test_arena.py and tests/sweep/test_tuning.py have all
-        fewer.append('hydra.sweeper.variants=["attn=mha","attn=gqa"]')
+    fewer += [short for name, shorts in LONG.items() if name in arguments for short in shorts]
     return fewer
 
 

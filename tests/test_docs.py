@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import yaml
-from docs_commands import FENCED, PAGES, PROJECT, ROOT, examine, shown_on
+from docs_commands import FENCED, PAGES, PROJECT, ROOT, examine, new_on, shown_on
 from support import bpe, command, run_folders, tiny, train
 
 import gptattn.attention
@@ -95,7 +95,7 @@ def only_checked(
 
 @pytest.mark.parametrize("page", WITH_COMMANDS, ids=lambda page: page.stem)
 def test_every_command_of_a_page_does_what_it_says(page: Path, home: Path) -> None:
-    for shown in shown_on(page):
+    for shown in new_on(page):
         try:
             examine(shown, home)
         except BaseException as error:
