@@ -69,10 +69,7 @@ class Shown:
 
 
 def new_on(page: Path) -> list[Shown]:
-    """The commands of a page, without sweeps that an earlier page shows too.
-
-    A sweep is planned and no more, so it leaves nothing that a later command could need.
-    """
+    """The commands of a page, without sweeps on an earlier page: they only are planned."""
     before = {one.text for other in PAGES[: PAGES.index(page)] for one in shown_on(other)}
     return [one for one in shown_on(page) if "-m" not in one.words or one.text not in before]
 

@@ -23,6 +23,7 @@ LINE_BYTES = 2**28  # of a row, which is held whole
 # A cut before one of these, after what is no space, changes no word of GPT-2's pattern.
 BREAK = re.compile(rb"[ \n\r]")
 CHARACTER_BYTES = 4  # at most, in UTF-8
+SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]\w\w")  # two of them are one character
 
 Stream = Iterator[str | None]  # pieces of text; None stands before each document
 
@@ -103,7 +104,9 @@ class JsonLines:
         try:
             row = msgspec.json.decode(line if place else line.removeprefix(codecs.BOM_UTF8))
         except (ValueError, RecursionError) as error:  # nested too deeply
-            why = f"longer than {LINE_BYTES:,} bytes" if len(line) == LINE_BYTES else error
+            halves = SURROGATE.search(line)
+            why = f"perhaps half a character, {halves.group().decode()}" if halves else error
+            why = f"longer than {LINE_BYTES:,} bytes" if len(line) == LINE_BYTES else why
             raise DataError(
                 "data", f"{where}, is no JSON ({why}); give one object in each line"
             ) from None

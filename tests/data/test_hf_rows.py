@@ -168,6 +168,7 @@ def test_a_row_that_is_no_object_or_too_deep_is_named(
     for line, said in (
         ("[1]", r"^data\.text_field: .*at byte 14: it is no object"),
         ('{"text": 1', r"^data: .*the line at byte 14, is no JSON \(.*\); give one object in eac"),
+        ('{"text": "a \\ud83d b"}', r"is no JSON \(perhaps half a character, \\ud83d\)"),
         ("[" * 20_000, r"the line at byte 14, is no JSON \(.*\); give one object in each line"),
         ('"' * 40_000, r"the line at byte 14, is no JSON \(longer than 30,000 bytes\)"),
     ):

@@ -141,7 +141,7 @@ def test_a_process_that_is_killed_ends_all(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(preparing, "PART_BYTES", 500)
     (tmp_path / "book.txt").write_text(LONG)
     with pytest.raises(
-        OutOfMemory, match=r"a process was killed, .*; the same command goes on wher"
+        OutOfMemory, match=r"a process that encodes was killed, .*; the same command goes on"
     ):
         prepared(parted(text(str(tmp_path / "book.txt"))), Dying(), tmp_path / "to", workers=2)
 

@@ -82,9 +82,13 @@ def parted(cfg: "TrainConfig") -> "PartedText":
     """Return the text of these settings in parts. Raises ConfigError if it has none."""
     from gptattn.data.corpus import Corpus
     from gptattn.data.prepare import PartedText, in_parts
+    from gptattn.data.tasks import Task
     from gptattn.settings.build import build_content
+    from gptattn.settings.construct import find_target
 
-    content = build_content(cfg)
+    target = find_target("data", cfg.data, cfg.allow_targets)
+    is_task = isinstance(target, type) and issubclass(target, Task)
+    content = None if is_task else build_content(cfg)
     if isinstance(content, Corpus):
         content = in_parts(content, cfg.validation.fraction, f"data={cfg.choices['data']}")
     if not isinstance(content, PartedText):
