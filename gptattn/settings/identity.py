@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
+from functools import cache, lru_cache
 from typing import Any, get_type_hints
 
 from gptattn.machine.source_code import COMMON, code_of, other_code
@@ -67,6 +68,7 @@ MAY_CHANGE = (
 )
 
 
+@lru_cache(maxsize=4096)  # every run of a sweep asks for the same keys again
 def meaning(key: str) -> Meaning:
     """Return the meaning of a setting by its dotted name, or of a config group by its name."""
     for pattern, found in MEANINGS:
@@ -103,26 +105,32 @@ def result_settings(config: Mapping[str, str]) -> dict[str, str]:
     The budget is given in words, so that 1,000 requested steps equal 1,000 default steps. What an
     older run's record lacks has the value that it had then.
     """
-    old = {k: v for k, v in _later_settings() if not any(_inside(k, known) for known in config)}
+    old = {k: v for k, v in _later_settings() if not _recorded(k, config)}
     kept = {k: v for k, v in (old | {**config}).items() if meaning(k) == RESULT}
     return kept | {"budget": budget_words(config)}
 
 
-def _later_settings(kind: type = TrainConfig, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield (dotted name, value) of the settings that came later, as runs without them were."""
+@cache
+def _later_settings() -> tuple[tuple[str, str], ...]:
+    """Return (dotted name, value) of the settings that came later, as runs without them were."""
+    return tuple(_later())
+
+
+def _later(kind: type = TrainConfig, prefix: str = "") -> Iterator[tuple[str, str]]:
     hints = get_type_hints(kind)
     if kind is TrainConfig:
         yield f"data.{MASK_DOCUMENTS}", "False"
     for one in fields(kind):
         name = f"{prefix}{one.name}"
         if is_dataclass(hints[one.name]):
-            yield from _later_settings(hints[one.name], f"{name}.")
+            yield from _later(hints[one.name], f"{name}.")
         elif one.default is not MISSING:
             yield name, str(one.default)
 
 
-def _inside(name: str, key: str) -> bool:
-    return key == name or key.startswith(f"{name}.")
+def _recorded(name: str, config: Mapping[str, str]) -> bool:
+    """Whether the config has this setting, or settings inside it."""
+    return name in config or any(key.startswith(f"{name}.") for key in config)
 
 
 def places(config: Mapping[str, str]) -> dict[str, str]:
