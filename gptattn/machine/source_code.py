@@ -56,7 +56,7 @@ def code_of(targets: Iterable[str], packages: Collection[str] = ()) -> dict[str,
         file = _file_of(module)
         if file is not None:
             found[module] = _hash_of(file)
-            waiting += _imports(module, file)
+            waiting += (_our_imports if _within(module, (OURS,)) else _imports)(module, file)
     return dict(sorted(found.items()))
 
 
@@ -161,6 +161,11 @@ def _home(module: str, name: str, depth: int = 0) -> str:
         if bound == name:
             return _home(source, given, depth + 1)
     return module
+
+
+@cache  # ours stay where they are, and every run asks; a user's may lie elsewhere the next time
+def _our_imports(module: str, file: Path) -> frozenset[str]:
+    return frozenset(_imports(module, file))
 
 
 def _imports(module: str, file: Path) -> Iterator[str]:
