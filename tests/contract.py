@@ -2,7 +2,16 @@
 
 import pytest
 import torch
-from building import acts_in_heads, chosen, parts_of, refused, takes, through_cache
+from building import (
+    CONTRACT,
+    acts_in_heads,
+    chosen,
+    menu,
+    parts_of,
+    refused,
+    takes,
+    through_cache,
+)
 from torch import Tensor
 
 from gptattn.attention import Attention, HasMaps
@@ -11,6 +20,19 @@ from gptattn.attention.softmax import SoftmaxAttention
 B, T, E = 2, 11, 30  # the context is filled
 CHUNKS = pytest.mark.parametrize(
     "chunks", [[1] * 11, [5, 1, 3, 2], [11]], ids=["by_token", "uneven", "at_once"]
+)
+
+# Each mechanism with every position that acts in its heads, and with one of those that it does not
+# know of, since they act on the embeddings: so each of these is with several mechanisms.
+BEFORE = [name for name in menu("position") if not acts_in_heads(name)]
+PLACED = pytest.mark.parametrize(
+    ("variant", "position"),
+    [
+        (variant, position)
+        for i, variant in enumerate(CONTRACT)
+        for position in menu("position")
+        if acts_in_heads(position) or position == BEFORE[i % len(BEFORE)]
+    ],
 )
 
 

@@ -133,9 +133,11 @@ def drawn(figure: Figure, name: str, title: str, caption: str, chart: Chart | No
     # A fixed salt makes the ids, and so the file, the same each time.
     with rc_context({"svg.hashsalt": name}):
         FigureCanvasSVG(figure).print_svg(svg, metadata={"Date": None})
+    # Laying out takes longer than drawing, so both have the layout of the first.
+    figure.set_layout_engine("none")
     png = io.BytesIO()
-    FigureCanvasAgg(figure)
     # A PNG needs a background: its text stays dark on a dark page.
-    figure.savefig(png, format="png", dpi=200, facecolor="white", metadata={"Software": None})
+    figure.set(dpi=200, facecolor="white")
+    FigureCanvasAgg(figure).print_png(png, metadata={"Software": None})
     adapted_svg = adapted(svg.getvalue(), name, title)
     return Plot(name, title, caption, adapted_svg, png.getvalue(), chart)

@@ -56,7 +56,7 @@ def code_of(targets: Iterable[str], packages: Collection[str] = ()) -> dict[str,
         file = _file_of(module)
         if file is not None:
             found[module] = _hash_of(file)
-            waiting += _imports(module, file, found[module])
+            waiting += (_our_imports if _within(module, (OURS,)) else _imports)(module, file)
     return dict(sorted(found.items()))
 
 
@@ -163,11 +163,15 @@ def _home(module: str, name: str, depth: int = 0) -> str:
     return module
 
 
-@cache  # a sweep asks for every run
-def _imports(module: str, file: Path, code: str) -> tuple[str, ...]:
-    """Return every module that the file imports, also inside of functions; `code` is its hash."""
-    homes = [_home(source, given) for source, given, _ in _from_imports(module, file)]
-    return (*_parsed(file).imports, *homes)
+@cache  # ours stay where they are, and every run asks; a user's may lie elsewhere the next time
+def _our_imports(module: str, file: Path) -> frozenset[str]:
+    return frozenset(_imports(module, file))
+
+
+def _imports(module: str, file: Path) -> Iterator[str]:
+    """Yield every module that the file imports, also inside of functions."""
+    yield from _parsed(file).imports
+    yield from (_home(source, given) for source, given, _ in _from_imports(module, file))
 
 
 def _from_imports(module: str, file: Path) -> Iterator[tuple[str, str, str]]:

@@ -13,7 +13,7 @@ from building import (
     chosen,
     through_cache,
 )
-from contract import B, E, T, assert_same, decode, overrides_of
+from contract import B, PLACED, E, T, assert_same, decode, overrides_of
 
 from gptattn.attention import HasMaps
 from gptattn.decode.generate import left_padded
@@ -25,6 +25,7 @@ def variant(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
+@PLACED
 def test_a_whole_model_decodes_as_it_reads_with_every_position_encoding(variant, position):
     model = build_gpt(*overrides_of(variant, position), std=0.3).double().eval()
     ids = torch.randint(13, (B, T))
@@ -38,6 +39,7 @@ def test_a_whole_model_decodes_as_it_reads_with_every_position_encoding(variant,
                 model(ids[:, :1], cache)
 
 
+@PLACED
 def test_prompts_of_different_lengths_decode_in_one_batch_as_each_does_alone(variant, position):
     model = build_gpt(*overrides_of(variant, position), std=0.3).eval()
     prompts = [torch.randint(13, (length,)) for length in (8, 1, 5)]
