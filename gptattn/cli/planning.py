@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from gptattn.cli.compose import composed_job, to_train_config
 from gptattn.cli.jobs import SUBDIR
 from gptattn.errors import ConfigError
 from gptattn.sweep.plan import Plan
+
+_Job = tuple[int, list[Override], dict[str, Any]]  # its number, overrides, and plain values
 
 
 def planned(
@@ -33,23 +36,28 @@ def planned(
     values are then set in it as Hydra would set them, and interpolations are resolved again for
     each job. Raises a UserError for overrides that do not compose.
     """
-    parser = OverridesParser.create()
     shared = common(jobs) if shared is None else shared
-    alike: dict[tuple[str, ...], list[tuple[int, list[Override]]]] = defaultdict(list)
+    alike: dict[tuple[str, ...], list[_Job]] = defaultdict(list)
     for i, job in enumerate(jobs, number):
-        parsed = parser.parse_overrides(list(job))
+        parsed = [_parsed(override) for override in job]
         values = _values(config, parsed)
         kind = tuple(
             o.key_or_group if o.key_or_group in values else str(o.input_line) for o in parsed
         )
-        alike[kind].append((i, parsed))
+        alike[kind].append((i, parsed, values))
     for group in alike.values():
         cfg = composed_job(loader, config, [str(o.input_line) for o in group[0][1]])
-        for i, parsed in group:
-            for key, value in _values(config, parsed).items():
+        for i, parsed, values in group:
+            for key, value in values.items():
                 OmegaConf.update(cfg, key, value, merge=True)
             _set_job_fields(cfg, config, i, parsed)
             yield i, _plan(cfg, parsed, shared)
+
+
+@lru_cache(maxsize=4096)  # the jobs of a sweep have most of their overrides in common
+def _parsed(override: str) -> Override:
+    (parsed,) = OverridesParser.create().parse_overrides([override])
+    return parsed
 
 
 def common(jobs: Sequence[Sequence[str]]) -> set[str]:

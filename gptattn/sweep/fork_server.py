@@ -3,7 +3,8 @@
 Importing torch and Lightning takes seconds of a processor's time, a copy milliseconds. Only
 libraries are imported beforehand: each run reads this project's code, and a user's, for itself.
 
-`python -m gptattn.sweep.fork_server FD` is the server; it reads requests from the socket FD.
+`python -m gptattn.sweep.fork_server FD LIBRARY ...` is the server; it imports the libraries, and
+reads requests from the socket FD.
 """
 
 import contextlib
@@ -65,12 +66,16 @@ class Copy:
 class ForkServer:
     """Context manager that holds the server."""
 
+    def __init__(self, libraries: Sequence[str] = LIBRARIES) -> None:
+        """`libraries`: the modules that its copies need not import."""
+        self._libraries = libraries
+
     def __enter__(self) -> "ForkServer":
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, contextlib.ExitStack() as failed:
             failed.callback(self._requests.close)
             self.process = subprocess.Popen(
-                [*MODULE, __name__, str(theirs.fileno())],
+                [*MODULE, __name__, str(theirs.fileno()), *self._libraries],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -117,7 +122,7 @@ def can_fork() -> bool:
 def main() -> None:
     """Serve, and in each copy run the module that was asked for."""
     requests = socket.socket(fileno=int(sys.argv[1]))
-    for library in LIBRARIES:
+    for library in sys.argv[2:]:
         importlib.import_module(library)
     gc.freeze()  # a collection in a copy would otherwise write to, and so copy, all pages
     arguments = _serve(requests)

@@ -6,6 +6,7 @@ import select
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -17,7 +18,7 @@ from gptattn.errors import RunFolderError
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.rows import share_done
 from gptattn.runs.sweep_states import LEDGER, read_ledger
-from gptattn.sweep.fork_server import Copy, ForkServer
+from gptattn.sweep.fork_server import LIBRARIES, Copy, ForkServer
 from gptattn.sweep.ledger import Ledger
 from gptattn.sweep.processes import Outcome, TimeOver, Work, run_all
 
@@ -46,9 +47,9 @@ def work(folder: Path, name: str, code: str) -> Work:
 
 @pytest.fixture(scope="module", autouse=True)
 def forks() -> Iterator[ForkServer]:
-    # Commands of these tests are to find run_code.
+    # Commands of these tests are to find run_code, and need no library.
     tests = str(Path(__file__).parents[1])
-    with mock.patch.dict(os.environ, PYTHONPATH=tests), ForkServer() as server:
+    with mock.patch.dict(os.environ, PYTHONPATH=tests), ForkServer([]) as server:
         yield server
 
 
@@ -181,12 +182,22 @@ def test_what_a_run_prints_is_in_its_folder(tmp_path: Path, server: ForkServer |
     assert (tmp_path / "a" / "console.log").read_text() == "hello\n"
 
 
+@pytest.mark.parametrize("libraries", [("torch",), pytest.param(LIBRARIES, marks=pytest.mark.slow)])
 def test_copies_have_the_libraries_and_read_all_else_for_themselves(
-    tmp_path: Path, forks: ForkServer
+    libraries: Sequence[str], tmp_path: Path
 ) -> None:
-    said = "import sys\nprint('torch' in sys.modules, [m for m in sys.modules if 'gptattn.m' in m])"
-    run_all([work(tmp_path, "a", said)], 1, Ledger(tmp_path), Silent(), server=forks)
-    assert (tmp_path / "a" / "console.log").read_text() == "True []\n"
+    said = (
+        f"import sys\nprint([m for m in {libraries} if m not in sys.modules])\n"
+        "print([m for m in sys.modules if 'gptattn.m' in m])"
+    )
+    with ForkServer(libraries) as server:
+        run_all([work(tmp_path, "a", said)], 1, Ledger(tmp_path), Silent(), server=server)
+    assert (tmp_path / "a" / "console.log").read_text() == "[]\n[]\n"
+
+
+def test_a_sweeps_server_imports_what_there_is() -> None:
+    assert ForkServer()._libraries == LIBRARIES
+    assert all(map(find_spec, LIBRARIES))
 
 
 def test_a_signal_reaches_the_group_of_a_copy_as_soon_as_it_is_known(
@@ -214,7 +225,7 @@ def test_when_the_server_dies_its_copies_are_ended_and_others_are_started_withou
     ready = tmp_path / "a" / "ready"
     forever = "from pathlib import Path; Path('ready').touch()\nimport signal; signal.pause()"
     works = [work(tmp_path, "a", forever), work(tmp_path, "b", DONE)]
-    with ForkServer() as server:
+    with ForkServer([]) as server:
 
         def kill_once_ready() -> None:
             if ready.exists():

@@ -108,34 +108,42 @@ def test_each_variant_gets_its_seeds_and_the_baseline_the_most(
     assert Counter(map(len, seeds_of(tmp_path).values())) == {8: 2, 5: 1}
 
 
-def test_a_variant_that_fails_at_first_does_not_stop_the_others(
+def test_a_variant_that_fails_at_first_does_not_stop_the_others_and_failures_are_one_error(
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     launches: list[tuple[str, int]],
 ) -> None:
     asking(monkeypatch, 7)
+    monkeypatch.setattr(sys.modules[__name__], "UNLUCKY", {("mla", 3), ("gqa", 7)})
     whole = arguments(tmp_path, "attn=mha,gqa,mla", FIRST)
     assert command(tmp_path, *whole) == 1
-    found = seeds_of(tmp_path)
-    assert found["mha"] == found["gqa"] == [1, 2, 3, 4, 5, 6, 7]
-    assert found["mla"] == [1, 2, 4, 5]
+    assert seeds_of(tmp_path) == {
+        "mha": [1, 2, 3, 4, 5, 6, 7],
+        "gqa": [1, 2, 3, 4, 5, 6],
+        "mla": [1, 2, 4, 5],
+    }
     assert launches.count(("mla", 3)) == 1
     out, err = capfd.readouterr()
     assert "mla: without all of the first 5 seeds, no more are run of it, nor to compare" in out
-    assert "1 of 15 runs failed; the same command runs them again" in err
+    last = err.splitlines()[-1]
+    assert last.startswith("error: sweep: 1 of 15 runs failed; the same command runs them again")
+    assert "; then 1 of 14 runs failed; " in last
 
 
-def test_a_variant_without_a_learning_rate_does_not_stop_the_others(
+def test_seeds_follow_at_the_best_rate_and_a_variant_without_one_does_not_stop_the_others(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asking(monkeypatch, 7)
-    tune = "hydra.sweeper.tune={lr:[1e-3,2e-3],seed:3}"
-    whole = arguments(tmp_path, "attn=mha,gqa,mla", "seed=1,2,4,5,6", tune)
-    assert command(tmp_path, *whole) == 1
-    found = seeds_of(tmp_path)
-    assert found == {key: [1, 2, 3, 3, 4, 5, 6, 7, 8] for key in ["mha", "gqa"]}
-    assert "mla: without all of the first 5 seeds" in capfd.readouterr().out
+    # Seed 6 is the one that tunes: it cannot be compared.
+    tune = "hydra.sweeper.tune={lr:[1e-3,2e-3],seed:6}"
+    monkeypatch.setattr(sys.modules[__name__], "UNLUCKY", {("mla", 6)})
+    assert command(tmp_path, *arguments(tmp_path, "attn=mha,gqa,mla", FIRST, tune)) == 1
+    # Two runs at seed 6, one for each rate, then the two more that make seven.
+    assert seeds_of(tmp_path) == {key: [1, 2, 3, 4, 5, 6, 6, 7, 8] for key in ["mha", "gqa"]}
+    out, err = capfd.readouterr()
+    assert "mla: without all of the first 5 seeds" in out
+    assert err.splitlines()[-1].endswith("; the same command runs them again")
 
 
 def widths(folder: Path) -> dict[str, tuple[float, int | None]]:
@@ -149,24 +157,24 @@ def widths(folder: Path) -> dict[str, tuple[float, int | None]]:
 
 
 def test_every_interval_of_the_report_is_as_narrow_as_asked(tmp_path: Path) -> None:
-    first = arguments(tmp_path, "attn=mha,gqa", FIRST, "sweep.max_seeds=999", until="0.015")
+    first = arguments(tmp_path, "attn=mha,gqa", FIRST, until="0.025")
     assert command(tmp_path, *first) == 0
-    assert widths(tmp_path)["gqa"][0] <= 0.015
+    assert widths(tmp_path)["gqa"][0] <= 0.025
     # Another command at another width, with one more row, and with a variant that fails once.
-    more = arguments(tmp_path, "attn=mha,gqa,mqa,mla", FIRST, "sweep.max_seeds=999", until="0.02")
+    more = arguments(tmp_path, "attn=mha,gqa,mqa,mla", FIRST, until="0.03")
     assert command(tmp_path, *more) == 1
     found = widths(tmp_path)
-    assert found["gqa"][0] <= 0.02
-    assert found["mqa"][0] <= 0.02
+    assert found["gqa"][0] <= 0.03
+    assert found["mqa"][0] <= 0.03
     assert found["gqa"][1] == found["mqa"][1] == 5
 
 
 def test_two_widths_in_one_folder_keep_their_first_stage(tmp_path: Path) -> None:
-    for attn, width in (("mha,gqa", "0.015"), ("mha,mqa", "0.03")):
-        own = arguments(tmp_path, f"attn={attn}", FIRST, "sweep.max_seeds=999", until=width)
+    for attn, width in (("mha,gqa", "0.03"), ("mha,mqa", "0.04")):
+        own = arguments(tmp_path, f"attn={attn}", FIRST, until=width)
         assert command(tmp_path, *own) == 0
     assert widths(tmp_path)["gqa"][1] == 5
-    assert widths(tmp_path)["mqa"][0] <= 0.03
+    assert widths(tmp_path)["mqa"][0] <= 0.04
 
 
 def test_without_the_baseline_nothing_more_is_run(
@@ -178,33 +186,6 @@ def test_without_the_baseline_nothing_more_is_run(
     out = capfd.readouterr().out
     assert "mha: without all of the first 5 seeds, no more are run of it, nor to compare" in out
     assert seeds_of(tmp_path)["gqa"] == seeds_of(tmp_path)["mqa"] == [1, 2, 3, 4, 5]
-
-
-def test_the_folder_stays_locked_between_the_stages(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lock = tmp_path / "outputs" / "a" / SWEEP_LOCK
-    held: list[bool] = []
-
-    def needs(*_: object) -> int:
-        held.append(is_locked(lock))
-        return 6
-
-    monkeypatch.setattr(gptattn.sweep.until, "stein_seeds", needs)
-    assert command(tmp_path, *arguments(tmp_path, "attn=mha,gqa", FIRST)) == 0
-    assert held == [True]
-    assert not is_locked(lock)
-
-
-def test_failures_of_both_stages_are_one_error(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asking(monkeypatch, 7)
-    monkeypatch.setattr(sys.modules[__name__], "UNLUCKY", {("mla", 3), ("gqa", 7)})
-    assert command(tmp_path, *arguments(tmp_path, "attn=mha,gqa,mla", FIRST)) == 1
-    err = capfd.readouterr().err.splitlines()[-1]
-    assert err.startswith("error: sweep: 1 of 15 runs failed; ")
-    assert "; then 1 of 14 runs failed; " in err
 
 
 def test_what_another_command_ran_in_the_folder_has_no_first_stage(
@@ -238,13 +219,22 @@ def test_a_run_that_was_extended_counts_as_it_was_at_first(
     assert found["mha"] == found["gqa"] == [1, 2, 3, 4, 5, 6, 7]
 
 
-def test_a_fresh_sweep_repeats_its_first_stage_once(
+def test_a_fresh_sweep_repeats_its_first_stage_once_in_a_folder_that_stays_locked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asking(monkeypatch, 7)
+    lock = tmp_path / "outputs" / "a" / SWEEP_LOCK
+    held: list[bool] = []
+
+    def needs(*_: object) -> int:
+        held.append(is_locked(lock))
+        return 7
+
+    monkeypatch.setattr(gptattn.sweep.until, "stein_seeds", needs)
     fresh = arguments(tmp_path, "attn=mha,gqa", FIRST, "sweep.fresh=true")
     assert command(tmp_path, *fresh) == 0
     assert set(map(tuple, seeds_of(tmp_path).values())) == {(1, 2, 3, 4, 5, 6, 7)}
+    assert held == [True]
+    assert not is_locked(lock)
 
 
 @pytest.mark.parametrize(
@@ -265,17 +255,6 @@ def test_no_more_seeds_are_run_where_none_are_needed_or_too_many(
     assert command(tmp_path, *arguments(tmp_path, "attn=mha,gqa", FIRST)) == 0
     assert said in capfd.readouterr().out.splitlines()
     assert seeds_of(tmp_path) == {"mha": [1, 2, 3, 4, 5], "gqa": [1, 2, 3, 4, 5]}
-
-
-def test_seeds_follow_at_the_rate_that_was_best(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asking(monkeypatch, 7)
-    # Seed 6 is the one that tunes: it cannot be compared.
-    tune = "hydra.sweeper.tune={lr:[1e-3,2e-3],seed:6}"
-    assert command(tmp_path, *arguments(tmp_path, "attn=mha,gqa", FIRST, tune)) == 0
-    # Two runs at seed 6, one for each rate, then the two more that make seven.
-    assert set(map(tuple, seeds_of(tmp_path).values())) == {(1, 2, 3, 4, 5, 6, 6, 7, 8)}
 
 
 @pytest.mark.parametrize(
