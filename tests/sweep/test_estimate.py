@@ -5,10 +5,12 @@ import json
 import os
 import select
 import signal
-import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -21,6 +23,7 @@ from gptattn.settings.build import build_model
 from gptattn.settings.config import TrainConfig
 from gptattn.sweep import trial
 from gptattn.sweep.estimate import STARTUP_SECONDS, Estimator
+from gptattn.sweep.fork_server import ForkServer
 from gptattn.sweep.sharing import Share
 
 
@@ -29,28 +32,21 @@ def cfg(tmp_path: Path) -> TrainConfig:
     return check_job(tiny(tmp_path / "in"))
 
 
-def test_the_estimate_is_made_in_another_process_and_grows_with_the_steps(
+def test_the_estimate_is_made_in_another_process_for_each_way_and_grows_with_the_steps(
     cfg: TrainConfig,
 ) -> None:
+    cfg = replace(cfg, trainer=replace(cfg.trainer, threads=None))
     more = replace(cfg, budget=replace(cfg.budget, steps=400_000), seed=7)
     timed = replace(cfg, budget=replace(cfg.budget, steps=None, seconds=5000.0))
     rate = replace(more, optim=replace(cfg.optim, lr=0.5))
-    with Estimator() as estimator:
-        timing = estimator.timing([cfg, more, timed, rate], [Share(1, None)])
-    assert timing is not None
-    few, many, given, same = timing[Share(1, None)]
-    assert STARTUP_SECONDS < few < many == same
-    assert given > STARTUP_SECONDS + 5000.0
-
-
-def test_each_way_to_share_the_machine_is_timed(cfg: TrainConfig) -> None:
-    own = replace(cfg, trainer=replace(cfg.trainer, threads=None))
     ways = [Share(1, 1), Share(3, 1)]
     with Estimator() as estimator:
-        timing = estimator.timing([own], ways)
+        timing = estimator.timing([cfg, more, timed, rate], ways)
     assert timing is not None
     assert list(timing) == ways
-    assert min(seconds for each in timing.values() for seconds in each) > STARTUP_SECONDS
+    for few, many, given, same in timing.values():
+        assert STARTUP_SECONDS < few < many == same
+        assert given > STARTUP_SECONDS + 5000.0
 
 
 def test_a_way_for_which_the_memory_is_too_small_is_not_tried(
@@ -95,27 +91,39 @@ def test_on_a_gpu_the_rate_of_one_run_is_that_of_all(
         assert trial._together(cfg, Share(3, 1)) == (rate, 1.0)
 
 
-def test_a_copy_that_dies_in_a_trial_ends_it(cfg: TrainConfig) -> None:
-    ended = trial_process(cfg, "trial._measured = lambda *args: os._exit(3)")
-    assert (ended.returncode, ended.stderr.splitlines()[-1]) == (1, "EOFError")
+@pytest.fixture(scope="module")
+def forks() -> Iterator[ForkServer]:
+    """A server whose copies have the trial: importing torch takes longer than what is asked."""
+    # They are to find run_code.
+    tests = str(Path(__file__).parents[1])
+    with mock.patch.dict(os.environ, PYTHONPATH=tests), ForkServer([trial.__name__]) as server:
+        yield server
 
 
-def trial_process(cfg: TrainConfig, *changes: str) -> subprocess.CompletedProcess[str]:
-    """The end of a trial of two runs at once, after these changes to its module."""
-    lines = ["import os, time, gptattn.sweep.trial as trial", *changes, "trial.main()"]
-    return subprocess.run(
-        [sys.executable, "-c", "\n".join(lines)],
-        input=asked(cfg, 2),
-        text=True,
-        check=False,
-        capture_output=True,
-        timeout=25,
-    )
+def trial_process(forks: ForkServer, cfg: TrainConfig, jobs: int, *changes: str) -> tuple[int, str]:
+    """The exit code and output of a trial of so many runs at once, with its module changed.
+
+    Its copies hold the output too, which so ends with the last of them.
+    """
+    code = "\n".join(["import os, time, gptattn.sweep.trial as trial", *changes, "trial.main()"])
+    asked = json.dumps([[asdict(cfg)], [{"jobs": jobs, "threads": 1}]])
+    reads, writes = os.pipe()
+    with tempfile.TemporaryFile() as stdin, os.fdopen(writes, "wb") as output:
+        stdin.write(asked.encode())
+        stdin.seek(0)
+        copy = forks.start([sys.executable, "-m", "run_code", code], stdin.fileno(), output)
+    said = b""
+    with os.fdopen(reads, "rb", buffering=0) as pipe:
+        while True:
+            assert select.select([pipe], [], [], 25)[0], "a process of the trial goes on"
+            if not (more := pipe.read(4096)):
+                return copy.wait(25), said.decode()
+            said += more
 
 
-def asked(cfg: TrainConfig, jobs: int) -> str:
-    """What the trial process reads."""
-    return json.dumps([[asdict(cfg)], [{"jobs": jobs, "threads": 1}]])
+def test_a_copy_that_dies_in_a_trial_ends_it(forks: ForkServer, cfg: TrainConfig) -> None:
+    code, said = trial_process(forks, cfg, 2, "trial._measured = lambda *args: os._exit(3)")
+    assert (code, said.splitlines()[-1]) == (1, "EOFError")
 
 
 def test_a_trial_that_hangs_costs_the_estimate_alone(
@@ -172,29 +180,17 @@ def test_what_hangs_in_a_copy_of_the_trial_ends_with_the_sweep(
         os.close(ending)
 
 
-def test_the_copies_of_a_trial_end_themselves_where_nobody_else_does(cfg: TrainConfig) -> None:
-    # Both copies hold the output, so that it ends with them.
-    ended = trial_process(
-        cfg, "trial.LIMIT_SECONDS = 1", "trial._measured = lambda *args: time.sleep(30)"
-    )
-    assert ended.returncode in (-signal.SIGALRM, 1)  # 1: a copy was the first to end
+def test_the_copies_of_a_trial_end_themselves_where_nobody_else_does(
+    forks: ForkServer, cfg: TrainConfig
+) -> None:
+    hangs = "trial._measured = lambda *args: time.sleep(30)"
+    code, _ = trial_process(forks, cfg, 2, "trial.LIMIT_SECONDS = 1", hangs)
+    assert code in (-signal.SIGALRM, 1)  # 1: a copy was the first to end
 
 
-def test_a_trial_ends_itself_where_nobody_else_does(cfg: TrainConfig) -> None:
-    code = (
-        "import gptattn.sweep.trial as trial\n"
-        "def hang(cfg):\n"
-        "    while True: pass\n"
-        "trial.LIMIT_SECONDS, trial._flops_and_seconds = 1, hang\n"
-        "trial.main()\n"
-    )
-    ended = subprocess.run(
-        [sys.executable, "-c", code],
-        input=asked(cfg, 1),
-        text=True,
-        check=False,
-    )
-    assert ended.returncode == -signal.SIGALRM
+def test_a_trial_ends_itself_where_nobody_else_does(forks: ForkServer, cfg: TrainConfig) -> None:
+    hangs = "def hang(cfg):\n    while True: pass\ntrial._flops_and_seconds = hang"
+    assert trial_process(forks, cfg, 1, "trial.LIMIT_SECONDS = 1", hangs)[0] == -signal.SIGALRM
 
 
 def test_a_trial_that_cannot_be_started_is_no_estimate(

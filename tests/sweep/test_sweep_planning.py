@@ -62,17 +62,14 @@ def test_jobs_that_differ_in_values_share_a_composition_and_are_what_they_would_
     own = ("data=text", "data.path=book_${seed}.txt", "sample.prompt=${data.path} ${optim.lr}")
     jobs = [
         [f"attn={attn}", f"seed={seed}", f"optim.lr={lr}", *own]
-        for seed in (1, 2, 3)
+        for seed in (1, 2)
         for attn in ("mha", "gqa")
-        for lr in ("1e-3", "null", "2")
+        for lr in ("1e-3", "2")
     ]
-    for job in jobs:
-        if "optim.lr=null" in job:
-            job[2] = "optim.lr=0.5"
     plans = plans_of(jobs)
     assert len(compositions) == 2
     assert [plan.cfg for plan in plans] == [alone(job) for job in jobs]
-    assert {plan.cfg.data["path"] for plan in plans} == {f"book_{i}.txt" for i in (1, 2, 3)}
+    assert {plan.cfg.data["path"] for plan in plans} == {f"book_{i}.txt" for i in (1, 2)}
     assert [plan.overrides for plan in plans] == jobs
     names = [plan.folder.name for plan in plans]
     assert len(set(names)) == len(jobs)
@@ -184,6 +181,7 @@ def test_the_first_line_of_a_sweep_waits_for_no_torch(tmp_path: Path) -> None:
     assert (ended.returncode, ended.stdout) == (0, "planning 1,000 runs False\n"), ended.stderr
 
 
+@pytest.mark.usefixtures("no_estimate")
 def test_a_sweep_composes_its_jobs_once_and_runs_every_variant_of_a_seed_before_the_next_seed(
     tmp_path: Path,
     compositions: list[list[str]],

@@ -282,6 +282,7 @@ def test_variants_that_diverge_at_every_rate_end_the_sweep_with_that(
     assert run_folders(tmp_path) == []
 
 
+@pytest.mark.usefixtures("no_estimate")
 def test_an_entry_that_is_anothers_default_counts_once(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

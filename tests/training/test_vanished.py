@@ -114,6 +114,7 @@ def test_a_run_whose_output_nobody_reads_ends_and_says_how_it_goes_on(
     assert line.endswith("; to resume: python train.py resume=run")
 
 
+@pytest.mark.usefixtures("no_estimate")
 def test_a_sweep_whose_output_nobody_reads_says_what_is_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
