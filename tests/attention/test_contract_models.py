@@ -13,7 +13,7 @@ from building import (
     chosen,
     through_cache,
 )
-from contract import B, PLACED, E, T, assert_same, decode, overrides_of
+from contract import PLACED, B, E, T, assert_same, decode, overrides_of
 
 from gptattn.attention import HasMaps
 from gptattn.decode.generate import left_padded
