@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
+from typing import IO
 
 import pytest
 import torch
@@ -44,6 +45,19 @@ def pytest_collection_finish() -> None:
 def _seed(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     monkeypatch.setattr(gptattn.training.run_parts, "matmul_flops_per_second", rate_once)
+
+
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plots are made and written, but matplotlib draws nothing into them, which takes longest."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+
+    def empty(canvas: FigureCanvasSVG, file: IO[str], **_: object) -> None:
+        file.write('<svg viewBox="0 0 1 1"></svg>')
+
+    monkeypatch.setattr(FigureCanvasSVG, "print_svg", empty)
+    monkeypatch.setattr(FigureCanvasAgg, "print_png", lambda *_, **__: None)
 
 
 @pytest.fixture

@@ -56,6 +56,7 @@ def test_the_page_can_draw_every_marker() -> None:
     assert letters == set(MARKERS)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_every_plot_has_its_chart(tmp_path: Path) -> None:
     sweep = write_sweep(tmp_path / "runs", {"mha": [2.0, 2.1, 2.2], "gqa": [2.3, 2.4, 2.6]})
     report(sweep)
@@ -73,6 +74,7 @@ def test_every_plot_has_its_chart(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_uptraining_is_one_chart_of_targets_methods_and_references(tmp_path: Path) -> None:
     losses = {("gqa", "mean", steps): 2.5 - steps / 1000 for steps in (50, 100)}
     folder = write_uptraining(tmp_path / "runs", losses, seeds=3, scratch={"mha": 2.0, "gqa": 2.3})

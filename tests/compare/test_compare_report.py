@@ -120,6 +120,7 @@ def test_tensorboard_shows_mean_and_band(sweep: Path) -> None:
     assert values["mean"] - values["lower"] == pytest.approx(half, rel=1e-4)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_tensorboard_over_the_runs_finds_no_band_among_them(tmp_path: Path) -> None:
     sweep = write_sweep(tmp_path / "runs", {"mha": [2.0, 2.1]})
     former = sweep / "comparison" / "tensorboard" / "mha mean"
@@ -151,6 +152,7 @@ def test_a_second_report_replaces_the_first_and_only_its_files(tmp_path: Path) -
     assert [path.name for path in board.iterdir()] == ["mine"]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_below_three_seeds_the_page_calls_nothing_best(tmp_path: Path) -> None:
     sweep = write_sweep(tmp_path / "runs", {"mha": [2.0, 2.1], "gqa": [1.0, 1.1]})
     report(sweep)
@@ -160,6 +162,7 @@ def test_below_three_seeds_the_page_calls_nothing_best(tmp_path: Path) -> None:
     assert not re.search(r"\bbest\b", claims)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_single_run_gets_a_report_beside_it(tmp_path: Path) -> None:
     sweep = write_sweep(tmp_path / "runs", {"mha": [2.0]})
     report(sweep / "mha_s1")
@@ -167,6 +170,7 @@ def test_a_single_run_gets_a_report_beside_it(tmp_path: Path) -> None:
     assert not (sweep / "mha_s1" / "comparison").exists()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_split_report_has_plots_and_board_of_each_set(tmp_path: Path) -> None:
     write_sweep(tmp_path / "a", LOSSES)
     write_sweep(tmp_path / "b", LOSSES, data={"text_sha256": "zyxwvuts"})
@@ -215,6 +219,7 @@ def test_a_mistake_is_one_line(
     assert error.startswith(line)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_damage_is_named_on_the_console_and_on_the_page(
     tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
@@ -232,6 +237,7 @@ def test_damage_is_named_on_the_console_and_on_the_page(
     assert captured.out.splitlines()[-1].startswith("page: ")
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_many_variants_make_a_readable_report(tmp_path: Path) -> None:
     losses = {f"variant_{i}_of_a_longer_name": [2.0 + i / 100, 2.1 + i / 100] for i in range(40)}
     sweep = write_sweep(tmp_path / "runs", losses)

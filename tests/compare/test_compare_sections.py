@@ -188,6 +188,7 @@ def test_a_character_vocabulary_is_no_heading(tmp_path: Path) -> None:
     assert re.fullmatch(r"characters=#[0-9a-f]{8}", first)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_page_has_contents_and_a_curve_over_sizes(tmp_path: Path) -> None:
     out = tmp_path / "out"
     report(write_sizes(tmp_path / "runs"), "--out", out)
@@ -200,6 +201,7 @@ def test_the_page_has_contents_and_a_curve_over_sizes(tmp_path: Path) -> None:
     assert (out / "loss_sizes.png").exists()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_one_size_has_no_contents_and_no_curve_over_sizes(tmp_path: Path) -> None:
     out = tmp_path / "out"
     report(write_sweep(tmp_path / "runs", LARGE), "--out", out)
@@ -207,6 +209,7 @@ def test_one_size_has_no_contents_and_no_curve_over_sizes(tmp_path: Path) -> Non
     assert not list(out.glob("*loss_sizes*"))
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_sizes_at_two_budgets_are_two_curves(tmp_path: Path) -> None:
     write_sizes(tmp_path / "runs")
     for width in (32, 64):

@@ -272,6 +272,7 @@ def test_the_report_has_a_plot_of_loss_against_share(
     }
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_report_without_uptraining_speaks_of_none(tmp_path: Path) -> None:
     write_uptraining(tmp_path / "runs", {("gqa", "mean", 0): 1.6}, seeds=2, scratch={"mha": 1.5})
     report(tmp_path / "runs")

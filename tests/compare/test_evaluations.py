@@ -131,6 +131,7 @@ def test_the_page_shows_plots_and_tables(sweep: Path) -> None:
         assert {" mha", "mha"} & drawn
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_plots_go_when_what_they_show_is_gone(sweep: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(sweep, tmp_path / "runs"))
     for file in folder.rglob("evaluation.json"):

@@ -115,6 +115,7 @@ def test_a_lock_is_seen_only_while_it_is_held(tmp_path: Path) -> None:
     assert not is_locked(tmp_path)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_page_is_written_as_runs_end_and_refreshes_only_meanwhile(
     sweep: Ledger, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
@@ -149,6 +150,7 @@ def test_the_page_is_written_as_runs_end_and_refreshes_only_meanwhile(
     assert "no difference between gqa and mha" in " ".join(out.split())
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_ctrl_c_leaves_a_page_of_what_is_there(
     sweep: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
