@@ -16,15 +16,19 @@ TRACKERS := .venv-trackers
 PIP_AUDIT := 2.10.1
 ARGS   ?=
 
+# Where Python keeps no compiled modules, each process would compile all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: train test test-slow test-trackers lint board report bench bench-check bench-train bench-attention bench-decode menu docs docs-serve audit clean
 
-# One environment for everything. It is rebuilt only when one of these files changes. Python compiles
-# what is imported; compiling all that is installed would take as long as the rest.
+# One environment for everything. It is rebuilt only when one of these files changes. Compiling all that
+# is installed would take as long as the rest: only what training imports is compiled beforehand.
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "gptattn needs Python 3.11 or newer")'
 	$(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt torch
 	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[test]'
+	$(BIN)/python -c 'import gptattn.training.train'
 	touch $@
 
 train: $(STAMP)
