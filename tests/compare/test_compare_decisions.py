@@ -12,7 +12,7 @@ from gptattn.compare.comparison import compare
 from gptattn.compare.results import Section
 from gptattn.compare.verdicts import first_words, section_words
 
-FIELDS = 1000
+FIELDS = 1_000
 MOST = binom.ppf(0.999, FIELDS, 0.05)  # false claims that 5% allows, with 0.1% beyond
 
 
