@@ -37,7 +37,7 @@ train: $(STAMP)
 # Two workers with a thread each: on two cores, two threads each would wait for one another.
 PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 2 --dist worksteal
 
-# Without the few tests that start many processes or install a wheel: test-slow has those.
+# Without the long proofs and those that start many processes or install a wheel: test-slow has those.
 test: $(STAMP)
 	$(PYTEST) -m "not slow" $(ARGS)
 

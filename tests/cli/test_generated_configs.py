@@ -11,6 +11,7 @@ import time
 from itertools import chain
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.configuration import set_hypothesis_home_dir
@@ -149,6 +150,7 @@ one = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(
     max_examples=COUNT,
     phases=[Phase.generate],  # no shrinking: it takes minutes

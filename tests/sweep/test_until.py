@@ -156,6 +156,7 @@ def widths(folder: Path) -> dict[str, tuple[float, int | None]]:
     }
 
 
+@pytest.mark.slow
 def test_every_interval_of_the_report_is_as_narrow_as_asked(tmp_path: Path) -> None:
     first = arguments(tmp_path, "attn=mha,gqa", FIRST, until="0.025")
     assert command(tmp_path, *first) == 0
@@ -169,6 +170,7 @@ def test_every_interval_of_the_report_is_as_narrow_as_asked(tmp_path: Path) -> N
     assert found["gqa"][1] == found["mqa"][1] == 5
 
 
+@pytest.mark.slow
 def test_two_widths_in_one_folder_keep_their_first_stage(tmp_path: Path) -> None:
     for attn, width in (("mha,gqa", "0.03"), ("mha,mqa", "0.04")):
         own = arguments(tmp_path, f"attn={attn}", FIRST, until=width)
