@@ -50,6 +50,7 @@ from gptattn.machine.signals import (
     Stopped,
     ending_at_once,
     handled_signals,
+    stop_with_parent,
     write_stderr,
 )
 from gptattn.machine.untrusted import open_to_append
@@ -81,6 +82,8 @@ def main(seeds: Mapping[int, Path] | None = None, *, beside_others: bool = False
         interrupts = number == signal.SIGINT
         ends = partial(_terminated, speaks=place.first)
         signal.signal(number, signal.default_int_handler if interrupts else ends)
+    if place.launched and "TORCHELASTIC_RUN_ID" in os.environ:
+        stop_with_parent()  # torchrun, or ours: if it is killed, nobody else would stop us
     sys.exit(ended_together(partial(_main, seeds, beside_others, place), place, debug))
 
 

@@ -54,7 +54,8 @@ def planned(
             yield i, _plan(cfg, parsed, shared)
 
 
-@lru_cache(maxsize=4096)  # the jobs of a sweep have most of their overrides in common
+# The jobs of a sweep have most of their overrides in common. Nobody changes one that is parsed.
+@lru_cache(maxsize=4096)
 def _parsed(override: str) -> Override:
     (parsed,) = OverridesParser.create().parse_overrides([override])
     return parsed

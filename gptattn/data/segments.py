@@ -5,6 +5,7 @@ Processes read them at the same time, so they can be pickled, and need no torch.
 
 import codecs
 import contextlib
+import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ LINE_BYTES = 2**28  # of a row, which is held whole
 # A cut before one of these, after what is no space, changes no word of GPT-2's pattern.
 BREAK = re.compile(rb"[ \n\r]")
 CHARACTER_BYTES = 4  # at most, in UTF-8
-SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]\w\w")  # two of them are one character
+SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]\w\w")  # half a character, unless it is one of two
 
 Stream = Iterator[str | None]  # pieces of text; None stands before each document
 
@@ -104,9 +105,9 @@ class JsonLines:
         try:
             row = msgspec.json.decode(line if place else line.removeprefix(codecs.BOM_UTF8))
         except (ValueError, RecursionError) as error:  # nested too deeply
-            halves = SURROGATE.search(line)
-            why = f"perhaps half a character, {halves.group().decode()}" if halves else error
-            why = f"longer than {LINE_BYTES:,} bytes" if len(line) == LINE_BYTES else why
+            why = f"longer than {LINE_BYTES:,} bytes" if len(line) == LINE_BYTES else error
+            if SURROGATE.search(line) and _is_lenient_json(line):
+                why = "it has half a character, from \\ud800 to \\udfff"
             raise DataError(
                 "data", f"{where}, is no JSON ({why}); give one object in each line"
             ) from None
@@ -192,6 +193,15 @@ class HubRows:
 
     def key(self) -> str:
         return f"{self.which} {self.text_field} {self.side}"
+
+
+def _is_lenient_json(line: bytes) -> bool:
+    """Whether Python's reader takes the line, which accepts halves of characters."""
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def text_of(row: Any, text_field: str) -> str:

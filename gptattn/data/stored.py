@@ -69,6 +69,7 @@ def bin_files(
     else:
         files = sorted(root.glob("*val*.bin")) if root.is_dir() else []
         val = [shard_of(file, "data.path") for file in files]
+        train = _without(train, val, path) if val else train  # such as trainval.bin
     _say_if_large([*train, *val])
     contents = [[content_of(shard, cache) for shard in side] for side in (train, val)]
     lines = [json.dumps([content.sha256 for content in side]) for side in contents]
@@ -227,6 +228,10 @@ def in_cache(text: PartedText, tokenizer: Tokenizer, choice: str, cache: Path) -
                     discard(folder, lambda: _is_damaged(folder, cache))
             prepare(text, tokenizer, folder, choice=choice, workers=usable_cpus(), what=what)
             return _prepared(folder, cache)
+        except ConfigError as error:
+            if error.field != "to":  # the folder has no index, and the plan of it is damaged
+                raise
+            discard(folder, lambda: not (folder / INDEX).is_file())
         except RunFolderError as error:  # another process of this run or sweep is at it
             if waits == QUIET_WAITS:
                 print(f"data: {_first(error)}", file=sys.stderr, flush=True)

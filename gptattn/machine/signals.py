@@ -4,12 +4,14 @@ While a run trains, a signal is a request, granted at the end of a step, where t
 """
 
 import contextlib
+import ctypes
 import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from typing import NoReturn
 
+PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 WORDS = {
     signal.SIGINT: "interrupted",
     signal.SIGTERM: "terminated",
@@ -134,3 +136,9 @@ def silence_stdout() -> int:
     """
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 128 + signal.SIGPIPE
+
+
+def stop_with_parent() -> None:
+    """Have SIGTERM come to this process when the one that has started it ends. On Linux alone."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)

@@ -164,17 +164,23 @@ def launched(folder: Path, *launcher: str) -> "subprocess.Popen[bytes]":
         )
 
 
+TORCHRUN_HERE = ("torch.distributed.run", "--nproc-per-node=2", "-m", "gptattn.cli.process")
+OUR_OWN = ("gptattn.cli.process", "trainer.devices=2")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("launcher", "code"),
+    ("launcher", "number", "code"),
     [
-        (("torch.distributed.run", "--nproc-per-node=2", "-m", "gptattn.cli.process"), 1),
-        (("gptattn.cli.process", "trainer.devices=2"), 128 + signal.SIGTERM),
+        (TORCHRUN_HERE, signal.SIGTERM, 1),
+        (TORCHRUN_HERE, signal.SIGKILL, -signal.SIGKILL),
+        (OUR_OWN, signal.SIGTERM, 128 + signal.SIGTERM),
+        (OUR_OWN, signal.SIGKILL, -signal.SIGKILL),
     ],
-    ids=["torchrun", "our own"],
+    ids=["torchrun", "torchrun, killed", "our own", "our own, killed"],
 )
 def test_a_launcher_that_is_stopped_leaves_a_saved_run_and_no_process(
-    launcher: tuple[str, ...], code: int, tmp_path: Path
+    launcher: tuple[str, ...], number: signal.Signals, code: int, tmp_path: Path
 ) -> None:
     process, checkpoints = launched(tmp_path, *launcher), tmp_path / "run" / "checkpoints"
     log, deadline = tmp_path / "log", time.monotonic() + LIMIT_SECONDS
@@ -182,13 +188,20 @@ def test_a_launcher_that_is_stopped_leaves_a_saved_run_and_no_process(
         assert process.poll() is None, log.read_text()
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(number)
     assert process.wait(LIMIT_SECONDS) == code, log.read_text()
+    while number == signal.SIGKILL and _processes(tmp_path):  # they outlive it, to save
+        assert time.monotonic() < deadline + LIMIT_SECONDS
+        time.sleep(0.01)
     assert log.read_text().count("holds step") == 1
     assert code == 1 or "death signal" not in log.read_text()  # torchrun adds its own lines
     last = rows(tmp_path / "run")[-1]["step"]
     assert (checkpoints / f"step={last}.safetensors").exists()
-    assert not [pid for pid in Path("/proc").glob("[0-9]*") if str(tmp_path) in _command(pid)]
+    assert not _processes(tmp_path)
+
+
+def _processes(folder: Path) -> list[Path]:
+    return [pid for pid in Path("/proc").glob("[0-9]*") if str(folder) in _command(pid)]
 
 
 def _command(process: Path) -> str:

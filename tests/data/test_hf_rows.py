@@ -168,7 +168,8 @@ def test_a_row_that_is_no_object_or_too_deep_is_named(
     for line, said in (
         ("[1]", r"^data\.text_field: .*at byte 14: it is no object"),
         ('{"text": 1', r"^data: .*the line at byte 14, is no JSON \(.*\); give one object in eac"),
-        ('{"text": "a \\ud83d b"}', r"is no JSON \(perhaps half a character, \\ud83d\)"),
+        ('{"text": "a \\ud83d b"}', r"is no JSON \(it has half a character, from \\ud8"),
+        ('{"text": "\\ud83d\\ude00"', r"is no JSON \(Input data was truncated\)"),
         ("[" * 20_000, r"the line at byte 14, is no JSON \(.*\); give one object in each line"),
         ('"' * 40_000, r"the line at byte 14, is no JSON \(longer than 30,000 bytes\)"),
     ):
@@ -190,7 +191,7 @@ def test_a_field_that_is_missing_or_no_text_is_named(
             texts(rows(None, path=str(file), text_field=other))
 
 
-@pytest.mark.parametrize("damage", ["ids", "shard", "index"])
+@pytest.mark.parametrize("damage", ["ids", "shard", "index", "no index"])
 def test_ids_that_are_damaged_in_the_cache_are_encoded_again(
     damage: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -208,11 +209,14 @@ def test_ids_that_are_damaged_in_the_cache_are_encoded_again(
         shard.write_bytes(whole[:-2] + b"\1\0")
     elif damage == "shard":
         shard.unlink()
-    else:
+    elif damage == "index":
         shard.with_name("index.json").write_text("{")
+    else:
+        shard.with_name("index.json").unlink()
     assert ids() == before
-    (line,) = capfd.readouterr().err.splitlines()
-    assert line.startswith(f"data: {shard.parent}")
-    assert line.endswith("; encoding again")
+    said = capfd.readouterr().err.splitlines()
+    assert len(said) == (damage != "no index")
+    assert all(one.startswith(f"data: {shard.parent}") for one in said)
+    assert all(one.endswith("; encoding again") for one in said)
     assert ids() == before
     assert capfd.readouterr().err == ""

@@ -241,3 +241,11 @@ def test_large_files_say_that_they_are_read(
     monkeypatch.setattr(stored, "LARGE", 1)
     load(tmp_path / "x.bin", tmp_path / "c")
     assert capfd.readouterr().err == "data: checking 0.0 GB of ids, once\n"
+
+
+def test_a_file_that_is_held_out_is_not_trained_on(tmp_path: Path) -> None:
+    for name in ("train", "trainval"):
+        IDS[:300].astype("<u2").tofile(tmp_path / f"{name}.bin")
+    found = bin_files(str(tmp_path), cache_dir=str(tmp_path / "c"))
+    assert [shard.path.name for shard in found.train] == ["train.bin"]
+    assert [shard.path.name for shard in found.val] == ["trainval.bin"]
