@@ -1,0 +1,116 @@
+"""The training command around `@hydra.main`: what comes before and after a run, and how it ends.
+
+Hydra has composed and typed the settings when `run_job` is called; it writes no files itself. A
+sweep's launcher calls `run_job` too, once in each of its processes.
+"""
+
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig
+
+from gptattn import command
+from gptattn.cli.ending import ended
+from gptattn.errors import ConfigError
+from gptattn.machine.signals import WORDS, Stopped, handled_signals, write_stderr
+from gptattn.settings.compose import CONF, from_hydra
+from gptattn.settings.config import TrainConfig, check
+from gptattn.settings.messages import from_hydra_error
+
+# Other processes of the same run, started by torchrun, srun or Lightning, leave the talking to the first.
+FIRST = all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"))
+
+
+def main() -> NoReturn:
+    """Run `gptattn-train`, which is train.py as an installed command."""
+    end(hydra.main(version_base="1.3", config_path=str(CONF), config_name="train")(run_job))
+
+
+def end(task: Callable[[], Any]) -> NoReturn:
+    """Call a function under `@hydra.main`, and exit with the codes of `gptattn.errors`."""
+    for number in handled_signals():
+        if number != signal.SIGINT:
+            signal.signal(number, _terminated)
+    shows_traceback = os.environ.get("HYDRA_FULL_ERROR", "0") == "1"
+    # Hydra would print several lines and exit with 1; this makes it raise its errors.
+    os.environ["HYDRA_FULL_ERROR"] = "1"
+
+    def run() -> None:
+        try:
+            task()
+        except Exception as error:
+            raise from_hydra_error(error, sys.argv[1:], CONF) from error
+
+    sys.exit(ended(run, shows_traceback, speaks=FIRST))
+
+
+def _terminated(signum: int, frame: object) -> NoReturn:
+    signal.signal(signum, signal.SIG_IGN)  # a second one while this one is handled
+    write_stderr(WORDS[signal.Signals(signum)])
+    raise SystemExit(128 + signum)
+
+
+def run_job(cfg: DictConfig) -> float:
+    """Train the run of a composed config, or resume one; return its validation loss."""
+    job = HydraConfig.get()
+    overrides = [str(override) for override in job.overrides.task]
+    if job.mode == RunMode.RUN:
+        _check_single(job)
+    settings = from_hydra(cfg, job)
+    if cfg.resume is None:
+        check(settings)
+        folder = None if cfg.run_dir is None else Path(cfg.run_dir)
+        return _trained(settings, folder, overrides, resume=False)
+
+    from gptattn.runs.load import load_config  # torch takes seconds to import
+    from gptattn.settings.resumed import resumed_settings
+
+    folder = Path(cfg.resume)
+    recorded = load_config(folder, settings.allow_targets)
+    # The checkpoint knows the run's threads; of other processes each has its share of the CPUs.
+    resumed = resumed_settings(
+        recorded, overrides, cfg, job.runtime.choices, free=("trainer.threads",)
+    )
+    return _trained(resumed, folder, overrides, resume=True)
+
+
+def _check_single(job: DictConfig) -> None:
+    """Raise ConfigError for what only a sweep can do, and for another folder of Hydra's."""
+    if any(job.sweeper.get(name) for name in ("params", "variants", "tune")):
+        raise ConfigError("command line", "these settings define a sweep; add -m")
+    if job.run.dir != "." or job.output_subdir is not None:
+        raise ConfigError("hydra.run.dir", "is not used; name the run's folder with run_dir=...")
+    if job.job.chdir:
+        raise ConfigError("hydra.job.chdir", "would move relative paths; leave it out")
+
+
+def _trained(
+    settings: TrainConfig, folder: Path | None, overrides: list[str], *, resume: bool
+) -> float:
+    from gptattn.training.run import run
+
+    try:
+        summary = run(settings, folder, overrides=overrides, resume=resume)
+    except Stopped as stopped:
+        if FIRST:
+            print(_what_is_held(stopped), file=sys.stderr)
+        if stopped.signum == signal.SIGINT:
+            raise KeyboardInterrupt from stopped
+        raise SystemExit(128 + stopped.signum) from stopped
+    return float(summary["metrics"]["val/loss"])
+
+
+def _what_is_held(stopped: Stopped) -> str:
+    shown = os.path.relpath(stopped.folder)
+    if not stopped.saved:
+        return f"{shown} holds what was logged"
+    again = f"{command('train')} resume={shlex.quote(shown)}"
+    return f"{shown} holds step {stopped.step}; to resume: {again}"
