@@ -18,7 +18,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from gptattn import command
-from gptattn.cli.ending import ended
+from gptattn.cli.ending import ended, report
 from gptattn.errors import ConfigError
 from gptattn.machine.signals import WORDS, Stopped, handled_signals, write_stderr
 from gptattn.settings.compose import CONF, from_hydra
@@ -27,6 +27,8 @@ from gptattn.settings.messages import from_hydra_error
 
 # Other processes of the same run, started by torchrun, srun or Lightning, leave the talking to the first.
 FIRST = all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"))
+# Asked before `end` sets it.
+SHOWS_TRACEBACK = os.environ.get("HYDRA_FULL_ERROR", "0") == "1"
 
 
 def main() -> NoReturn:
@@ -39,7 +41,6 @@ def end(task: Callable[[], Any]) -> NoReturn:
     for number in handled_signals():
         if number != signal.SIGINT:
             signal.signal(number, _terminated)
-    shows_traceback = os.environ.get("HYDRA_FULL_ERROR", "0") == "1"
     # Hydra would print several lines and exit with 1; this makes it raise its errors.
     os.environ["HYDRA_FULL_ERROR"] = "1"
 
@@ -49,7 +50,7 @@ def end(task: Callable[[], Any]) -> NoReturn:
         except Exception as error:
             raise from_hydra_error(error, sys.argv[1:], CONF) from error
 
-    sys.exit(ended(run, shows_traceback, speaks=FIRST))
+    sys.exit(ended(run, SHOWS_TRACEBACK))
 
 
 def _terminated(signum: int, frame: object) -> NoReturn:
@@ -59,11 +60,22 @@ def _terminated(signum: int, frame: object) -> NoReturn:
 
 
 def run_job(cfg: DictConfig) -> float:
-    """Train the run of a composed config, or resume one; return its validation loss."""
+    """Train the run of a composed config, or resume one; return its validation loss.
+
+    A job of a sweep raises its errors. A single run says them, and exits.
+    """
     job = HydraConfig.get()
-    overrides = [str(override) for override in job.overrides.task]
-    if job.mode == RunMode.RUN:
+    if job.mode != RunMode.RUN:
+        return _run(cfg, job)
+    try:
         _check_single(job)
+        return _run(cfg, job)
+    except Exception as error:  # Hydra would add a line of its own
+        raise SystemExit(report(error, SHOWS_TRACEBACK)) from error
+
+
+def _run(cfg: DictConfig, job: DictConfig) -> float:
+    overrides = [str(override) for override in job.overrides.task]
     settings = from_hydra(cfg, job)
     if cfg.resume is None:
         check(settings)

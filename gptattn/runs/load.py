@@ -22,7 +22,7 @@ from gptattn.runs.folder import RunFolder
 from gptattn.runs.tensor_file import opened, outline, read_tensors
 from gptattn.settings.build import build_model, build_tokenizer
 from gptattn.settings.config import TrainConfig, check
-from gptattn.settings.targets import ForeignTarget, check_targets
+from gptattn.settings.construct import ForeignTarget, check_targets
 from gptattn.settings.values import typed
 
 

@@ -3,9 +3,9 @@
 import re
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
@@ -26,7 +26,7 @@ CONF = next(
     if folder.is_dir()
 )
 OPEN = ("attn", "part", "position", "data", "tokenizer", "logger")  # their constructors check keys
-FILLED_IN = ("choices", "pattern_attn", "match_attn", "match_before")
+FILLED_IN = ("choices", "pattern_attn", "match_attn", "match_made")
 # What a file of another variant is not composed with, since this run's command says it of its own.
 OWN = ("attn", "pattern", "match", "run_dir", "resume")
 
@@ -45,6 +45,9 @@ class Command(TrainConfig):
 def register_schema() -> None:
     """Give Hydra the types of all settings, under the name that conf/train.yaml begins with."""
     schema = OmegaConf.structured(Command)
+    for name, kind in get_type_hints(Command).items():
+        if is_dataclass(kind):  # it would be missing as a whole, and Hydra could not merge into it
+            schema[name] = OmegaConf.structured(kind)
     for group in OPEN:
         schema[group] = {}
         OmegaConf.set_struct(schema[group], False)
@@ -87,7 +90,7 @@ def from_hydra(cfg: DictConfig, hydra: DictConfig) -> TrainConfig:
         raise from_omegaconf(error) from error
     values = {field.name: getattr(command, field.name) for field in fields(TrainConfig)}
     groups = ("attn", "block", "model", "position", "data", "tokenizer", "optim")
-    values["choices"] = {group: str(hydra.runtime.choices[group]) for group in groups}
+    values["choices"] = {group: str(hydra.runtime.choices.get(group)) for group in groups}
     found = TrainConfig(**values)
 
     typed += [o for o in map(str, hydra.overrides.hydra) if o.startswith("hydra.searchpath=")]

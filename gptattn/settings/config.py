@@ -224,11 +224,11 @@ class TrainConfig:
     logger: dict[str, Spec] = field(default_factory=dict)
     shared_init: bool = False
     # Filled in for the record: what was chosen in each group, the settings of each name in the
-    # pattern and of `match_to`, and the value that the match has changed.
+    # pattern and of `match_to`, and what the match has changed, as in summary.json.
     choices: dict[str, str] = field(default_factory=dict)
     pattern_attn: dict[str, Spec] | None = None
     match_attn: Spec | None = None
-    match_before: int | float | None = field(default=None, metadata=POSITIVE)
+    match_made: Spec | None = None
 
     @property
     def variant(self) -> str:

@@ -41,6 +41,9 @@ def from_hydra_error(error: Exception, overrides: Sequence[str], conf: Path) -> 
         return ConfigError(
             name, f"{value} gives several values; write {name}=[{value}], or add -m to run each"
         )
+    if (twice := re.match(r"Multiple values for ([\w/]+)\.", message)) is not None:
+        group = twice.group(1)
+        return ConfigError(group, f"takes one choice; write {group}=... without the +")
     if key is None and isinstance(cause, OmegaConfBaseException):
         return from_omegaconf(cause)
     if key is None:

@@ -87,6 +87,9 @@ def check_values(settings: Any, path: str = "") -> None:
         elif isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(name, f"{value} is not finite; give a number")
         elif isinstance(value, str) and CHOICES in field.metadata:
+            if RANGE in field.metadata and value not in field.metadata[CHOICES]:
+                words = " or ".join(field.metadata[CHOICES])
+                raise ConfigError(name, f"{value!r} is not a number; give one, or {words}")
             check_choice(name, value, field.metadata[CHOICES])
 
 
@@ -107,7 +110,12 @@ def from_omegaconf(error: OmegaConfBaseException) -> ConfigError:
     field = str(error.full_key or error.key or "config")
     if isinstance(error, MissingMandatoryValue):
         return ConfigError(field, "is missing; give a value")
-    return ConfigError(field, (error.msg or str(error)).splitlines()[0])
+    message = (error.msg or str(error)).splitlines()[0]
+    if "is not Optional" in message:
+        return ConfigError(field, "is null; give a value")
+    if "is not a ListConfig" in message:
+        return ConfigError(field, f"is not a list; write {field}=[a,b]")
+    return ConfigError(field, message)
 
 
 def converted(hint: Any, text: str, path: str) -> Any:
@@ -177,6 +185,8 @@ def check_choice(field: str, value: str, choices: Iterable[str]) -> None:
 def suggest(value: str, choices: Iterable[str]) -> str:
     """Return `did you mean X? one of ...`, or only the list if no choice is near."""
     choices = sorted(choices)
+    if not choices:
+        return "there is none"
     near = difflib.get_close_matches(value, choices, n=1, cutoff=0.5)
     listed = f"one of {', '.join(choices)}"
     return f"did you mean {near[0]}? {listed}" if near else listed
