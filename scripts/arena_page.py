@@ -17,7 +17,7 @@ from arena_published import published
 from arena_rates import rates
 from matplotlib import rc_context
 
-from gptattn.cli.compose import CONF
+from gptattn.settings.compose import CONF
 from gptattn.cli.ending import ended
 from gptattn.compare.comparison import compare
 from gptattn.compare.finished_runs import read_runs

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from gptattn.attention import Attention, CacheGroup, Carried
-from gptattn.cli.compose import settings
+from gptattn.settings.compose import settings
 from gptattn.errors import UserError
 from gptattn.model.block import Block
 from gptattn.model.gpt import GPT

@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from gptattn.cli.compose import settings
+from gptattn.settings.compose import settings
 from gptattn.compare.statistics import seeds_needed
 from gptattn.compare.table import markdown_table
 from gptattn.data.run_data import RunData

@@ -20,7 +20,7 @@ from bench import interleave, quiet_threads, ratio, timed
 from bench_decode import Setting, layer_step
 from contenders import SIZES, Stack
 
-from gptattn.cli.compose import CONF, settings
+from gptattn.settings.compose import CONF, settings
 from gptattn.data.tokenizer import encode_prompt
 from gptattn.machine.disk import write_atomically
 from gptattn.maps.labels import token_labels

@@ -19,7 +19,7 @@ from tortures.bench import fingerprint
 
 import gptattn.sweep.estimate
 import gptattn.training.run_parts
-from gptattn.cli.compose import CONF
+from gptattn.settings.compose import CONF
 
 measure = gptattn.training.run_parts.matmul_flops_per_second
 RATES: dict[torch.dtype, float] = {}

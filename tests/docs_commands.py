@@ -20,12 +20,11 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from support import TINY, command, process_state
+from support import TINY, check_job, command, process_state
 from torch.distributed.run import get_args_parser
 
 from gptattn.cli.commands import evaluate, tune
-from gptattn.cli.compose import CONF
-from gptattn.cli.main import check_job
+from gptattn.settings.compose import CONF
 from gptattn.runs.sweep_states import SWEEP_LOCK
 
 ROOT = CONF.parent

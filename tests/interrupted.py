@@ -19,7 +19,7 @@ SIX = (
     "accumulate=2",
     "model.dropout=0.2",
     "model.num_layers=2",  # what passes between layers needs two
-    "hydra.run.dir=run",
+    "run_dir=run",
 )
 
 

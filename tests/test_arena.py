@@ -14,7 +14,7 @@ from hydra.types import RunMode
 from matplotlib.figure import Figure
 from runfolders import write_run
 
-from gptattn.cli.compose import CONF, composed
+from gptattn.settings.compose import CONF, composed
 from gptattn.cli.ending import ended
 from gptattn.cli.planning import planned
 from gptattn.cli.sweep_jobs import words

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import gptattn
-from gptattn.cli.compose import CONF
+from gptattn.settings.compose import CONF
 
 PACKAGE = Path(gptattn.__file__).parent
 TEST_FILES = sorted(Path(__file__).parent.rglob("*.py"))

@@ -9,7 +9,7 @@ import yaml
 from support import process_state, rows, tiny
 from support import train as train_by_command
 
-from gptattn.cli.compose import settings
+from gptattn.settings.compose import settings
 from gptattn.errors import ConfigError, RunFolderError
 from gptattn.training.train import train
 

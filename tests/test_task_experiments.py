@@ -7,7 +7,7 @@ import pytest
 import yaml
 from building import settings
 
-from gptattn.cli.compose import CONF
+from gptattn.settings.compose import CONF
 from gptattn.cli.sweep_jobs import words
 from gptattn.settings.build import build_model
 from gptattn.settings.config import TrainConfig

@@ -9,7 +9,7 @@ from tortures.bench import Bench, Result
 from tortures.faults import Poison
 from tortures.stops import kill, stop
 
-from gptattn.cli.compose import CONF
+from gptattn.settings.compose import CONF
 
 SCRIPT = CONF.parent / "scripts" / "torture.py"
 

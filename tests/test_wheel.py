@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from support import TINY
 
-from gptattn.cli.compose import CONF
+from gptattn.settings.compose import CONF
 
 ROOT = CONF.parent
 

@@ -4,6 +4,7 @@ Hydra has composed and typed the settings when `run_job` is called; it writes no
 sweep's launcher calls `run_job` too, once in each of its processes.
 """
 
+import contextlib
 import os
 import shlex
 import signal
@@ -71,6 +72,9 @@ def run_job(cfg: DictConfig) -> float:
         _check_single(job)
         return _run(cfg, job)
     except Exception as error:  # Hydra would add a line of its own
+        if job.run.dir != ".":  # Hydra has made it before the run was checked
+            with contextlib.suppress(OSError):
+                Path(job.run.dir).rmdir()
         raise SystemExit(report(error, SHOWS_TRACEBACK)) from error
 
 
@@ -79,7 +83,8 @@ def _run(cfg: DictConfig, job: DictConfig) -> float:
     settings = from_hydra(cfg, job)
     if cfg.resume is None:
         check(settings)
-        folder = None if cfg.run_dir is None else Path(cfg.run_dir)
+        given = cfg.run_dir or (job.run.dir if job.run.dir != "." else None)
+        folder = None if given is None else Path(given)
         return _trained(settings, folder, overrides, resume=False)
 
     from gptattn.runs.load import load_config  # torch takes seconds to import
@@ -95,11 +100,11 @@ def _run(cfg: DictConfig, job: DictConfig) -> float:
 
 
 def _check_single(job: DictConfig) -> None:
-    """Raise ConfigError for what only a sweep can do, and for another folder of Hydra's."""
+    """Raise ConfigError for what only a sweep can do, and for Hydra's own files."""
     if any(job.sweeper.get(name) for name in ("params", "variants", "tune")):
         raise ConfigError("command line", "these settings define a sweep; add -m")
-    if job.run.dir != "." or job.output_subdir is not None:
-        raise ConfigError("hydra.run.dir", "is not used; name the run's folder with run_dir=...")
+    if job.output_subdir is not None:
+        raise ConfigError("hydra.output_subdir", "is not used: config.yaml is the record; leave it out")
     if job.job.chdir:
         raise ConfigError("hydra.job.chdir", "would move relative paths; leave it out")
 

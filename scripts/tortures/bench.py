@@ -16,7 +16,7 @@ from typing import Any
 
 import gptattn.training.precheck
 import gptattn.training.train  # noqa: F401  with lightning, so that no fork has to import it
-from gptattn.cli.compose import CONF
+from gptattn.settings.compose import CONF
 from gptattn.cli.main import main
 from gptattn.runs.checkpoint import choose_checkpoint
 from gptattn.runs.folder import RunFolder

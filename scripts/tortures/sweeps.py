@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from gptattn.cli.compose import CONF
+from gptattn.settings.compose import CONF
 from gptattn.runs.folder import done_below
 from tortures.bench import SETTINGS, Bench, Result
 

@@ -29,7 +29,7 @@ from gptattn.attention.mla import MultiHeadLatentAttention
 from gptattn.attention.parts.forget import Forget
 from gptattn.attention.parts.sink import Sink
 from gptattn.attention.parts.softcap import SoftCap
-from gptattn.cli.compose import settings
+from gptattn.settings.compose import settings
 from gptattn.errors import ConfigError
 from gptattn.model.cost import measure_cost, parameter_count
 from gptattn.position import HeadPosition, LinearBias, RotaryPosition

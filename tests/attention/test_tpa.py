@@ -14,7 +14,7 @@ from gptattn.attention.parts.forget import Forget
 from gptattn.attention.parts.sink import Sink
 from gptattn.attention.parts.softcap import SoftCap
 from gptattn.attention.tpa import TensorProductAttention
-from gptattn.cli.compose import settings
+from gptattn.settings.compose import settings
 from gptattn.errors import ConfigError
 from gptattn.model.cost import parameter_count
 from gptattn.position import HeadPosition, LinearBias, RotaryPosition

@@ -14,7 +14,7 @@ import torch
 from support import command, rows, run_folders, summary, tiny, train
 
 import gptattn.cli.main
-from gptattn.cli.compose import CONF
+from gptattn.settings.compose import CONF
 from gptattn.training.module import LanguageModel
 
 

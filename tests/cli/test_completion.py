@@ -10,7 +10,7 @@ import pytest
 from building import PROBE_CONFIGS, menu
 from support import command
 
-from gptattn.cli.compose import CONF
+from gptattn.settings.compose import CONF
 
 Complete = Callable[[str], list[str]]
 

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from support import command, tiny
+from support import check_job, command, tiny
 
-from gptattn.cli.compose import composed, to_train_config
+from gptattn.settings.compose import composed, to_train_config
 from gptattn.cli.ending import as_user_error
-from gptattn.cli.main import check_job
 from gptattn.errors import CheckpointError, ConfigError, UserError
 from gptattn.machine.untrusted import check_yaml, read_yaml
 from gptattn.runs.load import load_config

@@ -17,7 +17,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.plugins.base_plugin import FlagsError
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-from gptattn.cli.compose import CONF
+from gptattn.settings.compose import CONF
 from gptattn.data.tokenizer import ByteTokenizer
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.save import save_model

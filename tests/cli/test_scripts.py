@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from support import Call, train
 
-from gptattn.cli.compose import CONF
+from gptattn.settings.compose import CONF
 from gptattn.runs.checkpoint import write_checkpoint
 from gptattn.runs.load import load_run
 

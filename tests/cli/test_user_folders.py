@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from support import command, config, tiny, train
 
-from gptattn.cli.compose import composed, settings, to_train_config
+from gptattn.settings.compose import composed, settings, to_train_config
 from gptattn.errors import ConfigError
 from gptattn.settings.config import TrainConfig
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 
-from gptattn.cli.compose import CONF
+from gptattn.settings.compose import CONF
 from gptattn.data.tasks import (
     IGNORED,
     Copy,

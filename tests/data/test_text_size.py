@@ -4,11 +4,10 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
-from support import TEXT, command, tiny
+from support import TEXT, check_job, command, tiny
 
 import gptattn.training.precheck
 from gptattn.cli.ending import as_user_error
-from gptattn.cli.main import check_job
 from gptattn.errors import DataError, DiskError
 
 SIZE = len(TEXT.encode())

@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from support import command, tiny, train
+from support import check_job, command, tiny, train
 
 import gptattn.runs.load
-from gptattn.cli.main import check_job
 from gptattn.model.cost import parameter_count
 from gptattn.runs.checkpoint import read_checkpoint
 from gptattn.runs.load import check_shapes, load_run

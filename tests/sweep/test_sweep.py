@@ -13,7 +13,7 @@ import pytest
 from support import command, config, ledger_lines, losses, run_folders, summary, tiny, train
 from tortures.bench import fingerprint
 
-from gptattn.cli.compose import CONF
+from gptattn.settings.compose import CONF
 from gptattn.machine.device import usable_cpus
 from gptattn.runs.sweep_states import LEDGER
 

@@ -13,7 +13,7 @@ from runfolders import write_run
 from scipy.stats import t
 from support import tiny
 
-from gptattn.cli.compose import CONF
+from gptattn.settings.compose import CONF
 from gptattn.cli.main import check_job
 from gptattn.compare.statistics import smallest_difference
 from gptattn.settings.config import TrainConfig

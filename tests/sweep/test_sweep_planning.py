@@ -17,7 +17,7 @@ import gptattn.cli.planning
 import gptattn.sweep.checks
 import gptattn.sweep.run_processes
 import gptattn.sweep.sweep_progress
-from gptattn.cli.compose import composed, composed_job, to_train_config
+from gptattn.settings.compose import composed, composed_job, to_train_config
 from gptattn.cli.main import check_job
 from gptattn.cli.planning import planned
 from gptattn.errors import ConfigError

@@ -14,7 +14,7 @@ from hydra.types import RunMode
 from support import command, run_folders, summary, tiny
 
 import gptattn.training.train
-from gptattn.cli.compose import CONF, composed
+from gptattn.settings.compose import CONF, composed
 from gptattn.cli.main import check_job
 from gptattn.cli.planning import planned
 from gptattn.cli.sweep_jobs import words

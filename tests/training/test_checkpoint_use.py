@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from support import summary, tiny
+from support import check_job, summary, tiny
 from torch.nn.functional import cross_entropy
 
-from gptattn.cli.main import check_job
 from gptattn.data.sampler import ValidationSet
 from gptattn.data.tokens import TokenData
 from gptattn.model.gpt import GPT

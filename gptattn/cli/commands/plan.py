@@ -74,7 +74,7 @@ def run(arguments: Sequence[str]) -> None:
 
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from gptattn.cli.compose import settings
+    from gptattn.settings.compose import settings
     from gptattn.machine.console import make_console
     from gptattn.model.cost import measure_cost, parameter_count
     from gptattn.settings.build import build_model
