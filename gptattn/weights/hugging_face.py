@@ -22,7 +22,7 @@ from gptattn.machine.disk import write_atomically
 from gptattn.machine.untrusted import read_bytes
 from gptattn.model.gpt import GPT
 from gptattn.runs.load import check_memory
-from gptattn.runs.tensor_file import opened, outline, read_tensors, write_weights
+from gptattn.runs.tensor_file import outline, read_tensors, write_weights
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 INDEX = f"{WEIGHTS}.index.json"  # of weights in several files
@@ -154,8 +154,7 @@ def _checked(folder: Path, layout: Layout) -> dict[Path, list[str]]:
     for file in files:
         found[file] = []
         try:
-            with opened(file) as opened_file:
-                header = outline(opened_file)
+            header = outline(file)
         except CheckpointError as error:
             raise CheckpointError("path", error.message) from None
         for name, tensor in header.items():

@@ -1,12 +1,16 @@
-"""Console output during training: a progress bar on a terminal, plain lines elsewhere."""
+"""Console output of a run: a progress bar on a terminal, plain lines elsewhere; then tables."""
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import lightning.pytorch as L
+from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.panel import Panel
 from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Table
 from rich.text import Text
 
 from gptattn.machine.console import span
@@ -17,6 +21,18 @@ LINE_SECONDS = 5.0  # between plain lines
 # One other run on the machine makes steps about twice as long. Threads that wait for each other on
 # a full machine make them ten times as long and more. The limit is between the two.
 SLOW = 4.0
+RESULTS = (
+    "train/loss",
+    "val/loss",
+    "val/perplexity",
+    "val/bits_per_byte",
+    "val/accuracy",
+    "perf/tokens_per_s",
+    "perf/step_ms",
+    "perf/mfu",
+    "perf/peak_memory_mb",
+    "perf/peak_memory_training_mb",
+)
 
 
 class ConsoleProgress(L.Callback):
@@ -44,8 +60,11 @@ class ConsoleProgress(L.Callback):
             self._bar.start()
 
     def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
-        done = self.budget.progress(trainer.global_step, self.clock.seconds)
-        left = f"{span(self.clock.seconds * (1 - done) / done)} left" if done else ""
+        if "train/loss" not in self.rows.last:
+            return  # the first step is not complete
+        seconds = self.clock.now()
+        done = self.budget.progress(trainer.global_step, seconds)
+        left = f"{span(seconds * (1 - done) / done)} left" if done else ""
         if self._bar is not None:
             if trainer.global_step % 5 == 0 or done >= 1.0:
                 shown = f"{self._shown(trainer)}  {left}"
@@ -77,11 +96,8 @@ class ConsoleProgress(L.Callback):
             f"val loss {last['val/loss']:.4f}  {figure}"
         )
         if self.samples.text:
-            # A model may generate control characters, which the terminal must not execute.
-            safe = "".join(
-                c if c.isprintable() or c == "\n" else "\ufffd" for c in self.samples.text
-            )
-            self.console.print(Panel(Text(safe), title="sample", title_align="left"))
+            shown = "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in self.samples.text)
+            self.console.print(Panel(Text(shown), title="sample", title_align="left"))
 
     def on_train_end(self, *args: Any) -> None:
         self._stop()
@@ -113,3 +129,26 @@ class SlowSteps(L.Callback):
                 f"others seem to use this machine{hint}"
             )
             self._warned = True
+
+
+def metric_table(title: str, metrics: Mapping[str, float | None]) -> Table:
+    """Return a table with one row per metric, in the given order; None is shown as null."""
+    table = Table(title=escape(title), title_justify="left", box=box.SIMPLE_HEAD)
+    table.add_column("metric")
+    table.add_column("value", justify="right")
+    for name, value in metrics.items():
+        table.add_row(name, _number(value))
+    return table
+
+
+def result_table(title: str, metrics: Mapping[str, float | None]) -> Table:
+    """Return the table of a run's results: losses, speed and memory, then the model's costs."""
+    costs = [name for name in metrics if name.startswith("cost/")]
+    names = [name for name in RESULTS if name in metrics]  # a run of 0 steps has no speed
+    return metric_table(title, {name: metrics[name] for name in (*names, *costs)})
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "null"
+    return f"{value:,.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:.4g}"
