@@ -6,7 +6,6 @@ sweep's launcher calls `run_job` too, once in each of its processes.
 
 import contextlib
 import os
-import shlex
 import signal
 import sys
 from collections.abc import Callable
@@ -18,12 +17,18 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from gptattn import command
-from gptattn.cli.ending import ended, report
+from gptattn.cli.ending import report
 from gptattn.errors import ConfigError
-from gptattn.machine.signals import WORDS, Stopped, handled_signals, write_stderr
+from gptattn.machine.signals import (
+    WORDS,
+    Stopped,
+    handled_signals,
+    open_output,
+    silence_stdout,
+    write_stderr,
+)
 from gptattn.settings.compose import CONF, from_hydra
-from gptattn.settings.config import TrainConfig, check
+from gptattn.settings.config import check
 from gptattn.settings.messages import from_hydra_error
 
 # Other processes of the same run, started by torchrun, srun or Lightning, leave the talking to the first.
@@ -44,14 +49,21 @@ def end(task: Callable[[], Any]) -> NoReturn:
             signal.signal(number, _terminated)
     # Hydra would print several lines and exit with 1; this makes it raise its errors.
     os.environ["HYDRA_FULL_ERROR"] = "1"
-
-    def run() -> None:
-        try:
-            task()
-        except Exception as error:
-            raise from_hydra_error(error, sys.argv[1:], CONF) from error
-
-    sys.exit(ended(run, SHOWS_TRACEBACK))
+    open_output()
+    try:
+        task()
+        sys.stdout.flush()
+        code = 0
+    except SystemExit as ended:  # of Hydra after its help, of `run_job`, of a signal
+        code = int(ended.code or 0)
+    except BrokenPipeError:
+        code = silence_stdout()
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        code = 130
+    except Exception as error:
+        code = report(from_hydra_error(error, sys.argv[1:], CONF), SHOWS_TRACEBACK)
+    sys.exit(code)
 
 
 def _terminated(signum: int, frame: object) -> NoReturn:
@@ -66,37 +78,39 @@ def run_job(cfg: DictConfig) -> float:
     A job of a sweep raises its errors. A single run says them, and exits.
     """
     job = HydraConfig.get()
-    if job.mode != RunMode.RUN:
-        return _run(cfg, job)
+    single = job.mode == RunMode.RUN
+    overrides = [str(override) for override in job.overrides.task]
     try:
-        _check_single(job)
-        return _run(cfg, job)
-    except Exception as error:  # Hydra would add a line of its own
-        if job.run.dir != ".":  # Hydra has made it before the run was checked
+        if single:
+            _check_single(job)
+        settings = from_hydra(cfg, job)
+        folder = cfg.resume or cfg.run_dir or (job.run.dir if job.run.dir != "." else None)
+        resumes = cfg.resume is not None
+        if resumes:
+            from gptattn.runs.load import load_config  # torch takes seconds to import
+            from gptattn.settings.resumed import resumed_settings
+
+            recorded = load_config(Path(cfg.resume), settings.allow_targets)
+            settings = resumed_settings(recorded, overrides, cfg, job.runtime.choices)
+        check(settings)
+
+        from gptattn.training.run import run
+
+        place = None if folder is None else Path(folder)
+        summary = run(settings, place, overrides=overrides, resume=resumes)
+        return float(summary["metrics"]["val/loss"])
+    except Stopped as stopped:
+        if stopped.signum == signal.SIGINT:
+            raise KeyboardInterrupt from stopped
+        raise SystemExit(128 + stopped.signum) from stopped
+    except Exception as error:
+        if job.run.dir != "." and single:  # Hydra has made it before the run was checked
             with contextlib.suppress(OSError):
                 Path(job.run.dir).rmdir()
+        if not single:
+            raise
+        # Hydra would add a line of its own to what it lets through.
         raise SystemExit(report(error, SHOWS_TRACEBACK)) from error
-
-
-def _run(cfg: DictConfig, job: DictConfig) -> float:
-    overrides = [str(override) for override in job.overrides.task]
-    settings = from_hydra(cfg, job)
-    if cfg.resume is None:
-        check(settings)
-        given = cfg.run_dir or (job.run.dir if job.run.dir != "." else None)
-        folder = None if given is None else Path(given)
-        return _trained(settings, folder, overrides, resume=False)
-
-    from gptattn.runs.load import load_config  # torch takes seconds to import
-    from gptattn.settings.resumed import resumed_settings
-
-    folder = Path(cfg.resume)
-    recorded = load_config(folder, settings.allow_targets)
-    # The checkpoint knows the run's threads; of other processes each has its share of the CPUs.
-    resumed = resumed_settings(
-        recorded, overrides, cfg, job.runtime.choices, free=("trainer.threads",)
-    )
-    return _trained(resumed, folder, overrides, resume=True)
 
 
 def _check_single(job: DictConfig) -> None:
@@ -107,27 +121,3 @@ def _check_single(job: DictConfig) -> None:
         raise ConfigError("hydra.output_subdir", "is not used: config.yaml is the record; leave it out")
     if job.job.chdir:
         raise ConfigError("hydra.job.chdir", "would move relative paths; leave it out")
-
-
-def _trained(
-    settings: TrainConfig, folder: Path | None, overrides: list[str], *, resume: bool
-) -> float:
-    from gptattn.training.run import run
-
-    try:
-        summary = run(settings, folder, overrides=overrides, resume=resume)
-    except Stopped as stopped:
-        if FIRST:
-            print(_what_is_held(stopped), file=sys.stderr)
-        if stopped.signum == signal.SIGINT:
-            raise KeyboardInterrupt from stopped
-        raise SystemExit(128 + stopped.signum) from stopped
-    return float(summary["metrics"]["val/loss"])
-
-
-def _what_is_held(stopped: Stopped) -> str:
-    shown = os.path.relpath(stopped.folder)
-    if not stopped.saved:
-        return f"{shown} holds what was logged"
-    again = f"{command('train')} resume={shlex.quote(shown)}"
-    return f"{shown} holds step {stopped.step}; to resume: {again}"

@@ -21,7 +21,7 @@ from gptattn.machine import disk
 from gptattn.machine.lock import locked
 from gptattn.runs.evaluation import Evaluation
 from gptattn.settings.config import TrainConfig, variant_name
-from gptattn.settings.identity import Making, as_today, meaning
+from gptattn.settings.identity import Making, meaning
 
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in C, if PyYAML was built with it
 
@@ -183,7 +183,7 @@ class RunFolder:
         """Return what made the run; None if there is no record of it that can be read."""
         try:
             text = self.making_file.read_bytes()
-            return as_today(msgspec.json.decode(text, type=Making))
+            return msgspec.json.decode(text, type=Making)
         except (OSError, ValueError, msgspec.MsgspecError):
             return None
 

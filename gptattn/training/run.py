@@ -26,6 +26,7 @@ from gptattn.machine.cpus import usable_cpus
 from gptattn.machine.device import matmul_flops_per_second, missing_compiler, reset_peak_memory
 from gptattn.machine.disk import check_room
 from gptattn.machine.signals import Stopped
+from gptattn.model.gpt import GPT
 from gptattn.runs.folder import RunFolder, done_below, run_name
 from gptattn.runs.load import with_kept_tokenizer
 from gptattn.runs.resume import Start, check_budget, check_same, facts_of, find_start
@@ -88,6 +89,8 @@ def run(
         hint = "; if the text has moved, add data.path=..." if resume else ""
         raise DataError(error.field, error.message + hint) from None
     cfg = ready.cfg
+    L.seed_everything(cfg.seed, workers=True, verbose=False)
+    model = build_model(cfg, ready.data.tokenizer.vocab_size)
     home = Path("outputs", cfg.experiment_name)
     held = RunFolder(folder or home / run_name(cfg, overrides))
     if not resume:
@@ -101,7 +104,7 @@ def run(
         if folder is None and (equal := _equal_run(home, ready)) is not None:
             console.print(f"an equal run exists: {equal}; this one is a copy", markup=False)
     if not first:
-        return _trained(ready, held, start, console)
+        return _trained(ready, model, held, start, console)
     held.path.mkdir(parents=True, exist_ok=True)  # from now on, a missing folder is an error
     with held.lock("resume" if resume else "hydra.run.dir"):
         for part in held.path.rglob("*.part"):  # of a process that was killed
@@ -112,7 +115,7 @@ def run(
             held.write_tokenizer(ready.data.tokenizer.files())
         shown = os.path.relpath(held.path)
         try:
-            summary = _trained(ready, held, start, console)
+            summary = _trained(ready, model, held, start, console)
         except Stopped as stopped:
             kept = f"step {stopped.step}" if stopped.saved else "what was logged"
             again = f"; to resume: {command('train')} resume={shlex.quote(shown)}"
@@ -128,7 +131,9 @@ def run(
     return summary
 
 
-def _trained(ready: Ready, held: RunFolder, start: Start, console: Console) -> dict[str, Any]:
+def _trained(
+    ready: Ready, model: GPT, held: RunFolder, start: Start, console: Console
+) -> dict[str, Any]:
     """Train a run that has passed its checks in a folder that is its own; return the summary."""
     cfg, data, device = ready.cfg, ready.data, ready.device
     trainer_cfg, processes = cfg.trainer, cfg.trainer.processes
@@ -151,8 +156,6 @@ def _trained(ready: Ready, held: RunFolder, start: Start, console: Console) -> d
         if ready.note:
             console.print(ready.note, markup=False, soft_wrap=True)
 
-        L.seed_everything(cfg.seed, workers=True, verbose=False)
-        model = build_model(cfg, data.tokenizer.vocab_size)
         if start.source is not None:
             # Lightning converts the model only after it has loaded the weights.
             model.to(weight_dtype(cfg))
