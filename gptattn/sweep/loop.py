@@ -1,0 +1,283 @@
+"""A sweep is one loop: plan, launch, read the results, ask what comes next, launch again.
+
+What comes next is said by a generator of stages: a plain grid has one, `sweep/tuning.py` and
+`sweep/until.py` have two and more.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from hydra.core.config_loader import ConfigLoader
+from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from rich.console import Console
+from rich.markup import escape
+
+from gptattn.errors import ConfigError, SweepError
+from gptattn.machine.console import make_console
+from gptattn.machine.cpus import usable_cpus
+from gptattn.machine.disk import check_room
+from gptattn.machine.lock import locked
+from gptattn.runs.folder import RunFolder
+from gptattn.runs.sweep_states import SWEEP_LOCK, write_planned
+from gptattn.settings.compose import quoted
+from gptattn.settings.config import LadderConfig, TrainConfig
+from gptattn.settings.values import check_values
+from gptattn.sweep.design import design_words
+from gptattn.sweep.end_tables import print_end
+from gptattn.sweep.jobs import Jobs, jobs_of
+from gptattn.sweep.launcher import TimeOver
+from gptattn.sweep.plan import Found, Plan, check_plans, find_runs, plan_jobs
+from gptattn.sweep.rungs import rungs
+
+STALE_NAMES = 3  # run names in one line
+# Work of a training step, parameters of the blocks times tokens, up to which one core does it about
+# as fast as several: those of model=nano and smaller with their default batch.
+SMALL_STEP = 2e10
+
+
+@dataclass
+class Stage:
+    """Runs to launch, and what they are for. `counts`: they are results of the sweep."""
+
+    plans: list[Plan]  # checked
+    title: str = ""
+    counts: bool = True
+    lines: list[str] = field(default_factory=list)  # what led to them, to print before
+
+
+@dataclass
+class Results:
+    """How the runs of a stage ended, by the folders of their plans."""
+
+    done: dict[Path, Path] = field(default_factory=dict)  # plan's folder -> that of its result
+    failed: dict[Path, str] = field(default_factory=dict)  # plan's folder -> why
+    diverged: set[Path] = field(default_factory=set)
+
+
+# They return the exit codes of what could not be run for lack of a result.
+Stages = Generator[Stage, Results, list[int]]
+PlanJobs = Callable[[Jobs], list[Plan]]  # composes, names and checks the runs of some jobs
+
+
+def run_sweep(
+    loader: ConfigLoader, config: DictConfig, launcher: Any, sweeper: Any, arguments: Sequence[str]
+) -> None:
+    """Run a sweep from its command line to its end table.
+
+    `sweeper` has `variants` and `tune`. Raises a UserError before anything is written if a run
+    cannot work, and SweepError if runs failed.
+    """
+    from gptattn.sweep.tuning import tune_stages
+    from gptattn.sweep.until import until_stages
+
+    console = make_console()
+    home = Path("outputs", str(config.experiment_name))
+    if config.hydra.sweep.dir != ".":
+        home = Path(config.hydra.sweep.dir)
+    ladder: Any = OmegaConf.to_object(config.ladder)
+    assert isinstance(ladder, LadderConfig)
+    check_values(ladder, "ladder.")
+    jobs = jobs_of(loader, arguments, sweeper.variants, rungs(ladder))
+    total = sum(map(len, jobs.values()))
+    console.print(f"planning {total:,} run{'s' * (total != 1)}")
+
+    def plan(some: Jobs) -> list[Plan]:
+        return check_plans(plan_jobs(loader, config, some, home))
+
+    def kind(some: Jobs, among: Callable[[list[Plan]], list[Plan]] = list) -> Stages:
+        if sweeper.tune is not None:
+            return tune_stages(sweeper.tune, some, plan, among)
+        return _grid(some, plan, among)
+
+    stages = kind(jobs)
+    if config.sweep.until is not None:
+        stages = until_stages(home, jobs, kind, sweeper.tune)
+    busy = f"another process is running a sweep in {home}; wait for it, or give this one another "
+    with closing(stages):
+        stage = next(stages)  # all runs that may follow are checked by now
+        with locked(home / SWEEP_LOCK, "hydra.sweep.dir", f"{busy}experiment_name"):
+            _run_stages(stage, stages, config, launcher, sweeper, home, console)
+
+
+def _grid(jobs: Jobs, plan: PlanJobs, among: Callable[[list[Plan]], list[Plan]]) -> Stages:
+    yield Stage(among(plan(jobs)))
+    return []
+
+
+def _run_stages(
+    stage: Stage | None,
+    stages: Stages,
+    config: DictConfig,
+    launcher: Any,
+    sweeper: Any,
+    home: Path,
+    console: Console,
+) -> None:
+    begun = time.monotonic()
+    designed = False
+    done: dict[Path, Path] = {}  # of stages that count
+    failed: dict[Path, str] = {}
+    codes: list[int] = []
+    planned = ended = 0
+    minutes = config.sweep.minutes
+    while stage is not None:
+        for line in stage.lines:
+            console.print(line, markup=False, soft_wrap=True)
+        found = find_runs(stage.plans)
+        plans = [replace(p, folder=found.begun.get(p.folder, p.folder)) for p in stage.plans]
+        todo = [p for p in plans if p.folder not in found.done and p.folder not in found.diverged]
+        _announce(console, home, stage, found)
+        check_room(home, sum(plan.bytes_on_disk for plan in todo if not plan.begun))
+        planned, ended = planned + len(plans), ended + len(plans) - len(todo)
+        if todo:
+            if not designed and stage.counts and config.sweep.until is None:
+                for line in design_words(stage.plans, home):
+                    console.print(escape(line), soft_wrap=True)
+                designed = True
+            home.mkdir(parents=True, exist_ok=True)
+            write_planned(home, [str(plan.folder.relative_to(home)) for plan in plans])
+            if minutes is not None:
+                left = float(minutes) - (time.monotonic() - begun) / 60
+                _set(config, "minutes", max(0.0, left))
+            try:
+                _launch(todo, config, launcher, sweeper.max_batch_size, console)
+            except TimeOver:
+                now = ended + sum(RunFolder(plan.folder).done for plan in todo)
+                print(
+                    f"{minutes:g} minute{'s are' if minutes != 1 else ' is'} over: {now} of "
+                    f"{planned} runs are done; the same command goes on",
+                    file=sys.stderr,
+                )
+                return
+            except (KeyboardInterrupt, SystemExit, BrokenPipeError):
+                now = ended + sum(RunFolder(plan.folder).done for plan in todo)
+                print(
+                    f"stopped: {now} of {planned} runs are done; the same command runs the others",
+                    file=sys.stderr,
+                )
+                raise
+        elif not plans[0].cfg.sweep.fresh:
+            console.print("nothing to do; sweep.fresh=true runs them again")
+        results = Results(dict(found.done), diverged=set(found.diverged))
+        for before, plan in zip(stage.plans, plans, strict=True):
+            run = RunFolder(plan.folder)
+            if plan.folder in results.done or plan.folder in results.diverged:
+                continue
+            if run.done:
+                results.done[before.folder] = run.path
+                ended += 1
+                continue
+            failure = run.read_failure() or {"exit": 1, "error": "left no summary.json"}
+            results.failed[run.path] = str(failure.get("error"))
+            codes.append(int(failure.get("exit") or 1))
+            if codes[-1] == NUMERIC:
+                results.diverged.add(before.folder)
+                if not stage.counts:  # an answer too
+                    codes.pop()
+                    del results.failed[run.path]
+        done |= results.done if stage.counts else {}
+        failed |= results.failed
+        try:
+            stage = stages.send(results)
+        except StopIteration as end:
+            codes += end.value
+            stage = None
+    print_end(console, list(done.values()), failed)
+    if codes:
+        runs = f"{len(failed)} of {planned} runs failed" if failed else "no learning rate is known"
+        raise SweepError(f"{runs}; the same command runs them again", next(filter(None, codes), 1))
+
+
+NUMERIC = 5  # the exit code of a run that diverged
+
+
+def _announce(console: Console, home: Path, stage: Stage, found: Found) -> None:
+    """Print how many runs there are, how many are done, and which results are stale and why."""
+    if stage.title:
+        console.print(f"[bold]{stage.title}[/bold]")
+    runs, over = len(stage.plans), len(found.done) + len(found.diverged)
+    known = f", {over} already done" if over else ""
+    known += f", {len(found.begun)} to resume" if found.begun else ""
+    counted = "1 run" if runs == 1 else f"{runs:,} runs"
+    console.print(f"[bold]sweep[/bold]  {counted}{known}, in {escape(str(home))}", soft_wrap=True)
+    reasons: dict[str, list[str]] = {}
+    for old, why in found.stale.values():
+        reasons.setdefault(why, []).append(old.name)
+    for why, olds in reasons.items():
+        names = ", ".join(olds[:STALE_NAMES])
+        more = f" and {len(olds) - STALE_NAMES} more" if len(olds) > STALE_NAMES else ""
+        again = "a new run is made and the old one kept (sweep.keep_stale=true uses it instead)"
+        if len(olds) > 1:
+            again = (
+                "new runs are made and the old ones kept (sweep.keep_stale=true uses them instead)"
+            )
+        console.print(f"stale: {names}{more}: {why}; {again}", soft_wrap=True, markup=False)
+
+
+def share_machine(cfgs: Sequence[TrainConfig]) -> tuple[int, int | None]:
+    """Return how many of these runs run at once, and the threads of each; None: as they are set.
+
+    Models whose step is small get a core each; others have all cores, one after the other. Raises
+    ConfigError if there are fewer cores than `sweep.jobs` needs.
+    """
+    from gptattn.machine.device import resolve_device
+
+    cfg, cores = cfgs[0], usable_cpus()
+    asked = None if cfg.sweep.jobs == "auto" else cfg.sweep.jobs
+    threads = cfg.trainer.threads
+    if resolve_device(cfg.trainer.accelerator).type != "cpu":
+        return int(asked or 1), None
+    most = max(1, cores // (threads or 1))
+    if asked is not None and int(asked) > most:
+        needs = f" with {threads} threads each" if threads else ""
+        raise ConfigError(
+            "sweep.jobs", f"{asked} runs at once{needs} are too many here; give at most {most}"
+        )
+    work = max(
+        12 * c.model.num_layers * c.model.d_model**2
+        * (c.batch_size // c.accumulate) * c.model.context_length
+        for c in cfgs
+    )  # fmt: skip
+    jobs = asked or (most if threads or work <= SMALL_STEP else 1)
+    jobs = min(int(jobs), len(cfgs))
+    return jobs, None if threads or jobs == 1 else max(1, cores // jobs)
+
+
+def _launch(
+    plans: Sequence[Plan],
+    config: DictConfig,
+    launcher: Any,
+    max_batch_size: int | None,
+    console: Console,
+) -> None:
+    """Start the plans' runs through Hydra's launcher, whichever it is, and wait for them."""
+    jobs, threads = share_machine([plan.cfg for plan in plans])
+    how = f", {jobs} at a time" if jobs > 1 else ", one after the other" * (len(plans) > 1)
+    console.print(f"{len(plans)} to run{how}")
+    _set(config, "jobs", jobs)
+    commands = []
+    for plan in plans:
+        folder = quoted(str(plan.folder))
+        if plan.begun:  # the `allow_targets` in a run's record does not count: pass it again
+            own = [f"resume={folder}", f"allow_targets=[{','.join(plan.cfg.allow_targets)}]"]
+        else:
+            own = [*plan.overrides, f"run_dir={folder}"]
+            own += [f"trainer.threads={threads}"] if threads is not None else []
+        own += ["sweep.beside_others=true"] if jobs > 1 else []
+        commands.append(own)
+    size = max_batch_size or len(commands)
+    for start in range(0, len(commands), size):
+        launcher.launch(commands[start : start + size], initial_job_idx=start)
+
+
+def _set(config: DictConfig, name: str, value: Any) -> None:
+    """Set a value of the sweep's config for its launcher."""
+    with read_write(config), open_dict(config):
+        config.sweep[name] = value
+
+
