@@ -17,7 +17,6 @@ from arena_published import published
 from arena_rates import rates
 from matplotlib import rc_context
 
-from gptattn.settings.compose import CONF
 from gptattn.cli.ending import ended
 from gptattn.compare.comparison import compare
 from gptattn.compare.finished_runs import read_runs
@@ -28,6 +27,7 @@ from gptattn.compare.verdicts import cost_words, first_words, headline, shown_wo
 from gptattn.errors import ConfigError
 from gptattn.machine.disk import write_atomically
 from gptattn.runs.folder import TUNING
+from gptattn.settings.compose import CONF
 
 PAGE = CONF.parent / "docs" / "arena.md"
 PLACE = "arena"  # the folder beside the page

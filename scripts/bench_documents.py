@@ -15,9 +15,10 @@ from statistics import median
 
 import torch
 from bench import interleave, ratio, spread
+from gptattn.settings.compose import settings
+from gptattn.training.preflight import preflight
 from torch import Tensor
 
-from gptattn.cli.main import check_job
 from gptattn.errors import UserError
 from gptattn.settings.build import build_model
 from gptattn.settings.config import TrainConfig
@@ -52,7 +53,7 @@ def main() -> None:
     torch.set_num_threads(1)
     for attn in given.attn:
         try:
-            cfg = check_job(["trainer=cpu", *settings, f"attn={attn}"])
+            cfg = preflight(settings(["trainer=cpu", *settings, f"attn={attn}"])).cfg
         except UserError as error:
             sys.exit(f"error: {error}")
         shape = cfg.batch_size // cfg.accumulate, cfg.model.context_length

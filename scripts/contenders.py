@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from gptattn.attention import Attention, CacheGroup, Carried
-from gptattn.settings.compose import settings
 from gptattn.errors import UserError
 from gptattn.model.block import Block
 from gptattn.model.gpt import GPT
 from gptattn.settings.build import build_model
+from gptattn.settings.compose import settings
 
 SIZES = ("model=gpt2_small", "model.dropout=0.0", "trainer=cpu")
 

@@ -18,11 +18,11 @@ from torch.utils._pytree import tree_leaves
 
 from gptattn.attention import Attention, HasParts
 from gptattn.attention.parts import Part
-from gptattn.settings.compose import CONF
-from gptattn.settings.compose import settings as composed_settings
 from gptattn.model.gpt import GPT
 from gptattn.position import HeadPosition
 from gptattn.settings.build import build_model
+from gptattn.settings.compose import CONF
+from gptattn.settings.compose import settings as composed_settings
 from gptattn.settings.config import TrainConfig
 from gptattn.settings.construct import construct, find_target
 from gptattn.settings.layers import add_parts, shared_arguments

@@ -23,9 +23,9 @@ import pytest
 from support import TINY, check_job, command, process_state
 from torch.distributed.run import get_args_parser
 
-from gptattn.cli.commands import evaluate, tune
-from gptattn.settings.compose import CONF
+from gptattn.cli.commands import evaluate
 from gptattn.runs.sweep_states import SWEEP_LOCK
+from gptattn.settings.compose import CONF
 
 ROOT = CONF.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]

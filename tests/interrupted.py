@@ -7,9 +7,12 @@ from typing import Any, NoReturn
 
 import pytest
 from support import tiny
+from torture import fingerprint
 
 from gptattn.runs.folder import RunFolder
 from gptattn.training.module import LanguageModel
+
+__all__ = ["fingerprint"]
 
 # Validations come after steps 2, 4 and 6, and log_every is 3: mostly at different steps.
 SIX = (

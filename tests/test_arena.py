@@ -9,19 +9,19 @@ from typing import Any
 import pytest
 import yaml
 from conftest import script
+from gptattn.cli.planning import planned
+from gptattn.cli.sweep_jobs import words
 from hydra.core.global_hydra import GlobalHydra
 from hydra.types import RunMode
 from matplotlib.figure import Figure
 from runfolders import write_run
 
-from gptattn.settings.compose import CONF, composed
 from gptattn.cli.ending import ended
-from gptattn.cli.planning import planned
-from gptattn.cli.sweep_jobs import words
 from gptattn.compare.comparison import compare
 from gptattn.compare.finished_runs import read_runs
 from gptattn.compare.paired import compare_pairs
 from gptattn.compare.table import report_rows
+from gptattn.settings.compose import CONF, composed
 from gptattn.settings.config import check
 from gptattn.sweep.tuning import tune_of
 

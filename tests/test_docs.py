@@ -11,20 +11,20 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
+import gptattn.sweep.estimate
+import gptattn.sweep.run_sweep
 import numpy as np
 import pytest
 import yaml
 from docs_commands import FENCED, PAGES, PROJECT, ROOT, examine, new_on, shown_on
+from gptattn.sweep.checks import checked
+from gptattn.sweep.stages import Later
 from support import bpe, command, run_folders, tiny, train
 
 import gptattn.attention
-import gptattn.sweep.estimate
-import gptattn.sweep.run_sweep
 from gptattn.cli.commands.convert import convert_with_changes
 from gptattn.errors import UserError
-from gptattn.sweep.checks import checked
 from gptattn.sweep.plan import Plan
-from gptattn.sweep.stages import Later
 
 README = ROOT / "README.md"
 LINKED = [*PAGES, ROOT / "CHANGELOG.md"]

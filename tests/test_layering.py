@@ -150,7 +150,7 @@ def reached_from(module: str) -> set[str]:
     return reached
 
 
-@pytest.mark.parametrize("module", ["gptattn.training.precheck", "gptattn.sweep.run_sweep"])
+@pytest.mark.parametrize("module", ["gptattn.training.preflight", "gptattn.sweep.run_sweep"])
 def test_checking_a_command_waits_for_no_lightning(module: str) -> None:
     # Importing lightning takes longer than importing torch; a mistake should be reported at once.
     reached = reached_from(module)

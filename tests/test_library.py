@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 import yaml
+from gptattn.training.run import train
 from support import process_state, rows, tiny
 from support import train as train_by_command
 
-from gptattn.settings.compose import settings
 from gptattn.errors import ConfigError, RunFolderError
-from gptattn.training.train import train
+from gptattn.settings.compose import settings
 
 PAGE = Path(__file__).parents[1] / "docs" / "library.md"
 

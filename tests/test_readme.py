@@ -8,8 +8,8 @@ from types import ModuleType
 import torch
 
 from gptattn.attention import Attention
-from gptattn.settings.compose import settings
 from gptattn.settings.build import build_model
+from gptattn.settings.compose import settings
 from gptattn.settings.construct import construct
 from gptattn.settings.layers import shared_arguments
 

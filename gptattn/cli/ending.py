@@ -1,6 +1,4 @@
-"""Ends a command: one line for a user's mistake, the exit code, and Ctrl-C. It does not import
-Hydra: whoever calls Hydra turns its errors into UserErrors.
-"""
+"""Ends a command: one line for a user's mistake, the exit code, and Ctrl-C."""
 
 import errno
 import re
@@ -19,7 +17,6 @@ from gptattn.errors import (
 from gptattn.machine.disk import REFUSALS
 from gptattn.machine.signals import open_output, silence_stdout
 
-LONGEST_LINE = 900  # characters of an error line; a longer one loses its middle, not its end
 NO_PLACE = {errno.ENOENT, errno.ENAMETOOLONG}
 IN_THE_WAY = {errno.ENOTDIR, errno.EISDIR, errno.EEXIST}
 
@@ -57,12 +54,8 @@ def report(error: Exception, debug: bool = False) -> int:
             f"internal: {type(error).__name__}{': ' * bool(what)}{what}; {unless}please report it"
         )
     if isinstance(known, ForeignError) and not debug:
-        message += "; --debug shows the traceback"
+        message += "; HYDRA_FULL_ERROR=1 shows the traceback"
     line = re.sub(r"\s*[\r\n]\s*", " ", message).strip()
-    # The message may repeat the user's input: replace what could control the terminal.
-    line = "".join(c if c.isprintable() else "\ufffd" for c in line)
-    if len(line) > LONGEST_LINE:
-        line = f"{line[: LONGEST_LINE * 2 // 3]} … {line[-LONGEST_LINE // 3 :]}"
     print(f"error: {line}", file=sys.stderr)
     return 1 if known is None else known.exit_code
 

@@ -31,7 +31,7 @@ from gptattn.settings.compose import CONF, from_hydra
 from gptattn.settings.config import check
 from gptattn.settings.messages import from_hydra_error
 
-# Other processes of the same run, started by torchrun, srun or Lightning, leave the talking to the first.
+# Of several processes of a run, the first one talks.
 FIRST = all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"))
 # Asked before `end` sets it.
 SHOWS_TRACEBACK = os.environ.get("HYDRA_FULL_ERROR", "0") == "1"
@@ -118,6 +118,8 @@ def _check_single(job: DictConfig) -> None:
     if any(job.sweeper.get(name) for name in ("params", "variants", "tune")):
         raise ConfigError("command line", "these settings define a sweep; add -m")
     if job.output_subdir is not None:
-        raise ConfigError("hydra.output_subdir", "is not used: config.yaml is the record; leave it out")
+        raise ConfigError(
+            "hydra.output_subdir", "is not used: config.yaml is the record; leave it out"
+        )
     if job.job.chdir:
         raise ConfigError("hydra.job.chdir", "would move relative paths; leave it out")

@@ -62,7 +62,9 @@ def is_unchanged(code: Mapping[str, str]) -> bool:
         file = _file_of(module)
         if file is None:
             return False
-        if recorded != (f"version {version(module)}" if recorded[:8] == "version " else _hash_of(file)):
+        if recorded != (
+            f"version {version(module)}" if recorded[:8] == "version " else _hash_of(file)
+        ):
             return False
     return True
 
@@ -113,7 +115,9 @@ def _imports(module: str, file: Path) -> Iterator[str]:
 def _absolute(node: ast.ImportFrom, module: str, file: Path | None) -> str:
     if not node.level:
         return node.module or ""
-    package = module if file is not None and file.name == "__init__.py" else module.rpartition(".")[0]
+    package = (
+        module if file is not None and file.name == "__init__.py" else module.rpartition(".")[0]
+    )
     up = package.split(".")[: len(package.split(".")) - node.level + 1]
     return ".".join([*up, *filter(None, [node.module])])
 

@@ -202,5 +202,3 @@ def _described(tensor: Tensor) -> str:
     """The shape, and the dtype unless it is floating-point."""
     kind = "" if tensor.is_floating_point() else f" of {tensor.dtype}"
     return f"{list(tensor.shape)}{kind}"
-
-

@@ -207,7 +207,7 @@ class RunFolder:
         self._write(EVALUATION, f"{text}\n")
 
     def read_failure(self) -> dict[str, Any] | None:
-        """Return the exit code (`exit`) and the error with which the run ended; None: it did not."""
+        """Return the exit code (`exit`) and the error of a run that failed; None: it did not."""
         try:
             failure = json.loads(self.failure_file.read_bytes())
         except (OSError, ValueError):

@@ -72,7 +72,7 @@ def read_tensors(file: Path, names: Iterable[str] | None = None) -> dict[str, Te
         return {name: found.get_tensor(name) for name in wanted}
 
 
-def write_weights(path: Path, weights: Mapping[str, Tensor], root: Path | None = None) -> None:
+def write_weights(path: Path, weights: Mapping[str, Tensor]) -> None:
     """Write a file of weights; it appears once all of it is on the disk. Raises DiskError."""
     size = sum(tensor.nbytes for tensor in weights.values())
     part = path.with_name(f"{path.name}.part")

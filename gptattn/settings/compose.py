@@ -157,7 +157,9 @@ def _with_files(data: Spec, typed: Sequence[str]) -> dict[str, Any]:
         for key in source:
             if key not in own and key not in ("data", "weight"):
                 known = suggest(str(key), own)
-                raise ConfigError(f"{field}.{key}", f"is not a setting of {source['data']}; {known}")
+                raise ConfigError(
+                    f"{field}.{key}", f"is not a setting of {source['data']}; {known}"
+                )
         found[name] = own | source
     return found
 

@@ -94,7 +94,9 @@ def construct(group: str, spec: Spec, shared: dict[str, Any], allow_targets: Seq
     for key, value in own.items():
         if key not in parameters and not open_ended:
             known = suggest(key, [p for p in parameters if p not in shared])
-            raise ConfigError(f"{group}.{key}", f"{target.__name__} takes no such argument; {known}")
+            raise ConfigError(
+                f"{group}.{key}", f"{target.__name__} takes no such argument; {known}"
+            )
         check_type(f"{group}.{key}", value, hints.get(key, Any))
     given = {key: value for key, value in shared.items() if key in parameters and key not in own}
     for name, parameter in parameters.items():

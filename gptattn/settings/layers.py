@@ -186,7 +186,7 @@ def check_layers(cfg: TrainConfig, model: GPT) -> None:
         raise ConfigError(
             "part",
             f"{chosen} {lacks}, so it cannot take {', '.join(unused)}; leave "
-            f"{'part' if len(unused) == len(cfg.part) else 'that'} out, or choose another attention",
+            f"{'part' if len(unused) == len(cfg.part) else 'that'} out, or take another attention",
         )
     for layer, attention in enumerate(attentions):
         for module in attention.modules() if cfg.data.get(MASK_DOCUMENTS) else ():

@@ -1,4 +1,4 @@
-"""Hydra's errors about a command line as one line that names the field, with what would be right."""
+"""Hydra's errors about a command line, in one line that names the field and what would be right."""
 
 import difflib
 import re

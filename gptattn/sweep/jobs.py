@@ -69,7 +69,7 @@ def jobs_of(
 
 
 def _combined(overrides: Sequence[Override]) -> list[list[str]]:
-    """Return every combination of the overrides' values. Raises ConfigError for none or too many."""
+    """Return all combinations of the overrides' values. Raises ConfigError for none or too many."""
     choices: list[list[str]] = []
     runs = 1
     for override in overrides:

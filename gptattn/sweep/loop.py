@@ -279,5 +279,3 @@ def _set(config: DictConfig, name: str, value: Any) -> None:
     """Set a value of the sweep's config for its launcher."""
     with read_write(config), open_dict(config):
         config.sweep[name] = value
-
-

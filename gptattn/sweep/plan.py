@@ -77,7 +77,9 @@ def plan_jobs(
     for variant, some in jobs.items():
         for job in some:
             seeds = [o.partition("=")[2] for o in job if o.startswith("seed=")]
-            bare = tuple(o for o in job if not o.startswith("seed=")) if len(seeds) == 1 else (*job,)
+            bare = (
+                tuple(o for o in job if not o.startswith("seed=")) if len(seeds) == 1 else (*job,)
+            )
             with naming(variant):
                 if bare not in composed:
                     composed[bare] = loader.load_sweep_config(config, list(job))

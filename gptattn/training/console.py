@@ -96,7 +96,9 @@ class ConsoleProgress(L.Callback):
             f"val loss {last['val/loss']:.4f}  {figure}"
         )
         if self.samples.text:
-            shown = "".join(c if c.isprintable() or c == "\n" else "\ufffd" for c in self.samples.text)
+            shown = "".join(
+                c if c.isprintable() or c == "\n" else "\ufffd" for c in self.samples.text
+            )
             self.console.print(Panel(Text(shown), title="sample", title_align="left"))
 
     def on_train_end(self, *args: Any) -> None:

@@ -130,7 +130,9 @@ class LanguageModel(L.LightningModule):
         if self.trainer.world_size > 1:
             loss = self.trainer.strategy.reduce(loss, reduce_op="mean")
         self.train_losses.append(loss)
-        self.grad_norm = nn.utils.get_total_norm([p.grad for p in self._trained if p.grad is not None])
+        self.grad_norm = nn.utils.get_total_norm(
+            [p.grad for p in self._trained if p.grad is not None]
+        )
         if self.device.type != "cpu":
             nn.utils.clip_grads_with_norm_(self._trained, self.optim.grad_clip, self.grad_norm)
             return
@@ -143,7 +145,10 @@ class LanguageModel(L.LightningModule):
         """Raise NumericError if the newest step's loss or gradient is not finite."""
         step = self.global_step + (self.device.type == "cpu")
         norm_may_overflow = self.scaled_loss  # the loss scaler skips such a step
-        for name, value in (("train/loss", self.train_losses[-1]), ("train/grad_norm", self.grad_norm)):
+        for name, value in (
+            ("train/loss", self.train_losses[-1]),
+            ("train/grad_norm", self.grad_norm),
+        ):
             may = norm_may_overflow and name == "train/grad_norm"
             if not may and not torch.isfinite(value):
                 raise NumericError(
@@ -214,7 +219,9 @@ class LanguageModel(L.LightningModule):
         # AdamW's fused step walks over the memory of a parameter and its averages in one order, and
         # a file does not keep that of a parameter which is not contiguous.
         for states in checkpoint["optimizer_states"]:
-            ordered = [p for group in self.configure_optimizers().param_groups for p in group["params"]]
+            ordered = [
+                p for group in self.configure_optimizers().param_groups for p in group["params"]
+            ]
             for number, state in states["state"].items():
                 for name, value in state.items():
                     if value.shape == ordered[number].shape:

@@ -135,7 +135,9 @@ def _settled(cfg: TrainConfig, device: torch.device) -> tuple[TrainConfig, str]:
     bf16-mixed where the device has instructions for it and the model is wide enough to gain by it.
     """
     trainer, note = cfg.trainer, ""
-    started = int(os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("SLURM_NTASKS_PER_NODE") or 0)
+    started = int(
+        os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("SLURM_NTASKS_PER_NODE") or 0
+    )
     if trainer.devices == "auto":
         there = torch.cuda.device_count() if device.type == "cuda" else 1
         trainer = replace(trainer, devices=started or there)

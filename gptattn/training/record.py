@@ -73,7 +73,7 @@ class MetricsFile(Logger):
             gone = self.folder.path if not self.folder.path.is_dir() else self.folder.rows_file
             raise DiskError(
                 str(gone),
-                "was removed or moved during the run; start again, or put it back and use resume=...",
+                "was removed or moved during the run; put it back and use resume=...",
             )
         with writing(self.folder.rows_file, lambda: len(line)):
             if self._file.write(line) < len(line):

@@ -278,9 +278,7 @@ def _trained(
             final = metrics.final(module)
             if record is not None:
                 log_row(loggers, final, trainer.global_step)
-            summary = summarise(
-                built, metrics.last | final, trainer.global_step, metrics.completed
-            )
+            summary = summarise(built, metrics.last | final, trainer.global_step, metrics.completed)
             if first:
                 held.write_settings(cfg)  # again: if it was removed, it could not be read
                 held.write_summary(summary)
@@ -392,5 +390,3 @@ def _compile(layers: Sequence[torch.nn.Module], device: torch.device, console: C
     for block in layers:
         block.compile()
     return True
-
-

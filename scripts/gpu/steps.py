@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
+from gptattn.training.step_guard import DeviceGuard
 from torch import Tensor, nn
 
 from gptattn.model.gpt import GPT
-from gptattn.training.step_guard import DeviceGuard
 from gpu.lab import Lab
 
 LOSS = Callable[[Tensor, Tensor], Tensor]

@@ -11,6 +11,8 @@ from statistics import median
 from typing import Any
 
 import torch
+from gptattn.training.preflight import preflight
+from gptattn.training.run import train, train_ready
 from rich.console import Console
 
 from gptattn.machine.signals import Stopped
@@ -19,8 +21,6 @@ from gptattn.runs.folder import RunFolder
 from gptattn.runs.resume import find_start
 from gptattn.settings.config import TrainConfig
 from gptattn.training.module import LanguageModel
-from gptattn.training.precheck import check_run
-from gptattn.training.train import train, train_ready
 from gpu.lab import Cell, Lab
 
 FORBIDDEN = range(3, 6)  # steps in which the host may not wait
@@ -106,7 +106,7 @@ def weights_after(cfg: TrainConfig, folder: Path, stop: int | None) -> dict[str,
         if stopped.step != stop:
             raise
         start = find_start(folder, cfg)
-        train_ready(check_run(cfg, resumed=True), folder, Console(quiet=True), start)
+        train_ready(preflight(cfg, resumed=True), folder, Console(quiet=True), start)
     else:
         if stop is not None:
             raise RuntimeError(f"the run did not stop after step {stop}")

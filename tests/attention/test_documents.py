@@ -19,13 +19,13 @@ from building import (
     takes,
 )
 from contract import PLACED, E, T, assert_same, draw, overrides_of, with_maps
+from gptattn.model.stacked import StackedGPT
 from torch import Tensor, nn
 
 from gptattn.attention import Attention, Carried
 from gptattn.attention.delta_rule import chunked, recurrent
 from gptattn.attention.head_statistics import entropy, sink_mass
 from gptattn.attention.short_conv import ShortConvolution
-from gptattn.model.stacked import StackedGPT
 from gptattn.position import Documents
 
 # Rows of several documents, of one, and of as many as there are tokens.

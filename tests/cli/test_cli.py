@@ -9,11 +9,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
+import gptattn.cli.main
 import pytest
 import torch
 from support import command, rows, run_folders, summary, tiny, train
 
-import gptattn.cli.main
 from gptattn.settings.compose import CONF
 from gptattn.training.module import LanguageModel
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from support import command, config, tiny, train
 
-from gptattn.settings.compose import composed, settings, to_train_config
 from gptattn.errors import ConfigError
+from gptattn.settings.compose import composed, settings, to_train_config
 from gptattn.settings.config import TrainConfig
 
 GQA = "_target_: gptattn.attention.GroupedQueryAttention\nout_proj: true\nbackend: sdpa\n"

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from browser import CHROMIUM, Browser
+from gptattn.sweep.ledger import Ledger
 from reporting import Page, report
 from runfolders import write_curve, write_run
 
@@ -14,7 +15,6 @@ from gptattn.cli.commands import compare as command
 from gptattn.compare.watch import last_look, looks, sweeps_in
 from gptattn.errors import ConfigError
 from gptattn.machine.lock import is_locked, locked
-from gptattn.sweep.ledger import Ledger
 
 # In the place of the page's clock: it stands until `later`, and `tick` is what would come round.
 CLOCK = "var later = 0, tick; Date.now = () => later; setInterval = (round) => (tick = round);"

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from gptattn.training.preflight import ROWS_BYTES, check_run
 from support import check_job, command, tiny, train
 
 import gptattn.runs.load
@@ -13,7 +14,6 @@ from gptattn.model.cost import parameter_count
 from gptattn.runs.checkpoint import read_checkpoint
 from gptattn.runs.load import check_shapes, load_run
 from gptattn.runs.save import save_model
-from gptattn.training.precheck import ROWS_BYTES, check_run
 
 # Layers 0 and 1 have one key/value head for all query heads, later layers one for each.
 LAYERED = """from gptattn.attention import Attention, GroupedQueryAttention
@@ -72,7 +72,7 @@ def test_the_room_for_layers_that_differ_is_that_of_their_own_weights(
     others = 3 * (2 * 2 * d + 2 * d * d_mlp + d_mlp + d) + 2 * d
     weights = attention + others + (256 + cfg.model.context_length) * d
     # Weights and AdamW's two averages in 4 bytes each; two validations leave two checkpoints.
-    assert check_run(cfg).bytes_on_disk == ROWS_BYTES + 2 * 3 * 4 * weights
+    assert preflight(cfg).bytes_on_disk == ROWS_BYTES + 2 * 3 * 4 * weights
 
 
 Counted = Callable[[], int]

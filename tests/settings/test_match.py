@@ -12,10 +12,10 @@ from support import check_job, summary, tiny, train
 
 from gptattn.attention import MultiHeadAttention
 from gptattn.attention.cache import Cache
-from gptattn.settings.compose import CONF
 from gptattn.errors import ConfigError
 from gptattn.model.cost import Cost, measure_cost
 from gptattn.settings.build import build_model
+from gptattn.settings.compose import CONF
 from gptattn.settings.config import TrainConfig
 from gptattn.settings.match import matched
 

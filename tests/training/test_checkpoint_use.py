@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from gptattn.training.checkpoints import AtomicCheckpointIO
 from support import check_job, summary, tiny
 from torch.nn.functional import cross_entropy
 
@@ -16,7 +17,6 @@ from gptattn.model.gpt import GPT
 from gptattn.runs.checkpoint import read_checkpoint
 from gptattn.runs.folder import RunFolder
 from gptattn.settings.build import build_data, build_model
-from gptattn.training.checkpoint_callback import AtomicCheckpointIO
 from gptattn.training.datamodule import RunDataModule
 from gptattn.training.module import LanguageModel
 

@@ -6,22 +6,22 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gptattn.training.run
 import numpy as np
 import pytest
 import torch
+from gptattn.machine.place import Place
+from gptattn.machine.world import ALONE, World
 from ranks import SHARED, Ranks, resumed, trained
 from support import TEXT, config, losses, rows, summary, tiny
 from tortures.bench import fingerprint
 
 import gptattn.data.task_data
-import gptattn.training.run_parts
 from gptattn.data.sampler import rows_of
 from gptattn.data.task_data import TaskData
 from gptattn.data.tasks import Recall, Rows
 from gptattn.data.tokenizer import TaskIds
 from gptattn.data.tokens import TokenData
-from gptattn.machine.place import Place
-from gptattn.machine.world import ALONE, World
 from gptattn.model.loss import IGNORED
 from gptattn.runs.checkpoint import choose_checkpoint, write_checkpoint
 from gptattn.runs.folder import RunFolder
@@ -132,7 +132,7 @@ def test_processes_drop_by_masks_of_their_own_that_repeat(whole: Path, tmp_path:
         """Give both processes the first one's rows, and note their losses before any update."""
         World.part = lambda self, rows: slice(0, rows)  # type: ignore[method-assign]
         World.mean = lambda self, value: _noted(seen, rank, value)  # type: ignore[method-assign]
-        gptattn.training.run_parts.rows_of = lambda *_: rows_of(8, 2, 0, 2)
+        gptattn.training.run.rows_of = lambda *_: rows_of(8, 2, 0, 2)
 
     assert Ranks(tmp_path / "same rows", *text, inside=same_rows).codes() == [0, 0]
     first, second = (float((tmp_path / f"seen{rank}").read_text()) for rank in (0, 1))

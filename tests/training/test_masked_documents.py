@@ -9,6 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from building import PROBE_CONFIGS, settings
+from gptattn.training.preflight import preflight
+from gptattn.training.vectorized import train_seeds
 from rich.console import Console
 from support import Call, command, losses, process_state, rows, series, summary, tiny, train
 from torch import Tensor
@@ -17,8 +19,6 @@ from gptattn.data.tokens import TokenData
 from gptattn.runs.load import SavedRun, load_run
 from gptattn.settings.build import build_data
 from gptattn.settings.identity import RESULT, meaning
-from gptattn.training.precheck import check_run
-from gptattn.training.vectorized import train_seeds
 
 MENU = (f"hydra.searchpath=[file://{PROBE_CONFIGS}]", "allow_targets=[probes]")
 T = 16  # the context of a tiny run
@@ -108,7 +108,7 @@ def test_seeds_trained_as_one_model_keep_documents_apart(run: Path, tmp_path: Pa
     cfg = settings(*tiny(tmp_path, *books(tmp_path, "sample.tokens=0")))
     folders = {seed: tmp_path / f"s{seed}" for seed in (cfg.seed, 7)}
     with process_state():
-        assert train_seeds(check_run(cfg), folders, Console(quiet=True)) == {}
+        assert train_seeds(preflight(cfg), folders, Console(quiet=True)) == {}
     ours = [x for _, x in losses(folders[cfg.seed])]
     assert ours == pytest.approx([x for _, x in losses(run)], rel=1e-5)
 

@@ -8,6 +8,9 @@ import numpy as np
 import pytest
 import torch
 from building import settings
+from gptattn.sweep.trial import _flops_and_seconds
+from gptattn.training.preflight import preflight
+from gptattn.training.vectorized import train_seeds
 from interrupted import crash, once
 from rich.console import Console
 from support import Call, command, config, losses, process_state, rows, series, summary, tiny, train
@@ -21,9 +24,6 @@ from gptattn.model.cost import measure_cost
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.load import load_run
 from gptattn.settings.build import build_data, build_model
-from gptattn.sweep.trial import _flops_and_seconds
-from gptattn.training.precheck import check_run
-from gptattn.training.vectorized import train_seeds
 
 RECALL = ("data=recall", "data.vocab_size=40", "data.pairs=3", "data.val_rows=10")
 TASKS = {
@@ -122,7 +122,7 @@ def test_seeds_as_one_model_have_the_figures_of_the_seed_alone(run: Path, tmp_pa
     cfg = settings(*tiny(tmp_path, *own("recall")))
     folders = {seed: tmp_path / f"s{seed}" for seed in (1, 2)}
     with process_state():
-        assert train_seeds(check_run(cfg), folders, Console(quiet=True)) == {}
+        assert train_seeds(preflight(cfg), folders, Console(quiet=True)) == {}
     assert [x for _, x in losses(folders[1])] == pytest.approx(
         [x for _, x in losses(run)], rel=1e-5
     )

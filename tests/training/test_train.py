@@ -5,13 +5,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import gptattn.training.timers
 import numpy as np
 import pytest
 import torch
 from support import config, losses, series, summary, train
 
 import gptattn.data.sampler
-import gptattn.training.timers
 from gptattn.model.gpt import GPT
 from gptattn.runs.folder import RunFolder
 from gptattn.training.module import LanguageModel

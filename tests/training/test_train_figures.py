@@ -9,24 +9,24 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import gptattn.training.preflight
+import gptattn.training.run
+import gptattn.training.timers
 import pytest
 import torch
+from gptattn.training.console_progress import SlowSteps
 from interrupted import once, sent
 from rich.console import Console
 from support import command, run_folders, series, summary, tiny, train
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import gptattn.data.sampler
-import gptattn.training.precheck
-import gptattn.training.run_parts
-import gptattn.training.timers
 from gptattn.compare.finished_runs import read_runs
 from gptattn.data.tokens import TokenData
 from gptattn.machine.device import peak_memory_mb
 from gptattn.runs.checkpoint import read_checkpoint, write_checkpoint
 from gptattn.settings.build import build_data
 from gptattn.training.callbacks import StepClock
-from gptattn.training.console_progress import SlowSteps
 
 CPU = torch.device("cpu")
 
@@ -50,7 +50,7 @@ def slow_device(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     folder = tmp_path_factory.mktemp("slow_device")
     said = io.StringIO()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gptattn.training.run_parts, "matmul_flops_per_second", lambda *_: 1.0)
+        patch.setattr(gptattn.training.run, "matmul_flops_per_second", lambda *_: 1.0)
         patch.setattr(sys, "stderr", said)
         patch.setattr(sys, "stdout", said)
         run = train(folder)
@@ -119,7 +119,7 @@ def test_the_peak_is_the_whole_processs_and_trainings_own_stands_beside_it(
         del block
         return build_data(*given)
 
-    monkeypatch.setattr(gptattn.training.precheck, "build_data", hungry)
+    monkeypatch.setattr(gptattn.training.preflight, "build_data", hungry)
     run = train(tmp_path)
     metrics = summary(run)["metrics"]
     assert metrics["perf/peak_memory_mb"] > while_loading - 5  # the counter is not exact

@@ -112,7 +112,7 @@ def _write(
     from gptattn.compare.write import with_curves, write_report
 
     out = args.out or _out(args.folders, runs)
-    claim(out, None if args.out else out.parent)
+    claim(out)
     if args.board is not None:
         claim(args.board, option="--board")
     comparison = with_curves(comparison)

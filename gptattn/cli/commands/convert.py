@@ -91,8 +91,8 @@ def load_source(args: Arguments) -> SavedRun:
     if args.path is None:
         raise ConfigError("path", f"is missing; from={family.name} needs path=DIR")
     # The folder comes without settings of ours: compose them from conf/. Only this needs Hydra.
+    from gptattn.settings.compose import quoted
     from gptattn.settings.compose import settings as settings_of
-    from gptattn.cli.jobs import quoted
 
     folder = hub.local_folder(hub_name(args.path), "path", (*FILES, *tokenizer_files.FILES))
     overrides = family.overrides(folder)
