@@ -22,8 +22,6 @@ from statistics import median
 import torch
 import torch.distributed as dist
 from bench import interleave, ratio
-from gptattn.settings.compose import settings
-from gptattn.training.preflight import preflight
 from torch import Tensor, nn
 from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
@@ -32,6 +30,7 @@ from gptattn.errors import UserError
 from gptattn.model.gpt import GPT
 from gptattn.runs.folder import RunFolder
 from gptattn.settings.build import build_model
+from gptattn.training.preflight import preflight
 
 QUICK = ("checkpoint=false", "sample.tokens=0", "validation.count=1")
 TWO = ("trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2", "trainer.threads=1")

@@ -15,13 +15,12 @@ from statistics import median
 
 import torch
 from bench import interleave, ratio, spread
-from gptattn.settings.compose import settings
-from gptattn.training.preflight import preflight
 from torch import Tensor
 
 from gptattn.errors import UserError
 from gptattn.settings.build import build_model
 from gptattn.settings.config import TrainConfig
+from gptattn.training.preflight import preflight
 
 VOCABULARY = 256  # as of bytes
 

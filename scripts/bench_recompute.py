@@ -15,14 +15,13 @@ from statistics import median
 import torch
 from bench import interleave, ratio, spread
 from bench_documents import VOCABULARY, new_step
-from gptattn.settings.compose import settings
-from gptattn.training.preflight import preflight
 from torch import Tensor
 
 from gptattn.errors import UserError
 from gptattn.machine.device import peak_memory_mb, reset_peak_memory
 from gptattn.settings.build import build_model
 from gptattn.settings.config import TrainConfig
+from gptattn.training.preflight import preflight
 
 CPU = torch.device("cpu")
 CONTENDERS = {"kept": "model.recompute=false", "recomputed": "model.recompute=true"}

@@ -29,11 +29,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from bench import interleave, quiet_threads, ratio, record, spread, timed
-from gptattn.settings.compose import settings
-from gptattn.training.preflight import preflight
-from gptattn.training.preflight import DTYPES
 from gptattn.training.precision import CHOICES, autocast
-from gptattn.training.run import train
 from peers import LANGUAGE_MODELS
 from rich.console import Console
 from torch import Tensor, nn
@@ -44,7 +40,10 @@ from gptattn.model.cost import measure_cost
 from gptattn.model.gpt import GPT
 from gptattn.runs.folder import RunFolder
 from gptattn.settings.build import build_model
+from gptattn.settings.compose import settings
 from gptattn.settings.config import Precision, TrainConfig
+from gptattn.training.preflight import DTYPES, preflight
+from gptattn.training.run import train
 
 VARIANTS = ("mha", "gqa", "mqa", "mha_wrapper")
 CPU = torch.device("cpu")
@@ -276,7 +275,9 @@ def train_py_peak() -> float:
         text = random_text(Path(folder))
         settings = [*overrides(MEMORY, "mha"), "data=text", f"data.path={text}"]
         with Path("/dev/null").open("w") as null:
-            summary = train(preflight(settings(settings)).cfg, Path(folder) / "run", Console(file=null))
+            summary = train(
+                preflight(settings(settings)).cfg, Path(folder) / "run", Console(file=null)
+            )
     return summary["metrics"]["perf/peak_memory_training_mb"]
 
 

@@ -12,9 +12,6 @@ from collections.abc import Callable
 
 import torch
 from bench import timed
-from gptattn.settings.compose import settings
-from gptattn.training.preflight import preflight
-from gptattn.training.preflight import DTYPES
 from gptattn.training.precision import CHOICES, autocast
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
@@ -24,8 +21,10 @@ from gptattn.machine.arithmetic import computing
 from gptattn.machine.device import matmul_flops_per_second
 from gptattn.model.cost import measure_cost
 from gptattn.settings.build import build_data, build_matrix_rule, build_model
+from gptattn.settings.compose import settings
 from gptattn.settings.config import TrainConfig
 from gptattn.training.module import LanguageModel
+from gptattn.training.preflight import DTYPES, preflight
 
 CPU = torch.device("cpu")
 STEPS = 3

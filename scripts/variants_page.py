@@ -19,7 +19,6 @@ import torch
 from bench import interleave, quiet_threads, ratio, timed
 from bench_decode import Setting, layer_step
 from contenders import SIZES, Stack
-from gptattn.training.run import train
 
 from gptattn.data.tokenizer import encode_prompt
 from gptattn.machine.disk import write_atomically
@@ -31,6 +30,7 @@ from gptattn.runs.folder import RunFolder
 from gptattn.runs.load import load_run
 from gptattn.settings.build import build_model
 from gptattn.settings.compose import CONF, settings
+from gptattn.training.run import train
 
 ROOT = CONF.parent
 PAGE, PICTURES = ROOT / "docs" / "variants.md", ROOT / "docs" / "variants"

@@ -9,14 +9,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import IO
 
-import gptattn.training.run
 import pytest
 import torch
 from building import menu
-from interrupted import SIX, begun, once, sent
+from interrupted import SIX, begun, fingerprint, once, sent
 from support import Call, command, train
-from interrupted import fingerprint
 
+import gptattn.training.run
 from gptattn.settings.compose import CONF
 
 measure = gptattn.training.run.matmul_flops_per_second

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 import yaml
-from gptattn.training.run import train
 from support import process_state, rows, tiny
 from support import train as train_by_command
 
 from gptattn.errors import ConfigError, RunFolderError
 from gptattn.settings.compose import settings
+from gptattn.training.run import train
 
 PAGE = Path(__file__).parents[1] / "docs" / "library.md"
 

@@ -104,7 +104,7 @@ class MetricRows(L.Callback):
 
     def __init__(
         self,
-        record: MetricsFile,
+        record: MetricsFile | None,
         clock: StepClock,
         *,
         log_every: int,
@@ -114,7 +114,7 @@ class MetricRows(L.Callback):
         budget_settings: dict[str, Any],
         device_flops_per_second: float | None,
     ) -> None:
-        """`budget_settings` is the budget section of the settings.
+        """`record`: None in all processes but the first. `budget_settings`: of the settings.
 
         `device_flops_per_second` None: other runs share the machine, so the speed is not the run's
         own.
@@ -132,7 +132,7 @@ class MetricRows(L.Callback):
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "rows": self.record.rows,
+            "rows": 0 if self.record is None else self.record.rows,
             "last": dict(self.last),
             "completed": self.completed,
             "logged_step": self._logged_step,

@@ -1,4 +1,7 @@
-"""One run, from checked settings to summary.json. It reads from top to bottom."""
+"""One run, from checked settings to summary.json. It reads from top to bottom.
+
+Lightning is imported where it is used: it takes seconds, which a mistake should not wait for.
+"""
 
 import logging
 import math
@@ -9,13 +12,9 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import lightning.pytorch as L
 import torch
-from lightning.pytorch.loggers import Logger, TensorBoardLogger
-from lightning.pytorch.strategies import DDPStrategy
-from lightning.pytorch.utilities import rank_zero_only
 from rich.console import Console
 
 from gptattn import command
@@ -36,16 +35,17 @@ from gptattn.settings.build import build_matrix_rule, build_model
 from gptattn.settings.config import TrainConfig
 from gptattn.settings.construct import construct
 from gptattn.settings.identity import budget_words, changed, flat, settings_key, went_on
-from gptattn.training.attention_log import AttentionLog
-from gptattn.training.callbacks import BudgetEnd, Hang, MetricRows, Samples, StepClock
-from gptattn.training.checkpoints import Checkpoints, SafeCheckpointIO
-from gptattn.training.console import ConsoleProgress, SlowSteps, metric_table, result_table
-from gptattn.training.datamodule import RunDataModule
-from gptattn.training.module import LanguageModel
 from gptattn.training.preflight import DTYPES, Ready, preflight, weight_dtype
-from gptattn.training.record import Board, MetricsFile, log_row, quiet_writer_threads
 from gptattn.training.summary import Assembly, hyperparameters, summarise
 from gptattn.weights.convert import begin_from
+
+if TYPE_CHECKING:
+    from lightning.pytorch.loggers import Logger
+
+    from gptattn.training.record import Board, MetricsFile
+
+# Of several processes, which torchrun, srun or Lightning have started.
+FIRST = all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"))
 
 
 def train(cfg: TrainConfig, folder: str | Path, console: Console | None = None) -> dict[str, Any]:
@@ -70,12 +70,7 @@ def run(
     `folder` None: a new one in outputs/, named after the `overrides` that were typed. Of several
     processes the first one writes the record and talks. Raises as `train` does.
     """
-    first = rank_zero_only.rank == 0
-    console = (console or make_console()) if first else Console(quiet=True)
-    for name in ("lightning", "lightning.pytorch", "lightning.fabric"):
-        logging.getLogger(name).setLevel(logging.ERROR)  # the console is for our own output
-    warnings.filterwarnings("ignore", module="lightning.*")
-
+    console = (console or make_console()) if FIRST else Console(quiet=True)
     start = Start()
     if resume:
         assert folder is not None
@@ -89,10 +84,17 @@ def run(
         hint = "; if the text has moved, add data.path=..." if resume else ""
         raise DataError(error.field, error.message + hint) from None
     cfg = ready.cfg
+    import lightning.pytorch as L
+
+    for name in ("lightning", "lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.ERROR)  # the console is for our own output
+    warnings.filterwarnings("ignore", module="lightning.*")
     L.seed_everything(cfg.seed, workers=True, verbose=False)
     model = build_model(cfg, ready.data.tokenizer.vocab_size)
     home = Path("outputs", cfg.experiment_name)
     held = RunFolder(folder or home / run_name(cfg, overrides))
+    if not FIRST:
+        return _trained(ready, model, held, start, console)
     if not resume:
         check_room(held.path, ready.bytes_on_disk)
         if held.begun:
@@ -103,8 +105,6 @@ def run(
             )
         if folder is None and (equal := _equal_run(home, ready)) is not None:
             console.print(f"an equal run exists: {equal}; this one is a copy", markup=False)
-    if not first:
-        return _trained(ready, model, held, start, console)
     held.path.mkdir(parents=True, exist_ok=True)  # from now on, a missing folder is an error
     with held.lock("resume" if resume else "hydra.run.dir"):
         for part in held.path.rglob("*.part"):  # of a process that was killed
@@ -135,9 +135,19 @@ def _trained(
     ready: Ready, model: GPT, held: RunFolder, start: Start, console: Console
 ) -> dict[str, Any]:
     """Train a run that has passed its checks in a folder that is its own; return the summary."""
+    import lightning.pytorch as L
+    from lightning.pytorch.strategies import DDPStrategy
+
+    from gptattn.training.attention_log import AttentionLog
+    from gptattn.training.callbacks import BudgetEnd, Hang, MetricRows, Samples, StepClock
+    from gptattn.training.checkpoints import Checkpoints, SafeCheckpointIO
+    from gptattn.training.console import ConsoleProgress, SlowSteps, metric_table, result_table
+    from gptattn.training.datamodule import RunDataModule
+    from gptattn.training.module import LanguageModel
+    from gptattn.training.record import log_row, quiet_writer_threads
+
     cfg, data, device = ready.cfg, ready.data, ready.device
     trainer_cfg, processes = cfg.trainer, cfg.trainer.processes
-    first = rank_zero_only.rank == 0
     threads = start.threads(processes) or trainer_cfg.threads
     if threads is None and int(trainer_cfg.devices) > 1:
         threads = max(1, usable_cpus() // int(trainer_cfg.devices))
@@ -166,7 +176,7 @@ def _trained(
             cfg, held, data, model, ready.cost, budget, device, threads, ready.match, processes
         )
         rows = 0
-        if first:
+        if FIRST:
             _record_making(ready, held, start)
             held.write_settings(cfg)
             held.summary_file.unlink(missing_ok=True)
@@ -187,7 +197,7 @@ def _trained(
         compiled = cfg.compile and _compile(model.layers(), device, console)
 
         # What Lightning calls: the record first, so that its rows are on the disk before others'.
-        loggers, board, record = _loggers(built, start, rows) if first else ([], None, None)
+        loggers, board, record = _loggers(built, start, rows) if FIRST else ([], None, None)
         clock = StepClock(device, compiled)
         rate = None
         if not cfg.sweep.beside_others:
@@ -214,7 +224,7 @@ def _trained(
         callbacks += [BudgetEnd(budget, clock), checkpoints]
         if cfg.hang_seconds is not None:
             callbacks.append(Hang(cfg.hang_seconds))
-        if device.type == "cpu" and first:
+        if device.type == "cpu" and FIRST:
             callbacks.append(SlowSteps(console, clock, threads))
         every: Any = {"seconds": (budget.seconds or 0.0) / cfg.validation.count}
         if budget.steps is not None:
@@ -279,7 +289,7 @@ def _trained(
             if record is not None:
                 log_row(loggers, final, trainer.global_step)
             summary = summarise(built, metrics.last | final, trainer.global_step, metrics.completed)
-            if first:
+            if FIRST:
                 held.write_settings(cfg)  # again: if it was removed, it could not be read
                 held.write_summary(summary)
         finally:
@@ -331,11 +341,15 @@ def _record_making(ready: Ready, held: RunFolder, start: Start) -> None:
     held.write_making(making)
 
 
-def _loggers(built: Assembly, start: Start, rows: int) -> tuple[list[Logger], Board, MetricsFile]:
+def _loggers(built: Assembly, start: Start, rows: int) -> "tuple[list[Logger], Board, MetricsFile]":
     """Return the run's loggers, metrics.jsonl and TensorBoard first, and the two apart.
 
     Raises ConfigError for a tracker that cannot be opened.
     """
+    from lightning.pytorch.loggers import Logger, TensorBoardLogger
+
+    from gptattn.training.record import Board, MetricsFile
+
     cfg, folder = built.cfg, built.folder
     record = MetricsFile(folder, rows)
     names = {

@@ -11,8 +11,6 @@ from statistics import median
 from typing import Any
 
 import torch
-from gptattn.training.preflight import preflight
-from gptattn.training.run import train, train_ready
 from rich.console import Console
 
 from gptattn.machine.signals import Stopped
@@ -21,6 +19,8 @@ from gptattn.runs.folder import RunFolder
 from gptattn.runs.resume import find_start
 from gptattn.settings.config import TrainConfig
 from gptattn.training.module import LanguageModel
+from gptattn.training.preflight import preflight
+from gptattn.training.run import train, train_ready
 from gpu.lab import Cell, Lab
 
 FORBIDDEN = range(3, 6)  # steps in which the host may not wait

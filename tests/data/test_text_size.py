@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import NoReturn
 
-import gptattn.training.preflight
 import pytest
 from support import TEXT, check_job, command, tiny
 
+import gptattn.training.preflight
 from gptattn.cli.ending import as_user_error
 from gptattn.errors import DataError, DiskError
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from gptattn.training.checkpoints import AtomicCheckpointIO
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from support import command, lone_checkpoint, train
@@ -20,6 +19,7 @@ from gptattn.machine.disk import write_atomically
 from gptattn.runs.checkpoint import HEADER_KEY, read_checkpoint, write_checkpoint
 from gptattn.runs.load import load_run
 from gptattn.runs.tensor_file import DTYPES
+from gptattn.training.checkpoints import AtomicCheckpointIO
 
 STATE = {"weights": {"w": torch.arange(6.0)}, "step": 3}
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from gptattn.training.preflight import ROWS_BYTES, check_run
 from support import check_job, command, tiny, train
 
 import gptattn.runs.load
@@ -14,6 +13,7 @@ from gptattn.model.cost import parameter_count
 from gptattn.runs.checkpoint import read_checkpoint
 from gptattn.runs.load import check_shapes, load_run
 from gptattn.runs.save import save_model
+from gptattn.training.preflight import ROWS_BYTES
 
 # Layers 0 and 1 have one key/value head for all query heads, later layers one for each.
 LAYERED = """from gptattn.attention import Attention, GroupedQueryAttention

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from gptattn.training.checkpoints import AtomicCheckpointIO
 from support import check_job, summary, tiny
 from torch.nn.functional import cross_entropy
 
@@ -17,6 +16,7 @@ from gptattn.model.gpt import GPT
 from gptattn.runs.checkpoint import read_checkpoint
 from gptattn.runs.folder import RunFolder
 from gptattn.settings.build import build_data, build_model
+from gptattn.training.checkpoints import AtomicCheckpointIO
 from gptattn.training.datamodule import RunDataModule
 from gptattn.training.module import LanguageModel
 

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import gptattn.training.run
 import numpy as np
 import pytest
 import torch
@@ -17,6 +16,7 @@ from support import TEXT, config, losses, rows, summary, tiny
 from tortures.bench import fingerprint
 
 import gptattn.data.task_data
+import gptattn.training.run
 from gptattn.data.sampler import rows_of
 from gptattn.data.task_data import TaskData
 from gptattn.data.tasks import Recall, Rows

@@ -9,7 +9,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from building import PROBE_CONFIGS, settings
-from gptattn.training.preflight import preflight
 from gptattn.training.vectorized import train_seeds
 from rich.console import Console
 from support import Call, command, losses, process_state, rows, series, summary, tiny, train
@@ -19,6 +18,7 @@ from gptattn.data.tokens import TokenData
 from gptattn.runs.load import SavedRun, load_run
 from gptattn.settings.build import build_data
 from gptattn.settings.identity import RESULT, meaning
+from gptattn.training.preflight import preflight
 
 MENU = (f"hydra.searchpath=[file://{PROBE_CONFIGS}]", "allow_targets=[probes]")
 T = 16  # the context of a tiny run

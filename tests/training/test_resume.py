@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from gptattn.training.checkpoints import generator_states, restore_generators
 from interrupted import SIX, begun, crash, names, once, sent, steps_kept
 from support import command, series, summary, train
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -16,6 +15,7 @@ from tortures.bench import VARIANTS, fingerprint
 
 from gptattn.runs.checkpoint import read_checkpoint, write_checkpoint
 from gptattn.runs.folder import RunFolder
+from gptattn.training.checkpoints import generator_states, restore_generators
 
 
 def test_the_fingerprint_sees_one_bit_of_a_weight_and_one_row(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ import pytest
 import torch
 from building import settings
 from gptattn.sweep.trial import _flops_and_seconds
-from gptattn.training.preflight import preflight
 from gptattn.training.vectorized import train_seeds
 from interrupted import crash, once
 from rich.console import Console
@@ -24,6 +23,7 @@ from gptattn.model.cost import measure_cost
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.load import load_run
 from gptattn.settings.build import build_data, build_model
+from gptattn.training.preflight import preflight
 
 RECALL = ("data=recall", "data.vocab_size=40", "data.pairs=3", "data.val_rows=10")
 TASKS = {

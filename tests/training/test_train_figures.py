@@ -9,8 +9,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import gptattn.training.preflight
-import gptattn.training.run
 import gptattn.training.timers
 import pytest
 import torch
@@ -21,6 +19,8 @@ from support import command, run_folders, series, summary, tiny, train
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import gptattn.data.sampler
+import gptattn.training.preflight
+import gptattn.training.run
 from gptattn.compare.finished_runs import read_runs
 from gptattn.data.tokens import TokenData
 from gptattn.machine.device import peak_memory_mb
