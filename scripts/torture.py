@@ -65,7 +65,7 @@ class Arguments:
 
 
 def fingerprint(run: Path) -> str:
-    """Return a SHA-256 of a finished run's weights, optimizer and rows, without times and speeds."""
+    """Return a SHA-256 of a finished run's weights, optimizer and rows, but for times."""
     content = read_checkpoint(RunFolder(run).known_checkpoints()[0])
     sha = hashlib.sha256()
     for name, tensor in sorted(content["state_dict"].items()):
