@@ -46,6 +46,8 @@ class GridSweeper(Sweeper):
         typed = {argument.partition("=")[0] for argument in arguments}
         params = (self.params or {}).items()
         given = [f"{name}={value}" for name, value in params if name not in typed]
+        assert self.hydra_context is not None
+        assert self.config is not None
         loader = self.hydra_context.config_loader
         run_sweep(loader, self.config, self.launcher, self, [*given, *arguments])
 

@@ -30,6 +30,7 @@ from gptattn.errors import UserError
 from gptattn.model.gpt import GPT
 from gptattn.runs.folder import RunFolder
 from gptattn.settings.build import build_model
+from gptattn.settings.compose import settings as settings_of
 from gptattn.training.preflight import preflight
 
 QUICK = ("checkpoint=false", "sample.tokens=0", "validation.count=1")
@@ -73,7 +74,7 @@ class _Loss(nn.Module):
 
 def _half(rank: int, folder: str, settings: Sequence[str], how: str) -> None:
     _meet(rank, folder)
-    cfg = preflight(settings(settings)).cfg
+    cfg = preflight(settings_of(settings)).cfg
     loss = _Loss(build_model(cfg, IDS))
     params = list(loss.parameters())
     optimizer = torch.optim.AdamW(params, fused=True)
@@ -136,7 +137,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=60)
     given, settings = parser.parse_known_args()
     try:
-        cfg = preflight(settings([*settings, *TWO])).cfg
+        cfg = preflight(settings_of([*settings, *TWO])).cfg
     except UserError as error:
         sys.exit(f"error: {error}")
     with torch.device("meta"):

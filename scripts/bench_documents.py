@@ -19,6 +19,7 @@ from torch import Tensor
 
 from gptattn.errors import UserError
 from gptattn.settings.build import build_model
+from gptattn.settings.compose import settings as settings_of
 from gptattn.settings.config import TrainConfig
 from gptattn.training.preflight import preflight
 
@@ -52,7 +53,7 @@ def main() -> None:
     torch.set_num_threads(1)
     for attn in given.attn:
         try:
-            cfg = preflight(settings(["trainer=cpu", *settings, f"attn={attn}"])).cfg
+            cfg = preflight(settings_of(["trainer=cpu", *settings, f"attn={attn}"])).cfg
         except UserError as error:
             sys.exit(f"error: {error}")
         shape = cfg.batch_size // cfg.accumulate, cfg.model.context_length

@@ -20,6 +20,7 @@ from torch import Tensor
 from gptattn.errors import UserError
 from gptattn.machine.device import peak_memory_mb, reset_peak_memory
 from gptattn.settings.build import build_model
+from gptattn.settings.compose import settings as settings_of
 from gptattn.settings.config import TrainConfig
 from gptattn.training.preflight import preflight
 
@@ -64,7 +65,7 @@ def main() -> None:
     torch.set_num_threads(1)
     try:
         cfgs = {
-            name: preflight(settings(["trainer=cpu", *settings, setting])).cfg
+            name: preflight(settings_of(["trainer=cpu", *settings, setting])).cfg
             for name, setting in CONTENDERS.items()
         }
     except UserError as error:

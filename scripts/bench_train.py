@@ -29,7 +29,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from bench import interleave, quiet_threads, ratio, record, spread, timed
-from gptattn.training.precision import CHOICES, autocast
+from contenders import CHOICES, autocast
 from peers import LANGUAGE_MODELS
 from rich.console import Console
 from torch import Tensor, nn
@@ -40,7 +40,7 @@ from gptattn.model.cost import measure_cost
 from gptattn.model.gpt import GPT
 from gptattn.runs.folder import RunFolder
 from gptattn.settings.build import build_model
-from gptattn.settings.compose import settings
+from gptattn.settings.compose import settings as settings_of
 from gptattn.settings.config import Precision, TrainConfig
 from gptattn.training.preflight import DTYPES, preflight
 from gptattn.training.run import train
@@ -132,7 +132,7 @@ def bare_step(
 
 def our_model(size: Size, variant: str) -> GPT:
     """Build our model of this size."""
-    return build_model(preflight(settings(overrides(size, variant))).cfg, vocab_size=256)
+    return build_model(preflight(settings_of(overrides(size, variant))).cfg, vocab_size=256)
 
 
 def peer_model(size: Size, name: str) -> nn.Module:
@@ -149,7 +149,7 @@ def peer_model(size: Size, name: str) -> nn.Module:
 
 def our_model_config(size: Size) -> TrainConfig:
     """Return the checked settings of our `mha` model of this size."""
-    return preflight(settings(overrides(size, "mha"))).cfg
+    return preflight(settings_of(overrides(size, "mha"))).cfg
 
 
 def bare_seconds(
@@ -166,7 +166,7 @@ def train_py_seconds(size: Size, variant: str, text: Path, precision: Precision)
     """Return wall seconds per step of the real loop, with all its work between two log rows."""
     log_every = min(10, size.warm_up)
     settings = [*overrides(size, variant), f"data.path={text}", f"log_every={log_every}"]
-    cfg = preflight(settings([*settings, "data=text", f"trainer.precision={precision}"])).cfg
+    cfg = preflight(settings_of([*settings, "data=text", f"trainer.precision={precision}"])).cfg
     with tempfile.TemporaryDirectory() as folder, Path("/dev/null").open("w") as null:
         train(cfg, Path(folder) / "run", Console(file=null))
         lines = RunFolder(Path(folder) / "run").rows_file.read_text().splitlines()
@@ -276,7 +276,7 @@ def train_py_peak() -> float:
         settings = [*overrides(MEMORY, "mha"), "data=text", f"data.path={text}"]
         with Path("/dev/null").open("w") as null:
             summary = train(
-                preflight(settings(settings)).cfg, Path(folder) / "run", Console(file=null)
+                preflight(settings_of(settings)).cfg, Path(folder) / "run", Console(file=null)
             )
     return summary["metrics"]["perf/peak_memory_training_mb"]
 

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import torch
 from bench import timed
-from gptattn.training.precision import CHOICES, autocast
+from contenders import CHOICES, autocast
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 

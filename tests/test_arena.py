@@ -12,11 +12,11 @@ from conftest import script
 from matplotlib.figure import Figure
 from runfolders import write_run
 
-from gptattn.cli.ending import ended
 from gptattn.compare.comparison import compare
 from gptattn.compare.finished_runs import read_runs
 from gptattn.compare.paired import compare_pairs
 from gptattn.compare.table import report_rows
+from gptattn.machine.ending import ended
 from gptattn.settings.compose import CONF, settings
 from gptattn.sweep.jobs import words
 from gptattn.sweep.tuning import tune_of

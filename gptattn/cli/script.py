@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from gptattn.cli.ending import ended
+from gptattn.machine.ending import ended
 
 
 def run_script(help: str, run: Callable[[Sequence[str]], None]) -> int:

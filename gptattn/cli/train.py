@@ -17,8 +17,8 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from gptattn.cli.ending import report
 from gptattn.errors import ConfigError
+from gptattn.machine.ending import report
 from gptattn.machine.signals import (
     WORDS,
     Stopped,
@@ -77,7 +77,7 @@ def run_job(cfg: DictConfig) -> float:
 
     A job of a sweep raises its errors. A single run says them, and exits.
     """
-    job = HydraConfig.get()
+    job: Any = HydraConfig.get()
     single = job.mode == RunMode.RUN
     overrides = [str(override) for override in job.overrides.task]
     try:

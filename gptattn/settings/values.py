@@ -161,10 +161,16 @@ def _words(hint: Any) -> list[str]:
 
 
 def _type_names(hint: Any) -> str:
-    names = {type(None): "null", float: "a number", int: "a whole number", bool: "true or false"}
+    names: dict[Any, str] = {
+        type(None): "null",
+        float: "a number",
+        int: "a whole number",
+        bool: "true or false",
+    }
     kinds = [get_origin(kind) or kind for kind in _alternatives(hint)]
     told = [kind for kind in kinds if kind is not Literal and (kind, float in kinds) != (int, True)]
-    return " or ".join([*_words(hint), *(names.get(kind, kind.__name__) for kind in told)])
+    known = (names.get(kind, str(getattr(kind, "__name__", kind))) for kind in told)
+    return " or ".join([*_words(hint), *map(str, known)])
 
 
 def dotted(node: Any, prefix: str = "") -> Iterator[str]:

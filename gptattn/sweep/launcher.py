@@ -4,6 +4,7 @@ A job that fails, is killed or hangs costs only itself. Every process is forked 
 has imported the large libraries, but none of this project's code: each run reads that for itself.
 """
 
+import importlib
 import multiprocessing
 import os
 import re
@@ -22,9 +23,9 @@ from hydra.core.utils import JobReturn, JobStatus, run_job, setup_globals
 from hydra.types import HydraContext
 from omegaconf import DictConfig, open_dict
 
-from gptattn.cli.ending import report
 from gptattn.errors import OutOfMemory
 from gptattn.machine.console import make_console
+from gptattn.machine.ending import report
 from gptattn.runs.folder import RunFolder
 from gptattn.sweep.progress import SweepProgress
 
@@ -123,8 +124,8 @@ def _work(
     # Not OmegaConf's resolvers, which do not pickle: `setup_globals` has registered Hydra's.
     Singleton.set_state({**Singleton.get_state(), "instances": instances})
 
-    from gptattn.cli import train  # by name: what `@hydra.main` decorates does not pickle
-
+    # By name: what `@hydra.main` decorates does not pickle.
+    train = importlib.import_module("gptattn.cli.train")
     done = run_job(
         hydra_context=context,
         task_function=train.run_job,

@@ -6,9 +6,9 @@ What comes next is said by a generator of stages: a plain grid has one, `sweep/t
 
 import sys
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +17,14 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from rich.console import Console
 from rich.markup import escape
 
-from gptattn.errors import ConfigError, SweepError
+from gptattn.errors import NumericError, SweepError
 from gptattn.machine.console import make_console
-from gptattn.machine.cpus import usable_cpus
 from gptattn.machine.disk import check_room
 from gptattn.machine.lock import locked
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.sweep_states import SWEEP_LOCK, write_planned
 from gptattn.settings.compose import quoted
-from gptattn.settings.config import LadderConfig, TrainConfig
+from gptattn.settings.config import LadderConfig
 from gptattn.settings.values import check_values
 from gptattn.sweep.design import design_words
 from gptattn.sweep.end_tables import print_end
@@ -33,35 +32,11 @@ from gptattn.sweep.jobs import Jobs, jobs_of
 from gptattn.sweep.launcher import TimeOver
 from gptattn.sweep.plan import Found, Plan, check_plans, find_runs, plan_jobs
 from gptattn.sweep.rungs import rungs
+from gptattn.sweep.stages import Among, PlanJobs, Results, Stage, Stages, share_machine
+from gptattn.sweep.tuning import tune_stages
+from gptattn.sweep.until import until_stages
 
 STALE_NAMES = 3  # run names in one line
-# Work of a training step, parameters of the blocks times tokens, up to which one core does it about
-# as fast as several: those of model=nano and smaller with their default batch.
-SMALL_STEP = 2e10
-
-
-@dataclass
-class Stage:
-    """Runs to launch, and what they are for. `counts`: they are results of the sweep."""
-
-    plans: list[Plan]  # checked
-    title: str = ""
-    counts: bool = True
-    lines: list[str] = field(default_factory=list)  # what led to them, to print before
-
-
-@dataclass
-class Results:
-    """How the runs of a stage ended, by the folders of their plans."""
-
-    done: dict[Path, Path] = field(default_factory=dict)  # plan's folder -> that of its result
-    failed: dict[Path, str] = field(default_factory=dict)  # plan's folder -> why
-    diverged: set[Path] = field(default_factory=set)
-
-
-# They return the exit codes of what could not be run for lack of a result.
-Stages = Generator[Stage, Results, list[int]]
-PlanJobs = Callable[[Jobs], list[Plan]]  # composes, names and checks the runs of some jobs
 
 
 def run_sweep(
@@ -72,9 +47,6 @@ def run_sweep(
     `sweeper` has `variants` and `tune`. Raises a UserError before anything is written if a run
     cannot work, and SweepError if runs failed.
     """
-    from gptattn.sweep.tuning import tune_stages
-    from gptattn.sweep.until import until_stages
-
     console = make_console()
     home = Path("outputs", str(config.experiment_name))
     if config.hydra.sweep.dir != ".":
@@ -89,7 +61,7 @@ def run_sweep(
     def plan(some: Jobs) -> list[Plan]:
         return check_plans(plan_jobs(loader, config, some, home))
 
-    def kind(some: Jobs, among: Callable[[list[Plan]], list[Plan]] = list) -> Stages:
+    def kind(some: Jobs, among: Among = list) -> Stages:
         if sweeper.tune is not None:
             return tune_stages(sweeper.tune, some, plan, among)
         return _grid(some, plan, among)
@@ -104,7 +76,7 @@ def run_sweep(
             _run_stages(stage, stages, config, launcher, sweeper, home, console)
 
 
-def _grid(jobs: Jobs, plan: PlanJobs, among: Callable[[list[Plan]], list[Plan]]) -> Stages:
+def _grid(jobs: Jobs, plan: PlanJobs, among: Among) -> Stages:
     yield Stage(among(plan(jobs)))
     return []
 
@@ -175,7 +147,7 @@ def _run_stages(
             failure = run.read_failure() or {"exit": 1, "error": "left no summary.json"}
             results.failed[run.path] = str(failure.get("error"))
             codes.append(int(failure.get("exit") or 1))
-            if codes[-1] == NUMERIC:
+            if codes[-1] == NumericError.exit_code:
                 results.diverged.add(before.folder)
                 if not stage.counts:  # an answer too
                     codes.pop()
@@ -191,9 +163,6 @@ def _run_stages(
     if codes:
         runs = f"{len(failed)} of {planned} runs failed" if failed else "no learning rate is known"
         raise SweepError(f"{runs}; the same command runs them again", next(filter(None, codes), 1))
-
-
-NUMERIC = 5  # the exit code of a run that diverged
 
 
 def _announce(console: Console, home: Path, stage: Stage, found: Found) -> None:
@@ -217,35 +186,6 @@ def _announce(console: Console, home: Path, stage: Stage, found: Found) -> None:
                 "new runs are made and the old ones kept (sweep.keep_stale=true uses them instead)"
             )
         console.print(f"stale: {names}{more}: {why}; {again}", soft_wrap=True, markup=False)
-
-
-def share_machine(cfgs: Sequence[TrainConfig]) -> tuple[int, int | None]:
-    """Return how many of these runs run at once, and the threads of each; None: as they are set.
-
-    Models whose step is small get a core each; others have all cores, one after the other. Raises
-    ConfigError if there are fewer cores than `sweep.jobs` needs.
-    """
-    from gptattn.machine.device import resolve_device
-
-    cfg, cores = cfgs[0], usable_cpus()
-    asked = None if cfg.sweep.jobs == "auto" else cfg.sweep.jobs
-    threads = cfg.trainer.threads
-    if resolve_device(cfg.trainer.accelerator).type != "cpu":
-        return int(asked or 1), None
-    most = max(1, cores // (threads or 1))
-    if asked is not None and int(asked) > most:
-        needs = f" with {threads} threads each" if threads else ""
-        raise ConfigError(
-            "sweep.jobs", f"{asked} runs at once{needs} are too many here; give at most {most}"
-        )
-    work = max(
-        12 * c.model.num_layers * c.model.d_model**2
-        * (c.batch_size // c.accumulate) * c.model.context_length
-        for c in cfgs
-    )  # fmt: skip
-    jobs = asked or (most if threads or work <= SMALL_STEP else 1)
-    jobs = min(int(jobs), len(cfgs))
-    return jobs, None if threads or jobs == 1 else max(1, cores // jobs)
 
 
 def _launch(

@@ -7,7 +7,7 @@ final validation loss. Reports leave the runs of the first stage out.
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
@@ -16,12 +16,11 @@ from gptattn.machine.console import make_console
 from gptattn.runs.folder import TUNING, RunFolder
 from gptattn.settings.values import check_choice
 from gptattn.sweep.jobs import Jobs
-from gptattn.sweep.loop import PlanJobs, Stage, Stages
 from gptattn.sweep.plan import Plan
 from gptattn.sweep.replaced import cell_of, mark_replaced
+from gptattn.sweep.stages import Among, PlanJobs, Stage, Stages
 
 FIELD = "hydra.sweeper.tune"
-Among = Callable[[list[Plan]], list[Plan]]
 SEED, RATE = re.compile(r"\+*seed="), re.compile(r"\+*optim\.lr=")
 
 

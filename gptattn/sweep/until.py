@@ -22,10 +22,9 @@ from gptattn.runs.folder import RunFolder
 from gptattn.runs.two_stages import TwoStages, read_two_stages, variant_key, write_two_stages
 from gptattn.settings.config import TrainConfig
 from gptattn.sweep.jobs import Jobs, with_seeds
-from gptattn.sweep.loop import Stages, share_machine
 from gptattn.sweep.plan import Plan
 from gptattn.sweep.replaced import cell_of
-from gptattn.sweep.tuning import Among
+from gptattn.sweep.stages import Among, Stages, share_machine
 
 FIELD = "sweep.until"
 FEWEST = 5  # first seeds: with fewer, the deviation is known too badly to plan by

@@ -309,11 +309,23 @@ class Hang(L.Callback):
     def __init__(self, limit: float) -> None:
         self.limit = limit
 
-    def _alive(self, *args: Any) -> None:
-        faulthandler.dump_traceback_later(self.limit, exit=True, file=sys.__stderr__)
+    def _restart(self) -> None:
+        faulthandler.dump_traceback_later(self.limit, exit=True, file=2)
 
-    on_train_batch_start = on_train_batch_end = _alive
-    on_validation_batch_start = on_validation_batch_end = on_validation_end = _alive
+    def on_train_batch_start(self, *args: Any) -> None:
+        self._restart()
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        self._restart()
+
+    def on_validation_batch_start(self, *args: Any) -> None:
+        self._restart()
+
+    def on_validation_batch_end(self, *args: Any) -> None:
+        self._restart()
+
+    def on_validation_end(self, *args: Any) -> None:
+        self._restart()
 
     def teardown(self, *args: Any, **kwargs: Any) -> None:
         faulthandler.cancel_dump_traceback_later()

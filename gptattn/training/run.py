@@ -141,7 +141,12 @@ def _trained(
     from gptattn.training.attention_log import AttentionLog
     from gptattn.training.callbacks import BudgetEnd, Hang, MetricRows, Samples, StepClock
     from gptattn.training.checkpoints import Checkpoints, SafeCheckpointIO
-    from gptattn.training.console import ConsoleProgress, SlowSteps, metric_table, result_table
+    from gptattn.training.console_output import (
+        ConsoleProgress,
+        SlowSteps,
+        metric_table,
+        result_table,
+    )
     from gptattn.training.datamodule import RunDataModule
     from gptattn.training.module import LanguageModel
     from gptattn.training.record import log_row, quiet_writer_threads
@@ -360,7 +365,7 @@ def _loggers(built: Assembly, start: Start, rows: int) -> "tuple[list[Logger], B
         "seed": cfg.seed,
         "step": start.step,
     }
-    purge = {} if start.source is None else {"purge_step": start.step + 1}
+    purge: dict[str, Any] = {} if start.source is None else {"purge_step": start.step + 1}
     tensorboard = TensorBoardLogger(
         folder.path, name="", version="", default_hp_metric=False, flush_secs=10, **purge
     )

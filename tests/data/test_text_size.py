@@ -7,8 +7,8 @@ import pytest
 from support import TEXT, check_job, command, tiny
 
 import gptattn.training.preflight
-from gptattn.cli.ending import as_user_error
 from gptattn.errors import DataError, DiskError
+from gptattn.machine.ending import as_user_error
 
 SIZE = len(TEXT.encode())
 

@@ -59,7 +59,7 @@ def test_a_lock_has_one_holder_and_ends_with_its_block(tmp_path: Path) -> None:
     assert not is_locked(file)
     with locked(file, "field", "busy"):
         assert is_locked(file)
-        with pytest.raises(RunFolderError, match="^field: busy$"), locked(file, "field", "busy"):
+        with pytest.raises(RunFolderError, match=r"^field: busy$"), locked(file, "field", "busy"):
             pass
     assert not is_locked(file)
 

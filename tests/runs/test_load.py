@@ -13,7 +13,7 @@ from gptattn.model.cost import parameter_count
 from gptattn.runs.checkpoint import read_checkpoint
 from gptattn.runs.load import check_shapes, load_run
 from gptattn.runs.save import save_model
-from gptattn.training.preflight import ROWS_BYTES
+from gptattn.training.preflight import ROWS_BYTES, preflight
 
 # Layers 0 and 1 have one key/value head for all query heads, later layers one for each.
 LAYERED = """from gptattn.attention import Attention, GroupedQueryAttention

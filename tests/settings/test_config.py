@@ -13,9 +13,9 @@ from building import WITH_PROBES
 from docs_commands import OF_SHAKESPEARE
 from support import TEXT, bpe, check_job, tiny
 
-from gptattn.cli.ending import as_user_error
 from gptattn.errors import ConfigError, UserError
 from gptattn.machine.device import resolve_device
+from gptattn.machine.ending import as_user_error
 from gptattn.settings.build import build_data, build_model
 from gptattn.settings.compose import CONF
 from gptattn.settings.compose import settings as composed_settings
