@@ -1,4 +1,4 @@
-"""What a sweep's loop and its generators of stages hand each other, and how runs share a machine."""
+"""What a sweep's loop and its generators of stages hand each other."""
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field

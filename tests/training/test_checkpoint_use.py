@@ -16,7 +16,7 @@ from gptattn.model.gpt import GPT
 from gptattn.runs.checkpoint import read_checkpoint
 from gptattn.runs.folder import RunFolder
 from gptattn.settings.build import build_data, build_model
-from gptattn.training.checkpoints import AtomicCheckpointIO
+from gptattn.training.checkpoints import SafeCheckpointIO
 from gptattn.training.datamodule import RunDataModule
 from gptattn.training.module import LanguageModel
 
@@ -76,7 +76,7 @@ def fit(
         val_check_interval=2,
         check_val_every_n_epoch=None,
         num_sanity_val_steps=0,
-        plugins=[AtomicCheckpointIO()],
+        plugins=[SafeCheckpointIO()],
         default_root_dir=folder,
         logger=False,
         enable_checkpointing=False,

@@ -9,12 +9,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import gptattn.training.timers
 import pytest
 import torch
-from gptattn.training.console_progress import SlowSteps
 from interrupted import once, sent
-from rich.console import Console
 from support import command, run_folders, series, summary, tiny, train
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -157,28 +154,6 @@ def test_the_newest_steps_are_held_against_the_first_by_their_medians(
     assert clock_of(*seconds).slowdown() == expected
 
 
-@pytest.mark.parametrize(
-    ("factor", "threads", "said"),
-    [
-        (12.0, 2, "12 times as long as at the start: others seem to use this machine; trainer.thr"),
-        (12.0, 1, "12 times as long as at the start: others seem to use this machine\n"),
-        (4.0, 1, "4 times as long"),
-        (3.9, 2, ""),
-    ],
-)
-def test_steps_that_become_many_times_slower_are_told_of_once(
-    factor: float, threads: int, said: str
-) -> None:
-    out = io.StringIO()
-    clock = clock_of(*[1.0] * 21, *[factor] * 20)
-    slow = SlowSteps(Console(file=out, width=200), clock, threads)
-    for step in (59, 60, 61, 80):
-        slow.on_train_batch_end(SimpleNamespace(global_step=step))  # type: ignore[arg-type]
-    assert said in out.getvalue()
-    assert out.getvalue().count("warning:") == bool(said)
-    assert ("trainer.threads=1" in out.getvalue()) == (bool(said) and threads > 1)
-
-
 def test_a_run_on_a_machine_that_others_come_to_says_so_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -191,7 +166,8 @@ def test_a_run_on_a_machine_that_others_come_to_says_so_once(
         steps = reads / 2
         return steps if steps <= 30 else 30 + 10 * (steps - 30)
 
-    monkeypatch.setattr(gptattn.training.timers, "time", SimpleNamespace(perf_counter=perf_counter))
+    clock = SimpleNamespace(perf_counter=perf_counter)
+    monkeypatch.setattr(gptattn.training.callbacks, "time", clock)
     monkeypatch.setattr(gptattn.data.sampler, "time", SimpleNamespace(perf_counter=lambda: 0.0))
     train(tmp_path, "budget.steps=120", "checkpoint=false", "sample.tokens=0", "log_every=50")
     said = [line for line in capfd.readouterr().out.splitlines() if "times as long" in line]
