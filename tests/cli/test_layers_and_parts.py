@@ -192,7 +192,7 @@ def test_a_run_with_layers_that_differ_and_a_part_is_recorded_resumed_and_read(
     assert "gqa.num_kv_heads=2" in shown
     assert "probe_shift.start=0.0" in shown
     capfd.readouterr()
-    resume = [f"resume={run}", "allow_targets=[probe_parts]"]
+    resume = [f"resume='{run}'", "allow_targets=[probe_parts]"]
     for change, said in (
         ("part=[]", "part: is ['probe_shift'] in this run and cannot change to []"),
         ("attn=mha", "attn: is gqa,mqa in this run and cannot change to mha"),

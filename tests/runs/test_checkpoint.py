@@ -167,7 +167,7 @@ def test_a_run_with_pickles_of_an_earlier_version_is_refused_and_left_unchanged(
     for file in (run / "checkpoints").iterdir():
         file.rename(str(file).replace(".safetensors", ".ckpt"))
     before = names(run / "checkpoints")
-    assert command(tmp_path, f"resume={run}") == 4
+    assert command(tmp_path, f"resume='{run}'") == 4
     assert "step=4.ckpt is a pickle of an earlier version" in capfd.readouterr().err
     with pytest.raises(CheckpointError, match="pickles are not read"):
         load_run(run)

@@ -49,7 +49,7 @@ def test_layers_that_differ_are_trained_gone_on_with_and_read_back(
 ) -> None:
     run = train(tmp_path, *layered)
     allowed = ["allow_targets=[layered_package]", f"data.path={tmp_path / 'text.txt'}"]
-    assert command(tmp_path, f"resume={run}", "budget.steps=6", *allowed) == 0
+    assert command(tmp_path, f"resume='{run}'", "budget.steps=6", *allowed) == 0
     loaded = load_run(run, ["layered_package"])
     assert loaded.source.name == "step=6.safetensors"
     sizes = [parameter_count(block.attention) for block in loaded.model.layers()]
@@ -99,5 +99,5 @@ def test_the_shapes_of_a_checkpoint_are_looked_at_once(tmp_path: Path, looks: Co
     save_model(tmp_path / "made", loaded.cfg, loaded.model, loaded.tokenizer)
     load_run(tmp_path / "made")
     assert looks() == 2
-    assert command(tmp_path, f"resume={run}", "budget.steps=6") == 0
+    assert command(tmp_path, f"resume='{run}'", "budget.steps=6") == 0
     assert looks() == 3

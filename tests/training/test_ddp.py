@@ -15,7 +15,7 @@ from gptattn.data.task_data import TaskData
 from gptattn.data.tasks import Recall
 from gptattn.data.tokenizer import TaskIds
 from gptattn.data.tokens import TokenData
-from gptattn.runs.checkpoint import choose_checkpoint
+from gptattn.runs.checkpoint import read_checkpoint
 from gptattn.runs.folder import RunFolder
 
 TRAIN = Path(__file__).parents[2] / "train.py"
@@ -33,7 +33,7 @@ SHARED = (
 
 
 def weights(run: Path) -> dict[str, torch.Tensor]:
-    return choose_checkpoint(RunFolder(run)).content["weights"]
+    return read_checkpoint(RunFolder(run).known_checkpoints()[0])["weights"]
 
 
 def test_two_processes_make_the_losses_weights_and_rows_of_one(tmp_path: Path) -> None:

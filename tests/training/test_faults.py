@@ -1,7 +1,6 @@
 """What damaged checkpoints, NaN and Inf, and a second writer do to a run."""
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -87,9 +86,7 @@ def test_what_a_killed_save_has_left_is_removed(
     once(monkeypatch, "training_step", 3, crash)
     assert command(tmp_path, *begun(tmp_path)) == 1
     # The state after a kill between writing the sha256 and renaming the checkpoint.
-    (run / "checkpoints" / "step=4.safetensors.123.part").write_bytes(
-        b"whole, but without its name"
-    )
+    (run / "checkpoints" / "step=4.safetensors.part").write_bytes(b"whole, but without its name")
     (run / "checkpoints" / "step=4.safetensors.sha256").write_text(
         f"{'0' * 64}  step=4.safetensors\n"
     )
@@ -164,7 +161,7 @@ def test_a_run_that_is_written_is_not_resumed_by_another(
         assert command(stopped, "resume=run") == 6
         assert content(stopped / "run") == before
     (line,) = capfd.readouterr().err.splitlines()
-    assert line.startswith(f"error: resume: process {os.getpid()} is writing to run; ")
+    assert line.startswith("error: resume: another process is writing to run; ")
 
 
 @pytest.mark.parametrize("begun_already", [True, False])
@@ -180,7 +177,7 @@ def test_a_second_start_in_a_folder_writes_nothing(
         assert content(run) == before
         assert not (run / ".hydra").exists()
     (line,) = capfd.readouterr().err.splitlines()
-    assert line.startswith(f"error: hydra.run.dir: process {os.getpid()} is writing to run; ")
+    assert line.startswith("error: hydra.run.dir: ")
 
 
 def test_rows_before_the_checkpoint_that_are_gone_are_said_to_be(

@@ -83,7 +83,7 @@ def test_a_run_without_an_mfu_is_compared_and_goes_on(
     assert passed_over == []
     assert "perf/mfu" not in known.metrics
     home = run.parents[2]
-    assert command(home, f"resume={run}", "budget.steps=6") == 0
+    assert command(home, f"resume='{run}'", "budget.steps=6") == 0
     assert summary(run)["steps"] == 6
     assert 0 < summary(run)["metrics"]["perf/mfu"] <= 1  # with the device's true rate again
 
@@ -96,7 +96,7 @@ def test_no_other_figure_of_a_checkpoint_may_be_missing(
     content = read_checkpoint(file)
     content["callbacks"]["MetricRows"]["last"]["train/loss"] = None
     write_checkpoint(file, content)
-    assert command(tmp_path, f"resume={run}", "budget.steps=6") == 4
+    assert command(tmp_path, f"resume='{run}'", "budget.steps=6") == 4
     assert "its newest row is not that of a run" in capfd.readouterr().err
 
 
@@ -132,7 +132,7 @@ def test_the_peak_is_the_whole_processs_and_trainings_own_stands_beside_it(
 
 
 def clock_of(*seconds: float) -> StepClock:
-    clock = StepClock()
+    clock = StepClock(CPU)
     clock.step_seconds = array("d", seconds)
     return clock
 
