@@ -90,22 +90,27 @@ def _run_stages(
     home: Path,
     console: Console,
 ) -> None:
-    begun = time.monotonic()
+    begun, why = time.monotonic(), ""
     designed = False
     done: dict[Path, Path] = {}  # of stages that count
     failed: dict[Path, str] = {}
     codes: list[int] = []
-    planned = ended = 0
+    planned: set[Path] = set()  # where the runs of all stages so far are, or will be
+    answered = 0  # runs that need not be made: an equal one diverged
     minutes = config.sweep.minutes
+    until = None if minutes is None else begun + 60 * float(minutes)
     while stage is not None:
         for line in stage.lines:
             console.print(line, markup=False, soft_wrap=True)
         found = find_runs(stage.plans)
+        if stage.counts:  # one that diverged has failed, and is made again
+            found.diverged.clear()
         plans = [replace(p, folder=found.begun.get(p.folder, p.folder)) for p in stage.plans]
         todo = [p for p in plans if p.folder not in found.done and p.folder not in found.diverged]
         _announce(console, home, stage, found)
         check_room(home, sum(plan.bytes_on_disk for plan in todo if not plan.begun))
-        planned, ended = planned + len(plans), ended + len(plans) - len(todo)
+        planned |= {found.done.get(plan.folder, plan.folder) for plan in plans}
+        answered += len(found.diverged)
         if todo:
             if not designed and stage.counts and config.sweep.until is None:
                 for line in design_words(stage.plans, home):
@@ -113,23 +118,18 @@ def _run_stages(
                 designed = True
             home.mkdir(parents=True, exist_ok=True)
             write_planned(home, [str(plan.folder.relative_to(home)) for plan in plans])
-            if minutes is not None:
-                left = float(minutes) - (time.monotonic() - begun) / 60
-                _set(config, "minutes", max(0.0, left))
             try:
-                _launch(todo, config, launcher, sweeper.max_batch_size, console)
+                why = _launch(todo, config, launcher, sweeper.max_batch_size, console, until)
             except TimeOver:
-                now = ended + sum(RunFolder(plan.folder).done for plan in todo)
                 print(
-                    f"{minutes:g} minute{'s are' if minutes != 1 else ' is'} over: {now} of "
-                    f"{planned} runs are done; the same command goes on",
+                    f"{minutes:g} minute{'s are' if minutes != 1 else ' is'} over: "
+                    f"{_how_far(planned, answered)}; the same command goes on",
                     file=sys.stderr,
                 )
                 return
             except (KeyboardInterrupt, SystemExit, BrokenPipeError):
-                now = ended + sum(RunFolder(plan.folder).done for plan in todo)
                 print(
-                    f"stopped: {now} of {planned} runs are done; the same command runs the others",
+                    f"stopped: {_how_far(planned, answered)}; the same command runs the others",
                     file=sys.stderr,
                 )
                 raise
@@ -142,9 +142,8 @@ def _run_stages(
                 continue
             if run.done:
                 results.done[before.folder] = run.path
-                ended += 1
                 continue
-            failure = run.read_failure() or {"exit": 1, "error": "left no summary.json"}
+            failure = run.read_failure() or {"exit": 1, "error": why}
             results.failed[run.path] = str(failure.get("error"))
             codes.append(int(failure.get("exit") or 1))
             if codes[-1] == NumericError.exit_code:
@@ -161,8 +160,17 @@ def _run_stages(
             stage = None
     print_end(console, list(done.values()), failed)
     if codes:
-        runs = f"{len(failed)} of {planned} runs failed" if failed else "no learning rate is known"
+        runs = (
+            f"{len(failed)} of {len(planned)} runs failed"
+            if failed
+            else "no learning rate is known"
+        )
         raise SweepError(f"{runs}; the same command runs them again", next(filter(None, codes), 1))
+
+
+def _how_far(planned: set[Path], answered: int) -> str:
+    done = answered + sum(RunFolder(folder).done for folder in planned)
+    return f"{done} of {len(planned)} runs are done"
 
 
 def _announce(console: Console, home: Path, stage: Stage, found: Found) -> None:
@@ -194,8 +202,13 @@ def _launch(
     launcher: Any,
     max_batch_size: int | None,
     console: Console,
-) -> None:
-    """Start the plans' runs through Hydra's launcher, whichever it is, and wait for them."""
+    until: float | None,
+) -> str:
+    """Start the plans' runs through Hydra's launcher, whichever it is, and wait for them.
+
+    `until`: `time.monotonic()` when the sweep's minutes are over. Return why a run may have left
+    nothing behind: some launchers raise when one of their processes is killed.
+    """
     jobs, threads = share_machine([plan.cfg for plan in plans])
     how = f", {jobs} at a time" if jobs > 1 else ", one after the other" * (len(plans) > 1)
     console.print(f"{len(plans)} to run{how}")
@@ -211,8 +224,15 @@ def _launch(
         own += ["sweep.beside_others=true"] if jobs > 1 else []
         commands.append(own)
     size = max_batch_size or len(commands)
+    why = "left no summary.json"
     for start in range(0, len(commands), size):
-        launcher.launch(commands[start : start + size], initial_job_idx=start)
+        if until is not None:
+            _set(config, "minutes", max(0.0, until - time.monotonic()) / 60)
+        try:
+            launcher.launch(commands[start : start + size], initial_job_idx=start)
+        except Exception as error:  # of the launcher itself; some runs may be done all the same
+            why = f"{type(error).__name__}: {error}".splitlines()[0]
+    return why
 
 
 def _set(config: DictConfig, name: str, value: Any) -> None:

@@ -77,6 +77,8 @@ def test_a_run_that_fails_costs_only_itself(
     assert "failed" in out
     assert "1 of 2 runs failed" in err
     assert not RunFolder(failed.parent).done
+    assert sweep(tmp_path, *given) == 5  # typed again, it is made again: nothing passes for done
+    assert "2 runs, 1 already done" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -87,6 +89,7 @@ def test_a_run_that_fails_costs_only_itself(
         (("sweep.jobs=99", "attn=mha,gqa"), "sweep.jobs"),
         (("hydra.sweeper.variants=['attn=mha seed=1']", "seed=1,2"), "seed"),
         (("ladder.sizes=[32x2,16x2]",), "ladder.sizes"),
+        (("hydra/launcher=basic", "sweep.minutes=1"), "sweep.minutes"),
         (("attn=mha,gqa", "seed=1,2", "sweep.until=0.1"), "sweep.until"),
         (("hydra.sweeper.tune={lr:[1e-3],seed:1}",), "hydra.sweeper.tune.seed"),
         (("hydra.sweeper.tune={lr:[1e-3]}",), "hydra.sweeper.tune.seed"),
