@@ -3,32 +3,37 @@
 # make bench                   measure against peers   make report  compare finished runs
 # make docs                    build site/          make docs-serve   the pages as they are edited
 # make menu                    write docs/variants.md    make audit    known vulnerabilities of the pinned versions
-# make test-trackers           Weights & Biases and MLflow, the real ones
 
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+TESTED := $(VENV)/.tested
 BENCH  := .venv-bench
 DOCS   := .venv-docs
 AUDIT  := .venv-audit
-TRACKERS := .venv-trackers
 PIP_AUDIT := 2.10.1
 ARGS   ?=
 
 # Where Python keeps no compiled modules, each process would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: train test test-slow test-trackers lint board report bench bench-check bench-train bench-attention bench-decode menu docs docs-serve audit clean
+.PHONY: train test test-all lint board report bench bench-check bench-train bench-attention bench-decode menu docs docs-serve audit clean
 
-# One environment for everything. It is rebuilt only when one of these files changes. Compiling all that
-# is installed would take as long as the rest: only what training imports is compiled beforehand.
+# What training needs, and no more: linters and other libraries would slow every start. It is rebuilt
+# only when one of these files changes. Compiling all that is installed would take as long as the rest:
+# only what training imports is compiled beforehand.
+PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "gptattn needs Python 3.11 or newer")'
 	$(PYTHON) -m venv --clear $(VENV)
-	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[test]'
-	$(BIN)/python -c 'import gptattn.training.train'
+	$(PIP) torch
+	$(PIP) -e .
+	$(BIN)/python -c 'import gptattn.training.run, gptattn.training.callbacks'
+	touch $@
+
+$(TESTED): $(STAMP)
+	$(PIP) -e '.[test]'
 	touch $@
 
 train: $(STAMP)
@@ -37,25 +42,14 @@ train: $(STAMP)
 # Two workers with a thread each: on two cores, two threads each would wait for one another.
 PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 2 --dist worksteal
 
-# Without the long proofs and those that start many processes or install a wheel: test-slow has those.
-test: $(STAMP)
+# Without the long proofs and those that start many processes or install a wheel.
+test: $(TESTED)
 	$(PYTEST) -m "not slow" $(ARGS)
 
-# Reading all other files takes longer than some of these tests.
-test-slow: $(STAMP)
-	$(PYTEST) -m slow $$(grep -rl 'mark\.slow' tests --include='test_*.py') $(ARGS)
+test-all: $(TESTED)
+	$(PYTEST) $(ARGS)
 
-# The trackers' libraries bring some forty others, so they have their own environment.
-$(TRACKERS)/.installed: pyproject.toml constraints.txt
-	$(PYTHON) -m venv --clear $(TRACKERS)
-	$(TRACKERS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(TRACKERS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[wandb,mlflow]' pytest
-	touch $@
-
-test-trackers: $(TRACKERS)/.installed
-	OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(TRACKERS)/bin/python -m pytest tests/training/test_real_trackers.py $(ARGS)
-
-lint: $(STAMP)
+lint: $(TESTED)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
@@ -101,7 +95,7 @@ bench-train: $(BENCH)/.installed
 bench-attention: $(BENCH)/.installed
 	$(BENCH)/bin/python scripts/bench_attention.py $(ARGS)
 
-bench-decode: $(STAMP)
+bench-decode: $(TESTED)
 	$(BIN)/python scripts/bench_decode.py $(ARGS)
 
 # The site's tools have their own environment, so that they add nothing to .venv. The notebook trains,
@@ -113,7 +107,7 @@ $(DOCS)/.installed: pyproject.toml constraints.txt
 	touch $@
 
 # Writes docs/variants.md: trains a small model of each choice, measures, and draws; about half an hour.
-menu: $(STAMP)
+menu: $(TESTED)
 	$(BIN)/python scripts/variants_page.py $(ARGS)
 
 docs: $(DOCS)/.installed
@@ -133,4 +127,4 @@ audit: $(AUDIT)/.installed
 	$(AUDIT)/bin/pip-audit --strict --no-deps --disable-pip -r constraints.txt $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(BENCH) $(DOCS) $(AUDIT) $(TRACKERS) build dist site .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(BENCH) $(DOCS) $(AUDIT) build dist site .pytest_cache .ruff_cache

@@ -1,8 +1,16 @@
-"""Trains a model: `python train.py attn=gqa`. The code is in gptattn/cli/main.py."""
+"""Trains a model: `python train.py attn=gqa`. Hydra composes, and training/run.py trains."""
 
-from gptattn.cli.main import main
+import hydra
+from omegaconf import DictConfig
 
-# Hydra's tab completion in fish works only for a file that contains the text @hydra.main.
+from gptattn.cli.train import CONF, end, run_job
+
+
+@hydra.main(version_base="1.3", config_path=str(CONF), config_name="train")
+def main(cfg: DictConfig) -> float:
+    """Train the run of these settings; return its validation loss."""
+    return run_job(cfg)
+
 
 if __name__ == "__main__":
-    main()
+    end(main)

@@ -17,8 +17,6 @@ from arena_published import published
 from arena_rates import rates
 from matplotlib import rc_context
 
-from gptattn.cli.compose import CONF
-from gptattn.cli.ending import ended
 from gptattn.compare.comparison import compare
 from gptattn.compare.finished_runs import read_runs
 from gptattn.compare.plot_style import COLOURS, INK, STYLE, drawn, new_figure
@@ -27,7 +25,9 @@ from gptattn.compare.table import markdown_table, report_rows
 from gptattn.compare.verdicts import cost_words, first_words, headline, shown_words
 from gptattn.errors import ConfigError
 from gptattn.machine.disk import write_atomically
+from gptattn.machine.ending import ended
 from gptattn.runs.folder import TUNING
+from gptattn.settings.compose import CONF
 
 PAGE = CONF.parent / "docs" / "arena.md"
 PLACE = "arena"  # the folder beside the page

@@ -9,7 +9,7 @@ from gptattn.compare.makings import without_replaced
 from gptattn.compare.results import Comparison
 from gptattn.compare.table import markdown_table
 from gptattn.runs.folder import RunFolder, begun_below, done_below
-from gptattn.sweep.plan import DIVERGED, exits
+from gptattn.sweep.plan import DIVERGED
 from gptattn.sweep.replaced import cell_and_rate
 
 Losses = dict[str, dict[float, float]]  # by variant and settings, then by rate; infinite: diverged
@@ -63,10 +63,9 @@ def tried(tuning: Path) -> tuple[int, Losses]:
         found = cell_and_rate(RunFolder(run.folder))
         if found is not None and run.seed == seed:
             losses.setdefault(found[0], {})[found[1]] = run.metrics["val/loss"]
-    ends = exits(tuning)
     for folder in begun_below(tuning):
         found = cell_and_rate(folder)
-        if found is None or folder.done or ends.get(folder.path.name) != DIVERGED:
+        if found is None or folder.done or (folder.read_failure() or {}).get("exit") != DIVERGED:
             continue
         if folder.read_settings()["seed"] == seed:
             losses.setdefault(found[0], {}).setdefault(found[1], math.inf)

@@ -26,11 +26,12 @@ from torch import Tensor, nn
 from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
-from gptattn.cli.main import check_job
 from gptattn.errors import UserError
 from gptattn.model.gpt import GPT
 from gptattn.runs.folder import RunFolder
 from gptattn.settings.build import build_model
+from gptattn.settings.compose import settings as settings_of
+from gptattn.training.preflight import preflight
 
 QUICK = ("checkpoint=false", "sample.tokens=0", "validation.count=1")
 TWO = ("trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2", "trainer.threads=1")
@@ -43,7 +44,7 @@ IDS = 256  # of bytes
 def step_seconds(*settings: str) -> float:
     """Train a run; return the median seconds of its steps."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "train.py", *settings, *QUICK, f"hydra.run.dir={folder}"]
+        command = [sys.executable, "train.py", *settings, *QUICK, f"run_dir={folder}"]
         root = Path(__file__).parents[1]
         if subprocess.run(command, cwd=root, stdout=subprocess.DEVNULL).returncode:
             sys.exit(f"error: a run failed: {' '.join(settings)}")
@@ -73,7 +74,7 @@ class _Loss(nn.Module):
 
 def _half(rank: int, folder: str, settings: Sequence[str], how: str) -> None:
     _meet(rank, folder)
-    cfg = check_job(settings)
+    cfg = preflight(settings_of(settings)).cfg
     loss = _Loss(build_model(cfg, IDS))
     params = list(loss.parameters())
     optimizer = torch.optim.AdamW(params, fused=True)
@@ -136,7 +137,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=60)
     given, settings = parser.parse_known_args()
     try:
-        cfg = check_job([*settings, *TWO])
+        cfg = preflight(settings_of([*settings, *TWO])).cfg
     except UserError as error:
         sys.exit(f"error: {error}")
     with torch.device("meta"):

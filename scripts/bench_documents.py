@@ -17,10 +17,11 @@ import torch
 from bench import interleave, ratio, spread
 from torch import Tensor
 
-from gptattn.cli.main import check_job
 from gptattn.errors import UserError
 from gptattn.settings.build import build_model
+from gptattn.settings.compose import settings as settings_of
 from gptattn.settings.config import TrainConfig
+from gptattn.training.preflight import preflight
 
 VOCABULARY = 256  # as of bytes
 
@@ -52,7 +53,7 @@ def main() -> None:
     torch.set_num_threads(1)
     for attn in given.attn:
         try:
-            cfg = check_job(["trainer=cpu", *settings, f"attn={attn}"])
+            cfg = preflight(settings_of(["trainer=cpu", *settings, f"attn={attn}"])).cfg
         except UserError as error:
             sys.exit(f"error: {error}")
         shape = cfg.batch_size // cfg.accumulate, cfg.model.context_length

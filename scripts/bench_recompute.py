@@ -17,11 +17,12 @@ from bench import interleave, ratio, spread
 from bench_documents import VOCABULARY, new_step
 from torch import Tensor
 
-from gptattn.cli.main import check_job
 from gptattn.errors import UserError
 from gptattn.machine.device import peak_memory_mb, reset_peak_memory
 from gptattn.settings.build import build_model
+from gptattn.settings.compose import settings as settings_of
 from gptattn.settings.config import TrainConfig
+from gptattn.training.preflight import preflight
 
 CPU = torch.device("cpu")
 CONTENDERS = {"kept": "model.recompute=false", "recomputed": "model.recompute=true"}
@@ -64,7 +65,7 @@ def main() -> None:
     torch.set_num_threads(1)
     try:
         cfgs = {
-            name: check_job(["trainer=cpu", *settings, setting])
+            name: preflight(settings_of(["trainer=cpu", *settings, setting])).cfg
             for name, setting in CONTENDERS.items()
         }
     except UserError as error:

@@ -29,21 +29,21 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from bench import interleave, quiet_threads, ratio, record, spread, timed
+from contenders import CHOICES, autocast
 from peers import LANGUAGE_MODELS
 from rich.console import Console
 from torch import Tensor, nn
 
-from gptattn.cli.main import check_job
 from gptattn.data.sampler import Batch, TrainingStream, training_batch
 from gptattn.machine.device import matmul_flops_per_second, peak_memory_mb, reset_peak_memory
 from gptattn.model.cost import measure_cost
 from gptattn.model.gpt import GPT
 from gptattn.runs.folder import RunFolder
 from gptattn.settings.build import build_model
+from gptattn.settings.compose import settings as settings_of
 from gptattn.settings.config import Precision, TrainConfig
-from gptattn.training.precheck import DTYPES
-from gptattn.training.precision import CHOICES, autocast
-from gptattn.training.train import train
+from gptattn.training.preflight import DTYPES, preflight
+from gptattn.training.run import train
 
 VARIANTS = ("mha", "gqa", "mqa", "mha_wrapper")
 CPU = torch.device("cpu")
@@ -132,7 +132,7 @@ def bare_step(
 
 def our_model(size: Size, variant: str) -> GPT:
     """Build our model of this size."""
-    return build_model(check_job(overrides(size, variant)), vocab_size=256)
+    return build_model(preflight(settings_of(overrides(size, variant))).cfg, vocab_size=256)
 
 
 def peer_model(size: Size, name: str) -> nn.Module:
@@ -149,7 +149,7 @@ def peer_model(size: Size, name: str) -> nn.Module:
 
 def our_model_config(size: Size) -> TrainConfig:
     """Return the checked settings of our `mha` model of this size."""
-    return check_job(overrides(size, "mha"))
+    return preflight(settings_of(overrides(size, "mha"))).cfg
 
 
 def bare_seconds(
@@ -166,7 +166,7 @@ def train_py_seconds(size: Size, variant: str, text: Path, precision: Precision)
     """Return wall seconds per step of the real loop, with all its work between two log rows."""
     log_every = min(10, size.warm_up)
     settings = [*overrides(size, variant), f"data.path={text}", f"log_every={log_every}"]
-    cfg = check_job([*settings, "data=text", f"trainer.precision={precision}"])
+    cfg = preflight(settings_of([*settings, "data=text", f"trainer.precision={precision}"])).cfg
     with tempfile.TemporaryDirectory() as folder, Path("/dev/null").open("w") as null:
         train(cfg, Path(folder) / "run", Console(file=null))
         lines = RunFolder(Path(folder) / "run").rows_file.read_text().splitlines()
@@ -275,7 +275,9 @@ def train_py_peak() -> float:
         text = random_text(Path(folder))
         settings = [*overrides(MEMORY, "mha"), "data=text", f"data.path={text}"]
         with Path("/dev/null").open("w") as null:
-            summary = train(check_job(settings), Path(folder) / "run", Console(file=null))
+            summary = train(
+                preflight(settings_of(settings)).cfg, Path(folder) / "run", Console(file=null)
+            )
     return summary["metrics"]["perf/peak_memory_training_mb"]
 
 
@@ -307,7 +309,7 @@ def first_step_seconds(text: Path) -> float:
             sys.executable,
             "train.py",
             "attn=gqa",
-            f"hydra.run.dir={folder}/run",
+            f"run_dir={folder}/run",
             "budget.steps=1",
             "data=text",
             f"data.path={text}",

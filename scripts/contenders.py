@@ -6,15 +6,17 @@ A name is a file of conf/attn, parts joined with `+`, settings after `:` with `,
 
 import argparse
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
+import torch
 from torch import Tensor, nn
 
 from gptattn.attention import Attention, CacheGroup, Carried
-from gptattn.cli.compose import settings
 from gptattn.errors import UserError
 from gptattn.model.block import Block
 from gptattn.model.gpt import GPT
 from gptattn.settings.build import build_model
+from gptattn.settings.compose import settings
 
 SIZES = ("model=gpt2_small", "model.dropout=0.0", "trainer=cpu")
 
@@ -101,3 +103,12 @@ def stack_of(name: str, context: int) -> Stack:
     blocks = model_of(name, f"model.context_length={context}", "model.num_layers=2").layers()
     layers = [block.attention for block in blocks]
     return Stack(layers if any(layer.needs() for layer in layers) else layers[:1])
+
+
+CHOICES = ("32-true", "bf16-mixed")
+
+
+def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
+    """Return the context in which a run in one of CHOICES computes its loss."""
+    mixed = precision == "bf16-mixed"
+    return torch.autocast(device.type, torch.bfloat16) if mixed else nullcontext()

@@ -12,19 +12,19 @@ from collections.abc import Callable
 
 import torch
 from bench import timed
+from contenders import CHOICES, autocast
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from gptattn.cli.main import check_job
 from gptattn.errors import ConfigError, UserError
 from gptattn.machine.arithmetic import computing
 from gptattn.machine.device import matmul_flops_per_second
 from gptattn.model.cost import measure_cost
 from gptattn.settings.build import build_data, build_matrix_rule, build_model
+from gptattn.settings.compose import settings
 from gptattn.settings.config import TrainConfig
 from gptattn.training.module import LanguageModel
-from gptattn.training.precheck import DTYPES
-from gptattn.training.precision import CHOICES, autocast
+from gptattn.training.preflight import DTYPES, preflight
 
 CPU = torch.device("cpu")
 STEPS = 3
@@ -90,7 +90,7 @@ def shares(step: Callable[[], None]) -> dict[str, float]:
 def main() -> None:
     """Print the time of a step, and the share of each kind of operation, the largest first."""
     try:
-        cfg = check_job(["trainer=cpu", *sys.argv[1:]])
+        cfg = preflight(settings(["trainer=cpu", *sys.argv[1:]])).cfg
         trainer = cfg.trainer
         if trainer.precision not in CHOICES:
             raise ConfigError("trainer.precision", f"{trainer.precision}; give one of {CHOICES}")

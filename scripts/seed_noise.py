@@ -28,7 +28,6 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from gptattn.cli.compose import settings
 from gptattn.compare.statistics import seeds_needed
 from gptattn.compare.table import markdown_table
 from gptattn.data.run_data import RunData
@@ -37,6 +36,7 @@ from gptattn.model.decay import by_decay
 from gptattn.model.gpt import GPT
 from gptattn.settings.budget import learning_rate_factor
 from gptattn.settings.build import build_data, build_model
+from gptattn.settings.compose import settings
 from gptattn.settings.config import TrainConfig
 
 VARIANTS = ("mha", "gqa")

@@ -1,115 +1,177 @@
-"""Breaks small runs in every way that docs/reliability.md promises something about.
+"""Breaks small runs in the ways that docs/reliability.md promises something about.
 
-`python scripts/torture.py` is the short form, of one or two minutes; `form=long` takes hours, and
-`row=kill,save count=200` is two rows at length. It prints a line per row and ends with one line of
-JSON; the exit code is 1 where a promise was broken, and `keep=true` keeps the runs.
+`python scripts/torture.py` takes about two minutes; `count=50` is each row at length, and
+`row=kill` one row. A run that was broken and resumed must equal an undisturbed one to the last bit:
+weights, optimizer and rows. The exit code is 1 where one does not.
 """
 
+import hashlib
 import json
 import os
-import shutil
+import random
+import signal
+import subprocess
 import sys
 import tempfile
 import time
-import traceback
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from tortures import disk, hang, memory, numbers, stops, sweeps, writers
-from tortures.bench import VARIANTS, Bench, Result
-
 from gptattn.cli.arguments import Names, parse
-from gptattn.cli.ending import report
-from gptattn.settings.values import check_choice
+from gptattn.cli.script import run_script
+from gptattn.runs.checkpoint import read_checkpoint
+from gptattn.runs.folder import RunFolder
+from gptattn.settings.values import check_choice, within
+
+HELP = """\
+COMMAND row=kill,signal,corrupt count=3
+
+  row=NAMES   kill: SIGKILL at a random moment, twice; signal: SIGTERM;
+              corrupt: a byte of the newest checkpoint changes
+  count=3     how often, of each row
+  seed=1      of the moments
+"""
+TRAIN = [sys.executable, str(Path(__file__).parents[1] / "train.py")]
+TINY = [
+    "model=tiny",
+    "model.d_model=32",
+    "model.context_length=32",
+    "budget.steps=60",
+    "validation.count=6",
+    "log_every=7",
+    "accumulate=2",
+    "model.dropout=0.1",
+    "sample.tokens=8",
+    "trainer=cpu",
+    "trainer.threads=1",
+]
+VARIANTS = (
+    ["attn=mha", "accumulate=4"],
+    ["attn=gqa", "optim=muon"],
+    ["attn=mla", "position=rope"],
+    ["data=induction", "sample.tokens=0"],
+    ["attn=gated_deltanet", "position=none"],
+)
 
 
 @dataclass(frozen=True)
-class Row:
-    """What breaks runs in one way, and how many times each form does it."""
+class Arguments:
+    """The command's arguments; HELP describes them."""
 
-    run: Callable[[Bench, int, Result], None]
-    short: int  # how often; 0: in the long form alone
-    long: int
+    row: Names = Names("kill,signal,corrupt")  # noqa: RUF009
+    count: int = field(default=3, metadata=within(least=1))
+    seed: int = field(default=1, metadata=within(least=0))
 
 
-ALL = Names("all")
-SHORT_VARIANTS = ("gqa", "mha")  # each needs an undisturbed run; the tests resume all variants
-ROWS = {
-    "kill": Row(stops.kill, 4, 200),
-    "save": Row(stops.save, 5, 500),
-    "signal": Row(stops.stop, 2, 100),
-    "corrupt": Row(stops.corrupt, 5, 100),
-    "nan": Row(numbers.nan, 4, 20),
-    "same": Row(numbers.same, 2, 20),
-    "disk": Row(disk.full, 5, 20),
-    "writers": Row(writers.writers, 4, 100),
-    "hang": Row(hang.hang, 1, 3),
-    "sweep": Row(sweeps.sweep, 0, 24),
-    "memory": Row(memory.memory, 0, 20),
+def fingerprint(run: Path) -> str:
+    """Return a SHA-256 of a finished run's weights, optimizer and rows, but for times."""
+    content = read_checkpoint(RunFolder(run).known_checkpoints()[0])
+    sha = hashlib.sha256()
+    for name, tensor in sorted(content["state_dict"].items()):
+        sha.update(name.encode() + tensor.numpy().tobytes())
+    for number, state in sorted(content["optimizer_states"][0]["state"].items()):
+        for name, tensor in sorted(state.items()):
+            sha.update(f"{number} {name}".encode() + tensor.numpy().tobytes())
+    for line in RunFolder(run).rows_file.read_text(encoding="utf-8").splitlines():
+        row = {k: v for k, v in json.loads(line).items() if not k.startswith("perf/")}
+        row = {k: v for k, v in row.items() if k not in ("time", "progress/seconds")}
+        sha.update(json.dumps(row, sort_keys=True).encode())
+    return sha.hexdigest()
+
+
+def start(folder: Path, *overrides: str) -> subprocess.Popen[bytes]:
+    """Start a training command in the folder, its output in a file there."""
+    with (folder / "output.txt").open("ab") as output:
+        return subprocess.Popen([*TRAIN, *overrides], cwd=folder, stdout=output, stderr=output)
+
+
+def begun(folder: Path, own: list[str], moment: float) -> subprocess.Popen[bytes]:
+    """Start a run, and wait until it has come to this share of its steps."""
+    process = start(folder, *TINY, *own, "run_dir=run")
+    wait_for(folder / "run", process, moment)
+    return process
+
+
+def wait_for(run: Path, process: subprocess.Popen[bytes], moment: float) -> None:
+    """Wait until the run has so many of its rows, or has ended."""
+    rows = RunFolder(run).rows_file
+    while process.poll() is None:
+        if rows.exists() and rows.read_bytes().count(b"\n") > 2 + 26 * moment:
+            return
+        time.sleep(0.01)
+
+
+def kill(folder: Path, own: list[str], chance: random.Random) -> None:
+    """Kill the run at two moments, with a resume in between."""
+    process = begun(folder, own, chance.random() / 2)
+    process.kill()
+    process.wait()
+    process = start(folder, "resume=run")
+    wait_for(folder / "run", process, 0.5 + chance.random() / 2)
+    process.kill()
+    process.wait()
+
+
+def stop(folder: Path, own: list[str], chance: random.Random) -> None:
+    """Ask the run to stop."""
+    process = begun(folder, own, chance.random())
+    process.send_signal(signal.SIGTERM)
+    if process.wait() not in (0, 143):
+        raise AssertionError(f"SIGTERM ended it with {process.returncode}, not 143")
+
+
+def corrupt(folder: Path, own: list[str], chance: random.Random) -> None:
+    """Stop the run, and change a byte of its newest checkpoint."""
+    process = begun(folder, own, 0.6)
+    process.kill()
+    process.wait()
+    newest = RunFolder(folder / "run").known_checkpoints()[0]
+    data = bytearray(newest.read_bytes())
+    data[chance.randrange(len(data))] ^= 1 + chance.randrange(255)
+    newest.write_bytes(data)
+
+
+ROWS: dict[str, Callable[[Path, list[str], random.Random], None]] = {
+    "kill": kill,
+    "signal": stop,
+    "corrupt": corrupt,
 }
 
 
-@dataclass(frozen=True)
-class Settings:
-    """The arguments of the command, as name=value."""
-
-    row: Names = ALL  # or some of the rows
-    form: str = "short"  # short | long
-    count: int | None = None  # of each row; None: the form's
-    seed: int = 1  # of the moments and of the damage
-    keep: bool = False  # the folder with all runs
-
-
-def torture(settings: Settings, folder: Path) -> list[Result]:
-    """Run the chosen rows in `folder`, printing a line for each; return their results."""
-    for name in settings.row:
-        check_choice("row", name, [*ALL, *ROWS])
-    check_choice("form", settings.form, ["short", "long"])
-    variants = SHORT_VARIANTS if settings.form == "short" else VARIANTS
-    results, bench = [], Bench(folder, settings.seed, variants)
-    for name in ROWS if settings.row == ALL else settings.row:
-        row, result = ROWS[name], Result(name)
-        count = row.short if settings.form == "short" else row.long
-        count = count if settings.count is None else settings.count
-        if name == "disk" and not disk.can_mount(folder):
-            print("disk: skipped: mounting the tmpfs that it fills needs root", flush=True)
-            continue
-        if count == 0:
-            continue
-        start = time.monotonic()
-        try:
-            row.run(bench, count, result)
-        except Exception as error:  # what the other rows find must not be lost
-            traceback.print_exc()
-            result.check(False, f"the row itself failed: {error!r}")
-        result.seconds = round(time.monotonic() - start, 1)
-        results.append(result)
-        facts = ", ".join(f"{fact}: {value:,}" for fact, value in result.facts.items())
-        kept = "passed" if not result.broken else f"FAILED {len(result.broken)} times"
-        print(f"{name}: {result.tried} tried, {kept}; {facts}; {result.seconds} s", flush=True)
-        for line in result.broken:
-            print(f"  {line}", flush=True)
-    return results
+def run(args: Arguments) -> None:
+    """Break runs and resume them; raise AssertionError if one differs from an undisturbed one."""
+    for row in args.row:
+        check_choice("row", row, ROWS)
+    chance = random.Random(args.seed)
+    whole: dict[int, str] = {}
+    with tempfile.TemporaryDirectory() as home:
+        os.environ["OMP_NUM_THREADS"] = "1"
+        for row in args.row:
+            for i in range(args.count):
+                variant = i % len(VARIANTS)
+                own = VARIANTS[variant]
+                if variant not in whole:
+                    folder = Path(home, f"whole{variant}")
+                    folder.mkdir()
+                    assert start(folder, *TINY, *own, "run_dir=run").wait() == 0, folder
+                    whole[variant] = fingerprint(folder / "run")
+                folder = Path(home, f"{row}{i}")
+                folder.mkdir()
+                ROWS[row](folder, own, chance)
+                code = start(folder, "resume=run").wait()
+                output = (folder / "output.txt").read_text()[-2000:]
+                assert code == 0, f"{row}: {own} resumed with exit code {code}: {output}"
+                same = fingerprint(folder / "run") == whole[variant]
+                assert same, f"{row}: {own} differs from an undisturbed run"
+            print(f"{row}: {args.count} equal to undisturbed runs", flush=True)
 
 
 def main() -> int:
-    """Run the command; the exit code is 1 where a promise was broken."""
-    try:
-        settings = parse(Settings, sys.argv[1:])
-        folder = Path(tempfile.mkdtemp(prefix="torture_", dir=os.environ.get("TMPDIR")))
-        try:
-            results = torture(settings, folder)
-        finally:
-            if settings.keep:
-                print(folder)
-            else:
-                shutil.rmtree(folder, ignore_errors=True)
-    except Exception as error:
-        return report(error)
-    kept = not any(result.broken for result in results)
-    print(json.dumps({"kept": kept, "rows": [asdict(result) for result in results]}))
-    return 0 if kept else 1
+    """Run the command; return the exit code."""
+    if len(sys.argv) == 1:
+        sys.argv.append("count=3")
+    return run_script(HELP, lambda arguments: run(parse(Arguments, arguments)))
 
 
 if __name__ == "__main__":

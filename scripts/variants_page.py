@@ -20,7 +20,6 @@ from bench import interleave, quiet_threads, ratio, timed
 from bench_decode import Setting, layer_step
 from contenders import SIZES, Stack
 
-from gptattn.cli.compose import CONF, settings
 from gptattn.data.tokenizer import encode_prompt
 from gptattn.machine.disk import write_atomically
 from gptattn.maps.labels import token_labels
@@ -30,7 +29,8 @@ from gptattn.model.gpt import GPT
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.load import load_run
 from gptattn.settings.build import build_model
-from gptattn.training.train import train
+from gptattn.settings.compose import CONF, settings
+from gptattn.training.run import train
 
 ROOT = CONF.parent
 PAGE, PICTURES = ROOT / "docs" / "variants.md", ROOT / "docs" / "variants"

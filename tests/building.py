@@ -18,10 +18,11 @@ from torch.utils._pytree import tree_leaves
 
 from gptattn.attention import Attention, HasParts
 from gptattn.attention.parts import Part
-from gptattn.cli.compose import CONF, composed, to_train_config
 from gptattn.model.gpt import GPT
 from gptattn.position import HeadPosition
 from gptattn.settings.build import build_model
+from gptattn.settings.compose import CONF
+from gptattn.settings.compose import settings as composed_settings
 from gptattn.settings.config import TrainConfig
 from gptattn.settings.construct import construct, find_target
 from gptattn.settings.layers import add_parts, shared_arguments
@@ -81,8 +82,7 @@ def settings(*overrides: str) -> TrainConfig:
         choices = one.choices | {"position": other.choices["position"]}
         return replace(one, position=other.position, choices=choices)
     probed = any(f"attn={name}" in overrides for name in PROBES)
-    with composed([*overrides, *(WITH_PROBES if probed else ())]) as cfg:
-        return to_train_config(cfg)
+    return composed_settings([*overrides, *(WITH_PROBES if probed else ())])
 
 
 def build_attention(variant: str, **overrides: Any) -> Attention:

@@ -5,7 +5,6 @@ import importlib.util
 import signal
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
 from typing import IO
@@ -13,15 +12,13 @@ from typing import IO
 import pytest
 import torch
 from building import menu
-from interrupted import SIX, begun, once, sent
+from interrupted import SIX, begun, fingerprint, once, sent
 from support import Call, command, train
-from tortures.bench import fingerprint
 
-import gptattn.sweep.estimate
-import gptattn.training.run_parts
-from gptattn.cli.compose import CONF
+import gptattn.training.run
+from gptattn.settings.compose import CONF
 
-measure = gptattn.training.run_parts.matmul_flops_per_second
+measure = gptattn.training.run.matmul_flops_per_second
 RATES: dict[torch.dtype, float] = {}
 
 
@@ -44,7 +41,7 @@ def pytest_collection_finish() -> None:
 @pytest.fixture(autouse=True)
 def _seed(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
-    monkeypatch.setattr(gptattn.training.run_parts, "matmul_flops_per_second", rate_once)
+    monkeypatch.setattr(gptattn.training.run, "matmul_flops_per_second", rate_once)
 
 
 @pytest.fixture
@@ -58,12 +55,6 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(FigureCanvasSVG, "print_svg", empty)
     monkeypatch.setattr(FigureCanvasAgg, "print_png", lambda *_, **__: None)
-
-
-@pytest.fixture
-def no_estimate(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sweeps estimate no time, which takes a process of its own."""
-    monkeypatch.setattr(gptattn.sweep.estimate, "Estimator", nullcontext)
 
 
 @pytest.fixture(params=menu("attn"))

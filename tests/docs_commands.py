@@ -20,13 +20,12 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from support import TINY, command, process_state
+from support import TINY, check_job, command, process_state
 from torch.distributed.run import get_args_parser
 
-from gptattn.cli.commands import evaluate, tune
-from gptattn.cli.compose import CONF
-from gptattn.cli.main import check_job
+from gptattn.cli.commands import evaluate
 from gptattn.runs.sweep_states import SWEEP_LOCK
+from gptattn.settings.compose import CONF
 
 ROOT = CONF.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -147,11 +146,6 @@ def _local(arguments: Sequence[str]) -> list[str]:
     return ["tokenizer.path=bpe" if a.startswith("tokenizer.path=hf:") else a for a in own]
 
 
-def _plan(arguments: list[str]) -> None:
-    """Run it in this process, on fewer layers."""
-    _run("plan.py")([*arguments, "model.num_layers=2"])
-
-
 def _prepare(arguments: list[str]) -> None:
     """Run it in this process."""
     _run("prepare.py")([*_local(arguments), "workers=1"])
@@ -236,17 +230,11 @@ def _evaluate(arguments: list[str]) -> None:
     _run("evaluate.py")([*runs, "lengths=[4]", "cache=[window:2]"])
 
 
-def _search(arguments: list[str]) -> None:
-    """Check each variant's first run; a search takes minutes."""
-    sys.argv = ["tune.py", *arguments]
-    assert tune.parse().variants
-
-
 def _torture(arguments: list[str]) -> None:
-    """Read the arguments: tests/test_torture.py runs the short form."""
+    """Read the arguments: it takes minutes."""
     script = runpy.run_path(str(ROOT / "scripts" / "torture.py"), run_name="torture")
-    asked = script["parse"](script["Settings"], arguments)
-    assert {*asked.row} <= {"all", *script["ROWS"]}
+    asked = script["parse"](script["Arguments"], arguments)
+    assert {*asked.row} <= {*script["ROWS"]}
 
 
 def _bench(name: str) -> Callable[[list[str]], None]:
@@ -330,9 +318,7 @@ KINDS: dict[str, Callable[[list[str]], None]] = {
     "generate.py": _run("generate.py"),
     "convert.py": _run("convert.py"),
     "attention_map.py": _run("attention_map.py"),
-    "plan.py": _plan,
     "prepare.py": _prepare,
-    "tune.py": _search,
     "torture.py": _torture,
     "seed_noise.py": _bench("seed_noise.py"),
     **{file.name: _bench(file.name) for file in (ROOT / "scripts").glob("bench_*.py")},

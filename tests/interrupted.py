@@ -7,9 +7,12 @@ from typing import Any, NoReturn
 
 import pytest
 from support import tiny
+from torture import fingerprint
 
 from gptattn.runs.folder import RunFolder
 from gptattn.training.module import LanguageModel
+
+__all__ = ["fingerprint"]
 
 # Validations come after steps 2, 4 and 6, and log_every is 3: mostly at different steps.
 SIX = (
@@ -19,7 +22,7 @@ SIX = (
     "accumulate=2",
     "model.dropout=0.2",
     "model.num_layers=2",  # what passes between layers needs two
-    "hydra.run.dir=run",
+    "run_dir=run",
 )
 
 

@@ -35,7 +35,7 @@ def write_run(
     `code`: hashes of modules beside the variant's and the core. `making`: other entries of
     identity.json.
     """
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     node: dict[str, Any] = {
         "choices": {"attn": variant},
         "seed": seed,

@@ -5,7 +5,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -14,9 +14,10 @@ import pytest
 import torch
 import yaml
 
-from gptattn.cli.main import main
+from gptattn.cli.train import main
 from gptattn.runs.folder import step_of
-from gptattn.runs.sweep_states import LEDGER
+from gptattn.settings.compose import settings
+from gptattn.settings.config import TrainConfig
 
 # Call(script name, *arguments) runs a script in this process: (exit code, stdout, stderr).
 Call = Callable[..., tuple[int, str, str]]
@@ -104,6 +105,13 @@ def command(folder: Path, *arguments: str) -> int:
     return end.value.code
 
 
+def check_job(overrides: Sequence[str]) -> TrainConfig:
+    """The settings of a run that has passed all checks, its match applied. Raises a UserError."""
+    from gptattn.training.preflight import preflight
+
+    return preflight(settings(overrides)).cfg
+
+
 def train(folder: Path, *overrides: str) -> Path:
     """Train one tiny run in an empty folder; return its run folder."""
     assert command(folder, *tiny(folder, *overrides)) == 0
@@ -149,11 +157,6 @@ def losses(run: Path) -> list[tuple[int, Any]]:
 
 def config(run: Path) -> dict[str, Any]:
     return yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
-
-
-def ledger_lines(folder: Path) -> list[dict[str, Any]]:
-    """The entries of a sweep's ledger, in order."""
-    return [json.loads(line) for line in (folder / LEDGER).read_text().splitlines()]
 
 
 def _no_json(constant: str) -> None:

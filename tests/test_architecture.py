@@ -7,7 +7,7 @@ from importlib.util import find_spec
 
 from test_layering import ROOMS
 
-from gptattn.cli.compose import CONF
+from gptattn.settings.compose import CONF
 
 PAGE = (CONF.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
 NAMES = sorted({*re.findall(rf"`((?:{'|'.join(itertools.chain(*ROOMS))})\.[\w.]+)`", PAGE)})

@@ -9,20 +9,16 @@ from typing import Any
 import pytest
 import yaml
 from conftest import script
-from hydra.core.global_hydra import GlobalHydra
-from hydra.types import RunMode
 from matplotlib.figure import Figure
 from runfolders import write_run
 
-from gptattn.cli.compose import CONF, composed
-from gptattn.cli.ending import ended
-from gptattn.cli.planning import planned
-from gptattn.cli.sweep_jobs import words
 from gptattn.compare.comparison import compare
 from gptattn.compare.finished_runs import read_runs
 from gptattn.compare.paired import compare_pairs
 from gptattn.compare.table import report_rows
-from gptattn.settings.config import check
+from gptattn.machine.ending import ended
+from gptattn.settings.compose import CONF, settings
+from gptattn.sweep.jobs import words
 from gptattn.sweep.tuning import tune_of
 
 arena_page = script("arena_page")
@@ -32,13 +28,7 @@ SWEEPER = ARENA["hydra"]["sweeper"]
 
 def test_every_variant_of_the_arena_composes_and_is_another_run() -> None:
     sizes = ["block=llama", "model=nano", "match=params"]
-    jobs = [[*words(variant), *sizes] for variant in SWEEPER["variants"]]
-    with composed([], run_mode=RunMode.MULTIRUN) as config:
-        plans = dict(planned(GlobalHydra.instance().config_loader(), config, jobs))
-    assert len(plans) == len(jobs)
-    found = [plans[i].cfg for i in range(len(jobs))]
-    for cfg in found:
-        check(cfg)
+    found = [settings([*words(variant), *sizes]) for variant in SWEEPER["variants"]]
     assert (found[0].variant, found[0].choices["position"]) == ("mha", "rope")
     # One position is the block's own, and so the same run as mha.
     assert (

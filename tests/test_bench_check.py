@@ -8,7 +8,7 @@ from typing import Any
 
 from docs_commands import dry_make
 
-from gptattn.cli.compose import CONF
+from gptattn.settings.compose import CONF
 
 SCRIPT = CONF.parent / "scripts" / "bench_check.py"
 

@@ -7,9 +7,7 @@ import re
 import shutil
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,13 +16,9 @@ from docs_commands import FENCED, PAGES, PROJECT, ROOT, examine, new_on, shown_o
 from support import bpe, command, run_folders, tiny, train
 
 import gptattn.attention
-import gptattn.sweep.estimate
-import gptattn.sweep.run_sweep
+import gptattn.sweep.loop
 from gptattn.cli.commands.convert import convert_with_changes
 from gptattn.errors import UserError
-from gptattn.sweep.checks import checked
-from gptattn.sweep.plan import Plan
-from gptattn.sweep.stages import Later
 
 README = ROOT / "README.md"
 LINKED = [*PAGES, ROOT / "CHANGELOG.md"]
@@ -73,24 +67,10 @@ def made(tmp_path_factory: pytest.TempPathFactory, runs: dict[str, Path]) -> Pat
 def home(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of it; sweeps are planned and checked there, and none of their runs is started."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(made.parent / "cache"))
-    monkeypatch.setattr(gptattn.sweep.run_sweep, "run_sweep", only_checked)
-    nobody = contextlib.nullcontext(SimpleNamespace(timing=None))
-    monkeypatch.setattr(gptattn.sweep.estimate, "Estimator", lambda: nobody)
+    monkeypatch.setattr(gptattn.sweep.loop, "_run_stages", lambda *_: None)
     places = [*gptattn.attention.__path__, str(made / "gptattn" / "attention")]
     monkeypatch.setattr(gptattn.attention, "__path__", places)
     return Path(shutil.copytree(made, tmp_path / "home"))
-
-
-def only_checked(
-    plans: Sequence[Plan],
-    *_: object,
-    later: Later | None,
-    chosen: Callable[[list[Plan]], list[Plan]],
-    **__: object,
-) -> gptattn.sweep.run_sweep.Swept:
-    first = checked(plans)
-    assert chosen(first) if later is None else later.candidates(first, {})
-    return gptattn.sweep.run_sweep.Swept([], [], complete=False)
 
 
 @pytest.mark.parametrize("page", WITH_COMMANDS, ids=lambda page: page.stem)

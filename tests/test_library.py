@@ -9,9 +9,9 @@ import yaml
 from support import process_state, rows, tiny
 from support import train as train_by_command
 
-from gptattn.cli.compose import settings
 from gptattn.errors import ConfigError, RunFolderError
-from gptattn.training.train import train
+from gptattn.settings.compose import settings
+from gptattn.training.run import train
 
 PAGE = Path(__file__).parents[1] / "docs" / "library.md"
 

@@ -8,8 +8,8 @@ from types import ModuleType
 import torch
 
 from gptattn.attention import Attention
-from gptattn.cli.compose import composed, to_train_config
 from gptattn.settings.build import build_model
+from gptattn.settings.compose import settings
 from gptattn.settings.construct import construct
 from gptattn.settings.layers import shared_arguments
 
@@ -31,8 +31,7 @@ def test_the_example_variant_of_the_readme_composes_builds_and_decodes(tmp_path,
     (tmp_path / "attn").mkdir()
     (tmp_path / "attn" / "cosine.yaml").write_text(block("conf/attn/cosine.yaml"))
 
-    with composed([f"hydra.searchpath=[file://{tmp_path}]", "attn=cosine"]) as cfg:
-        typed = to_train_config(cfg)
+    typed = settings([f"hydra.searchpath=[file://{tmp_path}]", "attn=cosine"])
     attention = construct("attn", typed.attn, shared_arguments(typed.model, typed.block), [])
     assert isinstance(attention, Attention)
 
@@ -59,8 +58,7 @@ def test_the_example_part_composes_with_every_number_of_heads(tmp_path, monkeypa
 
     for variant in ("mha", "gqa", "mha_wrapper"):
         chosen = [f"attn={variant}", "part=[value_norm]"]
-        with composed([f"hydra.searchpath=[file://{tmp_path}]", *chosen]) as cfg:
-            typed = to_train_config(cfg)
+        typed = settings([f"hydra.searchpath=[file://{tmp_path}]", *chosen])
         model = build_model(typed, vocab_size=13)
         attention = model.layers()[0].attention
         x_BTE = torch.randn(1, 5, typed.model.d_model)

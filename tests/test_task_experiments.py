@@ -7,11 +7,11 @@ import pytest
 import yaml
 from building import settings
 
-from gptattn.cli.compose import CONF
-from gptattn.cli.sweep_jobs import words
 from gptattn.settings.build import build_model
+from gptattn.settings.compose import CONF
 from gptattn.settings.config import TrainConfig
 from gptattn.settings.construct import construct
+from gptattn.sweep.jobs import words
 
 
 def sweeper(experiment: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from support import TINY
 
-from gptattn.cli.compose import CONF
+from gptattn.settings.compose import CONF
 
 ROOT = CONF.parent
 
@@ -85,7 +85,7 @@ def test_a_wheel_installed_into_an_empty_environment_trains_in_an_empty_folder(
     (site / "dependencies.pth").write_text("".join(f"{folder}\n" for folder in folders))
 
     where = (
-        "import gptattn, gptattn.cli.main as c; print(c.__file__); print(c.CONF); "
+        "import gptattn, gptattn.cli.train as c; print(c.__file__); print(c.CONF); "
         "print(gptattn.command('train'))"
     )
     folder = tmp_path / "empty"

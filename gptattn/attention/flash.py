@@ -10,7 +10,6 @@ from torch.autograd.function import once_differentiable
 from gptattn.attention.folding import one_size
 from gptattn.attention.pieces import Band, Piece, pieces_of
 from gptattn.attention.stretches import Stretch, stretches_of
-from gptattn.attention.vmapped import as_rows, of_several_models
 
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -41,8 +40,7 @@ def flash(
     if mask is not None and mask.dtype == torch.bool:
         mask = torch.zeros_like(mask, dtype=q_BHTD.dtype).masked_fill(~mask, -torch.inf)
     inputs = *one_size(q_BHTD, k_BGSD, v_BGSD), sink, mask, start_BT
-    function = _StackedFlash if of_several_models(q_BHTD) else _Flash
-    y_BHTD: Any = function.apply(*inputs, band, scale)
+    y_BHTD: Any = _Flash.apply(*inputs, band, scale)
     return y_BHTD[..., : v_BGSD.shape[3]]
 
 
@@ -106,47 +104,6 @@ class _Flash(torch.autograd.Function):
             lost = (sink.to(lse.dtype) - lse[..., 0]).exp() * (dy.to(lse.dtype) * y).sum(-1)
             d_sink = -lost.sum_to_size(sink.shape).to(sink.dtype)
         return dq, dk, dv, d_sink, None, None, None, None
-
-
-class _StackedFlash(torch.autograd.Function):
-    """`_Flash` under vmap, where torch has no rule for the operator: all models' rows as one batch.
-
-    A class of its own: what vmap asks of a Function would cost a single model time.
-    """
-
-    @staticmethod
-    def forward(*inputs: Any) -> Tensor:
-        raise RuntimeError("only vmap calls this, and not the forward")
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        pass
-
-    @staticmethod
-    def vmap(
-        info: Any,
-        in_dims: tuple[int | None, ...],
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        sink: Tensor | None,
-        mask: Tensor | None,
-        start: Tensor | None,
-        band: Band | None,
-        scale: float,
-    ) -> tuple[Tensor, int]:
-        N, at_q, at_k, at_v, at_sink, at_mask, at_start = info.batch_size, *in_dims[:6]
-        q, k, v = (as_rows(x, at, N) for x, at in ((q, at_q), (k, at_k), (v, at_v)))
-        rows = len(q) // N
-        if sink is not None:  # [H, 1] or [H, T] of each model, for each of its rows
-            at_sink = None if at_sink is None else at_sink + 1
-            sink = as_rows(sink.unsqueeze(0), at_sink, N, rows)
-        if mask is not None and (at_mask is not None or len(mask) > 1):
-            mask = as_rows(mask, at_mask, N, rows)
-        if start is not None:
-            start = as_rows(start, at_start, N)
-        y: Any = _Flash.apply(q, k, v, sink, mask, start, band, scale)
-        return y.unflatten(0, (N, rows)), 0
 
 
 def _calls(

@@ -11,7 +11,6 @@ from gptattn.attention.gpu_kernels import gpu_attention
 from gptattn.attention.pieces import Band
 from gptattn.attention.rule import Rule, visible
 from gptattn.attention.spans import Span, Standing
-from gptattn.attention.vmapped import of_several_models
 
 BLOCK = 128  # queries at a time, where a mask or scores must be held in memory
 
@@ -45,7 +44,7 @@ def fused(
     window = None if rule.window is None or rule.window >= at.S else rule.window
     on_cpu = q_BHTD.device.type == "cpu"
     plain = at.same and window is None and rule.sink_H is None and at.documents is None
-    if plain and not _only_flash(q_BHTD):
+    if plain:
         inputs = q_BHTD, k_BGSD, v_BGSD
         if not on_cpu:
             return gpu_attention(*inputs, rule.scale, dropout, causal=True)
@@ -68,11 +67,6 @@ def fused(
         band = Band(window, at.ahead)
         return flash(*inputs, rule.scale, band=band, start_BT=start_BT, sink=sink_H1)
     return _masked_in_blocks(q_BHTD, k_BGSD, v_BGSD, rule, dropout, at)
-
-
-def _only_flash(q_BHTD: Tensor) -> bool:
-    """Whether torch's sdpa would attend once per model, and `flash` for all at once."""
-    return q_BHTD.device.type == "cpu" and of_several_models(q_BHTD)
 
 
 def _masked_in_blocks(
@@ -130,7 +124,7 @@ def _folded(
         mask = mask.unflatten(1, (G, R)).flatten(2, 3) if of_heads else mask.repeat(1, 1, R, 1)
     if q_BHTD.device.type != "cpu":  # without sinks, see `can_fuse`
         y_BGXD = gpu_attention(q_BGXD, k_BGSD, v_BGSD, rule.scale, dropout, mask=mask)
-    elif rule.sink_H is None and not _only_flash(q_BHTD):
+    elif rule.sink_H is None:
         X = q_BGXD.shape[2]
         if X == 1 and q_BHTD.dtype == torch.bfloat16:
             # torch multiplies a single row of bfloat16 half as fast as two.

@@ -9,7 +9,6 @@ from torch.utils.checkpoint import checkpoint
 
 from gptattn.attention.rule import Rule, weights
 from gptattn.attention.spans import Span, Standing
-from gptattn.attention.vmapped import of_several_models
 
 # Weights [B, H, T, S] -> what the values are summed with: [B, H, T, S], or fewer heads.
 Blend = Callable[[Tensor], Tensor]
@@ -50,8 +49,7 @@ def scores_in_blocks(
     This holds BLOCK x S scores, skips keys that no query of a block sees, and with dropout is
     faster than torch's sdpa (0.88 of its time, measured at T = 1,024).
     """
-    # Not for several models: backward comes after vmap, and could not compute their blocks again.
-    again = torch.is_grad_enabled() and not of_several_models(q_BHTD)
+    again = torch.is_grad_enabled()
     far = rule.window is None or at.T <= BLOCK or not again
     whole = (k_BGSD,), (v_BGSD,)
     k, v = whole if far else (x.split(BLOCK, dim=2) for x in (k_BGSD, v_BGSD))

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gptattn.attention.vmapped import of_several_models
 from gptattn.position.base import Documents, Positions
 
 
@@ -128,7 +127,7 @@ class Standing:
         if self.documents is None or self.device.type != "cpu" or torch.compiler.is_compiling():
             return 0
         start_BT = self.documents.start_BT
-        if of_several_models(start_BT) or not start_BT.numel():
+        if not start_BT.numel():
             return 0
         return int(start_BT[:, queries.start].min())
 

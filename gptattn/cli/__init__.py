@@ -1,4 +1,4 @@
-"""The command lines: `train.py`, which uses Hydra, and the other commands' arguments. It may import
-every other room. Only this room and `hydra_plugins` import Hydra and OmegaConf. Start reading at
-`main.py`.
+"""What surrounds `@hydra.main`, and the other commands.
+
+It may import every other room. Start reading at `train.py`.
 """

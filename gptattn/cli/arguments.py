@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from gptattn.errors import ConfigError
-from gptattn.settings.values import check_ranges, converted, suggest, within
+from gptattn.settings.values import check_values, converted, suggest, within
 
 T = TypeVar("T")
 
@@ -48,7 +48,7 @@ def parse(kind: type[T], arguments: Sequence[str]) -> T:
         if missing and field.name not in values:
             raise ConfigError(name, f"is missing; give {name}=...")
     parsed = kind(**values)
-    check_ranges(parsed)
+    check_values(parsed)
     return parsed
 
 

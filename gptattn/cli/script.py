@@ -1,10 +1,11 @@
-"""What the commands share: help, `--debug`, and one line for a user's mistake."""
+"""What the commands share: help, and one line for a user's mistake."""
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from gptattn.cli.ending import ended
+from gptattn.machine.ending import ended
 
 
 def run_script(help: str, run: Callable[[Sequence[str]], None]) -> int:
@@ -12,11 +13,11 @@ def run_script(help: str, run: Callable[[Sequence[str]], None]) -> int:
 
     COMMAND in the help is replaced by the command as the user called it.
     """
-    arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
+    arguments = sys.argv[1:]
     if not arguments or arguments[0] in ("-h", "--help"):
         text = help.replace("COMMAND", called())
         return ended(lambda: print(text, end="")) or (0 if arguments else 2)
-    return ended(lambda: run(arguments), debug="--debug" in sys.argv)
+    return ended(lambda: run(arguments), os.environ.get("HYDRA_FULL_ERROR") == "1")
 
 
 def called() -> str:

@@ -17,7 +17,7 @@ from gptattn.compare.bands import section_bands, start_time
 from gptattn.compare.curves import Curves, Floats
 from gptattn.compare.files import BOARD_MARK, remove_former_board
 from gptattn.compare.results import Comparison, Section
-from gptattn.machine.disk import make_folder, write_atomically
+from gptattn.machine.disk import write_atomically
 
 TAGS = {
     "val/loss": ("val", "loss"),
@@ -32,9 +32,9 @@ Series = tuple[str, Floats, Floats, Floats]  # tag, steps, seconds, values
 def write_board(comparison: Comparison, folder: Path) -> None:
     """Write up to three TensorBoard runs per row below `folder`, replacing an earlier report's.
 
-    The parent of `folder` must exist. Raises DiskError if `folder` is a link.
+    The parent of `folder` must exist.
     """
-    make_folder(folder, folder.parent)  # refuses a link, since files are removed below it
+    folder.mkdir(exist_ok=True)
     remove_former_board(folder)
     taken: set[Path] = set()
     for section in comparison.sections:
@@ -86,4 +86,4 @@ def _write_events(root: Path, folder: Path, began: float, series: Sequence[Serie
                 )
                 writer.write(event.SerializeToString())
 
-    write_atomically(file, write, root)
+    write_atomically(file, write)

@@ -18,7 +18,7 @@ from gptattn.compare.ladder import LadderReport, Scaled
 from gptattn.compare.results import METRICS, OF_DATA, Across, Change, Comparison, Row, Section
 from gptattn.compare.verdicts import match_words, section_words, sure_words
 from gptattn.errors import DiskError
-from gptattn.machine.disk import make_folder, refuse_link, write_atomically
+from gptattn.machine.disk import write_atomically
 
 BOARD_MARK = ".gptattn-compare"  # suffix of the event files that we write and may remove
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
@@ -27,7 +27,7 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "
 def write(file: Path, content: str | bytes) -> None:
     """Write the file atomically. Its folder must exist."""
     data = content.encode("utf-8", errors="replace") if isinstance(content, str) else content
-    write_atomically(file, lambda target: target.write(data), file.parent)
+    write_atomically(file, lambda target: target.write(data))
 
 
 @contextmanager
@@ -39,22 +39,18 @@ def disk_errors(folder: Path, option: str = "--out") -> Iterator[None]:
         raise DiskError(option, f"{folder}: {error.strerror}; give another folder") from error
 
 
-def claim(folder: Path, root: Path | None = None, option: str = "--out") -> None:
+def claim(folder: Path, option: str = "--out") -> None:
     """Make the folder and check that it is writable, before anything slow starts.
 
-    For `root` see `disk.make_folder`. Raises DiskError.
+    Raises DiskError.
     """
     with disk_errors(folder, option):
-        make_folder(folder, root)
+        folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
 
 
 def remove_former_board(folder: Path) -> None:
-    """Remove an earlier report's event files and the folders that this leaves empty.
-
-    Raises DiskError if the folder is a link: the files behind it may not be ours.
-    """
-    refuse_link(folder)
+    """Remove an earlier report's event files and the folders that this leaves empty."""
     for file in folder.rglob(f"events.out.tfevents.*{BOARD_MARK}"):
         file.unlink()
     for below in sorted((path for path in folder.rglob("*") if path.is_dir()), reverse=True):

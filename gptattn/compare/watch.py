@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gptattn.compare.finished_runs import one_line, seedless
 from gptattn.errors import ConfigError
-from gptattn.runs.sweep_states import LEDGER, SWEEP_LOCK, SweepStates, is_sweep, sweep_states
+from gptattn.runs.sweep_states import PLANNED, SWEEP_LOCK, SweepStates, is_sweep, sweep_states
 
 NAMED = 3  # failed runs that are named, with their reasons
 
@@ -56,7 +56,7 @@ def sweeps_in(folders: Sequence[Path]) -> list[Path]:
     """Return the sweeps that the folders are, or else hold. Raises ConfigError without any."""
     found: list[Path] = []
     for folder in folders:
-        inner = {path.parent for name in (LEDGER, SWEEP_LOCK) for path in folder.glob(f"*/{name}")}
+        inner = {path.parent for name in (PLANNED, SWEEP_LOCK) for path in folder.glob(f"*/{name}")}
         found += [folder] if is_sweep(folder) else sorted(inner)
     if not found:
         where = one_line(" ".join(map(str, folders)))

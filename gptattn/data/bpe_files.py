@@ -9,10 +9,8 @@ from typing import Any
 from gptattn.data.tokenizer import MAX_VOCABULARY
 from gptattn.data.tokenizer_files import FORMS, find
 from gptattn.errors import DataError
-from gptattn.machine.untrusted import read_bytes
 
 END_OF_TEXT = "<|endoftext|>"
-MAX_BYTES = 64_000_000  # GPT-2's largest file has 1.4 MB; this is room for 65,536 long tokens
 # Values allowed in tokenizer.json; None is null or missing. Any other value gives other ids.
 PLAIN_MODEL = {
     "type": (None, "BPE"),
@@ -97,7 +95,7 @@ def _merges(text: str) -> list[Any]:
 
 
 def _content(file: Path) -> str:
-    return read_bytes(file, MAX_BYTES).decode("utf-8").replace("\r\n", "\n")
+    return file.read_text(encoding="utf-8").replace("\r\n", "\n")
 
 
 def _json(file: Path) -> Any:

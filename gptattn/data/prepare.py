@@ -179,7 +179,7 @@ def discard(folder: Path, damaged: Callable[[], bool]) -> None:
 
 
 def _alone(folder: Path) -> contextlib.AbstractContextManager[object]:
-    why = f"OWNER is preparing {folder}; wait for it, or stop it"
+    why = f"another process is preparing {folder}; wait for it, or stop it"
     return locked(folder / LOCK, "to", why)
 
 

@@ -16,12 +16,10 @@ from gptattn.data.shards import IDS_IN_HEADER, Shard, shard_of
 from gptattn.data.tokenizer_files import IN_RUN
 from gptattn.errors import DataError
 from gptattn.machine.disk import write_atomically
-from gptattn.machine.untrusted import read_bytes
 
 INDEX = "index.json"
 PLAN = "plan.json"  # of a preparation that has not ended
 FORMAT = 1
-INDEX_BYTES = 64_000_000
 
 
 @dataclass(frozen=True)
@@ -100,7 +98,7 @@ class Index:
 def _starts(root: Path, record: ShardRecord) -> NDArray[np.int64]:
     path = documents_file(root / record.file)
     try:
-        raw = read_bytes(path, STARTS_DTYPE.itemsize * record.documents)
+        raw = path.read_bytes()
     except (OSError, ValueError):
         raw = None
     if raw is None or hashlib.sha256(raw).hexdigest() != record.starts_sha256:
@@ -122,7 +120,7 @@ def read_index(root: Path) -> Index:
     """Return the index in a folder. Raises DataError if it is missing or damaged."""
     path = root / INDEX
     try:
-        node = msgspec.json.decode(read_bytes(path, INDEX_BYTES))
+        node = msgspec.json.decode(path.read_bytes())
         if isinstance(node, dict) and node.get("format") != FORMAT:
             raise ValueError("it is of another version")
         index = msgspec.convert(node, Index)

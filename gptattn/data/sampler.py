@@ -69,11 +69,15 @@ def opening_rows(val: Tokens, context_length: int, tokens: int) -> Tensor:
 
 @dataclass(frozen=True)
 class TrainingStream:
-    """The endless batches of a run from optimizer step `first_step` on; `batch(step)` makes one."""
+    """The endless micro-batches of a run from optimizer step `first_step` on.
+
+    `batch(step)` makes those of a step, which follow each other in it.
+    """
 
     batch: Callable[[int], Batch]
     first_step: int = 0
     on_made: Callable[[float], None] = lambda seconds: None  # called after each batch is made
+    accumulate: int = 1  # micro-batches of a step
 
     def __iter__(self) -> Iterator[Batch]:
         step = self.first_step
@@ -81,7 +85,8 @@ class TrainingStream:
             start = time.perf_counter()
             batch = self.batch(step)
             self.on_made(time.perf_counter() - start)
-            yield batch
+            rows = len(batch[0]) // self.accumulate
+            yield from zip(*(tensor.split(rows) for tensor in batch), strict=True)
             step += 1
 
 

@@ -20,13 +20,11 @@ from numpy.typing import NDArray
 from gptattn.data.token_files import PIECE_TOKENS, TOKEN_DTYPE, SharedFile, TokenFile
 from gptattn.errors import DataError
 from gptattn.machine.disk import write_atomically
-from gptattn.machine.untrusted import read_bytes
 
 MAGIC, VERSION = 20240520, 1
 HEADER_BYTES = 256 * 4
 IDS_IN_HEADER = HEADER_BYTES // TOKEN_DTYPE.itemsize
 OPEN_FILES = 64  # at a time; a process may have 1,024
-RECORD_BYTES = 1_000
 
 
 def header(count: int) -> bytes:
@@ -149,7 +147,7 @@ def content_of(shard: Shard, cache: Path) -> Content:
     made_of = f"{shard.path.resolve()}\0{status.st_size}\0{status.st_mtime_ns}\0{shard.start}"
     record = cache / f"{hashlib.sha256(made_of.encode()).hexdigest()}.ids.json"
     try:
-        found = json.loads(read_bytes(record, RECORD_BYTES))
+        found = json.loads(record.read_bytes())
         return Content(str(found["sha256"]), int(found["highest"]))
     except (OSError, ValueError, KeyError, TypeError):
         pass  # not there, or damaged: read anew

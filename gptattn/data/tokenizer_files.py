@@ -20,8 +20,8 @@ def find(folder: Path) -> list[Path]:
     return []
 
 
-def write(folder: Path, files: Mapping[str, str], root: Path | None = None) -> None:
-    """Write a tokenizer's files, name -> text; `root` is as in `disk.make_folder`."""
+def write(folder: Path, files: Mapping[str, str]) -> None:
+    """Write a tokenizer's files, name -> text."""
     for name, text in files.items():
         raw = text.encode()
-        write_atomically(folder / name, lambda file, raw=raw: file.write(raw), root)
+        write_atomically(folder / name, lambda file, raw=raw: file.write(raw))

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from gptattn.data.bpe import PIECE_CHARS, ByteLevelBPE, between_words, gpt2_words
-from gptattn.data.bpe_files import BPE, MAX_BYTES, byte_characters, of_merges
+from gptattn.data.bpe_files import BPE, byte_characters, of_merges
 from gptattn.data.token_files import cache_errors
 from gptattn.data.tokenizer import MAX_VOCABULARY
 from gptattn.errors import ConfigError, DataError
 from gptattn.machine.disk import write_atomically
-from gptattn.machine.untrusted import read_bytes
 
 LEAST = 257  # the bytes and the end of text
 LEAST_COUNT = 2  # of a pair: a merge that helps once is no pattern
@@ -79,7 +78,7 @@ class TrainedBPE(ByteLevelBPE):
         """Return what an earlier run learned and left in the cache, if it is there and intact."""
         for file in cache.glob(f"{self._key(content)}-*.merges"):
             try:
-                raw = read_bytes(file, MAX_BYTES)
+                raw = file.read_bytes()
                 same = hashlib.sha256(raw).hexdigest() == file.stem.rpartition("-")[2]
                 bpe = of_merges(raw.decode())
             except (OSError, ValueError):

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from gptattn.attention.base import Attention, Carried
 from gptattn.attention.cache import Cache
 from gptattn.attention.linear import Linear
-from gptattn.model.kinds import MLPKind, NormKind
 
 
 @dataclass(frozen=True)
@@ -18,9 +17,9 @@ class BlockStyle:
     `bias`: of the MLP's layers. `zero_init`: what attentions and MLPs add starts at 0.
     """
 
-    norm: NormKind = "layer"
+    norm: str = "layer"
     norm_eps: float = 1e-5
-    mlp: MLPKind = "gelu"
+    mlp: str = "gelu"
     bias: bool = True
     zero_init: bool = False
 

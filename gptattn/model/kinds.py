@@ -6,7 +6,7 @@ NormKind = Literal["layer", "rms"]
 MLPKind = Literal["gelu", "relu2", "swiglu", "none"]
 
 
-def default_width(mlp: MLPKind, d_model: int) -> int:
+def default_width(mlp: str, d_model: int) -> int:
     """Return the hidden width of an MLP that has as many parameters as GPT-2's.
 
     4 * d_model for two matrices; 8/3 * d_model for SwiGLU's three, to the nearest multiple of 8.

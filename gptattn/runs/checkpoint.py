@@ -1,14 +1,12 @@
 """A checkpoint: one safetensors file, written whole or not at all, and verified when it is read.
 
-Its tensors are the weights under the model's own names, AdamW's state as
-`optimizer/PARAMETER/exp_avg` and so on, and the states of the random generators as `generator/...`.
-Everything else is JSON in the file's header, under the key `gptattn`; a tensor in it lies in the
-file under its path, `callbacks/StepClock/step_seconds` for example.
+Its tensors are the weights under the model's own names, and all others that Lightning saves under
+their path in its checkpoint, `optimizer_states/0/state/...`. Everything else is JSON in the file's
+header, under the key `gptattn`.
 
 Next to `step=40.safetensors` lies `step=40.safetensors.sha256`, in the format of sha256sum. It is
-written before the checkpoint gets its final name, and it stays if the checkpoint is lost. So a
-checkpoint counts as damaged if it does not match its sum, or if only the sum is there. A checkpoint
-without a sum, such as one copied by hand, is judged by its content alone.
+written before the checkpoint gets its final name. A checkpoint without a sum, such as one copied by
+hand, is judged by its content alone.
 """
 
 import hashlib
@@ -19,20 +17,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from gptattn.errors import CheckpointError
 from gptattn.machine import disk
-from gptattn.machine.untrusted import read_bytes
 from gptattn.runs.folder import RunFolder, step_of, sum_of
-from gptattn.runs.tensor_file import opened, outline, write_tensors
+from gptattn.runs.tensor_file import disk_errors, metadata, reading
 
-Check = Callable[[dict[str, Any], Path], object]  # of a content and its file
 KEPT = 2  # checkpoints: the newest, and one to fall back on
-SUM_BYTES = 4_000  # at most
 HEADER_KEY = "gptattn"  # the key of our JSON in the file's metadata
-HEADER_CHARACTERS = 16_000_000  # at most; a model of 1,000 layers needs 5 million
-TENSOR = "__tensor__"  # the key in the JSON whose value names the tensor that belongs there
+TENSOR, PAIRS = "__tensor__", "__pairs__"  # keys in the JSON: a tensor, a dict with other keys
+MODEL = "model."  # Lightning's prefix of the names of weights
 
 
 @dataclass(frozen=True)
@@ -43,95 +39,125 @@ class Chosen:
     content: dict[str, Any]
     passed_over: list[tuple[Path, str]]
 
-    def warning(self) -> str | None:
-        """Return one line with the checkpoints not used and the one used; None if all were good."""
-        if not self.passed_over:
-            return None
-        bad = ", ".join(f"{path.name} {reason}" for path, reason in self.passed_over)
-        return f"warning: checkpoint: {bad}; using {self.path} instead"
-
 
 def write_checkpoint(path: Path, content: dict[str, Any]) -> None:
-    """Write `content` and its SHA-256; `path` appears once all of it is on the disk.
+    """Write Lightning's checkpoint and its SHA-256; `path` appears once all of it is on the disk.
 
-    `content["weights"]` maps names to tensors. Its other values may be tensors, whatever JSON can
-    hold, and dicts (with strings as keys) and lists of these. Makes the folder of `path` inside the
-    run's folder, which must exist. Raises DiskError if the disk refuses.
+    Its values may be tensors, whatever JSON can hold, and dicts and lists of these. Makes the
+    folder of `path` inside the run's folder, which must exist. Raises DiskError if the disk
+    refuses.
     """
-    run = path.parent.parent
-    tensors, rest = _flattened(content)
-    try:
-        with disk.replacing(path, run, sum(t.nbytes for t in tensors.values())) as file:
-            sha256 = hashlib.sha256()
+    state = content["state_dict"]
+    tensors = {name.removeprefix(MODEL): tensor for name, tensor in state.items()}
+    rest = {key: value for key, value in content.items() if key != "state_dict"}
+    header = json.dumps(_emptied(rest, "", tensors), separators=(",", ":"))
+    part = path.with_name(f"{path.name}.part")
+    size = sum(tensor.nbytes for tensor in tensors.values())
+    with disk.writing(path, lambda: size), disk_errors(path, size):
+        path.parent.mkdir(exist_ok=True)
+        try:
+            save_file(_apart(tensors), part, {"format": "pt", HEADER_KEY: header})
+            with part.open("rb+") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+                os.fsync(file.fileno())
+            line = f"{digest}  {path.name}\n".encode()
+            disk.write_atomically(sum_of(path), lambda file: file.write(line))
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
+            if not path.exists():
+                sum_of(path).unlink(missing_ok=True)
 
-            def write(piece: memoryview) -> None:
-                sha256.update(piece)
-                file.write(piece)
 
-            write_tensors(write, tensors, {"format": "pt", HEADER_KEY: rest})
-            _write_sum(path, sha256.hexdigest())
-    except BaseException:
-        if not os.path.lexists(path):
-            sum_of(path).unlink(missing_ok=True)
-        raise
+def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors on the CPU, each with memory of its own, as safetensors wants them."""
+    seen: set[int] = set()
+    found = {}
+    for name, tensor in tensors.items():
+        own = tensor.detach().cpu().contiguous()
+        shared = own.numel() and own.untyped_storage().data_ptr() in seen
+        part = own.untyped_storage().nbytes() != own.nbytes
+        found[name] = own.clone() if shared or part else own
+        seen.add(own.untyped_storage().data_ptr())
+    return found
 
 
-def _flattened(content: dict[str, Any]) -> tuple[dict[str, Tensor], str]:
-    """Return the content's tensors by name, and the rest as JSON that says where each belongs."""
-    found: dict[str, Tensor] = {}
+def _emptied(node: Any, name: str, tensors: dict[str, Tensor]) -> Any:
+    """Return the node as JSON has it; its tensors go into `tensors`, under their paths."""
+    if isinstance(node, Tensor):
+        tensors[name] = node
+        return {TENSOR: name}
+    dot = f"{name}/" if name else ""
+    if isinstance(node, dict):
+        values = {key: _emptied(value, f"{dot}{key}", tensors) for key, value in node.items()}
+        plain = all(isinstance(key, str) for key in node)
+        return values if plain else {PAIRS: list(values.items())}
+    if isinstance(node, list | tuple):
+        return [_emptied(value, f"{dot}{i}", tensors) for i, value in enumerate(node)]
+    return node
 
-    def emptied(node: Any, name: str) -> Any:
-        if isinstance(node, Tensor):
-            found[name] = node
-            return {TENSOR: name}
-        if isinstance(node, dict):
-            return {key: emptied(value, f"{name}/{key}") for key, value in node.items()}
-        if isinstance(node, list):
-            return [emptied(value, f"{name}/{i}") for i, value in enumerate(node)]
+
+def _filled(node: Any, tensors: dict[str, Tensor]) -> Any:
+    """Undo `_emptied`; the tensors are taken out of `tensors`."""
+    if isinstance(node, list):
+        return [_filled(value, tensors) for value in node]
+    if not isinstance(node, dict):
         return node
-
-    rest = {key: emptied(value, key) for key, value in content.items() if key != "weights"}
-    return content["weights"] | found, json.dumps(rest, separators=(",", ":"))
-
-
-def _unflattened(tensors: dict[str, Tensor], text: str) -> dict[str, Any]:
-    """Undo `_flattened`. Raises ValueError if the JSON does not match the tensors."""
-    weights = dict(tensors)
-
-    def whole(node: Any) -> Any:
-        if isinstance(node, dict) and TENSOR in node:
-            return weights.pop(node[TENSOR])
-        if isinstance(node, dict):
-            return {key: whole(value) for key, value in node.items()}
-        if isinstance(node, list):
-            return [whole(value) for value in node]
-        return node
-
-    try:
-        rest = whole(json.loads(text))
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"its header names a tensor that the file lacks: {error}") from None
-    if not isinstance(rest, dict):
-        raise ValueError("its header is not a JSON object")
-    return rest | {"weights": weights}
+    if TENSOR in node:
+        return tensors.pop(node[TENSOR])
+    if PAIRS in node:
+        return {key: _filled(value, tensors) for key, value in node[PAIRS]}
+    return {key: _filled(value, tensors) for key, value in node.items()}
 
 
-def _write_sum(path: Path, digest: str) -> None:
-    # Until the checkpoint is replaced, the sum of the old one must be valid too.
-    old = _sums(path) if path.exists() else []
-    lines = "".join(f"{each}  {path.name}\n" for each in [digest, *old[:1]])
-    disk.write_atomically(sum_of(path), lambda file: file.write(lines.encode()))
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """Return the content that `write_checkpoint` wrote, with its tensors on the CPU.
+
+    Raises CheckpointError if the file is missing, damaged or not a checkpoint.
+    """
+    with reading(path):
+        header = metadata(path).get(HEADER_KEY)
+        if header is None:
+            raise ValueError("it is not a checkpoint of gptattn: its header describes no run")
+        tensors = load_file(path)
+        rest = _filled(json.loads(header), tensors)
+        return rest | {"state_dict": {f"{MODEL}{name}": t for name, t in tensors.items()}}
 
 
-def _sums(path: Path) -> list[str]:
-    """Return the digests that the checkpoint may have; empty if it has no file of sums."""
-    try:
-        text = read_bytes(sum_of(path), SUM_BYTES).decode("ascii", errors="replace")
-    except FileNotFoundError:
-        return []
-    except (OSError, ValueError):
-        return ["none"]  # the file of sums is unusable, so no checkpoint matches it
-    return [line.partition(" ")[0] for line in text.splitlines()] or ["none"]
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """Return a checkpoint's weights under the model's own names. Raises as `read_checkpoint`."""
+    state = read_checkpoint(path)["state_dict"]
+    return {name.removeprefix(MODEL): tensor for name, tensor in state.items()}
+
+
+def choose_checkpoint(folder: RunFolder, check: Callable[[dict[str, Any]], object]) -> Chosen:
+    """Read the run's newest good checkpoint.
+
+    `check` may refuse a content with CheckpointError. Raises CheckpointError if none is good.
+    """
+    passed_over: list[tuple[Path, str]] = []
+    for path in folder.known_checkpoints():
+        try:
+            _check_sum(path)
+            content = read_checkpoint(path)
+            check(content)
+            return Chosen(path, content, passed_over)
+        except CheckpointError as error:
+            reason = error.message.removeprefix(str(path)).lstrip(": ").partition(";")[0]
+            passed_over.append((path, reason))
+    bad = ", ".join(f"{path.name} {reason}" for path, reason in passed_over)
+    raise CheckpointError(
+        "checkpoint", f"none in {folder.checkpoints} can be used ({bad or 'there is none'})"
+    )
+
+
+def _check_sum(path: Path) -> None:
+    if not sum_of(path).exists() or not path.exists():
+        return
+    known = sum_of(path).read_text(errors="replace").partition(" ")[0]
+    with path.open("rb") as file:
+        if hashlib.file_digest(file, "sha256").hexdigest() != known:
+            raise CheckpointError("checkpoint", f"{path} is damaged (its SHA-256 does not match)")
 
 
 def remove_checkpoint(path: Path) -> None:
@@ -153,63 +179,26 @@ def remove_old(folder: RunFolder, newest: Path) -> None:
         remove_checkpoint(path)
 
 
-def choose_checkpoint(folder: RunFolder, check: Check | None = None) -> Chosen:
-    """Read the run's newest good checkpoint; `check` is as in `read_checkpoint`.
+def check_shapes(own: dict[str, Tensor], found: dict[str, Tensor], source: Path) -> None:
+    """Raise CheckpointError if `found`, in the file `source`, differs from the model's `own`.
 
-    Raises CheckpointError if no checkpoint is good.
+    Names and shapes must be equal. A floating-point tensor may have another precision; any other
+    must have the same dtype.
     """
-    passed_over: list[tuple[Path, str]] = []
-    for path in folder.known_checkpoints():
-        try:
-            with opened(path):  # checks the header before the whole file is read for its sum
-                _check_sum(path)
-            return Chosen(path, read_checkpoint(path, check), passed_over)
-        except CheckpointError as error:
-            passed_over.append((path, _short(error, path)))
-    bad = ", ".join(f"{path.name} {reason}" for path, reason in passed_over)
-    raise CheckpointError(
-        "checkpoint", f"none in {folder.checkpoints} can be used ({bad or 'there is none'})"
-    )
+    for name in sorted(own.keys() | found.keys()):
+        if name not in found or name not in own:
+            which = "lacks" if name in own else "has an unknown"
+            raise CheckpointError(
+                "checkpoint", f"{source} {which} {name[:100]!r}: it belongs to another model"
+            )
+        theirs, ours = _described(found[name]), _described(own[name])
+        if theirs != ours:
+            raise CheckpointError(
+                "checkpoint", f"{source}: {name} is {theirs}, the model's is {ours}"
+            )
 
 
-def _short(error: CheckpointError, path: Path) -> str:
-    """What is wrong with the file, without its path and without advice."""
-    return error.message.removeprefix(str(path)).lstrip(": ").partition(";")[0]
-
-
-def refuse_pickles(folder: RunFolder) -> None:
-    """Raise CheckpointError if all checkpoints of the run are pickles of an earlier version."""
-    if folder.pickles and not folder.known_checkpoints():
-        raise CheckpointError(
-            "checkpoint",
-            f"{folder.pickles[-1]} is a pickle of an earlier version, and pickles are not read; "
-            "use the version that wrote it, or train the run again",
-        )
-
-
-def _check_sum(path: Path) -> None:
-    known = _sums(path)
-    if not known:
-        return
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    if digest not in known:
-        raise CheckpointError("checkpoint", f"{path} is damaged (its SHA-256 does not match)")
-
-
-def read_checkpoint(path: Path, check: Check | None = None) -> dict[str, Any]:
-    """Return the content that `write_checkpoint` wrote, with its tensors on the CPU.
-
-    `check` is first called with the same content on the meta device, so it can refuse names, dtypes
-    and shapes before memory is taken for them. Raises CheckpointError if the file is missing,
-    damaged or not a checkpoint, or if `check` raises ValueError.
-    """
-    with opened(path) as file:
-        rest = (file.metadata() or {}).get(HEADER_KEY)
-        if rest is None or len(rest) > HEADER_CHARACTERS:
-            raise ValueError("it is not a checkpoint of gptattn: its header describes no run")
-        names = list(file.keys())
-        if check is not None:
-            check(_unflattened(outline(file), rest), path)
-        # Cloned, because the library's tensors are views of the file and change with it.
-        return _unflattened({name: file.get_tensor(name).clone() for name in names}, rest)
+def _described(tensor: Tensor) -> str:
+    """The shape, and the dtype unless it is floating-point."""
+    kind = "" if tensor.is_floating_point() else f" of {tensor.dtype}"
+    return f"{list(tensor.shape)}{kind}"

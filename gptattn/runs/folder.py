@@ -5,9 +5,10 @@ Files are written with `disk.write_atomically`. Files that are read may have bee
 
 import json
 import math
-import os
 import re
-from collections.abc import Iterable, Mapping
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,29 +18,21 @@ import yaml
 
 from gptattn.data import tokenizer_files
 from gptattn.machine import disk
-from gptattn.machine.untrusted import read_bytes, read_yaml
+from gptattn.machine.lock import locked
 from gptattn.runs.evaluation import Evaluation
-from gptattn.settings.config import TrainConfig
-from gptattn.settings.identity import Making, as_today
+from gptattn.settings.config import TrainConfig, variant_name
+from gptattn.settings.identity import Making, meaning
 
-# The most bytes that are read. A run writes about 2 kB of settings, 2 kB of summary and 5 kB of
-# making, but a tokenizer of 65,536 characters lists them all in the settings.
-CONFIG_BYTES, SUMMARY_BYTES, MAKING_BYTES = 1_000_000, 5_000_000, 1_000_000
-EVALUATION_BYTES = 1_000_000  # an evaluation of ten lengths and ten caches has about 10 kB
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in C, if PyYAML was built with it
 
 CONFIG, SUMMARY, ROWS, MAKING = "config.yaml", "summary.json", "metrics.jsonl", "identity.json"
-REPLACED, EVALUATION = "replaced.txt", "evaluation.json"
+REPLACED, EVALUATION, FAILURE = "replaced.txt", "evaluation.json", "failure.json"
+LOCK = ".lock"
 # Below a sweep's folder: the runs that chose a learning rate, which are no results.
 TUNING = "tuning"
 CHECKPOINT, SUM = r"step=(\d+)\.safetensors", ".sha256"
-# Pattern of the files that a killed process may have left unfinished in a folder of the run.
-FILE_NAMES = "|".join(
-    [
-        *map(re.escape, (CONFIG, SUMMARY, ROWS, MAKING, REPLACED, EVALUATION)),
-        *map(re.escape, tokenizer_files.FILES),
-        rf"{CHECKPOINT}(?:{re.escape(SUM)})?",
-    ]
-)
+# Characters in a folder's name, which may have 255 bytes; config.yaml has what is cut off.
+MOST_OF_VARIANT, MOST_OF_SETTINGS = 80, 150
 
 
 @dataclass(frozen=True)
@@ -98,15 +91,6 @@ class RunFolder:
         return self.path / "attention"
 
     @property
-    def trackers(self) -> Path:
-        """The folder of the trackers beside TensorBoard: what they write, and a state of each."""
-        return self.path / "trackers"
-
-    def tracker_file(self, name: str) -> Path:
-        """Return the path of what is known of the run in this tracker."""
-        return self.trackers / f"{name}.json"
-
-    @property
     def console_file(self) -> Path:
         """The console output of a run that is part of a sweep."""
         return self.path / "console.log"
@@ -120,6 +104,11 @@ class RunFolder:
     def evaluation_file(self) -> Path:
         """What `evaluate` has measured of the finished run."""
         return self.path / EVALUATION
+
+    @property
+    def failure_file(self) -> Path:
+        """Why the run has ended early, by itself."""
+        return self.path / FAILURE
 
     @property
     def begun(self) -> bool:
@@ -148,7 +137,7 @@ class RunFolder:
     def read_settings(self) -> dict[str, Any]:
         """Return the settings as plain values, not checked: any version may have written them."""
         try:
-            settings = read_yaml(self.config_file, CONFIG_BYTES)
+            settings = yaml.load(self.config_file.read_bytes(), Loader=LOADER)
         except yaml.YAMLError as error:
             raise ValueError(f"{CONFIG} is damaged: {' '.join(str(error).split())}") from None
         if not isinstance(settings, dict):
@@ -161,9 +150,9 @@ class RunFolder:
 
     def read_summary(self) -> dict[str, Any]:
         """Return the whole summary, even if its status is not `done`."""
-        text = read_bytes(self.summary_file, SUMMARY_BYTES)
+        text = self.summary_file.read_bytes()
         try:
-            summary = json.loads(text.decode())
+            summary = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{SUMMARY} is damaged or half-written: {error}") from None
         if not isinstance(summary, dict):
@@ -193,8 +182,8 @@ class RunFolder:
     def read_making(self) -> Making | None:
         """Return what made the run; None if there is no record of it that can be read."""
         try:
-            text = read_bytes(self.making_file, MAKING_BYTES)
-            return as_today(msgspec.json.decode(text, type=Making))
+            text = self.making_file.read_bytes()
+            return msgspec.json.decode(text, type=Making)
         except (OSError, ValueError, msgspec.MsgspecError):
             return None
 
@@ -205,7 +194,7 @@ class RunFolder:
     def read_evaluation(self) -> Evaluation | None:
         """Return what `evaluate` has measured of the run; None if it has measured nothing."""
         try:
-            text = read_bytes(self.evaluation_file, EVALUATION_BYTES)
+            text = self.evaluation_file.read_bytes()
             return msgspec.json.decode(text, type=Evaluation)
         except FileNotFoundError:
             return None
@@ -217,12 +206,24 @@ class RunFolder:
         text = json.dumps(msgspec.to_builtins(evaluation, str_keys=True), indent=1)
         self._write(EVALUATION, f"{text}\n")
 
+    def read_failure(self) -> dict[str, Any] | None:
+        """Return the exit code (`exit`) and the error of a run that failed; None: it did not."""
+        try:
+            failure = json.loads(self.failure_file.read_bytes())
+        except (OSError, ValueError):
+            return None
+        return failure if isinstance(failure, dict) else None
+
+    def write_failure(self, exit_code: int, error: str) -> None:
+        """Note that the run has ended early, with this exit code and error."""
+        self._write(FAILURE, json.dumps({"exit": exit_code, "error": error}) + "\n")
+
     def write_tokenizer(self, files: Mapping[str, str]) -> None:
         """Write copies of the tokenizer's files; `files` maps names to texts."""
-        tokenizer_files.write(self.tokenizer, files, self.path)
+        tokenizer_files.write(self.tokenizer, files)
 
     def _write(self, name: str, text: str) -> None:
-        disk.write_atomically(self.path / name, lambda file: file.write(text.encode()), self.path)
+        disk.write_atomically(self.path / name, lambda file: file.write(text.encode()))
 
     def checkpoint(self, step: int) -> Path:
         """Return the path of the checkpoint after `step` optimizer steps."""
@@ -231,36 +232,40 @@ class RunFolder:
     @property
     def has_checkpoint(self) -> bool:
         """Whether there is a checkpoint, good or damaged."""
-        return bool(self._named_checkpoints())
-
-    @property
-    def pickles(self) -> list[Path]:
-        """The checkpoints of earlier versions, which are no longer read."""
-        return sorted(self.checkpoints.glob("step=*.ckpt"))
+        return bool(self.known_checkpoints())
 
     def known_checkpoints(self) -> list[Path]:
-        """Return the paths of all checkpoints, newest first, also of lost ones with only a sum.
-
-        A checkpoint that is being saved, or was when its process died, is left out: it may have a
-        sum already, but not its final name.
-        """
-        folder = self.checkpoints
-        sums = {file.name.removesuffix(SUM) for file in folder.glob(f"step=*.safetensors{SUM}")}
-        parts = {re.sub(f"{disk.PART}$", "", file.name) for file in folder.glob("*.part")}
-        known = {*self._named_checkpoints(), *(folder / name for name in sums - parts)}
-        return sorted((path for path in known if step_of(path) >= 0), key=step_of, reverse=True)
-
-    def _named_checkpoints(self) -> list[Path]:
-        """Not a user's own files, `best.safetensors` for example: they stay as they are."""
+        """Return the paths of all checkpoints, newest first, also of lost ones with only a sum."""
         there = self.checkpoints.glob("step=*.safetensors")
-        return [file for file in there if step_of(file) >= 0 and not file.is_dir()]
+        sums = {file.with_suffix("") for file in self.checkpoints.glob(f"step=*.safetensors{SUM}")}
+        # A process that was killed while it saved may have written the sum already.
+        unfinished = {file.with_suffix("") for file in self.checkpoints.glob("*.part")}
+        files = {*there, *(sums - unfinished)}
+        return sorted((f for f in files if step_of(f) >= 0), key=step_of, reverse=True)
 
-    def remove_leftovers(self) -> None:
-        """Remove unfinished files of killed processes. No process may be saving in the folder."""
-        for place in (self.path, self.checkpoints, self.tokenizer):
-            for target in disk.remove_leftovers(place, FILE_NAMES):
-                if target.suffix == ".safetensors" and not os.path.lexists(target):
-                    sum_of(target).unlink(missing_ok=True)
+    def lock(self, field: str = "hydra.run.dir") -> AbstractContextManager[None]:
+        """Hold the run's lock. Raises RunFolderError, naming `field`, if another process does."""
+        busy = f"another process is writing to {self.path}; wait for it, or stop it"
+        return locked(self.path / LOCK, field, busy)
+
+
+def run_name(cfg: TrainConfig, overrides: Sequence[str]) -> str:
+    """Return `<variant>_s<seed>[+key-value...]_<id>`; the random id keeps two starts apart.
+
+    Of the `overrides`, those of settings that belong in a run's name are included. Nothing in the
+    name needs quotes, neither for a shell nor for Hydra.
+    """
+    names = [cfg.choices["attn"]] if cfg.pattern is None else cfg.pattern
+    names = names[:1] if len(set(names)) == 1 else names  # the run with attn=
+    variant = _safe(variant_name(names, cfg.part))[:MOST_OF_VARIANT]
+    given = [override.lstrip("+~") for override in overrides]
+    named = [o for o in given if meaning(o.partition("=")[0].partition("@")[0]).named]
+    settings = "".join(f"+{_safe(override)}" for override in named)[:MOST_OF_SETTINGS]
+    return f"{variant}_s{cfg.seed}{settings}_{secrets.token_hex(3)}"
+
+
+def _safe(name: str) -> str:
+    return re.sub(r"[^\w.+-]", "-", name, flags=re.ASCII)
 
 
 def step_of(checkpoint: Path) -> int:

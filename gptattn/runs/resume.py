@@ -9,12 +9,10 @@ import torch
 
 from gptattn.data.run_data import RunData
 from gptattn.errors import CheckpointError, ConfigError
-from gptattn.runs.checkpoint import read_checkpoint, refuse_pickles
 from gptattn.runs.folder import RunFolder
-from gptattn.runs.load import resumable
-from gptattn.runs.resume_state import CALLBACK_KEYS, FACTS, check_state
+from gptattn.runs.load import newest_checkpoint, with_kept_tokenizer
 from gptattn.settings.budget import Budget
-from gptattn.settings.build import build_matrix_rule
+from gptattn.settings.build import build_model, build_tokenizer
 from gptattn.settings.config import TrainConfig
 
 
@@ -27,32 +25,22 @@ class Start:
 
     source: Path | None = None  # the checkpoint; None: the run starts at step 0
     step: int = 0  # optimizer steps taken
-    validated: bool = True  # False: the validation after this step may still be due
     seconds: float = 0.0  # of training so far
     rows: int = 0  # rows of metrics.jsonl that were written before it
+    completed: tuple[dict[str, Any], ...] = ()  # budgets, as in summary.json
     facts: dict[str, Any] = field(default_factory=dict)  # from `facts_of`
     content: dict[str, Any] = field(default_factory=dict)  # of the checkpoint
-
-    def weights(self) -> dict[str, torch.Tensor]:
-        """Return the weights by their names in the model. Raises KeyError at step 0."""
-        return self.content["weights"]
 
     def threads(self, processes: int) -> int | None:
         """Return the CPU threads that each of so many processes had; None if others took the steps.
 
         Their number changes the last bits, so it is used again.
         """
-        same = self.facts.get("processes") == processes
-        return self.facts.get("threads") if same else None
+        return self.facts["threads"] if self.facts.get("processes") == processes else None
 
 
-def facts_of(
-    data: RunData, device: torch.device, threads: int, processes: int = 1
-) -> dict[str, Any]:
-    """Return the facts that a checkpoint records, because a resumed run is compared with them.
-
-    The number of threads is not compared: see `Start.threads`.
-    """
+def facts_of(data: RunData, device: torch.device, threads: int, processes: int) -> dict[str, Any]:
+    """Return the facts that a checkpoint records, because a resumed run is compared with them."""
     return {
         "text_sha256": data.text_hash,
         "tokenizer": data.tokenizer.fingerprint(),
@@ -63,62 +51,52 @@ def facts_of(
     }
 
 
-def find_start(folder: Path, cfg: TrainConfig) -> Start:
+def find_start(folder: RunFolder, cfg: TrainConfig) -> Start:
     """Return where to resume the run: its newest good checkpoint; a warning names damaged ones.
 
-    The run's folder must be locked, because this removes the unfinished files of killed processes.
     Raises CheckpointError if the run was made without checkpoints, if a finished run has lost them,
     or if none that it has is good.
     """
-    run = RunFolder(folder)
-    run.remove_leftovers()
     if not cfg.checkpoint:
         raise CheckpointError(
             "resume",
-            f"{folder} was made with checkpoint=false; start again with checkpoint=true",
+            f"{folder.path} was made with checkpoint=false; start again with checkpoint=true",
         )
-    refuse_pickles(run)
-    if cfg.budget.steps != 0 and run.done and not run.known_checkpoints():
+    known = folder.known_checkpoints()
+    if cfg.budget.steps != 0 and folder.done and not known:
         raise CheckpointError(
             "resume",
-            f"{folder} is finished and its checkpoints are gone; start a new run for more steps",
+            f"{folder.path} is finished and its checkpoints are gone; start a new run for more "
+            "steps",
         )
     # A run of 0 steps only validates the model, and does so again.
-    if cfg.budget.steps == 0 or not run.known_checkpoints():
+    if cfg.budget.steps == 0 or not known:
         return Start()
-    rule = build_matrix_rule(cfg)
-    chosen = resumable(run, cfg, lambda content, model: check_state(content, model, rule))
-    content = chosen.content
-    return _start(chosen.path, content)
-
-
-def start_at(path: Path | None) -> Start:
-    """Return the start from a checkpoint that another process has found by `find_start`."""
-    return Start() if path is None else _start(path, read_checkpoint(path))
-
-
-def _start(path: Path, content: dict[str, Any]) -> Start:
-    clock, rows, own = (content["callbacks"][key] for key in CALLBACK_KEYS)
+    vocab_size = build_tokenizer(with_kept_tokenizer(cfg, folder)).vocab_size
+    with torch.device("meta"):
+        outlined = build_model(cfg, vocab_size)
+    chosen = newest_checkpoint(folder, outlined)
+    callbacks = chosen.content["callbacks"]
+    clock, rows, facts = (callbacks[key] for key in ("StepClock", "MetricRows", "Checkpoints"))
     return Start(
-        path,
-        content["global_step"],
-        own["validated"],
+        chosen.path,
+        chosen.content["global_step"],
         clock["seconds"],
         rows["rows"],
-        # A version that knew of no more processes recorded none.
-        {"processes": 1} | {name: own[name] for name in FACTS if name in own},
-        content,
+        tuple(rows["completed"]),
+        facts,
+        chosen.content,
     )
 
 
-def check_same(start: Start, now: dict[str, Any], *, warn: bool = True) -> None:
+def check_same(start: Start, now: dict[str, Any]) -> None:
     """Raise ConfigError if the text, the tokenizer or the device has changed since the run began.
 
     `now` is from `facts_of`. Another torch or number of processes only gives a warning.
     """
+    was = start.facts
     if start.source is None:
         return
-    was = start.facts
     for name, setting, what in (
         ("text_sha256", "data", "the text"),
         ("tokenizer", "tokenizer", "the tokenizer"),
@@ -130,13 +108,13 @@ def check_same(start: Start, now: dict[str, Any], *, warn: bool = True) -> None:
             "trainer.accelerator",
             f"the run began on {was['device']}, and this is {now['device']}; resume it there",
         )
-    if warn and was["torch"] != now["torch"]:
+    if was["torch"] != now["torch"]:
         print(
             f"warning: torch: the run began with {was['torch']}, this is {now['torch']}: the last "
             "bits may differ",
             file=sys.stderr,
         )
-    if warn and was["processes"] != now["processes"]:
+    if was["processes"] != now["processes"]:
         print(
             f"warning: trainer.devices: {was['processes']} processes made the steps so far, "
             f"{now['processes']} go on: the last bits, and masks of dropout, may differ",

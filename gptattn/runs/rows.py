@@ -3,14 +3,11 @@
 import json
 import math
 import os
-import stat
 from collections.abc import Iterator
 
 import msgspec
 
-from gptattn.errors import RunFolderError
 from gptattn.machine.disk import write_atomically
-from gptattn.machine.untrusted import read_bytes
 from gptattn.runs.folder import RunFolder
 
 BLOCK = 8_000_000  # bytes read at a time: memory does not grow with the file
@@ -37,8 +34,6 @@ _DECODER = msgspec.json.Decoder(Row)
 def read_rows(folder: RunFolder) -> Iterator[Row]:
     """Yield the rows in order. Raises OSError, and ValueError at the first line that is no row."""
     file = folder.rows_file
-    if not stat.S_ISREG(file.stat().st_mode):
-        raise ValueError("metrics.jsonl is not a regular file: no curves")
     count, rest = 0, b""
     with file.open("rb") as opened:
         while block := opened.read(BLOCK):
@@ -97,16 +92,13 @@ def keep_rows(folder: RunFolder, count: int, step: int) -> int:
     """Keep the first `count` rows of metrics.jsonl, those written up to `step`; drop the others.
 
     Returns the number of rows kept, less than `count` if some were lost: rows written after `step`
-    never replace them. Raises RunFolderError if metrics.jsonl is not a regular file.
+    never replace them.
     """
     file = folder.rows_file
-    try:
-        lines = read_bytes(file).splitlines(keepends=True) if os.path.lexists(file) else []
-    except ValueError as error:
-        raise RunFolderError("run", f"{folder.path}: {error}; remove it") from None
+    lines = file.read_bytes().splitlines(keepends=True) if file.exists() else []
     kept = [line for line in lines[:count] if line.endswith(b"\n") and _step(line) <= step]
     if len(kept) < len(lines):
-        write_atomically(file, lambda target: target.writelines(kept), folder.path)
+        write_atomically(file, lambda target: target.writelines(kept))
     return len(kept)
 
 

@@ -4,7 +4,6 @@ from pathlib import Path
 
 from gptattn.data.tokenizer import Tokenizer
 from gptattn.errors import CheckpointError
-from gptattn.machine.disk import make_folder
 from gptattn.model.gpt import GPT
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.tensor_file import write_weights
@@ -15,9 +14,9 @@ def save_model(folder: Path, cfg: TrainConfig, model: GPT, tokenizer: Tokenizer)
     """Write a folder that `load_run` reads. Raises CheckpointError if it already holds a run."""
     refuse_taken(folder)
     made = RunFolder(folder)
-    make_folder(folder)
+    folder.mkdir(parents=True, exist_ok=True)
     made.write_tokenizer(tokenizer.files())
-    write_weights(made.weights_file, model.state_dict(), folder)
+    write_weights(made.weights_file, model.state_dict())
     made.write_settings(cfg)
 
 

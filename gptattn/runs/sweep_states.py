@@ -1,64 +1,61 @@
-"""Reads a sweep's ledger, ledger.jsonl: which runs it has, and their states. It needs no torch."""
+"""Reads how far a sweep is, from its list of runs and their folders. It needs no torch."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from gptattn.machine.disk import write_atomically
 from gptattn.machine.lock import is_locked
-from gptattn.machine.untrusted import read_bytes
 from gptattn.runs.folder import RunFolder
 
-LEDGER = "ledger.jsonl"
+PLANNED = "sweep.json"
 SWEEP_LOCK = ".sweep.lock"
-LEDGER_BYTES = 100_000_000  # the most that is read; a run's lines take some hundred bytes
-
-
-def read_ledger(folder: Path) -> Iterator[dict[str, Any]]:
-    """Yield the complete lines of the folder's ledger; damaged lines are skipped."""
-    try:
-        text = read_bytes(folder / LEDGER, LEDGER_BYTES).decode("utf-8", errors="replace")
-    except (OSError, ValueError):
-        return
-    lines = text.splitlines()
-    for line in lines:
-        try:
-            entry = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(entry, dict) and isinstance(entry.get("run"), str):
-            yield entry
 
 
 @dataclass(frozen=True)
 class SweepStates:
-    """The runs of one sweep, as its ledger has them."""
+    """The runs of one sweep."""
 
     folder: Path
     going: bool  # whether a process is running the sweep
-    states: dict[str, str]  # run folder's name -> submitted, running, done, failed, ...
-    reasons: dict[str, str]  # of those that failed or were skipped
+    states: dict[str, str]  # run folder's name -> submitted, running, done or failed
+    reasons: dict[str, str]  # of those that failed
+
+
+def write_planned(folder: Path, runs: Sequence[str]) -> None:
+    """Note the runs of the sweep that begins in the folder, beside those of earlier ones."""
+    known = dict.fromkeys([*read_planned(folder), *runs])
+    text = json.dumps({"runs": list(known)}, indent=1)
+    write_atomically(folder / PLANNED, lambda file: file.write(f"{text}\n".encode()))
+
+
+def read_planned(folder: Path) -> list[str]:
+    """Return the names of the runs of sweeps in the folder; none without a record."""
+    try:
+        return [str(run) for run in json.loads((folder / PLANNED).read_bytes())["runs"]]
+    except (OSError, ValueError, LookupError, TypeError):
+        return []
 
 
 def is_sweep(folder: Path) -> bool:
     """Whether a sweep has been run, or has begun, in this folder."""
-    return (folder / LEDGER).is_file() or (folder / SWEEP_LOCK).is_file()
+    return (folder / PLANNED).is_file() or (folder / SWEEP_LOCK).is_file()
 
 
 def sweep_states(folder: Path) -> SweepStates:
-    """Return the newest state of every run in the folder's ledger."""
-    # Before the ledger: what a sweep notes last must not be missed.
-    going = is_locked(folder / SWEEP_LOCK)
+    """Return the state of every run that sweeps in the folder have planned."""
+    going = is_locked(folder / SWEEP_LOCK)  # first: what a sweep makes last must not be missed
     states: dict[str, str] = {}
     reasons: dict[str, str] = {}
-    for line in read_ledger(folder):
-        run, state = line["run"], line.get("state")
-        if run and isinstance(state, str):
-            states[run] = state
-            reasons[run] = str(line.get("reason", ""))
-    for run in states:
-        # A path in a name would lead elsewhere.
-        if Path(run).name == run and RunFolder(folder / run).done:
-            states[run] = "done"
-    return SweepStates(folder, going, states, {r: why for r, why in reasons.items() if why})
+    for name in read_planned(folder):
+        run = RunFolder(folder / name)
+        if run.done:
+            states[name] = "done"
+        elif (failure := run.read_failure()) is not None:
+            states[name], reasons[name] = "failed", str(failure.get("error", ""))
+        elif is_locked(run.path / ".lock"):
+            states[name] = "running"
+        else:
+            states[name] = "submitted"
+    return SweepStates(folder, going, states, reasons)

@@ -11,11 +11,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from gptattn.machine import disk
-from gptattn.machine.untrusted import read_bytes
 from gptattn.settings.identity import settings_key
 
 NAME = "until.json"
-MOST_BYTES = 1_000_000
 
 
 class FirstStage(NamedTuple):
@@ -45,7 +43,7 @@ def variant_key(settings: Mapping[str, Any]) -> str:
 def read_two_stages(sweep: Path) -> TwoStages | None:
     """Return the record in the sweep's folder; None without one that can be read."""
     try:
-        found = msgspec.json.decode(read_bytes(sweep / NAME, MOST_BYTES), type=TwoStages)
+        found = msgspec.json.decode((sweep / NAME).read_bytes(), type=TwoStages)
     except (OSError, ValueError, msgspec.MsgspecError):
         return None
     sound = all(1e-6 <= half_width <= 100 for half_width in found.half_widths.values())
@@ -55,4 +53,4 @@ def read_two_stages(sweep: Path) -> TwoStages | None:
 def write_two_stages(sweep: Path, stages: TwoStages) -> None:
     """Write the record. Raises DiskError if the disk refuses."""
     data = msgspec.json.format(msgspec.json.encode(stages), indent=1) + b"\n"
-    disk.write_atomically(sweep / NAME, lambda file: file.write(data), sweep)
+    disk.write_atomically(sweep / NAME, lambda file: file.write(data))

@@ -22,15 +22,7 @@ from gptattn.model.kinds import default_width
 from gptattn.optim.matrix_rule import MatrixRule
 from gptattn.settings.config import MASK_DOCUMENTS, ModelConfig, Spec, TrainConfig
 from gptattn.settings.construct import construct, find_target
-from gptattn.settings.layers import (
-    Positions,
-    build_layer,
-    check_documents_are_kept_apart,
-    check_parts,
-    check_parts_are_used,
-    check_position_is_used,
-    check_what_passes_between_layers,
-)
+from gptattn.settings.layers import Positions, build_layer, check_layers, check_parts
 from gptattn.settings.values import check_type
 
 
@@ -59,10 +51,7 @@ def build_model(cfg: TrainConfig, vocab_size: int) -> GPT:
         shared_init=cfg.shared_init,
         recompute=model.recompute,
     )
-    check_parts_are_used(cfg, built)
-    check_documents_are_kept_apart(cfg, built)
-    check_position_is_used(cfg, built)
-    check_what_passes_between_layers(cfg, built)
+    check_layers(cfg, built)
     return built
 
 

@@ -1,7 +1,8 @@
-"""The settings of a run as dataclasses: the type and range of each. Defaults are in `conf/`.
+"""The settings of a run as dataclasses: the schema of `conf/`, where the defaults are.
 
-The open groups (attn, position, data, tokenizer, logger) hold a `_target_` and its arguments;
-`construct.py` checks their keys against the target's signature.
+Hydra checks types and names of settings against it; choices and ranges stand beside the field, for
+`check`. The open groups (attn, part, position, data, tokenizer, logger) hold a `_target_` and its
+arguments; `construct.py` checks those against the target's signature.
 """
 
 from collections.abc import Iterable
@@ -10,11 +11,12 @@ from typing import Any, Literal, get_args
 
 from gptattn.errors import ConfigError
 from gptattn.model.kinds import MLPKind, NormKind
-from gptattn.settings.values import check_ranges, within
+from gptattn.settings.values import AUTO, check_values, one_of, within
 
 Spec = dict[str, Any]
 MASK_DOCUMENTS = "mask_documents"  # in `data`, beside the arguments of what gives the text
 
+# OmegaConf knows no Literal: a field is a str, and these are its choices.
 Precision = Literal["auto", "32-true", "bf16-mixed", "16-mixed", "bf16-true", "64-true"]
 InitMethod = Literal["mean", "first", "random"]
 INIT_METHODS: list[str] = list(get_args(InitMethod))
@@ -39,7 +41,7 @@ class ModelConfig:
     d_mlp: int | None = field(metadata=within(above=0, most=2**24))
     dropout: float = field(metadata=FRACTION)
     qkv_bias: bool
-    mlp: MLPKind
+    mlp: str = field(metadata=one_of(MLPKind))
     vocab_size: int | None = field(metadata=within(above=0, most=2**30))
     recompute: bool = False
 
@@ -52,7 +54,7 @@ class BlockConfig:
     the token embedding's. `zero_init`: what attentions and MLPs add starts at 0.
     """
 
-    norm: NormKind
+    norm: str = field(metadata=one_of(NormKind))
     bias: bool
     tied_head: bool
     norm_eps: float = field(metadata=POSITIVE)
@@ -77,7 +79,7 @@ class OptimConfig:
     eps: float = field(metadata=POSITIVE)
     weight_decay: float = field(metadata=within(least=0))
     grad_clip: float = field(metadata=POSITIVE)
-    decay: Literal["cosine", "linear"] = "cosine"
+    decay: str = field(default="cosine", metadata=one_of(Literal["cosine", "linear"]))
     decay_fraction: float | None = field(default=None, metadata=within(above=0, most=1))
     matrices: Spec | None = None
 
@@ -122,21 +124,22 @@ class SampleConfig:
 class TrainerConfig:
     """The device, the precision and the CPU threads; `threads` None takes all that are usable.
 
-    The precision `auto` is replaced before a run begins, and `auto_precision` then says so.
+    The precision `auto` is replaced before a run begins.
     `matmul_precision`: of float32 matrix products, as `torch.set_float32_matmul_precision` has it.
     `deterministic`: a GPU uses only algorithms that repeat each bit of a result. `devices`: the
     processes on each of `num_nodes` machines, which share each batch, with a GPU or `threads` CPU
     threads each; `auto` is replaced before a run begins.
     """
 
-    accelerator: Accelerator
-    precision: Precision
+    accelerator: str = field(metadata=one_of(Accelerator))
+    precision: str = field(metadata=one_of(Precision))
     threads: int | None = field(metadata=within(above=0, most=1024))
-    matmul_precision: Literal["highest", "high", "medium"] = "highest"
+    matmul_precision: str = field(
+        default="highest", metadata=one_of(Literal["highest", "high", "medium"])
+    )
     deterministic: bool = False
-    auto_precision: bool = False
-    devices: int | Literal["auto"] = field(default=1, metadata=within(above=0, most=1024))
-    num_nodes: int | Literal["auto"] = field(default=1, metadata=within(above=0, most=65_536))
+    devices: int | str = field(default=1, metadata=within(above=0, most=1024) | AUTO)
+    num_nodes: int | str = field(default=1, metadata=within(above=0, most=65_536) | AUTO)
 
     @property
     def processes(self) -> int:
@@ -149,22 +152,20 @@ class TrainerConfig:
 class SweepConfig:
     """How a `-m` command runs its sweep.
 
-    `jobs`: processes at a time; None is as `auto`. `vectorize`: one process trains so many seeds of
-    a variant as one model; None: each alone. `minutes`: stop after so many, to go on another time.
-    `until`: half the width, in nats, that each difference's interval is to have; up to `max_seeds`
-    follow to reach it. `shared`: the same command on other machines takes some of the runs.
-    `fresh`: repeat finished runs. `keep_stale`: runs made with other code, text or starting weights
-    count as finished too.
+    `jobs`: processes at a time; None is as `auto`. `minutes`: stop after so many, to go on another
+    time. `until`: half the width, in nats, that each difference's interval is to have; up to
+    `max_seeds` follow to reach it. `fresh`: repeat finished runs. `keep_stale`: runs made with
+    other code, text or starting weights count as finished too. `beside_others`: filled in by a
+    sweep for its runs; others share the machine, so their speed is not their own.
     """
 
-    jobs: int | Literal["auto"] | None = field(metadata=POSITIVE)
+    jobs: int | str | None = field(metadata=POSITIVE | AUTO)
     fresh: bool
     keep_stale: bool
     minutes: float | None = field(default=None, metadata=POSITIVE)
-    vectorize: int | None = field(default=None, metadata=within(above=0, most=1024))
     until: float | None = field(default=None, metadata=within(least=1e-6, most=100))
     max_seeds: int = field(default=50, metadata=POSITIVE)
-    shared: bool = False
+    beside_others: bool = False
 
 
 @dataclass
@@ -189,7 +190,6 @@ class TrainConfig:
     in tokens, `log_every` in optimizer steps, `hang_seconds` in seconds.
     """
 
-    choices: dict[str, str]
     experiment_name: str
     seed: int = field(metadata=within(least=0, most=2**32 - 1))
     batch_size: int = field(metadata=within(above=0, most=2**20))
@@ -203,14 +203,11 @@ class TrainConfig:
     cache_dir: str | None
     allow_targets: list[str]
     init_from: str | None
-    init_method: InitMethod
-    match: Literal["none", "params", "flops", "kv_cache"]
+    init_method: str = field(metadata=one_of(InitMethod))
+    match: str = field(metadata=one_of(Literal["none", "params", "flops", "kv_cache"]))
     match_to: str
-    match_attn: Spec | None
-    match_before: int | float | None = field(metadata=POSITIVE)
     attn: Spec
     pattern: list[str] | None
-    pattern_attn: dict[str, Spec] | None
     part: dict[str, Spec]
     position: Spec
     block: BlockConfig
@@ -226,6 +223,12 @@ class TrainConfig:
     ladder: LadderConfig = field(default_factory=LadderConfig)
     logger: dict[str, Spec] = field(default_factory=dict)
     shared_init: bool = False
+    # Filled in for the record: what was chosen in each group, the settings of each name in the
+    # pattern and of `match_to`, and what the match has changed, as in summary.json.
+    choices: dict[str, str] = field(default_factory=dict)
+    pattern_attn: dict[str, Spec] | None = None
+    match_attn: Spec | None = None
+    match_made: Spec | None = None
 
     @property
     def variant(self) -> str:
@@ -252,7 +255,7 @@ def check(cfg: TrainConfig) -> None:
     # With init_from, 0 steps validate the given weights.
     if steps is not None and steps < (cfg.init_from is None):
         raise ConfigError("budget.steps", f"{steps} is not a positive number; give one above 0")
-    check_ranges(cfg)
+    check_values(cfg)
     if cfg.batch_size % cfg.accumulate:
         raise ConfigError(
             "accumulate",

@@ -2,15 +2,18 @@
 
 import contextlib
 import inspect
-import pkgutil
 import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, get_type_hints
 
+from hydra.utils import get_object, instantiate
+
 from gptattn.errors import ConfigError
 from gptattn.settings.config import Spec
-from gptattn.settings.targets import HOMES, check_name
 from gptattn.settings.values import check_type, suggest
+
+# A run folder from somebody else may name any class; only these packages are imported for it.
+PACKAGES = ("gptattn", "lightning.pytorch.loggers")
 
 # Argument of a constructor -> the setting that fills it, which an error must name.
 SETTING_OF = {
@@ -24,28 +27,56 @@ SETTING_OF = {
 }
 
 
+class ForeignTarget(ConfigError):
+    """A `_target_` outside the packages that the command allows."""
+
+
+def check_targets(node: Any, allow_targets: Sequence[str], path: str = "") -> None:
+    """Raise ForeignTarget for a `_target_` in a tree of settings outside the allowed packages.
+
+    Imports nothing.
+    """
+    if isinstance(node, dict):
+        if "_target_" in node:
+            _check_package(f"{path}_target_", node["_target_"], [*PACKAGES, *allow_targets])
+        for key, value in node.items():
+            check_targets(value, allow_targets, f"{path}{key}.")
+    elif isinstance(node, list):
+        for value in node:
+            check_targets(value, allow_targets, path)
+
+
+def _check_package(field: str, name: Any, packages: Sequence[str]) -> None:
+    if not isinstance(name, str):
+        raise ConfigError(field, "is missing; name a class, package.module.Class")
+    if not any(name.startswith(f"{package}.") for package in packages):
+        raise ForeignTarget(
+            field,
+            f"{name[:100]} is outside of {', '.join(packages)}; "
+            "add its package to allow_targets, if you trust it",
+        )
+
+
 def find_target(group: str, spec: Spec, allow_targets: Sequence[str]) -> Callable[..., Any]:
-    """Import the class or function that `spec` names, from the group's package or an allowed one.
+    """Import the class or function that `spec` names, from gptattn or an allowed package.
 
     Raises ConfigError if it does not exist, is abstract, or lies in another package.
     """
-    packages = [HOMES.get(group) or HOMES.get(group.partition(".")[0], "gptattn"), *allow_targets]
-    target: Any = spec.get("_target_")
-    check_name(f"{group}._target_", target, packages)
+    field, name, packages = f"{group}._target_", spec.get("_target_"), [*PACKAGES, *allow_targets]
+    _check_package(field, name, packages)
     try:
-        found = pkgutil.resolve_name(target)
+        found = get_object(str(name))
     except (ImportError, AttributeError, ValueError) as error:
+        why = str(error.__cause__ or error).splitlines()[0]
         raise ConfigError(
-            f"{group}._target_", f"{target} cannot be imported ({error}); give package.module.Class"
-        ) from None
+            field, f"{name} cannot be imported ({why}); give package.module.Class"
+        ) from error
+    if inspect.isabstract(found):
+        raise ConfigError(field, f"{name} is abstract; name a subclass")
     # `mypackage.os.system` begins with an allowed package but is `os`: check where it was defined.
     home = f"{getattr(found, '__module__', '')}."
-    if inspect.isabstract(found):
-        raise ConfigError(f"{group}._target_", f"{target} is abstract; name a subclass")
     if not callable(found) or not any(home.startswith(f"{package}.") for package in packages):
-        raise ConfigError(
-            f"{group}._target_", f"{target} is not a class or function of {', '.join(packages)}"
-        )
+        raise ConfigError(field, f"{name} is not a class or function of {', '.join(packages)}")
     return found
 
 
@@ -58,21 +89,27 @@ def construct(group: str, spec: Spec, shared: dict[str, Any], allow_targets: Seq
     target = find_target(group, spec, allow_targets)
     own = {key: value for key, value in spec.items() if key != "_target_"}
     parameters = inspect.signature(target).parameters
+    open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     hints = get_type_hints(target.__init__ if inspect.isclass(target) else target)
     for key, value in own.items():
-        if key not in parameters:
+        if key not in parameters and not open_ended:
+            known = suggest(key, [p for p in parameters if p not in shared])
             raise ConfigError(
-                f"{group}.{key}",
-                f"{target.__name__} takes no such argument; "
-                f"{suggest(key, [p for p in parameters if p not in shared])}",
+                f"{group}.{key}", f"{target.__name__} takes no such argument; {known}"
             )
         check_type(f"{group}.{key}", value, hints.get(key, Any))
-    arguments = {key: value for key, value in shared.items() if key in parameters} | own
+    given = {key: value for key, value in shared.items() if key in parameters and key not in own}
     for name, parameter in parameters.items():
-        if parameter.default is inspect.Parameter.empty and name not in arguments:
+        required = parameter.default is parameter.empty and parameter.kind not in (
+            parameter.VAR_POSITIONAL,
+            parameter.VAR_KEYWORD,
+        )
+        if required and name not in own | given:
             raise ConfigError(f"{group}.{name}", f"is missing; {target.__name__} needs it")
+    # What is shared, such as a position of all layers, must not be copied: it is passed by us.
+    make = instantiate({**spec, "_partial_": True}, _convert_="all", _recursive_=False)
     with named_arguments(group, own):
-        return target(**arguments)
+        return make(**given)
 
 
 @contextlib.contextmanager

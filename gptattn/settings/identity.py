@@ -7,16 +7,15 @@ runs, resume, and the report's check that two runs may be compared all use it.
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
-from functools import cache, lru_cache
-from typing import Any, get_type_hints
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any
 
-from gptattn.machine.source_code import COMMON, code_of, other_code
-from gptattn.settings.config import MASK_DOCUMENTS, TrainConfig
+from gptattn.machine.source_code import code_of
+from gptattn.settings.config import TrainConfig
 
 UNTIL = "until step"  # key in `Making.earlier`: the last step that this part of the run took
-NODES, DEPTH = 5_000, 20  # a few bytes of YAML with aliases can stand for any number of values
 
 
 @dataclass(frozen=True)
@@ -53,10 +52,10 @@ MEANINGS: tuple[tuple[str, Meaning], ...] = (
     (r"data\.(sources\.[^.]+\.)?(val_)?path|tokenizer\.path", PLACE),
     (r"init_from|trainer|trainer\.(accelerator|threads|deterministic)", BOUND),
     (r"experiment_name|checkpoint|allow_targets(\[.*)?", BOUND),
-    (r"choices(\..+)?|match_(attn|before)(\..+)?|trainer\.auto_precision", RECORD),
+    (r"choices(\..+)?|match_(attn|before|made)(\..+)?|trainer\.auto_precision", RECORD),
     # Config groups and command-line words; the settings hold what they select. A run's name begins
     # with attn, pattern and part.
-    (r"attn|pattern|part|experiment|launcher|resume|hydra([./].+)?", BOUND),
+    (r"attn|pattern|part|experiment|launcher|resume|run_dir|hydra([./].+)?", BOUND),
 )
 
 
@@ -77,60 +76,25 @@ def meaning(key: str) -> Meaning:
     return RESULT
 
 
-def flat(node: Any, prefix: str = "") -> dict[str, str]:
-    """Return nested settings as a flat dict of strings: `{"a.b": "1", "c[0]": "x"}`.
-
-    Raises ValueError for more than `NODES` values or more than `DEPTH` levels.
-    """
-    values: dict[str, str] = {}
-    waiting, count = [(prefix, node, 0)], 0
-    while waiting:
-        name, value, depth = waiting.pop()
-        count += 1
-        if count > NODES or depth > DEPTH:
-            raise ValueError("too many settings, or too deeply nested ones")
-        if isinstance(value, dict) and value:
-            dot = f"{name}." if name else ""
-            waiting.extend((f"{dot}{k}", v, depth + 1) for k, v in value.items())
-        elif isinstance(value, list) and value:
-            waiting.extend((f"{name}[{i}]", v, depth + 1) for i, v in enumerate(value))
-        else:
-            values[name] = str(value)
-    return values
+def flat(node: Any, name: str = "") -> dict[str, str]:
+    """Return nested settings as a flat dict of strings: `{"a.b": "1", "c[0]": "x"}`."""
+    if isinstance(node, dict) and node:
+        dot = f"{name}." if name else ""
+        below = [flat(value, f"{dot}{key}") for key, value in node.items()]
+    elif isinstance(node, list) and node:
+        below = [flat(value, f"{name}[{i}]") for i, value in enumerate(node)]
+    else:
+        return {name: str(node)}
+    return {key: value for one in below for key, value in one.items()}
 
 
 def result_settings(config: Mapping[str, str]) -> dict[str, str]:
     """Select from a config's flat settings those that change the result, except the seed.
 
-    The budget is given in words, so that 1,000 requested steps equal 1,000 default steps. What an
-    older run's record lacks has the value that it had then.
+    The budget is given in words, so that 1,000 requested steps equal 1,000 default steps.
     """
-    old = {k: v for k, v in _later_settings() if not _recorded(k, config)}
-    kept = {k: v for k, v in (old | {**config}).items() if meaning(k) == RESULT}
+    kept = {key: value for key, value in config.items() if meaning(key) == RESULT}
     return kept | {"budget": budget_words(config)}
-
-
-@cache
-def _later_settings() -> tuple[tuple[str, str], ...]:
-    """Return (dotted name, value) of the settings that came later, as runs without them were."""
-    return tuple(_later())
-
-
-def _later(kind: type = TrainConfig, prefix: str = "") -> Iterator[tuple[str, str]]:
-    hints = get_type_hints(kind)
-    if kind is TrainConfig:
-        yield f"data.{MASK_DOCUMENTS}", "False"
-    for one in fields(kind):
-        name = f"{prefix}{one.name}"
-        if is_dataclass(hints[one.name]):
-            yield from _later(hints[one.name], f"{name}.")
-        elif one.default is not MISSING:
-            yield name, str(one.default)
-
-
-def _recorded(name: str, config: Mapping[str, str]) -> bool:
-    """Whether the config has this setting, or settings inside it."""
-    return name in config or any(key.startswith(f"{name}.") for key in config)
 
 
 def places(config: Mapping[str, str]) -> dict[str, str]:
@@ -191,20 +155,7 @@ def making_of(
 
     `text` and `weights` are sha256 hashes; `origin` is the Making of the run in init_from.
     """
-    code = code_for(cfg)
-    other = other_code(code, cfg.allow_targets)
-    return Making(text, device, code, weights, origin.digest if origin else "", other)
-
-
-def as_today(making: Making) -> Making:
-    """Return a record with all modules that count for every run today as code that counts.
-
-    In an older record, a module that came to count later is among the others.
-    """
-    later = making.other.keys() & set(COMMON)
-    code = making.code | {name: making.other[name] for name in later}
-    other = {name: value for name, value in making.other.items() if name not in later}
-    return replace(making, code=code, other=other)
+    return Making(text, device, code_for(cfg), weights, origin.digest if origin else "")
 
 
 def code_for(cfg: TrainConfig) -> dict[str, str]:

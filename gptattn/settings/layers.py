@@ -1,8 +1,7 @@
 """Builds the attention of each layer, with its position and parts, and checks how layers fit."""
 
-import contextlib
 import inspect
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from gptattn.attention.base import Attention
@@ -19,20 +18,23 @@ class Positions:
     """The position encoding of a model: one for its input, or one for each kind of heads."""
 
     def __init__(self, cfg: TrainConfig) -> None:
+        """Raises ConfigError if the chosen class is no encoding."""
         self._cfg = cfg
         self._made: dict[tuple[int, int], HeadPosition | InputPosition] = {}
+        self._kind: Any = None
+        if cfg.position:
+            self._kind = find_target("position", cfg.position, cfg.allow_targets)
+            kinds = HeadPosition | InputPosition
+            if not (inspect.isclass(self._kind) and issubclass(self._kind, kinds)):
+                raise ConfigError(
+                    "position._target_", "is neither a HeadPosition nor an InputPosition"
+                )
 
     def in_input(self) -> InputPosition | None:
         """Return the encoding that acts on the embeddings, if the chosen one does."""
-        cfg = self._cfg
-        if not cfg.position:
+        if self._kind is None or issubclass(self._kind, HeadPosition):
             return None
-        target = find_target("position", cfg.position, cfg.allow_targets)
-        if not (inspect.isclass(target) and issubclass(target, HeadPosition | InputPosition)):
-            raise ConfigError("position._target_", "is neither a HeadPosition nor an InputPosition")
-        if issubclass(target, HeadPosition):
-            return None
-        found = self._build(cfg.model.num_heads)
+        found = self._build(self._cfg.model.num_heads)
         assert isinstance(found, InputPosition)
         return found
 
@@ -42,15 +44,11 @@ class Positions:
         Raises ConfigError if the attention takes none.
         """
         cfg = self._cfg
-        target = find_target("position", cfg.position, cfg.allow_targets) if cfg.position else None
-        if not (inspect.isclass(target) and issubclass(target, HeadPosition)):
+        if self._kind is None or not issubclass(self._kind, HeadPosition):
             return None
         attention = find_target(group, spec, cfg.allow_targets)
-        if (
-            inspect.isclass(attention)
-            and issubclass(attention, Attention)
-            and attention.knows_order
-        ):
+        is_attention = inspect.isclass(attention) and issubclass(attention, Attention)
+        if is_attention and attention.knows_order:  # type: ignore[attr-defined]
             return None
         takes = inspect.signature(attention).parameters
         if "position" not in takes:
@@ -89,41 +87,27 @@ def build_layer(cfg: TrainConfig, positions: Positions, left: set[str], layer: i
     `left`: the names of what earlier layers leave for later ones; this layer's are added.
     """
     group, spec = cfg.attn_of(layer)
-    with _named_in_pattern():
-        attention = _attention_of(cfg, positions, left, layer, group, spec)
-    left.update(attention.leaves())
-    return attention
-
-
-@contextlib.contextmanager
-def _named_in_pattern() -> Iterator[None]:
-    """Turn `pattern_attn.gqa.window: ...`, which no user wrote, into `pattern: gqa.window: ...`."""
     try:
-        yield
+        for name in ("d_in", "d_out", "context_length"):
+            if name in spec:
+                raise ConfigError(
+                    f"{group}.{name}", f"comes from the model; set {SETTING_OF[name]} instead"
+                )
+        own = {"position": positions.in_heads(group, spec), "layer": layer}
+        shared = shared_arguments(cfg.model, cfg.block) | own
+        attention = construct(group, spec, shared, cfg.allow_targets)
+        if not isinstance(attention, Attention):
+            raise ConfigError(f"{group}._target_", "is not a gptattn.attention.Attention")
+        add_parts(attention, cfg.part, layer, cfg.allow_targets, left)
+        # A variant may check an argument only in `rule()`, which making a cache calls.
+        with named_arguments(group, spec):
+            attention.new_cache(1, 1)
     except ConfigError as error:
-        group, _, name = error.field.partition(".")
-        if group != "pattern_attn":
+        top, _, name = error.field.partition(".")
+        if top != "pattern_attn":
             raise
-        raise ConfigError("pattern", f"{name}: {error.message}") from error
-
-
-def _attention_of(
-    cfg: TrainConfig, positions: Positions, left: set[str], layer: int, group: str, spec: Spec
-) -> Attention:
-    for name in ("d_in", "d_out", "context_length"):
-        if name in spec:
-            raise ConfigError(
-                f"{group}.{name}", f"comes from the model; set {SETTING_OF[name]} instead"
-            )
-    own = {"position": positions.in_heads(group, spec), "layer": layer}
-    shared = shared_arguments(cfg.model, cfg.block) | own
-    attention = construct(group, spec, shared, cfg.allow_targets)
-    if not isinstance(attention, Attention):
-        raise ConfigError(f"{group}._target_", "is not a gptattn.attention.Attention")
-    add_parts(attention, cfg.part, layer, cfg.allow_targets, left)
-    # A variant may check an argument only in `rule()`, which making a cache calls.
-    with named_arguments(group, spec):
-        attention.new_cache(1, 1)
+        raise ConfigError("pattern", f"{name}: {error.message}") from error  # as the user wrote it
+    left.update(attention.leaves())
     return attention
 
 
@@ -188,58 +172,38 @@ def check_parts(cfg: TrainConfig) -> None:
                 raise ConfigError("part", f"{name} cannot be used with {other}: {reason}")
 
 
-def check_parts_are_used(cfg: TrainConfig, model: GPT) -> None:
-    """Raise ConfigError for parts that no layer takes."""
+def check_layers(cfg: TrainConfig, model: GPT) -> None:
+    """Raise ConfigError for what no layer uses, and for layers that do not fit each other."""
     attentions = [block.attention for block in model.layers()]
-    taken = {
-        name.rpartition(".")[2]
-        for attention in attentions
-        for name, module in attention.named_modules()
-        if isinstance(module, Part)
-    }
+    chosen = f"attn={cfg.choices['attn']}" if cfg.pattern is None else "the pattern"
+    modules = [module for attention in attentions for module in attention.named_modules()]
+    taken = {name.rpartition(".")[2] for name, module in modules if isinstance(module, Part)}
     unused = [name for name in cfg.part if name not in taken]
-    if not unused:
-        return
-    if any(isinstance(attention, HasParts) for attention in attentions):
-        lacks = "keeps no keys and values of each head that a part could change"
-    else:
+    if unused:
         lacks = "has no heads of queries, keys and values"
-    raise ConfigError(
-        "part",
-        f"{_chosen(cfg)} {lacks}, so it cannot take {', '.join(unused)}; leave "
-        f"{'part' if len(unused) == len(cfg.part) else 'that'} out, or choose another attention",
-    )
-
-
-def _chosen(cfg: TrainConfig) -> str:
-    """Return how the user chose the attention: `attn=mla`, or `the pattern`."""
-    return f"attn={cfg.choices['attn']}" if cfg.pattern is None else "the pattern"
-
-
-def check_documents_are_kept_apart(cfg: TrainConfig, model: GPT) -> None:
-    """Raise ConfigError for what cannot keep documents apart, where they are to be."""
-    if not cfg.data.get(MASK_DOCUMENTS):
-        return
-    for layer, block in enumerate(model.layers()):
-        for module in block.attention.modules():
+        if any(isinstance(attention, HasParts) for attention in attentions):
+            lacks = "keeps no keys and values of each head that a part could change"
+        raise ConfigError(
+            "part",
+            f"{chosen} {lacks}, so it cannot take {', '.join(unused)}; leave "
+            f"{'part' if len(unused) == len(cfg.part) else 'that'} out, or take another attention",
+        )
+    for layer, attention in enumerate(attentions):
+        for module in attention.modules() if cfg.data.get(MASK_DOCUMENTS) else ():
             if isinstance(module, Attention | Part) and not module.keeps_documents:
                 raise ConfigError(
                     f"data.{MASK_DOCUMENTS}",
                     f"{type(module).__name__} in layer {layer} does not keep documents apart; "
                     "leave one of the two out",
                 )
-
-
-def check_position_is_used(cfg: TrainConfig, model: GPT) -> None:
-    """Raise ConfigError for an encoding that acts in heads, where no layer has it."""
     acts = isinstance(model.input_position, InputPosition) or not cfg.position
-    if acts or not all(block.attention.knows_order for block in model.layers()):
-        return
-    raise ConfigError(
-        "position",
-        f"{_chosen_position(cfg)} acts on queries and keys, and {_chosen(cfg)} knows the order of "
-        "the tokens without them; use position=none, position=learned or position=sinusoidal",
-    )
+    if not acts and all(attention.knows_order for attention in attentions):
+        raise ConfigError(
+            "position",
+            f"{_chosen_position(cfg)} acts on queries and keys, and {chosen} knows the order of "
+            "the tokens without them; use position=none, position=learned or position=sinusoidal",
+        )
+    _check_what_passes_between(cfg, attentions)
 
 
 def _chosen_position(cfg: TrainConfig) -> str:
@@ -247,7 +211,7 @@ def _chosen_position(cfg: TrainConfig) -> str:
     return f"{cfg.choices['position']} (from block={cfg.choices['block']} if you did not choose it)"
 
 
-def check_what_passes_between_layers(cfg: TrainConfig, model: GPT) -> None:
+def _check_what_passes_between(cfg: TrainConfig, attentions: Sequence[Attention]) -> None:
     """Raise ConfigError if a layer needs of an earlier one what that does not leave.
 
     Also if no layer takes anything of what others leave.
@@ -255,7 +219,7 @@ def check_what_passes_between_layers(cfg: TrainConfig, model: GPT) -> None:
     field = "attn" if cfg.pattern is None else "pattern"
     left: dict[str, tuple[int, str]] = {}
     taken = False
-    for layer, attention in enumerate(block.attention for block in model.layers()):
+    for layer, attention in enumerate(attentions):
         for name, sizes in attention.needs().items():
             taken = True
             begin = f"layer {layer} needs {name} ({sizes}), and"
@@ -275,5 +239,5 @@ def check_what_passes_between_layers(cfg: TrainConfig, model: GPT) -> None:
         said = f"layer {layer} leaves {name}, and no later layer takes them"
         if cfg.pattern is None:
             raise ConfigError("model.num_layers", f"{said}; give the model more layers")
-        order = model.layers()[layer].attention.layer_order() or "put one that does after it"
+        order = attentions[layer].layer_order() or "put one that does after it"
         raise ConfigError(field, f"{said}; {order}")

@@ -4,7 +4,6 @@
 from `measure_cost` on the meta device: there is no second formula.
 """
 
-import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 
@@ -61,11 +60,13 @@ def resolved(cfg: TrainConfig, tokenizer: Tokenizer) -> tuple[TrainConfig, Match
 def matched(cfg: TrainConfig, vocab_size: int) -> tuple[TrainConfig, Match | None]:
     """Return the settings with the match applied, and the match; None if `cfg.match` is none.
 
-    Settings that are matched already, such as those in config.yaml, stay as they are. Raises
+    Settings that are matched already, those in a run's record, stay as they are. Raises
     ConfigError if the variant cannot be matched, naming the matches that are possible.
     """
     if cfg.match == "none":
         return cfg, None
+    if cfg.match_made is not None:
+        return cfg, Match(**cfg.match_made)
     assert cfg.match_attn is not None
     reference = replace(
         cfg,
@@ -75,13 +76,9 @@ def matched(cfg: TrainConfig, vocab_size: int) -> tuple[TrainConfig, Match | Non
         part={},
         match="none",
     )
-    if isinstance(cfg.match_before, int) and cfg.match != "kv_cache":
-        reference = _with_width(reference, cfg.match_before)
     try:
         new, match = _matched_once(cfg, reference, vocab_size)
-        if cfg.match_before is not None:
-            match = replace(match, before=cfg.match_before)
-        return replace(new, match_before=match.before), match
+        return replace(new, match_made=asdict(match)), match
     except ConfigError as error:
         able = [
             what
@@ -111,11 +108,6 @@ def _can_match(cfg: TrainConfig, what: str, reference: TrainConfig, vocab_size: 
     except ConfigError:
         return False
     return True
-
-
-def summary_of(match: Match | None) -> dict[str, object] | None:
-    """Return the match as summary.json records it; None without one."""
-    return None if match is None else asdict(match)
 
 
 def _cost(cfg: TrainConfig, vocab_size: int) -> Cost:
@@ -150,10 +142,6 @@ def _match_width(cfg: TrainConfig, vocab_size: int, target: float) -> tuple[Trai
 
 
 def _match_cache(cfg: TrainConfig, vocab_size: int, target: float) -> tuple[TrainConfig, Match]:
-    if cfg.match_before is not None:
-        made = _cache_matched_before(cfg, vocab_size, target)
-        if made is not None:
-            return made
     found: dict[str, list[tuple[float, float]]] = {}
     for field, before, value in _cache_settings(cfg):
         new = replace(cfg, attn=cfg.attn | {field: value})
@@ -187,22 +175,6 @@ def _nearest(field: str, tried: Sequence[tuple[float, float]], target: float) ->
     above = min((pair for pair in tried if pair[0] > target), default=None)
     found = [pair for pair in (below, above) if pair is not None]
     return ", ".join(f"{reached:,.0f} with {field}={value}" for reached, value in found)
-
-
-def _cache_matched_before(
-    cfg: TrainConfig, vocab_size: int, target: float
-) -> tuple[TrainConfig, Match] | None:
-    """Return the match that led to these settings; `match_before` does not say which it changed."""
-    for field in CACHE_SETTINGS:
-        if cfg.attn.get(field) is None:
-            continue
-        was = replace(cfg, attn=cfg.attn | {field: cfg.match_before}, match_before=None)
-        with contextlib.suppress(ConfigError):
-            _cost(was, vocab_size)  # a share of the context is no number of heads
-            new, match = _match_cache(was, vocab_size, target)
-            if new.attn == cfg.attn and match.field == f"attn.{field}":
-                return cfg, match
-    return None
 
 
 def _cache_settings(cfg: TrainConfig) -> Iterator[tuple[str, float, float]]:

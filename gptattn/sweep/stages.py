@@ -1,142 +1,69 @@
-"""The stages of a sweep: its runs, and the runs that wait for what those leave.
+"""What a sweep's loop and its generators of stages hand each other."""
 
-A second stage is an object with the methods of `Later`: `second_stage.py` has the one of
-uptraining, `tuning.py` the one that trains each variant at its best learning rate.
-"""
-
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
-from gptattn.machine.disk import check_room
-from gptattn.runs.folder import RunFolder
-from gptattn.sweep.ledger import Ledger
-from gptattn.sweep.plan import (
-    Found,
-    Plan,
-    folders_diverged,
-    folders_done,
-    in_round,
-    with_resumable_folders,
-)
+from gptattn.errors import ConfigError
+from gptattn.machine.cpus import usable_cpus
+from gptattn.settings.config import TrainConfig
+from gptattn.sweep.jobs import Jobs
+from gptattn.sweep.plan import Plan
 
-DIVERGED_EVERYWHERE = "it diverged at every learning rate"
+# Work of a training step, parameters of the blocks times tokens, up to which one core does it about
+# as fast as several: those of model=nano and smaller with their default batch.
+SMALL_STEP = 2e10
 
 
 @dataclass
-class Chosen:
-    """The second stage's runs, and why others are skipped, by the folder of their plans."""
+class Stage:
+    """Runs to launch, and what they are for. `counts`: they are results of the sweep."""
 
-    plans: list[Plan]
-    skipped: dict[Path, str] = field(default_factory=dict)
-    lines: list[str] = field(default_factory=list)  # what was decided, to print
-    diverged: int = 0  # variants whose runs are skipped for DIVERGED_EVERYWHERE
-
-
-class Later(Protocol):
-    """The second stage of a sweep."""
-
-    @property
-    def titles(self) -> tuple[str, str]:
-        """What the first stage does, and the second."""
-        ...
-
-    @property
-    def first_counts(self) -> bool:
-        """Whether runs of the first stage are results, whose weights the second stage reads.
-
-        Otherwise they only decide what the second one does, and one that diverged is an answer too.
-        """
-        ...
-
-    @property
-    def lost(self) -> str:
-        """The words on runs that wait for others, after `2 ` and before ` were skipped`."""
-        ...
-
-    def candidates(self, first: Sequence[Plan], made: Mapping[Path, Path]) -> list[Plan]:
-        """Return every plan that the second stage may turn out to need, checked.
-
-        `made` maps the folder of a plan of the first stage to its finished run.
-        """
-        ...
-
-    def expected(self, stages: "Stages") -> list[Plan]:
-        """Choose as many candidates as will run, as far as is known before the first stage."""
-        ...
-
-    def chosen(self, stages: "Stages") -> Chosen:
-        """Choose the candidates that can run now, after the first stage."""
-        ...
+    plans: list[Plan]  # checked
+    title: str = ""
+    counts: bool = True
+    lines: list[str] = field(default_factory=list)  # what led to them, to print before
 
 
 @dataclass
-class Stages:
-    """All runs of a sweep, with those that exist."""
+class Results:
+    """How the runs of a stage ended, by the folders of their plans."""
 
-    found: Found
-    first: list[Plan]
-    candidates: list[Plan]
-    second: list[Plan]  # those of the candidates that run, or will as far as is known
-    lost: set[Path]  # folders of first-stage plans whose runs diverged, where that is an answer
-
-    @property
-    def everything(self) -> list[Plan]:
-        """The plans of both stages."""
-        return [*self.first, *self.second]
-
-    @property
-    def made(self) -> dict[Path, Path]:
-        """The finished runs by the folders of their plans."""
-        now = {plan.folder: plan.folder for plan in self.everything if is_done(plan)}
-        return now | self.found.done
-
-    def todo(self, plans: Sequence[Plan]) -> list[Plan]:
-        """Return those of the plans that have neither a finished run nor one that diverged."""
-        made = self.made
-        return [p for p in plans if p.folder not in made and p.folder not in self.lost]
-
-    def ended(self) -> int:
-        """Count the plans that need no run any more."""
-        return len(self.everything) - len(self.todo(self.everything))
+    done: dict[Path, Path] = field(default_factory=dict)  # plan's folder -> that of its result
+    failed: dict[Path, str] = field(default_factory=dict)  # plan's folder -> why
+    diverged: set[Path] = field(default_factory=set)
 
 
-def is_done(plan: Plan) -> bool:
-    """Whether the plan's own folder holds a finished run."""
-    return RunFolder(plan.folder).done
+# They return the exit codes of what could not be run for lack of a result.
+Stages = Generator[Stage, Results, list[int]]
+Among = Callable[[list[Plan]], list[Plan]]  # which of some plans run
+PlanJobs = Callable[[Jobs], list[Plan]]  # composes, names and checks the runs of some jobs
 
 
-def stages_of(
-    first: Sequence[Plan], ledger: Ledger, in_processes: bool, later: Later | None
-) -> Stages:
-    """Return the plans of both stages with their final folders, and the existing runs.
+def share_machine(cfgs: Sequence[TrainConfig]) -> tuple[int, int | None]:
+    """Return how many of these runs run at once, and the threads of each; None: as they are set.
 
-    Raises a UserError if the second stage cannot work or the disk has no room for the new runs.
+    Models whose step is small get a core each; others have all cores, one after the other. Raises
+    ConfigError if there are fewer cores than `sweep.jobs` needs.
     """
-    sweep = first[0].cfg.sweep
-    found = Found({}, {})
+    from gptattn.machine.device import resolve_device
 
-    def looked_up(plans: list[Plan], with_weights: bool = False) -> list[Plan]:
-        if "round" in ledger.facts:
-            plans = [in_round(plan, ledger.facts["round"]) for plan in plans]
-        if sweep.fresh:
-            return plans
-        more = folders_done(plans, keep_stale=sweep.keep_stale, with_weights=with_weights)
-        found.done.update(more.done)
-        found.stale.update(more.stale)
-        if not in_processes:
-            return plans
-        return with_resumable_folders(plans, found, keep_stale=sweep.keep_stale)
-
-    begun = looked_up(list(first), later is not None and later.first_counts)
-    stages = Stages(found, begun, [], [], set())
-    if later is not None:
-        if not later.first_counts and not sweep.fresh:
-            stages.lost = folders_diverged([p for p in begun if p.folder not in found.done])
-        stages.candidates = looked_up(later.candidates(begun, found.done))
-        stages.second = later.expected(stages)
-    # A resumed run already takes its room on the disk.
-    new = [plan for plan in stages.todo(stages.everything) if not plan.begun]
-    check_room(ledger.folder, sum(plan.bytes_on_disk for plan in new))
-    return stages
+    cfg, cores = cfgs[0], usable_cpus()
+    asked = None if cfg.sweep.jobs == "auto" else cfg.sweep.jobs
+    threads = cfg.trainer.threads
+    if resolve_device(cfg.trainer.accelerator).type != "cpu":
+        return int(asked or 1), None
+    most = max(1, cores // (threads or 1))
+    if asked is not None and int(asked) > most:
+        needs = f" with {threads} threads each" if threads else ""
+        raise ConfigError(
+            "sweep.jobs", f"{asked} runs at once{needs} are too many here; give at most {most}"
+        )
+    work = max(
+        12 * c.model.num_layers * c.model.d_model**2
+        * (c.batch_size // c.accumulate) * c.model.context_length
+        for c in cfgs
+    )  # fmt: skip
+    jobs = asked or (most if threads or work <= SMALL_STEP else 1)
+    jobs = min(int(jobs), len(cfgs))
+    return jobs, None if threads or jobs == 1 else max(1, cores // jobs)

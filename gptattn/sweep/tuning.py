@@ -7,18 +7,18 @@ final validation loss. Reports leave the runs of the first stage out.
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from pathlib import Path
 from typing import Any
 
-from gptattn.errors import ConfigError
+from gptattn.errors import ConfigError, NumericError
+from gptattn.machine.console import make_console
 from gptattn.runs.folder import TUNING, RunFolder
 from gptattn.settings.values import check_choice
-from gptattn.sweep.checks import checked
+from gptattn.sweep.jobs import Jobs
 from gptattn.sweep.plan import Plan
-from gptattn.sweep.replaced import cell_of
-from gptattn.sweep.stages import DIVERGED_EVERYWHERE, Chosen, Stages
+from gptattn.sweep.replaced import cell_of, mark_replaced
+from gptattn.sweep.stages import Among, PlanJobs, Stage, Stages
 
 FIELD = "hydra.sweeper.tune"
 SEED, RATE = re.compile(r"\+*seed="), re.compile(r"\+*optim\.lr=")
@@ -74,112 +74,62 @@ def at_rates(tune: Tune, jobs: Sequence[list[str]]) -> tuple[list[list[str]], li
     )
 
 
-def to_tune(plan: Plan) -> Plan:
-    """Return the plan of a tuning run in the folder of such runs."""
-    return replace(plan, folder=plan.folder.parent / TUNING / plan.folder.name)
+def tune_stages(node: Mapping[str, Any], jobs: Jobs, plan: PlanJobs, among: Among = list) -> Stages:
+    """Train each variant at each rate, then those to compare at the best rate of each.
 
-
-@dataclass(frozen=True)
-class Rate:
-    """A tuning run, and how it ended."""
-
-    plan: Plan
-    loss: float | None  # None: not done; infinite: diverged
-
-    @property
-    def lr(self) -> float:
-        """The rate."""
-        return self.plan.cfg.optim.lr
-
-
-class TuneStage:
-    """The second stage: `plans` are its runs at every rate, of which one rate each is chosen.
-
-    Of these, checked, only those count that `among` returns.
+    Of the second stage's plans only those count that `among` returns. Raises ConfigError if the
+    tuning seed is among those that are compared.
     """
+    tune = tune_of(node)
+    both = {variant: at_rates(tune, own) for variant, own in jobs.items()}
+    first = [
+        replace(one, folder=one.folder.parent / TUNING / one.folder.name)
+        for one in plan({variant: own for variant, (own, _) in both.items()})
+    ]
+    candidates = among(plan({variant: own for variant, (_, own) in both.items()}))
+    if tune.seed in {one.cfg.seed for one in candidates}:
+        raise ConfigError(
+            f"{FIELD}.seed", f"{tune.seed} is one of the seeds to compare; give another"
+        )
+    results = yield Stage(first, "stage 1 of 2  each variant at each learning rate", counts=False)
 
-    titles = ("each variant at each learning rate", "each variant at its best learning rate")
-    first_counts = False
-    lost = "whose learning rate is not known yet"
-
-    def __init__(
-        self,
-        tune: Tune,
-        plans: Sequence[Plan],
-        among: Callable[[list[Plan]], list[Plan]] = list,
-    ) -> None:
-        """Raises ConfigError if the tuning seed is among those that are compared."""
-        if tune.seed in {plan.cfg.seed for plan in plans}:
-            raise ConfigError(
-                f"{FIELD}.seed", f"{tune.seed} is one of the seeds to compare; give another"
-            )
-        self._plans, self._among = plans, among
-
-    def candidates(self, first: Sequence[Plan], made: Mapping[Path, Path]) -> list[Plan]:
-        """Return the checked plans of every variant and seed at every rate."""
-        return self._among(checked(self._plans))
-
-    def expected(self, stages: Stages) -> list[Plan]:
-        """Choose the best rate where it is known, elsewhere the lowest in its place."""
-        found = _tried(stages)
-        lr = {cell: (_best(tried) or tried[0]).lr for cell, tried in found.items()}
-        return [plan for plan in stages.candidates if plan.cfg.optim.lr == lr[_cell(plan)]]
-
-    def chosen(self, stages: Stages) -> Chosen:
-        """Choose the best rate of each variant; variants without one are skipped."""
-        common = set.intersection(*(set(plan.overrides) for plan in stages.first))
-        best, chosen = {}, Chosen([])
-        for cell, tried in _tried(stages).items():
-            best[cell] = _best(tried)
-            own = [o for o in tried[0].plan.overrides if o not in common and not RATE.match(o)]
-            if best[cell] is not None:
-                words = rate_words({one.lr: one.loss for one in tried if one.loss is not None})
-                chosen.lines.append(" ".join([*own, words]))
-            else:
-                reason = _no_rate(tried)
-                skipped = [plan for plan in stages.second if _cell(plan) == cell]
-                chosen.skipped.update({plan.folder: reason for plan in skipped})
-                chosen.diverged += reason == DIVERGED_EVERYWHERE
-        for plan in stages.candidates:
-            rate = best[_cell(plan)]
-            if rate is not None and plan.cfg.optim.lr == rate.lr:
-                chosen.plans.append(plan)
-        return chosen
-
-
-def _tried(stages: Stages) -> dict[str, list[Rate]]:
-    """Return what the tuning runs of each variant gave, the lowest rate first."""
-    found: dict[str, list[Rate]] = {}
-    made = stages.made
-    for plan in sorted(stages.first, key=lambda plan: plan.cfg.optim.lr):
-        loss = math.inf if plan.folder in stages.lost else None
-        if plan.folder in made:
-            loss = RunFolder(made[plan.folder]).final_loss()
-        found.setdefault(_cell(plan), []).append(Rate(plan, loss))
-    return found
-
-
-def _cell(plan: Plan) -> str:
-    """Return a key that is equal for runs that differ only in seed and rate."""
-    return cell_of(asdict(plan.cfg))
-
-
-def _best(tried: Sequence[Rate]) -> Rate | None:
-    """Return the rate with the lowest loss, of equals the lowest; None while one is to be tried.
-
-    Otherwise a rate tried later could be better, and one variant would have runs at two.
-    """
-    losses = [one.loss for one in tried if one.loss is not None]
-    if len(losses) < len(tried) or min(losses) == math.inf:
-        return None
-    return tried[losses.index(min(losses))]
-
-
-def _no_rate(tried: Sequence[Rate]) -> str:
-    missing = [one.plan for one in tried if one.loss is None]
-    if missing:
-        return f"its learning rate is not known: {missing[0].folder.name} is not done"
-    return DIVERGED_EVERYWHERE
+    # Loss by rate of each variant; infinite: it diverged, None: it is not known.
+    losses: dict[str, dict[float, float | None]] = {}
+    named: dict[str, Plan] = {}
+    for one in sorted(first, key=lambda one: one.cfg.optim.lr):
+        loss = math.inf if one.folder in results.diverged else None
+        if one.folder in results.done:
+            loss = RunFolder(results.done[one.folder]).final_loss()
+        cell = cell_of(asdict(one.cfg))
+        losses.setdefault(cell, {})[one.cfg.optim.lr] = loss
+        named.setdefault(cell, one)
+    common = set.intersection(*(set(one.overrides) for one in first))
+    best: dict[str, float] = {}
+    lines, codes = [], []
+    for cell, tried in losses.items():
+        own = [o for o in named[cell].overrides if o not in common and not RATE.match(o)]
+        known = {rate: loss for rate, loss in tried.items() if loss is not None}
+        if len(known) < len(tried):
+            # A rate tried later could be better, and one variant would have runs at two.
+            lines.append(" ".join([*own, "skipped: not all of its learning rates are known"]))
+        elif min(known.values()) == math.inf:
+            lines.append(" ".join([*own, "skipped: it diverged at every learning rate"]))
+            codes.append(NumericError.exit_code)
+        else:
+            best[cell] = min(known, key=lambda rate: (known[rate], rate))
+            lines.append(" ".join([*own, rate_words(known)]))
+    chosen = [one for one in candidates if best.get(cell_of(asdict(one.cfg))) == one.cfg.optim.lr]
+    if count := mark_replaced(chosen):
+        lines.append(
+            f"replaced: {count} run{'s' * (count > 1)} at a learning rate that is no longer the "
+            "best; reports leave them out"
+        )
+    if chosen:
+        title = "stage 2 of 2  each variant at its best learning rate"
+        yield Stage(chosen, title, lines=lines)
+    elif lines:
+        make_console().print("\n".join(lines), markup=False, soft_wrap=True)
+    return codes
 
 
 def rate_words(losses: Mapping[float, float]) -> str:

@@ -5,11 +5,11 @@ asked width needs, and those are run. No difference is looked at before, so no c
 Source: Stein 1945, Annals of Mathematical Statistics 16, 243-258.
 """
 
-from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, replace
 from itertools import count, islice
 from pathlib import Path
+from typing import Any
 
 from gptattn.compare.comparison import compare
 from gptattn.compare.extended import at_first_budgets
@@ -20,11 +20,11 @@ from gptattn.errors import ConfigError
 from gptattn.machine.console import make_console, span
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.two_stages import TwoStages, read_two_stages, variant_key, write_two_stages
-from gptattn.settings.config import SweepConfig, TrainConfig
-from gptattn.sweep.ledger import CHOSEN, read_ledger
+from gptattn.settings.config import TrainConfig
+from gptattn.sweep.jobs import Jobs, with_seeds
 from gptattn.sweep.plan import Plan
 from gptattn.sweep.replaced import cell_of
-from gptattn.sweep.sharing import is_open, slots
+from gptattn.sweep.stages import Among, Stages, share_machine
 
 FIELD = "sweep.until"
 FEWEST = 5  # first seeds: with fewer, the deviation is known too badly to plan by
@@ -47,7 +47,6 @@ class Decision:
     whole: Set[str]  # the variants that have all seeds of the first stage; others get no more
     seeds: list[int]  # in order, the first stage's first: a variant gets the first so many
     first: int  # of the seeds, those of the first stage
-    together: int  # runs at a time, as before
     lines: list[str]  # what was decided, to print
 
     def chosen(self, plans: Sequence[Plan]) -> list[Plan]:
@@ -60,12 +59,50 @@ class Decision:
         ]
 
 
+def until_stages(
+    home: Path, jobs: Jobs, kind: Callable[[Jobs, Among], Stages], tune: Mapping[str, Any] | None
+) -> Stages:
+    """Run the seeds that were given, then as many more as each comparison needs.
+
+    `kind` returns the stages of some jobs. Raises ConfigError for too few seeds, for nothing to
+    compare, and for results of other code.
+    """
+    taken = {tune["seed"]} if tune is not None and "seed" in tune else set()
+    until = Until(home, taken)
+    codes = yield from _noting(kind(jobs, until.begin), until)
+    if len(until.results) < 2:
+        return codes
+    decision = until.decide()
+    make_console().print("\n".join(decision.lines), markup=False, soft_wrap=True)
+    if decision.counts:
+        codes += yield from kind(with_seeds(jobs, decision.seeds), decision.chosen)
+    return codes
+
+
+def _noting(stages: Stages, until: "Until") -> Stages:
+    """Yield the stages; note the results of those that count."""
+    stage = next(stages)
+    while True:
+        results = yield stage
+        if stage.counts:
+            until.results = [
+                (plan, results.done[plan.folder])
+                for plan in stage.plans
+                if plan.folder in results.done
+            ]
+        try:
+            stage = stages.send(results)
+        except StopIteration as end:
+            return end.value
+
+
 class Until:
     """A sweep in a folder that goes on until it is decided."""
 
     def __init__(self, folder: Path, taken: Collection[int]) -> None:
         """`taken` are seeds that are not to be compared."""
         self._folder, self._taken = folder, taken
+        self.results: list[tuple[Plan, Path]] = []  # of the first seeds
         self._plans: list[Plan] = []
         self._before: TwoStages | None = None
         self._first: tuple[int, ...] = ()
@@ -78,9 +115,21 @@ class Until:
         to compare, and for results of other code.
         """
         sweep = plans[0].cfg.sweep
+        if {plan.cfg.sweep.until for plan in plans} != {sweep.until}:
+            raise ConfigError(FIELD, "is one number for the whole sweep; give one")
         assert sweep.until is not None
         given = sorted({plan.cfg.seed for plan in plans})
-        _check_seeds(sweep, given)
+        if len(given) < FEWEST:
+            raise ConfigError(
+                FIELD,
+                f"{sweep.until:g} needs {FEWEST} seeds or more to begin with, not {len(given)}; "
+                f"give seed={_listed(range(1, FEWEST + 1))}",
+            )
+        if len(given) > sweep.max_seeds:
+            raise ConfigError(
+                "sweep.max_seeds",
+                f"{sweep.max_seeds} is less than the {len(given)} seeds given; give that or more",
+            )
         if sweep.keep_stale:
             raise ConfigError(
                 FIELD, "has no place beside sweep.keep_stale: more seeds would be of other code"
@@ -96,22 +145,21 @@ class Until:
             )
         self._plans, self._before = plans, before
         self._first, self._half_width = before.first if before else tuple(given), sweep.until
-        first = len(self._first)
         make_console().print(
-            f"{FIELD}={sweep.until:g}: {first} seeds of each variant, then as many more as it "
-            f"needs, up to {sweep.max_seeds}",
+            f"{FIELD}={sweep.until:g}: {len(self._first)} seeds of each variant, then as many more "
+            f"as it needs, up to {sweep.max_seeds}",
             soft_wrap=True,
         )
         return plans
 
-    def decide(self, results: Sequence[tuple[Plan, Path]]) -> Decision:
+    def decide(self) -> Decision:
         """Say how many seeds each variant gets, from the finished runs of the first stage.
 
         A variant whose comparison needs more than `sweep.max_seeds`, or that lacks seeds of the
         first stage, keeps those it has.
         """
         first, most = len(self._first), self._plans[0].cfg.sweep.max_seeds
-        keys = {folder.resolve(): _key(plan.cfg) for plan, folder in results}
+        keys = {folder.resolve(): _key(plan.cfg) for plan, folder in self.results}
         # All of the folder, as the report: its correction is over every row that is there.
         found = read_runs([self._folder])[0]
         # Runs that were extended since count as they were at first; the longer ones come last.
@@ -132,8 +180,8 @@ class Until:
         for need in within:
             for key in need.keys:
                 counts[key] = max(counts.get(key, 0), need.seeds)
-        together = self._together()
-        seconds = _seconds(self._folder, runs, keys)
+        together = share_machine([plan.cfg for plan in self._plans])[0]
+        seconds = _seconds(runs, keys)
         lines = [f"{FIELD}={self._half_width:g}: {_summary(needs, within, first)}"]
         if counts:
             more = {key: seeds - first for key, seeds in counts.items()}
@@ -145,7 +193,7 @@ class Until:
         self._write(runs, keys)
         free = (seed for seed in count(max(self._first) + 1) if seed not in self._taken)
         seeds = [*self._first, *islice(free, max([first, *counts.values()]) - first)]
-        return Decision(counts, whole, seeds, first, together, lines)
+        return Decision(counts, whole, seeds, first, lines)
 
     def _lacking(self, whole: Set[str]) -> list[str]:
         """Say which variants lack some of the first seeds; the baseline may be one of them."""
@@ -189,38 +237,6 @@ class Until:
         half_widths = before | dict.fromkeys(sorted(now), self._half_width)
         write_two_stages(self._folder, TwoStages(self._first, half_widths))
 
-    def _together(self) -> int:
-        """Return how many runs the sweep has at a time: its newest choice, where it chooses."""
-        cfg = self._plans[0].cfg
-        chosen = [
-            line["jobs"]
-            for line in read_ledger(self._folder)
-            if line.get("state") == CHOSEN and isinstance(line.get("jobs"), int)
-        ]
-        return chosen[-1] if is_open(cfg) and chosen else slots(cfg)
-
-
-def check_one_until(jobs: Mapping[str, Sequence[Sequence[str]]], until: float | None) -> None:
-    """Raise ConfigError if some of the runs' overrides set another `sweep.until` than the sweep."""
-    given = {o.lstrip("+") for own in jobs.values() for job in own for o in job}
-    widths = {o for o in given if o.startswith(f"{FIELD}=") and o != f"{FIELD}=null"}
-    if len(widths) > (until is not None):
-        raise ConfigError(FIELD, "is one number for the whole sweep; give one")
-
-
-def _check_seeds(sweep: SweepConfig, given: Sequence[int]) -> None:
-    if len(given) < FEWEST:
-        raise ConfigError(
-            FIELD,
-            f"{sweep.until:g} needs {FEWEST} seeds or more to begin with, not {len(given)}; give "
-            f"seed={_listed(range(1, FEWEST + 1))}",
-        )
-    if len(given) > sweep.max_seeds:
-        raise ConfigError(
-            "sweep.max_seeds",
-            f"{sweep.max_seeds} is less than the {len(given)} seeds given; give that or more",
-        )
-
 
 def _key(cfg: TrainConfig) -> str:
     return variant_key(asdict(cfg))
@@ -240,21 +256,13 @@ def _summary(needs: Sequence[Need], within: Sequence[Need], first: int) -> str:
     return ", ".join(f"{need.name} needs {need.seeds} seeds" for need in within) + rest
 
 
-def _seconds(folder: Path, runs: Sequence[Run], keys: Mapping[Path, str]) -> dict[str, float]:
-    """Return the mean seconds of a variant's run, from the sweep's ledger."""
-    pids: dict[str, object] = {}
-    took: dict[str, tuple[float, object]] = {}
-    for entry in read_ledger(folder):
-        run, seconds = entry["run"], entry.get("seconds")
-        if entry.get("state") == "running":
-            pids[run] = entry.get("pid")
-        elif entry.get("state") == "done" and isinstance(seconds, int | float):
-            took[run] = (seconds, pids.get(run))
-    together = Counter(took.values())  # runs of one process share its seconds
+def _seconds(runs: Sequence[Run], keys: Mapping[Path, str]) -> dict[str, float]:
+    """Return the mean seconds of training of each variant's runs."""
     found: dict[str, list[float]] = {}
     for run in runs:
-        if own := took.get(run.folder.name):
-            found.setdefault(keys[run.folder], []).append(own[0] / together[own])
+        seconds = run.metrics.get("progress/seconds")
+        if isinstance(seconds, int | float):
+            found.setdefault(keys[run.folder], []).append(seconds)
     return {key: sum(own) / len(own) for key, own in found.items()}
 
 

@@ -1,4 +1,4 @@
-"""One run, from settings to summary.json: the checks before it starts, the Lightning module and
-data module, and the callbacks. It may import `weights` and the rooms before it. Start reading at
-`train.py`.
+"""One run, from settings to summary.json: checks, Lightning module, data module and callbacks.
+
+It may import `weights` and the rooms before it. Start reading at `run.py`.
 """

@@ -13,7 +13,7 @@ from gptattn.data.run_data import RunData
 from gptattn.maps.heatmap import heatmap
 from gptattn.model.gpt import GPT
 from gptattn.position.base import Documents
-from gptattn.training.recorder import RunRecorder
+from gptattn.training.record import Board, log_row
 
 TOKENS = 512  # to measure on; with GPT-2 small that takes 1.5% of a validation's time
 MAP_TOKENS = 64  # in a heatmap
@@ -30,13 +30,13 @@ class AttentionLog(L.Callback):
 
     def __init__(
         self,
-        recorder: RunRecorder,
+        board: Board,
         data: RunData,
         context_length: int,
         heads: bool,
         console: Console,
     ) -> None:
-        self.recorder, self.heads, self.console = recorder, heads, console
+        self.board, self.heads, self.console = board, heads, console
         self.rows = data.opening_rows(context_length, TOKENS)
         self.documents = data.opening_documents(self.rows)
         self.map_row = data.opening_rows(context_length, MAP_TOKENS)[:1, :MAP_TOKENS]
@@ -56,7 +56,7 @@ class AttentionLog(L.Callback):
         if self.rows.shape[1] > 1 and pl_module.model.layers_with_maps():
             ids, documents = _on(pl_module.device, self.rows, self.documents)
             found = figures(pl_module.model, ids, self.heads, documents)
-            self.recorder.log_metrics(found, trainer.global_step)
+            log_row(trainer.loggers, found, trainer.global_step)
         # A run of 0 steps only validates, and has no on_train_end of its own. `trainer.validating`
         # would not tell: it is also true for a validation within fit.
         if trainer.state.fn == TrainerFn.VALIDATING:
@@ -69,7 +69,7 @@ class AttentionLog(L.Callback):
 
         def log(layer: int, w_BHTS: Tensor) -> None:
             image = heatmap(w_BHTS[0].float().cpu().numpy())
-            self.recorder.log_image(f"val_attention/layer_{layer:02d}", image, step)
+            self.board.log_image(f"val_attention/layer_{layer:02d}", image, step)
 
         was_training = model.training
         model.eval()

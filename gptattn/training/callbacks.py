@@ -1,28 +1,29 @@
-"""Callbacks of a run: the step clock, the rows of metrics, samples, and the end of the budget."""
+"""Callbacks of a run: the step clock, the rows of metrics, samples, and what ends the run."""
 
+import faulthandler
 import math
 import re
 import sys
+import time
 from array import array
-from collections.abc import Callable
 from statistics import mean, median
 from typing import Any
 
 import lightning.pytorch as L
 import numpy as np
 import torch
+from lightning.pytorch.trainer.states import TrainerFn
 from numpy.typing import NDArray
 
 from gptattn.data.run_data import RunData
 from gptattn.data.tokenizer import encode_prompt
 from gptattn.decode.generate import generate
 from gptattn.decode.sampling import Sampling
-from gptattn.machine.device import peak_memory_mb, whole_peak_memory_mb
+from gptattn.machine.device import peak_memory_mb, synchronize, whole_peak_memory_mb
 from gptattn.settings.budget import Budget
 from gptattn.settings.config import SampleConfig
 from gptattn.training.module import LanguageModel
-from gptattn.training.recorder import RunRecorder
-from gptattn.training.timers import HostTimer, StepTimer
+from gptattn.training.record import Board, MetricsFile, log_row
 
 PROMPT_TOKENS = 16  # of the default prompt, if the held-out text has no words
 OPENING_TOKENS = 200  # of the held-out text, to search for the words of the default prompt
@@ -33,55 +34,54 @@ class StepClock(L.Callback):
     """Measures training time: making a batch, then all up to the end of its optimizer step.
 
     Validation, samples, logging and checkpoints do not count. With `compiled`, `seconds` leaves out
-    the first step, most of which is compilation. A `timer` may know a step's seconds late:
-    `settle` waits for them. `shared` returns the seconds that all processes of the run go by, given
-    those of this one. Must be the first of the callbacks.
+    the first step, most of which is compilation. On a GPU, whose host runs ahead of it, the steps
+    since the last `settle` share the time that they took. Must be the first of the callbacks.
     """
 
-    def __init__(
-        self,
-        compiled: bool = False,
-        timer: StepTimer | None = None,
-        shared: Callable[[float], float] = lambda seconds: seconds,
-    ) -> None:
-        self._compiling = compiled
-        self._timer = HostTimer() if timer is None else timer
-        self._shared = shared
-        self.seconds = 0.0  # of training, in all
+    def __init__(self, device: torch.device, compiled: bool = False) -> None:
+        self._device, self._compiling = device, compiled
+        self.seconds = 0.0  # of training, in all, up to the newest step that is settled
         self.step_seconds = array("d")  # of each optimizer step
         self._making = 0.0  # seconds of making the next step's batch
-        self._ended = 0  # steps, of which the newest may not be in `step_seconds` yet
+        self._start: float | None = None  # of the steps that are not settled yet
+        self._ended = 0  # steps
+        self._waiting = 0  # steps that are not settled
 
     def add(self, seconds: float) -> None:
-        """Add the time spent on making a batch."""
-        self._making += seconds
+        """Add the time spent on making a batch, unless it is a part of a step's already."""
+        if self._start is None:
+            self._making += seconds
 
     def on_train_batch_start(self, *args: Any) -> None:
-        self._timer.begin()
+        if self._start is None:
+            self._start = time.perf_counter()
 
     def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
-        if trainer.global_step > self._ended:
-            self._ended += 1
-            self._keep(self._timer.end(self._making))
-        else:  # a resumed run replays its newest step
+        if trainer.global_step == self._ended:
+            return  # a micro-batch
+        self._ended, self._waiting = trainer.global_step, self._waiting + 1
+        if self._device.type == "cpu":
             self.settle()
-        self._making = 0.0
 
     def on_validation_start(self, *args: Any) -> None:
         self.settle()
 
     def settle(self) -> None:
         """Complete `seconds` and `step_seconds`; no time counts from now to the next batch."""
-        self._keep(self._timer.settle())
-
-    def _keep(self, seconds: list[float]) -> None:
-        for one in seconds:
-            self.step_seconds.append(one)
-            if not self._compiling:
-                self.seconds += one
+        if not self._waiting or self._start is None:
+            return
+        synchronize(self._device)
+        taken = (time.perf_counter() - self._start + self._making) / self._waiting
+        for _ in range(self._waiting):
+            self.step_seconds.append(taken)
+            self.seconds += 0.0 if self._compiling else taken
             self._compiling = False
-        if seconds:
-            self.seconds = self._shared(self.seconds)
+        self._start, self._waiting, self._making = None, 0, 0.0
+
+    def now(self) -> float:
+        """Return the seconds of training so far, with the steps that are not settled."""
+        running = time.perf_counter() - self._start if self._waiting and self._start else 0.0
+        return self.seconds + running
 
     def state_dict(self) -> dict[str, Any]:
         self.settle()
@@ -93,10 +93,6 @@ class StepClock(L.Callback):
         self.step_seconds = array("d", state_dict["step_seconds"].tolist())
         self._ended = len(self.step_seconds)
 
-    def median_step_seconds(self) -> float:
-        """Return the median over all steps, which compilation and other load hardly affect."""
-        return median(self.step_seconds)
-
     def slowdown(self) -> float:
         """Return the newest steps' median time over that of the first ones; 1 with too few."""
         first = self.step_seconds[1 : 1 + COMPARED_STEPS]  # the very first step is a warm-up
@@ -104,20 +100,12 @@ class StepClock(L.Callback):
         return median(newest) / median(first) if len(newest) == COMPARED_STEPS else 1.0
 
 
-def memory(device: torch.device) -> dict[str, float]:
-    """Return the peak memory in MB (10^6 bytes): since the process began, and of training alone."""
-    return {
-        "perf/peak_memory_mb": whole_peak_memory_mb(device),
-        "perf/peak_memory_training_mb": peak_memory_mb(device),
-    }
-
-
 class MetricRows(L.Callback):
     """Records one row every `log_every` optimizer steps and one per validation."""
 
     def __init__(
         self,
-        recorder: RunRecorder,
+        record: MetricsFile | None,
         clock: StepClock,
         *,
         log_every: int,
@@ -126,28 +114,26 @@ class MetricRows(L.Callback):
         budget: Budget,
         budget_settings: dict[str, Any],
         device_flops_per_second: float | None,
-        own_memory: bool = True,
     ) -> None:
-        """`budget_settings` is the budget section of the settings.
+        """`record`: None in all processes but the first. `budget_settings`: of the settings.
 
         `device_flops_per_second` None: other runs share the machine, so the speed is not the run's
-        own. `own_memory`: the memory of the process is, since they do not share the model.
+        own.
         """
-        self.recorder, self.clock, self.log_every = recorder, clock, log_every
+        self.record, self.clock, self.log_every = record, clock, log_every
         self.tokens_per_step, self.flops_per_token = tokens_per_step, flops_per_token
         self.budget, self.budget_settings = budget, budget_settings
         self.device_flops_per_second = device_flops_per_second
-        self.own_speed, self.own_memory = device_flops_per_second is not None, own_memory
+        self.own_speed = device_flops_per_second is not None
         self.last: dict[str, float | None] = {}  # the newest value of every metric
-        # Every budget that the run has completed; None if an older version's checkpoint lacks it.
-        self.completed: list[dict[str, Any]] | None = []
+        self.completed: list[dict[str, Any]] = []  # every budget that the run has completed
         self._warned_of_mfu = False
         self._logged_step = 0
         self._timed_steps = 0
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "rows": self.recorder.rows,
+            "rows": 0 if self.record is None else self.record.rows,
             "last": dict(self.last),
             "completed": self.completed,
             "logged_step": self._logged_step,
@@ -156,14 +142,50 @@ class MetricRows(L.Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.last = dict(state_dict["last"])
-        # What shared the machine or its model before it was resumed has no own figures either.
+        # What shared the machine before it was resumed has no own figures either.
         self.own_speed &= self.last.get("perf/tokens_per_s", 0.0) is not None
-        self.own_memory &= self.last.get("perf/peak_memory_mb", 0.0) is not None
-        self.completed = state_dict.get("completed")
+        self.completed = state_dict["completed"]
         self._logged_step = state_dict["logged_step"]
         self._timed_steps = state_dict["timed_steps"]
 
-    def throughput(self, step_seconds: float) -> dict[str, float | None]:
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
+        step = trainer.global_step
+        if step > self._logged_step and (step % self.log_every == 0 or step == 1):
+            self._log(trainer, pl_module)
+
+    def on_validation_start(self, trainer: L.Trainer, pl_module: Any) -> None:
+        # The training loss shown beside the validation loss must include the newest step.
+        if trainer.global_step > self._logged_step:
+            self._log(trainer, pl_module)
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+        self._record(trainer, self.final(pl_module))
+
+    def _log(self, trainer: L.Trainer, module: LanguageModel) -> None:
+        step = trainer.global_step
+        self.clock.settle()
+        if module.device.type != "cpu":
+            module.check_finite()  # on a CPU each step has
+        per_step = mean(self.clock.step_seconds[self._timed_steps :])
+        # Infinite where float16 overflowed and the loss scaler skipped the step.
+        grad_norm = module.grad_norm.item()
+        row = {
+            "train/loss": torch.stack(module.train_losses).mean().item(),
+            "train/lr": module.lr,
+            "train/grad_norm": grad_norm if math.isfinite(grad_norm) else None,
+            **self._throughput(per_step),
+            **_memory(module.device),
+            **self._progress(step),
+        }
+        module.train_losses.clear()
+        self._logged_step, self._timed_steps = step, len(self.clock.step_seconds)
+        self._record(trainer, row)
+
+    def _record(self, trainer: L.Trainer, row: dict[str, Any]) -> None:
+        self.last |= row
+        log_row(trainer.loggers, row, trainer.global_step)
+
+    def _throughput(self, step_seconds: float) -> dict[str, float | None]:
         """Return tokens/s, ms per step and MFU. An MFU above 1 becomes None, with one warning."""
         if not self.own_speed or self.device_flops_per_second is None:
             return dict.fromkeys(("perf/tokens_per_s", "perf/step_ms", "perf/mfu"))
@@ -182,43 +204,6 @@ class MetricRows(L.Callback):
             "perf/mfu": mfu if mfu <= 1 else None,
         }
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
-        step = trainer.global_step
-        if step > self._logged_step and (step % self.log_every == 0 or step == 1):
-            self._log(trainer, pl_module)
-
-    def on_validation_start(self, trainer: L.Trainer, pl_module: Any) -> None:
-        # The training loss shown beside the validation loss must include the newest step.
-        self.on_train_end(trainer, pl_module)
-
-    def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
-        if trainer.global_step > self._logged_step:
-            self._log(trainer, pl_module)
-
-    def _log(self, trainer: L.Trainer, module: LanguageModel) -> None:
-        step = trainer.global_step
-        module.settle()
-        self.clock.settle()
-        per_step = mean(self.clock.step_seconds[self._timed_steps :])
-        # Infinite where float16 overflowed and the loss scaler skipped the step.
-        grad_norm = module.grad_norm.item()
-        row = {
-            "train/loss": torch.stack(module.train_losses).mean().item(),
-            "train/lr": module.lr,
-            "train/grad_norm": grad_norm if math.isfinite(grad_norm) else None,
-            **self.throughput(per_step),
-            **self._memory(module),
-            **self._progress(step),
-        }
-        module.train_losses.clear()
-        self._logged_step, self._timed_steps = step, len(self.clock.step_seconds)
-        self.last |= row
-        self.recorder.log_metrics(row, step)
-
-    def _memory(self, module: LanguageModel) -> dict[str, float | None]:
-        found = memory(module.device)
-        return {name: value if self.own_memory else None for name, value in found.items()}
-
     def _progress(self, step: int) -> dict[str, float]:
         tokens = step * self.tokens_per_step
         return {
@@ -231,9 +216,8 @@ class MetricRows(L.Callback):
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         step = trainer.global_step
         row = {**pl_module.val_metrics, **self._progress(step)}
-        self.last |= row
-        self.recorder.log_metrics(row, step)
-        if self.completed is not None and row["progress/budget"] >= 1.0:
+        self._record(trainer, row)
+        if row["progress/budget"] >= 1.0:
             # Must precede this validation's checkpoint: a resume with a larger budget reads it.
             end = {
                 "budget": self.budget_settings,
@@ -241,20 +225,36 @@ class MetricRows(L.Callback):
                 "metrics": self.last | self.final(pl_module),
             }
             self.completed = [*(c for c in self.completed if c["step"] < step), end]
+        if trainer.state.fn != TrainerFn.FITTING:  # without training there is no `on_train_end`
+            self._record(trainer, self.final(pl_module))
 
     def final(self, module: LanguageModel) -> dict[str, float | None]:
         """Return the final speed, from the median over all steps if there are any, and memory."""
-        steps = len(self.clock.step_seconds)
-        speed = self.throughput(self.clock.median_step_seconds()) if steps else {}
-        return speed | self._memory(module)
+        steps = self.clock.step_seconds
+        return (self._throughput(median(steps)) if steps else {}) | _memory(module.device)
+
+
+def _memory(device: torch.device) -> dict[str, float | None]:
+    """Return the peak memory in MB (10^6 bytes): since the process began, and of training alone."""
+    return {
+        "perf/peak_memory_mb": whole_peak_memory_mb(device),
+        "perf/peak_memory_training_mb": peak_memory_mb(device),
+    }
 
 
 class Samples(L.Callback):
     """Generates text at each validation and records it; always with the same seed."""
 
-    def __init__(self, recorder: RunRecorder, data: RunData, cfg: SampleConfig, seed: int) -> None:
-        self.recorder, self.tokenizer, self.cfg, self.seed = recorder, data.tokenizer, cfg, seed
-        self.prompt = _prompt(data, cfg.prompt) if cfg.tokens else np.empty(0, np.uint16)
+    def __init__(
+        self, record: MetricsFile, board: Board, data: RunData, cfg: SampleConfig, seed: int
+    ) -> None:
+        self.record, self.board = record, board
+        self.tokenizer, self.cfg, self.seed = data.tokenizer, cfg, seed
+        self.prompt = np.empty(0, np.uint16)
+        if cfg.tokens and cfg.prompt is None:
+            self.prompt = opening(data)
+        elif cfg.tokens:
+            self.prompt = encode_prompt(data.tokenizer, str(cfg.prompt))
         self.text = ""
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
@@ -271,13 +271,8 @@ class Samples(L.Callback):
             generator=generator,
         )
         self.text = self.tokenizer.decode(out[0].cpu().numpy())
-        self.recorder.log_text("sample/text", self.text, trainer.global_step)
-
-
-def _prompt(data: RunData, given: str | None) -> NDArray[np.uint16]:
-    if given is not None:
-        return encode_prompt(data.tokenizer, given)
-    return opening(data)
+        self.board.log_text("sample/text", self.text, trainer.global_step)
+        self.record.log_text("sample/text", self.text, trainer.global_step)
 
 
 def opening(data: RunData) -> NDArray[np.uint16]:
@@ -294,31 +289,72 @@ def opening(data: RunData) -> NDArray[np.uint16]:
 
 
 class BudgetEnd(L.Callback):
-    """Stops the run when a budget in seconds is used up; the Trainer itself counts the steps."""
+    """Stops the run, after a validation, when its budget is used up.
 
-    def __init__(self, budget: Budget, clock: StepClock) -> None:
-        self.budget, self.clock = budget, clock
-
-    def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
-        if self.budget.progress(trainer.global_step, self.clock.seconds) >= 1.0:
-            trainer.should_stop = True
-
-
-class SharedValidations(L.Callback):
-    """Lets all processes of a run validate after the same steps, `seconds` of training apart.
-
-    Lightning itself would ask the clock of each process. It validates after every step for as long
-    as `val_check_batch` is 1.
+    Of a budget in seconds, it also says when to validate: `validations` times, evenly spaced in
+    training time. (Lightning's own interval in seconds asks the wall clock of each process.) Of
+    several processes the first one's clock counts, so that all take the same steps.
     """
 
-    def __init__(self, seconds: float, clock: StepClock) -> None:
-        self.seconds, self.clock = seconds, clock
-        self._newest = 0.0  # when the newest validation was due
+    def __init__(self, budget: Budget, clock: StepClock, validations: int) -> None:
+        self.budget, self.clock, self.validations = budget, clock, validations
+        self.seconds = 0.0  # of training so far, the same in all processes
+        self._step, self._validated = 0, 0
 
-    def on_train_start(self, *args: Any) -> None:
-        self._newest = self.clock.seconds
+    def on_train_start(self, trainer: L.Trainer, *args: Any) -> None:
+        self._step = trainer.global_step
+        self._ask(trainer)
+        self._validated = self._due()
 
     def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
-        trainer.val_check_batch = math.inf
-        if self.clock.seconds - self._newest >= self.seconds:
-            trainer.val_check_batch, self._newest = 1, self.clock.seconds
+        if self.budget.seconds is not None:
+            trainer.val_check_batch = math.inf
+        if trainer.global_step == self._step:
+            return  # a micro-batch
+        self._step = trainer.global_step
+        self._ask(trainer)
+        if self.budget.progress(self._step, self.seconds) >= 1.0:
+            trainer.should_stop = True
+        elif self.budget.seconds is not None and self._due() > self._validated:
+            trainer.val_check_batch, self._validated = 1, self._due()
+
+    def _ask(self, trainer: L.Trainer) -> None:
+        self.seconds = self.clock.now()
+        if self.budget.seconds is not None and trainer.world_size > 1:
+            self.seconds = trainer.strategy.broadcast(self.seconds)
+
+    def _due(self) -> int:
+        """Return how many validations the training so far calls for."""
+        return int(self.budget.progress(self._step, self.seconds) * self.validations)
+
+
+class Hang(L.Callback):
+    """Ends the process with exit code 1 after `limit` seconds without a batch.
+
+    The stacks of all threads are written to stderr first. The checkpoints stay; the state since the
+    newest one is lost, as a hung process cannot save it.
+    """
+
+    def __init__(self, limit: float) -> None:
+        self.limit = limit
+
+    def _restart(self) -> None:
+        faulthandler.dump_traceback_later(self.limit, exit=True, file=2)
+
+    def on_train_batch_start(self, *args: Any) -> None:
+        self._restart()
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        self._restart()
+
+    def on_validation_batch_start(self, *args: Any) -> None:
+        self._restart()
+
+    def on_validation_batch_end(self, *args: Any) -> None:
+        self._restart()
+
+    def on_validation_end(self, *args: Any) -> None:
+        self._restart()
+
+    def teardown(self, *args: Any, **kwargs: Any) -> None:
+        faulthandler.cancel_dump_traceback_later()

@@ -5,16 +5,16 @@ from collections.abc import Callable, Iterable
 import lightning.pytorch as L
 
 from gptattn.data.run_data import RunData
-from gptattn.data.sampler import Batch, Rows, TrainingStream
+from gptattn.data.sampler import Batch, TrainingStream, rows_of
 
 
 class RunDataModule(L.LightningDataModule):
-    """Training and validation batches of one text, or of one task.
+    """Training and validation batches of one text, or of one task; a training batch is a part of
+    an optimizer step's, of which there are `accumulate`.
 
     A batch is a few short reads or draws, so no worker processes are needed. `on_made` is called
-    with the seconds that each training batch took. `pinned`: batches go to a GPU from pinned
-    memory, for which the host does not wait. `rows`: those of each training batch that this process
-    trains on, if others train on the rest.
+    with the seconds that each step's batch took. `pinned`: batches go to a GPU from pinned memory,
+    for which the host does not wait.
     """
 
     def __init__(
@@ -23,30 +23,33 @@ class RunDataModule(L.LightningDataModule):
         *,
         seed: int,
         batch_size: int,
-        val_batch_size: int,
+        accumulate: int,
         context_length: int,
         on_made: Callable[[float], None] = lambda seconds: None,
         pinned: bool = False,
-        rows: Rows | None = None,
     ) -> None:
         super().__init__()
         self.data, self.seed = data, seed
-        self.batch_size, self.val_batch_size = batch_size, val_batch_size
+        self.batch_size, self.accumulate = batch_size, accumulate
         self.context_length, self.on_made, self.pinned = context_length, on_made, pinned
-        self.rows = rows
 
     def train_dataloader(self) -> Iterable[Batch]:
+        # A torch DataLoader would draw from the global generator, and move the masks of dropout.
         # global_step counts the steps taken, so a resumed run starts with its next step's batch.
-        first_step = self.trainer.global_step if self.trainer is not None else 0
-        return TrainingStream(self._training_batch, first_step, self.on_made)
+        trainer, rows = self.trainer, None
+        assert trainer is not None
+        if trainer.world_size > 1:
+            share = (self.batch_size, self.accumulate, trainer.global_rank, trainer.world_size)
+            rows = rows_of(*share)
 
-    def _training_batch(self, step: int) -> Batch:
-        return self.data.training_batch(
-            self.seed, step, self.batch_size, self.context_length, self.rows
-        )
+        def batch(step: int) -> Batch:
+            own = (self.seed, step, self.batch_size, self.context_length, rows)
+            return self.data.training_batch(*own)
+
+        return TrainingStream(batch, trainer.global_step, self.on_made, self.accumulate)
 
     def val_dataloader(self) -> Iterable[Batch]:
-        return self.data.validation(self.val_batch_size, self.context_length)
+        return self.data.validation(self.batch_size // self.accumulate, self.context_length)
 
     def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
         return tuple(tensor.pin_memory() for tensor in batch) if self.pinned else batch

@@ -3,23 +3,21 @@
 import platform
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from gptattn import __version__
 from gptattn.data.run_data import RunData
 from gptattn.machine.device import device_name, git_commit
-from gptattn.machine.world import ALONE, World
 from gptattn.model.cost import Cost
 from gptattn.model.gpt import GPT
 from gptattn.runs.folder import RunFolder
 from gptattn.settings.budget import Budget
 from gptattn.settings.build import width_of_mlp
 from gptattn.settings.config import TrainConfig
-from gptattn.settings.match import Match, summary_of
+from gptattn.settings.match import Match
 
-Shares = Literal["machine", "model"]  # with other runs at the same time
 LIBRARIES = ("torch", "lightning", "hydra-core", "omegaconf", "tensorboard", "numpy")
 
 
@@ -27,8 +25,7 @@ LIBRARIES = ("torch", "lightning", "hydra-core", "omegaconf", "tensorboard", "nu
 class Assembly:
     """The parts of a run, once all are built.
 
-    `threads`: CPU threads. `shares`: what is not the run's own; None: it is alone. `world`: the
-    processes that train it, each with these threads.
+    `threads`: CPU threads of each of its `processes`.
     """
 
     cfg: TrainConfig
@@ -40,8 +37,7 @@ class Assembly:
     device: torch.device
     threads: int
     match: Match | None = None
-    shares: Shares | None = None
-    world: World = ALONE
+    processes: int = 1
 
     def costs(self) -> dict[str, float]:
         """Return the fields of `cost` by the names of their metrics, `cost/...`."""
@@ -98,12 +94,12 @@ def summarise(
     built: Assembly,
     metrics: dict[str, float | None],
     step: int,
-    completed: list[dict[str, Any]] | None,
+    completed: list[dict[str, Any]],
 ) -> dict[str, Any]:
     """Return the content of summary.json: names, final metrics, costs, and the environment.
 
     `completed`: each budget that the run completed, with the step and the metrics at its end; more
-    than one if the run was resumed with a larger budget, None if they are not known.
+    than one if the run was resumed with a larger budget.
     """
     return {
         "status": "done",
@@ -115,8 +111,8 @@ def summarise(
         "budget": describe_budget(built.budget),
         "completed": completed,
         "init_from": built.cfg.init_from,
-        "match": summary_of(built.match),
-        "shares": built.shares,
+        "match": None if built.match is None else asdict(built.match),
+        "shares": "machine" if built.cfg.sweep.beside_others else None,
         "metrics": built.costs() | metrics,
         "hyperparameters": hyperparameters(built),
         "data": {
@@ -132,7 +128,7 @@ def summarise(
             "platform": platform.platform(),
             "device": device_name(built.device),
             "threads": built.threads,
-            "processes": built.world.size,
+            "processes": built.processes,
             "libraries": {name: version(name) for name in LIBRARIES},
         },
     }

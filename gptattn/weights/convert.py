@@ -23,7 +23,7 @@ from gptattn.model.kinds import default_width
 from gptattn.position.base import HeadPosition
 from gptattn.position.rope import RotaryPosition
 from gptattn.runs.load import load_run
-from gptattn.settings.config import InitMethod, TrainConfig
+from gptattn.settings.config import TrainConfig
 from gptattn.settings.layers import shared_arguments
 from gptattn.weights.families import family_of
 from gptattn.weights.hugging_face import FILES, as_overrides
@@ -36,7 +36,7 @@ BESIDE_BLOCK = ("block.norm_eps", "block.tied_head")
 
 
 def convert_heads(
-    weights: HeadWeights, num_kv_heads: int, method: InitMethod, generator: torch.Generator
+    weights: HeadWeights, num_kv_heads: int, method: str, generator: torch.Generator
 ) -> HeadWeights:
     """Return the weights of the layer with `num_kv_heads` key/value heads.
 
@@ -289,7 +289,7 @@ def take_over(
     theirs: TrainConfig | None,
     target: GPT,
     ours: TrainConfig,
-    method: InitMethod = "mean",
+    method: str = "mean",
     seed: int = 0,
 ) -> None:
     """Put the weights of `source` into `target`.
@@ -332,7 +332,7 @@ def _refuse_other_names(theirs: Mapping[str, Tensor], ours: Mapping[str, Tensor]
 
 
 @torch.no_grad()
-def convert(source: GPT, target: GPT, method: InitMethod = "mean", seed: int = 0) -> None:
+def convert(source: GPT, target: GPT, method: str = "mean", seed: int = 0) -> None:
     """Put the weights of `source` into `target`, which differs only in its attention.
 
     The outputs stay equal between MultiHeadAttentionWrapper, MultiHeadAttention and
@@ -352,9 +352,7 @@ def convert(source: GPT, target: GPT, method: InitMethod = "mean", seed: int = 0
     target.load_state_dict(theirs, strict=False)
 
 
-def _convert_layer(
-    old: Attention, new: Attention, method: InitMethod, generator: torch.Generator
-) -> None:
+def _convert_layer(old: Attention, new: Attention, method: str, generator: torch.Generator) -> None:
     """Convert heads through the canonical layout, and copy the other weights by name.
 
     Raises ValueError if a weight of `old` has no place in `new`.

@@ -19,16 +19,14 @@ from gptattn.attention import Attention
 from gptattn.attention.capabilities import HasHeads, HeadWeights, heads_of, refuse_loss
 from gptattn.errors import CheckpointError, ConfigError, NumericError
 from gptattn.machine.disk import write_atomically
-from gptattn.machine.untrusted import read_bytes
 from gptattn.model.gpt import GPT
 from gptattn.runs.load import check_memory
-from gptattn.runs.tensor_file import opened, outline, read_tensors, write_weights
+from gptattn.runs.tensor_file import outline, read_tensors, write_weights
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 INDEX = f"{WEIGHTS}.index.json"  # of weights in several files
 # What is fetched from the hub, as patterns.
 FILES = (CONFIG, WEIGHTS, INDEX, "model-*-of-*.safetensors")
-JSON_BYTES = 4_000_000
 TRIAL_TOKENS = 1024  # of a comparison by numbers, whose scores are T x T
 
 Parsed = TypeVar("Parsed")
@@ -80,7 +78,7 @@ def _one_line(file: Path) -> Iterator[None]:
 
 
 def _json(file: Path) -> Any:
-    return json.loads(read_bytes(file, JSON_BYTES).decode("utf-8"))
+    return json.loads(file.read_bytes().decode("utf-8"))
 
 
 def read_config(folder: Path, parse: Callable[[dict[str, Any]], Parsed]) -> Parsed:
@@ -154,8 +152,7 @@ def _checked(folder: Path, layout: Layout) -> dict[Path, list[str]]:
     for file in files:
         found[file] = []
         try:
-            with opened(file) as opened_file:
-                header = outline(opened_file)
+            header = outline(file)
         except CheckpointError as error:
             raise CheckpointError("path", error.message) from None
         for name, tensor in header.items():

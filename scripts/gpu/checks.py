@@ -125,7 +125,6 @@ def no_waiting(lab: Lab) -> Cell:
         finally:
             if lab.on_gpu:
                 torch.cuda.set_sync_debug_mode("default")
-    loop.guard.settle()
     return {"ok": True}
 
 

@@ -14,13 +14,11 @@ import torch
 from rich.console import Console
 
 from gptattn.machine.signals import Stopped
-from gptattn.runs.checkpoint import read_checkpoint
+from gptattn.runs.checkpoint import read_weights
 from gptattn.runs.folder import RunFolder
-from gptattn.runs.resume import find_start
 from gptattn.settings.config import TrainConfig
 from gptattn.training.module import LanguageModel
-from gptattn.training.precheck import check_run
-from gptattn.training.train import train, train_ready
+from gptattn.training.run import run, train
 from gpu.lab import Cell, Lab
 
 FORBIDDEN = range(3, 6)  # steps in which the host may not wait
@@ -105,12 +103,11 @@ def weights_after(cfg: TrainConfig, folder: Path, stop: int | None) -> dict[str,
     except Stopped as stopped:
         if stopped.step != stop:
             raise
-        start = find_start(folder, cfg)
-        train_ready(check_run(cfg, resumed=True), folder, Console(quiet=True), start)
+        run(cfg, folder, Console(quiet=True), resume=True)
     else:
         if stop is not None:
             raise RuntimeError(f"the run did not stop after step {stop}")
-    return read_checkpoint(RunFolder(folder).known_checkpoints()[0])["weights"]
+    return read_weights(RunFolder(folder).known_checkpoints()[0])
 
 
 def resumed(lab: Lab) -> Cell:

@@ -192,5 +192,5 @@ def test_layers_of_two_files_that_differ_in_heads_or_window_are_refused(
 def test_a_run_trains_resumes_and_generates(tmp_path: Path, call: Call) -> None:
     run = train(tmp_path, "attn=cross_layer", "model.num_layers=2")
     assert summary(run)["metrics"]["val/loss"] > 0
-    assert command(tmp_path, f"resume={run}", "budget.steps=6") == 0
+    assert command(tmp_path, f"resume='{run}'", "budget.steps=6") == 0
     assert call("generate", f"run={run}", "prompt=Line", "tokens=20")[0] == 0

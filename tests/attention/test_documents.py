@@ -25,7 +25,6 @@ from gptattn.attention import Attention, Carried
 from gptattn.attention.delta_rule import chunked, recurrent
 from gptattn.attention.head_statistics import entropy, sink_mass
 from gptattn.attention.short_conv import ShortConvolution
-from gptattn.model.stacked import StackedGPT
 from gptattn.position import Documents
 
 # Rows of several documents, of one, and of as many as there are tokens.
@@ -210,25 +209,6 @@ def test_a_convolution_of_more_taps_than_tokens_keeps_documents_apart():
     x, start_BT = draw(1, 2, 3), torch.tensor([[0, 1]])
     alone = torch.cat([conv(x[:, :1]), conv(x[:, 1:])], 1)
     assert_same(conv(x, None, start_BT), alone)
-
-
-@pytest.mark.parametrize("attn", ["mha", "sliding", "gated_deltanet", "differential"])
-def test_several_models_at_once_keep_documents_apart(attn):
-    models = [build_gpt(f"attn={attn}", "position=learned", std=0.3).double() for _ in range(2)]
-    ids, targets = torch.randint(13, (2, 2, 3, T))
-    apart = torch.stack([numbers(LENGTHS[:3]), numbers(LENGTHS[1:4])])
-    batches = zip(ids, targets, apart, strict=True)
-    alone = torch.stack([model.loss(*own) for model, own in zip(models, batches, strict=True)])
-    grads = [
-        torch.autograd.grad(one, list(m.parameters())) for one, m in zip(alone, models, strict=True)
-    ]
-    stacked = StackedGPT(models)
-    losses = stacked.losses(ids, targets, apart)
-    assert_same(losses, alone.detach(), 1e-11)
-    losses.sum().backward()
-    for i, name in enumerate(dict(models[0].named_parameters())):
-        expected = torch.stack([own[i] for own in grads])
-        assert_same(stacked.parameters[name].grad, expected, 1e-10)
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")

@@ -69,7 +69,7 @@ def test_a_run_without_maps_trains_says_so_once_resumes_and_is_read_back(
     assert out.count("attention: 0 of 2 layers have weights to record") == 1
     assert not [name for row in rows(run) for name in row if "val_attention" in name]
     assert summary(run)["metrics"]["val/loss"] > 0
-    more = [f"resume={run}", "budget.steps=6", "allow_targets=[probes]"]
+    more = [f"resume='{run}'", "budget.steps=6", "allow_targets=[probes]"]
     assert command(tmp_path, *more) == 0
     ask = (f"run={run}", "allow_targets=probes")
     code, _, err = call("attention_map", *ask, "prompt=Line")

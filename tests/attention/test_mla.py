@@ -29,11 +29,11 @@ from gptattn.attention.mla import MultiHeadLatentAttention
 from gptattn.attention.parts.forget import Forget
 from gptattn.attention.parts.sink import Sink
 from gptattn.attention.parts.softcap import SoftCap
-from gptattn.cli.compose import settings
 from gptattn.errors import ConfigError
 from gptattn.model.cost import measure_cost, parameter_count
 from gptattn.position import HeadPosition, LinearBias, RotaryPosition
 from gptattn.settings.build import build_model
+from gptattn.settings.compose import settings
 from gptattn.settings.match import matched
 
 C, P, QUERY = 23, 6, 17  # ranks of the latents, and the numbers that rotate

@@ -14,11 +14,11 @@ from gptattn.attention.parts.forget import Forget
 from gptattn.attention.parts.sink import Sink
 from gptattn.attention.parts.softcap import SoftCap
 from gptattn.attention.tpa import TensorProductAttention
-from gptattn.cli.compose import settings
 from gptattn.errors import ConfigError
 from gptattn.model.cost import parameter_count
 from gptattn.position import HeadPosition, LinearBias, RotaryPosition
 from gptattn.settings.build import build_model
+from gptattn.settings.compose import settings
 
 B, T, E, H, D = 2, 11, 7, 3, 10
 RANKS = {"query_rank": 5, "key_rank": 2, "value_rank": 3}

@@ -13,8 +13,7 @@ import pytest
 import torch
 from support import command, rows, run_folders, summary, tiny, train
 
-import gptattn.cli.main
-from gptattn.cli.compose import CONF
+from gptattn.settings.compose import CONF
 from gptattn.training.module import LanguageModel
 
 
@@ -156,19 +155,6 @@ def test_debug_shows_the_traceback_before_the_line(
     *trace, last = capfd.readouterr().err.splitlines()
     assert trace[0].startswith("Traceback")
     assert last.startswith("error: model.num_heads: ")
-
-
-def test_a_bug_of_ours_shows_a_traceback_and_exits_with_one(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(*args: object) -> NoReturn:
-        raise AssertionError("ours")
-
-    monkeypatch.setattr(gptattn.cli.main, "_check_flags", broken)
-    assert command(tmp_path, *tiny(tmp_path)) == 1
-    err = capfd.readouterr().err
-    assert "Traceback" in err
-    assert err.splitlines()[-1].startswith("error: internal: AssertionError")
 
 
 def test_a_bad_value_anywhere_in_a_sweep_stops_it_before_the_first_run(

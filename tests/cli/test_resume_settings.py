@@ -121,11 +121,11 @@ def test_a_run_with_a_package_of_the_users_own_goes_on(
     monkeypatch.syspath_prepend(tmp_path)
     own = ("attn._target_=my_attention.Mine", "allow_targets=[my_attention]")
     run = train(tmp_path, *SIX, *own)
-    assert command(tmp_path, f"resume={run}", "budget.steps=8") == 2
+    assert command(tmp_path, f"resume='{run}'", "budget.steps=8") == 2
     line = capfd.readouterr().err.splitlines()[-1]
     assert line.startswith("error: run: ")
     assert "my_attention.Mine is outside of gptattn.attention" in line
     assert "allow_targets" in line
-    assert command(tmp_path, f"resume={run}", "budget.steps=8", "allow_targets=[os]") == 2
-    assert command(tmp_path, f"resume={run}", "budget.steps=8", own[1]) == 0
+    assert command(tmp_path, f"resume='{run}'", "budget.steps=8", "allow_targets=[os]") == 2
+    assert command(tmp_path, f"resume='{run}'", "budget.steps=8", own[1]) == 0
     assert summary(run)["steps"] == 8

@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from support import Call, train
 
-from gptattn.cli.compose import CONF
 from gptattn.runs.checkpoint import write_checkpoint
 from gptattn.runs.load import load_run
+from gptattn.settings.compose import CONF
 
 
 @pytest.fixture(scope="module")

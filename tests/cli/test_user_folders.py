@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from support import command, config, tiny, train
 
-from gptattn.cli.compose import composed, settings, to_train_config
 from gptattn.errors import ConfigError
+from gptattn.settings.compose import settings
 from gptattn.settings.config import TrainConfig
 
 GQA = "_target_: gptattn.attention.GroupedQueryAttention\nout_proj: true\nbackend: sdpa\n"
@@ -21,25 +21,19 @@ def folder(path: Path, scale: float) -> Path:
     return path
 
 
-def read(flag: Path | None, overrides: list[str]) -> TrainConfig:
-    with composed(overrides, config_dir=None if flag is None else str(flag)) as cfg:
-        return to_train_config(cfg)
+def read(own: Path, overrides: list[str]) -> TrainConfig:
+    return settings([f"hydra.searchpath=[file://{own}]", *overrides])
 
 
 @pytest.mark.parametrize("name", ["gqa", "own"])
-@pytest.mark.parametrize("way", ["--config-dir", "hydra.searchpath", "both"])
-def test_a_pattern_and_match_to_read_the_file_that_attn_reads(
-    name: str, way: str, tmp_path: Path
-) -> None:
-    flag, first, second = (folder(tmp_path / f"f{i}", i + 0.5) for i in range(3))
-    paths = [] if way == "--config-dir" else [f"hydra.searchpath=[file://{first},file://{second}]"]
-    config_dir = None if way == "hydra.searchpath" else flag
-    plain = read(config_dir, [*paths, f"attn={name}"]).attn
-    assert read(config_dir, [*paths, f"pattern=[{name}]"]).attn == plain
-    layers = read(config_dir, [*paths, f"pattern=[{name},mha]"]).pattern_attn
+def test_a_pattern_and_match_to_read_the_file_that_attn_reads(name: str, tmp_path: Path) -> None:
+    own = folder(tmp_path, 0.5)
+    plain = read(own, [f"attn={name}"]).attn
+    assert read(own, [f"pattern=[{name}]"]).attn == plain
+    layers = read(own, [f"pattern=[{name},mha]"]).pattern_attn
     assert layers is not None
     assert layers[name] == plain
-    matched = read(config_dir, [*paths, f"match_to={name}", "match=params", "attn=mha"])
+    matched = read(own, [f"match_to={name}", "match=params", "attn=mha"])
     assert matched.match_attn == plain
 
 

@@ -1,8 +1,8 @@
 """`gptattn-compare --watch`: what is open of a sweep, and a page that is written as runs end."""
 
 import fcntl
-import json
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -14,27 +14,46 @@ from gptattn.cli.commands import compare as command
 from gptattn.compare.watch import last_look, looks, sweeps_in
 from gptattn.errors import ConfigError
 from gptattn.machine.lock import is_locked, locked
-from gptattn.sweep.ledger import Ledger
+from gptattn.runs.folder import RunFolder
+from gptattn.runs.sweep_states import SWEEP_LOCK, write_planned
 
 # In the place of the page's clock: it stands until `later`, and `tick` is what would come round.
 CLOCK = "var later = 0, tick; Date.now = () => later; setInterval = (round) => (tick = round);"
 RUNS = {"mha_s1_aaaaaa": 2.0, "mha_s2_bbbbbb": 2.1, "gqa_s1_cccccc": 2.2, "gqa_s2_dddddd": 2.3}
 
 
-@pytest.fixture
-def sweep(tmp_path: Path) -> Iterator[Ledger]:
+class Sweep:
     """A sweep that holds its lock, and has planned RUNS."""
-    with Ledger(tmp_path / "sweep") as ledger:
-        for run in RUNS:
-            ledger.note(run, "submitted")
-        yield ledger
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
+        self.folder, self._held = folder, ExitStack()
+        self._held.enter_context(locked(folder / SWEEP_LOCK, "sweep", "busy"))
+        write_planned(folder, list(RUNS))
+
+    def start(self, run: str) -> None:
+        (self.folder / run).mkdir()
+        self._held.enter_context(locked(self.folder / run / ".lock", "run", "busy"))
+
+    def fail(self, run: str, error: str) -> None:
+        (self.folder / run).mkdir(exist_ok=True)
+        RunFolder(self.folder / run).write_failure(4, error)
+
+    def end(self) -> None:
+        self._held.close()
 
 
-def finish(sweep: Ledger, run: str) -> None:
+@pytest.fixture
+def sweep(tmp_path: Path) -> Iterator[Sweep]:
+    sweep = Sweep(tmp_path / "sweep")
+    yield sweep
+    sweep.end()
+
+
+def finish(sweep: Sweep, run: str) -> None:
     variant, seed = run.split("_")[:2]
     folder = write_run(sweep.folder / run, variant, int(seed[1:]), RUNS[run])
     write_curve(folder, RUNS[run])
-    sweep.note(run, "done")
 
 
 def steps(*events: Callable[[], object]) -> Callable[[float], object]:
@@ -43,15 +62,15 @@ def steps(*events: Callable[[], object]) -> Callable[[float], object]:
     return lambda seconds: next(following, lambda: None)()
 
 
-def test_each_change_is_told_once_until_the_sweep_ends(sweep: Ledger) -> None:
+def test_each_change_is_told_once_until_the_sweep_ends(sweep: Sweep) -> None:
     first, second, third, fourth = RUNS
     wait = steps(
-        lambda: sweep.note(first, "running"),
+        lambda: sweep.start(first),
         lambda: None,
         lambda: finish(sweep, first),
-        lambda: sweep.note(third, "failed", reason="memory: too little"),
+        lambda: sweep.fail(third, "memory: too little"),
         lambda: [finish(sweep, run) for run in (second, fourth)],
-        lambda: sweep.__exit__(),
+        lambda: sweep.end(),
     )
     told = [(look.lines, look.seconds) for look in looks([sweep.folder], wait, 7.0)]
     name = sweep.folder
@@ -68,34 +87,17 @@ def test_each_change_is_told_once_until_the_sweep_ends(sweep: Ledger) -> None:
     assert len(told) == 6
 
 
-def test_a_sweep_that_was_stopped_has_runs_that_never_ended(sweep: Ledger) -> None:
+def test_a_sweep_that_was_stopped_has_runs_that_never_ended(sweep: Sweep) -> None:
     finish(sweep, "mha_s1_aaaaaa")
-    sweep.note("mha_s2_bbbbbb", "running")
-    sweep.__exit__()
+    sweep.start("mha_s2_bbbbbb")
+    sweep.end()
     (line,) = last_look([sweep.folder]).lines
     assert line.endswith(
         "1 of 4 runs are done; 3 never ended, as the sweep was stopped (mha 1, gqa 2)"
     )
 
 
-def test_a_run_that_went_on_has_its_newest_state_and_hostile_lines_do_no_harm(
-    sweep: Ledger,
-) -> None:
-    sweep.note("mha_s1_aaaaaa", "failed", reason="disk")
-    sweep.note("mha_s1_aaaaaa", "running")
-    with (sweep.folder / "ledger.jsonl").open("a") as file:
-        for line in (
-            {"run": "../..", "state": "done\x1b[2J"},
-            {"run": "x", "state": 3},
-            {"run": ""},
-        ):
-            file.write(json.dumps(line) + "\n")
-    look = last_look([sweep.folder])
-    assert "1 running (mha 1)" in look.lines[0]
-    assert not any("disk" in line or "\x1b" in line for line in look.lines)
-
-
-def test_sweeps_are_found_in_a_folder_of_sweeps(sweep: Ledger, tmp_path: Path) -> None:
+def test_sweeps_are_found_in_a_folder_of_sweeps(sweep: Sweep, tmp_path: Path) -> None:
     assert sweeps_in([tmp_path]) == sweeps_in([sweep.folder, tmp_path]) == [sweep.folder]
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match=r"--watch: no sweep in .*empty; give the folder of a"):
@@ -117,7 +119,7 @@ def test_a_lock_is_seen_only_while_it_is_held(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("undrawn")
 def test_the_page_is_written_as_runs_end_and_refreshes_only_meanwhile(
-    sweep: Ledger, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+    sweep: Sweep, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     file = sweep.folder / "comparison" / "comparison.html"
     pages: list[str] = []
@@ -132,7 +134,7 @@ def test_the_page_is_written_as_runs_end_and_refreshes_only_meanwhile(
     wait = steps(
         then(lambda: finish(sweep, "mha_s1_aaaaaa")),
         then(lambda: [finish(sweep, run) for run in list(RUNS)[1:]]),
-        then(lambda: sweep.__exit__()),
+        then(lambda: sweep.end()),
     )
     monkeypatch.setattr(command.time, "sleep", wait)
     report(sweep.folder, "--watch", "--every", 5)
@@ -152,7 +154,7 @@ def test_the_page_is_written_as_runs_end_and_refreshes_only_meanwhile(
 
 @pytest.mark.usefixtures("undrawn")
 def test_ctrl_c_leaves_a_page_of_what_is_there(
-    sweep: Ledger, monkeypatch: pytest.MonkeyPatch
+    sweep: Sweep, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     finish(sweep, "mha_s1_aaaaaa")
 
@@ -176,7 +178,7 @@ def test_ctrl_c_leaves_a_page_of_what_is_there(
     ],
 )
 def test_a_mistake_is_one_line(
-    arguments: list[str], line: str, sweep: Ledger, capsys: pytest.CaptureFixture
+    arguments: list[str], line: str, sweep: Sweep, capsys: pytest.CaptureFixture
 ) -> None:
     report(sweep.folder, *arguments, code=2)
     assert capsys.readouterr().err.startswith(line)
@@ -184,7 +186,7 @@ def test_a_mistake_is_one_line(
 
 @pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed; apt-get install chromium")
 def test_an_open_page_shows_the_next_one_by_itself(
-    sweep: Ledger, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    sweep: Sweep, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     file = sweep.folder / "comparison" / "comparison.html"
     finish(sweep, "mha_s1_aaaaaa")
@@ -203,7 +205,7 @@ def test_an_open_page_shows_the_next_one_by_itself(
             browser.js("(later = 5000, setTimeout(tick), 1)")
             browser.wait_for_load()
             assert "2 of 4 runs are done" in browser.js("document.body.textContent")
-            sweep.__exit__()
+            sweep.end()
 
         monkeypatch.setattr(command.time, "sleep", steps(first, second))
         report(sweep.folder, "--watch", "--every", 5)

@@ -128,7 +128,7 @@ def test_a_run_on_a_mixture_goes_on_bit_for_bit(folder: Path) -> None:
     (run / "summary.json").unlink()
     for file in (run / "checkpoints").glob("*4*"):
         file.unlink()
-    assert command(folder / "run", f"resume={run}") == 0
+    assert command(folder / "run", f"resume='{run}'") == 0
     assert losses(run) == whole
     assert len(whole) == 4 + 2
 

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare
 
-from gptattn.cli.compose import CONF
 from gptattn.data.tasks import (
     IGNORED,
     Copy,
@@ -16,6 +15,7 @@ from gptattn.data.tasks import (
     task_rows,
 )
 from gptattn.errors import ConfigError
+from gptattn.settings.compose import CONF
 
 TASKS = [Recall(64, pairs=5), Copy(), Induction(), SelectiveCopy(tokens=6)]
 

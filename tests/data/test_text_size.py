@@ -4,12 +4,11 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
-from support import TEXT, command, tiny
+from support import TEXT, check_job, command, tiny
 
-import gptattn.training.precheck
-from gptattn.cli.ending import as_user_error
-from gptattn.cli.main import check_job
+import gptattn.training.preflight
 from gptattn.errors import DataError, DiskError
+from gptattn.machine.ending import as_user_error
 
 SIZE = len(TEXT.encode())
 
@@ -18,7 +17,7 @@ SIZE = len(TEXT.encode())
 def free(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The free bytes on the cache's disk, to be changed: one less than the tokens take at least."""
     there = [SIZE // 2 - 1]
-    monkeypatch.setattr(gptattn.training.precheck, "free_bytes", lambda path: there[0])
+    monkeypatch.setattr(gptattn.training.preflight, "free_bytes", lambda path: there[0])
     return there
 
 
@@ -61,7 +60,7 @@ def test_too_little_memory_for_a_text_is_no_matter_of_the_model(
     def too_large(*given: object) -> NoReturn:
         raise MemoryError
 
-    monkeypatch.setattr(gptattn.training.precheck, "build_data", too_large)
+    monkeypatch.setattr(gptattn.training.preflight, "build_data", too_large)
     with pytest.raises(DataError) as error:
         check_job(tiny(tmp_path))
     known = as_user_error(error.value)

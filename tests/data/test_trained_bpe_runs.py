@@ -69,7 +69,7 @@ def test_a_uniform_model_has_the_bits_of_its_tokens_over_the_same_bytes(
 
 
 def test_it_resumes_with_its_own_copy(run: Path, tmp_path: Path) -> None:
-    assert command(tmp_path, f"resume={run}", "budget.steps=8") == 0
+    assert command(tmp_path, f"resume='{run}'", "budget.steps=8") == 0
     assert config(run)["tokenizer"]["sha256"] == load_run(run).tokenizer.settings()["sha256"]
     assert losses(run)[-1][0] == 8
 

@@ -10,9 +10,8 @@ from typing import get_args
 import pytest
 import torch
 from building import build_gpt, menu, through_cache
-from interrupted import SIX, begun, once, sent
+from interrupted import SIX, begun, fingerprint, once, sent
 from support import command, summary, train
-from tortures.bench import fingerprint
 
 from gptattn.model.cost import measure_cost
 from gptattn.model.decay import by_decay

@@ -18,9 +18,9 @@ from gptattn.errors import CheckpointError, DiskError
 from gptattn.machine.disk import write_atomically
 from gptattn.runs.checkpoint import HEADER_KEY, read_checkpoint, write_checkpoint
 from gptattn.runs.load import load_run
-from gptattn.runs.tensor_file import DTYPES
-from gptattn.training.checkpoint_callback import AtomicCheckpointIO
+from gptattn.training.checkpoints import SafeCheckpointIO
 
+KINDS = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32]
 STATE = {"weights": {"w": torch.arange(6.0)}, "step": 3}
 
 
@@ -29,7 +29,7 @@ def names(folder: Path) -> list[str]:
 
 
 def test_what_was_saved_is_loaded_and_can_be_removed(tmp_path: Path) -> None:
-    io, path = AtomicCheckpointIO(), tmp_path / "new" / "a.safetensors"
+    io, path = SafeCheckpointIO(), tmp_path / "new" / "a.safetensors"
     io.save_checkpoint(STATE, path)
     loaded = io.load_checkpoint(path)
     assert loaded["step"] == 3
@@ -54,7 +54,7 @@ def same(a: Any, b: Any) -> bool:
 
 def test_every_dtype_shape_and_value_comes_back_to_the_bit(tmp_path: Path) -> None:
     bits = torch.randint(0, 256, (64,), dtype=torch.uint8)
-    kinds = {str(d): bits.clone().view(d) for d in DTYPES if d != torch.bool}
+    kinds = {str(d): bits.clone().view(d) for d in KINDS}
     shapes = {
         "scalar": torch.tensor(-0.0),
         "empty": torch.zeros(3, 0),
@@ -104,7 +104,7 @@ def test_any_safetensors_reader_finds_the_weights_of_a_run_under_their_names(
 
 def test_a_failure_while_writing_leaves_the_earlier_file_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
-    AtomicCheckpointIO().save_checkpoint(STATE, path)
+    SafeCheckpointIO().save_checkpoint(STATE, path)
 
     def fail(file: Any) -> None:
         file.write(b"half")
@@ -120,14 +120,14 @@ def test_a_failure_to_reach_the_disk_leaves_the_earlier_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "a.safetensors"
-    AtomicCheckpointIO().save_checkpoint(STATE, path)
+    SafeCheckpointIO().save_checkpoint(STATE, path)
 
     def fail(descriptor: int) -> None:
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(DiskError, match="Input/output"):
-        AtomicCheckpointIO().save_checkpoint({"weights": {}, "step": 4}, path)
+        SafeCheckpointIO().save_checkpoint({"weights": {}, "step": 4}, path)
     assert names(tmp_path) == ["a.safetensors", "a.safetensors.sha256"]
     assert read_checkpoint(path)["step"] == 3
 
@@ -155,7 +155,7 @@ def test_a_pickle_is_refused_and_does_not_run(
     path, canary = tmp_path / "a.safetensors", tmp_path / "canary"
     save({"weights": {}, "more": Payload(canary)}, path)
     with pytest.raises(CheckpointError, match="it is not a complete safetensors file") as error:
-        AtomicCheckpointIO().load_checkpoint(path, weights_only=False)
+        SafeCheckpointIO().load_checkpoint(path, weights_only=False)
     assert not canary.exists()
     assert "\n" not in str(error.value)
 
@@ -167,7 +167,7 @@ def test_a_run_with_pickles_of_an_earlier_version_is_refused_and_left_unchanged(
     for file in (run / "checkpoints").iterdir():
         file.rename(str(file).replace(".safetensors", ".ckpt"))
     before = names(run / "checkpoints")
-    assert command(tmp_path, f"resume={run}") == 4
+    assert command(tmp_path, f"resume='{run}'") == 4
     assert "step=4.ckpt is a pickle of an earlier version" in capfd.readouterr().err
     with pytest.raises(CheckpointError, match="pickles are not read"):
         load_run(run)
@@ -177,7 +177,7 @@ def test_a_run_with_pickles_of_an_earlier_version_is_refused_and_left_unchanged(
 @pytest.mark.parametrize("kept", [0, 4, 10, 100, -1])
 def test_a_truncated_checkpoint_is_reported_in_one_line(tmp_path: Path, kept: int) -> None:
     path = tmp_path / "a.safetensors"
-    AtomicCheckpointIO().save_checkpoint(STATE, path)
+    SafeCheckpointIO().save_checkpoint(STATE, path)
     content = path.read_bytes()
     assert kept < len(content)
     path.write_bytes(content[:kept])
@@ -205,13 +205,6 @@ def test_a_header_that_is_not_ours_is_reported(
     with pytest.raises(CheckpointError, match=said) as error:
         read_checkpoint(path)
     assert "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
-def test_a_pipe_or_a_device_is_refused_at_once(make: Callable[[Path], object], tmp_path) -> None:
-    make(tmp_path / "a.safetensors")
-    with pytest.raises(CheckpointError, match="not a regular file"):
-        read_checkpoint(tmp_path / "a.safetensors")
 
 
 def test_a_missing_checkpoint_and_a_folder_are_reported(tmp_path: Path) -> None:

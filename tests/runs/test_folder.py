@@ -10,8 +10,8 @@ import pytest
 from building import settings
 
 import gptattn
-from gptattn.cli.compose import CONF
 from gptattn.runs.folder import RunFolder, begun_below, done_below, making_behind, step_of
+from gptattn.settings.compose import CONF
 from gptattn.settings.identity import Making
 
 PACKAGE, REPOSITORY = Path(gptattn.__file__).parent, CONF.parent

@@ -6,15 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from support import command, tiny, train
+from support import check_job, command, tiny, train
 
 import gptattn.runs.load
-from gptattn.cli.main import check_job
 from gptattn.model.cost import parameter_count
 from gptattn.runs.checkpoint import read_checkpoint
 from gptattn.runs.load import check_shapes, load_run
 from gptattn.runs.save import save_model
-from gptattn.training.precheck import ROWS_BYTES, check_run
+from gptattn.training.preflight import ROWS_BYTES, preflight
 
 # Layers 0 and 1 have one key/value head for all query heads, later layers one for each.
 LAYERED = """from gptattn.attention import Attention, GroupedQueryAttention
@@ -50,7 +49,7 @@ def test_layers_that_differ_are_trained_gone_on_with_and_read_back(
 ) -> None:
     run = train(tmp_path, *layered)
     allowed = ["allow_targets=[layered_package]", f"data.path={tmp_path / 'text.txt'}"]
-    assert command(tmp_path, f"resume={run}", "budget.steps=6", *allowed) == 0
+    assert command(tmp_path, f"resume='{run}'", "budget.steps=6", *allowed) == 0
     loaded = load_run(run, ["layered_package"])
     assert loaded.source.name == "step=6.safetensors"
     sizes = [parameter_count(block.attention) for block in loaded.model.layers()]
@@ -73,7 +72,7 @@ def test_the_room_for_layers_that_differ_is_that_of_their_own_weights(
     others = 3 * (2 * 2 * d + 2 * d * d_mlp + d_mlp + d) + 2 * d
     weights = attention + others + (256 + cfg.model.context_length) * d
     # Weights and AdamW's two averages in 4 bytes each; two validations leave two checkpoints.
-    assert check_run(cfg).bytes_on_disk == ROWS_BYTES + 2 * 3 * 4 * weights
+    assert preflight(cfg).bytes_on_disk == ROWS_BYTES + 2 * 3 * 4 * weights
 
 
 Counted = Callable[[], int]
@@ -100,5 +99,5 @@ def test_the_shapes_of_a_checkpoint_are_looked_at_once(tmp_path: Path, looks: Co
     save_model(tmp_path / "made", loaded.cfg, loaded.model, loaded.tokenizer)
     load_run(tmp_path / "made")
     assert looks() == 2
-    assert command(tmp_path, f"resume={run}", "budget.steps=6") == 0
+    assert command(tmp_path, f"resume='{run}'", "budget.steps=6") == 0
     assert looks() == 3

@@ -11,15 +11,15 @@ import torch
 import yaml
 from building import WITH_PROBES
 from docs_commands import OF_SHAKESPEARE
-from support import TEXT, bpe, tiny
+from support import TEXT, bpe, check_job, tiny
 
-from gptattn.cli.compose import CONF, composed, to_train_config
-from gptattn.cli.ending import as_user_error
-from gptattn.cli.main import check_job
 from gptattn.errors import ConfigError, UserError
 from gptattn.machine.device import resolve_device
+from gptattn.machine.ending import as_user_error
 from gptattn.settings.build import build_data, build_model
-from gptattn.settings.config import TrainConfig, check
+from gptattn.settings.compose import CONF
+from gptattn.settings.compose import settings as composed_settings
+from gptattn.settings.config import TrainConfig
 from gptattn.settings.values import suggest
 from gptattn.training.module import LanguageModel
 
@@ -34,11 +34,7 @@ CHOICES = [(group, name) for group, names in FILES.items() for name in names]
 
 
 def settings(*overrides: str) -> TrainConfig:
-    """The typed settings of these overrides, after the checks that need no model."""
-    with composed(list(overrides)) as cfg:
-        typed = to_train_config(cfg)
-    check(typed)
-    return typed
+    return composed_settings(overrides)
 
 
 def needs(group: str, name: str, folder: Path) -> list[str]:

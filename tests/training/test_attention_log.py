@@ -9,11 +9,10 @@ import pytest
 import scipy.stats
 import torch
 from building import build_gpt
-from support import TEXT, command, rows, summary, tiny, train
+from support import TEXT, check_job, command, rows, summary, tiny, train
 from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 
-from gptattn.cli.main import check_job
 from gptattn.data.sampler import opening_rows
 from gptattn.runs.load import load_run
 

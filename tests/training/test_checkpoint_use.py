@@ -7,17 +7,16 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from support import summary, tiny
+from support import check_job, summary, tiny
 from torch.nn.functional import cross_entropy
 
-from gptattn.cli.main import check_job
 from gptattn.data.sampler import ValidationSet
 from gptattn.data.tokens import TokenData
 from gptattn.model.gpt import GPT
 from gptattn.runs.checkpoint import read_checkpoint
 from gptattn.runs.folder import RunFolder
 from gptattn.settings.build import build_data, build_model
-from gptattn.training.checkpoint_callback import AtomicCheckpointIO
+from gptattn.training.checkpoints import SafeCheckpointIO
 from gptattn.training.datamodule import RunDataModule
 from gptattn.training.module import LanguageModel
 
@@ -77,7 +76,7 @@ def fit(
         val_check_interval=2,
         check_val_every_n_epoch=None,
         num_sanity_val_steps=0,
-        plugins=[AtomicCheckpointIO()],
+        plugins=[SafeCheckpointIO()],
         default_root_dir=folder,
         logger=False,
         enable_checkpointing=False,

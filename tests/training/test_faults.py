@@ -1,22 +1,15 @@
 """What damaged checkpoints, NaN and Inf, and a second writer do to a run."""
 
 import json
-import os
-import random
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from interrupted import SIX, begun, content, crash, once, steps_kept
+from interrupted import SIX, begun, content, crash, fingerprint, once, steps_kept
 from support import command, rows, train
-from tortures.bench import fingerprint
-from tortures.stops import WAYS, damage
 
 from gptattn.errors import CheckpointError
-from gptattn.machine.lock import locked_run
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.load import load_run
 from gptattn.training.module import LanguageModel
@@ -24,9 +17,25 @@ from gptattn.training.module import LanguageModel
 # Damage
 
 
-@pytest.mark.parametrize("way", range(len(WAYS)), ids=WAYS)
+def cut(data: bytes) -> bytes:
+    return data[: len(data) // 2]
+
+
+def empty(data: bytes) -> bytes:
+    return b""
+
+
+def one_bit(data: bytes) -> bytes:
+    return data[:-9] + bytes([data[-9] ^ 1]) + data[-8:]
+
+
+def zeros(data: bytes) -> bytes:
+    return b"\0" * len(data)
+
+
+@pytest.mark.parametrize("way", [cut, empty, one_bit, zeros])
 def test_a_damaged_newest_checkpoint_costs_one_interval(
-    way: int,
+    way: Callable[[bytes], bytes],
     whole: Callable[[str], str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -36,7 +45,8 @@ def test_a_damaged_newest_checkpoint_costs_one_interval(
     once(monkeypatch, "training_step", 5, crash)
     assert command(tmp_path, *begun(tmp_path)) == 1
     assert steps_kept(run) == ["step=4.safetensors", "step=2.safetensors"]
-    damage(run / "checkpoints" / "step=4.safetensors", way, random.Random(way))
+    newest = run / "checkpoints" / "step=4.safetensors"
+    newest.write_bytes(way(newest.read_bytes()))
     capfd.readouterr()
     capfd.readouterr()
     assert load_run(run).source == run / "checkpoints" / "step=2.safetensors"
@@ -55,7 +65,7 @@ def test_with_no_good_checkpoint_a_run_does_not_go_on(
 ) -> None:
     run = train(tmp_path, *SIX)
     for path in RunFolder(run).known_checkpoints():
-        damage(path, 1, random.Random(0))
+        path.write_bytes(cut(path.read_bytes()))
     before = content(run)
     capfd.readouterr()
     assert command(tmp_path, "resume=run") == 4
@@ -76,9 +86,7 @@ def test_what_a_killed_save_has_left_is_removed(
     once(monkeypatch, "training_step", 3, crash)
     assert command(tmp_path, *begun(tmp_path)) == 1
     # The state after a kill between writing the sha256 and renaming the checkpoint.
-    (run / "checkpoints" / "step=4.safetensors.123.part").write_bytes(
-        b"whole, but without its name"
-    )
+    (run / "checkpoints" / "step=4.safetensors.part").write_bytes(b"whole, but without its name")
     (run / "checkpoints" / "step=4.safetensors.sha256").write_text(
         f"{'0' * 64}  step=4.safetensors\n"
     )
@@ -148,12 +156,12 @@ def test_a_gradient_that_is_not_finite_stops_the_run_at_its_step(
 def test_a_run_that_is_written_is_not_resumed_by_another(
     stopped: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with locked_run(stopped / "run", "test"):
+    with RunFolder(stopped / "run").lock():
         before = content(stopped / "run")
         assert command(stopped, "resume=run") == 6
         assert content(stopped / "run") == before
     (line,) = capfd.readouterr().err.splitlines()
-    assert line.startswith(f"error: resume: process {os.getpid()} is writing to run; ")
+    assert line.startswith("error: resume: another process is writing to run; ")
 
 
 @pytest.mark.parametrize("begun_already", [True, False])
@@ -161,7 +169,7 @@ def test_a_second_start_in_a_folder_writes_nothing(
     begun_already: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
-    with locked_run(run, "test"):
+    with RunFolder(run).lock():
         if begun_already:
             (run / "config.yaml").write_text("seed: 1\n")
         before = content(run)
@@ -169,7 +177,7 @@ def test_a_second_start_in_a_folder_writes_nothing(
         assert content(run) == before
         assert not (run / ".hydra").exists()
     (line,) = capfd.readouterr().err.splitlines()
-    assert line.startswith(f"error: hydra.run.dir: process {os.getpid()} is writing to run; ")
+    assert line.startswith("error: hydra.run.dir: ")
 
 
 def test_rows_before_the_checkpoint_that_are_gone_are_said_to_be(
@@ -187,30 +195,3 @@ def test_rows_before_the_checkpoint_that_are_gone_are_said_to_be(
     assert warning.endswith("rows written before step 2 are missing")
     assert all(json.loads(line) for line in file.read_text(encoding="utf-8").splitlines())
     assert [row["step"] for row in rows(tmp_path / "run") if "val/loss" in row] == [4, 6]
-
-
-@pytest.mark.parametrize(("number", "word"), [(2, "interrupted"), (15, "terminated")])
-def test_a_signal_amid_an_import_ends_the_process_in_one_line(number: int, word: str) -> None:
-    code = (
-        "import signal\n"
-        "from gptattn.machine.signals import ending_at_once\n"
-        "try:\n"
-        "    with ending_at_once():\n"
-        f"        signal.raise_signal({number})\n"
-        "except BaseException:\n"
-        "    print('half an import')\n"
-    )
-    ended = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False
-    )
-    assert ended.returncode == 128 + number
-    assert (ended.stdout, ended.stderr) == ("", f"{word}\n")
-
-
-def test_the_command_line_imports_nothing_heavy_before_it_is_checked() -> None:
-    code = (
-        "import sys; import gptattn.cli.main; "
-        "print(*{'torch', 'lightning', 'numpy', 'scipy', 'transformers'} & sys.modules.keys())"
-    )
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ended.stdout.strip() == ""

@@ -8,17 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from building import PROBE_CONFIGS, settings
-from rich.console import Console
-from support import Call, command, losses, process_state, rows, series, summary, tiny, train
+from building import PROBE_CONFIGS
+from support import Call, command, losses, rows, series, summary, tiny, train
 from torch import Tensor
 
 from gptattn.data.tokens import TokenData
 from gptattn.runs.load import SavedRun, load_run
 from gptattn.settings.build import build_data
 from gptattn.settings.identity import RESULT, meaning
-from gptattn.training.precheck import check_run
-from gptattn.training.vectorized import train_seeds
 
 MENU = (f"hydra.searchpath=[file://{PROBE_CONFIGS}]", "allow_targets=[probes]")
 T = 16  # the context of a tiny run
@@ -102,15 +99,6 @@ def test_it_is_another_run_than_without(run: Path, tmp_path: Path) -> None:
 def test_micro_batches_keep_documents_apart(run: Path, tmp_path: Path) -> None:
     split = train(tmp_path, *books(tmp_path, "accumulate=2", "sample.tokens=0"))
     assert [x for _, x in losses(split)] == pytest.approx([x for _, x in losses(run)], rel=1e-5)
-
-
-def test_seeds_trained_as_one_model_keep_documents_apart(run: Path, tmp_path: Path) -> None:
-    cfg = settings(*tiny(tmp_path, *books(tmp_path, "sample.tokens=0")))
-    folders = {seed: tmp_path / f"s{seed}" for seed in (cfg.seed, 7)}
-    with process_state():
-        assert train_seeds(check_run(cfg), folders, Console(quiet=True)) == {}
-    ours = [x for _, x in losses(folders[cfg.seed])]
-    assert ours == pytest.approx([x for _, x in losses(run)], rel=1e-5)
 
 
 def test_loss_by_position_keeps_documents_apart_and_caches_are_refused(

@@ -11,7 +11,7 @@ import torch
 from support import config, losses, series, summary, train
 
 import gptattn.data.sampler
-import gptattn.training.timers
+import gptattn.training.callbacks
 from gptattn.model.gpt import GPT
 from gptattn.runs.folder import RunFolder
 from gptattn.training.module import LanguageModel
@@ -139,7 +139,7 @@ def fake_clock(monkeypatch: pytest.MonkeyPatch) -> None:
 
     ticking = ticks()
     clock = SimpleNamespace(perf_counter=lambda: next(ticking))
-    monkeypatch.setattr(gptattn.training.timers, "time", clock)
+    monkeypatch.setattr(gptattn.training.callbacks, "time", clock)
     monkeypatch.setattr(gptattn.data.sampler, "time", SimpleNamespace(perf_counter=lambda: 0.0))
 
 

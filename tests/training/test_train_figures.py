@@ -12,21 +12,18 @@ from typing import Any
 import pytest
 import torch
 from interrupted import once, sent
-from rich.console import Console
 from support import command, run_folders, series, summary, tiny, train
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import gptattn.data.sampler
-import gptattn.training.precheck
-import gptattn.training.run_parts
-import gptattn.training.timers
+import gptattn.training.preflight
+import gptattn.training.run
 from gptattn.compare.finished_runs import read_runs
 from gptattn.data.tokens import TokenData
 from gptattn.machine.device import peak_memory_mb
 from gptattn.runs.checkpoint import read_checkpoint, write_checkpoint
 from gptattn.settings.build import build_data
 from gptattn.training.callbacks import StepClock
-from gptattn.training.console_progress import SlowSteps
 
 CPU = torch.device("cpu")
 
@@ -50,7 +47,7 @@ def slow_device(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     folder = tmp_path_factory.mktemp("slow_device")
     said = io.StringIO()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gptattn.training.run_parts, "matmul_flops_per_second", lambda *_: 1.0)
+        patch.setattr(gptattn.training.run, "matmul_flops_per_second", lambda *_: 1.0)
         patch.setattr(sys, "stderr", said)
         patch.setattr(sys, "stdout", said)
         run = train(folder)
@@ -86,7 +83,7 @@ def test_a_run_without_an_mfu_is_compared_and_goes_on(
     assert passed_over == []
     assert "perf/mfu" not in known.metrics
     home = run.parents[2]
-    assert command(home, f"resume={run}", "budget.steps=6") == 0
+    assert command(home, f"resume='{run}'", "budget.steps=6") == 0
     assert summary(run)["steps"] == 6
     assert 0 < summary(run)["metrics"]["perf/mfu"] <= 1  # with the device's true rate again
 
@@ -99,7 +96,7 @@ def test_no_other_figure_of_a_checkpoint_may_be_missing(
     content = read_checkpoint(file)
     content["callbacks"]["MetricRows"]["last"]["train/loss"] = None
     write_checkpoint(file, content)
-    assert command(tmp_path, f"resume={run}", "budget.steps=6") == 4
+    assert command(tmp_path, f"resume='{run}'", "budget.steps=6") == 4
     assert "its newest row is not that of a run" in capfd.readouterr().err
 
 
@@ -119,7 +116,7 @@ def test_the_peak_is_the_whole_processs_and_trainings_own_stands_beside_it(
         del block
         return build_data(*given)
 
-    monkeypatch.setattr(gptattn.training.precheck, "build_data", hungry)
+    monkeypatch.setattr(gptattn.training.preflight, "build_data", hungry)
     run = train(tmp_path)
     metrics = summary(run)["metrics"]
     assert metrics["perf/peak_memory_mb"] > while_loading - 5  # the counter is not exact
@@ -135,7 +132,7 @@ def test_the_peak_is_the_whole_processs_and_trainings_own_stands_beside_it(
 
 
 def clock_of(*seconds: float) -> StepClock:
-    clock = StepClock()
+    clock = StepClock(CPU)
     clock.step_seconds = array("d", seconds)
     return clock
 
@@ -157,28 +154,6 @@ def test_the_newest_steps_are_held_against_the_first_by_their_medians(
     assert clock_of(*seconds).slowdown() == expected
 
 
-@pytest.mark.parametrize(
-    ("factor", "threads", "said"),
-    [
-        (12.0, 2, "12 times as long as at the start: others seem to use this machine; trainer.thr"),
-        (12.0, 1, "12 times as long as at the start: others seem to use this machine\n"),
-        (4.0, 1, "4 times as long"),
-        (3.9, 2, ""),
-    ],
-)
-def test_steps_that_become_many_times_slower_are_told_of_once(
-    factor: float, threads: int, said: str
-) -> None:
-    out = io.StringIO()
-    clock = clock_of(*[1.0] * 21, *[factor] * 20)
-    slow = SlowSteps(Console(file=out, width=200), clock, threads)
-    for step in (59, 60, 61, 80):
-        slow.on_train_batch_end(SimpleNamespace(global_step=step))  # type: ignore[arg-type]
-    assert said in out.getvalue()
-    assert out.getvalue().count("warning:") == bool(said)
-    assert ("trainer.threads=1" in out.getvalue()) == (bool(said) and threads > 1)
-
-
 def test_a_run_on_a_machine_that_others_come_to_says_so_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -191,7 +166,8 @@ def test_a_run_on_a_machine_that_others_come_to_says_so_once(
         steps = reads / 2
         return steps if steps <= 30 else 30 + 10 * (steps - 30)
 
-    monkeypatch.setattr(gptattn.training.timers, "time", SimpleNamespace(perf_counter=perf_counter))
+    clock = SimpleNamespace(perf_counter=perf_counter)
+    monkeypatch.setattr(gptattn.training.callbacks, "time", clock)
     monkeypatch.setattr(gptattn.data.sampler, "time", SimpleNamespace(perf_counter=lambda: 0.0))
     train(tmp_path, "budget.steps=120", "checkpoint=false", "sample.tokens=0", "log_every=50")
     said = [line for line in capfd.readouterr().out.splitlines() if "times as long" in line]

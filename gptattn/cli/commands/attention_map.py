@@ -13,7 +13,7 @@ from gptattn.cli.script import run_script
 from gptattn.decode.prompt import read_prompt
 from gptattn.errors import ConfigError, DataError, DiskError, NumericError
 from gptattn.machine.device import resolve_device
-from gptattn.machine.disk import make_folder, write_atomically
+from gptattn.machine.disk import write_atomically
 from gptattn.maps.cells import packed, tokens_per_cell
 from gptattn.maps.labels import short, token_labels, visible
 from gptattn.maps.layer_picture import layer_png
@@ -98,13 +98,12 @@ class Writer:
         self.saved, self.prompt = saved, prompt
         self.name = args.run.resolve().name
         self.out = args.out or RunFolder(args.run).maps
-        self.root = None if args.out else args.run
         self.labels = token_labels(saved.tokenizer, ids[0].numpy(), prompt)
         self.chosen = chosen_layers(saved, args.layer)
         self.side = tokens_per_cell(len(self.labels), count_heads(saved, ids, self.chosen))
         self.layers: list[Layer] = []
         try:
-            make_folder(self.out, self.root)
+            self.out.mkdir(parents=True, exist_ok=True)
             for old in self.out.glob("layer_*.png"):  # they may show another prompt
                 old.unlink()
         except OSError as error:
@@ -149,7 +148,7 @@ class Writer:
     def write(self, name: str, content: bytes) -> None:
         """Write a file of the output folder atomically and print its path."""
         path = self.out / name
-        write_atomically(path, lambda file: file.write(content), self.root)
+        write_atomically(path, lambda file: file.write(content))
         print(f"written: {path}", flush=True)
 
 

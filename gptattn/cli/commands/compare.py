@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from gptattn.cli.ending import ended
 from gptattn.compare.finished_runs import Run, one_line, read_runs
 from gptattn.errors import ConfigError, DataError
+from gptattn.machine.ending import ended
 
 if TYPE_CHECKING:
     from gptattn.compare.results import Comparison
@@ -112,7 +112,7 @@ def _write(
     from gptattn.compare.write import with_curves, write_report
 
     out = args.out or _out(args.folders, runs)
-    claim(out, None if args.out else out.parent)
+    claim(out)
     if args.board is not None:
         claim(args.board, option="--board")
     comparison = with_curves(comparison)

@@ -91,8 +91,8 @@ def load_source(args: Arguments) -> SavedRun:
     if args.path is None:
         raise ConfigError("path", f"is missing; from={family.name} needs path=DIR")
     # The folder comes without settings of ours: compose them from conf/. Only this needs Hydra.
-    from gptattn.cli.compose import settings as settings_of
-    from gptattn.cli.jobs import quoted
+    from gptattn.settings.compose import quoted
+    from gptattn.settings.compose import settings as settings_of
 
     folder = hub.local_folder(hub_name(args.path), "path", (*FILES, *tokenizer_files.FILES))
     overrides = family.overrides(folder)
@@ -134,7 +134,7 @@ def target_settings(cfg: TrainConfig, to: str, changes: dict[str, str]) -> Train
     `changes` maps settings of the variant to their values as YAML text. Raises ConfigError for an
     unknown setting or a value that cannot be read.
     """
-    from gptattn.cli.compose import attention_settings
+    from gptattn.settings.compose import attention_settings
 
     spec = attention_settings(to, cfg)
     for name, text in changes.items():

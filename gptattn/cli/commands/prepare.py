@@ -50,10 +50,10 @@ def main() -> int:
 def run(arguments: Sequence[str]) -> None:
     """Encode the text. Raises a UserError, which names the argument."""
     from gptattn.cli.arguments import parse
-    from gptattn.cli.compose import settings
     from gptattn.data.prepare import check_folder, fit, prepare
     from gptattn.data.text import cache_folder
     from gptattn.settings.build import build_tokenizer
+    from gptattn.settings.compose import settings
 
     own = [argument for argument in arguments if argument.partition("=")[0] in ("to", "workers")]
     args = parse(Arguments, own)

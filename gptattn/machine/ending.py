@@ -1,0 +1,90 @@
+"""Ends a command: one line for a user's mistake, the exit code, and Ctrl-C."""
+
+import errno
+import re
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+
+from gptattn.errors import (
+    DiskError,
+    ForeignError,
+    OutOfMemory,
+    UserError,
+    foreign,
+    lacks_memory,
+)
+from gptattn.machine.disk import REFUSALS
+from gptattn.machine.signals import open_output, silence_stdout
+
+NO_PLACE = {errno.ENOENT, errno.ENAMETOOLONG}
+IN_THE_WAY = {errno.ENOTDIR, errno.EISDIR, errno.EEXIST}
+
+
+def ended(run: Callable[[], int | None], debug: bool = False) -> int:
+    """Run a command; return its own exit code, or that of the error that it raises."""
+    open_output()
+    try:
+        try:
+            code = run()
+        except SystemExit as end:  # Hydra raises it after its help, our handler on a signal
+            code = int(end.code or 0)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        return silence_stdout()
+    except Exception as error:
+        return report(error, debug)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    return code or 0
+
+
+def report(error: Exception, debug: bool = False) -> int:
+    """Print one error line to stderr, with a traceback for a bug of ours; return the exit code."""
+    packages = _packages(sys.argv)
+    known = as_user_error(error, packages)
+    if debug or known is None:
+        traceback.print_exception(error)
+    message = str(known)
+    if known is None:
+        what = str(error).strip().partition("\n")[0][:200]
+        unless = f"unless it comes from {', '.join(packages)}, " if packages else ""
+        message = (
+            f"internal: {type(error).__name__}{': ' * bool(what)}{what}; {unless}please report it"
+        )
+    if isinstance(known, ForeignError) and not debug:
+        message += "; HYDRA_FULL_ERROR=1 shows the traceback"
+    line = re.sub(r"\s*[\r\n]\s*", " ", message).strip()
+    print(f"error: {line}", file=sys.stderr)
+    return 1 if known is None else known.exit_code
+
+
+def _packages(arguments: Sequence[str]) -> list[str]:
+    """Return the packages in `allow_targets=`, however it is written: this must not raise."""
+    given = [a.partition("=")[2] for a in arguments if re.match(r"\+*allow_targets=", a)]
+    return re.findall(r"[\w.]+", " ".join(given))
+
+
+def as_user_error(error: BaseException, packages: Sequence[str] = ()) -> UserError | None:
+    """Return the UserError for an error of the machine, the disk or one of these `packages`.
+
+    Return None for any other error: a bug of ours.
+    """
+    if isinstance(error, UserError):
+        return error
+    if lacks_memory(error):
+        return OutOfMemory(
+            "memory", "too little for this run; raise accumulate, or take a smaller model"
+        )
+    if (theirs := foreign(error, packages)) is not None:
+        return theirs
+    if isinstance(error, OSError) and error.errno in IN_THE_WAY:
+        return DiskError(
+            str(error.filename or "disk"), f"{error.strerror}; remove it, or give another folder"
+        )
+    if isinstance(error, OSError) and error.errno in REFUSALS | NO_PLACE:
+        return DiskError(
+            str(error.filename or "disk"), f"{error.strerror}; give another folder, or make room"
+        )
+    return None

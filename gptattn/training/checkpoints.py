@@ -1,0 +1,177 @@
+"""When a run's state is saved, and what Lightning does not save by itself."""
+
+import random
+import signal
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as L
+import numpy as np
+import torch
+from lightning.fabric.plugins import CheckpointIO
+from lightning.pytorch.callbacks import Checkpoint
+from lightning.pytorch.trainer.states import TrainerFn
+
+from gptattn.errors import NumericError
+from gptattn.machine.signals import WORDS, Stopped, handled_signals, write_stderr
+from gptattn.runs.checkpoint import read_checkpoint, remove_checkpoint, remove_old, write_checkpoint
+from gptattn.runs.folder import RunFolder
+
+
+class SafeCheckpointIO(CheckpointIO):
+    """Writes and reads checkpoints for Lightning: safetensors and JSON, no pickle.
+
+    `content` is that of the checkpoint from which the run is resumed, which has been read already.
+    """
+
+    def __init__(self, content: dict[str, Any] | None = None) -> None:
+        super().__init__()
+        self._content = content
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None
+    ) -> None:
+        write_checkpoint(Path(path), checkpoint)
+
+    def load_checkpoint(
+        self,
+        path: str | Path,
+        map_location: Any | None = None,
+        weights_only: bool | None = None,
+    ) -> dict[str, Any]:
+        # Returned once only: it is three times as large as the model, and memory is freed.
+        content, self._content = self._content, None
+        return dict(content) if content else read_checkpoint(Path(path))
+
+    def remove_checkpoint(self, path: str | Path) -> None:
+        remove_checkpoint(Path(path))
+
+
+class Checkpoints(Checkpoint):
+    """Saves after each validation and when the run is asked to stop; keeps the newest two.
+
+    A signal asks the run to stop. It does so after the optimizer step in progress, and after the
+    validation that is due then: a checkpoint from before it would be resumed without it. With `run`
+    None nothing is saved. `facts` are plain values that a resumed run is compared with.
+    """
+
+    def __init__(self, run: RunFolder, saves: bool, facts: dict[str, Any]) -> None:
+        self.run, self.saves, self.facts = run, saves, facts
+        self._signum = 0  # of the first signal that asked for the end
+        self._handlers: dict[int, Any] = {}
+        self._generators: dict[str, Any] | None = None  # states to restore
+        self._step = 0  # the newest that has ended
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.facts
+
+    def on_save_checkpoint(
+        self, trainer: L.Trainer, pl_module: Any, checkpoint: dict[str, Any]
+    ) -> None:
+        checkpoint["generators"] = generator_states()
+
+    def on_load_checkpoint(
+        self, trainer: L.Trainer, pl_module: Any, checkpoint: dict[str, Any]
+    ) -> None:
+        self._generators = checkpoint["generators"]
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
+        # Lightning has set its own, which end a run with exit code 0 and save nothing.
+        for number in handled_signals():
+            self._handlers[number] = signal.signal(number, self._note)
+        self._step = trainer.global_step
+        if self._generators is not None:
+            # As late as possible, so that nothing draws from them before the first step.
+            restore_generators(self._generators)
+            self._generators = None
+
+    def _note(self, signum: int, frame: object) -> None:
+        if self._signum == 0:
+            self._signum = signum
+            again = "; Ctrl-C again stops it now" if signum == signal.SIGINT else ""
+            write_stderr(f"{WORDS[signal.Signals(signum)]}: stopping after this step{again}")
+        elif signum == signal.SIGINT:
+            raise KeyboardInterrupt
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if trainer.global_step == self._step:
+            return  # a micro-batch
+        self._step = trainer.global_step
+        every = trainer.val_check_batch
+        due = trainer.should_stop or (every is not None and (batch_idx + 1) % every == 0)
+        if not due and self._asked(trainer):
+            self._save(trainer)
+            raise Stopped(self._signum, trainer.global_step, self.saves)
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+        if trainer.state.fn != TrainerFn.FITTING:
+            return
+        self._save(trainer)
+        if self._asked(trainer):
+            raise Stopped(self._signum, trainer.global_step, self.saves)
+
+    def _asked(self, trainer: L.Trainer) -> bool:
+        """Whether the run is to end. All of its processes ask at the same places."""
+        if trainer.world_size > 1:
+            asked = torch.tensor(self._signum, device=trainer.strategy.root_device)
+            self._signum = int(trainer.strategy.reduce(asked, reduce_op="max"))
+        return self._signum != 0
+
+    def _save(self, trainer: L.Trainer) -> None:
+        if not self.saves:
+            return
+        check_finite(trainer)
+        for logger in trainer.loggers:
+            logger.save()  # the rows that the checkpoint counts must be on the disk before it
+        path = self.run.checkpoint(trainer.global_step)
+        trainer.save_checkpoint(path)
+        if trainer.is_global_zero:
+            remove_old(self.run, path)
+
+    def teardown(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        self._handlers.clear()
+
+
+def check_finite(trainer: L.Trainer) -> None:
+    """Raise NumericError, naming the tensor, if a weight or an optimizer average is NaN or Inf."""
+    module = trainer.lightning_module
+    names: dict[torch.Tensor, str] = {p: name for name, p in module.named_parameters()}
+    # Not the buffers: one may be a mask of -inf.
+    values: list[tuple[str, Any]] = [(f"weight {name}", p) for p, name in names.items()]
+    for optimizer in trainer.optimizers:
+        for parameter, averages in optimizer.state.items():
+            values += [(f"{key} of {names[parameter]}", value) for key, value in averages.items()]
+    for name, value in values:
+        if isinstance(value, torch.Tensor) and not torch.isfinite(value).all():
+            raise NumericError(
+                name,
+                f"is not finite after step {trainer.global_step}; the checkpoint before it stays; "
+                "try a lower optim.lr",
+            )
+
+
+def generator_states() -> dict[str, Any]:
+    """Return the states of all random generators that a model or a library may draw from."""
+    version, words, gauss = random.getstate()
+    name, keys, *rest = np.random.get_state()
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
+        "python": [version, list(words), gauss],
+        "numpy": [name, keys.tolist(), *rest],  # type: ignore[union-attr]
+    }
+
+
+def restore_generators(states: dict[str, Any]) -> None:
+    """Restore the states that `generator_states` returned."""
+    torch.set_rng_state(states["torch"])
+    if states["cuda"]:
+        torch.cuda.set_rng_state_all(states["cuda"])
+    version, words, gauss = states["python"]
+    random.setstate((version, tuple(words), gauss))
+    name, keys, *rest = states["numpy"]
+    np.random.set_state((name, np.array(keys, dtype=np.uint32), *rest))

@@ -1,0 +1,156 @@
+"""Console output of a run: a progress bar on a terminal, plain lines elsewhere; then tables."""
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import lightning.pytorch as L
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.panel import Panel
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+from gptattn.machine.console import span
+from gptattn.settings.budget import Budget
+from gptattn.training.callbacks import COMPARED_STEPS, MetricRows, Samples, StepClock
+
+LINE_SECONDS = 5.0  # between plain lines
+# One other run on the machine makes steps about twice as long. Threads that wait for each other on
+# a full machine make them ten times as long and more. The limit is between the two.
+SLOW = 4.0
+RESULTS = (
+    "train/loss",
+    "val/loss",
+    "val/perplexity",
+    "val/bits_per_byte",
+    "val/accuracy",
+    "perf/tokens_per_s",
+    "perf/step_ms",
+    "perf/mfu",
+    "perf/peak_memory_mb",
+    "perf/peak_memory_training_mb",
+)
+
+
+class ConsoleProgress(L.Callback):
+    """Shows progress, losses and samples. Must come after `MetricRows`, whose values it shows."""
+
+    def __init__(
+        self, console: Console, budget: Budget, clock: StepClock, rows: MetricRows, samples: Samples
+    ) -> None:
+        self.console, self.budget, self.clock = console, budget, clock
+        self.rows, self.samples = rows, samples
+        self._bar: Progress | None = None
+        self._last_line = 0.0
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
+        if self.console.is_terminal:
+            self._bar = Progress(
+                TextColumn("[bold]{task.description}"),
+                BarColumn(),
+                TextColumn("{task.fields[shown]}"),
+                console=self.console,
+                refresh_per_second=4,
+                transient=True,
+            )
+            self._bar.add_task("training", total=1.0, shown="")
+            self._bar.start()
+
+    def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
+        if "train/loss" not in self.rows.last:
+            return  # the first step is not complete
+        seconds = self.clock.now()
+        done = self.budget.progress(trainer.global_step, seconds)
+        left = f"{span(seconds * (1 - done) / done)} left" if done else ""
+        if self._bar is not None:
+            if trainer.global_step % 5 == 0 or done >= 1.0:
+                shown = f"{self._shown(trainer)}  {left}"
+                self._bar.update(self._bar.task_ids[0], completed=done, shown=shown)
+        elif time.monotonic() - self._last_line > LINE_SECONDS:
+            self.console.print(f"{self._shown(trainer)}  {done:4.0%}  {left}")
+            self._last_line = time.monotonic()
+
+    def _shown(self, trainer: L.Trainer) -> str:
+        total = "" if self.budget.steps is None else f"/{self.budget.steps}"
+        last = self.rows.last
+        shown = f"step {trainer.global_step}{total}  loss {last['train/loss']:.3f}"
+        if "val/loss" in last:
+            shown += f"  val {last['val/loss']:.3f}"
+        if "val/accuracy" in last:
+            shown += f"  accuracy {last['val/accuracy']:.3f}"
+        speed = last["perf/tokens_per_s"]  # None: the run has shared the machine
+        return shown if speed is None else shown + f"  {speed:,.0f} tokens/s"
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+        last = self.rows.last
+        train = f"train loss {last['train/loss']:.4f}  " if "train/loss" in last else ""
+        if "val/accuracy" in last:
+            figure = f"accuracy {last['val/accuracy']:.4f}"
+        else:
+            figure = f"{last['val/bits_per_byte']:.3f} bits/byte"
+        self.console.print(
+            f"[bold]step {trainer.global_step}[/bold]  {train}"
+            f"val loss {last['val/loss']:.4f}  {figure}"
+        )
+        if self.samples.text:
+            shown = "".join(
+                c if c.isprintable() or c == "\n" else "\ufffd" for c in self.samples.text
+            )
+            self.console.print(Panel(Text(shown), title="sample", title_align="left"))
+
+    def on_train_end(self, *args: Any) -> None:
+        self._stop()
+
+    def on_exception(self, *args: Any) -> None:
+        self._stop()
+
+    def _stop(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+
+class SlowSteps(L.Callback):
+    """Warns once if steps on a CPU take `SLOW` times as long as the run's first steps."""
+
+    def __init__(self, console: Console, clock: StepClock, threads: int) -> None:
+        self.console, self.clock, self.threads = console, clock, threads
+        self._warned = False
+
+    def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
+        if self._warned or trainer.global_step % COMPARED_STEPS:
+            return
+        times = self.clock.slowdown()
+        if times >= SLOW:
+            hint = "; trainer.threads=1 may be faster" if self.threads > 1 else ""
+            self.console.print(
+                f"[yellow]warning:[/yellow] steps take {times:.0f} times as long as at the start: "
+                f"others seem to use this machine{hint}"
+            )
+            self._warned = True
+
+
+def metric_table(title: str, metrics: Mapping[str, float | None]) -> Table:
+    """Return a table with one row per metric, in the given order; None is shown as null."""
+    table = Table(title=escape(title), title_justify="left", box=box.SIMPLE_HEAD)
+    table.add_column("metric")
+    table.add_column("value", justify="right")
+    for name, value in metrics.items():
+        table.add_row(name, _number(value))
+    return table
+
+
+def result_table(title: str, metrics: Mapping[str, float | None]) -> Table:
+    """Return the table of a run's results: losses, speed and memory, then the model's costs."""
+    costs = [name for name in metrics if name.startswith("cost/")]
+    names = [name for name in RESULTS if name in metrics]  # a run of 0 steps has no speed
+    return metric_table(title, {name: metrics[name] for name in (*names, *costs)})
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "null"
+    return f"{value:,.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:.4g}"

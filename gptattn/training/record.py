@@ -1,0 +1,174 @@
+"""A run's record: metrics.jsonl, the source of truth, and what TensorBoard shows besides curves."""
+
+import contextlib
+import errno
+import json
+import os
+import re
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from lightning.pytorch.loggers import Logger, TensorBoardLogger
+from numpy.typing import NDArray
+from torch.utils.tensorboard.summary import hparams
+
+from gptattn.errors import DiskError
+from gptattn.machine.disk import writing
+from gptattn.runs.folder import RunFolder
+
+BLOCK = 4096  # bytes: the smallest unit that a disk allocates
+BITS, ACCURACY = "val/bits_per_byte", "val/accuracy"  # of a text, of a task
+
+# TensorBoard's HParams tab shows these as columns. All runs of texts have the same keys, and all
+# runs of tasks, since the tab never shows a key that the first run lacks.
+HPARAM_METRICS = (
+    "val/loss",
+    "perf/tokens_per_s",
+    "cost/params",
+    "cost/kv_bytes_per_token",
+    BITS,
+    "train/loss",
+    "perf/step_ms",
+    "perf/peak_memory_training_mb",
+    "cost/params_attention",
+    "cost/flops_per_token",
+)
+
+# The charts of the Custom Scalars tab, which merges equal ones of several runs.
+CHARTS = ("val/loss", "train/loss", "perf/tokens_per_s")
+
+
+class MetricsFile(Logger):
+    """A Lightning logger that writes each row to metrics.jsonl, unbuffered.
+
+    `rows` is the number of rows in the file. Raises DiskError if the disk refuses, or the file is
+    gone.
+    """
+
+    def __init__(self, folder: RunFolder, rows: int = 0) -> None:
+        super().__init__()
+        self.folder, self.rows = folder, rows
+        # Unbuffered: closing the file must not retry a write that a full disk has refused.
+        self._file = folder.rows_file.open("ab", buffering=0)
+
+    @property
+    def name(self) -> str:
+        return self.folder.path.parent.name
+
+    @property
+    def version(self) -> str:
+        return self.folder.path.name
+
+    def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
+        """Do nothing: config.yaml has them."""
+
+    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        """Write a row; None becomes null."""
+        row = {"step": step, "time": round(time.time(), 3), **metrics}
+        line = (json.dumps(row, ensure_ascii=False) + "\n").encode()
+        if not self.folder.rows_file.exists():  # writes to the deleted file would succeed
+            gone = self.folder.path if not self.folder.path.is_dir() else self.folder.rows_file
+            raise DiskError(
+                str(gone),
+                "was removed or moved during the run; put it back and use resume=...",
+            )
+        with writing(self.folder.rows_file, lambda: len(line)):
+            if self._file.write(line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self.rows += 1
+
+    def log_text(self, tag: str, text: str, step: int) -> None:
+        """Write a row with this text."""
+        self.log_metrics({tag: text}, step)
+
+    def save(self) -> None:
+        """Flush all rows to the disk."""
+        with writing(self.folder.rows_file, lambda: BLOCK):
+            os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class Board(TensorBoardLogger):
+    """Lightning's TensorBoard logger for a run's folder, with charts, a row of the HParams tab,
+    texts and images.
+
+    `of_task`: the run has an accuracy in place of bits per byte.
+    """
+
+    def __init__(self, folder: RunFolder, of_task: bool, purge_step: int | None = None) -> None:
+        purge: dict[str, Any] = {} if purge_step is None else {"purge_step": purge_step}
+        super().__init__(
+            folder.path, name="", version="", default_hp_metric=False, flush_secs=10, **purge
+        )
+        self._of_task = of_task
+        self._end_of_session: Any = None
+
+    def declare(self, hyperparameters: Mapping[str, Any]) -> None:
+        """Lay out the charts, and declare the run as a row of the HParams tab."""
+        charts = (*CHARTS, ACCURACY) if self._of_task else CHARTS
+        # The tags are regular expressions.
+        layout = {tag: ["Multiline", [f"{tag}$"]] for tag in charts}
+        self.experiment.add_custom_scalars({"training": layout})
+        tags = [ACCURACY if t == BITS and self._of_task else t for t in HPARAM_METRICS]
+        # Only the tags count: the values are those of the curves.
+        experiment, session, end = hparams(dict(hyperparameters), dict.fromkeys(tags, 0.0))
+        self.experiment.file_writer.add_summary(experiment)
+        self.experiment.file_writer.add_summary(session)
+        self._end_of_session = end
+
+    def log_text(self, tag: str, text: str, step: int) -> None:
+        """Show a text as it is: Markdown keeps lines indented by four spaces."""
+        lines = ("    " + line for line in text.splitlines())
+        # An invisible word joiner after each < keeps HTML tags from opening.
+        shown = re.sub(r"<(?=[A-Za-z/!?])", "<\u2060", "\n".join(lines))
+        self.experiment.add_text(tag, shown, step)
+
+    def log_image(self, tag: str, image: NDArray[np.uint8], step: int) -> None:
+        """Show `image` [height, width, 3]."""
+        self.experiment.add_image(tag, image, step, dataformats="HWC")
+
+    def save(self) -> None:
+        """Flush the events; Lightning's own would add an hparams.yaml."""
+        self.experiment.flush()
+
+    def finalize(self, status: str) -> None:
+        """Close the file; after a success, the HParams tab shows the run as finished."""
+        if status == "success" and self._end_of_session is not None:
+            self.experiment.file_writer.add_summary(self._end_of_session)
+        super().finalize(status)
+
+
+def log_row(loggers: Sequence[Logger], row: Mapping[str, Any], step: int) -> None:
+    """Give a row to the record and to all trackers; those get no nulls.
+
+    Raises DiskError if the disk refuses.
+    """
+    numbers = {name: value for name, value in row.items() if value is not None}
+    for logger in loggers:
+        try:
+            logger.log_metrics(dict(row) if isinstance(logger, MetricsFile) else numbers, step)
+        except ValueError as error:  # of TensorBoard's thread, as Lightning passes it on
+            if isinstance(error.__cause__, OSError):
+                raise error.__cause__ from None
+            raise
+
+
+@contextlib.contextmanager
+def quiet_writer_threads() -> Iterator[None]:
+    """In this block, let no thread print the disk error that its next write raises here."""
+    hook = threading.excepthook
+
+    def print_others(args: threading.ExceptHookArgs) -> None:
+        if not isinstance(args.exc_value, OSError):
+            hook(args)
+
+    threading.excepthook = print_others
+    try:
+        yield
+    finally:
+        threading.excepthook = hook

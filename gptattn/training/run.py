@@ -1,0 +1,410 @@
+"""One run, from checked settings to summary.json. It reads from top to bottom.
+
+Lightning is imported where it is used: it takes seconds, which a mistake should not wait for.
+"""
+
+import contextlib
+import logging
+import math
+import os
+import shlex
+import sys
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from rich.console import Console
+
+from gptattn import command
+from gptattn.errors import ConfigError, DataError, RunFolderError, UserError
+from gptattn.machine.arithmetic import computing
+from gptattn.machine.console import make_console
+from gptattn.machine.cpus import usable_cpus
+from gptattn.machine.device import matmul_flops_per_second, missing_compiler, reset_peak_memory
+from gptattn.machine.disk import check_room
+from gptattn.machine.signals import Stopped
+from gptattn.model.gpt import GPT
+from gptattn.runs.folder import RunFolder, done_below, run_name
+from gptattn.runs.load import with_kept_tokenizer
+from gptattn.runs.resume import Start, check_budget, check_same, facts_of, find_start
+from gptattn.runs.rows import keep_rows
+from gptattn.settings.budget import resolve_budget
+from gptattn.settings.build import build_matrix_rule, build_model
+from gptattn.settings.config import TrainConfig
+from gptattn.settings.construct import construct
+from gptattn.settings.identity import budget_words, changed, flat, settings_key, went_on
+from gptattn.training.preflight import DTYPES, Ready, preflight, weight_dtype
+from gptattn.training.summary import Assembly, hyperparameters, summarise
+from gptattn.weights.convert import begin_from
+
+if TYPE_CHECKING:
+    from lightning.pytorch.loggers import Logger
+
+    from gptattn.training.record import Board, MetricsFile
+
+# Of several processes, which torchrun, srun or Lightning have started.
+FIRST = all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"))
+
+
+def train(cfg: TrainConfig, folder: str | Path, console: Console | None = None) -> dict[str, Any]:
+    """Train as `cfg` says, write the record to `folder`, and return the summary.
+
+    `cfg` must have passed `settings.config.check`. `console`: where to show progress; None shows
+    none. Raises a UserError for a user's mistake, and Stopped if a signal asked the run to end.
+    """
+    return run(cfg, Path(folder), console or Console(quiet=True))
+
+
+def run(
+    cfg: TrainConfig,
+    folder: Path | None = None,
+    console: Console | None = None,
+    *,
+    overrides: Sequence[str] = (),
+    resume: bool = False,
+) -> dict[str, Any]:
+    """Train a run, or with `resume` continue the one in `folder`, and return its summary.
+
+    `folder` None: a new one in outputs/, named after the `overrides` that were typed. Of several
+    processes the first one writes the record and talks. Raises as `train` does.
+    """
+    console = (console or make_console()) if FIRST else Console(quiet=True)
+    start = Start()
+    with contextlib.ExitStack() as until_the_end:
+        if resume:
+            assert folder is not None
+            held = RunFolder(folder)
+            if FIRST:
+                until_the_end.enter_context(held.lock("resume"))
+            start = find_start(held, cfg)
+            cfg = with_kept_tokenizer(cfg, held)
+        try:
+            ready = preflight(cfg, resumed=start.source is not None)
+        except DataError as error:
+            hint = "; if the text has moved, add data.path=..." if resume else ""
+            raise DataError(error.field, error.message + hint) from None
+        cfg = ready.cfg
+        import lightning.pytorch as L
+
+        for name in ("lightning", "lightning.pytorch", "lightning.fabric"):
+            logging.getLogger(name).setLevel(logging.ERROR)  # the console is for our own output
+        warnings.filterwarnings("ignore", module="lightning.*")
+        L.seed_everything(cfg.seed, workers=True, verbose=False)
+        model = build_model(cfg, ready.data.tokenizer.vocab_size)
+        home = Path("outputs", cfg.experiment_name)
+        held = RunFolder(folder or home / run_name(cfg, overrides))
+        if not FIRST:
+            return _trained(ready, model, held, start, console)
+        if not resume:
+            check_room(held.path, ready.bytes_on_disk)
+            if folder is None and (equal := _equal_run(home, ready)) is not None:
+                console.print(f"an equal run exists: {equal}; this one is a copy", markup=False)
+        held.path.mkdir(parents=True, exist_ok=True)  # from now on, a missing folder is an error
+        if not resume:
+            until_the_end.enter_context(held.lock())
+            if held.begun:
+                raise RunFolderError(
+                    "hydra.run.dir",
+                    f"{held.path} already holds a run; resume it with resume=..., or give another "
+                    "folder",
+                )
+        for part in held.path.rglob("*.part"):  # of a process that was killed
+            part.unlink()
+        held.failure_file.unlink(missing_ok=True)
+        if not resume:
+            held.write_settings(cfg)
+            held.write_tokenizer(ready.data.tokenizer.files())
+        shown = os.path.relpath(held.path)
+        try:
+            summary = _trained(ready, model, held, start, console)
+        except Stopped as stopped:
+            kept = f"step {stopped.step}" if stopped.saved else "what was logged"
+            again = f"; to resume: {command('train')} resume={shlex.quote(shown)}"
+            print(f"{shown} holds {kept}{again * stopped.saved}", file=sys.stderr)
+            raise
+        except UserError as error:
+            if held.path.is_dir():
+                held.write_failure(error.exit_code, str(error))
+            raise
+    console.print(f"run: {shown}", markup=False)
+    parent = shlex.quote(os.path.relpath(held.path.parent))
+    console.print(f"look: tensorboard --logdir {parent}", markup=False)
+    return summary
+
+
+def _trained(
+    ready: Ready, model: GPT, held: RunFolder, start: Start, console: Console
+) -> dict[str, Any]:
+    """Train a run that has passed its checks in a folder that is its own; return the summary."""
+    import lightning.pytorch as L
+    from lightning.pytorch.strategies import DDPStrategy
+
+    from gptattn.training.attention_log import AttentionLog
+    from gptattn.training.callbacks import BudgetEnd, Hang, MetricRows, Samples, StepClock
+    from gptattn.training.checkpoints import Checkpoints, SafeCheckpointIO
+    from gptattn.training.console_output import (
+        ConsoleProgress,
+        SlowSteps,
+        metric_table,
+        result_table,
+    )
+    from gptattn.training.datamodule import RunDataModule
+    from gptattn.training.module import LanguageModel
+    from gptattn.training.record import log_row, quiet_writer_threads
+
+    cfg, data, device = ready.cfg, ready.data, ready.device
+    trainer_cfg, processes = cfg.trainer, cfg.trainer.processes
+    threads = start.threads(processes) or trainer_cfg.threads
+    if threads is None and int(trainer_cfg.devices) > 1:
+        threads = max(1, usable_cpus() // int(trainer_cfg.devices))
+    how = (threads, trainer_cfg.matmul_precision, trainer_cfg.deterministic, device)
+    with computing(*how) as threads, quiet_writer_threads():
+        facts = facts_of(data, device, threads, processes)
+        check_same(start, facts)
+        tokens_per_step = cfg.batch_size * cfg.model.context_length
+        budget = resolve_budget(cfg.budget, tokens_per_step, ready.cost.flops_per_token)
+        summary = held.finished()
+        if start.source is not None and check_budget(start, budget) and summary is not None:
+            console.print(
+                f"already finished after {start.step} steps; give a larger budget to continue"
+            )
+            return summary
+        if ready.note:
+            console.print(ready.note, markup=False, soft_wrap=True)
+
+        if start.source is not None:
+            # Lightning converts the model only after it has loaded the weights.
+            model.to(weight_dtype(cfg))
+        elif ready.origin is not None:
+            begin_from(ready.origin, model, cfg)
+            ready.origin.model.to("meta")  # frees its memory for the training
+        built = Assembly(
+            cfg, held, data, model, ready.cost, budget, device, threads, ready.match, processes
+        )
+        rows = 0
+        if FIRST:
+            _record_making(ready, held, start)
+            held.write_settings(cfg)
+            held.summary_file.unlink(missing_ok=True)
+            rows = keep_rows(held, start.rows, start.step)
+            if rows < start.rows:
+                print(
+                    f"warning: metrics.jsonl: {start.rows - rows} rows written before step "
+                    f"{start.step} are missing",
+                    file=sys.stderr,
+                )
+        if start.source is not None:
+            console.print(f"resumes after step {start.step}")
+        elif not start.content and held.has_checkpoint:
+            console.print("no checkpoint was saved: starting from step 0")
+        if ready.match is not None:
+            console.print(str(ready.match), markup=False)
+        console.print(metric_table(f"{cfg.variant}: costs", built.costs()))
+        compiled = cfg.compile and _compile(model.layers(), device, console)
+
+        # What Lightning calls: the record first, so that its rows are on the disk before others'.
+        loggers, board, record = _loggers(built, start, rows) if FIRST else ([], None, None)
+        clock = StepClock(device, compiled)
+        end = BudgetEnd(budget, clock, cfg.validation.count)
+        rate = None
+        if not cfg.sweep.beside_others:
+            rate = processes * matmul_flops_per_second(device, DTYPES[trainer_cfg.precision])
+        metrics = MetricRows(
+            record,
+            clock,
+            log_every=cfg.log_every,
+            tokens_per_step=tokens_per_step,
+            flops_per_token=ready.cost.flops_per_token,
+            budget=budget,
+            budget_settings=asdict(cfg.budget),
+            device_flops_per_second=rate,
+        )
+        checkpoints = Checkpoints(held, cfg.checkpoint, facts)
+        callbacks: list[L.Callback] = [clock, metrics]
+        if board is not None and record is not None:
+            samples = Samples(record, board, data, cfg.sample, cfg.seed)
+            callbacks += [
+                samples,
+                ConsoleProgress(console, budget, clock, metrics, samples),
+                AttentionLog(board, data, cfg.model.context_length, cfg.log_heads, console),
+            ]
+        callbacks += [end, checkpoints]
+        if cfg.hang_seconds is not None:
+            callbacks.append(Hang(cfg.hang_seconds))
+        if device.type == "cpu" and FIRST:
+            callbacks.append(SlowSteps(console, clock, threads))
+        every = 1  # for a budget in seconds, as `BudgetEnd` says
+        if budget.steps is not None:
+            every = cfg.accumulate * max(1, math.ceil(budget.steps / cfg.validation.count))
+        ddp = DDPStrategy(broadcast_buffers=False, gradient_as_bucket_view=True)
+        trainer = L.Trainer(
+            accelerator="gpu" if device.type == "cuda" else "cpu",
+            devices=trainer_cfg.devices,
+            num_nodes=int(trainer_cfg.num_nodes),
+            strategy="auto" if processes == 1 else ddp,
+            precision=trainer_cfg.precision,  # type: ignore[arg-type]
+            max_steps=-1 if budget.steps is None else budget.steps,
+            max_epochs=-1,
+            accumulate_grad_batches=cfg.accumulate,
+            gradient_clip_val=cfg.optim.grad_clip,
+            val_check_interval=every,
+            check_val_every_n_epoch=None,
+            num_sanity_val_steps=0,
+            logger=loggers or False,
+            log_every_n_steps=cfg.log_every,
+            callbacks=callbacks,
+            plugins=[SafeCheckpointIO(start.content)],
+            default_root_dir=held.path,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            use_distributed_sampler=False,
+        )
+        module = LanguageModel(
+            model,
+            cfg.optim,
+            lambda step: budget.schedule(step, end.seconds),
+            accumulate=cfg.accumulate,
+            loss_chunk_tokens=cfg.loss_chunk_tokens,
+            val_bytes=data.val_bytes,
+            scaled_loss=trainer_cfg.precision == "16-mixed",
+            matrices=build_matrix_rule(cfg),
+            seed=cfg.seed,
+        )
+        batches = RunDataModule(
+            data,
+            seed=cfg.seed,
+            batch_size=cfg.batch_size,
+            accumulate=cfg.accumulate,
+            context_length=cfg.model.context_length,
+            on_made=clock.add,
+            pinned=device.type == "cuda",
+        )
+        if start.source is None and record is not None:
+            log_row(loggers, built.costs(), 0)
+            if ready.match is not None:
+                record.log_text("match", str(ready.match), 0)
+
+        reset_peak_memory(device)
+        try:
+            if budget.steps == 0:  # the weights of init_from are only validated
+                trainer.validate(module, datamodule=batches, verbose=False)
+                if cfg.checkpoint:
+                    trainer.save_checkpoint(held.checkpoint(0))
+            else:
+                trainer.fit(module, datamodule=batches, ckpt_path=start.source)
+            summary = summarise(built, metrics.last, trainer.global_step, metrics.completed)
+            if FIRST:
+                held.write_settings(cfg)  # again: if it was removed, it could not be read
+                held.write_summary(summary)
+        finally:
+            if record is not None:
+                record.close()
+    console.print(result_table(f"{cfg.variant}: result", summary["metrics"]))
+    return summary
+
+
+def _equal_run(home: Path, ready: Ready) -> Path | None:
+    """Return a finished run in `home` of the same settings, code, text and starting weights."""
+    key = settings_key(asdict(ready.cfg))
+    for folder in reversed(done_below(home)):
+        try:
+            if settings_key(folder.read_settings()) == key and (
+                folder.read_making() == ready.making
+            ):
+                return folder.path
+        except (OSError, ValueError, LookupError):
+            continue  # an incomplete record is no equal
+    return None
+
+
+def _record_making(ready: Ready, held: RunFolder, start: Start) -> None:
+    """Write what made the run; warn if it resumes with other code or leaves its schedule."""
+    making = ready.making
+    if start.source is not None:
+        mixed = "; the report will not average it with other runs"
+        was, now = (
+            budget_words(flat({"budget": node["budget"]}))
+            for node in (held.read_settings(), asdict(ready.cfg))
+        )
+        schedule = ""
+        if start.step and was != now and all(end["step"] != start.step for end in start.completed):
+            schedule = f"{was}, until step {start.step}"
+            print(
+                f"warning: budget: the run leaves its schedule ({schedule}) unfinished for another"
+                f"{mixed}",
+                file=sys.stderr,
+            )
+        before = held.read_making()
+        if before is None or before.code != making.code:
+            names = "unknown" if before is None else ", ".join(changed(before.code, making.code))
+            print(
+                f"warning: resume: the code has changed since the run began ({names}){mixed}",
+                file=sys.stderr,
+            )
+        making = went_on(before, making, start.step, schedule)
+    held.write_making(making)
+
+
+def _loggers(built: Assembly, start: Start, rows: int) -> "tuple[list[Logger], Board, MetricsFile]":
+    """Return the run's loggers, metrics.jsonl and TensorBoard first, and the two apart.
+
+    Raises ConfigError for a tracker that cannot be opened.
+    """
+    from lightning.pytorch.loggers import Logger
+
+    from gptattn.training.record import Board, MetricsFile
+
+    cfg, folder = built.cfg, built.folder
+    record = MetricsFile(folder, rows)
+    names = {
+        "folder": str(folder.path.absolute()),
+        "run": folder.path.name,
+        "experiment": cfg.experiment_name,
+        "variant": cfg.variant,
+        "seed": cfg.seed,
+        "step": start.step,
+    }
+    later = None if start.source is None else start.step + 1  # what a resume writes again
+    board = Board(folder, built.data.val_bytes is None, purge_step=later)
+    loggers: list[Logger] = [record, board]
+    for name, spec in cfg.logger.items():
+        if not spec:
+            continue  # TensorBoard is always on
+        own = {
+            key: value.format(**names) if isinstance(value, str) and key != "_target_" else value
+            for key, value in spec.items()
+        }
+        try:
+            logger = construct(f"logger.{name}", own, {}, cfg.allow_targets)
+            if not isinstance(logger, Logger):
+                raise ConfigError(f"logger.{name}._target_", "is not a Lightning logger")
+            logger.log_hyperparams(hyperparameters(built))
+        except UserError:
+            raise
+        except Exception as error:
+            why = (str(error).splitlines() or [type(error).__name__])[0][:300]
+            raise ConfigError(
+                "logger", f"{name} cannot be opened ({why}); leave it out, or mend it"
+            ) from error
+        loggers.append(logger)
+    board.declare(hyperparameters(built))
+    return loggers, board, record
+
+
+def _compile(layers: Sequence[torch.nn.Module], device: torch.device, console: Console) -> bool:
+    """Compile each block in place: checkpoint names stay, and all blocks share the compiled code.
+
+    Returns False, after a warning, if there is no compiler for what it generates.
+    """
+    lacking = missing_compiler(device)
+    if lacking is not None:
+        console.print(
+            f"[yellow]warning:[/yellow] compile: no {lacking} compiler found; running eager"
+        )
+        return False
+    for block in layers:
+        block.compile()
+    return True

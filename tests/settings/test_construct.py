@@ -1,0 +1,125 @@
+"""Which classes and functions a config may name, and the arguments that they get."""
+
+import sys
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import torch
+
+from gptattn.errors import ConfigError
+from gptattn.settings.build import build_model
+from gptattn.settings.compose import settings
+from gptattn.settings.construct import check_targets, construct, find_target
+from gptattn.settings.values import check_type
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "torch.nn.Linear",
+        "builtins.open",
+        "gptattnx.Thing",
+        "lightning.pytorch.Trainer",
+        # Names inside gptattn that lead to a module which gptattn only imports.
+        "gptattn.data.text.os.system",
+        "gptattn.runs.checkpoint.torch.load",
+    ],
+)
+def test_a_target_outside_of_the_package_is_refused(target: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        find_target("attn", {"_target_": target}, [])
+    assert error.value.field == "attn._target_"
+
+
+def test_a_whole_record_is_searched_for_foreign_targets() -> None:
+    own = {"_target_": "gptattn.attention.MultiHeadAttention"}
+    board = {"_target_": "lightning.pytorch.loggers.CSVLogger"}
+    check_targets({"attn": own, "logger": {"csv": board}}, [])
+    foreign = {"data": {"sources": [{"_target_": "shutil.copyfile"}]}}
+    with pytest.raises(ConfigError, match=r"^data\.sources\._target_: shutil"):
+        check_targets(foreign, [])
+    check_targets(foreign, ["shutil"])
+
+
+def test_a_variant_of_an_allowed_package_builds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_variants.py").write_text(
+        "from gptattn.attention import MultiHeadAttention\n\n"
+        "class Mine(MultiHeadAttention):\n    pass\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    target = "attn._target_=my_variants.Mine"
+    with pytest.raises(ConfigError, match="allow_targets"):
+        settings([target])
+    cfg = settings([target, "allow_targets=[my_variants]"])
+    with torch.device("meta"):
+        assert type(build_model(cfg, 256).layers()[0].attention).__name__ == "Mine"
+    sys.modules.pop("my_variants")
+
+
+@pytest.mark.parametrize(
+    ("value", "hint", "said"),
+    [
+        (1, int, None),
+        (1, float, None),
+        (None, int | None, None),
+        ("sdpa", Literal["sdpa"] | None, None),
+        (object(), Any, None),
+        ("1", int, "'1' is a str; give a whole number"),
+        (True, int, "True is a bool; give a whole number"),
+        (True, float, "True is a bool; give a number"),
+        (1, bool, "1 is a int; give true or false"),
+        (None, int, "is null; give a whole number"),
+        ("a", float | None, "'a' is a str; give a number or null"),
+        ("spda", Literal["sdpa", "flex"], "did you mean sdpa?"),
+        (3, Literal["sdpa", "flex"], "one of flex, sdpa"),
+    ],
+)
+def test_a_constructors_annotation_is_the_type_of_a_setting(
+    value: Any, hint: Any, said: str | None
+) -> None:
+    if said is None:
+        check_type("attn.x", value, hint)
+        return
+    with pytest.raises(ConfigError, match=r"^attn\.x: ") as error:
+        check_type("attn.x", value, hint)
+    assert said in error.value.message
+
+
+def needs_all(first: int, second: float = 2.0) -> tuple[int, float]:
+    """A target with one required argument."""
+    if second < 0:
+        raise ValueError(f"second={second} is negative; give 0 or more")
+    return first, second
+
+
+def test_a_target_gets_its_own_keys_and_the_shared_ones_that_it_takes() -> None:
+    spec = {"_target_": f"{__name__}.needs_all", "second": 3}
+    assert construct("attn", spec, {"first": 1, "unused": 0}, [__name__.split(".")[0]]) == (1, 3)
+
+
+@pytest.mark.parametrize(
+    ("keys", "shared", "field"),
+    [
+        ({}, {}, "attn.first"),
+        ({"first": 1, "third": 1}, {}, "attn.third"),
+        ({"first": "1"}, {}, "attn.first"),
+        ({"first": 1, "second": -1.0}, {}, "attn.second"),
+        ({"first": 1}, {"second": -1.0}, "attn"),
+    ],
+)
+def test_what_a_target_refuses_is_a_mistake_of_the_named_key(
+    keys: dict[str, Any], shared: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(ConfigError) as error:
+        construct("attn", {"_target_": f"{__name__}.needs_all", **keys}, shared, [__name__])
+    assert error.value.field == field
+
+
+def test_layers_share_one_position_and_its_tables() -> None:
+    with torch.device("meta"):
+        model = build_model(settings(["position=rope", "model.num_layers=3"]), 16)
+    positions = {id(block.attention.position) for block in model.layers()}
+    assert len(positions) == 1
