@@ -8,10 +8,11 @@ import ast
 import hashlib
 import importlib.util
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import cache
-from importlib.metadata import version
+from importlib.metadata import packages_distributions, version
 from pathlib import Path
+from typing import NamedTuple
 
 OURS = "gptattn"
 # Model, loss, optimizer and its schedule, sampler: every run's numbers come from these.
@@ -30,6 +31,13 @@ COMMON = (
 NUMBERS = (*COMMON, "gptattn.attention", "gptattn.position", "gptattn.optim", "gptattn.weights")
 
 
+class Source(NamedTuple):
+    """What counts of a module's file."""
+
+    hash: str  # of its syntax tree
+    imports: list[tuple[str, str, str]]  # module, name, alias; `import module` has no name
+
+
 def code_of(targets: Iterable[str], packages: Collection[str] = ()) -> dict[str, str]:
     """Return module -> hash for all code that makes the numbers of a run with these targets.
 
@@ -42,101 +50,93 @@ def code_of(targets: Iterable[str], packages: Collection[str] = ()) -> dict[str,
     found: dict[str, str] = {}
     while waiting:
         module = waiting.pop()
-        file, top = _file_of(module), module.partition(".")[0]
-        local = top not in (OURS, *sys.stdlib_module_names)
-        installed = file is not None and "site-packages" in file.parts and top != OURS
+        top = module.partition(".")[0]
         counts = any(f"{module}.".startswith(f"{home}.") for home in homes)
-        if file is None or module in found or not (counts or (local and not installed)):
+        if module in found or (top == OURS and not counts):
             continue
-        if installed:  # nobody edits it
-            found[top] = f"version {version(top)}"
-            continue
-        found[module] = _hash_of(file)
-        waiting += _imports(module, file)
+        file = _file_of(module)
+        if file is not None:
+            source = read_source(module, file)
+            found[module] = source.hash
+            waiting += [_home(other, name) for other, name, _ in source.imports]
+        elif counts and (installed := hash_of(top)) is not None:
+            found[top] = installed
     return dict(sorted(found.items()))
 
 
 def is_unchanged(code: Mapping[str, str]) -> bool:
     """Return whether every recorded module still has its recorded hash or version."""
-    for module, recorded in code.items():
-        file = _file_of(module)
-        if file is None:
-            return False
-        if recorded != (
-            f"version {version(module)}" if recorded[:8] == "version " else _hash_of(file)
-        ):
-            return False
-    return True
+    return all(hash_of(module) == recorded for module, recorded in code.items())
 
 
 def class_code(kind: type) -> str:
     """Return the class's name and the hashes of the modules that define it and its base classes."""
-    files = [_file_of(base.__module__) for base in kind.__mro__ if base is not object]
-    return " ".join([kind.__qualname__, *(_hash_of(file) for file in files if file is not None)])
+    hashes = [hash_of(base.__module__) for base in kind.__mro__]
+    return " ".join([kind.__qualname__, *filter(None, hashes)])
+
+
+def hash_of(module: str) -> str | None:
+    """Return the hash of a module, or the version of its package if that is installed.
+
+    Return None for a module of the standard library, and for one that does not exist.
+    """
+    file, top = _file_of(module), module.partition(".")[0]
+    if file is not None:
+        return read_source(module, file).hash
+    if top in sys.stdlib_module_names:
+        return None
+    names = packages_distributions().get(top)
+    return f"version {version(names[0])}" if names else None
 
 
 def _file_of(module: str) -> Path | None:
-    """Return the module's source file; None if there is no such module or it has no source."""
-    top, _, below = module.partition(".")
+    """Return the source file of a module that somebody may edit.
+
+    Return None for one of the standard library or of an installed package, and for one that does
+    not exist or has no source.
+    """
+    top, *below = module.split(".")
+    if top in sys.stdlib_module_names:
+        return None
     try:
         spec = importlib.util.find_spec(top)
     except (ImportError, ValueError):
         return None
+    files = [] if below or spec is None or spec.origin is None else [Path(spec.origin)]
     for folder in (spec and spec.submodule_search_locations) or ():
-        place = Path(folder, *below.split(".")) if below else Path(folder)
-        for file in (place.with_name(f"{place.name}.py"), place / "__init__.py"):
-            if file.is_file():
-                return file
-    own = Path(spec.origin) if spec is not None and spec.origin else None
-    return own if own is not None and not below and own.suffix == ".py" else None
+        place = Path(folder, *below)
+        files += [place / "__init__.py", place.with_name(f"{place.name}.py")]
+    for file in files:
+        if file.suffix == ".py" and file.is_file():
+            return None if "site-packages" in file.parts and top != OURS else file
+    return None
 
 
 def _home(module: str, name: str) -> str:
     """Return the module that defines what `from module import name` imports, through re-exports."""
-    if _file_of(f"{module}.{name}") is not None:
+    if name and _file_of(f"{module}.{name}") is not None:
         return f"{module}.{name}"
     file = _file_of(module)
-    for node in () if file is None else _from_imports(file):
-        for alias in node.names:
-            if (alias.asname or alias.name) == name and node.module not in (None, module):
-                return _home(_absolute(node, module, file), alias.name)
+    for other, original, alias in read_source(module, file).imports if name and file else ():
+        if alias == name and other != module:
+            return _home(other, original)
     return module
 
 
-def _imports(module: str, file: Path) -> Iterator[str]:
-    """Yield every module that the file imports, also inside of functions."""
-    for node in ast.walk(_tree(file)):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-    for node in _from_imports(file):
-        yield from (_home(_absolute(node, module, file), alias.name) for alias in node.names)
-
-
-def _absolute(node: ast.ImportFrom, module: str, file: Path | None) -> str:
-    if not node.level:
-        return node.module or ""
-    package = (
-        module if file is not None and file.name == "__init__.py" else module.rpartition(".")[0]
-    )
-    up = package.split(".")[: len(package.split(".")) - node.level + 1]
-    return ".".join([*up, *filter(None, [node.module])])
-
-
-def _from_imports(file: Path) -> list[ast.ImportFrom]:
-    return [node for node in ast.walk(_tree(file)) if isinstance(node, ast.ImportFrom)]
-
-
 @cache  # the first reading counts: this process has not imported later edits
-def _tree(file: Path) -> ast.Module:
-    """Return the file's syntax tree without docstrings."""
+def read_source(module: str, file: Path) -> Source:
+    """Return the hash of a module's file, and all that it imports, also inside of functions."""
     tree = ast.parse(file.read_bytes(), filename=str(file))
-    kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    package = module if file.name == "__init__.py" else module.rpartition(".")[0]
+    imports: list[tuple[str, str, str]] = []
     for node in ast.walk(tree):
-        if isinstance(node, kinds) and ast.get_docstring(node, clean=False) is not None:
-            node.body = node.body[1:]
-    return tree
-
-
-@cache
-def _hash_of(file: Path) -> str:
-    return hashlib.sha256(ast.dump(_tree(file)).encode()).hexdigest()[:16]
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            if ast.get_docstring(node, clean=False) is not None:
+                node.body = node.body[1:]
+        elif isinstance(node, ast.Import):
+            imports += [(alias.name, "", "") for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            dots = "." * node.level
+            other = importlib.util.resolve_name(f"{dots}{node.module or ''}", package)
+            imports += [(other, alias.name, alias.asname or alias.name) for alias in node.names]
+    return Source(hashlib.sha256(ast.dump(tree).encode()).hexdigest()[:16], imports)
