@@ -32,7 +32,7 @@ from gptattn.attention.linear import prepare
 from gptattn.attention.softmax import SoftmaxAttention
 from gptattn.decode.generate import stream
 from gptattn.decode.sampling import Sampling
-from gptattn.machine.device import resolve_device, synchronize, use_huge_pages
+from gptattn.machine.device import resolve_device, synchronize
 from gptattn.model.cost import parameter_count
 from gptattn.model.gpt import GPT
 
@@ -343,7 +343,8 @@ def main() -> None:
     parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 8192], metavar="S")
     parser.add_argument("--dtypes", nargs="+", choices=("float32", "bfloat16"))
     args = parser.parse_args()
-    use_huge_pages()  # for all contenders, and for the memory that Reading sums
+    # Huge pages, for all contenders and for the memory that Reading sums.
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     quiet_threads(args.threads)
     device = resolve_device("auto")
     names = args.dtypes or ["bfloat16" if device.type == "cuda" else "float32"]

@@ -17,8 +17,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from gptattn.errors import ConfigError, UserError
-from gptattn.machine.arithmetic import computing
-from gptattn.machine.device import matmul_flops_per_second
+from gptattn.machine.device import computing, matmul_flops_per_second
 from gptattn.model.cost import measure_cost
 from gptattn.settings.build import build_data, build_matrix_rule, build_model
 from gptattn.settings.compose import settings

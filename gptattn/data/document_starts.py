@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from gptattn.machine.disk import replacing
+from gptattn.machine.disk import write_atomically
 
 STARTS_DTYPE = np.dtype("<i8")
 
@@ -42,6 +42,5 @@ def read_starts(folder: Path, key: str, tokens: int) -> NDArray[np.int64] | None
 def write_starts(folder: Path, key: str, starts: NDArray[np.int64]) -> None:
     """Write `<key>-<sha256>.starts`, whole or not at all. Raises DiskError."""
     raw = starts.astype(STARTS_DTYPE).tobytes()
-    with replacing(folder / f"{key}.unnamed") as file:
-        file.write(raw)
-        file.path = folder / f"{key}-{hashlib.sha256(raw).hexdigest()}.starts"
+    file = folder / f"{key}-{hashlib.sha256(raw).hexdigest()}.starts"
+    write_atomically(file, lambda target: target.write(raw))

@@ -45,8 +45,8 @@ from gptattn.data.tokenizer_files import IN_RUN, write
 from gptattn.errors import ConfigError, DataError, OutOfMemory
 from gptattn.machine.disk import replacing, write_atomically
 from gptattn.machine.lock import locked
+from gptattn.machine.read_progress import show_progress, with_progress
 from gptattn.machine.source_code import class_code
-from gptattn.machine.telling import telling, told
 
 PART_BYTES = 2**25  # of text, in a part
 DONE = "part_{:06d}.json"
@@ -117,8 +117,8 @@ def fit(tokenizer: Tokenizer, text: PartedText, cache: Path) -> None:
 
     `cache` keeps what it has learned.
     """
-    with telling(f"reading {text.name}", text.size) as advance:
-        tokenizer.fit(chain([SEPARATOR], told(text.pieces(), advance)))
+    with show_progress(f"reading {text.name}", text.size) as advance:
+        tokenizer.fit(chain([SEPARATOR], with_progress(text.pieces(), advance)))
     tokenizer.learn(text.runs("train"), text.size, f"{text.keys} train", cache)
 
 
@@ -218,7 +218,7 @@ def _encoded(
         there = f"{len(found)} of {len(text.parts)} parts are there"
         print(f"{what}: {there}", file=sys.stderr, flush=True)
     job = _Job(tokenizer, folder, text.val_fraction)
-    with telling(what, sum(missing.values())) as advance:
+    with show_progress(what, sum(missing.values())) as advance:
         workers = min(workers, len(missing))
         for number, records in _each(job, text.parts, [*missing], workers, lambda: advance(0)):
             found[number] = records
@@ -321,8 +321,8 @@ class _Writer:
 
     def finish(self, side: str) -> ShardRecord:
         """Write the header and the starts; return the shard's record."""
-        self._file.file.seek(0)
-        self._file.file.write(header(self._count))
+        self._file.seek(0)
+        self._file.write(header(self._count))
         starts = np.array(self._starts, dtype=STARTS_DTYPE).tobytes()
         starts_sha256 = hashlib.sha256(starts).hexdigest()
         write_atomically(documents_file(self.path), lambda file: file.write(starts))

@@ -14,12 +14,10 @@ from numpy.typing import NDArray
 
 from gptattn.data.document_starts import numbers_between, read_starts, write_starts
 from gptattn.errors import DiskError
-from gptattn.machine.disk import remove_leftovers, replacing
+from gptattn.machine.disk import replacing
 
 TOKEN_DTYPE = np.dtype("<u2")
 PIECE_TOKENS = 2**20  # held at a time
-# Names of unfinished files that killed processes, also of older versions, may leave in the cache.
-UNFINISHED = r"[0-9a-f]{64}((-[0-9a-f]{16})?\.unnamed|-[0-9a-f]{64}\.tokens)|tinyshakespeare\.txt"
 
 
 class Tokens(Protocol):
@@ -105,7 +103,6 @@ def cached_tokens(
     folder cannot be used.
     """
     with cache_errors(folder):
-        remove_leftovers(folder, UNFINISHED)
         for file in folder.glob(f"{key}-*.tokens"):
             tokens = _intact(file, vocab_size)
             if tokens is not None:
@@ -165,12 +162,15 @@ def _written(
     if len(opening) < 2:
         check(sum(map(len, opening)))  # before the folder is made, for a text that is too short
     digest, count = hashlib.sha256(), 0
-    with replacing(folder / f"{key}.unnamed") as file:
+
+    def name() -> str:
+        return f"{key}-{digest.hexdigest()}.tokens"
+
+    with replacing(folder / key, name) as file:
         for ids in chain(opening, pieces):
             raw = ids.astype(TOKEN_DTYPE).data
             file.write(raw)
             digest.update(raw)
             count += len(ids)
         check(count)
-        file.path = folder / f"{key}-{digest.hexdigest()}.tokens"
-    return opened(file.path)
+    return opened(folder / name())

@@ -32,8 +32,8 @@ from gptattn.data.shards import TokenRange
 from gptattn.data.token_files import TokenFile, Tokens, cached_tokens, with_starts
 from gptattn.data.tokenizer import SEPARATOR, Tokenizer
 from gptattn.errors import ConfigError
+from gptattn.machine.read_progress import show_progress, with_progress
 from gptattn.machine.source_code import class_code
-from gptattn.machine.telling import telling, told
 
 Ids = NDArray[np.uint16]
 
@@ -150,8 +150,8 @@ def _fitted(corpus: Corpus, tokenizer: Tokenizer) -> tuple[list[Document], list[
     seen: list[Document] = []
     pieces = read_through([*corpus.documents, *corpus.held_out], seen)
     between = [SEPARATOR] if len(corpus.documents) > 1 or corpus.held_out else []
-    with telling("data: reading the text", corpus.size) as advance:
-        pieces = told(pieces, advance)
+    with show_progress("data: reading the text", corpus.size) as advance:
+        pieces = with_progress(pieces, advance)
         tokenizer.fit(chain(between, pieces))
         # Read what is left: a tokenizer that has a vocabulary already reads nothing.
         deque(pieces, maxlen=0)
@@ -215,14 +215,14 @@ class _Stored:
         """Yield the ids in pieces; append to `starts` where each separator begins."""
         size = size_of([part for part in parts if not isinstance(part, np.ndarray)])
         count = 0
-        with telling("data: encoding the text", size) as advance:
+        with show_progress("data: encoding the text", size) as advance:
             for part in parts:
                 if isinstance(part, np.ndarray):
                     starts.append(count)
                     encoded = iter([part])
                 else:
                     document, start, stop = part
-                    pieces = told(document.part(start, stop), advance)
+                    pieces = with_progress(document.part(start, stop), advance)
                     encoded = self.tokenizer.encode_pieces(pieces, "data")
                 for ids in encoded:
                     count += len(ids)

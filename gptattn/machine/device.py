@@ -1,23 +1,22 @@
-"""What this machine is and can do: device, threads, matmul rate, memory, names for the record."""
+"""What this machine is and can do, and how a run computes on it."""
 
 import contextlib
 import os
 import platform
+import re
 import resource
 import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from statistics import median
 
 import torch
 
 from gptattn import source_tree
 from gptattn.errors import ConfigError
 from gptattn.machine.cpus import usable_cpus
-
-WARM_UP_SECONDS = 0.3  # of products, until an idle GPU has raised its clock
 
 
 def resolve_device(accelerator: str, field: str = "trainer") -> torch.device:
@@ -34,14 +33,6 @@ def resolve_device(accelerator: str, field: str = "trainer") -> torch.device:
     return torch.device("cpu")
 
 
-def check_precision(precision: str, device: torch.device) -> None:
-    """Raise ConfigError for float16 on a CPU, where Lightning silently uses bfloat16."""
-    if precision == "16-mixed" and device.type == "cpu":
-        raise ConfigError(
-            "trainer.precision", "16-mixed needs a GPU; use bf16-mixed or 32-true on a CPU"
-        )
-
-
 def set_threads(threads: int | None) -> int:
     """Set torch's CPU threads, by default to the CPUs this process may use; return the count."""
     count = usable_cpus() if threads is None else threads
@@ -49,54 +40,66 @@ def set_threads(threads: int | None) -> int:
     return count
 
 
-def use_huge_pages() -> None:
-    """Make torch allocate large tensors in huge pages (Linux); call it before the first tensor.
+@contextlib.contextmanager
+def computing(
+    threads: int | None, precision: str, deterministic: bool, device: torch.device
+) -> Iterator[int]:
+    """Compute as these settings say in this block; yields the number of threads.
 
-    Decoding reads all weights for every token, and with pages of 4 KiB it waits for the page table:
-    huge pages make decoding with GPT-2 small a tenth faster. Training allocates and frees: there
-    they help in bfloat16 and cost in float32 (docs/speed.md).
+    `threads` is as in `set_threads`, and stays after the block. `precision` of products of float32
+    matrices: `highest`, `high` or `medium`. `deterministic`: a GPU uses only algorithms that repeat
+    each bit of a result, as a CPU does anyway; raises ConfigError for an operation that has none.
     """
-    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    if repeats := deterministic and device.type != "cpu":
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        # Filling memory before it is used is for debugging, and takes time.
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+        torch.use_deterministic_algorithms(True)
+    try:
+        yield set_threads(threads)
+    except RuntimeError as error:
+        operation = re.match(r"(\S+) does not have a deterministic implementation", str(error))
+        if operation is None:
+            raise
+        raise ConfigError(
+            "trainer.deterministic",
+            f"torch's {operation[1]} has no deterministic algorithm on this device; "
+            "use trainer.deterministic=false",
+        ) from error
+    finally:
+        torch.set_float32_matmul_precision(before)
+        if repeats:
+            torch.use_deterministic_algorithms(False)
 
 
 def matmul_flops_per_second(
     device: torch.device, dtype: torch.dtype, n: int | None = None
 ) -> float:
-    """Measure this device's FLOP/s on a product of n x n matrices: after a warm-up, best of five.
+    """Measure this device's FLOP/s on a product of n x n matrices: the best of several.
 
-    On a GPU it is the median of 20. The peak of GPU memory does not count this measurement.
-    An MFU relative to this rate is right on any machine; one relative to a hard-coded peak is not.
+    The peak of GPU memory does not count this measurement. An MFU relative to this rate is right on
+    any machine; one relative to a hard-coded peak is not.
     """
-    if device.type == "cuda":
+    gpu = device.type == "cuda"
+    n = n or (8192 if gpu else 1024)
+    if gpu:
         reset_peak_memory(device)
-        n = n or 8192
-        seconds = _gpu_seconds(torch.randn(n, n, device=device, dtype=dtype))
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(device)
-        return 2 * n**3 / seconds
-    n = n or 1024
     a = torch.randn(n, n, device=device, dtype=dtype)
-    times = []
-    for _ in range(6):
+    times: list[float] = []
+    begun = time.perf_counter()
+    # The first product warms up. An idle GPU raises its clock within some tenths of a second.
+    while len(times) < 6 or (gpu and time.perf_counter() - begun < 0.5):
         start = time.perf_counter()
         torch.mm(a, a)
+        synchronize(device)
         times.append(time.perf_counter() - start)
+    if gpu:
+        del a
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
     return 2 * n**3 / min(times[1:])
-
-
-def _gpu_seconds(a: torch.Tensor) -> float:
-    """Return the median seconds of the product a @ a on a GPU whose clock has gone up."""
-    start = time.perf_counter()
-    while time.perf_counter() - start < WARM_UP_SECONDS:
-        torch.mm(a, a)
-        synchronize(a.device)
-    spans = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(20)]
-    for first, last in spans:
-        first.record()
-        torch.mm(a, a)
-        last.record()
-    synchronize(a.device)
-    return median(first.elapsed_time(last) for first, last in spans) / 1e3
 
 
 def synchronize(device: torch.device) -> None:
@@ -128,14 +131,11 @@ def peak_memory_mb(device: torch.device) -> float:
     """Return the peak since the reset in MB (10^6 bytes): of GPU tensors, or of the process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 1e6
-    try:
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024 / 1e6
-    except OSError:
-        pass
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / 1e6 if sys.platform == "darwin" else peak * 1024 / 1e6
+    peak = _linux_says("self/status", "VmHWM")  # getrusage's counts that of the parent as well
+    if peak is not None:
+        return int(peak.split()[0]) * 1024 / 1e6
+    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return used / 1e6 if sys.platform == "darwin" else used * 1024 / 1e6
 
 
 def total_memory_bytes(device: torch.device) -> int:
@@ -145,27 +145,20 @@ def total_memory_bytes(device: torch.device) -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def available_memory_bytes() -> int:
-    """Return the system's memory that new processes can have; all of it if that is unknown."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:  # not Linux
-        lines = []
-    found = [line for line in lines if line.startswith("MemAvailable:")]
-    return int(found[0].split()[1]) * 1024 if found else total_memory_bytes(torch.device("cpu"))
-
-
 def device_name(device: torch.device) -> str:
     """Return the name of the GPU or the processor."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
+    return _linux_says("cpuinfo", "model name") or platform.processor() or platform.machine()
+
+
+def _linux_says(file: str, name: str) -> str | None:
+    """Return the value of the first line `name: value` of a file in /proc; None without one."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc", file).read_text().splitlines():
+            if line.startswith(name):
+                return line.partition(":")[2].strip()
+    return None
 
 
 def missing_compiler(device: torch.device) -> str | None:

@@ -15,15 +15,14 @@ from gptattn.errors import (
     lacks_memory,
 )
 from gptattn.machine.disk import REFUSALS
-from gptattn.machine.signals import open_output, silence_stdout
+from gptattn.machine.signals import silence_stdout
 
-NO_PLACE = {errno.ENOENT, errno.ENAMETOOLONG}
-IN_THE_WAY = {errno.ENOTDIR, errno.EISDIR, errno.EEXIST}
+# A path that cannot be used, for a reason that a user can see from the system's own words.
+PATHS = {errno.ENOENT, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EEXIST}
 
 
 def ended(run: Callable[[], int | None], debug: bool = False) -> int:
     """Run a command; return its own exit code, or that of the error that it raises."""
-    open_output()
     try:
         try:
             code = run()
@@ -42,7 +41,8 @@ def ended(run: Callable[[], int | None], debug: bool = False) -> int:
 
 def report(error: Exception, debug: bool = False) -> int:
     """Print one error line to stderr, with a traceback for a bug of ours; return the exit code."""
-    packages = _packages(sys.argv)
+    given = [a.partition("=")[2] for a in sys.argv if re.match(r"\+*allow_targets=", a)]
+    packages = re.findall(r"[\w.]+", " ".join(given))
     known = as_user_error(error, packages)
     if debug or known is None:
         traceback.print_exception(error)
@@ -60,12 +60,6 @@ def report(error: Exception, debug: bool = False) -> int:
     return 1 if known is None else known.exit_code
 
 
-def _packages(arguments: Sequence[str]) -> list[str]:
-    """Return the packages in `allow_targets=`, however it is written: this must not raise."""
-    given = [a.partition("=")[2] for a in arguments if re.match(r"\+*allow_targets=", a)]
-    return re.findall(r"[\w.]+", " ".join(given))
-
-
 def as_user_error(error: BaseException, packages: Sequence[str] = ()) -> UserError | None:
     """Return the UserError for an error of the machine, the disk or one of these `packages`.
 
@@ -79,11 +73,7 @@ def as_user_error(error: BaseException, packages: Sequence[str] = ()) -> UserErr
         )
     if (theirs := foreign(error, packages)) is not None:
         return theirs
-    if isinstance(error, OSError) and error.errno in IN_THE_WAY:
-        return DiskError(
-            str(error.filename or "disk"), f"{error.strerror}; remove it, or give another folder"
-        )
-    if isinstance(error, OSError) and error.errno in REFUSALS | NO_PLACE:
+    if isinstance(error, OSError) and error.errno in REFUSALS | PATHS:
         return DiskError(
             str(error.filename or "disk"), f"{error.strerror}; give another folder, or make room"
         )

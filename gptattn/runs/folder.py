@@ -30,85 +30,42 @@ REPLACED, EVALUATION, FAILURE = "replaced.txt", "evaluation.json", "failure.json
 LOCK = ".lock"
 # Below a sweep's folder: the runs that chose a learning rate, which are no results.
 TUNING = "tuning"
-CHECKPOINT, SUM = r"step=(\d+)\.safetensors", ".sha256"
+CHECKPOINT = r"step=(\d+)\.safetensors"
 # Characters in a folder's name, which may have 255 bytes; config.yaml has what is cut off.
 MOST_OF_VARIANT, MOST_OF_SETTINGS = 80, 150
 
 
-@dataclass(frozen=True)
+@dataclass(unsafe_hash=True)
 class RunFolder:
     """A folder that holds a run or a converted model, or will hold one.
 
     The methods that read a file raise OSError if it cannot be read, and ValueError, naming the
-    file, if it is damaged or too large. Those that write one raise DiskError if the disk refuses.
+    file, if it is damaged. Those that write one raise DiskError if the disk refuses.
     """
 
     path: Path
 
-    @property
-    def config_file(self) -> Path:
-        """The resolved settings as plain values. Writing this file claims the folder."""
-        return self.path / CONFIG
-
-    @property
-    def rows_file(self) -> Path:
-        """One row of metrics per line, appended as they are measured: the source of truth."""
-        return self.path / ROWS
-
-    @property
-    def events_file(self) -> Path:
-        """The beginning of the names of TensorBoard's files, which show the same rows."""
-        return self.path / "events.out.tfevents"
-
-    @property
-    def summary_file(self) -> Path:
-        """The file that a run writes last: it exists if the run is done."""
-        return self.path / SUMMARY
-
-    @property
-    def making_file(self) -> Path:
-        """What the run's result depends on beside its settings; see `Making`."""
-        return self.path / MAKING
-
-    @property
-    def checkpoints(self) -> Path:
-        """The folder of the checkpoints: `step=40.safetensors` and `step=40.safetensors.sha256`."""
-        return self.path / "checkpoints"
-
-    @property
-    def weights_file(self) -> Path:
-        """The weights of a converted model, which has no checkpoints; a run has no such file."""
-        return self.path / "model.safetensors"
-
-    @property
-    def tokenizer(self) -> Path:
-        """The folder with copies of the tokenizer's files, since the original path may move."""
-        return self.path / tokenizer_files.IN_RUN
-
-    @property
-    def maps(self) -> Path:
-        """The default folder for pictures of the run's attention."""
-        return self.path / "attention"
-
-    @property
-    def console_file(self) -> Path:
-        """The console output of a run that is part of a sweep."""
-        return self.path / "console.log"
-
-    @property
-    def replaced_file(self) -> Path:
-        """The mark of a result that no longer counts, with the reason."""
-        return self.path / REPLACED
-
-    @property
-    def evaluation_file(self) -> Path:
-        """What `evaluate` has measured of the finished run."""
-        return self.path / EVALUATION
-
-    @property
-    def failure_file(self) -> Path:
-        """Why the run has ended early, by itself."""
-        return self.path / FAILURE
+    def __post_init__(self) -> None:
+        # The resolved settings as plain values. Writing this file claims the folder.
+        self.config_file = self.path / CONFIG
+        # One row of metrics per line, appended as they are measured: the source of truth.
+        self.rows_file = self.path / ROWS
+        # Written last: it exists if the run is done.
+        self.summary_file = self.path / SUMMARY
+        # `step=40.safetensors`, and the one before.
+        self.checkpoints = self.path / "checkpoints"
+        # The weights of a converted model, which has no checkpoints; a run has no such file.
+        self.weights_file = self.path / "model.safetensors"
+        # Copies of the tokenizer's files, since the original path may move.
+        self.tokenizer = self.path / tokenizer_files.IN_RUN
+        # The default folder for pictures of the run's attention.
+        self.maps = self.path / "attention"
+        # The console output of a run that is part of a sweep.
+        self.console_file = self.path / "console.log"
+        # The mark of a result that no longer counts, with the reason.
+        self.replaced_file = self.path / REPLACED
+        # Why the run has ended early, by itself.
+        self.failure_file = self.path / FAILURE
 
     @property
     def begun(self) -> bool:
@@ -182,8 +139,7 @@ class RunFolder:
     def read_making(self) -> Making | None:
         """Return what made the run; None if there is no record of it that can be read."""
         try:
-            text = self.making_file.read_bytes()
-            return msgspec.json.decode(text, type=Making)
+            return msgspec.json.decode((self.path / MAKING).read_bytes(), type=Making)
         except (OSError, ValueError, msgspec.MsgspecError):
             return None
 
@@ -194,8 +150,7 @@ class RunFolder:
     def read_evaluation(self) -> Evaluation | None:
         """Return what `evaluate` has measured of the run; None if it has measured nothing."""
         try:
-            text = self.evaluation_file.read_bytes()
-            return msgspec.json.decode(text, type=Evaluation)
+            return msgspec.json.decode((self.path / EVALUATION).read_bytes(), type=Evaluation)
         except FileNotFoundError:
             return None
         except (ValueError, RecursionError) as error:
@@ -235,13 +190,9 @@ class RunFolder:
         return bool(self.known_checkpoints())
 
     def known_checkpoints(self) -> list[Path]:
-        """Return the paths of all checkpoints, newest first, also of lost ones with only a sum."""
-        there = self.checkpoints.glob("step=*.safetensors")
-        sums = {file.with_suffix("") for file in self.checkpoints.glob(f"step=*.safetensors{SUM}")}
-        # A process that was killed while it saved may have written the sum already.
-        unfinished = {file.with_suffix("") for file in self.checkpoints.glob("*.part")}
-        files = {*there, *(sums - unfinished)}
-        return sorted((f for f in files if step_of(f) >= 0), key=step_of, reverse=True)
+        """Return the paths of all checkpoints, newest first."""
+        there = [f for f in self.checkpoints.glob("step=*.safetensors") if step_of(f) >= 0]
+        return sorted(there, key=step_of, reverse=True)
 
     def lock(self, field: str = "hydra.run.dir") -> AbstractContextManager[None]:
         """Hold the run's lock. Raises RunFolderError, naming `field`, if another process does."""
@@ -272,11 +223,6 @@ def step_of(checkpoint: Path) -> int:
     """Return the optimizer step in a checkpoint's name; -1 if the name has none."""
     match = re.fullmatch(CHECKPOINT, checkpoint.name)
     return int(match.group(1)) if match else -1
-
-
-def sum_of(checkpoint: Path) -> Path:
-    """Return the path of the file with the checkpoint's SHA-256."""
-    return checkpoint.with_name(checkpoint.name + SUM)
 
 
 def begun_below(home: Path) -> list[RunFolder]:

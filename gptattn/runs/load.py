@@ -17,9 +17,9 @@ from gptattn.data.tokenizer import Tokenizer
 from gptattn.errors import CheckpointError, ConfigError, NumericError
 from gptattn.machine.device import total_memory_bytes
 from gptattn.model.gpt import GPT
-from gptattn.runs.checkpoint import MODEL, Chosen, check_shapes, choose_checkpoint
+from gptattn.runs.checkpoint import read_checkpoint, weights_of
 from gptattn.runs.folder import RunFolder
-from gptattn.runs.tensor_file import outline, read_tensors
+from gptattn.runs.tensor_file import read_tensors
 from gptattn.settings.build import build_model, build_tokenizer
 from gptattn.settings.config import TrainConfig, check
 from gptattn.settings.construct import ForeignTarget, check_targets
@@ -51,43 +51,67 @@ def load_run(folder: str | Path, allow_targets: Sequence[str] = ()) -> SavedRun:
         tokenizer = build_tokenizer(with_kept_tokenizer(cfg, run))
         with torch.device("meta"):
             outlined = build_model(cfg, tokenizer.vocab_size)
+        check_memory(outlined, folder)
         if run.weights_file.is_file():
-            source = run.weights_file
-            check_shapes(outlined.state_dict(), outline(source), source)
-            check_memory(outlined, folder)
-            weights = read_tensors(source)
+            source, weights = run.weights_file, read_tensors(run.weights_file)
+            check_shapes(outlined, weights, source)
         else:
-            chosen = newest_checkpoint(run, outlined)
-            source = chosen.path
-            state = chosen.content["state_dict"]
-            weights = {name.removeprefix(MODEL): tensor for name, tensor in state.items()}
+            source, content = newest_checkpoint(run, outlined)
+            weights = weights_of(content)
         model = build_model(cfg, tokenizer.vocab_size)
     load_weights(model, weights, source)
     return SavedRun(folder, cfg, model.eval(), tokenizer, source)
 
 
-def newest_checkpoint(folder: RunFolder, outlined: GPT) -> Chosen:
-    """Return the run's newest good checkpoint, after a warning if newer ones are damaged.
+def newest_checkpoint(folder: RunFolder, outlined: GPT) -> tuple[Path, dict[str, Any]]:
+    """Return the run's newest good checkpoint and its content; a warning names newer bad ones.
 
     `outlined`: its model on the meta device. Raises CheckpointError if it has no good one.
     """
-    if not folder.known_checkpoints():
+    known = folder.known_checkpoints()
+    if not known:
         raise CheckpointError(
             "run",
             f"{folder.path} has no checkpoint; train with checkpoint=true up to a validation",
         )
+    bad: list[str] = []
+    for path in known:
+        try:
+            content = read_checkpoint(path)
+            check_shapes(outlined, weights_of(content), path)
+        except CheckpointError as error:
+            reason = error.message.removeprefix(str(path)).lstrip(": ").partition(";")[0]
+            bad.append(f"{path.name} {reason}")
+            continue
+        if bad:
+            print(f"warning: checkpoint: {', '.join(bad)}; using {path} instead", file=sys.stderr)
+        return path, content
+    raise CheckpointError(
+        "checkpoint", f"none in {folder.checkpoints} can be used ({', '.join(bad)})"
+    )
 
-    def check(content: dict[str, Any]) -> None:
-        state = content["state_dict"]
-        found = {name.removeprefix(MODEL): tensor for name, tensor in state.items()}
-        check_shapes(outlined.state_dict(), found, folder.checkpoints)
 
-    check_memory(outlined, folder.path)
-    chosen = choose_checkpoint(folder, check)
-    if chosen.passed_over:
-        bad = ", ".join(f"{path.name} {reason}" for path, reason in chosen.passed_over)
-        print(f"warning: checkpoint: {bad}; using {chosen.path} instead", file=sys.stderr)
-    return chosen
+def check_shapes(outlined: GPT, found: dict[str, Tensor], source: Path) -> None:
+    """Raise CheckpointError if the weights `found` in the file `source` are not the model's.
+
+    Names and shapes must be equal. A floating-point tensor may have another precision; any other
+    must have the same dtype.
+    """
+    own = outlined.state_dict()
+    for name in sorted(own.keys() ^ found.keys()):
+        which = "lacks" if name in own else "has an unknown"
+        raise CheckpointError(
+            "checkpoint", f"{source} {which} {name[:100]!r}: it belongs to another model"
+        )
+    for name, tensor in own.items():
+        ours, theirs = (
+            f"{list(t.shape)}{'' if t.is_floating_point() else f' of {t.dtype}'}"
+            for t in (tensor, found[name])
+        )
+        if ours != theirs:
+            raise CheckpointError(
+                "checkpoint", f"{source}: {name} is {theirs}, the model's is {ours}"
+            )
 
 
 @contextlib.contextmanager

@@ -15,6 +15,8 @@ from gptattn.settings.budget import Budget
 from gptattn.settings.build import build_model, build_tokenizer
 from gptattn.settings.config import TrainConfig
 
+CALLBACKS = ("StepClock", "MetricRows", "Checkpoints")  # whose states a resume needs beforehand
+
 
 @dataclass(frozen=True)
 class Start:
@@ -75,17 +77,16 @@ def find_start(folder: RunFolder, cfg: TrainConfig) -> Start:
     vocab_size = build_tokenizer(with_kept_tokenizer(cfg, folder)).vocab_size
     with torch.device("meta"):
         outlined = build_model(cfg, vocab_size)
-    chosen = newest_checkpoint(folder, outlined)
-    callbacks = chosen.content["callbacks"]
-    clock, rows, facts = (callbacks[key] for key in ("StepClock", "MetricRows", "Checkpoints"))
+    source, content = newest_checkpoint(folder, outlined)
+    clock, rows, facts = (content["callbacks"][key] for key in CALLBACKS)
     return Start(
-        chosen.path,
-        chosen.content["global_step"],
+        source,
+        content["global_step"],
         clock["seconds"],
         rows["rows"],
         tuple(rows["completed"]),
         facts,
-        chosen.content,
+        content,
     )
 
 

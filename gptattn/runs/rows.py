@@ -10,7 +10,6 @@ import msgspec
 from gptattn.machine.disk import write_atomically
 from gptattn.runs.folder import RunFolder
 
-BLOCK = 8_000_000  # bytes read at a time: memory does not grow with the file
 LAST_BYTES = 8192  # read from the end of the file to find the newest row
 
 
@@ -32,44 +31,22 @@ _DECODER = msgspec.json.Decoder(Row)
 
 
 def read_rows(folder: RunFolder) -> Iterator[Row]:
-    """Yield the rows in order. Raises OSError, and ValueError at the first line that is no row."""
-    file = folder.rows_file
-    count, rest = 0, b""
-    with file.open("rb") as opened:
-        while block := opened.read(BLOCK):
-            whole, newline, rest = (rest + block).rpartition(b"\n")
-            if not newline and len(rest) > BLOCK:
-                raise _damaged(count)
-            for row in _decoded(whole, count):
-                count += 1
-                yield row
-    if rest.strip():
-        # A last line without a newline is either a complete row or a truncated one.
-        yield from _decoded(rest, count)
+    """Yield the rows in order. Raises OSError, and ValueError at the first line that is no row.
 
-
-def _decoded(block: bytes, before: int) -> Iterator[Row]:
-    try:
-        rows = _DECODER.decode_lines(block)
-    except (msgspec.MsgspecError, RecursionError):
-        rows = None
-    if rows is not None:
-        yield from rows
-        return
-    for index, line in enumerate(filter(bytes.strip, block.split(b"\n"))):
-        yield _decoded_line(line, before + index)
-
-
-def _decoded_line(line: bytes, before: int) -> Row:
-    try:
-        # msgspec also rejects NaN and Infinity: not JSON, but Python's json writes and reads them.
-        return msgspec.convert(json.loads(line), Row)
-    except (ValueError, RecursionError, OverflowError, msgspec.MsgspecError):
-        raise _damaged(before) from None
-
-
-def _damaged(rows: int) -> ValueError:
-    return ValueError(f"metrics.jsonl is damaged after {rows:,} rows; those count")
+    A last line without a newline is either a complete row or a truncated one.
+    """
+    with folder.rows_file.open("rb") as lines:
+        for count, line in enumerate(filter(bytes.strip, lines)):
+            try:
+                try:
+                    row = _DECODER.decode(line)
+                except msgspec.DecodeError:  # of NaN, which Python's json writes and reads
+                    row = msgspec.convert(json.loads(line), Row)
+            except (ValueError, RecursionError, OverflowError, msgspec.MsgspecError):
+                raise ValueError(
+                    f"metrics.jsonl is damaged after {count:,} rows; those count"
+                ) from None
+            yield row
 
 
 def share_done(folder: RunFolder) -> float:

@@ -6,7 +6,7 @@ from gptattn.data.tokenizer import Tokenizer
 from gptattn.errors import CheckpointError
 from gptattn.model.gpt import GPT
 from gptattn.runs.folder import RunFolder
-from gptattn.runs.tensor_file import write_weights
+from gptattn.runs.tensor_file import write_tensors
 from gptattn.settings.config import TrainConfig
 
 
@@ -16,7 +16,7 @@ def save_model(folder: Path, cfg: TrainConfig, model: GPT, tokenizer: Tokenizer)
     made = RunFolder(folder)
     folder.mkdir(parents=True, exist_ok=True)
     made.write_tokenizer(tokenizer.files())
-    write_weights(made.weights_file, model.state_dict())
+    write_tensors(made.weights_file, model.state_dict(), {})
     made.write_settings(cfg)
 
 

@@ -14,7 +14,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from gptattn.errors import NumericError
 from gptattn.machine.signals import WORDS, Stopped, handled_signals, write_stderr
-from gptattn.runs.checkpoint import read_checkpoint, remove_checkpoint, remove_old, write_checkpoint
+from gptattn.runs.checkpoint import read_checkpoint, remove_old, write_checkpoint
 from gptattn.runs.folder import RunFolder
 
 
@@ -44,7 +44,7 @@ class SafeCheckpointIO(CheckpointIO):
         return dict(content) if content else read_checkpoint(Path(path))
 
     def remove_checkpoint(self, path: str | Path) -> None:
-        remove_checkpoint(Path(path))
+        Path(path).unlink(missing_ok=True)
 
 
 class Checkpoints(Checkpoint):

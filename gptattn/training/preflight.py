@@ -18,7 +18,7 @@ from gptattn.data.run_data import RunData
 from gptattn.data.text import cache_folder
 from gptattn.data.tokenizer import encode_prompt
 from gptattn.errors import ConfigError, DataError, DiskError
-from gptattn.machine.device import check_precision, resolve_device, total_memory_bytes
+from gptattn.machine.device import resolve_device, total_memory_bytes
 from gptattn.machine.disk import free_bytes
 from gptattn.model.cost import Cost, measure_cost
 from gptattn.model.gpt import GPT
@@ -75,7 +75,10 @@ def preflight(cfg: TrainConfig, *, resumed: bool = False) -> Ready:
     code_for(cfg)  # before anything slow: a file edited meanwhile is not what was imported
     device = resolve_device(cfg.trainer.accelerator)
     cfg, note = _settled(cfg, device)
-    check_precision(cfg.trainer.precision, device)
+    if cfg.trainer.precision == "16-mixed" and device.type == "cpu":  # Lightning would use bfloat16
+        raise ConfigError(
+            "trainer.precision", "16-mixed needs a GPU; use bf16-mixed or 32-true on a CPU"
+        )
     build_matrix_rule(cfg)
     for name, spec in cfg.logger.items():
         if spec:  # TensorBoard has none of its own where its settings are empty

@@ -20,10 +20,14 @@ from rich.console import Console
 
 from gptattn import command
 from gptattn.errors import ConfigError, DataError, RunFolderError, UserError
-from gptattn.machine.arithmetic import computing
 from gptattn.machine.console import make_console
 from gptattn.machine.cpus import usable_cpus
-from gptattn.machine.device import matmul_flops_per_second, missing_compiler, reset_peak_memory
+from gptattn.machine.device import (
+    computing,
+    matmul_flops_per_second,
+    missing_compiler,
+    reset_peak_memory,
+)
 from gptattn.machine.disk import check_room
 from gptattn.machine.signals import Stopped
 from gptattn.model.gpt import GPT

@@ -21,7 +21,7 @@ from gptattn.errors import CheckpointError, ConfigError, NumericError
 from gptattn.machine.disk import write_atomically
 from gptattn.model.gpt import GPT
 from gptattn.runs.load import check_memory
-from gptattn.runs.tensor_file import outline, read_tensors, write_weights
+from gptattn.runs.tensor_file import read_tensors, write_tensors
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 INDEX = f"{WEIGHTS}.index.json"  # of weights in several files
@@ -142,7 +142,7 @@ def load(
 
 
 def _checked(folder: Path, layout: Layout) -> dict[Path, list[str]]:
-    """Return the files of weights and the names to read from each; only headers are read.
+    """Return the files of weights and the names to read from each; values are not read.
 
     Raises CheckpointError if names, kinds or shapes are not those of the layout.
     """
@@ -152,10 +152,10 @@ def _checked(folder: Path, layout: Layout) -> dict[Path, list[str]]:
     for file in files:
         found[file] = []
         try:
-            header = outline(file)
+            found_here = read_tensors(file)
         except CheckpointError as error:
             raise CheckpointError("path", error.message) from None
-        for name, tensor in header.items():
+        for name, tensor in found_here.items():
             plain = name.removeprefix(layout.prefix)
             if f".{plain}".endswith(layout.skipped):
                 continue
@@ -212,7 +212,8 @@ def _files(folder: Path) -> list[Path]:
 def write(folder: Path, config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
     """Write a folder that transformers opens. Raises DiskError if the disk refuses."""
     text = json.dumps(config, indent=2) + "\n"
-    write_weights(folder / WEIGHTS, weights)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_tensors(folder / WEIGHTS, weights, {})
     write_atomically(folder / CONFIG, lambda file: file.write(text.encode()))
 
 

@@ -14,7 +14,7 @@ import torch
 from rich.console import Console
 
 from gptattn.machine.signals import Stopped
-from gptattn.runs.checkpoint import read_weights
+from gptattn.runs.checkpoint import read_checkpoint, weights_of
 from gptattn.runs.folder import RunFolder
 from gptattn.settings.config import TrainConfig
 from gptattn.training.module import LanguageModel
@@ -107,7 +107,7 @@ def weights_after(cfg: TrainConfig, folder: Path, stop: int | None) -> dict[str,
     else:
         if stop is not None:
             raise RuntimeError(f"the run did not stop after step {stop}")
-    return read_weights(RunFolder(folder).known_checkpoints()[0])
+    return weights_of(read_checkpoint(RunFolder(folder).known_checkpoints()[0]))
 
 
 def resumed(lab: Lab) -> Cell:
