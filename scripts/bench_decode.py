@@ -13,6 +13,7 @@ the same one. Ends in one line of JSON.
 import argparse
 import json
 import math
+import os
 import random
 import time
 from collections.abc import Callable

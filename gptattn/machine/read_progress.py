@@ -19,14 +19,20 @@ from gptattn.machine.console import span
 
 QUIET_SECONDS = 2.0  # at the start: what is done by then needs no words
 LINE_SECONDS = 10.0  # between lines where there is no terminal
-COLUMNS = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
 
 
 @contextlib.contextmanager
 def show_progress(what: str, size: int) -> Iterator[Callable[[int], None]]:
     """Yield a function to call with the bytes that have been done, of `size` in all; 0: unknown."""
-    name = TextColumn("{task.description}", style="bold", markup=False)
-    bar = Progress(name, *COLUMNS, console=Console(stderr=True), transient=True)
+    bar = Progress(
+        TextColumn("{task.description}", style="bold", markup=False),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
     task = bar.add_task(what, total=size or None)
     begun = time.monotonic()
     done, next_line = 0, begun + QUIET_SECONDS

@@ -63,7 +63,7 @@ def _sum_of(text: str, tensors: dict[str, Tensor]) -> str:
     sha = hashlib.sha256(text.encode())
     for name, tensor in sorted(tensors.items()):
         sha.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
-        sha.update(tensor.reshape(-1).view(torch.uint8).numpy())
+        sha.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return sha.hexdigest()
 
 

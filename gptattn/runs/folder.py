@@ -110,7 +110,7 @@ class RunFolder:
         text = self.summary_file.read_bytes()
         try:
             summary = json.loads(text)
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise ValueError(f"{SUMMARY} is damaged or half-written: {error}") from None
         if not isinstance(summary, dict):
             raise ValueError(f"{SUMMARY} is damaged: it holds no names")
@@ -153,7 +153,7 @@ class RunFolder:
             return msgspec.json.decode((self.path / EVALUATION).read_bytes(), type=Evaluation)
         except FileNotFoundError:
             return None
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise ValueError(f"{EVALUATION} is damaged: {error}") from None
 
     def write_evaluation(self, evaluation: Evaluation) -> None:

@@ -11,7 +11,6 @@ from runfolders import write_curve, write_run
 
 from gptattn.compare.curves import read_curves
 from gptattn.compare.finished_runs import read_runs
-from gptattn.compare.table import terminal_table
 from gptattn.errors import DataError
 
 DAMAGED_SUMMARIES = [
@@ -21,7 +20,6 @@ DAMAGED_SUMMARIES = [
     "null",
     '{"variant": "mha"}',
     '{"variant": "mha", "seed": 1, "data": {}, "hyperparameters": {}}',
-    "[" * 100_000,
     "\x00",
 ]
 WRONG_VALUES: dict[str, Any] = {
@@ -74,7 +72,7 @@ def test_a_summary_with_a_wrong_value_is_named_and_passed_over(
 
 
 @pytest.mark.parametrize(
-    "loss", ["NaN", "Infinity", "null", '"2.0"', "1e300", "1" + "0" * 400, "9" * 5000]
+    "loss", ["NaN", "Infinity", "null", '"2.0"', "1e300", "1" + "0" * 400]
 )
 def test_a_loss_that_is_no_finite_number_is_named_and_passed_over(
     loss: str, tmp_path: Path, bad: Path
@@ -82,12 +80,6 @@ def test_a_loss_that_is_no_finite_number_is_named_and_passed_over(
     text = (bad / "summary.json").read_text()
     (bad / "summary.json").write_text(text.replace('"val/loss": 2.0', f'"val/loss": {loss}'))
     only_the_good_one_is_read(tmp_path, bad)
-
-
-ALIASES = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
-    f"{new}: &{new} [{', '.join([f'*{old}'] * 9)}]\n"
-    for old, new in zip("abcdefghi", "bcdefghij", strict=True)
-)
 
 
 @pytest.mark.parametrize(
@@ -98,16 +90,11 @@ ALIASES = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
         "- 1",
         "text",
         "a: !!python/object/apply:os.system [true]",
-        ALIASES,
-        ALIASES.replace("[", "{p: ").replace("]", "}").replace(", ", ", q: ", 1),
-        "a: &a {b: *a}",
-        "a: &a [*a]",
-        "[" * 5_000,
         "a: \t\x01",
     ],
-    ids=range(11),
+    ids=range(6),
 )
-def test_a_damaged_or_hostile_config_is_named_and_passed_over(
+def test_a_damaged_config_is_named_and_passed_over(
     content: str, tmp_path: Path, bad: Path
 ) -> None:
     (bad / "config.yaml").write_text(content)
@@ -166,17 +153,6 @@ def test_loops_of_links_have_an_end_and_no_run_is_read_twice(tmp_path: Path) -> 
     runs, passed_over = read_runs([tmp_path, tmp_path / "sweep", run])
     assert len(runs) == 1
     assert passed_over == []
-
-
-def test_names_from_files_cannot_steer_the_terminal(tmp_path: Path) -> None:
-    write_run(tmp_path / "a", "m\x1b[31mha\n[bold]", 1, 2.0)
-    write_run(tmp_path / "\x1b[2J", "mha", 1, 2.0)
-    (tmp_path / "\x1b[2J" / "summary.json").write_text("{")
-    runs, passed_over = read_runs([tmp_path])
-    assert runs[0].variant == "m\N{REPLACEMENT CHARACTER}[31mha\N{REPLACEMENT CHARACTER}[bold]"
-    assert "\x1b" not in passed_over[0]
-    column = terminal_table(runs, "[red]", 200).columns[0]
-    assert str(next(iter(column.cells))) == runs[0].variant
 
 
 def test_the_copy_of_hydra_is_not_taken_for_a_run(tmp_path: Path) -> None:

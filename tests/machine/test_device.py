@@ -1,5 +1,6 @@
-"""Huge pages, memory peaks, compilers and the git commit."""
+"""Memory peaks, compilers, the git commit, and algorithms that repeat."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -7,37 +8,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from gptattn.errors import ConfigError
 from gptattn.machine.device import (
+    computing,
     git_commit,
     missing_compiler,
     peak_memory_mb,
     reset_peak_memory,
     whole_peak_memory_mb,
 )
-
-THP = Path("/sys/kernel/mm/transparent_hugepage/enabled")
-SCRIPT = """
-import torch
-from gptattn.machine.device import use_huge_pages
-{call}
-numbers = torch.ones(2**24)
-rollup = open("/proc/self/smaps_rollup").read()
-print(rollup.partition("AnonHugePages:")[2].split()[0])
-"""
-
-
-@pytest.mark.skipif(
-    not THP.exists() or "[madvise]" not in THP.read_text(), reason="no huge pages on request"
-)
-def test_large_tensors_lie_in_huge_pages_where_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("THP_MEM_ALLOC_ENABLE", raising=False)
-
-    def kilobytes(call: str) -> int:
-        command = [sys.executable, "-c", SCRIPT.format(call=call)]
-        return int(subprocess.run(command, capture_output=True, check=True).stdout)
-
-    assert kilobytes("") == 0
-    assert kilobytes("use_huge_pages()") > 2**15  # of 2**16
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the peak cannot be reset")
@@ -95,3 +74,24 @@ def test_what_compiling_lacks_depends_on_the_device(
     monkeypatch.delenv("CXX", raising=False)
     assert missing_compiler(torch.device("cpu")) == on_cpu
     assert missing_compiler(GPU) == on_gpu
+
+
+def without_a_repeatable_algorithm() -> None:
+    torch.zeros(3).put_(torch.tensor([0]), torch.tensor([1.0]))
+
+
+def test_where_asked_for_an_algorithm_that_does_not_repeat_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")  # so that it is restored
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
+    refusal = pytest.raises(ConfigError, match=r"^trainer\.deterministic: torch's put_ has no ")
+    with refusal, computing(1, "highest", True, GPU):
+        without_a_repeatable_algorithm()
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"  # read at cuBLAS's first use
+    assert not torch.are_deterministic_algorithms_enabled()
+    for asked, device in ((False, GPU), (True, torch.device("cpu"))):
+        with computing(1, "highest", asked, device):
+            without_a_repeatable_algorithm()
+    with pytest.raises(RuntimeError, match="another"), computing(1, "highest", True, GPU):
+        raise RuntimeError("another")

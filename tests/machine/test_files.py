@@ -1,35 +1,78 @@
-"""Files that are replaced whole, locks, and hashes of source code."""
+"""Files that are replaced whole, what a refusing disk says, and locks."""
 
 import errno
+import os
+import resource
+from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import pytest
 
 from gptattn.errors import DiskError, RunFolderError
-from gptattn.machine import source_code
-from gptattn.machine.disk import check_room, free_bytes, replacing, write_atomically, writing
+from gptattn.machine.disk import (
+    LEFT_OVER,
+    check_room,
+    free_bytes,
+    replacing,
+    write_atomically,
+    writing,
+)
 from gptattn.machine.lock import is_locked, locked
 
 
-def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.fixture
+def no_file_above_a_thousand_bytes() -> Iterator[None]:
+    """A limit of the system, at which writes fail as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(
+    tmp_path: Path, no_file_above_a_thousand_bytes: None
+) -> None:
     file = tmp_path / "new" / "a.txt"
     write_atomically(file, lambda target: target.write(b"old"))
+    with pytest.raises(DiskError, match="at least 1,500 bytes are needed and") as error:
+        write_atomically(file, lambda target: target.write(b"x" * 1500))
+    assert error.value.field == str(file)
+    assert error.value.exit_code == 7
 
-    def fail(target: object) -> None:
-        target.write(b"half")  # type: ignore[attr-defined]
+    def fail(target: IO[bytes]) -> None:
+        target.write(b"half")
         raise RuntimeError("in the middle")
 
     with pytest.raises(RuntimeError):
         write_atomically(file, fail)
     assert file.read_bytes() == b"old"
-    assert [path.name for path in file.parent.iterdir()] == ["a.txt"]
+    assert names(file.parent) == ["a.txt"]
+    write_atomically(file, lambda target: target.write(b"new"))
+    assert file.read_bytes() == b"new"
 
 
 def test_a_file_may_be_named_after_its_content(tmp_path: Path) -> None:
-    with replacing(tmp_path / "unnamed") as part:
-        part.write(b"abc")
-        part.path = tmp_path / "abc"
-    assert [path.name for path in tmp_path.iterdir()] == ["abc"]
+    content = b""
+    with replacing(tmp_path / "key", lambda: f"key-{len(content)}") as file:
+        content = b"abc"
+        file.write(content)
+    assert names(tmp_path) == ["key-3"]
+
+
+def test_old_files_of_killed_processes_go_and_those_of_others_stay(tmp_path: Path) -> None:
+    ours, others = "a.0123456789abcdef.part", ["b.fedcba9876543210.part", "movie.mkv.part"]
+    for name in (ours, *others):
+        (tmp_path / name).write_text("half")
+    for name in (ours, others[1]):
+        old = (tmp_path / name).stat().st_mtime - LEFT_OVER - 60
+        os.utime(tmp_path / name, (old, old))
+    write_atomically(tmp_path / "c", lambda file: file.write(b"x"))
+    assert names(tmp_path) == [*others[:1], "c", others[1]]
 
 
 @pytest.mark.parametrize(
@@ -37,14 +80,17 @@ def test_a_file_may_be_named_after_its_content(tmp_path: Path) -> None:
     [
         (errno.ENOSPC, "at least 7 bytes are needed and"),
         (errno.EROFS, "give another folder"),
-        (errno.EFBIG, "raise the limit"),
         (errno.ENOENT, "was removed or moved"),
     ],
 )
 def test_a_disk_that_refuses_is_one_line(code: int, said: str, tmp_path: Path) -> None:
-    with pytest.raises(DiskError, match=said) as error, writing(tmp_path / "a", lambda: 7):
+    with pytest.raises(DiskError, match=said), writing(tmp_path / "a", lambda: 7):
         raise OSError(code, "refused")
-    assert error.value.exit_code == 7
+
+
+def test_an_error_that_is_not_the_disks_stays_what_it_is(tmp_path: Path) -> None:
+    with pytest.raises(ConnectionError), writing(tmp_path / "a", lambda: 7):
+        raise ConnectionError(errno.ECONNRESET, "reset")
 
 
 def test_room_is_checked_on_the_disk_of_a_folder_that_is_still_to_be_made(tmp_path: Path) -> None:
@@ -62,53 +108,3 @@ def test_a_lock_has_one_holder_and_ends_with_its_block(tmp_path: Path) -> None:
         with pytest.raises(RunFolderError, match=r"^field: busy$"), locked(file, "field", "busy"):
             pass
     assert not is_locked(file)
-
-
-@pytest.fixture
-def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A package of a user's own: a variant, what it imports, and another variant."""
-    home = tmp_path / "mine"
-    home.mkdir()
-    (home / "__init__.py").write_text("from mine.one import One\nfrom mine.two import Two\n")
-    (home / "one.py").write_text('"""Doc."""\nfrom mine.helper import f\n\nclass One:\n    a = f\n')
-    (home / "two.py").write_text("class Two:\n    pass\n")
-    (home / "helper.py").write_text("def f(x):\n    return x  # as it is\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    return home
-
-
-def code(target: str) -> dict[str, str]:
-    source_code._tree.cache_clear()
-    source_code._hash_of.cache_clear()
-    found = source_code.code_of([target], ["mine"])
-    return {name: value for name, value in found.items() if name.startswith("mine")}
-
-
-def test_a_variant_is_made_of_its_module_and_what_that_imports(package: Path) -> None:
-    # Also by the name under which the package exports it.
-    assert set(code("mine.One")) == set(code("mine.one.One")) == {"mine.one", "mine.helper"}
-    assert set(code("mine.Two")) == {"mine.two"}
-
-
-@pytest.mark.parametrize(
-    ("text", "same"),
-    [
-        ("def f(x):\n    return x\n", True),
-        ('def f(x):\n    """What."""\n\n    return (x)\n', True),
-        ("def f(x):\n    return -x\n", False),
-    ],
-)
-def test_comments_docstrings_and_layout_do_not_count(package: Path, text: str, same: bool) -> None:
-    before = code("mine.One")
-    (package / "helper.py").write_text(text)
-    after = code("mine.One")
-    assert (after == before) is same
-    assert after["mine.one"] == before["mine.one"]
-    assert source_code.is_unchanged(after)
-
-
-def test_every_run_is_made_of_the_core() -> None:
-    found = source_code.code_of(["gptattn.attention.GroupedQueryAttention"])
-    assert set(source_code.COMMON) <= set(found)
-    assert {"gptattn.attention.gqa", "gptattn.attention.core"} <= set(found)
-    assert not {"gptattn.attention.mla", "gptattn.training.run"} & set(found)

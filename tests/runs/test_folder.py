@@ -75,7 +75,7 @@ def test_a_loss_that_is_no_number_is_none(metrics: object, tmp_path: Path) -> No
     assert summary(tmp_path, {"status": "done", "metrics": metrics}).final_loss() is None
 
 
-@pytest.mark.parametrize("text", ["[1, 2]", "[" * 100_000, "\x00", "3"])
+@pytest.mark.parametrize("text", ["[1, 2]", "\x00", "3"])
 def test_a_summary_of_somebody_elses_is_damaged(text: str, tmp_path: Path) -> None:
     (tmp_path / "summary.json").write_text(text)
     with pytest.raises(ValueError, match=r"^summary\.json is damaged"):
@@ -101,7 +101,6 @@ def test_settings_are_read_as_they_were_written_also_those_of_another_version(
     [
         ("a: [1", r"^config\.yaml is damaged: "),
         ("- 1", r"^config\.yaml holds no settings$"),
-        ("a: " + "x" * 1_000_000, r"^config\.yaml has 1,000,003 bytes"),
     ],
 )
 def test_settings_that_cannot_be_read_name_the_file(text: str, said: str, tmp_path: Path) -> None:
@@ -127,16 +126,16 @@ def test_runs_below_a_folder_come_by_age_and_only_from_their_level(tmp_path: Pat
     assert done_below(tmp_path) == begun_below(tmp_path) == done_below(tmp_path / "none") == []
 
 
-def test_checkpoints_are_known_by_name_or_sum_the_newest_first(tmp_path: Path) -> None:
+def test_checkpoints_are_known_by_their_names_the_newest_first(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     assert (run.known_checkpoints(), run.has_checkpoint) == ([], False)
     run.checkpoints.mkdir()
     for step in (2, 10, 9):
         run.checkpoint(step).touch()
-    (run.checkpoints / "step=11.safetensors.sha256").touch()  # its checkpoint is lost
-    assert [step_of(path) for path in run.known_checkpoints()] == [11, 10, 9, 2]
+    (run.checkpoints / "step=11.safetensors.part").touch()  # a save that was killed
+    (run.checkpoints / "step=best.safetensors").touch()
+    assert [step_of(path) for path in run.known_checkpoints()] == [10, 9, 2]
     assert run.has_checkpoint
-    assert step_of(Path("step=3.safetensors.sha256")) == step_of(Path("last.safetensors")) == -1
 
 
 def test_the_making_behind_a_run_is_that_of_the_folder_it_starts_from(tmp_path: Path) -> None:

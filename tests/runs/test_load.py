@@ -1,18 +1,22 @@
-"""Reading a run back: its layers may differ, and each file's shapes are checked only once."""
+"""Reading a run back: its layers may differ, and its weights must be those of its model."""
 
-from collections.abc import Callable
+import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+import yaml
+from safetensors.torch import save_file
 from support import check_job, command, tiny, train
+from torch import Tensor
 
-import gptattn.runs.load
+from gptattn.errors import CheckpointError, NumericError
 from gptattn.model.cost import parameter_count
-from gptattn.runs.checkpoint import read_checkpoint
-from gptattn.runs.load import check_shapes, load_run
+from gptattn.runs.checkpoint import read_checkpoint, weights_of, write_checkpoint
+from gptattn.runs.folder import RunFolder
+from gptattn.runs.load import load_run
 from gptattn.runs.save import save_model
+from gptattn.settings.construct import ForeignTarget
 from gptattn.training.preflight import ROWS_BYTES, preflight
 
 # Layers 0 and 1 have one key/value head for all query heads, later layers one for each.
@@ -55,7 +59,7 @@ def test_layers_that_differ_are_trained_gone_on_with_and_read_back(
     sizes = [parameter_count(block.attention) for block in loaded.model.layers()]
     # q, out and its bias have 2 x 16 x 16 + 16; keys and values are 4, 4 and 16 wide.
     assert sizes == [656, 656, 1040]
-    kept = read_checkpoint(loaded.source)["weights"]
+    kept = weights_of(read_checkpoint(loaded.source))
     for name, weight in loaded.model.state_dict().items():
         assert torch.equal(weight, kept[name])
     save_model(tmp_path / "made", loaded.cfg, loaded.model, loaded.tokenizer)
@@ -75,29 +79,55 @@ def test_the_room_for_layers_that_differ_is_that_of_their_own_weights(
     assert preflight(cfg).bytes_on_disk == ROWS_BYTES + 2 * 3 * 4 * weights
 
 
-Counted = Callable[[], int]
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(tmp_path_factory.mktemp("trained"), "validation.count=1")
 
 
 @pytest.fixture
-def looks(monkeypatch: pytest.MonkeyPatch) -> Counted:
-    """Returns how often names and shapes have been compared so far."""
-    seen: list[Path] = []
-
-    def counted(own: Any, found: Any, source: Path) -> None:
-        seen.append(source)
-        check_shapes(own, found, source)
-
-    monkeypatch.setattr(gptattn.runs.load, "check_shapes", counted)
-    return lambda: len(seen)
+def run(trained: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(trained, tmp_path / "run")
 
 
-def test_the_shapes_of_a_checkpoint_are_looked_at_once(tmp_path: Path, looks: Counted) -> None:
-    run = train(tmp_path)
-    assert looks() == 0
-    loaded = load_run(run)
-    assert looks() == 1
-    save_model(tmp_path / "made", loaded.cfg, loaded.model, loaded.tokenizer)
-    load_run(tmp_path / "made")
-    assert looks() == 2
-    assert command(tmp_path, f"resume='{run}'", "budget.steps=6") == 0
-    assert looks() == 3
+def test_a_run_folder_allows_itself_no_package(run: Path, tmp_path: Path) -> None:
+    canary = tmp_path / "canary"
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    config["attn"] = {"_target_": "subprocess.Popen", "args": ["mkdir", str(canary)]}
+    config["allow_targets"] = ["subprocess"]
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    with pytest.raises(ForeignTarget, match=r"attn\._target_: subprocess\.Popen is outside of"):
+        load_run(run)
+    assert not canary.exists()
+
+
+@pytest.mark.parametrize(
+    ("weight", "error", "said"),
+    [
+        (torch.zeros(3, 5), CheckpointError, r"is \[3, 5\], the model's is \[256, 16\]"),
+        (torch.zeros(256, 16, dtype=torch.int64), CheckpointError, "of torch.int64, the model.s"),
+        (torch.full((256, 16), torch.nan), NumericError, "token_embedding.weight is not finite"),
+        (None, CheckpointError, "lacks 'token_embedding.weight'"),
+    ],
+)
+@pytest.mark.parametrize("converted", [False, True])
+def test_weights_of_another_model_are_refused(
+    weight: Tensor | None, error: type[Exception], said: str, converted: bool, run: Path
+) -> None:
+    (file,) = RunFolder(run).known_checkpoints()
+    content = read_checkpoint(file)
+    del content["state_dict"]["model.token_embedding.weight"]
+    if weight is not None:
+        content["state_dict"]["model.token_embedding.weight"] = weight
+    if converted:
+        save_file(weights_of(content), run / "model.safetensors")
+    else:
+        write_checkpoint(file, content)
+    with pytest.raises(error, match=said):
+        load_run(run)
+
+
+def test_a_model_that_needs_more_memory_than_there_is_is_not_built(run: Path) -> None:
+    config = run / "config.yaml"
+    config.write_text(config.read_text().replace("d_mlp: null", f"d_mlp: {2**40}"))
+    with pytest.raises(CheckpointError, match=r"its model needs [\d,]+ bytes"):
+        load_run(run)

@@ -50,9 +50,7 @@ def test_a_run_folder_holds_its_record_and_nothing_else(run: Path) -> None:
         "identity.json",
         "metrics.jsonl",
         "checkpoints/step=2.safetensors",
-        "checkpoints/step=2.safetensors.sha256",
         "checkpoints/step=4.safetensors",
-        "checkpoints/step=4.safetensors.sha256",
         "summary.json",
         ".lock",
     }
