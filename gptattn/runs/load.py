@@ -54,7 +54,7 @@ def load_run(folder: str | Path, allow_targets: Sequence[str] = ()) -> SavedRun:
         check_memory(outlined, folder)
         if run.weights_file.is_file():
             source, weights = run.weights_file, read_tensors(run.weights_file)
-            check_shapes(outlined, weights, source)
+            check_fit(outlined, weights, source)
         else:
             source, content = newest_checkpoint(run, outlined)
             weights = weights_of(content)
@@ -78,7 +78,7 @@ def newest_checkpoint(folder: RunFolder, outlined: GPT) -> tuple[Path, dict[str,
     for path in known:
         try:
             content = read_checkpoint(path)
-            check_shapes(outlined, weights_of(content), path)
+            check_fit(outlined, weights_of(content), path)
         except CheckpointError as error:
             reason = error.message.removeprefix(str(path)).lstrip(": ").partition(";")[0]
             bad.append(f"{path.name} {reason}")
@@ -91,27 +91,18 @@ def newest_checkpoint(folder: RunFolder, outlined: GPT) -> tuple[Path, dict[str,
     )
 
 
-def check_shapes(outlined: GPT, found: dict[str, Tensor], source: Path) -> None:
-    """Raise CheckpointError if the weights `found` in the file `source` are not the model's.
+def check_fit(outlined: GPT, weights: dict[str, Tensor], source: Path) -> None:
+    """Raise CheckpointError if the weights in the file `source` are not those of the model.
 
-    Names and shapes must be equal. A floating-point tensor may have another precision; any other
-    must have the same dtype.
+    `outlined`: the model on the meta device.
     """
-    own = outlined.state_dict()
-    for name in sorted(own.keys() ^ found.keys()):
-        which = "lacks" if name in own else "has an unknown"
+    try:
+        outlined.load_state_dict(weights, assign=True)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[1].strip()[:300]
         raise CheckpointError(
-            "checkpoint", f"{source} {which} {name[:100]!r}: it belongs to another model"
-        )
-    for name, tensor in own.items():
-        ours, theirs = (
-            f"{list(t.shape)}{'' if t.is_floating_point() else f' of {t.dtype}'}"
-            for t in (tensor, found[name])
-        )
-        if ours != theirs:
-            raise CheckpointError(
-                "checkpoint", f"{source}: {name} is {theirs}, the model's is {ours}"
-            )
+            "checkpoint", f"{source} belongs to another model: {reason}"
+        ) from None
 
 
 @contextlib.contextmanager

@@ -9,7 +9,6 @@ from runfolders import curve_rows, write_curve, write_run
 
 from gptattn.compare import curves
 from gptattn.compare.curves import read_curves
-from gptattn.runs import rows as record
 
 
 def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -78,11 +77,7 @@ def test_of_steps_that_were_done_again_the_last_count(tmp_path: Path) -> None:
     assert found.train.loss[0] == curve_rows(3.0)[1]["train/loss"]
 
 
-@pytest.mark.parametrize("block", [record.BLOCK, 700])
-def test_a_long_record_is_read_in_blocks_and_resampled(
-    block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(record, "BLOCK", block)
+def test_a_long_record_is_resampled(tmp_path: Path) -> None:
     run = write_run(tmp_path / "a", "mha", 1, 2.0)
     write_curve(run, 2.0, steps=8000, validations=800)
     found, damage = read_curves(run)
@@ -94,15 +89,3 @@ def test_a_long_record_is_read_in_blocks_and_resampled(
     assert found.train.loss[-1] == pytest.approx(sum(losses[-3:]) / 3)
     assert len(found.val) == curves.POINTS
     assert (found.val.step[0], found.val.step[-1]) == (10, 8000)
-
-
-def test_a_line_without_end_is_not_read_into_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(record, "BLOCK", 1000)
-    run = write_run(tmp_path / "a", "mha", 1, 2.0)
-    row = json.dumps(curve_rows(2.0)[1])
-    (run / "metrics.jsonl").write_text(f"{row}\n" + " " * 100_000 + row)
-    found, damage = read_curves(run)
-    assert found.train.step.tolist() == [1]
-    assert "damaged after 1 rows" in str(damage)

@@ -103,10 +103,10 @@ def test_a_run_folder_allows_itself_no_package(run: Path, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("weight", "error", "said"),
     [
-        (torch.zeros(3, 5), CheckpointError, r"is \[3, 5\], the model's is \[256, 16\]"),
-        (torch.zeros(256, 16, dtype=torch.int64), CheckpointError, "of torch.int64, the model.s"),
+        (torch.zeros(3, 5), CheckpointError, "size mismatch for token_embedding.weight"),
+        (torch.zeros(256, 16, dtype=torch.int64), CheckpointError, "token_embedding.weight"),
         (torch.full((256, 16), torch.nan), NumericError, "token_embedding.weight is not finite"),
-        (None, CheckpointError, "lacks 'token_embedding.weight'"),
+        (None, CheckpointError, "Missing key.*token_embedding.weight"),
     ],
 )
 @pytest.mark.parametrize("converted", [False, True])

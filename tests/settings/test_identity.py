@@ -162,12 +162,12 @@ def test_an_edited_variant_is_run_again_beside_the_old_one_and_resumed_with_a_wa
     assert "edited_package.mine" in (RunFolder(old).read_making() or MADE).code
 
     file.write_text(ATTENTION.replace("Multi-head attention.", "Other words.") + "# a remark\n")
-    source_code._parsed.cache_clear()  # as if in a new process, which reads the file again
+    source_code.read_source.cache_clear()  # as if in a new process, which reads the file again
     assert command(tmp_path, *sweep, "log_every=2") == 0
     assert run_folders(tmp_path) == [old]
 
     file.write_text(ATTENTION.replace("factor = 1.0", "factor = 0.5"))
-    source_code._parsed.cache_clear()
+    source_code.read_source.cache_clear()
     assert command(tmp_path, *sweep, "sweep.keep_stale=true") == 0
     assert run_folders(tmp_path) == [old]
     capfd.readouterr()
