@@ -46,19 +46,29 @@ def code_of(targets: Iterable[str], packages: Collection[str] = ()) -> dict[str,
     installed package counts by its version.
     """
     homes = (*NUMBERS, *packages)
-    waiting = [*COMMON, *(_home(*target.rpartition(".")[::2]) for target in targets)]
+    # Modules, and names imported from modules: what counts is the module that defines the name.
+    waiting = [(module, "") for module in COMMON]
+    waiting += [(home, name) for home, _, name in (target.rpartition(".") for target in targets)]
+    seen: set[tuple[str, str]] = set()
     found: dict[str, str] = {}
     while waiting:
-        module = waiting.pop()
-        top = module.partition(".")[0]
-        counts = any(f"{module}.".startswith(f"{home}.") for home in homes)
-        if module in found or (top == OURS and not counts):
+        module, name = waiting.pop()
+        if (module, name) in seen:
             continue
-        file = _file_of(module)
-        if file is not None:
-            source = read_source(module, file)
+        seen.add((module, name))
+        if name and _file_of(f"{module}.{name}") is not None:
+            module, name = f"{module}.{name}", ""
+        file, top = _file_of(module), module.partition(".")[0]
+        source = None if file is None else read_source(module, file)
+        imports = [] if source is None else source.imports
+        exported = [(other, original) for other, original, alias in imports if alias == name != ""]
+        if exported:
+            waiting += exported
+            continue
+        counts = any(f"{module}.".startswith(f"{home}.") for home in homes)
+        if source is not None and (counts or top != OURS):
             found[module] = source.hash
-            waiting += [_home(other, name) for other, name, _ in source.imports]
+            waiting += [(other, original) for other, original, _ in imports]
         elif counts and (installed := hash_of(top)) is not None:
             found[top] = installed
     return dict(sorted(found.items()))
@@ -110,17 +120,6 @@ def _file_of(module: str) -> Path | None:
         if file.suffix == ".py" and file.is_file():
             return None if "site-packages" in file.parts and top != OURS else file
     return None
-
-
-def _home(module: str, name: str) -> str:
-    """Return the module that defines what `from module import name` imports, through re-exports."""
-    if name and _file_of(f"{module}.{name}") is not None:
-        return f"{module}.{name}"
-    file = _file_of(module)
-    for other, original, alias in read_source(module, file).imports if name and file else ():
-        if alias == name and other != module:
-            return _home(other, original)
-    return module
 
 
 @cache  # the first reading counts: this process has not imported later edits

@@ -23,7 +23,7 @@ from gptattn.machine.disk import free_bytes
 from gptattn.model.cost import Cost, measure_cost
 from gptattn.model.gpt import GPT
 from gptattn.runs.checkpoint import KEPT
-from gptattn.runs.folder import making_behind
+from gptattn.runs.folder import RunFolder
 from gptattn.settings.build import (
     build_data,
     build_matrix_rule,
@@ -117,7 +117,10 @@ def preflight(cfg: TrainConfig, *, resumed: bool = False) -> Ready:
             warnings.filterwarnings("ignore", ".*no-op", UserWarning)
             begin_from(origin, model, cfg)
     weights = None if origin is None else origin.digest
-    making = making_of(cfg, data.text_hash, device.type, weights, making_behind(cfg))
+    # What made the weights, if they are those of a run.
+    start = None if cfg.init_from is None else RunFolder(Path(cfg.init_from).expanduser())
+    behind = None if start is None else start.read_making()
+    making = making_of(cfg, data.text_hash, device.type, weights, behind)
     cost = measure_cost(model.to(weight_dtype(cfg)), data.scored)
     size = ROWS_BYTES
     if cfg.checkpoint:  # the weights and AdamW's two averages

@@ -3,16 +3,14 @@
 import ast
 import json
 import os
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from building import settings
 
 import gptattn
-from gptattn.runs.folder import RunFolder, begun_below, done_below, making_behind, step_of
+from gptattn.runs.folder import RunFolder, begun_below, done_below, step_of
 from gptattn.settings.compose import CONF
-from gptattn.settings.identity import Making
 
 PACKAGE, REPOSITORY = Path(gptattn.__file__).parent, CONF.parent
 NAMES = {
@@ -136,13 +134,3 @@ def test_checkpoints_are_known_by_their_names_the_newest_first(tmp_path: Path) -
     (run.checkpoints / "step=best.safetensors").touch()
     assert [step_of(path) for path in run.known_checkpoints()] == [10, 9, 2]
     assert run.has_checkpoint
-
-
-def test_the_making_behind_a_run_is_that_of_the_folder_it_starts_from(tmp_path: Path) -> None:
-    cfg, made = settings(), Making("text", "cpu", {"a": "1"})
-    assert making_behind(cfg) is None
-    there = replace(cfg, init_from=str(tmp_path))
-    assert making_behind(there) is None
-    RunFolder(tmp_path).write_making(made)
-    assert making_behind(there) == made
-    assert making_behind(replace(cfg, init_from="hf:owner/name")) is None
