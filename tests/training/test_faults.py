@@ -71,9 +71,9 @@ def test_with_no_good_checkpoint_a_run_does_not_go_on(
     assert command(tmp_path, "resume=run") == 4
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith(
-        "error: checkpoint: none in run/checkpoints can be used (step=6.safetensors is dam"
+        "error: checkpoint: none in run/checkpoints can be used (step=6.safetensors cannot be read"
     )
-    assert "step=4.safetensors is damaged" in line
+    assert "step=4.safetensors cannot be read" in line
     assert content(run) == before
     with pytest.raises(CheckpointError, match="none in"):
         load_run(run)
