@@ -282,6 +282,9 @@ def opening(data: RunData) -> NDArray[np.uint16]:
 class BudgetEnd(L.Callback):
     """Stops the run, after a validation, when its budget is used up.
 
+    Lightning's `max_steps` would skip the end of training, and its row, for a run that was killed
+    between its last checkpoint and its summary.
+
     Of a budget in seconds, it also says when to validate: `validations` times, evenly spaced in
     training time. (Lightning's own interval in seconds asks the wall clock of each process.) Of
     several processes the first one's clock counts, so that all take the same steps.
@@ -290,33 +293,29 @@ class BudgetEnd(L.Callback):
     def __init__(self, budget: Budget, clock: StepClock, validations: int) -> None:
         self.budget, self.clock, self.validations = budget, clock, validations
         self.seconds = 0.0  # of training so far, the same in all processes
-        self._step, self._validated = 0, 0
+        self._step, self._validated = -1, 0
 
     def on_train_start(self, trainer: L.Trainer, *args: Any) -> None:
-        self._step = trainer.global_step
-        self._ask(trainer)
-        self._validated = self._due()
+        self._validated = int(self._progress(trainer) * self.validations)
 
     def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
-        if self.budget.seconds is not None:
+        timed = self.budget.seconds is not None
+        if timed:
             trainer.val_check_batch = math.inf
         if trainer.global_step == self._step:
             return  # a micro-batch
-        self._step = trainer.global_step
-        self._ask(trainer)
-        if self.budget.progress(self._step, self.seconds) >= 1.0:
-            trainer.should_stop = True
-        elif self.budget.seconds is not None and self._due() > self._validated:
-            trainer.val_check_batch, self._validated = 1, self._due()
+        due = int(self._progress(trainer) * self.validations)
+        if timed and due > self._validated:
+            trainer.val_check_batch, self._validated = 1, due
 
-    def _ask(self, trainer: L.Trainer) -> None:
-        self.seconds = self.clock.now()
+    def _progress(self, trainer: L.Trainer) -> float:
+        """Return the share of the budget that is used; if it is all, ask the trainer to stop."""
+        self._step, self.seconds = trainer.global_step, self.clock.now()
         if self.budget.seconds is not None and trainer.world_size > 1:
             self.seconds = trainer.strategy.broadcast(self.seconds)
-
-    def _due(self) -> int:
-        """Return how many validations the training so far calls for."""
-        return int(self.budget.progress(self._step, self.seconds) * self.validations)
+        progress = self.budget.progress(self._step, self.seconds)
+        trainer.should_stop |= progress >= 1.0
+        return progress
 
 
 class Hang(L.Callback):

@@ -239,8 +239,7 @@ def _trained(
             num_nodes=int(trainer_cfg.num_nodes),
             strategy="auto" if processes == 1 else ddp,
             precision=trainer_cfg.precision,  # type: ignore[arg-type]
-            max_steps=-1 if budget.steps is None else budget.steps,
-            max_epochs=-1,
+            max_epochs=-1,  # `BudgetEnd` stops it
             accumulate_grad_batches=cfg.accumulate,
             gradient_clip_val=cfg.optim.grad_clip,
             val_check_interval=every,
@@ -300,6 +299,10 @@ def _trained(
             if FIRST:
                 held.write_settings(cfg)  # again: if it was removed, it could not be read
                 held.write_summary(summary)
+        except SystemExit as ended:  # Lightning exits with 1 on a Ctrl-C
+            if isinstance(ended.__context__, KeyboardInterrupt):
+                raise KeyboardInterrupt from ended
+            raise
         finally:
             if record is not None:
                 record.close()
