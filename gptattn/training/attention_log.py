@@ -3,7 +3,7 @@
 from typing import Any
 
 import lightning.pytorch as L
-import torch
+from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch.trainer.states import TrainerFn
 from rich.console import Console
 from torch import Tensor
@@ -54,7 +54,7 @@ class AttentionLog(L.Callback):
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         # With a single token every weight is 1.
         if self.rows.shape[1] > 1 and pl_module.model.layers_with_maps():
-            ids, documents = _on(pl_module.device, self.rows, self.documents)
+            ids, documents = move_data_to_device((self.rows, self.documents), pl_module.device)
             found = figures(pl_module.model, ids, self.heads, documents)
             log_row(trainer.loggers, found, trainer.global_step)
         # A run of 0 steps only validates, and has no on_train_end of its own. `trainer.validating`
@@ -73,15 +73,10 @@ class AttentionLog(L.Callback):
 
         was_training = model.training
         model.eval()
-        row, documents = _on(pl_module.device, self.map_row, self.map_documents)
+        held = (self.map_row, self.map_documents)
+        row, documents = move_data_to_device(held, pl_module.device)
         model.each_attention(row, log, documents)
         model.train(was_training)
-
-
-def _on(
-    device: torch.device, ids: Tensor, documents: Tensor | None
-) -> tuple[Tensor, Tensor | None]:
-    return ids.to(device), None if documents is None else documents.to(device)
 
 
 def figures(

@@ -6,6 +6,7 @@ import re
 import sys
 import time
 from array import array
+from dataclasses import asdict
 from statistics import mean, median
 from typing import Any
 
@@ -21,13 +22,12 @@ from gptattn.decode.generate import generate
 from gptattn.decode.sampling import Sampling
 from gptattn.machine.device import peak_memory_mb, synchronize, whole_peak_memory_mb
 from gptattn.settings.budget import Budget
-from gptattn.settings.config import SampleConfig
+from gptattn.settings.config import SampleConfig, TrainConfig
 from gptattn.training.module import LanguageModel
 from gptattn.training.record import Board, MetricsFile, log_row
 
 PROMPT_TOKENS = 16  # of the default prompt, if the held-out text has no words
 OPENING_TOKENS = 200  # of the held-out text, to search for the words of the default prompt
-COMPARED_STEPS = 20  # in each of the two medians of `StepClock.slowdown`
 
 
 class StepClock(L.Callback):
@@ -93,12 +93,6 @@ class StepClock(L.Callback):
         self.step_seconds = array("d", state_dict["step_seconds"].tolist())
         self._ended = len(self.step_seconds)
 
-    def slowdown(self) -> float:
-        """Return the newest steps' median time over that of the first ones; 1 with too few."""
-        first = self.step_seconds[1 : 1 + COMPARED_STEPS]  # the very first step is a warm-up
-        newest = self.step_seconds[1 + COMPARED_STEPS :][-COMPARED_STEPS:]
-        return median(newest) / median(first) if len(newest) == COMPARED_STEPS else 1.0
-
 
 class MetricRows(L.Callback):
     """Records one row every `log_every` optimizer steps and one per validation."""
@@ -107,22 +101,19 @@ class MetricRows(L.Callback):
         self,
         record: MetricsFile | None,
         clock: StepClock,
-        *,
-        log_every: int,
-        tokens_per_step: int,
-        flops_per_token: float,
+        cfg: TrainConfig,
         budget: Budget,
-        budget_settings: dict[str, Any],
+        flops_per_token: float,
         device_flops_per_second: float | None,
     ) -> None:
-        """`record`: None in all processes but the first. `budget_settings`: of the settings.
+        """`record`: None in all processes but the first.
 
         `device_flops_per_second` None: other runs share the machine, so the speed is not the run's
         own.
         """
-        self.record, self.clock, self.log_every = record, clock, log_every
-        self.tokens_per_step, self.flops_per_token = tokens_per_step, flops_per_token
-        self.budget, self.budget_settings = budget, budget_settings
+        self.record, self.clock, self.cfg, self.budget = record, clock, cfg, budget
+        self.tokens_per_step = cfg.batch_size * cfg.model.context_length
+        self.flops_per_token = flops_per_token
         self.device_flops_per_second = device_flops_per_second
         self.own_speed = device_flops_per_second is not None
         self.last: dict[str, float | None] = {}  # the newest value of every metric
@@ -150,7 +141,7 @@ class MetricRows(L.Callback):
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *args: Any) -> None:
         step = trainer.global_step
-        if step > self._logged_step and (step % self.log_every == 0 or step == 1):
+        if step > self._logged_step and (step % self.cfg.log_every == 0 or step == 1):
             self._log(trainer, pl_module)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: Any) -> None:
@@ -220,7 +211,7 @@ class MetricRows(L.Callback):
         if row["progress/budget"] >= 1.0:
             # Must precede this validation's checkpoint: a resume with a larger budget reads it.
             end = {
-                "budget": self.budget_settings,
+                "budget": asdict(self.cfg.budget),
                 "step": step,
                 "metrics": self.last | self.final(pl_module),
             }
@@ -291,6 +282,9 @@ def opening(data: RunData) -> NDArray[np.uint16]:
 class BudgetEnd(L.Callback):
     """Stops the run, after a validation, when its budget is used up.
 
+    Lightning's `max_steps` would skip the end of training, and its row, for a run that was killed
+    between its last checkpoint and its summary.
+
     Of a budget in seconds, it also says when to validate: `validations` times, evenly spaced in
     training time. (Lightning's own interval in seconds asks the wall clock of each process.) Of
     several processes the first one's clock counts, so that all take the same steps.
@@ -299,33 +293,29 @@ class BudgetEnd(L.Callback):
     def __init__(self, budget: Budget, clock: StepClock, validations: int) -> None:
         self.budget, self.clock, self.validations = budget, clock, validations
         self.seconds = 0.0  # of training so far, the same in all processes
-        self._step, self._validated = 0, 0
+        self._step, self._validated = -1, 0
 
     def on_train_start(self, trainer: L.Trainer, *args: Any) -> None:
-        self._step = trainer.global_step
-        self._ask(trainer)
-        self._validated = self._due()
+        self._validated = int(self._progress(trainer) * self.validations)
 
     def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
-        if self.budget.seconds is not None:
+        timed = self.budget.seconds is not None
+        if timed:
             trainer.val_check_batch = math.inf
         if trainer.global_step == self._step:
             return  # a micro-batch
-        self._step = trainer.global_step
-        self._ask(trainer)
-        if self.budget.progress(self._step, self.seconds) >= 1.0:
-            trainer.should_stop = True
-        elif self.budget.seconds is not None and self._due() > self._validated:
-            trainer.val_check_batch, self._validated = 1, self._due()
+        due = int(self._progress(trainer) * self.validations)
+        if timed and due > self._validated:
+            trainer.val_check_batch, self._validated = 1, due
 
-    def _ask(self, trainer: L.Trainer) -> None:
-        self.seconds = self.clock.now()
+    def _progress(self, trainer: L.Trainer) -> float:
+        """Return the share of the budget that is used; if it is all, ask the trainer to stop."""
+        self._step, self.seconds = trainer.global_step, self.clock.now()
         if self.budget.seconds is not None and trainer.world_size > 1:
             self.seconds = trainer.strategy.broadcast(self.seconds)
-
-    def _due(self) -> int:
-        """Return how many validations the training so far calls for."""
-        return int(self.budget.progress(self._step, self.seconds) * self.validations)
+        progress = self.budget.progress(self._step, self.seconds)
+        trainer.should_stop |= progress >= 1.0
+        return progress
 
 
 class Hang(L.Callback):
@@ -338,23 +328,11 @@ class Hang(L.Callback):
     def __init__(self, limit: float) -> None:
         self.limit = limit
 
-    def _restart(self) -> None:
+    def on_train_batch_start(self, *args: Any) -> None:
         faulthandler.dump_traceback_later(self.limit, exit=True, file=2)
 
-    def on_train_batch_start(self, *args: Any) -> None:
-        self._restart()
-
-    def on_train_batch_end(self, *args: Any) -> None:
-        self._restart()
-
     def on_validation_batch_start(self, *args: Any) -> None:
-        self._restart()
-
-    def on_validation_batch_end(self, *args: Any) -> None:
-        self._restart()
-
-    def on_validation_end(self, *args: Any) -> None:
-        self._restart()
+        faulthandler.dump_traceback_later(self.limit, exit=True, file=2)
 
     def teardown(self, *args: Any, **kwargs: Any) -> None:
         faulthandler.cancel_dump_traceback_later()

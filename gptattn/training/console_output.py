@@ -15,12 +15,9 @@ from rich.text import Text
 
 from gptattn.machine.console import span
 from gptattn.settings.budget import Budget
-from gptattn.training.callbacks import COMPARED_STEPS, MetricRows, Samples, StepClock
+from gptattn.training.callbacks import MetricRows, Samples, StepClock
 
 LINE_SECONDS = 5.0  # between plain lines
-# One other run on the machine makes steps about twice as long. Threads that wait for each other on
-# a full machine make them ten times as long and more. The limit is between the two.
-SLOW = 4.0
 RESULTS = (
     "train/loss",
     "val/loss",
@@ -111,26 +108,6 @@ class ConsoleProgress(L.Callback):
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
-
-
-class SlowSteps(L.Callback):
-    """Warns once if steps on a CPU take `SLOW` times as long as the run's first steps."""
-
-    def __init__(self, console: Console, clock: StepClock, threads: int) -> None:
-        self.console, self.clock, self.threads = console, clock, threads
-        self._warned = False
-
-    def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
-        if self._warned or trainer.global_step % COMPARED_STEPS:
-            return
-        times = self.clock.slowdown()
-        if times >= SLOW:
-            hint = "; trainer.threads=1 may be faster" if self.threads > 1 else ""
-            self.console.print(
-                f"[yellow]warning:[/yellow] steps take {times:.0f} times as long as at the start: "
-                f"others seem to use this machine{hint}"
-            )
-            self._warned = True
 
 
 def metric_table(title: str, metrics: Mapping[str, float | None]) -> Table:

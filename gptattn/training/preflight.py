@@ -3,16 +3,12 @@
 The run then uses the data, weights and costs found here: nothing is loaded or counted twice.
 """
 
-import contextlib
 import os
 import warnings
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
-from torch import nn
-from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from gptattn.data.run_data import RunData
 from gptattn.data.text import cache_folder
@@ -21,7 +17,6 @@ from gptattn.errors import ConfigError, DataError, DiskError
 from gptattn.machine.device import resolve_device, total_memory_bytes
 from gptattn.machine.disk import free_bytes
 from gptattn.model.cost import Cost, measure_cost
-from gptattn.model.gpt import GPT
 from gptattn.runs.checkpoint import KEPT
 from gptattn.runs.folder import RunFolder
 from gptattn.settings.build import (
@@ -60,10 +55,15 @@ class Ready:
     device: torch.device
     data: RunData
     cost: Cost
+    weight_dtype: torch.dtype  # in which weights are stored: float32 under mixed precision
     bytes_on_disk: int  # the most that its folder will hold at a time
     origin: Origin | None  # of init_from; None: random weights, or a checkpoint's
     making: Making
     note: str = ""  # what was chosen for `auto`
+
+    def costs(self) -> dict[str, float]:
+        """Return the fields of `cost` by the names of their metrics, `cost/...`."""
+        return {f"cost/{name}": value for name, value in asdict(self.cost).items()}
 
 
 def preflight(cfg: TrainConfig, *, resumed: bool = False) -> Ready:
@@ -74,8 +74,9 @@ def preflight(cfg: TrainConfig, *, resumed: bool = False) -> Ready:
     """
     code_for(cfg)  # before anything slow: a file edited meanwhile is not what was imported
     device = resolve_device(cfg.trainer.accelerator)
-    cfg, note = _settled(cfg, device)
-    if cfg.trainer.precision == "16-mixed" and device.type == "cpu":  # Lightning would use bfloat16
+    cfg, note = _replace_auto(cfg, device)
+    precision = cfg.trainer.precision
+    if precision == "16-mixed" and device.type == "cpu":  # Lightning would use bfloat16
         raise ConfigError(
             "trainer.precision", "16-mixed needs a GPU; use bf16-mixed or 32-true on a CPU"
         )
@@ -87,7 +88,8 @@ def preflight(cfg: TrainConfig, *, resumed: bool = False) -> Ready:
     # The data comes after the model, since it takes longest and writes tokens to the cache.
     tokenizer = build_tokenizer(cfg)
     ids = tokenizer.vocab_size
-    model = _outlined(cfg, ids or 1, device)  # 0: not known before the text is read
+    with torch.device("meta"):
+        model = build_model(cfg, ids or 1)  # 0: not known before the text is read
     if cfg.log_heads and not model.layers_with_maps():
         raise ConfigError(
             "log_heads",
@@ -109,7 +111,8 @@ def preflight(cfg: TrainConfig, *, resumed: bool = False) -> Ready:
 
     cfg, match = resolved(cfg, tokenizer)
     if match is not None or tokenizer.vocab_size != ids:
-        model = _outlined(cfg, tokenizer.vocab_size, device)
+        with torch.device("meta"):
+            model = build_model(cfg, tokenizer.vocab_size)
     origin = None
     if cfg.init_from is not None and not resumed:
         origin = read_origin(cfg)
@@ -121,20 +124,22 @@ def preflight(cfg: TrainConfig, *, resumed: bool = False) -> Ready:
     start = None if cfg.init_from is None else RunFolder(Path(cfg.init_from).expanduser())
     behind = None if start is None else start.read_making()
     making = making_of(cfg, data.text_hash, device.type, weights, behind)
-    cost = measure_cost(model.to(weight_dtype(cfg)), data.scored)
+    stored = torch.float32 if precision.endswith("-mixed") else DTYPES[precision]
+    cost = measure_cost(model.to(stored), data.scored)
+    needed, available = 16 * cost.params, total_memory_bytes(device)
+    if needed > available:  # weights, gradients and AdamW's averages
+        raise ConfigError(
+            "model",
+            f"{cost.params:,} parameters need {needed / 1e9:,.0f} GB to train, and there are "
+            f"{available / 1e9:,.0f}; use a smaller model",
+        )
     size = ROWS_BYTES
     if cfg.checkpoint:  # the weights and AdamW's two averages
-        size += min(cfg.validation.count, KEPT + 1) * weight_dtype(cfg).itemsize * 3 * cost.params
-    return Ready(cfg, match, device, data, cost, size, origin, making, note)
+        size += min(cfg.validation.count, KEPT + 1) * stored.itemsize * 3 * cost.params
+    return Ready(cfg, match, device, data, cost, stored, size, origin, making, note)
 
 
-def weight_dtype(cfg: TrainConfig) -> torch.dtype:
-    """Return the dtype in which weights are stored: float32 under mixed precision."""
-    mixed = cfg.trainer.precision.endswith("-mixed")
-    return torch.float32 if mixed else DTYPES[cfg.trainer.precision]
-
-
-def _settled(cfg: TrainConfig, device: torch.device) -> tuple[TrainConfig, str]:
+def _replace_auto(cfg: TrainConfig, device: torch.device) -> tuple[TrainConfig, str]:
     """Return the settings with `auto` replaced by what this machine has, and a line that says so.
 
     Processes: as many as torchrun or srun has started, else the GPUs that are there. Precision:
@@ -166,58 +171,17 @@ def _settled(cfg: TrainConfig, device: torch.device) -> tuple[TrainConfig, str]:
         if device.type == "cuda":
             halves, why = torch.cuda.is_bf16_supported(), "this GPU"
         else:
-            halves = _cpu_has_bfloat16() and cfg.model.d_model >= WIDE
+            about = Path("/proc/cpuinfo")  # on Linux; elsewhere unknown, and taken for no
+            flags = about.read_text().split() if about.exists() else []
+            multiplies = not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(flags)
+            halves = multiplies and cfg.model.d_model >= WIDE
             why = f"this CPU and model.d_model={cfg.model.d_model}"
         chosen = "bf16-mixed" if halves else "32-true"
         trainer = replace(trainer, precision=chosen)
         note = f"trainer.precision=auto: {chosen}, for {why}"
-    settled = replace(cfg, trainer=trainer)
-    check(settled)
-    return settled, note
-
-
-def _cpu_has_bfloat16() -> bool:
-    """Whether the processor multiplies bfloat16 matrices itself; false where that is unknown."""
-    try:
-        flags = Path("/proc/cpuinfo").read_text().split()
-    except OSError:
-        return False
-    return not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(flags)
-
-
-def _outlined(cfg: TrainConfig, vocab_size: int, device: torch.device) -> GPT:
-    """Build the model on the meta device. Raises ConfigError if it cannot be built or trained."""
-    with torch.device("meta"), _memory_limit(total_memory_bytes(device)):
-        return build_model(cfg, vocab_size)
-
-
-@contextlib.contextmanager
-def _memory_limit(available: int) -> Iterator[None]:
-    """Raise ConfigError if weights, gradients and AdamW's averages exceed `available` bytes.
-
-    It is raised while the model is being built, at the first parameter that does not fit: building
-    the layers after it would take long.
-    """
-    seen: set[int] = set()  # a shared parameter is registered twice
-    parameters = 0
-
-    def count(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-        nonlocal parameters
-        if parameter is not None and id(parameter) not in seen:
-            seen.add(id(parameter))
-            parameters += parameter.numel()
-        if 16 * parameters > available:
-            raise ConfigError(
-                "model",
-                f"more than {parameters:,} parameters need {16 * parameters / 1e9:,.0f} GB to "
-                f"train, and there are {available / 1e9:,.0f}; use a smaller model",
-            )
-
-    hook = register_module_parameter_registration_hook(count)
-    try:
-        yield
-    finally:
-        hook.remove()
+    cfg = replace(cfg, trainer=trainer)
+    check(cfg)
+    return cfg, note
 
 
 def _check_text_fits(cfg: TrainConfig) -> None:

@@ -15,7 +15,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from rich.console import Console
 
 from gptattn import command
@@ -35,13 +34,13 @@ from gptattn.runs.folder import RunFolder, done_below, run_name
 from gptattn.runs.load import with_kept_tokenizer
 from gptattn.runs.resume import Start, check_budget, check_same, facts_of, find_start
 from gptattn.runs.rows import keep_rows
-from gptattn.settings.budget import resolve_budget
+from gptattn.settings.budget import Budget, resolve_budget
 from gptattn.settings.build import build_matrix_rule, build_model
 from gptattn.settings.config import TrainConfig
 from gptattn.settings.construct import construct
 from gptattn.settings.identity import budget_words, changed, flat, settings_key, went_on
-from gptattn.training.preflight import DTYPES, Ready, preflight, weight_dtype
-from gptattn.training.summary import Assembly, hyperparameters, summarise
+from gptattn.training.preflight import DTYPES, Ready, preflight
+from gptattn.training.summary import hyperparameters, summarise
 from gptattn.weights.convert import begin_from
 
 if TYPE_CHECKING:
@@ -149,12 +148,7 @@ def _trained(
     from gptattn.training.attention_log import AttentionLog
     from gptattn.training.callbacks import BudgetEnd, Hang, MetricRows, Samples, StepClock
     from gptattn.training.checkpoints import Checkpoints, SafeCheckpointIO
-    from gptattn.training.console_output import (
-        ConsoleProgress,
-        SlowSteps,
-        metric_table,
-        result_table,
-    )
+    from gptattn.training.console_output import ConsoleProgress, metric_table, result_table
     from gptattn.training.datamodule import RunDataModule
     from gptattn.training.module import LanguageModel
     from gptattn.training.record import log_row, quiet_writer_threads
@@ -168,8 +162,11 @@ def _trained(
     with computing(*how) as threads, quiet_writer_threads():
         facts = facts_of(data, device, threads, processes)
         check_same(start, facts)
-        tokens_per_step = cfg.batch_size * cfg.model.context_length
-        budget = resolve_budget(cfg.budget, tokens_per_step, ready.cost.flops_per_token)
+        tokens_per_step, per_token = (
+            cfg.batch_size * cfg.model.context_length,
+            ready.cost.flops_per_token,
+        )
+        budget = resolve_budget(cfg.budget, tokens_per_step, per_token)
         summary = held.finished()
         if start.source is not None and check_budget(start, budget) and summary is not None:
             console.print(
@@ -181,13 +178,10 @@ def _trained(
 
         if start.source is not None:
             # Lightning converts the model only after it has loaded the weights.
-            model.to(weight_dtype(cfg))
+            model.to(ready.weight_dtype)
         elif ready.origin is not None:
             begin_from(ready.origin, model, cfg)
             ready.origin.model.to("meta")  # frees its memory for the training
-        built = Assembly(
-            cfg, held, data, model, ready.cost, budget, device, threads, ready.match, processes
-        )
         rows = 0
         if FIRST:
             _record_making(ready, held, start)
@@ -206,26 +200,27 @@ def _trained(
             console.print("no checkpoint was saved: starting from step 0")
         if ready.match is not None:
             console.print(str(ready.match), markup=False)
-        console.print(metric_table(f"{cfg.variant}: costs", built.costs()))
-        compiled = cfg.compile and _compile(model.layers(), device, console)
+        console.print(metric_table(f"{cfg.variant}: costs", ready.costs()))
+        lacking = missing_compiler(device) if cfg.compile else None
+        compiled = cfg.compile and lacking is None
+        if lacking is not None:
+            console.print(
+                f"[yellow]warning:[/yellow] compile: no {lacking} compiler found; running eager"
+            )
+        # In place: the names in checkpoints stay, and all blocks share the compiled code.
+        for block in model.layers() if compiled else ():
+            block.compile()
 
         # What Lightning calls: the record first, so that its rows are on the disk before others'.
-        loggers, board, record = _loggers(built, start, rows) if FIRST else ([], None, None)
+        loggers, board, record = (
+            _loggers(ready, held, budget, start, rows) if FIRST else ([], None, None)
+        )
         clock = StepClock(device, compiled)
         end = BudgetEnd(budget, clock, cfg.validation.count)
         rate = None
         if not cfg.sweep.beside_others:
             rate = processes * matmul_flops_per_second(device, DTYPES[trainer_cfg.precision])
-        metrics = MetricRows(
-            record,
-            clock,
-            log_every=cfg.log_every,
-            tokens_per_step=tokens_per_step,
-            flops_per_token=ready.cost.flops_per_token,
-            budget=budget,
-            budget_settings=asdict(cfg.budget),
-            device_flops_per_second=rate,
-        )
+        metrics = MetricRows(record, clock, cfg, budget, per_token, rate)
         checkpoints = Checkpoints(held, cfg.checkpoint, facts)
         callbacks: list[L.Callback] = [clock, metrics]
         if board is not None and record is not None:
@@ -238,8 +233,6 @@ def _trained(
         callbacks += [end, checkpoints]
         if cfg.hang_seconds is not None:
             callbacks.append(Hang(cfg.hang_seconds))
-        if device.type == "cpu" and FIRST:
-            callbacks.append(SlowSteps(console, clock, threads))
         every = 1  # for a budget in seconds, as `BudgetEnd` says
         if budget.steps is not None:
             every = cfg.accumulate * max(1, math.ceil(budget.steps / cfg.validation.count))
@@ -250,8 +243,7 @@ def _trained(
             num_nodes=int(trainer_cfg.num_nodes),
             strategy="auto" if processes == 1 else ddp,
             precision=trainer_cfg.precision,  # type: ignore[arg-type]
-            max_steps=-1 if budget.steps is None else budget.steps,
-            max_epochs=-1,
+            max_epochs=-1,  # `BudgetEnd` stops it
             accumulate_grad_batches=cfg.accumulate,
             gradient_clip_val=cfg.optim.grad_clip,
             val_check_interval=every,
@@ -287,7 +279,7 @@ def _trained(
             pinned=device.type == "cuda",
         )
         if start.source is None and record is not None:
-            log_row(loggers, built.costs(), 0)
+            log_row(loggers, ready.costs(), 0)
             if ready.match is not None:
                 record.log_text("match", str(ready.match), 0)
 
@@ -299,10 +291,22 @@ def _trained(
                     trainer.save_checkpoint(held.checkpoint(0))
             else:
                 trainer.fit(module, datamodule=batches, ckpt_path=start.source)
-            summary = summarise(built, metrics.last, trainer.global_step, metrics.completed)
+            summary = summarise(
+                ready,
+                held.path.name,
+                budget,
+                threads,
+                metrics.last,
+                trainer.global_step,
+                metrics.completed,
+            )
             if FIRST:
                 held.write_settings(cfg)  # again: if it was removed, it could not be read
                 held.write_summary(summary)
+        except SystemExit as ended:  # Lightning exits with 1 on a Ctrl-C
+            if isinstance(ended.__context__, KeyboardInterrupt):
+                raise KeyboardInterrupt from ended
+            raise
         finally:
             if record is not None:
                 record.close()
@@ -352,7 +356,9 @@ def _record_making(ready: Ready, held: RunFolder, start: Start) -> None:
     held.write_making(making)
 
 
-def _loggers(built: Assembly, start: Start, rows: int) -> "tuple[list[Logger], Board, MetricsFile]":
+def _loggers(
+    ready: Ready, folder: RunFolder, budget: Budget, start: Start, rows: int
+) -> "tuple[list[Logger], Board, MetricsFile]":
     """Return the run's loggers, metrics.jsonl and TensorBoard first, and the two apart.
 
     Raises ConfigError for a tracker that cannot be opened.
@@ -361,7 +367,7 @@ def _loggers(built: Assembly, start: Start, rows: int) -> "tuple[list[Logger], B
 
     from gptattn.training.record import Board, MetricsFile
 
-    cfg, folder = built.cfg, built.folder
+    cfg, shown = ready.cfg, hyperparameters(ready, budget)
     record = MetricsFile(folder, rows)
     names = {
         "folder": str(folder.path.absolute()),
@@ -372,7 +378,7 @@ def _loggers(built: Assembly, start: Start, rows: int) -> "tuple[list[Logger], B
         "step": start.step,
     }
     later = None if start.source is None else start.step + 1  # what a resume writes again
-    board = Board(folder, built.data.val_bytes is None, purge_step=later)
+    board = Board(folder, ready.data.val_bytes is None, purge_step=later)
     loggers: list[Logger] = [record, board]
     for name, spec in cfg.logger.items():
         if not spec:
@@ -385,7 +391,7 @@ def _loggers(built: Assembly, start: Start, rows: int) -> "tuple[list[Logger], B
             logger = construct(f"logger.{name}", own, {}, cfg.allow_targets)
             if not isinstance(logger, Logger):
                 raise ConfigError(f"logger.{name}._target_", "is not a Lightning logger")
-            logger.log_hyperparams(hyperparameters(built))
+            logger.log_hyperparams(shown)
         except UserError:
             raise
         except Exception as error:
@@ -394,21 +400,5 @@ def _loggers(built: Assembly, start: Start, rows: int) -> "tuple[list[Logger], B
                 "logger", f"{name} cannot be opened ({why}); leave it out, or mend it"
             ) from error
         loggers.append(logger)
-    board.declare(hyperparameters(built))
+    board.declare(shown)
     return loggers, board, record
-
-
-def _compile(layers: Sequence[torch.nn.Module], device: torch.device, console: Console) -> bool:
-    """Compile each block in place: checkpoint names stay, and all blocks share the compiled code.
-
-    Returns False, after a warning, if there is no compiler for what it generates.
-    """
-    lacking = missing_compiler(device)
-    if lacking is not None:
-        console.print(
-            f"[yellow]warning:[/yellow] compile: no {lacking} compiler found; running eager"
-        )
-        return False
-    for block in layers:
-        block.compile()
-    return True

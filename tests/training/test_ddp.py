@@ -33,7 +33,7 @@ SHARED = (
 
 
 def weights(run: Path) -> dict[str, torch.Tensor]:
-    return read_checkpoint(RunFolder(run).known_checkpoints()[0])["weights"]
+    return read_checkpoint(RunFolder(run).known_checkpoints()[0])["state_dict"]
 
 
 def test_two_processes_make_the_losses_weights_and_rows_of_one(tmp_path: Path) -> None:

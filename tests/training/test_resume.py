@@ -27,7 +27,7 @@ def test_the_fingerprint_sees_one_bit_of_a_weight_and_one_row(tmp_path: Path) ->
     assert fingerprint(run) == before
     newest = RunFolder(run).known_checkpoints()[0]
     content = read_checkpoint(newest)
-    next(iter(content["weights"].values())).view(torch.int32).flatten()[0] ^= 1
+    next(iter(content["state_dict"].values())).view(torch.int32).flatten()[0] ^= 1
     write_checkpoint(newest, content)
     assert fingerprint(run) != before
 
@@ -87,10 +87,9 @@ def test_a_run_that_was_stopped_twice_in_a_row_goes_on_bit_for_bit(
 ) -> None:
     once(monkeypatch, "training_step", 3, sent(signal.SIGTERM))
     assert command(tmp_path, *begun(tmp_path)) == 143
-    # The resumed run first makes the validation of step 4: it has taken no step of its own yet.
-    once(monkeypatch, "validation_step", 4, sent(signal.SIGTERM))
+    once(monkeypatch, "training_step", 4, sent(signal.SIGTERM))
     assert command(tmp_path, "resume=run") == 143
-    once(monkeypatch, "training_step", 4, crash)
+    once(monkeypatch, "training_step", 5, crash)
     assert command(tmp_path, "resume=run") == 1
     assert command(tmp_path, "resume=run") == 0
     assert fingerprint(tmp_path / "run") == whole("mha")

@@ -7,10 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import yaml
 from building import build_attention
 from contract import with_maps
-from support import TEXT, command, config, losses, rows, run_folders, series, summary, train
+from support import TEXT, config, rows, series, summary, train
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
@@ -43,9 +42,6 @@ def test_a_run_folder_holds_its_record_and_nothing_else(run: Path) -> None:
     event_files = {name for name in names if name.startswith("events.out.tfevents.")}
     assert len(event_files) == 1
     assert names - event_files == {
-        ".hydra/config.yaml",
-        ".hydra/hydra.yaml",
-        ".hydra/overrides.yaml",
         "config.yaml",
         "identity.json",
         "metrics.jsonl",
@@ -72,16 +68,6 @@ def test_the_config_is_plain_resolved_yaml(run: Path) -> None:
     assert settings["optim"]["eps"] == 1.0e-8
     assert settings["choices"]["attn"] == run.parents[2].name
     assert settings["choices"]["position"] == "learned"
-
-
-def test_the_config_of_a_run_trains_the_same_run_again(
-    runs: dict[str, Path], tmp_path: Path
-) -> None:
-    overrides = (runs["gqa"] / ".hydra" / "overrides.yaml").read_text(encoding="utf-8")
-    assert command(tmp_path, *yaml.safe_load(overrides)) == 0
-    (again,) = run_folders(tmp_path)
-    assert config(again) == config(runs["gqa"])
-    assert losses(again) == losses(runs["gqa"])
 
 
 def test_the_rows_are_finite_and_in_order_and_hold_every_metric(run: Path) -> None:

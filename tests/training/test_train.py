@@ -45,9 +45,9 @@ def batches(monkeypatch: pytest.MonkeyPatch) -> list[tuple[torch.Tensor, torch.T
     seen: list[tuple[torch.Tensor, torch.Tensor]] = []
     training_step = LanguageModel.training_step
 
-    def spied(self: LanguageModel, batch: Any, batch_idx: int) -> None:
+    def spied(self: LanguageModel, batch: Any, batch_idx: int) -> Any:
         seen.append(batch)
-        training_step(self, batch, batch_idx)
+        return training_step(self, batch, batch_idx)
 
     monkeypatch.setattr(LanguageModel, "training_step", spied)
     return seen

@@ -1,18 +1,15 @@
 """The values that a run records of itself: learning rate, memory, MFU, and slow steps."""
 
 import io
-import json
 import sys
-from array import array
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from interrupted import once, sent
-from support import command, run_folders, series, summary, tiny, train
+from support import command, series, summary, tiny, train
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import gptattn.data.sampler
@@ -21,9 +18,7 @@ import gptattn.training.run
 from gptattn.compare.finished_runs import read_runs
 from gptattn.data.tokens import TokenData
 from gptattn.machine.device import peak_memory_mb
-from gptattn.runs.checkpoint import read_checkpoint, write_checkpoint
 from gptattn.settings.build import build_data
-from gptattn.training.callbacks import StepClock
 
 CPU = torch.device("cpu")
 
@@ -88,18 +83,6 @@ def test_a_run_without_an_mfu_is_compared_and_goes_on(
     assert 0 < summary(run)["metrics"]["perf/mfu"] <= 1  # with the device's true rate again
 
 
-def test_no_other_figure_of_a_checkpoint_may_be_missing(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    run = train(tmp_path, "validation.count=1")
-    file = run / "checkpoints" / "step=4.safetensors"
-    content = read_checkpoint(file)
-    content["callbacks"]["MetricRows"]["last"]["train/loss"] = None
-    write_checkpoint(file, content)
-    assert command(tmp_path, f"resume='{run}'", "budget.steps=6") == 4
-    assert "its newest row is not that of a run" in capfd.readouterr().err
-
-
 # Memory
 
 
@@ -126,53 +109,3 @@ def test_the_peak_is_the_whole_processs_and_trainings_own_stands_beside_it(
         # A peak never falls, apart from the counter's error.
         assert all(later > value - 5 for value, later in pairwise(values))
         assert len(values) == 5
-
-
-# Others on the machine
-
-
-def clock_of(*seconds: float) -> StepClock:
-    clock = StepClock(CPU)
-    clock.step_seconds = array("d", seconds)
-    return clock
-
-
-@pytest.mark.parametrize(
-    ("seconds", "expected"),
-    [
-        ([], 1.0),
-        ([9.0] + [1.0] * 20 + [8.0] * 19, 1.0),  # too few steps to compare
-        ([9.0] + [1.0] * 20 + [8.0] * 20, 8.0),
-        ([9.0] + [1.0] * 20 + [1.0] * 50 + [3.0] * 20, 3.0),
-        ([9.0] + [1.0] * 20 + [8.0] * 50 + [1.0] * 20, 1.0),
-        ([9.0] + [1.0] * 20 + [1.0] * 11 + [99.0] * 9, 1.0),  # a few slow steps do not count
-    ],
-)
-def test_the_newest_steps_are_held_against_the_first_by_their_medians(
-    seconds: list[float], expected: float
-) -> None:
-    assert clock_of(*seconds).slowdown() == expected
-
-
-def test_a_run_on_a_machine_that_others_come_to_says_so_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    reads = 0
-
-    def perf_counter() -> float:
-        # A step reads the clock twice. The first 30 steps take a second each, the others 10.
-        nonlocal reads
-        reads += 1
-        steps = reads / 2
-        return steps if steps <= 30 else 30 + 10 * (steps - 30)
-
-    clock = SimpleNamespace(perf_counter=perf_counter)
-    monkeypatch.setattr(gptattn.training.callbacks, "time", clock)
-    monkeypatch.setattr(gptattn.data.sampler, "time", SimpleNamespace(perf_counter=lambda: 0.0))
-    train(tmp_path, "budget.steps=120", "checkpoint=false", "sample.tokens=0", "log_every=50")
-    said = [line for line in capfd.readouterr().out.splitlines() if "times as long" in line]
-    assert said == [
-        "warning: steps take 10 times as long as at the start: others seem to use this machine"
-    ]
-    (run,) = run_folders(tmp_path)
-    assert json.loads((run / "summary.json").read_text())["steps"] == 120
