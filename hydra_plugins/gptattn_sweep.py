@@ -61,6 +61,10 @@ class GridSweeper(Sweeper):
 class ProcessLauncher(Launcher):
     """Runs each job in its own process on this machine; see `gptattn.sweep.launcher`."""
 
+    # The sweep's loop sets these.
+    runs, slots = 0, 1  # in all, and at a time
+    deadline: float | None = None  # of `sweep.minutes`
+
     def setup(
         self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
     ) -> None:
@@ -71,4 +75,7 @@ class ProcessLauncher(Launcher):
     ) -> Sequence[JobReturn]:
         from gptattn.sweep.launcher import launch_processes
 
-        return launch_processes(self.hydra_context, self.config, job_overrides, initial_job_idx)
+        how = (self.runs, self.slots, self.deadline)
+        return launch_processes(
+            self.hydra_context, self.config, job_overrides, initial_job_idx, *how
+        )
