@@ -41,7 +41,6 @@ class GridSweeper(Sweeper):
         )
 
     def sweep(self, arguments: list[str]) -> None:
-        from gptattn.errors import ConfigError
         from gptattn.sweep.loop import run_sweep
 
         typed = {argument.partition("=")[0] for argument in arguments}
@@ -49,11 +48,6 @@ class GridSweeper(Sweeper):
         given = [f"{name}={value}" for name, value in params if name not in typed]
         assert self.hydra_context is not None
         assert self.config is not None
-        minutes = self.config.sweep.minutes
-        if minutes is not None and not isinstance(self.launcher, ProcessLauncher):
-            raise ConfigError(
-                "sweep.minutes", f"{minutes} needs launcher=processes; leave one of them out"
-            )
         loader = self.hydra_context.config_loader
         run_sweep(loader, self.config, self.launcher, self, [*given, *arguments])
 

@@ -23,7 +23,6 @@ from gptattn.runs.folder import TUNING, RunFolder
 from gptattn.runs.sweep_states import SWEEP_LOCK, write_planned
 from gptattn.runs.two_stages import variant_key
 from gptattn.settings.compose import quoted
-from gptattn.settings.config import LadderConfig
 from gptattn.settings.values import check_values
 from gptattn.sweep.design import design_words
 from gptattn.sweep.jobs import Job, jobs_of, with_seeds
@@ -46,8 +45,10 @@ def run_sweep(
     home = Path("outputs", str(config.experiment_name))
     if config.hydra.sweep.dir != ".":
         home = Path(config.hydra.sweep.dir)
+    ours = config.hydra.runtime.choices["hydra/launcher"] == "processes"
+    if config.sweep.minutes is not None and not ours:
+        raise ConfigError("sweep.minutes", "needs launcher=processes; leave one of them out")
     ladder: Any = OmegaConf.to_object(config.ladder)
-    assert isinstance(ladder, LadderConfig)
     check_values(ladder, "ladder.")
     tune = None if sweeper.tune is None else tune_of(sweeper.tune)
     jobs = jobs_of(loader, arguments, sweeper.variants, ladder)
@@ -59,8 +60,8 @@ def run_sweep(
     stages = _stages(home, jobs, plan, tune, config.sweep.until)
     first = next(stages)  # all runs that may follow are checked by now
     busy = f"another process is running a sweep in {home}; wait for it, or give this one another "
-    jobs_at_once, threads = share_machine([plan.cfg for plan in first.plans])
-    launch = partial(_launch, jobs_at_once, threads, launcher, sweeper.max_batch_size)
+    share = share_machine([plan.cfg for plan in first.plans]) if ours else (None, None)
+    launch = partial(_launch, *share, launcher, sweeper.max_batch_size)
     with locked(home / SWEEP_LOCK, "hydra.sweep.dir", f"{busy}experiment_name"):
         _run_stages(first, stages, home, config, launch)
 
@@ -173,7 +174,7 @@ def _how_far(planned: set[Path]) -> str:
 
 
 def _launch(
-    jobs: int,
+    slots: int | None,
     threads: int | None,
     launcher: Any,
     max_batch_size: int | None,
@@ -182,12 +183,15 @@ def _launch(
 ) -> str:
     """Start the plans' runs through Hydra's launcher, whichever it is, and wait for them.
 
-    `jobs` at a time, with so many `threads` each; None: as they are set. `deadline`:
-    `time.monotonic()` when the sweep's minutes are over. Return why a run may have left nothing
-    behind: some launchers raise when one of their processes is killed.
+    `slots` at a time; None: as many as the launcher starts. `threads` of each; None: as they are
+    set. Return why a run may have left nothing behind: some launchers raise when one of their
+    processes is killed.
     """
-    jobs = min(jobs, len(plans))
-    how = f", {jobs} at a time" if jobs > 1 else ", one after the other" * (len(plans) > 1)
+    how = ""
+    if slots is not None:
+        slots = min(slots, len(plans))
+        launcher.slots, launcher.runs, launcher.deadline = slots, len(plans), deadline
+        how = f", {slots} at a time" if slots > 1 else ", one after the other" * (len(plans) > 1)
     make_console().print(f"{len(plans)} to run{how}")
     commands = []
     for plan in plans:
@@ -198,9 +202,8 @@ def _launch(
         else:
             own = [*plan.overrides, f"run_dir={folder}"]
             own += [f"trainer.threads={threads}"] if threads is not None else []
-        own += ["sweep.beside_others=true"] if jobs > 1 else []
+        own += ["sweep.beside_others=true"] if slots is not None and slots > 1 else []
         commands.append(own)
-    launcher.slots, launcher.runs, launcher.deadline = jobs, len(commands), deadline  # for ours
     size = max_batch_size or len(commands)
     why = "left no summary.json"
     for start in range(0, len(commands), size):
