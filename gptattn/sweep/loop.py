@@ -1,6 +1,6 @@
 """A sweep is one loop: plan, launch, read the results, ask what comes next, launch again.
 
-What comes next is said by `_stages`: a plain grid has one stage, `tune` one before it, and `until`
+What comes next is said by `plan_stages`: a plain grid has one stage, `tune` one before it, and `until`
 one after it.
 """
 
@@ -57,7 +57,7 @@ def run_sweep(
     def plan(jobs: Sequence[Job], home: Path = home) -> list[Plan]:
         return check_plans(plan_jobs(loader, config, jobs, home))
 
-    stages = _stages(home, jobs, plan, tune, config.sweep.until)
+    stages = plan_stages(home, jobs, plan, tune, config.sweep.until)
     first = next(stages)  # all runs that may follow are checked by now
     busy = f"another process is running a sweep in {home}; wait for it, or give this one another "
     share = share_machine([plan.cfg for plan in first.plans]) if ours else (None, None)
@@ -66,7 +66,7 @@ def run_sweep(
         _run_stages(first, stages, home, config, launch)
 
 
-def _stages(
+def plan_stages(
     home: Path,
     jobs: Sequence[Job],
     plan: Callable[..., list[Plan]],
