@@ -1,7 +1,7 @@
 """A sweep is one loop: plan, launch, read the results, ask what comes next, launch again.
 
-What comes next is said by `plan_stages`: a plain grid has one stage, `tune` one before it, and `until`
-one after it.
+What comes next is said by `plan_stages`: a plain grid has one stage, `tune` one before it, and
+`until` one after it.
 """
 
 import sys
