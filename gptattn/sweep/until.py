@@ -124,8 +124,8 @@ class Until:
                         f"not run (sweep.max_seeds={self.most})"
                     )
                     continue
-                more = f"needs {needs} seeds{about}" if needs > first else "the first are enough"
-                lines.append(f"{name}: {more}")
+                more = f" needs {needs} seeds{about}" if needs > first else ": the first are enough"
+                lines.append(name + more)
                 for key in both:
                     counts[key] = max(counts[key], needs)
         lacking = [p.cfg.variant for p in plans if variant_key(asdict(p.cfg)) not in ours]

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,10 +18,11 @@ from gptattn.runs.folder import RunFolder
 from gptattn.settings.compose import CONF, from_hydra
 from gptattn.settings.config import TrainConfig
 from gptattn.sweep.loop import run_sweep
-from gptattn.training.preflight import preflight
+from gptattn.training.preflight import Ready, preflight
 
 # A loss ends the run well, an int fails it with that exit code, and an exception goes through.
 Outcome = float | int | BaseException
+OF_A_RUN = ("seed=", "optim.lr=", "run_dir=", "resume=")
 OWN = ("budget.steps=1", "validation.count=1", "sample.tokens=0", "checkpoint=false")
 
 
@@ -33,32 +35,40 @@ class Launcher:
         self.config: Any = None
         self.launched: list[tuple[str, int]] = []  # variant and seed, in order
         self.resumed: list[str] = []  # names of run folders
-        self.jobs: list[list[str]] = []
         self.batches: list[tuple[int, int]] = []  # where each begins, and its length
+        self._known: dict[tuple[str, ...], Ready] = {}
 
     def launch(self, jobs: Sequence[Sequence[str]], initial_job_idx: int) -> list[object]:
         self.batches.append((initial_job_idx, len(jobs)))
         for overrides in jobs:
-            self.jobs.append([*overrides])
-            node = self.loader.load_sweep_config(self.config, list(overrides))
-            if node.resume is not None:
-                self.resumed.append(Path(node.resume).name)
+            own = dict(o.split("=", 1) for o in overrides if o.startswith(OF_A_RUN))
+            if "resume" in own:
+                self.resumed.append(Path(own["resume"].strip("'")).name)
                 continue
-            HydraConfig.instance().set_config(node)
-            cfg = preflight(from_hydra(node, node.hydra))
-            self.launched.append((cfg.cfg.variant, cfg.cfg.seed))
-            outcome, run = self.outcome(cfg.cfg), RunFolder(Path(node.run_dir))
+            ready = self._ready(tuple(o for o in overrides if not o.startswith(OF_A_RUN)))
+            optim = replace(ready.cfg.optim, lr=float(own.get("optim.lr", ready.cfg.optim.lr)))
+            cfg = replace(ready.cfg, seed=int(own.get("seed", 1)), optim=optim)
+            self.launched.append((cfg.variant, cfg.seed))
+            outcome, run = self.outcome(cfg), RunFolder(Path(own["run_dir"].strip("'")))
             if isinstance(outcome, BaseException):
                 raise outcome
             if isinstance(outcome, float):
                 seconds = {"progress/seconds": 60.0}
-                write_run(run.path, cfg.cfg.variant, cfg.cfg.seed, outcome, metrics=seconds)
+                write_run(run.path, cfg.variant, cfg.seed, outcome, metrics=seconds)
             run.path.mkdir(parents=True, exist_ok=True)
-            run.write_settings(cfg.cfg)
-            run.write_making(cfg.making)
+            run.write_settings(cfg)
+            run.write_making(ready.making)
             if isinstance(outcome, int):
                 run.write_failure(outcome, "it is unlucky")
         return []
+
+    def _ready(self, overrides: tuple[str, ...]) -> Ready:
+        """Compose and check what runs with these overrides share."""
+        if overrides not in self._known:
+            node = self.loader.load_sweep_config(self.config, list(overrides))
+            HydraConfig.instance().set_config(node)
+            self._known[overrides] = preflight(from_hydra(node, node.hydra))
+        return self._known[overrides]
 
 
 def sweep(
