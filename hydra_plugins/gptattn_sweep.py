@@ -41,7 +41,6 @@ class GridSweeper(Sweeper):
         )
 
     def sweep(self, arguments: list[str]) -> None:
-        from gptattn.errors import ConfigError
         from gptattn.sweep.loop import run_sweep
 
         typed = {argument.partition("=")[0] for argument in arguments}
@@ -49,17 +48,16 @@ class GridSweeper(Sweeper):
         given = [f"{name}={value}" for name, value in params if name not in typed]
         assert self.hydra_context is not None
         assert self.config is not None
-        minutes = self.config.sweep.minutes
-        if minutes is not None and not isinstance(self.launcher, ProcessLauncher):
-            raise ConfigError(
-                "sweep.minutes", f"{minutes} needs launcher=processes; leave one of them out"
-            )
         loader = self.hydra_context.config_loader
         run_sweep(loader, self.config, self.launcher, self, [*given, *arguments])
 
 
 class ProcessLauncher(Launcher):
     """Runs each job in its own process on this machine; see `gptattn.sweep.launcher`."""
+
+    # The sweep's loop sets these.
+    runs, slots = 0, 1  # in all, and at a time
+    deadline: float | None = None  # of `sweep.minutes`
 
     def setup(
         self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
@@ -71,4 +69,7 @@ class ProcessLauncher(Launcher):
     ) -> Sequence[JobReturn]:
         from gptattn.sweep.launcher import launch_processes
 
-        return launch_processes(self.hydra_context, self.config, job_overrides, initial_job_idx)
+        how = (self.runs, self.slots, self.deadline)
+        return launch_processes(
+            self.hydra_context, self.config, job_overrides, initial_job_idx, *how
+        )

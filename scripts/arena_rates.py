@@ -10,7 +10,7 @@ from gptattn.compare.results import Comparison
 from gptattn.compare.table import markdown_table
 from gptattn.runs.folder import RunFolder, begun_below, done_below
 from gptattn.sweep.plan import DIVERGED
-from gptattn.sweep.replaced import cell_and_rate
+from gptattn.sweep.tuning import cell_and_rate
 
 Losses = dict[str, dict[float, float]]  # by variant and settings, then by rate; infinite: diverged
 

@@ -173,7 +173,7 @@ class LadderConfig:
     """The sizes of the models that a `-m` command trains, each with tokens in proportion.
 
     `sizes`: as `64x2`, for `model.d_model` and `model.num_layers`, smallest first; None: `model`
-    and `budget` alone. `tokens_per_parameter`: training tokens / `sweep.rungs.parameters`.
+    and `budget` alone. `tokens_per_parameter`: training tokens / `sweep.jobs.parameters`.
     """
 
     sizes: list[str] | None = None

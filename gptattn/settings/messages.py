@@ -86,6 +86,8 @@ def _no_such_choice(
     group, _, choice = (error.missing_cfg_file or "").rpartition("/")
     if choice.startswith("submitit"):
         return ConfigError("launcher", "needs the extra slurm: pip install 'gptattn[slurm]'")
+    if group == "hydra/launcher" and choice in ("joblib", "ray"):
+        return ConfigError("launcher", f"needs its plugin: pip install hydra-{choice}-launcher")
     if not group:
         return ConfigError("--config-name", f"{choice!r} does not exist; train is the default")
     # Hydra gives no options for a name in a list.

@@ -1,12 +1,13 @@
 """The overrides of each run of a sweep: every combination of the values given, for every variant.
 
 A variant is an entry of `hydra.sweeper.variants`: overrides that belong together. With a ladder,
-each variant is trained at each of its sizes.
+each variant is trained at each of its sizes, models that grow with their training tokens.
 """
 
 import re
 from collections.abc import Sequence
-from itertools import islice, product
+from itertools import product
+from typing import NamedTuple
 
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -14,111 +15,120 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
 from gptattn.errors import ConfigError
-from gptattn.sweep.plan import VARIANTS
-from gptattn.sweep.rungs import FIELD
+from gptattn.settings.config import LadderConfig
 
-MOST_RUNS = 10_000  # of one sweep
-OPEN, CLOSE = "([{", ")]}"
+VARIANTS, SIZES = "hydra.sweeper.variants", "ladder.sizes"
 
-Jobs = dict[str, list[list[str]]]  # a variant's entry -> the overrides of its runs
+
+class Job(NamedTuple):
+    """The overrides of one run, and the entry of `variants` that it comes from, if any."""
+
+    overrides: list[str]
+    variant: str = ""
 
 
 def jobs_of(
     loader: ConfigLoader,
     arguments: Sequence[str],
     variants: Sequence[str] | None,
-    rungs: Sequence[Sequence[str]] = (),
-) -> Jobs:
-    """Return the jobs that `arguments` and each variant together ask for; "" without variants.
+    ladder: LadderConfig,
+) -> list[Job]:
+    """Return the jobs that the arguments, each variant and each size together ask for.
 
-    `rungs` are the overrides of each size of a ladder, if there is one. Raises ConfigError for no
-    runs or more than MOST_RUNS, for a variant that cannot be read, and for one that sets what an
-    argument, the ladder or the whole sweep sets.
+    Raises ConfigError for an argument without a value, for a variant that cannot be read, and for
+    one that sets what an argument, the ladder or the whole sweep sets.
     """
     parser = OverridesParser.create(config_loader=loader)
     given = parser.parse_overrides(list(arguments))
-    sizes = [parser.parse_overrides(list(rung)) for rung in rungs] or [[]]
-    laddered = {override.key_or_group for size in sizes for override in size}
-    jobs: Jobs = {}
+    sizes = [parser.parse_overrides(size) for size in rungs(ladder)] or [[]]
+    laddered = {override.key_or_group for override in sizes[0]}
+    jobs: list[Job] = []
     for variant in variants or [""]:
         try:
-            own = parser.parse_overrides(words(variant))
+            own = parser.parse_overrides(words(str(variant)))
         except HydraException:
             raise ConfigError(
                 VARIANTS, f"{variant!r} cannot be read; write name=value name=value, as a command"
             ) from None
-        for override in own:
-            key = override.key_or_group
+        for key in (override.key_or_group for override in own):
             if re.match(r"hydra([./]|$)", key):
                 raise ConfigError(
                     VARIANTS,
                     f"{variant!r} sets {key}, which all runs of a sweep share; give it outside the "
                     "list",
                 )
-            if any(other.key_or_group == key for other in given):
+            if key in [override.key_or_group for override in given]:
                 raise ConfigError(
                     key, f"is also in {VARIANTS}, {variant!r}; leave it out, or give another list"
                 )
         for key in (override.key_or_group for override in [*given, *own]):
             if laddered and (key in laddered or key.startswith("budget.")):
-                raise ConfigError(key, f"has no place beside {FIELD}; leave one of them out")
-        jobs[variant] = [job for size in sizes for job in _combined([*own, *size, *given])]
-    if sum(map(len, jobs.values())) > MOST_RUNS:
-        raise ConfigError("command line", f"asks for more than {MOST_RUNS:,} runs; give fewer")
+                raise ConfigError(key, f"cannot be combined with {SIZES}; leave one of them out")
+        for size in sizes:
+            values = product(*map(_choices, [*own, *size, *given]))
+            jobs += [Job(list(overrides), variant) for overrides in values]
     return jobs
 
 
-def _combined(overrides: Sequence[Override]) -> list[list[str]]:
-    """Return all combinations of the overrides' values. Raises ConfigError for none or too many."""
-    choices: list[list[str]] = []
-    runs = 1
-    for override in overrides:
-        key = override.get_key_element()
-        if not override.is_sweep_override():
-            choices.append([f"{key}={override.get_value_element_as_str()}"])
-            continue
-        try:
-            values = list(islice(override.sweep_string_iterator(), MOST_RUNS + 1))
-        except (ValueError, ArithmeticError):  # a range with a step of 0, or of nan
-            raise ConfigError(override.key_or_group, "is not a valid range") from None
-        if not values:
-            raise ConfigError(override.key_or_group, "has no value; give one or more")
-        runs *= len(values)
-        if runs > MOST_RUNS:
-            raise ConfigError("command line", f"asks for more than {MOST_RUNS:,} runs; give fewer")
-        choices.append([f"{key}={value}" for value in values])
-    return [list(job) for job in product(*choices)]
+def words(text: str) -> list[str]:
+    """Split a variant's overrides: at spaces before a name, since values may hold spaces too."""
+    return re.split(r"\s+(?=[+~]*[\w./@]+=|~)", text.strip()) if text.strip() else []
 
 
-def with_seeds(jobs: Jobs, seeds: Sequence[int]) -> Jobs:
-    """Return the jobs with each of these seeds in place of their own; what is done stays so.
-
-    Raises ConfigError for more than MOST_RUNS.
-    """
-    own = re.compile(r"\+*(seed|sweep\.fresh)=")
-    found: Jobs = {}
-    for variant, some in jobs.items():
-        bare = {tuple(o for o in job if not own.match(o)): None for job in some}
-        found[variant] = [
-            [*job, "sweep.fresh=false", f"seed={seed}"] for job in bare for seed in seeds
-        ]
-    if sum(map(len, found.values())) > MOST_RUNS:
-        raise ConfigError("sweep.max_seeds", f"allows more than {MOST_RUNS:,} runs; give fewer")
+def _choices(override: Override) -> list[str]:
+    """Return the override once with each of its values."""
+    key = override.get_key_element()
+    if not override.is_sweep_override():
+        return [f"{key}={override.get_value_element_as_str()}"]
+    try:
+        found = [f"{key}={value}" for value in override.sweep_string_iterator()]
+    except ValueError:  # a step of 0
+        found = []
+    if not found:
+        raise ConfigError(override.key_or_group, "has no value; give one or more")
     return found
 
 
-def words(text: str) -> list[str]:
-    """Split at spaces, except between quotes or brackets: those belong to Hydra's values."""
-    found, depth, quote = [""], 0, ""
-    for i, c in enumerate(text):
-        if quote:
-            quote = "" if c == quote and text[i - 1] != "\\" else quote
-        elif c in "'\"":
-            quote = c
-        else:
-            depth += (c in OPEN) - (c in CLOSE)
-        if c.isspace() and not quote and not depth:
-            found.append("")
-        else:
-            found[-1] += c
-    return [word for word in found if word]
+def with_seeds(jobs: Sequence[Job], seeds: Sequence[int]) -> list[Job]:
+    """Return the jobs with each of these seeds in place of their own."""
+    seedless = {
+        (tuple(o for o in job.overrides if not re.match(r"\+*seed=", o)), job.variant): None
+        for job in jobs
+    }
+    return [
+        Job([*overrides, f"seed={seed}"], variant)
+        for overrides, variant in seedless
+        for seed in seeds
+    ]
+
+
+def rungs(ladder: LadderConfig) -> list[list[str]]:
+    """Return the overrides of each size of a ladder, smallest first; none without a ladder.
+
+    Parameters and tokens grow together. Raises ConfigError for a size that cannot be read, and
+    unless parameters grow. Source: Hoffmann et al. 2022, arXiv:2203.15556, sec. 3.
+    """
+    found, last = [], 0
+    for text in ladder.sizes or []:
+        size = re.fullmatch(r"([1-9]\d{0,5})x([1-9]\d{0,3})", text)
+        if size is None:
+            raise ConfigError(
+                SIZES, f"{text!r} is not a size; give model.d_model x model.num_layers, as 64x2"
+            )
+        weights = parameters(int(size[1]), int(size[2]))
+        if weights <= last:
+            raise ConfigError(SIZES, f"{text} is not larger than the size before; sort them")
+        tokens = round(ladder.tokens_per_parameter * weights)
+        found.append(
+            [f"model.d_model={size[1]}", f"model.num_layers={size[2]}", f"budget.tokens={tokens}"]
+        )
+        last = weights
+    return found
+
+
+def parameters(d_model: int, num_layers: int) -> int:
+    """Return the weights in the blocks of a GPT with multi-head attention, without biases.
+
+    Source: Kaplan et al. 2020, arXiv:2001.08361, sec. 2.1.
+    """
+    return 12 * num_layers * d_model**2

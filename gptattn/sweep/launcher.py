@@ -7,7 +7,6 @@ has imported the large libraries, but none of this project's code: each run read
 import importlib
 import multiprocessing
 import os
-import re
 import signal
 import sys
 import threading
@@ -16,24 +15,26 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from hydra.core.singleton import Singleton
 from hydra.core.utils import JobReturn, JobStatus, run_job, setup_globals
 from hydra.types import HydraContext
 from omegaconf import DictConfig, open_dict
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.text import Text
 
-from gptattn.errors import OutOfMemory
-from gptattn.machine.console import make_console
-from gptattn.machine.ending import report
+from gptattn.machine.console import make_console, span
+from gptattn.machine.ending import as_user_error, report
 from gptattn.machine.signals import handled_signals
 from gptattn.runs.folder import RunFolder
-from gptattn.sweep.progress import SweepProgress
+from gptattn.runs.rows import share_done
+from gptattn.sweep.progress import end_line
 
 LIBRARIES = ["torch", "lightning.pytorch", "torch.utils.tensorboard", "hydra"]
 LOOK_SECONDS = 0.5
 GRACE_SECONDS = 20.0  # between SIGTERM and SIGKILL
-LAST_BYTES = 16_384  # of a console.log that are searched for the error
 
 
 class TimeOver(BaseException):
@@ -45,35 +46,42 @@ class TimeOver(BaseException):
 
 @dataclass
 class _Job:
-    number: int
     folder: Path
     process: Any  # multiprocessing's, of the forkserver context
     alive: Connection  # the process ends when this end closes, by our death too
     start: float
-    memory_kills: int
 
 
 def launch_processes(
-    context: HydraContext, config: DictConfig, jobs: Sequence[Sequence[str]], first: int
+    context: HydraContext,
+    config: DictConfig,
+    jobs: Sequence[Sequence[str]],
+    first: int,
+    runs: int,
+    slots: int,
+    deadline: float | None,
 ) -> list[JobReturn]:
-    """Run all jobs, `config.sweep.jobs` at a time; their runs' folders say how they ended.
+    """Run all jobs, so many `slots` at a time; their runs' folders say how they ended.
 
-    Raises TimeOver when `config.sweep.minutes` are over. On any exception, such as an interrupt,
-    the processes get SIGTERM, after GRACE_SECONDS SIGKILL, and the exception is raised again.
+    They are numbered from `first`, of `runs` in all. Raises TimeOver when `time.monotonic()` passes
+    the deadline. On any exception, such as an interrupt, the processes get SIGTERM, after
+    GRACE_SECONDS SIGKILL, and the exception is raised again.
     """
-    slots = int(config.sweep.jobs)
-    minutes = config.sweep.minutes
-    until = None if minutes is None else time.monotonic() + 60 * float(minutes)
     if slots > 1:  # a thread that waits must not take the processor of another run
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     processes = multiprocessing.get_context("forkserver")
     processes.set_forkserver_preload(LIBRARIES)
     waiting = list(enumerate(jobs, first))
     active: list[_Job] = []
+    ended, took = first, list[float]()
+    console = make_console()
+    columns = [TextColumn("sweep"), BarColumn(), TextColumn("{task.description}")]
+    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    shown = bar.add_task("", total=runs)
     try:
-        with SweepProgress(make_console(), len(waiting), slots) as progress:
+        with bar:
             while waiting or active:
-                if until is not None and time.monotonic() >= until:
+                if deadline is not None and time.monotonic() >= deadline:
                     raise TimeOver
                 while waiting and len(active) < slots:
                     number, overrides = waiting.pop(0)
@@ -83,8 +91,17 @@ def launch_processes(
                     active.remove(job)
                     job.alive.close()
                     _note_failure(job)
-                    progress.ended(job.folder, time.monotonic() - job.start)
-                progress.show([job.folder for job in active])
+                    ended, seconds = ended + 1, time.monotonic() - job.start
+                    took += [seconds] if RunFolder(job.folder).done else []
+                    left = ""
+                    if took and ended < runs:
+                        left = f"; about {span(-(-(runs - ended) // slots) * fmean(took))} left"
+                    # Text keeps rich from reading a name or a reason as markup.
+                    line = f"[{ended}/{runs}] {end_line(job.folder, seconds)}{left}"
+                    console.print(Text(line))
+                    bar.update(shown, description=f"{ended} of {runs} runs{left}")
+                share = sum(share_done(RunFolder(job.folder)) for job in active)
+                bar.update(shown, completed=ended + share)
     except BaseException:
         _stop(active)
         raise
@@ -98,48 +115,49 @@ def _start(
     with open_dict(job_config):
         job_config.hydra.job.id, job_config.hydra.job.num = str(number), number
     folder = Path(job_config.resume or job_config.run_dir)
-    folder.mkdir(parents=True, exist_ok=True)
-    RunFolder(folder).failure_file.unlink(missing_ok=True)  # of an earlier start
-    log = str(RunFolder(folder).console_file)
     theirs, ours = processes.Pipe(duplex=False)
     process = processes.Process(
-        target=_work, args=(context, job_config, Singleton.get_state()["instances"], log, theirs)
+        target=_work, args=(context, job_config, Singleton.get_state()["instances"], folder, theirs)
     )
-    kills = _memory_kills()
     process.start()
     theirs.close()
-    return _Job(number, folder, process, ours, time.monotonic(), kills)
+    return _Job(folder, process, ours, time.monotonic())
 
 
 def _work(
-    context: HydraContext, config: DictConfig, instances: Any, log: str, alive: Connection
+    context: HydraContext, config: DictConfig, instances: Any, folder: Path, alive: Connection
 ) -> None:
     """Run one job in this process, as Hydra's own launchers do; exit with its code."""
     os.setpgrp()  # Ctrl-C reaches only the sweep, which ends its runs
-    output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
-    for number, file in ((0, os.open(os.devnull, os.O_RDONLY)), (1, output), (2, output)):
-        os.dup2(file, number)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     threading.Thread(target=_end_with_the_sweep, args=(alive,), daemon=True).start()
-    setup_globals()
-    # Not OmegaConf's resolvers, which do not pickle: `setup_globals` has registered Hydra's.
-    Singleton.set_state({**Singleton.get_state(), "instances": instances})
-
-    # By name: what `@hydra.main` decorates does not pickle.
-    train = importlib.import_module("gptattn.cli.train")
-    done = run_job(
-        hydra_context=context,
-        task_function=train.run_job,
-        config=config,
-        job_dir_key="hydra.sweep.dir",
-        job_subdir_key="hydra.sweep.subdir",
-        configure_logging=False,
-    )
+    run = RunFolder(folder)
     try:
-        _ = done.return_value
+        folder.mkdir(parents=True, exist_ok=True)
+        run.failure_file.unlink(missing_ok=True)  # of an earlier start
+        output = os.open(run.console_file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        for number, file in ((0, os.open(os.devnull, os.O_RDONLY)), (1, output), (2, output)):
+            os.dup2(file, number)
+        setup_globals()
+        # Not OmegaConf's resolvers, which do not pickle: `setup_globals` has registered Hydra's.
+        Singleton.set_state({**Singleton.get_state(), "instances": instances})
+        # By name: what `@hydra.main` decorates does not pickle.
+        train = importlib.import_module("gptattn.cli.train")
+        done = run_job(
+            hydra_context=context,
+            task_function=train.run_job,
+            config=config,
+            job_dir_key="hydra.sweep.dir",
+            job_subdir_key="hydra.sweep.subdir",
+            configure_logging=False,
+        )
+        _ = done.return_value  # raises the job's error
     except Exception as error:
-        sys.exit(report(error, True))
+        code = report(error, True)
+        known = as_user_error(error, list(config.allow_targets))
+        run.write_failure(code, str(known or f"{type(error).__name__}: {error}"))
+        sys.exit(code)
 
 
 def _end_with_the_sweep(alive: Connection) -> None:
@@ -154,31 +172,13 @@ def _note_failure(job: _Job) -> None:
     run, code = RunFolder(job.folder), job.process.exitcode
     if run.done or run.failure_file.exists():
         return
-    if code == -signal.SIGKILL and _memory_kills() > job.memory_kills:
-        code = OutOfMemory.exit_code
-        reason = "memory: killed by the kernel, because the machine ran out of memory"
-    elif code < 0:
+    reason = f"exit code {code}"
+    if code < 0:
         reason = f"killed by {signal.Signals(-code).name}"
+        reason += "; perhaps the machine ran out of memory" * (code == -signal.SIGKILL)
         code = 128 - code
-    else:
-        reason = _last_error(run.console_file) or f"exit code {code}"
-    run.write_failure(code or 1, reason)
-
-
-def _last_error(log: Path) -> str:
-    """Return the log's last `error:` line, or else its last line; "" without any."""
-    lines = log.read_bytes()[-LAST_BYTES:].decode("utf-8", errors="replace").splitlines()
-    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-    return (errors or lines or [""])[-1]
-
-
-def _memory_kills() -> int:
-    """Return how many processes the kernel has killed for lack of memory; 0 if unknown."""
-    try:
-        found = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE)
-    except OSError:
-        return 0
-    return int(found.group(1)) if found is not None else 0
+    if job.folder.is_dir():
+        run.write_failure(code or 1, reason)
 
 
 def _stop(active: Sequence[_Job]) -> None:

@@ -1,42 +1,37 @@
 """A sweep is one loop: plan, launch, read the results, ask what comes next, launch again.
 
-What comes next is said by a generator of stages: a plain grid has one, `sweep/tuning.py` and
-`sweep/until.py` have two and more.
+What comes next is said by `plan_stages`: a plain grid has one stage, `tune` one before it, and
+`until` one after it.
 """
 
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import closing
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hydra.core.config_loader import ConfigLoader
-from omegaconf import DictConfig, OmegaConf, open_dict, read_write
-from rich.console import Console
-from rich.markup import escape
+from omegaconf import DictConfig, OmegaConf
 
-from gptattn.errors import NumericError, SweepError
+from gptattn.errors import ConfigError, SweepError
 from gptattn.machine.console import make_console
 from gptattn.machine.disk import check_room
 from gptattn.machine.lock import locked
-from gptattn.runs.folder import RunFolder
+from gptattn.runs.folder import TUNING, RunFolder
 from gptattn.runs.sweep_states import SWEEP_LOCK, write_planned
+from gptattn.runs.two_stages import variant_key
 from gptattn.settings.compose import quoted
-from gptattn.settings.config import LadderConfig
 from gptattn.settings.values import check_values
 from gptattn.sweep.design import design_words
-from gptattn.sweep.end_tables import print_end
-from gptattn.sweep.jobs import Jobs, jobs_of
+from gptattn.sweep.jobs import Job, jobs_of, with_seeds
 from gptattn.sweep.launcher import TimeOver
-from gptattn.sweep.plan import Found, Plan, check_plans, find_runs, plan_jobs
-from gptattn.sweep.rungs import rungs
-from gptattn.sweep.stages import Among, PlanJobs, Results, Stage, Stages, share_machine
-from gptattn.sweep.tuning import tune_stages
-from gptattn.sweep.until import until_stages
-
-STALE_NAMES = 3  # run names in one line
+from gptattn.sweep.plan import DIVERGED, Plan, check_plans, find_runs, plan_jobs
+from gptattn.sweep.progress import print_end, print_plan
+from gptattn.sweep.stages import Results, Stage, Stages, share_machine
+from gptattn.sweep.tuning import FIELD, Tune, at_rates, tune_of, tune_stage
+from gptattn.sweep.until import Until
 
 
 def run_sweep(
@@ -44,198 +39,176 @@ def run_sweep(
 ) -> None:
     """Run a sweep from its command line to its end table.
 
-    `sweeper` has `variants` and `tune`. Raises a UserError before anything is written if a run
-    cannot work, and SweepError if runs failed.
+    `sweeper` has `variants`, `tune` and `max_batch_size`. Raises a UserError before anything is
+    written if a run cannot work, and SweepError if runs failed.
     """
-    console = make_console()
     home = Path("outputs", str(config.experiment_name))
     if config.hydra.sweep.dir != ".":
         home = Path(config.hydra.sweep.dir)
+    ours = config.hydra.runtime.choices["hydra/launcher"] == "processes"
+    if config.sweep.minutes is not None and not ours:
+        raise ConfigError("sweep.minutes", "needs launcher=processes; leave one of them out")
     ladder: Any = OmegaConf.to_object(config.ladder)
-    assert isinstance(ladder, LadderConfig)
     check_values(ladder, "ladder.")
-    jobs = jobs_of(loader, arguments, sweeper.variants, rungs(ladder))
-    total = sum(map(len, jobs.values()))
-    console.print(f"planning {total:,} run{'s' * (total != 1)}")
+    tune = None if sweeper.tune is None else tune_of(sweeper.tune)
+    jobs = jobs_of(loader, arguments, sweeper.variants, ladder)
+    make_console().print(f"planning {len(jobs):,} run{'s' * (len(jobs) != 1)}")
 
-    def plan(some: Jobs) -> list[Plan]:
-        return check_plans(plan_jobs(loader, config, some, home))
+    def plan(jobs: Sequence[Job], home: Path = home) -> list[Plan]:
+        return check_plans(plan_jobs(loader, config, jobs, home))
 
-    def kind(some: Jobs, among: Among = list) -> Stages:
-        if sweeper.tune is not None:
-            return tune_stages(sweeper.tune, some, plan, among)
-        return _grid(some, plan, among)
-
-    stages = kind(jobs)
-    if config.sweep.until is not None:
-        stages = until_stages(home, jobs, kind, sweeper.tune)
+    stages = plan_stages(home, jobs, plan, tune, config.sweep.until)
+    first = next(stages)  # all runs that may follow are checked by now
     busy = f"another process is running a sweep in {home}; wait for it, or give this one another "
-    with closing(stages):
-        stage = next(stages)  # all runs that may follow are checked by now
-        with locked(home / SWEEP_LOCK, "hydra.sweep.dir", f"{busy}experiment_name"):
-            _run_stages(stage, stages, config, launcher, sweeper, home, console)
+    share = share_machine([plan.cfg for plan in first.plans]) if ours else (None, None)
+    launch = partial(_launch, *share, launcher, sweeper.max_batch_size)
+    with locked(home / SWEEP_LOCK, "hydra.sweep.dir", f"{busy}experiment_name"):
+        _run_stages(first, stages, home, config, launch)
 
 
-def _grid(jobs: Jobs, plan: PlanJobs, among: Among) -> Stages:
-    yield Stage(among(plan(jobs)))
-    return []
+def plan_stages(
+    home: Path,
+    jobs: Sequence[Job],
+    plan: Callable[..., list[Plan]],
+    tune: Tune | None,
+    half_width: float | None,
+) -> Stages:
+    """Yield the stages of a sweep: each is asked for when the results of the last are known."""
+    rated = partial(at_rates, tune) if tune is not None else list[Job]
+    plans = plan(rated(jobs))
+    until = None if half_width is None else Until(home, plans, tune is not None)
+    title, code = "", 0
+    if tune is not None:
+        trials = plan(rated(with_seeds(jobs, [tune.seed])), home / TUNING)
+        if tune.seed in {one.cfg.seed for one in plans}:
+            raise ConfigError(
+                f"{FIELD}.seed", f"{tune.seed} is one of the seeds to compare; give another"
+            )
+        plans, code = yield from tune_stage(trials, plans)
+        title = "stage 2 of 2  each variant at its best learning rate"
+    results = (yield Stage(plans, title)) if plans else {}
+    if until is not None and (later := until.decide(plans, results, tune and tune.seed)):
+        more = plan(rated(with_seeds(jobs, max(later.values(), key=len))))
+        yield Stage(
+            [one for one in more if one.cfg.seed in later.get(variant_key(asdict(one.cfg)), ())]
+        )
+    return code
 
 
 def _run_stages(
     stage: Stage | None,
     stages: Stages,
-    config: DictConfig,
-    launcher: Any,
-    sweeper: Any,
     home: Path,
-    console: Console,
+    config: DictConfig,
+    launch: Callable[[Sequence[Plan], float | None], str],
 ) -> None:
-    begun, why = time.monotonic(), ""
-    designed = False
-    done: dict[Path, Path] = {}  # of stages that count
+    """Launch each stage's runs that are not done, and send the results back for the next."""
+    console = make_console()
+    minutes = config.sweep.minutes
+    deadline = None if minutes is None else time.monotonic() + 60 * float(minutes)
+    planned: set[Path] = set()  # where the runs of all stages so far are, or will be
+    done: list[Path] = []  # of stages that count
     failed: dict[Path, str] = {}
     codes: list[int] = []
-    planned: set[Path] = set()  # where the runs of all stages so far are, or will be
-    answered = 0  # runs that need not be made: an equal one diverged
-    minutes = config.sweep.minutes
-    until = None if minutes is None else begun + 60 * float(minutes)
-    while stage is not None:
-        for line in stage.lines:
-            console.print(line, markup=False, soft_wrap=True)
-        found = find_runs(stage.plans)
-        if stage.counts:  # one that diverged has failed, and is made again
-            found.diverged.clear()
-        plans = [replace(p, folder=found.begun.get(p.folder, p.folder)) for p in stage.plans]
-        todo = [p for p in plans if p.folder not in found.done and p.folder not in found.diverged]
-        _announce(console, home, stage, found)
-        check_room(home, sum(plan.bytes_on_disk for plan in todo if not plan.begun))
-        planned |= {found.done.get(plan.folder, plan.folder) for plan in plans}
-        answered += len(found.diverged)
-        if todo:
-            if not designed and stage.counts and config.sweep.until is None:
-                for line in design_words(stage.plans, home):
-                    console.print(escape(line), soft_wrap=True)
-                designed = True
-            home.mkdir(parents=True, exist_ok=True)
-            write_planned(home, [str(plan.folder.relative_to(home)) for plan in plans])
+    try:
+        while stage is not None:
+            found = find_runs(stage.plans)
+            # A run that diverged is an answer to a stage that does not count, and else a failure.
+            results: Results = {**found.done}
+            if not stage.counts:
+                results |= dict.fromkeys(found.diverged)
+            todo = {
+                plan.folder: replace(plan, folder=found.begun.get(plan.folder, plan.folder))
+                for plan in stage.plans
+                if plan.folder not in results
+            }
+            planned |= {*found.done.values(), *(plan.folder for plan in todo.values())}
+            if stage.title:
+                console.print(f"[bold]{stage.title}[/bold]")
+            print_plan(console, home, len(stage.plans), len(results), found)
+            why = ""
+            if todo:
+                if stage.counts and config.sweep.until is None:
+                    for line in design_words(stage.plans, home):
+                        console.print(line, markup=False, soft_wrap=True)
+                new = [plan for plan in todo.values() if not RunFolder(plan.folder).begun]
+                check_room(home, sum(plan.bytes_on_disk for plan in new))
+                write_planned(home, sorted(str(folder.relative_to(home)) for folder in planned))
+                why = launch([*todo.values()], deadline)
+            else:
+                console.print("nothing to do; sweep.fresh=true runs them again")
+            for folder, plan in todo.items():
+                run = RunFolder(plan.folder)
+                failure = run.read_failure() or {"exit": 1, "error": why}
+                if run.done:
+                    results[folder] = run.path
+                elif failure.get("exit") == DIVERGED and not stage.counts:
+                    results[folder] = None
+                else:
+                    failed[run.path] = str(failure.get("error"))
+                    codes.append(int(failure.get("exit") or 1))
+            if stage.counts:
+                done += [run for run in results.values() if run is not None]
             try:
-                why = _launch(todo, config, launcher, sweeper.max_batch_size, console, until)
-            except TimeOver:
-                print(
-                    f"{minutes:g} minute{'s are' if minutes != 1 else ' is'} over: "
-                    f"{_how_far(planned, answered)}; the same command goes on",
-                    file=sys.stderr,
-                )
-                return
-            except (KeyboardInterrupt, SystemExit, BrokenPipeError):
-                print(
-                    f"stopped: {_how_far(planned, answered)}; the same command runs the others",
-                    file=sys.stderr,
-                )
-                raise
-        elif not plans[0].cfg.sweep.fresh:
-            console.print("nothing to do; sweep.fresh=true runs them again")
-        results = Results(dict(found.done), diverged=set(found.diverged))
-        for before, plan in zip(stage.plans, plans, strict=True):
-            run = RunFolder(plan.folder)
-            if plan.folder in results.done or plan.folder in results.diverged:
-                continue
-            if run.done:
-                results.done[before.folder] = run.path
-                continue
-            failure = run.read_failure() or {"exit": 1, "error": why}
-            results.failed[run.path] = str(failure.get("error"))
-            codes.append(int(failure.get("exit") or 1))
-            if codes[-1] == NumericError.exit_code:
-                results.diverged.add(before.folder)
-                if not stage.counts:  # an answer too
-                    codes.pop()
-                    del results.failed[run.path]
-        done |= results.done if stage.counts else {}
-        failed |= results.failed
-        try:
-            stage = stages.send(results)
-        except StopIteration as end:
-            codes += end.value
-            stage = None
-    print_end(console, list(done.values()), failed)
+                stage = stages.send(results)
+            except StopIteration as end:
+                codes += [end.value] if end.value else []
+                stage = None
+    except TimeOver:
+        over = f"{minutes:g} minute{'s are' if minutes != 1 else ' is'} over"
+        print(f"{over}: {_how_far(planned)}; the same command goes on", file=sys.stderr)
+        return
+    except (KeyboardInterrupt, SystemExit, BrokenPipeError):
+        print(f"stopped: {_how_far(planned)}; the same command runs the others", file=sys.stderr)
+        raise
+    print_end(console, done, failed)
+    if failed:
+        count = f"{len(failed)} of {len(planned)} runs failed"
+        raise SweepError(f"{count}; the same command runs them again", codes[0])
     if codes:
-        runs = (
-            f"{len(failed)} of {len(planned)} runs failed"
-            if failed
-            else "no learning rate is known"
-        )
-        raise SweepError(f"{runs}; the same command runs them again", next(filter(None, codes), 1))
+        raise SweepError("a variant diverged at every learning rate; give lower rates", codes[0])
 
 
-def _how_far(planned: set[Path], answered: int) -> str:
-    done = answered + sum(RunFolder(folder).done for folder in planned)
-    return f"{done} of {len(planned)} runs are done"
-
-
-def _announce(console: Console, home: Path, stage: Stage, found: Found) -> None:
-    """Print how many runs there are, how many are done, and which results are stale and why."""
-    if stage.title:
-        console.print(f"[bold]{stage.title}[/bold]")
-    runs, over = len(stage.plans), len(found.done) + len(found.diverged)
-    known = f", {over} already done" if over else ""
-    known += f", {len(found.begun)} to resume" if found.begun else ""
-    counted = "1 run" if runs == 1 else f"{runs:,} runs"
-    console.print(f"[bold]sweep[/bold]  {counted}{known}, in {escape(str(home))}", soft_wrap=True)
-    reasons: dict[str, list[str]] = {}
-    for old, why in found.stale.values():
-        reasons.setdefault(why, []).append(old.name)
-    for why, olds in reasons.items():
-        names = ", ".join(olds[:STALE_NAMES])
-        more = f" and {len(olds) - STALE_NAMES} more" if len(olds) > STALE_NAMES else ""
-        again = "a new run is made and the old one kept (sweep.keep_stale=true uses it instead)"
-        if len(olds) > 1:
-            again = (
-                "new runs are made and the old ones kept (sweep.keep_stale=true uses them instead)"
-            )
-        console.print(f"stale: {names}{more}: {why}; {again}", soft_wrap=True, markup=False)
+def _how_far(planned: set[Path]) -> str:
+    return f"{sum(RunFolder(folder).done for folder in planned)} of {len(planned)} runs are done"
 
 
 def _launch(
-    plans: Sequence[Plan],
-    config: DictConfig,
+    slots: int | None,
+    threads: int | None,
     launcher: Any,
     max_batch_size: int | None,
-    console: Console,
-    until: float | None,
+    plans: Sequence[Plan],
+    deadline: float | None,
 ) -> str:
     """Start the plans' runs through Hydra's launcher, whichever it is, and wait for them.
 
-    `until`: `time.monotonic()` when the sweep's minutes are over. Return why a run may have left
-    nothing behind: some launchers raise when one of their processes is killed.
+    `slots` at a time; None: as many as the launcher starts. `threads` of each; None: as they are
+    set. Return why a run may have left nothing behind: some launchers raise when one of their
+    processes is killed.
     """
-    jobs, threads = share_machine([plan.cfg for plan in plans])
-    how = f", {jobs} at a time" if jobs > 1 else ", one after the other" * (len(plans) > 1)
-    console.print(f"{len(plans)} to run{how}")
-    _set(config, "jobs", jobs)
+    how = ""
+    if slots is not None:
+        slots = min(slots, len(plans))
+        launcher.slots, launcher.runs, launcher.deadline = slots, len(plans), deadline
+        how = f", {slots} at a time" if slots > 1 else ", one after the other" * (len(plans) > 1)
+    make_console().print(f"{len(plans)} to run{how}")
     commands = []
     for plan in plans:
         folder = quoted(str(plan.folder))
-        if plan.begun:  # the `allow_targets` in a run's record does not count: pass it again
+        if RunFolder(plan.folder).begun:
+            # The `allow_targets` in a run's record does not count: pass it again.
             own = [f"resume={folder}", f"allow_targets=[{','.join(plan.cfg.allow_targets)}]"]
         else:
             own = [*plan.overrides, f"run_dir={folder}"]
             own += [f"trainer.threads={threads}"] if threads is not None else []
-        own += ["sweep.beside_others=true"] if jobs > 1 else []
+        own += ["sweep.beside_others=true"] if slots is not None and slots > 1 else []
         commands.append(own)
     size = max_batch_size or len(commands)
     why = "left no summary.json"
     for start in range(0, len(commands), size):
-        if until is not None:
-            _set(config, "minutes", max(0.0, until - time.monotonic()) / 60)
         try:
             launcher.launch(commands[start : start + size], initial_job_idx=start)
         except Exception as error:  # of the launcher itself; some runs may be done all the same
             why = f"{type(error).__name__}: {error}".splitlines()[0]
     return why
-
-
-def _set(config: DictConfig, name: str, value: Any) -> None:
-    """Set a value of the sweep's config for its launcher."""
-    with read_write(config), open_dict(config):
-        config.sweep[name] = value

@@ -1,6 +1,5 @@
 """The planned runs of a sweep, and which of them are done, according to the run folders alone."""
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
@@ -15,16 +14,9 @@ from gptattn.errors import ConfigError, NumericError, UserError
 from gptattn.runs.folder import RunFolder, begun_below, done_below, run_name
 from gptattn.settings.compose import from_hydra
 from gptattn.settings.config import TrainConfig, check
-from gptattn.settings.identity import (
-    Making,
-    at_step,
-    differences,
-    flat,
-    places,
-    settings_key,
-)
+from gptattn.settings.identity import Making, at_step, differences, flat, places, settings_key
+from gptattn.sweep.jobs import VARIANTS, Job
 
-VARIANTS = "hydra.sweeper.variants"
 DIVERGED = NumericError.exit_code
 # Exit codes after which another start would fail alike: settings, data, checkpoint, NaN.
 FINAL_EXIT_CODES = (2, 3, 4, DIVERGED)
@@ -39,14 +31,9 @@ class Plan:
     overrides: list[str]
     cfg: TrainConfig
     folder: Path
+    variant: str = ""  # the entry of hydra.sweeper.variants that it comes from, if any
     bytes_on_disk: int = 0  # expected size of the folder; 0: not known yet
     making: Making | None = None  # that the run would have if it started now; None: not known yet
-    variant: str = ""  # the entry of hydra.sweeper.variants that it comes from, if any
-
-    @property
-    def begun(self) -> bool:
-        """Whether its folder already holds a run, which this plan continues."""
-        return RunFolder(self.folder).begun
 
 
 @contextmanager
@@ -61,7 +48,7 @@ def naming(variant: str) -> Iterator[None]:
 
 
 def plan_jobs(
-    loader: ConfigLoader, config: DictConfig, jobs: dict[str, list[list[str]]], home: Path
+    loader: ConfigLoader, config: DictConfig, jobs: Sequence[Job], home: Path
 ) -> list[Plan]:
     """Return the plans of the jobs, ordered by seed first, so that a sweep that is stopped early
     has run every variant.
@@ -69,41 +56,33 @@ def plan_jobs(
     `config` is the sweep's. Jobs that differ in the seed alone share one composition, which takes
     Hydra a tenth of a second. Raises a UserError for overrides that do not compose.
     """
-    everything = [set(job) for some in jobs.values() for job in some]
-    shared = set.intersection(*everything)  # left out of the names
+    shared = set.intersection(*(set(job.overrides) for job in jobs))  # left out of the names
     composed: dict[tuple[str, ...], DictConfig] = {}
-    plans = []
+    plans: list[Plan] = []
     before = HydraConfig.instance().cfg
-    for variant, some in jobs.items():
-        for job in some:
-            seeds = [o.partition("=")[2] for o in job if o.startswith("seed=")]
-            bare = (
-                tuple(o for o in job if not o.startswith("seed=")) if len(seeds) == 1 else (*job,)
-            )
-            with naming(variant):
-                if bare not in composed:
-                    composed[bare] = loader.load_sweep_config(config, list(job))
-                cfg = deepcopy(composed[bare])
-                with open_dict(cfg):
-                    cfg.hydra.overrides.task = list(job)
-                    if len(seeds) == 1:
-                        cfg.seed = seeds[0]
-                HydraConfig.instance().set_config(cfg)
-                settings = from_hydra(cfg, cfg.hydra)
-            name = run_name(settings, [o for o in job if o not in shared])
-            plans.append(Plan(list(job), settings, home / name, variant=variant))
+    for overrides, variant in jobs:
+        seeds = [o for o in overrides if o.startswith("seed=")]
+        seedless = tuple(o for o in overrides if o not in seeds)
+        with naming(variant):
+            if seedless not in composed:
+                composed[seedless] = loader.load_sweep_config(config, overrides)
+            cfg = deepcopy(composed[seedless])
+            with open_dict(cfg):
+                cfg.hydra.overrides.task = overrides
+                if seeds:
+                    cfg.seed = seeds[-1].removeprefix("seed=")
+            HydraConfig.instance().set_config(cfg)
+            settings = from_hydra(cfg, cfg.hydra)
+        name = run_name(settings, [o for o in overrides if o not in shared])
+        plans.append(Plan(overrides, settings, home / name, variant))
     HydraConfig.instance().cfg = before
-    in_order = sorted(plans, key=lambda plan: plan.cfg.seed)
-    # What is a variant of its own in one block may be another's default: position=rope in Llama's.
-    return without_repeats(in_order) if len(jobs) > 1 else in_order
-
-
-def without_repeats(plans: Sequence[Plan]) -> list[Plan]:
-    """Return the plans without those that would make the run of an earlier one again."""
-    kept: dict[str, Plan] = {}
-    for plan in plans:
-        kept.setdefault(settings_key(asdict(plan.cfg)), plan)
-    return list(kept.values())
+    plans.sort(key=lambda plan: plan.cfg.seed)
+    if len({job.variant for job in jobs}) > 1:
+        # What is a variant of its own in one block may be another's default: position=rope in
+        # Llama's. The first of equals stays.
+        first = {settings_key(asdict(plan.cfg)): plan for plan in reversed(plans)}
+        plans = [plan for plan in plans if first[settings_key(asdict(plan.cfg))] is plan]
+    return plans
 
 
 def check_plans(plans: Sequence[Plan]) -> list[Plan]:
@@ -116,7 +95,7 @@ def check_plans(plans: Sequence[Plan]) -> list[Plan]:
     # Keep only this of each check: the data and weights of many runs would fill the memory.
     known: dict[str, tuple[TrainConfig, int, Making | None]] = {}
     broken: dict[str, Exception] = {}
-    ready = []
+    checked = []
     for plan in plans:
         cfg = plan.cfg
         # The key holds all other settings, also those without influence on the result: a wrong
@@ -132,32 +111,29 @@ def check_plans(plans: Sequence[Plan]) -> list[Plan]:
                 )
             if key not in known:
                 try:
-                    made = preflight(cfg)
-                    known[key] = made.cfg, made.bytes_on_disk, made.making
+                    ready = preflight(cfg)
+                    known[key] = ready.cfg, ready.bytes_on_disk, ready.making
                 except UserError:
                     raise
                 except Exception as error:
                     # The variant's code fails, not a setting: let its own runs fail, no others.
                     broken[key], known[key] = error, (cfg, 0, None)
-        checked, size, making = known[key]
-        checked = replace(checked, **{name: getattr(cfg, name) for name in NOT_CHECKED})
-        ready.append(replace(plan, cfg=checked, bytes_on_disk=size, making=making))
+        found, size, making = known[key]
+        found = replace(found, **{name: getattr(cfg, name) for name in NOT_CHECKED})
+        checked.append(replace(plan, cfg=found, bytes_on_disk=size, making=making))
     if broken and broken.keys() == known.keys():
         raise next(iter(broken.values()))  # nothing can run
-    twice = [folder for folder, n in Counter(p.folder for p in ready).items() if n > 1]
-    assert not twice, "names have a random part"
-    return ready
+    return checked
 
 
 @dataclass(frozen=True)
 class Found:
     """What the sweep's folder holds of some plans, by the folders of the plans."""
 
-    done: dict[Path, Path]  # plan folder -> finished run that makes the plan unnecessary
-    begun: dict[Path, Path]  # plan folder -> unfinished run that can be resumed
-    diverged: set[Path]  # plan folders of which an equal run has diverged
-    # Plan folder -> (run with the same settings but another making, how the makings differ).
-    stale: dict[Path, tuple[Path, str]]
+    done: dict[Path, Path]  # -> finished run that makes the plan unnecessary
+    begun: dict[Path, Path]  # -> unfinished run that can be resumed
+    diverged: set[Path]  # of which an equal run has diverged
+    stale: dict[Path, tuple[Path, str]]  # -> run of another making, and how the makings differ
 
 
 def find_runs(plans: Sequence[Plan]) -> Found:
@@ -167,46 +143,51 @@ def find_runs(plans: Sequence[Plan]) -> Found:
     An unfinished one counts if it has a checkpoint, unless it would fail again.
     """
     found = Found({}, {}, set(), {})
-    known: dict[Path, dict[str, list[tuple[RunFolder, int | None]]]] = {}
+    known = {home: _by_settings(home) for home in {plan.folder.parent for plan in plans}}
     for plan in plans:
-        home, keep_stale = plan.folder.parent, plan.cfg.sweep.keep_stale
         if plan.cfg.sweep.fresh:
             continue
-        if home not in known:
-            known[home] = _by_settings(home)
-        taken = {*found.done.values(), *found.begun.values()}
-        for run, until in reversed(known[home].get(settings_key(asdict(plan.cfg)), [])):
-            why = _difference(run, plan, until)
-            if why and not _same_places(run, plan):
+        begun = stale = None
+        same = known[plan.folder.parent].get(settings_key(asdict(plan.cfg)), [])
+        for run, until in same:
+            was = run.read_making()
+            was = at_step(was, until) if was and until else was
+            why = "its current code is unknown"
+            if plan.making is not None:
+                why = ", ".join(differences(was, plan.making))
+            if why and places(flat(run.read_settings())) != places(flat(asdict(plan.cfg))):
                 continue  # the command names other files: neither done nor stale
             failure = (run.read_failure() or {}).get("exit")
-            if why and not keep_stale:
+            if why and not plan.cfg.sweep.keep_stale:
                 if run.done or run.has_checkpoint:
-                    found.stale.setdefault(plan.folder, (run.path, why))
+                    stale = stale or (run.path, why)
             elif run.done:
                 found.done[plan.folder] = run.path
                 break
             elif failure == DIVERGED:
                 found.diverged.add(plan.folder)
-            elif failure not in FINAL_EXIT_CODES and run.has_checkpoint and run.path not in taken:
-                found.begun.setdefault(plan.folder, run.path)
-        if plan.folder in found.done:
-            found.begun.pop(plan.folder, None)
-            found.stale.pop(plan.folder, None)
-            found.diverged.discard(plan.folder)
-        elif plan.folder in found.begun:
-            found.stale.pop(plan.folder, None)
+            elif (
+                failure not in FINAL_EXIT_CODES
+                and run.has_checkpoint
+                and run.path not in found.begun.values()
+            ):
+                begun = begun or run.path
+        else:
+            if begun is not None:
+                found.begun[plan.folder] = begun
+            elif stale is not None:
+                found.stale[plan.folder] = stale
     return found
 
 
 def _by_settings(home: Path) -> dict[str, list[tuple[RunFolder, int | None]]]:
-    """Return `settings_key` -> the runs below `home`, unfinished ones first, then by age.
+    """Return `settings_key` -> the runs below `home`, those that are done first, then the newest.
 
     With each the step where its first budget ended, if it was extended after that.
     """
     runs: dict[str, list[tuple[RunFolder, int | None]]] = {}
-    done = done_below(home)
-    for run in [*(run for run in begun_below(home) if not run.done), *done]:
+    begun = [run for run in begun_below(home) if not run.done]
+    for run in [*reversed(done_below(home)), *reversed(begun)]:
         summary = run.finished() or {}
         if run.done and not summary:
             continue
@@ -219,20 +200,3 @@ def _by_settings(home: Path) -> dict[str, list[tuple[RunFolder, int | None]]]:
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
             continue  # an incomplete record does not count: the run is made again
     return runs
-
-
-def _difference(run: RunFolder, plan: Plan, until: int | None) -> str:
-    """Return how the run's making differs from the plan's; "" if it does not.
-
-    `until` is the last step of the run that counts; None: all of its steps.
-    """
-    if plan.making is None:
-        return "its current code is unknown"
-    was = run.read_making()
-    was = at_step(was, until) if was and until else was
-    return ", ".join(differences(was, plan.making))
-
-
-def _same_places(run: RunFolder, plan: Plan) -> bool:
-    """Whether the run has the same paths of text and weights as the plan."""
-    return places(flat(run.read_settings())) == places(flat(asdict(plan.cfg)))

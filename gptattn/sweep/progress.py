@@ -1,75 +1,72 @@
-"""Shows how far a sweep is: one bar over all runs, and a line for each run that ends."""
+"""What a sweep prints: what is planned, how far it is, and how its runs have ended."""
 
-import time
-from collections.abc import Sequence
+import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
+from rich.markup import escape
+from rich.table import Table
 from rich.text import Text
 
+from gptattn import command
 from gptattn.machine.console import span
 from gptattn.runs.folder import RunFolder
-from gptattn.runs.rows import share_done
+from gptattn.sweep.plan import Found
 
-BAR_SECONDS = 2.0  # between reads of the active runs' metrics.jsonl
+STALE_NAMES = 3  # run names in one line
 
 
-class SweepProgress:
-    """Shows `total` runs, `slots` at a time. The time left comes from the runs that have ended."""
+def print_plan(console: Console, home: Path, runs: int, over: int, found: Found) -> None:
+    """Print how many runs there are, how many are done, and which results are stale and why."""
+    known = f", {over} already done" if over else ""
+    known += f", {len(found.begun)} to resume" if found.begun else ""
+    counted = "1 run" if runs == 1 else f"{runs:,} runs"
+    console.print(f"[bold]sweep[/bold]  {counted}{known}, in {escape(str(home))}", soft_wrap=True)
+    reasons: dict[str, list[str]] = {}
+    for old, why in found.stale.values():
+        reasons.setdefault(why, []).append(old.name)
+    for why, olds in reasons.items():
+        names = ", ".join(olds[:STALE_NAMES])
+        more = f" and {len(olds) - STALE_NAMES} more" if len(olds) > STALE_NAMES else ""
+        line = f"stale: {names}{more}: {why}; made again, and the old kept"
+        console.print(f"{line} (sweep.keep_stale=true uses the old)", soft_wrap=True, markup=False)
 
-    def __init__(self, console: Console, total: int, slots: int) -> None:
-        self.console, self.total, self.slots = console, total, slots
-        self._took: list[float] = []  # seconds of the runs that are done
-        self._ended, self._failed, self._looked = 0, 0, 0.0
-        self._bar: Progress | None = None
 
-    def __enter__(self) -> "SweepProgress":
-        if self.console.is_terminal:
-            self._bar = Progress(
-                TextColumn("[bold]{task.description}"),
-                BarColumn(),
-                TextColumn("{task.fields[shown]}"),
-                console=self.console,
-                refresh_per_second=2,
-                transient=True,
-            )
-            self._bar.add_task("sweep", total=float(self.total), shown="")
-            self._bar.start()
-        return self
+def end_line(folder: Path, seconds: float) -> str:
+    """Return a line with the run's loss and duration, or why it failed."""
+    run = RunFolder(folder)
+    if run.done:
+        loss = run.final_loss()
+        value = "" if loss is None else f"val loss {loss:.4f}, "
+        return f"done {folder.name}: {value}{span(seconds)}"
+    return f"FAILED {folder.name}: {(run.read_failure() or {}).get('error', 'no summary')}"
 
-    def __exit__(self, *args: object) -> None:
-        if self._bar is not None:
-            self._bar.stop()
 
-    def ended(self, folder: Path, seconds: float) -> None:
-        """Print a line with the run's loss and duration, or why it failed."""
-        run = RunFolder(folder)
-        self._ended += 1
-        if run.done:
-            self._took.append(seconds)
-            loss = run.final_loss()
-            end = f"done {folder.name}: {'' if loss is None else f'val loss {loss:.4f}, '}"
-            end += span(seconds)
-        else:
-            self._failed += 1
-            end = f"FAILED {folder.name}: {(run.read_failure() or {}).get('error', 'no summary')}"
-        # Text keeps rich from reading a name or a reason as markup.
-        self.console.print(Text(f"[{self._ended}/{self.total}] {end}{self._left()}"))
+def print_end(console: Console, done: Sequence[Path], failed: Mapping[Path, str]) -> None:
+    """Print losses and costs of the finished runs, and why the others failed."""
+    if done:
+        from gptattn.compare.extended import at_first_budgets
+        from gptattn.compare.finished_runs import read_runs
+        from gptattn.compare.sections import differences
+        from gptattn.compare.table import terminal_table
 
-    def _left(self) -> str:
-        runs = self.total - self._ended
-        if not runs or not self._took:
-            return ""
-        rounds = -(-runs // self.slots)
-        return f"; about {span(rounds * sum(self._took) / len(self._took))} left"
-
-    def show(self, active: Sequence[Path]) -> None:
-        """Update the bar from the active runs' records."""
-        if self._bar is None or time.monotonic() - self._looked < BAR_SECONDS:
-            return
-        self._looked = time.monotonic()
-        done = self._ended + sum(share_done(RunFolder(folder)) for folder in active)
-        shown = f"{self._ended} of {self.total} runs"
-        shown += f", {self._failed} failed" if self._failed else ""
-        self._bar.update(self._bar.task_ids[0], completed=done, shown=shown + self._left())
+        runs = read_runs(done)[0]
+        # Show an extended run as it was when its first budget ended, as the report does.
+        runs = at_first_budgets(runs)[0][: len(runs)]
+        title = f"{len(runs)} run{'s' * (len(runs) > 1)}"
+        console.print(terminal_table(runs, title, console.width))
+        folders = sorted({path.parent for path in done})
+        # The report reads whole folders, which may also hold runs of other commands.
+        apart = bool(differences(read_runs(folders)[0]))
+        arguments = [*map(str, folders), *["--split"] * apart]
+        console.print(f"report: {command('compare')} {shlex.join(arguments)}", soft_wrap=True)
+    if failed:
+        table = Table(title="failed", title_justify="left", box=box.SIMPLE_HEAD)
+        table.add_column("run", overflow="fold")
+        table.add_column("why", overflow="fold")
+        for path, why in failed.items():
+            log = RunFolder(path).console_file
+            table.add_row(Text(path.name), Text(f"{why}\n{log}" if log.is_file() else why))
+        console.print(table)

@@ -1,135 +1,123 @@
-"""The stages of a sweep that trains each variant at its own best learning rate.
+"""`hydra.sweeper.tune`: a first stage finds each variant's learning rate.
 
-The first stage trains every variant at every rate, with a seed of its own, in the subfolder
-`tuning`; the second trains each variant with the seeds to compare, at the rate with the lowest
-final validation loss. Reports leave the runs of the first stage out.
+It trains every variant at every rate, with a seed of its own, in the subfolder `tuning`. The sweep
+then runs each variant at the rate with the lowest final validation loss. Reports leave the runs of
+the first stage out.
 """
 
 import math
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from gptattn.errors import ConfigError, NumericError
+from gptattn.errors import ConfigError
 from gptattn.machine.console import make_console
-from gptattn.runs.folder import TUNING, RunFolder
-from gptattn.settings.values import check_choice
-from gptattn.sweep.jobs import Jobs
-from gptattn.sweep.plan import Plan
-from gptattn.sweep.replaced import cell_of, mark_replaced
-from gptattn.sweep.stages import Among, PlanJobs, Stage, Stages
+from gptattn.runs.folder import TUNING, RunFolder, begun_below, done_below
+from gptattn.settings.identity import settings_key
+from gptattn.settings.values import Range, check_choice, check_values, typed, within
+from gptattn.sweep.jobs import Job
+from gptattn.sweep.plan import DIVERGED, Plan
+from gptattn.sweep.stages import Results, Stage
 
 FIELD = "hydra.sweeper.tune"
-SEED, RATE = re.compile(r"\+*seed="), re.compile(r"\+*optim\.lr=")
+RATE = re.compile(r"\+*optim\.lr=")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Tune:
     """The rates to try for each variant, and the seed to try them with."""
 
-    lr: Sequence[float]
-    seed: int  # none of those that are compared
+    lr: list[float]
+    seed: int = field(metadata=within(least=0))  # none of those that are compared
 
 
 def tune_of(node: Mapping[str, Any]) -> Tune:
     """Read `hydra.sweeper.tune`. Raises ConfigError, which names the key."""
-    names = [field.name for field in fields(Tune)]
     for name in node:
-        check_choice(f"{FIELD} key", str(name), names)
-    for name in names:
-        if node.get(name) is None:
-            raise ConfigError(f"{FIELD}.{name}", "is missing; give a value")
-    rates, seed = node["lr"], node["seed"]
-    if isinstance(rates, str | int | float) or not rates:
-        raise ConfigError(
-            f"{FIELD}.lr", f"{rates} is not a list of rates; give one, as [1e-3,2e-3]"
-        )
-    for rate in rates:
-        if type(rate) not in (int, float) or not math.isfinite(rate) or rate <= 0:
-            raise ConfigError(f"{FIELD}.lr", f"{rate!r} is not a positive number; give one above 0")
-    if len(set(rates)) < len(rates):
-        raise ConfigError(f"{FIELD}.lr", f"{rates} has a rate twice; give each once")
-    if type(seed) is not int or seed < 0:
-        raise ConfigError(f"{FIELD}.seed", f"{seed!r} is not a seed; give a whole number from 0")
-    return Tune(sorted(map(float, rates)), seed)
+        check_choice(f"{FIELD} key", str(name), [field.name for field in fields(Tune)])
+    try:
+        tune = typed(Tune, node)
+    except ConfigError as error:
+        raise ConfigError(f"{FIELD}.{error.field}", error.message) from error
+    check_values(tune, f"{FIELD}.")
+    if not tune.lr:
+        raise ConfigError(f"{FIELD}.lr", "is empty; give one rate or more, as [1e-3,2e-3]")
+    for rate in tune.lr:
+        Range(above=0).check(f"{FIELD}.lr", rate)
+    return Tune(sorted(set(tune.lr)), tune.seed)
 
 
-def at_rates(tune: Tune, jobs: Sequence[list[str]]) -> tuple[list[list[str]], list[list[str]]]:
-    """Return the overrides of both stages' runs: to tune, and to compare at any of the rates.
-
-    Raises ConfigError if a job sets the rate itself.
-    """
-    for override in (override for job in jobs for override in job):
+def at_rates(tune: Tune, jobs: Sequence[Job]) -> list[Job]:
+    """Return each job at each of the rates. Raises ConfigError if one sets the rate itself."""
+    for override in (override for job in jobs for override in job.overrides):
         if RATE.match(override):
             raise ConfigError(
                 override.partition("=")[0].lstrip("+"),
-                f"has no place beside {FIELD}, which chooses the learning rate; leave one out",
+                f"cannot be combined with {FIELD}, which chooses it; leave one of them out",
             )
-    seedless = {tuple(o for o in job if not SEED.match(o)): None for job in jobs}
-    rates = [f"optim.lr={rate!r}" for rate in tune.lr]
-    return (
-        [[*job, f"seed={tune.seed}", rate] for job in seedless for rate in rates],
-        [[*job, rate] for job in jobs for rate in rates],
-    )
-
-
-def tune_stages(node: Mapping[str, Any], jobs: Jobs, plan: PlanJobs, among: Among = list) -> Stages:
-    """Train each variant at each rate, then those to compare at the best rate of each.
-
-    Of the second stage's plans only those count that `among` returns. Raises ConfigError if the
-    tuning seed is among those that are compared.
-    """
-    tune = tune_of(node)
-    both = {variant: at_rates(tune, own) for variant, own in jobs.items()}
-    first = [
-        replace(one, folder=one.folder.parent / TUNING / one.folder.name)
-        for one in plan({variant: own for variant, (own, _) in both.items()})
+    return [
+        Job([*job.overrides, f"optim.lr={rate!r}"], job.variant) for job in jobs for rate in tune.lr
     ]
-    candidates = among(plan({variant: own for variant, (_, own) in both.items()}))
-    if tune.seed in {one.cfg.seed for one in candidates}:
-        raise ConfigError(
-            f"{FIELD}.seed", f"{tune.seed} is one of the seeds to compare; give another"
-        )
-    results = yield Stage(first, "stage 1 of 2  each variant at each learning rate", counts=False)
+
+
+def cell_of(settings: Mapping[str, Any]) -> str:
+    """Return a key that is equal for settings that differ only in seed and learning rate."""
+    return settings_key({**settings, "seed": 0, "optim": {**settings["optim"], "lr": 1.0}})
+
+
+def cell_and_rate(folder: RunFolder) -> tuple[str, float] | None:
+    """Return `cell_of` the settings of the run in the folder, and its rate; None if damaged."""
+    try:
+        settings = folder.read_settings()
+        return cell_of(settings), float(settings["optim"]["lr"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+
+
+def tune_stage(
+    trials: Sequence[Plan], candidates: Sequence[Plan]
+) -> Generator[Stage, Results, tuple[list[Plan], int]]:
+    """Run the trials; return the candidates at the best rate of each variant, and an exit code.
+
+    The code is not 0 if a variant diverged at every rate. A variant of which a trial failed
+    otherwise is skipped: a rate that is tried later could be better, and it would have runs at two.
+    """
+    results = yield Stage([*trials], "stage 1 of 2  each variant at each learning rate", False)
 
     # Loss by rate of each variant; infinite: it diverged, None: it is not known.
     losses: dict[str, dict[float, float | None]] = {}
-    named: dict[str, Plan] = {}
-    for one in sorted(first, key=lambda one: one.cfg.optim.lr):
-        loss = math.inf if one.folder in results.diverged else None
-        if one.folder in results.done:
-            loss = RunFolder(results.done[one.folder]).final_loss()
-        cell = cell_of(asdict(one.cfg))
-        losses.setdefault(cell, {})[one.cfg.optim.lr] = loss
-        named.setdefault(cell, one)
-    common = set.intersection(*(set(one.overrides) for one in first))
+    names: dict[str, str] = {}
+    common = set.intersection(*(set(trial.overrides) for trial in trials))
+    for trial in sorted(trials, key=lambda trial: trial.cfg.optim.lr):
+        loss = None
+        if trial.folder in results:
+            run = results[trial.folder]
+            loss = math.inf if run is None else RunFolder(run).final_loss()
+        cell = cell_of(asdict(trial.cfg))
+        losses.setdefault(cell, {})[trial.cfg.optim.lr] = loss
+        own = [o for o in trial.overrides if o not in common and not RATE.match(o)]
+        names[cell] = "".join(f"{override} " for override in own)
     best: dict[str, float] = {}
-    lines, codes = [], []
+    lines, code = [], 0
     for cell, tried in losses.items():
-        own = [o for o in named[cell].overrides if o not in common and not RATE.match(o)]
         known = {rate: loss for rate, loss in tried.items() if loss is not None}
         if len(known) < len(tried):
-            # A rate tried later could be better, and one variant would have runs at two.
-            lines.append(" ".join([*own, "skipped: not all of its learning rates are known"]))
+            lines.append(f"{names[cell]}skipped: not all of its learning rates are known")
         elif min(known.values()) == math.inf:
-            lines.append(" ".join([*own, "skipped: it diverged at every learning rate"]))
-            codes.append(NumericError.exit_code)
+            lines.append(f"{names[cell]}skipped: it diverged at every learning rate")
+            code = DIVERGED
         else:
             best[cell] = min(known, key=lambda rate: (known[rate], rate))
-            lines.append(" ".join([*own, rate_words(known)]))
+            lines.append(names[cell] + rate_words(known))
     chosen = [one for one in candidates if best.get(cell_of(asdict(one.cfg))) == one.cfg.optim.lr]
     if count := mark_replaced(chosen):
         lines.append(
             f"replaced: {count} run{'s' * (count > 1)} at a learning rate that is no longer the "
             "best; reports leave them out"
         )
-    if chosen:
-        title = "stage 2 of 2  each variant at its best learning rate"
-        yield Stage(chosen, title, lines=lines)
-    elif lines:
-        make_console().print("\n".join(lines), markup=False, soft_wrap=True)
-    return codes
+    make_console().print("\n".join(lines), markup=False, soft_wrap=True)
+    return chosen, code
 
 
 def rate_words(losses: Mapping[float, float]) -> str:
@@ -147,3 +135,27 @@ def rate_words(losses: Mapping[float, float]) -> str:
         side = ("lowest", "below") if best == min(losses) else ("highest", "above")
         words += f", the {side[0]} that was tried: a better one may lie {side[1]}"
     return words
+
+
+def mark_replaced(chosen: Sequence[Plan]) -> int:
+    """Mark finished runs of the plans' variants at other rates, of whatever seed.
+
+    It is for reports to leave them out, once a rate that was added to those of a sweep turns out to
+    be better. A rate counts that was tried in the folder of tuning runs; others are the user's own.
+    Runs at the plans' rates lose their mark. Return how many runs were marked.
+    """
+    count = 0
+    best = {cell_of(asdict(plan.cfg)): plan.cfg.optim.lr for plan in chosen}
+    for home in {plan.folder.parent for plan in chosen}:
+        tried = {cell_and_rate(folder) for folder in begun_below(home / TUNING)}
+        for folder in done_below(home):
+            found = cell_and_rate(folder)
+            if found is None or found[0] not in best:
+                continue
+            cell, rate = found
+            if rate == best[cell]:
+                folder.replaced_file.unlink(missing_ok=True)
+            elif found in tried and not folder.replaced:
+                folder.mark_replaced(f"learning rate {best[cell]:g} is better than {rate:g}")
+                count += 1
+    return count

@@ -20,7 +20,7 @@ from gptattn.compare.results import Comparison, Section
 from gptattn.compare.sections import comparable_sets
 from gptattn.compare.table import report_table
 from gptattn.compare.verdicts import headline
-from gptattn.sweep.end_tables import print_end
+from gptattn.sweep.progress import print_end
 
 SMALL = {"mha": [3.00, 3.01, 3.02, 3.03], "gqa": [3.11, 3.13, 3.13, 3.15]}
 LARGE = {"mha": [2.00, 2.01, 2.02, 2.03], "gqa": [1.91, 1.91, 1.89, 1.93]}

@@ -12,7 +12,7 @@ from gptattn.settings.build import build_model
 from gptattn.settings.compose import CONF, settings
 from gptattn.settings.config import LadderConfig
 from gptattn.settings.values import typed
-from gptattn.sweep.rungs import parameters, rungs
+from gptattn.sweep.jobs import parameters, rungs
 
 
 def test_each_size_has_its_width_its_layers_and_tokens_in_proportion() -> None:
@@ -34,9 +34,8 @@ def test_the_parameters_are_the_matrices_of_the_blocks() -> None:
 @pytest.mark.parametrize(
     ("sizes", "said"),
     [
-        ([], r"\[\] do not grow"),
-        (["16x2", "8x2"], r"\[16x2,8x2\] do not grow"),
-        (["16x2", "16x2"], ".* do not grow"),
+        (["16x2", "8x2"], "8x2 is not larger than the size before; sort them"),
+        (["16x2", "16x2"], "16x2 is not larger"),
         (["64"], "'64' is not a size; give model.d_model x model.num_layers, as 64x2"),
         (["0x2"], "'0x2' is not a size"),
     ],
@@ -90,5 +89,5 @@ def test_what_the_ladder_sets_has_no_place_beside_it(
 ) -> None:
     assert command(tmp_path, *free(arguments(tmp_path)), *more) == 2
     (line,) = capfd.readouterr().err.splitlines()
-    assert line.startswith(f"error: {field}: has no place beside ladder.sizes; leave one")
+    assert line.startswith(f"error: {field}: cannot be combined with ladder.sizes; leave one")
     assert not (tmp_path / "outputs").exists()

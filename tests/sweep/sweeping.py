@@ -1,0 +1,95 @@
+"""Sweeps in this process, whose launcher ends each run at once with a loss of the test's choice."""
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from runfolders import write_run
+from support import tiny
+
+from gptattn.runs.folder import RunFolder
+from gptattn.settings.compose import CONF, from_hydra
+from gptattn.settings.config import TrainConfig
+from gptattn.sweep.loop import run_sweep
+from gptattn.training.preflight import Ready, preflight
+
+# A loss ends the run well, an int fails it with that exit code, and an exception goes through.
+Outcome = float | int | BaseException
+OF_A_RUN = ("seed=", "optim.lr=", "run_dir=", "resume=")
+OWN = ("budget.steps=1", "validation.count=1", "sample.tokens=0", "checkpoint=false")
+
+
+class Launcher:
+    """A launcher of Hydra, as a sweep's loop uses it."""
+
+    def __init__(self, outcome: Callable[[TrainConfig], Outcome]) -> None:
+        self.outcome = outcome
+        self.loader: Any = None
+        self.config: Any = None
+        self.launched: list[tuple[str, int]] = []  # variant and seed, in order
+        self.resumed: list[str] = []  # names of run folders
+        self.batches: list[tuple[int, int]] = []  # where each begins, and its length
+        self._known: dict[tuple[str, ...], Ready] = {}
+
+    def launch(self, jobs: Sequence[Sequence[str]], initial_job_idx: int) -> list[object]:
+        self.batches.append((initial_job_idx, len(jobs)))
+        for overrides in jobs:
+            own = dict(o.split("=", 1) for o in overrides if o.startswith(OF_A_RUN))
+            if "resume" in own:
+                self.resumed.append(Path(own["resume"].strip("'")).name)
+                continue
+            ready = self._ready(tuple(o for o in overrides if not o.startswith(OF_A_RUN)))
+            optim = replace(ready.cfg.optim, lr=float(own.get("optim.lr", ready.cfg.optim.lr)))
+            cfg = replace(ready.cfg, seed=int(own.get("seed", 1)), optim=optim)
+            self.launched.append((cfg.variant, cfg.seed))
+            outcome, run = self.outcome(cfg), RunFolder(Path(own["run_dir"].strip("'")))
+            if isinstance(outcome, BaseException):
+                raise outcome
+            if isinstance(outcome, float):
+                seconds = {"progress/seconds": 60.0}
+                write_run(run.path, cfg.variant, cfg.seed, outcome, metrics=seconds)
+            run.path.mkdir(parents=True, exist_ok=True)
+            run.write_settings(cfg)
+            run.write_making(ready.making)
+            if isinstance(outcome, int):
+                run.write_failure(outcome, "it is unlucky")
+        return []
+
+    def _ready(self, overrides: tuple[str, ...]) -> Ready:
+        """Compose and check what runs with these overrides share."""
+        if overrides not in self._known:
+            node = self.loader.load_sweep_config(self.config, list(overrides))
+            HydraConfig.instance().set_config(node)
+            self._known[overrides] = preflight(from_hydra(node, node.hydra))
+        return self._known[overrides]
+
+
+def sweep(
+    folder: Path,
+    launcher: Launcher,
+    *arguments: str,
+    variants: Sequence[str] | None = None,
+    tune: dict[str, Any] | None = None,
+    max_batch_size: int | None = None,
+) -> None:
+    """Run `train.py -m ARGUMENTS` in `folder`, as Hydra's sweeper would, with this launcher."""
+    given = [a for a in arguments if a.startswith("sweep.")]
+    swept = [a for a in arguments if a not in given]
+    sweeper = SimpleNamespace(variants=variants, tune=tune, max_batch_size=max_batch_size)
+    with (
+        contextlib.chdir(folder),
+        initialize_config_dir(version_base="1.3", config_dir=str(CONF)),
+    ):
+        loader = GlobalHydra.instance().config_loader()
+        own = tiny(folder, *OWN, *given)
+        config = loader.load_configuration("train", own, run_mode=RunMode.MULTIRUN)
+        HydraConfig.instance().set_config(config)
+        launcher.loader, launcher.config = loader, config
+        run_sweep(loader, config, launcher, sweeper, [*own, *swept])

@@ -1,0 +1,252 @@
+"""Sweeps as typed, with a process for each run; mistakes are found before any of them starts."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+from support import command, config, run_folders, series, summary, tiny, train
+from torture import fingerprint
+
+from gptattn.machine.lock import is_locked, locked
+from gptattn.runs.folder import RunFolder
+from gptattn.runs.sweep_states import SWEEP_LOCK
+from gptattn.settings.compose import CONF
+
+HOME = Path("outputs", "scratch")
+TRAIN = str(CONF.parent / "train.py")
+
+# A user's module, whose `how` says which run fails, and how.
+MODULE = """
+import os
+import torch
+from gptattn.attention import MultiHeadAttention
+
+class Faulty(MultiHeadAttention):
+    def __init__(self, d_in, d_out, context_length, num_heads, how, **common):
+        super().__init__(d_in, d_out, context_length, num_heads, **common)
+        self.how = how
+        if how == "refuse":
+            raise RuntimeError("cannot be built")
+
+    def forward(self, x, *args, **kwargs):
+        if self.how == "raise" and x.device.type != "meta":
+            return x @ torch.zeros(7, 5)
+        if self.how == "memory" and x.device.type != "meta":
+            raise MemoryError
+        if self.how == "kill" and x.device.type != "meta":
+            os.kill(os.getpid(), 9)
+        return super().forward(x, *args, **kwargs)
+"""
+
+
+def sweep(folder: Path, *overrides: str) -> int:
+    return command(folder, "-m", *tiny(folder, *overrides))
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sweep of four runs, two at a time if there are two cores. Not to be changed."""
+    folder = tmp_path_factory.mktemp("four")
+    assert sweep(folder, "attn=mha,gqa", "seed=1,2", "hydra.sweeper.max_batch_size=3") == 0
+    return folder
+
+
+def test_every_combination_is_a_run_in_a_process_of_its_own(four: Path) -> None:
+    runs = run_folders(four)
+    found = sorted((config(run)["choices"]["attn"], config(run)["seed"]) for run in runs)
+    assert found == [("gqa", 1), ("gqa", 2), ("mha", 1), ("mha", 2)]
+    for run in runs:
+        assert run.parent == four / HOME
+        assert run.name.startswith(f"{summary(run)['variant']}_s{summary(run)['seed']}_")
+        assert (run / "console.log").read_text().endswith(f"logdir {HOME}\n")
+        assert not is_locked(run / ".lock")
+    assert {path.name for path in four.iterdir()} == {"cache", "outputs", "text.txt"}
+
+
+def test_a_run_of_a_sweep_has_the_losses_of_the_same_command_alone(
+    four: Path, tmp_path: Path
+) -> None:
+    one = train(tmp_path, "attn=gqa", "seed=2", f"data.path={four / 'text.txt'}")
+    (same,) = (run for run in run_folders(four) if run.name.startswith("gqa_s2"))
+    assert series(one, "train/loss") == series(same, "train/loss")
+    assert series(one, "val/loss") == series(same, "val/loss")
+
+
+# Mistakes
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (("attn=mha,gqaa",), "attn: 'gqaa' is unknown; did you mean gqa?"),
+        (("attn=mha,gqa", "model.num_heads=4,3"), "model.num_heads: "),
+        (("match=params", "match_to=mhaa", "seed=1,2"), "match_to: 'mhaa'"),
+        (("sweep.jobs=99", "attn=mha,gqa", "trainer.threads=null"), "sweep.jobs: 99 runs at once"),
+        (("seed=range(3,1)",), "seed: has no value; give one or more"),
+        (("hydra/launcher=basic", "sweep.minutes=1"), "sweep.minutes: needs launcher=processes"),
+        (("launcher=ray",), "launcher: needs its plugin: pip install hydra-ray-launcher"),
+        (("launcher=joblib",), "launcher: needs its plugin: pip install hydra-joblib-launcher"),
+        (("trainer.devices=2",), "trainer.devices: a sweep trains each run in one process"),
+        (("hydra.sweeper.variants=['attn=mha seed=1']", "seed=1,2"), "seed: is also in hydra."),
+        (("hydra.sweeper.variants=['attn=mha part=[gate']",), "hydra.sweeper.variants: 'attn=mha"),
+        (("hydra.sweeper.variants=['attn=mha hydra.run.dir=x']",), "hydra.sweeper.variants: 'att"),
+        (("hydra.sweeper.variants=['attn=gqa attn.num_kv_heads=3']",), "attn.num_kv_heads: "),
+        (("hydra.sweeper.tune={lr:[1e-3],seed:1}",), "hydra.sweeper.tune.seed: 1 is one of"),
+        (("hydra.sweeper.tune={lr:[1e-3]}",), "hydra.sweeper.tune.seed: is missing"),
+        (("hydra.sweeper.tune={lr:[1e-3],seed:0}", "optim.lr=1"), "optim.lr: cannot be combined"),
+        (("attn=mha,gqa", "seed=1,2", "sweep.until=0.1"), "sweep.until: 0.1 needs 5 seeds"),
+        (("attn=mha", "seed=1,2,3,4,5", "sweep.until=0.1"), "sweep.until: 0.1 has one variant"),
+        (
+            ("attn=mha,gqa", "seed=1,2,3,4,5", "sweep.until=0.1", "sweep.max_seeds=4"),
+            "sweep.max_seeds: 4 is less than the 5 seeds given",
+        ),
+        (
+            ("attn=mha,gqa", "seed=1,2,3,4,5", "sweep.until=0.1", "sweep.keep_stale=true"),
+            "sweep.until: cannot be combined with sweep.keep_stale",
+        ),
+    ],
+)
+def test_a_mistake_is_one_line_and_leaves_nothing_behind(
+    overrides: tuple[str, ...], said: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert sweep(tmp_path, *overrides) == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith(f"error: {said}")
+    if "gqa attn.num_kv_heads" in overrides[0]:
+        assert line.endswith("; in hydra.sweeper.variants: attn=gqa attn.num_kv_heads=3")
+    assert not (tmp_path / "outputs").exists()
+
+
+def test_a_second_sweep_in_the_folder_is_refused(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with locked(tmp_path / HOME / SWEEP_LOCK, "test", "busy"):
+        assert sweep(tmp_path, "attn=mha,gqa") == 6
+    assert capfd.readouterr().err.startswith("error: hydra.sweep.dir: another process is running")
+
+
+def test_when_its_minutes_are_over_a_sweep_ends_well_and_says_how_far_it_is(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert sweep(tmp_path, "attn=mha,gqa", "sweep.minutes=1e-9") == 0
+    said = "1e-09 minutes are over: 0 of 2 runs are done; the same command goes on\n"
+    assert capfd.readouterr().err == said
+    assert run_folders(tmp_path) == []
+
+
+# Faults
+
+
+@pytest.mark.slow
+def test_a_run_that_fails_in_any_way_costs_only_itself(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "faulty_attention.py").write_text(MODULE, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path / "own")
+    own = ("attn._target_=faulty_attention.Faulty", "allow_targets=[faulty_attention]")
+    hows = "+attn.how=kill,raise,memory,refuse,not"
+    assert sweep(tmp_path, *own, hows, "sweep.jobs=1") == 137
+    out, err = capfd.readouterr()
+    assert "5 to run, one after the other" in out
+    assert err.endswith("4 of 5 runs failed; the same command runs them again\n")
+    (done,) = run_folders(tmp_path)
+    assert config(done)["attn"]["how"] == "not"
+    failures = {}
+    for run in (tmp_path / HOME).glob("*/failure.json"):
+        (how,) = (h for h in ("kill", "raise", "memory", "refuse") if f"how-{h}" in str(run))
+        failure = json.loads(run.read_text())
+        failures[how] = (failure["exit"], failure["error"])
+        if how != "kill":
+            assert "Traceback" in (run.parent / "console.log").read_text()
+    assert failures["kill"] == (137, "killed by SIGKILL; perhaps the machine ran out of memory")
+    assert failures["memory"][0] == 8
+    code, why = failures["raise"]
+    assert code == 1
+    assert "faulty_attention.py:18: RuntimeError: mat1 and mat2 shapes cannot be" in why
+    assert failures["refuse"][1].endswith("RuntimeError: cannot be built")
+    assert sweep(tmp_path, *own, hows, "sweep.jobs=1") == 137  # nothing passes for done
+    assert "5 runs, 1 already done" in capfd.readouterr().out
+
+
+def wait_for(happened: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 120
+    while not happened():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+LONG = ("budget.steps=60", "validation.count=30", "log_every=50", "model.dropout=0.1")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)],
+    ids=lambda value: str(value),
+)
+def test_a_stopped_or_killed_sweep_leaves_no_process_and_goes_on(
+    number: int, code: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    given = tiny(tmp_path, *LONG, "seed=1,2", "sweep.jobs=1")
+    process = subprocess.Popen(
+        [sys.executable, TRAIN, "-m", *given],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        # A shell starts background jobs, perhaps these tests, with SIGINT ignored: undo that.
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+    )
+    home = tmp_path / HOME
+    wait_for(lambda: process.poll() is not None or [*home.glob("mha_s2*/checkpoints/*.safet*")])
+    os.kill(process.pid, number)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == code
+    assert b"Traceback" not in err
+    if number != signal.SIGKILL:
+        assert b"stopped: 1 of 2 runs are done; the same command runs the others" in err
+    (begun,) = home.glob("mha_s2*")
+    wait_for(lambda: not is_locked(begun / ".lock"))  # its process has ended too
+    assert not RunFolder(begun).done
+    capfd.readouterr()
+    assert command(tmp_path, "-m", *given) == 0
+    assert "2 runs, 1 already done, 1 to resume" in capfd.readouterr().out
+    assert [summary(run)["seed"] for run in run_folders(tmp_path)] == [1, 2]
+    assert "resumes after step" in (begun / "console.log").read_text(encoding="utf-8")
+    assert fingerprint(begun) == fingerprint(train(tmp_path / "alone", *LONG, "seed=2"))
+
+
+@pytest.mark.slow
+def test_of_one_sweep_typed_three_times_at_once_one_runs(tmp_path: Path) -> None:
+    given = tiny(tmp_path, "attn=mha,gqa", "budget.steps=40")
+    started = [
+        subprocess.Popen(
+            [sys.executable, TRAIN, "-m", *given],
+            cwd=tmp_path,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
+        for _ in range(3)
+    ]
+    ends = [(process.communicate(timeout=300)[1], process.returncode) for process in started]
+    assert sorted(code for _, code in ends) == [0, 6, 6]
+    for err, code in ends:
+        assert (b"another process is running a sweep in outputs/scratch" in err) == (code == 6)
+    assert len(run_folders(tmp_path)) == 2
+
+
+@pytest.mark.slow
+def test_runs_can_be_sent_through_submitit(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert sweep(tmp_path, "launcher=submitit_local", "optim.lr=1e-3,1e30") == 5
+    assert "1 of 2 runs failed" in capfd.readouterr().err
+    (one,) = run_folders(tmp_path)
+    assert config(one)["sweep"]["beside_others"]

@@ -1,0 +1,208 @@
+"""What a sweep is before its first run: its jobs, how they share the machine, what it can show."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from runfolders import write_run
+from scipy.stats import t
+from support import check_job, tiny
+
+from gptattn.compare.statistics import smallest_difference
+from gptattn.errors import ConfigError
+from gptattn.settings.compose import CONF
+from gptattn.settings.config import TrainConfig
+from gptattn.sweep.design import TYPICAL_DEVIATION, design_words
+from gptattn.sweep.jobs import words
+from gptattn.sweep.plan import Plan
+from gptattn.sweep.stages import share_machine
+from gptattn.sweep.tuning import rate_words, tune_of
+
+
+@pytest.fixture(scope="module")
+def cfg(tmp_path_factory: pytest.TempPathFactory) -> TrainConfig:
+    return check_job(tiny(tmp_path_factory.mktemp("in")))
+
+
+# What is asked for
+
+
+def test_a_variants_overrides_part_at_spaces_before_a_name() -> None:
+    text = " a=1  part=[gate, sink] +b.c='x y' group@d={e: 1} ~f g/h=2 "
+    assert words(text) == [
+        "a=1",
+        "part=[gate, sink]",
+        "+b.c='x y'",
+        "group@d={e: 1}",
+        "~f",
+        "g/h=2",
+    ]
+    assert words("") == []
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"lr": None}, r"tune\.lr: is null"),
+        ({"lr": []}, r"tune\.lr: is empty; give one rate or more"),
+        ({"lr": 0.1}, r"tune\.lr: "),
+        ({"lr": [0.1, 0]}, r"tune\.lr: 0\.0 is not a positive number"),
+        ({"lr": [math.nan]}, r"tune\.lr: nan is not a positive number"),
+        ({"lr": ["fast"]}, r"tune\.lr\[0\]: .*'fast'"),
+        ({"seed": -1}, r"tune\.seed: -1 is negative"),
+        ({"rates": [1]}, r"tune key: 'rates' is unknown"),
+    ],
+)
+def test_rates_that_cannot_be_are_refused_by_name(change: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        tune_of({"lr": [0.1, 0.2], "seed": 0, **change})
+
+
+def test_the_words_on_rates_name_the_best_and_say_where_it_is_at_the_edge() -> None:
+    inside = rate_words({0.004: 1.7, 0.001: 1.6, 0.002: 1.5})
+    assert inside == "0.002 is best (0.001: 1.6000, 0.002: 1.5000, 0.004: 1.7000)"
+    assert rate_words({0.001: 1.6, 0.002: math.inf}) == (
+        "0.001 is best (0.001: 1.6000, 0.002: diverged), the lowest that was tried: "
+        "a better one may lie below"
+    )
+    assert rate_words({0.1: 1.0}) == "0.1 is best (0.1: 1.0000)"
+
+
+def test_experiment_optimizers_tunes_each_variant_with_a_seed_of_its_own() -> None:
+    for name in ("optimizers", "arena"):
+        text = (CONF / "experiment" / f"{name}.yaml").read_text(encoding="utf-8")
+        sweeper = yaml.safe_load(text)["hydra"]["sweeper"]
+        assert str(tune_of(sweeper["tune"]).seed) not in sweeper["params"]["seed"].split(",")
+
+
+# How runs share the machine
+
+
+def test_runs_at_once_and_their_threads_share_the_cores(
+    cfg: TrainConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gptattn.sweep.stages.usable_cpus", lambda: 8)
+
+    def share(jobs: int | str | None, threads: int | None, runs: int = 20, width: int = 16) -> Any:
+        trainer, model = replace(cfg.trainer, threads=threads), replace(cfg.model, d_model=width)
+        sweep = replace(cfg.sweep, jobs=jobs)
+        return share_machine([replace(cfg, trainer=trainer, model=model, sweep=sweep)] * runs)
+
+    # (sweep.jobs, trainer.threads) -> (runs at once, threads given to each)
+    expected = {
+        ("auto", None): (8, 1),
+        (None, None): (8, 1),
+        ("auto", 2): (4, None),
+        ("auto", 16): (1, None),
+        (4, None): (4, 2),
+        (3, None): (3, 2),
+        (2, 2): (2, None),
+        (1, None): (1, None),
+    }
+    for (jobs, threads), both in expected.items():
+        assert share(jobs, threads) == both
+    assert share("auto", None, runs=3) == (3, 2)
+    assert share("auto", None, runs=1) == (1, None)
+    assert share("auto", None, width=65_536) == (1, None)  # a large step has all cores
+    for jobs, threads in ((9, None), (5, 2)):
+        with pytest.raises(ConfigError, match=r"sweep\.jobs: . runs at once.* at most"):
+            share(jobs, threads)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    gpu = replace(cfg, trainer=replace(cfg.trainer, accelerator="gpu", threads=None))
+    assert share_machine([gpu] * 20) == (1, None)
+    assert share_machine([replace(gpu, sweep=replace(cfg.sweep, jobs=2))] * 20) == (2, None)
+
+
+# What its seeds can show
+
+
+def plans(cfg: TrainConfig, variants: Sequence[str], seeds: Sequence[int]) -> list[Plan]:
+    return [
+        Plan([], replace(cfg, seed=seed, choices=cfg.choices | {"attn": variant}), Path(variant))
+        for variant in variants
+        for seed in seeds
+    ]
+
+
+def said(cfg: TrainConfig, folder: Path, variants: Sequence[str], seeds: Sequence[int]) -> str:
+    (line,) = design_words(plans(cfg, variants, seeds), folder)
+    return line
+
+
+def test_the_design_says_the_difference_that_four_of_five_such_sweeps_show(
+    cfg: TrainConfig, tmp_path: Path
+) -> None:
+    line = said(cfg, tmp_path / "x" / "y", ["mha", "gqa", "mqa", "sw"], range(5))
+    assert line == (
+        "5 seeds, 3 comparisons: differences of about 0.065 nats or more would be shown with 80% "
+        "power, if losses vary over seeds as at model=tiny after 1,000 steps (standard deviation "
+        "0.02 nats)"
+    )
+    # Simulate 10,000 sweeps of a variant and the baseline, whose runs at one seed are independent.
+    runs = np.random.default_rng(0).normal(scale=TYPICAL_DEVIATION, size=(2, 10_000, 5))
+    d = runs[1] + 0.065 - runs[0]
+    values = d.mean(axis=1) / d.std(axis=1, ddof=1) * math.sqrt(5)
+    assert (np.abs(values) > t.isf(0.025 / 3, 4)).mean() == pytest.approx(0.8, abs=0.02)
+    suite = yaml.safe_load((CONF / "experiment" / "attention_suite.yaml").read_text())
+    params = suite["hydra"]["sweeper"]["params"]
+    comparisons, seeds = len(params["attn"].split(",")) - 1, len(str(params["seed"]).split(","))
+    assert smallest_difference(math.sqrt(2) * TYPICAL_DEVIATION, seeds, comparisons) < 0.07
+
+
+def test_finished_runs_of_this_size_say_how_much_losses_vary(
+    cfg: TrainConfig, tmp_path: Path
+) -> None:
+    sweep = tmp_path / "outputs" / "new"
+    for variant, losses in {"mha": [2.0, 2.1, 2.2], "gqa": [2.0, 2.2, 2.4]}.items():
+        for seed, loss in enumerate(losses, start=1):
+            own = asdict(replace(cfg, seed=seed, choices=cfg.choices | {"attn": variant}))
+            beside = tmp_path / "outputs" / "old" / f"{variant}{seed}"
+            write_run(beside, variant, seed, loss, config=own)
+    # By hand: deviations 0.1 and 0.2, two degrees of freedom each: sqrt(0.05 / 2) = 0.158.
+    line = said(cfg, sweep, ["mha", "gqa"], range(5))
+    assert line.endswith("judging by 6 finished runs like these (standard deviation 0.16 nats)")
+    # 0.158 / 0.02 times 0.048, the difference that is shown at the typical deviation.
+    assert line.startswith("5 seeds, 1 comparison: differences of about 0.38 nats or more")
+    other = replace(cfg, model=replace(cfg.model, num_layers=2))
+    longer = replace(cfg, budget=replace(cfg.budget, steps=5))
+    for unlike in (other, longer):
+        assert "as at model=tiny" in said(unlike, sweep, ["mha", "gqa"], range(5))
+    for file in (tmp_path / "outputs" / "old").glob("*/summary.json"):
+        file.write_text("{")  # damaged ones are no hindrance
+    assert "as at model=tiny" in said(cfg, sweep, ["mha", "gqa"], range(5))
+
+
+def test_one_seed_shows_nothing_and_one_variant_has_nothing_to_be_compared_with(
+    cfg: TrainConfig, tmp_path: Path
+) -> None:
+    line = said(cfg, tmp_path / "x", ["mha", "gqa"], [1])
+    assert line.startswith(
+        "1 seed, 1 comparison: no difference can be shown, however large; seed=1,2,3,4,5 would "
+        "show those of about 0.048 nats or more with 80% power, "
+    )
+    assert said(cfg, tmp_path / "x", ["mha"], range(5)) == "one variant: nothing to compare"
+
+
+@pytest.mark.parametrize("axis", ["budget", "optim", "block"])
+def test_runs_that_are_not_compared_have_designs_of_their_own(
+    axis: str, cfg: TrainConfig, tmp_path: Path
+) -> None:
+    other = {
+        "budget": replace(cfg, budget=replace(cfg.budget, steps=9)),
+        "optim": replace(cfg, optim=replace(cfg.optim, matrices={"_target_": "a.Muon"})),
+        "block": replace(cfg, block=replace(cfg.block, tied_head=not cfg.block.tied_head)),
+    }[axis]
+    both = [*plans(cfg, ["mha", "gqa"], [1, 2]), *plans(other, ["mha", "gqa", "mqa"], [1, 2])]
+    assert [line.split(":")[0] for line in design_words(both, tmp_path)] == [
+        "2 seeds, 1 comparison",
+        "2 seeds, 2 comparisons",
+    ]
+    # With one variant, optimizers and blocks are what is compared; budgets never are.
+    both = [*plans(cfg, ["mha"], [1, 2]), *plans(other, ["mha"], [1, 2])]
+    (line,) = design_words(both, tmp_path)
+    assert line.startswith("one variant" if axis == "budget" else "2 seeds, 1 comparison: ")

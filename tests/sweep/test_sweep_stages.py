@@ -1,0 +1,355 @@
+"""What a sweep runs, skips and resumes, and in which order: no run is trained here."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from support import run_folders, summary
+from sweeping import Launcher, sweep
+
+from gptattn.compare.comparison import compare
+from gptattn.compare.finished_runs import read_runs
+from gptattn.errors import ConfigError, SweepError
+from gptattn.runs.folder import RunFolder
+from gptattn.runs.sweep_states import sweep_states
+from gptattn.runs.two_stages import FirstStage
+from gptattn.settings.config import TrainConfig
+from gptattn.sweep.launcher import TimeOver
+
+HOME = Path("outputs", "scratch")
+FIRST = "seed=1,2,3,4,5"
+TUNE = {"lr": [1e-3, 2e-3], "seed": 0}
+
+
+def by_lr(*losses: tuple[float, float | int]) -> Callable[[TrainConfig], float | int]:
+    """The outcome of a run, by its learning rate."""
+    return lambda cfg: dict(losses)[cfg.optim.lr]
+
+
+def spread(width: float, unlucky: tuple[tuple[str, int], ...] = ()) -> Launcher:
+    """Losses whose differences to mha have the deviation `width`; some runs fail."""
+    deviations = {1: -1.0, 2: -0.5, 3: 0.0, 4: 0.5, 5: 1.0}
+
+    def outcome(cfg: TrainConfig) -> float | int:
+        if (cfg.variant, cfg.seed) in unlucky:
+            return 1
+        own = width / 0.7906 * deviations.get(cfg.seed, 0.0)
+        return 2.0 + {"mha": 0.0, "gqa": own, "mqa": own / 100}.get(cfg.variant, own)
+
+    return Launcher(outcome)
+
+
+def seeds_of(folder: Path) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    for run in run_folders(folder / HOME):
+        found.setdefault(summary(run)["variant"], []).append(summary(run)["seed"])
+    return {variant: sorted(seeds) for variant, seeds in found.items()}
+
+
+# Grids
+
+
+def test_every_variant_of_a_seed_runs_before_the_next_seed(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    launcher = Launcher(lambda cfg: 2.0)
+    sweep(tmp_path, launcher, "attn=mha,gqa", "seed=2,1", max_batch_size=3)
+    assert launcher.launched == [("mha", 1), ("gqa", 1), ("mha", 2), ("gqa", 2)]
+    assert launcher.batches == [(0, 3), (3, 1)]
+    out = capfd.readouterr().out
+    assert out.startswith("planning 4 runs\nsweep  4 runs, in outputs/scratch\n2 seeds, 1 compar")
+    assert out.index("would be shown with 80% power") < out.index("4 to run")
+    for run in run_folders(tmp_path):
+        assert run.name.startswith(f"{summary(run)['variant']}_s{summary(run)['seed']}_")
+    states = sweep_states(tmp_path / HOME)
+    assert sorted(states.states.values()) == ["done"] * 4
+    assert not states.going
+
+
+def test_the_same_command_again_does_nothing_and_fresh_runs_all_again(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    launcher = Launcher(lambda cfg: 2.0)
+    for more in ([], [], ["sweep.fresh=true"]):
+        sweep(tmp_path, launcher, "attn=mha,gqa", *more)
+    assert launcher.launched == [("mha", 1), ("gqa", 1)] * 2
+    out = capfd.readouterr().out
+    assert "sweep  2 runs, 2 already done, in outputs/scratch" in out
+    assert "nothing to do; sweep.fresh=true runs them again" in out
+
+
+def test_a_failed_run_costs_only_itself_and_is_made_again(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    unlucky = Launcher(lambda cfg: 5 if cfg.variant == "gqa" else 2.0)
+    with pytest.raises(SweepError, match="1 of 3 runs failed; the same command") as error:
+        sweep(tmp_path, unlucky, "attn=gqa,mha,mqa")
+    assert error.value.exit_code == 5
+    assert "it is unlucky" in capfd.readouterr().out
+    lucky = Launcher(lambda cfg: 2.0)
+    sweep(tmp_path, lucky, "attn=gqa,mha,mqa")
+    assert lucky.launched == [("gqa", 1)]
+
+
+def test_a_launcher_that_raises_costs_what_it_has_not_run(tmp_path: Path) -> None:
+    launcher = Launcher(lambda cfg: RuntimeError("no worker") if cfg.variant == "gqa" else 2.0)
+    with pytest.raises(SweepError, match="1 of 2 runs failed"):
+        sweep(tmp_path, launcher, "attn=gqa,mha", max_batch_size=1)
+    assert seeds_of(tmp_path) == {"mha": [1]}
+
+
+@pytest.mark.parametrize(("end", "said"), [(KeyboardInterrupt(), "stopped"), (TimeOver(), "0.5 m")])
+def test_a_stopped_sweep_says_how_far_it_is(
+    end: BaseException, said: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    launcher = Launcher(lambda cfg: end if cfg.seed == 2 else 2.0)
+    given = ("attn=mha,gqa", "seed=1,2", "sweep.minutes=0.5")
+    if isinstance(end, KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt):
+            sweep(tmp_path, launcher, *given)
+    else:
+        sweep(tmp_path, launcher, *given)
+    err = capfd.readouterr().err
+    assert err.startswith(said)
+    assert ": 2 of 4 runs are done; the same command " in err
+
+
+def test_other_code_text_and_settings_make_new_runs_and_name_the_old(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    launcher = Launcher(lambda cfg: 2.0)
+    sweep(tmp_path, launcher, "attn=mha")
+    (old,) = run_folders(tmp_path)
+    making = (old / "identity.json").read_text()
+    for key, value, said in (
+        ("code", {"gptattn.model.gpt": "0"}, "code of gptattn."),
+        ("text", "0", "another text"),
+    ):
+        (old / "identity.json").write_text(json.dumps(json.loads(making) | {key: value}))
+        launcher.launched.clear()
+        sweep(tmp_path, launcher, "attn=mha", "sweep.keep_stale=true")
+        assert launcher.launched == []
+        sweep(tmp_path, launcher, "attn=mha")
+        assert launcher.launched == [("mha", 1)]
+        out = capfd.readouterr().out
+        assert f"stale: {old.name}: {said}" in out
+        assert "sweep.keep_stale=true" in out
+        (new,) = {*run_folders(tmp_path)} - {old}
+        shutil.rmtree(new)
+    (old / "identity.json").write_text(making)
+    launcher.launched.clear()
+    sweep(tmp_path, launcher, "attn=mha", "log_every=7", "sample.tokens=1")  # changes no result
+    assert launcher.launched == []
+    sweep(tmp_path, launcher, "attn=mha", "batch_size=2")
+    assert launcher.launched == [("mha", 1)]
+
+
+def test_a_run_that_was_begun_is_resumed_unless_it_would_fail_again(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    sweep(tmp_path, Launcher(lambda cfg: 2.0), "attn=mha")
+    (run,) = run_folders(tmp_path)
+    (run / "summary.json").unlink()
+
+    def again() -> Launcher:
+        launcher = Launcher(lambda cfg: 1)
+        with pytest.raises(SweepError):
+            sweep(tmp_path, launcher, "attn=mha")
+        for other in {*(tmp_path / HOME).glob("mha*")} - {run}:
+            shutil.rmtree(other)
+        return launcher
+
+    assert again().resumed == []  # it has no checkpoint
+    (run / "checkpoints").mkdir()
+    (run / "checkpoints" / "step=1.safetensors").touch()
+    for code, resumes in ((2, False), (3, False), (4, False), (5, False), (137, True), (8, True)):
+        RunFolder(run).write_failure(code, "why")
+        assert again().resumed == [run.name] * resumes, code
+    assert "1 run, 1 to resume" in capfd.readouterr().out
+
+
+def test_a_run_that_was_extended_is_done_as_its_first_budget_made_it(tmp_path: Path) -> None:
+    launcher = Launcher(lambda cfg: 2.0)
+    sweep(tmp_path, launcher, "attn=mha")
+    extend(run_folders(tmp_path)[0])
+    sweep(tmp_path, launcher, "attn=mha")
+    assert launcher.launched == [("mha", 1)]
+    sweep(tmp_path, launcher, "attn=mha", "budget.steps=2")  # one schedule, which nobody ran
+    assert launcher.launched == [("mha", 1)] * 2
+
+
+def extend(run: Path) -> None:
+    """Write the record that `resume=RUN budget.steps=2` leaves."""
+    known = summary(run)
+    first = {"budget": {"steps": 1}, "step": 1, "metrics": known["metrics"]}
+    last = {"budget": {"steps": 2}, "step": 2, "metrics": known["metrics"]}
+    (run / "summary.json").write_text(json.dumps(known | {"completed": [first, last], "steps": 2}))
+    settings = yaml.safe_load((run / "config.yaml").read_text())
+    settings["budget"]["steps"] = 2
+    (run / "config.yaml").write_text(yaml.safe_dump(settings))
+
+
+def test_variants_are_overrides_that_belong_together_and_equal_runs_count_once(
+    tmp_path: Path,
+) -> None:
+    launcher = Launcher(lambda cfg: 2.0)
+    both = ["attn=mha", "attn=mha position=rope", "attn=mqa part=[sink, gate]"]
+    sweep(tmp_path, launcher, "block=llama", variants=both)
+    assert launcher.launched == [("mha", 1), ("mqa+sink+gate", 1)]
+
+
+# A learning rate for each variant
+
+
+def test_each_variant_runs_at_the_rate_with_its_lowest_loss(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    best = {"mha": 2e-3, "gqa": 1e-3}
+    launcher = Launcher(lambda cfg: 1.0 if cfg.optim.lr == best[cfg.variant] else 1.5)
+    sweep(tmp_path, launcher, "attn=mha,gqa", "seed=1,2", tune=TUNE)
+    home = tmp_path / HOME
+    rates = {
+        (run.parent.name, summary(run)["variant"], summary(run)["seed"]): RunFolder(
+            run
+        ).read_settings()["optim"]["lr"]
+        for run in run_folders(home)
+        if run.parent == home
+    }
+    assert rates == {("scratch", v, seed): best[v] for v in ("mha", "gqa") for seed in (1, 2)}
+    assert len(list((home / "tuning").glob("*/summary.json"))) == 4
+    out = capfd.readouterr().out
+    assert "attn=mha 0.002 is best (0.001: 1.5000, 0.002: 1.0000), the highest that was" in out
+    launcher.launched.clear()
+    sweep(tmp_path, launcher, "attn=mha,gqa", "seed=1,2", tune=TUNE)
+    assert launcher.launched == []
+
+
+def test_a_variant_of_which_a_trial_fails_waits_and_one_that_diverges_there_has_lost(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def outcome(cfg: TrainConfig) -> float | int:
+        if cfg.optim.lr == 2e-3:
+            return {"mha": 5, "gqa": 1}[cfg.variant]
+        return 1.5
+
+    launcher = Launcher(outcome)
+    with pytest.raises(SweepError, match="1 of 5 runs failed") as error:
+        sweep(tmp_path, launcher, "attn=mha,gqa", tune=TUNE)
+    assert error.value.exit_code == 1
+    assert launcher.launched[4:] == [("mha", 1)]
+    out = capfd.readouterr().out
+    assert "attn=mha 0.001 is best (0.001: 1.5000, 0.002: diverged), the lowest" in out
+    assert "attn=gqa skipped: not all of its learning rates are known" in out
+
+
+def test_a_variant_that_diverges_at_every_rate_ends_the_sweep_with_that(tmp_path: Path) -> None:
+    launcher = Launcher(lambda cfg: 5 if cfg.variant == "gqa" else 1.5)
+    for _ in range(2):
+        with pytest.raises(SweepError, match="diverged at every learning rate") as error:
+            sweep(tmp_path, launcher, "attn=mha,gqa", tune=TUNE)
+        assert error.value.exit_code == 5
+    assert len(launcher.launched) == 5  # what has diverged is not tried again
+    assert seeds_of(tmp_path)["mha"] == [0, 0, 1]
+
+
+def test_results_at_a_rate_that_is_no_longer_the_best_are_left_out_of_reports(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    launcher = Launcher(by_lr((1e-3, 1.5), (2e-3, 1.2)))
+
+    def rates_after(*rates: float) -> set[tuple[int, str]]:
+        sweep(tmp_path, launcher, "attn=mha", "seed=1,2", tune=TUNE | {"lr": [*rates]})
+        runs, _ = read_runs([tmp_path / HOME])
+        (section,) = compare(runs).sections
+        return {(run.seed, run.settings["optim.lr"]) for row in section.rows for run in row.runs}
+
+    assert rates_after(1e-3) == {(1, "0.001"), (2, "0.001")}
+    assert rates_after(1e-3, 2e-3) == {(1, "0.002"), (2, "0.002")}
+    assert "replaced: 2 runs at a learning rate that is no longer the best" in (
+        capfd.readouterr().out
+    )
+    launched = len(launcher.launched)
+    assert rates_after(1e-3) == {(1, "0.001"), (2, "0.001")}
+    assert len(launcher.launched) == launched
+
+
+# Until it is decided
+
+
+def test_each_variant_gets_the_seeds_that_its_difference_needs_and_the_baseline_the_most(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    launcher = spread(0.02)
+    given = ("attn=mha,gqa,mqa", FIRST, "sweep.until=0.025")
+    sweep(tmp_path, launcher, *given)
+    found = seeds_of(tmp_path)
+    assert found["mqa"] == [1, 2, 3, 4, 5]
+    # By hand: t of 4 degrees at 0.025 / 2 is 3.495; (3.495 * 0.02 / 0.025) ** 2 = 7.8.
+    assert found["mha"] == found["gqa"] == [1, 2, 3, 4, 5, 6, 7, 8]
+    stages = {run.stage for run in read_runs([tmp_path / HOME])[0]}
+    assert stages == {FirstStage((1, 2, 3, 4, 5), 0.025)}
+    out = capfd.readouterr().out
+    assert "sweep.until=0.025: 5 seeds of each variant, then as many more" in out
+    assert "sweep.until: gqa needs 8 seeds, " in out
+    assert "sweep.until: mqa: the first are enough" in out
+    sweep(tmp_path, launcher, *given)
+    assert len(launcher.launched) == 21
+
+
+def test_a_second_stage_never_passes_for_a_first(tmp_path: Path) -> None:
+    """Nor when the sweep was killed in its second stage, and is typed with all those seeds."""
+    launcher = spread(0.02)
+    real = launcher.outcome
+    launcher.outcome = lambda cfg: KeyboardInterrupt() if cfg.seed == 7 else real(cfg)
+    given = ("attn=mha,gqa", "sweep.until=0.022")
+    with pytest.raises(KeyboardInterrupt):
+        sweep(tmp_path, launcher, *given, FIRST)
+    launcher.outcome = real
+    sweep(tmp_path, launcher, *given, "seed=1,2,3,4,5,6")
+    assert {run.stage for run in read_runs([tmp_path / HOME])[0]} == {
+        FirstStage((1, 2, 3, 4, 5), 0.022)
+    }
+    done = seeds_of(tmp_path)
+    assert done["mha"] == done["gqa"] == [1, 2, 3, 4, 5, 6, 7]
+    with pytest.raises(ConfigError, match="began with seed=1,2,3,4,5; give these"):
+        sweep(tmp_path, launcher, *given, "seed=2,3,4,5,6")
+    for run in run_folders(tmp_path):  # one that was extended counts as it was at first
+        extend(run)
+    sweep(tmp_path, launcher, *given, FIRST)
+    assert seeds_of(tmp_path) == done
+
+
+def test_what_needs_more_than_max_seeds_is_not_begun(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    launcher = spread(0.02)
+    sweep(tmp_path, launcher, "attn=mha,gqa", FIRST, "sweep.until=0.005", "sweep.max_seeds=9")
+    assert len(launcher.launched) == 10
+    said = "gqa: ±0.005 would need about 124 seeds, "
+    assert said in capfd.readouterr().out
+
+
+def test_a_variant_without_all_first_seeds_gets_no_more_and_the_others_go_on(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    launcher = spread(0.02, unlucky=(("mqa", 3), ("gqa", 7)))
+    with pytest.raises(SweepError, match="2 of 21 runs failed"):
+        sweep(tmp_path, launcher, "attn=mha,gqa,mqa", FIRST, "sweep.until=0.025")
+    assert seeds_of(tmp_path)["mqa"] == [1, 2, 4, 5]
+    assert seeds_of(tmp_path)["mha"] == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert "mqa: lacks some of the first 5 seeds; no more follow" in capfd.readouterr().out
+
+
+def test_further_seeds_run_at_the_best_rate_and_leave_the_tuning_seed_out(tmp_path: Path) -> None:
+    launcher = spread(0.02)
+    real = launcher.outcome
+    launcher.outcome = lambda cfg: 1.0 if cfg.optim.lr == 2e-3 and cfg.seed == 6 else real(cfg)
+    given = ("attn=mha,gqa", FIRST, "sweep.until=0.022")
+    sweep(tmp_path, launcher, *given, tune={"lr": [1e-3, 2e-3], "seed": 6})
+    compared = [run for run in run_folders(tmp_path) if run.parent.name == "scratch"]
+    rates = {RunFolder(run).read_settings()["optim"]["lr"] for run in compared}
+    assert rates == {2e-3}
+    assert {summary(run)["seed"] for run in compared} == {1, 2, 3, 4, 5, 7, 8}
