@@ -17,7 +17,7 @@ from support import bpe, command, run_folders, tiny, train
 
 import gptattn.attention
 import gptattn.sweep.loop
-from gptattn.cli.commands.convert import convert_with_changes
+from gptattn.cli.commands.convert import convert
 from gptattn.errors import UserError
 
 README = ROOT / "README.md"
@@ -59,7 +59,7 @@ def made(tmp_path_factory: pytest.TempPathFactory, runs: dict[str, Path]) -> Pat
     for name, block in (("GPT2", ()), ("LLAMA", llamas)):
         run = train(home.parent / name, "model.context_length=32", *tokenizer, *block)
         with contextlib.redirect_stdout(None):
-            convert_with_changes([f"from={run}", "to=hf", f"out={home / name}"])
+            convert([f"from={run}", "to=hf", f"out={home / name}"])
     return home
 
 

@@ -30,7 +30,6 @@ from gptattn.compare.results import (
 )
 from gptattn.compare.sections import RunSet, comparable_sets
 from gptattn.compare.statistics import Interval
-from gptattn.compare.uptraining import Uptraining, part_uptrained
 from gptattn.errors import ConfigError
 from gptattn.settings.values import suggest
 
@@ -49,15 +48,8 @@ def compare(
     `mha`. With `split`, runs that differ in text or validation get sections of their own. Raises
     ConfigError if they differ so without `split`, or if no row has the baseline's name.
     """
-    whole = runs
     runs, extended = at_first_budgets(runs)
     runs, replaced = without_replaced(runs)
-    kept = {run.folder for run in runs}
-    # An uptrained run started from the original's final weights, not from those at the end of its
-    # first budget. So look for originals among the unchanged runs.
-    uptrainings, uptrained = part_uptrained([run for run in whole if run.folder in kept])
-    everything, apart = runs, {run.folder for run in uptrained}
-    runs = [run for run in runs if run.folder not in apart]
     sets = [(found, group_runs(found.runs)) for found in comparable_sets(runs, split)]
     picked = [pick_baseline(groups, baseline) for _, groups in sets]
     if not any(picked):
@@ -73,7 +65,6 @@ def compare(
             warnings.append(f"{baseline} is not among these runs; the baseline here is {row}")
         sections.append(_section(found, groups, row, warnings))
         compared.append((found, groups, row))
-    sections += [_uptrained_section(uptraining) for uptraining in uptrainings]
     across = compare_across(compared)
     left_out = [*passed_over, *replaced]
     comparison = Comparison(
@@ -82,7 +73,7 @@ def compare(
     # Only the newest run of a seed is shown: drop the notes on the others.
     shown = {run.folder for run in comparison.runs}
     notes = [note for folder, note in extended.items() if folder in shown]
-    return replace(comparison, warnings=[*notes, *differences_in_making(everything)])
+    return replace(comparison, warnings=[*notes, *differences_in_making(runs)])
 
 
 def _section(found: RunSet, groups: Groups, baseline: str, warnings: list[str]) -> Section:
@@ -90,10 +81,13 @@ def _section(found: RunSet, groups: Groups, baseline: str, warnings: list[str]) 
     others = [name for name in groups if name != baseline]
     differences = {d.variant: d for d in compare_all(groups, others, baseline)}
     rows = [
-        replace(
-            _row(name, members),
-            difference=differences.get(name),
-            speed=_speed(members, base, len(others)) if name != baseline else None,
+        Row(
+            name,
+            members,
+            _estimates(members),
+            differences.get(name),
+            _speed(members, base, len(others)) if name != baseline else None,
+            [],
         )
         for name, members in groups.items()
     ]
@@ -111,22 +105,6 @@ def _section(found: RunSet, groups: Groups, baseline: str, warnings: list[str]) 
         warnings,
         found.size,
         found.family,
-    )
-
-
-def _row(name: str, members: list[Run]) -> Row:
-    return Row(name, members, _estimates(members), None, None, [])
-
-
-def _uptrained_section(uptraining: Uptraining) -> Section:
-    groups, from_scratch = uptraining.groups, uptraining.from_scratch
-    runs = [run for members in groups.values() for run in members]
-    found = RunSet(uptraining.title, "", uptraining.family, runs)
-    return replace(
-        _section(found, groups, uptraining.source, uptraining.warnings),
-        share=uptraining.share,
-        pairs=compare_pairs(groups | from_scratch, uptraining.pairs),
-        from_scratch=[_row(name, members) for name, members in from_scratch.items()],
     )
 
 

@@ -79,9 +79,6 @@ def _section(section: Section) -> dict[str, Any]:
         "match": match_words(section),
         "certainty": sure_words(section),
         "warnings": section.warnings,
-        "share_of_original_steps": section.share,
-        "from_scratch": [_row(row) for row in section.from_scratch],
-        "pairs": [asdict(d) | {"shown": d.shown} for d in section.pairs],
         "rows": [_row(row) for row in section.rows],
         "lowest_loss": section.leader,
         "against_lowest_loss": [

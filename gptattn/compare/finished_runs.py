@@ -19,7 +19,7 @@ from gptattn.settings.identity import Making, flat, places, result_settings
 
 # The seed and id at the end of a run folder's name. If each seed starts from the weights of the
 # same seed's run, the values of `init_from` differ in this part alone.
-SEED_AND_ID = re.compile(r"_s\d+((,.*)?)_[0-9a-f]{6}$")
+SEED_AND_ID = re.compile(r"_s\d+([+,].*|)_[0-9a-f]{6}$")
 LARGEST = 1e30  # larger figures are dropped: their squares and sums could overflow
 DAMAGE = (
     OSError,

@@ -1,7 +1,7 @@
 """Groups runs that differ only in the seed, names the groups, and picks the baseline."""
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from gptattn.compare.finished_runs import Run
 from gptattn.compare.setting_words import (
@@ -22,26 +22,28 @@ Groups = dict[str, list[Run]]
 FEW = 3
 
 
-def variant_of(run: Run) -> str:
-    """Return the run's variant: the default name of its group."""
-    return run.variant
-
-
-def group_runs(runs: Sequence[Run], name_of: Callable[[Run], str] = variant_of) -> Groups:
+def group_runs(runs: Sequence[Run]) -> Groups:
     """Group runs that have the same variant, settings and code, under the shortest unique names.
 
-    The name is the variant, or `name_of(run)`. If several groups share it, their differences
-    follow: the config file (`model=nano`) where that explains them, otherwise the settings; of
-    attention, parts and position the file and what differs between runs of the same file. Where
-    they are many, and all but one group have changed something in that one, as in an ablation, a
-    name has what was changed. Learning rates are left out where each group has its own. Each group
-    holds one run per seed, sorted by seed: the newest, as a repeat is no further sample.
+    The name is the variant; beside runs from scratch, `gqa from outputs/mha` for other weights. If
+    several groups share it, their differences follow: the config file (`model=nano`) where that
+    explains them, otherwise the settings; of attention, parts and position the file and what
+    differs between runs of the same file. Where they are many, and all but one group have changed
+    something in that one, as in an ablation, a name has what was changed. Learning rates are left
+    out where each group has its own. Each group holds one run per seed, sorted by seed: the newest,
+    as a repeat is no further sample.
     """
     groups: dict[tuple[tuple[str, str], ...], list[Run]] = {}
     for run in sorted(runs, key=lambda run: run.finished):
         made = (run.variant, run.code, run.data.get("text_sha256", ""))
         key = (*(("", part) for part in made), *sorted(run.settings.items()))
         groups.setdefault(key, []).append(run)
+    mixed = not all(run.origin for run in runs)
+
+    def name_of(run: Run) -> str:
+        start = f" from {run.settings['init_from']}" if mixed and run.origin else ""
+        return run.variant + start
+
     rivals: dict[str, list[Run]] = {}
     for members in groups.values():
         rivals.setdefault(name_of(members[0]), []).append(members[0])

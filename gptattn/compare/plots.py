@@ -1,8 +1,8 @@
-"""Makes all plots: loss over training, against cost, model size and share of uptraining."""
+"""Makes all plots: loss over training, against cost and model size."""
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from matplotlib import rc_context
@@ -19,7 +19,6 @@ from gptattn.compare.plot_style import STYLE, Plot, look
 from gptattn.compare.position_plot import position_plot
 from gptattn.compare.results import COSTS, Section
 from gptattn.compare.size_plot import size_plot
-from gptattn.compare.uptraining_plot import uptraining_plot
 
 
 def section_plots(section: Section, curves: Mapping[Path, Curves], prefix: str) -> list[Plot]:
@@ -28,8 +27,7 @@ def section_plots(section: Section, curves: Mapping[Path, Curves], prefix: str) 
     plots = []
     with _styled():
         kind = curve_kind(section, curves)
-        # An uptrained run counts from step 0: its curve does not continue its original's.
-        for axis in AXES if section.share is None else ():
+        for axis in AXES:
             bands = section_bands(section, curves, kind, axis)
             if any(len(band.x) > 1 for band in bands.values()):
                 plots.append(curve_plot(bands, looks, kind, axis, prefix))
@@ -55,12 +53,16 @@ def _styled() -> Iterator[None]:
 
 def size_plots(sections: Sequence[Section]) -> list[Plot]:
     """Return one plot per family of sections that differ only in the model's size."""
-    sized = [
-        section
-        for section in sections
-        if section.share is None and all("cost/params" in row.metrics for row in section.rows)
-    ]
-    return _family_plots([each for each in _families(sized) if len(each) > 1], size_plot)
+    families: dict[str, list[Section]] = {}
+    for section in sections:
+        if all("cost/params" in row.metrics for row in section.rows):
+            families.setdefault(section.family, []).append(section)
+    sized = [members for members in families.values() if len(members) > 1]
+    with _styled():
+        return [
+            size_plot(members, f"{i}_" if len(sized) > 1 else "")
+            for i, members in enumerate(sized, start=1)
+        ]
 
 
 def ladder_plots(reports: Sequence[LadderReport]) -> list[Plot]:
@@ -70,28 +72,4 @@ def ladder_plots(reports: Sequence[LadderReport]) -> list[Plot]:
             ladder_plot(report, scaled, f"{i}_" if len(reports) > 1 else "")
             for i, report in enumerate(reports, start=1)
             for scaled in report.costs
-        ]
-
-
-def uptraining_plots(sections: Sequence[Section]) -> list[Plot]:
-    """Return one plot per family of sections that differ only in the share of uptraining steps."""
-    return _family_plots(
-        _families([section for section in sections if section.share is not None]), uptraining_plot
-    )
-
-
-def _families(sections: Sequence[Section]) -> list[list[Section]]:
-    families: dict[str, list[Section]] = {}
-    for section in sections:
-        families.setdefault(section.family, []).append(section)
-    return list(families.values())
-
-
-def _family_plots(
-    families: Sequence[list[Section]], plot: Callable[[Sequence[Section], str], Plot]
-) -> list[Plot]:
-    with _styled():
-        return [
-            plot(members, f"{i}_" if len(families) > 1 else "")
-            for i, members in enumerate(families, start=1)
         ]

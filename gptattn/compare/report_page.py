@@ -48,7 +48,6 @@ def page_text(
         ],
         wholes=wholes(comparison),
         across=figures[0],
-        uptrained=any(section.share is not None for section in comparison.sections),
         must_split=differences(comparison.runs),
         axes=", ".join(axes_of(comparison.runs)),
         environment=_environment(comparison),

@@ -107,12 +107,7 @@ class Section:
     alike: list[str]  # rows not shown to differ from the leader
     warnings: list[str]
     size: str = ""  # the part of the title on the model's size
-    family: str = ""  # the rest of the title: sections of one family differ in size or share only
-    share: float | None = None  # uptraining steps / the originals' steps; None: not uptrained
-    # For uptraining: further pairs to compare, with a correction of their own, and the same
-    # variants trained from scratch, whose differences stand in another section.
-    pairs: list[Difference] = field(default_factory=list)
-    from_scratch: list[Row] = field(default_factory=list)
+    family: str = ""  # the rest of the title: sections of one family differ in size only
 
 
 @dataclass(frozen=True)
@@ -158,6 +153,6 @@ class Comparison:
 
     @property
     def runs(self) -> list[Run]:
-        """All runs, each once: the original of an uptraining is in several sections."""
+        """All runs, each once: an extended run may be in several sections."""
         runs = [run for section in self.sections for row in section.rows for run in row.runs]
         return list({(run.folder, run.until): run for run in runs}.values())

@@ -171,6 +171,9 @@ def _split(runs: Sequence[Run], axes: Iterable[str]) -> dict[tuple[str, ...], li
 
 def _named(members: list[Run], firsts: Sequence[Run], axes: Iterable[str]) -> RunSet:
     parts = {axis: difference_on_axis(axis, members[0], firsts) for axis in axes}
+    origins = {run.settings.get("init_from", "") for run in members}
+    if parts.get("weights") and members[0].origin and len(origins) == 1:
+        parts["weights"] = f"from {origins.pop()}"
     others = [part for axis, part in parts.items() if part and axis != "model"]
     title = ", ".join(filter(None, parts.values()))
     return RunSet(title, parts.get("model", ""), ", ".join(others), members, parts)

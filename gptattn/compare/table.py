@@ -8,11 +8,10 @@ from rich.table import Table
 from rich.text import Text
 
 from gptattn.compare.finished_runs import Run
-from gptattn.compare.groups import Groups, group_runs, rates_differ
+from gptattn.compare.groups import group_runs, rates_differ
 from gptattn.compare.results import OF_DATA, Difference, Row, Section
 from gptattn.compare.setting_words import RATE, UNSET
 from gptattn.compare.statistics import Interval, t_interval
-from gptattn.compare.uptraining import part_uptrained
 from gptattn.compare.verdicts import p_value, signed
 
 # Heading, metric, format of the mean.
@@ -53,7 +52,7 @@ def rows(runs: Sequence[Run]) -> list[list[str]]:
     """Return the cells of the short table, heading row first: means only, no comparison."""
     columns = _columns([run.metrics for run in runs])
     cells = [["variant", "seeds", *(heading for heading, *_ in columns)]]
-    for name, members in _named(runs).items():
+    for name, members in group_runs(runs).items():
         row = [name, str(len(members))]
         for _, metric, form in columns:
             values = [m.metrics[metric] for m in members if metric in m.metrics]
@@ -71,19 +70,6 @@ def _columns(found: Sequence[Collection[str]]) -> list[Column]:
     return [column for column in COLUMNS if column[1] in known or column[1] not in OF_DATA]
 
 
-def _named(runs: Sequence[Run]) -> Groups:
-    """Group the runs for a table without sections; names of uptrained rows show α and original."""
-    uptrainings, uptrained = part_uptrained(runs)
-    apart = {run.folder for run in uptrained}
-    groups = group_runs([run for run in runs if run.folder not in apart])
-    several = len({found.original for found in uptrainings}) > 1
-    for found in uptrainings:
-        of = f" of {found.original}" * several
-        for name, members in list(found.groups.items())[1:]:
-            groups[f"{name}, α = {found.share:g}{of}"] = members
-    return groups
-
-
 def report_rows(section: Section) -> list[list[str]]:
     """Return the cells of the report's table, heading row first.
 
@@ -94,9 +80,9 @@ def report_rows(section: Section) -> list[list[str]]:
     difference = [versus, "95% interval", "p"]
     columns = _columns([row.metrics for row in section.rows])
     heading, *others = (heading for heading, *_ in columns)
-    rates = section.share is None and rates_differ({row.name: row.runs for row in section.rows})
+    rates = rates_differ({row.name: row.runs for row in section.rows})
     cells = [["variant", "n", *["lr"] * rates, heading, *difference, *others]]
-    for row in (*section.rows, *section.from_scratch):
+    for row in section.rows:
         loss, *rest = (_estimate(row, metric, form) for _, metric, form in columns)
         lr = [row.runs[0].settings.get(RATE, UNSET)] * rates
         cells.append([row.name, str(row.n), *lr, loss, *difference_cells(row.difference), *rest])

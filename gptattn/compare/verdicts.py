@@ -61,12 +61,11 @@ def more_or_less(value: float, of: float, more: str, less: str) -> str:
 
 
 def section_words(section: Section) -> list[str]:
-    """Return a sentence per row against the baseline and per further pair, and one on the best."""
+    """Return a sentence per row against the baseline, and one on the best."""
     if len(section.rows) < 2:
         return [f"{section.baseline} is alone here: there is nothing to compare it with."]
     baseline = next(row for row in section.rows if row.name == section.baseline)
     sentences = [row_words(row, baseline) for row in section.rows if row is not baseline]
-    sentences += [f"{difference_words(d, d.variant, d.baseline)}." for d in section.pairs]
     return [*sentences, first_words(section)]
 
 

@@ -13,7 +13,6 @@ PLOTS = (
     "ladder_cache",
     "ladder_seconds",
     "loss_sizes",
-    "loss_uptraining",
     "loss_tokens",
     "loss_flops",
     "loss_seconds",
@@ -33,7 +32,7 @@ def write_report(comparison: Comparison, out: Path, following: Following | None 
     The folder must exist. `following` is what the page says of a sweep that is watched. Raises
     DiskError if a file cannot be written.
     """
-    from gptattn.compare.plots import ladder_plots, section_plots, size_plots, uptraining_plots
+    from gptattn.compare.plots import ladder_plots, section_plots, size_plots
     from gptattn.compare.report_page import page_text
     from gptattn.compare.svg import standalone
 
@@ -41,11 +40,7 @@ def write_report(comparison: Comparison, out: Path, following: Following | None 
         section_plots(section, comparison.curves, _prefix(i, comparison))
         for i, section in enumerate(comparison.sections)
     ]
-    across = [
-        *ladder_plots(comparison.ladders),
-        *size_plots(comparison.sections),
-        *uptraining_plots(comparison.sections),
-    ]
+    across = [*ladder_plots(comparison.ladders), *size_plots(comparison.sections)]
     drawn = [plot for group in (across, *plots) for plot in group]
     with disk_errors(out):
         for plot in drawn:

@@ -168,7 +168,8 @@ def code_for(cfg: TrainConfig) -> dict[str, str]:
     # the text has to do.
     layers = [cfg.attn] if cfg.pattern_attn is None else [*cfg.pattern_attn.values()]
     optimizer = cfg.optim.matrices or {}
-    texts = [cfg.data, *(cfg.data.get("sources") or {}).values()]
+    sources = cfg.data.get("sources")
+    texts = [cfg.data, *(sources.values() if isinstance(sources, dict) else ())]
     groups = (*layers, *cfg.part.values(), cfg.position, cfg.tokenizer, *texts, optimizer)
     targets = [str(spec["_target_"]) for spec in groups if "_target_" in spec]
     if cfg.init_from is not None:

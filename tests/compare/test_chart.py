@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from reporting import Page, report
-from runfolders import write_run, write_sweep, write_uptraining
+from runfolders import write_run, write_sweep
 
 from gptattn.compare.chart import Chart, Series, packed
 from gptattn.compare.curves import POINTS
@@ -72,18 +72,6 @@ def test_every_plot_has_its_chart(tmp_path: Path) -> None:
         True,
         False,
     ]
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_uptraining_is_one_chart_of_targets_methods_and_references(tmp_path: Path) -> None:
-    losses = {("gqa", "mean", steps): 2.5 - steps / 1000 for steps in (50, 100)}
-    folder = write_uptraining(tmp_path / "runs", losses, seeds=3, scratch={"mha": 2.0, "gqa": 2.3})
-    report(folder)
-    charts = charts_of(Page(folder / "comparison" / "comparison.html"))
-    (chart,) = charts["Loss against uptraining"]
-    names = [series["name"] for series in chart["series"]]
-    assert names == ["gqa by mean", "mha, the original", "gqa from scratch"]
-    assert chart["xs"][chart["series"][0]["xs"]] == [0.05, 0.1]
 
 
 def test_twenty_long_runs_fit_into_a_small_page(tmp_path: Path) -> None:

@@ -108,9 +108,12 @@ def test_weights_replaced_in_one_place_are_two_variants(tmp_path: Path) -> None:
     assert len(group_runs(read_runs([tmp_path])[0])) == 2
 
 
-def test_runs_that_start_each_from_its_own_seeds_run_are_one_variant(tmp_path: Path) -> None:
+@pytest.mark.parametrize("changed", ["", "+model-nano", ",model=nano"])
+def test_runs_that_start_each_from_its_own_seeds_run_are_one_variant(
+    changed: str, tmp_path: Path
+) -> None:
     for seed in (1, 2):
-        config = {"init_from": f"outputs/up/mha_s{seed},a=b_{seed:06x}"}
+        config = {"init_from": f"outputs/up/mha_s{seed}{changed}_{seed:06x}"}
         folder = tmp_path / f"r{seed}"
         write_run(folder, "gqa", seed, 2.0, config=config, making={"weights": f"w{seed}"})
     assert [len(members) for members in group_runs(read_runs([tmp_path])[0]).values()] == [2]

@@ -18,7 +18,7 @@ from gptattn.compare.finished_runs import read_runs
 from gptattn.compare.groups import group_runs
 from gptattn.compare.results import Comparison, Section
 from gptattn.compare.sections import comparable_sets
-from gptattn.compare.table import report_table
+from gptattn.compare.table import report_table, rows
 from gptattn.compare.verdicts import headline
 from gptattn.sweep.progress import print_end
 
@@ -85,7 +85,7 @@ def test_the_file_that_was_picked_names_a_section(tmp_path: Path) -> None:
         ({"context_length": 64}, ["context_length=64", "context_length=128"]),
         ({"num_layers": 3}, ["num_layers=3", "num_layers=None"]),
         ({"d_mlp": 99}, ["d_mlp=default", "d_mlp=99"]),
-        ({"config": {"init_from": "outputs/a"}}, ["from other weights", "from scratch"]),
+        ({"config": {"init_from": "outputs/a"}}, ["from outputs/a", "from scratch"]),
     ],
 )
 def test_what_losses_must_share_makes_sections(
@@ -94,6 +94,26 @@ def test_what_losses_must_share_makes_sections(
     write_run(tmp_path / "a", "mha", 1, 2.0)
     write_run(tmp_path / "b", "mha", 1, 2.0, **other)
     assert sorted(titles(tmp_path)) == sorted(expected)
+
+
+def test_runs_from_other_weights_stand_apart_and_say_where_they_began(tmp_path: Path) -> None:
+    for variant, loss in (("mha", 1.5), ("gqa", 1.52)):
+        for seed in (1, 2, 3):
+            write_run(tmp_path / f"{variant}{seed}", variant, seed, loss)
+    for variant, method, loss in (("mha", "mean", 1.4), ("gqa", "mean", 1.45), ("gqa", "first", 2)):
+        for seed in (1, 2, 3):
+            # Each seed goes on from its own seed's run.
+            config = {"init_from": f"up/mha_s{seed}_00000{seed}", "init_method": method}
+            noisy = loss + seed / 1000
+            write_run(tmp_path / f"{variant}_{method}{seed}", variant, seed, noisy, config=config)
+    trained_on, scratch = compared(tmp_path).sections
+    assert [section.title for section in (scratch, trained_on)] == ["from scratch", "from up/mha"]
+    assert [row.name for row in scratch.rows] == ["mha", "gqa"]
+    made = ["mha", "gqa init_method=mean", "gqa init_method=first"]
+    assert [row.name for row in trained_on.rows] == made
+    # A table without sections names the start.
+    later = ["mha from up/mha", *(f"gqa from up/mha init_method={m}" for m in ("mean", "first"))]
+    assert {row[0] for row in rows(read_runs([tmp_path])[0])[1:]} == {"mha", "gqa", *later}
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """A text of any size is read and encoded in pieces, and slices of its tokens are read from disk."""
 
 import itertools
+import os
 import random
 import tracemalloc
 from collections.abc import Iterator
@@ -198,9 +199,10 @@ def test_slices_of_a_token_file_are_those_of_an_array(tmp_path: Path) -> None:
 
 def test_what_killed_processes_left_in_the_cache_is_removed(tmp_path: Path) -> None:
     a, b = "a" * 64, "b" * 64
-    left = [f"{a}-{b}.tokens.123.part", f"{a}-{'1' * 16}.unnamed.{'0' * 16}.part"]
+    left = [f"{a}-{b}.tokens.{'0' * 16}.part", f"{a}-{'1' * 16}.unnamed.{'0' * 16}.part"]
     for name in [*left, "mine.part"]:
         (tmp_path / name).write_bytes(b"x" * 9)
+        os.utime(tmp_path / name, (0, 0))
     load(TEXT, tmp_path)
     assert not any((tmp_path / name).exists() for name in left)
     assert (tmp_path / "mine.part").exists()

@@ -138,13 +138,12 @@ def test_a_run_on_a_mixture_goes_on_bit_for_bit(folder: Path) -> None:
     [
         ("null", "data.sources: has fewer than two texts"),
         ("{x:{data:text,path:x.txt,weight:1}}", "data.sources: has fewer than two texts"),
-        ("[1,2]", "data.sources: is no table"),
+        ("[1,2]", "data.sources: [1, 2] is a list"),
         ("{x:{data:text,weight:1},y:3}", "data.sources.y: is no table"),
         (
             "{x:{data:texts,weight:1},y:{data:pydocs}}",
-            "data.sources.x.data: 'texts' is no text; did",
+            "data.sources.x.data: 'texts' is not in conf/data; did you mean text?",
         ),
-        ("{x:{data:recall,weight:1},y:{data:pydocs}}", "data.sources.x.data: 'recall' is no text"),
         (
             "{x:{data:pydocs,pat:1},y:{data:pydocs}}",
             "data.sources.x.pat: is not a setting of pydocs",

@@ -4,23 +4,21 @@ import argparse
 import shlex
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from gptattn.compare.finished_runs import Run, one_line, read_runs
+from gptattn.compare.finished_runs import one_line, read_runs
 from gptattn.errors import ConfigError, DataError
 from gptattn.machine.ending import ended
 
 if TYPE_CHECKING:
-    from gptattn.compare.results import Comparison
     from gptattn.compare.watch import Following
 
 
 def main() -> NoReturn:
     """Run `gptattn-compare FOLDER...`. Exits with the codes of `gptattn.errors`."""
     args = _arguments()
-    sys.exit(ended(lambda: _report(args)))
+    sys.exit(ended(lambda: _watch(args) if args.watch else _report(args)))
 
 
 def _arguments() -> argparse.Namespace:
@@ -65,29 +63,13 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _report(args: argparse.Namespace) -> None:
-    if args.watch:
-        _watch(args)
-        return
-    comparison, runs = _compared(args)
-    for line in comparison.passed_over:
-        print(f"passed over: {line}", file=sys.stderr)
-    if args.markdown:
-        from gptattn.compare.table import markdown_table, report_rows
+def _report(args: argparse.Namespace, following: "Following | None" = None) -> None:
+    """Compare the runs, then print or write what was asked.
 
-        for section in comparison.sections:
-            print(*filter(None, [section.title, markdown_table(report_rows(section))]), sep="\n\n")
-        return
-    from gptattn.compare.terminal import show
-
-    if args.no_files:
-        show(comparison)
-        return
-    _write(args, comparison, runs)
-
-
-def _compared(args: argparse.Namespace) -> "tuple[Comparison, list[Run]]":
+    `following`: how far a watched sweep is. Then only the page is written, unless it has ended.
+    """
     from gptattn.compare.comparison import compare
+    from gptattn.compare.terminal import show
 
     runs, passed_over = read_runs(args.folders)
     comparison = compare(
@@ -97,21 +79,25 @@ def _compared(args: argparse.Namespace) -> "tuple[Comparison, list[Run]]":
         split=args.split,
         passed_over=passed_over,
     )
-    return comparison, runs
+    if following is None:
+        for line in comparison.passed_over:
+            print(f"passed over: {line}", file=sys.stderr)
+    if args.markdown:
+        from gptattn.compare.table import markdown_table, report_rows
 
+        for section in comparison.sections:
+            print(*filter(None, [section.title, markdown_table(report_rows(section))]), sep="\n\n")
+        return
+    if args.no_files:
+        show(comparison)
+        return
 
-def _write(
-    args: argparse.Namespace,
-    comparison: "Comparison",
-    runs: Sequence[Run],
-    following: "Following | None" = None,
-) -> None:
-    """Write the report's files, and print the comparison unless it is to be written again."""
     from gptattn.compare.files import claim, disk_errors
-    from gptattn.compare.terminal import show
     from gptattn.compare.write import with_curves, write_report
 
-    out = args.out or _out(args.folders, runs)
+    first = args.folders[0]
+    beside = first.absolute().parent if any(run.folder == first for run in runs) else first
+    out = args.out or beside / "comparison"
     claim(out)
     if args.board is not None:
         claim(args.board, option="--board")
@@ -119,8 +105,7 @@ def _write(
     last = following is None or following.seconds is None
     if last:
         show(comparison)
-    page = write_report(comparison, out, following)
-    print(f"page: {page}")
+    print(f"page: {write_report(comparison, out, following)}")
     if args.board is not None and last:
         from gptattn.compare.board import write_board
 
@@ -141,7 +126,7 @@ def _watch(args: argparse.Namespace) -> None:
     def written(following: "Following") -> None:
         print(*following.lines, sep="\n", flush=True)
         try:
-            _write(args, *_compared(args), following)
+            _report(args, following)
         except (ConfigError, DataError) as error:
             if following.seconds is None:
                 raise
@@ -155,10 +140,3 @@ def _watch(args: argparse.Namespace) -> None:
     except KeyboardInterrupt:
         written(last_look(sweeps))
         raise
-
-
-def _out(folders: Sequence[Path], runs: Sequence[Run]) -> Path:
-    """Return `comparison/` in the first folder, or next to it if that folder is a run."""
-    first = folders[0]
-    own = any(run.folder == first for run in runs)
-    return (first.absolute().parent if own else first) / "comparison"

@@ -54,18 +54,6 @@ class Arguments:
     path: str | None = None
     allow_targets: Names = NO_NAMES
 
-    @property
-    def where(self) -> Path:
-        """The folder to write: `out`, or by default one next to the source."""
-        if self.out is not None:
-            return self.out
-        beside = self.source
-        if str(self.source) in FAMILIES and self.path is not None:
-            name = hub_name(self.path)
-            repo = name.removeprefix(hub.PREFIX).partition("@")[0]
-            beside = Path("outputs") / Path(repo).name if hub.is_hub_name(name) else Path(name)
-        return beside.with_name(f"{beside.name}_to_{self.to}")
-
 
 def hub_name(path: str) -> str:
     """Return `path`, as a hub name if it has the form owner/name and no such folder exists."""
@@ -76,17 +64,15 @@ def hub_name(path: str) -> str:
 def load_source(args: Arguments) -> SavedRun:
     """Load a run, or a Hugging Face folder as if it were one.
 
-    Raises a UserError if it cannot be read.
+    A folder without a tokenizer gets the byte tokenizer, and a line says so. Raises a UserError if
+    it cannot be read, or if the model has fewer ids than its tokenizer.
     """
     family = FAMILIES.get(str(args.source))
     if family is None:
         found = family_of(args.source)
         if found is not None:
-            raise ConfigError(
-                "from",
-                f"{args.source} is a Hugging Face folder; give from={found.name} "
-                f"path={args.source}",
-            )
+            give = f"give from={found.name} path={args.source}"
+            raise ConfigError("from", f"{args.source} is a Hugging Face folder; {give}")
         return load_run(args.source, args.allow_targets)
     if args.path is None:
         raise ConfigError("path", f"is missing; from={family.name} needs path=DIR")
@@ -95,37 +81,23 @@ def load_source(args: Arguments) -> SavedRun:
     from gptattn.settings.compose import settings as settings_of
 
     folder = hub.local_folder(hub_name(args.path), "path", (*FILES, *tokenizer_files.FILES))
-    overrides = family.overrides(folder)
-    if family.has_tokenizer(folder):
+    overrides, bare = family.overrides(folder), not family.has_tokenizer(folder)
+    if not bare:
         overrides += ["tokenizer=gpt2", f"tokenizer.path={quoted(str(folder))}"]
     settings = settings_of(overrides)
-    tokenizer = build_tokenizer(settings)
+    tokenizer, model = build_tokenizer(settings), family.load(folder)
     settings = replace(settings, tokenizer=settings.tokenizer | tokenizer.settings())
-    return SavedRun(folder, settings, family.load(folder), tokenizer, folder)
-
-
-def check_tokenizer(saved: SavedRun, to: str) -> None:
-    """Raise ConfigError if the model has fewer ids than its tokenizer.
-
-    Print a note if the byte tokenizer stands in for a missing one.
-    """
-    family = family_of(saved.folder)
-    bare = family is not None and not family.has_tokenizer(saved.folder)
-    if bare and to == "hf":
-        return
-    # A Llama's own is often of another kind.
-    lacks = (
-        "tokenizer that tokenizer=gpt2 reads" if tokenizer_files.find(saved.folder) else "tokenizer"
-    )
-    ids, model = saved.tokenizer.vocab_size, saved.model.vocab_size
-    if model < ids:
-        whose = f"no {lacks} found; the byte tokenizer" if bare else "the tokenizer"
-        raise ConfigError(
-            "path", f"{whose} has {ids:,} ids, the model {model:,}; add the model's own tokenizer"
-        )
-    if bare:
-        print(f"no {lacks} found; recorded the byte tokenizer.", end=" ")
-        print("To generate text, supply the model's own")
+    if not bare or args.to != "hf":  # which has no use for the byte tokenizer
+        # A Llama's own is often of another kind.
+        kind = " that tokenizer=gpt2 reads" if tokenizer_files.find(folder) else ""
+        lacks, ids = f"no tokenizer{kind} found; ", tokenizer.vocab_size
+        if model.vocab_size < ids:
+            whose = f"{lacks}the byte tokenizer" if bare else "the tokenizer"
+            has = f"has {ids:,} ids, the model {model.vocab_size:,}"
+            raise ConfigError("path", f"{whose} {has}; add the model's own tokenizer")
+        if bare:
+            print(f"{lacks}recorded the byte tokenizer. To generate text, supply the model's own")
+    return SavedRun(folder, settings, model, tokenizer, folder)
 
 
 def target_settings(cfg: TrainConfig, to: str, changes: dict[str, str]) -> TrainConfig:
@@ -174,14 +146,17 @@ def _shown(value: object) -> str:
     return "null" if value is None else str(value)
 
 
-def _cache_bytes(cfg: TrainConfig, vocab_size: int) -> int:
-    """The bytes of the cache of a full context, which is not allocated."""
-    with torch.device("meta"):
-        return build_model(cfg, vocab_size).new_cache(1).nbytes
-
-
-def run(args: Arguments, changes: dict[str, str]) -> None:
+def convert(arguments: Sequence[str]) -> None:
     """Convert the weights, write the folder, and print how far the logits moved."""
+    changes = {}  # the variant's settings, to.NAME=VALUE
+    for argument in arguments:
+        name, equals, text = argument.partition("=")
+        if name.startswith("to.") and name != "to.":
+            if not equals:
+                raise ConfigError(name, f"has no value; give {name}=VALUE")
+            changes[name.removeprefix("to.")] = text
+    own = [a for a in arguments if a.partition("=")[0].removeprefix("to.") not in changes]
+    args = parse(Arguments, own)
     if args.path is not None and str(args.source) not in FAMILIES:
         raise ConfigError(
             "path", f"works only with from={' and from='.join(FAMILIES)}; leave it out"
@@ -193,8 +168,12 @@ def run(args: Arguments, changes: dict[str, str]) -> None:
     if args.out is not None and args.out.exists() and not args.out.is_dir():
         raise RunFolderError("out", f"{args.out} is a file; give a folder")
     saved = load_source(args)
-    check_tokenizer(saved, args.to)
-    out = args.where
+    beside = args.source
+    if args.path is not None:
+        name = hub_name(args.path)
+        repo = name.removeprefix(hub.PREFIX).partition("@")[0]
+        beside = Path("outputs", Path(repo).name) if hub.is_hub_name(name) else Path(name)
+    out = args.out or beside.with_name(f"{beside.name}_to_{args.to}")
     if args.to == "hf":
         refuse_taken(out)
         check_heads(saved.model, saved.cfg)  # its error names the layer's choice, not its class
@@ -211,7 +190,10 @@ def run(args: Arguments, changes: dict[str, str]) -> None:
     ids = torch.arange(length)[None] % saved.model.vocab_size
     with torch.no_grad():
         apart = (saved.model(ids) - model(ids)).abs().max().item()
-    before, after = (_cache_bytes(c, model.vocab_size) for c in (saved.cfg, cfg))
+    with torch.device("meta"):  # where nothing is allocated
+        before, after = (
+            build_model(c, model.vocab_size).new_cache(1).nbytes for c in (saved.cfg, cfg)
+        )
     print(
         f"{saved.cfg.variant} -> {cfg.variant}: logits at most {apart:.2g} apart on a trial input"
     )
@@ -221,19 +203,6 @@ def run(args: Arguments, changes: dict[str, str]) -> None:
     print(f"written: {out}")
 
 
-def convert_with_changes(arguments: Sequence[str]) -> None:
-    """Split off the variant's settings, to.NAME=VALUE, and run the command with the rest."""
-    changes = {}
-    for argument in arguments:
-        name, equals, text = argument.partition("=")
-        if name.startswith("to.") and name != "to.":
-            if not equals:
-                raise ConfigError(name, f"has no value; give {name}=VALUE")
-            changes[name.removeprefix("to.")] = text
-    own = [a for a in arguments if a.partition("=")[0].removeprefix("to.") not in changes]
-    run(parse(Arguments, own), changes)
-
-
 def main() -> int:
     """Run `gptattn-convert`; return the exit code."""
-    return run_script(HELP, convert_with_changes)
+    return run_script(HELP, convert)

@@ -10,12 +10,12 @@ from gptattn.cli.arguments import NO_NAMES, Names, parse
 from gptattn.cli.script import run_script
 from gptattn.compare.evaluation_tables import change_words
 from gptattn.compare.finished_runs import Run, one_line, read_runs
+from gptattn.data.run_data import RunData
 from gptattn.data.tokens import TokenData
 from gptattn.errors import ConfigError
-from gptattn.evaluate.cache_kinds import CacheKind, cache_kind
+from gptattn.evaluate.cache_kinds import cache_kind
 from gptattn.evaluate.evaluation_of import Asked, Step, check_unchanged, measured, possible
 from gptattn.machine.device import resolve_device, set_threads
-from gptattn.runs.evaluation import Evaluation
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.load import SavedRun, load_run
 from gptattn.settings.build import build_data
@@ -55,106 +55,71 @@ class Arguments:
     allow_targets: Names = NO_NAMES
 
 
-def asked_lengths(names: Names) -> tuple[int, ...]:
-    """Return the lengths in ascending order. Raises ConfigError for one that is no length."""
-    lengths = {converted(int, name, "lengths") for name in names}
-    if wrong := [length for length in lengths if length < 1]:
-        raise ConfigError("lengths", f"{wrong[0]} is not a positive number; give 1 or more tokens")
-    return tuple(sorted(lengths))
+def evaluate(arguments: Sequence[str]) -> None:
+    """Measure what is asked of every finished run below run=FOLDER, and print and write it.
 
-
-def asked_kinds(names: Names) -> tuple[CacheKind, ...]:
-    """Return the kinds in the given order, `full` first: the others are compared with it."""
-    return tuple(cache_kind(name) for name in dict.fromkeys(["full", *names] if names else []))
-
-
-class NoText(ConfigError):
-    """Raised for a run on a task, whose rows are drawn."""
-
-
-class Texts:
-    """The held-out texts of runs; runs with the same data and tokenizer share one."""
-
-    def __init__(self) -> None:
-        self._read: dict[str, TokenData] = {}
-
-    def of(self, saved: SavedRun) -> TokenData:
-        """Return the run's text, read with its own tokenizer. Raises a UserError."""
-        cfg = saved.cfg
-        key = json.dumps(
-            [cfg.data, saved.tokenizer.fingerprint(), cfg.validation.fraction, cfg.cache_dir],
-            sort_keys=True,
-        )
-        if key not in self._read:
-            data = build_data(cfg, saved.tokenizer)
-            if not isinstance(data, TokenData):
-                raise NoText(
-                    "run",
-                    f"data={cfg.choices['data']} is not one text; give a run that trained on one",
-                )
-            self._read[key] = data
-        return self._read[key]
-
-
-@dataclass(frozen=True)
-class Plan:
-    """A run, what can be measured of it, and what was measured before."""
-
-    folder: Path
-    asked: Asked
-    known: Evaluation | None
-
-
-def planned(
-    runs: Sequence[Run], asked: Asked, texts: Texts, allow_targets: Sequence[str]
-) -> list[Plan]:
-    """Check every run before the first is measured.
-
-    Of several runs, what one cannot give is left out, with a line that says so. Raises a UserError
-    for a run that cannot be read, for a single run's refusal, and if no run gives anything.
+    Every run is checked before the first is measured. Of several runs, what one cannot give is left
+    out, with a line that says so. Raises a UserError for a run that cannot be read, for a single
+    run's refusal, and if no run gives anything.
     """
-    plans = list[Plan]()
-    refused: dict[str, list[Path]] = {}
-    first: ConfigError | None = None
-    for run in runs:
-        saved = load_run(run.folder, allow_targets)
-        try:
-            data = texts.of(saved)
-            check_unchanged(saved, data, run.data["text_sha256"], run.steps)
-            some = asked if asked != Asked() else Asked((saved.cfg.model.context_length,))
-            given, why = possible(saved, data, some)
-        except NoText as error:
-            given, why = Asked(), [error]
-        for error in why:
-            refused.setdefault(str(error), []).append(run.folder)
-            first = first or error
-        if given != Asked():
-            plans.append(Plan(run.folder, given, run.evaluation))
-    if first is not None and (len(runs) == 1 or not plans):
-        raise first
-    for error, of in refused.items():
-        more = f" and {len(of) - 1} more" * (len(of) > 1)
-        print(one_line(f"left out for {of[0].name}{more}: {error}"), file=sys.stderr)
-    return plans
-
-
-def run(args: Arguments, paths: Sequence[Path]) -> None:
-    """Measure what is asked of every finished run below the paths, and print and write it."""
-    asked = Asked(asked_lengths(args.lengths), asked_kinds(args.cache))
+    paths = [Path(a.removeprefix("run=")) for a in arguments if a.startswith("run=")]
+    args = parse(Arguments, [a for a in arguments if not a.startswith("run=")])
+    if not paths:
+        raise ConfigError("run", "is missing; give run=...")
+    lengths = sorted(converted(int, name, "lengths") for name in args.lengths)
+    if lengths and lengths[0] < 1:
+        raise ConfigError(
+            "lengths", f"{lengths[0]} is not a positive number; give 1 or more tokens"
+        )
+    # `full` is the first, with which the others are compared.
+    kinds = dict.fromkeys(["full", *args.cache] if args.cache else [])
+    asked = Asked(tuple(lengths), tuple(map(cache_kind, kinds)))
     device = resolve_device(args.device, "device")
     runs, passed_over = read_runs(paths)
     for line in passed_over:
         print(f"passed over: {line}", file=sys.stderr)
     set_threads(args.threads)
-    texts = Texts()
-    for plan in planned(runs, asked, texts, args.allow_targets):
-        saved = load_run(plan.folder, args.allow_targets)
-        data = texts.of(saved)
+    texts: dict[str, RunData] = {}  # one for all runs with the same data and tokenizer
+
+    def text_of(saved: SavedRun) -> RunData:
+        cfg = saved.cfg
+        made_of = [cfg.data, saved.tokenizer.fingerprint(), cfg.validation.fraction, cfg.cache_dir]
+        key = json.dumps(made_of, sort_keys=True)
+        if key not in texts:
+            texts[key] = build_data(cfg, saved.tokenizer)
+        return texts[key]
+
+    plans = list[tuple[Run, Asked]]()
+    refused: dict[str, tuple[ConfigError, list[Run]]] = {}
+    for run in runs:
+        saved = load_run(run.folder, args.allow_targets)
+        data = text_of(saved)
+        if isinstance(data, TokenData):
+            check_unchanged(saved, data, run.data["text_sha256"], run.steps)
+            some = asked if asked != Asked() else Asked((saved.cfg.model.context_length,))
+            given, why = possible(saved, data, some)
+        else:
+            what = f"data={saved.cfg.choices['data']} is not one text"
+            given, why = Asked(), [ConfigError("run", f"{what}; give a run that trained on one")]
+        for error in why:
+            refused.setdefault(str(error), (error, []))[1].append(run)
+        if given != Asked():
+            plans.append((run, given))
+    for error, of in refused.values():
+        if len(runs) == 1 or not plans:
+            raise error
+        more = f" and {len(of) - 1} more" * (len(of) > 1)
+        print(one_line(f"left out for {of[0].folder.name}{more}: {error}"), file=sys.stderr)
+
+    for run, given in plans:
+        saved = load_run(run.folder, args.allow_targets)
+        data = text_of(saved)
+        assert isinstance(data, TokenData)
         saved.model.to(device)
-        print(f"{plan.folder}: {saved.cfg.variant}, trained at {saved.model.context_length} tokens")
-        for step in measured(saved, data, plan.asked, plan.known):
+        print(f"{run.folder}: {saved.cfg.variant}, trained at {saved.model.context_length} tokens")
+        for step in measured(saved, data, given, run.evaluation):
             if step.new:
-                RunFolder(plan.folder).write_evaluation(step.evaluation)
+                RunFolder(run.folder).write_evaluation(step.evaluation)
             print(words(step), flush=True)
 
 
@@ -180,12 +145,3 @@ def words(step: Step) -> str:
 def main() -> int:
     """Run `gptattn-evaluate`; return the exit code."""
     return run_script(HELP, evaluate)
-
-
-def evaluate(arguments: Sequence[str]) -> None:
-    """Split off the runs, of which there may be several, and run the command with the rest."""
-    paths = [Path(a.removeprefix("run=")) for a in arguments if a.startswith("run=")]
-    args = parse(Arguments, [a for a in arguments if not a.startswith("run=")])
-    if not paths:
-        raise ConfigError("run", "is missing; give run=...")
-    run(args, paths)

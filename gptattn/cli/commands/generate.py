@@ -86,7 +86,10 @@ def write(text: str) -> None:
 
 
 def run(args: Arguments) -> None:
-    """Stream the first sample, then print the others; speed and cache size go to stderr."""
+    """Stream the first sample, then print the others; speed and cache size go to stderr.
+
+    Raises ConfigError if no prompt is given, or in more than one way.
+    """
     if args.stop == "":
         raise ConfigError("stop", "is empty; give a text, or leave it out")
     sampling = Sampling(
@@ -96,7 +99,12 @@ def run(args: Arguments) -> None:
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     device = resolve_device(args.device, "device")
     set_threads(args.threads)
-    prompts = read_all(args)
+    if args.prompts_file is None:
+        prompts = [read_prompt(args.prompt, args.prompt_file)]
+    elif args.prompt is None and args.prompt_file is None:
+        prompts = read_prompts(args.prompts_file)
+    else:
+        raise ConfigError("prompts_file", "is given together with another prompt; give only one")
     saved = load_run(args.run, args.allow_targets)
     model = saved.model.to(device)
     context = model.context_length
@@ -144,15 +152,6 @@ def run(args: Arguments) -> None:
     speed = f"{steps * rows / seconds:,.0f} tokens/s, {how}"
     whole = f"{held * rows:,} for {rows} x {capacity} tokens"
     print(f"\n\n{speed}, cache {held / capacity:,.0f} bytes per token, {whole}", file=sys.stderr)
-
-
-def read_all(args: Arguments) -> list[str]:
-    """Return the prompts. Raises ConfigError if none is given, or in more than one way."""
-    if args.prompts_file is None:
-        return [read_prompt(args.prompt, args.prompt_file)]
-    if args.prompt is not None or args.prompt_file is not None:
-        raise ConfigError("prompts_file", "is given together with another prompt; give only one")
-    return read_prompts(args.prompts_file)
 
 
 def main() -> int:

@@ -6,17 +6,12 @@ Worker processes import this module, so what needs torch or Hydra is imported wh
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from gptattn import command
 from gptattn.cli.script import run_script
 from gptattn.errors import ConfigError
 from gptattn.machine.cpus import usable_cpus
 from gptattn.settings.values import within
-
-if TYPE_CHECKING:
-    from gptattn.data.prepare import PartedText
-    from gptattn.settings.config import TrainConfig
 
 HELP = """\
 COMMAND to=FOLDER data=text data.path=FILE_OR_FOLDER
@@ -42,25 +37,33 @@ class Arguments:
     workers: int | None = field(default=None, metadata=within(least=1, most=1024))
 
 
-def main() -> int:
-    """Run `gptattn-prepare`; return the exit code."""
-    return run_script(HELP, run)
-
-
 def run(arguments: Sequence[str]) -> None:
     """Encode the text. Raises a UserError, which names the argument."""
     from gptattn.cli.arguments import parse
-    from gptattn.data.prepare import check_folder, fit, prepare
+    from gptattn.data.corpus import Corpus
+    from gptattn.data.prepare import PartedText, check_folder, fit, in_parts, prepare
+    from gptattn.data.tasks import Task
     from gptattn.data.text import cache_folder
-    from gptattn.settings.build import build_tokenizer
+    from gptattn.settings.build import build_content, build_tokenizer
     from gptattn.settings.compose import settings
+    from gptattn.settings.construct import find_target
 
     own = [argument for argument in arguments if argument.partition("=")[0] in ("to", "workers")]
     args = parse(Arguments, own)
     cfg = settings([argument for argument in arguments if argument not in own])
     tokenizer = build_tokenizer(cfg)
     check_folder(args.to)
-    text = parted(cfg)
+    choice = cfg.choices["data"]
+    target = find_target("data", cfg.data, cfg.allow_targets)
+    is_task = isinstance(target, type) and issubclass(target, Task)
+    text = None if is_task else build_content(cfg)
+    if isinstance(text, Corpus):
+        text = in_parts(text, cfg.validation.fraction, f"data={choice}")
+    if not isinstance(text, PartedText):
+        raise ConfigError(
+            "data",
+            f"{choice} is no text in files, and needs no preparation; give text, stdlib or hf",
+        )
     fit(tokenizer, text, cache_folder(cfg.cache_dir))
     index = prepare(
         text,
@@ -78,23 +81,6 @@ def run(arguments: Sequence[str]) -> None:
     print(f"train with: {command('train')} data=bin data.path={args.to} {words}")
 
 
-def parted(cfg: "TrainConfig") -> "PartedText":
-    """Return the text of these settings in parts. Raises ConfigError if it has none."""
-    from gptattn.data.corpus import Corpus
-    from gptattn.data.prepare import PartedText, in_parts
-    from gptattn.data.tasks import Task
-    from gptattn.settings.build import build_content
-    from gptattn.settings.construct import find_target
-
-    target = find_target("data", cfg.data, cfg.allow_targets)
-    is_task = isinstance(target, type) and issubclass(target, Task)
-    content = None if is_task else build_content(cfg)
-    if isinstance(content, Corpus):
-        content = in_parts(content, cfg.validation.fraction, f"data={cfg.choices['data']}")
-    if not isinstance(content, PartedText):
-        raise ConfigError(
-            "data",
-            f"{cfg.choices['data']} is no text in files, and needs no preparation; "
-            "give text, stdlib or hf",
-        )
-    return content
+def main() -> int:
+    """Run `gptattn-prepare`; return the exit code."""
+    return run_script(HELP, run)
