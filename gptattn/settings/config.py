@@ -95,7 +95,7 @@ class BudgetConfig:
     steps: int | None = field(metadata=within(least=0))  # 0 only with init_from, see `check`
     tokens: int | None = field(metadata=POSITIVE)
     seconds: float | None = field(metadata=POSITIVE)
-    flops: float | None = field(metadata=POSITIVE)
+    flops: float | None = field(metadata=within(above=0, most=1e30))
     default_steps: int = field(metadata=POSITIVE)
 
 

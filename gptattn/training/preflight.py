@@ -29,12 +29,11 @@ from gptattn.settings.build import (
     build_matrix_rule,
     build_model,
     build_tokenizer,
-    check_vocabulary,
 )
 from gptattn.settings.config import TrainConfig, check
 from gptattn.settings.construct import find_target
-from gptattn.settings.identity import Making, code_for, making_of
-from gptattn.settings.match import Match, resolved
+from gptattn.settings.identity import Making, code_for
+from gptattn.settings.match import Match, matched
 from gptattn.weights.convert import Origin, begin_from, read_origin
 
 ROWS_BYTES = 1_000_000  # for settings, rows and TensorBoard's events; a small run writes a tenth
@@ -100,11 +99,11 @@ def preflight(cfg: TrainConfig, *, resumed: bool = False) -> Ready:
             f"the memory ({there:,.0f} GB in all) is too small for this text; give less text by "
             "data.path or data.pattern, or use tokenizer=byte, which takes the least",
         ) from None
-    check_vocabulary(cfg, tokenizer.vocab_size)
     if cfg.sample.tokens and cfg.sample.prompt is not None:
         encode_prompt(tokenizer, cfg.sample.prompt)
 
-    cfg, match = resolved(cfg, tokenizer)
+    cfg = replace(cfg, tokenizer=cfg.tokenizer | tokenizer.settings())
+    cfg, match = matched(cfg, tokenizer.vocab_size)
     if match is not None or tokenizer.vocab_size != ids:
         model = _outlined(cfg, tokenizer.vocab_size, device)
     origin = None
@@ -114,7 +113,9 @@ def preflight(cfg: TrainConfig, *, resumed: bool = False) -> Ready:
             warnings.filterwarnings("ignore", ".*no-op", UserWarning)
             begin_from(origin, model, cfg)
     weights = None if origin is None else origin.digest
-    making = making_of(cfg, data.text_hash, device.type, weights, making_behind(cfg))
+    began = making_behind(cfg)
+    behind = "" if began is None else began.digest
+    making = Making(data.text_hash, device.type, code_for(cfg), weights, behind)
     cost = measure_cost(model.to(weight_dtype(cfg)), data.scored)
     size = ROWS_BYTES
     if cfg.checkpoint:  # the weights and AdamW's two averages
