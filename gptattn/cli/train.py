@@ -92,9 +92,12 @@ def run_job(cfg: DictConfig) -> float:
         if single and any(job.sweeper.get(name) for name in ("params", "variants", "tune")):
             raise ConfigError("command line", "these settings define a sweep; add -m")
         settings = from_hydra(cfg, job)
-        folder = cfg.resume or cfg.run_dir or (job.run.dir if job.run.dir != "." else None)
+        place = cfg.run_dir or (job.run.dir if job.run.dir != "." else None)
         resumes = cfg.resume is not None
         if resumes:
+            if place is not None:
+                raise ConfigError("run_dir", "cannot change when a run resumes; leave it out")
+            place = cfg.resume
             from gptattn.runs.load import load_config  # torch takes seconds to import
             from gptattn.settings.resumed import resumed_settings
 
@@ -104,8 +107,8 @@ def run_job(cfg: DictConfig) -> float:
 
         from gptattn.training.run import run
 
-        place = None if folder is None else Path(folder)
-        summary = run(settings, place, overrides=overrides, resume=resumes)
+        folder = None if place is None else Path(place)
+        summary = run(settings, folder, overrides=overrides, resume=resumes)
         return float(summary["metrics"]["val/loss"])
     except Stopped as stopped:
         if stopped.signum == signal.SIGINT:

@@ -120,6 +120,15 @@ def from_hydra(cfg: DictConfig, hydra: DictConfig) -> TrainConfig:
             found = replace(found, attn={}, choices=choices, pattern_attn=specs)
     if isinstance(found.data.get("sources"), dict):
         found = replace(found, data=found.data | {"sources": _with_files(found.data, typed)})
+    folders = [
+        Path(one.path, "part") for one in hydra.runtime.config_sources if one.schema == "file"
+    ]
+    for file in [file for folder in folders if found.part for file in folder.glob("*.yaml")]:
+        package = re.match(r"# @package (\S+)", file.read_text(encoding="utf-8"))
+        name = f"part.{file.stem}"
+        if package is not None and package[1] != name:
+            line = f'its first line must be "# @package {name}"'
+            raise ConfigError("part", f"{file.name} sets {package[1]}; {line}")
     check_targets(vars(found), found.allow_targets)
     return found
 

@@ -81,7 +81,7 @@ class OptimConfig:
     grad_clip: float = field(metadata=POSITIVE)
     decay: str = field(default="cosine", metadata=one_of(Literal["cosine", "linear"]))
     decay_fraction: float | None = field(default=None, metadata=within(above=0, most=1))
-    matrices: Spec | None = None
+    matrices: Any = None  # OmegaConf cannot merge a Spec into None
 
 
 @dataclass
@@ -95,7 +95,7 @@ class BudgetConfig:
     steps: int | None = field(metadata=within(least=0))  # 0 only with init_from, see `check`
     tokens: int | None = field(metadata=POSITIVE)
     seconds: float | None = field(metadata=POSITIVE)
-    flops: float | None = field(metadata=within(above=0, most=1e30))
+    flops: float | None = field(metadata=POSITIVE)
     default_steps: int = field(metadata=POSITIVE)
 
 

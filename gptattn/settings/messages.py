@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+import yaml
 from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf.errors import OmegaConfBaseException
@@ -47,6 +48,9 @@ def from_hydra_error(error: Exception, overrides: Sequence[str], conf: Path) -> 
     if isinstance(error, OverrideParseException):
         how = "cannot be read; write name=value, or 'name=\"value\"' for special characters"
         return ConfigError(error.override.partition("=")[0], how)
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        mark = error.problem_mark
+        return ConfigError(f"{mark.name}:{mark.line + 1}", f"{error.problem}; correct the file")
     message, cause = str(error), error.__cause__
     if isinstance(error, HydraException):
         for pattern, said in SAYINGS.items():

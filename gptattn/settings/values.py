@@ -23,6 +23,7 @@ T = TypeVar("T")
 
 RANGE, CHOICES = "range", "choices"  # keys of a field's metadata
 AUTO = {CHOICES: ("auto",)}
+LARGEST_INT = 2**53  # a float represents every integer up to here
 TYPE_NAMES: dict[Any, str] = {
     type(None): "null",
     float: "a number",
@@ -42,7 +43,7 @@ class Range:
     above: float = -math.inf
     least: float = -math.inf
     below: float = math.inf
-    most: float = 2**53  # a float represents every integer up to here
+    most: float = math.inf
     hint: str = ""
 
 
@@ -69,10 +70,12 @@ def check_values(settings: Any, path: str = "") -> None:
                 raise ConfigError(name, f"{value!r} is not a number; give one, or {words}")
             raise ConfigError(name, f"{value!r} is unknown; {suggest(value, choices)}")
         elif isinstance(value, int | float) and limits is not None:
-            if limits.above < value < limits.below and limits.least <= value <= limits.most:
+            whole = isinstance(value, int) and limits.most == math.inf
+            most = LARGEST_INT if whole else limits.most
+            if math.isfinite(value) and value > most:
+                raise ConfigError(name, f"{value} is too large; at most {most}")
+            if limits.above < value < limits.below and limits.least <= value <= most:
                 continue
-            if value > limits.most:
-                raise ConfigError(name, f"{value} is too large; at most {limits.most}")
             positive = limits.above == 0 and limits.below == math.inf
             wrong = "is not a positive number" if positive else "is out of range"
             start = f"{limits.least:g} or more"

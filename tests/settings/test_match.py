@@ -59,7 +59,8 @@ def test_every_variant_comes_within_a_thousandth(model: str, variant: str, what:
 def test_key_value_heads_that_are_null_are_those_of_the_queries(tmp_path: Path) -> None:
     how = ("attn=differential", "match=kv_cache", "match_to=gqa")
     cfg = settings(tmp_path, *how)
-    assert (cfg.attn["num_kv_heads"], cfg.match_before) == (2, 4)
+    assert cfg.match_made is not None
+    assert (cfg.attn["num_kv_heads"], cfg.match_made["before"]) == (2, 4)
     again = matched(cfg, 256)[0]
     assert again == cfg
 
@@ -171,7 +172,7 @@ def test_the_record_of_a_window_that_was_matched_still_says_window(tmp_path: Pat
     # 2 heads of 8 cache 4 of 16 tokens; MQA caches 1 head and 16 tokens, as 2 heads and 8 do.
     own = ["model.num_heads=2", "attn=gqa", "attn.window=0.25"]
     made = settings(tmp_path, *own, "match=kv_cache", "match_to=mqa")
-    assert (made.attn["num_kv_heads"], made.attn["window"], made.match_before) == (2, 8, 0.25)
+    assert (made.attn["num_kv_heads"], made.attn["window"]) == (2, 8)
     again, match = matched(made, 256)
     assert again == made
     assert match is not None
@@ -206,7 +207,8 @@ def test_parts_windows_patterns_and_blocks_are_matched_to_the_plain_variant_in_t
 def test_the_cache_of_a_pattern_is_matched_only_where_it_is_equal(tmp_path: Path) -> None:
     two = ["model.num_layers=2", "match=kv_cache"]
     equal = settings(tmp_path, *two, "pattern=[mha,mha_wrapper]")
-    assert (equal.attn, equal.match_before) == ({}, None)
+    assert equal.match_made is not None
+    assert (equal.attn, equal.match_made["before"]) == ({}, None)
     with pytest.raises(ConfigError, match="a pattern as a whole has none of num_kv_heads, kv_rank"):
         settings(tmp_path, *two, "pattern=[sliding,gqa]")
 
