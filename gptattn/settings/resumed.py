@@ -10,8 +10,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from gptattn.errors import ConfigError
 from gptattn.settings.config import TrainConfig
-from gptattn.settings.identity import MAY_CHANGE, meaning
-from gptattn.settings.values import dotted, suggest, typed
+from gptattn.settings.identity import MAY_CHANGE, flat, meaning
+from gptattn.settings.values import suggest, typed
 
 BUDGETS = ("steps", "tokens", "seconds", "flops")
 # Said of the command, not of the run.
@@ -31,7 +31,6 @@ def resumed_settings(
     allowed when a run resumes.
     """
     node = asdict(recorded)
-    known = list(dotted(node))
     units = []
     for override in OverridesParser.create().parse_overrides(list(overrides)):
         key = override.key_or_group
@@ -52,15 +51,14 @@ def resumed_settings(
             node["logger"] = {name: recorded.logger.get(name, chosen[name]) for name in chosen}
         elif group in ("hydra", "experiment", "launcher"):
             raise ConfigError(key, "cannot change when a run resumes; leave it out")
-        elif key not in known:
-            near = [name for name in known if name.startswith(f"{group}.")]
-            near = near or [name for name in known if "." not in name]
-            raise ConfigError(key, f"is not a setting of this run; {suggest(key, near)}")
         else:
             *path, name = key.split(".")
             parent: Any = node
             for part in path:
-                parent = parent[part]
+                parent = parent.get(part) if isinstance(parent, dict) else None
+            if not isinstance(parent, dict) or name not in parent:
+                near = suggest(key, [one for one in flat(node) if one.startswith(f"{group}.")])
+                raise ConfigError(key, f"is not a setting of this run; {near}")
             value, given = OmegaConf.select(cfg, key), override.value()
             if isinstance(given, dict):
                 value = {**(parent[name] or {}), **given}

@@ -5,7 +5,7 @@ constructor declares. Settings, command lines and scripts use these checks.
 import difflib
 import math
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
@@ -101,9 +101,11 @@ def from_omegaconf(error: OmegaConfBaseException) -> ConfigError:
     """Return the ConfigError for OmegaConf's error about a setting."""
     field = str(error.full_key or error.key or "config")
     message = (error.msg or str(error)).splitlines()[0]
-    if isinstance(error, ConfigKeyError | ConfigAttributeError) and is_dataclass(error.object_type):
-        return unknown_setting(field, error.object_type)
-    if isinstance(error, MissingMandatoryValue):
+    if isinstance(error, ConfigKeyError | ConfigAttributeError):
+        if is_dataclass(error.object_type):
+            return unknown_setting(field, error.object_type)
+        message = "is not a setting here; --help lists them all"
+    elif isinstance(error, MissingMandatoryValue):
         message = "is missing; give a value"
     elif "is not Optional" in message:
         message = "is null; give a value"
@@ -140,14 +142,6 @@ def check_type(field: str, value: Any, hint: Any) -> None:
     taken = [TYPE_NAMES.get(kind, getattr(kind, "__name__", str(kind))) for kind in kinds]
     what = "is null" if value is None else f"{value!r} is a {type(value).__name__}"
     raise ConfigError(field, f"{what}; give {' or '.join([*words, *taken])}")
-
-
-def dotted(node: Any, prefix: str = "") -> Iterator[str]:
-    """Yield the dotted name of every setting and group in a nested dict."""
-    for key, value in node.items():
-        yield f"{prefix}{key}"
-        if isinstance(value, dict):
-            yield from dotted(value, f"{prefix}{key}.")
 
 
 def check_choice(field: str, value: str, choices: Iterable[str]) -> None:

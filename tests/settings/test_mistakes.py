@@ -55,7 +55,7 @@ MISTAKES = {
     "attn=mha attn.num_kv_heads=2": r"attn.num_kv_heads: MultiHeadAttention takes no such arg",
     "attn=gqa +attn.num_kv_head=2": r"attn.num_kv_head: .* did you mean num_kv_heads\?",
     "pattern_attn.gqa.num_kv_heads=1": r"pattern_attn.gqa.num_kv_heads: does not take",
-    "optim.matrices.steps=3": r"optim.matrices.steps: does not take 3",
+    "optim.matrices.steps=3": r"optim.matrices.steps: is not a setting here",
     # Types
     "seed=one": r"seed: Value 'one' of type 'str' could not be converted to Integer",
     "batch_size=1.5": r"batch_size: ",
