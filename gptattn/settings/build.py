@@ -82,8 +82,6 @@ def build_matrix_rule(cfg: TrainConfig) -> MatrixRule | None:
     """
     if cfg.optim.matrices is None:
         return None
-    if not isinstance(cfg.optim.matrices, dict):
-        raise ConfigError("optim.matrices", "is no table; give optim=muon, or {_target_:CLASS}")
     rule = construct("optim.matrices", cfg.optim.matrices, {}, cfg.allow_targets)
     if not isinstance(rule, MatrixRule):
         raise ConfigError("optim.matrices._target_", "is not a gptattn.optim.MatrixRule")

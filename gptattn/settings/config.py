@@ -263,6 +263,8 @@ def check(cfg: TrainConfig) -> None:
             f"{fall} and optim.warmup_fraction={warmup} are more than the budget; give at most "
             f"{1 - warmup:g}, or null",
         )
+    if not isinstance(cfg.optim.matrices, dict | None):
+        raise ConfigError("optim.matrices", "is no table; give optim=muon, or {_target_:CLASS}")
     if cfg.pattern == []:
         raise ConfigError("pattern", "is empty; give names of files in conf/attn, or null")
     layers, names = cfg.model.num_layers, len(cfg.pattern or [""])

@@ -78,15 +78,7 @@ def _match_one(cfg: TrainConfig, reference: Cost, vocab_size: int) -> tuple[Trai
     target = FIGURES[cfg.match](reference)
     if cfg.match == "kv_cache":
         return _match_cache(cfg, vocab_size, target)
-    return _match_width(cfg, vocab_size, target)
 
-
-def _cost(cfg: TrainConfig, vocab_size: int) -> Cost:
-    with torch.device("meta"):
-        return measure_cost(build_model(cfg, vocab_size))
-
-
-def _match_width(cfg: TrainConfig, vocab_size: int, target: float) -> tuple[TrainConfig, Match]:
     def at(d_mlp: int) -> tuple[TrainConfig, float]:
         new = replace(cfg, model=replace(cfg.model, d_mlp=d_mlp))
         return new, FIGURES[cfg.match](_cost(new, vocab_size))
@@ -104,6 +96,11 @@ def _match_width(cfg: TrainConfig, vocab_size: int, target: float) -> tuple[Trai
         )
     before = width_of_mlp(cfg.model)
     return new, Match(cfg.match, cfg.match_to, "model.d_mlp", before, width, target, reached)
+
+
+def _cost(cfg: TrainConfig, vocab_size: int) -> Cost:
+    with torch.device("meta"):
+        return measure_cost(build_model(cfg, vocab_size))
 
 
 def _match_cache(cfg: TrainConfig, vocab_size: int, target: float) -> tuple[TrainConfig, Match]:
