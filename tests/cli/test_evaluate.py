@@ -166,8 +166,3 @@ def test_an_unfinished_run_is_passed_over(sweep: Path, call: Call) -> None:
     code, _, err = call("evaluate", f"run={sweep / 'mha'}")
     assert code == 3
     assert err.startswith("error: run folder: no finished run found")
-
-
-def test_help_is_no_mistake(call: Call) -> None:
-    assert call("evaluate", "--help")[0] == 0
-    assert call("evaluate")[0] == 2

@@ -10,3 +10,4 @@ def test_the_help_of_a_script_fits_80_columns(name: str, call: Call) -> None:
     assert (code, err) == (0, "")
     assert out.startswith(f"{name} ")
     assert [line for line in out.splitlines() if len(line) > 80] == []
+    assert call(name)[0] == 2

@@ -9,7 +9,6 @@ from support import TEXT, command, run_folders, tiny
 
 from gptattn.machine import source_code
 from gptattn.runs.folder import RunFolder
-from gptattn.settings.config import TrainConfig
 from gptattn.settings.identity import (
     LENGTH,
     PLACE,
@@ -20,7 +19,6 @@ from gptattn.settings.identity import (
     at_step,
     code_for,
     differences,
-    flat,
     meaning,
     settings_key,
     went_on,
@@ -45,15 +43,6 @@ def test_a_setting_that_nobody_knows_makes_another_result() -> None:
     assert meaning("budget.steps") == LENGTH
     assert meaning("data.path") == PLACE
     assert meaning("data.pattern") == RESULT
-
-
-def test_the_table_names_only_settings_that_exist() -> None:
-    # A pattern that matches no setting would have no effect.
-    known = {*TrainConfig.__dataclass_fields__, *flat(asdict(settings("data=text")))}
-    for key in ("log_every", "init_from", "experiment_name", "allow_targets", "checkpoint"):
-        assert key in known
-    for key in known - {"attn"}:
-        assert not (meaning(key).resumes and meaning(key) == RESULT)
 
 
 def test_a_default_budget_is_the_same_result_as_one_that_is_asked_for() -> None:

@@ -1,8 +1,5 @@
 """Matched comparisons: totals within 0.1%, worked by hand where that is possible."""
 
-import sys
-import types
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -10,8 +7,6 @@ import pytest
 import torch
 from support import check_job, summary, tiny, train
 
-from gptattn.attention import MultiHeadAttention
-from gptattn.attention.cache import Cache
 from gptattn.errors import ConfigError
 from gptattn.model.cost import Cost, measure_cost
 from gptattn.settings.build import build_model
@@ -111,43 +106,6 @@ def test_a_cache_that_is_equal_already_is_left_alone(tmp_path: Path) -> None:
 def test_a_cache_that_cannot_be_matched_says_what_can(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"mha cannot have the .*; match=flops is possible"):
         settings(tmp_path, "attn=mha", "match=kv_cache", "match_to=gqa")
-
-
-class Windowed(MultiHeadAttention):
-    """Caches only the newest `window` tokens."""
-
-    def __init__(
-        self, d_in: int, d_out: int, context_length: int, num_heads: int, window: int
-    ) -> None:
-        super().__init__(d_in, d_out, context_length, num_heads)
-        self.window = window
-
-    def new_cache(self, batch: int, capacity: int) -> Cache:
-        return super().new_cache(batch, min(capacity, self.window))
-
-
-def test_the_cache_is_matched_by_the_window(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    home = types.ModuleType("windows")
-    home.Windowed = Windowed  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "windows", home)
-    monkeypatch.setattr(Windowed, "__module__", "windows")
-    reference = settings(tmp_path, "attn=mha", "match=kv_cache", "match_to=gqa", "match=none")
-    gqa = settings(tmp_path, "attn=gqa")
-    cfg = replace(
-        reference,
-        attn={"_target_": "windows.Windowed", "window": 16},
-        allow_targets=["windows"],
-        match="kv_cache",
-        match_to="gqa",
-        match_attn=gqa.attn,
-    )
-    new, match = matched(cfg, 256)
-    # With 2 of 4 key/value heads GQA caches half, as does a window of 8 in a context of 16.
-    assert new.attn["window"] == 8
-    assert match is not None
-    assert (match.field, match.before, match.after) == ("attn.window", 16, 8)
 
 
 @pytest.mark.parametrize(
