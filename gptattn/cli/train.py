@@ -70,7 +70,10 @@ def end(task: Callable[[], Any]) -> NoReturn:
         print("interrupted", file=sys.stderr)
         code = 130
     except Exception as error:
-        code = report(from_hydra_error(error, arguments, CONF), SHOWS_TRACEBACK)
+        known = from_hydra_error(error, arguments, CONF)
+        if known is not error:
+            known.__cause__ = error
+        code = report(known, SHOWS_TRACEBACK)
     sys.exit(code)
 
 
