@@ -2,14 +2,14 @@
 unescaped, since a prompt may hold any character.
 """
 
-import types
+import contextlib
 from collections.abc import Sequence
 from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, get_args, get_type_hints
 
 from gptattn.errors import ConfigError
-from gptattn.settings.values import check_values, converted, suggest, within
+from gptattn.settings.values import check_type, check_values, suggest, within
 
 T = TypeVar("T")
 
@@ -42,7 +42,7 @@ def parse(kind: type[T], arguments: Sequence[str]) -> T:
         if name not in known or not equals:
             raise ConfigError(argument, f"is not a setting; {suggest(name, known)}, as name=value")
         field = known[name]
-        values[field.name] = _value(name, text, hints[field.name])
+        values[field.name] = converted(hints[field.name], text, name)
     for name, field in known.items():
         missing = field.default is MISSING and field.default_factory is MISSING
         if missing and field.name not in values:
@@ -52,9 +52,14 @@ def parse(kind: type[T], arguments: Sequence[str]) -> T:
     return parsed
 
 
-def _value(name: str, text: str, hint: Any) -> Any:
-    kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+def converted(hint: Any, text: str, path: str) -> Any:
+    """Return a command line's text as a value of the type `hint`. Raises ConfigError."""
+    kinds = get_args(hint) or (hint,)
     if type(None) in kinds and text == "null":
         return None
-    (kind,) = (k for k in kinds if k is not type(None))
-    return kind(text) if kind in (Path, Names) else converted(kind, text, name)
+    for kind in kinds:
+        if kind in (int, float, Path, Names):
+            with contextlib.suppress(ValueError):
+                return kind(text)
+    check_type(path, text, hint)
+    return text

@@ -13,14 +13,9 @@ def run_script(help: str, run: Callable[[Sequence[str]], None]) -> int:
 
     COMMAND in the help is replaced by the command as the user called it.
     """
-    arguments = sys.argv[1:]
+    program, *arguments = sys.argv
     if not arguments or arguments[0] in ("-h", "--help"):
-        text = help.replace("COMMAND", called())
+        called = f"python {program}" if program.endswith(".py") else Path(program).name
+        text = help.replace("COMMAND", called)
         return ended(lambda: print(text, end="")) or (0 if arguments else 2)
     return ended(lambda: run(arguments), os.environ.get("HYDRA_FULL_ERROR") == "1")
-
-
-def called() -> str:
-    """Return the command as the user called it: `python scripts/convert.py`, `gptattn-convert`."""
-    program = sys.argv[0]
-    return f"python {program}" if program.endswith(".py") else Path(program).name

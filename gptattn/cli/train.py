@@ -30,8 +30,6 @@ from gptattn.settings.compose import CONF, from_hydra
 from gptattn.settings.config import check
 from gptattn.settings.messages import from_hydra_error
 
-# Of several processes of a run, the first one talks.
-FIRST = all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"))
 # Asked before `end` sets it.
 SHOWS_TRACEBACK = os.environ.get("HYDRA_FULL_ERROR", "0") == "1"
 
@@ -48,29 +46,33 @@ def end(task: Callable[[], Any]) -> NoReturn:
             signal.signal(number, _terminated)
     # Hydra would print several lines and exit with 1; this makes it raise its errors.
     os.environ["HYDRA_FULL_ERROR"] = "1"
+    arguments = sys.argv[1:]
     try:
-        _check_order(sys.argv[1:])
-        task()
+        # On a flag amid the settings argparse would print its usage.
+        settings = [i for i, a in enumerate(arguments) if "=" in a and not a.startswith("-")]
+        for i, argument in enumerate(arguments):
+            if argument.startswith("-") and settings and settings[0] < i < settings[-1]:
+                raise ConfigError("command line", f"{argument} stands amid settings; put it first")
+            name = argument.partition("=")[0]
+            if name in ("run_dir", "resume") and {"-m", "--multirun"} & {*arguments}:
+                raise ConfigError(name, "names one run, and -m starts many; leave one of them out")
+        try:
+            task()
+            code = 0
+        except SystemExit as ended:  # of Hydra after its help, of `run_job`, of a signal
+            code = int(ended.code or 0)
         sys.stdout.flush()
-        code = 0
-    except SystemExit as ended:  # of Hydra after its help, of `run_job`, of a signal
-        code = int(ended.code or 0)
     except BrokenPipeError:
         code = silence_stdout()
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         code = 130
     except Exception as error:
-        code = report(from_hydra_error(error, sys.argv[1:], CONF), SHOWS_TRACEBACK)
+        known = from_hydra_error(error, arguments, CONF)
+        if known is not error:
+            known.__cause__ = error
+        code = report(known, SHOWS_TRACEBACK)
     sys.exit(code)
-
-
-def _check_order(arguments: list[str]) -> None:
-    """Raise ConfigError for a flag amid the settings, on which argparse would print its usage."""
-    settings = [i for i, a in enumerate(arguments) if "=" in a and not a.startswith("-")]
-    for i, argument in enumerate(arguments):
-        if argument.startswith("-") and settings and settings[0] < i < settings[-1]:
-            raise ConfigError("command line", f"{argument} stands amid settings; put it first")
 
 
 def _terminated(signum: int, frame: object) -> NoReturn:
@@ -88,12 +90,15 @@ def run_job(cfg: DictConfig) -> float:
     single = job.mode == RunMode.RUN
     overrides = [str(override) for override in job.overrides.task]
     try:
-        if single:
-            _check_single(job)
+        if single and any(job.sweeper.get(name) for name in ("params", "variants", "tune")):
+            raise ConfigError("command line", "these settings define a sweep; add -m")
         settings = from_hydra(cfg, job)
-        folder = cfg.resume or cfg.run_dir or (job.run.dir if job.run.dir != "." else None)
+        place = cfg.run_dir or (job.run.dir if job.run.dir != "." else None)
         resumes = cfg.resume is not None
         if resumes:
+            if place is not None:
+                raise ConfigError("run_dir", "cannot change when a run resumes; leave it out")
+            place = cfg.resume
             from gptattn.runs.load import load_config  # torch takes seconds to import
             from gptattn.settings.resumed import resumed_settings
 
@@ -103,30 +108,18 @@ def run_job(cfg: DictConfig) -> float:
 
         from gptattn.training.run import run
 
-        place = None if folder is None else Path(folder)
-        summary = run(settings, place, overrides=overrides, resume=resumes)
+        folder = None if place is None else Path(place)
+        summary = run(settings, folder, overrides=overrides, resume=resumes)
         return float(summary["metrics"]["val/loss"])
     except Stopped as stopped:
         if stopped.signum == signal.SIGINT:
             raise KeyboardInterrupt from stopped
         raise SystemExit(128 + stopped.signum) from stopped
     except Exception as error:
-        if job.run.dir != "." and single:  # Hydra has made it before the run was checked
-            with contextlib.suppress(OSError):
-                Path(job.run.dir).rmdir()
         if not single:
             raise
+        with contextlib.suppress(OSError):  # Hydra has made it before the run was checked
+            if job.run.dir != ".":
+                Path(job.run.dir).rmdir()
         # Hydra would add a line of its own to what it lets through.
         raise SystemExit(report(error, SHOWS_TRACEBACK)) from error
-
-
-def _check_single(job: DictConfig) -> None:
-    """Raise ConfigError for what only a sweep can do, and for Hydra's own files."""
-    if any(job.sweeper.get(name) for name in ("params", "variants", "tune")):
-        raise ConfigError("command line", "these settings define a sweep; add -m")
-    if job.output_subdir is not None:
-        raise ConfigError(
-            "hydra.output_subdir", "is not used: config.yaml is the record; leave it out"
-        )
-    if job.job.chdir:
-        raise ConfigError("hydra.job.chdir", "would move relative paths; leave it out")

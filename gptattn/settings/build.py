@@ -1,10 +1,10 @@
 """Builds the model, the tokenizer and the data of a run from its settings."""
 
-import inspect
 import re
 from dataclasses import replace
 from functools import partial
 
+from gptattn.attention.parts.part import Part
 from gptattn.data.corpus import Corpus
 from gptattn.data.mixture import Mixture, MixtureData, check_tokenizer
 from gptattn.data.prepare import PartedText
@@ -20,9 +20,10 @@ from gptattn.model.block import BlockStyle
 from gptattn.model.gpt import GPT
 from gptattn.model.kinds import default_width
 from gptattn.optim.matrix_rule import MatrixRule
-from gptattn.settings.config import MASK_DOCUMENTS, ModelConfig, Spec, TrainConfig
+from gptattn.position.base import HeadPosition, InputPosition
+from gptattn.settings.config import MASK_DOCUMENTS, ModelConfig, TrainConfig
 from gptattn.settings.construct import construct, find_target
-from gptattn.settings.layers import Positions, build_layer, check_layers, check_parts
+from gptattn.settings.layers import build_layer, build_position, check_layers
 from gptattn.settings.values import check_type
 
 
@@ -31,17 +32,36 @@ def build_model(cfg: TrainConfig, vocab_size: int) -> GPT:
 
     Raises ConfigError, naming the field, if it cannot be built.
     """
-    model, block = cfg.model, cfg.block
-    check_vocabulary(cfg, vocab_size)
-    check_parts(cfg)
-    positions = Positions(cfg)
+    model, block, given = cfg.model, cfg.block, cfg.model.vocab_size
+    if given is not None and given < vocab_size:
+        raise ConfigError(
+            "model.vocab_size",
+            f"{given} is below the {vocab_size:,} ids of the data; give that many or more, or null",
+        )
+    for name, spec in cfg.part.items():
+        if "_target_" not in spec:
+            raise ConfigError(f"part.{name}", f"is not chosen; give part=[{name}] as well")
+        target = find_target(f"part.{name}", spec, cfg.allow_targets)
+        refuses = target.refuses if isinstance(target, type) and issubclass(target, Part) else {}
+        for other in (*cfg.part, f"position={cfg.choices['position']}"):
+            reason = refuses.get(other.removeprefix("position="))
+            if reason is not None:
+                raise ConfigError("part", f"{name} cannot be used with {other}: {reason}")
+
+    in_heads, in_input = False, None
+    if cfg.position:
+        kind = find_target("position", cfg.position, cfg.allow_targets)
+        if not (isinstance(kind, type) and issubclass(kind, HeadPosition | InputPosition)):
+            raise ConfigError("position._target_", "is neither a HeadPosition nor an InputPosition")
+        in_heads = issubclass(kind, HeadPosition)
+        in_input = None if in_heads else build_position(cfg, model.num_heads)
     built = GPT(
-        vocab_size=model.vocab_size or vocab_size,
+        vocab_size=given or vocab_size,
         context_length=model.context_length,
         d_model=model.d_model,
         num_layers=model.num_layers,
-        attention=partial(build_layer, cfg, positions, set()),
-        input_position=positions.in_input(),
+        attention=partial(build_layer, cfg, {} if in_heads else None, set()),
+        input_position=in_input,
         d_mlp=width_of_mlp(model),
         dropout=model.dropout,
         style=BlockStyle(
@@ -75,16 +95,6 @@ def width_of_mlp(model: ModelConfig) -> int:
     return default_width(model.mlp, model.d_model) if model.d_mlp is None else model.d_mlp
 
 
-def check_vocabulary(cfg: TrainConfig, vocab_size: int) -> None:
-    """Raise ConfigError if the model has fewer ids than the tokenizer."""
-    given = cfg.model.vocab_size
-    if given is not None and given < vocab_size:
-        raise ConfigError(
-            "model.vocab_size",
-            f"{given} is below the {vocab_size:,} ids of the data; give that many or more, or null",
-        )
-
-
 def build_tokenizer(cfg: TrainConfig) -> Tokenizer:
     """Build the tokenizer; if its vocabulary comes from the text, it has none yet.
 
@@ -104,13 +114,25 @@ def build_data(cfg: TrainConfig, tokenizer: Tokenizer | None = None) -> RunData:
     """
     tokenizer = tokenizer or build_tokenizer(cfg)
     target = find_target("data", cfg.data, cfg.allow_targets)
-    if inspect.isclass(target) and issubclass(target, Task):
-        return _build_task(cfg, tokenizer)
+    name = f"data={cfg.choices['data']}"
+    if isinstance(target, type) and issubclass(target, Task):
+        if not isinstance(tokenizer, TaskIds):
+            raise ConfigError(
+                "tokenizer", f"{name} has ids of its own and no text; leave the tokenizer out"
+            )
+        if cfg.sample.tokens:
+            raise ConfigError("sample.tokens", f"{name} has no text that could go on; give 0")
+        task = construct("data", cfg.data, {}, cfg.allow_targets)
+        task.check(cfg.model.context_length)
+        tokenizer.become(task.vocab_size)
+        return TaskData(task, cfg.model.context_length, tokenizer)
+
     mask_documents = cfg.data.get(MASK_DOCUMENTS, False)
     check_type(f"data.{MASK_DOCUMENTS}", mask_documents, bool)
-    if target is Mixture:
-        return _build_mixture(cfg, tokenizer, mask_documents)
-    content, cache = build_content(cfg), cache_folder(cfg.cache_dir)
+    content = build_content(cfg)
+    if isinstance(content, Mixture):
+        return _build_mixture(cfg, content, tokenizer, mask_documents)
+    cache = cache_folder(cfg.cache_dir)
     if isinstance(content, PartedText):
         content = in_cache(content, tokenizer, cfg.choices["tokenizer"], cache)
     how = {
@@ -118,28 +140,16 @@ def build_data(cfg: TrainConfig, tokenizer: Tokenizer | None = None) -> RunData:
         "val_fraction": cfg.validation.fraction,
         "mask_documents": mask_documents,
     }
-    if isinstance(content, StoredTokens):
-        if isinstance(tokenizer, TaskIds):
-            _check_no_sample(cfg)
-        return stored_data(content, tokenizer, **how)
-    return load_tokens(lambda: content, tokenizer, **how, cache=cache)
+    if not isinstance(content, StoredTokens):
+        return load_tokens(lambda: content, tokenizer, **how, cache=cache)
+    if isinstance(tokenizer, TaskIds) and cfg.sample.tokens:
+        raise ConfigError("sample.tokens", f"{name} has no text that could go on; give 0")
+    return stored_data(content, tokenizer, **how)
 
 
-def _build_task(cfg: TrainConfig, tokenizer: Tokenizer) -> TaskData:
-    if not isinstance(tokenizer, TaskIds):
-        name = f"data={cfg.choices['data']}"
-        raise ConfigError(
-            "tokenizer", f"{name} has ids of its own and no text; leave the tokenizer out"
-        )
-    _check_no_sample(cfg)
-    task = construct("data", cfg.data, {}, cfg.allow_targets)
-    task.check(cfg.model.context_length)
-    tokenizer.become(task.vocab_size)
-    return TaskData(task, cfg.model.context_length, tokenizer)
-
-
-def _build_mixture(cfg: TrainConfig, tokenizer: Tokenizer, mask_documents: bool) -> MixtureData:
-    mixture = construct("data", _of_target(cfg), {}, cfg.allow_targets)
+def _build_mixture(
+    cfg: TrainConfig, mixture: Mixture, tokenizer: Tokenizer, mask_documents: bool
+) -> MixtureData:
     check_tokenizer(tokenizer)
     sources = {}
     for name, spec in mixture.specs.items():
@@ -157,25 +167,16 @@ def _build_mixture(cfg: TrainConfig, tokenizer: Tokenizer, mask_documents: bool)
     return MixtureData(sources, mixture.weights, tokenizer)
 
 
-def _check_no_sample(cfg: TrainConfig) -> None:
-    if cfg.sample.tokens:
-        name = f"data={cfg.choices['data']}"
-        raise ConfigError("sample.tokens", f"{name} has no text that could go on; give 0")
-
-
-def _of_target(cfg: TrainConfig) -> Spec:
-    # How the text is used is nothing that a function which gives text has to know.
-    return {key: value for key, value in cfg.data.items() if key != MASK_DOCUMENTS}
-
-
-def build_content(cfg: TrainConfig) -> str | Corpus | PartedText | StoredTokens:
+def build_content(cfg: TrainConfig) -> str | Corpus | PartedText | StoredTokens | Mixture:
     """Return the text of these settings, which may still have to be read, or its token ids.
 
     Raises DataError or ConfigError, naming the field.
     """
     shared = {"cache_dir": cfg.cache_dir, "val_fraction": cfg.validation.fraction}
-    found = construct("data", _of_target(cfg), shared, cfg.allow_targets)
-    if not isinstance(found, str | Corpus | PartedText | StoredTokens):
+    # How the text is used is nothing that a function which gives text has to know.
+    spec = {key: value for key, value in cfg.data.items() if key != MASK_DOCUMENTS}
+    found = construct("data", spec, shared, cfg.allow_targets)
+    if not isinstance(found, str | Corpus | PartedText | StoredTokens | Mixture):
         raise ConfigError(
             "data._target_", "does not give text; name a function that returns a str or a Corpus"
         )

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Sequence
-from copy import deepcopy
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -10,14 +9,14 @@ from typing import Any, get_type_hints
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.errors import MissingConfigException
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from gptattn.errors import ConfigError
 from gptattn.settings.config import MASK_DOCUMENTS, Spec, TrainConfig, check, variant_name
 from gptattn.settings.construct import check_targets
-from gptattn.settings.messages import from_hydra_error
-from gptattn.settings.values import from_omegaconf, suggest
+from gptattn.settings.messages import REMOVED, from_hydra_error
+from gptattn.settings.values import check_choice, from_omegaconf, suggest, unknown_setting
 
 # conf/ lies beside the package in a source tree, and inside it in a wheel.
 CONF = next(
@@ -27,8 +26,6 @@ CONF = next(
 )
 OPEN = ("attn", "part", "position", "data", "tokenizer", "logger")  # their constructors check keys
 FILLED_IN = ("choices", "pattern_attn", "match_attn", "match_made")
-# What a file of another variant is not composed with, since this run's command says it of its own.
-OWN = ("attn", "pattern", "match", "run_dir", "resume")
 
 
 @dataclass
@@ -42,19 +39,15 @@ class Command(TrainConfig):
     resume: str | None = None
 
 
-def register_schema() -> None:
-    """Give Hydra the types of all settings, under the name that conf/train.yaml begins with."""
-    schema = OmegaConf.structured(Command)
-    for name, kind in get_type_hints(Command).items():
-        if is_dataclass(kind):  # it would be missing as a whole, and Hydra could not merge into it
-            schema[name] = OmegaConf.structured(kind)
-    for group in OPEN:
-        schema[group] = {}
-        OmegaConf.set_struct(schema[group], False)
-    ConfigStore.instance().store("schema", schema)
-
-
-register_schema()
+# The types of all settings, which Hydra reads under the name that conf/train.yaml begins with.
+SCHEMA = OmegaConf.structured(Command)
+for _name, _kind in get_type_hints(Command).items():
+    if is_dataclass(_kind):  # it would be missing as a whole, and Hydra could not merge into it
+        SCHEMA[_name] = OmegaConf.structured(_kind)
+for _name in OPEN:
+    SCHEMA[_name] = {}
+    OmegaConf.set_struct(SCHEMA[_name], False)
+ConfigStore.instance().store("schema", SCHEMA)
 
 
 def settings(overrides: Sequence[str] = ()) -> TrainConfig:
@@ -77,69 +70,78 @@ def from_hydra(cfg: DictConfig, hydra: DictConfig) -> TrainConfig:
 
     Raises ConfigError for a name in `pattern`, `match_to` or `data.sources` that is no file.
     """
-    cfg = deepcopy(cfg)
-    with open_dict(cfg):
-        cfg.pop("hydra", None)
     typed = [str(override) for override in hydra.overrides.task]
-    for name in FILLED_IN:
-        if any(_key(override).partition(".")[0] == name for override in typed):
-            raise ConfigError(name, "is filled in for the record; leave it out")
+    keys = [re.split("[=@]", override.lstrip("+~"), maxsplit=1)[0] for override in typed]
+    for key, override in zip(keys, typed, strict=True):
+        if override.startswith("~"):
+            raise ConfigError(key, REMOVED)
+        if key.partition(".")[0] in FILLED_IN:
+            raise ConfigError(key, "does not take a value: it is filled in for the record")
     try:
-        command: Any = OmegaConf.to_object(cfg)
+        nodes = {field.name: cfg[field.name] for field in fields(TrainConfig)}
+        values: dict[str, Any] = {
+            name: OmegaConf.to_object(node) if OmegaConf.is_config(node) else node
+            for name, node in nodes.items()
+        }
     except OmegaConfBaseException as error:
         raise from_omegaconf(error) from error
-    values = {field.name: getattr(command, field.name) for field in fields(TrainConfig)}
+    for key in cfg.keys() - {"hydra"} - Command.__dataclass_fields__.keys():
+        raise unknown_setting(str(key), Command)  # added with a +
+    for name, value in values.items():
+        if is_dataclass(value):
+            for key in vars(value).keys() - value.__dataclass_fields__.keys():
+                raise unknown_setting(f"{name}.{key}", type(value))
     groups = ("attn", "block", "model", "position", "data", "tokenizer", "optim")
-    values["choices"] = {group: str(hydra.runtime.choices.get(group)) for group in groups}
+    values["choices"] = {group: hydra.runtime.choices.get(group) for group in groups}
+    for group, choice in values["choices"].items():
+        if not isinstance(choice, str):
+            raise ConfigError(group, "takes one choice; give one name, or add -m to run each")
     found = TrainConfig(**values)
 
     typed += [o for o in map(str, hydra.overrides.hydra) if o.startswith("hydra.searchpath=")]
     if found.match != "none":
         found = replace(found, match_attn=_file("match_to", "attn", found.match_to, typed))
     if found.pattern is not None:
-        found = _with_pattern(found, typed)
+        given = [key for key in keys if key.partition(".")[0] == "attn"]
+        if given:
+            raise ConfigError(
+                given[0],
+                f"has no place beside pattern=[{','.join(found.pattern)}], which names the "
+                "attention of each layer; leave one of them out, or change a copy of its file: "
+                "copy conf/attn/NAME.yaml to DIR/attn/NEW.yaml and give --config-dir=DIR",
+            )
+        specs = {name: _file("pattern", "attn", name, typed) for name in found.pattern}
+        choices = found.choices | {"attn": variant_name(found.pattern, [])}
+        if len(specs) == 1:  # the same run as with attn=, and under the same name
+            ((name, spec),) = specs.items()
+            choices["attn"] = name
+            found = replace(found, attn=spec, choices=choices, pattern=None)
+        else:
+            found = replace(found, attn={}, choices=choices, pattern_attn=specs)
     if isinstance(found.data.get("sources"), dict):
         found = replace(found, data=found.data | {"sources": _with_files(found.data, typed)})
+    folders = [
+        Path(one.path, "part") for one in hydra.runtime.config_sources if one.schema == "file"
+    ]
+    for file in [file for folder in folders if found.part for file in folder.glob("*.yaml")]:
+        package = re.match(r"# @package (\S+)", file.read_text(encoding="utf-8"))
+        name = f"part.{file.stem}"
+        if package is not None and package[1] != name:
+            line = f'its first line must be "# @package {name}"'
+            raise ConfigError("part", f"{file.name} sets {package[1]}; {line}")
     check_targets(vars(found), found.allow_targets)
     return found
 
 
-def _key(override: str) -> str:
-    return override.lstrip("+~").partition("=")[0].partition("@")[0]
-
-
 def _file(field: str, group: str, name: str, typed: Sequence[str]) -> Spec:
     """Return the settings in the file `name` of a group, for a model of the typed settings."""
-    own = (*OWN, group)
-    others = [o for o in typed if _key(o).partition(".")[0].partition("_")[0] not in own]
+    others = [o for o in typed if not re.match(rf"[+~]*{group}\b", o)]
     try:
         node = compose("train", [*others, f"{group}={quoted(name)}"])[group]
     except MissingConfigException as error:
         known = suggest(name, error.options or [])
         raise ConfigError(field, f"{name!r} is not in conf/{group}; {known}") from error
-    spec = OmegaConf.to_container(node, resolve=True)
-    assert isinstance(spec, dict)
-    return {str(key): value for key, value in spec.items()}
-
-
-def _with_pattern(found: TrainConfig, typed: Sequence[str]) -> TrainConfig:
-    """Return the settings with those of the pattern's variants, which take the place of `attn`."""
-    names = found.pattern or []
-    given = [_key(o) for o in typed if _key(o).partition(".")[0] == "attn"]
-    if given:
-        listed = ",".join(names)
-        raise ConfigError(
-            given[0],
-            f"has no place beside pattern=[{listed}], which names the attention of each layer; "
-            "leave one of them out, or change a copy of its file: copy conf/attn/NAME.yaml to "
-            "DIR/attn/NEW.yaml and give --config-dir=DIR",
-        )
-    specs = {name: _file("pattern", "attn", name, typed) for name in names}
-    if len(specs) == 1:  # the same run as with attn=, and under the same name
-        choices = found.choices | {"attn": names[0]}
-        return replace(found, attn=specs[names[0]], choices=choices, pattern=None)
-    choices = found.choices | {"attn": variant_name(names, [])}
-    return replace(found, attn={}, choices=choices, pattern_attn=specs)
+    return OmegaConf.to_container(node, resolve=True)  # type: ignore[return-value]
 
 
 def _with_files(data: Spec, typed: Sequence[str]) -> dict[str, Any]:
@@ -154,12 +156,9 @@ def _with_files(data: Spec, typed: Sequence[str]) -> dict[str, Any]:
             continue
         spec = _file(f"{field}.data", "data", str(source.get("data")), typed)
         own = {key: value for key, value in spec.items() if key != MASK_DOCUMENTS}
-        for key in source:
-            if key not in own and key not in ("data", "weight"):
-                known = suggest(str(key), own)
-                raise ConfigError(
-                    f"{field}.{key}", f"is not a setting of {source['data']}; {known}"
-                )
+        for key in source.keys() - own - {"data", "weight"}:
+            known = suggest(str(key), own)
+            raise ConfigError(f"{field}.{key}", f"is not a setting of {source['data']}; {known}")
         found[name] = own | source
     return found
 
@@ -170,12 +169,9 @@ def attention_settings(variant: str, cfg: TrainConfig) -> Spec:
     Raises ConfigError, naming `to`, if there is no such file.
     """
     files = {file.stem: file for file in (CONF / "attn").glob("*.yaml")}
-    if variant not in files:
-        raise ConfigError("to", f"{variant!r} is not a variant; {suggest(variant, files)}")
+    check_choice("to", variant, files)
     node = OmegaConf.create({"model": asdict(cfg.model), "attn": OmegaConf.load(files[variant])})
-    spec = OmegaConf.to_container(node.attn, resolve=True)
-    assert isinstance(spec, dict)
-    return {str(key): value for key, value in spec.items()}
+    return OmegaConf.to_container(node.attn, resolve=True)  # type: ignore[return-value]
 
 
 def quoted(value: str) -> str:

@@ -63,12 +63,9 @@ class BlockConfig:
 
 @dataclass
 class OptimConfig:
-    """AdamW and its learning-rate schedule, whose peak is `lr`.
+    """AdamW and its learning-rate schedule, whose peak is `lr`; conf/optim explains each.
 
-    `warmup_fraction` and `decay_fraction` are shares of the budget, at its start and at its end;
-    with None the rate falls as soon as it is warm. `final_lr_fraction` is a share of `lr`, and
-    `grad_clip` the largest norm of all gradients together. `matrices`: what updates the layers'
-    matrices in place of AdamW, a `gptattn.optim.MatrixRule`, or None.
+    `matrices`: the Spec of a `gptattn.optim.MatrixRule`, or None.
     """
 
     lr: float = field(metadata=POSITIVE)
@@ -81,16 +78,12 @@ class OptimConfig:
     grad_clip: float = field(metadata=POSITIVE)
     decay: str = field(default="cosine", metadata=one_of(Literal["cosine", "linear"]))
     decay_fraction: float | None = field(default=None, metadata=within(above=0, most=1))
-    matrices: Spec | None = None
+    matrices: Any = None  # OmegaConf cannot merge a Spec into None
 
 
 @dataclass
 class BudgetConfig:
-    """How long to train, in one of these units, or `default_steps` if all others are None.
-
-    `steps`: optimizer steps. `tokens`: training tokens. `seconds`: training time, without
-    validation, samples and logging. `flops`: training FLOPs, as in `cost/flops_per_token`.
-    """
+    """How long to train, in one of these units, or `default_steps` if all others are None."""
 
     steps: int | None = field(metadata=within(least=0))  # 0 only with init_from, see `check`
     tokens: int | None = field(metadata=POSITIVE)
@@ -109,10 +102,7 @@ class ValidationConfig:
 
 @dataclass
 class SampleConfig:
-    """The text generated at each validation: `tokens` new ones after `prompt`; 0 generates none.
-
-    `prompt` None takes the first words of the held-out text; `top_k` None keeps all tokens.
-    """
+    """The text generated at each validation: `tokens` new ones after `prompt`; 0 generates none."""
 
     prompt: str | None
     tokens: int = field(metadata=within(least=0))
@@ -122,13 +112,9 @@ class SampleConfig:
 
 @dataclass
 class TrainerConfig:
-    """The device, the precision and the CPU threads; `threads` None takes all that are usable.
+    """The device, the precision and the processes of a run; conf/trainer explains each.
 
-    The precision `auto` is replaced before a run begins.
-    `matmul_precision`: of float32 matrix products, as `torch.set_float32_matmul_precision` has it.
-    `deterministic`: a GPU uses only algorithms that repeat each bit of a result. `devices`: the
-    processes on each of `num_nodes` machines, which share each batch, with a GPU or `threads` CPU
-    threads each; `auto` is replaced before a run begins.
+    `devices`: the processes on each of `num_nodes` machines.
     """
 
     accelerator: str = field(metadata=one_of(Accelerator))
@@ -152,11 +138,8 @@ class TrainerConfig:
 class SweepConfig:
     """How a `-m` command runs its sweep.
 
-    `jobs`: processes at a time; None is as `auto`. `minutes`: stop after so many, to go on another
-    time. `until`: half the width, in nats, that each difference's interval is to have; up to
-    `max_seeds` follow to reach it. `fresh`: repeat finished runs. `keep_stale`: runs made with
-    other code, text or starting weights count as finished too. `beside_others`: filled in by a
-    sweep for its runs; others share the machine, so their speed is not their own.
+    `beside_others`: filled in by a sweep for its runs; others share the machine, so their speed is
+    not their own.
     """
 
     jobs: int | str | None = field(metadata=POSITIVE | AUTO)
@@ -262,12 +245,12 @@ def check(cfg: TrainConfig) -> None:
             f"{cfg.accumulate} does not divide batch_size={cfg.batch_size}; "
             f"one of {[n for n in range(1, cfg.batch_size + 1) if cfg.batch_size % n == 0]}",
         )
-    processes = cfg.trainer.processes
-    if cfg.batch_size % (processes * cfg.accumulate):
+    shares = cfg.trainer.processes * cfg.accumulate
+    if cfg.batch_size % shares:
         raise ConfigError(
             "batch_size",
-            f"{cfg.batch_size} sequences do not share evenly among {processes} processes with "
-            f"accumulate={cfg.accumulate}; give a multiple of {processes * cfg.accumulate}",
+            f"{cfg.batch_size} sequences do not share evenly among {cfg.trainer.processes} "
+            f"processes with accumulate={cfg.accumulate}; give a multiple of {shares}",
         )
     budgets = {k: getattr(cfg.budget, k) for k in ("steps", "tokens", "seconds", "flops")}
     given = [f"budget.{k}" for k, v in budgets.items() if v is not None]
@@ -280,32 +263,25 @@ def check(cfg: TrainConfig) -> None:
             f"{fall} and optim.warmup_fraction={warmup} are more than the budget; give at most "
             f"{1 - warmup:g}, or null",
         )
-    if cfg.pattern is not None:
-        _check_pattern(cfg.pattern, cfg.model.num_layers)
-    if cfg.model.mlp == "none" and cfg.match in ("params", "flops"):
-        raise ConfigError(
-            "match", f"{cfg.match} changes the MLP's width, but model.mlp=none has no MLP; drop one"
-        )
-    if cfg.init_from is not None and cfg.match in ("params", "flops"):
-        raise ConfigError("match", f"{cfg.match} changes the MLP, but init_from fixes it; drop one")
-    for name in cfg.experiment_name.split("/"):
-        if name in ("", ".", ".."):
-            raise ConfigError("experiment_name", f"{cfg.experiment_name!r} is not a folder name")
-    # The name appears in paths and on the terminal.
-    if not cfg.experiment_name.isprintable() or len(cfg.experiment_name.encode()) > 200:
-        raise ConfigError(
-            "experiment_name", "has an unprintable character or more than 200 bytes; use another"
-        )
-
-
-def _check_pattern(pattern: list[str], num_layers: int) -> None:
-    """Raise ConfigError unless the pattern, repeated, fills the layers."""
-    if not pattern:
+    if not isinstance(cfg.optim.matrices, dict | None):
+        raise ConfigError("optim.matrices", "is no table; give optim=muon, or {_target_:CLASS}")
+    if cfg.pattern == []:
         raise ConfigError("pattern", "is empty; give names of files in conf/attn, or null")
-    if num_layers % len(pattern):
-        fitting = [n for n in range(1, num_layers + 1) if num_layers % n == 0]
+    layers, names = cfg.model.num_layers, len(cfg.pattern or [""])
+    if layers % names:
         raise ConfigError(
             "pattern",
-            f"{len(pattern)} names do not fit model.num_layers={num_layers}, which they must "
-            f"divide; give as many as one of {fitting}",
+            f"{names} names do not fit model.num_layers={layers}, which they must divide; give as "
+            f"many as one of {[n for n in range(1, layers + 1) if layers % n == 0]}",
+        )
+    if cfg.match in ("params", "flops"):
+        changes = f"{cfg.match} changes the MLP's width"
+        if cfg.model.mlp == "none":
+            raise ConfigError("match", f"{changes}, but model.mlp=none has no MLP; drop one")
+        if cfg.init_from is not None:
+            raise ConfigError("match", f"{changes}, but init_from fixes it; drop one")
+    name = cfg.experiment_name
+    if {"", ".", ".."} & {*name.split("/")} or not name.isprintable() or len(name.encode()) > 200:
+        raise ConfigError(
+            "experiment_name", f"{name[:200]!r} is not a folder name of at most 200 bytes; give one"
         )

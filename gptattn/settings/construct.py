@@ -3,7 +3,7 @@
 import contextlib
 import inspect
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, get_type_hints
 
 from hydra.utils import get_object, instantiate
@@ -31,30 +31,25 @@ class ForeignTarget(ConfigError):
     """A `_target_` outside the packages that the command allows."""
 
 
-def check_targets(node: Any, allow_targets: Sequence[str], path: str = "") -> None:
+def check_targets(node: Mapping[str, Any], allow_targets: Sequence[str], path: str = "") -> None:
     """Raise ForeignTarget for a `_target_` in a tree of settings outside the allowed packages.
 
     Imports nothing.
     """
-    if isinstance(node, dict):
-        if "_target_" in node:
-            _check_package(f"{path}_target_", node["_target_"], [*PACKAGES, *allow_targets])
-        for key, value in node.items():
-            check_targets(value, allow_targets, f"{path}{key}.")
-    elif isinstance(node, list):
-        for value in node:
-            check_targets(value, allow_targets, path)
-
-
-def _check_package(field: str, name: Any, packages: Sequence[str]) -> None:
-    if not isinstance(name, str):
-        raise ConfigError(field, "is missing; name a class, package.module.Class")
-    if not any(name.startswith(f"{package}.") for package in packages):
-        raise ForeignTarget(
-            field,
-            f"{name[:100]} is outside of {', '.join(packages)}; "
-            "add its package to allow_targets, if you trust it",
-        )
+    packages = [*PACKAGES, *allow_targets]
+    for key, value in node.items():
+        field = f"{path}{key}"
+        if key == "_target_" and not isinstance(value, str):
+            raise ConfigError(field, "is missing; name a class, package.module.Class")
+        if key == "_target_" and not any(value.startswith(f"{one}.") for one in packages):
+            raise ForeignTarget(
+                field,
+                f"{value[:100]} is outside of {', '.join(packages)}; "
+                "add its package to allow_targets, if you trust it",
+            )
+        for one in value if isinstance(value, list) else [value]:
+            if isinstance(one, dict):
+                check_targets(one, allow_targets, f"{field}.")
 
 
 def find_target(group: str, spec: Spec, allow_targets: Sequence[str]) -> Callable[..., Any]:
@@ -63,7 +58,7 @@ def find_target(group: str, spec: Spec, allow_targets: Sequence[str]) -> Callabl
     Raises ConfigError if it does not exist, is abstract, or lies in another package.
     """
     field, name, packages = f"{group}._target_", spec.get("_target_"), [*PACKAGES, *allow_targets]
-    _check_package(field, name, packages)
+    check_targets({"_target_": name}, allow_targets, f"{group}.")
     try:
         found = get_object(str(name))
     except (ImportError, AttributeError, ValueError) as error:
@@ -89,22 +84,19 @@ def construct(group: str, spec: Spec, shared: dict[str, Any], allow_targets: Seq
     target = find_target(group, spec, allow_targets)
     own = {key: value for key, value in spec.items() if key != "_target_"}
     parameters = inspect.signature(target).parameters
+    named = {n: p for n, p in parameters.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
     open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     hints = get_type_hints(target.__init__ if inspect.isclass(target) else target)
     for key, value in own.items():
-        if key not in parameters and not open_ended:
-            known = suggest(key, [p for p in parameters if p not in shared])
+        if key not in named and not open_ended:
+            known = suggest(key, named.keys() - shared)
             raise ConfigError(
                 f"{group}.{key}", f"{target.__name__} takes no such argument; {known}"
             )
         check_type(f"{group}.{key}", value, hints.get(key, Any))
-    given = {key: value for key, value in shared.items() if key in parameters and key not in own}
-    for name, parameter in parameters.items():
-        required = parameter.default is parameter.empty and parameter.kind not in (
-            parameter.VAR_POSITIONAL,
-            parameter.VAR_KEYWORD,
-        )
-        if required and name not in own | given:
+    given = {key: value for key, value in shared.items() if key in named and key not in own}
+    for name, parameter in named.items():
+        if parameter.default is parameter.empty and name not in own | given:
             raise ConfigError(f"{group}.{name}", f"is missing; {target.__name__} needs it")
     # What is shared, such as a position of all layers, must not be copied: it is passed by us.
     make = instantiate({**spec, "_partial_": True}, _convert_="all", _recursive_=False)

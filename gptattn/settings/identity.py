@@ -137,7 +137,6 @@ class Making:
     code: dict[str, str]  # module -> hash, of code that affects the numbers
     weights: str | None = None  # sha256 of the weights in init_from, before conversion
     origin: str = ""  # `digest` of the run in init_from, if known
-    other: dict[str, str] = field(default_factory=dict)  # module -> hash, of the rest of the code
     # Code or schedule of earlier steps, if the run was resumed with other code or in mid-schedule.
     earlier: list[dict[str, str]] = field(default_factory=list)
 
@@ -146,16 +145,6 @@ class Making:
         """Eight hex digits that identify the run's code and that behind its starting weights."""
         code = json.dumps([self.code, self.earlier, self.origin], sort_keys=True)
         return hashlib.sha256(code.encode()).hexdigest()[:8]
-
-
-def making_of(
-    cfg: TrainConfig, text: str, device: str, weights: str | None, origin: Making | None
-) -> Making:
-    """Return the Making of a run of these settings that starts now.
-
-    `text` and `weights` are sha256 hashes; `origin` is the Making of the run in init_from.
-    """
-    return Making(text, device, code_for(cfg), weights, origin.digest if origin else "")
 
 
 def code_for(cfg: TrainConfig) -> dict[str, str]:

@@ -14,77 +14,14 @@ from gptattn.settings.config import MASK_DOCUMENTS, BlockConfig, ModelConfig, Sp
 from gptattn.settings.construct import SETTING_OF, construct, find_target, named_arguments
 
 
-class Positions:
-    """The position encoding of a model: one for its input, or one for each kind of heads."""
+def build_layer(
+    cfg: TrainConfig, encodings: dict[int, HeadPosition] | None, left: set[str], layer: int
+) -> Attention:
+    """Build the attention of one layer, with its position and the parts that it takes.
 
-    def __init__(self, cfg: TrainConfig) -> None:
-        """Raises ConfigError if the chosen class is no encoding."""
-        self._cfg = cfg
-        self._made: dict[tuple[int, int], HeadPosition | InputPosition] = {}
-        self._kind: Any = None
-        if cfg.position:
-            self._kind = find_target("position", cfg.position, cfg.allow_targets)
-            kinds = HeadPosition | InputPosition
-            if not (inspect.isclass(self._kind) and issubclass(self._kind, kinds)):
-                raise ConfigError(
-                    "position._target_", "is neither a HeadPosition nor an InputPosition"
-                )
-
-    def in_input(self) -> InputPosition | None:
-        """Return the encoding that acts on the embeddings, if the chosen one does."""
-        if self._kind is None or issubclass(self._kind, HeadPosition):
-            return None
-        found = self._build(self._cfg.model.num_heads)
-        assert isinstance(found, InputPosition)
-        return found
-
-    def in_heads(self, group: str, spec: Spec) -> HeadPosition | None:
-        """Return the encoding that acts in an attention of these settings, if the chosen one does.
-
-        Raises ConfigError if the attention takes none.
-        """
-        cfg = self._cfg
-        if self._kind is None or not issubclass(self._kind, HeadPosition):
-            return None
-        attention = find_target(group, spec, cfg.allow_targets)
-        is_attention = inspect.isclass(attention) and issubclass(attention, Attention)
-        if is_attention and attention.knows_order:  # type: ignore[attr-defined]
-            return None
-        takes = inspect.signature(attention).parameters
-        if "position" not in takes:
-            name = f"attn={cfg.choices['attn']}" if group == "attn" else group.rpartition(".")[2]
-            raise ConfigError(
-                "position",
-                f"{_chosen_position(cfg)} acts in the attention, and {name} takes no position; "
-                "use position=learned or position=sinusoidal",
-            )
-        heads = spec.get("num_heads", cfg.model.num_heads) if "num_heads" in takes else 1
-        if type(heads) is not int or heads < 1:
-            raise ConfigError(f"{group}.num_heads", f"{heads!r} is not a positive whole number")
-        found = self._build(heads)
-        assert isinstance(found, HeadPosition)
-        return found
-
-    def _build(self, heads: int) -> HeadPosition | InputPosition:
-        cfg = self._cfg
-        head_dim = cfg.model.d_model // heads
-        if (heads, head_dim) not in self._made:
-            shared = {
-                "context_length": cfg.model.context_length,
-                "d_model": cfg.model.d_model,
-                "num_heads": heads,
-                "head_dim": head_dim,
-            }
-            self._made[heads, head_dim] = construct(
-                "position", cfg.position, shared, cfg.allow_targets
-            )
-        return self._made[heads, head_dim]
-
-
-def build_layer(cfg: TrainConfig, positions: Positions, left: set[str], layer: int) -> Attention:
-    """Build the attention of one layer, with the parts that it takes.
-
-    `left`: the names of what earlier layers leave for later ones; this layer's are added.
+    `encodings`: number of heads -> the position that layers with so many share, to which this adds;
+    None if positions do not act in attentions. `left`: the names of what earlier layers leave for
+    later ones; this layer's are added.
     """
     group, spec = cfg.attn_of(layer)
     try:
@@ -93,8 +30,25 @@ def build_layer(cfg: TrainConfig, positions: Positions, left: set[str], layer: i
                 raise ConfigError(
                     f"{group}.{name}", f"comes from the model; set {SETTING_OF[name]} instead"
                 )
-        own = {"position": positions.in_heads(group, spec), "layer": layer}
-        shared = shared_arguments(cfg.model, cfg.block) | own
+        target = find_target(group, spec, cfg.allow_targets)
+        ordered = isinstance(target, type) and issubclass(target, Attention) and target.knows_order
+        position = None
+        if encodings is not None and not ordered:
+            takes = inspect.signature(target).parameters
+            if "position" not in takes:
+                name = f"attn={cfg.choices['attn']}" if group == "attn" else group.split(".")[1]
+                raise ConfigError(
+                    "position",
+                    f"{_chosen_position(cfg)} acts in the attention, and {name} takes no position; "
+                    "use position=learned or position=sinusoidal",
+                )
+            heads = spec.get("num_heads", cfg.model.num_heads) if "num_heads" in takes else 1
+            if type(heads) is not int or heads < 1:
+                raise ConfigError(f"{group}.num_heads", f"{heads!r} is not a positive whole number")
+            if heads not in encodings:
+                encodings[heads] = build_position(cfg, heads)
+            position = encodings[heads]
+        shared = shared_arguments(cfg.model, cfg.block) | {"position": position, "layer": layer}
         attention = construct(group, spec, shared, cfg.allow_targets)
         if not isinstance(attention, Attention):
             raise ConfigError(f"{group}._target_", "is not a gptattn.attention.Attention")
@@ -109,6 +63,17 @@ def build_layer(cfg: TrainConfig, positions: Positions, left: set[str], layer: i
         raise ConfigError("pattern", f"{name}: {error.message}") from error  # as the user wrote it
     left.update(attention.leaves())
     return attention
+
+
+def build_position(cfg: TrainConfig, heads: int) -> Any:
+    """Build the chosen position encoding, for attentions with so many heads if it acts in them."""
+    shared = {
+        "context_length": cfg.model.context_length,
+        "d_model": cfg.model.d_model,
+        "num_heads": heads,
+        "head_dim": cfg.model.d_model // heads,
+    }
+    return construct("position", cfg.position, shared, cfg.allow_targets)
 
 
 def add_parts(
@@ -158,20 +123,6 @@ def shared_arguments(model: ModelConfig, block: BlockConfig) -> dict[str, Any]:
     }
 
 
-def check_parts(cfg: TrainConfig) -> None:
-    """Raise ConfigError for parts that cannot be used together, or with the position."""
-    others = [*cfg.part, f"position={cfg.choices['position']}"]
-    for name, spec in cfg.part.items():
-        if "_target_" not in spec:
-            raise ConfigError(f"part.{name}", f"is not chosen; give part=[{name}] as well")
-        target = find_target(f"part.{name}", spec, cfg.allow_targets)
-        refuses = target.refuses if isinstance(target, type) and issubclass(target, Part) else {}
-        for other in others:
-            reason = refuses.get(other.removeprefix("position="))
-            if reason is not None:
-                raise ConfigError("part", f"{name} cannot be used with {other}: {reason}")
-
-
 def check_layers(cfg: TrainConfig, model: GPT) -> None:
     """Raise ConfigError for what no layer uses, and for layers that do not fit each other."""
     attentions = [block.attention for block in model.layers()]
@@ -203,25 +154,12 @@ def check_layers(cfg: TrainConfig, model: GPT) -> None:
             f"{_chosen_position(cfg)} acts on queries and keys, and {chosen} knows the order of "
             "the tokens without them; use position=none, position=learned or position=sinusoidal",
         )
-    _check_what_passes_between(cfg, attentions)
-
-
-def _chosen_position(cfg: TrainConfig) -> str:
-    """Return the name of the encoding, and that of the block, which can bring it with it."""
-    return f"{cfg.choices['position']} (from block={cfg.choices['block']} if you did not choose it)"
-
-
-def _check_what_passes_between(cfg: TrainConfig, attentions: Sequence[Attention]) -> None:
-    """Raise ConfigError if a layer needs of an earlier one what that does not leave.
-
-    Also if no layer takes anything of what others leave.
-    """
     field = "attn" if cfg.pattern is None else "pattern"
     left: dict[str, tuple[int, str]] = {}
-    taken = False
+    taken_on = False
     for layer, attention in enumerate(attentions):
         for name, sizes in attention.needs().items():
-            taken = True
+            taken_on = True
             begin = f"layer {layer} needs {name} ({sizes}), and"
             if name not in left:
                 order = attention.layer_order() or "put one that does before it"
@@ -234,10 +172,15 @@ def _check_what_passes_between(cfg: TrainConfig, attentions: Sequence[Attention]
                     "layers",
                 )
         left |= {name: (layer, sizes) for name, sizes in attention.leaves().items()}
-    if left and not taken:
+    if left and not taken_on:
         name, (layer, _) = next(iter(left.items()))
         said = f"layer {layer} leaves {name}, and no later layer takes them"
         if cfg.pattern is None:
             raise ConfigError("model.num_layers", f"{said}; give the model more layers")
         order = attentions[layer].layer_order() or "put one that does after it"
         raise ConfigError(field, f"{said}; {order}")
+
+
+def _chosen_position(cfg: TrainConfig) -> str:
+    """Return the name of the encoding, and that of the block, which can bring it with it."""
+    return f"{cfg.choices['position']} (from block={cfg.choices['block']} if you did not choose it)"

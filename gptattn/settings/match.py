@@ -1,22 +1,21 @@
 """Match two variants in parameters, FLOPs or cache by changing one setting of one of them.
 
-`params` and `flops` change the MLP's width; `kv_cache` changes one of CACHE_SETTINGS. Costs come
-from `measure_cost` on the meta device: there is no second formula.
+`params` and `flops` change the MLP's width; `kv_cache` the heads, ranks or tokens that are cached.
+Costs come from `measure_cost` on the meta device: there is no second formula.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import contextlib
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 
 import torch
 
-from gptattn.data.tokenizer import Tokenizer
 from gptattn.errors import ConfigError
 from gptattn.model.cost import Cost, measure_cost
 from gptattn.settings.build import build_model, width_of_mlp
 from gptattn.settings.config import TrainConfig
 
 TOLERANCE = 1e-3  # relative
-CACHE_SETTINGS = ("num_kv_heads", "kv_rank", "key_rank", "window")
 FIGURES: dict[str, Callable[[Cost], float]] = {
     "params": lambda cost: cost.params,
     "flops": lambda cost: cost.flops_per_token,
@@ -48,15 +47,6 @@ class Match:
         return f"match={self.what}: {change}; {figures} ({apart:.2%} apart)"
 
 
-def resolved(cfg: TrainConfig, tokenizer: Tokenizer) -> tuple[TrainConfig, Match | None]:
-    """Return the settings as config.yaml records them, and the match.
-
-    The tokenizer's vocabulary is filled in and the match applied. Raises ConfigError as `matched`.
-    """
-    cfg = replace(cfg, tokenizer=cfg.tokenizer | tokenizer.settings())
-    return matched(cfg, tokenizer.vocab_size)
-
-
 def matched(cfg: TrainConfig, vocab_size: int) -> tuple[TrainConfig, Match | None]:
     """Return the settings with the match applied, and the match; None if `cfg.match` is none.
 
@@ -68,67 +58,35 @@ def matched(cfg: TrainConfig, vocab_size: int) -> tuple[TrainConfig, Match | Non
     if cfg.match_made is not None:
         return cfg, Match(**cfg.match_made)
     assert cfg.match_attn is not None
-    reference = replace(
-        cfg,
-        attn=cfg.match_attn,
-        choices=cfg.choices | {"attn": cfg.match_to},
-        pattern=None,
-        part={},
-        match="none",
-    )
+    plain = {"pattern": None, "part": {}, "match": "none"}
+    choices = cfg.choices | {"attn": cfg.match_to}
+    reference = _cost(replace(cfg, attn=cfg.match_attn, choices=choices, **plain), vocab_size)
     try:
-        new, match = _matched_once(cfg, reference, vocab_size)
-        return replace(new, match_made=asdict(match)), match
+        new, match = _match_one(cfg, reference, vocab_size)
     except ConfigError as error:
-        able = [
-            what
-            for what in FIGURES
-            if what != cfg.match and _can_match(cfg, what, reference, vocab_size)
-        ]
-        other = (
-            f"match={' or match='.join(able)} is possible"
-            if able
-            else "nothing else can be matched"
-        )
+        able = []
+        for what in FIGURES:
+            with contextlib.suppress(ConfigError):
+                _match_one(replace(cfg, match=what), reference, vocab_size)
+                able.append(f"match={what}")
+        other = f"{' or '.join(able)} is possible" if able else "nothing else can be matched"
         raise ConfigError("match", f"{error.message}; {other}") from None
+    return replace(new, match_made=asdict(match)), match
 
 
-def _matched_once(
-    cfg: TrainConfig, reference: TrainConfig, vocab_size: int
-) -> tuple[TrainConfig, Match]:
-    target = FIGURES[cfg.match](_cost(reference, vocab_size))
+def _match_one(cfg: TrainConfig, reference: Cost, vocab_size: int) -> tuple[TrainConfig, Match]:
+    target = FIGURES[cfg.match](reference)
     if cfg.match == "kv_cache":
         return _match_cache(cfg, vocab_size, target)
-    return _match_width(cfg, vocab_size, target)
 
-
-def _can_match(cfg: TrainConfig, what: str, reference: TrainConfig, vocab_size: int) -> bool:
-    try:
-        _matched_once(replace(cfg, match=what), reference, vocab_size)
-    except ConfigError:
-        return False
-    return True
-
-
-def _cost(cfg: TrainConfig, vocab_size: int) -> Cost:
-    with torch.device("meta"):
-        return measure_cost(build_model(cfg, vocab_size))
-
-
-def _with_width(cfg: TrainConfig, d_mlp: int) -> TrainConfig:
-    return replace(cfg, model=replace(cfg.model, d_mlp=d_mlp))
-
-
-def _match_width(cfg: TrainConfig, vocab_size: int, target: float) -> tuple[TrainConfig, Match]:
-    figure = FIGURES[cfg.match]
-
-    def at(d_mlp: int) -> float:
-        return figure(_cost(_with_width(cfg, d_mlp), vocab_size))
+    def at(d_mlp: int) -> tuple[TrainConfig, float]:
+        new = replace(cfg, model=replace(cfg.model, d_mlp=d_mlp))
+        return new, FIGURES[cfg.match](_cost(new, vocab_size))
 
     # Parameters and FLOPs are linear in the width: two points give the line.
-    one, two = at(1), at(2)
+    (_, one), (_, two) = at(1), at(2)
     width = max(1, round(1 + (target - one) / (two - one)))
-    reached = at(width)
+    new, reached = at(width)
     if abs(reached - target) > TOLERANCE * target:
         raise ConfigError(
             "match",
@@ -137,59 +95,52 @@ def _match_width(cfg: TrainConfig, vocab_size: int, target: float) -> tuple[Trai
             f"{reached:,.0f}, and a larger model would come nearer",
         )
     before = width_of_mlp(cfg.model)
-    match = Match(cfg.match, cfg.match_to, "model.d_mlp", before, width, target, reached)
-    return _with_width(cfg, width), match
+    return new, Match(cfg.match, cfg.match_to, "model.d_mlp", before, width, target, reached)
+
+
+def _cost(cfg: TrainConfig, vocab_size: int) -> Cost:
+    with torch.device("meta"):
+        return measure_cost(build_model(cfg, vocab_size))
 
 
 def _match_cache(cfg: TrainConfig, vocab_size: int, target: float) -> tuple[TrainConfig, Match]:
-    found: dict[str, list[tuple[float, float]]] = {}
-    for field, before, value in _cache_settings(cfg):
-        new = replace(cfg, attn=cfg.attn | {field: value})
-        try:
-            reached = FIGURES["kv_cache"](_cost(new, vocab_size))
-        except ConfigError:
-            continue  # this model does not accept the value
-        if reached == target:
-            name = f"attn.{field}"
-            return new, Match("kv_cache", cfg.match_to, name, before, value, target, reached)
-        found.setdefault(field, []).append((reached, value))
+    """Try the values of one setting after the other, starting with its current one."""
+    heads, width, context = cfg.model.num_heads, cfg.model.d_model, cfg.model.context_length
+    # The largest value, and the step: building a model takes its time, and shares of the width do.
+    ranges = {
+        "num_kv_heads": (heads, 1),
+        "kv_rank": (width, 8),
+        "key_rank": (heads, 1),
+        "window": (context, 1),
+    }
+    near = []
+    for field, (most, step) in ranges.items():
+        before = cfg.attn.get(field)
+        if field == "num_kv_heads" and field in cfg.attn and before is None:
+            before = heads
+        if before is None:  # a window that is null stays so: one would make another mechanism
+            continue
+        tried = []
+        for value in [before, *(n for n in range(step, most + 1, step) if n != before)]:
+            new = replace(cfg, attn=cfg.attn | {field: value})
+            try:
+                reached = FIGURES["kv_cache"](_cost(new, vocab_size))
+            except ConfigError:
+                continue  # this model does not accept the value
+            if reached == target:
+                name = f"attn.{field}"
+                return new, Match("kv_cache", cfg.match_to, name, before, value, target, reached)
+            tried.append((reached, value))
+        below = [max(less)] if (less := [pair for pair in tried if pair[0] < target]) else []
+        above = [min(more)] if (more := [pair for pair in tried if pair[0] > target]) else []
+        near += [f"{reached:,.0f} with {field}={value}" for reached, value in below + above]
     if FIGURES["kv_cache"](_cost(cfg, vocab_size)) == target:
         return cfg, Match("kv_cache", cfg.match_to, "nothing", None, None, target, target)
     whose = "it" if cfg.pattern is None else "a pattern as a whole"
     none = f"{whose} has none of num_kv_heads, kv_rank, key_rank and window"
-    near = ", ".join(_nearest(field, tried, target) for field, tried in found.items())
-    reach = f"changing one setting at a time, it can have {near}" if found else none
+    reach = f"changing one setting at a time, it can have {', '.join(near)}" if near else none
     raise ConfigError(
         "match",
         f"{cfg.variant} cannot have the {target:,.0f} cache bytes per token of {cfg.match_to}: "
         f"{reach}",
     )
-
-
-def _nearest(field: str, tried: Sequence[tuple[float, float]], target: float) -> str:
-    """Return the nearest costs below and above the target: `96 with window=3, 160 with window=5`.
-
-    `tried`: (cost, value of `field`) pairs, none of which has the target.
-    """
-    below = max((pair for pair in tried if pair[0] < target), default=None)
-    above = min((pair for pair in tried if pair[0] > target), default=None)
-    found = [pair for pair in (below, above) if pair is not None]
-    return ", ".join(f"{reached:,.0f} with {field}={value}" for reached, value in found)
-
-
-def _cache_settings(cfg: TrainConfig) -> Iterator[tuple[str, float, float]]:
-    """Yield (setting, current value, value to try), starting with the current value.
-
-    A window that is null stays so: one would make another mechanism. Key/value heads that are null
-    are as many as query heads.
-    """
-    heads, width, context = cfg.model.num_heads, cfg.model.d_model, cfg.model.context_length
-    most = (heads, width, heads, context)
-    steps = (1, 8, 1, 1)  # kv_rank as shares of the width give it: building a model takes its time
-    for field, step, top in zip(CACHE_SETTINGS, steps, most, strict=True):
-        now = cfg.attn.get(field)
-        if field == "num_kv_heads" and field in cfg.attn and now is None:
-            now = cfg.model.num_heads
-        if now is not None:
-            values = [now, *(value for value in range(step, top + 1, step) if value != now)]
-            yield from ((field, now, value) for value in values)

@@ -5,13 +5,17 @@ constructor declares. Settings, command lines and scripts use these checks.
 import difflib
 import math
 import types
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Iterable
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from omegaconf import OmegaConf
-from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+from omegaconf.errors import (
+    ConfigAttributeError,
+    ConfigKeyError,
+    MissingMandatoryValue,
+    OmegaConfBaseException,
+)
 
 from gptattn.errors import ConfigError
 
@@ -20,55 +24,32 @@ T = TypeVar("T")
 RANGE, CHOICES = "range", "choices"  # keys of a field's metadata
 AUTO = {CHOICES: ("auto",)}
 LARGEST_INT = 2**53  # a float represents every integer up to here
+TYPE_NAMES: dict[Any, str] = {
+    type(None): "null",
+    float: "a number",
+    int: "a whole number",
+    bool: "true or false",
+}
 
 
 @dataclass(frozen=True)
 class Range:
     """The numbers that a setting accepts; never infinity or NaN.
 
-    `above` and `below` are exclusive bounds, `least` and `most` inclusive ones.
+    `above` and `below` are exclusive bounds, `least` and `most` inclusive ones. `hint`: appended to
+    the error message, what else would be right.
     """
 
     above: float = -math.inf
     least: float = -math.inf
     below: float = math.inf
     most: float = math.inf
-    hint: str = ""  # appended to the error message: what else would be right
-
-    def check(self, field: str, value: float) -> None:
-        """Raise ConfigError, saying what would be right, for a number outside the range."""
-        whole = isinstance(value, int) and self.most == math.inf
-        most = LARGEST_INT if whole else self.most
-        if math.isfinite(value) and value > most:
-            raise ConfigError(field, f"{value} is too large; at most {most}")
-        if self.above < value < self.below and self.least <= value <= most:
-            return
-        start = (
-            f"{self.least:g} or more" if self.above == -math.inf else f"one above {self.above:g}"
-        )
-        end = "" if self.below == math.inf else f", below {self.below:g}"
-        raise ConfigError(field, f"{value} {self._complaint(value)}; give {start}{end}{self.hint}")
-
-    def _complaint(self, value: float) -> str:
-        if self.below < math.inf:
-            return "is out of range"
-        if self.above == 0:
-            return "is not a positive number"
-        if not math.isfinite(value):
-            return "is not finite"
-        return "is negative" if self.least == 0 else "is too small"
+    hint: str = ""
 
 
-def within(
-    *,
-    above: float = -math.inf,
-    least: float = -math.inf,
-    below: float = math.inf,
-    most: float = math.inf,
-    hint: str = "",
-) -> dict[str, Any]:
-    """Return the metadata of a field with this range: `field(metadata=within(least=0))`."""
-    return {RANGE: Range(above, least, below, most, hint)}
+def within(**limits: Any) -> dict[str, Any]:
+    """Return the metadata of a field with this Range: `field(metadata=within(least=0))`."""
+    return {RANGE: Range(**limits)}
 
 
 def one_of(words: Any) -> dict[str, Any]:
@@ -78,19 +59,30 @@ def one_of(words: Any) -> dict[str, Any]:
 
 def check_values(settings: Any, path: str = "") -> None:
     """Raise ConfigError, naming the field, for the first value outside its range or choices."""
-    for field in fields(settings):
-        name, value = f"{path}{field.name}", getattr(settings, field.name)
+    for one in fields(settings):
+        name, value = f"{path}{one.name}", getattr(settings, one.name)
+        limits, choices = one.metadata.get(RANGE), one.metadata.get(CHOICES)
         if is_dataclass(value):
             check_values(value, f"{name}.")
-        elif isinstance(value, int | float) and RANGE in field.metadata:
-            field.metadata[RANGE].check(name, value)
-        elif isinstance(value, float) and not math.isfinite(value):
-            raise ConfigError(name, f"{value} is not finite; give a number")
-        elif isinstance(value, str) and CHOICES in field.metadata:
-            if RANGE in field.metadata and value not in field.metadata[CHOICES]:
-                words = " or ".join(field.metadata[CHOICES])
+        elif isinstance(value, str) and choices is not None and value not in choices:
+            if limits is not None:
+                words = " or ".join(choices)
                 raise ConfigError(name, f"{value!r} is not a number; give one, or {words}")
-            check_choice(name, value, field.metadata[CHOICES])
+            raise ConfigError(name, f"{value!r} is unknown; {suggest(value, choices)}")
+        elif isinstance(value, int | float) and limits is not None:
+            whole = isinstance(value, int) and limits.most == math.inf
+            most = LARGEST_INT if whole else limits.most
+            if math.isfinite(value) and value > most:
+                raise ConfigError(name, f"{value} is too large; at most {most}")
+            if limits.above < value < limits.below and limits.least <= value <= most:
+                continue
+            positive = limits.above == 0 and limits.below == math.inf
+            wrong = "is not a positive number" if positive else "is out of range"
+            start = f"{limits.least:g} or more"
+            if limits.least == -math.inf:
+                start = f"one above {limits.above:g}"
+            end = "" if limits.below == math.inf else f", below {limits.below:g}"
+            raise ConfigError(name, f"{value} {wrong}; give {start}{end}{limits.hint}")
 
 
 def typed(kind: type[T], node: Any) -> T:
@@ -108,77 +100,48 @@ def typed(kind: type[T], node: Any) -> T:
 def from_omegaconf(error: OmegaConfBaseException) -> ConfigError:
     """Return the ConfigError for OmegaConf's error about a setting."""
     field = str(error.full_key or error.key or "config")
-    if isinstance(error, MissingMandatoryValue):
-        return ConfigError(field, "is missing; give a value")
     message = (error.msg or str(error)).splitlines()[0]
-    if "is not Optional" in message:
-        return ConfigError(field, "is null; give a value")
-    if "is not a ListConfig" in message:
-        return ConfigError(field, f"is not a list; write {field}=[a,b]")
+    if isinstance(error, ConfigKeyError | ConfigAttributeError):
+        if is_dataclass(error.object_type):
+            return unknown_setting(field, error.object_type)
+        message = "is not a setting here; --help lists them all"
+    elif isinstance(error, MissingMandatoryValue):
+        message = "is missing; give a value"
+    elif "is not Optional" in message:
+        message = "is null; give a value"
+    elif "is not a ListConfig" in message:
+        message = f"is not a list; write {field}=[a,b]"
+    elif "does not support deletion" in message:
+        message = "cannot be removed; give it a value instead"
     return ConfigError(field, message)
 
 
-def converted(hint: Any, text: str, path: str) -> Any:
-    """Return a command line's text as a value of the type `hint`. Raises ConfigError."""
-    kinds = _alternatives(hint)
-    if text in _words(hint):
-        return text
-    for kind in (int, float):
-        if kind in kinds and text.isascii():
-            with suppress(ValueError):
-                return kind(text)
-    if {int, float} & {*kinds}:
-        raise ConfigError(path, f"{text!r} is not {_type_names(hint)}; give one")
-    check_type(path, text, hint)
-    return text
+def unknown_setting(field: str, kind: Any) -> ConfigError:
+    """Return the error for a setting that the dataclass `kind` lacks."""
+    group, dot, name = field.rpartition(".")
+    names = [f"{group}{dot}{one.name}" for one in fields(kind)]
+    if dot:
+        return ConfigError(field, f"is not a setting; {suggest(field, names)}")
+    near = difflib.get_close_matches(name, names, n=1)
+    hint = f"did you mean {near[0]}? " if near else ""
+    return ConfigError(field, f"is not a setting; {hint}--help lists them all")
 
 
 def check_type(field: str, value: Any, hint: Any) -> None:
     """Raise ConfigError if `value` is not of the type `hint`, as a constructor declares it."""
-    if hint is Any:
-        return
-    allowed, words = _alternatives(hint), _words(hint)
-    if words and not any(isinstance(value, kind) for kind in allowed if isinstance(kind, type)):
-        check_choice(field, str(value), words)
-        return
+    hints = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    words = [word for one in hints if get_origin(one) is Literal for word in get_args(one)]
+    kinds = [get_origin(one) or one for one in hints if get_origin(one) is not Literal]
     # isinstance would accept True as an int. An int is accepted where a float is declared.
-    kinds = [get_origin(kind) or kind for kind in allowed]
-    if type(value) in kinds or (type(value) is int and float in kinds):
+    if Any in kinds or type(value) in kinds or (type(value) is int and float in kinds):
         return
-    if value is None:
-        raise ConfigError(field, f"is null; give {_type_names(hint)}")
-    raise ConfigError(field, f"{value!r} is a {type(value).__name__}; give {_type_names(hint)}")
-
-
-def _alternatives(hint: Any) -> tuple[Any, ...]:
-    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
-
-
-def _words(hint: Any) -> list[str]:
-    """Return the words that a Literal in the type allows."""
-    literals = [kind for kind in _alternatives(hint) if get_origin(kind) is Literal]
-    return [str(word) for literal in literals for word in get_args(literal)]
-
-
-def _type_names(hint: Any) -> str:
-    names: dict[Any, str] = {
-        type(None): "null",
-        float: "a number",
-        int: "a whole number",
-        bool: "true or false",
-    }
-    kinds = [get_origin(kind) or kind for kind in _alternatives(hint)]
-    told = [kind for kind in kinds if kind is not Literal and (kind, float in kinds) != (int, True)]
-    known = (names.get(kind, str(getattr(kind, "__name__", kind))) for kind in told)
-    return " or ".join([*_words(hint), *map(str, known)])
-
-
-def dotted(node: Any, prefix: str = "") -> Iterator[str]:
-    """Yield the dotted name of every setting and group in a nested dict."""
-    for key, value in node.items():
-        yield f"{prefix}{key}"
-        if isinstance(value, dict):
-            yield from dotted(value, f"{prefix}{key}.")
+    if isinstance(value, str) and value in words:
+        return
+    if words and str not in kinds:
+        raise ConfigError(field, f"{str(value)!r} is unknown; {suggest(str(value), words)}")
+    taken = [TYPE_NAMES.get(kind, getattr(kind, "__name__", str(kind))) for kind in kinds]
+    what = "is null" if value is None else f"{value!r} is a {type(value).__name__}"
+    raise ConfigError(field, f"{what}; give {' or '.join([*words, *taken])}")
 
 
 def check_choice(field: str, value: str, choices: Iterable[str]) -> None:

@@ -15,7 +15,7 @@ from gptattn.errors import ConfigError
 from gptattn.machine.console import make_console
 from gptattn.runs.folder import TUNING, RunFolder, begun_below, done_below
 from gptattn.settings.identity import settings_key
-from gptattn.settings.values import Range, check_choice, check_values, typed, within
+from gptattn.settings.values import check_choice, check_values, typed, within
 from gptattn.sweep.jobs import Job
 from gptattn.sweep.plan import DIVERGED, Plan
 from gptattn.sweep.stages import Results, Stage
@@ -44,7 +44,8 @@ def tune_of(node: Mapping[str, Any]) -> Tune:
     if not tune.lr:
         raise ConfigError(f"{FIELD}.lr", "is empty; give one rate or more, as [1e-3,2e-3]")
     for rate in tune.lr:
-        Range(above=0).check(f"{FIELD}.lr", rate)
+        if not 0 < rate < math.inf:
+            raise ConfigError(f"{FIELD}.lr", f"{rate} is not a positive number; give one above 0")
     return Tune(sorted(set(tune.lr)), tune.seed)
 
 

@@ -24,12 +24,11 @@ from gptattn.settings.build import (
     build_matrix_rule,
     build_model,
     build_tokenizer,
-    check_vocabulary,
 )
 from gptattn.settings.config import TrainConfig, check
 from gptattn.settings.construct import find_target
-from gptattn.settings.identity import Making, code_for, making_of
-from gptattn.settings.match import Match, resolved
+from gptattn.settings.identity import Making, code_for
+from gptattn.settings.match import Match, matched
 from gptattn.weights.convert import Origin, begin_from, read_origin
 
 ROWS_BYTES = 1_000_000  # for settings, rows and TensorBoard's events; a small run writes a tenth
@@ -90,6 +89,14 @@ def preflight(cfg: TrainConfig, *, resumed: bool = False) -> Ready:
     ids = tokenizer.vocab_size
     with torch.device("meta"):
         model = build_model(cfg, ids or 1)  # 0: not known before the text is read
+    parameters = sum(p.numel() for p in model.parameters())
+    needed, available = 16 * parameters, total_memory_bytes(device)
+    if needed > available:  # weights, gradients and AdamW's averages
+        raise ConfigError(
+            "model",
+            f"{parameters:,} parameters need {needed / 1e9:,.0f} GB to train, and there are "
+            f"{available / 1e9:,.0f}; use a smaller model",
+        )
     if cfg.log_heads and not model.layers_with_maps():
         raise ConfigError(
             "log_heads",
@@ -105,11 +112,11 @@ def preflight(cfg: TrainConfig, *, resumed: bool = False) -> Ready:
             f"the memory ({there:,.0f} GB in all) is too small for this text; give less text by "
             "data.path or data.pattern, or use tokenizer=byte, which takes the least",
         ) from None
-    check_vocabulary(cfg, tokenizer.vocab_size)
     if cfg.sample.tokens and cfg.sample.prompt is not None:
         encode_prompt(tokenizer, cfg.sample.prompt)
 
-    cfg, match = resolved(cfg, tokenizer)
+    cfg = replace(cfg, tokenizer=cfg.tokenizer | tokenizer.settings())
+    cfg, match = matched(cfg, tokenizer.vocab_size)
     if match is not None or tokenizer.vocab_size != ids:
         with torch.device("meta"):
             model = build_model(cfg, tokenizer.vocab_size)
@@ -123,16 +130,10 @@ def preflight(cfg: TrainConfig, *, resumed: bool = False) -> Ready:
     # What made the weights, if they are those of a run.
     start = None if cfg.init_from is None else RunFolder(Path(cfg.init_from).expanduser())
     behind = None if start is None else start.read_making()
-    making = making_of(cfg, data.text_hash, device.type, weights, behind)
+    began = "" if behind is None else behind.digest
+    making = Making(data.text_hash, device.type, code_for(cfg), weights, began)
     stored = torch.float32 if precision.endswith("-mixed") else DTYPES[precision]
     cost = measure_cost(model.to(stored), data.scored)
-    needed, available = 16 * cost.params, total_memory_bytes(device)
-    if needed > available:  # weights, gradients and AdamW's averages
-        raise ConfigError(
-            "model",
-            f"{cost.params:,} parameters need {needed / 1e9:,.0f} GB to train, and there are "
-            f"{available / 1e9:,.0f}; use a smaller model",
-        )
     size = ROWS_BYTES
     if cfg.checkpoint:  # the weights and AdamW's two averages
         size += min(cfg.validation.count, KEPT + 1) * stored.itemsize * 3 * cost.params

@@ -13,7 +13,7 @@ from gptattn.attention import Attention, Rule, attend
 from gptattn.errors import NumericError
 from gptattn.machine.device import device_name, missing_compiler
 from gptattn.model.loss import linear_cross_entropy
-from gptattn.settings.layers import Positions, build_layer
+from gptattn.settings.layers import build_layer
 from gpu.lab import Cell, Lab, error_of
 from gpu.steps import Loop
 
@@ -77,7 +77,7 @@ def variant(lab: Lab, name: str, dtype: torch.dtype) -> Cell:
     for backend in ("sdpa", "reference"):
         torch.manual_seed(0)
         cfg = lab.settings(name, attn__backend=backend)
-        layers[backend] = build_layer(cfg, Positions(cfg), set(), 0).to(lab.device, dtype)
+        layers[backend] = build_layer(cfg, None, set(), 0).to(lab.device, dtype)
     layers["reference"].load_state_dict(layers["sdpa"].state_dict())
     x = torch.randn(rows, T, cfg.model.d_model, device=lab.device, dtype=dtype)
     upstream = torch.randn_like(x)

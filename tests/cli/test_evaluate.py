@@ -118,7 +118,7 @@ def test_what_is_damaged_or_of_other_weights_is_replaced(
 MISTAKES = {
     "no run": (["lengths=[4]"], 2, "error: run: is missing; give run="),
     "nothing there": (["run=nothing"], 3, "error: run folder: nothing is not a folder"),
-    "no number": (["run=RUN", "lengths=[4,long]"], 2, "error: lengths: 'long' is not an int"),
+    "no number": (["run=RUN", "lengths=[4,long]"], 2, "error: lengths: 'long' is a str; give"),
     "no length": (["run=RUN", "lengths=[0]"], 2, "error: lengths: 0 is not a positive number"),
     "too long": (["run=RUN", "lengths=[9999]"], 2, "error: lengths: 9999 is longer than the held"),
     "beyond": (["run=MHA", "lengths=[17]"], 2, "error: lengths: 17 is beyond the 16 positions"),
@@ -165,8 +165,3 @@ def test_an_unfinished_run_is_passed_over(sweep: Path, call: Call) -> None:
     code, _, err = call("evaluate", f"run={sweep / 'mha'}")
     assert code == 3
     assert err.startswith("error: run folder: no finished run found")
-
-
-def test_help_is_no_mistake(call: Call) -> None:
-    assert call("evaluate", "--help")[0] == 0
-    assert call("evaluate")[0] == 2

@@ -134,13 +134,13 @@ MISTAKES = {
     "no prompt": ([], 2, "error: prompt: give prompt="),
     "unknown character": (["prompt=Q"], 3, "error: prompt: character 'Q'"),
     "negative temperature": (["prompt=L", "temperature=-1"], 2, "error: temperature: -1.0"),
-    "no number": (["prompt=L", "tokens=many"], 2, "error: tokens: 'many' is not an int"),
+    "no number": (["prompt=L", "tokens=many"], 2, "error: tokens: 'many' is a str; give a whole"),
     "unknown dtype": (
         ["prompt=L", "dtype=half"],
         2,
         "error: dtype: 'half' is unknown; one of auto",
     ),
-    "no tokens": (["prompt=L", "tokens=0"], 2, "error: tokens: 0 is too small; give 1 or more"),
+    "no tokens": (["prompt=L", "tokens=0"], 2, "error: tokens: 0 is out of range; give 1 or more"),
     "misspelt": (["promt=L"], 2, "error: promt=L: is not a setting; did you mean prompt?"),
     "long prompt": (["prompt=" + "Line " * 9, "full=stop"], 3, "error: prompt: has 45 tokens"),
     "too many samples": (["prompt=L", "samples=1000000000000"], 8, "error: memory: "),
@@ -173,7 +173,6 @@ def test_a_mistake_in_generate_is_one_line(
         ("empty", "cannot be read"),
         ("missing", "does not exist"),
         ("a pickle", "not a complete safetensors file"),
-        ("deep config", "config.yaml"),
         ("foreign", "belongs to another model: Missing key"),
         ("config", "config.yaml"),
         ("other config", "belongs to another model: size mismatch"),
@@ -193,8 +192,6 @@ def test_a_damaged_run_is_one_line_with_exit_code_4(
         file.unlink()
     elif damage == "a pickle":
         torch.save({"weights": {}}, file)
-    elif damage == "deep config":
-        (run / "config.yaml").write_text("[" * 100_000)
     elif damage == "foreign":
         write_checkpoint(file, {"state_dict": {"weight": torch.ones(3)}})
     elif damage == "config":
@@ -210,7 +207,7 @@ def test_a_damaged_run_is_one_line_with_exit_code_4(
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["to=gqaa"], 2, "error: to: 'gqaa' is not a variant"),
+        (["to=gqaa"], 2, "error: to: 'gqaa' is unknown; did you mean gqa"),
         (["to=gqa", "to.num_kv_heads=3"], 2, "error: attn.num_kv_heads: num_kv_heads=3 must"),
         (["to=gqa", "to.heads=3"], 2, "error: to.heads: is not a setting of gqa"),
         (["to=gqa", "method=median"], 2, "error: method: 'median' is unknown; "),
@@ -224,7 +221,7 @@ def test_a_damaged_run_is_one_line_with_exit_code_4(
             "error: to.num_kv_heads: is not a setting: hf has none",
         ),
         (["to=gqa", "path=x"], 2, "error: path: works only with from=gpt2"),
-        (["to=gqa", "seed=-1"], 2, "error: seed: -1 is negative; give 0 or more"),
+        (["to=gqa", "seed=-1"], 2, "error: seed: -1 is out of range; give 0 or more"),
         ([], 2, "error: to: is missing"),
     ],
 )

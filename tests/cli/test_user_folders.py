@@ -54,34 +54,54 @@ def test_a_file_that_was_edited_is_read_anew(tmp_path: Path) -> None:
     file.write_text(file.read_text().replace("0.5", "0.7"))
     assert (before.attn["scale"], read(own, ["attn=own"]).attn["scale"]) == (0.5, 0.7)
     file.write_text(file.read_text().replace("0.7", "0.7\nscale: 1"))
-    with pytest.raises(ConfigError, match="duplicate key scale"):
+    with pytest.raises(ConfigError, match=r"own.yaml:5: found duplicate key scale"):
         read(own, ["attn=own"])
 
 
+def gates(folder: Path, package: str) -> Path:
+    """A config folder with a part of this package, and an experiment that chooses it."""
+    (folder / "part").mkdir(parents=True)
+    (folder / "experiment").mkdir()
+    text = f"# @package {package}\n_target_: gptattn.attention.parts.gate.Gate\n"
+    (folder / "part" / "gate2.yaml").write_text(text + "granularity: headwise\n")
+    text = "# @package _global_\ndefaults:\n  - override /part: [gate2]\n"
+    (folder / "experiment" / "gates.yaml").write_text(text)
+    return folder
+
+
 @pytest.mark.parametrize(
-    ("package", "given", "sets"),
+    ("package", "given"),
     [
-        ("part.gate", ["part=[gate2]"], "part.gate"),
-        ("part.gate", ["part=[gate,gate2]"], "part.gate"),
-        ("part.other", ["part=gate2"], "part.other"),
-        ("part.other", ["-m", "part=[],[gate2]"], "part.other"),
-        ("part.other", ["experiment=gates"], "part.other"),
+        ("part.gate", ["part=[gate,gate2]"]),
+        ("part.other", ["part=gate2"]),
+        ("part.other", ["-m", "part=[],[gate2]"]),
+        ("part.other", ["experiment=gates"]),
     ],
 )
 def test_a_part_has_the_name_of_its_file(
-    package: str, given: list[str], sets: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    package: str, given: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    mine = tmp_path / "mine"
-    (mine / "part").mkdir(parents=True)
-    (mine / "experiment").mkdir()
-    text = f"# @package {package}\n_target_: gptattn.attention.parts.gate.Gate\n"
-    (mine / "part" / "gate2.yaml").write_text(text + "granularity: headwise\n")
-    text = "# @package _global_\ndefaults:\n  - override /part: [gate2]\n"
-    (mine / "experiment" / "gates.yaml").write_text(text)
-    assert command(tmp_path, f"--config-dir={mine}", *tiny(tmp_path, *given)) == 2
-    line = f'gate2.yaml sets {sets}; its first line must be "# @package part.gate2"'
+    mine = gates(tmp_path / "mine", package)
+    flags, own = (given[:1], given[1:]) if given[0] == "-m" else ([], given)
+    arguments = [*flags, f"--config-dir={mine}", *tiny(tmp_path, *own)]
+    assert command(tmp_path, *arguments) == 2
+    line = f'gate2.yaml sets {package}; its first line must be "# @package part.gate2"'
     assert capfd.readouterr().err == f"error: part: {line}\n"
     assert not (tmp_path / "outputs").exists()
+
+
+def test_a_folder_of_the_users_own_gives_attentions_and_parts_to_a_command(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    mine = folder(gates(tmp_path / "mine", "part.gate2"), 0.5)
+    flag = f"--config-dir={mine}"
+    assert command(tmp_path, flag, *tiny(tmp_path, "attn=own", "part=[gate2]", "run_dir=run")) == 0
+    record = config(tmp_path / "run")
+    assert (record["attn"]["scale"], list(record["part"])) == (0.5, ["gate2"])
+    capfd.readouterr()
+    for wrong, near in (("attn=owm", "own"), ("part=[gate3]", "gate2")):
+        assert command(tmp_path, flag, *tiny(tmp_path, wrong)) == 2
+        assert f"did you mean {near}?" in capfd.readouterr().err
 
 
 def test_a_part_may_be_made_from_the_file_of_another(tmp_path: Path) -> None:

