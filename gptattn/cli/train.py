@@ -23,7 +23,6 @@ from gptattn.machine.signals import (
     WORDS,
     Stopped,
     handled_signals,
-    open_output,
     silence_stdout,
     write_stderr,
 )
@@ -49,7 +48,6 @@ def end(task: Callable[[], Any]) -> NoReturn:
             signal.signal(number, _terminated)
     # Hydra would print several lines and exit with 1; this makes it raise its errors.
     os.environ["HYDRA_FULL_ERROR"] = "1"
-    open_output()
     try:
         _check_order(sys.argv[1:])
         task()

@@ -33,14 +33,6 @@ def resolve_device(accelerator: str, field: str = "trainer") -> torch.device:
     return torch.device("cpu")
 
 
-def check_precision(precision: str, device: torch.device) -> None:
-    """Raise ConfigError for float16 on a CPU, where Lightning silently uses bfloat16."""
-    if precision == "16-mixed" and device.type == "cpu":
-        raise ConfigError(
-            "trainer.precision", "16-mixed needs a GPU; use bf16-mixed or 32-true on a CPU"
-        )
-
-
 def set_threads(threads: int | None) -> int:
     """Set torch's CPU threads, by default to the CPUs this process may use; return the count."""
     count = usable_cpus() if threads is None else threads

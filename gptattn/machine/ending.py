@@ -15,7 +15,7 @@ from gptattn.errors import (
     lacks_memory,
 )
 from gptattn.machine.disk import REFUSALS
-from gptattn.machine.signals import open_output, silence_stdout
+from gptattn.machine.signals import silence_stdout
 
 # A path that cannot be used, for a reason that a user can see from the system's own words.
 PATHS = {errno.ENOENT, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EEXIST}
@@ -23,7 +23,6 @@ PATHS = {errno.ENOENT, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EE
 
 def ended(run: Callable[[], int | None], debug: bool = False) -> int:
     """Run a command; return its own exit code, or that of the error that it raises."""
-    open_output()
     try:
         try:
             code = run()

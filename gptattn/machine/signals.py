@@ -49,16 +49,6 @@ class Stopped(BaseException):
         self.signum, self.step, self.saved = signum, step, saved
 
 
-def open_output() -> None:
-    """Open /dev/null as stdout or stderr if the process was started without it.
-
-    Python sets a missing one to None, which not all code can print to.
-    """
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115, PTH123
-
-
 def silence_stdout() -> int:
     """Silence stdout, whose reader (`head`, for example) has gone.
 

@@ -238,10 +238,3 @@ def done_below(home: Path, levels: int = 1) -> list[RunFolder]:
 def _by_age(files: Iterable[Path]) -> list[RunFolder]:
     there = [file for file in files if file.is_file()]
     return [RunFolder(file.parent) for file in sorted(there, key=lambda file: file.stat().st_mtime)]
-
-
-def making_behind(cfg: TrainConfig) -> Making | None:
-    """Return what made the run in `init_from`; None if there is no such run or no record of it."""
-    if cfg.init_from is None:
-        return None
-    return RunFolder(Path(cfg.init_from).expanduser()).read_making()
