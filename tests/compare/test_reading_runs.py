@@ -71,9 +71,7 @@ def test_a_summary_with_a_wrong_value_is_named_and_passed_over(
     only_the_good_one_is_read(tmp_path, bad)
 
 
-@pytest.mark.parametrize(
-    "loss", ["NaN", "Infinity", "null", '"2.0"', "1e300", "1" + "0" * 400]
-)
+@pytest.mark.parametrize("loss", ["NaN", "Infinity", "null", '"2.0"', "1e300", "1" + "0" * 400])
 def test_a_loss_that_is_no_finite_number_is_named_and_passed_over(
     loss: str, tmp_path: Path, bad: Path
 ) -> None:
@@ -94,9 +92,7 @@ def test_a_loss_that_is_no_finite_number_is_named_and_passed_over(
     ],
     ids=range(6),
 )
-def test_a_damaged_config_is_named_and_passed_over(
-    content: str, tmp_path: Path, bad: Path
-) -> None:
+def test_a_damaged_config_is_named_and_passed_over(content: str, tmp_path: Path, bad: Path) -> None:
     (bad / "config.yaml").write_text(content)
     only_the_good_one_is_read(tmp_path, bad)
 
