@@ -171,7 +171,7 @@ def test_a_mistake_in_generate_is_one_line(
     [
         ("cut", "cannot be read"),
         ("empty", "cannot be read"),
-        ("missing", "does not exist"),
+        ("missing", "has no checkpoint"),
         ("a pickle", "not a complete safetensors file"),
         ("foreign", "belongs to another model: Missing key"),
         ("config", "config.yaml"),
