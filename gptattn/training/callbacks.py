@@ -331,7 +331,8 @@ class Hang(L.Callback):
     def on_train_batch_start(self, *args: Any) -> None:
         faulthandler.dump_traceback_later(self.limit, exit=True, file=2)
 
-    on_validation_batch_start = on_train_batch_start
+    def on_validation_batch_start(self, *args: Any) -> None:
+        faulthandler.dump_traceback_later(self.limit, exit=True, file=2)
 
     def teardown(self, *args: Any, **kwargs: Any) -> None:
         faulthandler.cancel_dump_traceback_later()

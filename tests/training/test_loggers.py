@@ -13,9 +13,9 @@ LOGGED: list[tuple[int | None, dict[str, Any]]] = []
 class Kept(Logger):
     """A tracker that keeps its rows, or refuses to open."""
 
-    def __init__(self, name: str, opens: bool = True) -> None:
+    def __init__(self, name: str, opens: bool = True, tags: Any = None) -> None:
         super().__init__()
-        self.given, self.opens = name, opens
+        self.given, self.opens, self.tags = name, opens, tags
 
     @property
     def name(self) -> str:
@@ -28,7 +28,7 @@ class Kept(Logger):
     def log_hyperparams(self, params: dict[str, Any], *args: Any, **kwargs: Any) -> None:
         if not self.opens:
             raise ConnectionError("no route to the server\nhost is down")
-        LOGGED.append((None, {"name": self.given, **params}))
+        LOGGED.append((None, {"name": self.given, "tags": self.tags, **params}))
 
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         LOGGED.append((step, metrics))
@@ -39,9 +39,11 @@ PROBE = (f"+logger.kept._target_={__name__}.Kept", f"allow_targets=[{__name__}]"
 
 def test_a_logger_of_the_users_own_gets_the_settings_and_all_rows(tmp_path: Path) -> None:
     LOGGED.clear()
-    run = train(tmp_path, *PROBE, "+logger.kept.name='{variant} of {experiment}'")
+    own = ("+logger.kept.name='{variant} of {experiment}'", "+logger.kept.tags.seed='{seed}'")
+    run = train(tmp_path, *PROBE, *own)
     (_, settings), *logged = LOGGED
-    assert (settings["name"], settings["d_model"]) == ("mha of scratch", 16)
+    assert (settings["name"], settings["tags"]) == ("mha of scratch", {"seed": "1"})
+    assert settings["d_model"] == 16
     numbers = [
         (row.pop("step"), {name: value for name, value in row.items() if name != "time"})
         for row in rows(run)
