@@ -156,10 +156,8 @@ def _train(
     with computing(*how) as threads, quiet_writer_threads():
         facts = facts_of(data, device, threads, processes)
         check_same(start, facts)
-        tokens_per_step, per_token = (
-            cfg.batch_size * cfg.model.context_length,
-            ready.cost.flops_per_token,
-        )
+        tokens_per_step = cfg.batch_size * cfg.model.context_length
+        per_token = ready.cost.flops_per_token
         budget = resolve_budget(cfg.budget, tokens_per_step, per_token)
         summary = held.finished()
         if start.source is not None and check_budget(start, budget) and summary is not None:
@@ -291,15 +289,8 @@ def _train(
                     trainer.save_checkpoint(held.checkpoint(0))
             else:
                 trainer.fit(module, datamodule=batches, ckpt_path=start.source)
-            summary = summarise(
-                ready,
-                held.path.name,
-                budget,
-                threads,
-                metrics.last,
-                trainer.global_step,
-                metrics.completed,
-            )
+            end_of_run = (trainer.global_step, metrics.last, metrics.completed)
+            summary = summarise(ready, held.path.name, budget, threads, *end_of_run)
             if FIRST:
                 held.write_settings(cfg)  # again: if it was removed, it could not be read
                 held.write_summary(summary)
@@ -319,9 +310,8 @@ def _equal_run(home: Path, ready: Ready) -> Path | None:
     key = settings_key(asdict(ready.cfg))
     for folder in reversed(done_below(home)):
         try:
-            if settings_key(folder.read_settings()) == key and (
-                folder.read_making() == ready.making
-            ):
+            same_settings = settings_key(folder.read_settings()) == key
+            if same_settings and folder.read_making() == ready.making:
                 return folder.path
         except (OSError, ValueError, LookupError):
             continue  # an incomplete record is no equal
