@@ -334,5 +334,8 @@ class Hang(L.Callback):
     def on_validation_batch_start(self, *args: Any) -> None:
         faulthandler.dump_traceback_later(self.limit, exit=True, file=2)
 
+    def on_exception(self, *args: Any) -> None:
+        faulthandler.cancel_dump_traceback_later()
+
     def teardown(self, *args: Any, **kwargs: Any) -> None:
         faulthandler.cancel_dump_traceback_later()

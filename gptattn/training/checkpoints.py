@@ -130,7 +130,10 @@ class Checkpoints(Checkpoint):
         if trainer.is_global_zero:
             remove_old(self.run, path)
 
-    def teardown(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
+    def on_exception(self, *args: Any) -> None:
+        self.teardown()
+
+    def teardown(self, *args: Any, **kwargs: Any) -> None:
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         self._handlers.clear()

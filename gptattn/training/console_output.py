@@ -63,9 +63,8 @@ class ConsoleProgress(L.Callback):
         done = self.budget.progress(trainer.global_step, seconds)
         left = f"{span(seconds * (1 - done) / done)} left" if done else ""
         if self._bar is not None:
-            if trainer.global_step % 5 == 0 or done >= 1.0:
-                shown = f"{self._shown(trainer)}  {left}"
-                self._bar.update(self._bar.task_ids[0], completed=done, shown=shown)
+            shown = f"{self._shown(trainer)}  {left}"
+            self._bar.update(self._bar.task_ids[0], completed=done, shown=shown)
         elif time.monotonic() - self._last_line > LINE_SECONDS:
             self.console.print(f"{self._shown(trainer)}  {done:4.0%}  {left}")
             self._last_line = time.monotonic()

@@ -58,7 +58,6 @@ class LanguageModel(L.LightningModule):
         self.lr = 0.0
         self.val_metrics: dict[str, float] = {}
         self._step_losses: list[Tensor] = []  # of the micro-batches of the step in progress
-        self._share = 1.0
         self._val_nats, self._val_tokens, self._val_hits = 0.0, 0, 0
         self._trained = list(model.parameters())
 
@@ -105,18 +104,12 @@ class LanguageModel(L.LightningModule):
         ignoring = self.val_bytes is None
         loss = self.model.loss(*batch, chunk_tokens=self.loss_chunk_tokens, ignoring=ignoring)
         if ignoring and self.trainer.world_size > 1:
-            loss = loss * self._share_of_targets(batch[1])
+            # This process's loss is the mean over its own scored targets: weigh it by its share.
+            count = (batch[1] != IGNORED).sum()
+            total = self.trainer.strategy.reduce(count.clone(), reduce_op="sum")
+            loss = loss * (count * self.trainer.world_size / total)
         self._step_losses.append(loss.detach() / self.accumulate)
         return loss
-
-    def _share_of_targets(self, targets: Tensor) -> Tensor:
-        """Return what this process's loss counts, where 1 is an even share of the targets.
-
-        A process's loss is the mean over its own scored targets, which may be more than another's.
-        """
-        count = (targets != IGNORED).sum()
-        total = self.trainer.strategy.reduce(count.clone(), reduce_op="sum")
-        return count * self.trainer.world_size / total
 
     def configure_gradient_clipping(
         self,
@@ -144,13 +137,11 @@ class LanguageModel(L.LightningModule):
     def check_finite(self) -> None:
         """Raise NumericError if the newest step's loss or gradient is not finite."""
         step = self.global_step + (self.device.type == "cpu")
-        norm_may_overflow = self.scaled_loss  # the loss scaler skips such a step
-        for name, value in (
-            ("train/loss", self.train_losses[-1]),
-            ("train/grad_norm", self.grad_norm),
-        ):
-            may = norm_may_overflow and name == "train/grad_norm"
-            if not may and not torch.isfinite(value):
+        values = {"train/loss": self.train_losses[-1]}
+        if not self.scaled_loss:  # whose scaler skips a step with such a gradient
+            values["train/grad_norm"] = self.grad_norm
+        for name, value in values.items():
+            if not torch.isfinite(value):
                 raise NumericError(
                     name,
                     f"is {value.item()} at step {step}; try a lower optim.lr or optim.grad_clip, "

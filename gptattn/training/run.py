@@ -34,7 +34,7 @@ from gptattn.runs.folder import RunFolder, done_below, run_name
 from gptattn.runs.load import with_kept_tokenizer
 from gptattn.runs.resume import Start, check_budget, check_same, facts_of, find_start
 from gptattn.runs.rows import keep_rows
-from gptattn.settings.budget import Budget, resolve_budget
+from gptattn.settings.budget import resolve_budget
 from gptattn.settings.build import build_matrix_rule, build_model
 from gptattn.settings.config import TrainConfig
 from gptattn.settings.construct import construct
@@ -45,8 +45,6 @@ from gptattn.weights.convert import begin_from
 
 if TYPE_CHECKING:
     from lightning.pytorch.loggers import Logger
-
-    from gptattn.training.record import Board, MetricsFile
 
 # Of several processes, which torchrun, srun or Lightning have started.
 FIRST = all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"))
@@ -100,7 +98,7 @@ def run(
         home = Path("outputs", cfg.experiment_name)
         held = RunFolder(folder or home / run_name(cfg, overrides))
         if not FIRST:
-            return _trained(ready, model, held, start, console)
+            return _train(ready, model, held, start, console)
         if not resume:
             check_room(held.path, ready.bytes_on_disk)
             if folder is None and (equal := _equal_run(home, ready)) is not None:
@@ -122,7 +120,7 @@ def run(
             held.write_tokenizer(ready.data.tokenizer.files())
         shown = os.path.relpath(held.path)
         try:
-            summary = _trained(ready, model, held, start, console)
+            summary = _train(ready, model, held, start, console)
         except Stopped as stopped:
             kept = f"step {stopped.step}" if stopped.saved else "what was logged"
             again = f"; to resume: {command('train')} resume={shlex.quote(shown)}"
@@ -138,7 +136,7 @@ def run(
     return summary
 
 
-def _trained(
+def _train(
     ready: Ready, model: GPT, held: RunFolder, start: Start, console: Console
 ) -> dict[str, Any]:
     """Train a run that has passed its checks in a folder that is its own; return the summary."""
@@ -151,7 +149,7 @@ def _trained(
     from gptattn.training.console_output import ConsoleProgress, metric_table, result_table
     from gptattn.training.datamodule import RunDataModule
     from gptattn.training.module import LanguageModel
-    from gptattn.training.record import log_row, quiet_writer_threads
+    from gptattn.training.record import Board, MetricsFile, log_row, quiet_writer_threads
 
     cfg, data, device = ready.cfg, ready.data, ready.device
     trainer_cfg, processes = cfg.trainer, cfg.trainer.processes
@@ -162,10 +160,8 @@ def _trained(
     with computing(*how) as threads, quiet_writer_threads():
         facts = facts_of(data, device, threads, processes)
         check_same(start, facts)
-        tokens_per_step, per_token = (
-            cfg.batch_size * cfg.model.context_length,
-            ready.cost.flops_per_token,
-        )
+        tokens_per_step = cfg.batch_size * cfg.model.context_length
+        per_token = ready.cost.flops_per_token
         budget = resolve_budget(cfg.budget, tokens_per_step, per_token)
         summary = held.finished()
         if start.source is not None and check_budget(start, budget) and summary is not None:
@@ -212,9 +208,15 @@ def _trained(
             block.compile()
 
         # What Lightning calls: the record first, so that its rows are on the disk before others'.
-        loggers, board, record = (
-            _loggers(ready, held, budget, start, rows) if FIRST else ([], None, None)
-        )
+        record = board = None
+        loggers: list[Logger] = []
+        if FIRST:
+            record = MetricsFile(held, rows)
+            rewritten = None if start.source is None else start.step + 1
+            board = Board(held, data.val_bytes is None, purge_step=rewritten)
+            shown = hyperparameters(ready, budget)
+            loggers = [record, board, *_open_trackers(ready, held, start.step, shown)]
+            board.declare(shown)
         clock = StepClock(device, compiled)
         end = BudgetEnd(budget, clock, cfg.validation.count)
         rate = None
@@ -291,15 +293,8 @@ def _trained(
                     trainer.save_checkpoint(held.checkpoint(0))
             else:
                 trainer.fit(module, datamodule=batches, ckpt_path=start.source)
-            summary = summarise(
-                ready,
-                held.path.name,
-                budget,
-                threads,
-                metrics.last,
-                trainer.global_step,
-                metrics.completed,
-            )
+            end_of_run = (trainer.global_step, metrics.last, metrics.completed)
+            summary = summarise(ready, held.path.name, budget, threads, *end_of_run)
             if FIRST:
                 held.write_settings(cfg)  # again: if it was removed, it could not be read
                 held.write_summary(summary)
@@ -319,9 +314,8 @@ def _equal_run(home: Path, ready: Ready) -> Path | None:
     key = settings_key(asdict(ready.cfg))
     for folder in reversed(done_below(home)):
         try:
-            if settings_key(folder.read_settings()) == key and (
-                folder.read_making() == ready.making
-            ):
+            same_settings = settings_key(folder.read_settings()) == key
+            if same_settings and folder.read_making() == ready.making:
                 return folder.path
         except (OSError, ValueError, LookupError):
             continue  # an incomplete record is no equal
@@ -356,42 +350,34 @@ def _record_making(ready: Ready, held: RunFolder, start: Start) -> None:
     held.write_making(making)
 
 
-def _loggers(
-    ready: Ready, folder: RunFolder, budget: Budget, start: Start, rows: int
-) -> "tuple[list[Logger], Board, MetricsFile]":
-    """Return the run's loggers, metrics.jsonl and TensorBoard first, and the two apart.
+def _open_trackers(
+    ready: Ready, folder: RunFolder, step: int, hyperparameters: dict[str, Any]
+) -> "list[Logger]":
+    """Return the loggers that the settings name besides TensorBoard, which is always on.
 
-    Raises ConfigError for a tracker that cannot be opened.
+    Raises ConfigError for one that cannot be opened.
     """
     from lightning.pytorch.loggers import Logger
+    from lightning_utilities.core.apply_func import apply_to_collection
 
-    from gptattn.training.record import Board, MetricsFile
-
-    cfg, shown = ready.cfg, hyperparameters(ready, budget)
-    record = MetricsFile(folder, rows)
+    cfg, loggers = ready.cfg, []
     names = {
         "folder": str(folder.path.absolute()),
         "run": folder.path.name,
         "experiment": cfg.experiment_name,
         "variant": cfg.variant,
         "seed": cfg.seed,
-        "step": start.step,
+        "step": step,
     }
-    later = None if start.source is None else start.step + 1  # what a resume writes again
-    board = Board(folder, ready.data.val_bytes is None, purge_step=later)
-    loggers: list[Logger] = [record, board]
     for name, spec in cfg.logger.items():
         if not spec:
-            continue  # TensorBoard is always on
-        own = {
-            key: value.format(**names) if isinstance(value, str) and key != "_target_" else value
-            for key, value in spec.items()
-        }
+            continue  # TensorBoard
         try:
+            own = apply_to_collection(dict(spec), str, lambda text: text.format(**names))
             logger = construct(f"logger.{name}", own, {}, cfg.allow_targets)
             if not isinstance(logger, Logger):
                 raise ConfigError(f"logger.{name}._target_", "is not a Lightning logger")
-            logger.log_hyperparams(shown)
+            logger.log_hyperparams(hyperparameters)
         except UserError:
             raise
         except Exception as error:
@@ -400,5 +386,4 @@ def _loggers(
                 "logger", f"{name} cannot be opened ({why}); leave it out, or mend it"
             ) from error
         loggers.append(logger)
-    board.declare(shown)
-    return loggers, board, record
+    return loggers

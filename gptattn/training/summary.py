@@ -62,8 +62,8 @@ def summarise(
     run: str,
     budget: Budget,
     threads: int,
-    metrics: dict[str, float | None],
     step: int,
+    metrics: dict[str, float | None],
     completed: list[dict[str, Any]],
 ) -> dict[str, Any]:
     """Return the content of summary.json: names, final metrics, costs, and the environment.

@@ -1,13 +1,16 @@
 """Several processes make the run of one."""
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from interrupted import fingerprint
 from support import TEXT, losses, rows, summary, tiny, train
 
 from gptattn.data.sampler import rows_of
@@ -36,17 +39,21 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
     return read_checkpoint(RunFolder(run).known_checkpoints()[0])["state_dict"]
 
 
-def test_two_processes_make_the_losses_weights_and_rows_of_one(tmp_path: Path) -> None:
-    one = train(tmp_path / "one", *SHARED)
-    folder = tmp_path / "two"
-    folder.mkdir()
-    subprocess.run(
-        [sys.executable, TRAIN, *tiny(folder, *SHARED, "trainer.devices=2")],
+def start(folder: Path, *overrides: str) -> subprocess.Popen[bytes]:
+    """Start a training command in the folder."""
+    folder.mkdir(exist_ok=True)
+    return subprocess.Popen(
+        [sys.executable, TRAIN, *overrides],
         cwd=folder,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.DEVNULL,
-        check=True,
     )
+
+
+def test_two_processes_make_the_losses_weights_and_rows_of_one(tmp_path: Path) -> None:
+    one = train(tmp_path / "one", *SHARED)
+    folder = tmp_path / "two"
+    assert start(folder, *tiny(folder, *SHARED, "trainer.devices=2")).wait() == 0
     two = folder / "run"
     for (step, loss), (same, expected) in zip(losses(two), losses(one), strict=True):
         assert step == same
@@ -58,6 +65,33 @@ def test_two_processes_make_the_losses_weights_and_rows_of_one(tmp_path: Path) -
     assert kinds == [(row["step"], sorted(row.keys() - {"step", "time"})) for row in rows(one)]
     assert len(list(two.glob("events.out.*"))) == 1
     assert summary(two)["environment"]["processes"] == 2
+
+
+@pytest.mark.slow
+def test_two_processes_that_were_stopped_go_on_bit_for_bit(tmp_path: Path) -> None:
+    own = ("trainer.devices=2", "model.dropout=0.2", "budget.steps=300", "sample.tokens=0")
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    assert start(whole, *tiny(whole, *SHARED, *own)).wait() == 0
+    process = start(cut, *tiny(cut, *SHARED, *own))
+    record = cut / "run" / "metrics.jsonl"
+    while process.poll() is None and not (
+        record.exists() and record.read_bytes().count(b"\n") > 10
+    ):
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait() == 143
+    assert not (cut / "run" / "summary.json").exists()
+    assert start(cut, "resume=run").wait() == 0
+    assert fingerprint(cut / "run") == fingerprint(whole / "run")
+
+
+@pytest.mark.slow
+def test_of_a_budget_in_seconds_the_first_process_has_the_clock(tmp_path: Path) -> None:
+    own = ("trainer.devices=2", "budget.steps=null", "budget.seconds=1", "validation.count=4")
+    assert start(tmp_path, *tiny(tmp_path, *SHARED, *own)).wait() == 0
+    validated = [row for row in rows(tmp_path / "run") if "val/loss" in row]
+    assert len(validated) == 4
+    assert validated[-1]["progress/seconds"] >= 1
 
 
 @pytest.mark.parametrize(("size", "accumulate"), [(1, 1), (2, 1), (2, 3), (3, 2)])

@@ -44,8 +44,11 @@ def test_the_losses_of_a_short_run_are_those_that_they_were(variant: str, tmp_pa
     found = losses(tmp_path, variant)
     if WRITES:
         KNOWN[variant] = found
-        node = {"environment": environment(), "losses": KNOWN}
-        GOLDEN.write_text(json.dumps(node, indent=1) + "\n", encoding="utf-8")
+        lines = ",\n".join(f'  "{name}": {json.dumps(KNOWN[name])}' for name in sorted(KNOWN))
+        GOLDEN.write_text(
+            f'{{\n "environment": {json.dumps(environment())},\n "losses": {{\n{lines}\n }}\n}}\n',
+            encoding="utf-8",
+        )
     expected = KNOWN[variant]
     same_machine = json.loads(GOLDEN.read_text())["environment"] == environment()
     for name, values in expected.items():

@@ -1,4 +1,4 @@
-"""The values that a run records of itself: learning rate, memory, MFU, and slow steps."""
+"""The values that a run records of itself: learning rate, memory and MFU."""
 
 import io
 import sys
@@ -16,7 +16,7 @@ import gptattn.data.sampler
 import gptattn.training.preflight
 import gptattn.training.run
 from gptattn.compare.finished_runs import read_runs
-from gptattn.data.tokens import TokenData
+from gptattn.data.run_data import RunData
 from gptattn.machine.device import peak_memory_mb
 from gptattn.settings.build import build_data
 
@@ -92,7 +92,7 @@ def test_the_peak_is_the_whole_processs_and_trainings_own_stands_beside_it(
 ) -> None:
     while_loading = 0.0
 
-    def hungry(*given: Any) -> TokenData:
+    def hungry(*given: Any) -> RunData:
         nonlocal while_loading
         block = b"x" * 300_000_000
         while_loading = peak_memory_mb(CPU)
