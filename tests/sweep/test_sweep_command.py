@@ -101,6 +101,7 @@ def test_a_run_of_a_sweep_has_the_losses_of_the_same_command_alone(
         (("hydra.sweeper.tune={lr:[1e-3],seed:1}",), "hydra.sweeper.tune.seed: 1 is one of"),
         (("hydra.sweeper.tune={lr:[1e-3]}",), "hydra.sweeper.tune.seed: is missing"),
         (("hydra.sweeper.tune={lr:[1e-3],seed:0}", "optim.lr=1"), "optim.lr: cannot be combined"),
+        (("ladder.sizes=[8x1,16x2]",), "model.d_model: cannot be combined with ladder."),
         (("attn=mha,gqa", "seed=1,2", "sweep.until=0.1"), "sweep.until: 0.1 needs 5 seeds"),
         (("attn=mha", "seed=1,2,3,4,5", "sweep.until=0.1"), "sweep.until: 0.1 has one variant"),
         (
