@@ -171,10 +171,9 @@ def test_a_run_that_fails_in_any_way_costs_only_itself(
     assert failures["memory"][0] == 8
     code, why = failures["raise"]
     assert code == 1
-    assert "faulty_attention.py:18: RuntimeError: mat1 and mat2 shapes cannot be" in why
+    line = 1 + MODULE[: MODULE.index("torch.zeros")].count("\n")
+    assert f"faulty_attention.py:{line}: RuntimeError: mat1 and mat2 shapes cannot be" in why
     assert failures["refuse"][1].endswith("RuntimeError: cannot be built")
-    assert sweep(tmp_path, *own, hows, "sweep.jobs=1") == 137  # nothing passes for done
-    assert "5 runs, 1 already done" in capfd.readouterr().out
 
 
 def wait_for(happened: Callable[[], object]) -> None:
