@@ -80,7 +80,7 @@ def sweep(
     max_batch_size: int | None = None,
 ) -> None:
     """Run `train.py -m ARGUMENTS` in `folder`, as Hydra's sweeper would, with this launcher."""
-    given = [a for a in arguments if a.startswith("sweep.")]
+    given = [a for a in arguments if a.startswith(("sweep.", "ladder."))]
     swept = [a for a in arguments if a not in given]
     sweeper = SimpleNamespace(variants=variants, tune=tune, max_batch_size=max_batch_size)
     with (
@@ -89,6 +89,8 @@ def sweep(
     ):
         loader = GlobalHydra.instance().config_loader()
         own = tiny(folder, *OWN, *given)
+        if any(argument.startswith("ladder.") for argument in given):  # it sets these itself
+            own = [o for o in own if not o.startswith(("budget.", "model.d_model", "model.num_l"))]
         config = loader.load_configuration("train", own, run_mode=RunMode.MULTIRUN)
         HydraConfig.instance().set_config(config)
         launcher.loader, launcher.config = loader, config

@@ -101,6 +101,7 @@ def test_a_run_of_a_sweep_has_the_losses_of_the_same_command_alone(
         (("hydra.sweeper.tune={lr:[1e-3],seed:1}",), "hydra.sweeper.tune.seed: 1 is one of"),
         (("hydra.sweeper.tune={lr:[1e-3]}",), "hydra.sweeper.tune.seed: is missing"),
         (("hydra.sweeper.tune={lr:[1e-3],seed:0}", "optim.lr=1"), "optim.lr: cannot be combined"),
+        (("ladder.sizes=[8x1,16x2]",), "model.d_model: cannot be combined with ladder."),
         (("attn=mha,gqa", "seed=1,2", "sweep.until=0.1"), "sweep.until: 0.1 needs 5 seeds"),
         (("attn=mha", "seed=1,2,3,4,5", "sweep.until=0.1"), "sweep.until: 0.1 has one variant"),
         (
@@ -170,10 +171,9 @@ def test_a_run_that_fails_in_any_way_costs_only_itself(
     assert failures["memory"][0] == 8
     code, why = failures["raise"]
     assert code == 1
-    assert "faulty_attention.py:18: RuntimeError: mat1 and mat2 shapes cannot be" in why
+    line = 1 + MODULE[: MODULE.index("torch.zeros")].count("\n")
+    assert f"faulty_attention.py:{line}: RuntimeError: mat1 and mat2 shapes cannot be" in why
     assert failures["refuse"][1].endswith("RuntimeError: cannot be built")
-    assert sweep(tmp_path, *own, hows, "sweep.jobs=1") == 137  # nothing passes for done
-    assert "5 runs, 1 already done" in capfd.readouterr().out
 
 
 def wait_for(happened: Callable[[], object]) -> None:

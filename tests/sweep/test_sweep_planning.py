@@ -15,10 +15,12 @@ from support import check_job, tiny
 
 from gptattn.compare.statistics import smallest_difference
 from gptattn.errors import ConfigError
-from gptattn.settings.compose import CONF
-from gptattn.settings.config import TrainConfig
+from gptattn.settings.build import build_model
+from gptattn.settings.compose import CONF, settings
+from gptattn.settings.config import LadderConfig, TrainConfig
+from gptattn.settings.values import typed
 from gptattn.sweep.design import TYPICAL_DEVIATION, design_words
-from gptattn.sweep.jobs import words
+from gptattn.sweep.jobs import parameters, rungs, words
 from gptattn.sweep.plan import Plan
 from gptattn.sweep.stages import share_machine
 from gptattn.sweep.tuning import rate_words, tune_of
@@ -73,11 +75,36 @@ def test_the_words_on_rates_name_the_best_and_say_where_it_is_at_the_edge() -> N
     assert rate_words({0.1: 1.0}) == "0.1 is best (0.1: 1.0000)"
 
 
-def test_experiment_optimizers_tunes_each_variant_with_a_seed_of_its_own() -> None:
-    for name in ("optimizers", "arena"):
-        text = (CONF / "experiment" / f"{name}.yaml").read_text(encoding="utf-8")
-        sweeper = yaml.safe_load(text)["hydra"]["sweeper"]
-        assert str(tune_of(sweeper["tune"]).seed) not in sweeper["params"]["seed"].split(",")
+# Ladders
+
+
+def test_each_size_has_its_width_its_layers_and_tokens_in_proportion() -> None:
+    # 12 * 2 * 8 ** 2 = 1,536 and 12 * 3 * 16 ** 2 = 9,216 weights.
+    assert rungs(LadderConfig(["8x2", "16x3"], tokens_per_parameter=2.5)) == [
+        ["model.d_model=8", "model.num_layers=2", "budget.tokens=3840"],
+        ["model.d_model=16", "model.num_layers=3", "budget.tokens=23040"],
+    ]
+    assert rungs(LadderConfig()) == []
+    cfg = settings(["attn=mha", "model.d_model=24", "model.num_layers=3"])
+    blocks = build_model(cfg, vocab_size=7).blocks
+    matrices = [weight for weight in blocks.parameters() if weight.dim() == 2]
+    assert parameters(24, 3) == sum(math.prod(weight.shape) for weight in matrices)
+    text = (CONF / "experiment" / "ladder.yaml").read_text(encoding="utf-8")
+    assert len(rungs(typed(LadderConfig, yaml.safe_load(text)["ladder"]))) == 5
+
+
+@pytest.mark.parametrize(
+    ("sizes", "said"),
+    [
+        (["16x2", "8x2"], "8x2 is not larger than the size before; sort them"),
+        (["16x2", "16x2"], "16x2 is not larger"),
+        (["64"], "'64' is not a size; give model.d_model x model.num_layers, as 64x2"),
+        (["0x2"], "'0x2' is not a size"),
+    ],
+)
+def test_sizes_that_are_no_ladder_are_refused(sizes: list[str], said: str) -> None:
+    with pytest.raises(ConfigError, match=f"ladder.sizes: {said}"):
+        rungs(LadderConfig(sizes))
 
 
 # How runs share the machine

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,11 +21,6 @@ from gptattn.sweep.launcher import TimeOver
 HOME = Path("outputs", "scratch")
 FIRST = "seed=1,2,3,4,5"
 TUNE = {"lr": [1e-3, 2e-3], "seed": 0}
-
-
-def by_lr(*losses: tuple[float, float | int]) -> Callable[[TrainConfig], float | int]:
-    """The outcome of a run, by its learning rate."""
-    return lambda cfg: dict(losses)[cfg.optim.lr]
 
 
 def spread(width: float, unlucky: tuple[tuple[str, int], ...] = ()) -> Launcher:
@@ -201,6 +195,16 @@ def test_variants_are_overrides_that_belong_together_and_equal_runs_count_once(
     assert launcher.launched == [("mha", 1), ("mqa+sink+gate", 1)]
 
 
+def test_a_ladder_trains_every_variant_at_every_size(tmp_path: Path) -> None:
+    launcher = Launcher(lambda cfg: 2.0)
+    sizes = ("ladder.sizes=[8x1,16x2]", "ladder.tokens_per_parameter=0.01")
+    sweep(tmp_path, launcher, "attn=mha,mqa", *sizes)
+    found = [RunFolder(run).read_settings() for run in run_folders(tmp_path)]
+    made = {(s["choices"]["attn"], s["model"]["d_model"], s["budget"]["tokens"]) for s in found}
+    # 12 * 8 ** 2 = 768 and 24 * 16 ** 2 = 6,144 weights, of which a hundredth.
+    assert made == {(attn, *size) for attn in ("mha", "mqa") for size in ((8, 8), (16, 61))}
+
+
 # A learning rate for each variant
 
 
@@ -258,7 +262,7 @@ def test_a_variant_that_diverges_at_every_rate_ends_the_sweep_with_that(tmp_path
 def test_results_at_a_rate_that_is_no_longer_the_best_are_left_out_of_reports(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    launcher = Launcher(by_lr((1e-3, 1.5), (2e-3, 1.2)))
+    launcher = Launcher(lambda cfg: 1.2 if cfg.optim.lr == 2e-3 else 1.5)
 
     def rates_after(*rates: float) -> set[tuple[int, str]]:
         sweep(tmp_path, launcher, "attn=mha", "seed=1,2", tune=TUNE | {"lr": [*rates]})
