@@ -158,6 +158,8 @@ def _train(arguments: list[str]) -> None:
         arguments = [*arguments, f"hydra.searchpath=[file://{here / 'conf'}]"]
     if OF_SHAKESPEARE & {*arguments}:  # no test has the text
         arguments = [*arguments, "data=text", "data.path=book.txt"]
+    if any(a.startswith("init_from=outputs/") for a in arguments):  # a run that is cut down here
+        arguments = [*arguments, *SIZES]
     if "-m" in arguments or any(a in ("--help", "--cfg", "-sc") for a in arguments):
         assert command(here, *arguments, *_fewer_runs(arguments)) == 0
     elif any(a.startswith(("hydra.run.dir=", "resume=")) for a in arguments):

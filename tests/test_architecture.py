@@ -14,7 +14,7 @@ NAMES = sorted({*re.findall(rf"`((?:{'|'.join(itertools.chain(*ROOMS))})\.[\w.]+
 
 
 def test_every_module_and_function_that_the_page_names_is_there() -> None:
-    assert len(NAMES) > 25
+    assert len(NAMES) > 15
     for name in NAMES:
         if find_spec_of(f"gptattn.{name}"):
             continue  # a module: not imported, since importing some of them runs something
@@ -28,10 +28,6 @@ def find_spec_of(name: str) -> bool:
         return False
 
 
-def test_the_page_has_the_way_from_the_command_to_the_summary_in_about_a_page() -> None:
-    steps = re.findall(r"^\d\. \*\*", PAGE, re.MULTILINE)
-    assert len(steps) == 7
+def test_the_page_has_the_way_from_the_command_to_the_summary_on_one_screen() -> None:
     assert PAGE.startswith("# From `train.py` to `summary.json`")
-    assert len(PAGE.partition("## The files")[0].splitlines()) <= 70
-    for room in ("position", "attention", "model", "data", "settings", "runs", "training", "cli"):
-        assert f"`{room}`" in PAGE or f"`{room}." in PAGE
+    assert len(PAGE.partition("## The files")[0].splitlines()) <= 40

@@ -91,7 +91,7 @@ def test_a_wheel_installed_into_an_empty_environment_trains_in_an_empty_folder(
     folder = tmp_path / "empty"
     folder.mkdir()
     source, conf, command = call(python, "-c", where, cwd=folder).splitlines()
-    assert Path(source) == site / "gptattn" / "cli" / "main.py"
+    assert Path(source) == site / "gptattn" / "cli" / "train.py"
     assert command == "gptattn-train"
     assert Path(conf) == site / "gptattn" / "conf"
 
@@ -105,7 +105,7 @@ def test_a_wheel_installed_into_an_empty_environment_trains_in_an_empty_folder(
     assert record["environment"]["git_commit"] is None
     assert "| mqa " in call(scripts / "gptattn-compare", "outputs", "--markdown", cwd=folder)
 
-    names = {"train", "compare", "evaluate", "generate", "convert", "attention-map", "tune"}
+    names = {"train", "compare", "evaluate", "generate", "convert", "attention-map", "prepare"}
     asked = call(python, "-c", ASK_ALL, cwd=folder)
     assert {f"=== gptattn-{name} 0" for name in names} <= set(asked.splitlines())
     assert all((scripts / f"gptattn-{name}").is_file() for name in names)

@@ -14,6 +14,7 @@ from gptattn.compare.groups import (
     Groups,
     differences_in_settings,
     group_runs,
+    name_copies,
     pick_baseline,
 )
 from gptattn.compare.ladder import ladders
@@ -66,7 +67,8 @@ def compare(
         sections.append(_section(found, groups, row, warnings))
         compared.append((found, groups, row))
     across = compare_across(compared)
-    left_out = [*passed_over, *replaced]
+    copies = [line for found, groups in sets for line in name_copies(found.runs, groups)]
+    left_out = [*passed_over, *replaced, *dict.fromkeys(copies)]
     comparison = Comparison(
         list(folders), sections, [], left_out, curves={}, across=across, ladders=ladders(compared)
     )

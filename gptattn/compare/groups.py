@@ -35,9 +35,7 @@ def group_runs(runs: Sequence[Run]) -> Groups:
     """
     groups: dict[tuple[tuple[str, str], ...], list[Run]] = {}
     for run in sorted(runs, key=lambda run: run.finished):
-        made = (run.variant, run.code, run.data.get("text_sha256", ""))
-        key = (*(("", part) for part in made), *sorted(run.settings.items()))
-        groups.setdefault(key, []).append(run)
+        groups.setdefault(_made_of(run), []).append(run)
     mixed = not all(run.origin for run in runs)
 
     def name_of(run: Run) -> str:
@@ -56,6 +54,22 @@ def group_runs(runs: Sequence[Run]) -> Groups:
         name = _unique_name(" ".join([own, *next(said[own])]), named)
         named[name] = sorted({run.seed: run for run in members}.values(), key=lambda run: run.seed)
     return named
+
+
+def name_copies(runs: Sequence[Run], groups: Groups) -> list[str]:
+    """Return a line for each of the runs that its group leaves out for a newer one of its seed."""
+    counted = {(run.seed, *_made_of(run)): run for members in groups.values() for run in members}
+    newest = [(run, counted[run.seed, *_made_of(run)]) for run in runs]
+    return [
+        f"{run.folder}: a copy of {other.folder.name}, which counts"
+        for run, other in newest
+        if run.folder != other.folder
+    ]
+
+
+def _made_of(run: Run) -> tuple[tuple[str, str], ...]:
+    made = (run.variant, run.code, run.data.get("text_sha256", ""))
+    return (*(("", part) for part in made), *sorted(run.settings.items()))
 
 
 def rates_differ(groups: Groups) -> bool:
