@@ -60,13 +60,17 @@ def resumed_settings(
             if not isinstance(parent, dict) or name not in parent:
                 near = suggest(key, [one for one in flat(node) if one.startswith(f"{group}.")])
                 raise ConfigError(key, f"is not a setting of this run; {near}")
-            value = OmegaConf.select(cfg, key)
+            value, old = OmegaConf.select(cfg, key), parent[name]
+            changes = [(key, value, old)]
             if isinstance(given, dict):
-                value = {**(parent[name] or {}), **given}
+                old = old or {}
+                value = {**old, **given}
+                changes = [(f"{key}.{one}", given[one], old.get(one)) for one in given]
             elif OmegaConf.is_config(value):
                 value = OmegaConf.to_container(value)
-            if not meaning(key).resumes:
-                _check_equal(key, value, parent[name])
+            for field, after, before in changes:
+                if not meaning(field).resumes:
+                    _check_equal(field, after, before)
             parent[name] = value
             if group == "budget" and name in BUDGETS and value is not None:
                 units.append(name)
