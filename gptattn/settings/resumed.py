@@ -61,13 +61,12 @@ def resumed_settings(
                 near = suggest(key, [one for one in flat(node) if one.startswith(f"{group}.")])
                 raise ConfigError(key, f"is not a setting of this run; {near}")
             value, old = OmegaConf.select(cfg, key), parent[name]
+            value = OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
             changes = [(key, value, old)]
             if isinstance(given, dict):
                 old = old or {}
                 value = {**old, **given}
                 changes = [(f"{key}.{one}", given[one], old.get(one)) for one in given]
-            elif OmegaConf.is_config(value):
-                value = OmegaConf.to_container(value)
             for field, after, before in changes:
                 if not meaning(field).resumes:
                     _check_equal(field, after, before)
