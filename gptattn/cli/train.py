@@ -112,7 +112,7 @@ def run_job(cfg: DictConfig) -> float:
         summary = run(settings, folder, overrides=overrides, resume=resumes)
         return float(summary["metrics"]["val/loss"])
     except Stopped as stopped:
-        if stopped.signum == signal.SIGINT:
+        if stopped.signum == signal.SIGINT and not single:
             raise KeyboardInterrupt from stopped
         raise SystemExit(128 + stopped.signum) from stopped
     except Exception as error:

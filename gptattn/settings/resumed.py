@@ -33,20 +33,21 @@ def resumed_settings(
     node = asdict(recorded)
     units = []
     for override in OverridesParser.create().parse_overrides(list(overrides)):
-        key = override.key_or_group
+        key, given = override.key_or_group, override.value()
         group = re.split("[./]", key)[0]
+        chooses = not isinstance(given, dict)  # a file of the group; optim={lr:1} sets values
         if key in COMMAND:
             continue
         if override.is_add() or override.is_delete() or override.package:
             raise ConfigError(key, "a resumed run accepts only name=value")
-        if key in recorded.choices:
+        if chooses and key in recorded.choices:
             _check_equal(key, str(choices[key]), recorded.choices[key])
-        elif key == "part":
+        elif chooses and key == "part":
             _check_equal(key, list(cfg.part), list(recorded.part))
-        elif key == "trainer":
+        elif chooses and key == "trainer":
             node["trainer"] |= {n: cfg.trainer[n] for n in ("devices", "num_nodes")}
             _check_equal(key, cfg.trainer.accelerator, recorded.trainer.accelerator)
-        elif key == "logger":
+        elif chooses and key == "logger":
             chosen: Any = OmegaConf.to_container(cfg.logger, resolve=True)
             node["logger"] = {name: recorded.logger.get(name, chosen[name]) for name in chosen}
         elif group in ("hydra", "experiment", "launcher"):
@@ -59,13 +60,16 @@ def resumed_settings(
             if not isinstance(parent, dict) or name not in parent:
                 near = suggest(key, [one for one in flat(node) if one.startswith(f"{group}.")])
                 raise ConfigError(key, f"is not a setting of this run; {near}")
-            value, given = OmegaConf.select(cfg, key), override.value()
+            value, old = OmegaConf.select(cfg, key), parent[name]
+            value = OmegaConf.to_container(value) if OmegaConf.is_config(value) else value
+            changes = [(key, value, old)]
             if isinstance(given, dict):
-                value = {**(parent[name] or {}), **given}
-            elif OmegaConf.is_config(value):
-                value = OmegaConf.to_container(value)
-            if not meaning(key).resumes:
-                _check_equal(key, value, parent[name])
+                old = old or {}
+                value = {**old, **given}
+                changes = [(f"{key}.{one}", given[one], old.get(one)) for one in given]
+            for field, after, before in changes:
+                if not meaning(field).resumes:
+                    _check_equal(field, after, before)
             parent[name] = value
             if group == "budget" and name in BUDGETS and value is not None:
                 units.append(name)

@@ -99,7 +99,7 @@ def test_a_folder_of_the_users_own_gives_attentions_and_parts_to_a_command(
     record = config(tmp_path / "run")
     assert (record["attn"]["scale"], list(record["part"])) == (0.5, ["gate2"])
     capfd.readouterr()
-    for wrong, near in (("attn=owm", "own"), ("part=[gate3]", "gate2")):
+    for wrong, near in (("attn=owm", "own"), ("part=[gate22]", "gate2")):
         assert command(tmp_path, flag, *tiny(tmp_path, wrong)) == 2
         assert f"did you mean {near}?" in capfd.readouterr().err
 

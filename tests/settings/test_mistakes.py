@@ -93,7 +93,7 @@ MISTAKES = {
     "attn=gqa attn.num_kv_heads=3": r"attn.num_kv_heads: num_kv_heads=3 must divide",
     "attn=gqa attn.num_kv_heads=0": r"attn.num_kv_heads: ",
     "attn.d_in=3": r"attn.d_in: comes from the model; set model.d_model instead",
-    "model.d_model=65536 model.num_layers=1000": r"model: more than .* use a smaller model",
+    "model.d_model=65536 model.num_layers=4": r"model: .* use a smaller model",
     "model.num_heads=16 position=rope": r"model.num_heads: ",
     "attn._target_=os.system": r"attn._target_: os.system is outside of gptattn",
     "attn._target_=null": r"attn._target_: is missing; name a class",
