@@ -42,6 +42,14 @@ def test_of_a_repeated_seed_the_newest_run_counts(tmp_path: Path) -> None:
     assert [(run.seed, run.metrics["val/loss"]) for run in members] == [(1, 2.1), (2, 2.5)]
 
 
+def test_copies_of_a_run_are_named(tmp_path: Path) -> None:
+    for name, seed, time in (("b", 1, 10), ("a", 1, 20), ("c", 2, 5)):
+        write_run(tmp_path / name, "mha", seed, 2.0)
+        os.utime(tmp_path / name / "summary.json", (time, time))
+    comparison = compare(read_runs([tmp_path])[0])
+    assert comparison.passed_over == [f"{tmp_path / 'b'}: a copy of a, which counts"]
+
+
 def test_the_name_of_a_file_stands_for_its_settings_where_it_tells_all(tmp_path: Path) -> None:
     def run(name: str, model: str, d_model: int, **more: object) -> None:
         choices = {"choices": {"attn": "mha", "model": model}}
