@@ -9,6 +9,7 @@ import pytest
 from runfolders import write_run
 
 from gptattn.cli.commands.compare import main
+from gptattn.compare.comparison import compare
 from gptattn.compare.finished_runs import read_runs
 from gptattn.compare.groups import group_runs, pick_baseline
 from gptattn.compare.makings import differences_in_making
