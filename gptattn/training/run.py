@@ -157,7 +157,7 @@ def _train(
     if threads is None and int(trainer_cfg.devices) > 1:
         threads = max(1, usable_cpus() // int(trainer_cfg.devices))
     how = (threads, trainer_cfg.matmul_precision, trainer_cfg.deterministic, device)
-    with computing(*how) as threads, quiet_writer_threads():
+    with computing(*how) as threads, quiet_writer_threads(), contextlib.ExitStack() as at_end:
         facts = facts_of(data, device, threads, processes)
         check_same(start, facts)
         tokens_per_step = cfg.batch_size * cfg.model.context_length
@@ -212,6 +212,7 @@ def _train(
         loggers: list[Logger] = []
         if FIRST:
             record = MetricsFile(held, rows)
+            at_end.callback(record.close)
             rewritten = None if start.source is None else start.step + 1
             board = Board(held, data.val_bytes is None, purge_step=rewritten)
             shown = hyperparameters(ready, budget)
@@ -302,9 +303,6 @@ def _train(
             if isinstance(ended.__context__, KeyboardInterrupt):
                 raise KeyboardInterrupt from ended
             raise
-        finally:
-            if record is not None:
-                record.close()
     console.print(result_table(f"{cfg.variant}: result", summary["metrics"]))
     return summary
 
