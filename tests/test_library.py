@@ -73,7 +73,7 @@ def test_a_mistake_is_an_exception_in_the_commands_words(overrides: list[str], s
 def test_settings_leave_nothing_of_one_call_to_the_next(tmp_path: Path) -> None:
     book = tmp_path / "a,b=c.txt"
     book.touch()
-    one = settings(["attn=gqa", "attn.num_kv_heads=1", "data=text", f"data.path={book}"])
+    one = settings(["attn=gqa", "attn.num_kv_heads=1", "data=text", f"data.path='{book}'"])
     assert (one.variant, one.attn["num_kv_heads"]) == ("gqa", 1)
     assert one.data["path"] == str(book)
     assert settings().variant == "mha"

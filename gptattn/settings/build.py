@@ -153,6 +153,9 @@ def _build_mixture(
     check_tokenizer(tokenizer)
     sources = {}
     for name, spec in mixture.specs.items():
+        target = find_target(f"data.sources.{name}", spec, cfg.allow_targets)
+        if isinstance(target, type) and issubclass(target, Task):
+            raise ConfigError(f"data.sources.{name}", "is no text; a mixture is of texts alone")
         one = replace(cfg, data={**spec, MASK_DOCUMENTS: mask_documents})
         try:
             sources[name] = build_data(one, tokenizer)

@@ -118,7 +118,7 @@ def from_hydra(cfg: DictConfig, hydra: DictConfig) -> TrainConfig:
             found = replace(found, attn=spec, choices=choices, pattern=None)
         else:
             found = replace(found, attn={}, choices=choices, pattern_attn=specs)
-    if isinstance(found.data.get("sources"), dict):
+    if found.data.get("sources") is not None:
         found = replace(found, data=found.data | {"sources": _with_files(found.data, typed)})
     folders = [
         Path(one.path, "part") for one in hydra.runtime.config_sources if one.schema == "file"
@@ -147,6 +147,8 @@ def _file(field: str, group: str, name: str, typed: Sequence[str]) -> Spec:
 def _with_files(data: Spec, typed: Sequence[str]) -> dict[str, Any]:
     """Return the texts of a mixture with the settings in their files in conf/data."""
     found = {}
+    if not isinstance(data["sources"], dict):
+        raise ConfigError("data.sources", "is no table; give {NAME:{data:text,path:FILE,weight:1}}")
     for name, source in data["sources"].items():
         field = f"data.sources.{name}"
         if not isinstance(source, dict):

@@ -142,7 +142,11 @@ def test_a_run_on_a_mixture_goes_on_bit_for_bit(folder: Path) -> None:
         ("{x:{data:text,weight:1},y:3}", "data.sources.y: is no table"),
         (
             "{x:{data:texts,weight:1},y:{data:pydocs}}",
-            "data.sources.x.data: 'texts' is not in conf/data; did you mean text?",
+            "data.sources.x.data: 'texts' is not in conf/data; did you mean text",
+        ),
+        (
+            "{x:{data:recall,weight:1},y:{data:pydocs,weight:1}}",
+            "data.sources.x: is no text; a mixture is of texts alone",
         ),
         (
             "{x:{data:pydocs,pat:1},y:{data:pydocs}}",
