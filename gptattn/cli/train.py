@@ -116,7 +116,7 @@ def run_job(cfg: DictConfig) -> float:
             raise KeyboardInterrupt from stopped
         raise SystemExit(128 + stopped.signum) from stopped
     except Exception as error:
-        if not single:
+        if not single or isinstance(error, BrokenPipeError):
             raise
         with contextlib.suppress(OSError):  # Hydra has made it before the run was checked
             if job.run.dir != ".":

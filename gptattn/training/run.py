@@ -28,6 +28,7 @@ from gptattn.machine.device import (
     reset_peak_memory,
 )
 from gptattn.machine.disk import check_room
+from gptattn.machine.ending import as_user_error
 from gptattn.machine.signals import Stopped
 from gptattn.model.gpt import GPT
 from gptattn.runs.folder import RunFolder, done_below, run_name
@@ -126,9 +127,12 @@ def run(
             again = f"; to resume: {command('train')} resume={shlex.quote(shown)}"
             print(f"{shown} holds {kept}{again * stopped.saved}", file=sys.stderr)
             raise
-        except UserError as error:
-            if held.path.is_dir():
-                held.write_failure(error.exit_code, str(error))
+        except Exception as error:
+            refused = resume and isinstance(error, ConfigError)  # the run is as good as before
+            if held.path.is_dir() and not refused:
+                known = as_user_error(error, cfg.allow_targets)
+                why = f"{type(error).__name__}: {error}" if known is None else str(known)
+                held.write_failure(1 if known is None else known.exit_code, why)
             raise
     console.print(f"run: {shown}", markup=False)
     parent = shlex.quote(os.path.relpath(held.path.parent))
