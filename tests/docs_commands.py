@@ -287,7 +287,7 @@ def _pip(arguments: list[str]) -> None:
     verb, *targets = arguments
     assert verb == "install"
     for target in targets:
-        found = re.fullmatch(r"\.|gptattn\[(\w+)\]", target)
+        found = re.fullmatch(r"\.|hydra-\w+-launcher|gptattn\[(\w+)\]", target)
         assert found is not None, target
         assert found.group(1) is None or found.group(1) in PROJECT["optional-dependencies"]
 

@@ -1,6 +1,5 @@
 """experiment=arena: its list of variants, and the page that is made from its runs."""
 
-import json
 import os
 import shutil
 from pathlib import Path
@@ -17,6 +16,7 @@ from gptattn.compare.finished_runs import read_runs
 from gptattn.compare.paired import compare_pairs
 from gptattn.compare.table import report_rows
 from gptattn.machine.ending import ended
+from gptattn.runs.folder import RunFolder
 from gptattn.settings.compose import CONF, settings
 from gptattn.sweep.jobs import words
 from gptattn.sweep.tuning import tune_of
@@ -82,10 +82,8 @@ def arena(tmp_path: Path) -> Path:
     lost = [write(tuning, "gqa", 0, 1.0, rate) for rate in (0.002, 0.008)]
     for folder in lost:
         (folder / "summary.json").unlink()
-    # One diverged. The other was only stopped.
-    lines = [{"run": lost[0].name, "state": "failed", "exit": 5}]
-    lines.append({"run": lost[1].name, "state": "interrupted"})
-    (tuning / "ledger.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    # This one diverged. The other was only stopped.
+    RunFolder(lost[0]).write_failure(5, "train/loss: is nan")
     return tmp_path / "arena"
 
 

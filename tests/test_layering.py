@@ -182,12 +182,6 @@ def test_the_front_door_only_opens() -> None:
     ]
 
 
-def test_no_test_file_is_above_350_lines() -> None:
-    lines = {file: len(file.read_text(encoding="utf-8").splitlines()) for file in TEST_FILES}
-    assert len(lines) > 50
-    assert not {file.name: count for file, count in lines.items() if count > 350}
-
-
 def test_a_test_file_opens_with_what_it_tests_and_bears_a_name_of_its_own() -> None:
     # tests/ has no __init__.py, so two files of the same name would be the same module.
     names = Counter(file.name for file in TEST_FILES)

@@ -55,19 +55,16 @@ def differences_in_making(runs: Sequence[Run]) -> list[str]:
     resumed = [run for run in runs if run.making and run.making.earlier]
     if resumed:
         lines.append(f"{_counted(resumed)} resumed with different code or schedule")
-    if names := _differing(runs, "code"):
+    if names := _differing(runs):
         lines.append(f"the runs differ in code that affects results: {_listed(names)}")
-    counts = {name for run in runs if run.making for name in run.making.code}
-    if names := [name for name in _differing(runs, "other") if name not in counts]:
-        lines.append(f"the runs differ in code that does not affect results: {_listed(names)}")
     return lines + _differences_in_environment(runs)
 
 
-def _differing(runs: Sequence[Run], part: str) -> list[str]:
+def _differing(runs: Sequence[Run]) -> list[str]:
     """Return the modules whose hash differs between the runs that have them."""
     hashes: dict[str, set[str]] = {}
     for run in runs:
-        for name, value in getattr(run.making, part, {}).items():
+        for name, value in run.making.code.items() if run.making else ():
             hashes.setdefault(name, set()).add(value)
     return sorted(name for name, values in hashes.items() if len(values) > 1)
 

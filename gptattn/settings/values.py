@@ -140,7 +140,8 @@ def check_type(field: str, value: Any, hint: Any) -> None:
     if words and str not in kinds:
         raise ConfigError(field, f"{str(value)!r} is unknown; {suggest(str(value), words)}")
     taken = [TYPE_NAMES.get(kind, getattr(kind, "__name__", str(kind))) for kind in kinds]
-    what = "is null" if value is None else f"{value!r} is a {type(value).__name__}"
+    kind = type(value).__name__
+    what = "is null" if value is None else f"{value!r} is {'an' if kind == 'int' else 'a'} {kind}"
     raise ConfigError(field, f"{what}; give {' or '.join([*words, *taken])}")
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from gptattn import command
-from gptattn.errors import ConfigError, DataError, RunFolderError, UserError
+from gptattn.errors import ConfigError, DataError, DiskError, RunFolderError, UserError
 from gptattn.machine.console import make_console
 from gptattn.machine.cpus import usable_cpus
 from gptattn.machine.device import (
@@ -128,8 +128,12 @@ def run(
             print(f"{shown} holds {kept}{again * stopped.saved}", file=sys.stderr)
             raise
         except Exception as error:
+            if not held.path.is_dir():
+                raise DiskError(
+                    shown, "was removed or moved during the run; put it back and use resume=..."
+                ) from error
             refused = resume and isinstance(error, ConfigError)  # the run is as good as before
-            if held.path.is_dir() and not refused:
+            if not refused:
                 known = as_user_error(error, cfg.allow_targets)
                 why = f"{type(error).__name__}: {error}" if known is None else str(known)
                 held.write_failure(1 if known is None else known.exit_code, why)

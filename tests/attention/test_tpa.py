@@ -188,7 +188,7 @@ def test_the_defaults_fit_every_model(model, position):
         ("attn.key_rank=31", "attn.key_rank: key_rank=31 does not fit"),
         ("attn.value_rank=0", "attn.value_rank: value_rank=0 does not fit"),
         ("attn.value_rank=0.5", "attn.value_rank: 0.5 is"),
-        ("attn.key_rank=null", "attn.key_rank: is null; give int"),
+        ("attn.key_rank=null", "attn.key_rank: is null; give a whole number"),
         ("part=qk_norm", "part: attn=tpa keeps no keys and values of each head"),
         ("part=value_residual", "part: attn=tpa keeps no keys and values of each head"),
         ("model.num_heads=7", "model.num_heads: num_heads=7 must divide"),

@@ -65,15 +65,6 @@ def test_a_run_without_a_record_is_unknown_and_not_averaged_with_known_ones(tmp_
     assert line in differences_in_making(runs)
 
 
-def test_other_files_are_named_and_change_no_row(tmp_path: Path) -> None:
-    write_run(tmp_path / "a", "gqa", 1, 2.0, making={"other": {"gptattn.sweep.run_sweep": "1"}})
-    write_run(tmp_path / "b", "gqa", 2, 3.0, making={"other": {"gptattn.sweep.run_sweep": "2"}})
-    runs = read_runs([tmp_path])[0]
-    assert [len(members) for members in group_runs(runs).values()] == [2]
-    line = "the runs differ in code that does not affect results: gptattn.sweep.run_sweep"
-    assert differences_in_making(runs) == [line]
-
-
 def test_clean_and_dirty_sources_are_told_apart(tmp_path: Path) -> None:
     commit = "0123456789abcdef0123456789abcdef01234567"
     write_run(tmp_path / "a", "mha", 1, 2.0, environment={"git_commit": commit})

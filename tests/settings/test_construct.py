@@ -51,7 +51,7 @@ def test_a_whole_record_is_searched_for_foreign_targets() -> None:
         ("1", int, "'1' is a str; give a whole number"),
         (True, int, "True is a bool; give a whole number"),
         (True, float, "True is a bool; give a number"),
-        (1, bool, "1 is a int; give true or false"),
+        (1, bool, "1 is an int; give true or false"),
         (None, int, "is null; give a whole number"),
         ("a", float | None, "'a' is a str; give a number or null"),
         ("spda", Literal["sdpa", "flex"], "did you mean sdpa?"),

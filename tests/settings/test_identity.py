@@ -135,7 +135,7 @@ def test_an_edited_variant_is_run_again_beside_the_old_one_and_resumed_with_a_wa
     capfd.readouterr()
     assert command(tmp_path, *sweep) == 0
     out, _ = capfd.readouterr()
-    assert f"stale: {old.name}: code of edited_package.mine; a new run is made" in out
+    assert f"stale: {old.name}: code of edited_package.mine; made again" in out
     assert len(run_folders(tmp_path)) == 2
 
     again = [f"resume='{old}'", "allow_targets=[edited_package]", "budget.steps=3"]

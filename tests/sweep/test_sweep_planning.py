@@ -56,7 +56,7 @@ def test_a_variants_overrides_part_at_spaces_before_a_name() -> None:
         ({"lr": [0.1, 0]}, r"tune\.lr: 0\.0 is not a positive number"),
         ({"lr": [math.nan]}, r"tune\.lr: nan is not a positive number"),
         ({"lr": ["fast"]}, r"tune\.lr\[0\]: .*'fast'"),
-        ({"seed": -1}, r"tune\.seed: -1 is negative"),
+        ({"seed": -1}, r"tune\.seed: -1 is out of range"),
         ({"rates": [1]}, r"tune key: 'rates' is unknown"),
     ],
 )

@@ -104,12 +104,12 @@ def test_variants_see_the_same_batches_and_seeds_see_others(tmp_path: Path) -> N
 def test_a_run_on_a_task_goes_on_bit_for_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    where = [f"hydra.run.dir={tmp_path / 'run'}"]
     stopped, whole = tmp_path / "stopped", train(tmp_path / "whole", *own("recall"))
+    where = [f"hydra.run.dir={stopped / 'run'}"]
     once(monkeypatch, "training_step", 3, crash)
     assert command(stopped, *tiny(stopped, *own("recall"), *where)) == 1
     assert command(stopped, "resume=run") == 0
-    assert fingerprint(tmp_path / "run") == fingerprint(whole)
+    assert fingerprint(stopped / "run") == fingerprint(whole)
 
 
 def test_micro_batches_have_the_loss_of_the_whole_batch(run: Path, tmp_path: Path) -> None:
