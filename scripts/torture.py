@@ -15,23 +15,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-from gptattn.cli.arguments import Names, parse
-from gptattn.cli.script import run_script
+from gptattn.cli.arguments import option, parse, run_script
 from gptattn.runs.checkpoint import read_checkpoint
 from gptattn.runs.folder import RunFolder
-from gptattn.settings.values import check_choice, within
+from gptattn.settings.values import check_choice
 
-HELP = """\
-COMMAND row=kill,signal,corrupt count=3
-
-  row=NAMES   kill: SIGKILL at a random moment, twice; signal: SIGTERM;
-              corrupt: a byte of the newest checkpoint changes
-  count=3     how often, of each row
-  seed=1      of the moments
-"""
 TRAIN = [sys.executable, str(Path(__file__).parents[1] / "train.py")]
 TINY = [
     "model=tiny",
@@ -57,11 +48,15 @@ VARIANTS = (
 
 @dataclass(frozen=True)
 class Arguments:
-    """The command's arguments; HELP describes them."""
+    """row=kill,signal,corrupt count=3"""
 
-    row: Names = Names("kill,signal,corrupt")  # noqa: RUF009
-    count: int = field(default=3, metadata=within(least=1))
-    seed: int = field(default=1, metadata=within(least=0))
+    row: tuple[str, ...] = option(
+        "kill: SIGKILL at a random moment, twice; signal: SIGTERM; corrupt: a byte of the newest "
+        "checkpoint changes",
+        ("kill", "signal", "corrupt"),
+    )
+    count: int = option("how often, of each row", 3, least=1)
+    seed: int = option("of the moments", 1, least=0)
 
 
 def fingerprint(run: Path) -> str:
@@ -171,7 +166,7 @@ def main() -> int:
     """Run the command; return the exit code."""
     if len(sys.argv) == 1:
         sys.argv.append("count=3")
-    return run_script(HELP, lambda arguments: run(parse(Arguments, arguments)))
+    return run_script(lambda arguments: run(parse(Arguments, arguments)), Arguments, __doc__)
 
 
 if __name__ == "__main__":

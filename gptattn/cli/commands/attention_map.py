@@ -1,6 +1,12 @@
-"""Draws a run's attention weights: `gptattn-attention-map run=outputs/... prompt=TEXT`."""
+"""Draws a run's attention weights.
 
+It writes layer_00.png, ... and attention.html, and prints each layer's means over its heads:
+entropy, in nats, and the weight on the first token (sink).
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -8,10 +14,10 @@ import torch
 from torch import Tensor
 
 from gptattn.attention.head_statistics import entropy, even_weights, sink_mass
-from gptattn.cli.arguments import NO_NAMES, Names, parse
-from gptattn.cli.script import run_script
+from gptattn.cli.arguments import PACKAGES, option, parse, run_script
+from gptattn.compare.files import disk_errors
 from gptattn.decode.prompt import read_prompt
-from gptattn.errors import ConfigError, DataError, DiskError, NumericError
+from gptattn.errors import ConfigError, DataError, NumericError
 from gptattn.machine.device import resolve_device
 from gptattn.machine.disk import write_atomically
 from gptattn.maps.cells import packed, tokens_per_cell
@@ -22,34 +28,18 @@ from gptattn.runs.folder import RunFolder
 from gptattn.runs.load import SavedRun, load_run
 from gptattn.settings.config import Accelerator
 
-HELP = """\
-COMMAND run=outputs/... prompt="To be"
-
-  run=FOLDER        a run folder, or one that convert made
-  prompt=TEXT       the text to compute attention on; - reads stdin
-  prompt_file=FILE  read the prompt from a file
-  layer=N           only this layer, counted from 0; default: all
-  out=FOLDER        default: RUN/attention; earlier maps are replaced
-  device=auto       cpu, gpu or auto
-  allow_targets=PACKAGE
-                    packages besides gptattn that the run may name (a,b)
-
-It writes layer_00.png, ... and attention.html, and prints each layer's means
-over its heads: entropy, in nats, and the weight on the first token (sink).
-"""
-
 
 @dataclass(frozen=True)
 class Arguments:
-    """The command's arguments; HELP describes them."""
+    """prompt="To be" run=outputs/..."""
 
-    run: Path
-    prompt: str | None = None
-    prompt_file: Path | None = None
-    layer: int | None = None
-    out: Path | None = None
-    device: Accelerator = "auto"
-    allow_targets: Names = NO_NAMES
+    run: Path = option("a run folder, or one that convert made")
+    prompt: str | None = option("the text to compute attention on; prompt=- reads stdin")
+    prompt_file: Path | None = option("read the prompt from a file")
+    layer: int | None = option("only this layer, counted from 0; default: all")
+    out: Path | None = option("default: RUN/attention; earlier maps are replaced")
+    device: Accelerator = option("cpu, gpu or auto", "auto")
+    allow_targets: tuple[str, ...] = option(PACKAGES, ())
 
 
 def chosen_layers(saved: SavedRun, layer: int | None) -> list[int]:
@@ -70,11 +60,12 @@ def chosen_layers(saved: SavedRun, layer: int | None) -> list[int]:
     return [layer]
 
 
-def run(args: Arguments) -> None:
+def run(arguments: Sequence[str]) -> None:
     """Write a picture of each layer and a page over all, and print each layer's means.
 
     Raises a UserError for wrong arguments, NumericError for weights that are NaN or infinite.
     """
+    args = parse(Arguments, arguments)
     device = resolve_device(args.device, "device")
     prompt = read_prompt(args.prompt, args.prompt_file)
     saved = load_run(args.run, args.allow_targets)
@@ -90,12 +81,10 @@ def run(args: Arguments) -> None:
     side = tokens_per_cell(len(labels), sum(heads[layer] for layer in chosen))
 
     out = args.out or RunFolder(args.run).maps
-    try:
+    with disk_errors(out, "out"):
         out.mkdir(parents=True, exist_ok=True)
         for old in out.glob("layer_*.png"):  # they may show another prompt
             old.unlink()
-    except OSError as error:
-        raise DiskError("out", f"{out}: {error.strerror}; give another out=") from None
     layers: list[Layer] = []
 
     def write(file_name: str, content: bytes) -> None:
@@ -142,6 +131,4 @@ def figure(value: float | np.floating) -> str:
     return f"{value:.3f}" if np.isfinite(value) else "–"  # noqa: RUF001
 
 
-def main() -> int:
-    """Run `gptattn-attention-map`; return the exit code."""
-    return run_script(HELP, lambda arguments: run(parse(Arguments, arguments)))
+main = partial(run_script, run, Arguments, __doc__)

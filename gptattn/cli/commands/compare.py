@@ -5,23 +5,16 @@ import shlex
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from gptattn.compare.finished_runs import one_line, read_runs
+from gptattn.compare.watch import Following, last_look, looks, sweeps_in
 from gptattn.errors import ConfigError, DataError
 from gptattn.machine.ending import ended
-
-if TYPE_CHECKING:
-    from gptattn.compare.watch import Following
 
 
 def main() -> NoReturn:
     """Run `gptattn-compare FOLDER...`. Exits with the codes of `gptattn.errors`."""
-    args = _arguments()
-    sys.exit(ended(lambda: _watch(args) if args.watch else _report(args)))
-
-
-def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "folders",
@@ -43,11 +36,7 @@ def _arguments() -> argparse.Namespace:
         "--watch", action="store_true", help="write the page again as the runs of a sweep end"
     )
     parser.add_argument(
-        "--every",
-        type=float,
-        default=10.0,
-        metavar="SECONDS",
-        help="between two looks of --watch; default: 10",
+        "--every", type=float, default=10.0, metavar="SECONDS", help="with --watch; default: 10"
     )
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument("--no-files", action="store_true", help="print only; write no files")
@@ -60,10 +49,11 @@ def _arguments() -> argparse.Namespace:
         metavar="DIR",
         help="also write each variant's mean and interval for TensorBoard, outside the runs",
     )
-    return parser.parse_args()
+    args = parser.parse_args()
+    sys.exit(ended(lambda: _watch(args) if args.watch else _report(args)))
 
 
-def _report(args: argparse.Namespace, following: "Following | None" = None) -> None:
+def _report(args: argparse.Namespace, following: Following | None = None) -> None:
     """Compare the runs, then print or write what was asked.
 
     `following`: how far a watched sweep is. Then only the page is written, unless it has ended.
@@ -116,14 +106,12 @@ def _report(args: argparse.Namespace, following: "Following | None" = None) -> N
 
 def _watch(args: argparse.Namespace) -> None:
     """Write the page as runs end, until the sweep has ended or Ctrl-C."""
-    from gptattn.compare.watch import last_look, looks, sweeps_in
-
     if args.no_files or args.markdown:
         raise ConfigError("--watch", "writes the page again and again; leave out the other option")
     if not 1 <= args.every <= 3600:
         raise ConfigError("--every", f"{args.every:g} seconds; give 1 to 3600")
 
-    def written(following: "Following") -> None:
+    def written(following: Following) -> None:
         print(*following.lines, sep="\n", flush=True)
         try:
             _report(args, following)

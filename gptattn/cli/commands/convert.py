@@ -1,19 +1,20 @@
-"""Converts weights from one attention to another: `gptattn-convert from=outputs/... to=gqa`."""
+"""Converts weights from one attention to another."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
 import yaml
 
-from gptattn.cli.arguments import NO_NAMES, SEED, Names, parse
-from gptattn.cli.script import run_script
+from gptattn.cli.arguments import PACKAGES, SEED, option, parse, run_script
 from gptattn.data import hub, tokenizer_files
 from gptattn.errors import ConfigError, RunFolderError
 from gptattn.runs.load import SavedRun, load_run
 from gptattn.runs.save import refuse_taken, save_model
 from gptattn.settings.build import build_model, build_tokenizer
+from gptattn.settings.compose import attention_settings, quoted, settings
 from gptattn.settings.config import InitMethod, TrainConfig
 from gptattn.weights.convert import check_heads, take_over
 from gptattn.weights.families import FAMILIES, family_of, write
@@ -21,44 +22,28 @@ from gptattn.weights.hugging_face import FILES
 
 TRIAL_TOKENS = 256
 KIND = ("_target_", "num_kv_heads")
-HELP = """\
-COMMAND from=outputs/... to=gqa to.num_kv_heads=4 method=mean
-
-  from=FOLDER        a run folder, or one that this command made
-  from=gpt2 path=DIR a Hugging Face GPT-2 folder: config.json,
-                     model.safetensors and its tokenizer; or a name on the hub,
-                     openai-community/gpt2 or hf:openai-community/gpt2@main
-  from=llama path=DIR
-                     the same with a Llama
-  to=VARIANT         a name in conf/attn; to.NAME=VALUE changes its settings
-  to=hf              writes a folder that transformers opens: GPT-2's, or
-                     Llama's for a model with block=llama
-  method=mean        how key/value heads are merged: mean, first or random
-  seed=1             seed of method=random
-  out=FOLDER         default: next to the source, its name plus _to_VARIANT;
-                     for a name on the hub, in outputs
-  allow_targets=PACKAGE
-                     packages besides gptattn that the run may name (a,b)
-"""
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """The command's arguments, without to.NAME=VALUE; HELP describes them."""
+    """from=outputs/... to=gqa to.num_kv_heads=4 method=mean"""
 
-    source: Path = field(metadata={"name": "from"})
-    to: str
-    method: InitMethod = "mean"
-    seed: int = field(default=1, metadata=SEED)
-    out: Path | None = None
-    path: str | None = None
-    allow_targets: Names = NO_NAMES
-
-
-def hub_name(path: str) -> str:
-    """Return `path`, as a hub name if it has the form owner/name and no such folder exists."""
-    meant = hub.NAME.fullmatch(path) is not None and not Path(path).exists()
-    return hub.PREFIX + path if meant else path
+    from_: Path = option("a run folder, or one that this command made; gpt2 or llama: see path")
+    to: str = option(
+        "a variant in conf/attn; to.NAME=VALUE changes its settings. Or hf: writes a folder that "
+        "transformers opens, GPT-2's, or Llama's for a model with block=llama"
+    )
+    path: str | None = option(
+        "with from=gpt2 or from=llama, a Hugging Face folder: config.json, model.safetensors and "
+        "its tokenizer; or a name on the hub, openai-community/gpt2 or "
+        "hf:openai-community/gpt2@main"
+    )
+    method: InitMethod = option("how key/value heads are merged: mean, first or random", "mean")
+    seed: int = option("seed of method=random", 1, **SEED)
+    out: Path | None = option(
+        "default: next to the source, its name plus _to_VARIANT; for a name on the hub, in outputs"
+    )
+    allow_targets: tuple[str, ...] = option(PACKAGES, ())
 
 
 def load_source(args: Arguments) -> SavedRun:
@@ -67,26 +52,22 @@ def load_source(args: Arguments) -> SavedRun:
     A folder without a tokenizer gets the byte tokenizer, and a line says so. Raises a UserError if
     it cannot be read, or if the model has fewer ids than its tokenizer.
     """
-    family = FAMILIES.get(str(args.source))
+    family = FAMILIES.get(str(args.from_))
     if family is None:
-        found = family_of(args.source)
+        found = family_of(args.from_)
         if found is not None:
-            give = f"give from={found.name} path={args.source}"
-            raise ConfigError("from", f"{args.source} is a Hugging Face folder; {give}")
-        return load_run(args.source, args.allow_targets)
+            give = f"give from={found.name} path={args.from_}"
+            raise ConfigError("from", f"{args.from_} is a Hugging Face folder; {give}")
+        return load_run(args.from_, args.allow_targets)
     if args.path is None:
         raise ConfigError("path", f"is missing; from={family.name} needs path=DIR")
-    # The folder comes without settings of ours: compose them from conf/. Only this needs Hydra.
-    from gptattn.settings.compose import quoted
-    from gptattn.settings.compose import settings as settings_of
-
-    folder = hub.local_folder(hub_name(args.path), "path", (*FILES, *tokenizer_files.FILES))
+    folder = hub.local_folder(args.path, "path", (*FILES, *tokenizer_files.FILES))
     overrides, bare = family.overrides(folder), not family.has_tokenizer(folder)
     if not bare:
         overrides += ["tokenizer=gpt2", f"tokenizer.path={quoted(str(folder))}"]
-    settings = settings_of(overrides)
-    tokenizer, model = build_tokenizer(settings), family.load(folder)
-    settings = replace(settings, tokenizer=settings.tokenizer | tokenizer.settings())
+    cfg = settings(overrides)
+    tokenizer, model = build_tokenizer(cfg), family.load(folder)
+    cfg = replace(cfg, tokenizer=cfg.tokenizer | tokenizer.settings())
     if not bare or args.to != "hf":  # which has no use for the byte tokenizer
         # A Llama's own is often of another kind.
         kind = " that tokenizer=gpt2 reads" if tokenizer_files.find(folder) else ""
@@ -97,7 +78,7 @@ def load_source(args: Arguments) -> SavedRun:
             raise ConfigError("path", f"{whose} {has}; add the model's own tokenizer")
         if bare:
             print(f"{lacks}recorded the byte tokenizer. To generate text, supply the model's own")
-    return SavedRun(folder, settings, model, tokenizer, folder)
+    return SavedRun(folder, cfg, model, tokenizer, folder)
 
 
 def target_settings(cfg: TrainConfig, to: str, changes: dict[str, str]) -> TrainConfig:
@@ -106,8 +87,6 @@ def target_settings(cfg: TrainConfig, to: str, changes: dict[str, str]) -> Train
     `changes` maps settings of the variant to their values as YAML text. Raises ConfigError for an
     unknown setting or a value that cannot be read.
     """
-    from gptattn.settings.compose import attention_settings
-
     spec = attention_settings(to, cfg)
     for name, text in changes.items():
         if name not in spec or name == "_target_":
@@ -128,36 +107,28 @@ def changed_settings(old: TrainConfig, new: TrainConfig) -> list[str]:
 
     The class and the number of key/value heads are not included: they are the target's kind.
     """
-    layers = {"": old.attn} if old.pattern_attn is None else old.pattern_attn
     lines = [] if old.pattern is None else [f"pattern [{','.join(old.pattern)}] -> null"]
-    for layer, spec in layers.items():
-        dot = f"{layer}." if layer else ""
+    layers = {f"{layer}.": spec for layer, spec in (old.pattern_attn or {}).items()}
+    for dot, spec in (layers or {"": old.attn}).items():
         for name in dict.fromkeys([*spec, *new.attn]):
             before, after = spec.get(name), new.attn.get(name)
             if name not in KIND and before != after:
-                lines.append(f"{dot}{name} {_shown(before)} -> {_shown(after)}")
+                shown = [yaml.safe_dump(v, default_flow_style=True) for v in (before, after)]
+                lines.append(f"{dot}{name} {' -> '.join(text.splitlines()[0] for text in shown)}")
     return lines
-
-
-def _shown(value: object) -> str:
-    """Return the value as a command line has it."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    return "null" if value is None else str(value)
 
 
 def convert(arguments: Sequence[str]) -> None:
     """Convert the weights, write the folder, and print how far the logits moved."""
-    changes = {}  # the variant's settings, to.NAME=VALUE
-    for argument in arguments:
-        name, equals, text = argument.partition("=")
-        if name.startswith("to.") and name != "to.":
+    args = parse(Arguments, [one for one in arguments if not one.startswith("to.")])
+    changes: dict[str, str] = {}  # the variant's settings
+    for one in arguments:
+        name, equals, text = one.partition("=")
+        if name.startswith("to."):
             if not equals:
                 raise ConfigError(name, f"has no value; give {name}=VALUE")
             changes[name.removeprefix("to.")] = text
-    own = [a for a in arguments if a.partition("=")[0].removeprefix("to.") not in changes]
-    args = parse(Arguments, own)
-    if args.path is not None and str(args.source) not in FAMILIES:
+    if args.path is not None and str(args.from_) not in FAMILIES:
         raise ConfigError(
             "path", f"works only with from={' and from='.join(FAMILIES)}; leave it out"
         )
@@ -167,12 +138,13 @@ def convert(arguments: Sequence[str]) -> None:
         )
     if args.out is not None and args.out.exists() and not args.out.is_dir():
         raise RunFolderError("out", f"{args.out} is a file; give a folder")
-    saved = load_source(args)
-    beside = args.source
-    if args.path is not None:
-        name = hub_name(args.path)
-        repo = name.removeprefix(hub.PREFIX).partition("@")[0]
-        beside = Path("outputs", Path(repo).name) if hub.is_hub_name(name) else Path(name)
+    path, beside = args.path, args.from_
+    if path is not None:
+        if hub.NAME.fullmatch(path) and not Path(path).exists():
+            path = hub.PREFIX + path
+        repo = path.removeprefix(hub.PREFIX).partition("@")[0]
+        beside = Path("outputs", Path(repo).name) if hub.is_hub_name(path) else Path(path)
+    saved = load_source(replace(args, path=path))
     out = args.out or beside.with_name(f"{beside.name}_to_{args.to}")
     if args.to == "hf":
         refuse_taken(out)
@@ -194,15 +166,12 @@ def convert(arguments: Sequence[str]) -> None:
         before, after = (
             build_model(c, model.vocab_size).new_cache(1).nbytes for c in (saved.cfg, cfg)
         )
-    print(
-        f"{saved.cfg.variant} -> {cfg.variant}: logits at most {apart:.2g} apart on a trial input"
-    )
+    variants = f"{saved.cfg.variant} -> {cfg.variant}"
+    print(f"{variants}: logits at most {apart:.2g} apart on a trial input")
     if changed := changed_settings(saved.cfg, cfg):
         print(f"attention settings that change: {', '.join(changed)}")
     print(f"cache of a full context: {before:,} -> {after:,} bytes")
     print(f"written: {out}")
 
 
-def main() -> int:
-    """Run `gptattn-convert`; return the exit code."""
-    return run_script(HELP, convert)
+main = partial(run_script, convert, Arguments, __doc__)

@@ -1,13 +1,18 @@
-"""Measures loss by position and by cache: `gptattn-evaluate run=outputs/... lengths=[256]`."""
+"""Measures the loss of finished runs by position and by cache.
+
+Without lengths and cache it is the loss by position at the trained length. Results go to
+evaluation.json in each run's folder; what is there already for the same weights, text and code is
+not measured again.
+"""
 
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from gptattn.cli.arguments import NO_NAMES, Names, converted, parse
-from gptattn.cli.script import run_script
+from gptattn.cli.arguments import PACKAGES, option, parse, run_script
 from gptattn.compare.evaluation_tables import change_words
 from gptattn.compare.finished_runs import Run, one_line, read_runs
 from gptattn.data.run_data import RunData
@@ -17,42 +22,31 @@ from gptattn.evaluate.cache_kinds import cache_kind
 from gptattn.evaluate.evaluation_of import Asked, Step, check_unchanged, measured, possible
 from gptattn.machine.device import resolve_device, set_threads
 from gptattn.runs.folder import RunFolder
-from gptattn.runs.load import SavedRun, load_run
+from gptattn.runs.load import load_run
 from gptattn.settings.build import build_data
 from gptattn.settings.config import Accelerator
-from gptattn.settings.values import within
-
-HELP = """\
-COMMAND run=outputs/... lengths=[256,512,1024]
-
-  run=FOLDER        a finished run, or a folder of them, such as a sweep's; may
-                    be given several times
-  lengths=[256,512] loss by position in windows of so many tokens, also beyond
-                    the trained length where positions allow it
-  cache=[full,int4,sink4+window:60]
-                    loss of the held-out text decoded through these caches:
-                    full, bf16, int8, int4, window:N (the newest N tokens),
-                    sinkN+window:M (and the first N); full always is among them
-  device=auto       cpu, gpu or auto
-  threads=N         CPU threads; default: all
-  allow_targets=PACKAGE
-                    packages besides gptattn that the runs may name (a,b)
-
-Without lengths and cache it is the loss by position at the trained length.
-Results go to evaluation.json in each run's folder; what is there already for
-the same weights, text and code is not measured again.
-"""
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """The command's arguments, without run=FOLDER; HELP describes them."""
+    """run=outputs/... lengths=[256,512,1024]"""
 
-    lengths: Names = NO_NAMES
-    cache: Names = NO_NAMES
-    device: Accelerator = "auto"
-    threads: int | None = field(default=None, metadata=within(least=1, most=1024))
-    allow_targets: Names = NO_NAMES
+    run: list[Path] = option(
+        "a finished run, or a folder of them, such as a sweep's; may be given several times"
+    )
+    lengths: tuple[int, ...] = option(
+        "loss by position in windows of so many tokens, also beyond the trained length where "
+        "positions allow it",
+        (),
+    )
+    cache: tuple[str, ...] = option(
+        "loss of the held-out text decoded through these caches: full, bf16, int8, int4, window:N "
+        "(the newest N tokens), sinkN+window:M (and the first N); full always is among them",
+        (),
+    )
+    device: Accelerator = option("cpu, gpu or auto", "auto")
+    threads: int | None = option("CPU threads; default: all", least=1, most=1024)
+    allow_targets: tuple[str, ...] = option(PACKAGES, ())
 
 
 def evaluate(arguments: Sequence[str]) -> None:
@@ -62,59 +56,49 @@ def evaluate(arguments: Sequence[str]) -> None:
     out, with a line that says so. Raises a UserError for a run that cannot be read, for a single
     run's refusal, and if no run gives anything.
     """
-    paths = [Path(a.removeprefix("run=")) for a in arguments if a.startswith("run=")]
-    args = parse(Arguments, [a for a in arguments if not a.startswith("run=")])
-    if not paths:
-        raise ConfigError("run", "is missing; give run=...")
-    lengths = sorted(converted(int, name, "lengths") for name in args.lengths)
-    if lengths and lengths[0] < 1:
-        raise ConfigError(
-            "lengths", f"{lengths[0]} is not a positive number; give 1 or more tokens"
-        )
+    args = parse(Arguments, arguments)
+    shortest = min(args.lengths, default=1)
+    if shortest < 1:
+        raise ConfigError("lengths", f"{shortest} is not a positive number; give 1 or more tokens")
     # `full` is the first, with which the others are compared.
     kinds = dict.fromkeys(["full", *args.cache] if args.cache else [])
-    asked = Asked(tuple(lengths), tuple(map(cache_kind, kinds)))
+    asked = Asked(tuple(sorted(args.lengths)), tuple(map(cache_kind, kinds)))
     device = resolve_device(args.device, "device")
-    runs, passed_over = read_runs(paths)
+    runs, passed_over = read_runs(args.run)
     for line in passed_over:
         print(f"passed over: {line}", file=sys.stderr)
     set_threads(args.threads)
     texts: dict[str, RunData] = {}  # one for all runs with the same data and tokenizer
 
-    def text_of(saved: SavedRun) -> RunData:
-        cfg = saved.cfg
-        made_of = [cfg.data, saved.tokenizer.fingerprint(), cfg.validation.fraction, cfg.cache_dir]
-        key = json.dumps(made_of, sort_keys=True)
-        if key not in texts:
-            texts[key] = build_data(cfg, saved.tokenizer)
-        return texts[key]
-
-    plans = list[tuple[Run, Asked]]()
+    plans = list[tuple[Run, TokenData, Asked]]()
     refused: dict[str, tuple[ConfigError, list[Run]]] = {}
     for run in runs:
         saved = load_run(run.folder, args.allow_targets)
-        data = text_of(saved)
+        cfg, tokenizer = saved.cfg, saved.tokenizer
+        made_of = [cfg.data, tokenizer.fingerprint(), cfg.validation.fraction, cfg.cache_dir]
+        key = json.dumps(made_of, sort_keys=True)
+        if key not in texts:
+            texts[key] = build_data(cfg, tokenizer)
+        data = texts[key]
         if isinstance(data, TokenData):
             check_unchanged(saved, data, run.data["text_sha256"], run.steps)
-            some = asked if asked != Asked() else Asked((saved.cfg.model.context_length,))
+            some = asked if asked != Asked() else Asked((cfg.model.context_length,))
             given, why = possible(saved, data, some)
+            if given != Asked():
+                plans.append((run, data, given))
         else:
-            what = f"data={saved.cfg.choices['data']} is not one text"
-            given, why = Asked(), [ConfigError("run", f"{what}; give a run that trained on one")]
+            what = f"data={cfg.choices['data']} is not one text"
+            why = [ConfigError("run", f"{what}; give a run that trained on one")]
         for error in why:
             refused.setdefault(str(error), (error, []))[1].append(run)
-        if given != Asked():
-            plans.append((run, given))
     for error, of in refused.values():
         if len(runs) == 1 or not plans:
             raise error
         more = f" and {len(of) - 1} more" * (len(of) > 1)
         print(one_line(f"left out for {of[0].folder.name}{more}: {error}"), file=sys.stderr)
 
-    for run, given in plans:
+    for run, data, given in plans:
         saved = load_run(run.folder, args.allow_targets)
-        data = text_of(saved)
-        assert isinstance(data, TokenData)
         saved.model.to(device)
         print(f"{run.folder}: {saved.cfg.variant}, trained at {saved.model.context_length} tokens")
         for step in measured(saved, data, given, run.evaluation):
@@ -125,23 +109,21 @@ def evaluate(arguments: Sequence[str]) -> None:
 
 def words(step: Step) -> str:
     """Return the line that tells of one answer."""
-    found, as_before = step.evaluation, "" if step.new else "  (as before)"
+    found = step.evaluation
     if isinstance(step.asked, int):
         length, trained = found.lengths[step.asked], found.context_length
         told = f"  length {step.asked:>16,}  loss {length.loss:.4f}  {length.windows:,} windows"
         if step.asked > trained:
             within, beyond = length.between(1, trained), length.between(trained + 1, step.asked)
             told += f"; {within:.4f} up to {trained:,} tokens, {beyond:.4f} beyond"
-        return told + as_before
-    name = step.asked.name
-    one, full = found.caches[name], found.caches["full"]
-    each = found.bytes_per_token(name)
-    told = f"  cache  {name:>16}  loss {one.loss:.4f}  {each:,.6g} bytes per token, "
-    told += f"{one.nbytes:,} in all"
-    told += "" if name == "full" else f"; {change_words(one.loss - full.loss)} to full"
-    return told + as_before
+    else:
+        name = step.asked.name
+        one, each = found.caches[name], found.bytes_per_token(name)
+        told = f"  cache  {name:>16}  loss {one.loss:.4f}  {each:,.6g} bytes per token, "
+        told += f"{one.nbytes:,} in all"
+        if name != "full":
+            told += f"; {change_words(one.loss - found.caches['full'].loss)} to full"
+    return told if step.new else f"{told}  (as before)"
 
 
-def main() -> int:
-    """Run `gptattn-evaluate`; return the exit code."""
-    return run_script(HELP, evaluate)
+main = partial(run_script, evaluate, Arguments, __doc__)

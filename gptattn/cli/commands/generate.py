@@ -1,16 +1,20 @@
-"""Streams text from a trained run: `gptattn-generate run=outputs/... prompt=TEXT`."""
+"""Streams text from a trained run.
+
+It ends with tokens/s, which include reading the prompt, and the cache size.
+"""
 
 import os
 import sys
 import time
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 import torch
 
-from gptattn.cli.arguments import NO_NAMES, SEED, Names, parse
-from gptattn.cli.script import run_script
+from gptattn.cli.arguments import PACKAGES, SEED, option, parse, run_script
 from gptattn.decode.dtype import DecodeDType, in_dtype
 from gptattn.decode.generate import left_padded, stream
 from gptattn.decode.prompt import read_prompt, read_prompts
@@ -20,61 +24,42 @@ from gptattn.errors import ConfigError, DataError
 from gptattn.machine.device import resolve_device, set_threads, synchronize
 from gptattn.runs.load import load_run
 from gptattn.settings.config import Accelerator
-from gptattn.settings.values import within
-
-HELP = """\
-COMMAND run=outputs/... prompt="To be"
-
-  run=FOLDER              a run folder, or one that convert made
-  prompt=TEXT             text to continue; prompt=- reads stdin
-  prompt_file=FILE        read the prompt from a file
-  prompts_file=FILE       one prompt per line, continued as a batch; when the
-                          longest row fills the context, all slide or stop
-  tokens=200              maximum number of new tokens
-  temperature=0.8         0 is greedy
-  top_k=N                 keep the N most likely tokens
-  top_p=P                 keep the fewest tokens with total probability P
-  min_p=P                 keep tokens at least P times as likely as the top one
-  repetition_penalty=1.0  above 1: fewer repeated tokens
-  stop=TEXT               stop at this text
-  samples=1               samples per prompt, generated as a batch
-  seed=1                  the same seed gives the same text
-  full=slide              when the context is full: slide (keep the newer half
-                          and read it again) or stop
-  device=auto             cpu, gpu or auto
-  dtype=float32           bfloat16: half the bytes to read, so up to twice as
-                          fast on a processor with instructions for it, and
-                          slower on others; auto decodes a few tokens in both
-                          and takes the faster, so texts may differ
-  threads=N               CPU threads; default: all. 1 suits a small model
-  allow_targets=PACKAGE   packages besides gptattn that the run may name (a,b)
-
-It ends with tokens/s, which include reading the prompt, and the cache size.
-"""
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """The command's arguments; HELP describes them."""
+    """prompt="To be" run=outputs/..."""
 
-    run: Path
-    prompt: str | None = None
-    prompt_file: Path | None = None
-    prompts_file: Path | None = None
-    tokens: int = field(default=200, metadata=within(least=1))
-    temperature: float = 0.8
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    repetition_penalty: float = 1.0
-    stop: str | None = None
-    samples: int = field(default=1, metadata=within(least=1))
-    seed: int = field(default=1, metadata=SEED)
-    full: Literal["slide", "stop"] = "slide"
-    device: Accelerator = "auto"
-    dtype: DecodeDType = "float32"
-    threads: int | None = field(default=None, metadata=within(least=1, most=1024))
-    allow_targets: Names = NO_NAMES
+    run: Path = option("a run folder, or one that convert made")
+    prompt: str | None = option("text to continue; prompt=- reads stdin")
+    prompt_file: Path | None = option("read the prompt from a file")
+    prompts_file: Path | None = option(
+        "one prompt per line, continued as a batch; when the longest row fills the context, all "
+        "slide or stop"
+    )
+    tokens: int = option("maximum number of new tokens", 200, least=1)
+    temperature: float = option("0 is greedy", 0.8)
+    top_k: int | None = option("keep the N most likely tokens")
+    top_p: float | None = option("keep the fewest tokens with total probability P")
+    min_p: float | None = option("keep tokens at least P times as likely as the top one")
+    repetition_penalty: float = option("above 1: fewer repeated tokens", 1.0)
+    stop: str | None = option("stop at this text")
+    samples: int = option("samples per prompt, generated as a batch", 1, least=1)
+    seed: int = option("the same seed gives the same text", 1, **SEED)
+    full: Literal["slide", "stop"] = option(
+        "when the context is full: slide (keep the newer half and read it again) or stop", "slide"
+    )
+    device: Accelerator = option("cpu, gpu or auto", "auto")
+    dtype: DecodeDType = option(
+        "bfloat16: half the bytes to read, so up to twice as fast on a processor with "
+        "instructions for it, and slower on others; auto decodes a few tokens in both and takes "
+        "the faster, so texts may differ",
+        "float32",
+    )
+    threads: int | None = option(
+        "CPU threads; default: all. 1 suits a small model", least=1, most=1024
+    )
+    allow_targets: tuple[str, ...] = option(PACKAGES, ())
 
 
 def write(text: str) -> None:
@@ -85,11 +70,12 @@ def write(text: str) -> None:
     sys.stdout.flush()
 
 
-def run(args: Arguments) -> None:
+def run(arguments: Sequence[str]) -> None:
     """Stream the first sample, then print the others; speed and cache size go to stderr.
 
     Raises ConfigError if no prompt is given, or in more than one way.
     """
+    args = parse(Arguments, arguments)
     if args.stop == "":
         raise ConfigError("stop", "is empty; give a text, or leave it out")
     sampling = Sampling(
@@ -154,6 +140,4 @@ def run(args: Arguments) -> None:
     print(f"\n\n{speed}, cache {held / capacity:,.0f} bytes per token, {whole}", file=sys.stderr)
 
 
-def main() -> int:
-    """Run `gptattn-generate`; return the exit code."""
-    return run_script(HELP, lambda arguments: run(parse(Arguments, arguments)))
+main = partial(run_script, run, Arguments, __doc__)

@@ -1,45 +1,37 @@
-"""Encodes a large text ahead of training: `gptattn-prepare to=FOLDER data=text data.path=...`.
+"""Encodes a large text ahead of training.
 
-Worker processes import this module, so what needs torch or Hydra is imported where it is used.
-"""
-
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
-
-from gptattn import command
-from gptattn.cli.script import run_script
-from gptattn.errors import ConfigError
-from gptattn.machine.cpus import usable_cpus
-from gptattn.settings.values import within
-
-HELP = """\
-COMMAND to=FOLDER data=text data.path=FILE_OR_FOLDER
-
-  to=FOLDER         where the shards of token ids and their index go; the same
-                    command goes on where it was stopped
-  workers=N         processes; default: one for each core
-  data=...          text, stdlib or hf, with its settings, as for training
-  tokenizer=...     as for training; default: byte
-  validation.fraction=0.1
-                    held out where data does not say what is: the end of each
-                    file of text, and of rows those that their hash picks
+The other arguments are those of training: data=text, stdlib or hf, with its settings; tokenizer=,
+default: byte; and validation.fraction=0.1, held out where data does not say what is: the end of
+each file of text, and of rows those that their hash picks.
 
 Then train with data=bin data.path=FOLDER and the same tokenizer.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from gptattn import command
+from gptattn.cli.arguments import option, parse, run_script
+from gptattn.errors import ConfigError
+from gptattn.machine.cpus import usable_cpus
+
 
 @dataclass(frozen=True)
 class Arguments:
-    """The command's own arguments; HELP describes them."""
+    """to=FOLDER data=text data.path=FILE_OR_FOLDER"""
 
-    to: Path
-    workers: int | None = field(default=None, metadata=within(least=1, most=1024))
+    to: Path = option(
+        "where the shards of token ids and their index go; the same command goes on where it was "
+        "stopped"
+    )
+    workers: int | None = option("processes; default: one for each core", least=1, most=1024)
 
 
 def run(arguments: Sequence[str]) -> None:
     """Encode the text. Raises a UserError, which names the argument."""
-    from gptattn.cli.arguments import parse
+    # Worker processes import this module: what needs torch or Hydra is imported here.
     from gptattn.data.corpus import Corpus
     from gptattn.data.prepare import PartedText, check_folder, fit, in_parts, prepare
     from gptattn.data.tasks import Task
@@ -81,6 +73,4 @@ def run(arguments: Sequence[str]) -> None:
     print(f"train with: {command('train')} data=bin data.path={args.to} {words}")
 
 
-def main() -> int:
-    """Run `gptattn-prepare`; return the exit code."""
-    return run_script(HELP, run)
+main = partial(run_script, run, Arguments, __doc__)
