@@ -4,7 +4,7 @@ import pytest
 from support import Call
 
 
-@pytest.mark.parametrize("name", ["generate", "convert", "attention_map", "evaluate"])
+@pytest.mark.parametrize("name", ["generate", "convert", "attention_map", "evaluate", "prepare"])
 def test_the_help_of_a_script_fits_80_columns(name: str, call: Call) -> None:
     code, out, err = call(name, "--help")
     assert (code, err) == (0, "")

@@ -28,7 +28,7 @@ KIND = ("_target_", "num_kv_heads")
 class Arguments:
     """from=outputs/... to=gqa to.num_kv_heads=4 method=mean"""
 
-    from_: Path = option("a run folder, or one that this command made; gpt2 or llama: see path")
+    from_: Path = option("a run folder, or one that this command made; gpt2 or llama, with path=")
     to: str = option(
         "a variant in conf/attn; to.NAME=VALUE changes its settings. Or hf: writes a folder that "
         "transformers opens, GPT-2's, or Llama's for a model with block=llama"
@@ -129,13 +129,10 @@ def convert(arguments: Sequence[str]) -> None:
                 raise ConfigError(name, f"has no value; give {name}=VALUE")
             changes[name.removeprefix("to.")] = text
     if args.path is not None and str(args.from_) not in FAMILIES:
-        raise ConfigError(
-            "path", f"works only with from={' and from='.join(FAMILIES)}; leave it out"
-        )
+        families = " and from=".join(FAMILIES)
+        raise ConfigError("path", f"works only with from={families}; leave it out")
     if args.to == "hf" and changes:
-        raise ConfigError(
-            f"to.{next(iter(changes))}", "is not a setting: hf has none; leave it out"
-        )
+        raise ConfigError(f"to.{min(changes)}", "is not a setting: hf has none; leave it out")
     if args.out is not None and args.out.exists() and not args.out.is_dir():
         raise RunFolderError("out", f"{args.out} is a file; give a folder")
     path, beside = args.path, args.from_

@@ -69,7 +69,6 @@ def evaluate(arguments: Sequence[str]) -> None:
         print(f"passed over: {line}", file=sys.stderr)
     set_threads(args.threads)
     texts: dict[str, RunData] = {}  # one for all runs with the same data and tokenizer
-
     plans = list[tuple[Run, TokenData, Asked]]()
     refused: dict[str, tuple[ConfigError, list[Run]]] = {}
     for run in runs:
