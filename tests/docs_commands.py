@@ -227,8 +227,7 @@ def _compare(arguments: list[str]) -> None:
 
 def _evaluate(arguments: list[str]) -> None:
     """Read the arguments, then run it with a length and a cache for the context of these runs."""
-    asked = evaluate.parse(evaluate.Arguments, [a for a in arguments if a[:4] != "run="])
-    assert all(length.isdecimal() for length in asked.lengths)
+    asked = evaluate.parse(evaluate.Arguments, arguments)
     assert all(cache_kind(name) for name in asked.cache)
     runs = [a for a in arguments if a[:4] == "run="]
     _run("evaluate.py")([*runs, "lengths=[4]", "cache=[window:2]"])
