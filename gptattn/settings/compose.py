@@ -13,7 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from gptattn.errors import ConfigError
-from gptattn.settings.config import MASK_DOCUMENTS, Spec, TrainConfig, check, variant_name
+from gptattn.settings.config import MASK_DOCUMENTS, Settings, Spec, TrainConfig, check, variant_name
 from gptattn.settings.construct import check_targets
 from gptattn.settings.messages import REMOVED, from_hydra_error
 from gptattn.settings.values import check_choice, from_omegaconf, suggest, unknown_setting
@@ -25,11 +25,10 @@ CONF = next(
     if folder.is_dir()
 )
 OPEN = ("attn", "part", "position", "data", "tokenizer", "logger")  # their constructors check keys
-FILLED_IN = ("choices", "pattern_attn", "match_attn", "match_made")
 
 
 @dataclass
-class Command(TrainConfig):
+class Command(Settings):
     """What a command line takes: a run's settings, and what is not recorded with them.
 
     `run_dir`: the run's folder; None: a new one in outputs/. `resume`: the folder of a run.
@@ -75,10 +74,8 @@ def from_hydra(cfg: DictConfig, hydra: DictConfig) -> TrainConfig:
     for key, override in zip(keys, typed, strict=True):
         if override.startswith("~"):
             raise ConfigError(key, REMOVED)
-        if key.partition(".")[0] in FILLED_IN:
-            raise ConfigError(key, "does not take a value: it is filled in for the record")
     try:
-        nodes = {field.name: cfg[field.name] for field in fields(TrainConfig)}
+        nodes = {field.name: cfg[field.name] for field in fields(Settings)}
         values: dict[str, Any] = {
             name: OmegaConf.to_object(node) if OmegaConf.is_config(node) else node
             for name, node in nodes.items()

@@ -164,10 +164,8 @@ class LadderConfig:
 
 
 @dataclass
-class TrainConfig:
-    """All settings of a run; `conf/train.yaml` explains each.
-
-    With a `pattern`, `attn` is empty, and `pattern_attn` holds the settings of each of its names.
+class Settings:
+    """What a user can set of a run; `conf/train.yaml` explains each.
 
     Units: `batch_size` in sequences, `accumulate` in micro-batches per step, `loss_chunk_tokens`
     in tokens, `log_every` in optimizer steps, `hang_seconds` in seconds.
@@ -206,8 +204,17 @@ class TrainConfig:
     ladder: LadderConfig = field(default_factory=LadderConfig)
     logger: dict[str, Spec] = field(default_factory=dict)
     shared_init: bool = False
-    # Filled in for the record: what was chosen in each group, the settings of each name in the
-    # pattern and of `match_to`, and what the match has changed, as in summary.json.
+
+
+@dataclass
+class TrainConfig(Settings):
+    """All settings of a run, and what is filled in for its record.
+
+    `choices`: the choice in each config group. `pattern_attn`: the settings of each name in the
+    `pattern`, with which `attn` is empty. `match_attn`: those of `match_to`. `match_made`: what the
+    match has changed, as in summary.json.
+    """
+
     choices: dict[str, str] = field(default_factory=dict)
     pattern_attn: dict[str, Spec] | None = None
     match_attn: Spec | None = None
