@@ -7,7 +7,7 @@ arguments; `construct.py` checks those against the target's signature.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from gptattn.errors import ConfigError
 from gptattn.model.kinds import MLPKind, NormKind
@@ -19,7 +19,6 @@ MASK_DOCUMENTS = "mask_documents"  # in `data`, beside the arguments of what giv
 # OmegaConf knows no Literal: a field is a str, and these are its choices.
 Precision = Literal["auto", "32-true", "bf16-mixed", "16-mixed", "bf16-true", "64-true"]
 InitMethod = Literal["mean", "first", "random"]
-INIT_METHODS: list[str] = list(get_args(InitMethod))
 Accelerator = Literal["auto", "cpu", "gpu"]
 
 POSITIVE = within(above=0)
@@ -231,7 +230,7 @@ class TrainConfig(Settings):
             return "attn", self.attn
         assert self.pattern_attn is not None
         name = self.pattern[layer % len(self.pattern)]
-        return f"pattern_attn.{name}", self.pattern_attn[name]
+        return f"pattern.{name}", self.pattern_attn[name]
 
 
 def variant_name(attn: Iterable[str], parts: Iterable[str]) -> str:

@@ -141,12 +141,12 @@ def code_for(cfg: TrainConfig) -> dict[str, str]:
     """
     # Of tokenizers and data sources, only modules outside gptattn are hashed. For ours, the hash of
     # the text has to do.
-    layers = [cfg.attn] if cfg.pattern_attn is None else [*cfg.pattern_attn.values()]
-    optimizer = cfg.optim.matrices or {}
     sources = cfg.data.get("sources")
-    texts = [cfg.data, *(sources.values() if isinstance(sources, dict) else ())]
-    groups = (*layers, *cfg.part.values(), cfg.position, cfg.tokenizer, *texts, optimizer)
-    targets = [str(spec["_target_"]) for spec in groups if "_target_" in spec]
+    texts = sources.values() if isinstance(sources, dict) else ()
+    layers = (cfg.pattern_attn or {"attn": cfg.attn}).values()
+    groups = (*layers, *cfg.part.values(), cfg.position, cfg.tokenizer, cfg.data, *texts)
+    specs = (*groups, cfg.optim.matrices or {})
+    targets = [str(spec["_target_"]) for spec in specs if "_target_" in spec]
     if cfg.init_from is not None:
         targets.append("gptattn.weights.convert")
     return code_of(targets, cfg.allow_targets)
