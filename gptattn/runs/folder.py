@@ -21,7 +21,7 @@ from gptattn.machine import disk
 from gptattn.machine.lock import locked
 from gptattn.runs.evaluation import Evaluation
 from gptattn.settings.config import TrainConfig, variant_name
-from gptattn.settings.identity import Making, meaning
+from gptattn.settings.identity import NAMED, Making, meaning
 
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in C, if PyYAML was built with it
 
@@ -210,7 +210,7 @@ def run_name(cfg: TrainConfig, overrides: Sequence[str]) -> str:
     names = names[:1] if len(set(names)) == 1 else names  # the run with attn=
     variant = _safe(variant_name(names, cfg.part))[:MOST_OF_VARIANT]
     given = [override.lstrip("+~") for override in overrides]
-    named = [o for o in given if meaning(o.partition("=")[0].partition("@")[0]).named]
+    named = [o for o in given if meaning(re.split("[=@]", o)[0]) in NAMED]
     settings = "".join(f"+{_safe(override)}" for override in named)[:MOST_OF_SETTINGS]
     return f"{variant}_s{cfg.seed}{settings}_{secrets.token_hex(3)}"
 

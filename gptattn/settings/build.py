@@ -4,6 +4,7 @@ import re
 from dataclasses import replace
 from functools import partial
 
+from gptattn.attention.base import Attention
 from gptattn.attention.parts.part import Part
 from gptattn.data.corpus import Corpus
 from gptattn.data.mixture import Mixture, MixtureData, check_tokenizer
@@ -23,7 +24,7 @@ from gptattn.optim.matrix_rule import MatrixRule
 from gptattn.position.base import HeadPosition, InputPosition
 from gptattn.settings.config import MASK_DOCUMENTS, ModelConfig, TrainConfig
 from gptattn.settings.construct import construct, find_target
-from gptattn.settings.layers import build_layer, build_position, check_layers
+from gptattn.settings.layers import build_layer, build_position, chosen_position
 from gptattn.settings.values import check_type
 
 
@@ -48,19 +49,22 @@ def build_model(cfg: TrainConfig, vocab_size: int) -> GPT:
             if reason is not None:
                 raise ConfigError("part", f"{name} cannot be used with {other}: {reason}")
 
-    in_heads, in_input = False, None
+    encodings: dict[int, HeadPosition] | None = None
+    in_input = None
     if cfg.position:
         kind = find_target("position", cfg.position, cfg.allow_targets)
         if not (isinstance(kind, type) and issubclass(kind, HeadPosition | InputPosition)):
             raise ConfigError("position._target_", "is neither a HeadPosition nor an InputPosition")
-        in_heads = issubclass(kind, HeadPosition)
-        in_input = None if in_heads else build_position(cfg, model.num_heads)
+        if issubclass(kind, HeadPosition):
+            encodings = {}
+        else:
+            in_input = build_position(cfg, model.num_heads)
     built = GPT(
         vocab_size=given or vocab_size,
         context_length=model.context_length,
         d_model=model.d_model,
         num_layers=model.num_layers,
-        attention=partial(build_layer, cfg, {} if in_heads else None, set()),
+        attention=partial(build_layer, cfg, encodings, {}),
         input_position=in_input,
         d_mlp=width_of_mlp(model),
         dropout=model.dropout,
@@ -71,7 +75,41 @@ def build_model(cfg: TrainConfig, vocab_size: int) -> GPT:
         shared_init=cfg.shared_init,
         recompute=model.recompute,
     )
-    check_layers(cfg, built)
+
+    chosen = f"attn={cfg.choices['attn']}" if cfg.pattern is None else "the pattern"
+    if encodings == {}:
+        raise ConfigError(
+            "position",
+            f"{chosen_position(cfg)} acts on queries and keys, and {chosen} knows the order of the "
+            "tokens without them; use position=none, position=learned or position=sinusoidal",
+        )
+    attentions = [one.attention for one in built.layers()]
+    modules = [named for attention in attentions for named in attention.named_modules()]
+    taken = {name.rpartition(".")[2] for name, module in modules if isinstance(module, Part)}
+    unused = [name for name in cfg.part if name not in taken]
+    if unused:
+        raise ConfigError(
+            "part",
+            f"{chosen} keeps no keys and values of each head that a part could change, so it "
+            f"cannot take {', '.join(unused)}; leave "
+            f"{'part' if len(unused) == len(cfg.part) else 'that'} out, or take another attention",
+        )
+    for layer, attention in enumerate(attentions):
+        for module in attention.modules() if cfg.data.get(MASK_DOCUMENTS) else ():
+            if isinstance(module, Attention | Part) and not module.keeps_documents:
+                raise ConfigError(
+                    f"data.{MASK_DOCUMENTS}",
+                    f"{type(module).__name__} in layer {layer} does not keep documents apart; "
+                    "leave one of the two out",
+                )
+    leaving = [(layer, name) for layer, one in enumerate(attentions) for name in one.leaves()]
+    if leaving and not any(attention.needs() for attention in attentions):
+        layer, name = leaving[0]
+        said = f"layer {layer} leaves {name}, and no later layer takes them"
+        if cfg.pattern is None:
+            raise ConfigError("model.num_layers", f"{said}; give the model more layers")
+        order = attentions[layer].layer_order() or "put one that does after it"
+        raise ConfigError("pattern", f"{said}; {order}")
     return built
 
 
@@ -82,10 +120,7 @@ def build_matrix_rule(cfg: TrainConfig) -> MatrixRule | None:
     """
     if cfg.optim.matrices is None:
         return None
-    rule = construct("optim.matrices", cfg.optim.matrices, {}, cfg.allow_targets)
-    if not isinstance(rule, MatrixRule):
-        raise ConfigError("optim.matrices._target_", "is not a gptattn.optim.MatrixRule")
-    return rule
+    return construct("optim.matrices", cfg.optim.matrices, {}, cfg.allow_targets, MatrixRule)
 
 
 def width_of_mlp(model: ModelConfig) -> int:
@@ -100,10 +135,7 @@ def build_tokenizer(cfg: TrainConfig) -> Tokenizer:
 
     Raises ConfigError or DataError, naming the field.
     """
-    tokenizer = construct("tokenizer", cfg.tokenizer, {}, cfg.allow_targets)
-    if not isinstance(tokenizer, Tokenizer):
-        raise ConfigError("tokenizer._target_", "is not a gptattn.data.tokenizer.Tokenizer")
-    return tokenizer
+    return construct("tokenizer", cfg.tokenizer, {}, cfg.allow_targets, Tokenizer)
 
 
 def build_data(cfg: TrainConfig, tokenizer: Tokenizer | None = None) -> RunData:

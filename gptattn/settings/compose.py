@@ -1,7 +1,7 @@
 """From Hydra's composed config to a run's settings, and the variants' files that it names."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -10,13 +10,12 @@ from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.errors import MissingConfigException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from gptattn.errors import ConfigError
-from gptattn.settings.config import MASK_DOCUMENTS, Spec, TrainConfig, check, variant_name
+from gptattn.settings.config import MASK_DOCUMENTS, Settings, Spec, TrainConfig, check, variant_name
 from gptattn.settings.construct import check_targets
 from gptattn.settings.messages import REMOVED, from_hydra_error
-from gptattn.settings.values import check_choice, from_omegaconf, suggest, unknown_setting
+from gptattn.settings.values import check_choice, suggest, typed
 
 # conf/ lies beside the package in a source tree, and inside it in a wheel.
 CONF = next(
@@ -25,11 +24,10 @@ CONF = next(
     if folder.is_dir()
 )
 OPEN = ("attn", "part", "position", "data", "tokenizer", "logger")  # their constructors check keys
-FILLED_IN = ("choices", "pattern_attn", "match_attn", "match_made")
 
 
 @dataclass
-class Command(TrainConfig):
+class Command(Settings):
     """What a command line takes: a run's settings, and what is not recorded with them.
 
     `run_dir`: the run's folder; None: a new one in outputs/. `resume`: the folder of a run.
@@ -70,27 +68,15 @@ def from_hydra(cfg: DictConfig, hydra: DictConfig) -> TrainConfig:
 
     Raises ConfigError for a name in `pattern`, `match_to` or `data.sources` that is no file.
     """
-    typed = [str(override) for override in hydra.overrides.task]
-    keys = [re.split("[=@]", override.lstrip("+~"), maxsplit=1)[0] for override in typed]
-    for key, override in zip(keys, typed, strict=True):
+    given = [str(override) for override in hydra.overrides.task]
+    keys = [re.split("[=@]", override.lstrip("+~"), maxsplit=1)[0] for override in given]
+    for key, override in zip(keys, given, strict=True):
         if override.startswith("~"):
             raise ConfigError(key, REMOVED)
-        if key.partition(".")[0] in FILLED_IN:
-            raise ConfigError(key, "does not take a value: it is filled in for the record")
-    try:
-        nodes = {field.name: cfg[field.name] for field in fields(TrainConfig)}
-        values: dict[str, Any] = {
-            name: OmegaConf.to_object(node) if OmegaConf.is_config(node) else node
-            for name, node in nodes.items()
-        }
-    except OmegaConfBaseException as error:
-        raise from_omegaconf(error) from error
-    for key in cfg.keys() - {"hydra"} - Command.__dataclass_fields__.keys():
-        raise unknown_setting(str(key), Command)  # added with a +
-    for name, value in values.items():
-        if is_dataclass(value):
-            for key in vars(value).keys() - value.__dataclass_fields__.keys():
-                raise unknown_setting(f"{name}.{key}", type(value))
+    command = typed(
+        Command, OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
+    )
+    values = {field.name: getattr(command, field.name) for field in fields(Settings)}
     groups = ("attn", "block", "model", "position", "data", "tokenizer", "optim")
     values["choices"] = {group: hydra.runtime.choices.get(group) for group in groups}
     for group, choice in values["choices"].items():
@@ -98,19 +84,19 @@ def from_hydra(cfg: DictConfig, hydra: DictConfig) -> TrainConfig:
             raise ConfigError(group, "takes one choice; give one name, or add -m to run each")
     found = TrainConfig(**values)
 
-    typed += [o for o in map(str, hydra.overrides.hydra) if o.startswith("hydra.searchpath=")]
+    given += [o for o in map(str, hydra.overrides.hydra) if o.startswith("hydra.searchpath=")]
     if found.match != "none":
-        found = replace(found, match_attn=_file("match_to", "attn", found.match_to, typed))
+        found = replace(found, match_attn=_file("match_to", "attn", found.match_to, given))
     if found.pattern is not None:
-        given = [key for key in keys if key.partition(".")[0] == "attn"]
-        if given:
+        beside = [key for key in keys if key.partition(".")[0] == "attn"]
+        if beside:
             raise ConfigError(
-                given[0],
+                beside[0],
                 f"has no place beside pattern=[{','.join(found.pattern)}], which names the "
                 "attention of each layer; leave one of them out, or change a copy of its file: "
                 "copy conf/attn/NAME.yaml to DIR/attn/NEW.yaml and give --config-dir=DIR",
             )
-        specs = {name: _file("pattern", "attn", name, typed) for name in found.pattern}
+        specs = {name: _file("pattern", "attn", name, given) for name in found.pattern}
         choices = found.choices | {"attn": variant_name(found.pattern, [])}
         if len(specs) == 1:  # the same run as with attn=, and under the same name
             ((name, spec),) = specs.items()
@@ -118,8 +104,10 @@ def from_hydra(cfg: DictConfig, hydra: DictConfig) -> TrainConfig:
             found = replace(found, attn=spec, choices=choices, pattern=None)
         else:
             found = replace(found, attn={}, choices=choices, pattern_attn=specs)
-    if found.data.get("sources") is not None:
-        found = replace(found, data=found.data | {"sources": _with_files(found.data, typed)})
+    if isinstance(found.data.get("sources"), dict):
+        found = replace(
+            found, data=found.data | {"sources": _with_files(found.data["sources"], given)}
+        )
     folders = [
         Path(one.path, "part") for one in hydra.runtime.config_sources if one.schema == "file"
     ]
@@ -133,9 +121,9 @@ def from_hydra(cfg: DictConfig, hydra: DictConfig) -> TrainConfig:
     return found
 
 
-def _file(field: str, group: str, name: str, typed: Sequence[str]) -> Spec:
-    """Return the settings in the file `name` of a group, for a model of the typed settings."""
-    others = [o for o in typed if not re.match(rf"[+~]*{group}\b", o)]
+def _file(field: str, group: str, name: str, given: Sequence[str]) -> Spec:
+    """Return the settings in the file `name` of a group, for a model of the given settings."""
+    others = [o for o in given if not re.match(rf"[+~]*{group}\b", o)]
     try:
         node = compose("train", [*others, f"{group}={quoted(name)}"])[group]
     except MissingConfigException as error:
@@ -144,23 +132,17 @@ def _file(field: str, group: str, name: str, typed: Sequence[str]) -> Spec:
     return OmegaConf.to_container(node, resolve=True)  # type: ignore[return-value]
 
 
-def _with_files(data: Spec, typed: Sequence[str]) -> dict[str, Any]:
+def _with_files(sources: Mapping[str, Any], given: Sequence[str]) -> dict[str, Any]:
     """Return the texts of a mixture with the settings in their files in conf/data."""
     found = {}
-    if not isinstance(data["sources"], dict):
-        raise ConfigError("data.sources", "is no table; give {NAME:{data:text,path:FILE,weight:1}}")
-    for name, source in data["sources"].items():
+    for name, source in sources.items():
         field = f"data.sources.{name}"
         if not isinstance(source, dict):
             raise ConfigError(field, "is no table; give {data:text,path:FILE,weight:1}")
-        if "_target_" in source:
-            found[name] = source
-            continue
-        spec = _file(f"{field}.data", "data", str(source.get("data")), typed)
-        own = {key: value for key, value in spec.items() if key != MASK_DOCUMENTS}
-        for key in source.keys() - own - {"data", "weight"}:
-            known = suggest(str(key), own)
-            raise ConfigError(f"{field}.{key}", f"is not a setting of {source['data']}; {known}")
+        own: Spec = {}
+        if "_target_" not in source:
+            own = _file(f"{field}.data", "data", str(source.get("data")), given)
+            own.pop(MASK_DOCUMENTS, None)  # of all texts together
         found[name] = own | source
     return found
 

@@ -7,7 +7,7 @@ arguments; `construct.py` checks those against the target's signature.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from gptattn.errors import ConfigError
 from gptattn.model.kinds import MLPKind, NormKind
@@ -19,7 +19,6 @@ MASK_DOCUMENTS = "mask_documents"  # in `data`, beside the arguments of what giv
 # OmegaConf knows no Literal: a field is a str, and these are its choices.
 Precision = Literal["auto", "32-true", "bf16-mixed", "16-mixed", "bf16-true", "64-true"]
 InitMethod = Literal["mean", "first", "random"]
-INIT_METHODS: list[str] = list(get_args(InitMethod))
 Accelerator = Literal["auto", "cpu", "gpu"]
 
 POSITIVE = within(above=0)
@@ -164,10 +163,8 @@ class LadderConfig:
 
 
 @dataclass
-class TrainConfig:
-    """All settings of a run; `conf/train.yaml` explains each.
-
-    With a `pattern`, `attn` is empty, and `pattern_attn` holds the settings of each of its names.
+class Settings:
+    """What a user can set of a run; `conf/train.yaml` explains each.
 
     Units: `batch_size` in sequences, `accumulate` in micro-batches per step, `loss_chunk_tokens`
     in tokens, `log_every` in optimizer steps, `hang_seconds` in seconds.
@@ -206,8 +203,17 @@ class TrainConfig:
     ladder: LadderConfig = field(default_factory=LadderConfig)
     logger: dict[str, Spec] = field(default_factory=dict)
     shared_init: bool = False
-    # Filled in for the record: what was chosen in each group, the settings of each name in the
-    # pattern and of `match_to`, and what the match has changed, as in summary.json.
+
+
+@dataclass
+class TrainConfig(Settings):
+    """All settings of a run, and what is filled in for its record.
+
+    `choices`: the choice in each config group. `pattern_attn`: the settings of each name in the
+    `pattern`, with which `attn` is empty. `match_attn`: those of `match_to`. `match_made`: what the
+    match has changed, as in summary.json.
+    """
+
     choices: dict[str, str] = field(default_factory=dict)
     pattern_attn: dict[str, Spec] | None = None
     match_attn: Spec | None = None
@@ -224,7 +230,7 @@ class TrainConfig:
             return "attn", self.attn
         assert self.pattern_attn is not None
         name = self.pattern[layer % len(self.pattern)]
-        return f"pattern_attn.{name}", self.pattern_attn[name]
+        return f"pattern.{name}", self.pattern_attn[name]
 
 
 def variant_name(attn: Iterable[str], parts: Iterable[str]) -> str:

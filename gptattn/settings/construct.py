@@ -75,11 +75,18 @@ def find_target(group: str, spec: Spec, allow_targets: Sequence[str]) -> Callabl
     return found
 
 
-def construct(group: str, spec: Spec, shared: dict[str, Any], allow_targets: Sequence[str]) -> Any:
+def construct(
+    group: str,
+    spec: Spec,
+    shared: dict[str, Any],
+    allow_targets: Sequence[str],
+    kind: type = object,
+) -> Any:
     """Call the target of `spec` with the keys of `spec`, and those of `shared` that it declares.
 
-    Raises ConfigError, naming the field, for an unknown key, a wrong type or a missing argument,
-    and if the target raises a ValueError; its message should begin with `argument=`.
+    Raises ConfigError, naming the field, for an unknown key, a wrong type or a missing argument, if
+    the target raises a ValueError, whose message should begin with `argument=`, and if what it
+    returns is no `kind`.
     """
     target = find_target(group, spec, allow_targets)
     own = {key: value for key, value in spec.items() if key != "_target_"}
@@ -101,7 +108,11 @@ def construct(group: str, spec: Spec, shared: dict[str, Any], allow_targets: Seq
     # What is shared, such as a position of all layers, must not be copied: it is passed by us.
     make = instantiate({**spec, "_partial_": True}, _convert_="all", _recursive_=False)
     with named_arguments(group, own):
-        return make(**given)
+        made = make(**given)
+    if not isinstance(made, kind):
+        name = f"{kind.__module__}.{kind.__qualname__}"
+        raise ConfigError(f"{group}._target_", f"is not a {name}; name a subclass of it")
+    return made
 
 
 @contextlib.contextmanager

@@ -18,46 +18,34 @@ from gptattn.settings.config import TrainConfig
 UNTIL = "until step"  # key in `Making.earlier`: the last step that this part of the run took
 
 
-@dataclass(frozen=True)
-class Meaning:
-    """How a setting relates to a run's result, resume and name."""
+# What another value of a setting means for a run.
+RESULT = "another result"
+SEED = "another result, but a run's name has its own place for it"
+LENGTH = "another result, but a resumed run may have it"
+PLACE = "what counts is the content at this path"
+VIEW = "shown, or computed, in another way: the result is the same"
+# Also what is filled in for the record, and what config groups and the command's own words select.
+BOUND = "the result is the same, but it is fixed once the run has begun"
 
-    result: bool  # another value gives another result
-    resumes: bool  # may change when the run is resumed
-    named: bool  # an override of it is part of the run's name
+RESUMES = (LENGTH, PLACE, VIEW)  # may change when a run is resumed
+NAMED = (RESULT, LENGTH, PLACE)  # an override is part of the run's name
 
-
-RESULT = Meaning(result=True, resumes=False, named=True)
-LENGTH = Meaning(result=True, resumes=True, named=True)
-# Like RESULT, but a run's name has its own place for the seed.
-SEED = Meaning(result=True, resumes=False, named=False)
-# What is shown, how often, and how the machine is used: the result does not change.
-VIEW = Meaning(result=False, resumes=True, named=False)
-# Paths: what counts is the content, not the path.
-PLACE = Meaning(result=False, resumes=True, named=True)
-# Does not change the result by itself, but is fixed once the run has begun.
-BOUND = Meaning(result=False, resumes=False, named=False)
-# Filled in by the program from the other settings, for the record.
-RECORD = BOUND
-
-# (pattern, meaning): the first match applies. Settings that match no pattern are RESULT.
-MEANINGS: tuple[tuple[str, Meaning], ...] = (
-    (r"seed", SEED),
-    (r"budget(\..+)?", LENGTH),
+# The first pattern that matches a setting's name counts. All other settings are RESULT.
+MEANINGS = {
+    r"seed": SEED,
+    r"budget(\..+)?": LENGTH,
+    r"data\.(sources\.[^.]+\.)?(val_)?path|tokenizer\.path": PLACE,
     (
         r"validation\.count|model\.recompute|log_every|log_heads|hang_seconds|cache_dir"
-        r"|trainer\.(devices|num_nodes)|(sample|sweep|ladder|logger)(\..+)?",
-        VIEW,
-    ),
-    (r"data\.(sources\.[^.]+\.)?(val_)?path|tokenizer\.path", PLACE),
-    (r"init_from|trainer|trainer\.(accelerator|threads|deterministic)", BOUND),
-    (r"experiment_name|checkpoint|allow_targets(\[.*)?", BOUND),
-    (r"choices(\..+)?|match_(attn|before|made)(\..+)?|trainer\.auto_precision", RECORD),
-    # Config groups and command-line words; the settings hold what they select. A run's name begins
-    # with attn, pattern and part.
-    (r"attn|pattern|part|experiment|launcher|resume|run_dir|hydra([./].+)?", BOUND),
-)
-
+        r"|trainer\.(devices|num_nodes)|(sample|sweep|ladder|logger)(\..+)?"
+    ): VIEW,
+    (
+        r"init_from|trainer|trainer\.(accelerator|threads|deterministic|auto_precision)"
+        r"|experiment_name|checkpoint|allow_targets(\[.*)?|(choices|match_(attn|before|made))(\..+)?"
+        # A run's name begins with attn, pattern and part.
+        r"|attn|pattern|part|experiment|launcher|resume|run_dir|hydra([./].+)?"
+    ): BOUND,
+}
 
 # The settings that may change on resume, as shown to users.
 MAY_CHANGE = (
@@ -68,12 +56,10 @@ MAY_CHANGE = (
 
 
 @lru_cache(maxsize=4096)  # every run of a sweep asks for the same keys again
-def meaning(key: str) -> Meaning:
+def meaning(key: str) -> str:
     """Return the meaning of a setting by its dotted name, or of a config group by its name."""
-    for pattern, found in MEANINGS:
-        if re.fullmatch(pattern, key):
-            return found
-    return RESULT
+    found = (one for pattern, one in MEANINGS.items() if re.fullmatch(pattern, key))
+    return next(found, RESULT)
 
 
 def flat(node: Any, name: str = "") -> dict[str, str]:
@@ -93,13 +79,13 @@ def result_settings(config: Mapping[str, str]) -> dict[str, str]:
 
     The budget is given in words, so that 1,000 requested steps equal 1,000 default steps.
     """
-    kept = {key: value for key, value in config.items() if meaning(key) == RESULT}
+    kept = {key: value for key, value in config.items() if meaning(key) is RESULT}
     return kept | {"budget": budget_words(config)}
 
 
 def places(config: Mapping[str, str]) -> dict[str, str]:
     """Select from a config's flat settings the paths of text, tokenizer and starting weights."""
-    return {k: v for k, v in config.items() if meaning(k) == PLACE or k == "init_from"}
+    return {k: v for k, v in config.items() if meaning(k) is PLACE or k == "init_from"}
 
 
 def budget_words(config: Mapping[str, str]) -> str:
@@ -155,12 +141,12 @@ def code_for(cfg: TrainConfig) -> dict[str, str]:
     """
     # Of tokenizers and data sources, only modules outside gptattn are hashed. For ours, the hash of
     # the text has to do.
-    layers = [cfg.attn] if cfg.pattern_attn is None else [*cfg.pattern_attn.values()]
-    optimizer = cfg.optim.matrices or {}
     sources = cfg.data.get("sources")
-    texts = [cfg.data, *(sources.values() if isinstance(sources, dict) else ())]
-    groups = (*layers, *cfg.part.values(), cfg.position, cfg.tokenizer, *texts, optimizer)
-    targets = [str(spec["_target_"]) for spec in groups if "_target_" in spec]
+    texts = sources.values() if isinstance(sources, dict) else ()
+    layers = (cfg.pattern_attn or {"attn": cfg.attn}).values()
+    groups = (*layers, *cfg.part.values(), cfg.position, cfg.tokenizer, cfg.data, *texts)
+    specs = (*groups, cfg.optim.matrices or {})
+    targets = [str(spec["_target_"]) for spec in specs if "_target_" in spec]
     if cfg.init_from is not None:
         targets.append("gptattn.weights.convert")
     return code_of(targets, cfg.allow_targets)

@@ -4,7 +4,6 @@
 Costs come from `measure_cost` on the meta device: there is no second formula.
 """
 
-import contextlib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 
@@ -21,6 +20,8 @@ FIGURES: dict[str, Callable[[Cost], float]] = {
     "flops": lambda cost: cost.flops_per_token,
     "kv_cache": lambda cost: cost.kv_bytes_per_token,
 }
+# The new settings, the name of the one that has changed, and its values before and after.
+Change = tuple[TrainConfig, str, float | None, float | None]
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ def matched(cfg: TrainConfig, vocab_size: int) -> tuple[TrainConfig, Match | Non
     """Return the settings with the match applied, and the match; None if `cfg.match` is none.
 
     Settings that are matched already, those in a run's record, stay as they are. Raises
-    ConfigError if the variant cannot be matched, naming the matches that are possible.
+    ConfigError if the variant cannot be matched.
     """
     if cfg.match == "none":
         return cfg, None
@@ -60,33 +61,30 @@ def matched(cfg: TrainConfig, vocab_size: int) -> tuple[TrainConfig, Match | Non
     assert cfg.match_attn is not None
     plain = {"pattern": None, "part": {}, "match": "none"}
     choices = cfg.choices | {"attn": cfg.match_to}
-    reference = _cost(replace(cfg, attn=cfg.match_attn, choices=choices, **plain), vocab_size)
-    try:
-        new, match = _match_one(cfg, reference, vocab_size)
-    except ConfigError as error:
-        able = []
-        for what in FIGURES:
-            with contextlib.suppress(ConfigError):
-                _match_one(replace(cfg, match=what), reference, vocab_size)
-                able.append(f"match={what}")
-        other = f"{' or '.join(able)} is possible" if able else "nothing else can be matched"
-        raise ConfigError("match", f"{error.message}; {other}") from None
+    reference = replace(cfg, attn=cfg.match_attn, choices=choices, **plain)
+    target = _figure(cfg, reference, vocab_size)
+    find = _match_cache if cfg.match == "kv_cache" else _match_width
+    new, field, before, after = find(cfg, vocab_size, target)
+    reached = _figure(cfg, new, vocab_size)
+    match = Match(cfg.match, cfg.match_to, field, before, after, target, reached)
     return replace(new, match_made=asdict(match)), match
 
 
-def _match_one(cfg: TrainConfig, reference: Cost, vocab_size: int) -> tuple[TrainConfig, Match]:
-    target = FIGURES[cfg.match](reference)
-    if cfg.match == "kv_cache":
-        return _match_cache(cfg, vocab_size, target)
+def _figure(cfg: TrainConfig, of: TrainConfig, vocab_size: int) -> float:
+    """Return the figure that `cfg` matches, of the model of the settings `of`."""
+    with torch.device("meta"):
+        return FIGURES[cfg.match](measure_cost(build_model(of, vocab_size)))
 
-    def at(d_mlp: int) -> tuple[TrainConfig, float]:
-        new = replace(cfg, model=replace(cfg.model, d_mlp=d_mlp))
-        return new, FIGURES[cfg.match](_cost(new, vocab_size))
 
-    # Parameters and FLOPs are linear in the width: two points give the line.
-    (_, one), (_, two) = at(1), at(2)
+def _match_width(cfg: TrainConfig, vocab_size: int, target: float) -> Change:
+    """Find the MLP's width. Parameters and FLOPs are linear in it: two points give the line."""
+
+    def at(width: int) -> TrainConfig:
+        return replace(cfg, model=replace(cfg.model, d_mlp=width))
+
+    one, two = (_figure(cfg, at(width), vocab_size) for width in (1, 2))
     width = max(1, round(1 + (target - one) / (two - one)))
-    new, reached = at(width)
+    reached = one + (width - 1) * (two - one)
     if abs(reached - target) > TOLERANCE * target:
         raise ConfigError(
             "match",
@@ -94,16 +92,10 @@ def _match_one(cfg: TrainConfig, reference: Cost, vocab_size: int) -> tuple[Trai
             f"{cfg.match_to}'s {target:,.0f}; the nearest, d_mlp={width}, gives "
             f"{reached:,.0f}, and a larger model would come nearer",
         )
-    before = width_of_mlp(cfg.model)
-    return new, Match(cfg.match, cfg.match_to, "model.d_mlp", before, width, target, reached)
+    return at(width), "model.d_mlp", width_of_mlp(cfg.model), width
 
 
-def _cost(cfg: TrainConfig, vocab_size: int) -> Cost:
-    with torch.device("meta"):
-        return measure_cost(build_model(cfg, vocab_size))
-
-
-def _match_cache(cfg: TrainConfig, vocab_size: int, target: float) -> tuple[TrainConfig, Match]:
+def _match_cache(cfg: TrainConfig, vocab_size: int, target: float) -> Change:
     """Try the values of one setting after the other, starting with its current one."""
     heads, width, context = cfg.model.num_heads, cfg.model.d_model, cfg.model.context_length
     # The largest value, and the step: building a model takes its time, and shares of the width do.
@@ -113,34 +105,29 @@ def _match_cache(cfg: TrainConfig, vocab_size: int, target: float) -> tuple[Trai
         "key_rank": (heads, 1),
         "window": (context, 1),
     }
-    near = []
+    reached: dict[float, str] = {}
     for field, (most, step) in ranges.items():
         before = cfg.attn.get(field)
         if field == "num_kv_heads" and field in cfg.attn and before is None:
             before = heads
         if before is None:  # a window that is null stays so: one would make another mechanism
             continue
-        tried = []
         for value in [before, *(n for n in range(step, most + 1, step) if n != before)]:
             new = replace(cfg, attn=cfg.attn | {field: value})
             try:
-                reached = FIGURES["kv_cache"](_cost(new, vocab_size))
+                found = _figure(cfg, new, vocab_size)
             except ConfigError:
                 continue  # this model does not accept the value
-            if reached == target:
-                name = f"attn.{field}"
-                return new, Match("kv_cache", cfg.match_to, name, before, value, target, reached)
-            tried.append((reached, value))
-        below = [max(less)] if (less := [pair for pair in tried if pair[0] < target]) else []
-        above = [min(more)] if (more := [pair for pair in tried if pair[0] > target]) else []
-        near += [f"{reached:,.0f} with {field}={value}" for reached, value in below + above]
-    if FIGURES["kv_cache"](_cost(cfg, vocab_size)) == target:
-        return cfg, Match("kv_cache", cfg.match_to, "nothing", None, None, target, target)
-    whose = "it" if cfg.pattern is None else "a pattern as a whole"
-    none = f"{whose} has none of num_kv_heads, kv_rank, key_rank and window"
-    reach = f"changing one setting at a time, it can have {', '.join(near)}" if near else none
+            if found == target:
+                return new, f"attn.{field}", before, value
+            reached.setdefault(found, f"{found:,.0f} with {field}={value}")
+    own = _figure(cfg, cfg, vocab_size)
+    if own == target:
+        return cfg, "nothing", None, None
+    near = sorted(reached, key=lambda found: abs(found - target))[:2]
     raise ConfigError(
         "match",
-        f"{cfg.variant} cannot have the {target:,.0f} cache bytes per token of {cfg.match_to}: "
-        f"{reach}",
+        f"{cfg.variant} cannot have the {target:,.0f} cache bytes per token of {cfg.match_to}; "
+        f"by num_kv_heads, kv_rank, key_rank or window alone it can have "
+        f"{' or '.join(reached[found] for found in near) or f'its {own:,.0f} only'}",
     )

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
-from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf.errors import OmegaConfBaseException
 
@@ -61,14 +60,11 @@ def from_hydra_error(error: Exception, overrides: Sequence[str], conf: Path) -> 
         if isinstance(cause, OmegaConfBaseException):
             return from_omegaconf(cause)
         return ConfigError("command line", " ".join(message.split("\n")[:2]))
-    # Hydra asserts some things, such as that a choice is no number, and names no setting: find the
-    # one which alone gives this error.
+    # A choice must be a string; Hydra's error about another value does not name the group.
     for override in overrides:
-        try:
-            with initialize_config_dir(version_base="1.3", config_dir=str(conf)):
-                compose("train", [override])
-        except Exception as again:
-            if type(again) is type(error) and str(again) == message:
-                name, _, value = override.lstrip("+~").partition("=")
-                return ConfigError(name, f"does not take {value}; --help shows what it takes")
+        group, _, choice = override.partition("=")
+        if (conf / group).is_dir() and isinstance(error, ValueError | TypeError):
+            found = yaml.safe_load(choice)
+            if not all(isinstance(one, str) for one in (found if type(found) is list else [found])):
+                return ConfigError(group, f"does not take {choice}; --help shows what it takes")
     return error

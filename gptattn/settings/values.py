@@ -92,6 +92,8 @@ def typed(kind: type[T], node: Any) -> T:
     Raises ConfigError, naming the field, for an unknown or missing name and for a wrong type.
     """
     try:
+        if OmegaConf.is_config(node):  # as plain values, so that an added name is found
+            node = OmegaConf.to_container(node, resolve=True)
         return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(kind), node))  # type: ignore[return-value]
     except OmegaConfBaseException as error:
         raise from_omegaconf(error) from error
@@ -118,11 +120,10 @@ def from_omegaconf(error: OmegaConfBaseException) -> ConfigError:
 
 def unknown_setting(field: str, kind: Any) -> ConfigError:
     """Return the error for a setting that the dataclass `kind` lacks."""
-    group, dot, name = field.rpartition(".")
-    names = [f"{group}{dot}{one.name}" for one in fields(kind)]
-    if dot:
-        return ConfigError(field, f"is not a setting; {suggest(field, names)}")
-    near = difflib.get_close_matches(name, names, n=1)
+    group, dot, _ = field.rpartition(".")
+    near = difflib.get_close_matches(
+        field, [f"{group}{dot}{one.name}" for one in fields(kind)], n=1
+    )
     hint = f"did you mean {near[0]}? " if near else ""
     return ConfigError(field, f"is not a setting; {hint}--help lists them all")
 

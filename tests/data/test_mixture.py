@@ -149,8 +149,8 @@ def test_a_run_on_a_mixture_goes_on_bit_for_bit(folder: Path) -> None:
             "data.sources.x: is no text; a mixture is of texts alone",
         ),
         (
-            "{x:{data:pydocs,pat:1},y:{data:pydocs}}",
-            "data.sources.x.pat: is not a setting of pydocs",
+            "{x:{data:pydocs,pat:1,weight:1},y:{data:pydocs,weight:1}}",
+            "data.sources.x.pat: pydocs takes no such argument",
         ),
         (
             "{x:{data:pydocs},y:{data:pydocs}}",
