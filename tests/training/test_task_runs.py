@@ -108,7 +108,7 @@ def test_a_run_on_a_task_goes_on_bit_for_bit(
     stopped, whole = tmp_path / "stopped", train(tmp_path / "whole", *own("recall"))
     once(monkeypatch, "training_step", 3, crash)
     assert command(stopped, *tiny(stopped, *own("recall"), *where)) == 1
-    assert command(stopped, "resume=run") == 0
+    assert command(stopped, f"resume='{tmp_path / 'run'}'") == 0
     assert fingerprint(tmp_path / "run") == fingerprint(whole)
 
 
