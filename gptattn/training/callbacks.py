@@ -3,7 +3,6 @@
 import faulthandler
 import math
 import re
-import sys
 import time
 from array import array
 from dataclasses import asdict
@@ -13,7 +12,6 @@ from typing import Any
 import lightning.pytorch as L
 import numpy as np
 import torch
-from lightning.pytorch.trainer.states import TrainerFn
 from numpy.typing import NDArray
 
 from gptattn.data.run_data import RunData
@@ -115,10 +113,8 @@ class MetricRows(L.Callback):
         self.tokens_per_step = cfg.batch_size * cfg.model.context_length
         self.flops_per_token = flops_per_token
         self.device_flops_per_second = device_flops_per_second
-        self.own_speed = device_flops_per_second is not None
         self.last: dict[str, float | None] = {}  # the newest value of every metric
         self.completed: list[dict[str, Any]] = []  # every budget that the run has completed
-        self._warned_of_mfu = False
         self._logged_step = 0
         self._timed_steps = 0
 
@@ -133,8 +129,9 @@ class MetricRows(L.Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.last = dict(state_dict["last"])
-        # What shared the machine before it was resumed has no own figures either.
-        self.own_speed &= self.last.get("perf/tokens_per_s", 0.0) is not None
+        if self.last.get("perf/tokens_per_s", 0.0) is None:
+            # What shared the machine before it was resumed has no own figures either.
+            self.device_flops_per_second = None
         self.completed = state_dict["completed"]
         self._logged_step = state_dict["logged_step"]
         self._timed_steps = state_dict["timed_steps"]
@@ -177,18 +174,14 @@ class MetricRows(L.Callback):
         log_row(trainer.loggers, row, trainer.global_step)
 
     def _throughput(self, step_seconds: float) -> dict[str, float | None]:
-        """Return tokens/s, ms per step and MFU. An MFU above 1 becomes None, with one warning."""
-        if not self.own_speed or self.device_flops_per_second is None:
+        """Return tokens/s, ms per step and MFU.
+
+        An MFU above 1 becomes None: the machine was busy when its rate was measured.
+        """
+        if self.device_flops_per_second is None:
             return dict.fromkeys(("perf/tokens_per_s", "perf/step_ms", "perf/mfu"))
         tokens_per_s = self.tokens_per_step / step_seconds
         mfu = tokens_per_s * self.flops_per_token / self.device_flops_per_second
-        if mfu > 1 and not self._warned_of_mfu:
-            print(
-                f"warning: perf/mfu: is {mfu:.3g}, above 1, since the machine was busy when its "
-                "rate was measured; recorded as null",
-                file=sys.stderr,
-            )
-            self._warned_of_mfu = True
         return {
             "perf/tokens_per_s": tokens_per_s,
             "perf/step_ms": 1e3 * step_seconds,
@@ -216,7 +209,9 @@ class MetricRows(L.Callback):
                 "metrics": self.last | self.final(pl_module),
             }
             self.completed = [*(c for c in self.completed if c["step"] < step), end]
-        if trainer.state.fn != TrainerFn.FITTING:  # without training there is no `on_train_end`
+
+    def teardown(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
+        if stage == "validate":  # without training there is no `on_train_end`
             self._record(trainer, self.final(pl_module))
 
     def final(self, module: LanguageModel) -> dict[str, float | None]:
@@ -263,7 +258,7 @@ class Samples(L.Callback):
         )
         self.text = self.tokenizer.decode(out[0].cpu().numpy())
         self.board.log_text("sample/text", self.text, trainer.global_step)
-        self.record.log_text("sample/text", self.text, trainer.global_step)
+        self.record.log_metrics({"sample/text": self.text}, trainer.global_step)
 
 
 def opening(data: RunData) -> NDArray[np.uint16]:

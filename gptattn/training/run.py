@@ -15,17 +15,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from rich.console import Console
 
 from gptattn import command
 from gptattn.errors import ConfigError, DataError, DiskError, RunFolderError, UserError
-from gptattn.machine.console import make_console
 from gptattn.machine.cpus import usable_cpus
 from gptattn.machine.device import (
-    computing,
     matmul_flops_per_second,
     missing_compiler,
     reset_peak_memory,
+    set_threads,
 )
 from gptattn.machine.disk import check_room
 from gptattn.machine.ending import as_user_error
@@ -51,18 +51,9 @@ if TYPE_CHECKING:
 FIRST = all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"))
 
 
-def train(cfg: TrainConfig, folder: str | Path, console: Console | None = None) -> dict[str, Any]:
-    """Train as `cfg` says, write the record to `folder`, and return the summary.
-
-    `cfg` must have passed `settings.config.check`. `console`: where to show progress; None shows
-    none. Raises a UserError for a user's mistake, and Stopped if a signal asked the run to end.
-    """
-    return run(cfg, Path(folder), console or Console(quiet=True))
-
-
-def run(
+def train(
     cfg: TrainConfig,
-    folder: Path | None = None,
+    folder: str | Path | None = None,
     console: Console | None = None,
     *,
     overrides: Sequence[str] = (),
@@ -70,18 +61,22 @@ def run(
 ) -> dict[str, Any]:
     """Train a run, or with `resume` continue the one in `folder`, and return its summary.
 
-    `folder` None: a new one in outputs/, named after the `overrides` that were typed. Of several
-    processes the first one writes the record and talks. Raises as `train` does.
+    `cfg` must have passed `settings.config.check`. `folder` None: a new one in outputs/, named
+    after the `overrides` that were typed. `console`: where to show progress; None shows none. Of
+    several processes the first one writes the record and talks. Raises a UserError for a user's
+    mistake, and Stopped if a signal asked the run to end.
     """
-    console = (console or make_console()) if FIRST else Console(quiet=True)
+    console = console if console is not None and FIRST else Console(quiet=True)
     start = Start()
     with contextlib.ExitStack() as until_the_end:
         if resume:
             assert folder is not None
-            held = RunFolder(folder)
+            held = RunFolder(Path(folder))
             if FIRST:
                 until_the_end.enter_context(held.lock("resume"))
             start = find_start(held, cfg)
+            if start.source is None and cfg.budget.steps != 0:
+                console.print("no checkpoint was saved: starting from step 0")
             cfg = with_kept_tokenizer(cfg, held)
         try:
             ready = preflight(cfg, resumed=start.source is not None)
@@ -97,7 +92,7 @@ def run(
         L.seed_everything(cfg.seed, workers=True, verbose=False)
         model = build_model(cfg, ready.data.tokenizer.vocab_size)
         home = Path("outputs", cfg.experiment_name)
-        held = RunFolder(folder or home / run_name(cfg, overrides))
+        held = RunFolder(Path(folder or home / run_name(cfg, overrides)))
         if not FIRST:
             return _train(ready, model, held, start, console)
         if not resume:
@@ -164,8 +159,12 @@ def _train(
     threads = start.threads(processes) or trainer_cfg.threads
     if threads is None and int(trainer_cfg.devices) > 1:
         threads = max(1, usable_cpus() // int(trainer_cfg.devices))
-    how = (threads, trainer_cfg.matmul_precision, trainer_cfg.deterministic, device)
-    with computing(*how) as threads, quiet_writer_threads(), contextlib.ExitStack() as at_end:
+    threads = set_threads(threads)
+    torch.set_float32_matmul_precision(trainer_cfg.matmul_precision)
+    # As a CPU does anyway. Filling memory before it is used is for debugging, and takes time.
+    deterministic = trainer_cfg.deterministic and device.type != "cpu"
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    with quiet_writer_threads(), contextlib.ExitStack() as at_end:
         facts = facts_of(data, device, threads, processes)
         check_same(start, facts)
         tokens_per_step = cfg.batch_size * cfg.model.context_length
@@ -200,8 +199,6 @@ def _train(
                 )
         if start.source is not None:
             console.print(f"resumes after step {start.step}")
-        elif not start.content and held.has_checkpoint:
-            console.print("no checkpoint was saved: starting from step 0")
         if ready.match is not None:
             console.print(str(ready.match), markup=False)
         console.print(metric_table(f"{cfg.variant}: costs", ready.costs()))
@@ -254,6 +251,7 @@ def _train(
             num_nodes=int(trainer_cfg.num_nodes),
             strategy="auto" if processes == 1 else ddp,
             precision=trainer_cfg.precision,  # type: ignore[arg-type]
+            deterministic=deterministic,
             max_epochs=-1,  # `BudgetEnd` stops it
             accumulate_grad_batches=cfg.accumulate,
             gradient_clip_val=cfg.optim.grad_clip,
@@ -263,7 +261,7 @@ def _train(
             logger=loggers or False,
             log_every_n_steps=cfg.log_every,
             callbacks=callbacks,
-            plugins=[SafeCheckpointIO(start.content)],
+            plugins=[SafeCheckpointIO()],
             default_root_dir=held.path,
             enable_progress_bar=False,
             enable_model_summary=False,
@@ -292,7 +290,7 @@ def _train(
         if start.source is None and record is not None:
             log_row(loggers, ready.costs(), 0)
             if ready.match is not None:
-                record.log_text("match", str(ready.match), 0)
+                record.log_metrics({"match": str(ready.match)}, 0)
 
         reset_peak_memory(device)
         try:
