@@ -77,7 +77,7 @@ def variant(lab: Lab, name: str, dtype: torch.dtype) -> Cell:
     for backend in ("sdpa", "reference"):
         torch.manual_seed(0)
         cfg = lab.settings(name, attn__backend=backend)
-        layers[backend] = build_layer(cfg, None, set(), 0).to(lab.device, dtype)
+        layers[backend] = build_layer(cfg, None, {}, 0).to(lab.device, dtype)
     layers["reference"].load_state_dict(layers["sdpa"].state_dict())
     x = torch.randn(rows, T, cfg.model.d_model, device=lab.device, dtype=dtype)
     upstream = torch.randn_like(x)
