@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -73,52 +73,46 @@ def from_hydra(cfg: DictConfig, hydra: DictConfig) -> TrainConfig:
     for key, override in zip(keys, given, strict=True):
         if override.startswith("~"):
             raise ConfigError(key, REMOVED)
-    command = typed(
-        Command, OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
-    )
-    values = {field.name: getattr(command, field.name) for field in fields(Settings)}
+    own = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
+    command = typed(Command, own)
+    values: dict[str, Any] = {one.name: getattr(command, one.name) for one in fields(Settings)}
     groups = ("attn", "block", "model", "position", "data", "tokenizer", "optim")
-    values["choices"] = {group: hydra.runtime.choices.get(group) for group in groups}
-    for group, choice in values["choices"].items():
+    choices = {group: hydra.runtime.choices.get(group) for group in groups}
+    for group, choice in choices.items():
         if not isinstance(choice, str):
             raise ConfigError(group, "takes one choice; give one name, or add -m to run each")
-    found = TrainConfig(**values)
 
     given += [o for o in map(str, hydra.overrides.hydra) if o.startswith("hydra.searchpath=")]
-    if found.match != "none":
-        found = replace(found, match_attn=_file("match_to", "attn", found.match_to, given))
-    if found.pattern is not None:
-        beside = [key for key in keys if key.partition(".")[0] == "attn"]
-        if beside:
-            raise ConfigError(
-                beside[0],
-                f"has no place beside pattern=[{','.join(found.pattern)}], which names the "
-                "attention of each layer; leave one of them out, or change a copy of its file: "
-                "copy conf/attn/NAME.yaml to DIR/attn/NEW.yaml and give --config-dir=DIR",
-            )
-        specs = {name: _file("pattern", "attn", name, given) for name in found.pattern}
-        choices = found.choices | {"attn": variant_name(found.pattern, [])}
+    if command.match != "none":
+        values["match_attn"] = _file("match_to", "attn", command.match_to, given)
+    if command.pattern is not None:
+        for key in keys:
+            if key.partition(".")[0] == "attn":
+                raise ConfigError(
+                    key,
+                    f"has no place beside pattern=[{','.join(command.pattern)}], which names the "
+                    "attention of each layer; leave one of them out, or change a copy of its file: "
+                    "copy conf/attn/NAME.yaml to DIR/attn/NEW.yaml and give --config-dir=DIR",
+                )
+        specs = {name: _file("pattern", "attn", name, given) for name in command.pattern}
+        choices["attn"] = variant_name(specs if len(specs) == 1 else command.pattern, [])
         if len(specs) == 1:  # the same run as with attn=, and under the same name
-            ((name, spec),) = specs.items()
-            choices["attn"] = name
-            found = replace(found, attn=spec, choices=choices, pattern=None)
+            values |= {"attn": specs[choices["attn"]], "pattern": None}
         else:
-            found = replace(found, attn={}, choices=choices, pattern_attn=specs)
-    if isinstance(found.data.get("sources"), dict):
-        found = replace(
-            found, data=found.data | {"sources": _with_files(found.data["sources"], given)}
-        )
+            values |= {"attn": {}, "pattern_attn": specs}
+    if isinstance(command.data.get("sources"), dict):
+        command.data["sources"] = _with_files(command.data["sources"], given)
     folders = [
         Path(one.path, "part") for one in hydra.runtime.config_sources if one.schema == "file"
     ]
-    for file in [file for folder in folders if found.part for file in folder.glob("*.yaml")]:
+    for file in [file for folder in folders if command.part for file in folder.glob("*.yaml")]:
         package = re.match(r"# @package (\S+)", file.read_text(encoding="utf-8"))
         name = f"part.{file.stem}"
         if package is not None and package[1] != name:
             line = f'its first line must be "# @package {name}"'
             raise ConfigError("part", f"{file.name} sets {package[1]}; {line}")
-    check_targets(vars(found), found.allow_targets)
-    return found
+    check_targets(values, command.allow_targets)
+    return TrainConfig(**values, choices=choices)
 
 
 def _file(field: str, group: str, name: str, given: Sequence[str]) -> Spec:

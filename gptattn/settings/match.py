@@ -125,9 +125,11 @@ def _match_cache(cfg: TrainConfig, vocab_size: int, target: float) -> Change:
     if own == target:
         return cfg, "nothing", None, None
     near = sorted(reached, key=lambda found: abs(found - target))[:2]
+    can = f"the nearest are {' and '.join(reached[found] for found in near)}"
+    if not reached:
+        can = f"it has {own:,.0f}, and none of num_kv_heads, kv_rank, key_rank and window to change"
     raise ConfigError(
         "match",
         f"{cfg.variant} cannot have the {target:,.0f} cache bytes per token of {cfg.match_to}; "
-        f"by num_kv_heads, kv_rank, key_rank or window alone it can have "
-        f"{' or '.join(reached[found] for found in near) or f'its {own:,.0f} only'}",
+        f"{can}",
     )

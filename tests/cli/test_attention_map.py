@@ -127,8 +127,6 @@ MISTAKES = {
     "no layer": (["prompt=a", "layer=2"], 2, "error: layer: 2 does not exist; give 0 to 1"),
     "negative layer": (["prompt=a", "layer=-1"], 2, "error: layer: -1 does not exist; give 0 to 1"),
     "no number": (["prompt=a", "layer=first"], 2, "error: layer: 'first' is a str; give a whole"),
-    "device": (["prompt=a", "device=tpu"], 2, "error: device: 'tpu' is unknown"),
-    "misspelt": (["promt=a"], 2, "error: promt=a: is not a setting; did you mean prompt?"),
 }
 
 

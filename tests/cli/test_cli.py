@@ -208,18 +208,13 @@ def in_a_process(
     )
 
 
-def test_a_process_of_its_own_says_and_returns_the_same(tmp_path: Path) -> None:
-    done = in_a_process(tmp_path, "model.num_heads=3")
+def test_a_process_of_its_own_returns_the_same_and_can_show_the_traceback(tmp_path: Path) -> None:
+    done = in_a_process(tmp_path, "model.num_heads=3", HYDRA_FULL_ERROR="1")
     assert (done.returncode, done.stdout) == (2, "")
-    assert complaint(done.stderr).startswith("error: model.num_heads: ")
+    *trace, last = done.stderr.splitlines()
+    assert trace[0].startswith("Traceback")
+    assert complaint(last).startswith("error: model.num_heads: ")
     assert left_behind(tmp_path) == []
-
-
-def test_the_traceback_can_be_shown_before_the_line(tmp_path: Path) -> None:
-    for wrong in ("model.num_heads=3", "attn=gqaa"):  # found by us, and by Hydra
-        *trace, last = in_a_process(tmp_path, wrong, HYDRA_FULL_ERROR="1").stderr.splitlines()
-        assert trace[0].startswith("Traceback")
-        assert last.startswith("error: ")
 
 
 def test_a_reader_of_the_help_may_go_early(tmp_path: Path) -> None:

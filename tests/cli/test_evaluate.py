@@ -62,12 +62,6 @@ def test_it_measures_what_is_asked_and_goes_on_with_what_is_missing(
     assert again.caches == found.caches
 
 
-def test_by_default_it_is_the_trained_length(sweep: Path, call: Call) -> None:
-    assert call("evaluate", f"run={sweep / 'mha'}")[0] == 0
-    assert [*evaluation(sweep / "mha").lengths] == [16]
-    assert evaluation(sweep / "mha").caches == {}
-
-
 def test_of_several_runs_each_gives_what_it_can(sweep: Path, call: Call) -> None:
     code, _, err = call("evaluate", f"run={sweep}", "lengths=[16,40]", "cache=[full,int4]")
     assert code == 0
@@ -85,16 +79,6 @@ def test_of_several_runs_each_gives_what_it_can(sweep: Path, call: Call) -> None
         "mha": ([16], ["full", "int4"]),
         "gated_deltanet": ([16, 40], ["full"]),
     }
-
-
-def test_runs_may_be_named_one_by_one(sweep: Path, call: Call) -> None:
-    runs = [f"run={sweep / attn}" for attn in ("mha", "gqa")]
-    assert call("evaluate", *runs, "lengths=[4]")[0] == 0
-    assert [RunFolder(sweep / attn).read_evaluation() is None for attn in POSITIONS] == [
-        False,
-        False,
-        True,
-    ]
 
 
 @pytest.mark.parametrize("damage", ["cut", "other weights"])

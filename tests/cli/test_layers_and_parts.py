@@ -27,18 +27,6 @@ def test_a_pattern_of_a_file_and_attn_of_the_command_line_are_one_too_many(
     assert capfd.readouterr().err.startswith(said)
 
 
-def test_a_part_without_its_package_line_is_named(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "mine" / "part" / "own.yaml"
-    file.parent.mkdir(parents=True)
-    file.write_text("_target_: probe_parts.Stretch\n", encoding="utf-8")
-    given = tiny(tmp_path, *MENU, "part=[own]")
-    assert command(tmp_path, f"--config-dir={file.parents[1]}", *given) == 2
-    (line,) = capfd.readouterr().err.splitlines()
-    assert line.startswith("error: command line: In 'part/own': ")
-
-
 def test_the_way_out_of_a_pattern_with_another_setting_works(tmp_path: Path) -> None:
     file = tmp_path / "mine" / "attn" / "gqa1.yaml"
     file.parent.mkdir(parents=True)
@@ -93,8 +81,3 @@ def test_a_pattern_of_one_name_is_the_run_with_attn(tmp_path: Path) -> None:
     record = config(run)
     assert (record["pattern"], record["choices"]["attn"]) == (None, "gqa")
     assert record["attn"]["num_kv_heads"] == 2
-
-
-@pytest.mark.parametrize("choice", ["part=probe_shift", "part=[probe_shift]"])
-def test_one_part_needs_no_brackets(choice: str, tmp_path: Path) -> None:
-    assert list(config(train(tmp_path, *MENU, choice))["part"]) == ["probe_shift"]

@@ -94,18 +94,6 @@ def test_the_stop_text_ends_the_sample_and_is_not_shown(runs: dict[str, Path], c
     assert out.rstrip("\n") == "Line" + made[: made.index(stop)]
 
 
-def test_a_prompt_comes_from_a_file_or_from_stdin(
-    runs: dict[str, Path], tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / "prompt.txt"
-    file.write_text("naïve π", encoding="utf-8")
-    given = call("generate", f"run={runs['byte']}", "prompt=naïve π", *FIXED)
-    assert call("generate", f"run={runs['byte']}", f"prompt_file={file}", *FIXED)[1] == given[1]
-    with file.open() as opened:
-        monkeypatch.setattr(sys, "stdin", opened)
-        assert call("generate", f"run={runs['byte']}", "prompt=-", *FIXED)[1] == given[1]
-
-
 def test_prompts_of_a_file_go_on_together_as_each_does_alone(
     runs: dict[str, Path], tmp_path: Path, call: Call
 ) -> None:

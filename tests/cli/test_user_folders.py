@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from support import command, config, tiny, train
+from support import command, config, tiny
 
 from gptattn.errors import ConfigError
 from gptattn.settings.compose import settings
@@ -73,7 +73,6 @@ def gates(folder: Path, package: str) -> Path:
     ("package", "given"),
     [
         ("part.gate", ["part=[gate,gate2]"]),
-        ("part.other", ["part=gate2"]),
         ("part.other", ["-m", "part=[],[gate2]"]),
         ("part.other", ["experiment=gates"]),
     ],
@@ -110,12 +109,3 @@ def test_a_part_may_be_made_from_the_file_of_another(tmp_path: Path) -> None:
     (tmp_path / "part" / "gate2.yaml").write_text(text)
     found = read(tmp_path, ["part=[gate2]"])
     assert (list(found.part), found.part["gate2"]["granularity"]) == (["gate2"], "headwise")
-
-
-def test_a_pattern_of_one_name_repeated_is_the_run_with_attn(tmp_path: Path) -> None:
-    run = train(tmp_path, "pattern=[gqa,gqa]", "model.num_layers=2")
-    assert run.name.startswith("gqa_s1")
-    record = config(run)
-    assert (record["pattern"], record["pattern_attn"]) == (None, None)
-    assert record["choices"]["attn"] == "gqa"
-    assert settings(["pattern=[gqa,gqa]"]) == settings(["attn=gqa"])

@@ -50,24 +50,6 @@ def test_a_budget_becomes_whole_steps_or_seconds(
 @pytest.mark.parametrize(
     ("budget", "step", "seconds", "expected"),
     [
-        (Budget(steps=8, seconds=None), 0, 99.0, 0.0),
-        (Budget(steps=8, seconds=None), 2, 99.0, 0.25),
-        (Budget(steps=8, seconds=None), 8, 99.0, 1.0),
-        (Budget(steps=8, seconds=None), 9, 99.0, 1.0),
-        (Budget(steps=None, seconds=4.0), 99, 0.0, 0.0),
-        (Budget(steps=None, seconds=4.0), 99, 3.0, 0.75),
-        (Budget(steps=None, seconds=4.0), 99, 4.5, 1.0),
-    ],
-)
-def test_progress_is_the_share_used_up_and_stops_at_one(
-    budget: Budget, step: int, seconds: float, expected: float
-) -> None:
-    assert budget.progress(step, seconds) == expected
-
-
-@pytest.mark.parametrize(
-    ("budget", "step", "seconds", "expected"),
-    [
         # With a budget in steps each step has its own position; in seconds none is at 0.
         (Budget(steps=60_000, seconds=None), 1, 0.0, 1 / 60_000),
         (Budget(steps=60_000, seconds=None), 2, 99.0, 2 / 60_000),

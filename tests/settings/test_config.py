@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import yaml
 from docs_commands import OF_SHAKESPEARE
 from support import TEXT, bpe
 
@@ -18,7 +17,6 @@ from gptattn.settings.build import build_data, build_model
 from gptattn.settings.compose import CONF
 from gptattn.settings.compose import settings as composed_settings
 from gptattn.settings.config import TrainConfig
-from gptattn.settings.values import suggest
 from gptattn.training.module import LanguageModel
 
 FILES = {
@@ -87,21 +85,6 @@ def test_every_file_in_conf_composes_and_builds(group: str, name: str, tmp_path:
             resolve_device("gpu")
 
 
-def test_every_group_has_files_and_every_choice_is_recorded() -> None:
-    assert {"attn", "data", "model", "optim", "position", "tokenizer", "trainer"} <= FILES.keys()
-    cfg = settings("attn=mqa", "model=nano")
-    assert (cfg.variant, cfg.choices["model"], cfg.choices["data"]) == ("mqa", "nano", "pydocs")
-
-
-@pytest.mark.parametrize(("group", "name"), CHOICES)
-def test_no_file_is_abstract_or_waits_for_a_value(group: str, name: str) -> None:
-    content = (CONF / group / f"{name}.yaml").read_text(encoding="utf-8")
-    assert not Path(name).name.startswith("_")
-    assert "???" not in content
-    assert isinstance(yaml.safe_load(content), dict)
-    assert content.startswith("# "), "a file opens with what it is"
-
-
 @pytest.mark.parametrize("name", FILES["attn"])
 def test_every_variant_opens_with_its_source(name: str) -> None:
     lines = (CONF / "attn" / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
@@ -115,20 +98,3 @@ def test_at_every_size_gqa_is_neither_mha_nor_mqa(model: str) -> None:
     groups = cfg.attn["num_kv_heads"]
     assert 1 < groups < cfg.model.num_heads
     assert cfg.model.num_heads % groups == 0
-
-
-def test_settings_have_the_declared_types() -> None:
-    cfg = settings("optim.lr=1", "budget.seconds=3", "trainer.threads=2", "allow_targets=[a,b]")
-    assert type(cfg.optim.lr) is float
-    assert type(cfg.budget.seconds) is float
-    assert type(cfg.trainer.threads) is int
-    assert type(cfg.allow_targets) is list
-    assert type(cfg.attn) is dict
-    assert cfg.model.d_mlp is None
-    assert cfg.seed == 1
-    assert settings("seed=0").seed == 0
-
-
-def test_the_error_of_a_misspelt_name_suggests_the_nearest() -> None:
-    assert suggest("gqq", ["mha", "gqa", "mqa"]) == "did you mean gqa? one of gqa, mha, mqa"
-    assert suggest("zzz", ["mha", "gqa"]) == "one of gqa, mha"

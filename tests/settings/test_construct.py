@@ -1,6 +1,6 @@
 """Which classes and functions a config may name, and the arguments that they get."""
 
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 import torch
@@ -9,7 +9,6 @@ from gptattn.errors import ConfigError
 from gptattn.settings.build import build_model
 from gptattn.settings.compose import settings
 from gptattn.settings.construct import check_targets, construct, find_target
-from gptattn.settings.values import check_type
 
 
 @pytest.mark.parametrize(
@@ -38,35 +37,6 @@ def test_a_whole_record_is_searched_for_foreign_targets() -> None:
     with pytest.raises(ConfigError, match=r"^data\.sources\._target_: shutil"):
         check_targets(foreign, [])
     check_targets(foreign, ["shutil"])
-
-
-@pytest.mark.parametrize(
-    ("value", "hint", "said"),
-    [
-        (1, int, None),
-        (1, float, None),
-        (None, int | None, None),
-        ("sdpa", Literal["sdpa"] | None, None),
-        (object(), Any, None),
-        ("1", int, "'1' is a str; give a whole number"),
-        (True, int, "True is a bool; give a whole number"),
-        (True, float, "True is a bool; give a number"),
-        (1, bool, "1 is an int; give true or false"),
-        (None, int, "is null; give a whole number"),
-        ("a", float | None, "'a' is a str; give a number or null"),
-        ("spda", Literal["sdpa", "flex"], "did you mean sdpa?"),
-        (3, Literal["sdpa", "flex"], "one of flex, sdpa"),
-    ],
-)
-def test_a_constructors_annotation_is_the_type_of_a_setting(
-    value: Any, hint: Any, said: str | None
-) -> None:
-    if said is None:
-        check_type("attn.x", value, hint)
-        return
-    with pytest.raises(ConfigError, match=r"^attn\.x: ") as error:
-        check_type("attn.x", value, hint)
-    assert said in error.value.message
 
 
 def needs_all(first: int, second: float = 2.0) -> tuple[int, float]:

@@ -5,44 +5,20 @@ from pathlib import Path
 
 import pytest
 from building import settings
-from support import TEXT, command, run_folders, tiny
+from support import command, run_folders, tiny
 
 from gptattn.machine import source_code
 from gptattn.runs.folder import RunFolder
 from gptattn.settings.identity import (
-    LENGTH,
-    PLACE,
-    RESULT,
-    SEED,
-    VIEW,
     Making,
     at_step,
     code_for,
     differences,
-    meaning,
     settings_key,
     went_on,
 )
 
 MADE = Making("text", "cpu", {"a": "1", "b": "2"})
-
-
-def test_every_setting_that_only_shows_may_change_on_resume_and_stands_in_no_name() -> None:
-    views = ("log_every", "hang_seconds", "sample.tokens", "sweep.jobs", "validation.count")
-    for key in (*views, "logger", "logger.wandb.project"):
-        assert meaning(key) == VIEW, key
-    assert not VIEW.result
-    assert VIEW.resumes
-    assert not VIEW.named
-
-
-def test_a_setting_that_nobody_knows_makes_another_result() -> None:
-    for key in ("attn.window", "model.d_model", "optim.lr", "batch_size", "something.new"):
-        assert meaning(key) == RESULT
-    assert meaning("seed") == SEED
-    assert meaning("budget.steps") == LENGTH
-    assert meaning("data.path") == PLACE
-    assert meaning("data.pattern") == RESULT
 
 
 def test_a_default_budget_is_the_same_result_as_one_that_is_asked_for() -> None:
@@ -135,7 +111,7 @@ def test_an_edited_variant_is_run_again_beside_the_old_one_and_resumed_with_a_wa
     capfd.readouterr()
     assert command(tmp_path, *sweep) == 0
     out, _ = capfd.readouterr()
-    assert f"stale: {old.name}: code of edited_package.mine; made again" in out
+    assert f"stale: {old.name}: code of edited_package.mine; made again, and" in out
     assert len(run_folders(tmp_path)) == 2
 
     again = [f"resume='{old}'", "allow_targets=[edited_package]", "budget.steps=3"]
@@ -143,21 +119,6 @@ def test_an_edited_variant_is_run_again_beside_the_old_one_and_resumed_with_a_wa
     _, err = capfd.readouterr()
     assert "the code has changed since the run began (edited_package.mine)" in err
     assert (RunFolder(old).read_making() or MADE).earlier
-
-
-@pytest.mark.slow
-def test_another_place_is_another_run_and_no_stale_one(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    sweep = ["-m", "hydra/launcher=basic", *tiny(tmp_path, "budget.steps=2"), "seed=1"]
-    assert command(tmp_path, *sweep) == 0
-    other = tmp_path / "other.txt"
-    other.write_text(TEXT.replace("Line", "Row"), encoding="utf-8")
-    capfd.readouterr()
-    elsewhere = [o for o in sweep if not o.startswith("data.path=")] + [f"data.path={other}"]
-    assert command(tmp_path, *elsewhere, "sweep.keep_stale=true") == 0
-    assert "stale" not in capfd.readouterr().out
-    assert len(run_folders(tmp_path)) == 2
 
 
 def test_the_code_of_parts_and_of_a_patterns_layers_counts_and_that_of_attn_does_not() -> None:

@@ -51,32 +51,12 @@ def test_every_variant_comes_within_a_thousandth(model: str, variant: str, what:
     assert getattr(cost(cfg), figure) == pytest.approx(target, rel=1e-3)
 
 
-def test_key_value_heads_that_are_null_are_those_of_the_queries(tmp_path: Path) -> None:
-    how = ("attn=differential", "match=kv_cache", "match_to=gqa")
-    cfg = settings(tmp_path, *how)
-    assert cfg.match_made is not None
-    assert (cfg.attn["num_kv_heads"], cfg.match_made["before"]) == (2, 4)
-    again = matched(cfg, 256)[0]
-    assert again == cfg
-
-
 @pytest.mark.parametrize(("kv_heads", "wider"), [(4, 512), (1, 704)])
 def test_gpt2_small_widens_by_the_published_numbers(kv_heads: int, wider: int) -> None:
     # 12 heads of 64: keys and values lose 2 * (12 - G) * 64 rows of 768 and their biases; a unit
     # of width has 2 * 768 + 1 parameters. 787,456 / 1,537 = 512.3; 1,082,752 / 1,537 = 704.5.
     own = ["trainer=cpu", "model=gpt2_small", "attn=gqa", f"attn.num_kv_heads={kv_heads}"]
     assert check_job([*own, "match=params"]).model.d_mlp == 4 * 768 + wider
-
-
-def test_the_reference_is_not_changed_by_being_matched_to_itself(tmp_path: Path) -> None:
-    cfg = settings(tmp_path, "attn=mha", "match=params")
-    assert cfg.model.d_mlp == 64
-
-
-def test_a_wider_variant_is_narrowed(tmp_path: Path) -> None:
-    cfg = settings(tmp_path, WIDE, "attn=mha", "match=params", "match_to=mqa")
-    assert cfg.model.d_mlp is not None
-    assert cfg.model.d_mlp < 64
 
 
 def test_an_override_of_the_variant_is_not_one_of_the_reference(tmp_path: Path) -> None:
@@ -92,20 +72,13 @@ def test_the_cache_is_matched_by_key_value_heads(tmp_path: Path) -> None:
 
 
 def test_no_width_that_is_near_enough_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"d_mlp=72, gives 7,656.*; match=flops or match=kv_cache"
-    ):
+    with pytest.raises(ConfigError, match=r"d_mlp=72, gives 7,656, and a larger model would"):
         settings(tmp_path, "attn=gqa", "match=params")
 
 
 def test_a_cache_that_is_equal_already_is_left_alone(tmp_path: Path) -> None:
     cfg = settings(tmp_path, "attn=mha_wrapper", "match=kv_cache")
     assert "num_kv_heads" not in cfg.attn
-
-
-def test_a_cache_that_cannot_be_matched_says_what_can(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"mha cannot have the .*; match=flops is possible"):
-        settings(tmp_path, "attn=mha", "match=kv_cache", "match_to=gqa")
 
 
 @pytest.mark.parametrize(
@@ -124,22 +97,6 @@ def test_a_match_that_is_made_stays_as_it_is(how: str, tmp_path: Path) -> None:
     assert match is not None
     assert match.before != match.after
     assert matched(made, 256) == (made, match)
-
-
-def test_the_record_of_a_window_that_was_matched_still_says_window(tmp_path: Path) -> None:
-    # 2 heads of 8 cache 4 of 16 tokens; MQA caches 1 head and 16 tokens, as 2 heads and 8 do.
-    own = ["model.num_heads=2", "attn=gqa", "attn.window=0.25"]
-    made = settings(tmp_path, *own, "match=kv_cache", "match_to=mqa")
-    assert (made.attn["num_kv_heads"], made.attn["window"]) == (2, 8)
-    again, match = matched(made, 256)
-    assert again == made
-    assert match is not None
-    assert (match.field, match.before, match.after) == ("attn.window", 0.25, 8)
-
-
-def test_a_window_that_is_null_stays_null(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"mha cannot .*: it has none of num_kv_heads, "):
-        settings(tmp_path, "attn=mha", "match=kv_cache", "match_to=gqa")
 
 
 HOSTS = [
@@ -167,26 +124,17 @@ def test_the_cache_of_a_pattern_is_matched_only_where_it_is_equal(tmp_path: Path
     equal = settings(tmp_path, *two, "pattern=[mha,mha_wrapper]")
     assert equal.match_made is not None
     assert (equal.attn, equal.match_made["before"]) == ({}, None)
-    with pytest.raises(ConfigError, match="a pattern as a whole has none of num_kv_heads, kv_rank"):
+    with pytest.raises(ConfigError, match="it has 80, and none of num_kv_heads, kv_rank"):
         settings(tmp_path, *two, "pattern=[sliding,gqa]")
 
 
-def test_what_a_part_keeps_per_token_counts_as_cache(tmp_path: Path) -> None:
-    # Keys and values of 2 or 4 heads of 4 numbers, and a number for each of the 4 heads.
-    near = "80 with num_kv_heads=2, 144 with num_kv_heads=4"
-    with pytest.raises(ConfigError, match=rf"gqa\+forget cannot .*, it can have {near};"):
-        settings(tmp_path, "attn=gqa", "part=[forget]", "match=kv_cache")
-
-
-def test_a_cache_out_of_reach_names_the_nearest_of_each_setting(tmp_path: Path) -> None:
+def test_a_cache_out_of_reach_names_the_nearest(tmp_path: Path) -> None:
     # Per token of a context of 16, with 4 heads, G key/value heads of 4 numbers, a number for each
     # head and a window of W: 4 * (8 * G + 4) * W / 16 bytes, so 14 * G + 7 with W = 7, and 9 * W
     # with G = 4. MQA has 4 * 8 = 32.
     own = ["attn=gqa", "part=[forget]", "attn.num_kv_heads=4", "attn.window=7"]
-    near = (
-        "21 with num_kv_heads=1, 35 with num_kv_heads=2, 27 with window=3, 36 with window=4; match"
-    )
-    with pytest.raises(ConfigError, match=f": changing one setting at a time, it can have {near}"):
+    near = "35 with num_kv_heads=2 and 36 with window=4"
+    with pytest.raises(ConfigError, match=f"gqa.forget cannot have the 32 .* nearest are {near}"):
         settings(tmp_path, *own, "match=kv_cache", "match_to=mqa")
 
 
@@ -203,14 +151,3 @@ def test_what_was_matched_is_printed_logged_and_in_the_summary(
     assert (match["before"], match["after"]) == (64, 72)
     assert match["reached"] == record["metrics"]["cost/params"] == match["target"] - 8
     assert record["hyperparameters"]["d_mlp"] == 72
-
-
-def test_equal_flops_are_more_steps_for_the_leaner_variant(tmp_path: Path) -> None:
-    steps = {}
-    for variant in ("mha", "mqa"):
-        budget = ["budget.steps=null", "budget.flops=3e8", "checkpoint=false"]
-        record = summary(train(tmp_path / variant, f"attn={variant}", *budget))
-        per_step = record["metrics"]["cost/flops_per_token"] * 4 * 16
-        steps[variant] = record["steps"]
-        assert record["steps"] == round(3e8 / per_step)
-    assert steps["mqa"] > steps["mha"]

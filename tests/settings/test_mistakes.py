@@ -147,7 +147,7 @@ MISTAKES = {
         r"pattern.gqa.num_kv_heads: num_kv_heads=2 must divide num_heads=1; one of \[1\]"
     ),
     "pattern=[gqa,probe_linear_state] position=rope": (
-        r"position: rope \(from block=gpt2 if .*\) acts in the attention, and probe_linear_state "
+        r"position: rope \(from block=gpt2 if .*\) acts in the attention, and LinearState "
         r"takes no position; use position=learned or"
     ),
     # Windows and positions

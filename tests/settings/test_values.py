@@ -3,11 +3,10 @@
 import math
 import re
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 
-from gptattn.cli.arguments import converted
 from gptattn.errors import ConfigError
 from gptattn.settings.compose import settings as composed_settings
 from gptattn.settings.config import TrainConfig
@@ -27,29 +26,6 @@ class Outer:
 
 
 GOOD = {"count": 3, "heat": None, "inner": {"share": 0.5}}
-
-
-@pytest.mark.parametrize(
-    ("hint", "text", "expected"),
-    [
-        (int | None, "12", 12),
-        (float, "1e-3", 1e-3),
-        (str | None, "a", "a"),
-        (str, "3", "3"),
-        (Literal["a", "b"], "b", "b"),
-        (int, "many", "'many' is a str; give a whole number"),
-        (float | None, "wide", "'wide' is a str; give a number or null"),
-        (Literal["mean", "first"], "meen", "did you mean mean?"),
-    ],
-)
-def test_a_commands_text_becomes_a_value_of_the_declared_type(
-    hint: Any, text: str, expected: Any
-) -> None:
-    if "; give" not in str(expected) and "did you" not in str(expected):
-        assert converted(hint, text, "x") == expected
-        return
-    with pytest.raises(ConfigError, match=rf"^x: .*{re.escape(expected)}"):
-        converted(hint, text, "x")
 
 
 def test_a_record_may_lack_a_setting_that_came_with_a_default() -> None:
