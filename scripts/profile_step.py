@@ -17,7 +17,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from gptattn.errors import ConfigError, UserError
-from gptattn.machine.device import computing, matmul_flops_per_second
+from gptattn.machine.device import matmul_flops_per_second, set_threads
 from gptattn.model.cost import measure_cost
 from gptattn.settings.build import build_data, build_matrix_rule, build_model
 from gptattn.settings.compose import settings
@@ -95,11 +95,12 @@ def main() -> None:
             raise ConfigError("trainer.precision", f"{trainer.precision}; give one of {CHOICES}")
     except UserError as error:
         sys.exit(f"error: {error}")
-    with computing(trainer.threads, trainer.matmul_precision, trainer.deterministic, CPU):
-        step, flops = new_step(cfg)
-        seconds = timed(step, warm_up=1, steps=STEPS)
-        rate = matmul_flops_per_second(CPU, DTYPES[trainer.precision])
-        found = shares(step)
+    set_threads(trainer.threads)
+    torch.set_float32_matmul_precision(trainer.matmul_precision)
+    step, flops = new_step(cfg)
+    seconds = timed(step, warm_up=1, steps=STEPS)
+    rate = matmul_flops_per_second(CPU, DTYPES[trainer.precision])
+    found = shares(step)
     print(f"{1e3 * seconds:,.0f} ms a step, {flops / seconds / rate:.2f} of the rate of products")
     for kind, share in sorted(found.items(), key=lambda pair: -pair[1]):
         print(f"{kind:24} {share:6.1%}")

@@ -3,13 +3,11 @@
 import contextlib
 import os
 import platform
-import re
 import resource
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -38,40 +36,6 @@ def set_threads(threads: int | None) -> int:
     count = usable_cpus() if threads is None else threads
     torch.set_num_threads(count)
     return count
-
-
-@contextlib.contextmanager
-def computing(
-    threads: int | None, precision: str, deterministic: bool, device: torch.device
-) -> Iterator[int]:
-    """Compute as these settings say in this block; yields the number of threads.
-
-    `threads` is as in `set_threads`, and stays after the block. `precision` of products of float32
-    matrices: `highest`, `high` or `medium`. `deterministic`: a GPU uses only algorithms that repeat
-    each bit of a result, as a CPU does anyway; raises ConfigError for an operation that has none.
-    """
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(precision)
-    if repeats := deterministic and device.type != "cpu":
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        # Filling memory before it is used is for debugging, and takes time.
-        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-        torch.use_deterministic_algorithms(True)
-    try:
-        yield set_threads(threads)
-    except RuntimeError as error:
-        operation = re.match(r"(\S+) does not have a deterministic implementation", str(error))
-        if operation is None:
-            raise
-        raise ConfigError(
-            "trainer.deterministic",
-            f"torch's {operation[1]} has no deterministic algorithm on this device; "
-            "use trainer.deterministic=false",
-        ) from error
-    finally:
-        torch.set_float32_matmul_precision(before)
-        if repeats:
-            torch.use_deterministic_algorithms(False)
 
 
 def matmul_flops_per_second(

@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Callable, Sequence
 
 from gptattn.errors import (
+    ConfigError,
     DiskError,
     ForeignError,
     OutOfMemory,
@@ -67,6 +68,13 @@ def as_user_error(error: BaseException, packages: Sequence[str] = ()) -> UserErr
     """
     if isinstance(error, UserError):
         return error
+    repeats = re.match(r"(\S+) does not have a deterministic implementation", str(error))
+    if repeats is not None and isinstance(error, RuntimeError):  # torch's, on a GPU
+        return ConfigError(
+            "trainer.deterministic",
+            f"torch's {repeats[1]} has no deterministic algorithm on this device; "
+            "use trainer.deterministic=false",
+        )
     if lacks_memory(error):
         return OutOfMemory(
             "memory", "too little for this run; raise accumulate, or take a smaller model"

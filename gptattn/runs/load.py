@@ -3,9 +3,8 @@
 A converted model has the same kind of folder, with model.safetensors instead of checkpoints.
 """
 
-import contextlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from torch import Tensor
 
 from gptattn.data.tokenizer import Tokenizer
 from gptattn.errors import CheckpointError, ConfigError, NumericError
-from gptattn.machine.device import total_memory_bytes
 from gptattn.model.gpt import GPT
 from gptattn.runs.checkpoint import read_checkpoint, weights_of
 from gptattn.runs.folder import RunFolder
@@ -47,11 +45,10 @@ def load_run(folder: str | Path, allow_targets: Sequence[str] = ()) -> SavedRun:
     """
     folder = Path(folder)
     run, cfg = RunFolder(folder), load_config(folder, allow_targets)
-    with _config_errors(folder):
+    try:
         tokenizer = build_tokenizer(with_kept_tokenizer(cfg, run))
         with torch.device("meta"):
             outlined = build_model(cfg, tokenizer.vocab_size)
-        check_memory(outlined, folder)
         if run.weights_file.is_file():
             source, weights = run.weights_file, read_tensors(run.weights_file)
             check_fit(outlined, weights, source)
@@ -59,7 +56,12 @@ def load_run(folder: str | Path, allow_targets: Sequence[str] = ()) -> SavedRun:
             source, content = newest_checkpoint(run, outlined)
             weights = weights_of(content)
         model = build_model(cfg, tokenizer.vocab_size)
-    load_weights(model, weights, source)
+    except ConfigError as error:
+        raise CheckpointError("run", f"{folder}: config.yaml: {error}") from error
+    for name, _ in model.named_parameters():  # a buffer may be a mask of -inf
+        if not torch.isfinite(weights[name]).all():
+            raise NumericError("checkpoint", f"{source}: {name} is not finite; use other weights")
+    model.load_state_dict(weights)
     return SavedRun(folder, cfg, model.eval(), tokenizer, source)
 
 
@@ -105,15 +107,6 @@ def check_fit(outlined: GPT, weights: dict[str, Tensor], source: Path) -> None:
         ) from None
 
 
-@contextlib.contextmanager
-def _config_errors(folder: Path) -> Iterator[None]:
-    """Turn a ConfigError about a folder's settings into a CheckpointError that names the folder."""
-    try:
-        yield
-    except ConfigError as error:
-        raise CheckpointError("run", f"{folder}: config.yaml: {error}") from error
-
-
 def with_kept_tokenizer(cfg: TrainConfig, folder: RunFolder) -> TrainConfig:
     """Return the settings with the path of the folder's own copy of the tokenizer, if it has one.
 
@@ -121,20 +114,6 @@ def with_kept_tokenizer(cfg: TrainConfig, folder: RunFolder) -> TrainConfig:
     """
     own = {"path": str(folder.tokenizer)} if folder.tokenizer.is_dir() else {}
     return replace(cfg, tokenizer=cfg.tokenizer | own)
-
-
-def check_memory(outlined: GPT, folder: Path, field: str = "run") -> None:
-    """Raise CheckpointError if the folder's model needs more memory than this machine has.
-
-    The weights' file does not show that: buffers, such as the tables of rotary positions, need
-    memory too.
-    """
-    tensors = [*outlined.parameters(), *outlined.buffers()]
-    needs, there = sum(t.nbytes for t in tensors), total_memory_bytes(torch.device("cpu"))
-    if needs > there:
-        raise CheckpointError(
-            field, f"{folder}: its model needs {needs:,} bytes, and this machine has {there:,}"
-        )
 
 
 def load_config(folder: Path, allow_targets: Sequence[str] = ()) -> TrainConfig:
@@ -157,15 +136,3 @@ def load_config(folder: Path, allow_targets: Sequence[str] = ()) -> TrainConfig:
         reason = str(error).splitlines()[0]
         raise CheckpointError("run", f"{file} cannot be read ({reason[:300]})") from None
     return replace(cfg, allow_targets=list(allow_targets))
-
-
-def load_weights(model: GPT, weights: dict[str, Tensor], source: Path) -> None:
-    """Copy the weights into the model; their names and shapes must have been checked.
-
-    Raises NumericError, naming `source`, if a weight is not finite.
-    """
-    for name, _ in model.named_parameters():  # a buffer may be a mask of -inf
-        if not torch.isfinite(weights[name]).all():
-            raise NumericError("checkpoint", f"{source}: {name} is not finite; use other weights")
-    with torch.no_grad():
-        model.load_state_dict(weights)

@@ -31,7 +31,6 @@ class Start:
     rows: int = 0  # rows of metrics.jsonl that were written before it
     completed: tuple[dict[str, Any], ...] = ()  # budgets, as in summary.json
     facts: dict[str, Any] = field(default_factory=dict)  # from `facts_of`
-    content: dict[str, Any] = field(default_factory=dict)  # of the checkpoint
 
     def threads(self, processes: int) -> int | None:
         """Return the CPU threads that each of so many processes had; None if others took the steps.
@@ -86,7 +85,6 @@ def find_start(folder: RunFolder, cfg: TrainConfig) -> Start:
         rows["rows"],
         tuple(rows["completed"]),
         facts,
-        content,
     )
 
 

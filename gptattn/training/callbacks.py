@@ -3,7 +3,6 @@
 import faulthandler
 import math
 import re
-import sys
 import time
 from array import array
 from dataclasses import asdict
@@ -118,7 +117,6 @@ class MetricRows(L.Callback):
         self.own_speed = device_flops_per_second is not None
         self.last: dict[str, float | None] = {}  # the newest value of every metric
         self.completed: list[dict[str, Any]] = []  # every budget that the run has completed
-        self._warned_of_mfu = False
         self._logged_step = 0
         self._timed_steps = 0
 
@@ -177,18 +175,14 @@ class MetricRows(L.Callback):
         log_row(trainer.loggers, row, trainer.global_step)
 
     def _throughput(self, step_seconds: float) -> dict[str, float | None]:
-        """Return tokens/s, ms per step and MFU. An MFU above 1 becomes None, with one warning."""
+        """Return tokens/s, ms per step and MFU.
+
+        An MFU above 1 becomes None: the machine was busy when its rate was measured.
+        """
         if not self.own_speed or self.device_flops_per_second is None:
             return dict.fromkeys(("perf/tokens_per_s", "perf/step_ms", "perf/mfu"))
         tokens_per_s = self.tokens_per_step / step_seconds
         mfu = tokens_per_s * self.flops_per_token / self.device_flops_per_second
-        if mfu > 1 and not self._warned_of_mfu:
-            print(
-                f"warning: perf/mfu: is {mfu:.3g}, above 1, since the machine was busy when its "
-                "rate was measured; recorded as null",
-                file=sys.stderr,
-            )
-            self._warned_of_mfu = True
         return {
             "perf/tokens_per_s": tokens_per_s,
             "perf/step_ms": 1e3 * step_seconds,

@@ -1,12 +1,10 @@
 """When a run's state is saved, and what Lightning does not save by itself."""
 
-import random
 import signal
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as L
-import numpy as np
 import torch
 from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch.callbacks import Checkpoint
@@ -19,14 +17,7 @@ from gptattn.runs.folder import RunFolder
 
 
 class SafeCheckpointIO(CheckpointIO):
-    """Writes and reads checkpoints for Lightning: safetensors and JSON, no pickle.
-
-    `content` is that of the checkpoint from which the run is resumed, which has been read already.
-    """
-
-    def __init__(self, content: dict[str, Any] | None = None) -> None:
-        super().__init__()
-        self._content = content
+    """Writes and reads checkpoints for Lightning: safetensors and JSON, no pickle."""
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None
@@ -39,9 +30,7 @@ class SafeCheckpointIO(CheckpointIO):
         map_location: Any | None = None,
         weights_only: bool | None = None,
     ) -> dict[str, Any]:
-        # Returned once only: it is three times as large as the model, and memory is freed.
-        content, self._content = self._content, None
-        return dict(content) if content else read_checkpoint(Path(path))
+        return read_checkpoint(Path(path))
 
     def remove_checkpoint(self, path: str | Path) -> None:
         Path(path).unlink(missing_ok=True)
@@ -51,8 +40,8 @@ class Checkpoints(Checkpoint):
     """Saves after each validation and when the run is asked to stop; keeps the newest two.
 
     A signal asks the run to stop. It does so after the optimizer step in progress, and after the
-    validation that is due then: a checkpoint from before it would be resumed without it. With `run`
-    None nothing is saved. `facts` are plain values that a resumed run is compared with.
+    validation that is due then: a checkpoint from before it would be resumed without it. `saves`
+    False: nothing is saved. `facts` are plain values that a resumed run is compared with.
     """
 
     def __init__(self, run: RunFolder, saves: bool, facts: dict[str, Any]) -> None:
@@ -68,7 +57,8 @@ class Checkpoints(Checkpoint):
     def on_save_checkpoint(
         self, trainer: L.Trainer, pl_module: Any, checkpoint: dict[str, Any]
     ) -> None:
-        checkpoint["generators"] = generator_states()
+        cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+        checkpoint["generators"] = {"torch": torch.get_rng_state(), "cuda": cuda}
 
     def on_load_checkpoint(
         self, trainer: L.Trainer, pl_module: Any, checkpoint: dict[str, Any]
@@ -82,7 +72,9 @@ class Checkpoints(Checkpoint):
         self._step = trainer.global_step
         if self._generators is not None:
             # As late as possible, so that nothing draws from them before the first step.
-            restore_generators(self._generators)
+            torch.set_rng_state(self._generators["torch"])
+            if self._generators["cuda"]:
+                torch.cuda.set_rng_state_all(self._generators["cuda"])
             self._generators = None
 
     def _note(self, signum: int, frame: object) -> None:
@@ -114,10 +106,13 @@ class Checkpoints(Checkpoint):
 
     def _asked(self, trainer: L.Trainer) -> bool:
         """Whether the run is to end. All of its processes ask at the same places."""
+        asked = self._signum
         if trainer.world_size > 1:
-            asked = torch.tensor(self._signum, device=trainer.strategy.root_device)
-            self._signum = int(trainer.strategy.reduce(asked, reduce_op="max"))
-        return self._signum != 0
+            own = torch.tensor(asked, device=trainer.strategy.root_device)
+            asked = int(trainer.strategy.reduce(own, reduce_op="max"))
+            # A signal that came during the exchange counts at the next step.
+            self._signum = asked or self._signum
+        return asked != 0
 
     def _save(self, trainer: L.Trainer) -> None:
         if not self.saves:
@@ -155,26 +150,3 @@ def check_finite(trainer: L.Trainer) -> None:
                 f"is not finite after step {trainer.global_step}; the checkpoint before it stays; "
                 "try a lower optim.lr",
             )
-
-
-def generator_states() -> dict[str, Any]:
-    """Return the states of all random generators that a model or a library may draw from."""
-    version, words, gauss = random.getstate()
-    name, keys, *rest = np.random.get_state()
-    return {
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
-        "python": [version, list(words), gauss],
-        "numpy": [name, keys.tolist(), *rest],  # type: ignore[union-attr]
-    }
-
-
-def restore_generators(states: dict[str, Any]) -> None:
-    """Restore the states that `generator_states` returned."""
-    torch.set_rng_state(states["torch"])
-    if states["cuda"]:
-        torch.cuda.set_rng_state_all(states["cuda"])
-    version, words, gauss = states["python"]
-    random.setstate((version, tuple(words), gauss))
-    name, keys, *rest = states["numpy"]
-    np.random.set_state((name, np.array(keys, dtype=np.uint32), *rest))

@@ -18,18 +18,7 @@ from gptattn.settings.budget import Budget
 from gptattn.training.callbacks import MetricRows, Samples, StepClock
 
 LINE_SECONDS = 5.0  # between plain lines
-RESULTS = (
-    "train/loss",
-    "val/loss",
-    "val/perplexity",
-    "val/bits_per_byte",
-    "val/accuracy",
-    "perf/tokens_per_s",
-    "perf/step_ms",
-    "perf/mfu",
-    "perf/peak_memory_mb",
-    "perf/peak_memory_training_mb",
-)
+RESULTS = ("train/loss", "val/", "perf/", "cost/")  # beginnings of the names in the last table
 
 
 class ConsoleProgress(L.Callback):
@@ -121,9 +110,8 @@ def metric_table(title: str, metrics: Mapping[str, float | None]) -> Table:
 
 def result_table(title: str, metrics: Mapping[str, float | None]) -> Table:
     """Return the table of a run's results: losses, speed and memory, then the model's costs."""
-    costs = [name for name in metrics if name.startswith("cost/")]
-    names = [name for name in RESULTS if name in metrics]  # a run of 0 steps has no speed
-    return metric_table(title, {name: metrics[name] for name in (*names, *costs)})
+    names = [name for kind in RESULTS for name in metrics if name.startswith(kind)]
+    return metric_table(title, {name: metrics[name] for name in names})
 
 
 def _number(value: float | None) -> str:

@@ -15,6 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from rich.console import Console
 
 from gptattn import command
@@ -22,10 +23,10 @@ from gptattn.errors import ConfigError, DataError, DiskError, RunFolderError, Us
 from gptattn.machine.console import make_console
 from gptattn.machine.cpus import usable_cpus
 from gptattn.machine.device import (
-    computing,
     matmul_flops_per_second,
     missing_compiler,
     reset_peak_memory,
+    set_threads,
 )
 from gptattn.machine.disk import check_room
 from gptattn.machine.ending import as_user_error
@@ -82,6 +83,8 @@ def run(
             if FIRST:
                 until_the_end.enter_context(held.lock("resume"))
             start = find_start(held, cfg)
+            if start.source is None and cfg.budget.steps != 0:
+                console.print("no checkpoint was saved: starting from step 0")
             cfg = with_kept_tokenizer(cfg, held)
         try:
             ready = preflight(cfg, resumed=start.source is not None)
@@ -164,8 +167,12 @@ def _train(
     threads = start.threads(processes) or trainer_cfg.threads
     if threads is None and int(trainer_cfg.devices) > 1:
         threads = max(1, usable_cpus() // int(trainer_cfg.devices))
-    how = (threads, trainer_cfg.matmul_precision, trainer_cfg.deterministic, device)
-    with computing(*how) as threads, quiet_writer_threads(), contextlib.ExitStack() as at_end:
+    threads = set_threads(threads)
+    torch.set_float32_matmul_precision(trainer_cfg.matmul_precision)
+    # As a CPU does anyway. Filling memory before it is used is for debugging, and takes time.
+    deterministic = trainer_cfg.deterministic and device.type != "cpu"
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    with quiet_writer_threads(), contextlib.ExitStack() as at_end:
         facts = facts_of(data, device, threads, processes)
         check_same(start, facts)
         tokens_per_step = cfg.batch_size * cfg.model.context_length
@@ -200,8 +207,6 @@ def _train(
                 )
         if start.source is not None:
             console.print(f"resumes after step {start.step}")
-        elif not start.content and held.has_checkpoint:
-            console.print("no checkpoint was saved: starting from step 0")
         if ready.match is not None:
             console.print(str(ready.match), markup=False)
         console.print(metric_table(f"{cfg.variant}: costs", ready.costs()))
@@ -254,6 +259,7 @@ def _train(
             num_nodes=int(trainer_cfg.num_nodes),
             strategy="auto" if processes == 1 else ddp,
             precision=trainer_cfg.precision,  # type: ignore[arg-type]
+            deterministic=deterministic,
             max_epochs=-1,  # `BudgetEnd` stops it
             accumulate_grad_batches=cfg.accumulate,
             gradient_clip_val=cfg.optim.grad_clip,
@@ -263,7 +269,7 @@ def _train(
             logger=loggers or False,
             log_every_n_steps=cfg.log_every,
             callbacks=callbacks,
-            plugins=[SafeCheckpointIO(start.content)],
+            plugins=[SafeCheckpointIO()],
             default_root_dir=held.path,
             enable_progress_bar=False,
             enable_model_summary=False,

@@ -20,7 +20,6 @@ from gptattn.attention.capabilities import HasHeads, HeadWeights, heads_of, refu
 from gptattn.errors import CheckpointError, ConfigError, NumericError
 from gptattn.machine.disk import write_atomically
 from gptattn.model.gpt import GPT
-from gptattn.runs.load import check_memory
 from gptattn.runs.tensor_file import read_tensors, write_tensors
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
@@ -121,13 +120,11 @@ def load(
     """Return the model of `build`, in eval mode, after `fill(model, tensors of the files)`.
 
     Raises CheckpointError if a file is missing or damaged, if its tensors are not those of the
-    layout, or if the model cannot be built or is too large; NumericError for a weight that is not
+    layout, or if the model cannot be built; NumericError for a weight that is not
     finite.
     """
     found = _checked(folder, layout)
     try:
-        with torch.device("meta"):
-            check_memory(build(), folder, "path")
         model = build()
     except ValueError as error:
         raise CheckpointError("path", f"{folder / CONFIG}: {error}") from None

@@ -1,6 +1,5 @@
 """Memory peaks, compilers, the git commit, and algorithms that repeat."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,15 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from gptattn.errors import ConfigError
 from gptattn.machine.device import (
-    computing,
     git_commit,
     missing_compiler,
     peak_memory_mb,
     reset_peak_memory,
     whole_peak_memory_mb,
 )
+from gptattn.machine.ending import as_user_error
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the peak cannot be reset")
@@ -76,22 +74,14 @@ def test_what_compiling_lacks_depends_on_the_device(
     assert missing_compiler(GPU) == on_gpu
 
 
-def without_a_repeatable_algorithm() -> None:
-    torch.zeros(3).put_(torch.tensor([0]), torch.tensor([1.0]))
-
-
-def test_where_asked_for_an_algorithm_that_does_not_repeat_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")  # so that it is restored
-    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
-    refusal = pytest.raises(ConfigError, match=r"^trainer\.deterministic: torch's put_ has no ")
-    with refusal, computing(1, "highest", True, GPU):
-        without_a_repeatable_algorithm()
-    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"  # read at cuBLAS's first use
-    assert not torch.are_deterministic_algorithms_enabled()
-    for asked, device in ((False, GPU), (True, torch.device("cpu"))):
-        with computing(1, "highest", asked, device):
-            without_a_repeatable_algorithm()
-    with pytest.raises(RuntimeError, match="another"), computing(1, "highest", True, GPU):
-        raise RuntimeError("another")
+def test_an_algorithm_that_does_not_repeat_is_refused_in_one_line() -> None:
+    torch.use_deterministic_algorithms(True)
+    try:
+        with pytest.raises(RuntimeError) as error:
+            torch.zeros(3).put_(torch.tensor([0]), torch.tensor([1.0]))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    known = as_user_error(error.value)
+    assert known is not None
+    assert str(known).startswith("trainer.deterministic: torch's put_ has no ")
+    assert known.exit_code == 2

@@ -1,11 +1,9 @@
 """A run that was stopped or killed resumes as if nothing had happened."""
 
-import random
 import signal
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from interrupted import SIX, begun, crash, fingerprint, names, once, sent, steps_kept
@@ -14,7 +12,6 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from gptattn.runs.checkpoint import read_checkpoint, write_checkpoint
 from gptattn.runs.folder import RunFolder
-from gptattn.training.checkpoints import generator_states, restore_generators
 
 
 def test_the_fingerprint_sees_one_bit_of_a_weight_and_one_row(tmp_path: Path) -> None:
@@ -137,18 +134,6 @@ def test_tensorboard_shows_each_point_once(tmp_path: Path, monkeypatch: pytest.M
     assert [event.step for event in events.Scalars("train/loss")] == [1, 2, 3, 4, 5, 6]
     assert [event.step for event in events.Scalars("val/loss")] == [2, 4, 6]
     assert [event.step for event in events.Scalars("cost/params")] == [0]
-
-
-def test_all_generators_go_on_where_they_were() -> None:
-    def draw() -> tuple[float, ...]:
-        return random.random(), float(np.random.random()), torch.rand(()).item()
-
-    draw()
-    states = generator_states()
-    drawn = draw()
-    assert draw() != drawn
-    restore_generators(states)
-    assert draw() == drawn
 
 
 # Ways of training
