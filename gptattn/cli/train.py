@@ -106,10 +106,10 @@ def run_job(cfg: DictConfig) -> float:
             settings = resumed_settings(recorded, overrides, cfg, job.runtime.choices)
         check(settings)
 
-        from gptattn.training.run import run
+        from gptattn.machine.console import make_console
+        from gptattn.training.run import train
 
-        folder = None if place is None else Path(place)
-        summary = run(settings, folder, overrides=overrides, resume=resumes)
+        summary = train(settings, place, make_console(), overrides=overrides, resume=resumes)
         return float(summary["metrics"]["val/loss"])
     except Stopped as stopped:
         if stopped.signum == signal.SIGINT and not single:

@@ -184,11 +184,6 @@ class RunFolder:
         """Return the path of the checkpoint after `step` optimizer steps."""
         return self.checkpoints / f"step={step}.safetensors"
 
-    @property
-    def has_checkpoint(self) -> bool:
-        """Whether there is a checkpoint, good or damaged."""
-        return bool(self.known_checkpoints())
-
     def known_checkpoints(self) -> list[Path]:
         """Return the paths of all checkpoints, newest first."""
         there = [f for f in self.checkpoints.glob("step=*.safetensors") if step_of(f) >= 0]

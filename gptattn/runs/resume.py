@@ -107,18 +107,13 @@ def check_same(start: Start, now: dict[str, Any]) -> None:
             "trainer.accelerator",
             f"the run began on {was['device']}, and this is {now['device']}; resume it there",
         )
-    if was["torch"] != now["torch"]:
-        print(
-            f"warning: torch: the run began with {was['torch']}, this is {now['torch']}: the last "
-            "bits may differ",
-            file=sys.stderr,
-        )
-    if was["processes"] != now["processes"]:
-        print(
-            f"warning: trainer.devices: {was['processes']} processes made the steps so far, "
-            f"{now['processes']} go on: the last bits, and masks of dropout, may differ",
-            file=sys.stderr,
-        )
+    for name in ("torch", "processes"):
+        if was[name] != now[name]:
+            print(
+                f"warning: {name}: {was[name]} before, {now[name]} from now on: the last bits, and "
+                "masks of dropout, may differ",
+                file=sys.stderr,
+            )
 
 
 def check_budget(start: Start, budget: Budget) -> bool:

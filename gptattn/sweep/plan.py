@@ -159,7 +159,7 @@ def find_runs(plans: Sequence[Plan]) -> Found:
                 continue  # the command names other files: neither done nor stale
             failure = (run.read_failure() or {}).get("exit")
             if why and not plan.cfg.sweep.keep_stale:
-                if run.done or run.has_checkpoint:
+                if run.done or run.known_checkpoints():
                     stale = stale or (run.path, why)
             elif run.done:
                 found.done[plan.folder] = run.path
@@ -168,7 +168,7 @@ def find_runs(plans: Sequence[Plan]) -> Found:
                 found.diverged.add(plan.folder)
             elif (
                 failure not in FINAL_EXIT_CODES
-                and run.has_checkpoint
+                and run.known_checkpoints()
                 and run.path not in found.begun.values()
             ):
                 begun = begun or run.path

@@ -69,7 +69,8 @@ class AttentionLog(L.Callback):
 
         def log(layer: int, w_BHTS: Tensor) -> None:
             image = heatmap(w_BHTS[0].float().cpu().numpy())
-            self.board.log_image(f"val_attention/layer_{layer:02d}", image, step)
+            tag = f"val_attention/layer_{layer:02d}"
+            self.board.experiment.add_image(tag, image, step, dataformats="HWC")
 
         was_training = model.training
         model.eval()

@@ -114,7 +114,6 @@ class MetricRows(L.Callback):
         self.tokens_per_step = cfg.batch_size * cfg.model.context_length
         self.flops_per_token = flops_per_token
         self.device_flops_per_second = device_flops_per_second
-        self.own_speed = device_flops_per_second is not None
         self.last: dict[str, float | None] = {}  # the newest value of every metric
         self.completed: list[dict[str, Any]] = []  # every budget that the run has completed
         self._logged_step = 0
@@ -131,8 +130,9 @@ class MetricRows(L.Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.last = dict(state_dict["last"])
-        # What shared the machine before it was resumed has no own figures either.
-        self.own_speed &= self.last.get("perf/tokens_per_s", 0.0) is not None
+        if self.last.get("perf/tokens_per_s", 0.0) is None:
+            # What shared the machine before it was resumed has no own figures either.
+            self.device_flops_per_second = None
         self.completed = state_dict["completed"]
         self._logged_step = state_dict["logged_step"]
         self._timed_steps = state_dict["timed_steps"]
@@ -179,7 +179,7 @@ class MetricRows(L.Callback):
 
         An MFU above 1 becomes None: the machine was busy when its rate was measured.
         """
-        if not self.own_speed or self.device_flops_per_second is None:
+        if self.device_flops_per_second is None:
             return dict.fromkeys(("perf/tokens_per_s", "perf/step_ms", "perf/mfu"))
         tokens_per_s = self.tokens_per_step / step_seconds
         mfu = tokens_per_s * self.flops_per_token / self.device_flops_per_second
@@ -257,7 +257,7 @@ class Samples(L.Callback):
         )
         self.text = self.tokenizer.decode(out[0].cpu().numpy())
         self.board.log_text("sample/text", self.text, trainer.global_step)
-        self.record.log_text("sample/text", self.text, trainer.global_step)
+        self.record.log_metrics({"sample/text": self.text}, trainer.global_step)
 
 
 def opening(data: RunData) -> NDArray[np.uint16]:

@@ -94,13 +94,13 @@ class Checkpoints(Checkpoint):
         every = trainer.val_check_batch
         due = trainer.should_stop or (every is not None and (batch_idx + 1) % every == 0)
         if not due and self._asked(trainer):
-            self._save(trainer)
+            self._save(trainer, pl_module)
             raise Stopped(self._signum, trainer.global_step, self.saves)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         if trainer.state.fn != TrainerFn.FITTING:
             return
-        self._save(trainer)
+        self._save(trainer, pl_module)
         if self._asked(trainer):
             raise Stopped(self._signum, trainer.global_step, self.saves)
 
@@ -114,10 +114,16 @@ class Checkpoints(Checkpoint):
             self._signum = asked or self._signum
         return asked != 0
 
-    def _save(self, trainer: L.Trainer) -> None:
+    def _save(self, trainer: L.Trainer, pl_module: Any) -> None:
         if not self.saves:
             return
-        check_finite(trainer)
+        for name, weight in pl_module.named_parameters():  # a buffer may be a mask of -inf
+            if not torch.isfinite(weight).all():
+                raise NumericError(
+                    f"weight {name}",
+                    f"is not finite after step {trainer.global_step}; the checkpoint before it "
+                    "stays; try a lower optim.lr",
+                )
         for logger in trainer.loggers:
             logger.save()  # the rows that the checkpoint counts must be on the disk before it
         path = self.run.checkpoint(trainer.global_step)
@@ -132,21 +138,3 @@ class Checkpoints(Checkpoint):
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
         self._handlers.clear()
-
-
-def check_finite(trainer: L.Trainer) -> None:
-    """Raise NumericError, naming the tensor, if a weight or an optimizer average is NaN or Inf."""
-    module = trainer.lightning_module
-    names: dict[torch.Tensor, str] = {p: name for name, p in module.named_parameters()}
-    # Not the buffers: one may be a mask of -inf.
-    values: list[tuple[str, Any]] = [(f"weight {name}", p) for p, name in names.items()]
-    for optimizer in trainer.optimizers:
-        for parameter, averages in optimizer.state.items():
-            values += [(f"{key} of {names[parameter]}", value) for key, value in averages.items()]
-    for name, value in values:
-        if isinstance(value, torch.Tensor) and not torch.isfinite(value).all():
-            raise NumericError(
-                name,
-                f"is not finite after step {trainer.global_step}; the checkpoint before it stays; "
-                "try a lower optim.lr",
-            )

@@ -10,9 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
-from numpy.typing import NDArray
 from torch.utils.tensorboard.summary import hparams
 
 from gptattn.errors import DiskError
@@ -80,10 +78,6 @@ class MetricsFile(Logger):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self.rows += 1
 
-    def log_text(self, tag: str, text: str, step: int) -> None:
-        """Write a row with this text."""
-        self.log_metrics({tag: text}, step)
-
     def save(self) -> None:
         """Flush all rows to the disk."""
         with writing(self.folder.rows_file, lambda: BLOCK):
@@ -94,8 +88,8 @@ class MetricsFile(Logger):
 
 
 class Board(TensorBoardLogger):
-    """Lightning's TensorBoard logger for a run's folder, with charts, a row of the HParams tab,
-    texts and images.
+    """Lightning's TensorBoard logger for a run's folder, with charts, a row of the HParams tab and
+    texts.
 
     `of_task`: the run has an accuracy in place of bits per byte.
     """
@@ -127,10 +121,6 @@ class Board(TensorBoardLogger):
         # An invisible word joiner after each < keeps HTML tags from opening.
         shown = re.sub(r"<(?=[A-Za-z/!?])", "<\u2060", "\n".join(lines))
         self.experiment.add_text(tag, shown, step)
-
-    def log_image(self, tag: str, image: NDArray[np.uint8], step: int) -> None:
-        """Show `image` [height, width, 3]."""
-        self.experiment.add_image(tag, image, step, dataformats="HWC")
 
     def save(self) -> None:
         """Flush the events; Lightning's own would add an hparams.yaml."""

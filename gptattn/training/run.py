@@ -20,7 +20,6 @@ from rich.console import Console
 
 from gptattn import command
 from gptattn.errors import ConfigError, DataError, DiskError, RunFolderError, UserError
-from gptattn.machine.console import make_console
 from gptattn.machine.cpus import usable_cpus
 from gptattn.machine.device import (
     matmul_flops_per_second,
@@ -52,18 +51,9 @@ if TYPE_CHECKING:
 FIRST = all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"))
 
 
-def train(cfg: TrainConfig, folder: str | Path, console: Console | None = None) -> dict[str, Any]:
-    """Train as `cfg` says, write the record to `folder`, and return the summary.
-
-    `cfg` must have passed `settings.config.check`. `console`: where to show progress; None shows
-    none. Raises a UserError for a user's mistake, and Stopped if a signal asked the run to end.
-    """
-    return run(cfg, Path(folder), console or Console(quiet=True))
-
-
-def run(
+def train(
     cfg: TrainConfig,
-    folder: Path | None = None,
+    folder: str | Path | None = None,
     console: Console | None = None,
     *,
     overrides: Sequence[str] = (),
@@ -71,15 +61,17 @@ def run(
 ) -> dict[str, Any]:
     """Train a run, or with `resume` continue the one in `folder`, and return its summary.
 
-    `folder` None: a new one in outputs/, named after the `overrides` that were typed. Of several
-    processes the first one writes the record and talks. Raises as `train` does.
+    `cfg` must have passed `settings.config.check`. `folder` None: a new one in outputs/, named
+    after the `overrides` that were typed. `console`: where to show progress; None shows none. Of
+    several processes the first one writes the record and talks. Raises a UserError for a user's
+    mistake, and Stopped if a signal asked the run to end.
     """
-    console = (console or make_console()) if FIRST else Console(quiet=True)
+    console = console if console is not None and FIRST else Console(quiet=True)
     start = Start()
     with contextlib.ExitStack() as until_the_end:
         if resume:
             assert folder is not None
-            held = RunFolder(folder)
+            held = RunFolder(Path(folder))
             if FIRST:
                 until_the_end.enter_context(held.lock("resume"))
             start = find_start(held, cfg)
@@ -100,7 +92,7 @@ def run(
         L.seed_everything(cfg.seed, workers=True, verbose=False)
         model = build_model(cfg, ready.data.tokenizer.vocab_size)
         home = Path("outputs", cfg.experiment_name)
-        held = RunFolder(folder or home / run_name(cfg, overrides))
+        held = RunFolder(Path(folder or home / run_name(cfg, overrides)))
         if not FIRST:
             return _train(ready, model, held, start, console)
         if not resume:
@@ -298,7 +290,7 @@ def _train(
         if start.source is None and record is not None:
             log_row(loggers, ready.costs(), 0)
             if ready.match is not None:
-                record.log_text("match", str(ready.match), 0)
+                record.log_metrics({"match": str(ready.match)}, 0)
 
         reset_peak_memory(device)
         try:

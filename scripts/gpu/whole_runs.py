@@ -11,14 +11,13 @@ from statistics import median
 from typing import Any
 
 import torch
-from rich.console import Console
 
 from gptattn.machine.signals import Stopped
 from gptattn.runs.checkpoint import read_checkpoint, weights_of
 from gptattn.runs.folder import RunFolder
 from gptattn.settings.config import TrainConfig
 from gptattn.training.module import LanguageModel
-from gptattn.training.run import run, train
+from gptattn.training.run import train
 from gpu.lab import Cell, Lab
 
 FORBIDDEN = range(3, 6)  # steps in which the host may not wait
@@ -103,7 +102,7 @@ def weights_after(cfg: TrainConfig, folder: Path, stop: int | None) -> dict[str,
     except Stopped as stopped:
         if stopped.step != stop:
             raise
-        run(cfg, folder, Console(quiet=True), resume=True)
+        train(cfg, folder, resume=True)
     else:
         if stop is not None:
             raise RuntimeError(f"the run did not stop after step {stop}")
