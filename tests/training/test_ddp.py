@@ -74,9 +74,7 @@ def test_two_processes_that_were_stopped_go_on_bit_for_bit(tmp_path: Path) -> No
     assert start(whole, *tiny(whole, *SHARED, *own)).wait() == 0
     process = start(cut, *tiny(cut, *SHARED, *own))
     record = cut / "run" / "metrics.jsonl"
-    while process.poll() is None and not (
-        record.exists() and record.read_bytes().count(b"\n") > 2
-    ):
+    while process.poll() is None and not (record.exists() and record.read_bytes().count(b"\n") > 2):
         time.sleep(0.05)
     process.send_signal(signal.SIGTERM)
     assert process.wait() == 143
