@@ -38,16 +38,14 @@ def set_threads(threads: int | None) -> int:
     return count
 
 
-def matmul_flops_per_second(
-    device: torch.device, dtype: torch.dtype, n: int | None = None
-) -> float:
+def matmul_flops_per_second(device: torch.device, dtype: torch.dtype) -> float:
     """Measure this device's FLOP/s on a product of n x n matrices: the best of several.
 
     The peak of GPU memory does not count this measurement. An MFU relative to this rate is right on
     any machine; one relative to a hard-coded peak is not.
     """
     gpu = device.type == "cuda"
-    n = n or (8192 if gpu else 1024)
+    n = 8192 if gpu else 1024
     if gpu:
         reset_peak_memory(device)
     a = torch.randn(n, n, device=device, dtype=dtype)

@@ -1,6 +1,7 @@
 """Reads a run folder back: its settings, its model with the newest weights, and its tokenizer.
 
-A converted model has the same kind of folder, with model.safetensors instead of checkpoints.
+A converted model has the same kind of folder, with model.safetensors instead of checkpoints; it is
+written here too.
 """
 
 import sys
@@ -17,7 +18,7 @@ from gptattn.errors import CheckpointError, ConfigError, NumericError
 from gptattn.model.gpt import GPT
 from gptattn.runs.checkpoint import read_checkpoint, weights_of
 from gptattn.runs.folder import RunFolder
-from gptattn.runs.tensor_file import read_tensors
+from gptattn.runs.tensor_file import read_tensors, write_tensors
 from gptattn.settings.build import build_model, build_tokenizer
 from gptattn.settings.config import TrainConfig, check
 from gptattn.settings.construct import ForeignTarget, check_targets
@@ -136,3 +137,26 @@ def load_config(folder: Path, allow_targets: Sequence[str] = ()) -> TrainConfig:
         reason = str(error).splitlines()[0]
         raise CheckpointError("run", f"{file} cannot be read ({reason[:300]})") from None
     return replace(cfg, allow_targets=list(allow_targets))
+
+
+def save_model(folder: Path, cfg: TrainConfig, model: GPT, tokenizer: Tokenizer) -> None:
+    """Write a model that was not trained here as a folder that `load_run` reads.
+
+    Raises CheckpointError if it already holds a run.
+    """
+    refuse_taken(folder)
+    made = RunFolder(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    made.write_tokenizer(tokenizer.files())
+    write_tensors(made.weights_file, model.state_dict(), {})
+    made.write_settings(cfg)
+
+
+def refuse_taken(folder: Path) -> None:
+    """Raise CheckpointError if the folder to write already holds a run or a model."""
+    there = RunFolder(folder)
+    for file in (there.config_file, folder / "config.json", there.weights_file):
+        if file.exists():
+            raise CheckpointError(
+                "out", f"{folder} already holds a {file.name}; give another folder"
+            )

@@ -32,13 +32,6 @@ class Start:
     completed: tuple[dict[str, Any], ...] = ()  # budgets, as in summary.json
     facts: dict[str, Any] = field(default_factory=dict)  # from `facts_of`
 
-    def threads(self, processes: int) -> int | None:
-        """Return the CPU threads that each of so many processes had; None if others took the steps.
-
-        Their number changes the last bits, so it is used again.
-        """
-        return self.facts["threads"] if self.facts.get("processes") == processes else None
-
 
 def facts_of(data: RunData, device: torch.device, threads: int, processes: int) -> dict[str, Any]:
     """Return the facts that a checkpoint records, because a resumed run is compared with them."""

@@ -1,6 +1,7 @@
 """Hydra's errors about a command line, in one line that names the field and what would be right."""
 
 import re
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -67,4 +68,7 @@ def from_hydra_error(error: Exception, overrides: Sequence[str], conf: Path) -> 
             found = yaml.safe_load(choice)
             if not all(isinstance(one, str) for one in (found if type(found) is list else [found])):
                 return ConfigError(group, f"does not take {choice}; --help shows what it takes")
+    *_, (raised_in, _) = traceback.walk_tb(error.__traceback__)
+    if raised_in.f_globals.get("__name__", "").startswith("hydra."):  # of its flags
+        return ConfigError("command line", message.partition("\n")[0])
     return error

@@ -5,7 +5,6 @@ from typing import Any
 import lightning.pytorch as L
 from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch.trainer.states import TrainerFn
-from rich.console import Console
 from torch import Tensor
 
 from gptattn.attention.head_statistics import entropy, sink_mass
@@ -28,28 +27,12 @@ class AttentionLog(L.Callback):
     prefix `val_` puts the losses first. Layers whose attention has no maps are left out.
     """
 
-    def __init__(
-        self,
-        board: Board,
-        data: RunData,
-        context_length: int,
-        heads: bool,
-        console: Console,
-    ) -> None:
-        self.board, self.heads, self.console = board, heads, console
+    def __init__(self, board: Board, data: RunData, context_length: int, heads: bool) -> None:
+        self.board, self.heads = board, heads
         self.rows = data.opening_rows(context_length, TOKENS)
         self.documents = data.opening_documents(self.rows)
         self.map_row = data.opening_rows(context_length, MAP_TOKENS)[:1, :MAP_TOKENS]
         self.map_documents = data.opening_documents(self.map_row)
-
-    def setup(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
-        """Print once how many layers cannot be recorded."""
-        shown, layers = len(pl_module.model.layers_with_maps()), len(pl_module.model.layers())
-        if shown < layers:
-            self.console.print(
-                f"attention: {shown} of {layers} layers have weights to record; the others are "
-                "left out"
-            )
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         # With a single token every weight is 1.

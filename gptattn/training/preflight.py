@@ -6,6 +6,7 @@ The run then uses the data, weights and costs found here: nothing is loaded or c
 import os
 import warnings
 from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -82,7 +83,12 @@ def preflight(cfg: TrainConfig, *, resumed: bool = False) -> Ready:
     build_matrix_rule(cfg)
     for name, spec in cfg.logger.items():
         if spec:  # TensorBoard has none of its own where its settings are empty
-            find_target(f"logger.{name}", spec, cfg.allow_targets)
+            target = find_target(f"logger.{name}", spec, cfg.allow_targets)
+            library = target.__module__.removeprefix("lightning.pytorch.loggers.")
+            if library in ("wandb", "mlflow") and find_spec(library) is None:
+                raise ConfigError(
+                    "logger", f"{name} needs {library}; pip install 'gptattn[{library}]'"
+                )
 
     # The data comes after the model, since it takes longest and writes tokens to the cache.
     tokenizer = build_tokenizer(cfg)

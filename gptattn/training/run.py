@@ -156,7 +156,9 @@ def _train(
 
     cfg, data, device = ready.cfg, ready.data, ready.device
     trainer_cfg, processes = cfg.trainer, cfg.trainer.processes
-    threads = start.threads(processes) or trainer_cfg.threads
+    threads = trainer_cfg.threads
+    if start.facts.get("processes") == processes:
+        threads = start.facts["threads"]  # their number changes the last bits
     if threads is None and int(trainer_cfg.devices) > 1:
         threads = max(1, usable_cpus() // int(trainer_cfg.devices))
     threads = set_threads(threads)
@@ -202,6 +204,12 @@ def _train(
         if ready.match is not None:
             console.print(str(ready.match), markup=False)
         console.print(metric_table(f"{cfg.variant}: costs", ready.costs()))
+        with_maps, layers = len(model.layers_with_maps()), len(model.layers())
+        if with_maps < layers:
+            console.print(
+                f"attention: {with_maps} of {layers} layers have weights to record; the others are "
+                "left out"
+            )
         lacking = missing_compiler(device) if cfg.compile else None
         compiled = cfg.compile and lacking is None
         if lacking is not None:
@@ -236,7 +244,7 @@ def _train(
             callbacks += [
                 samples,
                 ConsoleProgress(console, budget, clock, metrics, samples),
-                AttentionLog(board, data, cfg.model.context_length, cfg.log_heads, console),
+                AttentionLog(board, data, cfg.model.context_length, cfg.log_heads),
             ]
         callbacks += [end, checkpoints]
         if cfg.hang_seconds is not None:

@@ -14,8 +14,7 @@ from support import Call, train
 
 from gptattn.compare.finished_runs import read_runs
 from gptattn.data.tokenizer import ByteTokenizer
-from gptattn.runs.load import load_run
-from gptattn.runs.save import save_model
+from gptattn.runs.load import load_run, save_model
 
 
 def model_folder(folder: Path, *overrides: str, vocab_size: int = 256) -> Path:

@@ -12,8 +12,7 @@ from support import TEXT, Call, bpe, command, config, losses, summary, tiny, tra
 
 from gptattn.data import trained_bpe
 from gptattn.data.tokenizer_files import FILES
-from gptattn.runs.load import load_run
-from gptattn.runs.save import save_model
+from gptattn.runs.load import load_run, save_model
 
 SIZE = 300
 BPE = ("tokenizer=bpe", f"tokenizer.vocab_size={SIZE}")

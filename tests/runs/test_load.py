@@ -14,8 +14,7 @@ from gptattn.errors import CheckpointError, NumericError
 from gptattn.model.cost import parameter_count
 from gptattn.runs.checkpoint import read_checkpoint, weights_of, write_checkpoint
 from gptattn.runs.folder import RunFolder
-from gptattn.runs.load import load_run
-from gptattn.runs.save import save_model
+from gptattn.runs.load import load_run, save_model
 from gptattn.settings.construct import ForeignTarget
 from gptattn.training.preflight import ROWS_BYTES, preflight
 

@@ -11,8 +11,7 @@ import yaml
 from gptattn.cli.arguments import PACKAGES, SEED, option, parse, run_script
 from gptattn.data import hub, tokenizer_files
 from gptattn.errors import ConfigError, RunFolderError
-from gptattn.runs.load import SavedRun, load_run
-from gptattn.runs.save import refuse_taken, save_model
+from gptattn.runs.load import SavedRun, load_run, refuse_taken, save_model
 from gptattn.settings.build import build_model, build_tokenizer
 from gptattn.settings.compose import attention_settings, quoted, settings
 from gptattn.settings.config import InitMethod, TrainConfig
