@@ -58,6 +58,8 @@ def needs(group: str, name: str, folder: Path) -> list[str]:
         return [f"data.path={folder / 'ids.bin'}"]
     if (group, name) == ("data", "mixture"):
         return ["data.sources={a:{data:pydocs,weight:1},b:{data:stdlib,weight:1}}"]
+    if group == "launcher" and name in ("joblib", "ray"):
+        pytest.importorskip(f"hydra_plugins.hydra_{name}_launcher")
     if (group, name) == ("tokenizer", "none"):
         return ["data=copy"]
     if (group, name) == ("tokenizer", "gpt2"):
