@@ -1,10 +1,12 @@
 """When a run's state is saved, and what Lightning does not save by itself."""
 
+import random
 import signal
 from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as L
+import numpy as np
 import torch
 from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch.callbacks import Checkpoint
@@ -57,8 +59,14 @@ class Checkpoints(Checkpoint):
     def on_save_checkpoint(
         self, trainer: L.Trainer, pl_module: Any, checkpoint: dict[str, Any]
     ) -> None:
-        cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-        checkpoint["generators"] = {"torch": torch.get_rng_state(), "cuda": cuda}
+        numbers: Any = np.random.get_state(legacy=False)
+        numbers["state"]["key"] = numbers["state"]["key"].tolist()
+        checkpoint["generators"] = {
+            "torch": torch.get_rng_state(),
+            "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
+            "python": random.getstate(),
+            "numpy": numbers,
+        }
 
     def on_load_checkpoint(
         self, trainer: L.Trainer, pl_module: Any, checkpoint: dict[str, Any]
@@ -75,6 +83,9 @@ class Checkpoints(Checkpoint):
             torch.set_rng_state(self._generators["torch"])
             if self._generators["cuda"]:
                 torch.cuda.set_rng_state_all(self._generators["cuda"])
+            version, words, gauss = self._generators["python"]
+            random.setstate((version, tuple(words), gauss))
+            np.random.set_state(self._generators["numpy"])
             self._generators = None
 
     def _note(self, signum: int, frame: object) -> None:
