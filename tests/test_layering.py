@@ -119,7 +119,7 @@ def test_modules_do_not_import_each_other_in_a_circle() -> None:
     assert len(list(TopologicalSorter(graph).static_order())) == len(modules())
 
 
-def test_only_the_command_line_knows_hydra() -> None:
+def test_hydra_is_known_where_settings_sweeps_and_commands_are() -> None:
     knows = {name for name, tree in modules().items() if foreign(tree) & {"hydra", "omegaconf"}}
     rooms = ("gptattn.cli.", "gptattn.settings.", "gptattn.sweep.")
     assert {name for name in knows if not name.startswith(rooms)} == set()

@@ -18,7 +18,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from gptattn.errors import ConfigError
-from gptattn.machine.ending import report
+from gptattn.machine.ending import FIRST, as_user_error, report
 from gptattn.machine.signals import (
     WORDS,
     Stopped,
@@ -41,9 +41,9 @@ def main() -> NoReturn:
 
 def end(task: Callable[[], Any]) -> NoReturn:
     """Call a function under `@hydra.main`, and exit with the codes of `gptattn.errors`."""
-    for number in handled_signals():
-        if number != signal.SIGINT:
-            signal.signal(number, _terminated)
+    for number in handled_signals():  # a shell starts its background jobs with SIGINT ignored
+        handler = signal.default_int_handler if number == signal.SIGINT else _terminated
+        signal.signal(number, handler)
     # Hydra would print several lines and exit with 1; this makes it raise its errors.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     arguments = sys.argv[1:]
@@ -88,6 +88,8 @@ def run_job(cfg: DictConfig) -> float:
     """
     job: Any = HydraConfig.get()
     single = job.mode == RunMode.RUN
+    if single and not SHOWS_TRACEBACK:
+        os.environ.pop("HYDRA_FULL_ERROR", None)  # other processes of the run would inherit it
     overrides = [str(override) for override in job.overrides.task]
     try:
         if single and any(job.sweeper.get(name) for name in ("params", "variants", "tune")):
@@ -102,7 +104,7 @@ def run_job(cfg: DictConfig) -> float:
             from gptattn.runs.load import load_config  # torch takes seconds to import
             from gptattn.settings.resumed import resumed_settings
 
-            recorded = load_config(Path(cfg.resume), settings.allow_targets)
+            recorded = load_config(Path(cfg.resume), settings.allow_targets, "resume")
             settings = resumed_settings(recorded, overrides, cfg, job.runtime.choices)
         check(settings)
 
@@ -116,10 +118,15 @@ def run_job(cfg: DictConfig) -> float:
             raise KeyboardInterrupt from stopped
         raise SystemExit(128 + stopped.signum) from stopped
     except Exception as error:
-        if not single or isinstance(error, BrokenPipeError):
+        if not single:
             raise
+        if isinstance(error, BrokenPipeError):
+            raise SystemExit(silence_stdout()) from error
         with contextlib.suppress(OSError):  # Hydra has made it before the run was checked
             if job.run.dir != ".":
-                Path(job.run.dir).rmdir()
+                os.removedirs(job.run.dir)
+        known = as_user_error(error)
+        if known is not None and not FIRST:  # the first process says it
+            raise SystemExit(known.exit_code) from error
         # Hydra would add a line of its own to what it lets through.
-        raise SystemExit(report(error, SHOWS_TRACEBACK)) from error
+        raise SystemExit(report(error, SHOWS_TRACEBACK, cfg.allow_targets)) from error

@@ -142,8 +142,8 @@ def git_commit() -> str | None:
     if here is None:  # an installed package may lie inside somebody else's repository
         return None
     command = ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=40"]
+    quiet = subprocess.DEVNULL
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=False)
+        return subprocess.check_output(command, text=True, timeout=5, stderr=quiet).strip()
     except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip() or None if done.returncode == 0 else None

@@ -1,6 +1,7 @@
 """Ends a command: one line for a user's mistake, the exit code, and Ctrl-C."""
 
 import errno
+import os
 import re
 import sys
 import traceback
@@ -18,6 +19,8 @@ from gptattn.errors import (
 from gptattn.machine.disk import REFUSALS
 from gptattn.machine.signals import silence_stdout
 
+# Of several processes, which torchrun, srun or Lightning have started.
+FIRST = all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"))
 # A path that cannot be used, for a reason that a user can see from the system's own words.
 PATHS = {errno.ENOENT, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EEXIST}
 
@@ -27,7 +30,7 @@ def ended(run: Callable[[], int | None], debug: bool = False) -> int:
     try:
         try:
             code = run()
-        except SystemExit as end:  # Hydra raises it after its help, our handler on a signal
+        except SystemExit as end:
             code = int(end.code or 0)
         sys.stdout.flush()
     except BrokenPipeError:
@@ -40,10 +43,13 @@ def ended(run: Callable[[], int | None], debug: bool = False) -> int:
     return code or 0
 
 
-def report(error: Exception, debug: bool = False) -> int:
-    """Print one error line to stderr, with a traceback for a bug of ours; return the exit code."""
+def report(error: Exception, debug: bool = False, packages: Sequence[str] = ()) -> int:
+    """Print one error line to stderr, with a traceback for a bug of ours; return the exit code.
+
+    `packages`: those of the user's own, from the settings; None given, those in the arguments.
+    """
     given = [a.partition("=")[2] for a in sys.argv if re.match(r"\+*allow_targets=", a)]
-    packages = re.findall(r"[\w.]+", " ".join(given))
+    packages = packages or re.findall(r"[\w.]+", " ".join(given))
     known = as_user_error(error, packages)
     if debug or known is None:
         traceback.print_exception(error)

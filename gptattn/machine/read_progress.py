@@ -8,18 +8,13 @@ from tqdm import tqdm
 
 QUIET_SECONDS = 2.0  # at the start: what is done by then needs no words
 LOG_SECONDS = 10.0  # between lines where there is no terminal
-
-
-class Bar(tqdm):
-    """A progress bar without tqdm's thread, which would redraw it while nothing is read."""
-
-    monitor_interval = 0
+tqdm.monitor_interval = 0  # without its thread, which redraws bars while nothing is read
 
 
 @contextlib.contextmanager
 def show_progress(what: str, size: int) -> Iterator[Callable[[int], object]]:
     """Yield a function to call with the bytes that have been done, of `size` in all; 0: unknown."""
-    with Bar(
+    with tqdm(
         desc=what,
         total=size or None,
         unit="B",

@@ -117,11 +117,11 @@ def with_kept_tokenizer(cfg: TrainConfig, folder: RunFolder) -> TrainConfig:
     return replace(cfg, tokenizer=cfg.tokenizer | own)
 
 
-def load_config(folder: Path, allow_targets: Sequence[str] = ()) -> TrainConfig:
+def load_config(folder: Path, allow_targets: Sequence[str] = (), field: str = "run") -> TrainConfig:
     """Return the settings in config.yaml, with `allow_targets` in place of the recorded packages.
 
-    Raises CheckpointError if there are none or they cannot be used, ForeignTarget if a `_target_`
-    lies outside gptattn and these packages.
+    Raises CheckpointError, naming the field, if there are none or they cannot be used,
+    ForeignTarget if a `_target_` lies outside gptattn and these packages.
     """
     file = RunFolder(folder).config_file
     try:
@@ -130,12 +130,12 @@ def load_config(folder: Path, allow_targets: Sequence[str] = ()) -> TrainConfig:
         cfg = typed(TrainConfig, node)
         check(cfg)
     except ForeignTarget as error:
-        raise ForeignTarget("run", f"{file}: {error}") from None
+        raise ForeignTarget(field, f"{file}: {error}") from None
     except FileNotFoundError:
-        raise CheckpointError("run", f"{folder} holds no run; give a run folder") from None
+        raise CheckpointError(field, f"{folder} holds no run; give a run folder") from None
     except (OSError, ValueError, TypeError, KeyError, ConfigError) as error:
         reason = str(error).splitlines()[0]
-        raise CheckpointError("run", f"{file} cannot be read ({reason[:300]})") from None
+        raise CheckpointError(field, f"{file} cannot be read ({reason[:300]})") from None
     return replace(cfg, allow_targets=list(allow_targets))
 
 

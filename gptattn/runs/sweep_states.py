@@ -24,8 +24,9 @@ class SweepStates:
 
 
 def write_planned(folder: Path, runs: Sequence[str]) -> None:
-    """Note the runs of the sweep that begins in the folder, beside those of earlier ones."""
-    known = dict.fromkeys([*read_planned(folder), *runs])
+    """Note the runs of the sweep that begins in the folder, beside those that others have begun."""
+    begun = [run for run in read_planned(folder) if RunFolder(folder / run).begun]
+    known = dict.fromkeys([*begun, *runs])
     text = json.dumps({"runs": list(known)}, indent=1)
     write_atomically(folder / PLANNED, lambda file: file.write(f"{text}\n".encode()))
 

@@ -12,17 +12,19 @@ from hydra.errors import MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 
 from gptattn.errors import ConfigError
-from gptattn.settings.config import MASK_DOCUMENTS, Settings, Spec, TrainConfig, check, variant_name
+from gptattn.settings.config import (
+    CONF,
+    MASK_DOCUMENTS,
+    Settings,
+    Spec,
+    TrainConfig,
+    check,
+    variant_name,
+)
 from gptattn.settings.construct import check_targets
 from gptattn.settings.messages import REMOVED, from_hydra_error
 from gptattn.settings.values import check_choice, suggest, typed
 
-# conf/ lies beside the package in a source tree, and inside it in a wheel.
-CONF = next(
-    folder
-    for folder in (Path(__file__).parents[1] / "conf", Path(__file__).parents[2] / "conf")
-    if folder.is_dir()
-)
 OPEN = ("attn", "part", "position", "data", "tokenizer", "logger")  # their constructors check keys
 
 
@@ -90,9 +92,9 @@ def from_hydra(cfg: DictConfig, hydra: DictConfig) -> TrainConfig:
             if key.partition(".")[0] == "attn":
                 raise ConfigError(
                     key,
-                    f"has no place beside pattern=[{','.join(command.pattern)}], which names the "
-                    "attention of each layer; leave one of them out, or change a copy of its file: "
-                    "copy conf/attn/NAME.yaml to DIR/attn/NEW.yaml and give --config-dir=DIR",
+                    f"cannot be combined with pattern=[{','.join(command.pattern)}], which names "
+                    "each layer's attention; leave one of them out, or copy conf/attn/NAME.yaml to "
+                    "DIR/attn/NEW.yaml, change it there and give --config-dir=DIR",
                 )
         specs = {name: _file("pattern", "attn", name, given) for name in command.pattern}
         choices["attn"] = variant_name(specs if len(specs) == 1 else command.pattern, [])

@@ -7,12 +7,19 @@ arguments; `construct.py` checks those against the target's signature.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from gptattn.errors import ConfigError
 from gptattn.model.kinds import MLPKind, NormKind
 from gptattn.settings.values import AUTO, check_values, one_of, within
 
+# conf/ lies beside the package in a source tree, and inside it in a wheel.
+CONF = next(
+    folder
+    for folder in (Path(__file__).parents[1] / "conf", Path(__file__).parents[2] / "conf")
+    if folder.is_dir()
+)
 Spec = dict[str, Any]
 MASK_DOCUMENTS = "mask_documents"  # in `data`, beside the arguments of what gives the text
 

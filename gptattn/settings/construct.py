@@ -4,12 +4,13 @@ import contextlib
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, get_type_hints
 
 from hydra.utils import get_object, instantiate
 
 from gptattn.errors import ConfigError
-from gptattn.settings.config import Spec
+from gptattn.settings.config import CONF, Spec
 from gptattn.settings.values import check_type, suggest
 
 # A run folder from somebody else may name any class; only these packages are imported for it.
@@ -84,9 +85,24 @@ def construct(
 ) -> Any:
     """Call the target of `spec` with the keys of `spec`, and those of `shared` that it declares.
 
-    Raises ConfigError, naming the field, for an unknown key, a wrong type or a missing argument, if
-    the target raises a ValueError, whose message should begin with `argument=`, and if what it
-    returns is no `kind`.
+    Raises ConfigError as `bind`, naming the field, if the target raises a ValueError, whose message
+    should begin with `argument=`, and if what it returns is no `kind`.
+    """
+    make = bind(group, spec, shared, allow_targets)
+    with named_arguments(group, spec):
+        made = make()
+    if not isinstance(made, kind):
+        name = f"{kind.__module__}.{kind.__qualname__}"
+        raise ConfigError(f"{group}._target_", f"is not a {name}; name a subclass of it")
+    return made
+
+
+def bind(
+    group: str, spec: Spec, shared: dict[str, Any], allow_targets: Sequence[str]
+) -> Callable[[], Any]:
+    """Return a call of the target with these arguments, as `construct` makes it.
+
+    Raises ConfigError, naming the field, for an unknown key, a wrong type or a missing argument.
     """
     target = find_target(group, spec, allow_targets)
     own = {key: value for key, value in spec.items() if key != "_target_"}
@@ -97,6 +113,10 @@ def construct(
     for key, value in own.items():
         if key not in named and not open_ended:
             known = suggest(key, named.keys() - shared)
+            files = sorted((CONF / group).glob("*.yaml"))
+            having = [file.stem for file in files if f"\n{key}:" in file.read_text("utf-8")]
+            if having:
+                known = f"{' or '.join(having)} has it: {group}=NAME"
             raise ConfigError(
                 f"{group}.{key}", f"{target.__name__} takes no such argument; {known}"
             )
@@ -107,12 +127,7 @@ def construct(
             raise ConfigError(f"{group}.{name}", f"is missing; {target.__name__} needs it")
     # What is shared, such as a position of all layers, must not be copied: it is passed by us.
     make = instantiate({**spec, "_partial_": True}, _convert_="all", _recursive_=False)
-    with named_arguments(group, own):
-        made = make(**given)
-    if not isinstance(made, kind):
-        name = f"{kind.__module__}.{kind.__qualname__}"
-        raise ConfigError(f"{group}._target_", f"is not a {name}; name a subclass of it")
-    return made
+    return partial(make, **given)
 
 
 @contextlib.contextmanager

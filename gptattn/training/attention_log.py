@@ -4,7 +4,6 @@ from typing import Any
 
 import lightning.pytorch as L
 from lightning.fabric.utilities import move_data_to_device
-from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 
 from gptattn.attention.head_statistics import entropy, sink_mass
@@ -40,9 +39,9 @@ class AttentionLog(L.Callback):
             ids, documents = move_data_to_device((self.rows, self.documents), pl_module.device)
             found = figures(pl_module.model, ids, self.heads, documents)
             log_row(trainer.loggers, found, trainer.global_step)
-        # A run of 0 steps only validates, and has no on_train_end of its own. `trainer.validating`
-        # would not tell: it is also true for a validation within fit.
-        if trainer.state.fn == TrainerFn.VALIDATING:
+
+    def teardown(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
+        if stage == "validate":  # a run of 0 steps has no `on_train_end`
             self.on_train_end(trainer, pl_module)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:

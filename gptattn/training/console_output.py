@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from gptattn.machine.console import span
+from gptattn.machine.console import printable, span
 from gptattn.settings.budget import Budget
 from gptattn.training.callbacks import MetricRows, Samples, StepClock
 
@@ -81,10 +81,8 @@ class ConsoleProgress(L.Callback):
             f"val loss {last['val/loss']:.4f}  {figure}"
         )
         if self.samples.text:
-            shown = "".join(
-                c if c.isprintable() or c == "\n" else "\ufffd" for c in self.samples.text
-            )
-            self.console.print(Panel(Text(shown), title="sample", title_align="left"))
+            shown = Text(printable(self.samples.text))
+            self.console.print(Panel(shown, title="sample", title_align="left"))
 
     def on_train_end(self, *args: Any) -> None:
         self._stop()

@@ -58,7 +58,6 @@ class LanguageModel(L.LightningModule):
         self.lr = 0.0
         self.val_metrics: dict[str, float] = {}
         self._step_losses: list[Tensor] = []  # of the micro-batches of the step in progress
-        self._val_nats, self._val_tokens, self._val_hits = 0.0, 0, 0
         self._trained = list(model.parameters())
 
     def configure_optimizers(self) -> torch.optim.Optimizer:

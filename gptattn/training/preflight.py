@@ -12,11 +12,9 @@ from pathlib import Path
 import torch
 
 from gptattn.data.run_data import RunData
-from gptattn.data.text import cache_folder
 from gptattn.data.tokenizer import encode_prompt
-from gptattn.errors import ConfigError, DataError, DiskError
+from gptattn.errors import ConfigError
 from gptattn.machine.device import resolve_device, total_memory_bytes
-from gptattn.machine.disk import free_bytes
 from gptattn.model.cost import Cost, measure_cost
 from gptattn.runs.checkpoint import KEPT
 from gptattn.runs.folder import RunFolder
@@ -27,15 +25,12 @@ from gptattn.settings.build import (
     build_tokenizer,
 )
 from gptattn.settings.config import TrainConfig, check
-from gptattn.settings.construct import find_target
+from gptattn.settings.construct import bind, find_target
 from gptattn.settings.identity import Making, code_for
 from gptattn.settings.match import Match, matched
 from gptattn.weights.convert import Origin, begin_from, read_origin
 
 ROWS_BYTES = 1_000_000  # for settings, rows and TensorBoard's events; a small run writes a tenth
-# Bytes of the token file per byte of text. A GPT-2 token takes two bytes and stands for about four
-# bytes of text. Byte and character tokens need more, up to 2.
-TOKENS_BYTES = 0.5
 WIDE = 384  # model.d_model from which bfloat16 products are faster, where a CPU has them
 DTYPES = {  # of matrix products, by trainer.precision
     "32-true": torch.float32,
@@ -89,6 +84,7 @@ def preflight(cfg: TrainConfig, *, resumed: bool = False) -> Ready:
                 raise ConfigError(
                     "logger", f"{name} needs {library}; pip install 'gptattn[{library}]'"
                 )
+            bind(f"logger.{name}", spec, {}, cfg.allow_targets)
 
     # The data comes after the model, since it takes longest and writes tokens to the cache.
     tokenizer = build_tokenizer(cfg)
@@ -108,16 +104,7 @@ def preflight(cfg: TrainConfig, *, resumed: bool = False) -> Ready:
             "log_heads",
             "no layer has attention weights to record; give log_heads=false, or another attention",
         )
-    _check_text_fits(cfg)
-    try:
-        data = build_data(cfg, tokenizer)
-    except MemoryError:
-        there = total_memory_bytes(torch.device("cpu")) / 1e9
-        raise DataError(
-            "data",
-            f"the memory ({there:,.0f} GB in all) is too small for this text; give less text by "
-            "data.path or data.pattern, or use tokenizer=byte, which takes the least",
-        ) from None
+    data = build_data(cfg, tokenizer)
     if cfg.sample.tokens and cfg.sample.prompt is not None:
         encode_prompt(tokenizer, cfg.sample.prompt)
 
@@ -189,27 +176,3 @@ def _replace_auto(cfg: TrainConfig, device: torch.device) -> tuple[TrainConfig, 
     cfg = replace(cfg, trainer=trainer)
     check(cfg)
     return cfg, note
-
-
-def _check_text_fits(cfg: TrainConfig) -> None:
-    """Raise DiskError if the files that the settings name are too large for the cache's disk."""
-    pattern = str(cfg.data.get("pattern") or "**/*")
-    given = [cfg.data.get("path"), cfg.data.get("val_path")]
-    try:
-        roots = [Path(path).expanduser() for path in given if isinstance(path, str)]
-        places = [[*root.glob(pattern)] if root.is_dir() else [root] for root in roots]
-        size = sum(file.stat().st_size for files in places for file in files if file.is_file())
-    except (OSError, RuntimeError, ValueError, NotImplementedError):
-        return  # loading says what is wrong
-    cache = cache_folder(cfg.cache_dir)
-    # Tokens cached earlier need no space. Which file belongs to this text is known only after
-    # reading the text, so all files count.
-    held = sum(file.stat().st_size for file in cache.glob("*.tokens"))
-    needs, free = int(TOKENS_BYTES * size), free_bytes(cache)
-    if needs > max(free, held):
-        raise DiskError(
-            "cache_dir",
-            f"the tokens of {size / 1e9:,.1f} GB of text take {needs / 1e9:,.1f} GB or more, and "
-            f"{free / 1e9:,.1f} are free for {cache}; give another cache_dir, or less text by "
-            "data.path or data.pattern",
-        )

@@ -28,7 +28,7 @@ from gptattn.machine.device import (
     set_threads,
 )
 from gptattn.machine.disk import check_room
-from gptattn.machine.ending import as_user_error
+from gptattn.machine.ending import FIRST, as_user_error
 from gptattn.machine.signals import Stopped
 from gptattn.model.gpt import GPT
 from gptattn.runs.folder import RunFolder, done_below, run_name
@@ -46,9 +46,6 @@ from gptattn.weights.convert import begin_from
 
 if TYPE_CHECKING:
     from lightning.pytorch.loggers import Logger
-
-# Of several processes, which torchrun, srun or Lightning have started.
-FIRST = all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"))
 
 
 def train(
@@ -386,16 +383,12 @@ def _open_trackers(
             continue  # TensorBoard
         try:
             own = apply_to_collection(dict(spec), str, lambda text: text.format(**names))
-            logger = construct(f"logger.{name}", own, {}, cfg.allow_targets)
-            if not isinstance(logger, Logger):
-                raise ConfigError(f"logger.{name}._target_", "is not a Lightning logger")
+            logger = construct(f"logger.{name}", own, {}, cfg.allow_targets, Logger)
             logger.log_hyperparams(hyperparameters)
         except UserError:
             raise
         except Exception as error:
-            why = (str(error).splitlines() or [type(error).__name__])[0][:300]
-            raise ConfigError(
-                "logger", f"{name} cannot be opened ({why}); leave it out, or mend it"
-            ) from error
+            why = (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+            raise ConfigError("logger", f"{name} cannot be opened ({why}); leave it out") from error
         loggers.append(logger)
     return loggers

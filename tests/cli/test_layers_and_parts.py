@@ -18,7 +18,7 @@ def test_a_pattern_of_a_file_and_attn_of_the_command_line_are_one_too_many(
     text = "# @package _global_\npattern: [gqa, mqa]\n"
     flag = f"--config-dir={tmp_path / 'mine'}"
     given = tiny(tmp_path, "model.num_layers=2", "experiment=layers")
-    said = "error: attn: has no place beside pattern=[gqa,mqa]"
+    said = "error: attn: cannot be combined with pattern=[gqa,mqa]"
     file.write_text(text, encoding="utf-8")
     assert command(tmp_path, flag, *given, "attn=gqa") == 2
     assert capfd.readouterr().err.startswith(said)

@@ -18,7 +18,7 @@ MENU = (
     f"allow_targets=[probes,probe_parts,{__name__}]",
 )
 PARTS = "one of .*probe_shift, probe_stretch"
-ONE_TOO_MANY = r"has no place beside pattern=\[gqa,mqa\], which names .*; leave one of them out"
+ONE_TOO_MANY = r"cannot be combined with pattern=\[gqa,mqa\], which names .*; leave one of them out"
 NOT_CHOSEN = r"part.probe_shift: is not chosen; give part=\[probe_shift\] as well"
 
 
