@@ -94,7 +94,7 @@ def test_a_run_with_a_package_of_the_users_own_goes_on(
     run = train(tmp_path, *SIX, *own)
     assert command(tmp_path, f"resume='{run}'", "budget.steps=8") == 2
     line = capfd.readouterr().err.splitlines()[-1]
-    assert line.startswith("error: run: ")
+    assert line.startswith("error: resume: ")
     assert "my_attention.Mine is outside of gptattn" in line
     assert "allow_targets" in line
     assert command(tmp_path, f"resume='{run}'", "budget.steps=8", "allow_targets=[os]") == 2

@@ -142,7 +142,7 @@ MISTAKES = {
     "pattern=[]": r"pattern: is empty",
     "pattern=gqa": r"pattern: is not a list; write pattern=\[a,b\]",
     "attn.backend=reference pattern=[gqa,mqa]": rf"attn.backend: {ONE_TOO_MANY}",
-    "pattern=[gqa,mqa] attn=gqa": rf"attn: {ONE_TOO_MANY}, or change a copy of its file",
+    "pattern=[gqa,mqa] attn=gqa": rf"attn: {ONE_TOO_MANY}, or copy conf/attn/NAME.yaml",
     "pattern=[gqa,mqa] model.num_heads=1": (
         r"pattern.gqa.num_kv_heads: num_kv_heads=2 must divide num_heads=1; one of \[1\]"
     ),

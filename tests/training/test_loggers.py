@@ -64,5 +64,5 @@ def test_a_tracker_that_cannot_be_opened_ends_the_run_in_one_line(
     broken = (*PROBE, "+logger.kept.name=x", "+logger.kept.opens=false")
     assert command(tmp_path, *tiny(tmp_path, *broken)) == 2
     assert capfd.readouterr().err.splitlines() == [
-        "error: logger: kept cannot be opened (no route to the server); leave it out, or mend it"
+        "error: logger: kept cannot be opened (no route to the server); leave it out"
     ]
