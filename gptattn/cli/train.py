@@ -29,7 +29,13 @@ from gptattn.machine.signals import (
 from gptattn.settings.compose import CONF, from_hydra
 from gptattn.settings.config import check
 from gptattn.settings.messages import from_hydra_error
+from gptattn.settings.values import suggest
 
+# Hydra's. On another one argparse would print its whole usage.
+FLAGS = (
+    "--help", "--hydra-help", "--version", "--cfg", "--resolve", "--package", "--run", "--multirun",
+    "--shell-completion", "--config-path", "--config-name", "--config-dir", "--info",
+)  # fmt: skip
 # Asked before `end` sets it.
 SHOWS_TRACEBACK = os.environ.get("HYDRA_FULL_ERROR", "0") == "1"
 
@@ -54,6 +60,8 @@ def end(task: Callable[[], Any]) -> NoReturn:
             if argument.startswith("-") and settings and settings[0] < i < settings[-1]:
                 raise ConfigError("command line", f"{argument} stands amid settings; put it first")
             name = argument.partition("=")[0]
+            if name.startswith("--") and not any(flag.startswith(name) for flag in FLAGS):
+                raise ConfigError("command line", f"{name} is no flag; {suggest(name, FLAGS)}")
             if name in ("run_dir", "resume") and {"-m", "--multirun"} & {*arguments}:
                 raise ConfigError(name, "names one run, and -m starts many; leave one of them out")
         try:

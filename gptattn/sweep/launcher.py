@@ -172,7 +172,7 @@ def _note_failure(job: _Job) -> None:
     run, code = RunFolder(job.folder), job.process.exitcode
     if run.done or run.failure_file.exists():
         return
-    reason = f"exit code {code}"
+    reason = f"exit code {code}; {run.console_file.name} says more"
     if code < 0:
         reason = f"killed by {signal.Signals(-code).name}"
         reason += "; perhaps the machine ran out of memory" * (code == -signal.SIGKILL)
