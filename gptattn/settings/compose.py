@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from hydra import compose, initialize_config_dir
-from hydra.core.config_store import ConfigStore
+from hydra.core.config_store import ConfigNode, ConfigStore
 from hydra.errors import MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 
@@ -47,7 +47,16 @@ for _name, _kind in get_type_hints(Command).items():
 for _name in OPEN:
     SCHEMA[_name] = {}
     OmegaConf.set_struct(SCHEMA[_name], False)
-ConfigStore.instance().store("schema", SCHEMA)
+
+
+class _Shared(ConfigNode):
+    """A node that a copy of the store shares: Hydra copies its store for each group in --help."""
+
+    def __deepcopy__(self, memo: object) -> "_Shared":
+        return self  # ConfigStore.load copies what it hands out
+
+
+ConfigStore.instance().repo["schema.yaml"] = _Shared("schema.yaml", SCHEMA, None, None, None)
 
 
 def settings(overrides: Sequence[str] = ()) -> TrainConfig:
