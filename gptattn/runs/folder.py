@@ -21,18 +21,18 @@ from gptattn.machine import disk
 from gptattn.machine.lock import locked
 from gptattn.runs.evaluation import Evaluation
 from gptattn.settings.config import TrainConfig, variant_name
-from gptattn.settings.identity import NAMED, Making, meaning
+from gptattn.settings.identity import NAMED, Provenance, meaning
 
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in C, if PyYAML was built with it
 
-CONFIG, SUMMARY, ROWS, MAKING = "config.yaml", "summary.json", "metrics.jsonl", "identity.json"
+CONFIG, SUMMARY, ROWS, PROVENANCE = "config.yaml", "summary.json", "metrics.jsonl", "identity.json"
 REPLACED, EVALUATION, FAILURE = "replaced.txt", "evaluation.json", "failure.json"
 LOCK = ".lock"
 # Below a sweep's folder: the runs that chose a learning rate, which are no results.
 TUNING = "tuning"
 CHECKPOINT = r"step=(\d+)\.safetensors"
 # Characters in a folder's name, which may have 255 bytes; config.yaml has what is cut off.
-MOST_OF_VARIANT, MOST_OF_SETTINGS = 80, 150
+MAX_VARIANT, MAX_SETTINGS = 80, 150
 
 
 @dataclass(unsafe_hash=True)
@@ -136,16 +136,16 @@ class RunFolder:
             return None
         return loss if math.isfinite(loss) else None
 
-    def read_making(self) -> Making | None:
+    def read_provenance(self) -> Provenance | None:
         """Return what made the run; None if there is no record of it that can be read."""
         try:
-            return msgspec.json.decode((self.path / MAKING).read_bytes(), type=Making)
+            return msgspec.json.decode((self.path / PROVENANCE).read_bytes(), type=Provenance)
         except (OSError, ValueError, msgspec.MsgspecError):
             return None
 
-    def write_making(self, making: Making) -> None:
+    def write_provenance(self, provenance: Provenance) -> None:
         """Write what made the run."""
-        self._write(MAKING, json.dumps(asdict(making), indent=1) + "\n")
+        self._write(PROVENANCE, json.dumps(asdict(provenance), indent=1) + "\n")
 
     def read_evaluation(self) -> Evaluation | None:
         """Return what `evaluate` has measured of the run; None if it has measured nothing."""
@@ -203,10 +203,10 @@ def run_name(cfg: TrainConfig, overrides: Sequence[str]) -> str:
     """
     names = [cfg.choices["attn"]] if cfg.pattern is None else cfg.pattern
     names = names[:1] if len(set(names)) == 1 else names  # the run with attn=
-    variant = _safe(variant_name(names, cfg.part))[:MOST_OF_VARIANT]
+    variant = _safe(variant_name(names, cfg.part))[:MAX_VARIANT]
     given = [override.lstrip("+~") for override in overrides]
     named = [o for o in given if meaning(re.split("[=@]", o)[0]) in NAMED]
-    settings = "".join(f"+{_safe(override)}" for override in named)[:MOST_OF_SETTINGS]
+    settings = "".join(f"+{_safe(override)}" for override in named)[:MAX_SETTINGS]
     return f"{variant}_s{cfg.seed}{settings}_{secrets.token_hex(3)}"
 
 

@@ -73,7 +73,7 @@ def build_model(cfg: TrainConfig, vocab_size: int) -> GPT:
         ),
         tied_head=block.tied_head,
         shared_init=cfg.shared_init,
-        recompute=model.recompute,
+        activation_checkpointing=model.activation_checkpointing,
     )
 
     chosen = f"attn={cfg.choices['attn']}" if cfg.pattern is None else "the pattern"

@@ -31,13 +31,28 @@ Accelerator = Literal["auto", "cpu", "gpu"]
 POSITIVE = within(above=0)
 FRACTION = within(least=0, below=1)
 
+# What another value of a setting means for a run stands under this key in its field's metadata, and
+# holds for all settings below it. Without one it is RESULT.
+MEANING = "meaning"
+RESULT = "another result"
+SEED = "another result, but a run's name has its own place for it"
+LENGTH = "another result, but a resumed run may have it"
+PLACE = "what counts is the content at this path"
+VIEW = "shown, or computed, in another way: the result is the same"
+BOUND = "the result is the same, but it is fixed once the run has begun"
+
+VIEWED, FIXED = {MEANING: VIEW}, {MEANING: BOUND}
+
+# What the files in conf/block set, by the beginnings of the names.
+OF_BLOCK = ("block.", "model.mlp", "model.qkv_bias")
+
 
 @dataclass
 class ModelConfig:
     """The sizes of the GPT.
 
     `d_mlp` None means the width with as many parameters as GPT-2's MLP, `vocab_size` None the
-    tokenizer's. `recompute`: the backward pass computes each block again, to save memory.
+    tokenizer's. `activation_checkpointing`: the backward pass computes each block again.
     """
 
     num_layers: int = field(metadata=within(above=0, most=1_000))
@@ -49,7 +64,7 @@ class ModelConfig:
     qkv_bias: bool
     mlp: str = field(metadata=one_of(MLPKind))
     vocab_size: int | None = field(metadata=within(above=0, most=2**30))
-    recompute: bool = False
+    activation_checkpointing: bool = field(default=False, metadata=VIEWED)
 
 
 @dataclass
@@ -103,7 +118,7 @@ class ValidationConfig:
     """`fraction`: the share of the text that is held out. `count`: validations in a run."""
 
     fraction: float = field(metadata=within(above=0, below=1))
-    count: int = field(metadata=POSITIVE)
+    count: int = field(metadata=POSITIVE | VIEWED)
 
 
 @dataclass
@@ -123,15 +138,15 @@ class TrainerConfig:
     `devices`: the processes on each of `num_nodes` machines.
     """
 
-    accelerator: str = field(metadata=one_of(Accelerator))
+    accelerator: str = field(metadata=one_of(Accelerator) | FIXED)
     precision: str = field(metadata=one_of(Precision))
-    threads: int | None = field(metadata=within(above=0, most=1024))
+    threads: int | None = field(metadata=within(above=0, most=1024) | FIXED)
     matmul_precision: str = field(
         default="highest", metadata=one_of(Literal["highest", "high", "medium"])
     )
-    deterministic: bool = False
-    devices: int | str = field(default=1, metadata=within(above=0, most=1024) | AUTO)
-    num_nodes: int | str = field(default=1, metadata=within(above=0, most=65_536) | AUTO)
+    deterministic: bool = field(default=False, metadata=FIXED)
+    devices: int | str = field(default=1, metadata=within(above=0, most=1024) | AUTO | VIEWED)
+    num_nodes: int | str = field(default=1, metadata=within(above=0, most=65_536) | AUTO | VIEWED)
 
     @property
     def processes(self) -> int:
@@ -177,19 +192,19 @@ class Settings:
     in tokens, `log_every` in optimizer steps, `hang_seconds` in seconds.
     """
 
-    experiment_name: str
-    seed: int = field(metadata=within(least=0, most=2**32 - 1))
+    experiment_name: str = field(metadata=FIXED)
+    seed: int = field(metadata=within(least=0, most=2**32 - 1) | {MEANING: SEED})
     batch_size: int = field(metadata=within(above=0, most=2**20))
     accumulate: int = field(metadata=POSITIVE)
     loss_chunk_tokens: int | None = field(metadata=POSITIVE)
     compile: bool
-    log_every: int = field(metadata=POSITIVE)
-    log_heads: bool
-    hang_seconds: float | None = field(metadata=within(above=0, most=1_000_000))
-    checkpoint: bool
-    cache_dir: str | None
-    allow_targets: list[str]
-    init_from: str | None
+    log_every: int = field(metadata=POSITIVE | VIEWED)
+    log_heads: bool = field(metadata=VIEWED)
+    hang_seconds: float | None = field(metadata=within(above=0, most=1_000_000) | VIEWED)
+    checkpoint: bool = field(metadata=FIXED)
+    cache_dir: str | None = field(metadata=VIEWED)
+    allow_targets: list[str] = field(metadata=FIXED)
+    init_from: str | None = field(metadata=FIXED)
     init_method: str = field(metadata=one_of(InitMethod))
     match: str = field(metadata=one_of(Literal["none", "params", "flops", "kv_cache"]))
     match_to: str
@@ -202,13 +217,13 @@ class Settings:
     tokenizer: Spec
     model: ModelConfig
     optim: OptimConfig
-    budget: BudgetConfig
+    budget: BudgetConfig = field(metadata={MEANING: LENGTH})
     validation: ValidationConfig
-    sample: SampleConfig
+    sample: SampleConfig = field(metadata=VIEWED)
     trainer: TrainerConfig
-    sweep: SweepConfig
-    ladder: LadderConfig = field(default_factory=LadderConfig)
-    logger: dict[str, Spec] = field(default_factory=dict)
+    sweep: SweepConfig = field(metadata=VIEWED)
+    ladder: LadderConfig = field(default_factory=LadderConfig, metadata=VIEWED)
+    logger: dict[str, Spec] = field(default_factory=dict, metadata=VIEWED)
     shared_init: bool = False
 
 
@@ -221,10 +236,10 @@ class TrainConfig(Settings):
     match has changed, as in summary.json.
     """
 
-    choices: dict[str, str] = field(default_factory=dict)
+    choices: dict[str, str] = field(default_factory=dict, metadata=FIXED)
     pattern_attn: dict[str, Spec] | None = None
-    match_attn: Spec | None = None
-    match_made: Spec | None = None
+    match_attn: Spec | None = field(default=None, metadata=FIXED)
+    match_made: Spec | None = field(default=None, metadata=FIXED)
 
     @property
     def variant(self) -> str:

@@ -16,16 +16,18 @@ from gptattn.settings.values import check_type, suggest
 # A run folder from somebody else may name any class; only these packages are imported for it.
 PACKAGES = ("gptattn", "lightning.pytorch.loggers")
 
-# Argument of a constructor -> the setting that fills it, which an error must name.
-SETTING_OF = {
+# Argument of an attention -> the setting that fills it where the constructor declares it.
+FILLED_BY = {
     "d_in": "model.d_model",
     "d_out": "model.d_model",
-    "num_heads": "model.num_heads",
-    "head_dim": "model.num_heads",
     "context_length": "model.context_length",
+    "num_heads": "model.num_heads",
     "dropout": "model.dropout",
-    "fraction": "position.fraction",
+    "qkv_bias": "model.qkv_bias",
+    "out_bias": "block.bias",
 }
+# Argument -> the setting that an error about it must name.
+SETTING_OF = FILLED_BY | {"head_dim": "model.num_heads", "fraction": "position.fraction"}
 
 
 class ForeignTarget(ConfigError):

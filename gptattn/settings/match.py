@@ -127,7 +127,7 @@ def _match_cache(cfg: TrainConfig, vocab_size: int, target: float) -> Change:
     near = sorted(reached, key=lambda found: abs(found - target))[:2]
     can = f"the nearest are {' and '.join(reached[found] for found in near)}"
     if not reached:
-        can = f"it has {own:,.0f}, and none of num_kv_heads, kv_rank, key_rank and window to change"
+        can = f"it has {own:,.0f}, and none of {', '.join(ranges)} to change"
     raise ConfigError(
         "match",
         f"{cfg.variant} cannot have the {target:,.0f} cache bytes per token of {cfg.match_to}; "

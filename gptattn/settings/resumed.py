@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from gptattn.errors import ConfigError
 from gptattn.settings.config import TrainConfig
-from gptattn.settings.identity import MAY_CHANGE, RESUMES, flat, meaning
+from gptattn.settings.identity import RESUMES, flat, list_resumable, meaning
 from gptattn.settings.values import suggest, typed
 
 BUDGETS = ("steps", "tokens", "seconds", "flops")
@@ -77,5 +77,5 @@ def _check_equal(key: str, value: Any, recorded: Any) -> None:
         raise ConfigError(
             key,
             f"is {recorded} in this run and cannot change to {value}; leave it out, or start a new "
-            f"run ({MAY_CHANGE} may change)",
+            f"run ({', '.join(list_resumable())} may change)",
         )

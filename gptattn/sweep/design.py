@@ -13,20 +13,20 @@ from gptattn.compare.sections import SIZES
 from gptattn.compare.statistics import smallest_difference
 from gptattn.errors import DataError
 from gptattn.runs.folder import done_below
-from gptattn.settings.config import TrainConfig
+from gptattn.settings.config import OF_BLOCK, TrainConfig
 from gptattn.settings.identity import flat, result_settings, settings_key
 from gptattn.sweep.plan import Plan
 
 # Standard deviation of final losses over seeds, in nats: model=tiny, 1,000 steps, default data.
 TYPICAL_DEVIATION = 0.02
-FEWEST_DEGREES = 4  # degrees of freedom; with fewer, use TYPICAL_DEVIATION
-MOST_READ = 200  # finished runs to read, newest first
+MIN_DEGREES = 4  # degrees of freedom; with fewer, use TYPICAL_DEVIATION
+MAX_READ = 200  # finished runs to read, newest first
 ENOUGH_SEEDS = 5  # seeds to suggest for a sweep with one
 
 # Losses can be compared between runs that agree in these, and in the model's size.
 SHARED = ("data.", "tokenizer.", "budget", "batch_size", "validation.")
 # As in the report, these part runs only where each has several variants.
-APART = (("block.", "model.mlp"), ("trainer.precision",), ("optim.matrices",))
+APART = (OF_BLOCK, ("trainer.precision",), ("optim.matrices",))
 
 
 def design_words(plans: Sequence[Plan], folder: Path) -> list[str]:
@@ -48,7 +48,7 @@ def design_words(plans: Sequence[Plan], folder: Path) -> list[str]:
         width = () if cfg.match != "none" else ("model.d_mlp",)  # `match` chooses it per variant
         sets.setdefault(_settings(cfg, keys + width) + str(cfg.init_from is None), []).append(cfg)
     there = {*done_below(folder), *done_below(folder.parent, levels=2)}
-    newest = sorted(there, key=lambda run: run.done_at)[-MOST_READ:]
+    newest = sorted(there, key=lambda run: run.done_at)[-MAX_READ:]
     finished: list[Run] = []
     with suppress(DataError):  # there is none
         finished = read_runs([run.path for run in newest])[0]
@@ -91,7 +91,7 @@ def _deviation(cfg: TrainConfig, finished: Sequence[Run]) -> tuple[float, str]:
     groups = group_runs([run for run in finished if _is_similar(run, cfg)]).values()
     spread = [[run.metrics["val/loss"] for run in runs] for runs in groups if len(runs) > 1]
     degrees = sum(len(losses) - 1 for losses in spread)
-    if degrees < FEWEST_DEGREES:
+    if degrees < MIN_DEGREES:
         return TYPICAL_DEVIATION, (
             f"if losses vary over seeds as at model=tiny after 1,000 steps (standard deviation "
             f"{TYPICAL_DEVIATION:g} nats)"

@@ -14,7 +14,7 @@ from gptattn.errors import ConfigError, NumericError, UserError
 from gptattn.runs.folder import RunFolder, begun_below, done_below, run_name
 from gptattn.settings.compose import from_hydra
 from gptattn.settings.config import TrainConfig, check
-from gptattn.settings.identity import Making, at_step, differences, flat, places, settings_key
+from gptattn.settings.identity import Provenance, at_step, differences, flat, places, settings_key
 from gptattn.sweep.jobs import VARIANTS, Job
 
 DIVERGED = NumericError.exit_code
@@ -33,7 +33,7 @@ class Plan:
     folder: Path
     variant: str = ""  # the entry of hydra.sweeper.variants that it comes from, if any
     bytes_on_disk: int = 0  # expected size of the folder; 0: not known yet
-    making: Making | None = None  # that the run would have if it started now; None: not known yet
+    provenance: Provenance | None = None  # of a run that started now; None: not known yet
 
 
 @contextmanager
@@ -86,14 +86,14 @@ def plan_jobs(
 
 
 def check_plans(plans: Sequence[Plan]) -> list[Plan]:
-    """Return the plans with `match` applied, and with their making and size on disk.
+    """Return the plans with `match` applied, and with their provenance and size on disk.
 
     Raises a UserError for the first plan that cannot work.
     """
     from gptattn.training.preflight import preflight  # torch takes seconds to import
 
     # Keep only this of each check: the data and weights of many runs would fill the memory.
-    known: dict[str, tuple[TrainConfig, int, Making | None]] = {}
+    known: dict[str, tuple[TrainConfig, int, Provenance | None]] = {}
     broken: dict[str, Exception] = {}
     checked = []
     for plan in plans:
@@ -112,15 +112,15 @@ def check_plans(plans: Sequence[Plan]) -> list[Plan]:
             if key not in known:
                 try:
                     ready = preflight(cfg)
-                    known[key] = ready.cfg, ready.bytes_on_disk, ready.making
+                    known[key] = ready.cfg, ready.bytes_on_disk, ready.provenance
                 except UserError:
                     raise
                 except Exception as error:
                     # The variant's code fails, not a setting: let its own runs fail, no others.
                     broken[key], known[key] = error, (cfg, 0, None)
-        found, size, making = known[key]
+        found, size, provenance = known[key]
         found = replace(found, **{name: getattr(cfg, name) for name in NOT_CHECKED})
-        checked.append(replace(plan, cfg=found, bytes_on_disk=size, making=making))
+        checked.append(replace(plan, cfg=found, bytes_on_disk=size, provenance=provenance))
     if broken and broken.keys() == known.keys():
         raise next(iter(broken.values()))  # nothing can run
     return checked
@@ -133,11 +133,11 @@ class Found:
     done: dict[Path, Path]  # -> finished run that makes the plan unnecessary
     begun: dict[Path, Path]  # -> unfinished run that can be resumed
     diverged: set[Path]  # of which an equal run has diverged
-    stale: dict[Path, tuple[Path, str]]  # -> run of another making, and how the makings differ
+    stale: dict[Path, tuple[Path, str]]  # -> run of another provenance, and how they differ
 
 
 def find_runs(plans: Sequence[Plan]) -> Found:
-    """Find the runs of these plans: same settings, and the same making unless `sweep.keep_stale`.
+    """Find the runs of these plans: same settings and, unless `sweep.keep_stale`, same provenance.
 
     A run that was extended counts with its first budget: its schedule was complete when that ended.
     An unfinished one counts if it has a checkpoint, unless it would fail again.
@@ -150,11 +150,11 @@ def find_runs(plans: Sequence[Plan]) -> Found:
         begun = stale = None
         same = known[plan.folder.parent].get(settings_key(asdict(plan.cfg)), [])
         for run, until in same:
-            was = run.read_making()
+            was = run.read_provenance()
             was = at_step(was, until) if was and until else was
             why = "its current code is unknown"
-            if plan.making is not None:
-                why = ", ".join(differences(was, plan.making))
+            if plan.provenance is not None:
+                why = ", ".join(differences(was, plan.provenance))
             if why and places(flat(run.read_settings())) != places(flat(asdict(plan.cfg))):
                 continue  # the command names other files: neither done nor stale
             failure = (run.read_failure() or {}).get("exit")

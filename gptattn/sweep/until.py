@@ -24,7 +24,7 @@ from gptattn.sweep.stages import Results, share_machine
 from gptattn.sweep.tuning import cell_of
 
 FIELD = "sweep.until"
-FEWEST = 5  # first seeds: with fewer, the deviation is known too badly to plan by
+MIN_SEEDS = 5  # first seeds: with fewer, the deviation is known too badly to plan by
 
 
 class Until:
@@ -42,10 +42,10 @@ class Until:
         if any(plan.cfg.sweep.until != sweep.until for plan in plans):
             raise ConfigError(FIELD, "is one number for the whole sweep; give one")
         given = sorted({plan.cfg.seed for plan in plans})
-        if len(given) < FEWEST:
+        if len(given) < MIN_SEEDS:
             raise ConfigError(
                 FIELD,
-                f"{sweep.until:g} needs {FEWEST} seeds or more to begin with, not {len(given)}; "
+                f"{sweep.until:g} needs {MIN_SEEDS} seeds or more to begin with, not {len(given)}; "
                 "give seed=1,2,3,4,5",
             )
         if len(given) > sweep.max_seeds:

@@ -26,7 +26,7 @@ from gptattn.settings.build import (
 )
 from gptattn.settings.config import TrainConfig, check
 from gptattn.settings.construct import bind, find_target
-from gptattn.settings.identity import Making, code_for
+from gptattn.settings.identity import Provenance, code_for
 from gptattn.settings.match import Match, matched
 from gptattn.weights.convert import Origin, begin_from, read_origin
 
@@ -53,7 +53,7 @@ class Ready:
     weight_dtype: torch.dtype  # in which weights are stored: float32 under mixed precision
     bytes_on_disk: int  # the most that its folder will hold at a time
     origin: Origin | None  # of init_from; None: random weights, or a checkpoint's
-    making: Making
+    provenance: Provenance
     note: str = ""  # what was chosen for `auto`
 
     def costs(self) -> dict[str, float]:
@@ -122,15 +122,15 @@ def preflight(cfg: TrainConfig, *, resumed: bool = False) -> Ready:
     weights = None if origin is None else origin.digest
     # What made the weights, if they are those of a run.
     start = None if cfg.init_from is None else RunFolder(Path(cfg.init_from).expanduser())
-    behind = None if start is None else start.read_making()
+    behind = None if start is None else start.read_provenance()
     began = "" if behind is None else behind.digest
-    making = Making(data.text_hash, device.type, code_for(cfg), weights, began)
+    provenance = Provenance(data.text_hash, device.type, code_for(cfg), weights, began)
     stored = torch.float32 if precision.endswith("-mixed") else DTYPES[precision]
     cost = measure_cost(model.to(stored), data.scored)
     size = ROWS_BYTES
     if cfg.checkpoint:  # the weights and AdamW's two averages
         size += min(cfg.validation.count, KEPT + 1) * stored.itemsize * 3 * cost.params
-    return Ready(cfg, match, device, data, cost, stored, size, origin, making, note)
+    return Ready(cfg, match, device, data, cost, stored, size, origin, provenance, note)
 
 
 def _replace_auto(cfg: TrainConfig, device: torch.device) -> tuple[TrainConfig, str]:

@@ -39,7 +39,7 @@ from gptattn.settings.budget import resolve_budget
 from gptattn.settings.build import build_matrix_rule, build_model
 from gptattn.settings.config import TrainConfig
 from gptattn.settings.construct import construct
-from gptattn.settings.identity import budget_words, changed, flat, settings_key, went_on
+from gptattn.settings.identity import budget_words, changed, flat, resume_provenance, settings_key
 from gptattn.training.preflight import DTYPES, Ready, preflight
 from gptattn.training.summary import hyperparameters, summarise
 from gptattn.weights.convert import begin_from
@@ -186,7 +186,7 @@ def _train(
             ready.origin.model.to("meta")  # frees its memory for the training
         rows = 0
         if FIRST:
-            _record_making(ready, held, start)
+            _record_provenance(ready, held, start)
             held.write_settings(cfg)
             held.summary_file.unlink(missing_ok=True)
             rows = keep_rows(held, start.rows, start.step)
@@ -324,16 +324,16 @@ def _equal_run(home: Path, ready: Ready) -> Path | None:
     for folder in reversed(done_below(home)):
         try:
             same_settings = settings_key(folder.read_settings()) == key
-            if same_settings and folder.read_making() == ready.making:
+            if same_settings and folder.read_provenance() == ready.provenance:
                 return folder.path
         except (OSError, ValueError, LookupError):
             continue  # an incomplete record is no equal
     return None
 
 
-def _record_making(ready: Ready, held: RunFolder, start: Start) -> None:
+def _record_provenance(ready: Ready, held: RunFolder, start: Start) -> None:
     """Write what made the run; warn if it resumes with other code or leaves its schedule."""
-    making = ready.making
+    provenance = ready.provenance
     if start.source is not None:
         mixed = "; the report will not average it with other runs"
         was, now = (
@@ -348,15 +348,17 @@ def _record_making(ready: Ready, held: RunFolder, start: Start) -> None:
                 f"{mixed}",
                 file=sys.stderr,
             )
-        before = held.read_making()
-        if before is None or before.code != making.code:
-            names = "unknown" if before is None else ", ".join(changed(before.code, making.code))
+        before = held.read_provenance()
+        if before is None or before.code != provenance.code:
+            names = (
+                "unknown" if before is None else ", ".join(changed(before.code, provenance.code))
+            )
             print(
                 f"warning: resume: the code has changed since the run began ({names}){mixed}",
                 file=sys.stderr,
             )
-        making = went_on(before, making, start.step, schedule)
-    held.write_making(making)
+        provenance = resume_provenance(before, provenance, start.step, schedule)
+    held.write_provenance(provenance)
 
 
 def _open_trackers(
