@@ -24,6 +24,7 @@ from gptattn.sweep.jobs import parameters, rungs, words
 from gptattn.sweep.plan import Plan
 from gptattn.sweep.stages import share_machine
 from gptattn.sweep.tuning import rate_words, tune_of
+from gptattn.sweep.until import Until
 
 
 @pytest.fixture(scope="module")
@@ -233,3 +234,25 @@ def test_runs_that_are_not_compared_have_designs_of_their_own(
     both = [*plans(cfg, ["mha"], [1, 2]), *plans(other, ["mha"], [1, 2])]
     (line,) = design_words(both, tmp_path)
     assert line.startswith("one variant" if axis == "budget" else "2 seeds, 1 comparison: ")
+
+
+@pytest.mark.parametrize(
+    ("variants", "seeds", "change", "said"),
+    [
+        (["mha", "gqa"], 2, {}, "sweep.until: 0.1 needs 5 seeds"),
+        (["mha"], 5, {}, "sweep.until: 0.1 has one variant"),
+        (["mha", "gqa"], 5, {"max_seeds": 4}, "sweep.max_seeds: 4 is less than the 5 seeds given"),
+        (["mha", "gqa"], 5, {"keep_stale": True}, "sweep.until: cannot be combined with sweep.kee"),
+    ],
+)
+def test_what_cannot_go_on_until_it_is_decided_is_refused(
+    variants: list[str],
+    seeds: int,
+    change: dict[str, Any],
+    said: str,
+    cfg: TrainConfig,
+    tmp_path: Path,
+) -> None:
+    asked = replace(cfg, sweep=replace(cfg.sweep, until=0.1, **change))
+    with pytest.raises(ConfigError, match=f"^{said}"):
+        Until(tmp_path, plans(asked, variants, range(seeds)), tuned=False)
