@@ -1,4 +1,4 @@
-"""Measures model.activation_checkpointing: the memory of training steps with it and without, and their time.
+"""Measures model.activation_checkpointing: memory and time of training steps, with and without.
 
 python scripts/bench_recompute.py [--rounds 15] [SETTINGS]
 Takes the settings of train.py, as `model=nano`. Each round takes one step of each on the same

@@ -28,7 +28,7 @@ from gptattn.machine.signals import (
 )
 from gptattn.settings.compose import CONF, from_hydra
 from gptattn.settings.config import check
-from gptattn.settings.messages import from_hydra_error
+from gptattn.settings.messages import explain_hydra_error
 
 # Asked before `end` sets it.
 SHOWS_TRACEBACK = os.environ.get("HYDRA_FULL_ERROR", "0") == "1"
@@ -68,7 +68,7 @@ def end(task: Callable[[], Any]) -> NoReturn:
         print("interrupted", file=sys.stderr)
         code = 130
     except Exception as error:
-        known = from_hydra_error(error, arguments, CONF)
+        known = explain_hydra_error(error, arguments, CONF)
         if known is not error:
             known.__cause__ = error
         code = report(known, SHOWS_TRACEBACK)
@@ -102,10 +102,10 @@ def run_job(cfg: DictConfig) -> float:
                 raise ConfigError("run_dir", "cannot change when a run resumes; leave it out")
             place = cfg.resume
             from gptattn.runs.load import load_config  # torch takes seconds to import
-            from gptattn.settings.resumed import resumed_settings
+            from gptattn.settings.resumed import resume_settings
 
             recorded = load_config(Path(cfg.resume), settings.allow_targets, "resume")
-            settings = resumed_settings(recorded, overrides, cfg, job.runtime.choices)
+            settings = resume_settings(recorded, overrides, cfg, job.runtime.choices)
         check(settings)
 
         from gptattn.machine.console import make_console

@@ -19,12 +19,12 @@ def make_console() -> Console:
     )
 
 
-def printable(text: str) -> str:
+def replace_control_characters(text: str) -> str:
     """Replace control characters, which a model may generate and a terminal would obey."""
     return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
 
 
-def span(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Return a duration in words: `40 s`, `12 min`, `3 h 20 min`, `5 d 6 h`."""
     if seconds < 90:
         return f"{seconds:.0f} s"

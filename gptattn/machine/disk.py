@@ -22,7 +22,7 @@ LEFT_OVER = 86_400  # seconds after which nobody is writing them any more
 
 
 @contextlib.contextmanager
-def writing(path: Path, size: Callable[[], int]) -> Iterator[None]:
+def explain_disk_errors(path: Path, size: Callable[[], int]) -> Iterator[None]:
     """Raise DiskError, naming the path, if the disk refuses; `size()` returns the bytes needed."""
     try:
         yield
@@ -72,7 +72,7 @@ def replacing(path: Path, name: Callable[[], str] | None = None) -> Iterator[IO[
     files that killed processes left in the folder are removed.
     """
     asked = 0
-    with writing(path, lambda: asked):
+    with explain_disk_errors(path, lambda: asked):
         path.parent.mkdir(parents=True, exist_ok=True)
         for part in path.parent.glob(UNFINISHED):
             with contextlib.suppress(OSError):

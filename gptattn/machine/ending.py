@@ -25,7 +25,7 @@ FIRST = all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK", 
 PATHS = {errno.ENOENT, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EEXIST}
 
 
-def ended(run: Callable[[], int | None], debug: bool = False) -> int:
+def run_command(run: Callable[[], int | None], debug: bool = False) -> int:
     """Run a command; return its own exit code, or that of the error that it raises."""
     try:
         try:

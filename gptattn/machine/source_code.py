@@ -38,7 +38,7 @@ class Source(NamedTuple):
     imports: list[tuple[str, str, str]]  # module, name, alias; `import module` has no name
 
 
-def code_of(targets: Iterable[str], packages: Collection[str] = ()) -> dict[str, str]:
+def hash_code(targets: Iterable[str], packages: Collection[str] = ()) -> dict[str, str]:
     """Return module -> hash for all code that makes the numbers of a run with these targets.
 
     `targets` are dotted names, as in a `_target_`. `packages` are further packages in which targets

@@ -6,7 +6,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 
 
-def filled(package: str, name: str, **values: Any) -> str:
+def fill_template(package: str, name: str, **values: Any) -> str:
     """Return the template's text with the values in it. Raises UndefinedError if one is missing."""
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True

@@ -18,7 +18,7 @@ import yaml
 
 from gptattn.data import tokenizer_files
 from gptattn.machine import disk
-from gptattn.machine.lock import locked
+from gptattn.machine.lock import hold_lock
 from gptattn.runs.evaluation import Evaluation
 from gptattn.settings.config import TrainConfig, variant_name
 from gptattn.settings.identity import NAMED, Provenance, meaning
@@ -192,10 +192,10 @@ class RunFolder:
     def lock(self, field: str = "hydra.run.dir") -> AbstractContextManager[None]:
         """Hold the run's lock. Raises RunFolderError, naming `field`, if another process does."""
         busy = f"another process is writing to {self.path}; wait for it, or stop it"
-        return locked(self.path / LOCK, field, busy)
+        return hold_lock(self.path / LOCK, field, busy)
 
 
-def run_name(cfg: TrainConfig, overrides: Sequence[str]) -> str:
+def name_run(cfg: TrainConfig, overrides: Sequence[str]) -> str:
     """Return `<variant>_s<seed>[+key-value...]_<id>`; the random id keeps two starts apart.
 
     Of the `overrides`, those of settings that belong in a run's name are included. Nothing in the
@@ -203,14 +203,14 @@ def run_name(cfg: TrainConfig, overrides: Sequence[str]) -> str:
     """
     names = [cfg.choices["attn"]] if cfg.pattern is None else cfg.pattern
     names = names[:1] if len(set(names)) == 1 else names  # the run with attn=
-    variant = _safe(variant_name(names, cfg.part))[:MAX_VARIANT]
+    variant = _make_safe(variant_name(names, cfg.part))[:MAX_VARIANT]
     given = [override.lstrip("+~") for override in overrides]
     named = [o for o in given if meaning(re.split("[=@]", o)[0]) in NAMED]
-    settings = "".join(f"+{_safe(override)}" for override in named)[:MAX_SETTINGS]
+    settings = "".join(f"+{_make_safe(override)}" for override in named)[:MAX_SETTINGS]
     return f"{variant}_s{cfg.seed}{settings}_{secrets.token_hex(3)}"
 
 
-def _safe(name: str) -> str:
+def _make_safe(name: str) -> str:
     return re.sub(r"[^\w.+-]", "-", name, flags=re.ASCII)
 
 
@@ -220,16 +220,16 @@ def step_of(checkpoint: Path) -> int:
     return int(match.group(1)) if match else -1
 
 
-def begun_below(home: Path) -> list[RunFolder]:
+def find_begun(home: Path) -> list[RunFolder]:
     """Return the begun runs directly below `home`, oldest settings first."""
-    return _by_age(home.glob(f"*/{CONFIG}"))
+    return _sort_by_age(home.glob(f"*/{CONFIG}"))
 
 
-def done_below(home: Path, levels: int = 1) -> list[RunFolder]:
+def find_done(home: Path, levels: int = 1) -> list[RunFolder]:
     """Return the runs that are done, `levels` folders below `home`, oldest summary first."""
-    return _by_age(home.glob("*/" * levels + SUMMARY))
+    return _sort_by_age(home.glob("*/" * levels + SUMMARY))
 
 
-def _by_age(files: Iterable[Path]) -> list[RunFolder]:
+def _sort_by_age(files: Iterable[Path]) -> list[RunFolder]:
     there = [file for file in files if file.is_file()]
     return [RunFolder(file.parent) for file in sorted(there, key=lambda file: file.stat().st_mtime)]

@@ -22,7 +22,7 @@ from gptattn.runs.tensor_file import read_tensors, write_tensors
 from gptattn.settings.build import build_model, build_tokenizer
 from gptattn.settings.config import TrainConfig, check
 from gptattn.settings.construct import ForeignTarget, check_targets
-from gptattn.settings.values import typed
+from gptattn.settings.values import build_dataclass
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def load_run(folder: str | Path, allow_targets: Sequence[str] = ()) -> SavedRun:
     folder = Path(folder)
     run, cfg = RunFolder(folder), load_config(folder, allow_targets)
     try:
-        tokenizer = build_tokenizer(with_kept_tokenizer(cfg, run))
+        tokenizer = build_tokenizer(use_kept_tokenizer(cfg, run))
         with torch.device("meta"):
             outlined = build_model(cfg, tokenizer.vocab_size)
         if run.weights_file.is_file():
@@ -108,7 +108,7 @@ def check_fit(outlined: GPT, weights: dict[str, Tensor], source: Path) -> None:
         ) from None
 
 
-def with_kept_tokenizer(cfg: TrainConfig, folder: RunFolder) -> TrainConfig:
+def use_kept_tokenizer(cfg: TrainConfig, folder: RunFolder) -> TrainConfig:
     """Return the settings with the path of the folder's own copy of the tokenizer, if it has one.
 
     The recorded path may be gone, and a trained tokenizer has none.
@@ -127,7 +127,7 @@ def load_config(folder: Path, allow_targets: Sequence[str] = (), field: str = "r
     try:
         node = RunFolder(folder).read_settings()
         check_targets(node, allow_targets)
-        cfg = typed(TrainConfig, node)
+        cfg = build_dataclass(TrainConfig, node)
         check(cfg)
     except ForeignTarget as error:
         raise ForeignTarget(field, f"{file}: {error}") from None

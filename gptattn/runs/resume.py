@@ -10,7 +10,7 @@ import torch
 from gptattn.data.run_data import RunData
 from gptattn.errors import CheckpointError, ConfigError
 from gptattn.runs.folder import RunFolder
-from gptattn.runs.load import newest_checkpoint, with_kept_tokenizer
+from gptattn.runs.load import newest_checkpoint, use_kept_tokenizer
 from gptattn.settings.budget import Budget
 from gptattn.settings.build import build_model, build_tokenizer
 from gptattn.settings.config import TrainConfig
@@ -30,10 +30,12 @@ class Start:
     seconds: float = 0.0  # of training so far
     rows: int = 0  # rows of metrics.jsonl that were written before it
     completed: tuple[dict[str, Any], ...] = ()  # budgets, as in summary.json
-    facts: dict[str, Any] = field(default_factory=dict)  # from `facts_of`
+    facts: dict[str, Any] = field(default_factory=dict)  # from `collect_facts`
 
 
-def facts_of(data: RunData, device: torch.device, threads: int, processes: int) -> dict[str, Any]:
+def collect_facts(
+    data: RunData, device: torch.device, threads: int, processes: int
+) -> dict[str, Any]:
     """Return the facts that a checkpoint records, because a resumed run is compared with them."""
     return {
         "text_sha256": data.text_hash,
@@ -66,7 +68,7 @@ def find_start(folder: RunFolder, cfg: TrainConfig) -> Start:
     # A run of 0 steps only validates the model, and does so again.
     if cfg.budget.steps == 0 or not known:
         return Start()
-    vocab_size = build_tokenizer(with_kept_tokenizer(cfg, folder)).vocab_size
+    vocab_size = build_tokenizer(use_kept_tokenizer(cfg, folder)).vocab_size
     with torch.device("meta"):
         outlined = build_model(cfg, vocab_size)
     source, content = newest_checkpoint(folder, outlined)
@@ -84,7 +86,7 @@ def find_start(folder: RunFolder, cfg: TrainConfig) -> Start:
 def check_same(start: Start, now: dict[str, Any]) -> None:
     """Raise ConfigError if the text, the tokenizer or the device has changed since the run began.
 
-    `now` is from `facts_of`. Another torch or number of processes only gives a warning.
+    `now` is from `collect_facts`. Another torch or number of processes only gives a warning.
     """
     was = start.facts
     if start.source is None:

@@ -49,7 +49,7 @@ def read_rows(folder: RunFolder) -> Iterator[Row]:
             yield row
 
 
-def share_done(folder: RunFolder) -> float:
+def read_share_done(folder: RunFolder) -> float:
     """Return the share of its budget that a run has used, from its newest row; 0 without one."""
     try:
         with folder.rows_file.open("rb") as file:
@@ -73,13 +73,13 @@ def keep_rows(folder: RunFolder, count: int, step: int) -> int:
     """
     file = folder.rows_file
     lines = file.read_bytes().splitlines(keepends=True) if file.exists() else []
-    kept = [line for line in lines[:count] if line.endswith(b"\n") and _step(line) <= step]
+    kept = [line for line in lines[:count] if line.endswith(b"\n") and _read_step(line) <= step]
     if len(kept) < len(lines):
         write_atomically(file, lambda target: target.writelines(kept))
     return len(kept)
 
 
-def _step(line: bytes) -> float:
+def _read_step(line: bytes) -> float:
     try:
         return int(json.loads(line)["step"])
     except (ValueError, LookupError, TypeError):

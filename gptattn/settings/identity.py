@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from gptattn.machine.source_code import code_of
+from gptattn.machine.source_code import hash_code
 from gptattn.settings.config import (
     BOUND,
     LENGTH,
@@ -135,7 +135,7 @@ class Provenance:
         return hashlib.sha256(code.encode()).hexdigest()[:8]
 
 
-def code_for(cfg: TrainConfig) -> dict[str, str]:
+def hash_code_for(cfg: TrainConfig) -> dict[str, str]:
     """Return module -> hash for the code that affects the numbers of a run of these settings.
 
     Files are hashed at the first call and then cached. Call it before reading the text, which can
@@ -151,14 +151,16 @@ def code_for(cfg: TrainConfig) -> dict[str, str]:
     targets = [str(spec["_target_"]) for spec in specs if "_target_" in spec]
     if cfg.init_from is not None:
         targets.append("gptattn.weights.convert")
-    return code_of(targets, cfg.allow_targets)
+    return hash_code(targets, cfg.allow_targets)
 
 
 def differences(was: Provenance | None, now: Provenance) -> list[str]:
     """List in words how a run's provenance differs from `now`; empty: the result would be equal."""
     if was is None:
         return ["its code is unknown"]
-    found = [f"code of {', '.join(changed(was.code, now.code))}"] if was.code != now.code else []
+    found = (
+        [f"code of {', '.join(list_changed(was.code, now.code))}"] if was.code != now.code else []
+    )
     if was.earlier != now.earlier:
         found.append("it was resumed with other code or another schedule")
     if was.origin != now.origin:
@@ -172,7 +174,7 @@ def differences(was: Provenance | None, now: Provenance) -> list[str]:
     return found
 
 
-def changed(was: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+def list_changed(was: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     """Return the modules whose hashes differ or that only one side has, sorted."""
     return sorted(name for name in was.keys() | now.keys() if was.get(name) != now.get(name))
 

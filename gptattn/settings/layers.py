@@ -39,7 +39,7 @@ def build_layer(
         if "position" not in takes:
             raise ConfigError(
                 "position",
-                f"{chosen_position(cfg)} acts in the attention, and {target.__name__} takes no "
+                f"{name_position(cfg)} acts in the attention, and {target.__name__} takes no "
                 "position; use position=learned or position=sinusoidal",
             )
         heads = spec.get("num_heads", cfg.model.num_heads) if "num_heads" in takes else 1
@@ -117,6 +117,6 @@ def shared_arguments(model: ModelConfig, block: BlockConfig) -> dict[str, Any]:
     return {argument: getattr(groups[group], name) for argument, (group, name) in names.items()}
 
 
-def chosen_position(cfg: TrainConfig) -> str:
+def name_position(cfg: TrainConfig) -> str:
     """Return the name of the encoding, and that of the block, which can bring it with it."""
     return f"{cfg.choices['position']} (from block={cfg.choices['block']} if you did not choose it)"

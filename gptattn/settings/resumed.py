@@ -11,14 +11,14 @@ from omegaconf import DictConfig, OmegaConf
 from gptattn.errors import ConfigError
 from gptattn.settings.config import TrainConfig
 from gptattn.settings.identity import RESUMES, flat, list_resumable, meaning
-from gptattn.settings.values import suggest, typed
+from gptattn.settings.values import build_dataclass, suggest
 
 BUDGETS = ("steps", "tokens", "seconds", "flops")
 # Said of the command, not of the run.
 COMMAND = ("resume", "run_dir", "allow_targets")
 
 
-def resumed_settings(
+def resume_settings(
     recorded: TrainConfig,
     overrides: Sequence[str],
     cfg: DictConfig,
@@ -69,7 +69,7 @@ def resumed_settings(
                     units.append(last)
     if len(units) == 1:  # a new budget in one unit replaces the old one in another
         node.budget.update({unit: None for unit in BUDGETS if unit != units[0]})
-    return replace(typed(TrainConfig, node), allow_targets=recorded.allow_targets)
+    return replace(build_dataclass(TrainConfig, node), allow_targets=recorded.allow_targets)
 
 
 def _check_equal(key: str, value: Any, recorded: Any) -> None:

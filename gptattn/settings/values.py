@@ -85,7 +85,7 @@ def check_values(settings: Any, path: str = "") -> None:
             raise ConfigError(name, f"{value} {wrong}; give {start}{end}{limits.hint}")
 
 
-def typed(kind: type[T], node: Any) -> T:
+def build_dataclass(kind: type[T], node: Any) -> T:
     """Build the dataclass `kind` from a tree of plain values, such as a run's config.yaml.
 
     A field's default is what runs did before there was such a setting: their records lack it.
@@ -96,16 +96,16 @@ def typed(kind: type[T], node: Any) -> T:
             node = OmegaConf.to_container(node, resolve=True)
         return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(kind), node))  # type: ignore[return-value]
     except OmegaConfBaseException as error:
-        raise from_omegaconf(error) from error
+        raise explain_omegaconf_error(error) from error
 
 
-def from_omegaconf(error: OmegaConfBaseException) -> ConfigError:
+def explain_omegaconf_error(error: OmegaConfBaseException) -> ConfigError:
     """Return the ConfigError for OmegaConf's error about a setting."""
     field = str(error.full_key or error.key or "config")
     message = (error.msg or str(error)).splitlines()[0]
     if isinstance(error, ConfigKeyError | ConfigAttributeError):
         if is_dataclass(error.object_type):
-            return unknown_setting(field, error.object_type)
+            return explain_unknown_setting(field, error.object_type)
         message = "is not a setting here; --help lists them all"
     elif isinstance(error, MissingMandatoryValue):
         message = "is missing; give a value"
@@ -118,7 +118,7 @@ def from_omegaconf(error: OmegaConfBaseException) -> ConfigError:
     return ConfigError(field, message)
 
 
-def unknown_setting(field: str, kind: Any) -> ConfigError:
+def explain_unknown_setting(field: str, kind: Any) -> ConfigError:
     """Return the error for a setting that the dataclass `kind` lacks."""
     group, dot, _ = field.rpartition(".")
     near = difflib.get_close_matches(

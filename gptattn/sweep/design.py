@@ -12,7 +12,7 @@ from gptattn.compare.groups import group_runs
 from gptattn.compare.sections import SIZES
 from gptattn.compare.statistics import smallest_difference
 from gptattn.errors import DataError
-from gptattn.runs.folder import done_below
+from gptattn.runs.folder import find_done
 from gptattn.settings.config import OF_BLOCK, TrainConfig
 from gptattn.settings.identity import flat, result_settings, settings_key
 from gptattn.sweep.plan import Plan
@@ -29,7 +29,7 @@ SHARED = ("data.", "tokenizer.", "budget", "batch_size", "validation.")
 APART = (OF_BLOCK, ("trainer.precision",), ("optim.matrices",))
 
 
-def design_words(plans: Sequence[Plan], folder: Path) -> list[str]:
+def describe_design(plans: Sequence[Plan], folder: Path) -> list[str]:
     """Return one line per set of comparable runs on the difference that its seeds can show.
 
     The deviation over seeds comes from finished runs of the same size, data and budget in the
@@ -40,29 +40,31 @@ def design_words(plans: Sequence[Plan], folder: Path) -> list[str]:
     for names in APART:
         variants: dict[str, set[str]] = {}
         for cfg in cfgs:
-            variants.setdefault(_settings(cfg, names), set()).add(cfg.variant)
+            variants.setdefault(_select_settings(cfg, names), set()).add(cfg.variant)
         if all(len(own) > 1 for own in variants.values()):
             keys += names
     sets: dict[str, list[TrainConfig]] = {}
     for cfg in cfgs:
         width = () if cfg.match != "none" else ("model.d_mlp",)  # `match` chooses it per variant
-        sets.setdefault(_settings(cfg, keys + width) + str(cfg.init_from is None), []).append(cfg)
-    there = {*done_below(folder), *done_below(folder.parent, levels=2)}
+        sets.setdefault(
+            _select_settings(cfg, keys + width) + str(cfg.init_from is None), []
+        ).append(cfg)
+    there = {*find_done(folder), *find_done(folder.parent, levels=2)}
     newest = sorted(there, key=lambda run: run.done_at)[-MAX_READ:]
     finished: list[Run] = []
     with suppress(DataError):  # there is none
         finished = read_runs([run.path for run in newest])[0]
     # Sets with the same design give the same line: keep one.
-    return list(dict.fromkeys(_words(members, finished) for members in sets.values()))
+    return list(dict.fromkeys(_describe_set(members, finished) for members in sets.values()))
 
 
-def _settings(cfg: TrainConfig, keys: tuple[str, ...]) -> str:
+def _select_settings(cfg: TrainConfig, keys: tuple[str, ...]) -> str:
     """Return the settings whose names begin with one of these keys."""
     settings = result_settings(flat(asdict(cfg)))
     return str(sorted((key, value) for key, value in settings.items() if key.startswith(keys)))
 
 
-def _words(cfgs: Sequence[TrainConfig], finished: Sequence[Run]) -> str:
+def _describe_set(cfgs: Sequence[TrainConfig], finished: Sequence[Run]) -> str:
     seeds: dict[str, set[int]] = {}
     for cfg in cfgs:
         key = settings_key({**asdict(cfg), "seed": 0, "init_from": None})
@@ -70,7 +72,7 @@ def _words(cfgs: Sequence[TrainConfig], finished: Sequence[Run]) -> str:
     n, comparisons = len(set.intersection(*seeds.values())), len(seeds) - 1
     if not comparisons:
         return "one variant: nothing to compare"
-    deviation, source = _deviation(cfgs[0], finished)
+    deviation, source = _estimate_deviation(cfgs[0], finished)
     # Two variants at one seed are nearly independent runs.
     found = smallest_difference(math.sqrt(2) * deviation, n if n > 1 else ENOUGH_SEEDS, comparisons)
     design = f"{n} seed{'s' * (n != 1)}, {comparisons} comparison{'s' * (comparisons > 1)}"
@@ -86,7 +88,7 @@ def _words(cfgs: Sequence[TrainConfig], finished: Sequence[Run]) -> str:
     )
 
 
-def _deviation(cfg: TrainConfig, finished: Sequence[Run]) -> tuple[float, str]:
+def _estimate_deviation(cfg: TrainConfig, finished: Sequence[Run]) -> tuple[float, str]:
     """Return the standard deviation of final losses over seeds, and its source in words."""
     groups = group_runs([run for run in finished if _is_similar(run, cfg)]).values()
     spread = [[run.metrics["val/loss"] for run in runs] for runs in groups if len(runs) > 1]

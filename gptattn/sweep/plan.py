@@ -11,7 +11,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, open_dict
 
 from gptattn.errors import ConfigError, NumericError, UserError
-from gptattn.runs.folder import RunFolder, begun_below, done_below, run_name
+from gptattn.runs.folder import RunFolder, find_begun, find_done, name_run
 from gptattn.settings.compose import from_hydra
 from gptattn.settings.config import TrainConfig, check
 from gptattn.settings.identity import Provenance, at_step, differences, flat, places, settings_key
@@ -37,7 +37,7 @@ class Plan:
 
 
 @contextmanager
-def naming(variant: str) -> Iterator[None]:
+def name_variant(variant: str) -> Iterator[None]:
     """In this block, let a user's mistake name the variant that it stands in."""
     try:
         yield
@@ -63,7 +63,7 @@ def plan_jobs(
     for overrides, variant in jobs:
         seeds = [o for o in overrides if o.startswith("seed=")]
         seedless = tuple(o for o in overrides if o not in seeds)
-        with naming(variant):
+        with name_variant(variant):
             if seedless not in composed:
                 composed[seedless] = loader.load_sweep_config(config, overrides)
             cfg = deepcopy(composed[seedless])
@@ -73,7 +73,7 @@ def plan_jobs(
                     cfg.seed = seeds[-1].removeprefix("seed=")
             HydraConfig.instance().set_config(cfg)
             settings = from_hydra(cfg, cfg.hydra)
-        name = run_name(settings, [o for o in overrides if o not in shared])
+        name = name_run(settings, [o for o in overrides if o not in shared])
         plans.append(Plan(overrides, settings, home / name, variant))
     HydraConfig.instance().cfg = before
     plans.sort(key=lambda plan: plan.cfg.seed)
@@ -101,7 +101,7 @@ def check_plans(plans: Sequence[Plan]) -> list[Plan]:
         # The key holds all other settings, also those without influence on the result: a wrong
         # value of any must be found.
         key = repr(asdict(cfg) | dict.fromkeys(NOT_CHECKED) | {"matrices": cfg.optim.matrices})
-        with naming(plan.variant):
+        with name_variant(plan.variant):
             check(cfg)
             if (cfg.trainer.devices, cfg.trainer.num_nodes) != (1, 1):
                 raise ConfigError(
@@ -143,7 +143,7 @@ def find_runs(plans: Sequence[Plan]) -> Found:
     An unfinished one counts if it has a checkpoint, unless it would fail again.
     """
     found = Found({}, {}, set(), {})
-    known = {home: _by_settings(home) for home in {plan.folder.parent for plan in plans}}
+    known = {home: _index_by_settings(home) for home in {plan.folder.parent for plan in plans}}
     for plan in plans:
         if plan.cfg.sweep.fresh:
             continue
@@ -180,14 +180,14 @@ def find_runs(plans: Sequence[Plan]) -> Found:
     return found
 
 
-def _by_settings(home: Path) -> dict[str, list[tuple[RunFolder, int | None]]]:
+def _index_by_settings(home: Path) -> dict[str, list[tuple[RunFolder, int | None]]]:
     """Return `settings_key` -> the runs below `home`, those that are done first, then the newest.
 
     With each the step where its first budget ended, if it was extended after that.
     """
     runs: dict[str, list[tuple[RunFolder, int | None]]] = {}
-    begun = [run for run in begun_below(home) if not run.done]
-    for run in [*reversed(done_below(home)), *reversed(begun)]:
+    begun = [run for run in find_begun(home) if not run.done]
+    for run in [*reversed(find_done(home)), *reversed(begun)]:
         summary = run.finished() or {}
         if run.done and not summary:
             continue

@@ -16,12 +16,12 @@ from gptattn.compare.extended import at_first_budgets
 from gptattn.compare.finished_runs import Run, read_runs
 from gptattn.compare.statistics import stein_seeds
 from gptattn.errors import ConfigError
-from gptattn.machine.console import make_console, span
+from gptattn.machine.console import format_duration, make_console
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.two_stages import TwoStages, read_two_stages, variant_key, write_two_stages
 from gptattn.sweep.plan import Plan
 from gptattn.sweep.stages import Results, share_machine
-from gptattn.sweep.tuning import cell_of
+from gptattn.sweep.tuning import make_cell_key
 
 FIELD = "sweep.until"
 MIN_SEEDS = 5  # first seeds: with fewer, the deviation is known too badly to plan by
@@ -57,7 +57,7 @@ class Until:
             raise ConfigError(
                 FIELD, "cannot be combined with sweep.keep_stale: more seeds would be of other code"
             )
-        key = cell_of if tuned else variant_key
+        key = make_cell_key if tuned else variant_key
         if len({key(asdict(plan.cfg)) for plan in plans}) < 2:
             raise ConfigError(FIELD, f"{sweep.until:g} has one variant; give several to compare")
         before = read_two_stages(home)
@@ -117,7 +117,7 @@ class Until:
                 needs = stein_seeds(d.deviation, self.half_width, d.n, d.comparisons)
                 name = f"{row.name} ({section.title})" if section.title else row.name
                 took = sum(seconds[key] for key in both) * (needs - first) / together
-                about = f", {span(took)}" if took else ""
+                about = f", {format_duration(took)}" if took else ""
                 if needs > self.most:
                     lines.append(
                         f"{name}: ±{self.half_width:g} would need about {needs:,} seeds{about}; "

@@ -147,7 +147,7 @@ class MetricRows(L.Callback):
             self._log(trainer, pl_module)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
-        self._record(trainer, self.final(pl_module))
+        self._record(trainer, self.measure_end(pl_module))
 
     def _log(self, trainer: L.Trainer, module: LanguageModel) -> None:
         step = trainer.global_step
@@ -161,9 +161,9 @@ class MetricRows(L.Callback):
             "train/loss": torch.stack(module.train_losses).mean().item(),
             "train/lr": module.lr,
             "train/grad_norm": grad_norm if math.isfinite(grad_norm) else None,
-            **self._throughput(per_step),
-            **_memory(module.device),
-            **self._progress(step),
+            **self._speed_row(per_step),
+            **_measure_memory(module.device),
+            **self._progress_row(step),
         }
         module.train_losses.clear()
         self._logged_step, self._timed_steps = step, len(self.clock.step_seconds)
@@ -173,7 +173,7 @@ class MetricRows(L.Callback):
         self.last |= row
         log_row(trainer.loggers, row, trainer.global_step)
 
-    def _throughput(self, step_seconds: float) -> dict[str, float | None]:
+    def _speed_row(self, step_seconds: float) -> dict[str, float | None]:
         """Return tokens/s, ms per step and MFU.
 
         An MFU above 1 becomes None: the machine was busy when its rate was measured.
@@ -188,7 +188,7 @@ class MetricRows(L.Callback):
             "perf/mfu": mfu if mfu <= 1 else None,
         }
 
-    def _progress(self, step: int) -> dict[str, float]:
+    def _progress_row(self, step: int) -> dict[str, float]:
         tokens = step * self.tokens_per_step
         return {
             "progress/tokens": tokens,
@@ -199,28 +199,28 @@ class MetricRows(L.Callback):
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         step = trainer.global_step
-        row = {**pl_module.val_metrics, **self._progress(step)}
+        row = {**pl_module.val_metrics, **self._progress_row(step)}
         self._record(trainer, row)
         if row["progress/budget"] >= 1.0:
             # Must precede this validation's checkpoint: a resume with a larger budget reads it.
             end = {
                 "budget": asdict(self.cfg.budget),
                 "step": step,
-                "metrics": self.last | self.final(pl_module),
+                "metrics": self.last | self.measure_end(pl_module),
             }
             self.completed = [*(c for c in self.completed if c["step"] < step), end]
 
     def teardown(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
         if stage == "validate":  # without training there is no `on_train_end`
-            self._record(trainer, self.final(pl_module))
+            self._record(trainer, self.measure_end(pl_module))
 
-    def final(self, module: LanguageModel) -> dict[str, float | None]:
+    def measure_end(self, module: LanguageModel) -> dict[str, float | None]:
         """Return the final speed, from the median over all steps if there are any, and memory."""
         steps = self.clock.step_seconds
-        return (self._throughput(median(steps)) if steps else {}) | _memory(module.device)
+        return (self._speed_row(median(steps)) if steps else {}) | _measure_memory(module.device)
 
 
-def _memory(device: torch.device) -> dict[str, float | None]:
+def _measure_memory(device: torch.device) -> dict[str, float | None]:
     """Return the peak memory in MB (10^6 bytes): since the process began, and of training alone."""
     return {
         "perf/peak_memory_mb": whole_peak_memory_mb(device),
@@ -238,7 +238,7 @@ class Samples(L.Callback):
         self.tokenizer, self.cfg, self.seed = data.tokenizer, cfg, seed
         self.prompt = np.empty(0, np.uint16)
         if cfg.tokens and cfg.prompt is None:
-            self.prompt = opening(data)
+            self.prompt = choose_prompt(data)
         elif cfg.tokens:
             self.prompt = encode_prompt(data.tokenizer, str(cfg.prompt))
         self.text = ""
@@ -261,7 +261,7 @@ class Samples(L.Callback):
         self.record.log_metrics({"sample/text": self.text}, trainer.global_step)
 
 
-def opening(data: RunData) -> NDArray[np.uint16]:
+def choose_prompt(data: RunData) -> NDArray[np.uint16]:
     """Return the ids of the first whole words of the held-out text, at most three.
 
     If there are none, the first `PROMPT_TOKENS` tokens.

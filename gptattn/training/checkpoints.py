@@ -104,7 +104,7 @@ class Checkpoints(Checkpoint):
         self._step = trainer.global_step
         every = trainer.val_check_batch
         due = trainer.should_stop or (every is not None and (batch_idx + 1) % every == 0)
-        if not due and self._asked(trainer):
+        if not due and self._must_stop(trainer):
             self._save(trainer, pl_module)
             raise Stopped(self._signum, trainer.global_step, self.saves)
 
@@ -112,10 +112,10 @@ class Checkpoints(Checkpoint):
         if trainer.state.fn != TrainerFn.FITTING:
             return
         self._save(trainer, pl_module)
-        if self._asked(trainer):
+        if self._must_stop(trainer):
             raise Stopped(self._signum, trainer.global_step, self.saves)
 
-    def _asked(self, trainer: L.Trainer) -> bool:
+    def _must_stop(self, trainer: L.Trainer) -> bool:
         """Whether the run is to end. All of its processes ask at the same places."""
         asked = self._signum
         if trainer.world_size > 1:

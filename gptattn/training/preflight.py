@@ -26,8 +26,8 @@ from gptattn.settings.build import (
 )
 from gptattn.settings.config import TrainConfig, check
 from gptattn.settings.construct import bind, find_target
-from gptattn.settings.identity import Provenance, code_for
-from gptattn.settings.match import Match, matched
+from gptattn.settings.identity import Provenance, hash_code_for
+from gptattn.settings.match import Match, apply_match
 from gptattn.weights.convert import Origin, begin_from, read_origin
 
 ROWS_BYTES = 1_000_000  # for settings, rows and TensorBoard's events; a small run writes a tenth
@@ -67,7 +67,7 @@ def preflight(cfg: TrainConfig, *, resumed: bool = False) -> Ready:
     `resumed`: its checkpoint has its weights, and init_from is not read. Raises a UserError if the
     device, the model, the data, the match or the conversion of weights is not possible.
     """
-    code_for(cfg)  # before anything slow: a file edited meanwhile is not what was imported
+    hash_code_for(cfg)  # before anything slow: a file edited meanwhile is not what was imported
     device = resolve_device(cfg.trainer.accelerator)
     cfg, note = _replace_auto(cfg, device)
     precision = cfg.trainer.precision
@@ -109,7 +109,7 @@ def preflight(cfg: TrainConfig, *, resumed: bool = False) -> Ready:
         encode_prompt(tokenizer, cfg.sample.prompt)
 
     cfg = replace(cfg, tokenizer=cfg.tokenizer | tokenizer.settings())
-    cfg, match = matched(cfg, tokenizer.vocab_size)
+    cfg, match = apply_match(cfg, tokenizer.vocab_size)
     if match is not None or tokenizer.vocab_size != ids:
         with torch.device("meta"):
             model = build_model(cfg, tokenizer.vocab_size)
@@ -124,7 +124,7 @@ def preflight(cfg: TrainConfig, *, resumed: bool = False) -> Ready:
     start = None if cfg.init_from is None else RunFolder(Path(cfg.init_from).expanduser())
     behind = None if start is None else start.read_provenance()
     began = "" if behind is None else behind.digest
-    provenance = Provenance(data.text_hash, device.type, code_for(cfg), weights, began)
+    provenance = Provenance(data.text_hash, device.type, hash_code_for(cfg), weights, began)
     stored = torch.float32 if precision.endswith("-mixed") else DTYPES[precision]
     cost = measure_cost(model.to(stored), data.scored)
     size = ROWS_BYTES

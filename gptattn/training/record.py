@@ -14,7 +14,7 @@ from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from torch.utils.tensorboard.summary import hparams
 
 from gptattn.errors import DiskError
-from gptattn.machine.disk import writing
+from gptattn.machine.disk import explain_disk_errors
 from gptattn.runs.folder import RunFolder
 
 BLOCK = 4096  # bytes: the smallest unit that a disk allocates
@@ -73,14 +73,14 @@ class MetricsFile(Logger):
                 str(gone),
                 "was removed or moved during the run; put it back and use resume=...",
             )
-        with writing(self.folder.rows_file, lambda: len(line)):
+        with explain_disk_errors(self.folder.rows_file, lambda: len(line)):
             if self._file.write(line) < len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self.rows += 1
 
     def save(self) -> None:
         """Flush all rows to the disk."""
-        with writing(self.folder.rows_file, lambda: BLOCK):
+        with explain_disk_errors(self.folder.rows_file, lambda: BLOCK):
             os.fsync(self._file.fileno())
 
     def close(self) -> None:

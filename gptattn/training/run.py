@@ -31,17 +31,23 @@ from gptattn.machine.disk import check_room
 from gptattn.machine.ending import FIRST, as_user_error
 from gptattn.machine.signals import Stopped
 from gptattn.model.gpt import GPT
-from gptattn.runs.folder import RunFolder, done_below, run_name
-from gptattn.runs.load import with_kept_tokenizer
-from gptattn.runs.resume import Start, check_budget, check_same, facts_of, find_start
+from gptattn.runs.folder import RunFolder, find_done, name_run
+from gptattn.runs.load import use_kept_tokenizer
+from gptattn.runs.resume import Start, check_budget, check_same, collect_facts, find_start
 from gptattn.runs.rows import keep_rows
 from gptattn.settings.budget import resolve_budget
 from gptattn.settings.build import build_matrix_rule, build_model
 from gptattn.settings.config import TrainConfig
 from gptattn.settings.construct import construct
-from gptattn.settings.identity import budget_words, changed, flat, resume_provenance, settings_key
+from gptattn.settings.identity import (
+    budget_words,
+    flat,
+    list_changed,
+    resume_provenance,
+    settings_key,
+)
 from gptattn.training.preflight import DTYPES, Ready, preflight
-from gptattn.training.summary import hyperparameters, summarise
+from gptattn.training.summary import list_hyperparameters, summarise
 from gptattn.weights.convert import begin_from
 
 if TYPE_CHECKING:
@@ -74,7 +80,7 @@ def train(
             start = find_start(held, cfg)
             if start.source is None and cfg.budget.steps != 0:
                 console.print("no checkpoint was saved: starting from step 0")
-            cfg = with_kept_tokenizer(cfg, held)
+            cfg = use_kept_tokenizer(cfg, held)
         try:
             ready = preflight(cfg, resumed=start.source is not None)
         except DataError as error:
@@ -89,12 +95,12 @@ def train(
         L.seed_everything(cfg.seed, workers=True, verbose=False)
         model = build_model(cfg, ready.data.tokenizer.vocab_size)
         home = Path("outputs", cfg.experiment_name)
-        held = RunFolder(Path(folder or home / run_name(cfg, overrides)))
+        held = RunFolder(Path(folder or home / name_run(cfg, overrides)))
         if not FIRST:
             return _train(ready, model, held, start, console)
         if not resume:
             check_room(held.path, ready.bytes_on_disk)
-            if folder is None and (equal := _equal_run(home, ready)) is not None:
+            if folder is None and (equal := _find_equal_run(home, ready)) is not None:
                 console.print(f"an equal run exists: {equal}; this one is a copy", markup=False)
         held.path.mkdir(parents=True, exist_ok=True)  # from now on, a missing folder is an error
         if not resume:
@@ -146,7 +152,11 @@ def _train(
     from gptattn.training.attention_log import AttentionLog
     from gptattn.training.callbacks import BudgetEnd, Hang, MetricRows, Samples, StepClock
     from gptattn.training.checkpoints import Checkpoints, SafeCheckpointIO
-    from gptattn.training.console_output import ConsoleProgress, metric_table, result_table
+    from gptattn.training.console_output import (
+        ConsoleProgress,
+        make_metric_table,
+        make_result_table,
+    )
     from gptattn.training.datamodule import RunDataModule
     from gptattn.training.module import LanguageModel
     from gptattn.training.record import Board, MetricsFile, log_row, quiet_writer_threads
@@ -164,7 +174,7 @@ def _train(
     deterministic = trainer_cfg.deterministic and device.type != "cpu"
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     with quiet_writer_threads(), contextlib.ExitStack() as at_end:
-        facts = facts_of(data, device, threads, processes)
+        facts = collect_facts(data, device, threads, processes)
         check_same(start, facts)
         tokens_per_step = cfg.batch_size * cfg.model.context_length
         per_token = ready.cost.flops_per_token
@@ -200,7 +210,7 @@ def _train(
             console.print(f"resumes after step {start.step}")
         if ready.match is not None:
             console.print(str(ready.match), markup=False)
-        console.print(metric_table(f"{cfg.variant}: costs", ready.costs()))
+        console.print(make_metric_table(f"{cfg.variant}: costs", ready.costs()))
         with_maps, layers = len(model.layers_with_maps()), len(model.layers())
         if with_maps < layers:
             console.print(
@@ -225,7 +235,7 @@ def _train(
             at_end.callback(record.close)
             rewritten = None if start.source is None else start.step + 1
             board = Board(held, data.val_bytes is None, purge_step=rewritten)
-            shown = hyperparameters(ready, budget)
+            shown = list_hyperparameters(ready, budget)
             loggers = [record, board, *_open_trackers(ready, held, start.step, shown)]
             board.declare(shown)
         clock = StepClock(device, compiled)
@@ -314,14 +324,14 @@ def _train(
             if isinstance(ended.__context__, KeyboardInterrupt):
                 raise KeyboardInterrupt from ended
             raise
-    console.print(result_table(f"{cfg.variant}: result", summary["metrics"]))
+    console.print(make_result_table(f"{cfg.variant}: result", summary["metrics"]))
     return summary
 
 
-def _equal_run(home: Path, ready: Ready) -> Path | None:
+def _find_equal_run(home: Path, ready: Ready) -> Path | None:
     """Return a finished run in `home` of the same settings, code, text and starting weights."""
     key = settings_key(asdict(ready.cfg))
-    for folder in reversed(done_below(home)):
+    for folder in reversed(find_done(home)):
         try:
             same_settings = settings_key(folder.read_settings()) == key
             if same_settings and folder.read_provenance() == ready.provenance:
@@ -351,7 +361,9 @@ def _record_provenance(ready: Ready, held: RunFolder, start: Start) -> None:
         before = held.read_provenance()
         if before is None or before.code != provenance.code:
             names = (
-                "unknown" if before is None else ", ".join(changed(before.code, provenance.code))
+                "unknown"
+                if before is None
+                else ", ".join(list_changed(before.code, provenance.code))
             )
             print(
                 f"warning: resume: the code has changed since the run began ({names}){mixed}",

@@ -7,7 +7,7 @@ from building import PROBE_CONFIGS
 from support import Call, command, config, summary, train
 
 from gptattn.errors import ConfigError
-from gptattn.runs.folder import run_name
+from gptattn.runs.folder import name_run
 from gptattn.settings.compose import settings
 
 MENU = (f"hydra.searchpath=[file://{PROBE_CONFIGS}]", "allow_targets=[probes,probe_parts]")
@@ -53,4 +53,4 @@ def test_a_pattern_of_a_file_and_attn_of_the_command_line_are_one_too_many(tmp_p
 def test_a_pattern_of_one_name_is_the_run_with_attn() -> None:
     cfg, plain = settings(["pattern=[gqa]"]), settings(["attn=gqa"])
     assert cfg == plain
-    assert run_name(cfg, ["pattern=[gqa]"]).startswith("gqa_s1_")
+    assert name_run(cfg, ["pattern=[gqa]"]).startswith("gqa_s1_")

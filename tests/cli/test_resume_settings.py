@@ -8,8 +8,8 @@ from interrupted import SIX, content
 from support import command, series, summary, tiny, train
 
 from gptattn.settings.compose import CONF, settings
-from gptattn.settings.messages import from_hydra_error
-from gptattn.settings.resumed import resumed_settings
+from gptattn.settings.messages import explain_hydra_error
+from gptattn.settings.resumed import resume_settings
 
 REFUSED = {
     "seed=2": "seed: is 1 in this run and cannot change to 2",
@@ -35,9 +35,9 @@ def test_a_change_that_would_make_another_run_is_refused(override: str, tmp_path
     with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
         try:
             cfg = compose("train", [override], return_hydra_config=True)
-            resumed_settings(recorded, [override], cfg, cfg.hydra.runtime.choices)
+            resume_settings(recorded, [override], cfg, cfg.hydra.runtime.choices)
         except Exception as error:
-            said = str(from_hydra_error(error, [override], CONF))
+            said = str(explain_hydra_error(error, [override], CONF))
     assert said.startswith(REFUSED[override])
 
 

@@ -12,8 +12,8 @@ from gptattn.runs.folder import RunFolder
 from gptattn.settings.identity import (
     Provenance,
     at_step,
-    code_for,
     differences,
+    hash_code_for,
     resume_provenance,
     settings_key,
 )
@@ -130,7 +130,7 @@ def test_the_code_of_parts_and_of_a_patterns_layers_counts_and_that_of_attn_does
         part={"probe_shift": shift, "probe_stretch": stretch},
         allow_targets=["probe_parts"],
     )
-    modules = code_for(cfg)
+    modules = hash_code_for(cfg)
     assert "probe_parts" in modules
     assert "gptattn.attention.single_head" in modules
     assert "gptattn.attention.gqa" not in modules

@@ -12,7 +12,7 @@ from gptattn.model.cost import Cost, measure_cost
 from gptattn.settings.build import build_model
 from gptattn.settings.compose import CONF
 from gptattn.settings.config import TrainConfig
-from gptattn.settings.match import matched
+from gptattn.settings.match import apply_match
 
 # Large enough that 0.1% of the parameters is more than half of those of one unit of MLP width.
 WIDE = "model.vocab_size=1024"
@@ -92,10 +92,10 @@ def test_a_cache_that_is_equal_already_is_left_alone(tmp_path: Path) -> None:
 def test_a_match_that_is_made_stays_as_it_is(how: str, tmp_path: Path) -> None:
     # A resumed run matches the settings in its config.yaml, which are matched already.
     cfg = settings(tmp_path, WIDE, "attn=gqa", "attn.num_kv_heads=1", *how.split())
-    made, match = matched(cfg, 256)
+    made, match = apply_match(cfg, 256)
     assert match is not None
     assert match.before != match.after
-    assert matched(made, 256) == (made, match)
+    assert apply_match(made, 256) == (made, match)
 
 
 HOSTS = [

@@ -14,7 +14,7 @@ import pytest
 from support import command, config, run_folders, series, summary, tiny, train
 from torture import fingerprint
 
-from gptattn.machine.lock import is_locked, locked
+from gptattn.machine.lock import hold_lock, is_locked
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.sweep_states import SWEEP_LOCK
 from gptattn.settings.compose import CONF
@@ -111,7 +111,7 @@ def test_a_mistake_is_one_line_and_leaves_nothing_behind(
 def test_a_second_sweep_in_the_folder_is_refused(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with locked(tmp_path / HOME / SWEEP_LOCK, "test", "busy"):
+    with hold_lock(tmp_path / HOME / SWEEP_LOCK, "test", "busy"):
         assert sweep(tmp_path, "attn=mha,gqa") == 6
     assert capfd.readouterr().err.startswith("error: hydra.sweep.dir: another process is running")
 

@@ -103,10 +103,10 @@ def evaluate(arguments: Sequence[str]) -> None:
         for step in measured(saved, data, given, run.evaluation):
             if step.new:
                 RunFolder(run.folder).write_evaluation(step.evaluation)
-            print(words(step), flush=True)
+            print(describe_step(step), flush=True)
 
 
-def words(step: Step) -> str:
+def describe_step(step: Step) -> str:
     """Return the line that tells of one answer."""
     found = step.evaluation
     if isinstance(step.asked, int):
