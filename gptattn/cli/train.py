@@ -18,11 +18,13 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from gptattn.errors import ConfigError
-from gptattn.machine.ending import FIRST, as_user_error, report
-from gptattn.machine.signals import (
+from gptattn.machine.ending import (
+    FIRST,
     WORDS,
     Stopped,
+    as_user_error,
     handled_signals,
+    report,
     silence_stdout,
     write_stderr,
 )

@@ -48,14 +48,12 @@ class Match:
         return f"match={self.what}: {change}; {figures} ({apart:.2%} apart)"
 
 
-def apply_match(cfg: TrainConfig, vocab_size: int) -> tuple[TrainConfig, Match | None]:
-    """Return the settings with the match applied, and the match; None if `cfg.match` is none.
+def apply_match(cfg: TrainConfig, vocab_size: int) -> tuple[TrainConfig, Match]:
+    """Return the settings with `cfg.match` applied, which is not `none`, and the match.
 
     Settings that are matched already, those in a run's record, stay as they are. Raises
     ConfigError if the variant cannot be matched.
     """
-    if cfg.match == "none":
-        return cfg, None
     if cfg.match_made is not None:
         return cfg, Match(**cfg.match_made)
     assert cfg.match_attn is not None

@@ -26,8 +26,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
 from gptattn.machine.console import format_duration, make_console
-from gptattn.machine.ending import as_user_error, report
-from gptattn.machine.signals import handled_signals
+from gptattn.machine.ending import as_user_error, handled_signals, report
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.rows import read_share_done
 from gptattn.sweep.progress import describe_end

@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.trainer.states import TrainerFn
 
 from gptattn.errors import NumericError
-from gptattn.machine.signals import WORDS, Stopped, handled_signals, write_stderr
+from gptattn.machine.ending import WORDS, Stopped, handled_signals, write_stderr
 from gptattn.runs.checkpoint import read_checkpoint, remove_old, write_checkpoint
 from gptattn.runs.folder import RunFolder
 

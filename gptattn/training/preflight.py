@@ -109,7 +109,9 @@ def preflight(cfg: TrainConfig, *, resumed: bool = False) -> Ready:
         encode_prompt(tokenizer, cfg.sample.prompt)
 
     cfg = replace(cfg, tokenizer=cfg.tokenizer | tokenizer.settings())
-    cfg, match = apply_match(cfg, tokenizer.vocab_size)
+    match = None
+    if cfg.match != "none":
+        cfg, match = apply_match(cfg, tokenizer.vocab_size)
     if match is not None or tokenizer.vocab_size != ids:
         with torch.device("meta"):
             model = build_model(cfg, tokenizer.vocab_size)

@@ -28,8 +28,7 @@ from gptattn.machine.device import (
     set_threads,
 )
 from gptattn.machine.disk import check_room
-from gptattn.machine.ending import FIRST, as_user_error
-from gptattn.machine.signals import Stopped
+from gptattn.machine.ending import FIRST, Stopped, as_user_error
 from gptattn.model.gpt import GPT
 from gptattn.runs.folder import RunFolder, find_done, name_run
 from gptattn.runs.load import use_kept_tokenizer
