@@ -1,4 +1,4 @@
-"""What the commands share: `name=value` arguments, their help, and one line for a mistake.
+"""`name=value` arguments of the commands, their help, and one line for a mistake.
 
 A command's arguments are a dataclass of `option`s. A field `from_` is the argument `from`. Values
 are not unquoted or unescaped, since a prompt may hold any character.
@@ -35,8 +35,8 @@ def option(words: str, default: Any = None, **limits: Any) -> Any:
 def run_script(run: Callable[[Sequence[str]], None], kind: type, about: str | None) -> int:
     """Run with the command line's arguments; return the exit code. Without any, print the help.
 
-    The help is an example, the docstring of `kind`; the first paragraph of `about`; the arguments,
-    the fields of `kind`; and the other paragraphs.
+    The help has an example (the docstring of `kind`), the first paragraph of `about`, the arguments
+    (the fields of `kind`), then the other paragraphs.
     """
     program, *arguments = sys.argv
     if arguments and arguments[0] not in ("-h", "--help"):

@@ -1,4 +1,4 @@
-"""The training command around `@hydra.main`: what comes before and after a run, and how it ends.
+"""The training command: what happens around `@hydra.main`, and how a run ends.
 
 Hydra has composed and typed the settings when `run_job` is called; it writes no files itself. A
 sweep's launcher calls `run_job` too, once in each of its processes.
@@ -54,7 +54,7 @@ def end(task: Callable[[], Any]) -> NoReturn:
         settings = [i for i, a in enumerate(arguments) if "=" in a and not a.startswith("-")]
         for i, argument in enumerate(arguments):
             if argument.startswith("-") and settings and settings[0] < i < settings[-1]:
-                raise ConfigError("command line", f"{argument} stands amid settings; put it first")
+                raise ConfigError("command line", f"{argument} must come before the settings")
             name = argument.partition("=")[0]
             if name in ("run_dir", "resume") and {"-m", "--multirun"} & {*arguments}:
                 raise ConfigError(name, "names one run, and -m starts many; leave one of them out")
@@ -86,7 +86,7 @@ def _terminated(signum: int, frame: object) -> NoReturn:
 def run_job(cfg: DictConfig) -> float:
     """Train the run of a composed config, or resume one; return its validation loss.
 
-    A job of a sweep raises its errors. A single run says them, and exits.
+    A sweep's job raises its errors; a single run prints them and exits.
     """
     job: Any = HydraConfig.get()
     single = job.mode == RunMode.RUN
@@ -124,11 +124,11 @@ def run_job(cfg: DictConfig) -> float:
             raise
         if isinstance(error, BrokenPipeError):
             raise SystemExit(silence_stdout()) from error
-        with contextlib.suppress(OSError):  # Hydra has made it before the run was checked
+        with contextlib.suppress(OSError):  # Hydra made it before the run was checked
             if job.run.dir != ".":
                 os.removedirs(job.run.dir)
         known = as_user_error(error)
-        if known is not None and not FIRST:  # the first process says it
+        if known is not None and not FIRST:  # the first process prints it
             raise SystemExit(known.exit_code) from error
-        # Hydra would add a line of its own to what it lets through.
+        # Hydra would add its own line to an error it passes on.
         raise SystemExit(report(error, SHOWS_TRACEBACK, cfg.allow_targets)) from error

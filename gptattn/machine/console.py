@@ -6,14 +6,14 @@ from rich.console import Console
 
 
 class StdoutConsole(Console):
-    """Raises BrokenPipeError when the reader of a pipe has gone; rich's own console would exit."""
+    """Raises BrokenPipeError when the reader of a pipe has gone; rich's console would exit."""
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
 
 
 def make_console() -> Console:
-    """Return a console on stdout. It does not break long lines, so a pipe gets them whole."""
+    """Return a console on stdout that leaves long lines whole."""
     return StdoutConsole(
         width=None if sys.stdout.isatty() else 120, highlight=False, soft_wrap=True
     )

@@ -1,7 +1,6 @@
 """Writes files atomically: whole or not at all.
 
-A full or read-only disk, or a missing permission, becomes one line with the path and the bytes
-needed.
+A full or read-only disk, or a missing permission, is one line with the path and the bytes needed.
 """
 
 import contextlib
@@ -18,7 +17,7 @@ from gptattn.errors import DiskError
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 REFUSALS = FULL | {errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE}
 UNFINISHED = f"*.{'[0-9a-f]' * 16}.part"  # names of files that are being written
-LEFT_OVER = 86_400  # seconds after which nobody is writing them any more
+LEFT_OVER = 86_400  # seconds after which they are abandoned
 
 
 @contextlib.contextmanager

@@ -22,9 +22,9 @@ from gptattn.errors import (
 )
 from gptattn.machine.disk import REFUSALS
 
-# Of several processes, which torchrun, srun or Lightning have started.
+# Whether this is the first of the processes that torchrun, srun or Lightning started.
 FIRST = all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"))
-# A path that cannot be used, for a reason that a user can see from the system's own words.
+# Errors of a path that the system's own words explain to a user.
 PATHS = {errno.ENOENT, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EEXIST}
 WORDS = {
     signal.SIGINT: "interrupted",
@@ -98,7 +98,7 @@ def run_command(run: Callable[[], int | None], debug: bool = False) -> int:
 def report(error: Exception, debug: bool = False, packages: Sequence[str] = ()) -> int:
     """Print one error line to stderr, with a traceback for a bug of ours; return the exit code.
 
-    `packages`: those of the user's own, from the settings; None given, those in the arguments.
+    `packages`: the user's own, from the settings; without any, those in the arguments.
     """
     given = [a.partition("=")[2] for a in sys.argv if re.match(r"\+*allow_targets=", a)]
     packages = packages or re.findall(r"[\w.]+", " ".join(given))

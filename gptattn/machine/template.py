@@ -1,4 +1,4 @@
-"""A page from a template in the package; every value put into it is escaped."""
+"""Fills a template of the package, escaping every value."""
 
 from importlib.resources import files
 from typing import Any

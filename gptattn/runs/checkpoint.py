@@ -1,8 +1,8 @@
 """A checkpoint: one safetensors file, written whole or not at all, and verified when it is read.
 
 Its tensors are the weights under the model's own names, and all others that Lightning saves under
-their path in its checkpoint, `optimizer_states/0/state/...`. In the file's header stand everything
-else, as JSON, under the key `gptattn`, and a SHA-256 of it all.
+their path in its checkpoint, `optimizer_states/0/state/...`. The file's header has everything else
+as JSON, under the key `gptattn`, and a SHA-256 of it all.
 """
 
 import hashlib
@@ -68,7 +68,7 @@ def _hash_content(text: str, tensors: dict[str, Tensor]) -> str:
 
 
 def _take_tensors(node: Any, name: str, tensors: dict[str, Tensor]) -> Any:
-    """Return the node as JSON has it; its tensors go into `tensors`, under their paths."""
+    """Return the node for JSON, with its tensors moved to `tensors` under their paths."""
     if isinstance(node, Tensor):
         tensors[name] = node
         return {TENSOR: name}
@@ -83,7 +83,7 @@ def _take_tensors(node: Any, name: str, tensors: dict[str, Tensor]) -> Any:
 
 
 def _put_tensors(node: Any, tensors: dict[str, Tensor]) -> Any:
-    """Undo `_emptied`; the tensors are taken out of `tensors`."""
+    """Undo `_take_tensors`, moving the tensors back."""
     if isinstance(node, list):
         return [_put_tensors(value, tensors) for value in node]
     if not isinstance(node, dict):

@@ -28,19 +28,19 @@ LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in C, if PyYAML was bu
 CONFIG, SUMMARY, ROWS, PROVENANCE = "config.yaml", "summary.json", "metrics.jsonl", "identity.json"
 REPLACED, EVALUATION, FAILURE = "replaced.txt", "evaluation.json", "failure.json"
 LOCK = ".lock"
-# Below a sweep's folder: the runs that chose a learning rate, which are no results.
+# In a sweep's folder: the runs that chose a learning rate, which are not results.
 TUNING = "tuning"
 CHECKPOINT = r"step=(\d+)\.safetensors"
-# Characters in a folder's name, which may have 255 bytes; config.yaml has what is cut off.
+# Characters in a folder's name, which is limited to 255 bytes; config.yaml has the rest.
 MAX_VARIANT, MAX_SETTINGS = 80, 150
 
 
 @dataclass(unsafe_hash=True)
 class RunFolder:
-    """A folder that holds a run or a converted model, or will hold one.
+    """A folder that holds, or will hold, a run or a converted model.
 
-    The methods that read a file raise OSError if it cannot be read, and ValueError, naming the
-    file, if it is damaged. Those that write one raise DiskError if the disk refuses.
+    Methods that read a file raise OSError if it cannot be read, and ValueError, naming the file, if
+    it is damaged. Those that write one raise DiskError if the disk refuses.
     """
 
     path: Path
@@ -62,9 +62,9 @@ class RunFolder:
         self.maps = self.path / "attention"
         # The console output of a run that is part of a sweep.
         self.console_file = self.path / "console.log"
-        # The mark of a result that no longer counts, with the reason.
+        # Marks a result that no longer counts, and says why.
         self.replaced_file = self.path / REPLACED
-        # Why the run has ended early, by itself.
+        # Why the run ended early.
         self.failure_file = self.path / FAILURE
 
     @property
@@ -198,8 +198,8 @@ class RunFolder:
 def name_run(cfg: TrainConfig, overrides: Sequence[str]) -> str:
     """Return `<variant>_s<seed>[+key-value...]_<id>`; the random id keeps two starts apart.
 
-    Of the `overrides`, those of settings that belong in a run's name are included. Nothing in the
-    name needs quotes, neither for a shell nor for Hydra.
+    The `overrides` that change the result are part of the name. Nothing in it needs quotes, for a
+    shell or for Hydra.
     """
     names = [cfg.choices["attn"]] if cfg.pattern is None else cfg.pattern
     names = names[:1] if len(set(names)) == 1 else names  # the run with attn=

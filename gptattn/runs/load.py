@@ -1,7 +1,6 @@
 """Reads a run folder back: its settings, its model with the newest weights, and its tokenizer.
 
-A converted model has the same kind of folder, with model.safetensors instead of checkpoints; it is
-written here too.
+A converted model's folder, with model.safetensors instead of checkpoints, is written here too.
 """
 
 import sys
@@ -39,8 +38,8 @@ class SavedRun:
 def load_run(folder: str | Path, allow_targets: Sequence[str] = ()) -> SavedRun:
     """Read the run in `folder`.
 
-    `allow_targets`: packages besides gptattn that its config may name. The config's own
-    `allow_targets` does not count, because whoever made the folder wrote it. Raises
+    `allow_targets`: packages besides gptattn that its config may name. The config's own list does
+    not count, because whoever made the folder wrote it. Raises
     CheckpointError if something is missing, damaged or from another model, ForeignTarget for a
     `_target_` outside the packages, NumericError if a weight is not finite.
     """

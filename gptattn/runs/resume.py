@@ -1,4 +1,4 @@
-"""From where a stopped run is resumed, and whether its text, tokenizer and device are unchanged."""
+"""Where a run resumes, and whether its text, tokenizer and device are unchanged."""
 
 import sys
 from dataclasses import dataclass, field
@@ -15,12 +15,12 @@ from gptattn.settings.budget import Budget
 from gptattn.settings.build import build_model, build_tokenizer
 from gptattn.settings.config import TrainConfig
 
-CALLBACKS = ("StepClock", "MetricRows", "Checkpoints")  # whose states a resume needs beforehand
+CALLBACKS = ("StepClock", "MetricRows", "Checkpoints")  # read before Lightning restores them
 
 
 @dataclass(frozen=True)
 class Start:
-    """From where a run is resumed: a checkpoint, or step 0 if it has none yet.
+    """Where a run resumes: at a checkpoint, or at step 0 if it has none yet.
 
     The defaults are those of step 0.
     """
@@ -36,7 +36,7 @@ class Start:
 def collect_facts(
     data: RunData, device: torch.device, threads: int, processes: int
 ) -> dict[str, Any]:
-    """Return the facts that a checkpoint records, because a resumed run is compared with them."""
+    """Return the facts that a checkpoint records, to compare a resumed run with."""
     return {
         "text_sha256": data.text_hash,
         "tokenizer": data.tokenizer.fingerprint(),
@@ -116,6 +116,6 @@ def check_budget(start: Start, budget: Budget) -> bool:
     if budget.steps is not None and budget.steps < start.step:
         raise ConfigError(
             "budget",
-            f"comes to {budget.steps} steps, but {start.step} are already taken; give more",
+            f"is {budget.steps} steps, but {start.step} are already taken; give more",
         )
     return budget.progress(start.step, start.seconds) >= 1.0

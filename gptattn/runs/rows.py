@@ -1,4 +1,4 @@
-"""Read the rows of metrics.jsonl, and drop those after the checkpoint when a run is resumed."""
+"""Reads the rows of metrics.jsonl, and drops those after the checkpoint of a resumed run."""
 
 import json
 import math
@@ -50,7 +50,7 @@ def read_rows(folder: RunFolder) -> Iterator[Row]:
 
 
 def read_share_done(folder: RunFolder) -> float:
-    """Return the share of its budget that a run has used, from its newest row; 0 without one."""
+    """Return the fraction of its budget that a run has used, from its newest row; else 0."""
     try:
         with folder.rows_file.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_BYTES))

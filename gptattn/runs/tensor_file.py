@@ -1,4 +1,4 @@
-"""Reads and writes safetensors files, whose errors become one line: no pickle, no code to run."""
+"""Reads and writes safetensors files, which run no code; their errors become one line."""
 
 import contextlib
 import errno
@@ -44,7 +44,7 @@ def read_tensors(file: Path, names: Iterable[str] | None = None) -> dict[str, Te
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, str]) -> None:
     """Write a file of tensors, and texts into its header, in the folder of `path` or a new one.
 
-    It appears once all of it is on the disk. Raises DiskError if the disk refuses.
+    The file appears once it is complete. Raises DiskError if the disk refuses.
     """
     own: dict[str, Tensor] = {}
     memory: set[int] = set()

@@ -1,4 +1,4 @@
-"""From Hydra's composed config to a run's settings, and the variants' files that it names."""
+"""From Hydra's composed config, and the files it names, to a run's settings."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ OPEN = ("attn", "part", "position", "data", "tokenizer", "logger")  # their cons
 
 @dataclass
 class Command(Settings):
-    """What a command line takes: a run's settings, and what is not recorded with them.
+    """What a command line takes: a run's settings, and two that are not recorded.
 
     `run_dir`: the run's folder; None: a new one in outputs/. `resume`: the folder of a run.
     """

@@ -69,10 +69,10 @@ class ModelConfig:
 
 @dataclass
 class BlockConfig:
-    """What surrounds the attention in each layer, and the head.
+    """The rest of each layer, and the head.
 
     `bias`: of the MLP and of the attention's output projection. `tied_head`: the head's weight is
-    the token embedding's. `zero_init`: what attentions and MLPs add starts at 0.
+    the token embedding's. `zero_init`: attentions and MLPs start by adding 0.
     """
 
     norm: str = field(metadata=one_of(NormKind))
@@ -84,7 +84,7 @@ class BlockConfig:
 
 @dataclass
 class OptimConfig:
-    """AdamW and its learning-rate schedule, whose peak is `lr`; conf/optim explains each.
+    """AdamW and its learning-rate schedule, whose peak is `lr`; see conf/optim.
 
     `matrices`: the Spec of a `gptattn.optim.MatrixRule`, or None.
     """
@@ -133,7 +133,7 @@ class SampleConfig:
 
 @dataclass
 class TrainerConfig:
-    """The device, the precision and the processes of a run; conf/trainer explains each.
+    """The device, the precision and the processes of a run; see conf/trainer.
 
     `devices`: the processes on each of `num_nodes` machines.
     """
@@ -159,8 +159,8 @@ class TrainerConfig:
 class SweepConfig:
     """How a `-m` command runs its sweep.
 
-    `beside_others`: filled in by a sweep for its runs; others share the machine, so their speed is
-    not their own.
+    `beside_others`: set by a sweep for runs that share the machine, whose speed is then not
+    recorded.
     """
 
     jobs: int | str | None = field(metadata=POSITIVE | AUTO)
@@ -186,7 +186,7 @@ class LadderConfig:
 
 @dataclass
 class Settings:
-    """What a user can set of a run; `conf/train.yaml` explains each.
+    """What a user can set of a run; see `conf/train.yaml`.
 
     Units: `batch_size` in sequences, `accumulate` in micro-batches per step, `loss_chunk_tokens`
     in tokens, `log_every` in optimizer steps, `hang_seconds` in seconds.
@@ -277,7 +277,7 @@ def check(cfg: TrainConfig) -> None:
     if cfg.batch_size % shares:
         raise ConfigError(
             "batch_size",
-            f"{cfg.batch_size} sequences do not share evenly among {cfg.trainer.processes} "
+            f"{cfg.batch_size} sequences do not divide evenly among {cfg.trainer.processes} "
             f"processes with accumulate={cfg.accumulate}; give a multiple of {shares}",
         )
     budgets = {k: getattr(cfg.budget, k) for k in ("steps", "tokens", "seconds", "flops")}
@@ -288,11 +288,13 @@ def check(cfg: TrainConfig) -> None:
     if fall is not None and fall > 1 - warmup:
         raise ConfigError(
             "optim.decay_fraction",
-            f"{fall} and optim.warmup_fraction={warmup} are more than the budget; give at most "
+            f"{fall} and optim.warmup_fraction={warmup} exceed the budget; give at most "
             f"{1 - warmup:g}, or null",
         )
     if not isinstance(cfg.optim.matrices, dict | None):
-        raise ConfigError("optim.matrices", "is no table; give optim=muon, or {_target_:CLASS}")
+        raise ConfigError(
+            "optim.matrices", "is not a mapping; give optim=muon, or {_target_:CLASS}"
+        )
     if cfg.pattern == []:
         raise ConfigError("pattern", "is empty; give names of files in conf/attn, or null")
     layers, names = cfg.model.num_layers, len(cfg.pattern or [""])
@@ -305,9 +307,11 @@ def check(cfg: TrainConfig) -> None:
     if cfg.match in ("params", "flops"):
         changes = f"{cfg.match} changes the MLP's width"
         if cfg.model.mlp == "none":
-            raise ConfigError("match", f"{changes}, but model.mlp=none has no MLP; drop one")
+            raise ConfigError(
+                "match", f"{changes}, but model.mlp=none has no MLP; leave one of them out"
+            )
         if cfg.init_from is not None:
-            raise ConfigError("match", f"{changes}, but init_from fixes it; drop one")
+            raise ConfigError("match", f"{changes}, but init_from fixes it; leave one of them out")
     name = cfg.experiment_name
     if {"", ".", ".."} & {*name.split("/")} or not name.isprintable() or len(name.encode()) > 200:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Calls what a spec names: `_target_` is a class or function, the other keys are its arguments."""
+"""Calls the class or function that a spec names in `_target_`, with its other keys as arguments."""
 
 import contextlib
 import inspect
@@ -13,7 +13,7 @@ from gptattn.errors import ConfigError
 from gptattn.settings.config import CONF, Spec
 from gptattn.settings.values import check_type, suggest
 
-# A run folder from somebody else may name any class; only these packages are imported for it.
+# Somebody else's run folder may name any class; it can import from these packages only.
 PACKAGES = ("gptattn", "lightning.pytorch.loggers")
 
 # Argument of an attention -> the setting that fills it where the constructor declares it.

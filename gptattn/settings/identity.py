@@ -91,7 +91,7 @@ def places(config: Mapping[str, str]) -> dict[str, str]:
 
 
 def budget_words(config: Mapping[str, str]) -> str:
-    """Return the budget in words, such as `1000 steps`; the default counts only without another."""
+    """Return the budget in words, such as `1000 steps`; the default only if no other is set."""
     given = {k.removeprefix("budget."): v for k, v in config.items() if k.startswith("budget.")}
     default = given.pop("default_steps", None)
     set_ = [f"{value} {unit}" for unit, value in sorted(given.items()) if value != "None"]
@@ -118,7 +118,7 @@ def settings_key(settings: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Provenance:
-    """What a run's result depends on beside its settings; written to identity.json."""
+    """What a run's result depends on besides its settings; written to identity.json."""
 
     text: str  # sha256
     device: str
@@ -138,11 +138,11 @@ class Provenance:
 def hash_code_for(cfg: TrainConfig) -> dict[str, str]:
     """Return module -> hash for the code that affects the numbers of a run of these settings.
 
-    Files are hashed at the first call and then cached. Call it before reading the text, which can
-    take minutes: a file edited meanwhile would no longer be the code that this process imported.
+    Files are hashed once and cached. Call it before reading the text, which can take minutes: a
+    file edited meanwhile is no longer the code that this process imported.
     """
-    # Of tokenizers and data sources, only modules outside gptattn are hashed. For ours, the hash of
-    # the text has to do.
+    # Of tokenizers and data sources, only modules outside gptattn are hashed: for ours, the hash of
+    # the text stands in.
     sources = cfg.data.get("sources")
     texts = sources.values() if isinstance(sources, dict) else ()
     layers = (cfg.pattern_attn or {"attn": cfg.attn}).values()

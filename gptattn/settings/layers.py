@@ -22,7 +22,7 @@ def build_layer(
     """Build the attention of one layer, with its position and the parts that it takes.
 
     `encodings`: number of heads -> the position that layers with so many share, to which this adds;
-    None if positions do not act in attentions. `left`: what earlier layers leave for later ones,
+    None if positions do not act in attentions. `left`: what earlier layers share with later ones,
     name -> the layer and its sizes, to which this adds.
     """
     group, spec = cfg.attn_of(layer)
@@ -118,5 +118,5 @@ def shared_arguments(model: ModelConfig, block: BlockConfig) -> dict[str, Any]:
 
 
 def name_position(cfg: TrainConfig) -> str:
-    """Return the name of the encoding, and that of the block, which can bring it with it."""
+    """Return the name of the encoding and of the block, which may have brought it."""
     return f"{cfg.choices['position']} (from block={cfg.choices['block']} if you did not choose it)"

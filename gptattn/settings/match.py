@@ -1,7 +1,7 @@
 """Match two variants in parameters, FLOPs or cache by changing one setting of one of them.
 
 `params` and `flops` change the MLP's width; `kv_cache` the heads, ranks or tokens that are cached.
-Costs come from `measure_cost` on the meta device: there is no second formula.
+Costs come from `measure_cost` on the meta device, never from a second formula.
 """
 
 from collections.abc import Callable
@@ -94,9 +94,9 @@ def _match_width(cfg: TrainConfig, vocab_size: int, target: float) -> Change:
 
 
 def _match_cache(cfg: TrainConfig, vocab_size: int, target: float) -> Change:
-    """Try the values of one setting after the other, starting with its current one."""
+    """Try one setting after another, each from its current value."""
     heads, width, context = cfg.model.num_heads, cfg.model.d_model, cfg.model.context_length
-    # The largest value, and the step: building a model takes its time, and shares of the width do.
+    # The largest value and the step, coarse for ranks since each try builds a model.
     ranges = {
         "num_kv_heads": (heads, 1),
         "kv_rank": (width, 8),
@@ -115,7 +115,7 @@ def _match_cache(cfg: TrainConfig, vocab_size: int, target: float) -> Change:
             try:
                 found = _measure_figure(cfg, new, vocab_size)
             except ConfigError:
-                continue  # this model does not accept the value
+                continue  # not valid for this model
             if found == target:
                 return new, f"attn.{field}", before, value
             reached.setdefault(found, f"{found:,.0f} with {field}={value}")

@@ -13,7 +13,7 @@ from gptattn.errors import ConfigError, UserError
 from gptattn.settings.values import explain_omegaconf_error, suggest
 
 REMOVED = "cannot be removed; give it a value instead"
-# Hydra's message -> what is said of the setting {0} with the value {1}.
+# Hydra's message -> ours about the setting {0} with the value {1}.
 SAYINGS = {
     r"Could not delete '([^']+)'": REMOVED,
     r"Could not append.* already at '([^']+)'": "already exists; write {0}=... without the +",
@@ -61,7 +61,7 @@ def explain_hydra_error(error: Exception, overrides: Sequence[str], conf: Path) 
         if isinstance(cause, OmegaConfBaseException):
             return explain_omegaconf_error(cause)
         return ConfigError("command line", " ".join(message.split("\n")[:2]))
-    # A choice must be a string; Hydra's error about another value does not name the group.
+    # A choice must be a string; Hydra's error about anything else does not name the group.
     for override in overrides:
         group, _, choice = override.partition("=")
         if (conf / group).is_dir() and isinstance(error, ValueError | TypeError):

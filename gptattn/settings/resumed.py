@@ -1,4 +1,4 @@
-"""The settings of a resumed run: its recorded ones, with the few changes that are allowed."""
+"""The settings of a resumed run: those recorded, with the few changes that are allowed."""
 
 import re
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from gptattn.settings.identity import RESUMES, flat, list_resumable, meaning
 from gptattn.settings.values import build_dataclass, suggest
 
 BUDGETS = ("steps", "tokens", "seconds", "flops")
-# Said of the command, not of the run.
+# Settings of the command, not of the run.
 COMMAND = ("resume", "run_dir", "allow_targets")
 
 
@@ -24,11 +24,11 @@ def resume_settings(
     cfg: DictConfig,
     choices: Any,
 ) -> TrainConfig:
-    """Return the recorded settings with the overrides that were typed applied.
+    """Return the recorded settings with the overrides of the command line applied.
 
-    `cfg` is the config that Hydra has composed with them, which has their values, and `choices`
-    what it has chosen in each group. Raises ConfigError, naming the field, for a change that is not
-    allowed when a run resumes.
+    `cfg` is the config that Hydra composed with them, which has their values, and `choices` what it
+    chose in each group. Raises ConfigError, naming the field, for a change that a resumed run does
+    not allow.
     """
     node = OmegaConf.create(asdict(recorded))
     units = []

@@ -1,6 +1,4 @@
-"""What values a setting takes: ranges and choices beside its field, and the types that a
-constructor declares. Settings, command lines and scripts use these checks.
-"""
+"""Checks of values: the ranges and choices beside a field, and the types a constructor declares."""
 
 import difflib
 import math
@@ -36,8 +34,8 @@ TYPE_NAMES: dict[Any, str] = {
 class Range:
     """The numbers that a setting accepts; never infinity or NaN.
 
-    `above` and `below` are exclusive bounds, `least` and `most` inclusive ones. `hint`: appended to
-    the error message, what else would be right.
+    `above` and `below` are exclusive bounds, `least` and `most` inclusive. `hint` ends the error
+    message: what else would be right.
     """
 
     above: float = -math.inf
@@ -88,7 +86,7 @@ def check_values(settings: Any, path: str = "") -> None:
 def build_dataclass(kind: type[T], node: Any) -> T:
     """Build the dataclass `kind` from a tree of plain values, such as a run's config.yaml.
 
-    A field's default is what runs did before there was such a setting: their records lack it.
+    Records older than a setting lack it, so its default must be what runs did before it existed.
     Raises ConfigError, naming the field, for an unknown or missing name and for a wrong type.
     """
     try:
@@ -133,7 +131,7 @@ def check_type(field: str, value: Any, hint: Any) -> None:
     hints = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
     words = [word for one in hints if get_origin(one) is Literal for word in get_args(one)]
     kinds = [get_origin(one) or one for one in hints if get_origin(one) is not Literal]
-    # isinstance would accept True as an int. An int is accepted where a float is declared.
+    # isinstance would take True for an int. An int will do where a float is declared.
     if Any in kinds or type(value) in kinds or (type(value) is int and float in kinds):
         return
     if isinstance(value, str) and value in words:
@@ -154,7 +152,7 @@ def check_choice(field: str, value: str, choices: Iterable[str]) -> None:
 
 
 def suggest(value: str, choices: Iterable[str]) -> str:
-    """Return `did you mean X? one of ...`, or only the list if no choice is near."""
+    """Return `did you mean X? one of ...`, or only the list if no choice is close."""
     choices = sorted(choices)
     if not choices:
         return "there is none"

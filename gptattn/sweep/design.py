@@ -1,4 +1,4 @@
-"""States before a sweep the smallest difference in loss that it can show."""
+"""The smallest difference in loss that a sweep can show, stated before it starts."""
 
 import math
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ ENOUGH_SEEDS = 5  # seeds to suggest for a sweep with one
 
 # Losses can be compared between runs that agree in these, and in the model's size.
 SHARED = ("data.", "tokenizer.", "budget", "batch_size", "validation.")
-# As in the report, these part runs only where each has several variants.
+# As in the report, these split runs only where each side has several variants.
 APART = (OF_BLOCK, ("trainer.precision",), ("optim.matrices",))
 
 
@@ -107,7 +107,7 @@ def _estimate_deviation(cfg: TrainConfig, finished: Sequence[Run]) -> tuple[floa
 
 
 def _is_similar(run: Run, cfg: TrainConfig) -> bool:
-    """Whether the run has the same size, data and budget as `cfg`; its attention may differ."""
+    """Whether the run has the size, data and budget of `cfg`, whatever its attention."""
     settings = result_settings(flat(asdict(cfg)))
     own = [
         key

@@ -1,7 +1,7 @@
 """The overrides of each run of a sweep: every combination of the values given, for every variant.
 
 A variant is an entry of `hydra.sweeper.variants`: overrides that belong together. With a ladder,
-each variant is trained at each of its sizes, models that grow with their training tokens.
+each variant is trained at each of its sizes, with tokens in proportion.
 """
 
 import re
@@ -33,7 +33,7 @@ def list_jobs(
     variants: Sequence[str] | None,
     ladder: LadderConfig,
 ) -> list[Job]:
-    """Return the jobs that the arguments, each variant and each size together ask for.
+    """Return the jobs for the arguments at each variant and each size.
 
     Raises ConfigError for an argument without a value, for a variant that cannot be read, and for
     one that sets what an argument, the ladder or the whole sweep sets.
@@ -71,7 +71,7 @@ def list_jobs(
 
 
 def split_overrides(text: str) -> list[str]:
-    """Split a variant's overrides: at spaces before a name, since values may hold spaces too."""
+    """Split a variant's overrides at spaces before a name: values may hold spaces too."""
     return re.split(r"\s+(?=[+~]*[\w./@]+=|~)", text.strip()) if text.strip() else []
 
 

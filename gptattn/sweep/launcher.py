@@ -1,7 +1,7 @@
 """Runs the jobs of a sweep on this machine: each in its own process, several at a time.
 
-A job that fails, is killed or hangs costs only itself. Every process is forked from a server that
-has imported the large libraries, but none of this project's code: each run reads that for itself.
+A job that fails, is killed or hangs costs only itself. Processes are forked from a server that has
+imported the large libraries but none of this project's code, which each run reads afresh.
 """
 
 import importlib
@@ -60,13 +60,13 @@ def launch_processes(
     slots: int,
     deadline: float | None,
 ) -> list[JobReturn]:
-    """Run all jobs, so many `slots` at a time; their runs' folders say how they ended.
+    """Run all jobs, `slots` at a time; their runs' folders say how they ended.
 
-    They are numbered from `first`, of `runs` in all. Raises TimeOver when `time.monotonic()` passes
+    They are numbered from `first`, out of `runs`. Raises TimeOver when `time.monotonic()` passes
     the deadline. On any exception, such as an interrupt, the processes get SIGTERM, after
     GRACE_SECONDS SIGKILL, and the exception is raised again.
     """
-    if slots > 1:  # a thread that waits must not take the processor of another run
+    if slots > 1:  # a waiting thread must not take another run's processor
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     processes = multiprocessing.get_context("forkserver")
     processes.set_forkserver_preload(LIBRARIES)

@@ -1,7 +1,6 @@
-"""A sweep is one loop: plan, launch, read the results, ask what comes next, launch again.
+"""A sweep is one loop: plan, launch, read the results, plan the next stage.
 
-What comes next is said by `plan_stages`: a plain grid has one stage, `tune` one before it, and
-`until` one after it.
+`plan_stages` yields the stages: a plain grid has one, `tune` adds one before it, `until` one after.
 """
 
 import sys
@@ -58,7 +57,7 @@ def run_sweep(
         return check_plans(plan_jobs(loader, config, jobs, home))
 
     stages = plan_stages(home, jobs, plan, tune, config.sweep.until)
-    first = next(stages)  # all runs that may follow are checked by now
+    first = next(stages)  # by now, all runs that may follow are checked
     busy = f"another process is running a sweep in {home}; wait for it, or give this one another "
     share = share_machine([plan.cfg for plan in first.plans]) if ours else (None, None)
     launch = partial(_launch, *share, launcher, sweeper.max_batch_size)

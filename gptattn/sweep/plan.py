@@ -1,4 +1,4 @@
-"""The planned runs of a sweep, and which of them are done, according to the run folders alone."""
+"""The planned runs of a sweep, and which of them the run folders show as done."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -38,7 +38,7 @@ class Plan:
 
 @contextmanager
 def name_variant(variant: str) -> Iterator[None]:
-    """In this block, let a user's mistake name the variant that it stands in."""
+    """In this block, add the variant to the message of a user's mistake."""
     try:
         yield
     except UserError as error:
@@ -78,8 +78,8 @@ def plan_jobs(
     HydraConfig.instance().cfg = before
     plans.sort(key=lambda plan: plan.cfg.seed)
     if len({job.variant for job in jobs}) > 1:
-        # What is a variant of its own in one block may be another's default: position=rope in
-        # Llama's. The first of equals stays.
+        # A variant in one block may be the default in another, as position=rope in Llama's. The
+        # first of equal plans stays.
         first = {settings_key(asdict(plan.cfg)): plan for plan in reversed(plans)}
         plans = [plan for plan in plans if first[settings_key(asdict(plan.cfg))] is plan]
     return plans
@@ -116,7 +116,7 @@ def check_plans(plans: Sequence[Plan]) -> list[Plan]:
                 except UserError:
                     raise
                 except Exception as error:
-                    # The variant's code fails, not a setting: let its own runs fail, no others.
+                    # The variant's code fails, not a setting: only its own runs shall fail.
                     broken[key], known[key] = error, (cfg, 0, None)
         found, size, provenance = known[key]
         found = replace(found, **{name: getattr(cfg, name) for name in NOT_CHECKED})
@@ -128,7 +128,7 @@ def check_plans(plans: Sequence[Plan]) -> list[Plan]:
 
 @dataclass(frozen=True)
 class Found:
-    """What the sweep's folder holds of some plans, by the folders of the plans."""
+    """What the sweep's folder already has of some plans, by their folders."""
 
     done: dict[Path, Path]  # -> finished run that makes the plan unnecessary
     begun: dict[Path, Path]  # -> unfinished run that can be resumed

@@ -1,8 +1,8 @@
 """`hydra.sweeper.tune`: a first stage finds each variant's learning rate.
 
 It trains every variant at every rate, with a seed of its own, in the subfolder `tuning`. The sweep
-then runs each variant at the rate with the lowest final validation loss. Reports leave the runs of
-the first stage out.
+then runs each variant at the rate with the lowest final validation loss. Reports leave out the runs
+of the first stage.
 """
 
 import math
@@ -86,7 +86,7 @@ def tune_stage(
     """
     results = yield Stage([*trials], "stage 1 of 2  each variant at each learning rate", False)
 
-    # Loss by rate of each variant; infinite: it diverged, None: it is not known.
+    # Loss by rate of each variant; infinite: it diverged, None: unknown.
     losses: dict[str, dict[float, float | None]] = {}
     names: dict[str, str] = {}
     common = set.intersection(*(set(trial.overrides) for trial in trials))

@@ -1,7 +1,7 @@
-"""`sweep.until`: after the seeds that were given, as many more as the comparisons need.
+"""`sweep.until`: after the given seeds, as many more as the comparisons need.
 
 Stein's two stages: the spread of a difference over the first seeds says how many an interval of the
-asked width needs, and those are run. No difference is looked at before, so no claim gets likelier.
+wanted width needs, and those are run. No difference is tested in between, so none gets likelier.
 Source: Stein 1945, Annals of Mathematical Statistics 16, 243-258.
 """
 
@@ -24,7 +24,7 @@ from gptattn.sweep.stages import Results, share_machine
 from gptattn.sweep.tuning import make_cell_key
 
 FIELD = "sweep.until"
-MIN_SEEDS = 5  # first seeds: with fewer, the deviation is known too badly to plan by
+MIN_SEEDS = 5  # first seeds; fewer give too poor a deviation to plan by
 
 
 class Until:
@@ -35,7 +35,7 @@ class Until:
 
         `tuned`: a variant is one at whatever rates it has plans. Raises ConfigError for too few
         seeds, for nothing to compare, for results of other code, and for a sweep that began with
-        seeds which the plans lack: a second stage must not pass for a first.
+        seeds that the plans lack: a second stage must not pass for a first.
         """
         sweep = plans[0].cfg.sweep
         assert sweep.until is not None

@@ -1,4 +1,4 @@
-"""Record attention on fixed validation text: entropy and sink mass per layer, and heatmaps."""
+"""Records attention on fixed validation text: entropy and sink mass per layer, and heatmaps."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from gptattn.model.gpt import GPT
 from gptattn.position.base import Documents
 from gptattn.training.record import Board, log_row
 
-TOKENS = 512  # to measure on; with GPT-2 small that takes 1.5% of a validation's time
+TOKENS = 512  # to measure on: with GPT-2 small, 1.5% of a validation's time
 MAP_TOKENS = 64  # in a heatmap
 
 

@@ -29,7 +29,7 @@ OPENING_TOKENS = 200  # of the held-out text, to search for the words of the def
 
 
 class StepClock(L.Callback):
-    """Measures training time: making a batch, then all up to the end of its optimizer step.
+    """Measures training time: from making a batch to the end of its optimizer step.
 
     Validation, samples, logging and checkpoints do not count. With `compiled`, `seconds` leaves out
     the first step, most of which is compilation. On a GPU, whose host runs ahead of it, the steps
@@ -46,7 +46,7 @@ class StepClock(L.Callback):
         self._waiting = 0  # steps that are not settled
 
     def add(self, seconds: float) -> None:
-        """Add the time spent on making a batch, unless it is a part of a step's already."""
+        """Add the time spent on making a batch, unless a step is being timed already."""
         if self._start is None:
             self._making += seconds
 
@@ -106,8 +106,7 @@ class MetricRows(L.Callback):
     ) -> None:
         """`record`: None in all processes but the first.
 
-        `device_flops_per_second` None: other runs share the machine, so the speed is not the run's
-        own.
+        `device_flops_per_second` None: other runs share the machine, and speed is not recorded.
         """
         self.record, self.clock, self.cfg, self.budget = record, clock, cfg, budget
         self.tokens_per_step = cfg.batch_size * cfg.model.context_length
@@ -130,7 +129,7 @@ class MetricRows(L.Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.last = dict(state_dict["last"])
         if self.last.get("perf/tokens_per_s", 0.0) is None:
-            # What shared the machine before it was resumed has no own figures either.
+            # Shared before it was resumed: no speed of its own either.
             self.device_flops_per_second = None
         self.completed = state_dict["completed"]
         self._logged_step = state_dict["logged_step"]
@@ -275,7 +274,7 @@ def choose_prompt(data: RunData) -> NDArray[np.uint16]:
 
 
 class BudgetEnd(L.Callback):
-    """Stops the run, after a validation, when its budget is used up.
+    """Stops the run after a validation once its budget is used up.
 
     Lightning's `max_steps` would skip the end of training, and its row, for a run that was killed
     between its last checkpoint and its summary.
@@ -316,8 +315,8 @@ class BudgetEnd(L.Callback):
 class Hang(L.Callback):
     """Ends the process with exit code 1 after `limit` seconds without a batch.
 
-    The stacks of all threads are written to stderr first. The checkpoints stay; the state since the
-    newest one is lost, as a hung process cannot save it.
+    It writes the stacks of all threads to stderr first. Checkpoints stay; a hung process cannot
+    save the state since the newest.
     """
 
     def __init__(self, limit: float) -> None:

@@ -1,6 +1,6 @@
-"""The checks of a run before it starts: its device, model, data and weights. They write no folder.
+"""Checks a run's device, model, data and weights before it starts; no folder is written.
 
-The run then uses the data, weights and costs found here: nothing is loaded or counted twice.
+The run then uses the data, weights and costs from here: nothing is loaded or counted twice.
 """
 
 import os
@@ -30,7 +30,7 @@ from gptattn.settings.identity import Provenance, hash_code_for
 from gptattn.settings.match import Match, apply_match
 from gptattn.weights.convert import Origin, begin_from, read_origin
 
-ROWS_BYTES = 1_000_000  # for settings, rows and TensorBoard's events; a small run writes a tenth
+ROWS_BYTES = 1_000_000  # of settings, rows and TensorBoard events; a small run writes a tenth
 WIDE = 384  # model.d_model from which bfloat16 products are faster, where a CPU has them
 DTYPES = {  # of matrix products, by trainer.precision
     "32-true": torch.float32,
@@ -54,7 +54,7 @@ class Ready:
     bytes_on_disk: int  # the most that its folder will hold at a time
     origin: Origin | None  # of init_from; None: random weights, or a checkpoint's
     provenance: Provenance
-    note: str = ""  # what was chosen for `auto`
+    note: str = ""  # what `auto` became
 
     def costs(self) -> dict[str, float]:
         """Return the fields of `cost` by the names of their metrics, `cost/...`."""

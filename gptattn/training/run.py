@@ -64,8 +64,8 @@ def train(
     """Train a run, or with `resume` continue the one in `folder`, and return its summary.
 
     `cfg` must have passed `settings.config.check`. `folder` None: a new one in outputs/, named
-    after the `overrides` that were typed. `console`: where to show progress; None shows none. Of
-    several processes the first one writes the record and talks. Raises a UserError for a user's
+    after the `overrides`. `console` None shows no progress. Of several processes, the first writes
+    the record and the output. Raises a UserError for a user's
     mistake, and Stopped if a signal asked the run to end.
     """
     console = console if console is not None and FIRST else Console(quiet=True)
@@ -101,7 +101,7 @@ def train(
             check_room(held.path, ready.bytes_on_disk)
             if folder is None and (equal := _find_equal_run(home, ready)) is not None:
                 console.print(f"an equal run exists: {equal}; this one is a copy", markup=False)
-        held.path.mkdir(parents=True, exist_ok=True)  # from now on, a missing folder is an error
+        held.path.mkdir(parents=True, exist_ok=True)  # from now on its absence is an error
         if not resume:
             until_the_end.enter_context(held.lock())
             if held.begun:
@@ -129,7 +129,7 @@ def train(
                 raise DiskError(
                     shown, "was removed or moved during the run; put it back and use resume=..."
                 ) from error
-            refused = resume and isinstance(error, ConfigError)  # the run is as good as before
+            refused = resume and isinstance(error, ConfigError)  # the run is as it was
             if not refused:
                 known = as_user_error(error, cfg.allow_targets)
                 why = f"{type(error).__name__}: {error}" if known is None else str(known)
@@ -169,7 +169,7 @@ def _train(
         threads = max(1, usable_cpus() // int(trainer_cfg.devices))
     threads = set_threads(threads)
     torch.set_float32_matmul_precision(trainer_cfg.matmul_precision)
-    # As a CPU does anyway. Filling memory before it is used is for debugging, and takes time.
+    # A CPU is deterministic anyway. Filling memory before use is for debugging, and slow.
     deterministic = trainer_cfg.deterministic and device.type != "cpu"
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     with quiet_writer_threads(), contextlib.ExitStack() as at_end:
@@ -222,11 +222,11 @@ def _train(
             console.print(
                 f"[yellow]warning:[/yellow] compile: no {lacking} compiler found; running eager"
             )
-        # In place: the names in checkpoints stay, and all blocks share the compiled code.
+        # In place: names in checkpoints stay, and all blocks share the compiled code.
         for block in model.layers() if compiled else ():
             block.compile()
 
-        # What Lightning calls: the record first, so that its rows are on the disk before others'.
+        # The record comes first, so that its rows are on the disk before others'.
         record = board = None
         loggers: list[Logger] = []
         if FIRST:

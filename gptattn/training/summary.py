@@ -68,9 +68,8 @@ def summarise(
 ) -> dict[str, Any]:
     """Return the content of summary.json: names, final metrics, costs, and the environment.
 
-    `threads`: CPU threads of each of its processes. `completed`: each budget that the run
-    completed, with the step and the metrics at its end; more than one if the run was resumed with a
-    larger budget.
+    `threads`: CPU threads of each process. `completed`: each budget that the run completed, with
+    the step and metrics at its end; several if it was resumed with a larger budget.
     """
     cfg, data = ready.cfg, ready.data
     return {

@@ -47,7 +47,7 @@ def test_fewer_steps_than_are_taken_are_refused(
     before = content(stopped / "run")
     assert command(stopped, "resume=run", "budget.steps=2") == 2
     (line,) = capfd.readouterr().err.splitlines()
-    assert line.startswith("error: budget: comes to 2 steps, but 3 are already taken")
+    assert line.startswith("error: budget: is 2 steps, but 3 are already taken")
     assert content(stopped / "run") == before
 
 
