@@ -19,7 +19,7 @@ def make_console() -> Console:
     )
 
 
-def replace_control_characters(text: str) -> str:
+def make_printable(text: str) -> str:
     """Replace control characters, which a model may generate and a terminal would obey."""
     return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
 

@@ -22,8 +22,8 @@ from gptattn.settings.config import (
     variant_name,
 )
 from gptattn.settings.construct import check_targets
-from gptattn.settings.messages import REMOVED, explain_hydra_error
-from gptattn.settings.values import build_dataclass, check_choice, suggest
+from gptattn.settings.messages import explain_hydra_error
+from gptattn.settings.values import REMOVED, build_dataclass, check_choice, suggest
 
 OPEN = ("attn", "part", "position", "data", "tokenizer", "logger")  # their constructors check keys
 

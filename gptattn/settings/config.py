@@ -35,7 +35,6 @@ FRACTION = within(least=0, below=1)
 # holds for all settings below it. Without one it is RESULT.
 MEANING = "meaning"
 RESULT = "another result"
-SEED = "another result, but a run's name has its own place for it"
 LENGTH = "another result, but a resumed run may have it"
 PLACE = "what counts is the content at this path"
 VIEW = "shown, or computed, in another way: the result is the same"
@@ -193,7 +192,7 @@ class Settings:
     """
 
     experiment_name: str = field(metadata=FIXED)
-    seed: int = field(metadata=within(least=0, most=2**32 - 1) | {MEANING: SEED})
+    seed: int = field(metadata=within(least=0, most=2**32 - 1) | FIXED)  # names have it apart
     batch_size: int = field(metadata=within(above=0, most=2**20))
     accumulate: int = field(metadata=POSITIVE)
     loss_chunk_tokens: int | None = field(metadata=POSITIVE)

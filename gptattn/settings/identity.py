@@ -13,15 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 from gptattn.machine.source_code import hash_code
-from gptattn.settings.config import (
-    BOUND,
-    LENGTH,
-    MEANING,
-    PLACE,
-    RESULT,
-    VIEW,
-    TrainConfig,
-)
+from gptattn.settings.config import BOUND, LENGTH, MEANING, PLACE, RESULT, VIEW, TrainConfig
 
 UNTIL = "until step"  # key in `Provenance.earlier`: the last step that this part of the run took
 
@@ -158,9 +150,8 @@ def differences(was: Provenance | None, now: Provenance) -> list[str]:
     """List in words how a run's provenance differs from `now`; empty: the result would be equal."""
     if was is None:
         return ["its code is unknown"]
-    found = (
-        [f"code of {', '.join(list_changed(was.code, now.code))}"] if was.code != now.code else []
-    )
+    changed = list_changed(was.code, now.code)
+    found = [f"code of {', '.join(changed)}"] if changed else []
     if was.earlier != now.earlier:
         found.append("it was resumed with other code or another schedule")
     if was.origin != now.origin:

@@ -10,9 +10,8 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf.errors import OmegaConfBaseException
 
 from gptattn.errors import ConfigError, UserError
-from gptattn.settings.values import explain_omegaconf_error, suggest
+from gptattn.settings.values import REMOVED, explain_omegaconf_error, suggest
 
-REMOVED = "cannot be removed; give it a value instead"
 # Hydra's message -> ours about the setting {0} with the value {1}.
 SAYINGS = {
     r"Could not delete '([^']+)'": REMOVED,

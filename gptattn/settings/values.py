@@ -21,6 +21,7 @@ T = TypeVar("T")
 
 RANGE, CHOICES = "range", "choices"  # keys of a field's metadata
 AUTO = {CHOICES: ("auto",)}
+REMOVED = "cannot be removed; give it a value instead"
 LARGEST_INT = 2**53  # a float represents every integer up to here
 TYPE_NAMES: dict[Any, str] = {
     type(None): "null",
@@ -112,7 +113,7 @@ def explain_omegaconf_error(error: OmegaConfBaseException) -> ConfigError:
     elif "is not a ListConfig" in message:
         message = f"is not a list; write {field}=[a,b]"
     elif "does not support deletion" in message:
-        message = "cannot be removed; give it a value instead"
+        message = REMOVED
     return ConfigError(field, message)
 
 

@@ -46,9 +46,8 @@ def describe_design(plans: Sequence[Plan], folder: Path) -> list[str]:
     sets: dict[str, list[TrainConfig]] = {}
     for cfg in cfgs:
         width = () if cfg.match != "none" else ("model.d_mlp",)  # `match` chooses it per variant
-        sets.setdefault(
-            _select_settings(cfg, keys + width) + str(cfg.init_from is None), []
-        ).append(cfg)
+        key = _select_settings(cfg, keys + width) + str(cfg.init_from is None)
+        sets.setdefault(key, []).append(cfg)
     there = {*find_done(folder), *find_done(folder.parent, levels=2)}
     newest = sorted(there, key=lambda run: run.done_at)[-MAX_READ:]
     finished: list[Run] = []

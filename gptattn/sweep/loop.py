@@ -155,13 +155,10 @@ def _run_stages(
                 stage = None
     except TimeOver:
         over = f"{minutes:g} minute{'s are' if minutes != 1 else ' is'} over"
-        print(f"{over}: {_describe_progress(planned)}; the same command goes on", file=sys.stderr)
+        print(f"{over}: {_count_done(planned)}; the same command goes on", file=sys.stderr)
         return
     except (KeyboardInterrupt, SystemExit, BrokenPipeError):
-        print(
-            f"stopped: {_describe_progress(planned)}; the same command runs the others",
-            file=sys.stderr,
-        )
+        print(f"stopped: {_count_done(planned)}; the same command runs the others", file=sys.stderr)
         raise
     print_end(console, done, failed)
     if failed:
@@ -171,7 +168,7 @@ def _run_stages(
         raise SweepError("a variant diverged at every learning rate; give lower rates", codes[0])
 
 
-def _describe_progress(planned: set[Path]) -> str:
+def _count_done(planned: set[Path]) -> str:
     return f"{sum(RunFolder(folder).done for folder in planned)} of {len(planned)} runs are done"
 
 

@@ -8,14 +8,14 @@ of the first stage.
 import math
 import re
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from gptattn.errors import ConfigError
 from gptattn.machine.console import make_console
 from gptattn.runs.folder import TUNING, RunFolder, find_begun, find_done
 from gptattn.settings.identity import settings_key
-from gptattn.settings.values import build_dataclass, check_choice, check_values, within
+from gptattn.settings.values import build_dataclass, check_values, within
 from gptattn.sweep.jobs import Job
 from gptattn.sweep.plan import DIVERGED, Plan
 from gptattn.sweep.stages import Results, Stage
@@ -34,8 +34,6 @@ class Tune:
 
 def read_tune(node: Mapping[str, Any]) -> Tune:
     """Read `hydra.sweeper.tune`. Raises ConfigError, which names the key."""
-    for name in node:
-        check_choice(f"{FIELD} key", str(name), [field.name for field in fields(Tune)])
     try:
         tune = build_dataclass(Tune, node)
     except ConfigError as error:

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from gptattn.machine.console import format_duration, replace_control_characters
+from gptattn.machine.console import format_duration, make_printable
 from gptattn.settings.budget import Budget
 from gptattn.training.callbacks import MetricRows, Samples, StepClock
 
@@ -81,7 +81,7 @@ class ConsoleProgress(L.Callback):
             f"val loss {last['val/loss']:.4f}  {figure}"
         )
         if self.samples.text:
-            shown = Text(replace_control_characters(self.samples.text))
+            shown = Text(make_printable(self.samples.text))
             self.console.print(Panel(shown, title="sample", title_align="left"))
 
     def on_train_end(self, *args: Any) -> None:
@@ -96,7 +96,7 @@ class ConsoleProgress(L.Callback):
             self._bar = None
 
 
-def make_metric_table(title: str, metrics: Mapping[str, float | None]) -> Table:
+def make_table(title: str, metrics: Mapping[str, float | None]) -> Table:
     """Return a table with one row per metric, in the given order; None is shown as null."""
     table = Table(title=escape(title), title_justify="left", box=box.SIMPLE_HEAD)
     table.add_column("metric")
@@ -109,7 +109,7 @@ def make_metric_table(title: str, metrics: Mapping[str, float | None]) -> Table:
 def make_result_table(title: str, metrics: Mapping[str, float | None]) -> Table:
     """Return the table of a run's results: losses, speed and memory, then the model's costs."""
     names = [name for kind in RESULTS for name in metrics if name.startswith(kind)]
-    return make_metric_table(title, {name: metrics[name] for name in names})
+    return make_table(title, {name: metrics[name] for name in names})
 
 
 def _format_number(value: float | None) -> str:

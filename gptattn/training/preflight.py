@@ -18,12 +18,7 @@ from gptattn.machine.device import resolve_device, total_memory_bytes
 from gptattn.model.cost import Cost, measure_cost
 from gptattn.runs.checkpoint import KEPT
 from gptattn.runs.folder import RunFolder
-from gptattn.settings.build import (
-    build_data,
-    build_matrix_rule,
-    build_model,
-    build_tokenizer,
-)
+from gptattn.settings.build import build_data, build_matrix_rule, build_model, build_tokenizer
 from gptattn.settings.config import TrainConfig, check
 from gptattn.settings.construct import bind, find_target
 from gptattn.settings.identity import Provenance, hash_code_for

@@ -151,11 +151,7 @@ def _train(
     from gptattn.training.attention_log import AttentionLog
     from gptattn.training.callbacks import BudgetEnd, Hang, MetricRows, Samples, StepClock
     from gptattn.training.checkpoints import Checkpoints, SafeCheckpointIO
-    from gptattn.training.console_output import (
-        ConsoleProgress,
-        make_metric_table,
-        make_result_table,
-    )
+    from gptattn.training.console_output import ConsoleProgress, make_result_table, make_table
     from gptattn.training.datamodule import RunDataModule
     from gptattn.training.module import LanguageModel
     from gptattn.training.record import Board, MetricsFile, log_row, quiet_writer_threads
@@ -209,7 +205,7 @@ def _train(
             console.print(f"resumes after step {start.step}")
         if ready.match is not None:
             console.print(str(ready.match), markup=False)
-        console.print(make_metric_table(f"{cfg.variant}: costs", ready.costs()))
+        console.print(make_table(f"{cfg.variant}: costs", ready.costs()))
         with_maps, layers = len(model.layers_with_maps()), len(model.layers())
         if with_maps < layers:
             console.print(
@@ -359,11 +355,9 @@ def _record_provenance(ready: Ready, held: RunFolder, start: Start) -> None:
             )
         before = held.read_provenance()
         if before is None or before.code != provenance.code:
-            names = (
-                "unknown"
-                if before is None
-                else ", ".join(list_changed(before.code, provenance.code))
-            )
+            names = "unknown"
+            if before is not None:
+                names = ", ".join(list_changed(before.code, provenance.code))
             print(
                 f"warning: resume: the code has changed since the run began ({names}){mixed}",
                 file=sys.stderr,

@@ -58,7 +58,7 @@ def test_a_variants_overrides_part_at_spaces_before_a_name() -> None:
         ({"lr": [math.nan]}, r"tune\.lr: nan is not a positive number"),
         ({"lr": ["fast"]}, r"tune\.lr\[0\]: .*'fast'"),
         ({"seed": -1}, r"tune\.seed: -1 is out of range"),
-        ({"rates": [1]}, r"tune key: 'rates' is unknown"),
+        ({"rates": [1]}, r"tune\.rates: is not a setting"),
     ],
 )
 def test_rates_that_cannot_be_are_refused_by_name(change: dict[str, Any], said: str) -> None:
