@@ -16,7 +16,7 @@ from omegaconf import DictConfig
 
 
 class GridSweeper(Sweeper):
-    """Every combination of values, checked before the first run starts; what is done is skipped.
+    """Runs every combination of values; checks all first, and skips finished runs.
 
     `variants` are overrides that belong together, for a product with those of `params`. `tune`: a
     first stage finds each variant's learning rate. See `gptattn.sweep.loop`.

@@ -8,9 +8,9 @@ from gptattn.compare.finished_runs import read_runs
 from gptattn.compare.makings import without_replaced
 from gptattn.compare.results import Comparison
 from gptattn.compare.table import markdown_table
-from gptattn.runs.folder import RunFolder, begun_below, done_below
+from gptattn.runs.folder import RunFolder, find_begun, find_done
 from gptattn.sweep.plan import DIVERGED
-from gptattn.sweep.tuning import cell_and_rate
+from gptattn.sweep.tuning import read_cell_and_rate
 
 Losses = dict[str, dict[float, float]]  # by variant and settings, then by rate; infinite: diverged
 
@@ -28,7 +28,7 @@ def rates(comparison: Comparison, tuning: Path) -> Iterator[str]:
     )
     cells, edges = [["variant", "block", "lr", *(f"{rate:g}" for rate in every)]], []
     for row in (row for section in comparison.sections for row in section.rows):
-        found = cell_and_rate(RunFolder(row.runs[0].folder))
+        found = read_cell_and_rate(RunFolder(row.runs[0].folder))
         assert found is not None  # the comparison has read the same file
         own, rate = losses.get(found[0], {}), found[1]
         block = row.runs[0].choices.get("block", "")
@@ -54,17 +54,17 @@ def _words(own: Mapping[float, float], rate: float, chosen: float) -> str:
 
 def tried(tuning: Path) -> tuple[int, Losses]:
     """Return the seed of the newest tuning run in the folder, and the losses with that seed."""
-    if not done_below(tuning):
+    if not find_done(tuning):
         return 0, {}
     runs = sorted(without_replaced(read_runs([tuning])[0])[0], key=lambda run: run.finished)
     seed = runs[-1].seed
     losses: Losses = {}
     for run in runs:
-        found = cell_and_rate(RunFolder(run.folder))
+        found = read_cell_and_rate(RunFolder(run.folder))
         if found is not None and run.seed == seed:
             losses.setdefault(found[0], {})[found[1]] = run.metrics["val/loss"]
-    for folder in begun_below(tuning):
-        found = cell_and_rate(folder)
+    for folder in find_begun(tuning):
+        found = read_cell_and_rate(folder)
         if found is None or folder.done or (folder.read_failure() or {}).get("exit") != DIVERGED:
             continue
         if folder.read_settings()["seed"] == seed:

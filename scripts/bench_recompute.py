@@ -1,4 +1,4 @@
-"""Measures model.recompute: the memory of training steps with it and without, and their time.
+"""Measures model.activation_checkpointing: memory and time of training steps, with and without.
 
 python scripts/bench_recompute.py [--rounds 15] [SETTINGS]
 Takes the settings of train.py, as `model=nano`. Each round takes one step of each on the same
@@ -25,7 +25,10 @@ from gptattn.settings.config import TrainConfig
 from gptattn.training.preflight import preflight
 
 CPU = torch.device("cpu")
-CONTENDERS = {"kept": "model.recompute=false", "recomputed": "model.recompute=true"}
+CONTENDERS = {
+    "kept": "model.activation_checkpointing=false",
+    "recomputed": "model.activation_checkpointing=true",
+}
 
 
 def new_ids(cfg: TrainConfig) -> Tensor:

@@ -93,16 +93,22 @@ def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> 
     return run
 
 
+class Runs(dict[str, Path]):
+    """Trains the run of a variant when it is first asked for."""
+
+    def __init__(self, base: Path) -> None:
+        super().__init__()
+        self.base = base
+
+    def __missing__(self, variant: str) -> Path:
+        self[variant] = train(self.base / variant, f"attn={variant}", "model.num_layers=2")
+        return self[variant]
+
+
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A tiny run with two layers for each variant. Tests share it: do not modify the folders."""
-    base = tmp_path_factory.mktemp("variants")
-    return {v: train(base / v, f"attn={v}", "model.num_layers=2") for v in menu("attn")}
-
-
-@pytest.fixture(params=menu("attn"))
-def run(request: pytest.FixtureRequest, runs: dict[str, Path]) -> Path:
-    return runs[request.param]
+    return Runs(tmp_path_factory.mktemp("variants"))
 
 
 @pytest.fixture(scope="session")

@@ -208,7 +208,7 @@ def _run(name: str) -> Callable[[list[str]], None]:
     def run(arguments: list[str]) -> None:
         sys.argv = [f"scripts/{name}", *arguments]
         with pytest.raises(SystemExit) as end:
-            runpy.run_path(str(ROOT / "scripts" / name), run_name="__main__")
+            runpy.run_path(str(ROOT / "scripts" / name), name_run="__main__")
         assert end.value.code in (0, None)
 
     return run
@@ -235,7 +235,7 @@ def _evaluate(arguments: list[str]) -> None:
 
 def _torture(arguments: list[str]) -> None:
     """Read the arguments: it takes minutes."""
-    script = runpy.run_path(str(ROOT / "scripts" / "torture.py"), run_name="torture")
+    script = runpy.run_path(str(ROOT / "scripts" / "torture.py"), name_run="torture")
     asked = script["parse"](script["Arguments"], arguments)
     assert {*asked.row} <= {*script["ROWS"]}
 
@@ -258,7 +258,7 @@ def _profile(arguments: list[str]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(ROOT / "scripts")
         patch.setattr(sys, "argv", ["profile_step.py", *kept, *SIZES])
-        runpy.run_path(str(ROOT / "scripts" / "profile_step.py"), run_name="__main__")
+        runpy.run_path(str(ROOT / "scripts" / "profile_step.py"), name_run="__main__")
 
 
 def dry_make(arguments: list[str]) -> subprocess.CompletedProcess[str]:

@@ -19,7 +19,7 @@ from gptattn.machine.ending import ended
 from gptattn.runs.folder import RunFolder
 from gptattn.settings.compose import CONF, settings
 from gptattn.sweep.jobs import words
-from gptattn.sweep.tuning import tune_of
+from gptattn.sweep.tuning import read_tune
 
 arena_page = script("arena_page")
 ARENA = yaml.safe_load((CONF / "experiment" / "arena.yaml").read_text(encoding="utf-8"))
@@ -35,7 +35,7 @@ def test_every_variant_of_the_arena_composes_and_is_another_run() -> None:
         len({(str(cfg.attn), cfg.variant, cfg.choices["position"]) for cfg in found})
         == len(found) - 1
     )
-    assert str(tune_of(SWEEPER["tune"]).seed) not in SWEEPER["params"]["seed"].split(",")
+    assert str(read_tune(SWEEPER["tune"]).seed) not in SWEEPER["params"]["seed"].split(",")
 
 
 def write(folder: Path, variant: str, seed: int, loss: float, lr: float, **choices: str) -> Path:

@@ -1,4 +1,4 @@
-"""What the commands share: `name=value` arguments, their help, and one line for a mistake.
+"""`name=value` arguments of the commands, their help, and one line for a mistake.
 
 A command's arguments are a dataclass of `option`s. A field `from_` is the argument `from`. Values
 are not unquoted or unescaped, since a prompt may hold any character.
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from gptattn.errors import ConfigError
-from gptattn.machine.ending import ended
+from gptattn.machine.ending import run_command
 from gptattn.settings.values import check_type, check_values, suggest, within
 
 T = TypeVar("T")
@@ -35,12 +35,12 @@ def option(words: str, default: Any = None, **limits: Any) -> Any:
 def run_script(run: Callable[[Sequence[str]], None], kind: type, about: str | None) -> int:
     """Run with the command line's arguments; return the exit code. Without any, print the help.
 
-    The help is an example, the docstring of `kind`; the first paragraph of `about`; the arguments,
-    the fields of `kind`; and the other paragraphs.
+    The help has an example (the docstring of `kind`), the first paragraph of `about`, the arguments
+    (the fields of `kind`), then the other paragraphs.
     """
     program, *arguments = sys.argv
     if arguments and arguments[0] not in ("-h", "--help"):
-        return ended(lambda: run(arguments), os.environ.get("HYDRA_FULL_ERROR") == "1")
+        return run_command(lambda: run(arguments), os.environ.get("HYDRA_FULL_ERROR") == "1")
     called = f"python {program}" if program.endswith(".py") else Path(program).name
     hints, words = get_type_hints(kind), dict[str, str]()
     for one in fields(kind):
@@ -55,7 +55,7 @@ def run_script(run: Callable[[Sequence[str]], None], kind: type, about: str | No
     rows = [row.fill(f"  {shown:<{width}}  {text}") for shown, text in words.items()]
     first, *others = [textwrap.fill(part, 80) for part in (about or "").split("\n\n")]
     text = "\n\n".join([f"{called} {kind.__doc__}", first, "\n".join(rows), *others])
-    return ended(lambda: print(text)) or (0 if arguments else 2)
+    return run_command(lambda: print(text)) or (0 if arguments else 2)
 
 
 def parse(kind: type[T], arguments: Sequence[str]) -> T:
@@ -70,7 +70,7 @@ def parse(kind: type[T], arguments: Sequence[str]) -> T:
         if name not in hints or not equals:
             raise ConfigError(argument, f"is not a setting; {suggest(name, hints)}, as name=value")
         key, hint = hints[name]
-        value = converted(hint, text, name)
+        value = convert_value(hint, text, name)
         values[key] = [*values.get(key, []), value] if get_origin(hint) is list else value
     parsed = kind(**values)
     for name, (key, hint) in hints.items():
@@ -80,7 +80,7 @@ def parse(kind: type[T], arguments: Sequence[str]) -> T:
     return parsed
 
 
-def converted(hint: Any, text: str, path: str) -> Any:
+def convert_value(hint: Any, text: str, path: str) -> Any:
     """Return a command line's text as a value of the type `hint`; a tuple is `a,b` or `[a,b]`.
 
     Raises ConfigError, which names `path`.
@@ -88,7 +88,7 @@ def converted(hint: Any, text: str, path: str) -> Any:
     kinds = get_args(hint) or (hint,)
     if get_origin(hint) is tuple:
         words = text.removeprefix("[").removesuffix("]").split(",")
-        return tuple(converted(kinds[0], word.strip(), path) for word in words if word.strip())
+        return tuple(convert_value(kinds[0], word.strip(), path) for word in words if word.strip())
     if type(None) in kinds and text == "null":
         return None
     for kind in kinds:

@@ -1,4 +1,4 @@
-"""The training command around `@hydra.main`: what comes before and after a run, and how it ends.
+"""The training command: what happens around `@hydra.main`, and how a run ends.
 
 Hydra has composed and typed the settings when `run_job` is called; it writes no files itself. A
 sweep's launcher calls `run_job` too, once in each of its processes.
@@ -18,17 +18,19 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from gptattn.errors import ConfigError
-from gptattn.machine.ending import FIRST, as_user_error, report
-from gptattn.machine.signals import (
+from gptattn.machine.ending import (
+    FIRST,
     WORDS,
     Stopped,
+    as_user_error,
     handled_signals,
+    report,
     silence_stdout,
     write_stderr,
 )
 from gptattn.settings.compose import CONF, from_hydra
 from gptattn.settings.config import check
-from gptattn.settings.messages import from_hydra_error
+from gptattn.settings.messages import explain_hydra_error
 from gptattn.settings.values import suggest
 
 # Hydra's. On another one argparse would print its whole usage.
@@ -58,7 +60,7 @@ def end(task: Callable[[], Any]) -> NoReturn:
         settings = [i for i, a in enumerate(arguments) if "=" in a and not a.startswith("-")]
         for i, argument in enumerate(arguments):
             if argument.startswith("-") and settings and settings[0] < i < settings[-1]:
-                raise ConfigError("command line", f"{argument} stands amid settings; put it first")
+                raise ConfigError("command line", f"{argument} must come before the settings")
             name = argument.partition("=")[0]
             if name.startswith("--") and not any(flag.startswith(name) for flag in FLAGS):
                 raise ConfigError("command line", f"{name} is no flag; {suggest(name, FLAGS)}")
@@ -76,7 +78,7 @@ def end(task: Callable[[], Any]) -> NoReturn:
         print("interrupted", file=sys.stderr)
         code = 130
     except Exception as error:
-        known = from_hydra_error(error, arguments, CONF)
+        known = explain_hydra_error(error, arguments, CONF)
         if known is not error:
             known.__cause__ = error
         code = report(known, SHOWS_TRACEBACK)
@@ -92,7 +94,7 @@ def _terminated(signum: int, frame: object) -> NoReturn:
 def run_job(cfg: DictConfig) -> float:
     """Train the run of a composed config, or resume one; return its validation loss.
 
-    A job of a sweep raises its errors. A single run says them, and exits.
+    A sweep's job raises its errors; a single run prints them and exits.
     """
     job: Any = HydraConfig.get()
     single = job.mode == RunMode.RUN
@@ -110,10 +112,10 @@ def run_job(cfg: DictConfig) -> float:
                 raise ConfigError("run_dir", "cannot change when a run resumes; leave it out")
             place = cfg.resume
             from gptattn.runs.load import load_config  # torch takes seconds to import
-            from gptattn.settings.resumed import resumed_settings
+            from gptattn.settings.resumed import resume_settings
 
             recorded = load_config(Path(cfg.resume), settings.allow_targets, "resume")
-            settings = resumed_settings(recorded, overrides, cfg, job.runtime.choices)
+            settings = resume_settings(recorded, overrides, cfg, job.runtime.choices)
         check(settings)
 
         from gptattn.machine.console import make_console
@@ -130,11 +132,11 @@ def run_job(cfg: DictConfig) -> float:
             raise
         if isinstance(error, BrokenPipeError):
             raise SystemExit(silence_stdout()) from error
-        with contextlib.suppress(OSError):  # Hydra has made it before the run was checked
+        with contextlib.suppress(OSError):  # Hydra made it before the run was checked
             if job.run.dir != ".":
                 os.removedirs(job.run.dir)
         known = as_user_error(error)
-        if known is not None and not FIRST:  # the first process says it
+        if known is not None and not FIRST:  # the first process prints it
             raise SystemExit(known.exit_code) from error
-        # Hydra would add a line of its own to what it lets through.
+        # Hydra would add its own line to an error it passes on.
         raise SystemExit(report(error, SHOWS_TRACEBACK, cfg.allow_targets)) from error

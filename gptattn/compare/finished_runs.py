@@ -15,7 +15,7 @@ from gptattn.errors import DataError
 from gptattn.runs.evaluation import Evaluation
 from gptattn.runs.folder import CONFIG, TUNING, RunFolder
 from gptattn.runs.two_stages import FirstStage, read_two_stages
-from gptattn.settings.identity import Making, flat, places, result_settings
+from gptattn.settings.identity import Provenance, flat, places, result_settings
 
 # The seed and id at the end of a run folder's name. If each seed starts from the weights of the
 # same seed's run, the values of `init_from` differ in this part alone.
@@ -71,7 +71,7 @@ class Run:
     steps: int = 0  # training steps of this run, without those of its origin
     completed: Sequence[Completed] | None = None  # by step, last budget included; None: unknown
     until: float = math.inf  # last step that its curves show
-    making: Making | None = None  # code, text, weights and device; None: not recorded
+    making: Provenance | None = None  # code, text, weights and device; None: not recorded
     places: dict[str, str] = field(default_factory=dict)  # settings that hold paths
     stage: FirstStage | None = None  # of its sweep, if more seeds followed by `sweep.until`
     evaluation: Evaluation | None = None  # what evaluate has measured, of any of its weights
@@ -203,7 +203,7 @@ def _read(folder: RunFolder) -> Run:
         one_line(PurePath(origin).name),
         summary.steps,
         summary.completed,
-        making=folder.read_making(),
+        making=folder.read_provenance(),
         places=_shown(places(config)),
         stage=stages.of(recorded) if stages else None,
     )

@@ -19,7 +19,7 @@ from gptattn.compare.table import report_rows
 from gptattn.compare.verdicts import headline, match_words, section_words, sure_words
 from gptattn.compare.watch import Following
 from gptattn.compare.wholes import wholes
-from gptattn.machine.template import filled
+from gptattn.machine.template import fill_template
 
 
 def page_text(
@@ -37,7 +37,7 @@ def page_text(
     charts = [chart for group in figures for figure in group if (chart := figure["chart"])]
     refresh = following is not None and following.seconds is not None
     scripts = [_vendored()] * bool(charts) + [_text("page.js")] * bool(charts or refresh)
-    return filled(
+    return fill_template(
         "gptattn.compare",
         "page.html.j2",
         comparison=comparison,

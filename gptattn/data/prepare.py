@@ -44,7 +44,7 @@ from gptattn.data.tokenizer import SEPARATOR, Tokenizer, utf8
 from gptattn.data.tokenizer_files import IN_RUN, write
 from gptattn.errors import ConfigError, DataError, OutOfMemory
 from gptattn.machine.disk import replacing, write_atomically
-from gptattn.machine.lock import locked
+from gptattn.machine.lock import hold_lock
 from gptattn.machine.read_progress import show_progress, with_progress
 from gptattn.machine.source_code import class_code
 
@@ -180,7 +180,7 @@ def discard(folder: Path, damaged: Callable[[], bool]) -> None:
 
 def _alone(folder: Path) -> contextlib.AbstractContextManager[object]:
     why = f"another process is preparing {folder}; wait for it, or stop it"
-    return locked(folder / LOCK, "to", why)
+    return hold_lock(folder / LOCK, "to", why)
 
 
 def check_folder(folder: Path) -> None:

@@ -16,11 +16,11 @@ from gptattn.evaluate.by_position import by_position
 from gptattn.evaluate.cache_kinds import CacheKind, check_kind
 from gptattn.evaluate.longer import check_length, longer
 from gptattn.evaluate.token_losses import scored
-from gptattn.machine.source_code import code_of
+from gptattn.machine.source_code import hash_code
 from gptattn.runs.evaluation import Basis, Evaluation
 from gptattn.runs.folder import step_of
 from gptattn.runs.load import SavedRun
-from gptattn.settings.identity import code_for
+from gptattn.settings.identity import hash_code_for
 
 OURS = "gptattn.evaluate"
 MEASURES = [f"{OURS}.by_position", f"{OURS}.by_cache"]
@@ -126,7 +126,7 @@ def measured(
 
 
 def _basis(saved: SavedRun, data: TokenData, device: torch.device) -> Basis:
-    code = code_for(saved.cfg) | code_of(MEASURES, [OURS])
+    code = hash_code_for(saved.cfg) | hash_code(MEASURES, [OURS])
     digest = hashlib.sha256(json.dumps(code, sort_keys=True).encode()).hexdigest()
     return Basis(_digest(saved.source), data.text_hash, digest[:16], device.type)
 

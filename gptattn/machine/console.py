@@ -6,25 +6,25 @@ from rich.console import Console
 
 
 class StdoutConsole(Console):
-    """Raises BrokenPipeError when the reader of a pipe has gone; rich's own console would exit."""
+    """Raises BrokenPipeError when the reader of a pipe has gone; rich's console would exit."""
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
 
 
 def make_console() -> Console:
-    """Return a console on stdout. It does not break long lines, so a pipe gets them whole."""
+    """Return a console on stdout that leaves long lines whole."""
     return StdoutConsole(
         width=None if sys.stdout.isatty() else 120, highlight=False, soft_wrap=True
     )
 
 
-def printable(text: str) -> str:
+def make_printable(text: str) -> str:
     """Replace control characters, which a model may generate and a terminal would obey."""
     return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
 
 
-def span(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Return a duration in words: `40 s`, `12 min`, `3 h 20 min`, `5 d 6 h`."""
     if seconds < 90:
         return f"{seconds:.0f} s"

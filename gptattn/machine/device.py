@@ -1,4 +1,4 @@
-"""What this machine is and can do, and how a run computes on it."""
+"""The machine's device, threads, memory, compilers and speed."""
 
 import contextlib
 import os
@@ -41,8 +41,8 @@ def set_threads(threads: int | None) -> int:
 def matmul_flops_per_second(device: torch.device, dtype: torch.dtype) -> float:
     """Measure this device's FLOP/s on a product of n x n matrices: the best of several.
 
-    The peak of GPU memory does not count this measurement. An MFU relative to this rate is right on
-    any machine; one relative to a hard-coded peak is not.
+    The peak of GPU memory leaves this measurement out. MFU relative to a measured rate is right on
+    any machine; relative to a hard-coded peak it is not.
     """
     gpu = device.type == "cuda"
     n = 8192 if gpu else 1024

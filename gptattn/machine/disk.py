@@ -1,7 +1,6 @@
 """Writes files atomically: whole or not at all.
 
-A full or read-only disk, or a missing permission, becomes one line with the path and the bytes
-needed.
+A full or read-only disk, or a missing permission, is one line with the path and the bytes needed.
 """
 
 import contextlib
@@ -18,11 +17,11 @@ from gptattn.errors import DiskError
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 REFUSALS = FULL | {errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE}
 UNFINISHED = f"*.{'[0-9a-f]' * 16}.part"  # names of files that are being written
-LEFT_OVER = 86_400  # seconds after which nobody is writing them any more
+LEFT_OVER = 86_400  # seconds after which they are abandoned
 
 
 @contextlib.contextmanager
-def writing(path: Path, size: Callable[[], int]) -> Iterator[None]:
+def explain_disk_errors(path: Path, size: Callable[[], int]) -> Iterator[None]:
     """Raise DiskError, naming the path, if the disk refuses; `size()` returns the bytes needed."""
     try:
         yield
@@ -72,7 +71,7 @@ def replacing(path: Path, name: Callable[[], str] | None = None) -> Iterator[IO[
     files that killed processes left in the folder are removed.
     """
     asked = 0
-    with writing(path, lambda: asked):
+    with explain_disk_errors(path, lambda: asked):
         path.parent.mkdir(parents=True, exist_ok=True)
         for part in path.parent.glob(UNFINISHED):
             with contextlib.suppress(OSError):

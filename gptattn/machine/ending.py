@@ -1,8 +1,12 @@
-"""Ends a command: one line for a user's mistake, the exit code, and Ctrl-C."""
+"""How a command ends: signals, exit codes, and one line for a mistake.
+
+While a run trains, a signal is a request, granted at the end of a step, where the state is whole.
+"""
 
 import errno
 import os
 import re
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -17,15 +21,63 @@ from gptattn.errors import (
     lacks_memory,
 )
 from gptattn.machine.disk import REFUSALS
-from gptattn.machine.signals import silence_stdout
 
-# Of several processes, which torchrun, srun or Lightning have started.
+# Whether this is the first of the processes that torchrun, srun or Lightning started.
 FIRST = all(os.environ.get(name, "0") == "0" for name in ("RANK", "LOCAL_RANK", "SLURM_PROCID"))
-# A path that cannot be used, for a reason that a user can see from the system's own words.
+# Errors of a path that the system's own words explain to a user.
 PATHS = {errno.ENOENT, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EEXIST}
+WORDS = {
+    signal.SIGINT: "interrupted",
+    signal.SIGTERM: "terminated",
+    signal.SIGHUP: "hung up",
+}
 
 
-def ended(run: Callable[[], int | None], debug: bool = False) -> int:
+def handled_signals() -> list[signal.Signals]:
+    """Return the signals that end a run: not SIGHUP if it is ignored, as under `nohup`.
+
+    SIGINT (Ctrl-C) is always one of them, although shells start a script's background processes
+    with SIGINT ignored.
+    """
+    ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [number for number in WORDS if number != signal.SIGHUP or not ignored]
+
+
+def write_stderr(line: str) -> None:
+    """Write a line to stderr from a signal handler.
+
+    The signal may have interrupted print(), which cannot be entered twice. Output to a terminal
+    that is gone is redirected to /dev/null, because a later print would raise before the state is
+    saved.
+    """
+    for descriptor, text in ((1, b""), (2, f"{line}\n".encode())):
+        try:
+            os.write(descriptor, text)
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
+
+
+class Stopped(BaseException):
+    """Raised when a run ends on request, after optimizer step `step`; `saved` if it can be resumed.
+
+    It is not an Exception, so that code which catches those lets it through.
+    """
+
+    def __init__(self, signum: int, step: int, saved: bool) -> None:
+        super().__init__(f"signal {signum} at step {step}")
+        self.signum, self.step, self.saved = signum, step, saved
+
+
+def silence_stdout() -> int:
+    """Silence stdout, whose reader (`head`, for example) has gone.
+
+    Returns the exit code of a command that SIGPIPE ends.
+    """
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 128 + signal.SIGPIPE
+
+
+def run_command(run: Callable[[], int | None], debug: bool = False) -> int:
     """Run a command; return its own exit code, or that of the error that it raises."""
     try:
         try:
@@ -46,7 +98,7 @@ def ended(run: Callable[[], int | None], debug: bool = False) -> int:
 def report(error: Exception, debug: bool = False, packages: Sequence[str] = ()) -> int:
     """Print one error line to stderr, with a traceback for a bug of ours; return the exit code.
 
-    `packages`: those of the user's own, from the settings; None given, those in the arguments.
+    `packages`: the user's own, from the settings; without any, those in the arguments.
     """
     given = [a.partition("=")[2] for a in sys.argv if re.match(r"\+*allow_targets=", a)]
     packages = packages or re.findall(r"[\w.]+", " ".join(given))

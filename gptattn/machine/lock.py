@@ -10,7 +10,7 @@ from gptattn.errors import RunFolderError
 
 
 @contextlib.contextmanager
-def locked(file: Path, field: str, busy: str) -> Iterator[None]:
+def hold_lock(file: Path, field: str, busy: str) -> Iterator[None]:
     """Hold a lock on `file`. Raises RunFolderError, `field: busy`, if another process holds it."""
     file.parent.mkdir(parents=True, exist_ok=True)
     try:

@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable, Iterator
 
 from tqdm import tqdm
 
-QUIET_SECONDS = 2.0  # at the start: what is done by then needs no words
+QUIET_SECONDS = 2.0  # at the start; quicker reads show nothing
 LOG_SECONDS = 10.0  # between lines where there is no terminal
 tqdm.monitor_interval = 0  # without its thread, which redraws bars while nothing is read
 
 
 @contextlib.contextmanager
 def show_progress(what: str, size: int) -> Iterator[Callable[[int], object]]:
-    """Yield a function to call with the bytes that have been done, of `size` in all; 0: unknown."""
+    """Yield a function to call with the bytes just read, of `size` in all; 0: unknown."""
     with tqdm(
         desc=what,
         total=size or None,
@@ -27,7 +27,7 @@ def show_progress(what: str, size: int) -> Iterator[Callable[[int], object]]:
 
 
 def with_progress(pieces: Iterable[str], advance: Callable[[int], object]) -> Iterator[str]:
-    """Yield the pieces of a text; `advance` by each when the next is asked for."""
+    """Yield the pieces of a text, and `advance` by each before the next."""
     for piece in pieces:
         yield piece
         advance(len(piece))  # of characters, which are about as many as the bytes

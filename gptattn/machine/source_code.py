@@ -1,4 +1,4 @@
-"""Hashes of the code that makes a run's numbers: one per module, of its syntax tree.
+"""Hashes of the code behind a run's numbers: one per module, of its syntax tree.
 
 Docstrings, comments and layout do not count. Nothing is imported for a hash: imports are followed
 in the source, so that planning a sweep gives the same hashes as running it.
@@ -32,13 +32,13 @@ NUMBERS = (*COMMON, "gptattn.attention", "gptattn.position", "gptattn.optim", "g
 
 
 class Source(NamedTuple):
-    """What counts of a module's file."""
+    """The hash and the imports of a module."""
 
     hash: str  # of its syntax tree
     imports: list[tuple[str, str, str]]  # module, name, alias; `import module` has no name
 
 
-def code_of(targets: Iterable[str], packages: Collection[str] = ()) -> dict[str, str]:
+def hash_code(targets: Iterable[str], packages: Collection[str] = ()) -> dict[str, str]:
     """Return module -> hash for all code that makes the numbers of a run with these targets.
 
     `targets` are dotted names, as in a `_target_`. `packages` are further packages in which targets

@@ -1,4 +1,4 @@
-"""A page from a template in the package; every value put into it is escaped."""
+"""Fills a template of the package, escaping every value."""
 
 from importlib.resources import files
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 
 
-def filled(package: str, name: str, **values: Any) -> str:
+def fill_template(package: str, name: str, **values: Any) -> str:
     """Return the template's text with the values in it. Raises UndefinedError if one is missing."""
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True

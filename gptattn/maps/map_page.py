@@ -12,7 +12,7 @@ import numpy as np
 from markupsafe import Markup
 from numpy.typing import NDArray
 
-from gptattn.machine.template import filled
+from gptattn.machine.template import fill_template
 from gptattn.maps.heatmap import viridis
 from gptattn.maps.labels import visible
 
@@ -43,7 +43,7 @@ def page_text(header: PageHeader, layers: Sequence[Layer], side: int) -> str:
     """Return the page's HTML; `side` is the value that the layers were packed with."""
     script = files("gptattn.maps").joinpath("page.js").read_text(encoding="utf-8")
     digest = hashlib.sha256(script.encode()).digest()
-    return filled(
+    return fill_template(
         "gptattn.maps",
         "page.html.j2",
         header=header,

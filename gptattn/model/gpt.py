@@ -25,8 +25,8 @@ class GPT(nn.Module, Preparable):
     `attention(layer)` builds the attention of layer 0, 1, ...; `input_position` is None if the
     attention encodes positions, or nothing does. `style` says what surrounds the attention; with
     `tied_head` the head's weight is the token embedding's. `shared_init`: see `DrawnByName`. With
-    `recompute` training keeps only each block's input for the backward pass, which computes the
-    block again (Chen et al. 2016, arXiv:1604.06174).
+    `activation_checkpointing` training keeps only each block's input for the backward pass, which
+    computes the block again (Chen et al. 2016, arXiv:1604.06174).
 
     Raises ValueError for more tokens than `context_length`.
 
@@ -47,11 +47,11 @@ class GPT(nn.Module, Preparable):
         style: BlockStyle = GPT2_STYLE,
         tied_head: bool = True,
         shared_init: bool = False,
-        recompute: bool = False,
+        activation_checkpointing: bool = False,
     ) -> None:
         super().__init__()
         self.vocab_size, self.context_length, self.style = vocab_size, context_length, style
-        self.recompute = recompute
+        self.activation_checkpointing = activation_checkpointing
         # Uninitialised, because _initialise draws it: drawing 50,257 rows twice takes time.
         self.token_embedding = nn.Embedding.from_pretrained(
             torch.empty(vocab_size, d_model), freeze=False
@@ -119,7 +119,8 @@ class GPT(nn.Module, Preparable):
         if self.input_position is not None:
             x = self.input_position(x, positions)
         x = self.dropout(x)
-        again = self.recompute and self.training and torch.is_grad_enabled() and cache is None
+        again = self.activation_checkpointing and cache is None
+        again = again and self.training and torch.is_grad_enabled()
         for layer, block in enumerate(self.blocks):
             if again:
                 x = checkpoint(block, x, None, carried, use_reentrant=False)

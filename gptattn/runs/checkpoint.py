@@ -1,8 +1,8 @@
 """A checkpoint: one safetensors file, written whole or not at all, and verified when it is read.
 
 Its tensors are the weights under the model's own names, and all others that Lightning saves under
-their path in its checkpoint, `optimizer_states/0/state/...`. In the file's header stand everything
-else, as JSON, under the key `gptattn`, and a SHA-256 of it all.
+their path in its checkpoint, `optimizer_states/0/state/...`. The file's header has everything else
+as JSON, under the key `gptattn`, and a SHA-256 of it all.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from gptattn.runs.folder import RunFolder, step_of
-from gptattn.runs.tensor_file import read_tensors, reading, write_tensors
+from gptattn.runs.tensor_file import explain_read_errors, read_tensors, write_tensors
 
 KEPT = 2  # checkpoints: the newest, and one to fall back on
 HEADER_KEY, SUM_KEY = "gptattn", "sha256"  # in the file's header
@@ -31,9 +31,9 @@ def write_checkpoint(path: Path, content: dict[str, Any]) -> None:
     """
     tensors = weights_of(content)
     rest = {key: value for key, value in content.items() if key != "state_dict"}
-    text = json.dumps(_emptied(rest, "", tensors), separators=(",", ":"))
+    text = json.dumps(_take_tensors(rest, "", tensors), separators=(",", ":"))
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    write_tensors(path, tensors, {HEADER_KEY: text, SUM_KEY: _sum_of(text, tensors)})
+    write_tensors(path, tensors, {HEADER_KEY: text, SUM_KEY: _hash_content(text, tensors)})
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
@@ -41,15 +41,15 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
     Raises CheckpointError if the file is missing, damaged or not a checkpoint.
     """
-    with reading(path):
+    with explain_read_errors(path):
         with safe_open(path, framework="pt") as file:
             header = file.metadata() or {}
         if HEADER_KEY not in header:
             raise ValueError("it is not a checkpoint of gptattn: its header describes no run")
         tensors = read_tensors(path)
-        if header.get(SUM_KEY) != _sum_of(header[HEADER_KEY], tensors):
+        if header.get(SUM_KEY) != _hash_content(header[HEADER_KEY], tensors):
             raise ValueError("it is damaged: its SHA-256 does not match")
-        rest = _filled(json.loads(header[HEADER_KEY]), tensors)
+        rest = _put_tensors(json.loads(header[HEADER_KEY]), tensors)
         return rest | {"state_dict": {f"{MODEL}{name}": t for name, t in tensors.items()}}
 
 
@@ -58,7 +58,7 @@ def weights_of(content: dict[str, Any]) -> dict[str, Tensor]:
     return {name.removeprefix(MODEL): t for name, t in content["state_dict"].items()}
 
 
-def _sum_of(text: str, tensors: dict[str, Tensor]) -> str:
+def _hash_content(text: str, tensors: dict[str, Tensor]) -> str:
     """Return a SHA-256 of the text and of the tensors, which lie on the CPU, with their names."""
     sha = hashlib.sha256(text.encode())
     for name, tensor in sorted(tensors.items()):
@@ -67,32 +67,32 @@ def _sum_of(text: str, tensors: dict[str, Tensor]) -> str:
     return sha.hexdigest()
 
 
-def _emptied(node: Any, name: str, tensors: dict[str, Tensor]) -> Any:
-    """Return the node as JSON has it; its tensors go into `tensors`, under their paths."""
+def _take_tensors(node: Any, name: str, tensors: dict[str, Tensor]) -> Any:
+    """Return the node for JSON, with its tensors moved to `tensors` under their paths."""
     if isinstance(node, Tensor):
         tensors[name] = node
         return {TENSOR: name}
     dot = f"{name}/" if name else ""
     if isinstance(node, dict):
-        values = {key: _emptied(value, f"{dot}{key}", tensors) for key, value in node.items()}
+        values = {key: _take_tensors(value, f"{dot}{key}", tensors) for key, value in node.items()}
         plain = all(isinstance(key, str) for key in node)
         return values if plain else {PAIRS: list(values.items())}
     if isinstance(node, list | tuple):
-        return [_emptied(value, f"{dot}{i}", tensors) for i, value in enumerate(node)]
+        return [_take_tensors(value, f"{dot}{i}", tensors) for i, value in enumerate(node)]
     return node
 
 
-def _filled(node: Any, tensors: dict[str, Tensor]) -> Any:
-    """Undo `_emptied`; the tensors are taken out of `tensors`."""
+def _put_tensors(node: Any, tensors: dict[str, Tensor]) -> Any:
+    """Undo `_take_tensors`, moving the tensors back."""
     if isinstance(node, list):
-        return [_filled(value, tensors) for value in node]
+        return [_put_tensors(value, tensors) for value in node]
     if not isinstance(node, dict):
         return node
     if TENSOR in node:
         return tensors.pop(node[TENSOR])
     if PAIRS in node:
-        return {key: _filled(value, tensors) for key, value in node[PAIRS]}
-    return {key: _filled(value, tensors) for key, value in node.items()}
+        return {key: _put_tensors(value, tensors) for key, value in node[PAIRS]}
+    return {key: _put_tensors(value, tensors) for key, value in node.items()}
 
 
 def remove_old(folder: RunFolder, newest: Path) -> None:

@@ -1,4 +1,4 @@
-"""What an evaluation of a finished run has measured: the contents of evaluation.json.
+"""The contents of evaluation.json: what was measured of a finished run.
 
 It needs no torch. Losses are in nats per token, of float32 weights on the run's own held-out text.
 """
@@ -7,7 +7,7 @@ import msgspec
 
 
 class Basis(msgspec.Struct, frozen=True):
-    """What an evaluation was made of; one of another basis is not added to but replaced."""
+    """What an evaluation was made from; one on another basis is replaced, not extended."""
 
     weights: str  # sha256 of their file
     text: str  # sha256, as in the summary
@@ -27,7 +27,7 @@ class Bin(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LengthLoss(msgspec.Struct, frozen=True):
-    """Loss in windows of one length, the key under which it stands; see `by_position`."""
+    """Loss in windows of one length; see `by_position`."""
 
     windows: int  # each position was scored so often
     loss: float  # mean over all positions

@@ -18,29 +18,29 @@ import yaml
 
 from gptattn.data import tokenizer_files
 from gptattn.machine import disk
-from gptattn.machine.lock import locked
+from gptattn.machine.lock import hold_lock
 from gptattn.runs.evaluation import Evaluation
 from gptattn.settings.config import TrainConfig, variant_name
-from gptattn.settings.identity import NAMED, Making, meaning
+from gptattn.settings.identity import NAMED, Provenance, meaning
 
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in C, if PyYAML was built with it
 
-CONFIG, SUMMARY, ROWS, MAKING = "config.yaml", "summary.json", "metrics.jsonl", "identity.json"
+CONFIG, SUMMARY, ROWS, PROVENANCE = "config.yaml", "summary.json", "metrics.jsonl", "identity.json"
 REPLACED, EVALUATION, FAILURE = "replaced.txt", "evaluation.json", "failure.json"
 LOCK = ".lock"
-# Below a sweep's folder: the runs that chose a learning rate, which are no results.
+# In a sweep's folder: the runs that chose a learning rate, which are not results.
 TUNING = "tuning"
 CHECKPOINT = r"step=(\d+)\.safetensors"
-# Characters in a folder's name, which may have 255 bytes; config.yaml has what is cut off.
-MOST_OF_VARIANT, MOST_OF_SETTINGS = 80, 150
+# Characters in a folder's name, which is limited to 255 bytes; config.yaml has the rest.
+MAX_VARIANT, MAX_SETTINGS = 80, 150
 
 
 @dataclass(unsafe_hash=True)
 class RunFolder:
-    """A folder that holds a run or a converted model, or will hold one.
+    """A folder that holds, or will hold, a run or a converted model.
 
-    The methods that read a file raise OSError if it cannot be read, and ValueError, naming the
-    file, if it is damaged. Those that write one raise DiskError if the disk refuses.
+    Methods that read a file raise OSError if it cannot be read, and ValueError, naming the file, if
+    it is damaged. Those that write one raise DiskError if the disk refuses.
     """
 
     path: Path
@@ -62,9 +62,9 @@ class RunFolder:
         self.maps = self.path / "attention"
         # The console output of a run that is part of a sweep.
         self.console_file = self.path / "console.log"
-        # The mark of a result that no longer counts, with the reason.
+        # Marks a result that no longer counts, and says why.
         self.replaced_file = self.path / REPLACED
-        # Why the run has ended early, by itself.
+        # Why the run ended early.
         self.failure_file = self.path / FAILURE
 
     @property
@@ -136,16 +136,16 @@ class RunFolder:
             return None
         return loss if math.isfinite(loss) else None
 
-    def read_making(self) -> Making | None:
+    def read_provenance(self) -> Provenance | None:
         """Return what made the run; None if there is no record of it that can be read."""
         try:
-            return msgspec.json.decode((self.path / MAKING).read_bytes(), type=Making)
+            return msgspec.json.decode((self.path / PROVENANCE).read_bytes(), type=Provenance)
         except (OSError, ValueError, msgspec.MsgspecError):
             return None
 
-    def write_making(self, making: Making) -> None:
+    def write_provenance(self, provenance: Provenance) -> None:
         """Write what made the run."""
-        self._write(MAKING, json.dumps(asdict(making), indent=1) + "\n")
+        self._write(PROVENANCE, json.dumps(asdict(provenance), indent=1) + "\n")
 
     def read_evaluation(self) -> Evaluation | None:
         """Return what `evaluate` has measured of the run; None if it has measured nothing."""
@@ -192,25 +192,25 @@ class RunFolder:
     def lock(self, field: str = "hydra.run.dir") -> AbstractContextManager[None]:
         """Hold the run's lock. Raises RunFolderError, naming `field`, if another process does."""
         busy = f"another process is writing to {self.path}; wait for it, or stop it"
-        return locked(self.path / LOCK, field, busy)
+        return hold_lock(self.path / LOCK, field, busy)
 
 
-def run_name(cfg: TrainConfig, overrides: Sequence[str]) -> str:
+def name_run(cfg: TrainConfig, overrides: Sequence[str]) -> str:
     """Return `<variant>_s<seed>[+key-value...]_<id>`; the random id keeps two starts apart.
 
-    Of the `overrides`, those of settings that belong in a run's name are included. Nothing in the
-    name needs quotes, neither for a shell nor for Hydra.
+    The `overrides` that change the result are part of the name. Nothing in it needs quotes, for a
+    shell or for Hydra.
     """
     names = [cfg.choices["attn"]] if cfg.pattern is None else cfg.pattern
     names = names[:1] if len(set(names)) == 1 else names  # the run with attn=
-    variant = _safe(variant_name(names, cfg.part))[:MOST_OF_VARIANT]
+    variant = _make_safe(variant_name(names, cfg.part))[:MAX_VARIANT]
     given = [override.lstrip("+~") for override in overrides]
     named = [o for o in given if meaning(re.split("[=@]", o)[0]) in NAMED]
-    settings = "".join(f"+{_safe(override)}" for override in named)[:MOST_OF_SETTINGS]
+    settings = "".join(f"+{_make_safe(override)}" for override in named)[:MAX_SETTINGS]
     return f"{variant}_s{cfg.seed}{settings}_{secrets.token_hex(3)}"
 
 
-def _safe(name: str) -> str:
+def _make_safe(name: str) -> str:
     return re.sub(r"[^\w.+-]", "-", name, flags=re.ASCII)
 
 
@@ -220,16 +220,16 @@ def step_of(checkpoint: Path) -> int:
     return int(match.group(1)) if match else -1
 
 
-def begun_below(home: Path) -> list[RunFolder]:
+def find_begun(home: Path) -> list[RunFolder]:
     """Return the begun runs directly below `home`, oldest settings first."""
-    return _by_age(home.glob(f"*/{CONFIG}"))
+    return _sort_by_age(home.glob(f"*/{CONFIG}"))
 
 
-def done_below(home: Path, levels: int = 1) -> list[RunFolder]:
+def find_done(home: Path, levels: int = 1) -> list[RunFolder]:
     """Return the runs that are done, `levels` folders below `home`, oldest summary first."""
-    return _by_age(home.glob("*/" * levels + SUMMARY))
+    return _sort_by_age(home.glob("*/" * levels + SUMMARY))
 
 
-def _by_age(files: Iterable[Path]) -> list[RunFolder]:
+def _sort_by_age(files: Iterable[Path]) -> list[RunFolder]:
     there = [file for file in files if file.is_file()]
     return [RunFolder(file.parent) for file in sorted(there, key=lambda file: file.stat().st_mtime)]

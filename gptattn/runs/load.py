@@ -1,7 +1,6 @@
 """Reads a run folder back: its settings, its model with the newest weights, and its tokenizer.
 
-A converted model has the same kind of folder, with model.safetensors instead of checkpoints; it is
-written here too.
+A converted model's folder, with model.safetensors instead of checkpoints, is written here too.
 """
 
 import sys
@@ -22,7 +21,7 @@ from gptattn.runs.tensor_file import read_tensors, write_tensors
 from gptattn.settings.build import build_model, build_tokenizer
 from gptattn.settings.config import TrainConfig, check
 from gptattn.settings.construct import ForeignTarget, check_targets
-from gptattn.settings.values import typed
+from gptattn.settings.values import build_dataclass
 
 
 @dataclass(frozen=True)
@@ -39,15 +38,15 @@ class SavedRun:
 def load_run(folder: str | Path, allow_targets: Sequence[str] = ()) -> SavedRun:
     """Read the run in `folder`.
 
-    `allow_targets`: packages besides gptattn that its config may name. The config's own
-    `allow_targets` does not count, because whoever made the folder wrote it. Raises
+    `allow_targets`: packages besides gptattn that its config may name. The config's own list does
+    not count, because whoever made the folder wrote it. Raises
     CheckpointError if something is missing, damaged or from another model, ForeignTarget for a
     `_target_` outside the packages, NumericError if a weight is not finite.
     """
     folder = Path(folder)
     run, cfg = RunFolder(folder), load_config(folder, allow_targets)
     try:
-        tokenizer = build_tokenizer(with_kept_tokenizer(cfg, run))
+        tokenizer = build_tokenizer(use_kept_tokenizer(cfg, run))
         with torch.device("meta"):
             outlined = build_model(cfg, tokenizer.vocab_size)
         if run.weights_file.is_file():
@@ -108,7 +107,7 @@ def check_fit(outlined: GPT, weights: dict[str, Tensor], source: Path) -> None:
         ) from None
 
 
-def with_kept_tokenizer(cfg: TrainConfig, folder: RunFolder) -> TrainConfig:
+def use_kept_tokenizer(cfg: TrainConfig, folder: RunFolder) -> TrainConfig:
     """Return the settings with the path of the folder's own copy of the tokenizer, if it has one.
 
     The recorded path may be gone, and a trained tokenizer has none.
@@ -127,7 +126,7 @@ def load_config(folder: Path, allow_targets: Sequence[str] = (), field: str = "r
     try:
         node = RunFolder(folder).read_settings()
         check_targets(node, allow_targets)
-        cfg = typed(TrainConfig, node)
+        cfg = build_dataclass(TrainConfig, node)
         check(cfg)
     except ForeignTarget as error:
         raise ForeignTarget(field, f"{file}: {error}") from None

@@ -1,4 +1,4 @@
-"""From where a stopped run is resumed, and whether its text, tokenizer and device are unchanged."""
+"""Where a run resumes, and whether its text, tokenizer and device are unchanged."""
 
 import sys
 from dataclasses import dataclass, field
@@ -10,17 +10,17 @@ import torch
 from gptattn.data.run_data import RunData
 from gptattn.errors import CheckpointError, ConfigError
 from gptattn.runs.folder import RunFolder
-from gptattn.runs.load import newest_checkpoint, with_kept_tokenizer
+from gptattn.runs.load import newest_checkpoint, use_kept_tokenizer
 from gptattn.settings.budget import Budget
 from gptattn.settings.build import build_model, build_tokenizer
 from gptattn.settings.config import TrainConfig
 
-CALLBACKS = ("StepClock", "MetricRows", "Checkpoints")  # whose states a resume needs beforehand
+CALLBACKS = ("StepClock", "MetricRows", "Checkpoints")  # read before Lightning restores them
 
 
 @dataclass(frozen=True)
 class Start:
-    """From where a run is resumed: a checkpoint, or step 0 if it has none yet.
+    """Where a run resumes: at a checkpoint, or at step 0 if it has none yet.
 
     The defaults are those of step 0.
     """
@@ -30,11 +30,13 @@ class Start:
     seconds: float = 0.0  # of training so far
     rows: int = 0  # rows of metrics.jsonl that were written before it
     completed: tuple[dict[str, Any], ...] = ()  # budgets, as in summary.json
-    facts: dict[str, Any] = field(default_factory=dict)  # from `facts_of`
+    facts: dict[str, Any] = field(default_factory=dict)  # from `collect_facts`
 
 
-def facts_of(data: RunData, device: torch.device, threads: int, processes: int) -> dict[str, Any]:
-    """Return the facts that a checkpoint records, because a resumed run is compared with them."""
+def collect_facts(
+    data: RunData, device: torch.device, threads: int, processes: int
+) -> dict[str, Any]:
+    """Return the facts that a checkpoint records, to compare a resumed run with."""
     return {
         "text_sha256": data.text_hash,
         "tokenizer": data.tokenizer.fingerprint(),
@@ -66,7 +68,7 @@ def find_start(folder: RunFolder, cfg: TrainConfig) -> Start:
     # A run of 0 steps only validates the model, and does so again.
     if cfg.budget.steps == 0 or not known:
         return Start()
-    vocab_size = build_tokenizer(with_kept_tokenizer(cfg, folder)).vocab_size
+    vocab_size = build_tokenizer(use_kept_tokenizer(cfg, folder)).vocab_size
     with torch.device("meta"):
         outlined = build_model(cfg, vocab_size)
     source, content = newest_checkpoint(folder, outlined)
@@ -84,7 +86,7 @@ def find_start(folder: RunFolder, cfg: TrainConfig) -> Start:
 def check_same(start: Start, now: dict[str, Any]) -> None:
     """Raise ConfigError if the text, the tokenizer or the device has changed since the run began.
 
-    `now` is from `facts_of`. Another torch or number of processes only gives a warning.
+    `now` is from `collect_facts`. Another torch or number of processes only gives a warning.
     """
     was = start.facts
     if start.source is None:
@@ -114,6 +116,6 @@ def check_budget(start: Start, budget: Budget) -> bool:
     if budget.steps is not None and budget.steps < start.step:
         raise ConfigError(
             "budget",
-            f"comes to {budget.steps} steps, but {start.step} are already taken; give more",
+            f"is {budget.steps} steps, but {start.step} are already taken; give more",
         )
     return budget.progress(start.step, start.seconds) >= 1.0

@@ -1,4 +1,4 @@
-"""Read the rows of metrics.jsonl, and drop those after the checkpoint when a run is resumed."""
+"""Reads the rows of metrics.jsonl, and drops those after the checkpoint of a resumed run."""
 
 import json
 import math
@@ -49,8 +49,8 @@ def read_rows(folder: RunFolder) -> Iterator[Row]:
             yield row
 
 
-def share_done(folder: RunFolder) -> float:
-    """Return the share of its budget that a run has used, from its newest row; 0 without one."""
+def read_share_done(folder: RunFolder) -> float:
+    """Return the fraction of its budget that a run has used, from its newest row; else 0."""
     try:
         with folder.rows_file.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_BYTES))
@@ -73,13 +73,13 @@ def keep_rows(folder: RunFolder, count: int, step: int) -> int:
     """
     file = folder.rows_file
     lines = file.read_bytes().splitlines(keepends=True) if file.exists() else []
-    kept = [line for line in lines[:count] if line.endswith(b"\n") and _step(line) <= step]
+    kept = [line for line in lines[:count] if line.endswith(b"\n") and _read_step(line) <= step]
     if len(kept) < len(lines):
         write_atomically(file, lambda target: target.writelines(kept))
     return len(kept)
 
 
-def _step(line: bytes) -> float:
+def _read_step(line: bytes) -> float:
     try:
         return int(json.loads(line)["step"])
     except (ValueError, LookupError, TypeError):

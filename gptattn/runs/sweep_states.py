@@ -1,4 +1,4 @@
-"""Reads how far a sweep is, from its list of runs and their folders. It needs no torch."""
+"""The progress of a sweep, from its list of runs and their folders. It needs no torch."""
 
 import json
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ class SweepStates:
 
 
 def write_planned(folder: Path, runs: Sequence[str]) -> None:
-    """Note the runs of the sweep that begins in the folder, beside those that others have begun."""
+    """Record the runs of a sweep that starts in the folder, beside those begun by others."""
     begun = [run for run in read_planned(folder) if RunFolder(folder / run).begun]
     known = dict.fromkeys([*begun, *runs])
     text = json.dumps({"runs": list(known)}, indent=1)

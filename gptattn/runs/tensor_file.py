@@ -1,4 +1,4 @@
-"""Reads and writes safetensors files, whose errors become one line: no pickle, no code to run."""
+"""Reads and writes safetensors files, which run no code; their errors become one line."""
 
 import contextlib
 import errno
@@ -16,7 +16,7 @@ from gptattn.machine import disk
 
 
 @contextlib.contextmanager
-def reading(file: Path) -> Iterator[None]:
+def explain_read_errors(file: Path) -> Iterator[None]:
     """Turn errors of reading a safetensors file in this block into a CheckpointError."""
     try:
         yield
@@ -36,7 +36,7 @@ def read_tensors(file: Path, names: Iterable[str] | None = None) -> dict[str, Te
 
     They are memory-mapped: names, dtypes and shapes can be checked before the values are read.
     """
-    with reading(file), safe_open(file, framework="pt") as found:
+    with explain_read_errors(file), safe_open(file, framework="pt") as found:
         wanted = found.keys() if names is None else names
         return {name: found.get_tensor(name) for name in wanted}
 
@@ -44,7 +44,7 @@ def read_tensors(file: Path, names: Iterable[str] | None = None) -> dict[str, Te
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str, str]) -> None:
     """Write a file of tensors, and texts into its header, in the folder of `path` or a new one.
 
-    It appears once all of it is on the disk. Raises DiskError if the disk refuses.
+    The file appears once it is complete. Raises DiskError if the disk refuses.
     """
     own: dict[str, Tensor] = {}
     memory: set[int] = set()
@@ -54,7 +54,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], header: Mapping[str
         own[name] = plain.clone() if place in memory else plain  # safetensors refuses shared memory
         memory.add(place)
     part = path.with_name(f"{path.name}.part")
-    with disk.writing(path, lambda: sum(tensor.nbytes for tensor in own.values())):
+    with disk.explain_disk_errors(path, lambda: sum(tensor.nbytes for tensor in own.values())):
         path.parent.mkdir(exist_ok=True)
         try:
             save_file(own, part, {"format": "pt", **header})

@@ -1,6 +1,6 @@
-"""The record of a sweep that went on until it was decided, in `until.json`: its first seeds.
+"""`until.json`, the record of a `sweep.until`: the seeds it began with.
 
-Their spread decided how many more there are, so a report needs to know them.
+Their spread decided how many followed, so a report must know them.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ NAME = "until.json"
 
 
 class FirstStage(NamedTuple):
-    """The seeds that a variant began with, and the half of the interval that it is to reach."""
+    """The seeds that a variant began with, and the half width that its interval should reach."""
 
     first: tuple[int, ...]
     half_width: float  # nats
@@ -30,7 +30,7 @@ class TwoStages(msgspec.Struct, frozen=True):
     half_widths: dict[str, float]
 
     def of(self, settings: Mapping[str, Any]) -> FirstStage | None:
-        """Return the first stage of a run of these settings; None if it had no part in it."""
+        """Return the first stage of a run with these settings; None if it had none."""
         half_width = self.half_widths.get(variant_key(settings))
         return None if half_width is None else FirstStage(self.first, half_width)
 

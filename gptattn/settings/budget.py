@@ -19,7 +19,7 @@ class Budget:
     seconds: float | None
 
     def progress(self, step: int, seconds: float) -> float:
-        """Return the share of the budget used after `step` steps and `seconds`, 0 to 1."""
+        """Return the fraction of the budget used after `step` steps and `seconds`, 0 to 1."""
         if self.steps is not None:
             return min(1.0, step / self.steps) if self.steps else 1.0
         assert self.seconds is not None
@@ -31,8 +31,8 @@ class Budget:
         It equals `progress`, except that a budget in seconds starts at `FIRST_PROGRESS`.
         """
         progress = self.progress(step, seconds)
-        # With a budget in seconds the first step is taken at second 0. With warm-up its learning
-        # rate would be 0, and the step wasted.
+        # A budget in seconds takes its first step at second 0, where warm-up would waste it at a
+        # learning rate of 0.
         return progress if self.seconds is None else max(progress, FIRST_PROGRESS)
 
 
@@ -55,7 +55,7 @@ def resolve_budget(cfg: BudgetConfig, tokens_per_step: int, flops_per_token: flo
 def learning_rate_factor(progress: float, optim: OptimConfig) -> float:
     """Return the factor on the peak learning rate at `progress`, 0 to 1.
 
-    It rises linearly over the first `warmup_fraction`, stays, and falls to `final_lr_fraction` over
+    It rises linearly over the first `warmup_fraction`, holds, and falls to `final_lr_fraction` over
     the last `decay_fraction`, along a cosine or a line.
     Source: Loshchilov and Hutter 2017, arXiv:1608.03983, eq. 5, without restarts; the line: Bergsma
     et al. 2025, arXiv:2502.15938.

@@ -24,7 +24,7 @@ from gptattn.optim.matrix_rule import MatrixRule
 from gptattn.position.base import HeadPosition, InputPosition
 from gptattn.settings.config import MASK_DOCUMENTS, ModelConfig, TrainConfig
 from gptattn.settings.construct import construct, find_target
-from gptattn.settings.layers import build_layer, build_position, chosen_position
+from gptattn.settings.layers import build_layer, build_position, name_position
 from gptattn.settings.values import check_type
 
 
@@ -66,21 +66,21 @@ def build_model(cfg: TrainConfig, vocab_size: int) -> GPT:
         num_layers=model.num_layers,
         attention=partial(build_layer, cfg, encodings, {}),
         input_position=in_input,
-        d_mlp=width_of_mlp(model),
+        d_mlp=choose_mlp_width(model),
         dropout=model.dropout,
         style=BlockStyle(
             block.norm, block.norm_eps, model.mlp, block.bias, zero_init=block.zero_init
         ),
         tied_head=block.tied_head,
         shared_init=cfg.shared_init,
-        recompute=model.recompute,
+        activation_checkpointing=model.activation_checkpointing,
     )
 
     chosen = f"attn={cfg.choices['attn']}" if cfg.pattern is None else "the pattern"
     if encodings == {}:
         raise ConfigError(
             "position",
-            f"{chosen_position(cfg)} acts on queries and keys, and {chosen} knows the order of the "
+            f"{name_position(cfg)} acts on queries and keys, and {chosen} knows the order of the "
             "tokens without them; use position=none, position=learned or position=sinusoidal",
         )
     attentions = [one.attention for one in built.layers()]
@@ -123,7 +123,7 @@ def build_matrix_rule(cfg: TrainConfig) -> MatrixRule | None:
     return construct("optim.matrices", cfg.optim.matrices, {}, cfg.allow_targets, MatrixRule)
 
 
-def width_of_mlp(model: ModelConfig) -> int:
+def choose_mlp_width(model: ModelConfig) -> int:
     """Return the hidden width of the MLP; 0 without one."""
     if model.mlp == "none":
         return 0

@@ -1,4 +1,4 @@
-"""From Hydra's composed config to a run's settings, and the variants' files that it names."""
+"""From Hydra's composed config, and the files it names, to a run's settings."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -22,15 +22,15 @@ from gptattn.settings.config import (
     variant_name,
 )
 from gptattn.settings.construct import check_targets
-from gptattn.settings.messages import REMOVED, from_hydra_error
-from gptattn.settings.values import check_choice, suggest, typed
+from gptattn.settings.messages import explain_hydra_error
+from gptattn.settings.values import REMOVED, build_dataclass, check_choice, suggest
 
 OPEN = ("attn", "part", "position", "data", "tokenizer", "logger")  # their constructors check keys
 
 
 @dataclass
 class Command(Settings):
-    """What a command line takes: a run's settings, and what is not recorded with them.
+    """What a command line takes: a run's settings, and two that are not recorded.
 
     `run_dir`: the run's folder; None: a new one in outputs/. `resume`: the folder of a run.
     """
@@ -69,7 +69,7 @@ def settings(overrides: Sequence[str] = ()) -> TrainConfig:
             cfg = compose("train", list(overrides), return_hydra_config=True)
             found = from_hydra(cfg, cfg.hydra)
     except Exception as error:
-        raise from_hydra_error(error, overrides, CONF) from error
+        raise explain_hydra_error(error, overrides, CONF) from error
     check(found)
     return found
 
@@ -85,7 +85,7 @@ def from_hydra(cfg: DictConfig, hydra: DictConfig) -> TrainConfig:
         if override.startswith("~"):
             raise ConfigError(key, REMOVED)
     own = OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"])
-    command = typed(Command, own)
+    command = build_dataclass(Command, own)
     values: dict[str, Any] = {one.name: getattr(command, one.name) for one in fields(Settings)}
     groups = ("attn", "block", "model", "position", "data", "tokenizer", "optim")
     choices = {group: hydra.runtime.choices.get(group) for group in groups}
@@ -95,7 +95,7 @@ def from_hydra(cfg: DictConfig, hydra: DictConfig) -> TrainConfig:
 
     given += [o for o in map(str, hydra.overrides.hydra) if o.startswith("hydra.searchpath=")]
     if command.match != "none":
-        values["match_attn"] = _file("match_to", "attn", command.match_to, given)
+        values["match_attn"] = _read_file("match_to", "attn", command.match_to, given)
     if command.pattern is not None:
         for key in keys:
             if key.partition(".")[0] == "attn":
@@ -105,14 +105,14 @@ def from_hydra(cfg: DictConfig, hydra: DictConfig) -> TrainConfig:
                     "each layer's attention; leave one of them out, or copy conf/attn/NAME.yaml to "
                     "DIR/attn/NEW.yaml, change it there and give --config-dir=DIR",
                 )
-        specs = {name: _file("pattern", "attn", name, given) for name in command.pattern}
+        specs = {name: _read_file("pattern", "attn", name, given) for name in command.pattern}
         choices["attn"] = variant_name(specs if len(specs) == 1 else command.pattern, [])
         if len(specs) == 1:  # the same run as with attn=, and under the same name
             values |= {"attn": specs[choices["attn"]], "pattern": None}
         else:
             values |= {"attn": {}, "pattern_attn": specs}
     if isinstance(command.data.get("sources"), dict):
-        command.data["sources"] = _with_files(command.data["sources"], given)
+        command.data["sources"] = _read_sources(command.data["sources"], given)
     folders = [
         Path(one.path, "part") for one in hydra.runtime.config_sources if one.schema == "file"
     ]
@@ -126,18 +126,18 @@ def from_hydra(cfg: DictConfig, hydra: DictConfig) -> TrainConfig:
     return TrainConfig(**values, choices=choices)
 
 
-def _file(field: str, group: str, name: str, given: Sequence[str]) -> Spec:
+def _read_file(field: str, group: str, name: str, given: Sequence[str]) -> Spec:
     """Return the settings in the file `name` of a group, for a model of the given settings."""
     others = [o for o in given if not re.match(rf"[+~]*{group}\b", o)]
     try:
-        node = compose("train", [*others, f"{group}={quoted(name)}"])[group]
+        node = compose("train", [*others, f"{group}={quote(name)}"])[group]
     except MissingConfigException as error:
         known = suggest(name, error.options or [])
         raise ConfigError(field, f"{name!r} is not in conf/{group}; {known}") from error
     return OmegaConf.to_container(node, resolve=True)  # type: ignore[return-value]
 
 
-def _with_files(sources: Mapping[str, Any], given: Sequence[str]) -> dict[str, Any]:
+def _read_sources(sources: Mapping[str, Any], given: Sequence[str]) -> dict[str, Any]:
     """Return the texts of a mixture with the settings in their files in conf/data."""
     found = {}
     for name, source in sources.items():
@@ -146,13 +146,13 @@ def _with_files(sources: Mapping[str, Any], given: Sequence[str]) -> dict[str, A
             raise ConfigError(field, "is no table; give {data:text,path:FILE,weight:1}")
         own: Spec = {}
         if "_target_" not in source:
-            own = _file(f"{field}.data", "data", str(source.get("data")), given)
+            own = _read_file(f"{field}.data", "data", str(source.get("data")), given)
             own.pop(MASK_DOCUMENTS, None)  # of all texts together
         found[name] = own | source
     return found
 
 
-def attention_settings(variant: str, cfg: TrainConfig) -> Spec:
+def read_attention_settings(variant: str, cfg: TrainConfig) -> Spec:
     """Return the settings in the variant's file in conf/attn, for a model of these settings.
 
     Raises ConfigError, naming `to`, if there is no such file.
@@ -163,7 +163,7 @@ def attention_settings(variant: str, cfg: TrainConfig) -> Spec:
     return OmegaConf.to_container(node.attn, resolve=True)  # type: ignore[return-value]
 
 
-def quoted(value: str) -> str:
+def quote(value: str) -> str:
     """Quote a value for Hydra's override grammar."""
     # Hydra reads two backslashes as one only before a quote and at the end: double them there.
     escaped = re.sub(r"(\\+)('|$)", r"\1\1\2", value).replace("'", "\\'")

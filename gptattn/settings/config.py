@@ -31,13 +31,27 @@ Accelerator = Literal["auto", "cpu", "gpu"]
 POSITIVE = within(above=0)
 FRACTION = within(least=0, below=1)
 
+# What another value of a setting means for a run stands under this key in its field's metadata, and
+# holds for all settings below it. Without one it is RESULT.
+MEANING = "meaning"
+RESULT = "another result"
+LENGTH = "another result, but a resumed run may have it"
+PLACE = "what counts is the content at this path"
+VIEW = "shown, or computed, in another way: the result is the same"
+BOUND = "the result is the same, but it is fixed once the run has begun"
+
+VIEWED, FIXED = {MEANING: VIEW}, {MEANING: BOUND}
+
+# What the files in conf/block set, by the beginnings of the names.
+OF_BLOCK = ("block.", "model.mlp", "model.qkv_bias")
+
 
 @dataclass
 class ModelConfig:
     """The sizes of the GPT.
 
     `d_mlp` None means the width with as many parameters as GPT-2's MLP, `vocab_size` None the
-    tokenizer's. `recompute`: the backward pass computes each block again, to save memory.
+    tokenizer's. `activation_checkpointing`: the backward pass computes each block again.
     """
 
     num_layers: int = field(metadata=within(above=0, most=1_000))
@@ -49,15 +63,15 @@ class ModelConfig:
     qkv_bias: bool
     mlp: str = field(metadata=one_of(MLPKind))
     vocab_size: int | None = field(metadata=within(above=0, most=2**30))
-    recompute: bool = False
+    activation_checkpointing: bool = field(default=False, metadata=VIEWED)
 
 
 @dataclass
 class BlockConfig:
-    """What surrounds the attention in each layer, and the head.
+    """The rest of each layer, and the head.
 
     `bias`: of the MLP and of the attention's output projection. `tied_head`: the head's weight is
-    the token embedding's. `zero_init`: what attentions and MLPs add starts at 0.
+    the token embedding's. `zero_init`: attentions and MLPs start by adding 0.
     """
 
     norm: str = field(metadata=one_of(NormKind))
@@ -69,7 +83,7 @@ class BlockConfig:
 
 @dataclass
 class OptimConfig:
-    """AdamW and its learning-rate schedule, whose peak is `lr`; conf/optim explains each.
+    """AdamW and its learning-rate schedule, whose peak is `lr`; see conf/optim.
 
     `matrices`: the Spec of a `gptattn.optim.MatrixRule`, or None.
     """
@@ -103,7 +117,7 @@ class ValidationConfig:
     """`fraction`: the share of the text that is held out. `count`: validations in a run."""
 
     fraction: float = field(metadata=within(above=0, below=1))
-    count: int = field(metadata=POSITIVE)
+    count: int = field(metadata=POSITIVE | VIEWED)
 
 
 @dataclass
@@ -118,20 +132,20 @@ class SampleConfig:
 
 @dataclass
 class TrainerConfig:
-    """The device, the precision and the processes of a run; conf/trainer explains each.
+    """The device, the precision and the processes of a run; see conf/trainer.
 
     `devices`: the processes on each of `num_nodes` machines.
     """
 
-    accelerator: str = field(metadata=one_of(Accelerator))
+    accelerator: str = field(metadata=one_of(Accelerator) | FIXED)
     precision: str = field(metadata=one_of(Precision))
-    threads: int | None = field(metadata=within(above=0, most=1024))
+    threads: int | None = field(metadata=within(above=0, most=1024) | FIXED)
     matmul_precision: str = field(
         default="highest", metadata=one_of(Literal["highest", "high", "medium"])
     )
-    deterministic: bool = False
-    devices: int | str = field(default=1, metadata=within(above=0, most=1024) | AUTO)
-    num_nodes: int | str = field(default=1, metadata=within(above=0, most=65_536) | AUTO)
+    deterministic: bool = field(default=False, metadata=FIXED)
+    devices: int | str = field(default=1, metadata=within(above=0, most=1024) | AUTO | VIEWED)
+    num_nodes: int | str = field(default=1, metadata=within(above=0, most=65_536) | AUTO | VIEWED)
 
     @property
     def processes(self) -> int:
@@ -144,8 +158,8 @@ class TrainerConfig:
 class SweepConfig:
     """How a `-m` command runs its sweep.
 
-    `beside_others`: filled in by a sweep for its runs; others share the machine, so their speed is
-    not their own.
+    `beside_others`: set by a sweep for runs that share the machine, whose speed is then not
+    recorded.
     """
 
     jobs: int | str | None = field(metadata=POSITIVE | AUTO)
@@ -171,25 +185,25 @@ class LadderConfig:
 
 @dataclass
 class Settings:
-    """What a user can set of a run; `conf/train.yaml` explains each.
+    """What a user can set of a run; see `conf/train.yaml`.
 
     Units: `batch_size` in sequences, `accumulate` in micro-batches per step, `loss_chunk_tokens`
     in tokens, `log_every` in optimizer steps, `hang_seconds` in seconds.
     """
 
-    experiment_name: str
-    seed: int = field(metadata=within(least=0, most=2**32 - 1))
+    experiment_name: str = field(metadata=FIXED)
+    seed: int = field(metadata=within(least=0, most=2**32 - 1) | FIXED)  # names have it apart
     batch_size: int = field(metadata=within(above=0, most=2**20))
     accumulate: int = field(metadata=POSITIVE)
     loss_chunk_tokens: int | None = field(metadata=POSITIVE)
     compile: bool
-    log_every: int = field(metadata=POSITIVE)
-    log_heads: bool
-    hang_seconds: float | None = field(metadata=within(above=0, most=1_000_000))
-    checkpoint: bool
-    cache_dir: str | None
-    allow_targets: list[str]
-    init_from: str | None
+    log_every: int = field(metadata=POSITIVE | VIEWED)
+    log_heads: bool = field(metadata=VIEWED)
+    hang_seconds: float | None = field(metadata=within(above=0, most=1_000_000) | VIEWED)
+    checkpoint: bool = field(metadata=FIXED)
+    cache_dir: str | None = field(metadata=VIEWED)
+    allow_targets: list[str] = field(metadata=FIXED)
+    init_from: str | None = field(metadata=FIXED)
     init_method: str = field(metadata=one_of(InitMethod))
     match: str = field(metadata=one_of(Literal["none", "params", "flops", "kv_cache"]))
     match_to: str
@@ -202,13 +216,13 @@ class Settings:
     tokenizer: Spec
     model: ModelConfig
     optim: OptimConfig
-    budget: BudgetConfig
+    budget: BudgetConfig = field(metadata={MEANING: LENGTH})
     validation: ValidationConfig
-    sample: SampleConfig
+    sample: SampleConfig = field(metadata=VIEWED)
     trainer: TrainerConfig
-    sweep: SweepConfig
-    ladder: LadderConfig = field(default_factory=LadderConfig)
-    logger: dict[str, Spec] = field(default_factory=dict)
+    sweep: SweepConfig = field(metadata=VIEWED)
+    ladder: LadderConfig = field(default_factory=LadderConfig, metadata=VIEWED)
+    logger: dict[str, Spec] = field(default_factory=dict, metadata=VIEWED)
     shared_init: bool = False
 
 
@@ -221,10 +235,10 @@ class TrainConfig(Settings):
     match has changed, as in summary.json.
     """
 
-    choices: dict[str, str] = field(default_factory=dict)
+    choices: dict[str, str] = field(default_factory=dict, metadata=FIXED)
     pattern_attn: dict[str, Spec] | None = None
-    match_attn: Spec | None = None
-    match_made: Spec | None = None
+    match_attn: Spec | None = field(default=None, metadata=FIXED)
+    match_made: Spec | None = field(default=None, metadata=FIXED)
 
     @property
     def variant(self) -> str:
@@ -262,7 +276,7 @@ def check(cfg: TrainConfig) -> None:
     if cfg.batch_size % shares:
         raise ConfigError(
             "batch_size",
-            f"{cfg.batch_size} sequences do not share evenly among {cfg.trainer.processes} "
+            f"{cfg.batch_size} sequences do not divide evenly among {cfg.trainer.processes} "
             f"processes with accumulate={cfg.accumulate}; give a multiple of {shares}",
         )
     budgets = {k: getattr(cfg.budget, k) for k in ("steps", "tokens", "seconds", "flops")}
@@ -273,11 +287,13 @@ def check(cfg: TrainConfig) -> None:
     if fall is not None and fall > 1 - warmup:
         raise ConfigError(
             "optim.decay_fraction",
-            f"{fall} and optim.warmup_fraction={warmup} are more than the budget; give at most "
+            f"{fall} and optim.warmup_fraction={warmup} exceed the budget; give at most "
             f"{1 - warmup:g}, or null",
         )
     if not isinstance(cfg.optim.matrices, dict | None):
-        raise ConfigError("optim.matrices", "is no table; give optim=muon, or {_target_:CLASS}")
+        raise ConfigError(
+            "optim.matrices", "is not a mapping; give optim=muon, or {_target_:CLASS}"
+        )
     if cfg.pattern == []:
         raise ConfigError("pattern", "is empty; give names of files in conf/attn, or null")
     layers, names = cfg.model.num_layers, len(cfg.pattern or [""])
@@ -290,9 +306,11 @@ def check(cfg: TrainConfig) -> None:
     if cfg.match in ("params", "flops"):
         changes = f"{cfg.match} changes the MLP's width"
         if cfg.model.mlp == "none":
-            raise ConfigError("match", f"{changes}, but model.mlp=none has no MLP; drop one")
+            raise ConfigError(
+                "match", f"{changes}, but model.mlp=none has no MLP; leave one of them out"
+            )
         if cfg.init_from is not None:
-            raise ConfigError("match", f"{changes}, but init_from fixes it; drop one")
+            raise ConfigError("match", f"{changes}, but init_from fixes it; leave one of them out")
     name = cfg.experiment_name
     if {"", ".", ".."} & {*name.split("/")} or not name.isprintable() or len(name.encode()) > 200:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Calls what a spec names: `_target_` is a class or function, the other keys are its arguments."""
+"""Calls the class or function that a spec names in `_target_`, with its other keys as arguments."""
 
 import contextlib
 import inspect
@@ -13,19 +13,21 @@ from gptattn.errors import ConfigError
 from gptattn.settings.config import CONF, Spec
 from gptattn.settings.values import check_type, suggest
 
-# A run folder from somebody else may name any class; only these packages are imported for it.
+# Somebody else's run folder may name any class; it can import from these packages only.
 PACKAGES = ("gptattn", "lightning.pytorch.loggers")
 
-# Argument of a constructor -> the setting that fills it, which an error must name.
-SETTING_OF = {
+# Argument of an attention -> the setting that fills it where the constructor declares it.
+FILLED_BY = {
     "d_in": "model.d_model",
     "d_out": "model.d_model",
-    "num_heads": "model.num_heads",
-    "head_dim": "model.num_heads",
     "context_length": "model.context_length",
+    "num_heads": "model.num_heads",
     "dropout": "model.dropout",
-    "fraction": "position.fraction",
+    "qkv_bias": "model.qkv_bias",
+    "out_bias": "block.bias",
 }
+# Argument -> the setting that an error about it must name.
+SETTING_OF = FILLED_BY | {"head_dim": "model.num_heads", "fraction": "position.fraction"}
 
 
 class ForeignTarget(ConfigError):

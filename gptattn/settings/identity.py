@@ -1,65 +1,59 @@
 """What determines a run's result: its settings, code, text, starting weights and device.
 
-Only this module says which settings change the result. The run's name, the search for finished
-runs, resume, and the report's check that two runs may be compared all use it.
+The run's name, the search for finished runs, resume, and the report's check that two runs may be
+compared all ask here.
 """
 
 import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from gptattn.machine.source_code import code_of
-from gptattn.settings.config import TrainConfig
+from gptattn.machine.source_code import hash_code
+from gptattn.settings.config import BOUND, LENGTH, MEANING, PLACE, RESULT, VIEW, TrainConfig
 
-UNTIL = "until step"  # key in `Making.earlier`: the last step that this part of the run took
-
-
-# What another value of a setting means for a run.
-RESULT = "another result"
-SEED = "another result, but a run's name has its own place for it"
-LENGTH = "another result, but a resumed run may have it"
-PLACE = "what counts is the content at this path"
-VIEW = "shown, or computed, in another way: the result is the same"
-# Also what is filled in for the record, and what config groups and the command's own words select.
-BOUND = "the result is the same, but it is fixed once the run has begun"
+UNTIL = "until step"  # key in `Provenance.earlier`: the last step that this part of the run took
 
 RESUMES = (LENGTH, PLACE, VIEW)  # may change when a run is resumed
 NAMED = (RESULT, LENGTH, PLACE)  # an override is part of the run's name
 
-# The first pattern that matches a setting's name counts. All other settings are RESULT.
-MEANINGS = {
-    r"seed": SEED,
-    r"budget(\..+)?": LENGTH,
-    r"data\.(sources\.[^.]+\.)?(val_)?path|tokenizer\.path": PLACE,
-    (
-        r"validation\.count|model\.recompute|log_every|log_heads|hang_seconds|cache_dir"
-        r"|trainer\.(devices|num_nodes)|(sample|sweep|ladder|logger)(\..+)?"
-    ): VIEW,
-    (
-        r"init_from|trainer|trainer\.(accelerator|threads|deterministic|auto_precision)"
-        r"|experiment_name|checkpoint|allow_targets(\[.*)?|(choices|match_(attn|before|made))(\..+)?"
-        # A run's name begins with attn, pattern and part.
-        r"|attn|pattern|part|experiment|launcher|resume|run_dir|hydra([./].+)?"
-    ): BOUND,
-}
-
-# The settings that may change on resume, as shown to users.
-MAY_CHANGE = (
-    "budget, validation.count, model.recompute, log_every, log_heads, hang_seconds, cache_dir, "
-    "sample, sweep, logger, trainer.devices, trainer.num_nodes, data.path, data.val_path, "
-    "tokenizer.path"
-)
+PATHS = ("data.path", "data.val_path", "tokenizer.path")
+# Overrides that change no result: of the command, and choices that a run's name has first anyway.
+OF_COMMAND = ("experiment", "launcher", "resume", "run_dir", "trainer", "attn", "pattern", "part")
 
 
 @lru_cache(maxsize=4096)  # every run of a sweep asks for the same keys again
 def meaning(key: str) -> str:
     """Return the meaning of a setting by its dotted name, or of a config group by its name."""
-    found = (one for pattern, one in MEANINGS.items() if re.fullmatch(pattern, key))
-    return next(found, RESULT)
+    if re.sub(r"^data\.sources\.[^.]+\.", "data.", key) in PATHS:
+        return PLACE
+    if key in OF_COMMAND or re.match(r"hydra([./]|$)", key):
+        return BOUND
+    if key == "model.recompute":  # activation_checkpointing in older records
+        return VIEW
+    kind: Any = TrainConfig
+    for name in re.split(r"[.\[]", key):
+        own = {one.name: one for one in fields(kind)} if is_dataclass(kind) else {}
+        if name not in own:
+            break
+        if MEANING in own[name].metadata:
+            return own[name].metadata[MEANING]
+        kind = own[name].type
+    return RESULT
+
+
+def list_resumable(kind: Any = TrainConfig, path: str = "") -> list[str]:
+    """List the settings that may change when a run is resumed."""
+    found = [] if path else [*PATHS]
+    for one in fields(kind):
+        if one.metadata.get(MEANING) in RESUMES:
+            found.append(f"{path}{one.name}")
+        elif is_dataclass(one.type):
+            found += list_resumable(one.type, f"{path}{one.name}.")
+    return found
 
 
 def flat(node: Any, name: str = "") -> dict[str, str]:
@@ -89,7 +83,7 @@ def places(config: Mapping[str, str]) -> dict[str, str]:
 
 
 def budget_words(config: Mapping[str, str]) -> str:
-    """Return the budget in words, such as `1000 steps`; the default counts only without another."""
+    """Return the budget in words, such as `1000 steps`; the default only if no other is set."""
     given = {k.removeprefix("budget."): v for k, v in config.items() if k.startswith("budget.")}
     default = given.pop("default_steps", None)
     set_ = [f"{value} {unit}" for unit, value in sorted(given.items()) if value != "None"]
@@ -109,14 +103,14 @@ def settings_key(settings: Mapping[str, Any]) -> str:
         "parts": list(parts) if isinstance(parts, dict) else [],
         "seed": config["seed"],
     }
-    # Only whether there are starting weights: `Making.weights` identifies them by content.
+    # Only whether there are starting weights: `Provenance.weights` identifies them by content.
     starts = config.get("init_from", "None") != "None"
     return json.dumps(result_settings(config) | own | {"starts": starts}, sort_keys=True)
 
 
 @dataclass(frozen=True)
-class Making:
-    """What a run's result depends on beside its settings; written to identity.json."""
+class Provenance:
+    """What a run's result depends on besides its settings; written to identity.json."""
 
     text: str  # sha256
     device: str
@@ -133,14 +127,14 @@ class Making:
         return hashlib.sha256(code.encode()).hexdigest()[:8]
 
 
-def code_for(cfg: TrainConfig) -> dict[str, str]:
+def hash_code_for(cfg: TrainConfig) -> dict[str, str]:
     """Return module -> hash for the code that affects the numbers of a run of these settings.
 
-    Files are hashed at the first call and then cached. Call it before reading the text, which can
-    take minutes: a file edited meanwhile would no longer be the code that this process imported.
+    Files are hashed once and cached. Call it before reading the text, which can take minutes: a
+    file edited meanwhile is no longer the code that this process imported.
     """
-    # Of tokenizers and data sources, only modules outside gptattn are hashed. For ours, the hash of
-    # the text has to do.
+    # Of tokenizers and data sources, only modules outside gptattn are hashed: for ours, the hash of
+    # the text stands in.
     sources = cfg.data.get("sources")
     texts = sources.values() if isinstance(sources, dict) else ()
     layers = (cfg.pattern_attn or {"attn": cfg.attn}).values()
@@ -149,14 +143,15 @@ def code_for(cfg: TrainConfig) -> dict[str, str]:
     targets = [str(spec["_target_"]) for spec in specs if "_target_" in spec]
     if cfg.init_from is not None:
         targets.append("gptattn.weights.convert")
-    return code_of(targets, cfg.allow_targets)
+    return hash_code(targets, cfg.allow_targets)
 
 
-def differences(was: Making | None, now: Making) -> list[str]:
-    """List in words how a run's Making differs from `now`; empty if the result would be equal."""
+def differences(was: Provenance | None, now: Provenance) -> list[str]:
+    """List in words how a run's provenance differs from `now`; empty: the result would be equal."""
     if was is None:
         return ["its code is unknown"]
-    found = [f"code of {', '.join(changed(was.code, now.code))}"] if was.code != now.code else []
+    changed = list_changed(was.code, now.code)
+    found = [f"code of {', '.join(changed)}"] if changed else []
     if was.earlier != now.earlier:
         found.append("it was resumed with other code or another schedule")
     if was.origin != now.origin:
@@ -170,13 +165,15 @@ def differences(was: Making | None, now: Making) -> list[str]:
     return found
 
 
-def changed(was: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+def list_changed(was: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
     """Return the modules whose hashes differ or that only one side has, sorted."""
     return sorted(name for name in was.keys() | now.keys() if was.get(name) != now.get(name))
 
 
-def went_on(was: Making | None, now: Making, step: int, schedule: str = "") -> Making:
-    """Return the Making of a run that began with `was` and resumes after `step` with `now`.
+def resume_provenance(
+    was: Provenance | None, now: Provenance, step: int, schedule: str = ""
+) -> Provenance:
+    """Return the provenance of a run that began with `was` and resumes after `step` with `now`.
 
     `schedule`: the budget, in words, whose schedule the run leaves unfinished; "" if it keeps its
     schedule or has completed it.
@@ -188,10 +185,10 @@ def went_on(was: Making | None, now: Making, step: int, schedule: str = "") -> M
     return replace(now, weights=was.weights, origin=was.origin, earlier=[*was.earlier, *left])
 
 
-def at_step(making: Making, step: int) -> Making:
-    """Return the Making as it was at this step, before any later resume."""
-    for i, part in enumerate(making.earlier):
+def at_step(made: Provenance, step: int) -> Provenance:
+    """Return the provenance as it was at this step, before any later resume."""
+    for i, part in enumerate(made.earlier):
         if UNTIL in part and int(part[UNTIL]) >= step:
             code = {name: value for name, value in part.items() if name != UNTIL}
-            return replace(making, code=code, earlier=making.earlier[:i])
-    return making
+            return replace(made, code=code, earlier=made.earlier[:i])
+    return made

@@ -10,7 +10,7 @@ from gptattn.attention.parts.part import Part
 from gptattn.errors import ConfigError
 from gptattn.position.base import HeadPosition
 from gptattn.settings.config import BlockConfig, ModelConfig, Spec, TrainConfig
-from gptattn.settings.construct import SETTING_OF, construct, find_target, named_arguments
+from gptattn.settings.construct import FILLED_BY, construct, find_target, named_arguments
 
 
 def build_layer(
@@ -22,14 +22,14 @@ def build_layer(
     """Build the attention of one layer, with its position and the parts that it takes.
 
     `encodings`: number of heads -> the position that layers with so many share, to which this adds;
-    None if positions do not act in attentions. `left`: what earlier layers leave for later ones,
+    None if positions do not act in attentions. `left`: what earlier layers share with later ones,
     name -> the layer and its sizes, to which this adds.
     """
     group, spec = cfg.attn_of(layer)
     for name in ("d_in", "d_out", "context_length"):
         if name in spec:
             raise ConfigError(
-                f"{group}.{name}", f"comes from the model; set {SETTING_OF[name]} instead"
+                f"{group}.{name}", f"comes from the model; set {FILLED_BY[name]} instead"
             )
     target = find_target(group, spec, cfg.allow_targets)
     ordered = isinstance(target, type) and issubclass(target, Attention) and target.knows_order
@@ -39,7 +39,7 @@ def build_layer(
         if "position" not in takes:
             raise ConfigError(
                 "position",
-                f"{chosen_position(cfg)} acts in the attention, and {target.__name__} takes no "
+                f"{name_position(cfg)} acts in the attention, and {target.__name__} takes no "
                 "position; use position=learned or position=sinusoidal",
             )
         heads = spec.get("num_heads", cfg.model.num_heads) if "num_heads" in takes else 1
@@ -112,17 +112,11 @@ def shared_arguments(model: ModelConfig, block: BlockConfig) -> dict[str, Any]:
 
     It can also declare `position`, a HeadPosition or None, and `layer`, counted from 0.
     """
-    return {
-        "d_in": model.d_model,
-        "d_out": model.d_model,
-        "context_length": model.context_length,
-        "num_heads": model.num_heads,
-        "dropout": model.dropout,
-        "qkv_bias": model.qkv_bias,
-        "out_bias": block.bias,
-    }
+    groups = {"model": model, "block": block}
+    names = {argument: setting.split(".") for argument, setting in FILLED_BY.items()}
+    return {argument: getattr(groups[group], name) for argument, (group, name) in names.items()}
 
 
-def chosen_position(cfg: TrainConfig) -> str:
-    """Return the name of the encoding, and that of the block, which can bring it with it."""
+def name_position(cfg: TrainConfig) -> str:
+    """Return the name of the encoding and of the block, which may have brought it."""
     return f"{cfg.choices['position']} (from block={cfg.choices['block']} if you did not choose it)"

@@ -1,7 +1,7 @@
 """Match two variants in parameters, FLOPs or cache by changing one setting of one of them.
 
 `params` and `flops` change the MLP's width; `kv_cache` the heads, ranks or tokens that are cached.
-Costs come from `measure_cost` on the meta device: there is no second formula.
+Costs come from `measure_cost` on the meta device, never from a second formula.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ import torch
 
 from gptattn.errors import ConfigError
 from gptattn.model.cost import Cost, measure_cost
-from gptattn.settings.build import build_model, width_of_mlp
+from gptattn.settings.build import build_model, choose_mlp_width
 from gptattn.settings.config import TrainConfig
 
 TOLERANCE = 1e-3  # relative
@@ -48,29 +48,27 @@ class Match:
         return f"match={self.what}: {change}; {figures} ({apart:.2%} apart)"
 
 
-def matched(cfg: TrainConfig, vocab_size: int) -> tuple[TrainConfig, Match | None]:
-    """Return the settings with the match applied, and the match; None if `cfg.match` is none.
+def apply_match(cfg: TrainConfig, vocab_size: int) -> tuple[TrainConfig, Match]:
+    """Return the settings with `cfg.match` applied, which is not `none`, and the match.
 
     Settings that are matched already, those in a run's record, stay as they are. Raises
     ConfigError if the variant cannot be matched.
     """
-    if cfg.match == "none":
-        return cfg, None
     if cfg.match_made is not None:
         return cfg, Match(**cfg.match_made)
     assert cfg.match_attn is not None
     plain = {"pattern": None, "part": {}, "match": "none"}
     choices = cfg.choices | {"attn": cfg.match_to}
     reference = replace(cfg, attn=cfg.match_attn, choices=choices, **plain)
-    target = _figure(cfg, reference, vocab_size)
+    target = _measure_figure(cfg, reference, vocab_size)
     find = _match_cache if cfg.match == "kv_cache" else _match_width
     new, field, before, after = find(cfg, vocab_size, target)
-    reached = _figure(cfg, new, vocab_size)
+    reached = _measure_figure(cfg, new, vocab_size)
     match = Match(cfg.match, cfg.match_to, field, before, after, target, reached)
     return replace(new, match_made=asdict(match)), match
 
 
-def _figure(cfg: TrainConfig, of: TrainConfig, vocab_size: int) -> float:
+def _measure_figure(cfg: TrainConfig, of: TrainConfig, vocab_size: int) -> float:
     """Return the figure that `cfg` matches, of the model of the settings `of`."""
     with torch.device("meta"):
         return FIGURES[cfg.match](measure_cost(build_model(of, vocab_size)))
@@ -82,7 +80,7 @@ def _match_width(cfg: TrainConfig, vocab_size: int, target: float) -> Change:
     def at(width: int) -> TrainConfig:
         return replace(cfg, model=replace(cfg.model, d_mlp=width))
 
-    one, two = (_figure(cfg, at(width), vocab_size) for width in (1, 2))
+    one, two = (_measure_figure(cfg, at(width), vocab_size) for width in (1, 2))
     width = max(1, round(1 + (target - one) / (two - one)))
     reached = one + (width - 1) * (two - one)
     if abs(reached - target) > TOLERANCE * target:
@@ -92,13 +90,13 @@ def _match_width(cfg: TrainConfig, vocab_size: int, target: float) -> Change:
             f"{cfg.match_to}'s {target:,.0f}; the nearest, d_mlp={width}, gives "
             f"{reached:,.0f}, and a larger model would come nearer",
         )
-    return at(width), "model.d_mlp", width_of_mlp(cfg.model), width
+    return at(width), "model.d_mlp", choose_mlp_width(cfg.model), width
 
 
 def _match_cache(cfg: TrainConfig, vocab_size: int, target: float) -> Change:
-    """Try the values of one setting after the other, starting with its current one."""
+    """Try one setting after another, each from its current value."""
     heads, width, context = cfg.model.num_heads, cfg.model.d_model, cfg.model.context_length
-    # The largest value, and the step: building a model takes its time, and shares of the width do.
+    # The largest value and the step, coarse for ranks since each try builds a model.
     ranges = {
         "num_kv_heads": (heads, 1),
         "kv_rank": (width, 8),
@@ -115,19 +113,19 @@ def _match_cache(cfg: TrainConfig, vocab_size: int, target: float) -> Change:
         for value in [before, *(n for n in range(step, most + 1, step) if n != before)]:
             new = replace(cfg, attn=cfg.attn | {field: value})
             try:
-                found = _figure(cfg, new, vocab_size)
+                found = _measure_figure(cfg, new, vocab_size)
             except ConfigError:
-                continue  # this model does not accept the value
+                continue  # not valid for this model
             if found == target:
                 return new, f"attn.{field}", before, value
             reached.setdefault(found, f"{found:,.0f} with {field}={value}")
-    own = _figure(cfg, cfg, vocab_size)
+    own = _measure_figure(cfg, cfg, vocab_size)
     if own == target:
         return cfg, "nothing", None, None
     near = sorted(reached, key=lambda found: abs(found - target))[:2]
     can = f"the nearest are {' and '.join(reached[found] for found in near)}"
     if not reached:
-        can = f"it has {own:,.0f}, and none of num_kv_heads, kv_rank, key_rank and window to change"
+        can = f"it has {own:,.0f}, and none of {', '.join(ranges)} to change"
     raise ConfigError(
         "match",
         f"{cfg.variant} cannot have the {target:,.0f} cache bytes per token of {cfg.match_to}; "

@@ -10,10 +10,9 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf.errors import OmegaConfBaseException
 
 from gptattn.errors import ConfigError, UserError
-from gptattn.settings.values import from_omegaconf, suggest
+from gptattn.settings.values import REMOVED, explain_omegaconf_error, suggest
 
-REMOVED = "cannot be removed; give it a value instead"
-# Hydra's message -> what is said of the setting {0} with the value {1}.
+# Hydra's message -> ours about the setting {0} with the value {1}.
 SAYINGS = {
     r"Could not delete '([^']+)'": REMOVED,
     r"Could not append.* already at '([^']+)'": "already exists; write {0}=... without the +",
@@ -25,7 +24,7 @@ SAYINGS = {
 }
 
 
-def from_hydra_error(error: Exception, overrides: Sequence[str], conf: Path) -> Exception:
+def explain_hydra_error(error: Exception, overrides: Sequence[str], conf: Path) -> Exception:
     """Return the UserError for Hydra's or OmegaConf's error; any other error as it is.
 
     `overrides` are the command line's, `conf` the folder of the config files.
@@ -33,7 +32,7 @@ def from_hydra_error(error: Exception, overrides: Sequence[str], conf: Path) -> 
     if isinstance(error, UserError):
         return error
     if isinstance(error, OmegaConfBaseException):
-        return from_omegaconf(error)
+        return explain_omegaconf_error(error)
     if isinstance(error, MissingConfigException):
         group, _, choice = (error.missing_cfg_file or "").rpartition("/")
         if choice.startswith("submitit"):
@@ -59,9 +58,9 @@ def from_hydra_error(error: Exception, overrides: Sequence[str], conf: Path) -> 
             if found := re.search(pattern, message):
                 return ConfigError(found.group(1), said.format(*found.groups()))
         if isinstance(cause, OmegaConfBaseException):
-            return from_omegaconf(cause)
+            return explain_omegaconf_error(cause)
         return ConfigError("command line", " ".join(message.split("\n")[:2]))
-    # A choice must be a string; Hydra's error about another value does not name the group.
+    # A choice must be a string; Hydra's error about anything else does not name the group.
     for override in overrides:
         group, _, choice = override.partition("=")
         if (conf / group).is_dir() and isinstance(error, ValueError | TypeError):

@@ -1,4 +1,4 @@
-"""The settings of a resumed run: its recorded ones, with the few changes that are allowed."""
+"""The settings of a resumed run: those recorded, with the few changes that are allowed."""
 
 import re
 from collections.abc import Sequence
@@ -10,25 +10,25 @@ from omegaconf import DictConfig, OmegaConf
 
 from gptattn.errors import ConfigError
 from gptattn.settings.config import TrainConfig
-from gptattn.settings.identity import MAY_CHANGE, RESUMES, flat, meaning
-from gptattn.settings.values import suggest, typed
+from gptattn.settings.identity import RESUMES, flat, list_resumable, meaning
+from gptattn.settings.values import build_dataclass, suggest
 
 BUDGETS = ("steps", "tokens", "seconds", "flops")
-# Said of the command, not of the run.
+# Settings of the command, not of the run.
 COMMAND = ("resume", "run_dir", "allow_targets")
 
 
-def resumed_settings(
+def resume_settings(
     recorded: TrainConfig,
     overrides: Sequence[str],
     cfg: DictConfig,
     choices: Any,
 ) -> TrainConfig:
-    """Return the recorded settings with the overrides that were typed applied.
+    """Return the recorded settings with the overrides of the command line applied.
 
-    `cfg` is the config that Hydra has composed with them, which has their values, and `choices`
-    what it has chosen in each group. Raises ConfigError, naming the field, for a change that is not
-    allowed when a run resumes.
+    `cfg` is the config that Hydra composed with them, which has their values, and `choices` what it
+    chose in each group. Raises ConfigError, naming the field, for a change that a resumed run does
+    not allow.
     """
     node = OmegaConf.create(asdict(recorded))
     units = []
@@ -69,7 +69,7 @@ def resumed_settings(
                     units.append(last)
     if len(units) == 1:  # a new budget in one unit replaces the old one in another
         node.budget.update({unit: None for unit in BUDGETS if unit != units[0]})
-    return replace(typed(TrainConfig, node), allow_targets=recorded.allow_targets)
+    return replace(build_dataclass(TrainConfig, node), allow_targets=recorded.allow_targets)
 
 
 def _check_equal(key: str, value: Any, recorded: Any) -> None:
@@ -77,5 +77,5 @@ def _check_equal(key: str, value: Any, recorded: Any) -> None:
         raise ConfigError(
             key,
             f"is {recorded} in this run and cannot change to {value}; leave it out, or start a new "
-            f"run ({MAY_CHANGE} may change)",
+            f"run ({', '.join(list_resumable())} may change)",
         )

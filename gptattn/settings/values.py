@@ -1,6 +1,4 @@
-"""What values a setting takes: ranges and choices beside its field, and the types that a
-constructor declares. Settings, command lines and scripts use these checks.
-"""
+"""Checks of values: the ranges and choices beside a field, and the types a constructor declares."""
 
 import difflib
 import math
@@ -23,6 +21,7 @@ T = TypeVar("T")
 
 RANGE, CHOICES = "range", "choices"  # keys of a field's metadata
 AUTO = {CHOICES: ("auto",)}
+REMOVED = "cannot be removed; give it a value instead"
 LARGEST_INT = 2**53  # a float represents every integer up to here
 TYPE_NAMES: dict[Any, str] = {
     type(None): "null",
@@ -36,8 +35,8 @@ TYPE_NAMES: dict[Any, str] = {
 class Range:
     """The numbers that a setting accepts; never infinity or NaN.
 
-    `above` and `below` are exclusive bounds, `least` and `most` inclusive ones. `hint`: appended to
-    the error message, what else would be right.
+    `above` and `below` are exclusive bounds, `least` and `most` inclusive. `hint` ends the error
+    message: what else would be right.
     """
 
     above: float = -math.inf
@@ -85,10 +84,10 @@ def check_values(settings: Any, path: str = "") -> None:
             raise ConfigError(name, f"{value} {wrong}; give {start}{end}{limits.hint}")
 
 
-def typed(kind: type[T], node: Any) -> T:
+def build_dataclass(kind: type[T], node: Any) -> T:
     """Build the dataclass `kind` from a tree of plain values, such as a run's config.yaml.
 
-    A field's default is what runs did before there was such a setting: their records lack it.
+    Records older than a setting lack it, so its default must be what runs did before it existed.
     Raises ConfigError, naming the field, for an unknown or missing name and for a wrong type.
     """
     try:
@@ -96,16 +95,16 @@ def typed(kind: type[T], node: Any) -> T:
             node = OmegaConf.to_container(node, resolve=True)
         return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(kind), node))  # type: ignore[return-value]
     except OmegaConfBaseException as error:
-        raise from_omegaconf(error) from error
+        raise explain_omegaconf_error(error) from error
 
 
-def from_omegaconf(error: OmegaConfBaseException) -> ConfigError:
+def explain_omegaconf_error(error: OmegaConfBaseException) -> ConfigError:
     """Return the ConfigError for OmegaConf's error about a setting."""
     field = str(error.full_key or error.key or "config")
     message = (error.msg or str(error)).splitlines()[0]
     if isinstance(error, ConfigKeyError | ConfigAttributeError):
         if is_dataclass(error.object_type):
-            return unknown_setting(field, error.object_type)
+            return explain_unknown_setting(field, error.object_type)
         message = "is not a setting here; --help lists them all"
     elif isinstance(error, MissingMandatoryValue):
         message = "is missing; give a value"
@@ -114,11 +113,11 @@ def from_omegaconf(error: OmegaConfBaseException) -> ConfigError:
     elif "is not a ListConfig" in message:
         message = f"is not a list; write {field}=[a,b]"
     elif "does not support deletion" in message:
-        message = "cannot be removed; give it a value instead"
+        message = REMOVED
     return ConfigError(field, message)
 
 
-def unknown_setting(field: str, kind: Any) -> ConfigError:
+def explain_unknown_setting(field: str, kind: Any) -> ConfigError:
     """Return the error for a setting that the dataclass `kind` lacks."""
     group, dot, _ = field.rpartition(".")
     near = difflib.get_close_matches(
@@ -133,7 +132,7 @@ def check_type(field: str, value: Any, hint: Any) -> None:
     hints = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
     words = [word for one in hints if get_origin(one) is Literal for word in get_args(one)]
     kinds = [get_origin(one) or one for one in hints if get_origin(one) is not Literal]
-    # isinstance would accept True as an int. An int is accepted where a float is declared.
+    # isinstance would take True for an int. An int will do where a float is declared.
     if Any in kinds or type(value) in kinds or (type(value) is int and float in kinds):
         return
     if isinstance(value, str) and value in words:
@@ -154,7 +153,7 @@ def check_choice(field: str, value: str, choices: Iterable[str]) -> None:
 
 
 def suggest(value: str, choices: Iterable[str]) -> str:
-    """Return `did you mean X? one of ...`, or only the list if no choice is near."""
+    """Return `did you mean X? one of ...`, or only the list if no choice is close."""
     choices = sorted(choices)
     if not choices:
         return "there is none"

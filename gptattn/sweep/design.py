@@ -1,4 +1,4 @@
-"""States before a sweep the smallest difference in loss that it can show."""
+"""The smallest difference in loss that a sweep can show, stated before it starts."""
 
 import math
 from collections.abc import Sequence
@@ -12,24 +12,24 @@ from gptattn.compare.groups import group_runs
 from gptattn.compare.sections import SIZES
 from gptattn.compare.statistics import smallest_difference
 from gptattn.errors import DataError
-from gptattn.runs.folder import done_below
-from gptattn.settings.config import TrainConfig
+from gptattn.runs.folder import find_done
+from gptattn.settings.config import OF_BLOCK, TrainConfig
 from gptattn.settings.identity import flat, result_settings, settings_key
 from gptattn.sweep.plan import Plan
 
 # Standard deviation of final losses over seeds, in nats: model=tiny, 1,000 steps, default data.
 TYPICAL_DEVIATION = 0.02
-FEWEST_DEGREES = 4  # degrees of freedom; with fewer, use TYPICAL_DEVIATION
-MOST_READ = 200  # finished runs to read, newest first
+MIN_DEGREES = 4  # degrees of freedom; with fewer, use TYPICAL_DEVIATION
+MAX_READ = 200  # finished runs to read, newest first
 ENOUGH_SEEDS = 5  # seeds to suggest for a sweep with one
 
 # Losses can be compared between runs that agree in these, and in the model's size.
 SHARED = ("data.", "tokenizer.", "budget", "batch_size", "validation.")
-# As in the report, these part runs only where each has several variants.
-APART = (("block.", "model.mlp"), ("trainer.precision",), ("optim.matrices",))
+# As in the report, these split runs only where each side has several variants.
+APART = (OF_BLOCK, ("trainer.precision",), ("optim.matrices",))
 
 
-def design_words(plans: Sequence[Plan], folder: Path) -> list[str]:
+def describe_design(plans: Sequence[Plan], folder: Path) -> list[str]:
     """Return one line per set of comparable runs on the difference that its seeds can show.
 
     The deviation over seeds comes from finished runs of the same size, data and budget in the
@@ -40,29 +40,30 @@ def design_words(plans: Sequence[Plan], folder: Path) -> list[str]:
     for names in APART:
         variants: dict[str, set[str]] = {}
         for cfg in cfgs:
-            variants.setdefault(_settings(cfg, names), set()).add(cfg.variant)
+            variants.setdefault(_select_settings(cfg, names), set()).add(cfg.variant)
         if all(len(own) > 1 for own in variants.values()):
             keys += names
     sets: dict[str, list[TrainConfig]] = {}
     for cfg in cfgs:
         width = () if cfg.match != "none" else ("model.d_mlp",)  # `match` chooses it per variant
-        sets.setdefault(_settings(cfg, keys + width) + str(cfg.init_from is None), []).append(cfg)
-    there = {*done_below(folder), *done_below(folder.parent, levels=2)}
-    newest = sorted(there, key=lambda run: run.done_at)[-MOST_READ:]
+        key = _select_settings(cfg, keys + width) + str(cfg.init_from is None)
+        sets.setdefault(key, []).append(cfg)
+    there = {*find_done(folder), *find_done(folder.parent, levels=2)}
+    newest = sorted(there, key=lambda run: run.done_at)[-MAX_READ:]
     finished: list[Run] = []
     with suppress(DataError):  # there is none
         finished = read_runs([run.path for run in newest])[0]
     # Sets with the same design give the same line: keep one.
-    return list(dict.fromkeys(_words(members, finished) for members in sets.values()))
+    return list(dict.fromkeys(_describe_set(members, finished) for members in sets.values()))
 
 
-def _settings(cfg: TrainConfig, keys: tuple[str, ...]) -> str:
+def _select_settings(cfg: TrainConfig, keys: tuple[str, ...]) -> str:
     """Return the settings whose names begin with one of these keys."""
     settings = result_settings(flat(asdict(cfg)))
     return str(sorted((key, value) for key, value in settings.items() if key.startswith(keys)))
 
 
-def _words(cfgs: Sequence[TrainConfig], finished: Sequence[Run]) -> str:
+def _describe_set(cfgs: Sequence[TrainConfig], finished: Sequence[Run]) -> str:
     seeds: dict[str, set[int]] = {}
     for cfg in cfgs:
         key = settings_key({**asdict(cfg), "seed": 0, "init_from": None})
@@ -70,7 +71,7 @@ def _words(cfgs: Sequence[TrainConfig], finished: Sequence[Run]) -> str:
     n, comparisons = len(set.intersection(*seeds.values())), len(seeds) - 1
     if not comparisons:
         return "one variant: nothing to compare"
-    deviation, source = _deviation(cfgs[0], finished)
+    deviation, source = _estimate_deviation(cfgs[0], finished)
     # Two variants at one seed are nearly independent runs.
     found = smallest_difference(math.sqrt(2) * deviation, n if n > 1 else ENOUGH_SEEDS, comparisons)
     design = f"{n} seed{'s' * (n != 1)}, {comparisons} comparison{'s' * (comparisons > 1)}"
@@ -86,12 +87,12 @@ def _words(cfgs: Sequence[TrainConfig], finished: Sequence[Run]) -> str:
     )
 
 
-def _deviation(cfg: TrainConfig, finished: Sequence[Run]) -> tuple[float, str]:
+def _estimate_deviation(cfg: TrainConfig, finished: Sequence[Run]) -> tuple[float, str]:
     """Return the standard deviation of final losses over seeds, and its source in words."""
     groups = group_runs([run for run in finished if _is_similar(run, cfg)]).values()
     spread = [[run.metrics["val/loss"] for run in runs] for runs in groups if len(runs) > 1]
     degrees = sum(len(losses) - 1 for losses in spread)
-    if degrees < FEWEST_DEGREES:
+    if degrees < MIN_DEGREES:
         return TYPICAL_DEVIATION, (
             f"if losses vary over seeds as at model=tiny after 1,000 steps (standard deviation "
             f"{TYPICAL_DEVIATION:g} nats)"
@@ -105,7 +106,7 @@ def _deviation(cfg: TrainConfig, finished: Sequence[Run]) -> tuple[float, str]:
 
 
 def _is_similar(run: Run, cfg: TrainConfig) -> bool:
-    """Whether the run has the same size, data and budget as `cfg`; its attention may differ."""
+    """Whether the run has the size, data and budget of `cfg`, whatever its attention."""
     settings = result_settings(flat(asdict(cfg)))
     own = [
         key

@@ -1,7 +1,7 @@
 """The overrides of each run of a sweep: every combination of the values given, for every variant.
 
 A variant is an entry of `hydra.sweeper.variants`: overrides that belong together. With a ladder,
-each variant is trained at each of its sizes, models that grow with their training tokens.
+each variant is trained at each of its sizes, with tokens in proportion.
 """
 
 import re
@@ -27,25 +27,25 @@ class Job(NamedTuple):
     variant: str = ""
 
 
-def jobs_of(
+def list_jobs(
     loader: ConfigLoader,
     arguments: Sequence[str],
     variants: Sequence[str] | None,
     ladder: LadderConfig,
 ) -> list[Job]:
-    """Return the jobs that the arguments, each variant and each size together ask for.
+    """Return the jobs for the arguments at each variant and each size.
 
     Raises ConfigError for an argument without a value, for a variant that cannot be read, and for
     one that sets what an argument, the ladder or the whole sweep sets.
     """
     parser = OverridesParser.create(config_loader=loader)
     given = parser.parse_overrides(list(arguments))
-    sizes = [parser.parse_overrides(size) for size in rungs(ladder)] or [[]]
+    sizes = [parser.parse_overrides(size) for size in list_sizes(ladder)] or [[]]
     laddered = {override.key_or_group for override in sizes[0]}
     jobs: list[Job] = []
     for variant in variants or [""]:
         try:
-            own = parser.parse_overrides(words(str(variant)))
+            own = parser.parse_overrides(split_overrides(str(variant)))
         except HydraException:
             raise ConfigError(
                 VARIANTS, f"{variant!r} cannot be read; write name=value name=value, as a command"
@@ -65,17 +65,17 @@ def jobs_of(
             if laddered and (key in laddered or key.startswith("budget.")):
                 raise ConfigError(key, f"cannot be combined with {SIZES}; leave one of them out")
         for size in sizes:
-            values = product(*map(_choices, [*own, *size, *given]))
+            values = product(*map(_list_values, [*own, *size, *given]))
             jobs += [Job(list(overrides), variant) for overrides in values]
     return jobs
 
 
-def words(text: str) -> list[str]:
-    """Split a variant's overrides: at spaces before a name, since values may hold spaces too."""
+def split_overrides(text: str) -> list[str]:
+    """Split a variant's overrides at spaces before a name: values may hold spaces too."""
     return re.split(r"\s+(?=[+~]*[\w./@]+=|~)", text.strip()) if text.strip() else []
 
 
-def _choices(override: Override) -> list[str]:
+def _list_values(override: Override) -> list[str]:
     """Return the override once with each of its values."""
     key = override.get_key_element()
     if not override.is_sweep_override():
@@ -89,7 +89,7 @@ def _choices(override: Override) -> list[str]:
     return found
 
 
-def with_seeds(jobs: Sequence[Job], seeds: Sequence[int]) -> list[Job]:
+def set_seeds(jobs: Sequence[Job], seeds: Sequence[int]) -> list[Job]:
     """Return the jobs with each of these seeds in place of their own."""
     seedless = {
         (tuple(o for o in job.overrides if not re.match(r"\+*seed=", o)), job.variant): None
@@ -102,7 +102,7 @@ def with_seeds(jobs: Sequence[Job], seeds: Sequence[int]) -> list[Job]:
     ]
 
 
-def rungs(ladder: LadderConfig) -> list[list[str]]:
+def list_sizes(ladder: LadderConfig) -> list[list[str]]:
     """Return the overrides of each size of a ladder, smallest first; none without a ladder.
 
     Parameters and tokens grow together. Raises ConfigError for a size that cannot be read, and
@@ -115,7 +115,7 @@ def rungs(ladder: LadderConfig) -> list[list[str]]:
             raise ConfigError(
                 SIZES, f"{text!r} is not a size; give model.d_model x model.num_layers, as 64x2"
             )
-        weights = parameters(int(size[1]), int(size[2]))
+        weights = count_parameters(int(size[1]), int(size[2]))
         if weights <= last:
             raise ConfigError(SIZES, f"{text} is not larger than the size before; sort them")
         tokens = round(ladder.tokens_per_parameter * weights)
@@ -126,7 +126,7 @@ def rungs(ladder: LadderConfig) -> list[list[str]]:
     return found
 
 
-def parameters(d_model: int, num_layers: int) -> int:
+def count_parameters(d_model: int, num_layers: int) -> int:
     """Return the weights in the blocks of a GPT with multi-head attention, without biases.
 
     Source: Kaplan et al. 2020, arXiv:2001.08361, sec. 2.1.

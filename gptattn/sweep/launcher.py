@@ -1,7 +1,7 @@
 """Runs the jobs of a sweep on this machine: each in its own process, several at a time.
 
-A job that fails, is killed or hangs costs only itself. Every process is forked from a server that
-has imported the large libraries, but none of this project's code: each run reads that for itself.
+A job that fails, is killed or hangs costs only itself. Processes are forked from a server that has
+imported the large libraries but none of this project's code, which each run reads afresh.
 """
 
 import importlib
@@ -25,12 +25,11 @@ from omegaconf import DictConfig, open_dict
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
-from gptattn.machine.console import make_console, span
-from gptattn.machine.ending import as_user_error, report
-from gptattn.machine.signals import handled_signals
+from gptattn.machine.console import format_duration, make_console
+from gptattn.machine.ending import as_user_error, handled_signals, report
 from gptattn.runs.folder import RunFolder
-from gptattn.runs.rows import share_done
-from gptattn.sweep.progress import end_line
+from gptattn.runs.rows import read_share_done
+from gptattn.sweep.progress import describe_end
 
 LIBRARIES = ["torch", "lightning.pytorch", "torch.utils.tensorboard", "hydra"]
 LOOK_SECONDS = 0.5
@@ -61,13 +60,13 @@ def launch_processes(
     slots: int,
     deadline: float | None,
 ) -> list[JobReturn]:
-    """Run all jobs, so many `slots` at a time; their runs' folders say how they ended.
+    """Run all jobs, `slots` at a time; their runs' folders say how they ended.
 
-    They are numbered from `first`, of `runs` in all. Raises TimeOver when `time.monotonic()` passes
+    They are numbered from `first`, out of `runs`. Raises TimeOver when `time.monotonic()` passes
     the deadline. On any exception, such as an interrupt, the processes get SIGTERM, after
     GRACE_SECONDS SIGKILL, and the exception is raised again.
     """
-    if slots > 1:  # a thread that waits must not take the processor of another run
+    if slots > 1:  # a waiting thread must not take another run's processor
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     processes = multiprocessing.get_context("forkserver")
     processes.set_forkserver_preload(LIBRARIES)
@@ -95,12 +94,13 @@ def launch_processes(
                     took += [seconds] if RunFolder(job.folder).done else []
                     left = ""
                     if took and ended < runs:
-                        left = f"; about {span(-(-(runs - ended) // slots) * fmean(took))} left"
+                        rounds = -(-(runs - ended) // slots)
+                        left = f"; about {format_duration(rounds * fmean(took))} left"
                     # Text keeps rich from reading a name or a reason as markup.
-                    line = f"[{ended}/{runs}] {end_line(job.folder, seconds)}{left}"
+                    line = f"[{ended}/{runs}] {describe_end(job.folder, seconds)}{left}"
                     console.print(Text(line))
                     bar.update(shown, description=f"{ended} of {runs} runs{left}")
-                share = sum(share_done(RunFolder(job.folder)) for job in active)
+                share = sum(read_share_done(RunFolder(job.folder)) for job in active)
                 bar.update(shown, completed=ended + share)
     except BaseException:
         _stop(active)
@@ -117,14 +117,15 @@ def _start(
     folder = Path(job_config.resume or job_config.run_dir)
     theirs, ours = processes.Pipe(duplex=False)
     process = processes.Process(
-        target=_work, args=(context, job_config, Singleton.get_state()["instances"], folder, theirs)
+        target=_run_in_process,
+        args=(context, job_config, Singleton.get_state()["instances"], folder, theirs),
     )
     process.start()
     theirs.close()
     return _Job(folder, process, ours, time.monotonic())
 
 
-def _work(
+def _run_in_process(
     context: HydraContext, config: DictConfig, instances: Any, folder: Path, alive: Connection
 ) -> None:
     """Run one job in this process, as Hydra's own launchers do; exit with its code."""

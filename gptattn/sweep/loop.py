@@ -1,7 +1,6 @@
-"""A sweep is one loop: plan, launch, read the results, ask what comes next, launch again.
+"""A sweep is one loop: plan, launch, read the results, plan the next stage.
 
-What comes next is said by `plan_stages`: a plain grid has one stage, `tune` one before it, and
-`until` one after it.
+`plan_stages` yields the stages: a plain grid has one, `tune` adds one before it, `until` one after.
 """
 
 import sys
@@ -18,19 +17,19 @@ from omegaconf import DictConfig, OmegaConf
 from gptattn.errors import ConfigError, SweepError
 from gptattn.machine.console import make_console
 from gptattn.machine.disk import check_room
-from gptattn.machine.lock import locked
+from gptattn.machine.lock import hold_lock
 from gptattn.runs.folder import TUNING, RunFolder
 from gptattn.runs.sweep_states import SWEEP_LOCK, write_planned
 from gptattn.runs.two_stages import variant_key
-from gptattn.settings.compose import quoted
+from gptattn.settings.compose import quote
 from gptattn.settings.values import check_values
-from gptattn.sweep.design import design_words
-from gptattn.sweep.jobs import Job, jobs_of, with_seeds
+from gptattn.sweep.design import describe_design
+from gptattn.sweep.jobs import Job, list_jobs, set_seeds
 from gptattn.sweep.launcher import TimeOver
 from gptattn.sweep.plan import DIVERGED, Plan, check_plans, find_runs, plan_jobs
 from gptattn.sweep.progress import print_end, print_plan
 from gptattn.sweep.stages import Results, Stage, Stages, share_machine
-from gptattn.sweep.tuning import FIELD, Tune, at_rates, tune_of, tune_stage
+from gptattn.sweep.tuning import FIELD, Tune, read_tune, set_rates, tune_stage
 from gptattn.sweep.until import Until
 
 
@@ -50,19 +49,19 @@ def run_sweep(
         raise ConfigError("sweep.minutes", "needs launcher=processes; leave one of them out")
     ladder: Any = OmegaConf.to_object(config.ladder)
     check_values(ladder, "ladder.")
-    tune = None if sweeper.tune is None else tune_of(sweeper.tune)
-    jobs = jobs_of(loader, arguments, sweeper.variants, ladder)
+    tune = None if sweeper.tune is None else read_tune(sweeper.tune)
+    jobs = list_jobs(loader, arguments, sweeper.variants, ladder)
     make_console().print(f"planning {len(jobs):,} run{'s' * (len(jobs) != 1)}")
 
     def plan(jobs: Sequence[Job], home: Path = home) -> list[Plan]:
         return check_plans(plan_jobs(loader, config, jobs, home))
 
     stages = plan_stages(home, jobs, plan, tune, config.sweep.until)
-    first = next(stages)  # all runs that may follow are checked by now
+    first = next(stages)  # by now, all runs that may follow are checked
     busy = f"another process is running a sweep in {home}; wait for it, or give this one another "
     share = share_machine([plan.cfg for plan in first.plans]) if ours else (None, None)
     launch = partial(_launch, *share, launcher, sweeper.max_batch_size)
-    with locked(home / SWEEP_LOCK, "hydra.sweep.dir", f"{busy}experiment_name"):
+    with hold_lock(home / SWEEP_LOCK, "hydra.sweep.dir", f"{busy}experiment_name"):
         _run_stages(first, stages, home, config, launch)
 
 
@@ -74,12 +73,12 @@ def plan_stages(
     half_width: float | None,
 ) -> Stages:
     """Yield the stages of a sweep: each is asked for when the results of the last are known."""
-    rated = partial(at_rates, tune) if tune is not None else list[Job]
+    rated = partial(set_rates, tune) if tune is not None else list[Job]
     plans = plan(rated(jobs))
     until = None if half_width is None else Until(home, plans, tune is not None)
     title, code = "", 0
     if tune is not None:
-        trials = plan(rated(with_seeds(jobs, [tune.seed])), home / TUNING)
+        trials = plan(rated(set_seeds(jobs, [tune.seed])), home / TUNING)
         if tune.seed in {one.cfg.seed for one in plans}:
             raise ConfigError(
                 f"{FIELD}.seed", f"{tune.seed} is one of the seeds to compare; give another"
@@ -88,7 +87,7 @@ def plan_stages(
         title = "stage 2 of 2  each variant at its best learning rate"
     results = (yield Stage(plans, title)) if plans else {}
     if until is not None and (later := until.decide(plans, results, tune and tune.seed)):
-        more = plan(rated(with_seeds(jobs, max(later.values(), key=len))))
+        more = plan(rated(set_seeds(jobs, max(later.values(), key=len))))
         yield Stage(
             [one for one in more if one.cfg.seed in later.get(variant_key(asdict(one.cfg)), ())]
         )
@@ -129,7 +128,7 @@ def _run_stages(
             why = ""
             if todo:
                 if stage.counts and config.sweep.until is None:
-                    for line in design_words(stage.plans, home):
+                    for line in describe_design(stage.plans, home):
                         console.print(line, markup=False, soft_wrap=True)
                 new = [plan for plan in todo.values() if not RunFolder(plan.folder).begun]
                 check_room(home, sum(plan.bytes_on_disk for plan in new))
@@ -156,10 +155,10 @@ def _run_stages(
                 stage = None
     except TimeOver:
         over = f"{minutes:g} minute{'s are' if minutes != 1 else ' is'} over"
-        print(f"{over}: {_how_far(planned)}; the same command goes on", file=sys.stderr)
+        print(f"{over}: {_count_done(planned)}; the same command goes on", file=sys.stderr)
         return
     except (KeyboardInterrupt, SystemExit, BrokenPipeError):
-        print(f"stopped: {_how_far(planned)}; the same command runs the others", file=sys.stderr)
+        print(f"stopped: {_count_done(planned)}; the same command runs the others", file=sys.stderr)
         raise
     print_end(console, done, failed)
     if failed:
@@ -169,7 +168,7 @@ def _run_stages(
         raise SweepError("a variant diverged at every learning rate; give lower rates", codes[0])
 
 
-def _how_far(planned: set[Path]) -> str:
+def _count_done(planned: set[Path]) -> str:
     return f"{sum(RunFolder(folder).done for folder in planned)} of {len(planned)} runs are done"
 
 
@@ -195,7 +194,7 @@ def _launch(
     make_console().print(f"{len(plans)} to run{how}")
     commands = []
     for plan in plans:
-        folder = quoted(str(plan.folder))
+        folder = quote(str(plan.folder))
         if RunFolder(plan.folder).begun:
             # The `allow_targets` in a run's record does not count: pass it again.
             own = [f"resume={folder}", f"allow_targets=[{','.join(plan.cfg.allow_targets)}]"]

@@ -1,4 +1,4 @@
-"""The planned runs of a sweep, and which of them are done, according to the run folders alone."""
+"""The planned runs of a sweep, and which of them the run folders show as done."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,10 +11,10 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, open_dict
 
 from gptattn.errors import ConfigError, NumericError, UserError
-from gptattn.runs.folder import RunFolder, begun_below, done_below, run_name
+from gptattn.runs.folder import RunFolder, find_begun, find_done, name_run
 from gptattn.settings.compose import from_hydra
 from gptattn.settings.config import TrainConfig, check
-from gptattn.settings.identity import Making, at_step, differences, flat, places, settings_key
+from gptattn.settings.identity import Provenance, at_step, differences, flat, places, settings_key
 from gptattn.sweep.jobs import VARIANTS, Job
 
 DIVERGED = NumericError.exit_code
@@ -33,12 +33,12 @@ class Plan:
     folder: Path
     variant: str = ""  # the entry of hydra.sweeper.variants that it comes from, if any
     bytes_on_disk: int = 0  # expected size of the folder; 0: not known yet
-    making: Making | None = None  # that the run would have if it started now; None: not known yet
+    provenance: Provenance | None = None  # of a run that started now; None: not known yet
 
 
 @contextmanager
-def naming(variant: str) -> Iterator[None]:
-    """In this block, let a user's mistake name the variant that it stands in."""
+def name_variant(variant: str) -> Iterator[None]:
+    """In this block, add the variant to the message of a user's mistake."""
     try:
         yield
     except UserError as error:
@@ -63,7 +63,7 @@ def plan_jobs(
     for overrides, variant in jobs:
         seeds = [o for o in overrides if o.startswith("seed=")]
         seedless = tuple(o for o in overrides if o not in seeds)
-        with naming(variant):
+        with name_variant(variant):
             if seedless not in composed:
                 composed[seedless] = loader.load_sweep_config(config, overrides)
             cfg = deepcopy(composed[seedless])
@@ -73,27 +73,27 @@ def plan_jobs(
                     cfg.seed = seeds[-1].removeprefix("seed=")
             HydraConfig.instance().set_config(cfg)
             settings = from_hydra(cfg, cfg.hydra)
-        name = run_name(settings, [o for o in overrides if o not in shared])
+        name = name_run(settings, [o for o in overrides if o not in shared])
         plans.append(Plan(overrides, settings, home / name, variant))
     HydraConfig.instance().cfg = before
     plans.sort(key=lambda plan: plan.cfg.seed)
     if len({job.variant for job in jobs}) > 1:
-        # What is a variant of its own in one block may be another's default: position=rope in
-        # Llama's. The first of equals stays.
+        # A variant in one block may be the default in another, as position=rope in Llama's. The
+        # first of equal plans stays.
         first = {settings_key(asdict(plan.cfg)): plan for plan in reversed(plans)}
         plans = [plan for plan in plans if first[settings_key(asdict(plan.cfg))] is plan]
     return plans
 
 
 def check_plans(plans: Sequence[Plan]) -> list[Plan]:
-    """Return the plans with `match` applied, and with their making and size on disk.
+    """Return the plans with `match` applied, and with their provenance and size on disk.
 
     Raises a UserError for the first plan that cannot work.
     """
     from gptattn.training.preflight import preflight  # torch takes seconds to import
 
     # Keep only this of each check: the data and weights of many runs would fill the memory.
-    known: dict[str, tuple[TrainConfig, int, Making | None]] = {}
+    known: dict[str, tuple[TrainConfig, int, Provenance | None]] = {}
     broken: dict[str, Exception] = {}
     checked = []
     for plan in plans:
@@ -101,7 +101,7 @@ def check_plans(plans: Sequence[Plan]) -> list[Plan]:
         # The key holds all other settings, also those without influence on the result: a wrong
         # value of any must be found.
         key = repr(asdict(cfg) | dict.fromkeys(NOT_CHECKED) | {"matrices": cfg.optim.matrices})
-        with naming(plan.variant):
+        with name_variant(plan.variant):
             check(cfg)
             if (cfg.trainer.devices, cfg.trainer.num_nodes) != (1, 1):
                 raise ConfigError(
@@ -112,15 +112,15 @@ def check_plans(plans: Sequence[Plan]) -> list[Plan]:
             if key not in known:
                 try:
                     ready = preflight(cfg)
-                    known[key] = ready.cfg, ready.bytes_on_disk, ready.making
+                    known[key] = ready.cfg, ready.bytes_on_disk, ready.provenance
                 except UserError:
                     raise
                 except Exception as error:
-                    # The variant's code fails, not a setting: let its own runs fail, no others.
+                    # The variant's code fails, not a setting: only its own runs shall fail.
                     broken[key], known[key] = error, (cfg, 0, None)
-        found, size, making = known[key]
+        found, size, provenance = known[key]
         found = replace(found, **{name: getattr(cfg, name) for name in NOT_CHECKED})
-        checked.append(replace(plan, cfg=found, bytes_on_disk=size, making=making))
+        checked.append(replace(plan, cfg=found, bytes_on_disk=size, provenance=provenance))
     if broken and broken.keys() == known.keys():
         raise next(iter(broken.values()))  # nothing can run
     return checked
@@ -128,33 +128,33 @@ def check_plans(plans: Sequence[Plan]) -> list[Plan]:
 
 @dataclass(frozen=True)
 class Found:
-    """What the sweep's folder holds of some plans, by the folders of the plans."""
+    """What the sweep's folder already has of some plans, by their folders."""
 
     done: dict[Path, Path]  # -> finished run that makes the plan unnecessary
     begun: dict[Path, Path]  # -> unfinished run that can be resumed
     diverged: set[Path]  # of which an equal run has diverged
-    stale: dict[Path, tuple[Path, str]]  # -> run of another making, and how the makings differ
+    stale: dict[Path, tuple[Path, str]]  # -> run of another provenance, and how they differ
 
 
 def find_runs(plans: Sequence[Plan]) -> Found:
-    """Find the runs of these plans: same settings, and the same making unless `sweep.keep_stale`.
+    """Find the runs of these plans: same settings and, unless `sweep.keep_stale`, same provenance.
 
     A run that was extended counts with its first budget: its schedule was complete when that ended.
     An unfinished one counts if it has a checkpoint, unless it would fail again.
     """
     found = Found({}, {}, set(), {})
-    known = {home: _by_settings(home) for home in {plan.folder.parent for plan in plans}}
+    known = {home: _index_by_settings(home) for home in {plan.folder.parent for plan in plans}}
     for plan in plans:
         if plan.cfg.sweep.fresh:
             continue
         begun = stale = None
         same = known[plan.folder.parent].get(settings_key(asdict(plan.cfg)), [])
         for run, until in same:
-            was = run.read_making()
+            was = run.read_provenance()
             was = at_step(was, until) if was and until else was
             why = "its current code is unknown"
-            if plan.making is not None:
-                why = ", ".join(differences(was, plan.making))
+            if plan.provenance is not None:
+                why = ", ".join(differences(was, plan.provenance))
             if why and places(flat(run.read_settings())) != places(flat(asdict(plan.cfg))):
                 continue  # the command names other files: neither done nor stale
             failure = (run.read_failure() or {}).get("exit")
@@ -180,14 +180,14 @@ def find_runs(plans: Sequence[Plan]) -> Found:
     return found
 
 
-def _by_settings(home: Path) -> dict[str, list[tuple[RunFolder, int | None]]]:
+def _index_by_settings(home: Path) -> dict[str, list[tuple[RunFolder, int | None]]]:
     """Return `settings_key` -> the runs below `home`, those that are done first, then the newest.
 
     With each the step where its first budget ended, if it was extended after that.
     """
     runs: dict[str, list[tuple[RunFolder, int | None]]] = {}
-    begun = [run for run in begun_below(home) if not run.done]
-    for run in [*reversed(done_below(home)), *reversed(begun)]:
+    begun = [run for run in find_begun(home) if not run.done]
+    for run in [*reversed(find_done(home)), *reversed(begun)]:
         summary = run.finished() or {}
         if run.done and not summary:
             continue

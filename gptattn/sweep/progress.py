@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gptattn import command
-from gptattn.machine.console import span
+from gptattn.machine.console import format_duration
 from gptattn.runs.folder import RunFolder
 from gptattn.sweep.plan import Found
 
@@ -34,13 +34,13 @@ def print_plan(console: Console, home: Path, runs: int, over: int, found: Found)
         console.print(f"{line} (sweep.keep_stale=true uses the old)", soft_wrap=True, markup=False)
 
 
-def end_line(folder: Path, seconds: float) -> str:
+def describe_end(folder: Path, seconds: float) -> str:
     """Return a line with the run's loss and duration, or why it failed."""
     run = RunFolder(folder)
     if run.done:
         loss = run.final_loss()
         value = "" if loss is None else f"val loss {loss:.4f}, "
-        return f"done {folder.name}: {value}{span(seconds)}"
+        return f"done {folder.name}: {value}{format_duration(seconds)}"
     return f"FAILED {folder.name}: {(run.read_failure() or {}).get('error', 'no summary')}"
 
 

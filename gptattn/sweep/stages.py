@@ -1,4 +1,4 @@
-"""What a sweep's loop and its generators of stages hand each other, and the rule for sharing."""
+"""What a sweep's loop and its stages exchange, and how runs share the machine."""
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
@@ -9,8 +9,8 @@ from gptattn.machine.cpus import usable_cpus
 from gptattn.settings.config import TrainConfig
 from gptattn.sweep.plan import Plan
 
-# Work of a training step, parameters of the blocks times tokens, up to which one core does it about
-# as fast as several: those of model=nano and smaller with their default batch.
+# Work of a training step (blocks' parameters times tokens) that one core does about as fast as
+# several: up to model=nano with its default batch.
 SMALL_STEP = 2e10
 
 

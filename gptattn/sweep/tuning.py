@@ -1,21 +1,21 @@
 """`hydra.sweeper.tune`: a first stage finds each variant's learning rate.
 
 It trains every variant at every rate, with a seed of its own, in the subfolder `tuning`. The sweep
-then runs each variant at the rate with the lowest final validation loss. Reports leave the runs of
-the first stage out.
+then runs each variant at the rate with the lowest final validation loss. Reports leave out the runs
+of the first stage.
 """
 
 import math
 import re
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from gptattn.errors import ConfigError
 from gptattn.machine.console import make_console
-from gptattn.runs.folder import TUNING, RunFolder, begun_below, done_below
+from gptattn.runs.folder import TUNING, RunFolder, find_begun, find_done
 from gptattn.settings.identity import settings_key
-from gptattn.settings.values import check_choice, check_values, typed, within
+from gptattn.settings.values import build_dataclass, check_values, within
 from gptattn.sweep.jobs import Job
 from gptattn.sweep.plan import DIVERGED, Plan
 from gptattn.sweep.stages import Results, Stage
@@ -32,12 +32,10 @@ class Tune:
     seed: int = field(metadata=within(least=0))  # none of those that are compared
 
 
-def tune_of(node: Mapping[str, Any]) -> Tune:
+def read_tune(node: Mapping[str, Any]) -> Tune:
     """Read `hydra.sweeper.tune`. Raises ConfigError, which names the key."""
-    for name in node:
-        check_choice(f"{FIELD} key", str(name), [field.name for field in fields(Tune)])
     try:
-        tune = typed(Tune, node)
+        tune = build_dataclass(Tune, node)
     except ConfigError as error:
         raise ConfigError(f"{FIELD}.{error.field}", error.message) from error
     check_values(tune, f"{FIELD}.")
@@ -49,7 +47,7 @@ def tune_of(node: Mapping[str, Any]) -> Tune:
     return Tune(sorted(set(tune.lr)), tune.seed)
 
 
-def at_rates(tune: Tune, jobs: Sequence[Job]) -> list[Job]:
+def set_rates(tune: Tune, jobs: Sequence[Job]) -> list[Job]:
     """Return each job at each of the rates. Raises ConfigError if one sets the rate itself."""
     for override in (override for job in jobs for override in job.overrides):
         if RATE.match(override):
@@ -62,16 +60,16 @@ def at_rates(tune: Tune, jobs: Sequence[Job]) -> list[Job]:
     ]
 
 
-def cell_of(settings: Mapping[str, Any]) -> str:
+def make_cell_key(settings: Mapping[str, Any]) -> str:
     """Return a key that is equal for settings that differ only in seed and learning rate."""
     return settings_key({**settings, "seed": 0, "optim": {**settings["optim"], "lr": 1.0}})
 
 
-def cell_and_rate(folder: RunFolder) -> tuple[str, float] | None:
-    """Return `cell_of` the settings of the run in the folder, and its rate; None if damaged."""
+def read_cell_and_rate(folder: RunFolder) -> tuple[str, float] | None:
+    """Return the cell key and the rate of the run in the folder; None if it is damaged."""
     try:
         settings = folder.read_settings()
-        return cell_of(settings), float(settings["optim"]["lr"])
+        return make_cell_key(settings), float(settings["optim"]["lr"])
     except (OSError, ValueError, LookupError, TypeError):
         return None
 
@@ -86,7 +84,7 @@ def tune_stage(
     """
     results = yield Stage([*trials], "stage 1 of 2  each variant at each learning rate", False)
 
-    # Loss by rate of each variant; infinite: it diverged, None: it is not known.
+    # Loss by rate of each variant; infinite: it diverged, None: unknown.
     losses: dict[str, dict[float, float | None]] = {}
     names: dict[str, str] = {}
     common = set.intersection(*(set(trial.overrides) for trial in trials))
@@ -95,7 +93,7 @@ def tune_stage(
         if trial.folder in results:
             run = results[trial.folder]
             loss = math.inf if run is None else RunFolder(run).final_loss()
-        cell = cell_of(asdict(trial.cfg))
+        cell = make_cell_key(asdict(trial.cfg))
         losses.setdefault(cell, {})[trial.cfg.optim.lr] = loss
         own = [o for o in trial.overrides if o not in common and not RATE.match(o)]
         names[cell] = "".join(f"{override} " for override in own)
@@ -110,8 +108,10 @@ def tune_stage(
             code = DIVERGED
         else:
             best[cell] = min(known, key=lambda rate: (known[rate], rate))
-            lines.append(names[cell] + rate_words(known))
-    chosen = [one for one in candidates if best.get(cell_of(asdict(one.cfg))) == one.cfg.optim.lr]
+            lines.append(names[cell] + describe_rates(known))
+    chosen = [
+        one for one in candidates if best.get(make_cell_key(asdict(one.cfg))) == one.cfg.optim.lr
+    ]
     if count := mark_replaced(chosen):
         lines.append(
             f"replaced: {count} run{'s' * (count > 1)} at a learning rate that is no longer the "
@@ -121,7 +121,7 @@ def tune_stage(
     return chosen, code
 
 
-def rate_words(losses: Mapping[float, float]) -> str:
+def describe_rates(losses: Mapping[float, float]) -> str:
     """Return `0.002 is best (0.001: 1.6200, 0.002: 1.6000, 0.004: diverged)`, from loss by rate.
 
     Says so if the best is the lowest or the highest of several.
@@ -146,11 +146,11 @@ def mark_replaced(chosen: Sequence[Plan]) -> int:
     Runs at the plans' rates lose their mark. Return how many runs were marked.
     """
     count = 0
-    best = {cell_of(asdict(plan.cfg)): plan.cfg.optim.lr for plan in chosen}
+    best = {make_cell_key(asdict(plan.cfg)): plan.cfg.optim.lr for plan in chosen}
     for home in {plan.folder.parent for plan in chosen}:
-        tried = {cell_and_rate(folder) for folder in begun_below(home / TUNING)}
-        for folder in done_below(home):
-            found = cell_and_rate(folder)
+        tried = {read_cell_and_rate(folder) for folder in find_begun(home / TUNING)}
+        for folder in find_done(home):
+            found = read_cell_and_rate(folder)
             if found is None or found[0] not in best:
                 continue
             cell, rate = found

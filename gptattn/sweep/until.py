@@ -1,7 +1,7 @@
-"""`sweep.until`: after the seeds that were given, as many more as the comparisons need.
+"""`sweep.until`: after the given seeds, as many more as the comparisons need.
 
 Stein's two stages: the spread of a difference over the first seeds says how many an interval of the
-asked width needs, and those are run. No difference is looked at before, so no claim gets likelier.
+wanted width needs, and those are run. No difference is tested in between, so none gets likelier.
 Source: Stein 1945, Annals of Mathematical Statistics 16, 243-258.
 """
 
@@ -16,15 +16,15 @@ from gptattn.compare.extended import at_first_budgets
 from gptattn.compare.finished_runs import Run, read_runs
 from gptattn.compare.statistics import stein_seeds
 from gptattn.errors import ConfigError
-from gptattn.machine.console import make_console, span
+from gptattn.machine.console import format_duration, make_console
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.two_stages import TwoStages, read_two_stages, variant_key, write_two_stages
 from gptattn.sweep.plan import Plan
 from gptattn.sweep.stages import Results, share_machine
-from gptattn.sweep.tuning import cell_of
+from gptattn.sweep.tuning import make_cell_key
 
 FIELD = "sweep.until"
-FEWEST = 5  # first seeds: with fewer, the deviation is known too badly to plan by
+MIN_SEEDS = 5  # first seeds; fewer give too poor a deviation to plan by
 
 
 class Until:
@@ -35,17 +35,17 @@ class Until:
 
         `tuned`: a variant is one at whatever rates it has plans. Raises ConfigError for too few
         seeds, for nothing to compare, for results of other code, and for a sweep that began with
-        seeds which the plans lack: a second stage must not pass for a first.
+        seeds that the plans lack: a second stage must not pass for a first.
         """
         sweep = plans[0].cfg.sweep
         assert sweep.until is not None
         if any(plan.cfg.sweep.until != sweep.until for plan in plans):
             raise ConfigError(FIELD, "is one number for the whole sweep; give one")
         given = sorted({plan.cfg.seed for plan in plans})
-        if len(given) < FEWEST:
+        if len(given) < MIN_SEEDS:
             raise ConfigError(
                 FIELD,
-                f"{sweep.until:g} needs {FEWEST} seeds or more to begin with, not {len(given)}; "
+                f"{sweep.until:g} needs {MIN_SEEDS} seeds or more to begin with, not {len(given)}; "
                 "give seed=1,2,3,4,5",
             )
         if len(given) > sweep.max_seeds:
@@ -57,7 +57,7 @@ class Until:
             raise ConfigError(
                 FIELD, "cannot be combined with sweep.keep_stale: more seeds would be of other code"
             )
-        key = cell_of if tuned else variant_key
+        key = make_cell_key if tuned else variant_key
         if len({key(asdict(plan.cfg)) for plan in plans}) < 2:
             raise ConfigError(FIELD, f"{sweep.until:g} has one variant; give several to compare")
         before = read_two_stages(home)
@@ -117,7 +117,7 @@ class Until:
                 needs = stein_seeds(d.deviation, self.half_width, d.n, d.comparisons)
                 name = f"{row.name} ({section.title})" if section.title else row.name
                 took = sum(seconds[key] for key in both) * (needs - first) / together
-                about = f", {span(took)}" if took else ""
+                about = f", {format_duration(took)}" if took else ""
                 if needs > self.most:
                     lines.append(
                         f"{name}: ±{self.half_width:g} would need about {needs:,} seeds{about}; "

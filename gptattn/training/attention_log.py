@@ -1,4 +1,4 @@
-"""Record attention on fixed validation text: entropy and sink mass per layer, and heatmaps."""
+"""Records attention on fixed validation text: entropy and sink mass per layer, and heatmaps."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from gptattn.model.gpt import GPT
 from gptattn.position.base import Documents
 from gptattn.training.record import Board, log_row
 
-TOKENS = 512  # to measure on; with GPT-2 small that takes 1.5% of a validation's time
+TOKENS = 512  # to measure on: with GPT-2 small, 1.5% of a validation's time
 MAP_TOKENS = 64  # in a heatmap
 
 
@@ -37,7 +37,7 @@ class AttentionLog(L.Callback):
         # With a single token every weight is 1.
         if self.rows.shape[1] > 1 and pl_module.model.layers_with_maps():
             ids, documents = move_data_to_device((self.rows, self.documents), pl_module.device)
-            found = figures(pl_module.model, ids, self.heads, documents)
+            found = measure_attention(pl_module.model, ids, self.heads, documents)
             log_row(trainer.loggers, found, trainer.global_step)
 
     def teardown(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
@@ -62,7 +62,7 @@ class AttentionLog(L.Callback):
         model.train(was_training)
 
 
-def figures(
+def measure_attention(
     model: GPT, ids: Tensor, heads: bool, documents_BT: Tensor | None = None
 ) -> dict[str, float]:
     """Return the mean entropy (nats) and sink mass of each layer on ids [B, T].

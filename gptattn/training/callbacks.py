@@ -29,7 +29,7 @@ OPENING_TOKENS = 200  # of the held-out text, to search for the words of the def
 
 
 class StepClock(L.Callback):
-    """Measures training time: making a batch, then all up to the end of its optimizer step.
+    """Measures training time: from making a batch to the end of its optimizer step.
 
     Validation, samples, logging and checkpoints do not count. With `compiled`, `seconds` leaves out
     the first step, most of which is compilation. On a GPU, whose host runs ahead of it, the steps
@@ -46,7 +46,7 @@ class StepClock(L.Callback):
         self._waiting = 0  # steps that are not settled
 
     def add(self, seconds: float) -> None:
-        """Add the time spent on making a batch, unless it is a part of a step's already."""
+        """Add the time spent on making a batch, unless a step is being timed already."""
         if self._start is None:
             self._making += seconds
 
@@ -106,8 +106,7 @@ class MetricRows(L.Callback):
     ) -> None:
         """`record`: None in all processes but the first.
 
-        `device_flops_per_second` None: other runs share the machine, so the speed is not the run's
-        own.
+        `device_flops_per_second` None: other runs share the machine, and speed is not recorded.
         """
         self.record, self.clock, self.cfg, self.budget = record, clock, cfg, budget
         self.tokens_per_step = cfg.batch_size * cfg.model.context_length
@@ -130,7 +129,7 @@ class MetricRows(L.Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.last = dict(state_dict["last"])
         if self.last.get("perf/tokens_per_s", 0.0) is None:
-            # What shared the machine before it was resumed has no own figures either.
+            # Shared before it was resumed: no speed of its own either.
             self.device_flops_per_second = None
         self.completed = state_dict["completed"]
         self._logged_step = state_dict["logged_step"]
@@ -147,7 +146,7 @@ class MetricRows(L.Callback):
             self._log(trainer, pl_module)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
-        self._record(trainer, self.final(pl_module))
+        self._record(trainer, self.measure_end(pl_module))
 
     def _log(self, trainer: L.Trainer, module: LanguageModel) -> None:
         step = trainer.global_step
@@ -161,9 +160,9 @@ class MetricRows(L.Callback):
             "train/loss": torch.stack(module.train_losses).mean().item(),
             "train/lr": module.lr,
             "train/grad_norm": grad_norm if math.isfinite(grad_norm) else None,
-            **self._throughput(per_step),
-            **_memory(module.device),
-            **self._progress(step),
+            **self._speed_row(per_step),
+            **_measure_memory(module.device),
+            **self._progress_row(step),
         }
         module.train_losses.clear()
         self._logged_step, self._timed_steps = step, len(self.clock.step_seconds)
@@ -173,7 +172,7 @@ class MetricRows(L.Callback):
         self.last |= row
         log_row(trainer.loggers, row, trainer.global_step)
 
-    def _throughput(self, step_seconds: float) -> dict[str, float | None]:
+    def _speed_row(self, step_seconds: float) -> dict[str, float | None]:
         """Return tokens/s, ms per step and MFU.
 
         An MFU above 1 becomes None: the machine was busy when its rate was measured.
@@ -188,7 +187,7 @@ class MetricRows(L.Callback):
             "perf/mfu": mfu if mfu <= 1 else None,
         }
 
-    def _progress(self, step: int) -> dict[str, float]:
+    def _progress_row(self, step: int) -> dict[str, float]:
         tokens = step * self.tokens_per_step
         return {
             "progress/tokens": tokens,
@@ -199,28 +198,28 @@ class MetricRows(L.Callback):
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         step = trainer.global_step
-        row = {**pl_module.val_metrics, **self._progress(step)}
+        row = {**pl_module.val_metrics, **self._progress_row(step)}
         self._record(trainer, row)
         if row["progress/budget"] >= 1.0:
             # Must precede this validation's checkpoint: a resume with a larger budget reads it.
             end = {
                 "budget": asdict(self.cfg.budget),
                 "step": step,
-                "metrics": self.last | self.final(pl_module),
+                "metrics": self.last | self.measure_end(pl_module),
             }
             self.completed = [*(c for c in self.completed if c["step"] < step), end]
 
     def teardown(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
         if stage == "validate":  # without training there is no `on_train_end`
-            self._record(trainer, self.final(pl_module))
+            self._record(trainer, self.measure_end(pl_module))
 
-    def final(self, module: LanguageModel) -> dict[str, float | None]:
+    def measure_end(self, module: LanguageModel) -> dict[str, float | None]:
         """Return the final speed, from the median over all steps if there are any, and memory."""
         steps = self.clock.step_seconds
-        return (self._throughput(median(steps)) if steps else {}) | _memory(module.device)
+        return (self._speed_row(median(steps)) if steps else {}) | _measure_memory(module.device)
 
 
-def _memory(device: torch.device) -> dict[str, float | None]:
+def _measure_memory(device: torch.device) -> dict[str, float | None]:
     """Return the peak memory in MB (10^6 bytes): since the process began, and of training alone."""
     return {
         "perf/peak_memory_mb": whole_peak_memory_mb(device),
@@ -238,7 +237,7 @@ class Samples(L.Callback):
         self.tokenizer, self.cfg, self.seed = data.tokenizer, cfg, seed
         self.prompt = np.empty(0, np.uint16)
         if cfg.tokens and cfg.prompt is None:
-            self.prompt = opening(data)
+            self.prompt = choose_prompt(data)
         elif cfg.tokens:
             self.prompt = encode_prompt(data.tokenizer, str(cfg.prompt))
         self.text = ""
@@ -261,7 +260,7 @@ class Samples(L.Callback):
         self.record.log_metrics({"sample/text": self.text}, trainer.global_step)
 
 
-def opening(data: RunData) -> NDArray[np.uint16]:
+def choose_prompt(data: RunData) -> NDArray[np.uint16]:
     """Return the ids of the first whole words of the held-out text, at most three.
 
     If there are none, the first `PROMPT_TOKENS` tokens.
@@ -275,7 +274,7 @@ def opening(data: RunData) -> NDArray[np.uint16]:
 
 
 class BudgetEnd(L.Callback):
-    """Stops the run, after a validation, when its budget is used up.
+    """Stops the run after a validation once its budget is used up.
 
     Lightning's `max_steps` would skip the end of training, and its row, for a run that was killed
     between its last checkpoint and its summary.
@@ -316,8 +315,8 @@ class BudgetEnd(L.Callback):
 class Hang(L.Callback):
     """Ends the process with exit code 1 after `limit` seconds without a batch.
 
-    The stacks of all threads are written to stderr first. The checkpoints stay; the state since the
-    newest one is lost, as a hung process cannot save it.
+    It writes the stacks of all threads to stderr first. Checkpoints stay; a hung process cannot
+    save the state since the newest.
     """
 
     def __init__(self, limit: float) -> None:

@@ -1,4 +1,4 @@
-"""When a run's state is saved, and what Lightning does not save by itself."""
+"""Saves a run's state after validations and on signals, with what Lightning leaves out."""
 
 import random
 import signal
@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import Checkpoint
 from lightning.pytorch.trainer.states import TrainerFn
 
 from gptattn.errors import NumericError
-from gptattn.machine.signals import WORDS, Stopped, handled_signals, write_stderr
+from gptattn.machine.ending import WORDS, Stopped, handled_signals, write_stderr
 from gptattn.runs.checkpoint import read_checkpoint, remove_old, write_checkpoint
 from gptattn.runs.folder import RunFolder
 
@@ -41,9 +41,9 @@ class SafeCheckpointIO(CheckpointIO):
 class Checkpoints(Checkpoint):
     """Saves after each validation and when the run is asked to stop; keeps the newest two.
 
-    A signal asks the run to stop. It does so after the optimizer step in progress, and after the
-    validation that is due then: a checkpoint from before it would be resumed without it. `saves`
-    False: nothing is saved. `facts` are plain values that a resumed run is compared with.
+    A signal asks the run to stop: it finishes the optimizer step, and a validation that is due
+    then, which a run resumed from a checkpoint before it would skip. `saves` False: nothing is
+    saved. `facts` are plain values that a resumed run is compared with.
     """
 
     def __init__(self, run: RunFolder, saves: bool, facts: dict[str, Any]) -> None:
@@ -74,7 +74,7 @@ class Checkpoints(Checkpoint):
         self._generators = checkpoint["generators"]
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
-        # Lightning has set its own, which end a run with exit code 0 and save nothing.
+        # Lightning's own handlers end a run with exit code 0 and save nothing.
         for number in handled_signals():
             self._handlers[number] = signal.signal(number, self._note)
         self._step = trainer.global_step
@@ -104,7 +104,7 @@ class Checkpoints(Checkpoint):
         self._step = trainer.global_step
         every = trainer.val_check_batch
         due = trainer.should_stop or (every is not None and (batch_idx + 1) % every == 0)
-        if not due and self._asked(trainer):
+        if not due and self._must_stop(trainer):
             self._save(trainer, pl_module)
             raise Stopped(self._signum, trainer.global_step, self.saves)
 
@@ -112,11 +112,11 @@ class Checkpoints(Checkpoint):
         if trainer.state.fn != TrainerFn.FITTING:
             return
         self._save(trainer, pl_module)
-        if self._asked(trainer):
+        if self._must_stop(trainer):
             raise Stopped(self._signum, trainer.global_step, self.saves)
 
-    def _asked(self, trainer: L.Trainer) -> bool:
-        """Whether the run is to end. All of its processes ask at the same places."""
+    def _must_stop(self, trainer: L.Trainer) -> bool:
+        """Whether the run is to end. All its processes ask at the same points."""
         asked = self._signum
         if trainer.world_size > 1:
             own = torch.tensor(asked, device=trainer.strategy.root_device)

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from gptattn.machine.console import printable, span
+from gptattn.machine.console import format_duration, make_printable
 from gptattn.settings.budget import Budget
 from gptattn.training.callbacks import MetricRows, Samples, StepClock
 
@@ -50,15 +50,15 @@ class ConsoleProgress(L.Callback):
             return  # the first step is not complete
         seconds = self.clock.now()
         done = self.budget.progress(trainer.global_step, seconds)
-        left = f"{span(seconds * (1 - done) / done)} left" if done else ""
+        left = f"{format_duration(seconds * (1 - done) / done)} left" if done else ""
         if self._bar is not None:
-            shown = f"{self._shown(trainer)}  {left}"
+            shown = f"{self._describe(trainer)}  {left}"
             self._bar.update(self._bar.task_ids[0], completed=done, shown=shown)
         elif time.monotonic() - self._last_line > LINE_SECONDS:
-            self.console.print(f"{self._shown(trainer)}  {done:4.0%}  {left}")
+            self.console.print(f"{self._describe(trainer)}  {done:4.0%}  {left}")
             self._last_line = time.monotonic()
 
-    def _shown(self, trainer: L.Trainer) -> str:
+    def _describe(self, trainer: L.Trainer) -> str:
         total = "" if self.budget.steps is None else f"/{self.budget.steps}"
         last = self.rows.last
         shown = f"step {trainer.global_step}{total}  loss {last['train/loss']:.3f}"
@@ -81,7 +81,7 @@ class ConsoleProgress(L.Callback):
             f"val loss {last['val/loss']:.4f}  {figure}"
         )
         if self.samples.text:
-            shown = Text(printable(self.samples.text))
+            shown = Text(make_printable(self.samples.text))
             self.console.print(Panel(shown, title="sample", title_align="left"))
 
     def on_train_end(self, *args: Any) -> None:
@@ -96,23 +96,23 @@ class ConsoleProgress(L.Callback):
             self._bar = None
 
 
-def metric_table(title: str, metrics: Mapping[str, float | None]) -> Table:
+def make_table(title: str, metrics: Mapping[str, float | None]) -> Table:
     """Return a table with one row per metric, in the given order; None is shown as null."""
     table = Table(title=escape(title), title_justify="left", box=box.SIMPLE_HEAD)
     table.add_column("metric")
     table.add_column("value", justify="right")
     for name, value in metrics.items():
-        table.add_row(name, _number(value))
+        table.add_row(name, _format_number(value))
     return table
 
 
-def result_table(title: str, metrics: Mapping[str, float | None]) -> Table:
+def make_result_table(title: str, metrics: Mapping[str, float | None]) -> Table:
     """Return the table of a run's results: losses, speed and memory, then the model's costs."""
     names = [name for kind in RESULTS for name in metrics if name.startswith(kind)]
-    return metric_table(title, {name: metrics[name] for name in names})
+    return make_table(title, {name: metrics[name] for name in names})
 
 
-def _number(value: float | None) -> str:
+def _format_number(value: float | None) -> str:
     if value is None:
         return "null"
     return f"{value:,.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:.4g}"

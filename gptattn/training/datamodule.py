@@ -9,8 +9,7 @@ from gptattn.data.sampler import Batch, TrainingStream, rows_of
 
 
 class RunDataModule(L.LightningDataModule):
-    """Training and validation batches of one text, or of one task; a training batch is a part of
-    an optimizer step's, of which there are `accumulate`.
+    """Training and validation batches of a text or a task; an optimizer step takes `accumulate`.
 
     A batch is a few short reads or draws, so no worker processes are needed. `on_made` is called
     with the seconds that each step's batch took. `pinned`: batches go to a GPU from pinned memory,

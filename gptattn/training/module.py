@@ -25,8 +25,8 @@ class LanguageModel(L.LightningModule):
     `progress(step)` is the position on the learning-rate schedule, 0 to 1, of optimizer step `step`
     (counted from 1), so budgets in steps and in seconds follow the same curve. `matrices` updates
     the layers' matrices in place of AdamW, if given. `val_bytes` are the UTF-8 bytes of the scored
-    validation tokens; None: the data is a task, of whose targets some are IGNORED, and the share of
-    the others that is predicted exactly is logged. `scaled_loss`: Lightning scales the loss, as for
+    validation tokens; None: the data is a task, some of whose targets are IGNORED, and the accuracy
+    on the others is logged. `scaled_loss`: Lightning scales the loss, as for
     float16. Raises NumericError if a loss or gradient is not finite: on a CPU before the update, on
     a GPU, whose host does not wait for it, when the next row is logged.
 
@@ -86,7 +86,7 @@ class LanguageModel(L.LightningModule):
         return CombinedAdamW(groups, self.matrices, **settings)
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
-        """Set the rate of the step that begins: a scheduler would be a step late for seconds."""
+        """Set the step's learning rate: with a budget in seconds, a scheduler is a step late."""
         if batch_idx % self.accumulate:
             return
         step = self.global_step + 1

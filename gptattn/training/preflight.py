@@ -1,6 +1,6 @@
-"""The checks of a run before it starts: its device, model, data and weights. They write no folder.
+"""Checks a run's device, model, data and weights before it starts; no folder is written.
 
-The run then uses the data, weights and costs found here: nothing is loaded or counted twice.
+The run then uses the data, weights and costs from here: nothing is loaded or counted twice.
 """
 
 import os
@@ -18,19 +18,14 @@ from gptattn.machine.device import resolve_device, total_memory_bytes
 from gptattn.model.cost import Cost, measure_cost
 from gptattn.runs.checkpoint import KEPT
 from gptattn.runs.folder import RunFolder
-from gptattn.settings.build import (
-    build_data,
-    build_matrix_rule,
-    build_model,
-    build_tokenizer,
-)
+from gptattn.settings.build import build_data, build_matrix_rule, build_model, build_tokenizer
 from gptattn.settings.config import TrainConfig, check
 from gptattn.settings.construct import bind, find_target
-from gptattn.settings.identity import Making, code_for
-from gptattn.settings.match import Match, matched
+from gptattn.settings.identity import Provenance, hash_code_for
+from gptattn.settings.match import Match, apply_match
 from gptattn.weights.convert import Origin, begin_from, read_origin
 
-ROWS_BYTES = 1_000_000  # for settings, rows and TensorBoard's events; a small run writes a tenth
+ROWS_BYTES = 1_000_000  # of settings, rows and TensorBoard events; a small run writes a tenth
 WIDE = 384  # model.d_model from which bfloat16 products are faster, where a CPU has them
 DTYPES = {  # of matrix products, by trainer.precision
     "32-true": torch.float32,
@@ -53,8 +48,8 @@ class Ready:
     weight_dtype: torch.dtype  # in which weights are stored: float32 under mixed precision
     bytes_on_disk: int  # the most that its folder will hold at a time
     origin: Origin | None  # of init_from; None: random weights, or a checkpoint's
-    making: Making
-    note: str = ""  # what was chosen for `auto`
+    provenance: Provenance
+    note: str = ""  # what `auto` became
 
     def costs(self) -> dict[str, float]:
         """Return the fields of `cost` by the names of their metrics, `cost/...`."""
@@ -67,7 +62,7 @@ def preflight(cfg: TrainConfig, *, resumed: bool = False) -> Ready:
     `resumed`: its checkpoint has its weights, and init_from is not read. Raises a UserError if the
     device, the model, the data, the match or the conversion of weights is not possible.
     """
-    code_for(cfg)  # before anything slow: a file edited meanwhile is not what was imported
+    hash_code_for(cfg)  # before anything slow: a file edited meanwhile is not what was imported
     device = resolve_device(cfg.trainer.accelerator)
     cfg, note = _replace_auto(cfg, device)
     precision = cfg.trainer.precision
@@ -109,7 +104,9 @@ def preflight(cfg: TrainConfig, *, resumed: bool = False) -> Ready:
         encode_prompt(tokenizer, cfg.sample.prompt)
 
     cfg = replace(cfg, tokenizer=cfg.tokenizer | tokenizer.settings())
-    cfg, match = matched(cfg, tokenizer.vocab_size)
+    match = None
+    if cfg.match != "none":
+        cfg, match = apply_match(cfg, tokenizer.vocab_size)
     if match is not None or tokenizer.vocab_size != ids:
         with torch.device("meta"):
             model = build_model(cfg, tokenizer.vocab_size)
@@ -122,15 +119,15 @@ def preflight(cfg: TrainConfig, *, resumed: bool = False) -> Ready:
     weights = None if origin is None else origin.digest
     # What made the weights, if they are those of a run.
     start = None if cfg.init_from is None else RunFolder(Path(cfg.init_from).expanduser())
-    behind = None if start is None else start.read_making()
+    behind = None if start is None else start.read_provenance()
     began = "" if behind is None else behind.digest
-    making = Making(data.text_hash, device.type, code_for(cfg), weights, began)
+    provenance = Provenance(data.text_hash, device.type, hash_code_for(cfg), weights, began)
     stored = torch.float32 if precision.endswith("-mixed") else DTYPES[precision]
     cost = measure_cost(model.to(stored), data.scored)
     size = ROWS_BYTES
     if cfg.checkpoint:  # the weights and AdamW's two averages
         size += min(cfg.validation.count, KEPT + 1) * stored.itemsize * 3 * cost.params
-    return Ready(cfg, match, device, data, cost, stored, size, origin, making, note)
+    return Ready(cfg, match, device, data, cost, stored, size, origin, provenance, note)
 
 
 def _replace_auto(cfg: TrainConfig, device: torch.device) -> tuple[TrainConfig, str]:

@@ -1,4 +1,4 @@
-"""A run's record: metrics.jsonl, the source of truth, and what TensorBoard shows besides curves."""
+"""A run's record: metrics.jsonl, the source of truth, and TensorBoard's view of it."""
 
 import contextlib
 import errno
@@ -14,7 +14,7 @@ from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from torch.utils.tensorboard.summary import hparams
 
 from gptattn.errors import DiskError
-from gptattn.machine.disk import writing
+from gptattn.machine.disk import explain_disk_errors
 from gptattn.runs.folder import RunFolder
 
 BLOCK = 4096  # bytes: the smallest unit that a disk allocates
@@ -73,14 +73,14 @@ class MetricsFile(Logger):
                 str(gone),
                 "was removed or moved during the run; put it back and use resume=...",
             )
-        with writing(self.folder.rows_file, lambda: len(line)):
+        with explain_disk_errors(self.folder.rows_file, lambda: len(line)):
             if self._file.write(line) < len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self.rows += 1
 
     def save(self) -> None:
         """Flush all rows to the disk."""
-        with writing(self.folder.rows_file, lambda: BLOCK):
+        with explain_disk_errors(self.folder.rows_file, lambda: BLOCK):
             os.fsync(self._file.fileno())
 
     def close(self) -> None:
@@ -88,8 +88,7 @@ class MetricsFile(Logger):
 
 
 class Board(TensorBoardLogger):
-    """Lightning's TensorBoard logger for a run's folder, with charts, a row of the HParams tab and
-    texts.
+    """Lightning's TensorBoard logger for a run's folder, with charts, HParams and texts.
 
     `of_task`: the run has an accuracy in place of bits per byte.
     """
@@ -134,7 +133,7 @@ class Board(TensorBoardLogger):
 
 
 def log_row(loggers: Sequence[Logger], row: Mapping[str, Any], step: int) -> None:
-    """Give a row to the record and to all trackers; those get no nulls.
+    """Log a row to the record and to all trackers, which get no nulls.
 
     Raises DiskError if the disk refuses.
     """
@@ -150,7 +149,7 @@ def log_row(loggers: Sequence[Logger], row: Mapping[str, Any], step: int) -> Non
 
 @contextlib.contextmanager
 def quiet_writer_threads() -> Iterator[None]:
-    """In this block, let no thread print the disk error that its next write raises here."""
+    """In this block, threads do not print disk errors: the next write raises them here."""
     hook = threading.excepthook
 
     def print_others(args: threading.ExceptHookArgs) -> None:

@@ -28,20 +28,25 @@ from gptattn.machine.device import (
     set_threads,
 )
 from gptattn.machine.disk import check_room
-from gptattn.machine.ending import FIRST, as_user_error
-from gptattn.machine.signals import Stopped
+from gptattn.machine.ending import FIRST, Stopped, as_user_error
 from gptattn.model.gpt import GPT
-from gptattn.runs.folder import RunFolder, done_below, run_name
-from gptattn.runs.load import with_kept_tokenizer
-from gptattn.runs.resume import Start, check_budget, check_same, facts_of, find_start
+from gptattn.runs.folder import RunFolder, find_done, name_run
+from gptattn.runs.load import use_kept_tokenizer
+from gptattn.runs.resume import Start, check_budget, check_same, collect_facts, find_start
 from gptattn.runs.rows import keep_rows
 from gptattn.settings.budget import resolve_budget
 from gptattn.settings.build import build_matrix_rule, build_model
 from gptattn.settings.config import TrainConfig
 from gptattn.settings.construct import construct
-from gptattn.settings.identity import budget_words, changed, flat, settings_key, went_on
+from gptattn.settings.identity import (
+    budget_words,
+    flat,
+    list_changed,
+    resume_provenance,
+    settings_key,
+)
 from gptattn.training.preflight import DTYPES, Ready, preflight
-from gptattn.training.summary import hyperparameters, summarise
+from gptattn.training.summary import list_hyperparameters, summarise
 from gptattn.weights.convert import begin_from
 
 if TYPE_CHECKING:
@@ -59,8 +64,8 @@ def train(
     """Train a run, or with `resume` continue the one in `folder`, and return its summary.
 
     `cfg` must have passed `settings.config.check`. `folder` None: a new one in outputs/, named
-    after the `overrides` that were typed. `console`: where to show progress; None shows none. Of
-    several processes the first one writes the record and talks. Raises a UserError for a user's
+    after the `overrides`. `console` None shows no progress. Of several processes, the first writes
+    the record and the output. Raises a UserError for a user's
     mistake, and Stopped if a signal asked the run to end.
     """
     console = console if console is not None and FIRST else Console(quiet=True)
@@ -74,7 +79,7 @@ def train(
             start = find_start(held, cfg)
             if start.source is None and cfg.budget.steps != 0:
                 console.print("no checkpoint was saved: starting from step 0")
-            cfg = with_kept_tokenizer(cfg, held)
+            cfg = use_kept_tokenizer(cfg, held)
         try:
             ready = preflight(cfg, resumed=start.source is not None)
         except DataError as error:
@@ -89,14 +94,14 @@ def train(
         L.seed_everything(cfg.seed, workers=True, verbose=False)
         model = build_model(cfg, ready.data.tokenizer.vocab_size)
         home = Path("outputs", cfg.experiment_name)
-        held = RunFolder(Path(folder or home / run_name(cfg, overrides)))
+        held = RunFolder(Path(folder or home / name_run(cfg, overrides)))
         if not FIRST:
             return _train(ready, model, held, start, console)
         if not resume:
             check_room(held.path, ready.bytes_on_disk)
-            if folder is None and (equal := _equal_run(home, ready)) is not None:
+            if folder is None and (equal := _find_equal_run(home, ready)) is not None:
                 console.print(f"an equal run exists: {equal}; this one is a copy", markup=False)
-        held.path.mkdir(parents=True, exist_ok=True)  # from now on, a missing folder is an error
+        held.path.mkdir(parents=True, exist_ok=True)  # from now on its absence is an error
         if not resume:
             until_the_end.enter_context(held.lock())
             if held.begun:
@@ -124,7 +129,7 @@ def train(
                 raise DiskError(
                     shown, "was removed or moved during the run; put it back and use resume=..."
                 ) from error
-            refused = resume and isinstance(error, ConfigError)  # the run is as good as before
+            refused = resume and isinstance(error, ConfigError)  # the run is as it was
             if not refused:
                 known = as_user_error(error, cfg.allow_targets)
                 why = f"{type(error).__name__}: {error}" if known is None else str(known)
@@ -146,7 +151,7 @@ def _train(
     from gptattn.training.attention_log import AttentionLog
     from gptattn.training.callbacks import BudgetEnd, Hang, MetricRows, Samples, StepClock
     from gptattn.training.checkpoints import Checkpoints, SafeCheckpointIO
-    from gptattn.training.console_output import ConsoleProgress, metric_table, result_table
+    from gptattn.training.console_output import ConsoleProgress, make_result_table, make_table
     from gptattn.training.datamodule import RunDataModule
     from gptattn.training.module import LanguageModel
     from gptattn.training.record import Board, MetricsFile, log_row, quiet_writer_threads
@@ -160,11 +165,11 @@ def _train(
         threads = max(1, usable_cpus() // int(trainer_cfg.devices))
     threads = set_threads(threads)
     torch.set_float32_matmul_precision(trainer_cfg.matmul_precision)
-    # As a CPU does anyway. Filling memory before it is used is for debugging, and takes time.
+    # A CPU is deterministic anyway. Filling memory before use is for debugging, and slow.
     deterministic = trainer_cfg.deterministic and device.type != "cpu"
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     with quiet_writer_threads(), contextlib.ExitStack() as at_end:
-        facts = facts_of(data, device, threads, processes)
+        facts = collect_facts(data, device, threads, processes)
         check_same(start, facts)
         tokens_per_step = cfg.batch_size * cfg.model.context_length
         per_token = ready.cost.flops_per_token
@@ -186,7 +191,7 @@ def _train(
             ready.origin.model.to("meta")  # frees its memory for the training
         rows = 0
         if FIRST:
-            _record_making(ready, held, start)
+            _record_provenance(ready, held, start)
             held.write_settings(cfg)
             held.summary_file.unlink(missing_ok=True)
             rows = keep_rows(held, start.rows, start.step)
@@ -200,7 +205,7 @@ def _train(
             console.print(f"resumes after step {start.step}")
         if ready.match is not None:
             console.print(str(ready.match), markup=False)
-        console.print(metric_table(f"{cfg.variant}: costs", ready.costs()))
+        console.print(make_table(f"{cfg.variant}: costs", ready.costs()))
         with_maps, layers = len(model.layers_with_maps()), len(model.layers())
         if with_maps < layers:
             console.print(
@@ -213,11 +218,11 @@ def _train(
             console.print(
                 f"[yellow]warning:[/yellow] compile: no {lacking} compiler found; running eager"
             )
-        # In place: the names in checkpoints stay, and all blocks share the compiled code.
+        # In place: names in checkpoints stay, and all blocks share the compiled code.
         for block in model.layers() if compiled else ():
             block.compile()
 
-        # What Lightning calls: the record first, so that its rows are on the disk before others'.
+        # The record comes first, so that its rows are on the disk before others'.
         record = board = None
         loggers: list[Logger] = []
         if FIRST:
@@ -225,7 +230,7 @@ def _train(
             at_end.callback(record.close)
             rewritten = None if start.source is None else start.step + 1
             board = Board(held, data.val_bytes is None, purge_step=rewritten)
-            shown = hyperparameters(ready, budget)
+            shown = list_hyperparameters(ready, budget)
             loggers = [record, board, *_open_trackers(ready, held, start.step, shown)]
             board.declare(shown)
         clock = StepClock(device, compiled)
@@ -314,26 +319,26 @@ def _train(
             if isinstance(ended.__context__, KeyboardInterrupt):
                 raise KeyboardInterrupt from ended
             raise
-    console.print(result_table(f"{cfg.variant}: result", summary["metrics"]))
+    console.print(make_result_table(f"{cfg.variant}: result", summary["metrics"]))
     return summary
 
 
-def _equal_run(home: Path, ready: Ready) -> Path | None:
+def _find_equal_run(home: Path, ready: Ready) -> Path | None:
     """Return a finished run in `home` of the same settings, code, text and starting weights."""
     key = settings_key(asdict(ready.cfg))
-    for folder in reversed(done_below(home)):
+    for folder in reversed(find_done(home)):
         try:
             same_settings = settings_key(folder.read_settings()) == key
-            if same_settings and folder.read_making() == ready.making:
+            if same_settings and folder.read_provenance() == ready.provenance:
                 return folder.path
         except (OSError, ValueError, LookupError):
             continue  # an incomplete record is no equal
     return None
 
 
-def _record_making(ready: Ready, held: RunFolder, start: Start) -> None:
+def _record_provenance(ready: Ready, held: RunFolder, start: Start) -> None:
     """Write what made the run; warn if it resumes with other code or leaves its schedule."""
-    making = ready.making
+    provenance = ready.provenance
     if start.source is not None:
         mixed = "; the report will not average it with other runs"
         was, now = (
@@ -348,15 +353,17 @@ def _record_making(ready: Ready, held: RunFolder, start: Start) -> None:
                 f"{mixed}",
                 file=sys.stderr,
             )
-        before = held.read_making()
-        if before is None or before.code != making.code:
-            names = "unknown" if before is None else ", ".join(changed(before.code, making.code))
+        before = held.read_provenance()
+        if before is None or before.code != provenance.code:
+            names = "unknown"
+            if before is not None:
+                names = ", ".join(list_changed(before.code, provenance.code))
             print(
                 f"warning: resume: the code has changed since the run began ({names}){mixed}",
                 file=sys.stderr,
             )
-        making = went_on(before, making, start.step, schedule)
-    held.write_making(making)
+        provenance = resume_provenance(before, provenance, start.step, schedule)
+    held.write_provenance(provenance)
 
 
 def _open_trackers(

@@ -8,13 +8,13 @@ from typing import Any
 from gptattn import __version__
 from gptattn.machine.device import device_name, git_commit
 from gptattn.settings.budget import Budget
-from gptattn.settings.build import width_of_mlp
+from gptattn.settings.build import choose_mlp_width
 from gptattn.training.preflight import Ready
 
 LIBRARIES = ("torch", "lightning", "hydra-core", "omegaconf", "tensorboard", "numpy")
 
 
-def hyperparameters(ready: Ready, budget: Budget) -> dict[str, Any]:
+def list_hyperparameters(ready: Ready, budget: Budget) -> dict[str, Any]:
     """Return the hyperparameters. TensorBoard needs the same keys and types in every run."""
     cfg = ready.cfg
     # Of each attention, and of each part as `gate.key=value`.
@@ -34,7 +34,7 @@ def hyperparameters(ready: Ready, budget: Budget) -> dict[str, Any]:
         "num_heads": cfg.model.num_heads,
         "d_model": cfg.model.d_model,
         "context_length": cfg.model.context_length,
-        "d_mlp": width_of_mlp(cfg.model),
+        "d_mlp": choose_mlp_width(cfg.model),
         "match": cfg.match,
         "dropout": cfg.model.dropout,
         "position": cfg.choices["position"],
@@ -68,9 +68,8 @@ def summarise(
 ) -> dict[str, Any]:
     """Return the content of summary.json: names, final metrics, costs, and the environment.
 
-    `threads`: CPU threads of each of its processes. `completed`: each budget that the run
-    completed, with the step and the metrics at its end; more than one if the run was resumed with a
-    larger budget.
+    `threads`: CPU threads of each process. `completed`: each budget that the run completed, with
+    the step and metrics at its end; several if it was resumed with a larger budget.
     """
     cfg, data = ready.cfg, ready.data
     return {
@@ -86,7 +85,7 @@ def summarise(
         "match": None if ready.match is None else asdict(ready.match),
         "shares": "machine" if cfg.sweep.beside_others else None,
         "metrics": ready.costs() | metrics,
-        "hyperparameters": hyperparameters(ready, budget),
+        "hyperparameters": list_hyperparameters(ready, budget),
         "data": {
             "text_sha256": data.text_hash,
             "tokenizer": cfg.choices["tokenizer"],

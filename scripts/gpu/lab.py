@@ -16,7 +16,7 @@ from gptattn.machine.device import matmul_flops_per_second, synchronize
 from gptattn.model.gpt import GPT
 from gptattn.settings.build import build_model
 from gptattn.settings.config import TrainConfig, check
-from gptattn.settings.values import typed
+from gptattn.settings.values import build_dataclass
 
 Cell = dict[str, Any]  # plain values, for JSON
 CHOICES = {"position": "learned", "data": "pydocs", "tokenizer": "byte", "optim": "adamw"}
@@ -56,7 +56,7 @@ class Lab:
             for group in groups:
                 place = place[group]
             place[last] = value
-        cfg = typed(TrainConfig, node)
+        cfg = build_dataclass(TrainConfig, node)
         check(cfg)
         return cfg
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from gptattn.machine.signals import Stopped
+from gptattn.machine.ending import Stopped
 from gptattn.runs.checkpoint import read_checkpoint, weights_of
 from gptattn.runs.folder import RunFolder
 from gptattn.settings.config import TrainConfig

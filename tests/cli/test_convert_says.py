@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from support import Call, train
+from support import Call, config, train
 
 
 def test_the_target_has_the_name_that_is_recorded(tmp_path: Path, call: Call) -> None:
@@ -37,6 +37,9 @@ def test_settings_that_change_are_said_in_one_line(
     code, out, _ = call("convert", f"from={run}", *to, f"out={tmp_path / 'b'}")
     assert code == 0
     assert out.splitlines()[1] == f"attention settings that change: {said}"
+    record = config(tmp_path / "b")
+    assert (record["pattern"], record["pattern_attn"]) == (None, None)
+    assert record["choices"]["attn"] == to[0].removeprefix("to=")
 
 
 def test_a_hugging_face_folder_says_how_it_is_given(tmp_path: Path, call: Call) -> None:

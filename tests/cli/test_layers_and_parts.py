@@ -1,42 +1,16 @@
-"""`part=` and `pattern=` on the command line: from files, in names, in records and conversions."""
+"""`part=` and `pattern=` on the command line: from files, in names and in records."""
 
 from pathlib import Path
 
 import pytest
-import yaml
 from building import PROBE_CONFIGS
-from support import Call, command, config, summary, tiny, train
+from support import Call, command, config, summary, train
+
+from gptattn.errors import ConfigError
+from gptattn.runs.folder import name_run
+from gptattn.settings.compose import settings
 
 MENU = (f"hydra.searchpath=[file://{PROBE_CONFIGS}]", "allow_targets=[probes,probe_parts]")
-
-
-def test_a_pattern_of_a_file_and_attn_of_the_command_line_are_one_too_many(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "mine" / "experiment" / "layers.yaml"
-    file.parent.mkdir(parents=True)
-    text = "# @package _global_\npattern: [gqa, mqa]\n"
-    flag = f"--config-dir={tmp_path / 'mine'}"
-    given = tiny(tmp_path, "model.num_layers=2", "experiment=layers")
-    said = "error: attn: cannot be combined with pattern=[gqa,mqa]"
-    file.write_text(text, encoding="utf-8")
-    assert command(tmp_path, flag, *given, "attn=gqa") == 2
-    assert capfd.readouterr().err.startswith(said)
-    file.write_text(text + "hydra: {sweeper: {params: {attn: 'gqa,mha'}}}\n", encoding="utf-8")
-    assert command(tmp_path, "-m", flag, *given) == 2
-    assert capfd.readouterr().err.startswith(said)
-
-
-def test_the_way_out_of_a_pattern_with_another_setting_works(tmp_path: Path) -> None:
-    file = tmp_path / "mine" / "attn" / "gqa1.yaml"
-    file.parent.mkdir(parents=True)
-    node = {"_target_": "gptattn.attention.GroupedQueryAttention", "num_kv_heads": 1}
-    file.write_text(yaml.safe_dump(node | {"scale": None, "backend": "sdpa", "out_proj": True}))
-    given = tiny(tmp_path, "model.num_layers=2", "pattern=[gqa1,mha]")
-    assert command(tmp_path, f"--config-dir={tmp_path / 'mine'}", *given) == 0
-    (run,) = (tmp_path / "outputs" / "scratch").iterdir()
-    assert run.name.startswith("gqa1-mha_s1")
-    assert config(run)["pattern_attn"]["gqa1"]["num_kv_heads"] == 1
 
 
 def test_a_run_with_layers_that_differ_and_a_part_is_recorded_resumed_and_read(
@@ -66,18 +40,17 @@ def test_a_run_with_layers_that_differ_and_a_part_is_recorded_resumed_and_read(
     assert "gqa,mqa+probe_shift" in call("generate", *ask)[2]
 
 
-def test_a_conversion_puts_its_target_in_the_place_of_a_pattern(tmp_path: Path, call: Call) -> None:
-    run = train(tmp_path / "a", "pattern=[gqa,mha]", "model.num_layers=2")
-    code, out, _ = call("convert", f"from={run}", "to=mqa", f"out={tmp_path / 'b'}")
-    assert (code, out.partition(":")[0]) == (0, "gqa,mha -> mqa")
-    record = config(tmp_path / "b")
-    assert (record["pattern"], record["pattern_attn"]) == (None, None)
-    assert (record["choices"]["attn"], record["attn"]["num_kv_heads"]) == ("mqa", 1)
+def test_a_pattern_of_a_file_and_attn_of_the_command_line_are_one_too_many(tmp_path: Path) -> None:
+    file = tmp_path / "experiment" / "layers.yaml"
+    file.parent.mkdir()
+    file.write_text("# @package _global_\npattern: [gqa, mqa]\n", encoding="utf-8")
+    given = [f"hydra.searchpath=[file://{tmp_path}]", "experiment=layers"]
+    assert settings(given).pattern == ["gqa", "mqa"]
+    with pytest.raises(ConfigError, match=r"^attn: cannot be combined with pattern=\[gqa,mqa\]"):
+        settings([*given, "attn=gqa"])
 
 
-def test_a_pattern_of_one_name_is_the_run_with_attn(tmp_path: Path) -> None:
-    run = train(tmp_path, "pattern=[gqa]", "model.num_layers=2")
-    assert run.name.startswith("gqa_s1")
-    record = config(run)
-    assert (record["pattern"], record["choices"]["attn"]) == (None, "gqa")
-    assert record["attn"]["num_kv_heads"] == 2
+def test_a_pattern_of_one_name_is_the_run_with_attn() -> None:
+    cfg, plain = settings(["pattern=[gqa]"]), settings(["attn=gqa"])
+    assert cfg == plain
+    assert name_run(cfg, ["pattern=[gqa]"]).startswith("gqa_s1_")

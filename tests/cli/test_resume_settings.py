@@ -3,8 +3,13 @@
 from pathlib import Path
 
 import pytest
+from hydra import compose, initialize_config_dir
 from interrupted import SIX, content
-from support import command, series, summary, train
+from support import command, series, summary, tiny, train
+
+from gptattn.settings.compose import CONF, settings
+from gptattn.settings.messages import explain_hydra_error
+from gptattn.settings.resumed import resume_settings
 
 REFUSED = {
     "seed=2": "seed: is 1 in this run and cannot change to 2",
@@ -17,27 +22,32 @@ REFUSED = {
     "optim.lr=1": "optim.lr: is 0.002 in this run",
     "trainer.threads=2": "trainer.threads: is 1 in this run",
     "validation.fraction=0.2": "validation.fraction: is 0.1 in this run",
-    "hydra.run.dir=other": "run_dir: cannot change when a run resumes",
-    "run_dir=other": "run_dir: cannot change when a run resumes",
     "launcher=processes": "launcher: cannot change when a run resumes",
     "sed=2": "sed: is not a setting; did you mean seed?",
     "attn.num_kv_heads=2": "attn.num_kv_heads: is not a setting of this run; ",
-    "seed=1,2": "seed: 1,2 gives several values",
-    "+seed=1": "seed: already exists",
     "optim={lr:1}": "optim.lr: is 0.002 in this run",
-    "budget.steps=2": "budget: comes to 2 steps, but 3 are already taken",
-    "budget.steps=many": "budget.steps: ",
 }
 
 
 @pytest.mark.parametrize("override", REFUSED)
-def test_a_change_that_would_make_another_run_is_refused(
-    override: str, stopped: Path, capfd: pytest.CaptureFixture[str]
+def test_a_change_that_would_make_another_run_is_refused(override: str, tmp_path: Path) -> None:
+    recorded = settings(tiny(tmp_path, *SIX))
+    with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
+        try:
+            cfg = compose("train", [override], return_hydra_config=True)
+            resume_settings(recorded, [override], cfg, cfg.hydra.runtime.choices)
+        except Exception as error:
+            said = str(explain_hydra_error(error, [override], CONF))
+    assert said.startswith(REFUSED[override])
+
+
+def test_fewer_steps_than_are_taken_are_refused(
+    stopped: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     before = content(stopped / "run")
-    assert command(stopped, "resume=run", override) == 2
+    assert command(stopped, "resume=run", "budget.steps=2") == 2
     (line,) = capfd.readouterr().err.splitlines()
-    assert line.startswith(f"error: {REFUSED[override]}")
+    assert line.startswith("error: budget: is 2 steps, but 3 are already taken")
     assert content(stopped / "run") == before
 
 

@@ -8,10 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from support import Call, train
 
-from gptattn.runs.checkpoint import write_checkpoint
 from gptattn.runs.load import load_run
 from gptattn.settings.compose import CONF
 
@@ -118,18 +116,9 @@ def test_a_full_context_slides_or_stops(runs: dict[str, Path], call: Call) -> No
 
 MISTAKES = {
     "no run": (["run=nothing", "prompt=a"], 4, "error: run: nothing holds no run"),
-    "empty prompt": (["prompt="], 3, "error: prompt: is empty"),
     "no prompt": ([], 2, "error: prompt: give prompt="),
     "unknown character": (["prompt=Q"], 3, "error: prompt: character 'Q'"),
     "negative temperature": (["prompt=L", "temperature=-1"], 2, "error: temperature: -1.0"),
-    "no number": (["prompt=L", "tokens=many"], 2, "error: tokens: 'many' is a str; give a whole"),
-    "unknown dtype": (
-        ["prompt=L", "dtype=half"],
-        2,
-        "error: dtype: 'half' is unknown; one of auto",
-    ),
-    "no tokens": (["prompt=L", "tokens=0"], 2, "error: tokens: 0 is out of range; give 1 or more"),
-    "misspelt": (["promt=L"], 2, "error: promt=L: is not a setting; did you mean prompt?"),
     "long prompt": (["prompt=" + "Line " * 9, "full=stop"], 3, "error: prompt: has 45 tokens"),
     "too many samples": (["prompt=L", "samples=1000000000000"], 8, "error: memory: "),
     "two prompts": (
@@ -137,8 +126,6 @@ MISTAKES = {
         2,
         "error: prompts_file: is given together with another prompt",
     ),
-    "missing prompts": (["prompts_file=no.txt"], 3, "error: prompts_file: no.txt: No such file"),
-    "missing file": (["prompt_file=none.txt"], 3, "error: prompt_file: none.txt: No such file"),
 }
 
 
@@ -155,108 +142,30 @@ def test_a_mistake_in_generate_is_one_line(
 
 
 @pytest.mark.parametrize(
-    ("damage", "said"),
+    ("arguments", "said"),
     [
-        ("cut", "cannot be read"),
-        ("empty", "cannot be read"),
-        ("missing", "has no checkpoint"),
-        ("a pickle", "not a complete safetensors file"),
-        ("foreign", "belongs to another model: Missing key"),
-        ("config", "config.yaml"),
-        ("other config", "belongs to another model: size mismatch"),
-    ],
-)
-def test_a_damaged_run_is_one_line_with_exit_code_4(
-    damage: str, said: str, tmp_path: Path, call: Call
-) -> None:
-    run = train(tmp_path, "attn=mqa", "validation.count=1")
-    (file,) = (run / "checkpoints").glob("*.safetensors")
-    config = run / "config.yaml"
-    if damage == "cut":
-        file.write_bytes(file.read_bytes()[:2000])
-    elif damage == "empty":
-        file.write_bytes(b"")
-    elif damage == "missing":
-        file.unlink()
-    elif damage == "a pickle":
-        torch.save({"weights": {}}, file)
-    elif damage == "foreign":
-        write_checkpoint(file, {"state_dict": {"weight": torch.ones(3)}})
-    elif damage == "config":
-        config.write_text("seed: 1\n")
-    else:
-        config.write_text(config.read_text().replace("d_model: 16", "d_model: 32"))
-    code, _, err = call("generate", f"run={run}", "prompt=L")
-    assert code == 4
-    (line,) = err.splitlines()
-    assert re.search(said, line)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "said"),
-    [
-        (["to=gqaa"], 2, "error: to: 'gqaa' is unknown; did you mean gqa"),
-        (["to=gqa", "to.num_kv_heads=3"], 2, "error: attn.num_kv_heads: num_kv_heads=3 must"),
-        (["to=gqa", "to.heads=3"], 2, "error: to.heads: is not a setting of gqa"),
-        (["to=gqa", "method=median"], 2, "error: method: 'median' is unknown; "),
-        (["to=single_head"], 2, "error: to: layer 0: query heads of shape"),
-        (["to=gqa", "to._target_=os.system"], 2, "error: to._target_: is not a setting of gqa"),
-        (["to=gqa", "to.num_kv_heads"], 2, "error: to.num_kv_heads: has no value"),
-        (["to=gqa", "to.num_kv_heads=[1"], 2, "error: to.num_kv_heads: '[1' cannot be read"),
-        (
-            ["to=hf", "to.num_kv_heads=1"],
-            2,
-            "error: to.num_kv_heads: is not a setting: hf has none",
-        ),
-        (["to=gqa", "path=x"], 2, "error: path: works only with from=gpt2"),
-        (["to=gqa", "seed=-1"], 2, "error: seed: -1 is out of range; give 0 or more"),
-        ([], 2, "error: to: is missing"),
+        (["to=gqaa"], "error: to: 'gqaa' is unknown; did you mean gqa"),
+        (["to=gqa", "to.num_kv_heads=3"], "error: attn.num_kv_heads: num_kv_heads=3 must"),
+        (["to=single_head"], "error: to: layer 0: query heads of shape"),
+        (["to=gqa", "to._target_=os.system"], "error: to._target_: is not a setting of gqa"),
+        (["to=gqa", "to.num_kv_heads"], "error: to.num_kv_heads: has no value"),
+        (["to=gqa", "to.num_kv_heads=[1"], "error: to.num_kv_heads: '[1' cannot be read"),
+        (["to=hf", "to.num_kv_heads=1"], "error: to.num_kv_heads: is not a setting: hf has none"),
+        (["to=gqa", "path=x"], "error: path: works only with from=gpt2"),
     ],
 )
 def test_a_mistake_in_convert_is_one_line_and_writes_nothing(
-    arguments: list[str], code: int, said: str, runs: dict[str, Path], tmp_path: Path, call: Call
+    arguments: list[str], said: str, runs: dict[str, Path], tmp_path: Path, call: Call
 ) -> None:
     out = tmp_path / "out"
     result = call("convert", f"from={runs['byte']}", f"out={out}", *arguments)
-    assert result[0] == code
+    assert result[0] == 2
     (line,) = result[2].splitlines()
     assert line.startswith(said)
     assert not out.exists()
 
 
-@pytest.mark.parametrize("to", ["gqa", "hf"])
-@pytest.mark.parametrize("holds", ["config.yaml", "config.json", "model.safetensors"])
-def test_a_folder_that_holds_a_model_is_not_written_over(
-    to: str, holds: str, runs: dict[str, Path], tmp_path: Path, call: Call
-) -> None:
-    (tmp_path / holds).write_bytes(b"mine")
-    code, _, err = call("convert", f"from={runs['byte']}", f"to={to}", f"out={tmp_path}")
-    assert code == 4
-    assert err == f"error: out: {tmp_path} already holds a {holds}; give another folder\n"
-    assert [(f.name, f.read_bytes()) for f in tmp_path.iterdir()] == [(holds, b"mine")]
-
-
-def test_weights_that_are_not_finite_are_not_used(
-    runs: dict[str, Path], tmp_path: Path, call: Call
-) -> None:
-    out = tmp_path / "out"
-    assert call("convert", f"from={runs['byte']}", "to=mha", f"out={out}")[0] == 0
-    weights = load_file(out / "model.safetensors")
-    weights["norm.weight"][0] = float("nan")
-    save_file(weights, out / "model.safetensors")
-    for arguments in (
-        ("generate", f"run={out}", "prompt=Line"),
-        ("attention_map", f"run={out}", "prompt=Line"),
-        ("convert", f"from={out}", "to=gqa", f"out={tmp_path / 'next'}"),
-    ):
-        code, text, err = call(*arguments)
-        assert code == 5
-        assert text == ""
-        (line,) = err.splitlines()
-        assert "norm.weight is not finite" in line
-    assert not (tmp_path / "next").exists()
-
-
+@pytest.mark.slow
 def test_a_reader_that_goes_early_is_no_error(runs: dict[str, Path]) -> None:
     script = CONF.parent / "scripts" / "generate.py"
     command = [sys.executable, str(script), f"run={runs['char']}", "prompt=Line", "tokens=9"]

@@ -13,7 +13,7 @@ from runfolders import write_curve, write_run
 from gptattn.cli.commands import compare as command
 from gptattn.compare.watch import last_look, looks, sweeps_in
 from gptattn.errors import ConfigError
-from gptattn.machine.lock import is_locked, locked
+from gptattn.machine.lock import hold_lock, is_locked
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.sweep_states import SWEEP_LOCK, write_planned
 
@@ -28,12 +28,12 @@ class Sweep:
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
         self.folder, self._held = folder, ExitStack()
-        self._held.enter_context(locked(folder / SWEEP_LOCK, "sweep", "busy"))
+        self._held.enter_context(hold_lock(folder / SWEEP_LOCK, "sweep", "busy"))
         write_planned(folder, list(RUNS))
 
     def start(self, run: str) -> None:
         (self.folder / run).mkdir()
-        self._held.enter_context(locked(self.folder / run / ".lock", "run", "busy"))
+        self._held.enter_context(hold_lock(self.folder / run / ".lock", "run", "busy"))
 
     def fail(self, run: str, error: str) -> None:
         (self.folder / run).mkdir(exist_ok=True)
@@ -107,7 +107,7 @@ def test_sweeps_are_found_in_a_folder_of_sweeps(sweep: Sweep, tmp_path: Path) ->
 def test_a_lock_is_seen_only_while_it_is_held(tmp_path: Path) -> None:
     file = tmp_path / "lock"
     assert not is_locked(file)
-    with locked(file, "run", "busy"):
+    with hold_lock(file, "run", "busy"):
         assert is_locked(file)
     assert not is_locked(file)
     file.write_text("1234\n")  # of a process that was killed

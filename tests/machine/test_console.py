@@ -2,7 +2,7 @@
 
 import pytest
 
-from gptattn.machine.console import span
+from gptattn.machine.console import format_duration
 
 
 @pytest.mark.parametrize(
@@ -19,4 +19,4 @@ from gptattn.machine.console import span
     ],
 )
 def test_a_span_of_time_reads_as_a_person_says_it(seconds: float, shown: str) -> None:
-    assert span(seconds) == shown
+    assert format_duration(seconds) == shown

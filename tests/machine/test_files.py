@@ -13,12 +13,12 @@ from gptattn.errors import DiskError, RunFolderError
 from gptattn.machine.disk import (
     LEFT_OVER,
     check_room,
+    explain_disk_errors,
     free_bytes,
     replacing,
     write_atomically,
-    writing,
 )
-from gptattn.machine.lock import is_locked, locked
+from gptattn.machine.lock import hold_lock, is_locked
 
 
 def names(folder: Path) -> list[str]:
@@ -84,12 +84,12 @@ def test_old_files_of_killed_processes_go_and_those_of_others_stay(tmp_path: Pat
     ],
 )
 def test_a_disk_that_refuses_is_one_line(code: int, said: str, tmp_path: Path) -> None:
-    with pytest.raises(DiskError, match=said), writing(tmp_path / "a", lambda: 7):
+    with pytest.raises(DiskError, match=said), explain_disk_errors(tmp_path / "a", lambda: 7):
         raise OSError(code, "refused")
 
 
 def test_an_error_that_is_not_the_disks_stays_what_it_is(tmp_path: Path) -> None:
-    with pytest.raises(ConnectionError), writing(tmp_path / "a", lambda: 7):
+    with pytest.raises(ConnectionError), explain_disk_errors(tmp_path / "a", lambda: 7):
         raise ConnectionError(errno.ECONNRESET, "reset")
 
 
@@ -103,8 +103,11 @@ def test_room_is_checked_on_the_disk_of_a_folder_that_is_still_to_be_made(tmp_pa
 def test_a_lock_has_one_holder_and_ends_with_its_block(tmp_path: Path) -> None:
     file = tmp_path / ".lock"
     assert not is_locked(file)
-    with locked(file, "field", "busy"):
+    with hold_lock(file, "field", "busy"):
         assert is_locked(file)
-        with pytest.raises(RunFolderError, match=r"^field: busy$"), locked(file, "field", "busy"):
+        with (
+            pytest.raises(RunFolderError, match=r"^field: busy$"),
+            hold_lock(file, "field", "busy"),
+        ):
             pass
     assert not is_locked(file)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gptattn.machine import source_code
-from gptattn.machine.source_code import code_of, is_unchanged
+from gptattn.machine.source_code import hash_code, is_unchanged
 
 FILES = {
     "__init__.py": "from mine.one import One\nfrom mine.two import Two\nimport missing.part\n",
@@ -32,7 +32,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def code(target: str = "mine.One") -> dict[str, str]:
     """Its code as a new process sees it, without that of gptattn."""
     source_code.read_source.cache_clear()
-    found = code_of([target], ["mine"])
+    found = hash_code([target], ["mine"])
     return {name: value for name, value in found.items() if not name.startswith("gptattn.")}
 
 
@@ -41,11 +41,11 @@ def test_a_variant_is_made_of_its_module_and_what_that_imports(package: Path) ->
     assert set(code("mine.One")) == {"mine.one", "mine.helper", "beside_it"}
     assert code("mine.one.One") == code("mine.One")
     assert set(code("mine.Two")) == {"mine.two"}
-    assert "gptattn.attention.gqa" in code_of(["mine.One"], ["mine"])  # its base class
+    assert "gptattn.attention.gqa" in hash_code(["mine.One"], ["mine"])  # its base class
 
 
 def test_every_run_is_made_of_the_core_and_of_no_other_variant() -> None:
-    found = code_of(["gptattn.attention.GroupedQueryAttention"])
+    found = hash_code(["gptattn.attention.GroupedQueryAttention"])
     assert set(source_code.COMMON) <= set(found)
     assert {"gptattn.attention.gqa", "gptattn.attention.core"} <= set(found)
     assert not {"gptattn.attention.mla", "gptattn.training.run"} & set(found)
@@ -65,7 +65,7 @@ def test_comments_docstrings_and_layout_do_not_count(
     before = code()
     file = package / "helper.py"
     file.write_text(FILES["helper.py"].replace(old, new))
-    assert code_of(["mine.One"], ["mine"])["mine.helper"] == before["mine.helper"]  # as imported
+    assert hash_code(["mine.One"], ["mine"])["mine.helper"] == before["mine.helper"]  # as imported
     after = code()
     assert {name for name in after if after[name] != before[name]} == (
         set() if same else {"mine.helper"}
@@ -77,7 +77,7 @@ def test_comments_docstrings_and_layout_do_not_count(
 
 
 def test_an_installed_package_counts_by_its_version() -> None:
-    found = code_of(["yaml.nodes.Node"], ["yaml"])  # of the distribution PyYAML
+    found = hash_code(["yaml.nodes.Node"], ["yaml"])  # of the distribution PyYAML
     assert found["yaml"] == f"version {version('PyYAML')}"
     assert not any(name.startswith("yaml.") for name in found)
     assert is_unchanged(found)

@@ -1,4 +1,4 @@
-"""model.recompute gives the same gradients, and keeps less for the backward pass."""
+"""model.activation_checkpointing gives the same gradients, and keeps less for the backward pass."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ IDS = torch.randint(13, (2, 9), generator=torch.Generator().manual_seed(2))
 def gradients(variant: str, *, recompute: bool) -> list[Tensor]:
     """The gradients of one step with dropout, whose masks are drawn again for the second pass."""
     torch.manual_seed(1)
-    wanted = f"model.recompute={str(recompute).lower()}"
+    wanted = f"model.activation_checkpointing={str(recompute).lower()}"
     model = build_gpt(*chosen(variant), "model.dropout=0.2", wanted).train()
     torch.manual_seed(5)
     model.loss(IDS, IDS.flip(1)).backward()
@@ -43,9 +43,12 @@ def held(*overrides: str) -> int:
 
 
 def test_only_the_input_of_each_block_is_kept() -> None:
-    assert held("model.recompute=true") < held("model.recompute=false") / 4
+    assert (
+        held("model.activation_checkpointing=true")
+        < held("model.activation_checkpointing=false") / 4
+    )
 
 
 def test_a_run_has_the_same_losses(tmp_path: Path) -> None:
-    again = train(tmp_path / "again", "model.recompute=true")
+    again = train(tmp_path / "again", "model.activation_checkpointing=true")
     assert losses(again) == losses(train(tmp_path / "kept"))

@@ -9,7 +9,7 @@ import pytest
 from building import settings
 
 import gptattn
-from gptattn.runs.folder import RunFolder, begun_below, done_below, step_of
+from gptattn.runs.folder import RunFolder, find_begun, find_done, step_of
 from gptattn.settings.compose import CONF
 
 PACKAGE, REPOSITORY = Path(gptattn.__file__).parent, CONF.parent
@@ -117,11 +117,11 @@ def test_runs_below_a_folder_come_by_age_and_only_from_their_level(tmp_path: Pat
     (tmp_path / "sweep" / "d" / "summary.json").mkdir(parents=True)  # a folder, not a file
     (tmp_path / "sweep" / "e").mkdir()
     (tmp_path / "sweep" / "e" / "summary.json").symlink_to("nowhere")
-    names = [run.path.name for run in done_below(tmp_path / "sweep")]
+    names = [run.path.name for run in find_done(tmp_path / "sweep")]
     assert names == ["c", "a", "b"]
-    assert [run.path.name for run in begun_below(tmp_path / "sweep")] == ["b", "a", "c"]
-    assert [run.path.name for run in done_below(tmp_path, levels=2)] == names
-    assert done_below(tmp_path) == begun_below(tmp_path) == done_below(tmp_path / "none") == []
+    assert [run.path.name for run in find_begun(tmp_path / "sweep")] == ["b", "a", "c"]
+    assert [run.path.name for run in find_done(tmp_path, levels=2)] == names
+    assert find_done(tmp_path) == find_begun(tmp_path) == find_done(tmp_path / "none") == []
 
 
 def test_checkpoints_are_known_by_their_names_the_newest_first(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from gptattn.errors import CheckpointError, NumericError
 from gptattn.model.cost import parameter_count
 from gptattn.runs.checkpoint import read_checkpoint, weights_of, write_checkpoint
 from gptattn.runs.folder import RunFolder
-from gptattn.runs.load import load_run, save_model
+from gptattn.runs.load import load_run, refuse_taken, save_model
 from gptattn.settings.construct import ForeignTarget
 from gptattn.training.preflight import ROWS_BYTES, preflight
 
@@ -123,3 +123,21 @@ def test_weights_of_another_model_are_refused(
         write_checkpoint(file, content)
     with pytest.raises(error, match=said):
         load_run(run)
+
+
+def test_a_run_without_a_checkpoint_or_with_a_damaged_record_is_refused(run: Path) -> None:
+    (file,) = RunFolder(run).known_checkpoints()
+    file.unlink()
+    with pytest.raises(CheckpointError, match=r"^run: .* has no checkpoint; train with"):
+        load_run(run)
+    (run / "config.yaml").write_text("seed: 1\n")
+    with pytest.raises(CheckpointError, match=r"config\.yaml cannot be read"):
+        load_run(run)
+
+
+@pytest.mark.parametrize("holds", ["config.yaml", "config.json", "model.safetensors"])
+def test_a_folder_that_holds_a_model_is_not_written_over(holds: str, tmp_path: Path) -> None:
+    refuse_taken(tmp_path)
+    (tmp_path / holds).write_bytes(b"mine")
+    with pytest.raises(CheckpointError, match=f"^out: .* already holds a {holds}; give another"):
+        refuse_taken(tmp_path)

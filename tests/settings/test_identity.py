@@ -10,15 +10,15 @@ from support import command, run_folders, tiny
 from gptattn.machine import source_code
 from gptattn.runs.folder import RunFolder
 from gptattn.settings.identity import (
-    Making,
+    Provenance,
     at_step,
-    code_for,
     differences,
+    hash_code_for,
+    resume_provenance,
     settings_key,
-    went_on,
 )
 
-MADE = Making("text", "cpu", {"a": "1", "b": "2"})
+MADE = Provenance("text", "cpu", {"a": "1", "b": "2"})
 
 
 def test_a_default_budget_is_the_same_result_as_one_that_is_asked_for() -> None:
@@ -45,25 +45,27 @@ def test_rows_written_more_often_are_no_other_run() -> None:
         (replace(MADE, device="cuda"), ["on cpu, not cuda"]),
     ],
 )
-def test_what_differs_is_named(now: Making, said: list[str]) -> None:
+def test_what_differs_is_named(now: Provenance, said: list[str]) -> None:
     assert differences(MADE, now) == said
 
 
 def test_a_run_without_a_record_is_unknown_and_one_of_two_codes_is_neither(tmp_path: Path) -> None:
-    assert RunFolder(tmp_path).read_making() is None
+    assert RunFolder(tmp_path).read_provenance() is None
     assert differences(None, MADE) == ["its code is unknown"]
     other = replace(MADE, code={"a": "1", "b": "3"})
-    mixed = went_on(MADE, other, 7)
+    mixed = resume_provenance(MADE, other, 7)
     assert differences(mixed, other) == ["it was resumed with other code or another schedule"]
-    assert len({mixed.digest, MADE.digest, other.digest, went_on(None, MADE, 7).digest}) == 4
-    assert went_on(MADE, MADE, 7) == MADE
+    assert (
+        len({mixed.digest, MADE.digest, other.digest, resume_provenance(None, MADE, 7).digest}) == 4
+    )
+    assert resume_provenance(MADE, MADE, 7) == MADE
     # Up to step 7 the making is that of the old code.
     assert at_step(mixed, 7) == replace(other, code=MADE.code)
     assert at_step(mixed, 8) == mixed
-    RunFolder(tmp_path).write_making(mixed)
-    assert RunFolder(tmp_path).read_making() == mixed
+    RunFolder(tmp_path).write_provenance(mixed)
+    assert RunFolder(tmp_path).read_provenance() == mixed
     (tmp_path / "identity.json").write_text('{"text": 1')
-    assert RunFolder(tmp_path).read_making() is None
+    assert RunFolder(tmp_path).read_provenance() is None
 
 
 ATTENTION = '''from gptattn.attention import MultiHeadAttention
@@ -97,7 +99,7 @@ def test_an_edited_variant_is_run_again_beside_the_old_one_and_resumed_with_a_wa
     sweep = ["-m", "hydra/launcher=basic", *tiny(tmp_path, "budget.steps=2", *own), "seed=1"]
     assert command(tmp_path, *sweep) == 0
     (old,) = run_folders(tmp_path)
-    assert "edited_package.mine" in (RunFolder(old).read_making() or MADE).code
+    assert "edited_package.mine" in (RunFolder(old).read_provenance() or MADE).code
 
     file.write_text(ATTENTION.replace("Multi-head attention.", "Other words.") + "# a remark\n")
     as_in_a_new_process()
@@ -118,7 +120,7 @@ def test_an_edited_variant_is_run_again_beside_the_old_one_and_resumed_with_a_wa
     assert command(tmp_path, *again) == 0
     _, err = capfd.readouterr()
     assert "the code has changed since the run began (edited_package.mine)" in err
-    assert (RunFolder(old).read_making() or MADE).earlier
+    assert (RunFolder(old).read_provenance() or MADE).earlier
 
 
 def test_the_code_of_parts_and_of_a_patterns_layers_counts_and_that_of_attn_does_not() -> None:
@@ -128,7 +130,7 @@ def test_the_code_of_parts_and_of_a_patterns_layers_counts_and_that_of_attn_does
         part={"probe_shift": shift, "probe_stretch": stretch},
         allow_targets=["probe_parts"],
     )
-    modules = code_for(cfg)
+    modules = hash_code_for(cfg)
     assert "probe_parts" in modules
     assert "gptattn.attention.single_head" in modules
     assert "gptattn.attention.gqa" not in modules

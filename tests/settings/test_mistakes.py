@@ -78,7 +78,7 @@ MISTAKES = {
     "budget.steps=0": r"budget.steps: 0 is not a positive number",
     "budget.tokens=5": r"budget: budget.steps and budget.tokens are both set",
     "accumulate=3": r"accumulate: 3 does not divide batch_size=4; one of \[1, 2, 4\]",
-    "trainer.devices=3": r"batch_size: 4 sequences do not share evenly among 3 processes",
+    "trainer.devices=3": r"batch_size: 4 sequences do not divide evenly among 3 processes",
     "optim.decay_fraction=0.96": r"optim.decay_fraction: 0.96 and optim.warmup_fraction=",
     "experiment_name=''": r"experiment_name: '' is not a folder name",
     "experiment_name=a/../b": r"experiment_name: 'a/../b' is not a folder name",

@@ -10,7 +10,7 @@ import pytest
 from gptattn.errors import ConfigError
 from gptattn.settings.compose import settings as composed_settings
 from gptattn.settings.config import TrainConfig
-from gptattn.settings.values import RANGE, check_values, typed, within
+from gptattn.settings.values import RANGE, build_dataclass, check_values, within
 
 
 @dataclass
@@ -34,10 +34,10 @@ def test_a_record_may_lack_a_setting_that_came_with_a_default() -> None:
         old: int
         new: int | None = None
 
-    assert typed(Later, {"old": 1}) == Later(1, None)
-    assert typed(Later, {"old": 1, "new": 2}) == Later(1, 2)
+    assert build_dataclass(Later, {"old": 1}) == Later(1, None)
+    assert build_dataclass(Later, {"old": 1, "new": 2}) == Later(1, 2)
     with pytest.raises(ConfigError, match=r"^old: is missing"):
-        typed(Later, {"new": 2})
+        build_dataclass(Later, {"new": 2})
 
 
 @pytest.mark.parametrize(
@@ -56,9 +56,9 @@ def test_a_record_may_lack_a_setting_that_came_with_a_default() -> None:
     ],
 )
 def test_a_table_is_held_to_its_declaration(change: dict[str, Any], said: str) -> None:
-    check_values(typed(Outer, GOOD))
+    check_values(build_dataclass(Outer, GOOD))
     with pytest.raises(ConfigError, match=f"^{re.escape(said)}"):
-        check_values(typed(Outer, GOOD | change))
+        check_values(build_dataclass(Outer, GOOD | change))
 
 
 def numbers(kind: Any, path: str = "") -> list[tuple[str, Any]]:

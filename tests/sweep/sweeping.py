@@ -57,7 +57,7 @@ class Launcher:
                 write_run(run.path, cfg.variant, cfg.seed, outcome, metrics=seconds)
             run.path.mkdir(parents=True, exist_ok=True)
             run.write_settings(cfg)
-            run.write_making(ready.making)
+            run.write_provenance(ready.provenance)
             if isinstance(outcome, int):
                 run.write_failure(outcome, "it is unlucky")
         return []

@@ -18,12 +18,13 @@ from gptattn.errors import ConfigError
 from gptattn.settings.build import build_model
 from gptattn.settings.compose import CONF, settings
 from gptattn.settings.config import LadderConfig, TrainConfig
-from gptattn.settings.values import typed
-from gptattn.sweep.design import TYPICAL_DEVIATION, design_words
-from gptattn.sweep.jobs import parameters, rungs, words
+from gptattn.settings.values import build_dataclass
+from gptattn.sweep.design import TYPICAL_DEVIATION, describe_design
+from gptattn.sweep.jobs import count_parameters, list_sizes, split_overrides
 from gptattn.sweep.plan import Plan
 from gptattn.sweep.stages import share_machine
-from gptattn.sweep.tuning import rate_words, tune_of
+from gptattn.sweep.tuning import describe_rates, read_tune
+from gptattn.sweep.until import Until
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +37,7 @@ def cfg(tmp_path_factory: pytest.TempPathFactory) -> TrainConfig:
 
 def test_a_variants_overrides_part_at_spaces_before_a_name() -> None:
     text = " a=1  part=[gate, sink] +b.c='x y' group@d={e: 1} ~f g/h=2 "
-    assert words(text) == [
+    assert split_overrides(text) == [
         "a=1",
         "part=[gate, sink]",
         "+b.c='x y'",
@@ -44,7 +45,7 @@ def test_a_variants_overrides_part_at_spaces_before_a_name() -> None:
         "~f",
         "g/h=2",
     ]
-    assert words("") == []
+    assert split_overrides("") == []
 
 
 @pytest.mark.parametrize(
@@ -57,22 +58,22 @@ def test_a_variants_overrides_part_at_spaces_before_a_name() -> None:
         ({"lr": [math.nan]}, r"tune\.lr: nan is not a positive number"),
         ({"lr": ["fast"]}, r"tune\.lr\[0\]: .*'fast'"),
         ({"seed": -1}, r"tune\.seed: -1 is out of range"),
-        ({"rates": [1]}, r"tune key: 'rates' is unknown"),
+        ({"rates": [1]}, r"tune\.rates: is not a setting"),
     ],
 )
 def test_rates_that_cannot_be_are_refused_by_name(change: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
-        tune_of({"lr": [0.1, 0.2], "seed": 0, **change})
+        read_tune({"lr": [0.1, 0.2], "seed": 0, **change})
 
 
 def test_the_words_on_rates_name_the_best_and_say_where_it_is_at_the_edge() -> None:
-    inside = rate_words({0.004: 1.7, 0.001: 1.6, 0.002: 1.5})
+    inside = describe_rates({0.004: 1.7, 0.001: 1.6, 0.002: 1.5})
     assert inside == "0.002 is best (0.001: 1.6000, 0.002: 1.5000, 0.004: 1.7000)"
-    assert rate_words({0.001: 1.6, 0.002: math.inf}) == (
+    assert describe_rates({0.001: 1.6, 0.002: math.inf}) == (
         "0.001 is best (0.001: 1.6000, 0.002: diverged), the lowest that was tried: "
         "a better one may lie below"
     )
-    assert rate_words({0.1: 1.0}) == "0.1 is best (0.1: 1.0000)"
+    assert describe_rates({0.1: 1.0}) == "0.1 is best (0.1: 1.0000)"
 
 
 # Ladders
@@ -80,17 +81,17 @@ def test_the_words_on_rates_name_the_best_and_say_where_it_is_at_the_edge() -> N
 
 def test_each_size_has_its_width_its_layers_and_tokens_in_proportion() -> None:
     # 12 * 2 * 8 ** 2 = 1,536 and 12 * 3 * 16 ** 2 = 9,216 weights.
-    assert rungs(LadderConfig(["8x2", "16x3"], tokens_per_parameter=2.5)) == [
+    assert list_sizes(LadderConfig(["8x2", "16x3"], tokens_per_parameter=2.5)) == [
         ["model.d_model=8", "model.num_layers=2", "budget.tokens=3840"],
         ["model.d_model=16", "model.num_layers=3", "budget.tokens=23040"],
     ]
-    assert rungs(LadderConfig()) == []
+    assert list_sizes(LadderConfig()) == []
     cfg = settings(["attn=mha", "model.d_model=24", "model.num_layers=3"])
     blocks = build_model(cfg, vocab_size=7).blocks
     matrices = [weight for weight in blocks.parameters() if weight.dim() == 2]
-    assert parameters(24, 3) == sum(math.prod(weight.shape) for weight in matrices)
+    assert count_parameters(24, 3) == sum(math.prod(weight.shape) for weight in matrices)
     text = (CONF / "experiment" / "ladder.yaml").read_text(encoding="utf-8")
-    assert len(rungs(typed(LadderConfig, yaml.safe_load(text)["ladder"]))) == 5
+    assert len(list_sizes(build_dataclass(LadderConfig, yaml.safe_load(text)["ladder"]))) == 5
 
 
 @pytest.mark.parametrize(
@@ -104,7 +105,7 @@ def test_each_size_has_its_width_its_layers_and_tokens_in_proportion() -> None:
 )
 def test_sizes_that_are_no_ladder_are_refused(sizes: list[str], said: str) -> None:
     with pytest.raises(ConfigError, match=f"ladder.sizes: {said}"):
-        rungs(LadderConfig(sizes))
+        list_sizes(LadderConfig(sizes))
 
 
 # How runs share the machine
@@ -157,7 +158,7 @@ def plans(cfg: TrainConfig, variants: Sequence[str], seeds: Sequence[int]) -> li
 
 
 def said(cfg: TrainConfig, folder: Path, variants: Sequence[str], seeds: Sequence[int]) -> str:
-    (line,) = design_words(plans(cfg, variants, seeds), folder)
+    (line,) = describe_design(plans(cfg, variants, seeds), folder)
     return line
 
 
@@ -225,11 +226,33 @@ def test_runs_that_are_not_compared_have_designs_of_their_own(
         "block": replace(cfg, block=replace(cfg.block, tied_head=not cfg.block.tied_head)),
     }[axis]
     both = [*plans(cfg, ["mha", "gqa"], [1, 2]), *plans(other, ["mha", "gqa", "mqa"], [1, 2])]
-    assert [line.split(":")[0] for line in design_words(both, tmp_path)] == [
+    assert [line.split(":")[0] for line in describe_design(both, tmp_path)] == [
         "2 seeds, 1 comparison",
         "2 seeds, 2 comparisons",
     ]
     # With one variant, optimizers and blocks are what is compared; budgets never are.
     both = [*plans(cfg, ["mha"], [1, 2]), *plans(other, ["mha"], [1, 2])]
-    (line,) = design_words(both, tmp_path)
+    (line,) = describe_design(both, tmp_path)
     assert line.startswith("one variant" if axis == "budget" else "2 seeds, 1 comparison: ")
+
+
+@pytest.mark.parametrize(
+    ("variants", "seeds", "change", "said"),
+    [
+        (["mha", "gqa"], 2, {}, "sweep.until: 0.1 needs 5 seeds"),
+        (["mha"], 5, {}, "sweep.until: 0.1 has one variant"),
+        (["mha", "gqa"], 5, {"max_seeds": 4}, "sweep.max_seeds: 4 is less than the 5 seeds given"),
+        (["mha", "gqa"], 5, {"keep_stale": True}, "sweep.until: cannot be combined with sweep.kee"),
+    ],
+)
+def test_what_cannot_go_on_until_it_is_decided_is_refused(
+    variants: list[str],
+    seeds: int,
+    change: dict[str, Any],
+    said: str,
+    cfg: TrainConfig,
+    tmp_path: Path,
+) -> None:
+    asked = replace(cfg, sweep=replace(cfg.sweep, until=0.1, **change))
+    with pytest.raises(ConfigError, match=f"^{said}"):
+        Until(tmp_path, plans(asked, variants, range(seeds)), tuned=False)

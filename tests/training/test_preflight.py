@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from support import check_job, command, tiny
+from support import check_job, tiny
 
 from gptattn.errors import ConfigError
 
@@ -26,13 +26,3 @@ def test_the_processes_are_those_that_torchrun_has_started(
     assert check_job(tiny(tmp_path, "trainer.devices=auto")).trainer.processes == 2
     with pytest.raises(ConfigError, match="2 processes have been started on this machine"):
         check_job(tiny(tmp_path, "trainer.devices=1"))
-
-
-def test_a_model_larger_than_the_memory_is_refused_in_one_line(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert command(tmp_path, *tiny(tmp_path, "model.d_model=1000000")) == 2
-    (line,) = capfd.readouterr().err.splitlines()
-    assert line.startswith("error: model: ")
-    assert "parameters need" in line
-    assert not (tmp_path / "outputs").exists()

@@ -7,8 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from building import build_attention
-from contract import with_maps
 from support import TEXT, config, rows, series, summary, train
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
@@ -32,6 +30,11 @@ COSTS = {
     "cost/flops_per_token",
     "cost/kv_bytes_per_token",
 }
+
+
+@pytest.fixture
+def run(runs: dict[str, Path]) -> Path:
+    return runs["gqa"]
 
 
 # The record
@@ -203,7 +206,6 @@ def test_tensorboards_layout_is_the_losses_and_the_speed(run: Path) -> None:
 
 
 def test_no_curve_of_attention_comes_before_the_losses(run: Path) -> None:
-    with_maps(build_attention(config(run)["choices"]["attn"]))
     tags = sorted(events(run).Tags()["scalars"])
     layers = [f"val_attention/{name}/layer_0{i}" for name in ("entropy", "sink") for i in (0, 1)]
     assert tags[-4:] == layers
@@ -211,7 +213,6 @@ def test_no_curve_of_attention_comes_before_the_losses(run: Path) -> None:
 
 
 def test_tensorboard_shows_an_attention_map_per_layer(run: Path) -> None:
-    with_maps(build_attention(config(run)["choices"]["attn"]))
     shown = events(run)
     tags = ["val_attention/layer_00", "val_attention/layer_01"]
     assert sorted(shown.Tags()["images"]) == tags
@@ -255,8 +256,6 @@ def test_every_run_has_the_same_hyperparameters_and_metrics(runs: dict[str, Path
     assert tags <= TRAIN_METRICS | VAL_METRICS | COSTS
     assert "hp_metric" not in tags
     assert status == 1  # success
-    for run in runs.values():
-        assert hparams(run) == (types, tags, status)
-        assert list(summary(run)["hyperparameters"]) == list(
-            summary(runs["gqa"])["hyperparameters"]
-        )
+    assert hparams(runs["mla"]) == (types, tags, status)
+    first, other = (summary(runs[variant])["hyperparameters"] for variant in ("gqa", "mla"))
+    assert list(first) == list(other)

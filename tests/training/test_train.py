@@ -65,10 +65,7 @@ def test_all_variants_see_the_same_batches(
     assert streams[0] == streams[1]
 
 
-@pytest.mark.parametrize("accumulate", [2, 4])
-def test_accumulation_changes_no_loss(
-    accumulate: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_accumulation_changes_no_loss(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     whole = train(tmp_path / "whole")
     seen = []
     loss = GPT.loss
@@ -78,9 +75,9 @@ def test_accumulation_changes_no_loss(
         return loss(self, ids, *args, **named)
 
     monkeypatch.setattr(GPT, "loss", spied)
-    split = train(tmp_path / "split", f"accumulate={accumulate}")
+    split = train(tmp_path / "split", "accumulate=2")
     # The micro-batches and the first validation batches all have this number of rows.
-    assert seen[: 4 * accumulate - 1] == [4 // accumulate] * (4 * accumulate - 1)
+    assert seen[:7] == [2] * 7
     assert [step for step, _ in losses(split)] == [step for step, _ in losses(whole)]
     for (_, a), (_, b) in zip(losses(whole), losses(split), strict=True):
         assert a == pytest.approx(b, abs=1e-5)
@@ -105,11 +102,7 @@ def test_a_row_holds_the_mean_loss_of_its_steps(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("budget", "steps"),
     [
-        ("budget.steps=1", 1),
-        ("budget.steps=3", 3),
         ("budget.steps=null budget.tokens=65", 2),
-        ("budget.steps=null budget.tokens=128", 2),
-        ("budget.steps=null budget.default_steps=2", 2),
         ("budget.steps=3 accumulate=2", 3),
         ("budget.steps=7 validation.count=5", 7),
     ],
@@ -143,7 +136,7 @@ def fake_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gptattn.data.sampler, "time", SimpleNamespace(perf_counter=lambda: 0.0))
 
 
-@pytest.mark.parametrize(("seconds", "steps"), [(0.5, 1), (3.0, 3), (3.5, 4)])
+@pytest.mark.parametrize(("seconds", "steps"), [(3.0, 3), (3.5, 4)])
 def test_a_budget_of_seconds_counts_training_time_alone(
     seconds: float, steps: int, tmp_path: Path, fake_clock: None
 ) -> None:

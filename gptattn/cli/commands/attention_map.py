@@ -42,7 +42,7 @@ class Arguments:
     allow_targets: tuple[str, ...] = option(PACKAGES, ())
 
 
-def chosen_layers(saved: SavedRun, layer: int | None) -> list[int]:
+def choose_layers(saved: SavedRun, layer: int | None) -> list[int]:
     """Return the layers to draw: `layer`, or all with attention weights. Raises ConfigError."""
     count, with_maps = len(saved.model.layers()), saved.model.layers_with_maps()
     if not with_maps:
@@ -75,7 +75,7 @@ def run(arguments: Sequence[str]) -> None:
         most = f"more than the context of {model.context_length}; shorten it"
         raise DataError("prompt", f"has {len(tokens)} tokens, {most}")
     labels, ids = token_labels(saved.tokenizer, tokens, prompt), torch.from_numpy(tokens)[None]
-    chosen = chosen_layers(saved, args.layer)
+    chosen = choose_layers(saved, args.layer)
     heads: dict[int, int] = {}  # of each layer
     model.each_attention(ids[:, :1], lambda i, w_BHTS: heads.update({i: w_BHTS.shape[1]}))
     side = tokens_per_cell(len(labels), sum(heads[layer] for layer in chosen))
@@ -102,7 +102,7 @@ def run(arguments: Sequence[str]) -> None:
         w_HTS = w_BHTS[0].float().cpu().numpy()
         layers.append(Layer(number, entropy_H, sink_H, packed(w_HTS, side)))
         titles = [
-            f"head {head}: {figure(e)} nats, sink {figure(s)}"
+            f"head {head}: {format_figure(e)} nats, sink {format_figure(s)}"
             for head, (e, s) in enumerate(zip(entropy_H, sink_H, strict=True))
         ]
         title = f"{visible(name)}, layer {number}: {short(visible(prompt), 60)}"
@@ -121,12 +121,13 @@ def run(arguments: Sequence[str]) -> None:
     write("attention.html", page_text(header, layers, side).encode())
     print(f"\n{'layer':>5}  {'entropy':>7}  {'sink':>5}")
     for layer in layers:
-        means = figure(np.mean(layer.entropy_H)), figure(np.mean(layer.sink_H))
+        means = format_figure(np.mean(layer.entropy_H)), format_figure(np.mean(layer.sink_H))
         print(f"{layer.number:>5}  {means[0]:>7}  {means[1]:>5}")
-    print(f"{'even':>5}  {figure(header.even_entropy):>7}  {figure(header.even_sink):>5}")
+    means = format_figure(header.even_entropy), format_figure(header.even_sink)
+    print(f"{'even':>5}  {means[0]:>7}  {means[1]:>5}")
 
 
-def figure(value: float | np.floating) -> str:
+def format_figure(value: float | np.floating) -> str:
     """Format with three decimals; a dash for NaN and infinity."""
     return f"{value:.3f}" if np.isfinite(value) else "–"  # noqa: RUF001
 

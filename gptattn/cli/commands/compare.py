@@ -10,7 +10,7 @@ from typing import NoReturn
 from gptattn.compare.finished_runs import one_line, read_runs
 from gptattn.compare.watch import Following, last_look, looks, sweeps_in
 from gptattn.errors import ConfigError, DataError
-from gptattn.machine.ending import ended
+from gptattn.machine.ending import run_command
 
 
 def main() -> NoReturn:
@@ -50,7 +50,7 @@ def main() -> NoReturn:
         help="also write each variant's mean and interval for TensorBoard, outside the runs",
     )
     args = parser.parse_args()
-    sys.exit(ended(lambda: _watch(args) if args.watch else _report(args)))
+    sys.exit(run_command(lambda: _watch(args) if args.watch else _report(args)))
 
 
 def _report(args: argparse.Namespace, following: Following | None = None) -> None:

@@ -13,7 +13,7 @@ from gptattn.data import hub, tokenizer_files
 from gptattn.errors import ConfigError, RunFolderError
 from gptattn.runs.load import SavedRun, load_run, refuse_taken, save_model
 from gptattn.settings.build import build_model, build_tokenizer
-from gptattn.settings.compose import attention_settings, quoted, settings
+from gptattn.settings.compose import quote, read_attention_settings, settings
 from gptattn.settings.config import InitMethod, TrainConfig
 from gptattn.weights.convert import check_heads, take_over
 from gptattn.weights.families import FAMILIES, family_of, write
@@ -63,7 +63,7 @@ def load_source(args: Arguments) -> SavedRun:
     folder = hub.local_folder(args.path, "path", (*FILES, *tokenizer_files.FILES))
     overrides, bare = family.overrides(folder), not family.has_tokenizer(folder)
     if not bare:
-        overrides += ["tokenizer=gpt2", f"tokenizer.path={quoted(str(folder))}"]
+        overrides += ["tokenizer=gpt2", f"tokenizer.path={quote(str(folder))}"]
     cfg = settings(overrides)
     tokenizer, model = build_tokenizer(cfg), family.load(folder)
     cfg = replace(cfg, tokenizer=cfg.tokenizer | tokenizer.settings())
@@ -80,13 +80,13 @@ def load_source(args: Arguments) -> SavedRun:
     return SavedRun(folder, cfg, model, tokenizer, folder)
 
 
-def target_settings(cfg: TrainConfig, to: str, changes: dict[str, str]) -> TrainConfig:
+def make_target_settings(cfg: TrainConfig, to: str, changes: dict[str, str]) -> TrainConfig:
     """Return the run's settings with the attention of variant `to`.
 
     `changes` maps settings of the variant to their values as YAML text. Raises ConfigError for an
     unknown setting or a value that cannot be read.
     """
-    spec = attention_settings(to, cfg)
+    spec = read_attention_settings(to, cfg)
     for name, text in changes.items():
         if name not in spec or name == "_target_":
             known = ", ".join(key for key in spec if key != "_target_")
@@ -101,7 +101,7 @@ def target_settings(cfg: TrainConfig, to: str, changes: dict[str, str]) -> Train
     return replace(cfg, attn=spec, choices=choices, pattern=None, pattern_attn=None)
 
 
-def changed_settings(old: TrainConfig, new: TrainConfig) -> list[str]:
+def list_changed_settings(old: TrainConfig, new: TrainConfig) -> list[str]:
     """Return `window 4 -> null` for each setting of the attention that differs, and the pattern.
 
     The class and the number of key/value heads are not included: they are the target's kind.
@@ -149,7 +149,7 @@ def convert(arguments: Sequence[str]) -> None:
         tokenizer_files.write(out, saved.tokenizer.files())
         print(f"written: {out}")
         return
-    cfg = target_settings(saved.cfg, args.to, changes)
+    cfg = make_target_settings(saved.cfg, args.to, changes)
     model = build_model(cfg, saved.model.vocab_size).eval()
     take_over(saved.model, saved.cfg, model, cfg, args.method, args.seed)
     save_model(out, cfg, model, saved.tokenizer)
@@ -164,7 +164,7 @@ def convert(arguments: Sequence[str]) -> None:
         )
     variants = f"{saved.cfg.variant} -> {cfg.variant}"
     print(f"{variants}: logits at most {apart:.2g} apart on a trial input")
-    if changed := changed_settings(saved.cfg, cfg):
+    if changed := list_changed_settings(saved.cfg, cfg):
         print(f"attention settings that change: {', '.join(changed)}")
     print(f"cache of a full context: {before:,} -> {after:,} bytes")
     print(f"written: {out}")

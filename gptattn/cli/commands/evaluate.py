@@ -1,7 +1,7 @@
 """Measures the loss of finished runs by position and by cache.
 
 Without lengths and cache it is the loss by position at the trained length. Results go to
-evaluation.json in each run's folder; what is there already for the same weights, text and code is
+evaluation.json in each run's folder; what it already holds for the same weights, text and code is
 not measured again.
 """
 
@@ -52,7 +52,7 @@ class Arguments:
 def evaluate(arguments: Sequence[str]) -> None:
     """Measure what is asked of every finished run below run=FOLDER, and print and write it.
 
-    Every run is checked before the first is measured. Of several runs, what one cannot give is left
+    Every run is checked before the first is measured. What one of several runs cannot give is left
     out, with a line that says so. Raises a UserError for a run that cannot be read, for a single
     run's refusal, and if no run gives anything.
     """
@@ -103,11 +103,11 @@ def evaluate(arguments: Sequence[str]) -> None:
         for step in measured(saved, data, given, run.evaluation):
             if step.new:
                 RunFolder(run.folder).write_evaluation(step.evaluation)
-            print(words(step), flush=True)
+            print(describe_step(step), flush=True)
 
 
-def words(step: Step) -> str:
-    """Return the line that tells of one answer."""
+def describe_step(step: Step) -> str:
+    """Return the line about one measurement."""
     found = step.evaluation
     if isinstance(step.asked, int):
         length, trained = found.lengths[step.asked], found.context_length

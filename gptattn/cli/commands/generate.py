@@ -21,7 +21,7 @@ from gptattn.decode.prompt import read_prompt, read_prompts
 from gptattn.decode.sampling import Sampling
 from gptattn.decode.text_stream import TextStream
 from gptattn.errors import ConfigError, DataError
-from gptattn.machine.console import printable
+from gptattn.machine.console import make_printable
 from gptattn.machine.device import resolve_device, set_threads, synchronize
 from gptattn.runs.load import load_run
 from gptattn.settings.config import Accelerator
@@ -109,20 +109,20 @@ def run(arguments: Sequence[str]) -> None:
     prompts = [prompt for prompt in prompts for _ in range(args.samples)]
     samples = [TextStream(saved.tokenizer, args.stop) for _ in prompts]
     start = time.perf_counter()
-    print(printable(prompts[0]), end="", flush=True)
+    print(make_printable(prompts[0]), end="", flush=True)
     steps = 0
     for step in new:
         steps += 1
         new_text = [own.feed(id) for own, id in zip(samples, step[:, 0].tolist(), strict=True)]
-        print(printable(new_text[0]), end="", flush=True)
+        print(make_printable(new_text[0]), end="", flush=True)
         if all(sample.done for sample in samples):
             break
     synchronize(device)
     seconds = time.perf_counter() - start
     ends = [sample.end() for sample in samples]
-    print(printable(ends[0]), end="")
+    print(make_printable(ends[0]), end="")
     for prompt, sample in zip(prompts[1:], samples[1:], strict=True):
-        print(printable(f"\n---\n{prompt}{sample.emitted}"), end="")
+        print(make_printable(f"\n---\n{prompt}{sample.emitted}"), end="")
     rows = len(samples)
     capacity = min(context, longest + args.tokens)
     held = model.new_cache(1, capacity).nbytes  # windows and states have a fixed size

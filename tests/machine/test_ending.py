@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gptattn.machine.signals import handled_signals
+from gptattn.machine.ending import handled_signals
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +27,7 @@ def test_a_closed_terminal_ends_a_run_but_not_one_under_nohup() -> None:
 def test_output_to_a_terminal_that_is_gone_raises_nothing_after_the_signal() -> None:
     code = (
         "import os\n"
-        "from gptattn.machine.signals import write_stderr\n"
+        "from gptattn.machine.ending import write_stderr\n"
         "terminal, ours = os.openpty()\n"
         "os.dup2(ours, 1), os.dup2(ours, 2), os.close(ours), os.close(terminal)\n"
         "write_stderr('hung up')\n"
