@@ -88,7 +88,7 @@ def test_a_command_that_the_tests_do_not_know_fails(home: Path, tmp_path: Path) 
     page = ROOT / "docs" / "comparing.md"
     known = shown_on(page)
     assert [one.text for one in known[:1]] == ["python scripts/compare.py outputs/attention_suite"]
-    for text in ("curl example", "python scripts/exercises.py", "make nothing", "gptattn-fly"):
+    for text in ("curl example", "python scripts/nothing.py", "make nothing", "gptattn-fly"):
         shown = type(known[0])(page="page", text=text, words=tuple(text.split()))
         with pytest.raises(AssertionError):
             examine(shown, home)

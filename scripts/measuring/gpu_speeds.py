@@ -1,11 +1,10 @@
-"""Parts `train` and `decode`: what steps and tokens cost, without the run around them."""
+"""The GPU's parts `train` and `decode`: what steps and tokens cost, without the run around them."""
 
 from collections.abc import Callable
 from functools import partial
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
 
@@ -15,8 +14,7 @@ from gptattn.decode.sampling import Sampling
 from gptattn.machine.device import synchronize
 from gptattn.model.cost import measure_cost
 from gptattn.model.gpt import GPT
-from gpu.lab import Cell, Lab
-from gpu.steps import Loop, PlainGPT, plain_step
+from measuring.gpu_lab import Cell, Lab, PlainGPT, Step, training_step
 
 T, VOCABULARIES, ROWS = 1024, (50257, 50304), (16, 32, 64)
 BACKENDS = {
@@ -27,7 +25,8 @@ BACKENDS = {
 CONTEXT = 32_768  # keys, in the cells of decode attention
 
 
-def _tokens(lab: Lab, step: Callable[[Tensor, Tensor], None], rows: int, vocab: int) -> Cell:
+def tokens_per_s(lab: Lab, step: Step, rows: int, vocab: int) -> Cell:
+    """Time steps on rows of T tokens."""
     rows, tokens = lab.size(rows, 2), lab.size(T, 16)
     batch = lab.batch(rows, tokens, vocab)
     step(*batch)  # compiles, and makes the optimizer's averages
@@ -40,11 +39,11 @@ def ours(lab: Lab, compiled: bool, vocab: int, rows: int, attn: str = "mha") -> 
     """Our model in a bare loop; `of_rate` is the share of the measured rate of products."""
     rate = lab.rate(lab.half)
     torch._dynamo.reset()
-    model = lab.model(attn, vocab)
+    model = lab.model(f"attn={attn}", vocab_size=vocab)
     flops = measure_cost(model).flops_per_token
     for block in model.layers() if compiled else []:
         lab.compile(block)
-    cell = _tokens(lab, Loop(lab, model), rows, vocab)
+    cell = tokens_per_s(lab, training_step(lab, model, model.loss), rows, vocab)
     return cell | {"of_rate": cell["tokens_per_s"] * flops / rate}
 
 
@@ -53,7 +52,10 @@ def plain(lab: Lab, compiled: bool, rows: int) -> Cell:
     torch._dynamo.reset()
     cfg, vocab = lab.settings().model, 50304
     sizes = lab.size(vocab, 64), cfg.d_model, cfg.num_heads, cfg.num_layers, cfg.context_length
-    return _tokens(lab, plain_step(lab, PlainGPT(*sizes).to(lab.device), compiled), rows, vocab)
+    model = PlainGPT(*sizes).to(lab.device)
+    if compiled:
+        lab.compile(model)
+    return tokens_per_s(lab, training_step(lab, model, model), rows, vocab)
 
 
 def loss_alone(lab: Lab, vocab: int) -> Cell:
@@ -89,13 +91,14 @@ def kernel(lab: Lab, backend: str, groups: int) -> Cell:
 
 def profiled(lab: Lab) -> Cell:
     """The operations that take most of three eager steps, with their share of all."""
-    loop = Loop(lab, lab.model())
-    batch = lab.batch(lab.size(16, 2), lab.size(T, 16), 50304)
-    loop(*batch)
+    model = lab.model()
+    step = training_step(lab, model, model.loss)
+    batch = lab.batch(lab.size(16, 2), lab.size(T, 16))
+    step(*batch)
     kinds = [ProfilerActivity.CUDA] if lab.on_gpu else [ProfilerActivity.CPU]
     with profile(activities=kinds) as found:
         for _ in range(3):
-            loop(*batch)
+            step(*batch)
         synchronize(lab.device)
 
     def micros(event: object) -> float:
@@ -135,7 +138,7 @@ def train_cells() -> dict[str, Callable[[Lab], Cell]]:
 def decode(lab: Lab, batch: int) -> Cell:
     """Tokens after a prompt of 512, one by one, and the slowest of them."""
     model = lab.model().to(lab.half).eval()
-    ids, _ = lab.batch(batch, lab.size(512, 8), 50304)
+    ids, _ = lab.batch(batch, lab.size(512, 8))
     steps = stream(model, ids, lab.size(200, 6), Sampling(temperature=0))
     next(steps)
     times = [lab.seconds(lambda: next(steps), 0, 1) for _ in range(lab.size(150, 2))]
@@ -152,7 +155,7 @@ def decode(lab: Lab, batch: int) -> Cell:
 def graph_floor(lab: Lab, batch: int) -> Cell:
     """One token's kernels from a CUDA graph: what decoding would take without launches."""
     model = lab.model().to(lab.half).eval()
-    ids, _ = lab.batch(batch, lab.size(512, 8), 50304)
+    ids, _ = lab.batch(batch, lab.size(512, 8))
     cache = model.new_cache(batch)
     model.prepare(batch)
     model.next_logits(ids, cache)
@@ -170,14 +173,14 @@ def same_text(lab: Lab) -> Cell:
     """Greedy ids in float32: with a cache, without, and beside a longer prompt."""
     model: GPT = lab.model().eval()
     new = lab.size(24, 4)
-    ids, _ = lab.batch(1, lab.size(64, 6), 50304)
+    ids, _ = lab.batch(1, lab.size(64, 6))
     greedy = Sampling(temperature=0)
     cached = torch.cat([ids, *stream(model, ids, new, greedy)], dim=1)
     plainly = ids
     with torch.inference_mode():
         for _ in range(new):
             plainly = torch.cat([plainly, model(plainly)[:, -1:].argmax(-1)], dim=1)
-    longer, _ = lab.batch(1, ids.shape[1] + 3, 50304)
+    longer, _ = lab.batch(1, ids.shape[1] + 3)
     padded = torch.cat([ids[:, :1].expand(-1, 3), ids], dim=1)
     both, pads = torch.cat([padded, longer]), torch.tensor([3, 0], device=lab.device)
     beside = torch.cat([both, *stream(model, both, new, greedy, padding=pads)], dim=1)[:1, 3:]

@@ -1,0 +1,171 @@
+"""What the GPU's cells share: the device, sizes, models, a clock, and plain training loops."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gptattn.machine.device import matmul_flops_per_second, synchronize
+from gptattn.model.gpt import GPT
+from gptattn.settings.build import build_model
+from gptattn.settings.compose import settings
+from gptattn.settings.config import TrainConfig
+
+Cell = dict[str, Any]  # plain values, for JSON; a check's `ok` says whether it holds
+Step = Callable[[Tensor, Tensor], None]  # of ids and targets [rows, tokens]
+CLIP = 1.0
+SMALL = ("model.num_layers=2", "model.num_heads=4", "model.d_model=32", "model.context_length=64")
+
+
+@dataclass(frozen=True)
+class Lab:
+    """The device and the sizes. `tiny`: sizes for a CPU, to see that everything runs."""
+
+    device: torch.device
+    tiny: bool
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.device.type == "cuda"
+
+    @property
+    def half(self) -> torch.dtype:
+        return torch.bfloat16 if self.on_gpu else torch.float32
+
+    def size(self, real: int, tiny: int) -> int:
+        """Return one of the two numbers."""
+        return tiny if self.tiny else real
+
+    def settings(self, *overrides: str) -> TrainConfig:
+        """Return settings of GPT-2 small with these overrides."""
+        sizes = ("model=tiny", *SMALL) if self.tiny else ("model=gpt2_small",)
+        trainer = "trainer=gpu" if self.on_gpu else "trainer=cpu"
+        return settings([*sizes, trainer, *overrides])
+
+    def model(self, *overrides: str, vocab_size: int = 50304) -> GPT:
+        """Build a model of random weights, the same for equal arguments."""
+        torch.manual_seed(0)
+        return build_model(self.settings(*overrides), self.size(vocab_size, 64)).to(self.device)
+
+    def compile(self, module: nn.Module) -> None:
+        """Compile the module in place; with tiny sizes that would take most of the time."""
+        if not self.tiny:
+            module.compile()
+
+    def rate(self, dtype: torch.dtype) -> float:
+        """Measure the FLOP/s of products of this dtype; with tiny sizes, which tell nothing, 1."""
+        return 1.0 if self.tiny else matmul_flops_per_second(self.device, dtype)
+
+    def batch(self, rows: int, tokens: int, vocab_size: int = 50304) -> tuple[Tensor, Tensor]:
+        """Return random ids and targets [rows, tokens] on the device."""
+        ids = torch.randint(self.size(vocab_size, 64), (rows, tokens + 1), device=self.device)
+        return ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
+
+    def seconds(self, work: Callable[[], object], warm_up: int = 3, calls: int = 10) -> float:
+        """Return the median seconds of a call after `warm_up` further ones."""
+        if self.tiny:
+            warm_up, calls = min(warm_up, 1), min(calls, 2)
+        for _ in range(warm_up):
+            work()
+        synchronize(self.device)
+        if self.on_gpu:
+            marks = [torch.cuda.Event(enable_timing=True) for _ in range(calls + 1)]
+            marks[0].record()
+            for mark in marks[1:]:
+                work()
+                mark.record()
+            synchronize(self.device)
+            return median(first.elapsed_time(last) for first, last in pairwise(marks)) / 1e3
+        times = []
+        for _ in range(calls):
+            start = time.perf_counter()
+            work()
+            times.append(time.perf_counter() - start)
+        return median(times)
+
+    def peak_bytes(self, work: Callable[[], object]) -> int:
+        """Return the most memory that a call adds to what is allocated; 0 on a CPU."""
+        if not self.on_gpu:
+            work()
+            return 0
+        torch.cuda.reset_peak_memory_stats(self.device)
+        before = torch.cuda.memory_allocated(self.device)
+        work()
+        return torch.cuda.max_memory_allocated(self.device) - before
+
+
+def error_of(found: Tensor, right: Tensor) -> float:
+    """Return the norm of the difference, relative to that of the right values."""
+    right = right.double()
+    return ((found.double() - right).norm() / right.norm().clamp_min(1e-30)).item()
+
+
+def training_step(
+    lab: Lab,
+    model: nn.Module,
+    loss_of: Callable[[Tensor, Tensor], Tensor],
+    losses: list[Tensor] | None = None,
+) -> Step:
+    """Return a step of a plain loop with clipping and fused AdamW, in which nothing waits.
+
+    Each step adds its loss to `losses`.
+    """
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=6e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True
+    )
+
+    def step(ids: Tensor, targets: Tensor) -> None:
+        with torch.autocast(lab.device.type, torch.bfloat16, enabled=lab.on_gpu):
+            loss = loss_of(ids, targets)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        optimizer.step()
+        optimizer.zero_grad()
+        if losses is not None:
+            losses.append(loss.detach())
+
+    return step
+
+
+class PlainLayer(nn.Module):
+    """A layer of GPT-2: q, k and v in one product, sdpa, GELU."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = self.qkv(self.norm1(x)).chunk(3, dim=-1)
+        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(y.transpose(1, 2).flatten(2))
+        return x + self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh"))
+
+
+class PlainGPT(nn.Module):
+    """GPT-2 with the settings of nanoGPT's benchmark: tied head, all logits at once, no dropout.
+
+    Source: karpathy/nanoGPT, bench.py and model.py (settings only).
+    """
+
+    def __init__(self, vocab: int, width: int, heads: int, layers: int, context: int) -> None:
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(vocab, width), nn.Embedding(context, width)
+        self.layers = nn.Sequential(*(PlainLayer(width, heads) for _ in range(layers)))
+        self.norm = nn.LayerNorm(width)
+        for weight in (self.tokens.weight, self.positions.weight):
+            nn.init.normal_(weight, std=0.02)
+
+    def forward(self, ids: Tensor, targets: Tensor) -> Tensor:
+        x = self.tokens(ids) + self.positions.weight[: ids.shape[1]]
+        logits = F.linear(self.norm(self.layers(x)), self.tokens.weight)
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
