@@ -43,9 +43,9 @@ train: $(STAMP)
 # Two workers with a thread each: on two cores, two threads each would wait for one another.
 PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 2 --dist worksteal
 
-# Without the long proofs, and without those that start many processes or install a wheel.
+# The markers stand in pyproject.toml.
 test: $(TESTED)
-	$(PYTEST) -m "not slow" $(ARGS)
+	$(PYTEST) -m "not slow and not long" $(ARGS)
 
 test-all: $(TESTED)
 	$(PYTEST) $(ARGS)

@@ -25,7 +25,7 @@ LINKED = [*PAGES, ROOT / "CHANGELOG.md"]
 WITH_COMMANDS = [page for page in PAGES if shown_on(page)]
 # The experiments whose runs the pages compare, beside attention_suite.
 SWEPT = (
-    *("arena", "precision", "optimizers", "speedrun_muon", "speedrun_ablation"),
+    *("arena", "arena/tuning", "precision", "optimizers", "speedrun_muon", "speedrun_ablation"),
     *("scratch", "positions", "zoology_fig2", "recall_window", "recall_variants"),
     *("until", "ladder", "evidence", "tokenizers"),
 )
