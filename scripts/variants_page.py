@@ -88,30 +88,6 @@ def header(file: Path) -> tuple[str, str, str] | None:
     return " ".join(lines[:paper]), " ".join(lines[paper:use]), " ".join(lines[use:])
 
 
-@dataclass(frozen=True)
-class Counted:
-    """Costs of GPT-2 small with a choice; the cache in half precision."""
-
-    parameters: int
-    attention_parameters: float  # of a layer
-    cache_bytes: float  # of a token and layer
-    mflops: float  # of training, per token
-
-
-def count(choice: Choice) -> Counted:
-    """Count the costs of a choice, on the meta device."""
-    with torch.device("meta"):
-        model = model_of(choice.chosen, "model.vocab_size=50257").to(torch.bfloat16)
-        cost = measure_cost(model)
-    layers = len(model.layers())
-    return Counted(
-        cost.params,
-        cost.params_attention / layers,
-        cost.kv_bytes_per_token / layers,
-        cost.flops_per_token / 1e6,
-    )
-
-
 def stack_of(choice: Choice, context: int) -> Stack:
     """Return two layers of GPT-2 small with this choice: for a block whole, else their attention.
 
@@ -164,10 +140,8 @@ def draw(choice: Choice, steps: int) -> Path | None:
     folder = RUNS / choice.key
     if not RunFolder(folder).done:
         print(f"training {choice.key}")
-        train(
-            settings([*overrides_of(choice.chosen), f"budget.steps={steps}", "trainer=cpu"]),
-            str(folder),
-        )
+        own = overrides_of(choice.chosen)
+        train(settings([*own, f"budget.steps={steps}", "trainer=cpu"]), str(folder))
     run = load_run(folder)
     layers = run.model.layers_with_maps()
     if not layers:
@@ -211,17 +185,19 @@ def table(
     )
     yield "| --- |" + " ---: |" * 10
     for one in own:
-        costs = row(one)
         times = " | ".join(f"{ms:.2f} | {share:.2f}" for ms, share in speed[one.key])
-        yield f"{costs} {times} |"
+        yield f"{row(one)} {times} |"
 
 
 def row(choice: Choice) -> str:
-    """Return the beginning of a choice's row: its name and its counted costs."""
-    c = count(choice)
+    """Return the beginning of a choice's row: its name, and costs counted on the meta device."""
+    with torch.device("meta"):
+        model = model_of(choice.chosen, "model.vocab_size=50257").to(torch.bfloat16)
+        cost = measure_cost(model)
+    layers = len(model.layers())
     return (
-        f"| {choice.name} | {c.parameters:,} | {c.attention_parameters:,.0f} "
-        f"| {c.cache_bytes:,.0f} | {c.mflops:,.1f} |"
+        f"| {choice.name} | {cost.params:,} | {cost.params_attention / layers:,.0f} "
+        f"| {cost.kv_bytes_per_token / layers:,.0f} | {cost.flops_per_token / 1e6:,.1f} |"
     )
 
 

@@ -98,8 +98,8 @@ def contenders(
             if length <= LENGTHS[-1] or "backend=reference" not in name
         }
         if peers and length <= LENGTHS[-1]:
-            sizes = {"num_heads": HEADS, "d_model": WIDTH, "context_length": length}
-            builders |= {f"peer {n}": partial(b, **sizes) for n, b in ATTENTION_MODULES.items()}
+            for name, build in ATTENTION_MODULES.items():
+                builders[f"peer {name}"] = partial(build, WIDTH, HEADS, length)
         for name, build in builders.items():
             found[name, length] = partial(layer_seconds, build, length, steps)
     return found

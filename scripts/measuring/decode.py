@@ -26,6 +26,7 @@ from gptattn.machine.device import resolve_device, synchronize
 from gptattn.model.cost import parameter_count
 from gptattn.model.gpt import GPT
 from measuring.menu import Stack, add_choices, chosen, model_of, stack_of
+from measuring.peers import Sizes, build_transformers
 from measuring.rounds import (
     add_rounds,
     interleave,
@@ -38,6 +39,7 @@ from measuring.rounds import (
 
 PROMPT, NEW, VOCABULARY, D_MODEL = 512, 64, 50257, 768
 BATCHES = (1, 8)
+GPT2_SMALL = Sizes(12, 12, D_MODEL, 1024, VOCABULARY)
 GREEDY = Sampling(temperature=0)
 
 
@@ -181,22 +183,11 @@ def contenders(
         models: dict[str, Any] = {
             name: model_of(name, f"model.vocab_size={VOCABULARY}") for name in names
         }
-        models["transformers"] = transformers_model()
+        models["transformers"] = build_transformers(GPT2_SMALL).model
         for name, model in models.items():
             placed = model.to(device, dtype).eval()
             found[name + ends[0]] = Contender(placed, f"transformers{ends[0]}", name + ends[1])
     return found
-
-
-def transformers_model() -> Any:
-    """Build transformers' GPT-2 small on SDPA."""
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    config = GPT2Config(
-        activation_function="gelu_pytorch_tanh",
-        attn_implementation="sdpa",  # pyright: ignore[reportCallIssue]
-    )
-    return GPT2LMHeadModel(config)
 
 
 def decode_ours(model: GPT, ids: torch.Tensor, reading: Reading) -> tuple[float, float, float]:
@@ -232,6 +223,7 @@ def decode_transformers(model: Any, ids: torch.Tensor) -> tuple[float, float]:
         max_new_tokens=NEW,
         min_new_tokens=NEW,
         do_sample=False,
+        use_cache=True,
         pad_token_id=0,
         stopping_criteria=[clock],
     )

@@ -1,15 +1,13 @@
 """Checks and speeds on one GPU, in parts that continue where they stopped.
 
 check   what must hold before the figures mean anything
-train   steps of GPT-2 small, its loss and attention alone, and where an eager step's time goes
+train   steps of GPT-2 small, beside transformers' model
 loop    whole runs of train.py, their clock against CUDA's events
 decode  tokens one by one, beside what CUDA graphs would give
-resume  a deterministic run that is stopped and resumed
 
-After each cell `--out` holds gpu.json with all cells so far, and gpu.md with their table. A cell
-that is there is not run again, unless it failed and `--again` is given. No cell begins after
-`--seconds`. Exit code 1: a check failed, or a cell raised. `--device cpu --tiny` only shows that
-everything runs.
+After each cell `--out` holds gpu.json with all cells so far. A cell that is there is not run again,
+unless it failed and `--again` is given. No cell begins after `--seconds`. Exit code 1: a check
+failed, or a cell raised. `--device cpu --tiny` only shows that everything runs.
 """
 
 import argparse
@@ -32,9 +30,8 @@ from measuring.rounds import option_parser
 PARTS = {  # -> the module and the function that returns the part's cells by name
     "check": ("gpu_checks", "check_cells"),
     "train": ("gpu_speeds", "train_cells"),
-    "loop": ("gpu_runs", "loop_cells"),
+    "loop": ("gpu_speeds", "loop_cells"),
     "decode": ("gpu_speeds", "decode_cells"),
-    "resume": ("gpu_runs", "resume_cells"),
 }
 Cells = dict[str, Cell]
 
@@ -71,8 +68,7 @@ def measure(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
             break
         cells[name] = run(cell, lab)
         record = json.dumps({"by": made_by(lab), "parts": parts}, indent=1)
-        save(args.out / "gpu.json", record)
-        save(args.out / "gpu.md", table_of(parts))
+        write_atomically(args.out / "gpu.json", lambda out, text=record: out.write(text.encode()))
         print(f"{args.part}: {name}: {words_of(cells[name])}", flush=True)
     return cells, int(any(failed(cells[name]) for name in known if name in cells))
 
@@ -128,18 +124,3 @@ def rounded(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "NO"
     return str(value)
-
-
-def table_of(parts: dict[str, Cells]) -> str:
-    """Return the cells as a Markdown table."""
-    lines = ["| part | cell | found | s |", "|---|---|---|---:|"]
-    for part, cells in parts.items():
-        for name, cell in cells.items():
-            found = words_of(cell).replace("|", "\\|").replace("\n", " ")
-            lines.append(f"| {part} | {name} | {found} | {cell['seconds']:.0f} |")
-    return "\n".join(lines) + "\n"
-
-
-def save(file: Path, text: str) -> None:
-    """Replace the file in one go: a command that is killed leaves the one before."""
-    write_atomically(file, lambda out: out.write(text.encode()))

@@ -1,6 +1,5 @@
 """The GPU's part `check`: what must hold before the figures mean anything."""
 
-import platform
 from collections.abc import Callable
 from functools import partial
 
@@ -22,11 +21,7 @@ DROPOUT = 0.2
 
 def versions(lab: Lab) -> Cell:
     """Of what this ran on; `missing`: the compiler that torch.compile lacks."""
-    found = {
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-        "python": platform.python_version(),
-    }
+    found = {"torch": torch.__version__, "cuda": torch.version.cuda}
     return found | {"device": device_name(lab.device), "missing": missing_compiler(lab.device)}
 
 

@@ -8,7 +8,6 @@ from statistics import median
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gptattn.machine.device import matmul_flops_per_second, synchronize
@@ -131,41 +130,3 @@ def training_step(
             losses.append(loss.detach())
 
     return step
-
-
-class PlainLayer(nn.Module):
-    """A layer of GPT-2: q, k and v in one product, sdpa, GELU."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        parts = self.qkv(self.norm1(x)).chunk(3, dim=-1)
-        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(y.transpose(1, 2).flatten(2))
-        return x + self.down(F.gelu(self.up(self.norm2(x)), approximate="tanh"))
-
-
-class PlainGPT(nn.Module):
-    """GPT-2 with the settings of nanoGPT's benchmark: tied head, all logits at once, no dropout.
-
-    Source: karpathy/nanoGPT, bench.py and model.py (settings only).
-    """
-
-    def __init__(self, vocab: int, width: int, heads: int, layers: int, context: int) -> None:
-        super().__init__()
-        self.tokens, self.positions = nn.Embedding(vocab, width), nn.Embedding(context, width)
-        self.layers = nn.Sequential(*(PlainLayer(width, heads) for _ in range(layers)))
-        self.norm = nn.LayerNorm(width)
-        for weight in (self.tokens.weight, self.positions.weight):
-            nn.init.normal_(weight, std=0.02)
-
-    def forward(self, ids: Tensor, targets: Tensor) -> Tensor:
-        x = self.tokens(ids) + self.positions.weight[: ids.shape[1]]
-        logits = F.linear(self.norm(self.layers(x)), self.tokens.weight)
-        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())

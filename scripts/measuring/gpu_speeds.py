@@ -1,28 +1,28 @@
-"""The GPU's parts `train` and `decode`: what steps and tokens cost, without the run around them."""
+"""The GPU's parts `train`, `loop` and `decode`: what steps, runs and tokens cost."""
 
+import tempfile
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.profiler import ProfilerActivity, profile
+from torch import Tensor
 
-from gptattn.attention import Rule, attend
 from gptattn.decode.generate import stream
 from gptattn.decode.sampling import Sampling
-from gptattn.machine.device import synchronize
 from gptattn.model.cost import measure_cost
 from gptattn.model.gpt import GPT
-from measuring.gpu_lab import Cell, Lab, PlainGPT, Step, training_step
+from gptattn.training.module import LanguageModel
+from gptattn.training.run import train
+from measuring.gpu_lab import Cell, Lab, Step, training_step
+from measuring.peers import Sizes, build_transformers
 
 T, VOCABULARIES, ROWS = 1024, (50257, 50304), (16, 32, 64)
-BACKENDS = {
-    "flash": SDPBackend.FLASH_ATTENTION,
-    "cudnn": SDPBackend.CUDNN_ATTENTION,
-    "efficient": SDPBackend.EFFICIENT_ATTENTION,
-}
-CONTEXT = 32_768  # keys, in the cells of decode attention
 
 
 def tokens_per_s(lab: Lab, step: Step, rows: int, vocab: int) -> Cell:
@@ -47,66 +47,19 @@ def ours(lab: Lab, compiled: bool, vocab: int, rows: int, attn: str = "mha") -> 
     return cell | {"of_rate": cell["tokens_per_s"] * flops / rate}
 
 
-def plain(lab: Lab, compiled: bool, rows: int) -> Cell:
-    """A plain GPT-2 with nanoGPT's settings, at the vocabulary of 50,304."""
+def peer(lab: Lab, compiled: bool, rows: int) -> Cell:
+    """transformers' GPT-2, all logits at once, at the vocabulary of 50,304."""
     torch._dynamo.reset()
-    cfg, vocab = lab.settings().model, 50304
-    sizes = lab.size(vocab, 64), cfg.d_model, cfg.num_heads, cfg.num_layers, cfg.context_length
-    model = PlainGPT(*sizes).to(lab.device)
+    cfg = lab.settings().model
+    shape = cfg.num_layers, cfg.num_heads, cfg.d_model, cfg.context_length
+    model = build_transformers(Sizes(*shape, lab.size(50304, 64))).to(lab.device)
     if compiled:
         lab.compile(model)
-    return tokens_per_s(lab, training_step(lab, model, model), rows, vocab)
 
+    def loss_of(ids: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(model(ids).flatten(0, 1), targets.flatten())
 
-def loss_alone(lab: Lab, vocab: int) -> Cell:
-    """The head and the loss, with their gradients, of 16 rows."""
-    model = lab.model(vocab_size=vocab)
-    rows, tokens = lab.size(16, 2), lab.size(T, 16)
-    hidden = torch.randn(rows, tokens, model.head.weight.shape[1], device=lab.device)
-    _, targets = lab.batch(rows, tokens, vocab)
-    model.hidden = lambda *_: hidden.requires_grad_()  # type: ignore[method-assign]
-
-    def both() -> None:
-        with torch.autocast(lab.device.type, torch.bfloat16, enabled=lab.on_gpu):
-            model.loss(targets, targets).backward()
-
-    return {"ms": 1e3 * lab.seconds(both)}
-
-
-def kernel(lab: Lab, backend: str, groups: int) -> Cell:
-    """Causal attention of 16 rows by one of torch's kernels, forward and backward."""
-    rows, tokens = lab.size(16, 2), lab.size(T, 16)
-    q, k, v = (
-        torch.randn(rows, n, tokens, 64, device=lab.device, dtype=lab.half, requires_grad=True)
-        for n in (12, groups, groups)
-    )
-
-    def both() -> None:
-        with sdpa_kernel(BACKENDS[backend] if lab.on_gpu else SDPBackend.MATH):
-            y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=groups != 12)
-        y.backward(torch.ones_like(y))
-
-    return {"ms": 1e3 * lab.seconds(both)}
-
-
-def profiled(lab: Lab) -> Cell:
-    """The operations that take most of three eager steps, with their share of all."""
-    model = lab.model()
-    step = training_step(lab, model, model.loss)
-    batch = lab.batch(lab.size(16, 2), lab.size(T, 16))
-    step(*batch)
-    kinds = [ProfilerActivity.CUDA] if lab.on_gpu else [ProfilerActivity.CPU]
-    with profile(activities=kinds) as found:
-        for _ in range(3):
-            step(*batch)
-        synchronize(lab.device)
-
-    def micros(event: object) -> float:
-        return getattr(event, "self_device_time_total" if lab.on_gpu else "self_cpu_time_total")
-
-    events = sorted(found.key_averages(), key=micros, reverse=True)
-    whole = sum(map(micros, events)) or 1.0
-    return {event.key[:70]: round(micros(event) / whole, 4) for event in events[:15]}
+    return tokens_per_s(lab, training_step(lab, model, loss_of), rows, 50304)
 
 
 def train_cells() -> dict[str, Callable[[Lab], Cell]]:
@@ -118,21 +71,62 @@ def train_cells() -> dict[str, Callable[[Lab], Cell]]:
         name = f"{how}, V = {vocab:,}, {rows} rows"
         found[name] = partial(ours, compiled=compiled, vocab=vocab, rows=rows)
         if vocab == VOCABULARIES[-1]:
-            found[f"nanoGPT's settings, {how}, {rows} rows"] = partial(
-                plain, compiled=compiled, rows=rows
-            )
+            found[f"transformers, {how}, {rows} rows"] = partial(peer, compiled=compiled, rows=rows)
     for attn in ("gqa", "mqa"):
         found[f"{attn}, compiled, V = 50,304, 16 rows"] = partial(
             ours, compiled=True, vocab=50304, rows=16, attn=attn
         )
-    for vocab in VOCABULARIES:
-        found[f"the loss alone, V = {vocab:,}"] = partial(loss_alone, vocab=vocab)
-    for groups in (12, 2, 1):
-        # The memory-efficient kernel takes no shared keys.
-        for backend in BACKENDS if groups == 12 else ("flash", "cudnn"):
-            name = f"attention by {backend}, {groups} key heads"
-            found[name] = partial(kernel, backend=backend, groups=groups)
-    return found | {"shares of an eager step": profiled}
+    return found
+
+
+def loop_cells() -> dict[str, Callable[[Lab], Cell]]:
+    """Return the cells of the part `loop` by name."""
+    return {
+        "train.py, eager": partial(against_events, compiled=False),
+        "train.py, compiled": partial(against_events, compiled=True),
+    }
+
+
+def against_events(lab: Lab, compiled: bool) -> Cell:
+    """A run's own figures beside events around its steps; in steps 3 to 5 waiting is an error."""
+    marks: list[torch.cuda.Event] = []
+    peak: list[float] = []
+
+    def look(module: LanguageModel, *_: Any) -> None:
+        if not lab.on_gpu:
+            return
+        marks.append(torch.cuda.Event(enable_timing=True))
+        marks[-1].record()
+        # Compiling may wait, so this is asked of the eager run.
+        forbidden = not compiled and 3 <= module.global_step + 1 <= 5
+        torch.cuda.set_sync_debug_mode("error" if forbidden else "default")
+        peak[:] = [torch.cuda.max_memory_allocated() / 1e6]
+
+    with tempfile.TemporaryDirectory() as folder:
+        cfg = lab.settings(
+            f"cache_dir={folder}/cache",
+            f"budget.steps={lab.size(300, 6)}",
+            f"batch_size={lab.size(16, 4)}",
+            f"model.vocab_size={lab.size(50304, 256)}",
+            f"trainer.threads={lab.size(8, 1)}",
+            f"compile={'true' if compiled and not lab.tiny else 'false'}",
+            "validation.count=1",
+            "sample.tokens=0",
+            "checkpoint=false",
+            "log_every=10000",
+        )
+        with mock.patch.object(LanguageModel, "on_train_batch_end", look):
+            metrics = train(cfg, Path(folder) / "run")["metrics"]
+    cell = {name: metrics[f"perf/{name}"] for name in ("tokens_per_s", "step_ms", "mfu")}
+    cell["peak_mb"] = metrics["perf/peak_memory_training_mb"]
+    if not lab.on_gpu:
+        return cell
+    torch.cuda.synchronize()
+    events = median(first.elapsed_time(last) for first, last in pairwise(marks[5:]))
+    off = metrics["perf/step_ms"] / events - 1
+    # The run's validation, which has no gradients, comes after the newest look.
+    right_peak = abs(cell["peak_mb"] / peak[0] - 1) < 0.02
+    return cell | {"clock_off": off, "ok": abs(off) < 0.02 and right_peak}
 
 
 def decode(lab: Lab, batch: int) -> Cell:
@@ -188,24 +182,10 @@ def same_text(lab: Lab) -> Cell:
     return {"as_without_a_cache": uncached, "as_padded": alone, "ok": uncached and alone}
 
 
-@torch.inference_mode()
-def attention_step(lab: Lab, groups: int) -> Cell:
-    """One layer's attention of one token to a long cache, at batch 32."""
-    rows, S = lab.size(32, 2), lab.size(CONTEXT, 32)
-    q = torch.randn(rows, 12, 1, 64, device=lab.device, dtype=lab.half)
-    k, v = (torch.randn(rows, groups, S, 64, device=lab.device, dtype=lab.half) for _ in range(2))
-    newest, held = range(S - 1, S), range(S)
-    seconds = lab.seconds(lambda: attend(q, k, v, Rule(0.125), q_pos=newest, k_pos=held))
-    return {"us": 1e6 * seconds, "gb_per_s": 2 * k.nbytes / seconds / 1e9}
-
-
 def decode_cells() -> dict[str, Callable[[Lab], Cell]]:
     """Return the cells of the part `decode` by name."""
     found: dict[str, Callable[[Lab], Cell]] = {"the same text by every way": same_text}
     for batch in (1, 8, 64):
         found[f"batch {batch}, eager"] = partial(decode, batch=batch)
         found[f"batch {batch}, one step as a graph"] = partial(graph_floor, batch=batch)
-    for groups in (12, 2, 1):
-        name = f"attention to {CONTEXT:,} keys, {groups} key heads"
-        found[name] = partial(attention_step, groups=groups)
     return found

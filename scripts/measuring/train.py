@@ -1,7 +1,7 @@
-"""Training steps, start-up and memory, beside other libraries' own models.
+"""Training steps and memory, beside other libraries' own models.
 
 Prints tokens per second, ratios, and the share of the rate of matrix products in this precision;
-then the time to the first step beside that of a bare import, and peak memory.
+then peak memory at GPT-2 small.
 
 Every contender gets batches of the same shape, fused AdamW and gradient clipping. "bare" is a plain
 loop around our model, the same as for the peers. "train.py" is the whole Lightning loop with its
@@ -15,7 +15,6 @@ import json
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -40,7 +39,7 @@ from gptattn.settings.config import Precision, TrainConfig
 from gptattn.training.preflight import DTYPES, preflight
 from gptattn.training.run import train
 from measuring.menu import add_choices, chosen, overrides_of
-from measuring.peers import LANGUAGE_MODELS
+from measuring.peers import LANGUAGE_MODELS, Sizes
 from measuring.rounds import (
     Measure,
     add_rounds,
@@ -89,14 +88,13 @@ def new_parser() -> argparse.ArgumentParser:
         "--precisions", nargs="+", choices=["32-true", "bf16-mixed"], default=["32-true"]
     )
     parser.add_argument("--no-peers", action="store_true", help="only ours")
-    parser.add_argument("--start-rounds", type=int, default=5, help="0: no time to the first step")
     parser.add_argument("--skip-memory", action="store_true")
     parser.add_argument("--memory-of", help=argparse.SUPPRESS)
     return parser
 
 
 def measure(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
-    """Measure speed at each size, start-up and memory; print and return the figures."""
+    """Measure speed at each size, and memory; print and return the figures."""
     if args.memory_of:
         torch.set_num_threads(args.threads)
         return {"peak_mb": peak_mb(args.memory_of)}, 0
@@ -105,8 +103,6 @@ def measure(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         text = random_text(Path(folder))
-        if args.start_rounds:
-            results["start"] = measure_start(text, args.start_rounds)
         for name in args.sizes:
             results[name] = measure_speed(SIZES[name], names, text, args)
     if not args.skip_memory:
@@ -204,13 +200,8 @@ def our_model(size: Size, name: str) -> GPT:
 def peer_model(size: Size, peer: str) -> nn.Module:
     """Build a peer's model with the sizes of ours."""
     model = config(size, "mha").model
-    return LANGUAGE_MODELS[peer](
-        num_layers=model.num_layers,
-        num_heads=model.num_heads,
-        d_model=model.d_model,
-        context_length=model.context_length,
-        vocab_size=size.vocab_size,
-    )
+    shape = model.num_layers, model.num_heads, model.d_model, model.context_length
+    return LANGUAGE_MODELS[peer](Sizes(*shape, size.vocab_size))
 
 
 def our_loss(
@@ -277,7 +268,7 @@ def random_text(folder: Path) -> Path:
     return text
 
 
-# Memory and start-up
+# Memory
 
 
 def measure_memory(names: list[str], args: argparse.Namespace) -> dict[str, float]:
@@ -316,37 +307,3 @@ def peak_mb(contender: str) -> float:
     for _ in range(MEMORY.warm_up + MEMORY.steps):
         step()
     return peak_memory_mb(CPU)
-
-
-def measure_start(text: Path, rounds: int) -> dict[str, float]:
-    """Time the first step and the bare import; print and return medians and their ratio."""
-    measures = {"import": import_seconds, "first step": partial(first_step_seconds, text)}
-    seconds = interleave(measures, rounds, seed=1)
-    over = ratio(seconds["first step"], seconds["import"])
-    first, bare = (median(seconds[name]) for name in ("first step", "import"))
-    print(
-        f"first step after {first:.2f} s; import lightning.pytorch, hydra: {bare:.2f} s; "
-        f"ratio {over:.2f}"
-    )
-    return {"first_step": first, "import": bare, "ratio": over}
-
-
-def first_step_seconds(text: Path) -> float:
-    """Return the seconds from the start of `python train.py` to the line of its first step."""
-    with tempfile.TemporaryDirectory() as folder:
-        own = ["attn=gqa", "data=text", f"data.path={text}", "budget.steps=1", "sample.tokens=0"]
-        command = [sys.executable, "train.py", *own, f"run_dir={folder}/run"]
-        start = time.perf_counter()
-        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout is not None
-            next(line for line in process.stdout if line.startswith("step 1"))
-            seconds = time.perf_counter() - start
-            process.communicate()
-    return seconds
-
-
-def import_seconds() -> float:
-    """Return the seconds of a Python that only imports Lightning and Hydra."""
-    start = time.perf_counter()
-    subprocess.run([sys.executable, "-c", "import lightning.pytorch, hydra"], check=True)
-    return time.perf_counter() - start
