@@ -56,9 +56,6 @@ LONG = {
     "experiment=ladder": [TWO_VARIANTS, ONE_RATE],
 }
 
-# Commands that a page shows as refused, and the page that says so.
-REFUSED = {"make board ARGS=--bind_all": "docs/reliability.md: TensorBoard has no login"}
-
 
 @dataclass(frozen=True)
 class Shown:
@@ -67,7 +64,6 @@ class Shown:
     page: str
     text: str
     words: tuple[str, ...]
-    environment: tuple[str, ...] = ()
 
 
 def new_on(page: Path) -> list[Shown]:
@@ -107,27 +103,11 @@ def _commands(page: str, line: str) -> list[Shown]:
 
 def _shown(page: str, words: list[str]) -> Shown:
     count = next(i for i, word in enumerate(words) if not re.match(r"[A-Z_]+=", word))
-    names = tuple(word.partition("=")[0] for word in words[:count])
-    return Shown(page, " ".join(words), tuple(words[count:]), names)
+    return Shown(page, " ".join(words), tuple(words[count:]))
 
 
-def examine(shown: Shown, home: Path) -> None:
+def examine(words: Sequence[str], home: Path) -> None:
     """Test a command in the folder `home`; one of no known kind fails."""
-    if shown.text in REFUSED:
-        with pytest.raises(Exception, match=r"bind_all"):
-            _examined(shown.words, home)
-        return
-    for name in shown.environment:
-        assert _is_read(name), f"{name}: nothing reads it"
-    _examined(shown.words, home)
-
-
-def _is_read(variable: str) -> bool:
-    files = [*(ROOT / "gptattn").rglob("*.py"), *(ROOT / "tests").rglob("*.py")]
-    return any(f'"{variable}"' in file.read_text(encoding="utf-8") for file in files)
-
-
-def _examined(words: Sequence[str], home: Path) -> None:
     program, *arguments = words
     if program.startswith("gptattn-"):
         assert program in PROJECT["scripts"], program
@@ -266,7 +246,7 @@ def _make(arguments: list[str]) -> None:
         words = [word.removeprefix(".venv-bench/bin/") for word in words]
         ours = words[0] == "python" and (words[1] == "train.py" or words[1].startswith("scripts/"))
         if ours or words[0] == "tensorboard":
-            _examined(words, Path.cwd())
+            examine(words, Path.cwd())
 
 
 def _pip(arguments: list[str]) -> None:
