@@ -1,8 +1,9 @@
 # make train ARGS="attn=gqa"   set up, then train      make board   TensorBoard over outputs/
 # make test                    set up, then test       make lint    format, lint and types
-# make bench                   measure against peers   make report  compare finished runs
-# make docs                    build site/          make docs-serve   the pages as they are edited
-# make menu                    write docs/variants.md    make audit    known vulnerabilities of the pinned versions
+# make test-all                with the long tests     make report  compare finished runs
+# make bench ARGS="decode"     measure, with peers     make menu    write docs/variants.md
+# make docs                    build site/             make docs-serve   the pages as they are edited
+# make audit                   known vulnerabilities of the pinned versions
 
 PYTHON ?= python3
 VENV   := .venv
@@ -18,7 +19,7 @@ ARGS   ?=
 # Where Python keeps no compiled modules, each process would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: train test test-all lint board report bench bench-check bench-train bench-attention bench-decode menu docs docs-serve audit clean
+.PHONY: train test test-all lint board report bench menu docs docs-serve audit clean
 
 # What training needs, and no more: linters and other libraries would slow every start. It is rebuilt
 # only when one of these files changes. Compiling all that is installed would take as long as the rest:
@@ -42,9 +43,9 @@ train: $(STAMP)
 # Two workers with a thread each: on two cores, two threads each would wait for one another.
 PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 2 --dist worksteal
 
-# Without the long proofs and those that start many processes or install a wheel.
+# The markers stand in pyproject.toml.
 test: $(TESTED)
-	$(PYTEST) -m "not slow" $(ARGS)
+	$(PYTEST) -m "not slow and not long" $(ARGS)
 
 test-all: $(TESTED)
 	$(PYTEST) $(ARGS)
@@ -62,41 +63,20 @@ report: $(STAMP)
 
 # The peers pin versions that we do not want, so they have their own environment. --no-deps leaves
 # out dependencies that the benchmarks do not need.
-$(BENCH)/.installed: pyproject.toml constraints.txt scripts/peers-requirements.txt
+INTO_BENCH := $(BENCH)/bin/python -m pip install --quiet --disable-pip-version-check
+$(BENCH)/.installed: pyproject.toml constraints.txt scripts/measuring/peers-requirements.txt
 	$(PYTHON) -m venv --clear $(BENCH)
-	$(BENCH)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(BENCH)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e .
-	$(BENCH)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r scripts/peers-requirements.txt
+	$(INTO_BENCH) -c constraints.txt torch
+	$(INTO_BENCH) -c constraints.txt -e .
+	$(INTO_BENCH) --no-deps -r scripts/measuring/peers-requirements.txt
 	touch $@
 
-# A short choice of what bench-train and bench-attention measure whole. It writes the rounds to RECORD,
-# whose ratios bench-check compares with those that are committed.
-RECORD ?= benchmarks/latest.json
-ROUNDS := build/rounds.json
-# Without backend=reference, which is there to be right, not fast.
-GUARDED := mha gqa:attn.num_kv_heads=4 mqa mha_wrapper mha_wrapper:attn.out_proj=false
-bench:
-	$(if $(ARGS),$(error make bench takes no ARGS; give them to bench-train or bench-attention))
-	rm -f $(ROUNDS)
-	$(MAKE) bench-train ARGS="--sizes nano --rounds 7 --start-rounds 0 --skip-memory --record $(abspath $(ROUNDS))"
-	$(MAKE) bench-attention ARGS="--variants $(GUARDED) --lengths 512 2048 --rounds 7 --record $(abspath $(ROUNDS))"
-	mkdir -p $(dir $(RECORD))
-	mv $(ROUNDS) $(RECORD)
+bench: $(BENCH)/.installed
+	$(BENCH)/bin/python scripts/bench.py $(or $(ARGS),train)
 
-# Measuring takes minutes: whether there is something to compare with is asked first.
-bench-check:
-	$(PYTHON) scripts/bench_check.py
-	$(MAKE) bench RECORD=build/bench.json
-	$(BENCH)/bin/python scripts/bench_check.py build/bench.json
-
-bench-train: $(BENCH)/.installed
-	$(BENCH)/bin/python scripts/bench_train.py $(ARGS)
-
-bench-attention: $(BENCH)/.installed
-	$(BENCH)/bin/python scripts/bench_attention.py $(ARGS)
-
-bench-decode: $(TESTED)
-	$(BIN)/python scripts/bench_decode.py $(ARGS)
+# Trains a small model of each choice, measures, and draws: about half an hour.
+menu: $(TESTED)
+	$(BIN)/python scripts/variants_page.py $(ARGS)
 
 # The site's tools have their own environment, so that they add nothing to .venv. The notebook trains,
 # so torch is there as well.
@@ -105,10 +85,6 @@ $(DOCS)/.installed: pyproject.toml constraints.txt
 	$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
 	$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	touch $@
-
-# Writes docs/variants.md: trains a small model of each choice, measures, and draws; about half an hour.
-menu: $(TESTED)
-	$(BIN)/python scripts/variants_page.py $(ARGS)
 
 docs: $(DOCS)/.installed
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/python -m mkdocs build $(ARGS)

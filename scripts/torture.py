@@ -34,9 +34,9 @@ TINY = [
     "accumulate=2",
     "model.dropout=0.1",
     "sample.tokens=8",
-    "trainer=cpu",
     "trainer.threads=1",
 ]
+TRAINERS = {"cpu": ["trainer=cpu"], "gpu": ["trainer=gpu", "trainer.deterministic=true"]}
 VARIANTS = (
     ["attn=mha", "accumulate=4"],
     ["attn=gqa", "optim=muon"],
@@ -48,7 +48,7 @@ VARIANTS = (
 
 @dataclass(frozen=True)
 class Arguments:
-    """row=kill,signal,corrupt count=3"""
+    """row=kill,signal,corrupt count=3 trainer=gpu"""
 
     row: tuple[str, ...] = option(
         "kill: SIGKILL at a random moment, twice; signal: SIGTERM; corrupt: a byte of the newest "
@@ -57,6 +57,7 @@ class Arguments:
     )
     count: int = option("how often, of each row", 3, least=1)
     seed: int = option("of the moments", 1, least=0)
+    trainer: str = option("cpu, or gpu with trainer.deterministic=true", "cpu")
 
 
 def fingerprint(run: Path) -> str:
@@ -138,6 +139,7 @@ def run(args: Arguments) -> None:
     """Break runs and resume them; raise AssertionError if one differs from an undisturbed one."""
     for row in args.row:
         check_choice("row", row, ROWS)
+    check_choice("trainer", args.trainer, TRAINERS)
     chance = random.Random(args.seed)
     whole: dict[int, str] = {}
     with tempfile.TemporaryDirectory() as home:
@@ -145,7 +147,7 @@ def run(args: Arguments) -> None:
         for row in args.row:
             for i in range(args.count):
                 variant = i % len(VARIANTS)
-                own = VARIANTS[variant]
+                own = [*VARIANTS[variant], *TRAINERS[args.trainer]]
                 if variant not in whole:
                     folder = Path(home, f"whole{variant}")
                     folder.mkdir()

@@ -16,19 +16,17 @@ from pathlib import Path
 from statistics import median
 
 import torch
-from bench import interleave, quiet_threads, ratio, timed
-from bench_decode import Setting, layer_step
-from contenders import SIZES, Stack
+from measuring.decode import layer_seconds
+from measuring.menu import Stack, model_of, overrides_of
+from measuring.rounds import interleave, ratio, set_threads, timed
 
 from gptattn.data.tokenizer import encode_prompt
 from gptattn.machine.disk import write_atomically
 from gptattn.maps.labels import token_labels
 from gptattn.maps.layer_picture import layer_png
 from gptattn.model.cost import measure_cost
-from gptattn.model.gpt import GPT
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.load import load_run
-from gptattn.settings.build import build_model
 from gptattn.settings.compose import CONF, settings
 from gptattn.training.run import train
 
@@ -47,11 +45,11 @@ SECTIONS = {
 
 @dataclass(frozen=True)
 class Choice:
-    """One file of the menu, and the overrides that choose it."""
+    """One file of the menu; `chosen` names it as `measuring.menu` does."""
 
     group: str
     name: str
-    overrides: tuple[str, ...]
+    chosen: str
     definition: str
     paper: str
     use: str
@@ -66,10 +64,11 @@ def choices() -> Iterator[Choice]:
     """Yield every choice of the menu whose file says when to use it."""
     for group in SECTIONS:
         for file in sorted((CONF / group).glob("*.yaml")):
-            chosen = f"{group}=[{file.stem}]" if group == "part" else f"{group}={file.stem}"
+            by_group = {"attn": file.stem, "part": f"mha+{file.stem}"}
             words = header(file)
             if words is not None:
-                yield Choice(group, file.stem, (chosen,), *words)
+                chosen = by_group.get(group, f"mha:{group}={file.stem}")
+                yield Choice(group, file.stem, chosen, *words)
 
 
 def header(file: Path) -> tuple[str, str, str] | None:
@@ -89,43 +88,13 @@ def header(file: Path) -> tuple[str, str, str] | None:
     return " ".join(lines[:paper]), " ".join(lines[paper:use]), " ".join(lines[use:])
 
 
-def model_of(overrides: Sequence[str], *more: str) -> GPT:
-    """Build GPT-2 small with these choices."""
-    vocabulary = "model.vocab_size=50257"
-    return build_model(settings([*SIZES, vocabulary, *overrides, *more]), vocab_size=256)
-
-
-@dataclass(frozen=True)
-class Counted:
-    """Costs of GPT-2 small with a choice; the cache in half precision."""
-
-    parameters: int
-    attention_parameters: float  # of a layer
-    cache_bytes: float  # of a token and layer
-    mflops: float  # of training, per token
-
-
-def count(choice: Choice) -> Counted:
-    """Count the costs of a choice, on the meta device."""
-    with torch.device("meta"):
-        model = model_of(choice.overrides).to(torch.bfloat16)
-        cost = measure_cost(model)
-    layers = len(model.layers())
-    return Counted(
-        cost.params,
-        cost.params_attention / layers,
-        cost.kv_bytes_per_token / layers,
-        cost.flops_per_token / 1e6,
-    )
-
-
 def stack_of(choice: Choice, context: int) -> Stack:
     """Return two layers of GPT-2 small with this choice: for a block whole, else their attention.
 
     Two, because some choices share between layers; the same for all, so that ratios are fair.
     """
-    own = (f"model.context_length={context}", "model.num_layers=2", "model.vocab_size=256")
-    blocks = model_of(choice.overrides, *own).layers()
+    sizes = (f"model.context_length={context}", "model.num_layers=2")
+    blocks = model_of(choice.chosen, *sizes).layers()
     return Stack(blocks if choice.group == "block" else [block.attention for block in blocks])
 
 
@@ -135,14 +104,13 @@ def training_seconds(choice: Choice) -> float:
     return timed(lambda: stack(x).sum().backward(), warm_up=1, steps=3) / len(stack)
 
 
-def decoding_seconds(choice: Choice, setting: Setting, S: int) -> float:
+def decoding_seconds(choice: Choice, S: int) -> float:
     """Return the seconds per layer of one token, BATCH rows, S tokens held."""
-    return layer_step(stack_of(choice, S).eval(), setting, BATCH, S)
+    return layer_seconds(stack_of(choice, S).eval(), BATCH, S)
 
 
 def measure(rounds: int) -> dict[str, list[tuple[float, float]]]:
     """Return for each choice (ms, share of its section's base): training, then each decoding."""
-    setting = Setting(torch.device("cpu"), [torch.float32], rounds, seed=0)
     found: dict[str, list[tuple[float, float]]] = {}
     for group, (_, _, base) in SECTIONS.items():
         own = {one.name: one for one in choices() if one.group in (group, "attn")}
@@ -150,12 +118,12 @@ def measure(rounds: int) -> dict[str, list[tuple[float, float]]]:
         works = [
             {name: partial(training_seconds, one) for name, one in own.items()},
             *(
-                {name: partial(decoding_seconds, one, setting, S) for name, one in own.items()}
+                {name: partial(decoding_seconds, one, S) for name, one in own.items()}
                 for S in DECODE_S
             ),
         ]
         for work in works:
-            seconds = interleave(work, rounds, seed=0)
+            seconds = interleave(work, rounds)
             for name, values in seconds.items():
                 if own[name].group != group:
                     continue  # measured in a section of its own too; here for the ratios
@@ -172,7 +140,8 @@ def draw(choice: Choice, steps: int) -> Path | None:
     folder = RUNS / choice.key
     if not RunFolder(folder).done:
         print(f"training {choice.key}")
-        train(settings([*choice.overrides, f"budget.steps={steps}", "trainer=cpu"]), str(folder))
+        own = overrides_of(choice.chosen)
+        train(settings([*own, f"budget.steps={steps}", "trainer=cpu"]), str(folder))
     run = load_run(folder)
     layers = run.model.layers_with_maps()
     if not layers:
@@ -216,17 +185,19 @@ def table(
     )
     yield "| --- |" + " ---: |" * 10
     for one in own:
-        costs = row(one)
         times = " | ".join(f"{ms:.2f} | {share:.2f}" for ms, share in speed[one.key])
-        yield f"{costs} {times} |"
+        yield f"{row(one)} {times} |"
 
 
 def row(choice: Choice) -> str:
-    """Return the beginning of a choice's row: its name and its counted costs."""
-    c = count(choice)
+    """Return the beginning of a choice's row: its name, and costs counted on the meta device."""
+    with torch.device("meta"):
+        model = model_of(choice.chosen, "model.vocab_size=50257").to(torch.bfloat16)
+        cost = measure_cost(model)
+    layers = len(model.layers())
     return (
-        f"| {choice.name} | {c.parameters:,} | {c.attention_parameters:,.0f} "
-        f"| {c.cache_bytes:,.0f} | {c.mflops:,.1f} |"
+        f"| {choice.name} | {cost.params:,} | {cost.params_attention / layers:,.0f} "
+        f"| {cost.kv_bytes_per_token / layers:,.0f} | {cost.flops_per_token / 1e6:,.1f} |"
     )
 
 
@@ -264,7 +235,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=600)
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
-    quiet_threads(args.threads)
+    set_threads(args.threads)
     pictures = {one.key: draw(one, args.steps) for one in choices()}
     text = page(pictures, measure(args.rounds), args.steps)
     write_atomically(PAGE, lambda file: file.write(text.encode()))

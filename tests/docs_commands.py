@@ -6,6 +6,7 @@ first step. What cannot run in a test is looked at in another way; its function 
 """
 
 import contextlib
+import importlib
 import os
 import re
 import runpy
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+import bench
 import pytest
 from support import TINY, check_job, command, process_state
 from torch.distributed.run import get_args_parser
@@ -54,9 +56,6 @@ LONG = {
     "experiment=ladder": [TWO_VARIANTS, ONE_RATE],
 }
 
-# Commands that a page shows as refused, and the page that says so.
-REFUSED = {"make board ARGS=--bind_all": "docs/reliability.md: TensorBoard has no login"}
-
 
 @dataclass(frozen=True)
 class Shown:
@@ -65,7 +64,6 @@ class Shown:
     page: str
     text: str
     words: tuple[str, ...]
-    environment: tuple[str, ...] = ()
 
 
 def new_on(page: Path) -> list[Shown]:
@@ -105,27 +103,11 @@ def _commands(page: str, line: str) -> list[Shown]:
 
 def _shown(page: str, words: list[str]) -> Shown:
     count = next(i for i, word in enumerate(words) if not re.match(r"[A-Z_]+=", word))
-    names = tuple(word.partition("=")[0] for word in words[:count])
-    return Shown(page, " ".join(words), tuple(words[count:]), names)
+    return Shown(page, " ".join(words), tuple(words[count:]))
 
 
-def examine(shown: Shown, home: Path) -> None:
+def examine(words: Sequence[str], home: Path) -> None:
     """Test a command in the folder `home`; one of no known kind fails."""
-    if shown.text in REFUSED:
-        with pytest.raises(Exception, match=r"bind_all"):
-            _examined(shown.words, home)
-        return
-    for name in shown.environment:
-        assert _is_read(name), f"{name}: nothing reads it"
-    _examined(shown.words, home)
-
-
-def _is_read(variable: str) -> bool:
-    files = [*(ROOT / "gptattn").rglob("*.py"), *(ROOT / "tests").rglob("*.py")]
-    return any(f'"{variable}"' in file.read_text(encoding="utf-8") for file in files)
-
-
-def _examined(words: Sequence[str], home: Path) -> None:
     program, *arguments = words
     if program.startswith("gptattn-"):
         assert program in PROJECT["scripts"], program
@@ -208,7 +190,7 @@ def _run(name: str) -> Callable[[list[str]], None]:
     def run(arguments: list[str]) -> None:
         sys.argv = [f"scripts/{name}", *arguments]
         with pytest.raises(SystemExit) as end:
-            runpy.run_path(str(ROOT / "scripts" / name), name_run="__main__")
+            runpy.run_path(str(ROOT / "scripts" / name), run_name="__main__")
         assert end.value.code in (0, None)
 
     return run
@@ -235,50 +217,36 @@ def _evaluate(arguments: list[str]) -> None:
 
 def _torture(arguments: list[str]) -> None:
     """Read the arguments: it takes minutes."""
-    script = runpy.run_path(str(ROOT / "scripts" / "torture.py"), name_run="torture")
+    script = runpy.run_path(str(ROOT / "scripts" / "torture.py"), run_name="torture")
     asked = script["parse"](script["Arguments"], arguments)
     assert {*asked.row} <= {*script["ROWS"]}
 
 
-def _bench(name: str) -> Callable[[list[str]], None]:
-    """Only check that the options exist: it takes minutes, and a quiet machine or many runs."""
-
-    def look(arguments: list[str]) -> None:
-        files = [ROOT / "scripts" / file for file in (name, "contenders.py")]
-        source = "".join(file.read_text(encoding="utf-8") for file in files)
-        for option in arguments:
-            assert not option.startswith("--") or f'"{option}"' in source, option
-
-    return look
+def _bench(arguments: list[str]) -> None:
+    """Read the options: it takes minutes, and a quiet machine."""
+    part, *options = arguments
+    assert part in bench.PARTS
+    importlib.import_module(f"measuring.{part}").new_parser().parse_args(options)
 
 
-def _profile(arguments: list[str]) -> None:
-    """Profile a small model in place of the one that is shown."""
-    kept = [a for a in arguments if not a.startswith(("model", "batch_size="))]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(ROOT / "scripts")
-        patch.setattr(sys, "argv", ["profile_step.py", *kept, *SIZES])
-        runpy.run_path(str(ROOT / "scripts" / "profile_step.py"), name_run="__main__")
-
-
-def dry_make(arguments: list[str]) -> subprocess.CompletedProcess[str]:
-    """Return what `make -n` says, whatever was given to the make that runs the tests."""
-    given = ("MAKE", "ARGS")
-    env = {name: value for name, value in os.environ.items() if not name.startswith(given)}
-    command = ["make", "-n", *arguments]
-    return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+def _as_it_is(arguments: list[str]) -> None:
+    """Only check that there are no options: it takes minutes."""
+    assert arguments == []
 
 
 def _make(arguments: list[str]) -> None:
     """Test our commands in the output of `make -n`: make itself would install environments."""
-    told = dry_make(arguments)
+    given = ("MAKE", "ARGS")  # to the make that runs the tests
+    env = {name: value for name, value in os.environ.items() if not name.startswith(given)}
+    command = ["make", "-n", *arguments]
+    told = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
     assert told.returncode == 0, told.stderr
     for line in told.stdout.splitlines():
         words = [word.removeprefix(".venv/bin/") for word in shlex.split(line)]
         words = [word.removeprefix(".venv-bench/bin/") for word in words]
         ours = words[0] == "python" and (words[1] == "train.py" or words[1].startswith("scripts/"))
         if ours or words[0] == "tensorboard":
-            _examined(words, Path.cwd())
+            examine(words, Path.cwd())
 
 
 def _pip(arguments: list[str]) -> None:
@@ -323,12 +291,9 @@ KINDS: dict[str, Callable[[list[str]], None]] = {
     "attention_map.py": _run("attention_map.py"),
     "prepare.py": _prepare,
     "torture.py": _torture,
-    "seed_noise.py": _bench("seed_noise.py"),
-    **{file.name: _bench(file.name) for file in (ROOT / "scripts").glob("bench_*.py")},
-    "profile_step.py": _profile,
-    "simulate_statistics.py": _bench("simulate_statistics.py"),
-    "arena_page.py": _bench("arena_page.py"),
-    "variants_page.py": _bench("variants_page.py"),
+    "bench.py": _bench,
+    "simulate_statistics.py": _as_it_is,
+    "variants_page.py": _as_it_is,
     "make": _make,
     "pip": _pip,
     "pytest": _pytest,

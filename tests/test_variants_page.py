@@ -3,9 +3,8 @@
 import re
 
 import pytest
-from conftest import script
+import variants_page
 
-variants_page = script("variants_page")
 CHOICES = list(variants_page.choices())
 TEXT = variants_page.PAGE.read_text(encoding="utf-8")
 

@@ -1,6 +1,5 @@
-"""Part `check`: what must hold on a GPU before its figures mean anything."""
+"""The GPU's part `check`: what must hold before the figures mean anything."""
 
-import platform
 from collections.abc import Callable
 from functools import partial
 
@@ -8,27 +7,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gptattn import source_tree
 from gptattn.attention import Attention, Rule, attend
-from gptattn.errors import NumericError
 from gptattn.machine.device import device_name, missing_compiler
 from gptattn.model.loss import linear_cross_entropy
+from gptattn.settings.compose import CONF
 from gptattn.settings.layers import build_layer
-from gpu.lab import Cell, Lab, error_of
-from gpu.steps import Loop
+from measuring.gpu_lab import Cell, Lab, error_of, training_step
 
-MOST_ERROR = {torch.bfloat16: 1e-2, torch.float32: 1e-5}  # of the loss's gradients
+MAX_ERROR = {torch.bfloat16: 1e-2, torch.float32: 1e-5}  # of the loss's gradients
 LAYER_ERROR = {torch.bfloat16: 3e-2, torch.float32: 1e-3}  # float32 may run its products in TF32
 DROPOUT = 0.2
 
 
 def versions(lab: Lab) -> Cell:
     """Of what this ran on; `missing`: the compiler that torch.compile lacks."""
-    found = {
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-        "python": platform.python_version(),
-    }
+    found = {"torch": torch.__version__, "cuda": torch.version.cuda}
     return found | {"device": device_name(lab.device), "missing": missing_compiler(lab.device)}
 
 
@@ -59,14 +52,12 @@ def loss_gradients(lab: Lab, dtype: torch.dtype) -> Cell:
         assert one.grad is not None
         assert right.grad is not None
         worst = max(worst, error_of(one.grad, right.grad))
-    return {"error": worst, "ok": worst < MOST_ERROR[dtype]}
+    return {"error": worst, "ok": worst < MAX_ERROR[dtype]}
 
 
 def variant_names() -> list[str]:
     """Return the attentions of conf/attn that have more than one backend."""
-    folder = source_tree()
-    assert folder is not None
-    files = sorted((folder / "conf" / "attn").glob("*.yaml"))
+    files = sorted((CONF / "attn").glob("*.yaml"))
     return [file.stem for file in files if "backend:" in file.read_text(encoding="utf-8")]
 
 
@@ -76,7 +67,7 @@ def variant(lab: Lab, name: str, dtype: torch.dtype) -> Cell:
     layers: dict[str, Attention] = {}
     for backend in ("sdpa", "reference"):
         torch.manual_seed(0)
-        cfg = lab.settings(name, attn__backend=backend)
+        cfg = lab.settings(f"attn={name}", f"attn.backend={backend}")
         layers[backend] = build_layer(cfg, None, {}, 0).to(lab.device, dtype)
     layers["reference"].load_state_dict(layers["sdpa"].state_dict())
     x = torch.randn(rows, T, cfg.model.d_model, device=lab.device, dtype=dtype)
@@ -115,57 +106,37 @@ def dropped(lab: Lab) -> Cell:
 
 def no_waiting(lab: Lab) -> Cell:
     """Steps 3 to 5 with every wait for the device forbidden."""
-    loop = Loop(lab, lab.model())
-    batch = lab.batch(lab.size(4, 2), lab.size(1024, 16), 50304)
+    model = lab.model()
+    step_once = training_step(lab, model, model.loss)
+    batch = lab.batch(lab.size(4, 2), lab.size(1024, 16))
     for step in range(1, 7):
         if lab.on_gpu:
             torch.cuda.set_sync_debug_mode("error" if 3 <= step <= 5 else "default")
-        try:
-            loop(*batch)
-        finally:
-            if lab.on_gpu:
-                torch.cuda.set_sync_debug_mode("default")
+        step_once(*batch)
     return {"ok": True}
-
-
-def nan_is_named(lab: Lab) -> Cell:
-    """A NaN in step 3 is reported by its step, and leaves the weights before it."""
-    model = lab.model()
-    losses = iter([1.0, 1.0, float("nan"), 1.0])
-    loop = Loop(lab, model, lambda ids, targets: model.loss(ids, targets) * next(losses))
-    batch = lab.batch(2, lab.size(256, 16), 50304)
-    said, before = "", {}
-    for step in range(1, 5):
-        if step == 3:
-            before = {name: value.clone() for name, value in model.state_dict().items()}
-        try:
-            loop(*batch)
-        except NumericError as error:
-            said = str(error)
-    same = all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    return {"said": said, "weights_kept": same, "ok": same and "is nan at step 3;" in said}
 
 
 def compiled_losses(lab: Lab) -> Cell:
     """The losses of compiled blocks against eager ones, and how many graphs they took."""
-    batch = lab.batch(lab.size(8, 2), lab.size(1024, 16), 50304)
-    losses: list[Tensor] = []
+    batch = lab.batch(lab.size(8, 2), lab.size(1024, 16))
+    found: list[Tensor] = []
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     for compiled in (False, True):
         model = lab.model()
-        loop = Loop(lab, model)
+        losses: list[Tensor] = []
+        step = training_step(lab, model, model.loss, losses)
         for block in model.layers() if compiled else []:
             lab.compile(block)
         for _ in range(lab.size(20, 3)):
-            loop(*batch)
-        losses.append(torch.stack(loop.losses))
+            step(*batch)
+        found.append(torch.stack(losses))
     graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
-    worst = ((losses[1] - losses[0]) / losses[0]).abs().max().item()
+    worst = ((found[1] - found[0]) / found[0]).abs().max().item()
     return {"error": worst, "graphs": graphs, "ok": worst < 5e-3 and graphs <= 4}
 
 
-def cells() -> dict[str, Callable[[Lab], Cell]]:
+def check_cells() -> dict[str, Callable[[Lab], Cell]]:
     """Return the part's cells by name, in their order."""
     found: dict[str, Callable[[Lab], Cell]] = {"versions": versions, "ceilings": ceilings}
     for dtype in (torch.bfloat16, torch.float32):
@@ -176,6 +147,5 @@ def cells() -> dict[str, Callable[[Lab], Cell]]:
     return found | {
         "dropped share at 0.2": dropped,
         "steps 3 to 5 wait for nothing": no_waiting,
-        "a NaN names its step": nan_is_named,
         "compiled = eager": compiled_losses,
     }

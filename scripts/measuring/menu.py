@@ -1,4 +1,4 @@
-"""What the benchmarks of attention measure: the menu's choices, named on the command line.
+"""What the benchmark measures: the menu's choices, named on the command line.
 
 A name is a file of conf/attn, parts joined with `+`, settings after `:` with `,` between them:
 `gqa`, `gqa+sink+gate`, `gqa:attn.num_kv_heads=4`, `mha:position=rope`.
@@ -6,9 +6,7 @@ A name is a file of conf/attn, parts joined with `+`, settings after `:` with `,
 
 import argparse
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 
-import torch
 from torch import Tensor, nn
 
 from gptattn.attention import Attention, CacheGroup, Carried
@@ -22,7 +20,7 @@ SIZES = ("model=gpt2_small", "model.dropout=0.0", "trainer=cpu")
 
 
 def add_choices(parser: argparse.ArgumentParser, default: Sequence[str]) -> None:
-    """Add `--variants` and `--parts`, of which `chosen` makes names."""
+    """Add `--variants`, of which `chosen` makes names."""
     parser.add_argument(
         "--variants",
         nargs="+",
@@ -30,23 +28,11 @@ def add_choices(parser: argparse.ArgumentParser, default: Sequence[str]) -> None
         metavar="NAME",
         help="files of conf/attn; NAME+PART+PART adds parts, NAME:SETTING=VALUE changes settings",
     )
-    parser.add_argument(
-        "--parts",
-        nargs="+",
-        default=[],
-        metavar="PART[,PART]",
-        help="measure every variant with each of these sets of parts too",
-    )
 
 
 def chosen(args: argparse.Namespace) -> list[str]:
     """Return the names that the command line asks for, each once; a mistake ends the script."""
-    more = ["+" + parts.replace(",", "+") for parts in args.parts]
-    names = []
-    for variant in args.variants:
-        name, colon, changes = variant.partition(":")
-        names += [f"{name}{parts}{colon}{changes}" for parts in ("", *more)]
-    names = list(dict.fromkeys(names))
+    names = list(dict.fromkeys(args.variants))
     for name in names:
         try:
             settings([*SIZES, *overrides_of(name)])
@@ -103,12 +89,3 @@ def stack_of(name: str, context: int) -> Stack:
     blocks = model_of(name, f"model.context_length={context}", "model.num_layers=2").layers()
     layers = [block.attention for block in blocks]
     return Stack(layers if any(layer.needs() for layer in layers) else layers[:1])
-
-
-CHOICES = ("32-true", "bf16-mixed")
-
-
-def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
-    """Return the context in which a run in one of CHOICES computes its loss."""
-    mixed = precision == "bf16-mixed"
-    return torch.autocast(device.type, torch.bfloat16) if mixed else nullcontext()

@@ -1,4 +1,4 @@
-"""What the parts of the GPU benchmark share: sizes, settings without Hydra, and a clock."""
+"""What the GPU's cells share: the device, sizes, models, a clock, and plain training loops."""
 
 import time
 from collections.abc import Callable
@@ -8,18 +8,18 @@ from statistics import median
 from typing import Any
 
 import torch
-import yaml
 from torch import Tensor, nn
 
-from gptattn import source_tree
 from gptattn.machine.device import matmul_flops_per_second, synchronize
 from gptattn.model.gpt import GPT
 from gptattn.settings.build import build_model
-from gptattn.settings.config import TrainConfig, check
-from gptattn.settings.values import build_dataclass
+from gptattn.settings.compose import settings
+from gptattn.settings.config import TrainConfig
 
-Cell = dict[str, Any]  # plain values, for JSON
-CHOICES = {"position": "learned", "data": "pydocs", "tokenizer": "byte", "optim": "adamw"}
+Cell = dict[str, Any]  # plain values, for JSON; a check's `ok` says whether it holds
+Step = Callable[[Tensor, Tensor], None]  # of ids and targets [rows, tokens]
+CLIP = 1.0
+SMALL = ("model.num_layers=2", "model.num_heads=4", "model.d_model=32", "model.context_length=64")
 
 
 @dataclass(frozen=True)
@@ -33,38 +33,24 @@ class Lab:
     def on_gpu(self) -> bool:
         return self.device.type == "cuda"
 
+    @property
+    def half(self) -> torch.dtype:
+        return torch.bfloat16 if self.on_gpu else torch.float32
+
     def size(self, real: int, tiny: int) -> int:
         """Return one of the two numbers."""
         return tiny if self.tiny else real
 
-    def settings(self, attn: str = "mha", **changes: Any) -> TrainConfig:
-        """Return settings like those of `train.py`; `model__vocab_size=7` is model.vocab_size=7."""
-        model = "tiny" if self.tiny else "gpt2_small"
-        trainer = "gpu" if self.on_gpu else "cpu"
-        chosen = {"attn": attn, "model": model, "block": "gpt2", **CHOICES}
-        node = _yaml("train")
-        del node["defaults"], node["hydra"]
-        node |= {group: _yaml(f"{group}/{name}") for group, name in chosen.items()}
-        node |= {"trainer": _yaml(f"trainer/{trainer}"), "choices": chosen}
-        block = node["block"]  # sets two groups
-        node |= {"block": block["block"], "model": node["model"] | block["model"]}
-        if self.tiny:
-            node["model"] |= {"num_layers": 2, "num_heads": 4, "d_model": 32, "context_length": 64}
-        for name, value in changes.items():
-            *groups, last = name.split("__")
-            place = node
-            for group in groups:
-                place = place[group]
-            place[last] = value
-        cfg = build_dataclass(TrainConfig, node)
-        check(cfg)
-        return cfg
+    def settings(self, *overrides: str) -> TrainConfig:
+        """Return settings of GPT-2 small with these overrides."""
+        sizes = ("model=tiny", *SMALL) if self.tiny else ("model=gpt2_small",)
+        trainer = "trainer=gpu" if self.on_gpu else "trainer=cpu"
+        return settings([*sizes, trainer, *overrides])
 
-    def model(self, attn: str = "mha", vocab_size: int = 50304, **changes: Any) -> GPT:
+    def model(self, *overrides: str, vocab_size: int = 50304) -> GPT:
         """Build a model of random weights, the same for equal arguments."""
         torch.manual_seed(0)
-        cfg = self.settings(attn, **changes)
-        return build_model(cfg, self.size(vocab_size, 64)).to(self.device)
+        return build_model(self.settings(*overrides), self.size(vocab_size, 64)).to(self.device)
 
     def compile(self, module: nn.Module) -> None:
         """Compile the module in place; with tiny sizes that would take most of the time."""
@@ -75,11 +61,7 @@ class Lab:
         """Measure the FLOP/s of products of this dtype; with tiny sizes, which tell nothing, 1."""
         return 1.0 if self.tiny else matmul_flops_per_second(self.device, dtype)
 
-    @property
-    def half(self) -> torch.dtype:
-        return torch.bfloat16 if self.on_gpu else torch.float32
-
-    def batch(self, rows: int, tokens: int, vocab_size: int) -> tuple[Tensor, Tensor]:
+    def batch(self, rows: int, tokens: int, vocab_size: int = 50304) -> tuple[Tensor, Tensor]:
         """Return random ids and targets [rows, tokens] on the device."""
         ids = torch.randint(self.size(vocab_size, 64), (rows, tokens + 1), device=self.device)
         return ids[:, :-1].contiguous(), ids[:, 1:].contiguous()
@@ -117,13 +99,34 @@ class Lab:
         return torch.cuda.max_memory_allocated(self.device) - before
 
 
-def _yaml(name: str) -> dict[str, Any]:
-    folder = source_tree()
-    assert folder is not None, "run it from a source tree"
-    return yaml.safe_load((folder / "conf" / f"{name}.yaml").read_text(encoding="utf-8"))
-
-
 def error_of(found: Tensor, right: Tensor) -> float:
     """Return the norm of the difference, relative to that of the right values."""
     right = right.double()
     return ((found.double() - right).norm() / right.norm().clamp_min(1e-30)).item()
+
+
+def training_step(
+    lab: Lab,
+    model: nn.Module,
+    loss_of: Callable[[Tensor, Tensor], Tensor],
+    losses: list[Tensor] | None = None,
+) -> Step:
+    """Return a step of a plain loop with clipping and fused AdamW, in which nothing waits.
+
+    Each step adds its loss to `losses`.
+    """
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=6e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True
+    )
+
+    def step(ids: Tensor, targets: Tensor) -> None:
+        with torch.autocast(lab.device.type, torch.bfloat16, enabled=lab.on_gpu):
+            loss = loss_of(ids, targets)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        optimizer.step()
+        optimizer.zero_grad()
+        if losses is not None:
+            losses.append(loss.detach())
+
+    return step

@@ -1,0 +1,113 @@
+"""One attention layer, forward and backward, against torch's module and a tutorial's classes.
+
+Inputs are (B, T, 768) with 12 heads. Prints milliseconds, microseconds per token and ratios: of one
+layer, or the mean of two in a row where the second uses what the first leaves. The peers, and
+`backend=reference`, hold all T x T scores, so they are left out above T = 4,096.
+"""
+
+import argparse
+from collections.abc import Callable
+from functools import partial
+from statistics import median
+from typing import Any
+
+import torch
+from torch import nn
+
+from measuring.menu import Stack, add_choices, chosen, stack_of
+from measuring.peers import ATTENTION_MODULES
+from measuring.rounds import (
+    Measure,
+    add_rounds,
+    interleave,
+    option_parser,
+    print_table,
+    ratio,
+    set_threads,
+    spread,
+    timed,
+)
+
+WIDTH, HEADS = 768, 12
+TOKENS = 2048  # in a batch of short rows
+LENGTHS = (256, 512, 1024, 2048, 4096)
+OURS = (
+    "mha",
+    "mha:attn.backend=reference",
+    "gqa:attn.num_kv_heads=4",
+    "mqa",
+    "mha_wrapper",
+    "mha_wrapper:attn.out_proj=false",
+)
+
+
+def new_parser() -> argparse.ArgumentParser:
+    """Return the parser of the options."""
+    parser = option_parser("attention", __doc__)
+    add_rounds(parser, 7)
+    add_choices(parser, OURS)
+    parser.add_argument("--steps", type=int, default=2, help="in each round")
+    parser.add_argument("--lengths", type=int, nargs="+", default=list(LENGTHS), metavar="T")
+    parser.add_argument("--no-peers", action="store_true", help="only ours")
+    return parser
+
+
+def measure(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
+    """Time all modules at all lengths; print and return milliseconds and ratios.
+
+    The lengths take turns as the modules do: time per token is compared between them.
+    """
+    set_threads(args.threads)
+    names = chosen(args)
+    measures = contenders(names, not args.no_peers, args.lengths, args.steps)
+    seconds = interleave(measures, args.rounds)
+    first, shortest = f"gptattn {names[0]}", min(args.lengths)
+    results: dict[str, Any] = {}
+    for length in args.lengths:
+        batch, rows = max(1, TOKENS // length), []
+        for name in (name for name, at in measures if at == length):
+            values = seconds[name, length]
+            per_token = [value / (batch * length) for value in values]
+            tokens = shortest * max(1, TOKENS // shortest)
+            own = [value / tokens for value in seconds[name, shortest]]
+            found = {
+                "ms": 1e3 * median(values),
+                "spread": spread(values),
+                "over_first": ratio(values, seconds[first, length]),
+                "us_per_token": 1e6 * median(per_token),
+                "over_shortest": ratio(per_token, own),
+            }
+            results[f"{name} T={length}"] = found
+            form = "{ms:.1f} {spread:.1%} {over_first:.2f} {us_per_token:.1f} {over_shortest:.2f}"
+            rows.append([name, *form.format(**found).split()])
+        title = f"(B, T) = ({batch}, {length}), {args.rounds} rounds of {args.steps}"
+        headings = ["", "ms", "spread", f"/ {names[0]}", "us/token", f"/ T={shortest}"]
+        print_table(title, headings, rows)
+    return {"threads": args.threads, "results": results}, 0
+
+
+def contenders(
+    names: list[str], peers: bool, lengths: list[int], steps: int
+) -> dict[tuple[str, int], Measure]:
+    """Return what measures each module at each length."""
+    found: dict[tuple[str, int], Measure] = {}
+    for length in lengths:
+        builders: dict[str, Callable[[], nn.Module]] = {
+            f"gptattn {name}": partial(stack_of, name, length)
+            for name in names
+            if length <= LENGTHS[-1] or "backend=reference" not in name
+        }
+        if peers and length <= LENGTHS[-1]:
+            for name, build in ATTENTION_MODULES.items():
+                builders[f"peer {name}"] = partial(build, WIDTH, HEADS, length)
+        for name, build in builders.items():
+            found[name, length] = partial(layer_seconds, build, length, steps)
+    return found
+
+
+def layer_seconds(build: Callable[[], nn.Module], length: int, steps: int) -> float:
+    """Return the seconds of one layer's forward and backward on TOKENS tokens, or on one row."""
+    module = build()
+    layers = len(module) if isinstance(module, Stack) else 1
+    x = torch.randn(max(1, TOKENS // length), length, WIDTH, requires_grad=True)
+    return timed(lambda: module(x).sum().backward(), warm_up=1, steps=steps) / layers

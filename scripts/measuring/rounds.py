@@ -1,0 +1,87 @@
+"""What all parts of the benchmark share: interleaved rounds, and their medians and ratios."""
+
+import argparse
+import gc
+import os
+import random
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import median
+from typing import TypeVar
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+Name = TypeVar("Name")  # of a contender
+Measure = Callable[[], float]  # builds and warms up a contender; returns seconds per unit of work
+
+
+def option_parser(name: str, doc: str | None) -> argparse.ArgumentParser:
+    """Return the parser of a part of this name."""
+    form = argparse.RawDescriptionHelpFormatter
+    return argparse.ArgumentParser(f"bench.py {name}", description=doc, formatter_class=form)
+
+
+def add_rounds(parser: argparse.ArgumentParser, rounds: int | None) -> None:
+    """Add the options of all parts that interleave on a CPU."""
+    parser.add_argument("--rounds", type=int, default=rounds)
+    parser.add_argument("--threads", type=int, default=2)
+
+
+def interleave(
+    contenders: Mapping[Name, Measure], rounds: int, seed: int = 0
+) -> dict[Name, list[float]]:
+    """Run every contender once per round, in a new random order; return the seconds by name.
+
+    In a fixed order the position in the loop would bias the result: caches, clock speed and the
+    load of other processes drift.
+    """
+    order, rng = list(contenders), random.Random(seed)
+    seconds: dict[Name, list[float]] = {name: [] for name in contenders}
+    for _ in range(rounds):
+        rng.shuffle(order)
+        for name in order:
+            gc.collect()
+            seconds[name].append(contenders[name]())
+    return seconds
+
+
+def timed(step: Callable[[], object], warm_up: int, steps: int) -> float:
+    """Return seconds per call: the mean of `steps` calls after `warm_up` further ones."""
+    for _ in range(warm_up):
+        step()
+    start = time.perf_counter()
+    for _ in range(steps):
+        step()
+    return (time.perf_counter() - start) / steps
+
+
+def ratio(numerator: Sequence[float], denominator: Sequence[float]) -> float:
+    """Return the median of the ratios within each round, so that drift between rounds cancels."""
+    return median(a / b for a, b in zip(numerator, denominator, strict=True))
+
+
+def spread(seconds: Sequence[float]) -> float:
+    """Return half of the interquartile range, divided by the median."""
+    ordered = sorted(seconds)
+    quarter = len(ordered) // 4
+    return (ordered[-1 - quarter] - ordered[quarter]) / 2 / median(ordered)
+
+
+def set_threads(threads: int) -> None:
+    """Set the thread count; print a note if the machine is busy."""
+    torch.set_num_threads(threads)
+    load = os.getloadavg()[0]
+    if load > 0.5:
+        print(f"note: the load is {load:.1f} before the start; use a quiet machine")
+
+
+def print_table(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print a table whose first column holds names, and the others numbers."""
+    table = Table(title=title, title_justify="left")
+    for i, heading in enumerate(headings):
+        table.add_column(heading, justify="right" if i else "left")
+    for row in rows:
+        table.add_row(*row)
+    Console(width=150).print(table)

@@ -1,0 +1,309 @@
+"""Training steps and memory, beside other libraries' own models.
+
+Prints tokens per second, ratios, and the share of the rate of matrix products in this precision;
+then peak memory at GPT-2 small.
+
+Every contender gets batches of the same shape, fused AdamW and gradient clipping. "bare" is a plain
+loop around our model, the same as for the peers. "train.py" is the whole Lightning loop with its
+callbacks, log rows and TensorBoard, on a text of random characters. All precisions take turns, and
+a ratio is between contenders of the same one; in bf16-mixed plain loops compute the loss under
+torch's autocast, as `train.py` does.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+from torch import Tensor, nn
+
+from gptattn.data.sampler import Batch, TrainingStream, training_batch
+from gptattn.machine.device import matmul_flops_per_second, peak_memory_mb, reset_peak_memory
+from gptattn.model.cost import measure_cost
+from gptattn.model.gpt import GPT
+from gptattn.runs.folder import RunFolder
+from gptattn.settings.build import build_model
+from gptattn.settings.compose import settings
+from gptattn.settings.config import Precision, TrainConfig
+from gptattn.training.preflight import DTYPES, preflight
+from gptattn.training.run import train
+from measuring.menu import add_choices, chosen, overrides_of
+from measuring.peers import LANGUAGE_MODELS, Sizes
+from measuring.rounds import (
+    Measure,
+    add_rounds,
+    interleave,
+    option_parser,
+    print_table,
+    ratio,
+    set_threads,
+    spread,
+    timed,
+)
+
+ROOT = Path(__file__).parents[2]
+CPU = torch.device("cpu")
+Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Size:
+    """A model and batch to measure with, and how often."""
+
+    model: str  # a name in conf/model
+    batch_size: int  # rows
+    context_length: int  # tokens
+    vocab_size: int
+    warm_up: int  # steps before the measured ones
+    steps: int  # measured per round
+    rounds: int
+
+
+SIZES = {
+    "nano": Size("nano", 12, 64, 256, warm_up=10, steps=40, rounds=5),
+    "char": Size("char", 16, 256, 256, warm_up=1, steps=3, rounds=3),
+    "gpt2_small": Size("gpt2_small", 2, 256, 50304, warm_up=1, steps=2, rounds=3),
+}
+MEMORY = Size("gpt2_small", 4, 512, 50304, warm_up=1, steps=2, rounds=1)
+
+
+def new_parser() -> argparse.ArgumentParser:
+    """Return the parser of the options."""
+    parser = option_parser("train", __doc__)
+    add_rounds(parser, None)
+    add_choices(parser, ("mha", "gqa", "mqa", "mha_wrapper"))
+    parser.add_argument("--sizes", nargs="*", choices=SIZES, default=list(SIZES))
+    parser.add_argument(
+        "--precisions", nargs="+", choices=["32-true", "bf16-mixed"], default=["32-true"]
+    )
+    parser.add_argument("--no-peers", action="store_true", help="only ours")
+    parser.add_argument("--skip-memory", action="store_true")
+    parser.add_argument("--memory-of", help=argparse.SUPPRESS)
+    return parser
+
+
+def measure(args: argparse.Namespace) -> tuple[dict[str, Any], int]:
+    """Measure speed at each size, and memory; print and return the figures."""
+    if args.memory_of:
+        torch.set_num_threads(args.threads)
+        return {"peak_mb": peak_mb(args.memory_of)}, 0
+    set_threads(args.threads)
+    names = chosen(args)
+    results: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        text = random_text(Path(folder))
+        for name in args.sizes:
+            results[name] = measure_speed(SIZES[name], names, text, args)
+    if not args.skip_memory:
+        results["memory_mb"] = measure_memory(names, args)
+    return {"threads": args.threads, "results": results}, 0
+
+
+# Speed
+
+
+def measure_speed(
+    size: Size, names: list[str], text: Path, args: argparse.Namespace
+) -> dict[str, Any]:
+    """Time all contenders at one size in each precision; print and return tokens/s and ratios."""
+    measures = {
+        (precision, name): seconds_of
+        for precision in args.precisions
+        for name, seconds_of in contenders(size, names, text, precision, args.no_peers).items()
+    }
+    rounds = args.rounds or size.rounds
+    seconds = interleave(measures, rounds, seed=1)
+    flops = {name: measure_cost(our_model(size, name)).flops_per_token for name in names}
+    tokens = size.batch_size * size.context_length
+    results: dict[str, Any] = {}
+    for precision in args.precisions:
+        own = {name: values for (key, name), values in seconds.items() if key == precision}
+        products, rows = own.pop("matmul"), []
+        for name, values in own.items():
+            # The peers are GPT-2 too: they have the FLOPs of our first.
+            per_token = flops.get(name.partition(" ")[2], flops[names[0]])
+            found = {
+                "tokens_per_s": tokens / median(values),
+                "step_ms": 1e3 * median(values),
+                "spread": spread(values),
+                "over_first": ratio(own[f"train.py {names[0]}"], values),
+                "of_matmul": tokens * per_token * ratio(products, values),
+            }
+            results[f"{precision}: {name}"] = found
+            form = "{tokens_per_s:,.0f} {step_ms:.1f} {spread:.1%} {over_first:.3f} {of_matmul:.2f}"
+            rows.append([name, *form.format(**found).split()])
+        title = (
+            f"{size.model}, {precision}: batch {size.batch_size} x {size.context_length}, "
+            f"vocabulary {size.vocab_size:,}, {rounds} rounds of {size.steps} steps"
+        )
+        headings = ["", "tokens/s", "step ms", "spread", f"/ train.py {names[0]}", "of matmul"]
+        print_table(title, headings, rows)
+    return results
+
+
+def contenders(
+    size: Size, names: list[str], text: Path, precision: Precision, no_peers: bool
+) -> dict[str, Measure]:
+    """Return what is timed in one precision; all give seconds per step, `matmul` per FLOP."""
+
+    def in_plain_loop(build: Callable[[], nn.Module], loss_of: Loss) -> Measure:
+        return lambda: timed(
+            plain_step(build(), loss_of, size, precision), size.warm_up, size.steps
+        )
+
+    return {
+        "matmul": lambda: 1 / matmul_flops_per_second(CPU, DTYPES[precision]),
+        f"bare {names[0]}": in_plain_loop(partial(our_model, size, names[0]), our_loss),
+        **{f"train.py {v}": partial(train_py_seconds, size, v, text, precision) for v in names},
+        **{
+            f"peer {peer}": in_plain_loop(partial(peer_model, size, peer), logits_loss)
+            for peer in LANGUAGE_MODELS
+            if not no_peers
+        },
+    }
+
+
+def config(size: Size, name: str, *more: str) -> TrainConfig:
+    """Return the checked settings that train this size of a choice of the menu."""
+    overrides = [
+        f"model={size.model}",
+        f"model.context_length={size.context_length}",
+        f"model.vocab_size={size.vocab_size}",
+        "model.dropout=0",
+        f"batch_size={size.batch_size}",
+        f"budget.steps={size.warm_up + size.steps}",
+        "trainer=cpu",
+        f"trainer.threads={torch.get_num_threads()}",
+        "validation.count=1",
+        "checkpoint=false",
+        "sample.tokens=0",
+    ]
+    return preflight(settings([*overrides, *more, *overrides_of(name)])).cfg
+
+
+def our_model(size: Size, name: str) -> GPT:
+    """Build our model of this size."""
+    return build_model(config(size, name), vocab_size=256)
+
+
+def peer_model(size: Size, peer: str) -> nn.Module:
+    """Build a peer's model with the sizes of ours."""
+    model = config(size, "mha").model
+    shape = model.num_layers, model.num_heads, model.d_model, model.context_length
+    return LANGUAGE_MODELS[peer](Sizes(*shape, size.vocab_size))
+
+
+def our_loss(
+    model: nn.Module, ids: Tensor, targets: Tensor, chunk_tokens: int | None = None
+) -> Tensor:
+    """Return our model's loss, in chunks of the default size or of `chunk_tokens`."""
+    assert isinstance(model, GPT)
+    return model.loss(ids, targets, chunk_tokens=chunk_tokens)
+
+
+def logits_loss(model: nn.Module, ids: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean cross-entropy from all logits at once, as the peers' models need it."""
+    return F.cross_entropy(model(ids).flatten(0, 1), targets.flatten())
+
+
+def plain_step(
+    model: nn.Module, loss_of: Loss, size: Size, precision: Precision = "32-true"
+) -> Callable[[], float]:
+    """Return a training step of a plain loop, the same for all models; it returns the loss."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    batches = random_batches(size)
+
+    def step() -> float:
+        ids, targets = next(batches)
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16-mixed"):
+            loss = loss_of(model, ids, targets)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.item()
+
+    return step
+
+
+def random_batches(size: Size) -> Iterator[Batch]:
+    """Yield batches of random ids and targets, each [batch_size, context_length]."""
+    tokens = np.random.default_rng(0).integers(0, size.vocab_size, 500_000).astype(np.uint16)
+    rows, length = size.batch_size, size.context_length
+    return iter(TrainingStream(lambda step: training_batch(tokens, 0, step, rows, length)))
+
+
+def train_py_seconds(size: Size, name: str, text: Path, precision: Precision) -> float:
+    """Return wall seconds per step of the real loop, with all its work between two log rows."""
+    own = ("data=text", f"data.path={text}", f"trainer.precision={precision}")
+    cfg = config(size, name, *own, f"log_every={min(10, size.warm_up)}")
+    with tempfile.TemporaryDirectory() as folder:
+        train_silently(cfg, Path(folder))
+        lines = RunFolder(Path(folder) / "run").rows_file.read_text().splitlines()
+    at = {row["step"]: row["time"] for row in map(json.loads, lines) if "train/loss" in row}
+    return (at[size.warm_up + size.steps] - at[size.warm_up]) / size.steps
+
+
+def train_silently(cfg: TrainConfig, folder: Path) -> dict[str, Any]:
+    """Train a run in the folder; return its summary."""
+    with Path("/dev/null").open("w") as null:
+        return train(cfg, folder / "run", Console(file=null))
+
+
+def random_text(folder: Path) -> Path:
+    """Write 20,000 printable characters: enough to train on, and quick to validate."""
+    text = folder / "text.txt"
+    text.write_text("".join(map(chr, np.random.default_rng(0).integers(32, 127, 20_000))))
+    return text
+
+
+# Memory
+
+
+def measure_memory(names: list[str], args: argparse.Namespace) -> dict[str, float]:
+    """Measure each contender in a process of its own; print and return the peak MB."""
+    peers = [] if args.no_peers else list(LANGUAGE_MODELS)
+    own = [f"train.py {name}" for name in names]
+    script, options = ROOT / "scripts" / "bench.py", ["train", "--threads", str(args.threads)]
+    peaks: dict[str, float] = {}
+    for contender in (*own, f"bare {names[0]}", f"bare {names[0]}, all logits", *peers):
+        command = [sys.executable, str(script), *options, "--memory-of", contender]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+        peaks[contender] = json.loads(done.stdout.splitlines()[-1])["peak_mb"]
+    base = min(peaks[peer] for peer in peers) if peers else peaks[own[0]]
+    rows = [[name, f"{peak:,.0f}", f"{peak / base:.3f}"] for name, peak in peaks.items()]
+    title = f"peak memory, gpt2_small, batch {MEMORY.batch_size} x {MEMORY.context_length}"
+    print_table(title, ["", "MB", "/ the leanest peer's" if peers else f"/ {own[0]}"], rows)
+    return peaks
+
+
+def peak_mb(contender: str) -> float:
+    """Return the peak MB of the contender over a few steps; call this in a separate process."""
+    kind, _, name = contender.partition(" ")
+    if kind == "train.py":
+        with tempfile.TemporaryDirectory() as folder:
+            text = random_text(Path(folder))
+            cfg = config(MEMORY, name, "data=text", f"data.path={text}")
+            summary = train_silently(cfg, Path(folder))
+        return summary["metrics"]["perf/peak_memory_training_mb"]
+    if kind == "bare":
+        name, _, all_logits = name.partition(", ")
+        loss_of = partial(our_loss, chunk_tokens=10**9 if all_logits else None)
+        step = plain_step(our_model(MEMORY, name), loss_of, MEMORY)
+    else:
+        step = plain_step(peer_model(MEMORY, contender), logits_loss, MEMORY)
+    reset_peak_memory(CPU)
+    for _ in range(MEMORY.warm_up + MEMORY.steps):
+        step()
+    return peak_memory_mb(CPU)

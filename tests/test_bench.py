@@ -1,0 +1,69 @@
+"""The benchmark's figures, worked by hand, and the layers that it times."""
+
+import pytest
+import torch
+from building import build_gpt, chosen, through_cache
+from contract import assert_same
+from measuring.menu import Stack, stack_of
+from measuring.rounds import interleave, ratio, spread
+from variants_page import choices
+from variants_page import stack_of as stack_of_choice
+
+from gptattn.attention import CacheGroup
+from gptattn.model.block import Block
+
+SHARED = ["cross_layer", "cross_layer:attn.share=3,model.num_layers=3", "mha+value_residual"]
+
+
+def test_a_ratio_is_paired_by_round_and_a_spread_is_half_of_the_middle_half() -> None:
+    # The rounds' ratios are 2, 1 and 4; the quotient of the medians would be 3 / 2.
+    assert ratio([2.0, 3.0, 8.0], [1.0, 3.0, 2.0]) == 2
+    # Of 1 to 8 the quarters lie at 3 and 6, and the median is 4.5.
+    assert spread([8.0, 1.0, 7.0, 2.0, 6.0, 3.0, 5.0, 4.0]) == pytest.approx(1.5 / 4.5)
+
+
+def test_each_contender_has_a_turn_in_each_round_in_an_order_that_changes() -> None:
+    order: list[str] = []
+    names = "abcd"
+    seconds = interleave({name: lambda n=name: order.append(n) or 1.0 for name in names}, rounds=9)
+    rounds = [order[i : i + 4] for i in range(0, 36, 4)]
+    assert {"".join(sorted(one)) for one in rounds} == {names}
+    assert len({tuple(one) for one in rounds}) > 4
+    assert seconds == dict.fromkeys(names, [1.0] * 9)
+
+
+@pytest.mark.parametrize("variant", ["cross_layer", "gqa+value_residual"])
+def test_layers_in_a_row_do_what_the_model_does(variant: str) -> None:
+    model = build_gpt(*chosen(variant), "model.num_layers=3", "position=none", std=0.3).double()
+    stack, ids = Stack(model.layers()), torch.randint(13, (2, 7))
+
+    def step(part: torch.Tensor, cache: CacheGroup) -> torch.Tensor:
+        y = stack(part, cache)
+        cache.advance(part.shape[1])
+        return y
+
+    with torch.no_grad():
+        x = model.token_embedding(ids)
+        assert_same(model.norm(stack(x)), model.hidden(ids))
+        cached = through_cache(step, x, stack.new_cache(2, 7), [3, 1, 1, 2])
+        assert_same(model.norm(cached), model.hidden(ids))
+
+
+@pytest.mark.parametrize(
+    ("name", "layers"), [("mha", 1), ("gated_deltanet", 1), *zip(SHARED, (2, 3, 2), strict=True)]
+)
+def test_a_layer_is_timed_alone_unless_others_use_what_it_leaves(name: str, layers: int) -> None:
+    with torch.device("meta"):
+        assert len(stack_of(name, 16)) == layers
+
+
+def test_the_page_of_the_menu_times_two_layers_of_attention_or_two_blocks() -> None:
+    with torch.device("meta"):
+        stacks = {
+            one.key: stack_of_choice(one, 16)
+            for one in choices()
+            if one.name in ("cross_layer", "gqa", "value_residual", "llama")
+        }
+    assert {len(stack) for stack in stacks.values()} == {2}
+    whole = {key for key, stack in stacks.items() if isinstance(stack.layers[0], Block)}
+    assert whole == {"block_llama"}
