@@ -32,8 +32,8 @@ from gptattn.compare.statistics import seeds_needed
 from gptattn.compare.table import markdown_table
 from gptattn.data.run_data import RunData
 from gptattn.data.sampler import Batch
-from gptattn.model.decay import by_decay
 from gptattn.model.gpt import GPT
+from gptattn.optim.matrix_rule import split_by_decay
 from gptattn.settings.budget import learning_rate_factor
 from gptattn.settings.build import build_data, build_model
 from gptattn.settings.compose import settings
@@ -71,7 +71,7 @@ def train(cfg: TrainConfig, data: RunData, way: Way, steps: int) -> dict[str, fl
     optim = cfg.optim
     if way.to_zero:
         optim = replace(optim, final_lr_fraction=0.0, decay="linear")
-    decayed, others = by_decay(model.parameters())
+    decayed, others = split_by_decay(model.parameters())
     optimizer = torch.optim.AdamW(
         [{"params": decayed}, {"params": others, "weight_decay": 0.0}],
         betas=(optim.beta1, optim.beta2),

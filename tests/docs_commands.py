@@ -24,7 +24,7 @@ from support import TINY, check_job, command, process_state
 from torch.distributed.run import get_args_parser
 
 from gptattn.cli.commands import evaluate
-from gptattn.evaluate.cache_kinds import cache_kind
+from gptattn.evaluate.caches import cache_kind
 from gptattn.runs.sweep_states import SWEEP_LOCK
 from gptattn.settings.compose import CONF
 

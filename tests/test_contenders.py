@@ -9,7 +9,7 @@ from conftest import script
 from contract import assert_same
 
 from gptattn.attention import CacheGroup
-from gptattn.model.block import Block
+from gptattn.model.gpt import Block
 
 bench_attention, bench_decode = script("bench_attention"), script("bench_decode")
 variants_page = script("variants_page")

@@ -1,13 +1,22 @@
-"""Text from a model, token by token, through the cache."""
+"""Tokens from a model, one by one, through the cache, in float32 or bfloat16."""
 
+import copy
+import time
 from collections.abc import Iterator, Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from gptattn.attention.cache import CacheGroup
 from gptattn.decode.sampling import Sampling
+from gptattn.machine.device import synchronize
 from gptattn.model.gpt import GPT
+
+DecodeDType = Literal["auto", "float32", "bfloat16"]
+
+TRIAL_PROMPT, TRIAL_TOKENS = 16, 6
+MARGIN = 1.1  # float32 is the more exact one: bfloat16 has to be faster by this factor
 
 
 def left_padded(prompts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
@@ -94,3 +103,40 @@ def generate(
         generator=generator,
     )
     return torch.cat([ids, *new], dim=1)
+
+
+def choose_dtype(model: GPT, dtype: DecodeDType, ids: Tensor) -> GPT:
+    """Return the model, or a copy of it in bfloat16 if that is asked for, or faster with `auto`.
+
+    `auto` decodes a few tokens in both formats after the newest of the prompts `ids` [B, T]: a
+    processor reads half the bytes in bfloat16, and without instructions for it computes several
+    times more slowly.
+    """
+    if dtype == "float32":
+        return model
+    half = copy.deepcopy(model).to(torch.bfloat16)
+    if dtype == "bfloat16":
+        return half
+    wide_seconds, half_seconds = time_tokens([model, half], ids[:, -TRIAL_PROMPT:])
+    return half if MARGIN * half_seconds < wide_seconds else model
+
+
+def time_tokens(models: list[GPT], ids: Tensor) -> list[float]:
+    """Return the seconds of a token for each model: the least of some, which take turns.
+
+    The first token, which comes with the prompt and with the preparation, does not count.
+    """
+    streams = [stream(model, ids, 1 + TRIAL_TOKENS, Sampling(temperature=0)) for model in models]
+    for one in streams:
+        next(one)
+    seconds: list[list[float]] = [[] for _ in models]
+    for _ in range(TRIAL_TOKENS):
+        for one, own in zip(streams, seconds, strict=True):
+            synchronize(ids.device)
+            start = time.perf_counter()
+            next(one)
+            synchronize(ids.device)
+            own.append(time.perf_counter() - start)
+    for one in streams:
+        next(one, None)  # ends the preparation
+    return [min(own) for own in seconds]

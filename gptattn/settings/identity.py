@@ -148,7 +148,7 @@ def code_for(cfg: TrainConfig) -> dict[str, str]:
     specs = (*groups, cfg.optim.matrices or {})
     targets = [str(spec["_target_"]) for spec in specs if "_target_" in spec]
     if cfg.init_from is not None:
-        targets.append("gptattn.weights.convert")
+        targets.append("gptattn.weights.init_from")
     return code_of(targets, cfg.allow_targets)
 
 

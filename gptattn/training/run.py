@@ -42,7 +42,7 @@ from gptattn.settings.construct import construct
 from gptattn.settings.identity import budget_words, changed, flat, settings_key, went_on
 from gptattn.training.preflight import DTYPES, Ready, preflight
 from gptattn.training.summary import hyperparameters, summarise
-from gptattn.weights.convert import begin_from
+from gptattn.weights.init_from import begin_from
 
 if TYPE_CHECKING:
     from lightning.pytorch.loggers import Logger

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from gptattn.decode.prompt import read_prompts
+from gptattn.decode.text import read_prompts
 
 
 def test_only_line_breaks_part_prompts(tmp_path: Path) -> None:

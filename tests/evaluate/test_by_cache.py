@@ -8,9 +8,8 @@ from building import build_gpt, menu
 from gptattn.attention import TokenCache
 from gptattn.data.sampler import ValidationSet
 from gptattn.errors import ConfigError
-from gptattn.evaluate.by_cache import by_cache
-from gptattn.evaluate.cache_kinds import cache_kind, check_kind, new_caches
-from gptattn.evaluate.token_losses import token_losses
+from gptattn.evaluate.caches import cache_kind, check_kind, new_caches
+from gptattn.evaluate.losses import by_cache, token_losses
 from gptattn.model.gpt import GPT
 
 # Four windows of 11 and one of 6.

@@ -7,8 +7,7 @@ import pytest
 import torch
 from building import build_gpt
 
-from gptattn.evaluate.by_position import by_position, edges
-from gptattn.evaluate.token_losses import token_losses
+from gptattn.evaluate.losses import by_position, edges, token_losses
 from gptattn.runs.evaluation import Bin, LengthLoss
 
 TOKENS = np.random.default_rng(0).integers(0, 13, size=41).astype(np.uint16)
@@ -66,6 +65,6 @@ def test_losses_in_pieces_are_those_of_all_logits(monkeypatch: pytest.MonkeyPatc
     ids = torch.arange(22).view(2, 11) % 13
     targets = (ids * 5 + 1) % 13
     expected = torch.nn.functional.cross_entropy(model(ids).mT.double(), targets, reduction="none")
-    monkeypatch.setattr("gptattn.evaluate.token_losses.LOGITS_AT_A_TIME", 13 * 4)
+    monkeypatch.setattr("gptattn.evaluate.losses.LOGITS_AT_A_TIME", 13 * 4)
     found = token_losses(model, model.hidden(ids), targets)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)

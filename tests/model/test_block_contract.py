@@ -14,10 +14,9 @@ from interrupted import SIX, begun, fingerprint, once, sent
 from support import command, summary, train
 
 from gptattn.model.cost import measure_cost
-from gptattn.model.decay import by_decay
 from gptattn.model.gpt import GPT
-from gptattn.model.kinds import MLPKind
 from gptattn.runs.load import load_run
+from gptattn.settings.config import MLP
 
 B, T, V = 2, 11, 13
 # Heads of 6: rotary positions need an even size.
@@ -29,7 +28,7 @@ def block(request: pytest.FixtureRequest) -> str:
     return f"block={request.param}"
 
 
-@pytest.fixture(params=get_args(MLPKind))
+@pytest.fixture(params=get_args(MLP))
 def mlp(request: pytest.FixtureRequest) -> str:
     return f"model.mlp={request.param}"
 
@@ -111,13 +110,6 @@ def test_the_costs_are_what_a_checkpoint_holds(block: str, mlp: str, head: str, 
     mixed = 2 * sum(4 * 36 * (t + 1) for t in range(T)) / T  # two layers
     forward = 2 * sum(matrices[n].numel() for n in products) + mixed
     assert cost.flops_per_token == pytest.approx(3 * forward, rel=1e-12)
-
-
-def test_matrices_decay_and_gains_and_biases_do_not(model: GPT) -> None:
-    decayed, others = by_decay(model.parameters())
-    names = {id(p): name for name, p in model.named_parameters()}
-    assert {names[id(p)].rpartition(".")[2] for p in decayed} == {"weight"}
-    assert all("norm" in names[id(p)] or names[id(p)].endswith("bias") for p in others)
 
 
 def test_a_block_without_an_mlp_has_nothing_but_attention_and_its_norm(block: str) -> None:

@@ -7,9 +7,8 @@ from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from gptattn.attention import GroupedQueryAttention
-from gptattn.model.block import SquaredReLU
 from gptattn.model.cost import measure_cost, parameter_count
-from gptattn.model.gpt import GPT
+from gptattn.model.gpt import GPT, SquaredReLU
 from gptattn.settings.build import build_model
 
 
