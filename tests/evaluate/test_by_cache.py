@@ -12,8 +12,8 @@ from gptattn.evaluate.caches import cache_kind, check_kind, new_caches
 from gptattn.evaluate.losses import by_cache, token_losses
 from gptattn.model.gpt import GPT
 
-# Four windows of 11 and one of 6.
-TOKENS = np.random.default_rng(0).integers(0, 13, size=51).astype(np.uint16)
+# Two windows of 11 and one of 6.
+TOKENS = np.random.default_rng(0).integers(0, 13, size=29).astype(np.uint16)
 
 
 def model_of(*overrides: str) -> GPT:
@@ -38,7 +38,7 @@ def token_by_token(model: GPT, name: str) -> float:
         for t in range(ids.shape[1]):
             hidden = model.hidden(ids[:, t : t + 1], caches)
             losses.append(token_losses(model, hidden, targets[:, t : t + 1]).item())
-    assert len(losses) == 50
+    assert len(losses) == 28
     return float(np.mean(losses))
 
 
@@ -51,8 +51,8 @@ def test_a_full_cache_costs_nothing(variant: str) -> None:
 
 
 @pytest.mark.parametrize("variant", [v for v in menu("attn") if v != "gated_deltanet"])
-@pytest.mark.parametrize("name", ["int8", "int4"])
-def test_a_packed_cache_is_what_a_decoder_of_single_tokens_reads(variant: str, name: str) -> None:
+def test_a_packed_cache_is_what_a_decoder_of_single_tokens_reads(variant: str) -> None:
+    name = "int4"
     model = model_of(f"attn={variant}")
     check_kind(model, cache_kind(name), variant)
     found = by_cache(model, TOKENS, cache_kind(name))
@@ -61,8 +61,10 @@ def test_a_packed_cache_is_what_a_decoder_of_single_tokens_reads(variant: str, n
     assert found.loss != forward_loss(model)
 
 
-@pytest.mark.parametrize("position", ["rope", "alibi", "learned"])
-@pytest.mark.parametrize("attn", ["gqa", "mla", "differential", "mha_wrapper"])
+@pytest.mark.parametrize(
+    ("attn", "position"),
+    [("gqa", "learned"), ("gqa", "alibi"), ("mla", "rope"), ("differential", "rope")],
+)
 def test_a_window_in_the_cache_equals_a_model_with_that_window(attn: str, position: str) -> None:
     model = model_of(f"attn={attn}", f"position={position}")
     other = model_of(f"attn={attn}", f"position={position}", "attn.window=4")

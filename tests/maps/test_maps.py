@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from gptattn.data.tokenizer import ByteTokenizer, CharTokenizer
+from gptattn.data.tokenizer import ByteTokenizer
 from gptattn.maps import layer_picture as figure
 from gptattn.maps.heatmap import MAX_BYTES, pack_cells, tokens_per_cell
 from gptattn.maps.labels import make_visible, shorten, token_labels
@@ -38,13 +38,6 @@ def test_bytes_of_a_split_character_show_their_number() -> None:
     assert token_labels(ByteTokenizer(), ids, text) == [
         *("a", "\\xc3", "\\xaf", "⏎", "␣", "\\xe4", "\\xb8", "\\xad"),
     ]
-
-
-def test_characters_are_their_own_labels() -> None:
-    text = "aï\n 中\t"
-    tokenizer = CharTokenizer(text)
-    ids = tokenizer.encode(text, "prompt")
-    assert token_labels(tokenizer, ids, text) == ["a", "ï", "⏎", "␣", "中", "⇥"]
 
 
 def test_nothing_invisible_or_turning_is_left() -> None:
@@ -109,17 +102,6 @@ def test_the_picture_has_colour_where_the_weight_is() -> None:
     expected = [[yellow, white, white], [dark, yellow, white], [yellow, dark, dark]]
     found = [[pixel(image, i + 0.5, j + 0.5, 3) for j in range(3)] for i in range(3)]
     assert found == expected
-
-
-def test_a_label_stands_at_its_own_row_and_column() -> None:
-    image = imread(io.BytesIO(layer_png(causal(1, 3), ["", "", "MMM"], [""], "")))
-    ink = image[:, :, :3].sum(-1) < 1
-    left, top = round(150 * figure.LABELS), round(150 * figure.TOP)
-    bottom = round(150 * (figure.TOP + figure.MIN))
-    beside, below = ink[:, : left - 8], ink[bottom + 8 :, : left + bottom - top]
-    third = 150 * figure.MIN * 2.5 / 3
-    assert np.nonzero(beside)[0].mean() == pytest.approx(150 * figure.TOP + third, abs=4)
-    assert np.nonzero(below)[1].mean() == pytest.approx(150 * figure.LABELS + third, abs=4)
 
 
 def test_one_weight_among_a_thousand_tokens_is_seen() -> None:

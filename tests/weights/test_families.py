@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaForCausalLM
 
 from gptattn.errors import CheckpointError, ConfigError, NumericError
+from gptattn.model.gpt import GPT
 from gptattn.weights.families import FAMILIES, family_of, write
 
 GPT2, LLAMA = FAMILIES["gpt2"], FAMILIES["llama"]
@@ -48,6 +49,34 @@ def test_a_checkpoint_of_transformers_gives_the_same_logits_here(model, tmp_path
     family = family_of(tmp_path)
     assert family is FAMILIES[model.config.model_type]
     assert_same_logits(family.load(tmp_path), model)
+
+
+@pytest.mark.parametrize("model", [their_gpt2(GPT2_SIZES[1]), *map(theirs, LLAMA_SIZES[1:])])
+def test_a_checkpoint_trains_as_it_would_in_transformers(model, tmp_path: Path):
+    model.save_pretrained(tmp_path)
+    ours, model = family_of(tmp_path).load(tmp_path).double(), model.double()
+    ids = torch.randint(model.config.vocab_size, (3, model.config.max_position_embeddings))
+    logits = model(ids[:, :-1]).logits
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
+    mine = ours.loss(ids[:, :-1], ids[:, 1:], chunk_tokens=5)
+    # Their RMSNorm and rotary tables are computed in float32, also in a float64 model.
+    torch.testing.assert_close(mine, expected, rtol=1e-5, atol=1e-6)
+    expected.backward()
+    mine.backward()
+    write(tmp_path / "gradients", with_gradients(ours))
+    found = load_file(tmp_path / "gradients" / "model.safetensors")
+    for name, parameter in model.named_parameters():
+        assert parameter.grad.abs().max() > 1e-4, name
+        torch.testing.assert_close(found[name], parameter.grad, rtol=1e-5, atol=1e-6)
+
+
+@torch.no_grad()
+def with_gradients(model: GPT) -> GPT:
+    """Put the gradients of the model in place of its weights."""
+    for parameter in model.parameters():
+        assert parameter.grad is not None
+        parameter.copy_(parameter.grad)
+    return model
 
 
 OURS = ["model.qkv_bias=false", "model.d_model=36", "model.d_mlp=29", "block.norm_eps=0.01"]
