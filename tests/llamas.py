@@ -6,16 +6,16 @@ from typing import TypeVar
 
 import torch
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwen2Config
 
 Model = TypeVar("Model", bound=PreTrainedModel)
 
 
-def theirs(sizes: tuple) -> LlamaForCausalLM:
+def theirs(sizes: tuple, of: type[LlamaConfig | Qwen2Config] = LlamaConfig) -> PreTrainedModel:
     """A model with random weights and gains; `sizes` are in the order of the next line."""
     layers, heads, kv_heads, head_dim, context, vocabulary, inner, base, eps, tied = sizes
     torch.manual_seed(7)
-    config = LlamaConfig(
+    config = of(
         num_hidden_layers=layers,
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
@@ -27,7 +27,7 @@ def theirs(sizes: tuple) -> LlamaForCausalLM:
         rms_norm_eps=eps,
         tie_word_embeddings=tied,
     )
-    return shake(LlamaForCausalLM(config).eval())
+    return shake(AutoModelForCausalLM.from_config(config).eval())
 
 
 @torch.no_grad()

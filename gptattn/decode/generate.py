@@ -54,12 +54,14 @@ def stream(
     model.prepare(len(ids))
     try:
         most = min(model.context_length, ids.shape[1] + max_new_tokens)
-        cache, unread = _begin(model, ids, model.context_length, most, padding)
+        cache, unread = _start_cache(model, ids, model.context_length, most, padding)
         for _ in range(max_new_tokens):
             if cache.length + unread.shape[1] > model.context_length:
                 if not slide:
                     return
-                cache, unread = _begin(model, ids, max(1, model.context_length // 2), most, padding)
+                cache, unread = _start_cache(
+                    model, ids, max(1, model.context_length // 2), most, padding
+                )
             # Compiled blocks would be recompiled for every length of the cache.
             with torch.compiler.set_stance("force_eager"):
                 logits = model.next_logits(unread, cache)[:, :vocab_size]
@@ -71,7 +73,7 @@ def stream(
         model.train(training)
 
 
-def _begin(
+def _start_cache(
     model: GPT, ids: Tensor, tokens: int, capacity: int, padding: Tensor | None
 ) -> tuple[CacheGroup, Tensor]:
     """Return an empty cache, and the newest `tokens` ids, which are yet to be read into it."""

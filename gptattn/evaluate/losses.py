@@ -11,7 +11,7 @@ from torch import Tensor
 from gptattn.data.document_starts import DocumentNumbers
 from gptattn.data.sampler import ValidationSet
 from gptattn.data.tokens import Tokens
-from gptattn.evaluate.caches import CacheKind, new_caches
+from gptattn.evaluate.caches import CacheKind, build_caches
 from gptattn.model.gpt import GPT
 from gptattn.model.loss import LOGITS_AT_A_TIME
 from gptattn.runs.evaluation import Bin, CacheLoss, LengthLoss
@@ -41,7 +41,7 @@ def count_scored(tokens: Tokens) -> int:
 
 
 @torch.no_grad()
-def by_position(
+def measure_by_position(
     model: GPT,
     tokens: Tokens,
     length: int,
@@ -72,12 +72,12 @@ def by_position(
     mean_T = total_T / windows
     bins = [
         Bin(below + 1, edge, mean_T[below:edge].mean().item())
-        for below, edge in pairwise([0, *edges(length, trained)])
+        for below, edge in pairwise([0, *list_edges(length, trained)])
     ]
     return LengthLoss(windows, mean_T.mean().item(), bins)
 
 
-def edges(length: int, trained: int) -> list[int]:
+def list_edges(length: int, trained: int) -> list[int]:
     """Return the last context of each bin: 1, 2, 3, 4, 6, 8, 12, 16, ..., two for each doubling.
 
     The trained length and `length` itself, where the last bin ends, are among them.
@@ -88,7 +88,7 @@ def edges(length: int, trained: int) -> list[int]:
 
 
 @torch.no_grad()
-def by_cache(model: GPT, tokens: Tokens, kind: CacheKind) -> CacheLoss:
+def measure_by_cache(model: GPT, tokens: Tokens, kind: CacheKind) -> CacheLoss:
     """Return the loss of all held-out tokens, in windows of the context as a validation has them.
 
     Each window begins with an empty cache. Where the cache drops tokens, it is decoded one token at
@@ -102,7 +102,7 @@ def by_cache(model: GPT, tokens: Tokens, kind: CacheKind) -> CacheLoss:
     for ids, targets in ValidationSet(tokens, rows, T):
         ids, targets = ids.to(device), targets.to(device)
         length = ids.shape[1]
-        caches = new_caches(model, kind, len(ids), length)
+        caches = build_caches(model, kind, len(ids), length)
         step = length if kind.window is None else 1
         hidden = [model.hidden(some, caches) for some in ids.split(step, dim=1)]
         total += token_losses(model, torch.cat(hidden, dim=1), targets).sum()
@@ -110,4 +110,4 @@ def by_cache(model: GPT, tokens: Tokens, kind: CacheKind) -> CacheLoss:
 
 
 def _bytes_of_one_row(model: GPT, kind: CacheKind) -> int:
-    return new_caches(model, kind, 1, model.context_length).nbytes
+    return build_caches(model, kind, 1, model.context_length).nbytes

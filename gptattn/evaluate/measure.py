@@ -13,7 +13,7 @@ from gptattn.data.tokens import TokenData
 from gptattn.errors import CheckpointError, ConfigError
 from gptattn.evaluate.caches import CacheKind, check_kind
 from gptattn.evaluate.longer import build_longer, check_length
-from gptattn.evaluate.losses import by_cache, by_position, count_scored
+from gptattn.evaluate.losses import count_scored, measure_by_cache, measure_by_position
 from gptattn.machine.source_code import code_of
 from gptattn.runs.evaluation import Basis, Evaluation
 from gptattn.runs.folder import step_of
@@ -114,13 +114,13 @@ def measure(
     for length in request.lengths:
         new = length in lengths
         if new:
-            loss = by_position(model, data.val, length, trained, data.val_documents)
+            loss = measure_by_position(model, data.val, length, trained, data.val_documents)
             found = msgspec.structs.replace(found, lengths=found.lengths | {length: loss})
         yield Answer(found, length, new)
     for kind in request.kinds:
         new = kind.name not in found.caches
         if new:
-            loss = by_cache(saved.model, data.val, kind)
+            loss = measure_by_cache(saved.model, data.val, kind)
             found = msgspec.structs.replace(found, caches=found.caches | {kind.name: loss})
         yield Answer(found, kind, new)
 

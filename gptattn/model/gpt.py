@@ -13,7 +13,7 @@ from gptattn.attention.base import Attention, Carried
 from gptattn.attention.cache import Cache, CacheGroup
 from gptattn.attention.capabilities import HasMaps
 from gptattn.attention.linear import Linear, Preparable, Prepared, prepare
-from gptattn.model.loss import linear_cross_entropy, scored
+from gptattn.model.loss import drop_ignored, linear_cross_entropy
 from gptattn.model.shared_init import DrawnByName
 from gptattn.position.base import Documents, InputPosition
 
@@ -275,7 +275,7 @@ class GPT(nn.Module, Preparable):
         """
         hidden = self.hidden(ids, None, documents_BT)
         if ignoring:
-            hidden, targets = scored(hidden, targets)
+            hidden, targets = drop_ignored(hidden, targets)
         return linear_cross_entropy(hidden, self.head.weight, targets, chunk_tokens)
 
     def new_cache(

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from gptattn.data.sampler import Batch
 from gptattn.errors import NumericError
 from gptattn.model.gpt import GPT
-from gptattn.model.loss import IGNORED, hits, linear_cross_entropy, scored
+from gptattn.model.loss import IGNORED, count_hits, drop_ignored, linear_cross_entropy
 from gptattn.optim.matrix_rule import CombinedAdamW, MatrixRule, split_by_decay
 from gptattn.settings.budget import learning_rate_factor
 from gptattn.settings.config import OptimConfig
@@ -169,8 +169,8 @@ class LanguageModel(L.LightningModule):
         hidden = self.model.hidden(ids, None, *documents)
         head, chunk = self.model.head.weight, self.loss_chunk_tokens
         if self.val_bytes is None:
-            hidden, targets = scored(hidden, targets)
-            self._val_hits += int(hits(hidden, head, targets, chunk))
+            hidden, targets = drop_ignored(hidden, targets)
+            self._val_hits += int(count_hits(hidden, head, targets, chunk))
         loss = linear_cross_entropy(hidden, head, targets, chunk)
         self._val_nats += loss.item() * targets.numel()
         self._val_tokens += targets.numel()

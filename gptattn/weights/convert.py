@@ -14,7 +14,7 @@ from gptattn.attention import Attention, HeadWeights
 from gptattn.attention.capabilities import heads_of, refuse_loss
 from gptattn.errors import ConfigError
 from gptattn.model.gpt import GPT, INIT_STD
-from gptattn.settings.config import TrainConfig
+from gptattn.settings.config import Spec, TrainConfig
 from gptattn.settings.layers import shared_arguments
 
 # Settings that the weights do not depend on.
@@ -67,24 +67,21 @@ def _not_none(heads: Tensor | None) -> Tensor:
     return heads
 
 
-def mechanism(cfg: TrainConfig) -> tuple[object, ...]:
+def describe_mechanism(cfg: TrainConfig) -> tuple[object, ...]:
     """Return the settings of the attention itself, without those that its weights ignore."""
-    attn = {k: v for k, v in cfg.attn.items() if k not in WEIGHTLESS_SETTINGS}
-    return attn, cfg.pattern, cfg.pattern_attn
+    return without_weightless(cfg.attn), cfg.pattern, cfg.pattern_attn
 
 
-def same_layers(theirs: TrainConfig, ours: TrainConfig) -> bool:
-    """Whether both settings build the same attention layers; backend and dropout may differ."""
+def describe_layers(cfg: TrainConfig) -> tuple[object, ...]:
+    """Return all settings that a layer's weights depend on."""
+    sizes = without_weightless(shared_arguments(cfg.model, cfg.block))
+    others = (cfg.model.num_layers, cfg.part, cfg.position, cfg.block)
+    return describe_mechanism(cfg), sizes, others
 
-    def layers(cfg: TrainConfig) -> tuple[object, ...]:
-        sizes = {
-            k: v
-            for k, v in shared_arguments(cfg.model, cfg.block).items()
-            if k not in WEIGHTLESS_SETTINGS
-        }
-        return mechanism(cfg), sizes, cfg.model.num_layers, cfg.part, cfg.position, cfg.block
 
-    return layers(theirs) == layers(ours)
+def without_weightless(spec: Spec) -> Spec:
+    """Return the settings without those that no weight depends on."""
+    return {name: value for name, value in spec.items() if name not in WEIGHTLESS_SETTINGS}
 
 
 def take_over(
@@ -100,7 +97,7 @@ def take_over(
     If the settings `theirs` and `ours` build the same layers, all weights are copied by name;
     otherwise, or if `theirs` is None, `convert` does it. Raises ConfigError as `convert` does.
     """
-    if theirs is None or not same_layers(theirs, ours):
+    if theirs is None or describe_layers(theirs) != describe_layers(ours):
         check_both(source, theirs, target, ours)
         convert(source, target, method, seed)
         return

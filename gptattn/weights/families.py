@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from gptattn.attention import HeadWeights
+from gptattn.attention import HasHeads, HeadWeights
 from gptattn.data import bpe_files, tokenizer_files
 from gptattn.errors import ConfigError, DataError
 from gptattn.model.gpt import GPT, GPT2_STYLE, BlockStyle
@@ -167,16 +167,17 @@ class Llama(Family):
         if (style.norm, style.mlp, style.bias) != ("rms", "swiglu", False):
             raise ConfigError(
                 "to",
-                "Llama has RMSNorm and SwiGLU without biases, but this model has "
+                f"{self.title} has RMSNorm and SwiGLU without biases, but this model has "
                 f"block.norm={style.norm}, model.mlp={style.mlp} and "
                 f"block.bias={str(style.bias).lower()}; train with block=llama",
             )
         rope = find_rope(model)
         if rope is None or model.input_position is not None:
-            raise ConfigError("to", "Llama has rotary positions, and this model has not")
+            raise ConfigError("to", f"{self.title} has rotary positions, and this model has not")
         if rope.fraction != 1 or rope.stretch != 1:
             raise ConfigError(
-                "to", "Llama's rotary positions are neither partial nor stretched, but these are"
+                "to",
+                f"{self.title}'s rotary positions are neither partial nor stretched, but these are",
             )
 
     def has_tokenizer(self, folder: Path) -> bool:
@@ -188,6 +189,24 @@ class Llama(Family):
         except DataError:
             return False
         return True
+
+
+class Qwen2(Llama):
+    """Qwen 2 and 2.5: Llama with biases of queries, keys and values.
+
+    Source: Yang et al. 2024, arXiv:2407.10671, sec. 2.2.1.
+    """
+
+    name, title, architecture = "qwen2", "Qwen2", "Qwen2ForCausalLM"
+    accepted: ClassVar = {
+        "model_type": ("qwen2",),
+        "hidden_act": ("silu",),
+        "use_sliding_window": (False,),
+    }
+    qkv_bias = True
+
+    def settings(self, sizes: Sizes) -> dict[str, Any]:
+        return super().settings(sizes) | {"model.qkv_bias": True}
 
 
 def _read_base(node: dict[str, Any]) -> float:
@@ -208,7 +227,7 @@ def _read_base(node: dict[str, Any]) -> float:
     return base
 
 
-FAMILIES: dict[str, Family] = {family.name: family for family in (GPT2(), Llama())}
+FAMILIES: dict[str, Family] = {family.name: family for family in (GPT2(), Llama(), Qwen2())}
 
 
 def family_of(folder: Path) -> Family | None:
@@ -227,8 +246,13 @@ def _find_family(node: dict[str, Any]) -> Family:
 
 
 def write(folder: Path, model: GPT) -> None:
-    """Write a Hugging Face folder: Llama's for a model with RMSNorm, else GPT-2's.
+    """Write a Hugging Face folder: with RMSNorm Llama's, or Qwen2's for qkv biases; else GPT-2's.
 
-    Raises ConfigError, with the reason, if neither has such a model.
+    Raises ConfigError, with the reason, if that family has no such model.
     """
-    FAMILIES["llama" if model.style.norm == "rms" else "gpt2"].write(folder, model)
+    family = "gpt2"
+    if model.style.norm == "rms":
+        first = model.layers()[0].attention
+        biased = isinstance(first, HasHeads) and first.export_heads().q_bias_HD is not None
+        family = "qwen2" if biased else "llama"
+    FAMILIES[family].write(folder, model)

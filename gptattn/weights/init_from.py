@@ -16,7 +16,7 @@ from gptattn.model.gpt import GPT
 from gptattn.position import HeadPosition
 from gptattn.runs.load import load_run
 from gptattn.settings.config import TrainConfig, default_width
-from gptattn.weights.convert import check_both, mechanism, take_over
+from gptattn.weights.convert import check_both, describe_mechanism, take_over
 from gptattn.weights.families import family_of
 from gptattn.weights.family import as_overrides, find_rope
 from gptattn.weights.hugging_face import FILES
@@ -73,7 +73,8 @@ def begin_from(origin: Origin, model: GPT, cfg: TrainConfig) -> None:
     converted; where other settings would help, it names them.
     """
     with _errors_name_init_from():
-        if origin.settings is None or mechanism(origin.settings) != mechanism(cfg):
+        theirs = None if origin.settings is None else describe_mechanism(origin.settings)
+        if theirs != describe_mechanism(cfg):
             # First, since no override would help.
             check_both(origin.model, origin.settings, model, cfg)
         _check_tokenizer(origin, cfg)

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from building import Allocations
 from torch import Tensor
 
-from gptattn.model.loss import IGNORED, hits, linear_cross_entropy, scored
+from gptattn.model.loss import IGNORED, count_hits, drop_ignored, linear_cross_entropy
 
 N, D, V = 23, 7, 13
 
@@ -145,7 +145,7 @@ def test_without_gradients_the_value_is_the_same_and_none_are_computed(mode):
 def test_the_loss_of_scored_positions_is_torchs_with_an_ignored_index():
     hidden, weight, targets = draw()
     targets[::3] = IGNORED
-    found, kept = scored(hidden, targets)
+    found, kept = drop_ignored(hidden, targets)
     ours = linear_cross_entropy(found, weight, kept, 5)
     theirs = F.cross_entropy(F.linear(hidden, weight), targets, ignore_index=IGNORED)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-13)
@@ -163,4 +163,4 @@ def test_hits_are_the_targets_with_the_largest_logit(chunk_tokens):
     best = F.linear(hidden, weight).argmax(-1)
     targets[:7] = best[:7]
     expected = (best == targets).sum()
-    assert hits(hidden, weight, targets, chunk_tokens) == expected >= 7
+    assert count_hits(hidden, weight, targets, chunk_tokens) == expected >= 7

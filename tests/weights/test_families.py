@@ -8,7 +8,14 @@ import torch
 from building import build_gpt
 from llamas import assert_same_logits, change, shake, theirs
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
 from gptattn.errors import CheckpointError, ConfigError, NumericError
 from gptattn.model.gpt import GPT
@@ -43,7 +50,10 @@ def llama(tmp_path: Path) -> Path:
     return tmp_path / "llama"
 
 
-@pytest.mark.parametrize("model", [*map(their_gpt2, GPT2_SIZES), *map(theirs, LLAMA_SIZES)])
+QWEN2 = [theirs(sizes, Qwen2Config) for sizes in LLAMA_SIZES[1:]]
+
+
+@pytest.mark.parametrize("model", [*map(their_gpt2, GPT2_SIZES), *map(theirs, LLAMA_SIZES), *QWEN2])
 def test_a_checkpoint_of_transformers_gives_the_same_logits_here(model, tmp_path: Path):
     model.save_pretrained(tmp_path)
     family = family_of(tmp_path)
@@ -51,7 +61,9 @@ def test_a_checkpoint_of_transformers_gives_the_same_logits_here(model, tmp_path
     assert_same_logits(family.load(tmp_path), model)
 
 
-@pytest.mark.parametrize("model", [their_gpt2(GPT2_SIZES[1]), *map(theirs, LLAMA_SIZES[1:])])
+@pytest.mark.parametrize(
+    "model", [their_gpt2(GPT2_SIZES[1]), *map(theirs, LLAMA_SIZES[1:]), QWEN2[0]]
+)
 def test_a_checkpoint_trains_as_it_would_in_transformers(model, tmp_path: Path):
     model.save_pretrained(tmp_path)
     ours, model = family_of(tmp_path).load(tmp_path).double(), model.double()
@@ -92,8 +104,9 @@ OURS = ["model.qkv_bias=false", "model.d_model=36", "model.d_mlp=29", "block.nor
             LlamaForCausalLM,
         ),
         (["gqa"], ["block=llama", "block.tied_head=true", *OURS], LlamaForCausalLM),
+        (["gqa", "mha_wrapper"], ["block=llama", *OURS, "model.qkv_bias=true"], Qwen2ForCausalLM),
     ],
-    ids=["gpt2", "llama", "tied"],
+    ids=["gpt2", "llama", "tied", "qwen2"],
 )
 def test_transformers_opens_what_we_write_and_we_read_it_back(
     variants, overrides, expected, tmp_path: Path
@@ -256,7 +269,7 @@ A_LLAMA = ("block=llama", "model.qkv_bias=false", "model.d_model=36")
         ([*A_LLAMA, "block.bias=true"], "block.bias=true"),
         ([*A_LLAMA, "position=learned"], "rotary positions"),
         ([*A_LLAMA, "position=alibi"], "rotary positions"),
-        ([*A_LLAMA, "model.qkv_bias=true"], "layer 0: Llama has no qkv biases, but this model has"),
+        ([*A_LLAMA, "model.qkv_bias=true", "attn=gqa", "++attn.window=5"], "outputs in Qwen2"),
         ([*A_LLAMA, "attn=single_head"], r"layer 0: Llama has an output projection"),
         ([*A_LLAMA, "attn=gqa", "++attn.window=5"], "give other outputs in Llama"),
         # Only the count of pairs shows it: the trial is of 1,024 tokens.

@@ -208,7 +208,7 @@ def test_a_folder_of_another_family_is_refused(llama: Path, tmp_path: Path, call
     assert "model_type is 'llama', but must be 'gpt2'" in err
     mistral = shutil.copytree(llama, tmp_path / "mistral")
     change(mistral / "config.json", model_type="mistral")
-    with pytest.raises(CheckpointError, match="'mistral', but must be one of gpt2, llama"):
+    with pytest.raises(CheckpointError, match="'mistral', but must be one of gpt2, llama, qwen2"):
         family_of(mistral)
 
 

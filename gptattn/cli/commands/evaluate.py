@@ -18,7 +18,7 @@ from gptattn.compare.finished_runs import Run, one_line, read_runs
 from gptattn.data.run_data import RunData
 from gptattn.data.tokens import TokenData
 from gptattn.errors import ConfigError
-from gptattn.evaluate.caches import cache_kind
+from gptattn.evaluate.caches import parse_cache_kind
 from gptattn.evaluate.measure import Answer, Request, check_unchanged, measure, select_possible
 from gptattn.machine.device import resolve_device, set_threads
 from gptattn.runs.folder import RunFolder
@@ -62,7 +62,7 @@ def evaluate(arguments: Sequence[str]) -> None:
         raise ConfigError("lengths", f"{shortest} is not a positive number; give 1 or more tokens")
     # `full` is the first, with which the others are compared.
     kinds = dict.fromkeys(["full", *args.cache] if args.cache else [])
-    request = Request(tuple(sorted(args.lengths)), tuple(map(cache_kind, kinds)))
+    request = Request(tuple(sorted(args.lengths)), tuple(map(parse_cache_kind, kinds)))
     device = resolve_device(args.device, "device")
     runs, skipped = read_runs(args.run)
     for line in skipped:
