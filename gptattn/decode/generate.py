@@ -108,7 +108,7 @@ def generate(
 
 
 def choose_dtype(model: GPT, dtype: DecodeDType, ids: Tensor) -> GPT:
-    """Return the model, or a copy of it in bfloat16 if that is asked for, or faster with `auto`.
+    """Return the model, or a copy in bfloat16: on request, or with `auto` where that is faster.
 
     `auto` decodes a few tokens in both formats after the newest of the prompts `ids` [B, T]: a
     processor reads half the bytes in bfloat16, and without instructions for it computes several
@@ -124,9 +124,9 @@ def choose_dtype(model: GPT, dtype: DecodeDType, ids: Tensor) -> GPT:
 
 
 def time_tokens(models: list[GPT], ids: Tensor) -> list[float]:
-    """Return the seconds of a token for each model: the least of some, which take turns.
+    """Return each model's seconds per token, the best of a few; the models take turns.
 
-    The first token, which comes with the prompt and with the preparation, does not count.
+    The first token, which includes the prompt and the preparation, does not count.
     """
     streams = [stream(model, ids, 1 + TRIAL_TOKENS, Sampling(temperature=0)) for model in models]
     for one in streams:

@@ -1,4 +1,4 @@
-"""Measure a finished run: what is asked of it, whether it can be had, and what is known already."""
+"""Measure a finished run: what it can answer, and what an earlier evaluation knows already."""
 
 import hashlib
 import json
@@ -34,7 +34,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Answer:
-    """One answer: all that is known of the run now, and for what it is the answer."""
+    """All that is known of the run by now, and the question that was answered last."""
 
     evaluation: Evaluation
     question: int | CacheKind
@@ -61,9 +61,9 @@ def check_unchanged(saved: SavedRun, data: TokenData, text: str, steps: int) -> 
 def select_possible(
     saved: SavedRun, data: TokenData, request: Request
 ) -> tuple[Request, list[ConfigError]]:
-    """Return the part of what is asked that can be had of the run, and why the rest cannot.
+    """Return the part of the request that the run can answer, and the reasons against the rest.
 
-    Lengths are in ascending order, so that of those that are too long the first says why.
+    Lengths ascend: the first that is too long gives the reason for all.
     """
     lengths, kinds, refused = list[int](), list[CacheKind](), list[ConfigError]()
     for length in request.lengths:
@@ -98,10 +98,10 @@ def _check_fits(length: int, data: TokenData) -> None:
 def measure(
     saved: SavedRun, data: TokenData, request: Request, known: Evaluation | None
 ) -> Iterator[Answer]:
-    """Yield an answer for each length and kind, which must be possible, and are then measured.
+    """Yield an answer for each length and kind of the request, all of which must be possible.
 
-    What `known` holds of the same weights, text and code is not measured again. The model may be on
-    any device; its weights are in float32.
+    What `known` holds for the same weights, text and code is not measured again. The model may be
+    on any device; its weights are in float32.
     """
     device = saved.model.head.weight.device
     basis = _basis(saved, data, device)

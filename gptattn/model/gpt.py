@@ -130,8 +130,8 @@ class GPT(nn.Module, Preparable):
     `attention(layer)` builds the attention of layer 0, 1, ...; `input_position` is None if the
     attention encodes positions, or nothing does. `style` says what surrounds the attention; with
     `tied_head` the head's weight is the token embedding's. `shared_init`: see `DrawnByName`. With
-    `recompute` training keeps only each block's input for the backward pass, which computes the
-    block again (Chen et al. 2016, arXiv:1604.06174).
+    `recompute` activations are checkpointed: training keeps only each block's input, and the
+    backward pass computes the block again (Chen et al. 2016, arXiv:1604.06174).
 
     Raises ValueError for more tokens than `context_length`.
 
@@ -228,9 +228,9 @@ class GPT(nn.Module, Preparable):
         if self.input_position is not None:
             x = self.input_position(x, positions)
         x = self.dropout(x)
-        again = self.recompute and self.training and torch.is_grad_enabled() and cache is None
+        recompute = self.recompute and self.training and torch.is_grad_enabled() and cache is None
         for layer, block in enumerate(self.blocks):
-            if again:
+            if recompute:
                 x = checkpoint(block, x, None, carried, use_reentrant=False)
             else:
                 x = block(x, None if cache is None else cache[layer], carried)
@@ -270,8 +270,8 @@ class GPT(nn.Module, Preparable):
     ) -> Tensor:
         """Return the mean cross-entropy in nats of the targets [B, T] that follow ids [B, T].
 
-        `documents_BT` is as in `hidden`, `chunk_tokens` as in `linear_cross_entropy`. `ignoring`:
-        some targets are IGNORED, and the mean is that of the others.
+        `documents_BT` is as in `hidden`, `chunk_tokens` as in `linear_cross_entropy`. With
+        `ignoring`, the mean is over the targets that are not IGNORED.
         """
         hidden = self.hidden(ids, None, documents_BT)
         if ignoring:

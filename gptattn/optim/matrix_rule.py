@@ -1,5 +1,5 @@
-"""What updates the layers' matrices in place of AdamW, the optimizer that holds both, and which
-parameters decay.
+"""Rules that update the layers' matrices in place of AdamW, the optimizer that combines them with
+AdamW, and which parameters decay.
 """
 
 from abc import ABC, abstractmethod

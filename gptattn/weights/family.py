@@ -101,7 +101,7 @@ class Family(ABC):
         """Whether the folder holds a tokenizer that `tokenizer=gpt2` reads right."""
 
     def transpose(self, name: str, tensor: Tensor) -> Tensor:
-        """Return the tensor as ours has its axes if it is theirs, or as theirs if it is ours."""
+        """Swap the axes where the family stores a transpose, theirs to ours or ours to theirs."""
         return tensor
 
     def read_sizes(self, folder: Path) -> Sizes:
@@ -109,8 +109,9 @@ class Family(ABC):
 
         def parse(node: dict[str, Any]) -> Sizes:
             check_accepted(node, self.accepted)
-            more = self.read_more(node)
-            return Sizes(**{ours: int(node[key]) for ours, key in self.sizes.items()} | more)
+            given = self.read_more(node)  # first, as it adds missing sizes
+            given |= {ours: int(node[key]) for ours, key in self.sizes.items()}
+            return Sizes(**given)
 
         return read_config(folder, parse)
 

@@ -50,11 +50,11 @@ class Arguments:
 
 
 def evaluate(arguments: Sequence[str]) -> None:
-    """Measure what is asked of every finished run below run=FOLDER, and print and write it.
+    """Measure every finished run below run=FOLDER; print the results, and write them.
 
-    Every run is checked before the first is measured. Of several runs, what one cannot give is left
-    out, with a line that says so. Raises a UserError for a run that cannot be read, for a single
-    run's refusal, and if no run gives anything.
+    All runs are checked before the first is measured. What one of several runs cannot answer is
+    left out with a line that says why. Raises a UserError for a run that cannot be read, and if
+    nothing is left to measure.
     """
     args = parse(Arguments, arguments)
     shortest = min(args.lengths, default=1)
@@ -107,7 +107,7 @@ def evaluate(arguments: Sequence[str]) -> None:
 
 
 def describe(answer: Answer) -> str:
-    """Return the line that tells of one answer."""
+    """Return an answer as a line of text."""
     found, question = answer.evaluation, answer.question
     if isinstance(question, int):
         length, trained = found.lengths[question], found.context_length
