@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -23,7 +24,7 @@ from gptattn.position import HeadPosition
 from gptattn.settings.build import build_model
 from gptattn.settings.compose import CONF
 from gptattn.settings.compose import settings as composed_settings
-from gptattn.settings.config import TrainConfig
+from gptattn.settings.config import TrainConfig, check
 from gptattn.settings.construct import construct, find_target
 from gptattn.settings.layers import add_parts, shared_arguments
 
@@ -74,9 +75,17 @@ def chosen(variant: str) -> list[str]:
 @lru_cache
 def settings(*overrides: str) -> TrainConfig:
     """The settings of these overrides. Do not modify them: the cached object is shared."""
+    # Composing takes a tenth of a second: sizes are put in afterwards.
+    sizes = [o.removeprefix("model.") for o in overrides if o.startswith("model.")]
+    if sizes:
+        cfg = settings(*(o for o in overrides if not o.startswith("model.")))
+        given = {name: yaml.safe_load(text) for name, _, text in (o.partition("=") for o in sizes)}
+        cfg = replace(cfg, model=replace(cfg.model, **given))
+        check(cfg)
+        return cfg
     position = next((override for override in overrides if override.startswith("position=")), None)
     if position is not None and any(override.startswith("attn=") for override in overrides):
-        # Composing takes a tenth of a second, so each attention and each position is read once.
+        # Each attention and each position is read once.
         one = settings(*(override for override in overrides if override != position))
         other = settings(*(override for override in overrides if not override.startswith("attn")))
         choices = one.choices | {"position": other.choices["position"]}

@@ -22,11 +22,11 @@ from pathlib import Path
 
 import bench
 import pytest
+from gptattn.evaluate.cache_kinds import cache_kind
 from support import TINY, check_job, command, process_state
 from torch.distributed.run import get_args_parser
 
 from gptattn.cli.commands import evaluate
-from gptattn.evaluate.cache_kinds import cache_kind
 from gptattn.runs.sweep_states import SWEEP_LOCK
 from gptattn.settings.compose import CONF
 
@@ -190,7 +190,7 @@ def _run(name: str) -> Callable[[list[str]], None]:
     def run(arguments: list[str]) -> None:
         sys.argv = [f"scripts/{name}", *arguments]
         with pytest.raises(SystemExit) as end:
-            runpy.run_path(str(ROOT / "scripts" / name), run_name="__main__")
+            runpy.run_path(str(ROOT / "scripts" / name), name_run="__main__")
         assert end.value.code in (0, None)
 
     return run
@@ -217,7 +217,7 @@ def _evaluate(arguments: list[str]) -> None:
 
 def _torture(arguments: list[str]) -> None:
     """Read the arguments: it takes minutes."""
-    script = runpy.run_path(str(ROOT / "scripts" / "torture.py"), run_name="torture")
+    script = runpy.run_path(str(ROOT / "scripts" / "torture.py"), name_run="torture")
     asked = script["parse"](script["Arguments"], arguments)
     assert {*asked.row} <= {*script["ROWS"]}
 

@@ -1,17 +1,21 @@
-"""Small Llamas from transformers."""
+"""Small models from transformers."""
 
 import json
 from pathlib import Path
+from typing import TypeVar
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from torch import nn
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, Qwen2Config
+
+Model = TypeVar("Model", bound=PreTrainedModel)
 
 
-def theirs(sizes: tuple) -> LlamaForCausalLM:
+def theirs(sizes: tuple, of: type[LlamaConfig | Qwen2Config] = LlamaConfig) -> PreTrainedModel:
     """A model with random weights and gains; `sizes` are in the order of the next line."""
     layers, heads, kv_heads, head_dim, context, vocabulary, inner, base, eps, tied = sizes
     torch.manual_seed(7)
-    config = LlamaConfig(
+    config = of(
         num_hidden_layers=layers,
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
@@ -23,15 +27,19 @@ def theirs(sizes: tuple) -> LlamaForCausalLM:
         rms_norm_eps=eps,
         tie_word_embeddings=tied,
     )
-    model = LlamaForCausalLM(config).eval()
-    with torch.no_grad():  # so that gains affect the output too
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter), alpha=0.1)
+    return shake(AutoModelForCausalLM.from_config(config).eval())
+
+
+@torch.no_grad()
+def shake(model: Model) -> Model:
+    """Return the model with noise on its parameters, so that gains and biases show."""
+    for parameter in model.parameters():
+        parameter.add_(torch.randn_like(parameter), alpha=0.1)
     return model
 
 
 @torch.no_grad()
-def assert_same_logits(ours: torch.nn.Module, model: LlamaForCausalLM) -> None:
+def assert_same_logits(ours: nn.Module, model: PreTrainedModel) -> None:
     config = model.config
     ids = torch.randint(config.vocab_size, (2, config.max_position_embeddings))
     expected, found = model(ids).logits, ours(ids)

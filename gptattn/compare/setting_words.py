@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from gptattn.compare.finished_runs import Run
-from gptattn.model.kinds import default_width
+from gptattn.settings.config import default_width
 
 # Beginnings of settings' names: what a variant's name stands for, and what a block's file sets.
 OF_ATTENTION = ("attn.", "part.", "pattern")

@@ -1,13 +1,22 @@
-"""Text from a model, token by token, through the cache."""
+"""Tokens from a model, one by one, through the cache, in float32 or bfloat16."""
 
+import copy
+import time
 from collections.abc import Iterator, Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from gptattn.attention.cache import CacheGroup
 from gptattn.decode.sampling import Sampling
+from gptattn.machine.device import synchronize
 from gptattn.model.gpt import GPT
+
+DecodeDType = Literal["auto", "float32", "bfloat16"]
+
+TRIAL_PROMPT, TRIAL_TOKENS = 16, 6
+MARGIN = 1.1  # float32 is the more exact one: bfloat16 has to be faster by this factor
 
 
 def left_padded(prompts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
@@ -45,12 +54,14 @@ def stream(
     model.prepare(len(ids))
     try:
         most = min(model.context_length, ids.shape[1] + max_new_tokens)
-        cache, unread = _begin(model, ids, model.context_length, most, padding)
+        cache, unread = _start_cache(model, ids, model.context_length, most, padding)
         for _ in range(max_new_tokens):
             if cache.length + unread.shape[1] > model.context_length:
                 if not slide:
                     return
-                cache, unread = _begin(model, ids, max(1, model.context_length // 2), most, padding)
+                cache, unread = _start_cache(
+                    model, ids, max(1, model.context_length // 2), most, padding
+                )
             # Compiled blocks would be recompiled for every length of the cache.
             with torch.compiler.set_stance("force_eager"):
                 logits = model.next_logits(unread, cache)[:, :vocab_size]
@@ -62,7 +73,7 @@ def stream(
         model.train(training)
 
 
-def _begin(
+def _start_cache(
     model: GPT, ids: Tensor, tokens: int, capacity: int, padding: Tensor | None
 ) -> tuple[CacheGroup, Tensor]:
     """Return an empty cache, and the newest `tokens` ids, which are yet to be read into it."""
@@ -94,3 +105,40 @@ def generate(
         generator=generator,
     )
     return torch.cat([ids, *new], dim=1)
+
+
+def choose_dtype(model: GPT, dtype: DecodeDType, ids: Tensor) -> GPT:
+    """Return the model, or a copy in bfloat16: on request, or with `auto` where that is faster.
+
+    `auto` decodes a few tokens in both formats after the newest of the prompts `ids` [B, T]: a
+    processor reads half the bytes in bfloat16, and without instructions for it computes several
+    times more slowly.
+    """
+    if dtype == "float32":
+        return model
+    half = copy.deepcopy(model).to(torch.bfloat16)
+    if dtype == "bfloat16":
+        return half
+    wide_seconds, half_seconds = time_tokens([model, half], ids[:, -TRIAL_PROMPT:])
+    return half if MARGIN * half_seconds < wide_seconds else model
+
+
+def time_tokens(models: list[GPT], ids: Tensor) -> list[float]:
+    """Return each model's seconds per token, the best of a few; the models take turns.
+
+    The first token, which includes the prompt and the preparation, does not count.
+    """
+    streams = [stream(model, ids, 1 + TRIAL_TOKENS, Sampling(temperature=0)) for model in models]
+    for one in streams:
+        next(one)
+    seconds: list[list[float]] = [[] for _ in models]
+    for _ in range(TRIAL_TOKENS):
+        for one, own in zip(streams, seconds, strict=True):
+            synchronize(ids.device)
+            start = time.perf_counter()
+            next(one)
+            synchronize(ids.device)
+            own.append(time.perf_counter() - start)
+    for one in streams:
+        next(one, None)  # ends the preparation
+    return [min(own) for own in seconds]

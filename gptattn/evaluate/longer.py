@@ -14,7 +14,7 @@ from gptattn.settings.config import Spec, TrainConfig
 TOLERANCE = 1e-4  # of hidden states, which have a size of about 1
 
 
-def longer_settings(cfg: TrainConfig, length: int) -> TrainConfig:
+def lengthen_settings(cfg: TrainConfig, length: int) -> TrainConfig:
     """Return the run's settings with another context, and shares of the trained one in tokens.
 
     A window of a quarter of 128 tokens stays one of 32. Rotary positions that were stretched keep
@@ -47,7 +47,7 @@ def check_length(cfg: TrainConfig, model: GPT, length: int) -> None:
     if length <= trained:
         return
     with torch.device("meta"):
-        own = build_model(longer_settings(cfg, length), model.vocab_size).state_dict()
+        own = build_model(lengthen_settings(cfg, length), model.vocab_size).state_dict()
     bound = [n for n, weight in model.state_dict().items() if own[n].shape != weight.shape]
     if bound:
         what = bound[0]
@@ -61,7 +61,7 @@ def check_length(cfg: TrainConfig, model: GPT, length: int) -> None:
 
 
 @torch.no_grad()
-def longer(saved: SavedRun, length: int) -> GPT:
+def build_longer(saved: SavedRun, length: int) -> GPT:
     """Return the run's model with a context of at least `length`; the weights are copies.
 
     Raises ConfigError if the longer model computes something else within the trained length, as one
@@ -70,7 +70,7 @@ def longer(saved: SavedRun, length: int) -> GPT:
     trained = saved.cfg.model.context_length
     if length <= trained:
         return saved.model
-    model = build_model(longer_settings(saved.cfg, length), saved.model.vocab_size).eval()
+    model = build_model(lengthen_settings(saved.cfg, length), saved.model.vocab_size).eval()
     model = model.to(saved.model.head.weight.device)
     weights = saved.model.state_dict()
     model.load_state_dict(weights)

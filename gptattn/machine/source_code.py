@@ -18,10 +18,7 @@ OURS = "gptattn"
 # Model, loss, optimizer and its schedule, sampler: every run's numbers come from these.
 COMMON = (
     "gptattn.model.gpt",
-    "gptattn.model.block",
-    "gptattn.model.kinds",
     "gptattn.model.loss",
-    "gptattn.model.decay",
     "gptattn.model.shared_init",
     "gptattn.training.module",
     "gptattn.settings.budget",

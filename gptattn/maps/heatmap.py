@@ -1,8 +1,12 @@
-"""Attention weights as an image, without a plotting library."""
+"""Attention weights as colours and cells, without a plotting library."""
+
+import math
 
 import numpy as np
 from numpy.typing import NDArray
 
+# Of all weights of a page: base64 adds a third, so it stays below 10 MB.
+MAX_BYTES = 7_000_000
 # Five anchors of viridis (Smith and van der Walt 2015): dark for 0, yellow for 1.
 _VIRIDIS = np.array(
     [[68, 1, 84], [59, 82, 139], [33, 145, 140], [94, 201, 98], [253, 231, 37]], dtype=np.float64
@@ -29,3 +33,33 @@ def viridis(value: NDArray[np.floating]) -> NDArray[np.uint8]:
     anchors = np.linspace(0, 1, len(_VIRIDIS))
     channels = [np.interp(value, anchors, _VIRIDIS[:, c]) for c in range(3)]
     return np.stack(channels, axis=-1).round().astype(np.uint8)
+
+
+def tokens_per_cell(tokens: int, maps: int) -> int:
+    """Return the smallest side of a cell, in tokens, with which `maps` maps fit in MAX_BYTES."""
+    side = 1
+    while maps * math.comb(math.ceil(tokens / side) + 1, 2) > MAX_BYTES:
+        side += 1
+    return side
+
+
+def keep_largest(w_HTS: NDArray[np.floating], side: int) -> NDArray[np.floating]:
+    """Return the largest weight of each side x side square [H, n, n], n = T / side rounded up.
+
+    A mean would hide a single large weight in a square.
+    """
+    H, T, _ = w_HTS.shape
+    n = math.ceil(T / side)
+    room = n * side - T
+    padded_HTS = np.pad(w_HTS, ((0, 0), (0, room), (0, room)))
+    return padded_HTS.reshape(H, n, side, n, side).max(axis=(2, 4))
+
+
+def pack_cells(w_HTS: NDArray[np.floating], side: int) -> NDArray[np.uint8]:
+    """Return the lower triangle of the cells, row by row [H, n (n + 1) / 2], as 255 * sqrt(weight).
+
+    Rounding changes a weight by at most 0.004, and a small weight by less.
+    """
+    cells_HNN = keep_largest(w_HTS, side)
+    scaled_HNN = np.rint(255 * np.sqrt(cells_HNN.clip(0, 1))).astype(np.uint8)
+    return scaled_HNN[:, *np.tril_indices(cells_HNN.shape[1])]

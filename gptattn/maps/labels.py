@@ -17,12 +17,12 @@ def token_labels(tokenizer: Tokenizer, ids: NDArray[np.integer], text: str) -> l
     ends = tokenizer.byte_lengths()[ids].cumsum().tolist()
     starts = [0, *ends[:-1]]
     return [
-        visible(raw[start:end].decode("utf-8", errors="backslashreplace"))
+        make_visible(raw[start:end].decode("utf-8", errors="backslashreplace"))
         for start, end in zip(starts, ends, strict=True)
     ]
 
 
-def visible(text: str) -> str:
+def make_visible(text: str) -> str:
     """Return the text without characters that are invisible or that move or turn their neighbours.
 
     A space becomes ␣, a line break ⏎, a tab ⇥, any other such character its number, as U+202E.
@@ -34,16 +34,16 @@ def _visible(character: str) -> str:
     if character in SIGNS:
         return SIGNS[character]
     if not character.isprintable():
-        return numbered(character)
+        return name_code_point(character)
     # A combining accent would be drawn on the character before it.
     return f"◌{character}" if unicodedata.combining(character) else character
 
 
-def numbered(character: str) -> str:
+def name_code_point(character: str) -> str:
     """Return the character's code point, as U+202E."""
     return f"U+{ord(character):04X}"
 
 
-def short(label: str, longest: int = LONGEST) -> str:
+def shorten(label: str, longest: int = LONGEST) -> str:
     """Return the label, cut to `longest` characters."""
     return label if len(label) <= longest else f"{label[: longest - 1]}…"

@@ -13,12 +13,12 @@ from matplotlib.colors import PowerNorm
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from gptattn.maps.cells import largest
-from gptattn.maps.labels import numbered, short
+from gptattn.maps.heatmap import keep_largest
+from gptattn.maps.labels import name_code_point, shorten
 
 COLUMNS = 4  # panels side by side
 CELLS = 520  # most cells on a panel's side: at 150 dots per inch each has a dot
-LEAST, MOST = 2.3, 5.2  # limits of a panel's side in inches
+MIN, MAX = 2.3, 5.2  # limits of a panel's side in inches
 PER_TOKEN = 0.13  # preferred inches per token
 PER_LABEL = 0.105  # inches that a label needs
 GAP, LABELS, TOP, BAR = 0.42, 1.0, 0.75, 0.75  # inches between panels, for labels, title, colours
@@ -37,12 +37,12 @@ def layer_png(
     """
     H, T, _ = w_HTS.shape
     columns, rows = min(H, COLUMNS), math.ceil(H / COLUMNS)
-    side = min(max(PER_TOKEN * T, LEAST), MOST)
+    side = min(max(PER_TOKEN * T, MIN), MAX)
     width = LABELS + columns * side + (columns - 1) * GAP + BAR
     height = TOP + rows * side + (rows - 1) * GAP + LABELS
     shown, names = _ticks(labels, side)
     together = math.ceil(T / CELLS)
-    cells_HNN = largest(w_HTS, together)
+    cells_HNN = keep_largest(w_HTS, together)
     n = cells_HNN.shape[1]
     cells_HNN = np.where(np.tri(n, dtype=bool), cells_HNN, np.nan)
     end = n * together - 0.5  # in tokens, as the ticks are
@@ -83,13 +83,13 @@ def layer_png(
 def _ticks(labels: Sequence[str], side: float) -> tuple[list[int], list[str]]:
     every = math.ceil(len(labels) * PER_LABEL / side)
     shown = list(range(0, len(labels), every))
-    names = [_drawable(short(labels[i])) for i in shown]
+    names = [_drawable(shorten(labels[i])) for i in shown]
     return shown, names if every == 1 else [f"{i} {n}" for i, n in zip(shown, names, strict=True)]
 
 
 def _drawable(text: str) -> str:
     """Return the text, with the code points of characters that the font lacks in their place."""
-    return "".join(c if _in_font(c) else numbered(c) for c in text)
+    return "".join(c if _in_font(c) else name_code_point(c) for c in text)
 
 
 @cache

@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 from gptattn.machine.template import fill_template
 from gptattn.maps.heatmap import viridis
-from gptattn.maps.labels import visible
+from gptattn.maps.labels import make_visible
 
 
 @dataclass(frozen=True)
 class Layer:
-    """What the page shows of one layer: its number, figures per head, and weights from `packed`."""
+    """What the page shows of a layer: its number, figures per head, weights from `pack_cells`."""
 
     number: int
     entropy_H: list[float]  # nats; NaN for one token
@@ -39,7 +39,7 @@ class PageHeader:
     even_sink: float  # and its mean weight on the first token
 
 
-def page_text(header: PageHeader, layers: Sequence[Layer], side: int) -> str:
+def render_page(header: PageHeader, layers: Sequence[Layer], side: int) -> str:
     """Return the page's HTML; `side` is the value that the layers were packed with."""
     script = files("gptattn.maps").joinpath("page.js").read_text(encoding="utf-8")
     digest = hashlib.sha256(script.encode()).digest()
@@ -48,8 +48,8 @@ def page_text(header: PageHeader, layers: Sequence[Layer], side: int) -> str:
         "page.html.j2",
         header=header,
         # Line breaks stay, so that the prompt reads as it was written.
-        prompt=visible(header.prompt).replace("␣", " ").replace("⏎", "⏎\n"),
-        run=visible(header.run),
+        prompt=make_visible(header.prompt).replace("␣", " ").replace("⏎", "⏎\n"),
+        run=make_visible(header.run),
         layers=layers,
         side=side,
         figures=_figures,

@@ -1,3 +1,3 @@
-"""The language model: GPT, its loss in chunks, the groups for weight decay, and its cost. It may
+"""The language model: GPT, its loss in chunks, and its cost. It may
 import `attention` and the rooms before it. Start reading at `gpt.py`.
 """

@@ -1,9 +1,11 @@
-"""A causal language model, with the attention of each layer made by a function passed in."""
+"""A causal language model: its blocks, and GPT, whose attentions a function passed in makes."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -11,12 +13,115 @@ from gptattn.attention.base import Attention, Carried
 from gptattn.attention.cache import Cache, CacheGroup
 from gptattn.attention.capabilities import HasMaps
 from gptattn.attention.linear import Linear, Preparable, Prepared, prepare
-from gptattn.model.block import GPT2_STYLE, Block, BlockStyle, new_norm
-from gptattn.model.loss import linear_cross_entropy, scored
+from gptattn.model.loss import drop_ignored, linear_cross_entropy
 from gptattn.model.shared_init import DrawnByName
 from gptattn.position.base import Documents, InputPosition
 
 INIT_STD = 0.02
+
+
+@dataclass(frozen=True)
+class BlockStyle:
+    """What surrounds the attention; GPT-2's by default.
+
+    `bias`: of the MLP's layers. `zero_init`: what attentions and MLPs add starts at 0.
+    """
+
+    norm: str = "layer"
+    norm_eps: float = 1e-5
+    mlp: str = "gelu"
+    bias: bool = True
+    zero_init: bool = False
+
+
+GPT2_STYLE = BlockStyle()
+
+
+def new_norm(style: BlockStyle, d_model: int) -> nn.LayerNorm | nn.RMSNorm:
+    """Return LayerNorm, or RMSNorm, which has no bias and does not subtract the mean.
+
+    Source: Zhang and Sennrich 2019, arXiv:1910.07467, sec. 3.
+    """
+    if style.norm == "rms":
+        return nn.RMSNorm(d_model, style.norm_eps)
+    return nn.LayerNorm(d_model, style.norm_eps)
+
+
+class MLP(nn.Module):
+    """Linear, tanh-GELU, Linear: x [..., d_model] -> [..., d_model]."""
+
+    def __init__(self, d_model: int, d_mlp: int, bias: bool = True) -> None:
+        super().__init__()
+        self.up = Linear(d_model, d_mlp, bias=bias)
+        self.down = Linear(d_mlp, d_model, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.activation(self.up(x)))
+
+    def activation(self, x: Tensor) -> Tensor:
+        """Return what the second layer reads."""
+        return F.gelu(x, approximate="tanh")
+
+
+class SquaredReLU(MLP):
+    """Linear, squared ReLU, Linear: x [..., d_model] -> [..., d_model].
+
+    Source: So et al. 2021 (Primer), arXiv:2109.08668, sec. 3.
+    """
+
+    def activation(self, x: Tensor) -> Tensor:
+        return F.relu(x).square()
+
+
+class SwiGLU(nn.Module):
+    """down(silu(gate(x)) * up(x)): x [..., d_model] -> [..., d_model].
+
+    Source: Shazeer 2020, arXiv:2002.05202, sec. 2.
+    """
+
+    def __init__(self, d_model: int, d_mlp: int, bias: bool = False) -> None:
+        super().__init__()
+        self.gate = Linear(d_model, d_mlp, bias=bias)
+        self.up = Linear(d_model, d_mlp, bias=bias)
+        self.down = Linear(d_mlp, d_model, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.silu(self.gate(x)) * self.up(x))
+
+
+MLPS = {"gelu": MLP, "relu2": SquaredReLU, "swiglu": SwiGLU}
+
+
+class Block(nn.Module):
+    """Pre-norm block: x + attention(norm(x)), then x + MLP(norm(x)), if there is an MLP."""
+
+    def __init__(
+        self,
+        attention: Attention,
+        d_model: int,
+        d_mlp: int,
+        dropout: float,
+        style: BlockStyle = GPT2_STYLE,
+    ) -> None:
+        super().__init__()
+        self.norm_attention = new_norm(style, d_model)
+        self.attention = attention
+        self.norm_mlp, self.mlp = None, None
+        if style.mlp != "none":
+            self.norm_mlp = new_norm(style, d_model)
+            self.mlp = MLPS[style.mlp](d_model, d_mlp, style.bias)
+        self.dropout = nn.Dropout(dropout)
+
+    @property
+    def d_mlp(self) -> int:
+        """The hidden width of the MLP; 0 without one."""
+        return 0 if self.mlp is None else self.mlp.up.out_features
+
+    def forward(self, x: Tensor, cache: Cache | None, carried: Carried) -> Tensor:
+        x = x + self.dropout(self.attention(self.norm_attention(x), cache, carried))
+        if self.mlp is None or self.norm_mlp is None:
+            return x
+        return x + self.dropout(self.mlp(self.norm_mlp(x)))
 
 
 class GPT(nn.Module, Preparable):
@@ -25,8 +130,8 @@ class GPT(nn.Module, Preparable):
     `attention(layer)` builds the attention of layer 0, 1, ...; `input_position` is None if the
     attention encodes positions, or nothing does. `style` says what surrounds the attention; with
     `tied_head` the head's weight is the token embedding's. `shared_init`: see `DrawnByName`. With
-    `activation_checkpointing` training keeps only each block's input for the backward pass, which
-    computes the block again (Chen et al. 2016, arXiv:1604.06174).
+    `activation_checkpointing` training keeps only each block's input, and the
+    backward pass computes the block again (Chen et al. 2016, arXiv:1604.06174).
 
     Raises ValueError for more tokens than `context_length`.
 
@@ -80,6 +185,10 @@ class GPT(nn.Module, Preparable):
         """Return the blocks, first layer first."""
         return [block for block in self.blocks if isinstance(block, Block)]
 
+    def layer_matrices(self) -> set[nn.Parameter]:
+        """Return the matrices inside the layers: no embedding, no head, no convolution."""
+        return {p for block in self.layers() for p in block.parameters() if p.ndim == 2}
+
     @torch.no_grad()
     def _initialise(self) -> None:
         """Draw all weights as GPT-2 does, whatever the style.
@@ -119,8 +228,12 @@ class GPT(nn.Module, Preparable):
         if self.input_position is not None:
             x = self.input_position(x, positions)
         x = self.dropout(x)
-        again = self.activation_checkpointing and cache is None
-        again = again and self.training and torch.is_grad_enabled()
+        recompute = (
+            self.activation_checkpointing
+            and self.training
+            and torch.is_grad_enabled()
+            and cache is None
+        )
         for layer, block in enumerate(self.blocks):
             if again:
                 x = checkpoint(block, x, None, carried, use_reentrant=False)
@@ -131,14 +244,14 @@ class GPT(nn.Module, Preparable):
         return self.norm(x)
 
     def forward(self, ids: Tensor, cache: CacheGroup | None = None) -> Tensor:
-        return nn.functional.linear(self.hidden(ids, cache), self.head.weight)
+        return F.linear(self.hidden(ids, cache), self.head.weight)
 
     def next_logits(self, ids: Tensor, cache: CacheGroup | None = None) -> Tensor:
         """Return the logits [B, vocab_size] of the token after ids [B, T]."""
         last_BE = self.hidden(ids, cache)[:, -1]
         if self._prepared_head is not None and not torch.is_grad_enabled():
             return self._prepared_head(last_BE)
-        return nn.functional.linear(last_BE, self.head.weight)
+        return F.linear(last_BE, self.head.weight)
 
     def prepare(self, rows: int | None) -> None:
         """Optimise decoding of `rows` rows at a time, until prepare(None).
@@ -162,12 +275,12 @@ class GPT(nn.Module, Preparable):
     ) -> Tensor:
         """Return the mean cross-entropy in nats of the targets [B, T] that follow ids [B, T].
 
-        `documents_BT` is as in `hidden`, `chunk_tokens` as in `linear_cross_entropy`. `ignoring`:
-        some targets are IGNORED, and the mean is that of the others.
+        `documents_BT` is as in `hidden`, `chunk_tokens` as in `linear_cross_entropy`. With
+        `ignoring`, the mean is over the targets that are not IGNORED.
         """
         hidden = self.hidden(ids, None, documents_BT)
         if ignoring:
-            hidden, targets = scored(hidden, targets)
+            hidden, targets = drop_ignored(hidden, targets)
         return linear_cross_entropy(hidden, self.head.weight, targets, chunk_tokens)
 
     def new_cache(

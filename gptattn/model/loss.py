@@ -43,7 +43,7 @@ def linear_cross_entropy(
     )
 
 
-def scored(hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+def drop_ignored(hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Return hidden [n, d] and targets [n] of the n positions whose target is not IGNORED.
 
     hidden [..., d], targets [...]. The head then costs nothing at the others. On a GPU the host
@@ -53,7 +53,7 @@ def scored(hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     return hidden.flatten(0, -2).index_select(0, where), targets.flatten().index_select(0, where)
 
 
-def hits(
+def count_hits(
     hidden: Tensor, weight: Tensor, targets: Tensor, chunk_tokens: int | None = None
 ) -> Tensor:
     """Return how many targets have the largest logit of hidden @ weight.T; arguments as above."""

@@ -1,4 +1,4 @@
-"""Initial weights that variants have in common: each is drawn for its own name."""
+"""Initial weights that variants share: each is drawn for its own name."""
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ DRAWS = {"normal_", "uniform_", "kaiming_uniform_"}
 
 
 class DrawnByName(TorchFunctionMode):
-    """Within it, each parameter of `model` is drawn from a generator keyed by seed and its name.
+    """Inside this context, each parameter of `model` is drawn for the seed and its name.
 
     Parameters of one name that two variants draw in the same way then begin alike; of a matrix
     that has fewer rows in one of them, those rows. The seed is that of the last

@@ -1,4 +1,4 @@
-"""What updates the layers' matrices in place of AdamW; a file in `conf/optim` names its class. It
+"""Rules that update the layers' matrices in place of AdamW; a file in `conf/optim` names one. It
 may import `errors` and `machine`. Start reading at `matrix_rule.py`.
 """
 

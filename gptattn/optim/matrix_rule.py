@@ -1,4 +1,6 @@
-"""What updates the layers' matrices in place of AdamW, and the optimizer that holds both."""
+"""Rules that update the layers' matrices in place of AdamW, the optimizer that combines them with
+AdamW, and which parameters decay.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
@@ -25,6 +27,17 @@ class MatrixRule(ABC):
         """Return, for each matrix, what lr times is subtracted from it; update the states."""
 
 
+def split_by_decay(
+    parameters: Iterable[nn.Parameter],
+) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """Return the parameters that decay, which are the matrices, and the others.
+
+    A gain, a bias or the kernel [C, 1, K] of a short convolution is no matrix; an embedding is one.
+    """
+    parameters = list(parameters)
+    return [p for p in parameters if p.ndim == 2], [p for p in parameters if p.ndim != 2]
+
+
 class CombinedAdamW(torch.optim.AdamW):
     """AdamW, and `rule` for the parameters of the group with `by_rule`.
 
@@ -45,14 +58,14 @@ class CombinedAdamW(torch.optim.AdamW):
         for group in self.param_groups:
             if group.get("by_rule"):
                 self._step_by_rule(group)
-        super().step()  # it passes over parameters without a gradient
+        super().step()  # it skips parameters without a gradient
         return loss
 
     def _step_by_rule(self, group: dict[str, Any]) -> None:
         matrices: list[nn.Parameter] = [p for p in group["params"] if p.grad is not None]
         for p in matrices:
             if not self.state[p]:
-                shapes = kept_shapes(self.rule, p.shape)
+                shapes = state_shapes(self.rule, p.shape)
                 self.state[p] = {name: p.new_zeros(shape) for name, shape in shapes.items()}
                 # As AdamW's: bfloat16 cannot count beyond 256.
                 self.state[p]["step"] = p.new_zeros((), dtype=torch.float32)
@@ -64,6 +77,6 @@ class CombinedAdamW(torch.optim.AdamW):
             self.state[p]["step"] += 1
 
 
-def kept_shapes(rule: MatrixRule, shape: torch.Size) -> dict[str, tuple[int, ...]]:
+def state_shapes(rule: MatrixRule, shape: torch.Size) -> dict[str, tuple[int, ...]]:
     """Return the shapes of all that is kept for a matrix that the rule updates, by name."""
     return {"step": (), **rule.state_shapes(shape)}  # AdamW looks for a step in every state

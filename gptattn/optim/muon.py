@@ -9,11 +9,11 @@ from torch import Tensor
 
 from gptattn.optim.matrix_rule import MatrixRule, State
 from gptattn.optim.polar import (
-    MOST_STEPS,
-    TINY,
+    EPS,
+    MAX_STEPS,
     Iteration,
+    choose_polynomials,
     polar_factor,
-    quintics,
     whitener,
 )
 
@@ -28,14 +28,15 @@ class Muon(MatrixRule):
     U S V^T is the average gradient m <- momentum m + (1 - momentum) g, with `nesterov` that average
     taken one step further. The direction's numbers have about the root mean square `rms`, more with
     fewer than five steps; AdamW's have about 0.2, so that one learning rate suits both. Matrices of
-    one shape, or its transpose, are done together.
+    one shape, or its transpose, are computed together.
 
-    `iteration` and its `steps` bring the singular values near 1. With `every` above 1 only each so
-    many-th step computes them anew; those between use the last one's correction, unless weights
-    are of less than float32. Raises ValueError for a value out of range.
+    `steps` steps of `iteration` bring the singular values near 1, in float32 or the weights' wider
+    format; with `dtype=bfloat16` in that, as in the sources. With `every=n` only every n-th step
+    computes the correction, and those between reuse it, unless weights are narrower than float32.
+    Raises ValueError for a value out of range.
 
-    Source: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon; the scale: Liu et al.
-    2025, arXiv:2502.16982, sec. 2.2.
+    Source: Jordan et al. 2024, https://kellerjordan.github.io/posts/muon; polar_express: Amsel et
+    al. 2025, arXiv:2505.16932, listing 2; the scale: Liu et al. 2025, arXiv:2502.16982, sec. 2.2.
     """
 
     def __init__(
@@ -56,15 +57,15 @@ class Muon(MatrixRule):
             raise ValueError(f"iteration={iteration} is unknown; one of {get_args(Iteration)}")
         if dtype not in get_args(Format):
             raise ValueError(f"dtype={dtype} is unknown; one of {get_args(Format)}")
-        if not 1 <= steps <= MOST_STEPS:
-            raise ValueError(f"steps={steps} is out of range; give 1 to {MOST_STEPS}")
+        if not 1 <= steps <= MAX_STEPS:
+            raise ValueError(f"steps={steps} is out of range; give 1 to {MAX_STEPS}")
         if every < 1:
             raise ValueError(f"every={every} is out of range; give 1 or more")
         if every > 1 and dtype == "bfloat16":
             raise ValueError(f"every={every} needs more digits than dtype=bfloat16 has; give 1")
         self.momentum, self.nesterov, self.rms = momentum, nesterov, rms
         self.every, self.dtype = every, torch.bfloat16 if dtype == "bfloat16" else None
-        self._quintics = quintics(iteration, steps)
+        self._polynomials = choose_polynomials(iteration, steps)
 
     def state_shapes(self, shape: torch.Size) -> dict[str, tuple[int, ...]]:
         kept: dict[str, tuple[int, ...]] = {"momentum": tuple(shape)}
@@ -84,7 +85,7 @@ class Muon(MatrixRule):
             groups[min(x.shape), max(x.shape)].append(i)
         found: list[Tensor] = list(averages)
         for (short, long), members in groups.items():
-            flat = [_lying(averages[i]) for i in members]
+            flat = [_lay_flat(averages[i]) for i in members]
             x_NPQ = torch.stack(flat)
             y_NPQ = self._orthogonal(x_NPQ, [states[i] for i in members]).to(x_NPQ.dtype)
             y_NPQ *= self.rms * max(short, long) ** 0.5
@@ -96,29 +97,29 @@ class Muon(MatrixRule):
         """Return the matrices with singular values near 1."""
         P, Q = x_NPQ.shape[1:]
         if self.dtype is not None:
-            return polar_factor(x_NPQ.to(self.dtype), self._quintics)
+            return polar_factor(x_NPQ.to(self.dtype), self._polynomials)
         # Squares of singular values, with which `whitener` works, need the digits of float32.
         wide_NPQ = x_NPQ.to(torch.promote_types(x_NPQ.dtype, torch.float32))
         if self.every > 1 and wide_NPQ is x_NPQ:
             return self._now_and_then(x_NPQ, states)
         if WIDE * P <= Q:
-            return whitener(wide_NPQ, self._quintics) @ wide_NPQ
-        return polar_factor(wide_NPQ, self._quintics)
+            return whitener(wide_NPQ, self._polynomials) @ wide_NPQ
+        return polar_factor(wide_NPQ, self._polynomials)
 
     def _now_and_then(self, x_NPQ: Tensor, states: Sequence[State]) -> Tensor:
         step = int(states[0]["step"])
         if step % self.every == 0:
-            for state, own in zip(states, whitener(x_NPQ, self._quintics), strict=True):
+            for state, own in zip(states, whitener(x_NPQ, self._polynomials), strict=True):
                 state["whitener"].copy_(own)
         y_NPQ = torch.stack([state["whitener"] for state in states]) @ x_NPQ
         if step % self.every == 0:
             return y_NPQ
         # What the last correction did not know of can have grown a thousandfold: give the matrix
         # the size of an orthogonal one.
-        size = y_NPQ.norm(dim=(-2, -1), keepdim=True) + TINY
+        size = y_NPQ.norm(dim=(-2, -1), keepdim=True) + EPS
         return y_NPQ * (x_NPQ.shape[1] ** 0.5 / size)
 
 
-def _lying(x: Tensor) -> Tensor:
+def _lay_flat(x: Tensor) -> Tensor:
     """Return the matrix, transposed if it is higher than wide."""
     return x if x.shape[0] <= x.shape[1] else x.mT

@@ -17,12 +17,10 @@ from gptattn.data.text import cache_folder
 from gptattn.data.tokenizer import TaskIds, Tokenizer
 from gptattn.data.tokens import load_tokens
 from gptattn.errors import ConfigError, UserError
-from gptattn.model.block import BlockStyle
-from gptattn.model.gpt import GPT
-from gptattn.model.kinds import default_width
+from gptattn.model.gpt import GPT, BlockStyle
 from gptattn.optim.matrix_rule import MatrixRule
 from gptattn.position.base import HeadPosition, InputPosition
-from gptattn.settings.config import MASK_DOCUMENTS, ModelConfig, TrainConfig
+from gptattn.settings.config import MASK_DOCUMENTS, ModelConfig, TrainConfig, default_width
 from gptattn.settings.construct import construct, find_target
 from gptattn.settings.layers import build_layer, build_position, name_position
 from gptattn.settings.values import check_type

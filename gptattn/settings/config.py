@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from gptattn.errors import ConfigError
-from gptattn.model.kinds import MLPKind, NormKind
 from gptattn.settings.values import AUTO, check_values, one_of, within
 
 # conf/ lies beside the package in a source tree, and inside it in a wheel.
@@ -24,6 +23,7 @@ Spec = dict[str, Any]
 MASK_DOCUMENTS = "mask_documents"  # in `data`, beside the arguments of what gives the text
 
 # OmegaConf knows no Literal: a field is a str, and these are its choices.
+MLP = Literal["gelu", "relu2", "swiglu", "none"]
 Precision = Literal["auto", "32-true", "bf16-mixed", "16-mixed", "bf16-true", "64-true"]
 InitMethod = Literal["mean", "first", "random"]
 Accelerator = Literal["auto", "cpu", "gpu"]
@@ -61,9 +61,19 @@ class ModelConfig:
     d_mlp: int | None = field(metadata=within(above=0, most=2**24))
     dropout: float = field(metadata=FRACTION)
     qkv_bias: bool
-    mlp: str = field(metadata=one_of(MLPKind))
+    mlp: str = field(metadata=one_of(MLP))
     vocab_size: int | None = field(metadata=within(above=0, most=2**30))
     activation_checkpointing: bool = field(default=False, metadata=VIEWED)
+
+
+def default_width(mlp: str, d_model: int) -> int:
+    """Return the hidden width of an MLP that has as many parameters as GPT-2's.
+
+    4 * d_model for two matrices; 8/3 * d_model for SwiGLU's three, to the nearest multiple of 8.
+    Source: Shazeer 2020, arXiv:2002.05202, sec. 2.
+    """
+    # In whole numbers: a run folder of others may hold a d_model beyond any float.
+    return 4 * d_model if mlp != "swiglu" else max(8, 8 * ((d_model + 1) // 3))
 
 
 @dataclass
@@ -74,7 +84,7 @@ class BlockConfig:
     the token embedding's. `zero_init`: attentions and MLPs start by adding 0.
     """
 
-    norm: str = field(metadata=one_of(NormKind))
+    norm: str = field(metadata=one_of(Literal["layer", "rms"]))
     bias: bool
     tied_head: bool
     norm_eps: float = field(metadata=POSITIVE)

@@ -142,7 +142,7 @@ def hash_code_for(cfg: TrainConfig) -> dict[str, str]:
     specs = (*groups, cfg.optim.matrices or {})
     targets = [str(spec["_target_"]) for spec in specs if "_target_" in spec]
     if cfg.init_from is not None:
-        targets.append("gptattn.weights.convert")
+        targets.append("gptattn.weights.init_from")
     return hash_code(targets, cfg.allow_targets)
 
 

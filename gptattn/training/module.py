@@ -11,10 +11,9 @@ from torch import Tensor, nn
 
 from gptattn.data.sampler import Batch
 from gptattn.errors import NumericError
-from gptattn.model.decay import by_decay, layer_matrices
 from gptattn.model.gpt import GPT
-from gptattn.model.loss import IGNORED, hits, linear_cross_entropy, scored
-from gptattn.optim.matrix_rule import CombinedAdamW, MatrixRule
+from gptattn.model.loss import IGNORED, count_hits, drop_ignored, linear_cross_entropy
+from gptattn.optim.matrix_rule import CombinedAdamW, MatrixRule, split_by_decay
 from gptattn.settings.budget import learning_rate_factor
 from gptattn.settings.config import OptimConfig
 
@@ -65,10 +64,10 @@ class LanguageModel(L.LightningModule):
 
         Source: Radford et al. 2018 (GPT), sec. 4.1.
         """
-        decayed, others = by_decay(self._trained)
+        decayed, others = split_by_decay(self._trained)
         groups = [{"params": decayed}, {"params": others, "weight_decay": 0.0}]
         if self.matrices is not None:
-            inner = layer_matrices(self.model)
+            inner = self.model.layer_matrices()
             groups[0]["params"] = [p for p in decayed if p not in inner]
             by_rule = {"params": [p for p in decayed if p in inner], "by_rule": True}
             groups.append(by_rule)
@@ -170,8 +169,8 @@ class LanguageModel(L.LightningModule):
         hidden = self.model.hidden(ids, None, *documents)
         head, chunk = self.model.head.weight, self.loss_chunk_tokens
         if self.val_bytes is None:
-            hidden, targets = scored(hidden, targets)
-            self._val_hits += int(hits(hidden, head, targets, chunk))
+            hidden, targets = drop_ignored(hidden, targets)
+            self._val_hits += int(count_hits(hidden, head, targets, chunk))
         loss = linear_cross_entropy(hidden, head, targets, chunk)
         self._val_nats += loss.item() * targets.numel()
         self._val_tokens += targets.numel()

@@ -23,7 +23,7 @@ from gptattn.settings.config import TrainConfig, check
 from gptattn.settings.construct import bind, find_target
 from gptattn.settings.identity import Provenance, hash_code_for
 from gptattn.settings.match import Match, apply_match
-from gptattn.weights.convert import Origin, begin_from, read_origin
+from gptattn.weights.init_from import Origin, begin_from, read_origin
 
 ROWS_BYTES = 1_000_000  # of settings, rows and TensorBoard events; a small run writes a tenth
 WIDE = 384  # model.d_model from which bfloat16 products are faster, where a CPU has them

@@ -47,7 +47,7 @@ from gptattn.settings.identity import (
 )
 from gptattn.training.preflight import DTYPES, Ready, preflight
 from gptattn.training.summary import list_hyperparameters, summarise
-from gptattn.weights.convert import begin_from
+from gptattn.weights.init_from import begin_from
 
 if TYPE_CHECKING:
     from lightning.pytorch.loggers import Logger

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from gptattn.attention import Attention, CacheGroup, Carried
 from gptattn.errors import UserError
-from gptattn.model.block import Block
-from gptattn.model.gpt import GPT
+from gptattn.model.gpt import GPT, Block
 from gptattn.settings.build import build_model
 from gptattn.settings.compose import settings
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from building import build_gpt, menu
 
-from gptattn.decode import dtype as module
-from gptattn.decode.dtype import DecodeDType, in_dtype, token_seconds
+from gptattn.decode import generate as module
+from gptattn.decode.generate import DecodeDType, choose_dtype, time_tokens
 from gptattn.model.gpt import GPT
 
 CONTEXT, V = 7, 61
@@ -18,10 +18,9 @@ def model_of(variant: str = "mha") -> GPT:
 
 
 @pytest.mark.parametrize("variant", menu("attn"))
-@pytest.mark.parametrize("rows", [1, 3])
 @torch.no_grad()
-def test_prepared_decoding_is_as_near_to_float64_as_the_plain_forward(variant: str, rows: int):
-    model = model_of(variant).to(HALF)
+def test_prepared_decoding_is_as_near_to_float64_as_the_plain_forward(variant: str):
+    model, rows = model_of(variant).to(HALF), 3
     ids = torch.randint(V, (rows, CONTEXT))
     exact = model.double()(ids)
     model.to(HALF)
@@ -37,8 +36,8 @@ def test_prepared_decoding_is_as_near_to_float64_as_the_plain_forward(variant: s
 
 def test_float32_is_the_model_itself_and_bfloat16_a_copy():
     model, ids = model_of(), torch.zeros(1, 1, dtype=torch.long)
-    half = in_dtype(model, "bfloat16", ids)
-    assert in_dtype(model, "float32", ids) is model
+    half = choose_dtype(model, "bfloat16", ids)
+    assert choose_dtype(model, "float32", ids) is model
     assert {p.dtype for p in half.parameters()} == {HALF}
     assert {p.dtype for p in model.parameters()} == {torch.float32}
 
@@ -48,15 +47,15 @@ def test_float32_is_the_model_itself_and_bfloat16_a_copy():
     [(3.0, 1.0, HALF), (1.0, 3.0, torch.float32), (1.05, 1.0, torch.float32)],
 )
 def test_auto_takes_bfloat16_where_it_is_clearly_faster(monkeypatch, wide, half, expected):
-    monkeypatch.setattr(module, "token_seconds", lambda models, ids: [wide, half])
+    monkeypatch.setattr(module, "time_tokens", lambda models, ids: [wide, half])
     auto: DecodeDType = "auto"
-    chosen = in_dtype(model_of(), auto, torch.zeros(1, 1, dtype=torch.long))
+    chosen = choose_dtype(model_of(), auto, torch.zeros(1, 1, dtype=torch.long))
     assert next(chosen.parameters()).dtype == expected
 
 
 def test_the_trial_leaves_the_models_unprepared_and_draws_no_numbers():
     models, before = [model_of(), model_of("gqa").to(HALF)], torch.get_rng_state()
-    seconds = token_seconds(models, torch.randint(V, (2, 3), generator=torch.Generator()))
+    seconds = time_tokens(models, torch.randint(V, (2, 3), generator=torch.Generator()))
     assert len(seconds) == 2
     assert min(seconds) > 0
     assert torch.equal(torch.get_rng_state(), before)

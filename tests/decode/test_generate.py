@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from building import PROBES, acts_in_heads, build_gpt, menu, takes
+from building import PROBES, build_gpt, menu
 from torch import Tensor
 
 from gptattn.decode.generate import generate, left_padded
@@ -13,14 +13,12 @@ from gptattn.model.gpt import GPT
 CONTEXT, V = 7, 61
 
 
-@pytest.fixture(params=[*menu("attn"), *PROBES])
-def variant(request: pytest.FixtureRequest) -> str:
-    return request.param
+VARIANTS = [*menu("attn"), *PROBES]
+PAIRS = [*((variant, "learned") for variant in VARIANTS), *(("gqa", p) for p in menu("position"))]
+EACH = pytest.mark.parametrize(("variant", "position"), PAIRS)
 
 
 def model_of(variant: str = "mha", position: str = "learned", **more: str) -> GPT:
-    if acts_in_heads(position) and not takes(variant, "position"):
-        pytest.skip("takes no position")
     extra = [f"model.{name}={value}" for name, value in more.items()]
     model = build_gpt(
         f"attn={variant}",
@@ -50,24 +48,19 @@ def greedy_without_cache(model: GPT, ids: Tensor, tokens: int) -> Tensor:
     return ids
 
 
+@EACH
 def test_greedy_text_is_the_argmax_of_the_model_without_cache(variant, position):
-    check_greedy(variant, position, prompt_tokens=2)
-
-
-def test_greedy_text_after_a_prompt_longer_than_the_context(variant):
-    check_greedy(variant, "none", prompt_tokens=2 * CONTEXT)
-
-
-def check_greedy(variant: str, position: str, prompt_tokens: int) -> None:
     model = model_of(variant, position).eval()
-    prompt = torch.randint(V, (3, prompt_tokens))
-    # Enough tokens to fill the context twice.
-    text = generate(model, prompt, 12, Sampling(top_k=1))
-    assert torch.equal(text, greedy_without_cache(model, prompt, 12))
-    # An untrained probe may like the same token best every time.
-    assert variant in PROBES or len(text[:, prompt_tokens:].unique()) > 1
+    for prompt_tokens in (2, 2 * CONTEXT):
+        prompt = torch.randint(V, (3, prompt_tokens))
+        # Enough tokens to fill the context twice.
+        text = generate(model, prompt, 12, Sampling(top_k=1))
+        assert torch.equal(text, greedy_without_cache(model, prompt, 12))
+        # An untrained probe may like the same token best every time.
+        assert variant in PROBES or len(text[:, prompt_tokens:].unique()) > 1
 
 
+@EACH
 def test_prompts_of_different_lengths_go_on_as_each_would_alone(variant, position):
     model = model_of(variant, position)
     prompts = [torch.randint(V, (tokens,)) for tokens in (2, 5, 1)]
@@ -78,7 +71,9 @@ def test_prompts_of_different_lengths_go_on_as_each_would_alone(variant, positio
         assert torch.equal(row[pad:], generate(model, prompt[None], 3, penalised)[0])
 
 
-@pytest.mark.parametrize("longest", [5, 2 * CONTEXT])
+@pytest.mark.parametrize(
+    ("variant", "longest"), [("mha", 5), *((variant, 2 * CONTEXT) for variant in VARIANTS)]
+)
 def test_when_the_context_is_full_all_rows_slide_with_the_longest(variant, longest):
     model = model_of(variant)
     prompts = [torch.randint(V, (tokens,)) for tokens in (2, longest, 1)]
@@ -90,12 +85,6 @@ def test_when_the_context_is_full_all_rows_slide_with_the_longest(variant, longe
     again = generate(model, text[:, -CONTEXT:], 1, Sampling(temperature=0))
     more = generate(model, text, 1, Sampling(temperature=0), padding=padding)
     assert torch.equal(more, torch.cat([text, again[:, -1:]], dim=1))
-
-
-def test_a_low_temperature_is_greedy():
-    model, prompt = model_of(), torch.randint(V, (3, 2))
-    cold = generate(model, prompt, 9, Sampling(temperature=1e-3))
-    assert torch.equal(cold, generate(model, prompt, 9, Sampling(top_k=1)))
 
 
 def test_the_same_generator_seed_gives_the_same_text_whatever_else_was_drawn():
@@ -139,14 +128,13 @@ def test_generation_samples_without_dropout_and_restores_the_mode(training):
     assert model.training is training
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0), Sampling(top_p=0.9)])
-def test_finite_weights_that_overflow_end_in_one_line(sampling):
+def test_finite_weights_that_overflow_end_in_one_line():
     model, prompt = model_of().float(), torch.randint(V, (3, 2))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.fill_(1e30)
     with pytest.raises(NumericError, match=r"^logits: .* not finite") as error:
-        generate(model, prompt, 3, sampling)
+        generate(model, prompt, 3, Sampling())
     assert error.value.exit_code == 5
 
 

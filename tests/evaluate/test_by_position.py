@@ -7,8 +7,7 @@ import pytest
 import torch
 from building import build_gpt
 
-from gptattn.evaluate.by_position import by_position, edges
-from gptattn.evaluate.token_losses import token_losses
+from gptattn.evaluate.losses import list_edges, measure_by_position, token_losses
 from gptattn.runs.evaluation import Bin, LengthLoss
 
 TOKENS = np.random.default_rng(0).integers(0, 13, size=41).astype(np.uint16)
@@ -27,14 +26,14 @@ TOKENS = np.random.default_rng(0).integers(0, 13, size=41).astype(np.uint16)
 def test_bins_end_twice_in_each_doubling_and_at_the_trained_length(
     length: int, trained: int, expected: list[int]
 ) -> None:
-    assert edges(length, trained) == expected
+    assert list_edges(length, trained) == expected
 
 
 @pytest.mark.parametrize("length", [11, 7, 1])
 @torch.no_grad()
 def test_each_bin_is_the_mean_over_its_positions_in_all_whole_windows(length: int) -> None:
     model = build_gpt("attn=gqa", "position=rope", "attn.num_kv_heads=2", "model.d_model=48").eval()
-    found = by_position(model, TOKENS, length, trained=5)
+    found = measure_by_position(model, TOKENS, length, trained=5)
     windows = 40 // length
     assert found.windows == windows
     by_context: dict[int, list[float]] = {}
@@ -66,6 +65,6 @@ def test_losses_in_pieces_are_those_of_all_logits(monkeypatch: pytest.MonkeyPatc
     ids = torch.arange(22).view(2, 11) % 13
     targets = (ids * 5 + 1) % 13
     expected = torch.nn.functional.cross_entropy(model(ids).mT.double(), targets, reduction="none")
-    monkeypatch.setattr("gptattn.evaluate.token_losses.LOGITS_AT_A_TIME", 13 * 4)
+    monkeypatch.setattr("gptattn.evaluate.losses.LOGITS_AT_A_TIME", 13 * 4)
     found = token_losses(model, model.hidden(ids), targets)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)

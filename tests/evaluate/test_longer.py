@@ -9,7 +9,7 @@ from building import SMALL, build_gpt, settings
 from gptattn.attention.softmax import SoftmaxAttention
 from gptattn.data.tokenizer import ByteTokenizer
 from gptattn.errors import ConfigError
-from gptattn.evaluate.longer import check_length, longer
+from gptattn.evaluate.longer import build_longer, check_length
 from gptattn.position import RotaryPosition
 from gptattn.runs.load import SavedRun
 
@@ -23,13 +23,15 @@ def saved_run(*overrides: str) -> SavedRun:
     return SavedRun(Path(), cfg, model, ByteTokenizer(), Path())
 
 
-@pytest.mark.parametrize("position", ["rope", "alibi", "sinusoidal", "none"])
-@pytest.mark.parametrize("attn", ["gqa", "sliding", "mla"])
+@pytest.mark.parametrize(
+    ("attn", "position"),
+    [("gqa", "alibi"), ("gqa", "sinusoidal"), ("sliding", "rope"), ("mla", "none")],
+)
 @torch.no_grad()
 def test_a_longer_model_computes_the_same_and_goes_on(attn: str, position: str) -> None:
     saved = saved_run(f"attn={attn}", f"position={position}")
     check_length(saved.cfg, saved.model, LONG)
-    model = longer(saved, LONG)
+    model = build_longer(saved, LONG)
     ids = torch.randint(13, (2, LONG))
     logits = model(ids)
     torch.testing.assert_close(logits[:, :11], saved.model(ids[:, :11]), rtol=0, atol=1e-5)
@@ -47,7 +49,7 @@ def test_a_share_of_the_context_stays_the_window_that_was_trained() -> None:
         (saved_run("attn=sliding", "position=rope"), [3, 3]),
         (pattern, [3, None]),
     ):
-        layers = [block.attention for block in longer(saved, LONG).layers()]
+        layers = [block.attention for block in build_longer(saved, LONG).layers()]
         found = [one.window for one in layers if isinstance(one, SoftmaxAttention)]
         assert found == windows  # 0.25 * 11, rounded up
 
@@ -55,7 +57,7 @@ def test_a_share_of_the_context_stays_the_window_that_was_trained() -> None:
 def test_a_stretched_context_keeps_the_one_that_it_was_stretched_from() -> None:
     stretched = ("position=rope", "model.context_length=12", "position.stretch=4.0")
     saved = saved_run(*stretched)
-    position = next(m for m in longer(saved, LONG).modules() if isinstance(m, RotaryPosition))
+    position = next(m for m in build_longer(saved, LONG).modules() if isinstance(m, RotaryPosition))
     assert (position.original_context, position.stretch, len(position.cos_TR)) == (3, 4.0, LONG)
 
 
@@ -63,13 +65,13 @@ def test_what_changes_with_the_context_is_refused(monkeypatch: pytest.MonkeyPatc
     # As a setting of a user's own that is a share of the context, which nobody knows here.
     monkeypatch.setattr("gptattn.evaluate.longer._in_tokens", lambda spec, trained: spec)
     with pytest.raises(ConfigError, match="sliding built for so many tokens computes something el"):
-        longer(saved_run("attn=sliding", "position=rope"), LONG)
+        build_longer(saved_run("attn=sliding", "position=rope"), LONG)
 
 
 def test_learned_positions_end_with_the_trained_ones() -> None:
     saved = saved_run("attn=mha", "position=learned")
     check_length(saved.cfg, saved.model, 11)
-    assert longer(saved, 11) is saved.model
+    assert build_longer(saved, 11) is saved.model
     with pytest.raises(ConfigError) as refusal:
         check_length(saved.cfg, saved.model, 12)
     assert str(refusal.value) == (

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from gptattn.data.tokenizer import ByteTokenizer, CharTokenizer
+from gptattn.data.tokenizer import ByteTokenizer
 from gptattn.maps import layer_picture as figure
-from gptattn.maps.cells import BYTES, packed, tokens_per_cell
-from gptattn.maps.labels import short, token_labels, visible
+from gptattn.maps.heatmap import MAX_BYTES, pack_cells, tokens_per_cell
+from gptattn.maps.labels import make_visible, shorten, token_labels
 from gptattn.maps.layer_picture import layer_png
-from gptattn.maps.map_page import Layer, PageHeader, page_text
+from gptattn.maps.map_page import Layer, PageHeader, render_page
 
 HOSTILE = (
     "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
@@ -40,24 +40,17 @@ def test_bytes_of_a_split_character_show_their_number() -> None:
     ]
 
 
-def test_characters_are_their_own_labels() -> None:
-    text = "aï\n 中\t"
-    tokenizer = CharTokenizer(text)
-    ids = tokenizer.encode(text, "prompt")
-    assert token_labels(tokenizer, ids, text) == ["a", "ï", "⏎", "␣", "中", "⇥"]
-
-
 def test_nothing_invisible_or_turning_is_left() -> None:
     text = "a\x00\x1b[31m\r\u202e\u200b\xa0\u2028\u0301\ufeff"
-    shown = visible(text)
+    shown = make_visible(text)
     assert shown == "aU+0000U+001B[31mU+000DU+202EU+200BU+00A0U+2028◌\u0301U+FEFF"
     assert shown.isprintable()
-    assert visible("\ud800") == "U+D800"
+    assert make_visible("\ud800") == "U+D800"
 
 
 def test_a_long_label_is_cut() -> None:
-    assert short("x" * 12) == "x" * 12
-    assert short("x" * 13) == "x" * 11 + "…"
+    assert shorten("x" * 12) == "x" * 12
+    assert shorten("x" * 13) == "x" * 11 + "…"
 
 
 # Cells
@@ -67,7 +60,7 @@ def test_a_long_label_is_cut() -> None:
 def test_a_cell_holds_its_largest_weight_to_within_its_rounding(T: int, side: int) -> None:
     w_HTS = causal(3, T)
     n = -(-T // side)
-    cells_HN = packed(w_HTS, side)
+    cells_HN = pack_cells(w_HTS, side)
     assert cells_HN.shape == (3, n * (n + 1) // 2)
     for head in range(3):
         at = 0
@@ -85,8 +78,8 @@ def test_cells_are_as_fine_as_the_page_can_hold() -> None:
 
     for tokens, maps in ((1, 1), (64, 16), (1024, 12), (1024, 144), (4096, 1200)):
         side = tokens_per_cell(tokens, maps)
-        assert size(tokens, maps, side) <= BYTES
-        assert side == 1 or size(tokens, maps, side - 1) > BYTES
+        assert size(tokens, maps, side) <= MAX_BYTES
+        assert side == 1 or size(tokens, maps, side - 1) > MAX_BYTES
     # One layer of GPT-2 small in full, all twelve with cells of 4 x 4 tokens.
     assert tokens_per_cell(1024, 12) == 1
     assert tokens_per_cell(1024, 144) == 4
@@ -97,7 +90,7 @@ def test_cells_are_as_fine_as_the_page_can_hold() -> None:
 
 def pixel(image: np.ndarray, row: float, column: float, T: int) -> tuple[int, ...]:
     """Return the colour at a place in the first panel, given in tokens from its corner."""
-    side = figure.LEAST
+    side = figure.MIN
     left, top = figure.LABELS + side * column / T, figure.TOP + side * row / T
     return tuple(round(255 * c) for c in image[round(150 * top), round(150 * left), :3])
 
@@ -111,34 +104,23 @@ def test_the_picture_has_colour_where_the_weight_is() -> None:
     assert found == expected
 
 
-def test_a_label_stands_at_its_own_row_and_column() -> None:
-    image = imread(io.BytesIO(layer_png(causal(1, 3), ["", "", "MMM"], [""], "")))
-    ink = image[:, :, :3].sum(-1) < 1
-    left, top = round(150 * figure.LABELS), round(150 * figure.TOP)
-    bottom = round(150 * (figure.TOP + figure.LEAST))
-    beside, below = ink[:, : left - 8], ink[bottom + 8 :, : left + bottom - top]
-    third = 150 * figure.LEAST * 2.5 / 3
-    assert np.nonzero(beside)[0].mean() == pytest.approx(150 * figure.TOP + third, abs=4)
-    assert np.nonzero(below)[1].mean() == pytest.approx(150 * figure.LABELS + third, abs=4)
-
-
 def test_one_weight_among_a_thousand_tokens_is_seen() -> None:
     w_HTS = np.zeros((1, 1100, 1100))
     w_HTS[0, 901, 302] = 1
     image = imread(io.BytesIO(layer_png(w_HTS, ["x"] * 1100, ["head 0"], "title")))
-    panel = image[:, : round(150 * (figure.LABELS + figure.MOST)), :3]
+    panel = image[:, : round(150 * (figure.LABELS + figure.MAX)), :3]
     yellow = np.abs(255 * panel - np.array([253, 231, 36])).sum(-1) < 60
     rows, columns = np.nonzero(yellow)
     assert len(rows) > 0
-    side = figure.MOST * 150 / 1100
+    side = figure.MAX * 150 / 1100
     assert rows.mean() == pytest.approx(150 * figure.TOP + 901 * side, abs=3)
     assert columns.mean() == pytest.approx(150 * figure.LABELS + 302 * side, abs=3)
 
 
 def test_any_text_can_stand_in_a_picture() -> None:
     # A glyph that the font lacks would be a warning, and here warnings are errors.
-    labels = ["中", "👍", "$x^", "_a", "א", "\\alpha", visible("\0")]
-    png = layer_png(causal(5, 7), labels, ["h"] * 5, visible(HOSTILE))
+    labels = ["中", "👍", "$x^", "_a", "א", "\\alpha", make_visible("\0")]
+    png = layer_png(causal(5, 7), labels, ["h"] * 5, make_visible(HOSTILE))
     assert png.startswith(b"\x89PNG")
 
 
@@ -173,10 +155,10 @@ class Reader(HTMLParser):
 
 def page(w_LHTS: np.ndarray, labels: list[str], side: int = 1) -> tuple[str, Reader]:
     layers = [
-        Layer(number, [1.5] * len(w_HTS), [0.25] * len(w_HTS), packed(w_HTS, side))
+        Layer(number, [1.5] * len(w_HTS), [0.25] * len(w_HTS), pack_cells(w_HTS, side))
         for number, w_HTS in enumerate(w_LHTS)
     ]
-    text = page_text(PageHeader(HOSTILE, "mha", HOSTILE, labels, 1.25, 0.5), layers, side)
+    text = render_page(PageHeader(HOSTILE, "mha", HOSTILE, labels, 1.25, 0.5), layers, side)
     reader = Reader()
     reader.feed(text)
     return text, reader
@@ -184,7 +166,7 @@ def page(w_LHTS: np.ndarray, labels: list[str], side: int = 1) -> tuple[str, Rea
 
 def test_the_page_holds_every_weight_and_label() -> None:
     w_LHTS = np.stack([causal(2, 5), causal(2, 5)[::-1]])
-    labels = ["a", "␣", visible("\n"), "</script>", "中"]
+    labels = ["a", "␣", make_visible("\n"), "</script>", "中"]
     _, reader = page(w_LHTS, labels)
     data = json.loads(reader.scripts[0])
     assert data["labels"] == labels

@@ -14,14 +14,26 @@ from interrupted import SIX, begun, fingerprint, once, sent
 from support import command, summary, train
 
 from gptattn.model.cost import measure_cost
-from gptattn.model.decay import by_decay
 from gptattn.model.gpt import GPT
-from gptattn.model.kinds import MLPKind
 from gptattn.runs.load import load_run
+from gptattn.settings.config import MLP
 
 B, T, V = 2, 11, 13
 # Heads of 6: rotary positions need an even size.
 SIZES = ("attn=gqa", "attn.num_kv_heads=3", "model.d_model=36")
+
+
+# Each block with each MLP, every other one with a tied head.
+CHOICES = [
+    [f"block={block}", f"model.mlp={mlp}", f"block.tied_head={tied}"]
+    for number, block in enumerate(menu("block"))
+    for mlp, tied in zip(get_args(MLP), (number % 2 == 0, number % 2 == 1) * 2, strict=True)
+]
+
+
+@pytest.fixture(params=CHOICES, ids=",".join)
+def choices(request: pytest.FixtureRequest) -> list[str]:
+    return request.param
 
 
 @pytest.fixture(params=menu("block"))
@@ -29,27 +41,17 @@ def block(request: pytest.FixtureRequest) -> str:
     return f"block={request.param}"
 
 
-@pytest.fixture(params=get_args(MLPKind))
-def mlp(request: pytest.FixtureRequest) -> str:
-    return f"model.mlp={request.param}"
-
-
-@pytest.fixture(params=["true", "false"], ids=["tied", "untied"])
-def head(request: pytest.FixtureRequest) -> str:
-    return f"block.tied_head={request.param}"
-
-
 @pytest.fixture
-def model(block: str, mlp: str, head: str) -> GPT:
-    return build_gpt(*SIZES, block, mlp, head, std=0.3).eval()
+def model(choices: list[str]) -> GPT:
+    return build_gpt(*SIZES, *choices, std=0.3).eval()
 
 
-@pytest.mark.parametrize("chunks", [[1] * 11, [5, 1, 3, 2]], ids=["by_token", "uneven"])
 @torch.no_grad()
-def test_a_model_decodes_as_it_reads(model: GPT, chunks: list[int]) -> None:
+def test_a_model_decodes_as_it_reads(model: GPT) -> None:
     model, ids = model.double(), torch.randint(V, (B, T))
-    found = through_cache(model, ids, model.new_cache(B), chunks)
-    torch.testing.assert_close(found, model(ids), rtol=0, atol=1e-11)
+    for chunks in ([1] * 11, [5, 1, 3, 2]):
+        found = through_cache(model, ids, model.new_cache(B), chunks)
+        torch.testing.assert_close(found, model(ids), rtol=0, atol=1e-11)
 
 
 @pytest.mark.parametrize("rows", [1, 3])
@@ -95,9 +97,9 @@ def test_the_loss_trains_every_parameter(model: GPT) -> None:
         assert parameter.grad.abs().max() > 1e-6 or name.endswith("W_key.bias"), name
 
 
-def test_the_costs_are_what_a_checkpoint_holds(block: str, mlp: str, head: str, model: GPT) -> None:
+def test_the_costs_are_what_a_checkpoint_holds(choices: list[str], model: GPT) -> None:
     with torch.device("meta"):
-        cost = measure_cost(build_gpt(*SIZES, block, mlp, head))
+        cost = measure_cost(build_gpt(*SIZES, *choices))
     held = {name: tensor.numel() for name, tensor in model.state_dict().items()}
     assert cost == measure_cost(model)
     assert cost.params == sum(held.values())
@@ -113,13 +115,6 @@ def test_the_costs_are_what_a_checkpoint_holds(block: str, mlp: str, head: str, 
     assert cost.flops_per_token == pytest.approx(3 * forward, rel=1e-12)
 
 
-def test_matrices_decay_and_gains_and_biases_do_not(model: GPT) -> None:
-    decayed, others = by_decay(model.parameters())
-    names = {id(p): name for name, p in model.named_parameters()}
-    assert {names[id(p)].rpartition(".")[2] for p in decayed} == {"weight"}
-    assert all("norm" in names[id(p)] or names[id(p)].endswith("bias") for p in others)
-
-
 def test_a_block_without_an_mlp_has_nothing_but_attention_and_its_norm(block: str) -> None:
     model = build_gpt(*SIZES, block, "model.mlp=none")
     inside = {name.split(".")[2] for name in model.state_dict() if name.startswith("blocks.")}
@@ -130,12 +125,14 @@ def test_a_block_without_an_mlp_has_nothing_but_attention_and_its_norm(block: st
     assert stds == pytest.approx([0.02 * 2**-0.5] * 2, rel=0.05)
 
 
-def test_the_widths_are_those_with_as_many_parameters(block: str, mlp: str) -> None:
-    model = build_gpt("attn=mha", block, mlp, "model.d_model=96", "model.qkv_bias=false")
+@pytest.mark.parametrize("mlp", get_args(MLP))
+def test_the_widths_are_those_with_as_many_parameters(mlp: str) -> None:
+    model = build_gpt("attn=mha", f"model.mlp={mlp}", "model.d_model=96")
     found = [p.numel() for n, p in model.named_parameters() if ".mlp." in n and p.ndim == 2]
     assert sum(found) in (0, 2 * 8 * 96 * 96)
 
 
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_bit_for_bit_and_shows_its_maps(
     block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,12 +151,12 @@ def test_a_stopped_run_goes_on_bit_for_bit_and_shows_its_maps(
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # torch reads it itself
-def test_compiled_blocks_give_the_same_loss_and_gradients(block: str, head: str) -> None:
+def test_compiled_blocks_give_the_same_loss_and_gradients(block: str) -> None:
     ids, targets = torch.randint(V, (2, B, T))
     found = []
     for compiled in (False, True):
         torch.manual_seed(0)
-        model = build_gpt(*SIZES, block, head, std=0.1)
+        model = build_gpt(*SIZES, block, std=0.1)
         for layer in model.layers() if compiled else []:
             layer.compile(backend="aot_eager")
         loss = model.loss(ids, targets)

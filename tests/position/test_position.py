@@ -61,13 +61,6 @@ def test_scores_depend_on_the_distance_alone():
     assert (score[0, 0] - score[1, 0]).abs() > 1e-3
 
 
-def test_rotation_keeps_lengths_and_the_first_position():
-    q = draw(B, H, T, D)
-    turned, _ = RotaryPosition(T, D).rotate(q, q, range(T))
-    assert_same(turned.norm(dim=-1), q.norm(dim=-1))
-    assert torch.equal(turned[:, :, 0], q[:, :, 0])
-
-
 @pytest.mark.parametrize(("start", "tokens"), [(0, 4), (4, 7), (10, 1)])
 def test_tokens_have_their_positions_whether_the_host_knows_them_or_not(start, tokens):
     q, k, x = draw(B, H, T, D), draw(B, G, T, D), draw(B, T, D)
@@ -103,14 +96,3 @@ def test_far_positions_are_as_exact_as_near_ones():
     angle = torch.tensor(99_999.0, dtype=torch.float64)
     expected = torch.stack([angle.cos(), angle.sin()]).float()
     assert_same(turned[0, 0, 0], expected, atol=1e-6)
-
-
-def test_an_odd_head_size_is_refused_by_name():
-    with pytest.raises(ValueError, match=r"^head_dim=5 must be even"):
-        RotaryPosition(context_length=T, head_dim=5)
-
-
-def test_rotary_positions_have_nothing_to_train_or_to_save():
-    rope = RotaryPosition(T, D)
-    assert list(rope.parameters()) == []
-    assert rope.state_dict() == {}

@@ -1,11 +1,8 @@
 """Conversions are exact where possible, and otherwise follow the paper's methods."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from building import build_gpt
-from support import Call, command, series, summary, tiny, train
 
 from gptattn.attention.capabilities import HeadWeights
 from gptattn.errors import ConfigError
@@ -110,78 +107,3 @@ def test_a_count_that_does_not_divide_is_an_error():
 def test_a_pair_that_cannot_be_converted_says_why(source, target, said):
     with pytest.raises(ConfigError, match=said):
         convert(gpt(source), gpt(target))
-
-
-def test_training_goes_on_from_the_weights_of_another_run(tmp_path: Path) -> None:
-    source = train(tmp_path / "a", "attn=mha", "budget.steps=30", "optim.lr=0.01")
-    # At a learning rate near 0 the wrapper must have the validation loss of the source.
-    still = ["attn=mha_wrapper", f"init_from={source}", "budget.steps=1", "optim.lr=1e-12"]
-    target = train(tmp_path / "b", *still)
-    before, after = (series(run, "val/loss")[-1][1] for run in (source, target))
-    assert after == pytest.approx(before, abs=1e-5)
-    assert summary(target)["init_from"] == str(source)
-
-
-@pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train(tmp_path_factory.mktemp("source"))
-
-
-SIZES = "error: init_from: SOURCE differs from this run; give"
-NO_HEADS = "has no per-head weights to convert; only attentions with weights for each head, such as"
-
-
-@pytest.mark.parametrize(
-    ("overrides", "code", "said"),
-    [
-        (["init_from=none"], 4, "error: init_from: none is not a folder; give a run's, "),
-        (["init_from=SOURCE/.."], 4, "error: init_from: SOURCE/.. holds no run; "),
-        (["init_from=hf:gpt2"], 2, "error: init_from: 'hf:gpt2' is not a name on the hub; give "),
-        (["init_from=SOURCE", "model.d_mlp=7"], 2, f"{SIZES} model.d_mlp=64\n"),
-        (["init_from=SOURCE", "model.num_layers=2"], 2, f"{SIZES} model.num_layers=1\n"),
-        (["init_from=SOURCE", "model.num_heads=2"], 2, f"{SIZES} model.num_heads=4\n"),
-        (["init_from=SOURCE", "model.qkv_bias=false"], 2, f"{SIZES} model.qkv_bias=true\n"),
-        (["init_from=SOURCE", "model.vocab_size=300"], 2, f"{SIZES} model.vocab_size=256\n"),
-        (["init_from=SOURCE", "tokenizer=char"], 2, f"{SIZES} tokenizer=byte\n"),
-        (
-            ["init_from=SOURCE", "position=none", "model.d_model=32", "model.context_length=8"],
-            2,
-            f"{SIZES} position=learned model.d_model=16 model.context_length=16\n",
-        ),
-        (
-            ["init_from=SOURCE", "attn=gated_deltanet", "position=none"],
-            2,
-            f"error: init_from: layer 0: attn=gated_deltanet {NO_HEADS}",
-        ),
-        (["init_from=SOURCE", "init_method=median"], 2, "error: init_method: 'median'"),
-        (["init_from=SOURCE", "match=params"], 2, "error: match: params changes the MLP"),
-    ],
-)
-def test_weights_that_cannot_be_taken_over_stop_the_run_before_it_starts(
-    overrides: list[str],
-    code: int,
-    said: str,
-    source: Path,
-    tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    capfd.readouterr()
-    overrides = [override.replace("SOURCE", str(source)) for override in overrides]
-    assert command(tmp_path / "b", *tiny(tmp_path / "b", *overrides)) == code
-    assert capfd.readouterr().err.startswith(said.replace("SOURCE", str(source)))
-    assert not (tmp_path / "b" / "outputs").exists()
-
-
-def test_a_run_without_heads_says_so_before_anything_else(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], call: Call
-) -> None:
-    run = train(tmp_path / "a", "attn=gated_deltanet")
-    said = f"layer 0: attn=gated_deltanet {NO_HEADS} mha and gqa, exchange them\n"
-    capfd.readouterr()
-    other = tiny(tmp_path / "b", f"init_from={run}", "position=none")
-    assert command(tmp_path / "b", *other, "attn=mha") == 2
-    assert capfd.readouterr().err == f"error: init_from: {said}"
-    # Of one mechanism the weights are copied by name, once the rest is the same.
-    assert command(tmp_path / "b", *other, "attn=gated_deltanet") == 2
-    assert capfd.readouterr().err.endswith("differs from this run; give position=learned\n")
-    assert call("convert", f"from={run}", "to=hf")[::2] == (2, f"error: to: {said}")

@@ -16,14 +16,14 @@ from torch import Tensor
 from gptattn.attention.head_statistics import entropy, even_weights, sink_mass
 from gptattn.cli.arguments import PACKAGES, option, parse, run_script
 from gptattn.compare.files import disk_errors
-from gptattn.decode.prompt import read_prompt
+from gptattn.decode.text import read_prompt
 from gptattn.errors import ConfigError, DataError, NumericError
 from gptattn.machine.device import resolve_device
 from gptattn.machine.disk import write_atomically
-from gptattn.maps.cells import packed, tokens_per_cell
-from gptattn.maps.labels import short, token_labels, visible
+from gptattn.maps.heatmap import pack_cells, tokens_per_cell
+from gptattn.maps.labels import make_visible, shorten, token_labels
 from gptattn.maps.layer_picture import layer_png
-from gptattn.maps.map_page import Layer, PageHeader, page_text
+from gptattn.maps.map_page import Layer, PageHeader, render_page
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.load import SavedRun, load_run
 from gptattn.settings.config import Accelerator
@@ -100,12 +100,12 @@ def run(arguments: Sequence[str]) -> None:
             )
         entropy_H, sink_H = entropy(w_BHTS).tolist(), sink_mass(w_BHTS).tolist()
         w_HTS = w_BHTS[0].float().cpu().numpy()
-        layers.append(Layer(number, entropy_H, sink_H, packed(w_HTS, side)))
+        layers.append(Layer(number, entropy_H, sink_H, pack_cells(w_HTS, side)))
         titles = [
             f"head {head}: {format_figure(e)} nats, sink {format_figure(s)}"
             for head, (e, s) in enumerate(zip(entropy_H, sink_H, strict=True))
         ]
-        title = f"{visible(name)}, layer {number}: {short(visible(prompt), 60)}"
+        title = f"{make_visible(name)}, layer {number}: {shorten(make_visible(prompt), 60)}"
         write(f"layer_{number:02d}.png", layer_png(w_HTS, labels, titles, title))
 
     model.to(device).each_attention(ids.to(device), draw)
@@ -118,7 +118,7 @@ def run(arguments: Sequence[str]) -> None:
         even_entropy=entropy(even).item(),
         even_sink=sink_mass(even).item(),
     )
-    write("attention.html", page_text(header, layers, side).encode())
+    write("attention.html", render_page(header, layers, side).encode())
     print(f"\n{'layer':>5}  {'entropy':>7}  {'sink':>5}")
     for layer in layers:
         means = format_figure(np.mean(layer.entropy_H)), format_figure(np.mean(layer.sink_H))

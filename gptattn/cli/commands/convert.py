@@ -27,13 +27,15 @@ KIND = ("_target_", "num_kv_heads")
 class Arguments:
     """from=outputs/... to=gqa to.num_kv_heads=4 method=mean"""
 
-    from_: Path = option("a run folder, or one that this command made; gpt2 or llama, with path=")
+    from_: Path = option(
+        "a run folder, or one that this command made; gpt2, llama or qwen2, with path="
+    )
     to: str = option(
         "a variant in conf/attn; to.NAME=VALUE changes its settings. Or hf: writes a folder that "
-        "transformers opens, GPT-2's, or Llama's for a model with block=llama"
+        "transformers opens, GPT-2's, or Llama's or Qwen2's for a model with block=llama"
     )
     path: str | None = option(
-        "with from=gpt2 or from=llama, a Hugging Face folder: config.json, model.safetensors and "
+        "with from=gpt2, llama or qwen2, a Hugging Face folder: config.json, model.safetensors and "
         "its tokenizer; or a name on the hub, openai-community/gpt2 or "
         "hf:openai-community/gpt2@main"
     )

@@ -18,8 +18,8 @@ from gptattn.compare.finished_runs import Run, one_line, read_runs
 from gptattn.data.run_data import RunData
 from gptattn.data.tokens import TokenData
 from gptattn.errors import ConfigError
-from gptattn.evaluate.cache_kinds import cache_kind
-from gptattn.evaluate.evaluation_of import Asked, Step, check_unchanged, measured, possible
+from gptattn.evaluate.caches import parse_cache_kind
+from gptattn.evaluate.measure import Answer, Request, check_unchanged, measure, select_possible
 from gptattn.machine.device import resolve_device, set_threads
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.load import load_run
@@ -50,11 +50,11 @@ class Arguments:
 
 
 def evaluate(arguments: Sequence[str]) -> None:
-    """Measure what is asked of every finished run below run=FOLDER, and print and write it.
+    """Measure every finished run below run=FOLDER; print the results, and write them.
 
-    Every run is checked before the first is measured. What one of several runs cannot give is left
-    out, with a line that says so. Raises a UserError for a run that cannot be read, for a single
-    run's refusal, and if no run gives anything.
+    All runs are checked before the first is measured. What one of several runs cannot answer is
+    left out with a line that says why. Raises a UserError for a run that cannot be read, and if
+    nothing is left to measure.
     """
     args = parse(Arguments, arguments)
     shortest = min(args.lengths, default=1)
@@ -62,14 +62,14 @@ def evaluate(arguments: Sequence[str]) -> None:
         raise ConfigError("lengths", f"{shortest} is not a positive number; give 1 or more tokens")
     # `full` is the first, with which the others are compared.
     kinds = dict.fromkeys(["full", *args.cache] if args.cache else [])
-    asked = Asked(tuple(sorted(args.lengths)), tuple(map(cache_kind, kinds)))
+    request = Request(tuple(sorted(args.lengths)), tuple(map(parse_cache_kind, kinds)))
     device = resolve_device(args.device, "device")
-    runs, passed_over = read_runs(args.run)
-    for line in passed_over:
-        print(f"passed over: {line}", file=sys.stderr)
+    runs, skipped = read_runs(args.run)
+    for line in skipped:
+        print(f"skipped: {line}", file=sys.stderr)
     set_threads(args.threads)
     texts: dict[str, RunData] = {}  # one for all runs with the same data and tokenizer
-    plans = list[tuple[Run, TokenData, Asked]]()
+    plans = list[tuple[Run, TokenData, Request]]()
     refused: dict[str, tuple[ConfigError, list[Run]]] = {}
     for run in runs:
         saved = load_run(run.folder, args.allow_targets)
@@ -81,9 +81,9 @@ def evaluate(arguments: Sequence[str]) -> None:
         data = texts[key]
         if isinstance(data, TokenData):
             check_unchanged(saved, data, run.data["text_sha256"], run.steps)
-            some = asked if asked != Asked() else Asked((cfg.model.context_length,))
-            given, why = possible(saved, data, some)
-            if given != Asked():
+            wanted = request if request != Request() else Request((cfg.model.context_length,))
+            given, why = select_possible(saved, data, wanted)
+            if given != Request():
                 plans.append((run, data, given))
         else:
             what = f"data={cfg.choices['data']} is not one text"
@@ -100,29 +100,29 @@ def evaluate(arguments: Sequence[str]) -> None:
         saved = load_run(run.folder, args.allow_targets)
         saved.model.to(device)
         print(f"{run.folder}: {saved.cfg.variant}, trained at {saved.model.context_length} tokens")
-        for step in measured(saved, data, given, run.evaluation):
-            if step.new:
-                RunFolder(run.folder).write_evaluation(step.evaluation)
-            print(describe_step(step), flush=True)
+        for answer in measure(saved, data, given, run.evaluation):
+            if answer.new:
+                RunFolder(run.folder).write_evaluation(answer.evaluation)
+            print(describe(answer), flush=True)
 
 
-def describe_step(step: Step) -> str:
-    """Return the line about one measurement."""
-    found = step.evaluation
-    if isinstance(step.asked, int):
-        length, trained = found.lengths[step.asked], found.context_length
-        told = f"  length {step.asked:>16,}  loss {length.loss:.4f}  {length.windows:,} windows"
-        if step.asked > trained:
-            within, beyond = length.between(1, trained), length.between(trained + 1, step.asked)
+def describe(answer: Answer) -> str:
+    """Return an answer as a line of text."""
+    found, question = answer.evaluation, answer.question
+    if isinstance(question, int):
+        length, trained = found.lengths[question], found.context_length
+        told = f"  length {question:>16,}  loss {length.loss:.4f}  {length.windows:,} windows"
+        if question > trained:
+            within, beyond = length.between(1, trained), length.between(trained + 1, question)
             told += f"; {within:.4f} up to {trained:,} tokens, {beyond:.4f} beyond"
     else:
-        name = step.asked.name
+        name = question.name
         one, each = found.caches[name], found.bytes_per_token(name)
         told = f"  cache  {name:>16}  loss {one.loss:.4f}  {each:,.6g} bytes per token, "
         told += f"{one.nbytes:,} in all"
         if name != "full":
             told += f"; {change_words(one.loss - found.caches['full'].loss)} to full"
-    return told if step.new else f"{told}  (as before)"
+    return told if answer.new else f"{told}  (as before)"
 
 
 main = partial(run_script, evaluate, Arguments, __doc__)

@@ -15,11 +15,9 @@ from typing import Literal
 import torch
 
 from gptattn.cli.arguments import PACKAGES, SEED, option, parse, run_script
-from gptattn.decode.dtype import DecodeDType, in_dtype
-from gptattn.decode.generate import left_padded, stream
-from gptattn.decode.prompt import read_prompt, read_prompts
+from gptattn.decode.generate import DecodeDType, choose_dtype, left_padded, stream
 from gptattn.decode.sampling import Sampling
-from gptattn.decode.text_stream import TextStream
+from gptattn.decode.text import TextStream, read_prompt, read_prompts
 from gptattn.errors import ConfigError, DataError
 from gptattn.machine.console import make_printable
 from gptattn.machine.device import resolve_device, set_threads, synchronize
@@ -95,7 +93,7 @@ def run(arguments: Sequence[str]) -> None:
         )
     batch, padding = left_padded([torch.from_numpy(row).to(device) for row in ids])
     batch = batch.repeat_interleave(args.samples, dim=0)
-    model = in_dtype(model, args.dtype, batch)
+    model = choose_dtype(model, args.dtype, batch)
     new = stream(
         model,
         batch,

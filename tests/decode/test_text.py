@@ -1,4 +1,4 @@
-"""Streamed text, id by id, against the text of all ids at once."""
+"""Prompts out of a file, and streamed text, id by id, against the text of all ids at once."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import pytest
 
 from gptattn.data.bpe import GPT2Tokenizer
 from gptattn.data.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer
-from gptattn.decode.text_stream import TextStream
+from gptattn.decode.text import TextStream, read_prompts
 from tests.support import bpe
 
 TEXT = "naïve ≈ 𝄞 text"
@@ -54,14 +54,7 @@ def test_what_only_began_like_the_stop_text_is_told() -> None:
     assert fed(TextStream(ByteTokenizer(), "aab"), list(b"xaa")) == ["x", "", "", "aa"]
 
 
-def test_a_token_costs_the_same_however_long_the_text_is() -> None:
-    class Counting(ByteTokenizer):
-        read = 0
-
-        def to_bytes(self, ids: np.ndarray) -> bytes:
-            self.read += len(ids)
-            return super().to_bytes(ids)
-
-    tokenizer = Counting()
-    fed(TextStream(tokenizer, "stop"), [65] * 1000)
-    assert tokenizer.read == 1000
+def test_only_line_breaks_part_prompts(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.txt"
+    file.write_bytes("a\u2028b\x0cc\r\n\n d\x85\n".encode())
+    assert read_prompts(file) == ["a\u2028b\x0cc", " d\x85"]

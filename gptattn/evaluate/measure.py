@@ -1,4 +1,4 @@
-"""What is asked of a finished run, whether it can be had, and measuring it."""
+"""Measure a finished run: what it can answer, and what an earlier evaluation knows already."""
 
 import hashlib
 import json
@@ -11,11 +11,9 @@ import torch
 
 from gptattn.data.tokens import TokenData
 from gptattn.errors import CheckpointError, ConfigError
-from gptattn.evaluate.by_cache import by_cache
-from gptattn.evaluate.by_position import by_position
-from gptattn.evaluate.cache_kinds import CacheKind, check_kind
-from gptattn.evaluate.longer import check_length, longer
-from gptattn.evaluate.token_losses import scored
+from gptattn.evaluate.caches import CacheKind, check_kind
+from gptattn.evaluate.longer import build_longer, check_length
+from gptattn.evaluate.losses import count_scored, measure_by_cache, measure_by_position
 from gptattn.machine.source_code import hash_code
 from gptattn.runs.evaluation import Basis, Evaluation
 from gptattn.runs.folder import step_of
@@ -23,11 +21,11 @@ from gptattn.runs.load import SavedRun
 from gptattn.settings.identity import hash_code_for
 
 OURS = "gptattn.evaluate"
-MEASURES = [f"{OURS}.by_position", f"{OURS}.by_cache"]
+MEASURES = [f"{OURS}.losses"]
 
 
 @dataclass(frozen=True)
-class Asked:
+class Request:
     """What to measure: lengths of windows, in tokens, and kinds of caches."""
 
     lengths: tuple[int, ...] = ()
@@ -35,11 +33,11 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Step:
-    """One answer: all that is known of the run now, and for what it is the answer."""
+class Answer:
+    """All that is known of the run by now, and the question that was answered last."""
 
     evaluation: Evaluation
-    asked: int | CacheKind
+    question: int | CacheKind
     new: bool  # False: an earlier evaluation had it already
 
 
@@ -60,13 +58,15 @@ def check_unchanged(saved: SavedRun, data: TokenData, text: str, steps: int) -> 
         )
 
 
-def possible(saved: SavedRun, data: TokenData, asked: Asked) -> tuple[Asked, list[ConfigError]]:
-    """Return the part of what is asked that can be had of the run, and why the rest cannot.
+def select_possible(
+    saved: SavedRun, data: TokenData, request: Request
+) -> tuple[Request, list[ConfigError]]:
+    """Return the part of the request that the run can answer, and the reasons against the rest.
 
-    Lengths are in ascending order, so that of those that are too long the first says why.
+    Lengths ascend: the first that is too long gives the reason for all.
     """
     lengths, kinds, refused = list[int](), list[CacheKind](), list[ConfigError]()
-    for length in asked.lengths:
+    for length in request.lengths:
         try:
             _check_fits(length, data)
             check_length(saved.cfg, saved.model, length)
@@ -74,7 +74,7 @@ def possible(saved: SavedRun, data: TokenData, asked: Asked) -> tuple[Asked, lis
         except ConfigError as error:
             refused.append(error)
             break
-    for kind in asked.kinds:
+    for kind in request.kinds:
         try:
             if data.val_documents is not None:
                 raise ConfigError(
@@ -84,24 +84,24 @@ def possible(saved: SavedRun, data: TokenData, asked: Asked) -> tuple[Asked, lis
             kinds.append(kind)
         except ConfigError as error:
             refused.append(error)
-    return Asked(tuple(lengths), tuple(kinds)), refused
+    return Request(tuple(lengths), tuple(kinds)), refused
 
 
 def _check_fits(length: int, data: TokenData) -> None:
-    most = scored(data.val)
+    most = count_scored(data.val)
     if length > most:
         raise ConfigError(
             "lengths", f"{length} is longer than the held-out text; give at most {most}"
         )
 
 
-def measured(
-    saved: SavedRun, data: TokenData, asked: Asked, known: Evaluation | None
-) -> Iterator[Step]:
-    """Yield an answer for each length and kind, which must be `possible` and are then measured.
+def measure(
+    saved: SavedRun, data: TokenData, request: Request, known: Evaluation | None
+) -> Iterator[Answer]:
+    """Yield an answer for each length and kind of the request, all of which must be possible.
 
-    What `known` holds of the same weights, text and code is not measured again. The model may be on
-    any device; its weights are in float32.
+    What `known` holds for the same weights, text and code is not measured again. The model may be
+    on any device; its weights are in float32.
     """
     device = saved.model.head.weight.device
     basis = _basis(saved, data, device)
@@ -109,20 +109,20 @@ def measured(
     found = known
     if found is None or found.basis != basis:
         found = Evaluation(basis, step_of(saved.source), trained)
-    lengths = [length for length in asked.lengths if length not in found.lengths]
-    model = longer(saved, max(lengths, default=0))
-    for length in asked.lengths:
+    lengths = [length for length in request.lengths if length not in found.lengths]
+    model = build_longer(saved, max(lengths, default=0))
+    for length in request.lengths:
         new = length in lengths
         if new:
-            loss = by_position(model, data.val, length, trained, data.val_documents)
+            loss = measure_by_position(model, data.val, length, trained, data.val_documents)
             found = msgspec.structs.replace(found, lengths=found.lengths | {length: loss})
-        yield Step(found, length, new)
-    for kind in asked.kinds:
+        yield Answer(found, length, new)
+    for kind in request.kinds:
         new = kind.name not in found.caches
         if new:
-            loss = by_cache(saved.model, data.val, kind)
+            loss = measure_by_cache(saved.model, data.val, kind)
             found = msgspec.structs.replace(found, caches=found.caches | {kind.name: loss})
-        yield Step(found, kind, new)
+        yield Answer(found, kind, new)
 
 
 def _basis(saved: SavedRun, data: TokenData, device: torch.device) -> Basis:

@@ -62,7 +62,7 @@ class CacheKind:
         return (SinkCache(made.tensors, self.sinks) if self.sinks else made), True
 
 
-def cache_kind(name: str) -> CacheKind:
+def parse_cache_kind(name: str) -> CacheKind:
     """Return the kind that a user names. Raises ConfigError for an unknown one."""
     if name == "full":
         return CacheKind(name)
@@ -74,7 +74,7 @@ def cache_kind(name: str) -> CacheKind:
     return CacheKind(name, None, int(found["sinks"] or 0), int(found["window"]))
 
 
-def new_caches(model: GPT, kind: CacheKind, batch: int, capacity: int) -> CacheGroup:
+def build_caches(model: GPT, kind: CacheKind, batch: int, capacity: int) -> CacheGroup:
     """Return one empty cache of this kind per layer; those that it cannot change are their own."""
     blocks = model.layers()
     return CacheGroup([kind.new(block.attention, batch, capacity)[0] for block in blocks])

@@ -1,0 +1,113 @@
+"""The loss of held-out tokens: of each one, by position in the context, and through a cache."""
+
+import math
+from itertools import pairwise
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gptattn.data.document_starts import DocumentNumbers
+from gptattn.data.sampler import ValidationSet
+from gptattn.data.tokens import Tokens
+from gptattn.evaluate.caches import CacheKind, build_caches
+from gptattn.model.gpt import GPT
+from gptattn.model.loss import LOGITS_AT_A_TIME
+from gptattn.runs.evaluation import Bin, CacheLoss, LengthLoss
+
+TOKENS_AT_A_TIME = 2**15  # in one pass through the model
+CACHE_BYTES = 2**29  # of the rows that are decoded side by side
+
+
+def token_losses(model: GPT, hidden: Tensor, targets: Tensor) -> Tensor:
+    """Return the cross-entropy in nats of each target, [B, T] in float64, never holding all logits.
+
+    `hidden` [B, T, d_model] is what `GPT.hidden` returns; the softmax is in float32 or wider.
+    """
+    weight = model.head.weight
+    chunk = max(1, LOGITS_AT_A_TIME // len(weight))
+    done = []
+    for x, y in zip(hidden.flatten(0, 1).split(chunk), targets.flatten().split(chunk), strict=True):
+        logits = F.linear(x, weight)
+        wide = torch.promote_types(logits.dtype, torch.float32)
+        done.append(F.cross_entropy(logits.to(wide), y, reduction="none").double())
+    return torch.cat(done).view(targets.shape)
+
+
+def count_scored(tokens: Tokens) -> int:
+    """Return how many held-out tokens are scored: all but the first, which is only context."""
+    return len(tokens) - 1
+
+
+@torch.no_grad()
+def measure_by_position(
+    model: GPT,
+    tokens: Tokens,
+    length: int,
+    trained: int,
+    documents: DocumentNumbers | None = None,
+) -> LengthLoss:
+    """Return the loss of held-out tokens in windows of `length`, at most the model's context.
+
+    The windows lie side by side from the text's beginning, as many as fit whole, so that each
+    position is scored equally often: up to length - 1 tokens at the end are left out. `trained`,
+    the context that the weights know, is an edge of the bins. With `documents`, which numbers those
+    of the tokens, they are kept apart.
+    """
+    windows = count_scored(tokens) // length
+    device = model.head.weight.device
+    total_T = torch.zeros(length, dtype=torch.float64, device=device)
+    rows = max(1, TOKENS_AT_A_TIME // length)
+    for first in range(0, windows, rows):
+        count = min(rows, windows - first)
+        span = tokens[first * length : (first + count) * length + 1].astype(np.int64)
+        ids = torch.from_numpy(span).to(device)
+        apart = None
+        if documents is not None:
+            numbers = documents(first * length, (first + count) * length)
+            apart = torch.from_numpy(numbers).view(count, length).to(device)
+        hidden = model.hidden(ids[:-1].view(count, length), None, apart)
+        total_T += token_losses(model, hidden, ids[1:].view(count, length)).sum(0)
+    mean_T = total_T / windows
+    bins = [
+        Bin(below + 1, edge, mean_T[below:edge].mean().item())
+        for below, edge in pairwise([0, *list_edges(length, trained)])
+    ]
+    return LengthLoss(windows, mean_T.mean().item(), bins)
+
+
+def list_edges(length: int, trained: int) -> list[int]:
+    """Return the last context of each bin: 1, 2, 3, 4, 6, 8, 12, 16, ..., two for each doubling.
+
+    The trained length and `length` itself, where the last bin ends, are among them.
+    """
+    powers = [2**i for i in range(math.ceil(math.log2(length)) + 1)]
+    found = {*powers, *(3 * power // 2 for power in powers[1:]), trained, length}
+    return sorted(edge for edge in found if edge <= length)
+
+
+@torch.no_grad()
+def measure_by_cache(model: GPT, tokens: Tokens, kind: CacheKind) -> CacheLoss:
+    """Return the loss of all held-out tokens, in windows of the context as a validation has them.
+
+    Each window begins with an empty cache. Where the cache drops tokens, it is decoded one token at
+    a time. Where it keeps all, each token's entries are packed on their own and all later tokens
+    read the packed ones, so that a whole window in one step gives the same numbers.
+    """
+    T, device = model.context_length, model.head.weight.device
+    nbytes = _bytes_of_one_row(model, kind)
+    rows = max(1, min(TOKENS_AT_A_TIME // T, CACHE_BYTES // max(1, nbytes)))
+    total = torch.zeros((), dtype=torch.float64, device=device)
+    for ids, targets in ValidationSet(tokens, rows, T):
+        ids, targets = ids.to(device), targets.to(device)
+        length = ids.shape[1]
+        caches = build_caches(model, kind, len(ids), length)
+        step = length if kind.window is None else 1
+        hidden = [model.hidden(some, caches) for some in ids.split(step, dim=1)]
+        total += token_losses(model, torch.cat(hidden, dim=1), targets).sum()
+    return CacheLoss(total.item() / count_scored(tokens), nbytes)
+
+
+def _bytes_of_one_row(model: GPT, kind: CacheKind) -> int:
+    return build_caches(model, kind, 1, model.context_length).nbytes

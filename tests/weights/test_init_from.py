@@ -1,0 +1,224 @@
+"""Runs that begin from other weights, a run's or a Hugging Face folder's, and what they refuse."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from llamas import assert_same_logits, change, theirs
+from support import TEXT, Call, bpe, check_job, command, series, summary, tiny, train
+from transformers import AutoTokenizer, LlamaForCausalLM
+
+from gptattn.errors import CheckpointError, UserError
+from gptattn.runs.load import load_config, load_run
+from gptattn.weights.families import FAMILIES, family_of
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(tmp_path_factory.mktemp("source"), "attn=mha", "budget.steps=30", "optim.lr=0.01")
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Llama with GQA, a head of its own and a tokenizer that is GPT-2's kind."""
+    folder = tmp_path_factory.mktemp("llama")
+    theirs((2, 4, 2, 6, 64, 416, 29, 500.0, 1e-5, False)).save_pretrained(folder)
+    shutil.copy(bpe(folder.parent / "bpe") / "tokenizer.json", folder)
+    return folder
+
+
+def test_training_goes_on_from_the_weights_of_another_run(source: Path, tmp_path: Path) -> None:
+    # At a learning rate near 0 the wrapper must have the validation loss of the source.
+    still = (f"init_from={source}", "budget.steps=1", "optim.lr=1e-12")
+    target = train(tmp_path / "b", "attn=mha_wrapper", *still)
+    before, after = (series(run, "val/loss")[-1][1] for run in (source, target))
+    assert after == pytest.approx(before, abs=1e-5)
+    assert summary(target)["init_from"] == str(source)
+    fewer = train(tmp_path / "c", "attn=mqa", "init_method=first", *still)
+    assert series(fewer, "val/loss")[-1][1] > before
+
+
+SIZES = "init_from: SOURCE differs from this run; give"
+NO_HEADS = "has no per-head weights to convert; only attentions with weights for each head, such as"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "code", "said"),
+    [
+        (["init_from=none"], 4, "init_from: none is not a folder; give a run's, "),
+        (["init_from=SOURCE/.."], 4, "init_from: SOURCE/.. holds no run; "),
+        (["init_from=hf:gpt2"], 2, "init_from: 'hf:gpt2' is not a name on the hub; give "),
+        (["model.d_mlp=7"], 2, f"{SIZES} model.d_mlp=64$"),
+        (["model.num_layers=2"], 2, f"{SIZES} model.num_layers=1$"),
+        (["model.num_heads=2"], 2, f"{SIZES} model.num_heads=4$"),
+        (["model.qkv_bias=false"], 2, f"{SIZES} model.qkv_bias=true$"),
+        (["model.vocab_size=300"], 2, f"{SIZES} model.vocab_size=256$"),
+        (["tokenizer=char"], 2, f"{SIZES} tokenizer=byte$"),
+        (
+            ["position=none", "model.d_model=32", "model.context_length=8"],
+            2,
+            f"{SIZES} position=learned model.d_model=16 model.context_length=16$",
+        ),
+        (
+            ["attn=gated_deltanet", "position=none"],
+            2,
+            f"init_from: layer 0: attn=gated_deltanet {NO_HEADS}",
+        ),
+        (["match=params"], 2, "match: params changes the MLP"),
+    ],
+)
+def test_weights_that_cannot_be_taken_over_are_refused(
+    overrides: list[str], code: int, said: str, source: Path, tmp_path: Path
+) -> None:
+    overrides = [f"init_from={source}", *(o.replace("SOURCE", str(source)) for o in overrides)]
+    with pytest.raises(UserError) as error:
+        check_job(tiny(tmp_path, *overrides))
+    assert re.match(said.replace("SOURCE", re.escape(str(source))), str(error.value))
+    assert error.value.exit_code == code
+
+
+def test_a_run_without_heads_says_so_before_anything_else(tmp_path: Path, call: Call) -> None:
+    run = train(tmp_path / "a", "attn=gated_deltanet")
+    said = f"layer 0: attn=gated_deltanet {NO_HEADS} mha and gqa, exchange them"
+    other = tiny(tmp_path / "b", f"init_from={run}", "position=none")
+    with pytest.raises(UserError, match=f"^init_from: {re.escape(said)}$"):
+        check_job([*other, "attn=mha"])
+    # Of one mechanism the weights are copied by name, once the rest is the same.
+    with pytest.raises(UserError, match=r"differs from this run; give position=learned$"):
+        check_job([*other, "attn=gated_deltanet"])
+    assert call("convert", f"from={run}", "to=hf")[::2] == (2, f"error: to: {said}\n")
+
+
+def test_a_llama_converts_generates_and_goes_out_again(
+    llama: Path, tmp_path: Path, call: Call
+) -> None:
+    run, out = tmp_path / "as_mqa", tmp_path / "out"
+    code, said, _ = call("convert", "from=llama", f"path={llama}", "to=mqa", f"out={run}")
+    assert code == 0
+    assert "cache of a full context: 12,288 -> 6,144 bytes" in said
+    cfg = load_config(run)
+    assert (cfg.choices["block"], cfg.block.tied_head, cfg.block.norm_eps) == ("llama", False, 1e-5)
+    assert (cfg.position["base"], cfg.model.qkv_bias, cfg.model.d_mlp) == (500.0, False, 29)
+    ask = ("prompt=Line 001", "tokens=20", "temperature=0", "threads=1", "device=cpu")
+    assert call("generate", f"run={run}", *ask)[1].startswith("Line 001")
+    # To as many heads as before and out: the logits and the tokens are the source's.
+    same = tmp_path / "same"
+    to = ("to=gqa", "to.num_kv_heads=2", f"out={same}")
+    assert call("convert", "from=llama", f"path={llama}", *to)[0] == 0
+    assert call("convert", f"from={same}", "to=hf", f"out={out}")[0] == 0
+    model = LlamaForCausalLM.from_pretrained(llama)
+    assert_same_logits(LlamaForCausalLM.from_pretrained(out), model)
+    assert_same_logits(load_run(same).model, model)
+    ids = AutoTokenizer.from_pretrained(out)(TEXT[:300])["input_ids"]
+    assert ids == load_run(same).tokenizer.encode(TEXT[:300], "text").tolist()
+
+
+def test_a_llama_trains_on_with_the_settings_that_the_error_names(
+    llama: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    still = ["optim.lr=1e-12", "budget.steps=1", "attn=gqa", "attn.num_kv_heads=2"]
+    arguments = tiny(tmp_path, f"init_from={llama}", *still)
+    assert command(tmp_path, *arguments) == 2
+    assert not (tmp_path / "outputs").exists()
+    line = capfd.readouterr().err
+    needed = (
+        "tokenizer=gpt2 block=llama position=rope model.num_layers=2 model.d_model=24 "
+        "model.d_mlp=29 block.tied_head=false model.qkv_bias=false block.norm_eps=1e-05 "
+        "position.base=500.0"
+    )
+    assert line == f"error: init_from: {llama} differs from this run; give {needed}\n"
+    arguments += needed.split()
+    with pytest.raises(UserError, match=r"give model\.vocab_size=416$"):
+        check_job(arguments)
+    # The context stays shorter than the source's: rotary positions have no weights.
+    assert command(tmp_path, *arguments, "model.vocab_size=416") == 0
+    (run,) = (file.parent for file in tmp_path.rglob("summary.json"))
+    saved = load_run(run)
+    assert saved.model.context_length == 16
+    # The last tenth of the bytes is held out, after one token of context.
+    whole = TEXT.encode()
+    held = len(whole) - round(len(whole) * 0.1)
+    both = [saved.tokenizer.encode(part.decode(), "text") for part in (whole[:held], whole[held:])]
+    tail = torch.tensor([both[0][-1], *both[1]], dtype=torch.int64)
+    model, total = LlamaForCausalLM.from_pretrained(llama), 0.0
+    for start in range(0, len(tail) - 1, 16):
+        here, after = tail[start : start + 16], tail[start + 1 : start + 17]
+        with torch.no_grad():
+            logits = model(here[None]).logits[0, : len(after)]
+        total += torch.nn.functional.cross_entropy(logits, after, reduction="sum").item()
+    found = series(run, "val/loss")[-1][1]
+    assert found == pytest.approx(total / (len(tail) - 1), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["position.base=10000.0"], "position.base=500.0"),
+        (["position=none"], "position=rope position.base=500.0"),
+        (["position.fraction=0.34"], "position.fraction=1.0"),
+        (["block.norm_eps=1e-6"], "block.norm_eps=1e-05"),
+        (["block.tied_head=true"], "block.tied_head=false"),
+        (["model.mlp=none"], "model.mlp=swiglu"),
+        (["block=gpt2"], "block=llama block.norm_eps=1e-05 block.tied_head=false"),
+        (["model.context_length=65"], "model.context_length=64"),
+        (["model.qkv_bias=true"], "model.qkv_bias=false"),
+    ],
+)
+def test_settings_that_differ_from_a_llamas_are_named(
+    overrides: list[str], said: str, llama: Path, tmp_path: Path
+) -> None:
+    fitting = [
+        *("block=llama", "tokenizer=gpt2", "position=rope", "position.base=500.0"),
+        *("model.num_layers=2", "model.d_model=24", "model.d_mlp=29", "model.vocab_size=416"),
+        *("block.norm_eps=1e-5", "block.tied_head=false", "model.qkv_bias=false", "attn=gqa"),
+    ]
+    names = {override.partition("=")[0] for override in overrides}
+    dropped = {"position.base"} if "position" in names else set()
+    kept = [o for o in fitting if o.partition("=")[0] not in names | dropped]
+    with pytest.raises(UserError, match=f"give {re.escape(said)}$"):
+        check_job(tiny(tmp_path, f"init_from={llama}", *kept, *overrides))
+
+
+def test_a_tokenizer_of_another_kind_is_not_claimed(
+    llama: Path, tmp_path: Path, call: Call
+) -> None:
+    source, family = shutil.copytree(llama, tmp_path / "source"), FAMILIES["llama"]
+    assert family.has_tokenizer(source)
+    node = json.loads((source / "tokenizer.json").read_text())
+    node["model"]["byte_fallback"] = True  # as Llama 2's
+    (source / "tokenizer.json").write_text(json.dumps(node))
+    assert not family.has_tokenizer(source)
+    code, said, _ = call("convert", "from=llama", f"path={source}", "to=gqa")
+    assert code == 0
+    assert "no tokenizer that tokenizer=gpt2 reads found; recorded the byte tokenizer" in said
+    assert load_config(tmp_path / "source_to_gqa").choices["tokenizer"] == "byte"
+    # Files that do not say how the text is split may be those of any tokenizer.
+    shutil.copy(bpe(tmp_path / "bpe") / "vocab.json", source)
+    shutil.copy(tmp_path / "bpe" / "merges.txt", source)
+    (source / "tokenizer.json").unlink()
+    assert not family.has_tokenizer(source)
+
+
+def test_a_folder_of_another_family_is_refused(llama: Path, tmp_path: Path, call: Call) -> None:
+    code, _, err = call("convert", "from=gpt2", f"path={llama}", "to=gqa")
+    assert (code, len(err.splitlines())) == (4, 1)
+    assert "model_type is 'llama', but must be 'gpt2'" in err
+    mistral = shutil.copytree(llama, tmp_path / "mistral")
+    change(mistral / "config.json", model_type="mistral")
+    with pytest.raises(CheckpointError, match="'mistral', but must be one of gpt2, llama, qwen2"):
+        family_of(mistral)
+
+
+def test_a_context_is_stretched_and_a_stretched_one_stays_so(tmp_path: Path) -> None:
+    source = train(tmp_path / "a", "block=llama")
+    stretched = ["block=llama", f"init_from={source}", "model.context_length=32"]
+    longer = train(tmp_path / "b", *stretched, "position.stretch=2.0")
+    for given, said in (
+        (stretched, "give model.context_length=16"),
+        ([*stretched, f"init_from={longer}"], "give position.stretch=2.0"),
+    ):
+        with pytest.raises(UserError, match=f"{re.escape(said)}$"):
+            check_job(tiny(tmp_path / "c", *given))
