@@ -1,13 +1,19 @@
-"""What a run trains on and is validated with: a text's tokens, or the rows of a synthetic task."""
+"""What a run asks of its data, and what it gets."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from gptattn.data.sampler import Batch, Rows
 from gptattn.data.tokenizer import Tokenizer
+from gptattn.errors import ConfigError
+
+if TYPE_CHECKING:
+    from gptattn.data.tokens import Index
 
 
 class RunData(ABC):
@@ -18,7 +24,7 @@ class RunData(ABC):
 
     tokenizer: Tokenizer
     text_hash: str
-    val_bytes: int | None  # UTF-8 bytes that the scored tokens stand for; None: a task has no text
+    val_bytes: int | None  # UTF-8 bytes that the scored tokens stand for; None: there is no text
 
     @abstractmethod
     def training_batch(
@@ -43,19 +49,52 @@ class RunData(ABC):
         """Return about the first `tokens` ids of the validation, in rows [B, T]."""
 
     def opening_documents(self, rows: Tensor) -> Tensor | None:
-        """Return the number of each token's document in `opening_rows` [B, T], if kept apart."""
+        """Return the document number of each token in `opening_rows` [B, T], if kept apart."""
         return None
 
     @property
     @abstractmethod
     def val_tokens(self) -> int:
-        """The number of ids that a validation goes through."""
+        """The number of ids that a validation reads."""
 
     @property
-    @abstractmethod
     def scored(self) -> float:
         """The share of the targets that are scored; the others are IGNORED."""
+        return 1.0
 
     @abstractmethod
     def facts(self) -> dict[str, Any]:
         """Return what the run's record says of the data, beside hash and tokenizer."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a run asks of its source of data."""
+
+    tokenizer: Tokenizer
+    context_length: int
+    val_fraction: float  # to hold out, where the source does not say what
+    mask_documents: bool  # batches number their documents
+    cache: Path  # folder for token files
+    data_name: str  # in conf/data, for messages
+    tokenizer_name: str  # in conf/tokenizer
+    make: Callable[[str, dict[str, Any]], "Source"]  # (setting, its value) -> source
+
+
+class Source(ABC):
+    """Where data comes from: the `_target_` of a file in conf/data."""
+
+    is_text = True  # False: a synthetic task
+
+    @abstractmethod
+    def load(self, request: Request) -> RunData:
+        """Return the data of a run.
+
+        Raises DataError or ConfigError, naming the field, or DiskError if the cache cannot be used.
+        """
+
+    def prepare(self, folder: Path, request: Request) -> "Index":
+        """Write the token file of a text to `folder`. Raises ConfigError for what is no text."""
+        raise ConfigError(
+            "data", f"{request.data_name} is no text, and needs no preparation; give a text"
+        )

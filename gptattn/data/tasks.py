@@ -4,26 +4,38 @@ A task draws rows of ids, and the targets of the few positions that are scored; 
 IGNORED. Which rows a batch holds is a pure function of (seed, step), as with text.
 """
 
-from abc import ABC, abstractmethod
-from dataclasses import dataclass
+import hashlib
+from abc import abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
+from gptattn.data.run_data import Request, RunData, Source
+from gptattn.data.sampler import Batch
+from gptattn.data.tokenizer import Tokenizer
 from gptattn.errors import ConfigError
 from gptattn.model.loss import IGNORED
 
-MOST_ROWS = 100_000  # of validation: they are held in memory
+MAX_VAL_ROWS = 100_000  # of validation: they are held in memory
 Ids = NDArray[np.int64]
 Rows = tuple[Ids, Ids]  # ids [rows, T] and targets [rows, T]
+VALIDATION = 2**32  # the seed of the validation's rows, one above the largest of a run
+PROBED_ROWS = 1000  # drawn to see whether most rows are held out
 
 
 @dataclass(frozen=True)
-class Task(ABC):
+class Task(Source):
     """A synthetic task on ids 0 .. vocab_size - 1, validated on `val_rows` rows.
 
     Raises ValueError for values of which there are no rows, of whatever length.
     """
+
+    is_text = False
 
     vocab_size: int
     val_rows: int = 1000
@@ -33,8 +45,8 @@ class Task(ABC):
             raise ValueError(
                 f"vocab_size={self.vocab_size} is too small; give {self.fewest_ids()} or more"
             )
-        if not 1 <= self.val_rows <= MOST_ROWS:
-            raise ValueError(f"val_rows={self.val_rows} is not within 1 to {MOST_ROWS:,}")
+        if not 1 <= self.val_rows <= MAX_VAL_ROWS:
+            raise ValueError(f"val_rows={self.val_rows} is not within 1 to {MAX_VAL_ROWS:,}")
 
     @abstractmethod
     def fewest_ids(self) -> int:
@@ -47,6 +59,11 @@ class Task(ABC):
     @abstractmethod
     def check(self, length: int) -> None:
         """Raise ConfigError if there are no rows of this length."""
+
+    def load(self, request: Request) -> "TaskData":
+        self.check(request.context_length)
+        request.tokenizer.become(self.vocab_size, request.data_name)
+        return TaskData(self, request.context_length, request.tokenizer)
 
 
 @dataclass(frozen=True)
@@ -123,8 +140,8 @@ class Copy(Task):
     vocab_size: int = 64
 
     def fewest_ids(self) -> int:
-        """Return the smallest vocabulary: the separator, and an id."""
-        return 2
+        """Return the smallest vocabulary: the separator, and two ids to choose from."""
+        return 3
 
     def check(self, length: int) -> None:
         """Raise ConfigError for a row that has no half."""
@@ -157,8 +174,8 @@ class Induction(Task):
     vocab_size: int = 64
 
     def fewest_ids(self) -> int:
-        """Return the smallest vocabulary: the marker, and an id."""
-        return 2
+        """Return the smallest vocabulary: the marker, and two ids to choose from."""
+        return 3
 
     def check(self, length: int) -> None:
         """Raise ConfigError for a row too short to have the marker twice."""
@@ -195,8 +212,8 @@ class SelectiveCopy(Task):
             raise ValueError(f"tokens={self.tokens} is not a positive number")
 
     def fewest_ids(self) -> int:
-        """Return the smallest vocabulary: the blank, the mark, and an id."""
-        return 3
+        """Return the smallest vocabulary: the blank, the mark, and two ids to choose from."""
+        return 4
 
     def check(self, length: int) -> None:
         """Raise ConfigError unless the ids fit into a row twice."""
@@ -258,3 +275,96 @@ def _redrawn(generator: np.random.Generator, rows: int, numbers: int, count: int
         if not len(twice):
             return drawn
         drawn[twice] = generator.integers(numbers, size=(len(twice), count))
+
+
+@dataclass(frozen=True)
+class TaskData(RunData):
+    """Rows of `length` ids, fresh ones in every training batch, and always the same to validate.
+
+    No row that is validated on is trained on. Raises ConfigError if there are too few others.
+    """
+
+    task: Task
+    length: int
+    tokenizer: Tokenizer
+    val: Rows = field(init=False)
+    val_bytes: int | None = field(init=False, default=None)
+    text_hash: str = field(init=False)  # of the task and of the validation's rows
+    held_out: frozenset[bytes] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        val = task_rows(self.task, VALIDATION, 0, self.task.val_rows, self.length)
+        digest = hashlib.sha256(repr(self.task).encode())
+        for part in val:
+            digest.update(part.astype("<i8").tobytes())
+        object.__setattr__(self, "val", val)
+        object.__setattr__(self, "text_hash", digest.hexdigest())
+        object.__setattr__(self, "held_out", frozenset(row.tobytes() for row in val[0]))
+        ids, _ = task_rows(self.task, VALIDATION, 1, PROBED_ROWS, self.length)
+        known = len(self._held_out_rows(ids))
+        if known > PROBED_ROWS // 2:
+            raise ConfigError(
+                "data.val_rows",
+                f"{known} of {PROBED_ROWS} random rows are among those held out, since there are "
+                f"so few of {self.length} ids; give a longer context, a larger data.vocab_size, or "
+                "fewer val_rows",
+            )
+
+    def _held_out_rows(self, ids: Ids) -> list[int]:
+        return [row for row, content in enumerate(ids) if content.tobytes() in self.held_out]
+
+    def training_batch(
+        self,
+        seed: int,
+        step: int,
+        batch_size: int,
+        context_length: int,
+        rows: NDArray[np.int64] | None = None,
+    ) -> Batch:
+        generator = np.random.Generator(np.random.Philox(key=[seed, step]))
+        ids, targets = self.task.draw(generator, batch_size, context_length)
+        while known := self._held_out_rows(ids):
+            ids[known], targets[known] = self.task.draw(generator, len(known), context_length)
+        return _batch((ids, targets) if rows is None else (ids[rows], targets[rows]))
+
+    def validation(self, batch_size: int, context_length: int) -> "TaskRows":
+        return TaskRows(self.val, batch_size)
+
+    def opening_rows(self, context_length: int, tokens: int) -> Tensor:
+        return torch.from_numpy(self.val[0][: max(1, tokens // self.length)])
+
+    @property
+    def val_tokens(self) -> int:
+        return self.val[0].size
+
+    @property
+    def scored(self) -> float:
+        return float((self.val[1] != IGNORED).mean())
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "task": type(self.task).__name__,
+            "val_rows": self.task.val_rows,
+            "val_tokens": int((self.val[1] != IGNORED).sum()),
+        }
+
+
+@dataclass(frozen=True)
+class TaskRows:
+    """The rows in order, `batch_size` at a time."""
+
+    rows: Rows
+    batch_size: int
+
+    def __len__(self) -> int:
+        return -(-len(self.rows[0]) // self.batch_size)
+
+    def __iter__(self) -> Iterator[Batch]:
+        for start in range(0, len(self.rows[0]), self.batch_size):
+            ids, targets = (part[start : start + self.batch_size] for part in self.rows)
+            yield _batch((ids, targets))
+
+
+def _batch(rows: Rows) -> Batch:
+    ids, targets = rows
+    return torch.from_numpy(ids), torch.from_numpy(targets)

@@ -6,7 +6,7 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from gptattn.data.document_starts import DocumentNumbers
+from gptattn.data.sampler import DocumentNumbers
 from gptattn.data.tokens import Tokens
 from gptattn.evaluate.token_losses import TOKENS_AT_A_TIME, scored, token_losses
 from gptattn.model.gpt import GPT

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gptattn.attention import Attention, GroupedQueryAttention
 from gptattn.attention.capabilities import HeadWeights
-from gptattn.data import bpe_files, tokenizer_files
+from gptattn.data import tokenizer_files
 from gptattn.errors import ConfigError, DataError
 from gptattn.model.block import BlockStyle
 from gptattn.model.gpt import GPT
@@ -298,7 +298,7 @@ def has_tokenizer(folder: Path) -> bool:
     if [file.name for file in tokenizer_files.find(folder)] != ["tokenizer.json"]:
         return False
     try:
-        bpe_files.read(folder)
+        tokenizer_files.read_bpe(folder)
     except DataError:
         return False
     return True
