@@ -21,7 +21,7 @@ from itertools import cycle
 from pathlib import Path
 from statistics import median
 
-from gptattn.data.text import stdlib
+from gptattn.data.text import StandardLibrary
 from gptattn.machine.cpus import usable_cpus
 
 COMMAND = (sys.executable, str(Path(__file__).parent / "prepare.py"))
@@ -32,7 +32,7 @@ POLL_SECONDS = 0.1
 
 def write_text(file: Path, size: int) -> None:
     """Write `size` bytes of text, or a few more."""
-    sources = ["".join(document()) for document in stdlib().documents]
+    sources = ["".join(document()) for document in StandardLibrary().sources]
     with file.open("w", encoding="utf-8") as out:
         written = 0
         for source in cycle(sources):
@@ -54,7 +54,7 @@ def train_bpe(folder: Path) -> None:
         initial_alphabet=alphabet,
         show_progress=False,
     )
-    texts = (piece for document in stdlib().documents for piece in document())
+    texts = (piece for document in StandardLibrary().sources for piece in document())
     tokenizer.train_from_iterator(texts, trainer)
     folder.mkdir()
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -64,7 +64,7 @@ def prepared(text: Path, tokenizer: list[str], workers: int) -> tuple[float, flo
     """Encode the text by scripts/prepare.py; return the seconds and the most megabytes held."""
     to = text.parent / "to"
     shutil.rmtree(to, ignore_errors=True)
-    words = [f"to={to}", f"workers={workers}", "data=text", f"data.path={text}", *tokenizer]
+    words = [f"to={to}", "data=text", f"data.path={text}", *tokenizer]
     begun, most = time.perf_counter(), 0.0
     with subprocess.Popen([*COMMAND, *words], stdout=subprocess.DEVNULL) as process:
         while process.poll() is None:

@@ -26,7 +26,6 @@ from gptattn.data.tokens import (
     TOKEN_DTYPE,
     TokenData,
     check_lengths,
-    check_tokens,
     content_of,
     count_bytes,
     map_ids,
@@ -136,8 +135,7 @@ class BinFiles(Source):
             return self._load_foreign(request)
         if self.val_path:
             raise DataError("data.val_path", f"{self.root} has its own held-out part; leave it out")
-        index, tokenizer = read_index(self.root), request.tokenizer
-        check_tokens(self.root, index, request.cache)
+        index, tokenizer = read_index(self.root, request.cache), request.tokenizer
         tokenizer.restore(index.settings, self.root)
         if not tokenizer.ready or tokenizer.fingerprint() != index.tokenizer:
             words = choose_tokenizer(index.choice, self.root)

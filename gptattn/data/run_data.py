@@ -4,16 +4,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from gptattn.data.sampler import Batch, Rows
 from gptattn.data.tokenizer import Tokenizer
 from gptattn.errors import ConfigError
-
-if TYPE_CHECKING:
-    from gptattn.data.tokens import Index
 
 
 class RunData(ABC):
@@ -81,6 +78,34 @@ class Request:
     make: Callable[[str, dict[str, Any]], "Source"]  # (setting, its value) -> source
 
 
+@dataclass(frozen=True)
+class Side:
+    """What the JSON says of the text to train on, or of the text that is held out."""
+
+    tokens: int
+    documents: int
+    bytes: int  # of UTF-8, without separators
+
+
+@dataclass(frozen=True)
+class Index:
+    """The JSON beside a token file."""
+
+    text: str  # hash of all that decides what text it is, and what of it is held out
+    recipe: str  # the tokenizer's fingerprint before it read the text
+    tokenizer: str  # and after
+    choice: str  # the tokenizer's name in conf/tokenizer
+    settings: dict[str, Any]  # the tokenizer's
+    text_sha256: str  # whatever the tokenizer
+    sha256: str  # of the ids
+    highest: int  # id
+    train: Side
+    val: Side
+    val_start: int  # the first id that is held out, which is only context
+    val_bytes: int  # that the held-out ids stand for
+    facts: dict[str, Any]  # for the run's record
+
+
 class Source(ABC):
     """Where data comes from: the `_target_` of a file in conf/data."""
 
@@ -93,7 +118,7 @@ class Source(ABC):
         Raises DataError or ConfigError, naming the field, or DiskError if the cache cannot be used.
         """
 
-    def prepare(self, folder: Path, request: Request) -> "Index":
+    def prepare(self, folder: Path, request: Request) -> Index:
         """Write the token file of a text to `folder`. Raises ConfigError for what is no text."""
         raise ConfigError(
             "data", f"{request.data_name} is no text, and needs no preparation; give a text"

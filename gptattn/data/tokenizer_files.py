@@ -67,7 +67,7 @@ class BPE:
             if character not in self.vocab or character in self.added:
                 raise ValueError(f"it has no token for byte {byte:#04x}: not a byte-level BPE")
         for number, pair in enumerate(self.merges):
-            if len(pair) != 2 or not {*pair, "".join(pair)} <= self.vocab.keys():
+            if len(pair) != 2 or not {*pair, "".join(map(str, pair))} <= self.vocab.keys():
                 raise ValueError(
                     f"merge {number}, {str(pair)[:60]}, does not join two known tokens into a "
                     "known one"

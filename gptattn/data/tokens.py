@@ -26,7 +26,7 @@ from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gptattn.data.run_data import Request, RunData, Source
+from gptattn.data.run_data import Index, Request, RunData, Side, Source
 from gptattn.data.sampler import (
     Batch,
     DocumentNumbers,
@@ -99,34 +99,6 @@ class TokenData(RunData):
         return {**counts, **self.reading}
 
 
-@dataclass(frozen=True)
-class Side:
-    """What the JSON says of the text to train on, or of the text that is held out."""
-
-    tokens: int
-    documents: int
-    bytes: int  # of UTF-8, without separators
-
-
-@dataclass(frozen=True)
-class Index:
-    """The JSON beside a token file."""
-
-    text: str  # hash of all that decides what text it is, and what of it is held out
-    recipe: str  # the tokenizer's fingerprint before it read the text
-    tokenizer: str  # and after
-    choice: str  # the tokenizer's name in conf/tokenizer
-    settings: dict[str, Any]  # the tokenizer's
-    text_sha256: str  # whatever the tokenizer
-    sha256: str  # of the ids
-    highest: int  # id
-    train: Side
-    val: Side
-    val_start: int  # the first id that is held out, which is only context
-    val_bytes: int  # that the held-out ids stand for
-    facts: dict[str, Any]  # for the run's record
-
-
 class TextSource(Source):
     """A text: documents to train on, and documents to hold out."""
 
@@ -166,9 +138,10 @@ class TextSource(Source):
         """Return the folder with the text's token file, after making it unless it is there."""
         text, recipe = _text_key(self, request), request.tokenizer.fingerprint()
         for folder in request.cache.glob(f"{text[:32]}-*"):
-            index = _intact(folder, request.cache)
-            if index is not None and recipe in (index.recipe, index.tokenizer):
-                return folder, index
+            with contextlib.suppress(DataError):  # it is made again
+                index = read_index(folder, request.cache)
+                if recipe in (index.recipe, index.tokenizer):
+                    return folder, index
         name = f"{text[:32]}-{hashlib.sha256(recipe.encode()).hexdigest()[:16]}"
         folder = request.cache / name
         return folder, make_tokens(self, folder, request)
@@ -183,7 +156,7 @@ class TextSource(Source):
         others = [name for name in names if name not in ours and not name.endswith(".part")]
         refused = f"files of its own ({', '.join(others[:3])})" if others else None
         if INDEX in names:
-            index = read_index(folder)
+            index = read_index(folder, request.cache)
             if index.text != _text_key(self, request) or request.tokenizer.fingerprint() not in (
                 index.recipe,
                 index.tokenizer,
@@ -203,9 +176,13 @@ def make_tokens(source: TextSource, folder: Path, request: Request) -> Index:
     tokenizer, fraction = request.tokenizer, request.val_fraction
     recipe, text, stamp = tokenizer.fingerprint(), _text_key(source, request), source.stamp()
     with lock_folder(folder):
-        if (index := _intact(folder, request.cache)) is not None and index.text == text:
-            tokenizer.restore(index.settings, folder)
-            return index
+        if (folder / INDEX).is_file():
+            try:
+                index = read_index(folder, request.cache)
+                tokenizer.restore(index.settings, folder)
+                return index
+            except DataError as error:
+                print(f"data: {error.message.partition(';')[0]}; encoding again", file=sys.stderr)
         tokenizer.fit(lambda side: _read(source, fraction, side))
         with (
             replacing(folder / TOKENS) as file,
@@ -345,22 +322,17 @@ def _read(source: TextSource, fraction: float, side: str | None) -> Iterator[Ite
                 yield with_progress(document, advance)
 
 
-def read_index(folder: Path) -> Index:
-    """Return the index in a folder. Raises DataError if it is missing or damaged."""
+def read_index(folder: Path, cache: Path) -> Index:
+    """Return the index in a folder. Raises DataError if it or its token file is damaged."""
     path = folder / INDEX
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Index)
+        index = msgspec.json.decode(path.read_bytes(), type=Index)
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(
             "data.path",
             f"{path} cannot be used ({error}); remove {folder} and prepare it again",
         ) from None
-
-
-def check_tokens(folder: Path, index: Index, cache: Path) -> None:
-    """Raise DataError unless the token file is the one in the index. `cache`: of `content_of`."""
-    path = folder / TOKENS
-    how = None
+    path, how = folder / TOKENS, None
     if not (path.is_file() and (folder / STARTS).is_file()):
         how = "is missing"
     elif path.stat().st_size != TOKEN_DTYPE.itemsize * (index.train.tokens + index.val.tokens):
@@ -369,18 +341,6 @@ def check_tokens(folder: Path, index: Index, cache: Path) -> None:
         how = "is damaged"
     if how:
         raise DataError("data.path", f"{path} {how}; remove {folder} and prepare it again")
-
-
-def _intact(folder: Path, cache: Path) -> Index | None:
-    """Return the index of a folder whose token file is whole; None: it is to be made."""
-    if not (folder / INDEX).is_file():
-        return None
-    try:
-        index = read_index(folder)
-        check_tokens(folder, index, cache)
-    except DataError as error:
-        print(f"data: {error.message.partition(';')[0]}; encoding again", file=sys.stderr)
-        return None
     return index
 
 
