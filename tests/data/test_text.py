@@ -1,4 +1,4 @@
-"""Plain text of files and folders, what is held out of it, and the errors that name what is refused."""
+"""Plain text of files and folders, what is held out of it, and what is refused."""
 
 import ast
 import hashlib
@@ -303,9 +303,7 @@ def test_a_download_that_fails_or_is_another_page_leaves_nothing(
         raise urllib.error.URLError("no route")
 
     monkeypatch.setattr(urllib.request, "urlopen", refuse)
-    with pytest.raises(
-        DataError, match=r"cannot fetch https.*no route.*; get the file another way"
-    ):
+    with pytest.raises(DataError, match=r"cannot fetch https.*no route.*; get the file"):
         Shakespeare(None, cache_dir=str(tmp_path))
     monkeypatch.setattr(urllib.request, "urlopen", lambda *a, **k: io.BytesIO(b"log in first"))
     with pytest.raises(DataError, match="sha256"):

@@ -12,8 +12,7 @@ from interrupted import crash, fingerprint, once
 from support import Call, command, config, losses, rows, series, summary, tiny, train
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from gptattn.data.task_data import VALIDATION, TaskData
-from gptattn.data.tasks import Recall, task_rows
+from gptattn.data.tasks import VALIDATION, Recall, TaskData, task_rows
 from gptattn.data.tokenizer import TaskIds
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.load import load_run
