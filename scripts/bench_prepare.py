@@ -32,7 +32,7 @@ POLL_SECONDS = 0.1
 
 def write_text(file: Path, size: int) -> None:
     """Write `size` bytes of text, or a few more."""
-    sources = ["".join(document()) for document in StandardLibrary().sources]
+    sources = ["".join(document()) for document in StandardLibrary().train]
     with file.open("w", encoding="utf-8") as out:
         written = 0
         for source in cycle(sources):
@@ -54,7 +54,7 @@ def train_bpe(folder: Path) -> None:
         initial_alphabet=alphabet,
         show_progress=False,
     )
-    texts = (piece for document in StandardLibrary().sources for piece in document())
+    texts = (piece for document in StandardLibrary().train for piece in document())
     tokenizer.train_from_iterator(texts, trainer)
     folder.mkdir()
     tokenizer.save(str(folder / "tokenizer.json"))

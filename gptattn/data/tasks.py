@@ -6,9 +6,8 @@ IGNORED. Which rows a batch holds is a pure function of (seed, step), as with te
 
 import hashlib
 from abc import abstractmethod
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -36,21 +35,19 @@ class Task(Source):
     """
 
     is_text = False
+    min_ids: ClassVar[int]  # the smallest vocabulary in which rows have different answers
 
     vocab_size: int
     val_rows: int = 1000
 
     def __post_init__(self) -> None:
-        if self.vocab_size < self.fewest_ids():
-            raise ValueError(
-                f"vocab_size={self.vocab_size} is too small; give {self.fewest_ids()} or more"
-            )
+        self._check_ids(self.min_ids)
         if not 1 <= self.val_rows <= MAX_VAL_ROWS:
             raise ValueError(f"val_rows={self.val_rows} is not within 1 to {MAX_VAL_ROWS:,}")
 
-    @abstractmethod
-    def fewest_ids(self) -> int:
-        """Return the smallest vocabulary in which there are rows."""
+    def _check_ids(self, least: int) -> None:
+        if self.vocab_size < least:
+            raise ValueError(f"vocab_size={self.vocab_size} is too small; give {least} or more")
 
     @abstractmethod
     def draw(self, generator: np.random.Generator, rows: int, length: int) -> Rows:
@@ -85,20 +82,17 @@ class Recall(Task):
     pairs: int = 4
     power: float = 0.01  # of the gaps' law, p ~ gap ** (power - 1)
     blanks: bool = False
+    min_ids = 4
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._check_ids(2 * self.pairs + 2)  # a key and a value for each, id 0, and one more
         if self.pairs < 1:
             raise ValueError(f"pairs={self.pairs} is not a positive number")
         if not abs(self.power) <= 100:
             raise ValueError(f"power={self.power} is not within -100 to 100; 1 is uniform")
 
-    def fewest_ids(self) -> int:
-        """Return the smallest vocabulary: a key and a value for each pair, id 0, and one more."""
-        return 2 * self.pairs + 2
-
     def check(self, length: int) -> None:
-        """Raise ConfigError unless the pairs, and as many places to ask, fit into a row."""
         if length < 4:
             raise ConfigError("model.context_length", f"{length} is below 4, for one pair")
         if self.pairs > length // 4:
@@ -108,7 +102,6 @@ class Recall(Task):
             )
 
     def draw(self, generator: np.random.Generator, rows: int, length: int) -> Rows:
-        """Draw rows; see `Task`."""
         half, pairs = self.vocab_size // 2, self.pairs
         keys = _different(generator, rows, half - 1, pairs) + 1
         values = _different(generator, rows, self.vocab_size - half, pairs) + half
@@ -138,23 +131,19 @@ class Copy(Task):
     """
 
     vocab_size: int = 64
-
-    def fewest_ids(self) -> int:
-        """Return the smallest vocabulary: the separator, and two ids to choose from."""
-        return 3
+    min_ids = 3  # the separator, and two to choose from
 
     def check(self, length: int) -> None:
-        """Raise ConfigError for a row that has no half."""
         if length < 2 or length % 2:
             raise ConfigError(
                 "model.context_length", f"{length} is odd, and a copy is as long as what it copies"
             )
 
     def draw(self, generator: np.random.Generator, rows: int, length: int) -> Rows:
-        """Draw rows; see `Task`. The separator is id 0."""
         half = length // 2
         content = generator.integers(1, self.vocab_size, size=(rows, half))
-        ids = np.concatenate([content, np.zeros((rows, 1), np.int64), content[:, :-1]], axis=1)
+        separator = np.zeros((rows, 1), np.int64)
+        ids = np.concatenate([content, separator, content[:, :-1]], axis=1)
         targets = np.full((rows, length), IGNORED)
         targets[:, half:] = content
         return ids, targets
@@ -172,22 +161,17 @@ class Induction(Task):
     """
 
     vocab_size: int = 64
-
-    def fewest_ids(self) -> int:
-        """Return the smallest vocabulary: the marker, and two ids to choose from."""
-        return 3
+    min_ids = 3  # the marker, and two to choose from
 
     def check(self, length: int) -> None:
-        """Raise ConfigError for a row too short to have the marker twice."""
         if length < 3:
             raise ConfigError("model.context_length", f"{length} is below 3, for two markers")
 
     def draw(self, generator: np.random.Generator, rows: int, length: int) -> Rows:
-        """Draw rows; see `Task`. The marker is id 0."""
         ids = generator.integers(1, self.vocab_size, size=(rows, length))
         first = generator.integers(length - 2, size=rows)
         every = np.arange(rows)
-        ids[every, first] = ids[:, -1] = 0
+        ids[every, first] = ids[:, -1] = 0  # the marker
         targets = np.full((rows, length), IGNORED)
         targets[:, -1] = ids[every, first + 1]
         return ids, targets
@@ -205,18 +189,14 @@ class SelectiveCopy(Task):
 
     vocab_size: int = 18
     tokens: int = 16  # to be given back
+    min_ids = 4  # the blank, the mark, and two to choose from
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.tokens < 1:
             raise ValueError(f"tokens={self.tokens} is not a positive number")
 
-    def fewest_ids(self) -> int:
-        """Return the smallest vocabulary: the blank, the mark, and two ids to choose from."""
-        return 4
-
     def check(self, length: int) -> None:
-        """Raise ConfigError unless the ids fit into a row twice."""
         if length < 2:
             raise ConfigError("model.context_length", f"{length} is below 2, for one id")
         if self.tokens > length // 2:
@@ -226,12 +206,11 @@ class SelectiveCopy(Task):
             )
 
     def draw(self, generator: np.random.Generator, rows: int, length: int) -> Rows:
-        """Draw rows; see `Task`. Blanks are id 0, the marks at the end id 1."""
         content = generator.integers(2, self.vocab_size, size=(rows, self.tokens))
         places = np.sort(_different(generator, rows, length - self.tokens, self.tokens), axis=1)
-        ids = np.zeros((rows, length), np.int64)
+        ids = np.zeros((rows, length), np.int64)  # blanks
         np.put_along_axis(ids, places, content, axis=1)
-        ids[:, -self.tokens :] = 1
+        ids[:, -self.tokens :] = 1  # marks
         targets = np.full((rows, length), IGNORED)
         targets[:, -self.tokens :] = content
         return ids, targets
@@ -325,10 +304,11 @@ class TaskData(RunData):
         ids, targets = self.task.draw(generator, batch_size, context_length)
         while known := self._held_out_rows(ids):
             ids[known], targets[known] = self.task.draw(generator, len(known), context_length)
-        return _batch((ids, targets) if rows is None else (ids[rows], targets[rows]))
+        return _batch(ids, targets) if rows is None else _batch(ids[rows], targets[rows])
 
-    def validation(self, batch_size: int, context_length: int) -> "TaskRows":
-        return TaskRows(self.val, batch_size)
+    def validation(self, batch_size: int, context_length: int) -> list[Batch]:
+        starts = range(0, len(self.val[0]), batch_size)
+        return [_batch(*(part[at : at + batch_size] for part in self.val)) for at in starts]
 
     def opening_rows(self, context_length: int, tokens: int) -> Tensor:
         return torch.from_numpy(self.val[0][: max(1, tokens // self.length)])
@@ -349,22 +329,5 @@ class TaskData(RunData):
         }
 
 
-@dataclass(frozen=True)
-class TaskRows:
-    """The rows in order, `batch_size` at a time."""
-
-    rows: Rows
-    batch_size: int
-
-    def __len__(self) -> int:
-        return -(-len(self.rows[0]) // self.batch_size)
-
-    def __iter__(self) -> Iterator[Batch]:
-        for start in range(0, len(self.rows[0]), self.batch_size):
-            ids, targets = (part[start : start + self.batch_size] for part in self.rows)
-            yield _batch((ids, targets))
-
-
-def _batch(rows: Rows) -> Batch:
-    ids, targets = rows
+def _batch(ids: Ids, targets: Ids) -> Batch:
     return torch.from_numpy(ids), torch.from_numpy(targets)

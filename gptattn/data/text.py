@@ -8,11 +8,12 @@ import os
 import sys
 import sysconfig
 import urllib.request
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from gptattn.data.tokenizer import utf8
 from gptattn.data.tokens import TextSource
@@ -31,9 +32,63 @@ HELD_OUT = 1 / 20  # of the files; some 600 kB
 PIECE = 2**20  # bytes or characters held at a time
 
 
+class Scan(NamedTuple):
+    """What reading a document to its end tells."""
+
+    sha256: str  # of its UTF-8
+    characters: int
+    bytes: int
+
+
+class Document(ABC):
+    """A text that is read in pieces, each time from its beginning."""
+
+    @abstractmethod
+    def __call__(self) -> Iterator[str]:
+        """Yield the text in pieces."""
+
+    @abstractmethod
+    def stamp(self) -> str:
+        """Return a string that differs once the text has changed."""
+
+    @abstractmethod
+    def size(self) -> int:
+        """Return about how many bytes it has."""
+
+    @functools.cached_property
+    def scan(self) -> Scan:
+        """What the first reading found."""
+        digest, characters, size = hashlib.sha256(), 0, 0
+        for piece in self():
+            raw = utf8(piece, "data")
+            digest.update(raw)
+            characters += len(piece)
+            size += len(raw)
+        return Scan(digest.hexdigest(), characters, size)
+
+    def part(self, start: int, stop: int) -> Iterator[str]:
+        """Yield the characters `start` .. `stop` - 1, in pieces."""
+        place = 0
+        for piece in self():
+            if found := piece[max(0, start - place) : max(0, stop - place)]:
+                yield found
+            place += len(piece)
+
+    def count_characters(self, size: int) -> int:
+        """Return how many characters fit into the first `size` bytes."""
+        count = 0
+        for piece in self():
+            raw = piece.encode()
+            if len(raw) > size:
+                return count + len(raw[:size].decode(errors="ignore"))
+            size -= len(raw)
+            count += len(piece)
+        return count
+
+
 @dataclass(frozen=True)
-class TextFile:
-    """A file of UTF-8 text; a call reads it in pieces.
+class TextFile(Document):
+    """A file of UTF-8 text.
 
     A byte order mark is dropped, and line ends become line feeds; `left_out` collects which of
     these occurred. Raises DataError, naming the file and the offset, if it is not text.
@@ -59,11 +114,9 @@ class TextFile:
             raise self._wrong("is empty; give a file with text in it")
 
     def stamp(self) -> str:
-        """Return a string that differs once the file has changed."""
         return stamp_file(self.path)
 
     def size(self) -> int:
-        """Return its bytes."""
         return self.path.stat().st_size
 
     def __call__(self) -> Iterator[str]:
@@ -106,61 +159,19 @@ class TextFile:
 
 
 @dataclass(frozen=True)
-class HeldText:
-    """A text in memory, read as a `TextFile` is."""
+class HeldText(Document):
+    """A text in memory."""
 
     text: str
 
     def stamp(self) -> str:
-        """Return the text's hash."""
         return hashlib.sha256(utf8(self.text, "data")).hexdigest()
 
     def size(self) -> int:
-        """Return about how many bytes it has."""
         return len(self.text)
 
     def __call__(self) -> Iterator[str]:
         return (self.text[i : i + PIECE] for i in range(0, len(self.text), PIECE))
-
-
-@dataclass(frozen=True)
-class Document:
-    """A document as it was when it was first read."""
-
-    read: TextFile | HeldText
-    sha256: str  # of its UTF-8
-    characters: int
-    bytes: int
-
-    def part(self, start: int, stop: int) -> Iterator[str]:
-        """Yield the characters `start` .. `stop` - 1, in pieces."""
-        place = 0
-        for piece in self.read():
-            if found := piece[max(0, start - place) : max(0, stop - place)]:
-                yield found
-            place += len(piece)
-
-    def characters_in(self, size: int) -> int:
-        """Return how many characters fit into the first `size` bytes."""
-        count = 0
-        for piece in self.read():
-            raw = piece.encode()
-            if len(raw) > size:
-                return count + len(raw[:size].decode(errors="ignore"))
-            size -= len(raw)
-            count += len(piece)
-        return count
-
-
-def read_through(source: TextFile | HeldText) -> Document:
-    """Read a document to its end."""
-    digest, characters, size = hashlib.sha256(), 0, 0
-    for piece in source():
-        raw = utf8(piece, "data")
-        digest.update(raw)
-        characters += len(piece)
-        size += len(raw)
-    return Document(source, digest.hexdigest(), characters, size)
 
 
 class PlainText(TextSource):
@@ -172,55 +183,49 @@ class PlainText(TextSource):
 
     def __init__(
         self,
-        sources: Sequence[TextFile | HeldText],
-        held_out: Sequence[TextFile | HeldText] = (),
+        train: Sequence[Document],
+        held_out: Sequence[Document] = (),
         left_out: set[str] | None = None,
     ) -> None:
-        self.sources, self.held_out_sources = sources, held_out
+        self.train, self.held_out = train, held_out
         self.left_out = set() if left_out is None else left_out
-        self.separated = len(sources) > 1 or len(held_out) > 0
+        self.separated = len(train) > 1 or len(held_out) > 0
 
     def stamp(self) -> str:
-        sides = (self.sources, self.held_out_sources)
-        return str([[source.stamp() for source in side] for side in sides])
+        return str(
+            [[document.stamp() for document in side] for side in (self.train, self.held_out)]
+        )
 
     def size(self) -> int:
-        return sum(source.size() for source in (*self.sources, *self.held_out_sources))
-
-    @functools.cached_property
-    def _read(self) -> tuple[list[Document], list[Document]]:
-        sides = (self.sources, self.held_out_sources)
-        train, held_out = ([read_through(source) for source in side] for side in sides)
-        return train, held_out
+        return sum(document.size() for document in (*self.train, *self.held_out))
 
     def documents(self, val_fraction: float) -> Iterator[tuple[str, Iterator[str]]]:
-        train, held_out = self._read
-        cuts = [document.characters for document in train]
-        if not held_out:
-            cuts = _cut_tails(train, val_fraction)
-        for document, cut in zip(train, cuts, strict=True):
+        ends = [document.scan.characters for document in self.train]
+        cuts = ends if self.held_out else _cut_tails(self.train, val_fraction)
+        for document, cut in zip(self.train, cuts, strict=True):
             yield "train", document.part(0, cut)
-        for document, cut in zip(train, cuts, strict=True):
-            if cut < document.characters:
-                yield "val", document.part(cut, document.characters)
-        for document in held_out:
-            yield "val", document.part(0, document.characters)
+        for document, cut, end in zip(self.train, cuts, ends, strict=True):
+            if cut < end:
+                yield "val", document.part(cut, end)
+        for document in self.held_out:
+            yield "val", document.part(0, document.scan.characters)
 
     def text_sha256(self) -> str:
         """Return a hash of the documents, the held-out documents, and where documents end.
 
         For a single document, with none held out, it is the SHA-256 of its UTF-8.
         """
-        train, held_out = self._read
+        train, held_out = (
+            [document.scan.sha256 for document in side] for side in (self.train, self.held_out)
+        )
         if not self.separated:
-            return train[0].sha256
-        lines = [d.sha256 for d in train] + ["held out"] + [d.sha256 for d in held_out]
-        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+            return train[0]
+        return hashlib.sha256("\n".join([*train, "held out", *held_out]).encode()).hexdigest()
 
     def facts(self, documents: int) -> dict[str, Any]:
         return {
-            "documents": len(self.sources),
-            "held_out": "documents" if self.held_out_sources else "tails",
+            "documents": len(self.train),
+            "held_out": "documents" if self.held_out else "tails",
             "left_out": sorted(self.left_out),
         }
 
@@ -229,14 +234,14 @@ def _cut_tails(documents: Sequence[Document], fraction: float) -> list[int]:
     """Return the character at which each document's tail begins, whatever the tokenizer."""
     if len(documents) == 1:
         # A character that the limit would cut in two is in the tail.
-        size = documents[0].bytes
-        return [documents[0].characters_in(size - max(1, round(size * fraction)))]
+        size = documents[0].scan.bytes
+        return [documents[0].count_characters(size - max(1, round(size * fraction)))]
     cuts, total, held = [], 0, 0
     for document in documents:
-        total += document.characters
+        total += document.scan.characters
         # Rounding the total over all documents so far lets many short ones give their share too.
         due = max(1, round(total * fraction))
-        cuts.append(document.characters - (due - held))
+        cuts.append(document.scan.characters - (due - held))
         held = due
     return cuts
 
@@ -368,7 +373,7 @@ class Shakespeare(PlainText):
             _fetch(SHAKESPEARE_URL, file)
         source = TextFile(file, "data.path", set())
         source.check()
-        _check_shakespeare(read_through(source).sha256)
+        _check_shakespeare(source.scan.sha256)
         super().__init__([source])
 
 

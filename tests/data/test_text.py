@@ -39,7 +39,7 @@ def write(folder: Path, files: Mapping[str, str | bytes]) -> str:
     return str(folder)
 
 
-def read(source: PlainText, side: str = "sources") -> list[str]:
+def read(source: PlainText, side: str = "train") -> list[str]:
     """Return the documents of one side, each as one string."""
     return ["".join(document()) for document in getattr(source, side)]
 
@@ -60,7 +60,7 @@ def test_the_standard_library_is_its_sources_without_tests_and_no_file_is_on_bot
     library = StandardLibrary()
     sides = [
         [file.path for file in side if isinstance(file, TextFile)]
-        for side in (library.sources, library.held_out_sources)
+        for side in (library.train, library.held_out)
     ]
     assert Path(inspect.getfile(ast)) in sides[0] + sides[1]
     assert not any({"test", "site-packages"} & {*file.parts} for file in sides[0] + sides[1])
@@ -79,7 +79,7 @@ def test_files_stay_on_their_side_when_others_come(
         for i in names:
             (tmp_path / f"{i}.py").write_text(f"x = {i}")
         return {
-            content.removeprefix("x = ") for content in read(StandardLibrary(), "held_out_sources")
+            content.removeprefix("x = ") for content in read(StandardLibrary(), "held_out")
         }
 
     few = held_out(range(200))
