@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,15 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gptattn.data.run_data import RunData
+from gptattn.data.run_data import Request, RunData, Source
 from gptattn.data.sampler import Batch, Rows
 from gptattn.data.tokenizer import Tokenizer
-from gptattn.errors import ConfigError
+from gptattn.errors import ConfigError, UserError
 
 ROWS_STREAM = [0, 0, 0, 1]  # Philox's counter: another stream than that of the window starts
 
 
-class Mixture:
+class Mixture(Source):
     """The settings of the texts, by name: those of `conf/data`, and a weight above 0.
 
     Raises ConfigError for fewer than two texts, or a weight that is none.
@@ -32,11 +33,8 @@ class Mixture:
             )
         for name, source in sources.items():
             weight = source.get("weight")
-            if (
-                not isinstance(weight, int | float)
-                or isinstance(weight, bool)
-                or not (0 < weight < math.inf)
-            ):
+            number = isinstance(weight, int | float) and not isinstance(weight, bool)
+            if not (number and 0 < weight < math.inf):
                 raise ConfigError(
                     f"data.sources.{name}.weight", f"{weight!r} is not a number above 0; give one"
                 )
@@ -46,6 +44,31 @@ class Mixture:
             name: {key: value for key, value in source.items() if key not in ("weight", "data")}
             for name, source in sources.items()
         }
+
+    def load(self, request: Request) -> "MixtureData":
+        if not request.tokenizer.ready:
+            raise ConfigError(
+                "tokenizer",
+                "takes its vocabulary from one text, and a mixture has several; give byte or gpt2, "
+                "or bpe with tokenizer.path=RUN",
+            )
+        sources = {}
+        for name, spec in self.specs.items():
+            field = f"data.sources.{name}"
+            try:
+                source = request.make(field, spec)
+                if not source.is_text:
+                    raise ConfigError(field, "is no text; a mixture is of texts alone")
+                sources[name] = source.load(request)
+            except UserError as error:
+                # The text does not know that it is one of several.
+                if error.field == "data.mask_documents":  # of all together
+                    raise type(error)(error.field, f"{field}: {error.message}") from None
+                renamed = re.sub(r"^data\b(?!\.sources)", field, error.field)
+                raise type(error)(renamed, error.message) from None
+        if any(source.val_bytes is None for source in sources.values()):
+            raise ConfigError("data.sources", "must all be texts, under a tokenizer")
+        return MixtureData(sources, self.weights, request.tokenizer)
 
 
 @dataclass(frozen=True)
@@ -112,10 +135,6 @@ class MixtureData(RunData):
     def val_tokens(self) -> int:
         return sum(source.val_tokens for source in self.sources.values())
 
-    @property
-    def scored(self) -> float:
-        return 1.0
-
     def facts(self) -> dict[str, Any]:
         each = {name: source.facts() for name, source in self.sources.items()}
         counts = ("train_tokens", "val_tokens")
@@ -141,13 +160,3 @@ class Validations:
     def __iter__(self) -> Iterator[Batch]:
         for batches in self._each():
             yield from batches
-
-
-def check_tokenizer(tokenizer: Tokenizer) -> None:
-    """Raise ConfigError for a tokenizer that takes its vocabulary from one text."""
-    if not tokenizer.ready:
-        raise ConfigError(
-            "tokenizer",
-            "takes its vocabulary from one text, and a mixture has several; give byte or gpt2, or "
-            "bpe with tokenizer.path=RUN",
-        )

@@ -1,13 +1,16 @@
-"""What a run trains on and is validated with: a text's tokens, or the rows of a synthetic task."""
+"""What a run asks of its data, and what it gets."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from gptattn.data.sampler import Batch, Rows
 from gptattn.data.tokenizer import Tokenizer
+from gptattn.errors import ConfigError
 
 
 class RunData(ABC):
@@ -18,7 +21,7 @@ class RunData(ABC):
 
     tokenizer: Tokenizer
     text_hash: str
-    val_bytes: int | None  # UTF-8 bytes that the scored tokens stand for; None: a task has no text
+    val_bytes: int | None  # UTF-8 bytes that the scored tokens stand for; None: there is no text
 
     @abstractmethod
     def training_batch(
@@ -43,19 +46,80 @@ class RunData(ABC):
         """Return about the first `tokens` ids of the validation, in rows [B, T]."""
 
     def opening_documents(self, rows: Tensor) -> Tensor | None:
-        """Return the number of each token's document in `opening_rows` [B, T], if kept apart."""
+        """Return the document number of each token in `opening_rows` [B, T], if kept apart."""
         return None
 
     @property
     @abstractmethod
     def val_tokens(self) -> int:
-        """The number of ids that a validation goes through."""
+        """The number of ids that a validation reads."""
 
     @property
-    @abstractmethod
     def scored(self) -> float:
         """The share of the targets that are scored; the others are IGNORED."""
+        return 1.0
 
     @abstractmethod
     def facts(self) -> dict[str, Any]:
         """Return what the run's record says of the data, beside hash and tokenizer."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a run asks of its source of data."""
+
+    tokenizer: Tokenizer
+    context_length: int
+    val_fraction: float  # to hold out, where the source does not say what
+    mask_documents: bool  # batches number their documents
+    cache: Path  # folder for token files
+    data_name: str  # in conf/data, for messages
+    tokenizer_name: str  # in conf/tokenizer
+    make: Callable[[str, dict[str, Any]], "Source"]  # (setting, its value) -> source
+
+
+@dataclass(frozen=True)
+class Side:
+    """What the JSON says of the text to train on, or of the text that is held out."""
+
+    tokens: int
+    documents: int
+    bytes: int  # of UTF-8, without separators
+
+
+@dataclass(frozen=True)
+class Index:
+    """The JSON beside a token file."""
+
+    text: str  # hash of all that decides what text it is, and what of it is held out
+    recipe: str  # the tokenizer's fingerprint before it read the text
+    tokenizer: str  # and after
+    choice: str  # the tokenizer's name in conf/tokenizer
+    settings: dict[str, Any]  # the tokenizer's
+    text_sha256: str  # whatever the tokenizer
+    sha256: str  # of the ids
+    highest: int  # id
+    train: Side
+    val: Side
+    val_start: int  # the first id that is held out, which is only context
+    val_bytes: int  # that the held-out ids stand for
+    facts: dict[str, Any]  # for the run's record
+
+
+class Source(ABC):
+    """Where data comes from: the `_target_` of a file in conf/data."""
+
+    is_text = True  # False: a synthetic task
+
+    @abstractmethod
+    def load(self, request: Request) -> RunData:
+        """Return the data of a run.
+
+        Raises DataError or ConfigError, naming the field, or DiskError if the cache cannot be used.
+        """
+
+    def prepare(self, folder: Path, request: Request) -> Index:
+        """Write the token file of a text to `folder`. Raises ConfigError for what is no text."""
+        raise ConfigError(
+            "data", f"{request.data_name} is no text, and needs no preparation; give a text"
+        )

@@ -3,19 +3,27 @@
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gptattn.data.document_starts import DocumentNumbers
-from gptattn.data.token_files import Tokens
-
 # int64: ids [B, T], the tokens that follow them [B, T] and, if documents are kept apart, the number
 # of each id's document [B, T].
 Batch = tuple[Tensor, ...]
 Rows = NDArray[np.int64]  # numbers of rows in a batch
+# (start, stop) -> the document number of each of these tokens; a document's tokens are neighbours.
+DocumentNumbers = Callable[[int, int], NDArray[np.int64]]
+
+
+class Tokens(Protocol):
+    """A sequence of ids: an array, mapped from a file perhaps, or several files."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, part: slice, /) -> NDArray[np.uint16]: ...
 
 
 def window_starts(seed: int, step: int, count: int, windows: int) -> NDArray[np.int64]:

@@ -4,41 +4,50 @@ A task draws rows of ids, and the targets of the few positions that are scored; 
 IGNORED. Which rows a batch holds is a pure function of (seed, step), as with text.
 """
 
-from abc import ABC, abstractmethod
-from dataclasses import dataclass
+import hashlib
+from abc import abstractmethod
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
+from gptattn.data.run_data import Request, RunData, Source
+from gptattn.data.sampler import Batch
+from gptattn.data.tokenizer import Tokenizer
 from gptattn.errors import ConfigError
 from gptattn.model.loss import IGNORED
 
-MOST_ROWS = 100_000  # of validation: they are held in memory
+MAX_VAL_ROWS = 100_000  # of validation: they are held in memory
 Ids = NDArray[np.int64]
 Rows = tuple[Ids, Ids]  # ids [rows, T] and targets [rows, T]
+VALIDATION = 2**32  # the seed of the validation's rows, one above the largest of a run
+PROBED_ROWS = 1000  # drawn to see whether most rows are held out
 
 
 @dataclass(frozen=True)
-class Task(ABC):
+class Task(Source):
     """A synthetic task on ids 0 .. vocab_size - 1, validated on `val_rows` rows.
 
     Raises ValueError for values of which there are no rows, of whatever length.
     """
 
+    is_text = False
+    min_ids: ClassVar[int]  # the smallest vocabulary in which rows have different answers
+
     vocab_size: int
     val_rows: int = 1000
 
     def __post_init__(self) -> None:
-        if self.vocab_size < self.fewest_ids():
-            raise ValueError(
-                f"vocab_size={self.vocab_size} is too small; give {self.fewest_ids()} or more"
-            )
-        if not 1 <= self.val_rows <= MOST_ROWS:
-            raise ValueError(f"val_rows={self.val_rows} is not within 1 to {MOST_ROWS:,}")
+        self._check_ids(self.min_ids)
+        if not 1 <= self.val_rows <= MAX_VAL_ROWS:
+            raise ValueError(f"val_rows={self.val_rows} is not within 1 to {MAX_VAL_ROWS:,}")
 
-    @abstractmethod
-    def fewest_ids(self) -> int:
-        """Return the smallest vocabulary in which there are rows."""
+    def _check_ids(self, least: int) -> None:
+        if self.vocab_size < least:
+            raise ValueError(f"vocab_size={self.vocab_size} is too small; give {least} or more")
 
     @abstractmethod
     def draw(self, generator: np.random.Generator, rows: int, length: int) -> Rows:
@@ -47,6 +56,11 @@ class Task(ABC):
     @abstractmethod
     def check(self, length: int) -> None:
         """Raise ConfigError if there are no rows of this length."""
+
+    def load(self, request: Request) -> "TaskData":
+        self.check(request.context_length)
+        request.tokenizer.become(self.vocab_size, request.data_name)
+        return TaskData(self, request.context_length, request.tokenizer)
 
 
 @dataclass(frozen=True)
@@ -68,20 +82,17 @@ class Recall(Task):
     pairs: int = 4
     power: float = 0.01  # of the gaps' law, p ~ gap ** (power - 1)
     blanks: bool = False
+    min_ids = 4
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self._check_ids(2 * self.pairs + 2)  # a key and a value for each, id 0, and one more
         if self.pairs < 1:
             raise ValueError(f"pairs={self.pairs} is not a positive number")
         if not abs(self.power) <= 100:
             raise ValueError(f"power={self.power} is not within -100 to 100; 1 is uniform")
 
-    def fewest_ids(self) -> int:
-        """Return the smallest vocabulary: a key and a value for each pair, id 0, and one more."""
-        return 2 * self.pairs + 2
-
     def check(self, length: int) -> None:
-        """Raise ConfigError unless the pairs, and as many places to ask, fit into a row."""
         if length < 4:
             raise ConfigError("model.context_length", f"{length} is below 4, for one pair")
         if self.pairs > length // 4:
@@ -91,7 +102,6 @@ class Recall(Task):
             )
 
     def draw(self, generator: np.random.Generator, rows: int, length: int) -> Rows:
-        """Draw rows; see `Task`."""
         half, pairs = self.vocab_size // 2, self.pairs
         keys = _different(generator, rows, half - 1, pairs) + 1
         values = _different(generator, rows, self.vocab_size - half, pairs) + half
@@ -121,23 +131,19 @@ class Copy(Task):
     """
 
     vocab_size: int = 64
-
-    def fewest_ids(self) -> int:
-        """Return the smallest vocabulary: the separator, and an id."""
-        return 2
+    min_ids = 3  # the separator, and two to choose from
 
     def check(self, length: int) -> None:
-        """Raise ConfigError for a row that has no half."""
         if length < 2 or length % 2:
             raise ConfigError(
                 "model.context_length", f"{length} is odd, and a copy is as long as what it copies"
             )
 
     def draw(self, generator: np.random.Generator, rows: int, length: int) -> Rows:
-        """Draw rows; see `Task`. The separator is id 0."""
         half = length // 2
         content = generator.integers(1, self.vocab_size, size=(rows, half))
-        ids = np.concatenate([content, np.zeros((rows, 1), np.int64), content[:, :-1]], axis=1)
+        separator = np.zeros((rows, 1), np.int64)
+        ids = np.concatenate([content, separator, content[:, :-1]], axis=1)
         targets = np.full((rows, length), IGNORED)
         targets[:, half:] = content
         return ids, targets
@@ -155,22 +161,17 @@ class Induction(Task):
     """
 
     vocab_size: int = 64
-
-    def fewest_ids(self) -> int:
-        """Return the smallest vocabulary: the marker, and an id."""
-        return 2
+    min_ids = 3  # the marker, and two to choose from
 
     def check(self, length: int) -> None:
-        """Raise ConfigError for a row too short to have the marker twice."""
         if length < 3:
             raise ConfigError("model.context_length", f"{length} is below 3, for two markers")
 
     def draw(self, generator: np.random.Generator, rows: int, length: int) -> Rows:
-        """Draw rows; see `Task`. The marker is id 0."""
         ids = generator.integers(1, self.vocab_size, size=(rows, length))
         first = generator.integers(length - 2, size=rows)
         every = np.arange(rows)
-        ids[every, first] = ids[:, -1] = 0
+        ids[every, first] = ids[:, -1] = 0  # the marker
         targets = np.full((rows, length), IGNORED)
         targets[:, -1] = ids[every, first + 1]
         return ids, targets
@@ -188,18 +189,14 @@ class SelectiveCopy(Task):
 
     vocab_size: int = 18
     tokens: int = 16  # to be given back
+    min_ids = 4  # the blank, the mark, and two to choose from
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.tokens < 1:
             raise ValueError(f"tokens={self.tokens} is not a positive number")
 
-    def fewest_ids(self) -> int:
-        """Return the smallest vocabulary: the blank, the mark, and an id."""
-        return 3
-
     def check(self, length: int) -> None:
-        """Raise ConfigError unless the ids fit into a row twice."""
         if length < 2:
             raise ConfigError("model.context_length", f"{length} is below 2, for one id")
         if self.tokens > length // 2:
@@ -209,12 +206,11 @@ class SelectiveCopy(Task):
             )
 
     def draw(self, generator: np.random.Generator, rows: int, length: int) -> Rows:
-        """Draw rows; see `Task`. Blanks are id 0, the marks at the end id 1."""
         content = generator.integers(2, self.vocab_size, size=(rows, self.tokens))
         places = np.sort(_different(generator, rows, length - self.tokens, self.tokens), axis=1)
-        ids = np.zeros((rows, length), np.int64)
+        ids = np.zeros((rows, length), np.int64)  # blanks
         np.put_along_axis(ids, places, content, axis=1)
-        ids[:, -self.tokens :] = 1
+        ids[:, -self.tokens :] = 1  # marks
         targets = np.full((rows, length), IGNORED)
         targets[:, -self.tokens :] = content
         return ids, targets
@@ -258,3 +254,80 @@ def _redrawn(generator: np.random.Generator, rows: int, numbers: int, count: int
         if not len(twice):
             return drawn
         drawn[twice] = generator.integers(numbers, size=(len(twice), count))
+
+
+@dataclass(frozen=True)
+class TaskData(RunData):
+    """Rows of `length` ids, fresh ones in every training batch, and always the same to validate.
+
+    No row that is validated on is trained on. Raises ConfigError if there are too few others.
+    """
+
+    task: Task
+    length: int
+    tokenizer: Tokenizer
+    val: Rows = field(init=False)
+    val_bytes: int | None = field(init=False, default=None)
+    text_hash: str = field(init=False)  # of the task and of the validation's rows
+    held_out: frozenset[bytes] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        val = task_rows(self.task, VALIDATION, 0, self.task.val_rows, self.length)
+        digest = hashlib.sha256(repr(self.task).encode())
+        for part in val:
+            digest.update(part.astype("<i8").tobytes())
+        object.__setattr__(self, "val", val)
+        object.__setattr__(self, "text_hash", digest.hexdigest())
+        object.__setattr__(self, "held_out", frozenset(row.tobytes() for row in val[0]))
+        ids, _ = task_rows(self.task, VALIDATION, 1, PROBED_ROWS, self.length)
+        known = len(self._held_out_rows(ids))
+        if known > PROBED_ROWS // 2:
+            raise ConfigError(
+                "data.val_rows",
+                f"{known} of {PROBED_ROWS} random rows are among those held out, since there are "
+                f"so few of {self.length} ids; give a longer context, a larger data.vocab_size, or "
+                "fewer val_rows",
+            )
+
+    def _held_out_rows(self, ids: Ids) -> list[int]:
+        return [row for row, content in enumerate(ids) if content.tobytes() in self.held_out]
+
+    def training_batch(
+        self,
+        seed: int,
+        step: int,
+        batch_size: int,
+        context_length: int,
+        rows: NDArray[np.int64] | None = None,
+    ) -> Batch:
+        generator = np.random.Generator(np.random.Philox(key=[seed, step]))
+        ids, targets = self.task.draw(generator, batch_size, context_length)
+        while known := self._held_out_rows(ids):
+            ids[known], targets[known] = self.task.draw(generator, len(known), context_length)
+        return _batch(ids, targets) if rows is None else _batch(ids[rows], targets[rows])
+
+    def validation(self, batch_size: int, context_length: int) -> list[Batch]:
+        starts = range(0, len(self.val[0]), batch_size)
+        return [_batch(*(part[at : at + batch_size] for part in self.val)) for at in starts]
+
+    def opening_rows(self, context_length: int, tokens: int) -> Tensor:
+        return torch.from_numpy(self.val[0][: max(1, tokens // self.length)])
+
+    @property
+    def val_tokens(self) -> int:
+        return self.val[0].size
+
+    @property
+    def scored(self) -> float:
+        return float((self.val[1] != IGNORED).mean())
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "task": type(self.task).__name__,
+            "val_rows": self.task.val_rows,
+            "val_tokens": int((self.val[1] != IGNORED).sum()),
+        }
+
+
+def _batch(ids: Ids, targets: Ids) -> Batch:
+    return torch.from_numpy(ids), torch.from_numpy(targets)

@@ -2,7 +2,7 @@
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,41 +15,39 @@ MAX_VOCABULARY = 2**16  # token files hold 16-bit ids
 # Text between two documents, for a tokenizer that has no separator id of its own.
 SEPARATOR = "\n\n"
 
+Ids = NDArray[np.uint16]
+# side ("train", "val", or None for both) -> the documents of a text, each in pieces
+Reader = Callable[[str | None], Iterable[Iterable[str]]]
+
 
 class Tokenizer(ABC):
     """Turns text into the ids 0 .. vocab_size - 1 of a fixed vocabulary, and back."""
 
-    vocab_size: int
+    vocab_size: int  # 0: not known before the text
+    ready = True  # it has its vocabulary
 
-    @property
-    def ready(self) -> bool:
-        """Whether it has its vocabulary, whatever the text."""
-        return True
+    def fit(self, read: Reader) -> None:  # noqa: B027 - most need no text
+        """Take the vocabulary from a text, unless the tokenizer has one."""
 
-    @abstractmethod
-    def fit(self, pieces: Iterable[str]) -> None:
-        """Build the vocabulary from a text in pieces, unless the tokenizer has one already."""
+    def restore(self, settings: Mapping[str, Any], folder: Path) -> None:  # noqa: B027
+        """Take the vocabulary that an earlier `fit` gave, unless the tokenizer has one.
 
-    def learn(
-        self, documents: Iterable[Iterable[str]], size: int, content: str, cache: Path
-    ) -> None:
-        """Build the vocabulary from the training documents alone, if it is not built by `fit`.
-
-        They have about `size` bytes and are read in pieces. `content` is a string that differs
-        between other documents, so that what was learned can be kept in the folder `cache`.
+        `settings`: that tokenizer's `settings()`. `folder`: where its `files()` may be.
         """
-        return
 
     @abstractmethod
-    def encode(self, text: str, field: str) -> NDArray[np.uint16]:
+    def encode(self, text: str, field: str) -> Ids:
         """Return the ids of the text. Raises DataError, naming `field`, for what has no id."""
 
-    def encode_pieces(self, pieces: Iterable[str], field: str) -> Iterator[NDArray[np.uint16]]:
-        """Yield the ids of a text in pieces; joined, they are those of the whole text."""
-        for piece in pieces:
-            yield self.encode(piece, field)
+    def encode_batch(self, texts: Sequence[str]) -> Sequence[Ids]:
+        """Return the ids of each of many pieces of a text."""
+        return [self.encode(text, "data") for text in texts]
 
-    def separator(self) -> tuple[str, NDArray[np.uint16]]:
+    def cut(self, pieces: Iterable[str]) -> Iterable[str]:
+        """Return a document in pieces whose ids, joined, are those of the whole."""
+        return pieces
+
+    def separator(self) -> tuple[str, Ids]:
         """Return the text between two documents, and its ids."""
         return SEPARATOR, self.encode(SEPARATOR, "data")
 
@@ -75,7 +73,16 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def fingerprint(self) -> str:
-        """Return a string that differs between tokenizers that may give a text different ids."""
+        """Return a string that differs between tokenizers that may give a text different ids.
+
+        Before `fit`, it says how the vocabulary will be made.
+        """
+
+    def become(self, vocab_size: int, task: str) -> None:
+        """Take the vocabulary of a task. Raises ConfigError if this cannot be the task's."""
+        raise ConfigError(
+            "tokenizer", f"{task} has ids of its own and no text; leave the tokenizer out"
+        )
 
 
 class ByteTokenizer(Tokenizer):
@@ -83,10 +90,7 @@ class ByteTokenizer(Tokenizer):
 
     vocab_size = 256
 
-    def fit(self, pieces: Iterable[str]) -> None:
-        pass
-
-    def encode(self, text: str, field: str) -> NDArray[np.uint16]:
+    def encode(self, text: str, field: str) -> Ids:
         return np.frombuffer(utf8(text, field), dtype=np.uint8).astype(np.uint16)
 
     def to_bytes(self, ids: NDArray[np.integer]) -> bytes:
@@ -108,12 +112,7 @@ class CharTokenizer(Tokenizer):
     def __init__(self, characters: str | None = None) -> None:
         if characters == "":
             raise DataError("tokenizer.characters", "is empty; give null for those of the text")
-        self._given = characters is not None
         self._set([characters or ""])
-
-    @property
-    def ready(self) -> bool:
-        return self._given
 
     def _set(self, pieces: Iterable[str]) -> None:
         found = np.zeros(sys.maxunicode + 1, dtype=bool)
@@ -121,41 +120,34 @@ class CharTokenizer(Tokenizer):
             found[_code_points(piece)] = True
         self._codes = np.flatnonzero(found).astype(np.uint32)
         self.vocab_size = len(self._codes)
-        # A table by code point: searching the sorted codes takes twenty times as long.
-        self._ids = np.full(sys.maxunicode + 1, -1, dtype=np.int32)
-        self._ids[self._codes] = np.arange(self.vocab_size)
-
-    def fit(self, pieces: Iterable[str]) -> None:
-        if not self._given:
-            self._set(pieces)
+        self.ready = self.vocab_size > 0
         if self.vocab_size > MAX_VOCABULARY:
             raise DataError(
                 "tokenizer",
                 f"the text has {self.vocab_size:,} distinct characters, more than "
                 f"{MAX_VOCABULARY:,}; use tokenizer=byte",
             )
+        # A table by code point: searching the sorted codes takes twenty times as long.
+        self._ids = np.full(sys.maxunicode + 1, -1, dtype=np.int32)
+        self._ids[self._codes] = np.arange(self.vocab_size)
 
-    def encode(self, text: str, field: str) -> NDArray[np.uint16]:
-        return self._encode(text, field, 0)
+    def fit(self, read: Reader) -> None:
+        if not self.ready:
+            self._set(piece for document in read(None) for piece in document)
 
-    def encode_pieces(self, pieces: Iterable[str], field: str) -> Iterator[NDArray[np.uint16]]:
-        offset = 0
-        for piece in pieces:
-            yield self._encode(piece, field, offset)
-            offset += len(piece)
+    def restore(self, settings: Mapping[str, Any], folder: Path) -> None:
+        if not self.ready:
+            self._set([settings.get("characters", "")])
 
-    def _encode(self, text: str, field: str, offset: int) -> NDArray[np.uint16]:
-        """Encode a piece; `offset`, its place in the document, is for the error message."""
+    def encode(self, text: str, field: str) -> Ids:
         ids = self._ids[_code_points(text)]
-        unknown = ids < 0
-        if unknown.any():
+        if (unknown := ids < 0).any():
             first = int(np.argmax(unknown))
-            character = text[first]
             raise DataError(
                 field,
-                f"character {character!r} (U+{ord(character):04X}) at offset {offset + first} is "
-                f"not among the {self.vocab_size} that the char tokenizer knows; leave it out or "
-                "use tokenizer=byte",
+                f"character {text[first]!r} (U+{ord(text[first]):04X}), after "
+                f"{text[max(first - 20, 0) : first]!r}, is not among the {self.vocab_size} that "
+                "the char tokenizer knows; leave it out or use tokenizer=byte",
             )
         return ids.astype(np.uint16)
 
@@ -175,13 +167,13 @@ class CharTokenizer(Tokenizer):
 
 
 class TaskIds(Tokenizer):
-    """The ids of a synthetic task, which stand for no text. The task says how many there are."""
+    """Ids that stand for no text: those of a synthetic task, or of files without a tokenizer."""
 
     def __init__(self, vocab_size: int | None = None) -> None:
-        self.vocab_size = vocab_size or 0  # not known yet
+        self.vocab_size = vocab_size or 0
 
-    def become(self, vocab_size: int) -> None:
-        """Take the vocabulary of the task. Raises ConfigError if another one was given."""
+    def become(self, vocab_size: int, task: str) -> None:
+        """Take the vocabulary of a task. Raises ConfigError if another one was given."""
         if self.vocab_size not in (0, vocab_size):
             raise ConfigError(
                 "tokenizer.vocab_size",
@@ -189,10 +181,10 @@ class TaskIds(Tokenizer):
             )
         self.vocab_size = vocab_size
 
-    def fit(self, pieces: Iterable[str]) -> None:
+    def fit(self, read: Reader) -> None:
         raise ConfigError("tokenizer", "none is for synthetic tasks; for text, use tokenizer=byte")
 
-    def encode(self, text: str, field: str) -> NDArray[np.uint16]:
+    def encode(self, text: str, field: str) -> Ids:
         raise DataError(field, "the run is of a synthetic task, whose ids stand for no text")
 
     def to_bytes(self, ids: NDArray[np.integer]) -> bytes:
@@ -208,7 +200,7 @@ class TaskIds(Tokenizer):
         return f"task {self.vocab_size}"
 
 
-def encode_prompt(tokenizer: Tokenizer, prompt: str) -> NDArray[np.uint16]:
+def encode_prompt(tokenizer: Tokenizer, prompt: str) -> Ids:
     """Return the prompt's ids; an empty prompt becomes a line feed.
 
     Raises DataError for an unknown character.

@@ -1,41 +1,56 @@
-"""Turns a text into tokens, split into training tokens and held-out tokens."""
+"""Turns a text into one memory-mapped file of token ids, with a JSON beside it.
 
+Whatever a text comes from, `make_tokens` writes its ids, in constant memory: `tokens.bin` has those
+for training and then those that are held out, 16 bits each; `documents.npy` where documents begin
+in it; `tokens.json`, which is written last, what it is.
+"""
+
+import contextlib
 import hashlib
+import json
+import sys
+import tempfile
+from abc import abstractmethod
+from array import array
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
-from itertools import chain
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+import msgspec
 import numpy as np
 import torch
+from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 from torch import Tensor
 
-from gptattn.data.corpus import (
-    Corpus,
-    Document,
-    Part,
-    corpus_of,
-    heads_and_tails,
-    read_through,
-    size_of,
-    text_hash,
-    whole,
+from gptattn.data.run_data import Index, Request, RunData, Side, Source
+from gptattn.data.sampler import (
+    Batch,
+    DocumentNumbers,
+    Rows,
+    Tokens,
+    ValidationSet,
+    opening_rows,
+    training_batch,
 )
-from gptattn.data.document_starts import DocumentNumbers
-from gptattn.data.run_data import RunData
-from gptattn.data.sampler import Batch, Rows, ValidationSet, opening_rows, training_batch
-from gptattn.data.shards import TokenRange
-from gptattn.data.token_files import TokenFile, Tokens, cached_tokens, with_starts
-from gptattn.data.tokenizer import SEPARATOR, Tokenizer
-from gptattn.errors import ConfigError
+from gptattn.data.tokenizer import SEPARATOR, Ids, Tokenizer, utf8
+from gptattn.data.tokenizer_files import IN_RUN
+from gptattn.data.tokenizer_files import write as write_tokenizer
+from gptattn.errors import ConfigError, DataError, DiskError
+from gptattn.machine.disk import replacing, write_atomically
 from gptattn.machine.read_progress import show_progress, with_progress
 from gptattn.machine.source_code import class_code
 
-Ids = NDArray[np.uint16]
+TOKENS, INDEX, STARTS, LOCK = "tokens.bin", "tokens.json", "documents.npy", ".lock"
+TOKEN_DTYPE = np.dtype("<u2")
+PIECE_TOKENS = 2**20  # read at a time
+BATCH_CHARS = 2**20  # encoded at a time
+QUIET_SECONDS = 3.0  # of waiting for another process
+LARGE = 2**30  # bytes of ids, which take a second or more to read
+DOCUMENT = b"\0"  # stands before each document in the hash of a side
 
 
 @dataclass(frozen=True)
@@ -77,10 +92,6 @@ class TokenData(RunData):
     def val_tokens(self) -> int:
         return len(self.val)
 
-    @property
-    def scored(self) -> float:
-        return 1.0
-
     def facts(self) -> dict[str, Any]:
         counts = {"train_tokens": len(self.train), "val_tokens": len(self.val) - 1}
         if self.val_bytes is not None:
@@ -88,154 +99,384 @@ class TokenData(RunData):
         return {**counts, **self.reading}
 
 
-def load_tokens(
-    text: Callable[[], str | Corpus],
-    tokenizer: Tokenizer,
-    *,
-    context_length: int,
-    val_fraction: float,
-    cache: Path,
-    mask_documents: bool = False,
-) -> TokenData:
-    """Tokenize a text and split it, or take the tokens that an earlier run left in the cache.
+class TextSource(Source):
+    """A text: documents to train on, and documents to hold out."""
 
-    If the text has no held-out documents, the tail of each document is held out, together
-    `val_fraction` of the text, cut at the same places for every tokenizer. `mask_documents`:
-    batches say which document each token is of; a document's tokens begin with the separator before
-    it. Raises ConfigError if the text is shorter than the context, too small for the vocabulary or
-    has no documents to mask, DataError if it cannot be tokenized, DiskError if the cache cannot be
-    written.
+    name = "the text"  # in messages
+    leads = False  # a separator stands before the first document too
+    separated = True  # separators stand between documents
+
+    @abstractmethod
+    def stamp(self) -> str:
+        """Return a string that differs once the text has changed, without reading all of it."""
+
+    @abstractmethod
+    def documents(self, val_fraction: float) -> Iterator[tuple[str, Iterable[str]]]:
+        """Yield (side, text in pieces) of each document; the sides are "train" and "val".
+
+        Raises DataError, naming file and place, for what is no text.
+        """
+
+    @abstractmethod
+    def facts(self, documents: int) -> dict[str, Any]:
+        """Return facts for the run's record, once all `documents` have been read."""
+
+    def size(self) -> int:
+        """Return the bytes of the text, for the progress bar; 0: unknown."""
+        return 0
+
+    def text_sha256(self) -> str | None:
+        """Return the text's hash, once it has been read; None: that of the documents in order."""
+        return None
+
+    def load(self, request: Request) -> TokenData:
+        with _naming_cache(request.cache):
+            folder, index = self._in_cache(request)
+        return read_tokens(folder, index, request)
+
+    def _in_cache(self, request: Request) -> tuple[Path, Index]:
+        """Return the folder with the text's token file, after making it unless it is there."""
+        text, recipe = _text_key(self, request), request.tokenizer.fingerprint()
+        for folder in request.cache.glob(f"{text[:32]}-*"):
+            with contextlib.suppress(DataError):  # it is made again
+                index = read_index(folder, request.cache)
+                if recipe in (index.recipe, index.tokenizer):
+                    return folder, index
+        name = f"{text[:32]}-{hashlib.sha256(recipe.encode()).hexdigest()[:16]}"
+        folder = request.cache / name
+        return folder, make_tokens(self, folder, request)
+
+    def prepare(self, folder: Path, request: Request) -> Index:
+        """Write the token file to `folder`, unless it is there.
+
+        Raises ConfigError if the folder holds something else.
+        """
+        names = sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+        ours = {TOKENS, INDEX, STARTS, LOCK, IN_RUN}
+        others = [name for name in names if name not in ours and not name.endswith(".part")]
+        refused = f"files of its own ({', '.join(others[:3])})" if others else None
+        if INDEX in names:
+            index = read_index(folder, request.cache)
+            if index.text != _text_key(self, request) or request.tokenizer.fingerprint() not in (
+                index.recipe,
+                index.tokenizer,
+            ):
+                refused = "the ids of another text, or of another tokenizer"
+        if refused:
+            raise ConfigError("to", f"{folder} has {refused}; give another folder, or remove it")
+        return make_tokens(self, folder, request)
+
+
+def make_tokens(source: TextSource, folder: Path, request: Request) -> Index:
+    """Write the token file of a text to `folder`, unless it is there; return its index.
+
+    Another process that makes the same one is waited for. Raises DataError for what is no text or
+    changes meanwhile, DiskError if the disk refuses.
     """
-    content = text()
-    corpus = corpus_of(content) if isinstance(content, str) else content
-    if mask_documents:
-        _check_several(corpus)
-    documents, held_out = _fitted(corpus, tokenizer)
-    heads, tails, share = whole(documents), whole(held_out), ""
-    if not held_out:
-        (heads, tails), share = heads_and_tails(documents, val_fraction), f" {val_fraction}"
-    several = len(documents) > 1 or len(held_out) > 0
-    stored = _Stored(cache, tokenizer, text_hash(documents, held_out), several, mask_documents)
-    learning_from = (document.part(start, stop) for document, start, stop in heads)
-    tokenizer.learn(learning_from, size_of(heads), f"{stored.text_hash} train{share}", cache)
-    end = tokenizer.separator()[1] if several else np.empty(0, np.uint16)
-    check = partial(_check_length, context_length)
-    train = stored.tokens(_joined(heads, end), check, f"train{share}")
-    check(len(train))  # those in the cache may come from a run with a shorter context
-    before = end if several else train[len(train) - 1 :]
-    val = stored.tokens([before, *_joined(tails, end)], lambda count: count, f"val{share}")
-    val = val.part(len(before) - 1, len(val))  # one token of context
-    reading = {
-        "documents": len(documents),
-        "held_out": "documents" if held_out else "tails",
-        "separator": tokenizer.separator()[0] if several else None,
-        "left_out": sorted(corpus.left_out),
-    }
-    val_bytes = held_out_bytes(val, tokenizer, end)
-    documents_of = (train.documents, val.documents) if mask_documents else (None, None)
-    return TokenData(train, val, tokenizer, stored.text_hash, val_bytes, reading, *documents_of)
-
-
-def _check_several(corpus: Corpus) -> None:
-    if max(len(corpus.documents), len(corpus.held_out)) < 2:
-        raise ConfigError(
-            "data.mask_documents",
-            "the text has no two documents to keep apart; leave it out, or give a folder of "
-            "several files",
+    tokenizer, fraction = request.tokenizer, request.val_fraction
+    recipe, text, stamp = tokenizer.fingerprint(), _text_key(source, request), source.stamp()
+    with lock_folder(folder):
+        if (folder / INDEX).is_file():
+            try:
+                index = read_index(folder, request.cache)
+                tokenizer.restore(index.settings, folder)
+                return index
+            except DataError as error:
+                print(f"data: {error.message.partition(';')[0]}; encoding again", file=sys.stderr)
+        tokenizer.fit(lambda side: _read(source, fraction, side))
+        with (
+            replacing(folder / TOKENS) as file,
+            tempfile.TemporaryFile(dir=folder) as held_out,
+            show_progress(f"data: encoding {source.name}", source.size()) as advance,
+        ):
+            separator = tokenizer.separator()[1] if source.separated else np.empty(0, np.uint16)
+            train = _Writer(file, separator, source.leads)
+            val = _Writer(held_out, separator, True)
+            sides = {"train": train, "val": val}
+            for side, begins, piece, ids in _encode(tokenizer, source.documents(fraction)):
+                sides[side].add(begins, piece, ids)
+                advance(len(piece))
+            if not (train.tokens and val.tokens):
+                raise DataError(
+                    "data",
+                    f"{source.name} is too short to train on one part of it and hold out another; "
+                    "give more of it, or say what is held out",
+                )
+            held_out.seek(0)
+            while raw := held_out.read(2**20):
+                file.write(raw)
+        if source.stamp() != stamp:
+            raise DataError("data", f"{source.name} changed while it was read; start again")
+        ids = map_ids(folder / TOKENS)
+        highest, digest = content_of(ids, folder / TOKENS, request.cache)
+        starts = np.array([*train.starts, *(start + train.tokens for start in val.starts)], "<i8")
+        write_atomically(folder / STARTS, lambda file: np.save(file, starts))
+        write_tokenizer(folder / IN_RUN, tokenizer.files())
+        # One token of context: the last of a separator, or of a single text's training part.
+        val_start = train.tokens + len(separator) - 1
+        sides = [[side, writer.text.hexdigest()] for side, writer in sides.items()]
+        index = Index(
+            text,
+            recipe,
+            tokenizer.fingerprint(),
+            request.tokenizer_name,
+            tokenizer.settings(),
+            source.text_sha256() or hashlib.sha256(json.dumps(sides).encode()).hexdigest(),
+            digest,
+            highest,
+            train.facts(),
+            val.facts(),
+            val_start,
+            count_bytes(ids[val_start + 1 :], tokenizer, separator),
+            {
+                **source.facts(train.documents + val.documents),
+                "separator": tokenizer.separator()[0] if source.separated else None,
+            },
         )
+        raw = json.dumps(asdict(index), indent=1, ensure_ascii=False).encode()
+        write_atomically(folder / INDEX, lambda file: file.write(raw))
+    return index
 
 
-def _fitted(corpus: Corpus, tokenizer: Tokenizer) -> tuple[list[Document], list[Document]]:
-    """Return the training and the held-out documents, after fitting the tokenizer to them."""
-    seen: list[Document] = []
-    pieces = read_through([*corpus.documents, *corpus.held_out], seen)
-    between = [SEPARATOR] if len(corpus.documents) > 1 or corpus.held_out else []
-    with show_progress("data: reading the text", corpus.size) as advance:
-        pieces = with_progress(pieces, advance)
-        tokenizer.fit(chain(between, pieces))
-        # Read what is left: a tokenizer that has a vocabulary already reads nothing.
-        deque(pieces, maxlen=0)
-    count = len(corpus.documents)
-    return seen[:count], seen[count:]
+class _Writer:
+    """Writes the ids of one side to a file, with a separator between documents."""
+
+    def __init__(self, file: IO[bytes], separator: Ids, leads: bool) -> None:
+        self.file, self.separator, self.leads = file, separator.astype(TOKEN_DTYPE), leads
+        self.text = hashlib.sha256()
+        self.tokens = self.documents = self.bytes = 0
+        self.starts = array("q")
+
+    def add(self, begins: bool, piece: str, ids: Ids) -> None:
+        """Add a piece of a document, which begins with it or not."""
+        if begins:
+            if len(self.separator) and (self.documents or self.leads):
+                self.starts.append(self.tokens)
+                self._write(self.separator)
+            self.documents += 1
+            self.text.update(DOCUMENT)
+        raw = utf8(piece, "data")
+        self.text.update(raw)
+        self.bytes += len(raw)
+        self._write(ids)
+
+    def _write(self, ids: Ids) -> None:
+        self.file.write(ids.astype(TOKEN_DTYPE, copy=False).data)
+        self.tokens += len(ids)
+
+    def facts(self) -> Side:
+        return Side(self.tokens, self.documents, self.bytes)
 
 
-def _check_length(context_length: int, train: int) -> None:
-    """Raise ConfigError if no window fits into that many training tokens."""
-    if train < context_length + 1:
+Piece = tuple[str, bool, str]  # side, whether a document begins, text
+
+
+def _encode(
+    tokenizer: Tokenizer, documents: Iterable[tuple[str, Iterable[str]]]
+) -> Iterator[tuple[str, bool, str, Ids]]:
+    """Yield the pieces of all documents with their ids, a batch being encoded meanwhile."""
+    with ThreadPoolExecutor(1) as pool:
+        waiting = deque()
+        for batch in _batches(_pieces(tokenizer, documents)):
+            texts = [piece for _, _, piece in batch]
+            waiting.append((batch, pool.submit(tokenizer.encode_batch, texts)))
+            while len(waiting) > 2 or (waiting and not batch):
+                done, encoded = waiting.popleft()
+                for piece, ids in zip(done, encoded.result(), strict=True):
+                    yield *piece, ids
+
+
+def _pieces(
+    tokenizer: Tokenizer, documents: Iterable[tuple[str, Iterable[str]]]
+) -> Iterator[Piece]:
+    for side, text in documents:
+        begins = True
+        for piece in tokenizer.cut(text):
+            if piece:  # empty documents are left out
+                yield side, begins, piece
+                begins = False
+
+
+def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
+    """Yield pieces of BATCH_CHARS characters together, and at the end an empty list."""
+    batch: list[Piece] = []
+    size = 0
+    for piece in pieces:
+        batch.append(piece)
+        size += len(piece[2])
+        if size >= BATCH_CHARS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+    yield []
+
+
+def _read(source: TextSource, fraction: float, side: str | None) -> Iterator[Iterable[str]]:
+    """Yield the documents of one side or both, as a tokenizer reads them for its vocabulary."""
+    if side is None and source.separated:
+        yield [SEPARATOR]
+    with show_progress(f"data: reading {source.name}", source.size()) as advance:
+        for found, document in source.documents(fraction):
+            if side in (None, found):
+                yield with_progress(document, advance)
+
+
+def read_index(folder: Path, cache: Path) -> Index:
+    """Return the index in a folder. Raises DataError if it or its token file is damaged."""
+    path = folder / INDEX
+    try:
+        index = msgspec.json.decode(path.read_bytes(), type=Index)
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(
+            "data.path",
+            f"{path} cannot be used ({error}); remove {folder} and prepare it again",
+        ) from None
+    path, how = folder / TOKENS, None
+    if not (path.is_file() and (folder / STARTS).is_file()):
+        how = "is missing"
+    elif path.stat().st_size != TOKEN_DTYPE.itemsize * (index.train.tokens + index.val.tokens):
+        how = "is cut short"
+    elif content_of(map_ids(path), path, cache)[1] != index.sha256:
+        how = "is damaged"
+    if how:
+        raise DataError("data.path", f"{path} {how}; remove {folder} and prepare it again")
+    return index
+
+
+def read_tokens(folder: Path, index: Index, request: Request) -> TokenData:
+    """Return the ids in a folder as the data of a run; its tokenizer takes its vocabulary.
+
+    Raises ConfigError for too few ids, or documents that are to be kept apart and are none.
+    """
+    request.tokenizer.restore(index.settings, folder)
+    ids, count = map_ids(folder / TOKENS), index.train.tokens
+    train, val = ids[:count], ids[index.val_start :]
+    check_lengths(train, val, request)
+    documents: list[DocumentNumbers | None] = [None, None]
+    if request.mask_documents:
+        if max(index.train.documents, index.val.documents) < 2:
+            raise ConfigError(
+                "data.mask_documents",
+                "the text has no two documents to keep apart; leave it out, or give a folder of "
+                "several files",
+            )
+        starts = np.load(folder / STARTS, mmap_mode="r")
+        documents = [DocumentsFrom(starts, place) for place in (0, index.val_start)]
+    return TokenData(
+        train, val, request.tokenizer, index.text_sha256, index.val_bytes, index.facts, *documents
+    )
+
+
+def check_lengths(train: Tokens, val: Tokens, request: Request) -> None:
+    """Raise ConfigError if no window fits into the training tokens, or there is none to score."""
+    if len(train) < request.context_length + 1:
         raise ConfigError(
             "model.context_length",
-            f"{context_length} is too long for this text: {train:,} of its tokens are for "
-            f"training; give at most {max(train - 1, 0):,}, or a longer text",
+            f"{request.context_length} is too long for this text: {len(train):,} of its tokens are "
+            f"for training; give at most {max(len(train) - 1, 0):,}, or a longer text",
         )
-
-
-def _joined(parts: Sequence[Part], separator: Ids) -> list[Part | Ids]:
-    """Return the parts with the separator's ids between them."""
-    return [item for part in parts for item in (separator, part)][1:]
+    if len(val) < 2:
+        raise ConfigError(
+            "data.val_path", f"has {len(val)} ids, and 2 are needed to score one; give more text"
+        )
 
 
 @dataclass(frozen=True)
-class _Stored:
-    """The tokens of one text under one tokenizer, in the cache."""
+class DocumentsFrom:
+    """Numbers the documents of the ids from `offset` on; `starts`: where in the file they begin."""
 
-    cache: Path
-    tokenizer: Tokenizer
-    text_hash: str
-    several: bool  # documents, with separators before them
-    mask_documents: bool
+    starts: NDArray[np.int64]
+    offset: int
 
-    def tokens(
-        self, parts: Sequence[Part | Ids], check: Callable[[int], object], which: str
-    ) -> TokenFile:
-        """Return the tokens of `parts`; `check` is as in `cached_tokens`.
-
-        The cache key does not include the parts: `which` tells selections of the same text apart.
-        """
-        # A subclass of one of our tokenizers inherits the fingerprint, but its code differs.
-        code = class_code(type(self.tokenizer))
-        made_of = [self.tokenizer.fingerprint(), code, self.text_hash, which]
-        key = hashlib.sha256("\0".join(made_of).encode()).hexdigest()
-        found: list[list[int]] = []  # where documents begin, if the text is encoded now
-
-        def encode() -> Iterator[Ids]:
-            found[:] = [[]]
-            return self._encoded(parts, found[0])
-
-        def starts() -> NDArray[np.int64]:
-            if not found:  # an older version left tokens without them
-                deque(encode(), maxlen=0)
-            return np.array(found[0], dtype=np.int64)
-
-        tokens = cached_tokens(self.cache, key, encode, check, self.tokenizer.vocab_size)
-        if self.mask_documents or (found and self.several):
-            tokens = with_starts(tokens, self.cache, key, starts)
-        return tokens
-
-    def _encoded(self, parts: Sequence[Part | Ids], starts: list[int]) -> Iterator[Ids]:
-        """Yield the ids in pieces; append to `starts` where each separator begins."""
-        size = size_of([part for part in parts if not isinstance(part, np.ndarray)])
-        count = 0
-        with show_progress("data: encoding the text", size) as advance:
-            for part in parts:
-                if isinstance(part, np.ndarray):
-                    starts.append(count)
-                    encoded = iter([part])
-                else:
-                    document, start, stop = part
-                    pieces = with_progress(document.part(start, stop), advance)
-                    encoded = self.tokenizer.encode_pieces(pieces, "data")
-                for ids in encoded:
-                    count += len(ids)
-                    yield ids
+    def __call__(self, start: int, stop: int) -> NDArray[np.int64]:
+        """Return the document number of each token `start` .. `stop` - 1; the first has 0."""
+        start, stop = self.offset + start, self.offset + stop
+        first, last = np.searchsorted(self.starts, (start + 1, stop))
+        numbers = np.zeros(stop - start, dtype=np.int64)
+        numbers[self.starts[first:last] - start] = 1
+        return numbers.cumsum()
 
 
-def held_out_bytes(val: TokenFile | TokenRange, tokenizer: Tokenizer, end: Ids) -> int:
-    """Return the UTF-8 bytes of the scored tokens, which are all but the first.
+def map_ids(path: Path, offset: int = 0) -> Ids:
+    """Return the ids in a file from byte `offset` on, mapped to memory."""
+    return np.memmap(path, TOKEN_DTYPE, "r", offset).view(np.ndarray)
 
-    A separator among them, whose ids are `end`, counts as len(SEPARATOR) bytes, whatever the
-    tokenizer makes of it.
+
+def in_pieces(ids: Tokens) -> Iterator[Ids]:
+    """Yield all ids, at most PIECE_TOKENS of them at a time."""
+    for start in range(0, len(ids), PIECE_TOKENS):
+        yield ids[start : start + PIECE_TOKENS]
+
+
+def _measure(ids: Tokens) -> tuple[int, str]:
+    """Return the highest id, and the SHA-256 of all."""
+    highest, digest = 0, hashlib.sha256()
+    for piece in in_pieces(ids):
+        digest.update(piece.data)
+        highest = max(highest, int(piece.max()))
+    return highest, digest.hexdigest()
+
+
+def content_of(ids: Tokens, path: Path, cache: Path) -> tuple[int, str]:
+    """Return the highest of a file's ids, and the SHA-256 of all.
+
+    The file is read through once: the cache keeps this by its place, size and time of change.
+    """
+    status = path.stat()
+    made_of = f"{path.resolve()}\0{status.st_size}\0{status.st_mtime_ns}"
+    record = cache / f"{hashlib.sha256(made_of.encode()).hexdigest()}.ids.json"
+    with contextlib.suppress(OSError, ValueError):  # not there, or damaged: read anew
+        return msgspec.json.decode(record.read_bytes(), type=tuple[int, str])
+    if 2 * len(ids) >= LARGE:
+        print(f"data: checking {2 * len(ids) / 1e9:.1f} GB of ids, once", file=sys.stderr)
+    content = _measure(ids)
+    with contextlib.suppress(DiskError):  # it is read again the next time
+        write_atomically(record, lambda file: file.write(json.dumps(content).encode()))
+    return content
+
+
+def count_bytes(ids: Tokens, tokenizer: Tokenizer, separator: Ids) -> int:
+    """Return the UTF-8 bytes that ids stand for.
+
+    A separator among them counts as len(SEPARATOR) bytes, whatever the tokenizer makes of it.
     """
     lengths = tokenizer.byte_lengths()
-    if len(end) == 1:  # an id of its own, which no text has; else it is as long as SEPARATOR
-        lengths[end] = len(SEPARATOR)
-    return sum(int(lengths[ids].sum()) for ids in val.part(1, len(val)).pieces())
+    if len(separator) == 1:  # an id of its own, which no text has; else it is as long as SEPARATOR
+        lengths[separator] = len(SEPARATOR)
+    return sum(int(lengths[piece].sum()) for piece in in_pieces(ids))
+
+
+@contextlib.contextmanager
+def lock_folder(folder: Path) -> Iterator[None]:
+    """Hold the folder's lock; wait while another process does."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / LOCK)
+    try:
+        lock.acquire(timeout=QUIET_SECONDS)
+    except Timeout:
+        print(f"data: waiting for another process that prepares {folder}", file=sys.stderr)
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextlib.contextmanager
+def _naming_cache(folder: Path) -> Iterator[None]:
+    """Turn an OSError or DiskError into a DiskError that names `cache_dir`."""
+    try:
+        yield
+    except (OSError, DiskError) as error:
+        reason = error.message if isinstance(error, DiskError) else error.strerror
+        raise DiskError(
+            "cache_dir", f"{folder} cannot be used ({reason}); give another cache_dir"
+        ) from None
+
+
+def _text_key(source: TextSource, request: Request) -> str:
+    """Return a hash of all but the vocabulary that decides what ids a text has."""
+    code = [class_code(type(one)) for one in (source, request.tokenizer)]
+    made_of = [source.stamp(), request.val_fraction, *code]
+    return hashlib.sha256(json.dumps(made_of).encode()).hexdigest()

@@ -8,8 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gptattn.data.document_starts import DocumentNumbers
-from gptattn.data.sampler import ValidationSet
+from gptattn.data.sampler import DocumentNumbers, ValidationSet
 from gptattn.data.tokens import Tokens
 from gptattn.evaluate.caches import CacheKind, build_caches
 from gptattn.model.gpt import GPT

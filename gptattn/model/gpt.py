@@ -228,12 +228,8 @@ class GPT(nn.Module, Preparable):
         if self.input_position is not None:
             x = self.input_position(x, positions)
         x = self.dropout(x)
-        recompute = (
-            self.activation_checkpointing
-            and self.training
-            and torch.is_grad_enabled()
-            and cache is None
-        )
+        again = self.activation_checkpointing and cache is None
+        again = again and self.training and torch.is_grad_enabled()
         for layer, block in enumerate(self.blocks):
             if again:
                 x = checkpoint(block, x, None, carried, use_reentrant=False)

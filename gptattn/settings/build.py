@@ -1,26 +1,17 @@
 """Builds the model, the tokenizer and the data of a run from its settings."""
 
-import re
-from dataclasses import replace
 from functools import partial
 
 from gptattn.attention.base import Attention
 from gptattn.attention.parts.part import Part
-from gptattn.data.corpus import Corpus
-from gptattn.data.mixture import Mixture, MixtureData, check_tokenizer
-from gptattn.data.prepare import PartedText
-from gptattn.data.run_data import RunData
-from gptattn.data.stored import StoredTokens, in_cache, stored_data
-from gptattn.data.task_data import TaskData
-from gptattn.data.tasks import Task
-from gptattn.data.text import cache_folder
+from gptattn.data.run_data import Request, RunData, Source
+from gptattn.data.text import HeldText, PlainText, cache_folder
 from gptattn.data.tokenizer import TaskIds, Tokenizer
-from gptattn.data.tokens import load_tokens
-from gptattn.errors import ConfigError, UserError
+from gptattn.errors import ConfigError
 from gptattn.model.gpt import GPT, BlockStyle
 from gptattn.optim.matrix_rule import MatrixRule
 from gptattn.position.base import HeadPosition, InputPosition
-from gptattn.settings.config import MASK_DOCUMENTS, ModelConfig, TrainConfig, default_width
+from gptattn.settings.config import MASK_DOCUMENTS, ModelConfig, Spec, TrainConfig, default_width
 from gptattn.settings.construct import construct, find_target
 from gptattn.settings.layers import build_layer, build_position, name_position
 from gptattn.settings.values import check_type
@@ -142,75 +133,41 @@ def build_data(cfg: TrainConfig, tokenizer: Tokenizer | None = None) -> RunData:
     `tokenizer`: one that is built already. Raises DataError or ConfigError, naming the field, or
     DiskError if the cache cannot be used.
     """
-    tokenizer = tokenizer or build_tokenizer(cfg)
-    target = find_target("data", cfg.data, cfg.allow_targets)
-    name = f"data={cfg.choices['data']}"
-    if isinstance(target, type) and issubclass(target, Task):
-        if not isinstance(tokenizer, TaskIds):
-            raise ConfigError(
-                "tokenizer", f"{name} has ids of its own and no text; leave the tokenizer out"
-            )
-        if cfg.sample.tokens:
-            raise ConfigError("sample.tokens", f"{name} has no text that could go on; give 0")
-        task = construct("data", cfg.data, {}, cfg.allow_targets)
-        task.check(cfg.model.context_length)
-        tokenizer.become(task.vocab_size)
-        return TaskData(task, cfg.model.context_length, tokenizer)
+    request = build_request(cfg, tokenizer or build_tokenizer(cfg))
+    data = request.make("data", cfg.data).load(request)
+    if cfg.sample.tokens and isinstance(data.tokenizer, TaskIds):
+        raise ConfigError(
+            "sample.tokens", f"{request.data_name} has no text that could go on; give 0"
+        )
+    return data
 
+
+def build_request(cfg: TrainConfig, tokenizer: Tokenizer) -> Request:
+    """Return what these settings ask of a source of data."""
     mask_documents = cfg.data.get(MASK_DOCUMENTS, False)
     check_type(f"data.{MASK_DOCUMENTS}", mask_documents, bool)
-    content = build_content(cfg)
-    if isinstance(content, Mixture):
-        return _build_mixture(cfg, content, tokenizer, mask_documents)
-    cache = cache_folder(cfg.cache_dir)
-    if isinstance(content, PartedText):
-        content = in_cache(content, tokenizer, cfg.choices["tokenizer"], cache)
-    how = {
-        "context_length": cfg.model.context_length,
-        "val_fraction": cfg.validation.fraction,
-        "mask_documents": mask_documents,
-    }
-    if not isinstance(content, StoredTokens):
-        return load_tokens(lambda: content, tokenizer, **how, cache=cache)
-    if isinstance(tokenizer, TaskIds) and cfg.sample.tokens:
-        raise ConfigError("sample.tokens", f"{name} has no text that could go on; give 0")
-    return stored_data(content, tokenizer, **how)
+    return Request(
+        tokenizer=tokenizer,
+        context_length=cfg.model.context_length,
+        val_fraction=cfg.validation.fraction,
+        mask_documents=mask_documents,
+        cache=cache_folder(cfg.cache_dir),
+        data_name=f"data={cfg.choices['data']}",
+        tokenizer_name=cfg.choices["tokenizer"],
+        make=partial(_build_source, cfg),
+    )
 
 
-def _build_mixture(
-    cfg: TrainConfig, mixture: Mixture, tokenizer: Tokenizer, mask_documents: bool
-) -> MixtureData:
-    check_tokenizer(tokenizer)
-    sources = {}
-    for name, spec in mixture.specs.items():
-        target = find_target(f"data.sources.{name}", spec, cfg.allow_targets)
-        if isinstance(target, type) and issubclass(target, Task):
-            raise ConfigError(f"data.sources.{name}", "is no text; a mixture is of texts alone")
-        one = replace(cfg, data={**spec, MASK_DOCUMENTS: mask_documents})
-        try:
-            sources[name] = build_data(one, tokenizer)
-        except UserError as error:
-            # The text does not know that it is one of several.
-            if error.field == f"data.{MASK_DOCUMENTS}":  # of all together
-                raise type(error)(error.field, f"data.sources.{name}: {error.message}") from None
-            field = re.sub(r"^data\b", f"data.sources.{name}", error.field)
-            raise type(error)(field, error.message) from None
-    if any(source.val_bytes is None for source in sources.values()):
-        raise ConfigError("data.sources", "must all be texts, under a tokenizer")
-    return MixtureData(sources, mixture.weights, tokenizer)
-
-
-def build_content(cfg: TrainConfig) -> str | Corpus | PartedText | StoredTokens | Mixture:
-    """Return the text of these settings, which may still have to be read, or its token ids.
-
-    Raises DataError or ConfigError, naming the field.
-    """
-    shared = {"cache_dir": cfg.cache_dir, "val_fraction": cfg.validation.fraction}
-    # How the text is used is nothing that a function which gives text has to know.
-    spec = {key: value for key, value in cfg.data.items() if key != MASK_DOCUMENTS}
-    found = construct("data", spec, shared, cfg.allow_targets)
-    if not isinstance(found, str | Corpus | PartedText | StoredTokens | Mixture):
+def _build_source(cfg: TrainConfig, group: str, spec: Spec) -> Source:
+    # How the text is used is nothing that its source has to know.
+    own = {key: value for key, value in spec.items() if key != MASK_DOCUMENTS}
+    found = construct(group, own, {"cache_dir": cfg.cache_dir}, cfg.allow_targets)
+    if isinstance(found, str):  # a function of the user's
+        return PlainText([HeldText(found)])
+    if not isinstance(found, Source):
         raise ConfigError(
-            "data._target_", "does not give text; name a function that returns a str or a Corpus"
+            f"{group}._target_",
+            "does not give text; name a gptattn.data.run_data.Source, or a function that returns "
+            "a str",
         )
     return found

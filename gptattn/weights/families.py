@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from gptattn.attention import HasHeads, HeadWeights
-from gptattn.data import bpe_files, tokenizer_files
+from gptattn.data import tokenizer_files
 from gptattn.errors import ConfigError, DataError
 from gptattn.model.gpt import GPT, GPT2_STYLE, BlockStyle
 from gptattn.position import LearnedPosition
@@ -185,7 +185,7 @@ class Llama(Family):
         if [file.name for file in tokenizer_files.find(folder)] != ["tokenizer.json"]:
             return False
         try:
-            bpe_files.read(folder)
+            tokenizer_files.read_bpe(folder)
         except DataError:
             return False
         return True

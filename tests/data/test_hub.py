@@ -19,9 +19,9 @@ FILES = ("config.json", "model.safetensors")
 
 @pytest.fixture(autouse=True)
 def _fresh() -> Iterator[None]:
-    hub._fetched.cache_clear()
+    hub._fetch.cache_clear()
     yield
-    hub._fetched.cache_clear()
+    hub._fetch.cache_clear()
 
 
 @pytest.fixture

@@ -6,30 +6,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from loading import documents, load, request
 from support import TEXT, command, losses, summary, tiny, train
 
-from gptattn.data.mixture import MixtureData
-from gptattn.data.tokenizer import ByteTokenizer
-from gptattn.data.tokens import TokenData, load_tokens
+from gptattn.data.mixture import Mixture, MixtureData
+from gptattn.data.tokenizer import ByteTokenizer, CharTokenizer
+from gptattn.data.tokens import TokenData
+from gptattn.errors import ConfigError
 from gptattn.settings.identity import PLACE, RESULT, meaning
 
 T = 8
 
 
-def one(letter: str, cache: Path, length: int = 500) -> TokenData:
-    """A text of one letter, so that each row shows where it comes from."""
-    return load_tokens(
-        lambda: letter * length,
-        ByteTokenizer(),
-        context_length=T,
-        val_fraction=0.1,
-        cache=cache,
-    )
-
-
 @pytest.fixture
 def mixture(tmp_path: Path) -> MixtureData:
-    sources = {name: one(name, tmp_path, 500 + 100 * i) for i, name in enumerate("abc")}
+    # Texts of one letter, so that each row shows where it comes from.
+    sources = {name: load(name * (500 + 100 * i), tmp_path) for i, name in enumerate("abc")}
     return MixtureData(sources, {"a": 1.0, "b": 3.0, "c": 4.0}, ByteTokenizer())
 
 
@@ -48,16 +40,7 @@ def test_rows_come_from_the_texts_with_their_weights(mixture: MixtureData) -> No
 
 
 def test_a_batch_is_a_function_of_seed_and_step(tmp_path: Path) -> None:
-    sources = {
-        name: load_tokens(
-            lambda text=text: text,
-            ByteTokenizer(),
-            context_length=T,
-            val_fraction=0.1,
-            cache=tmp_path,
-        )
-        for name, text in (("x", TEXT), ("y", TEXT[::-1]))
-    }
+    sources = {"x": load(TEXT, tmp_path), "y": load(TEXT[::-1], tmp_path)}
     data = MixtureData(sources, {"x": 1.0, "y": 1.0}, ByteTokenizer())
     first = data.training_batch(1, 2, 8, T)
     data.training_batch(1, 3, 8, T)
@@ -150,7 +133,7 @@ def test_a_run_on_a_mixture_goes_on_bit_for_bit(folder: Path) -> None:
         ),
         (
             "{x:{data:pydocs,pat:1,weight:1},y:{data:pydocs,weight:1}}",
-            "data.sources.x.pat: pydocs takes no such argument",
+            "data.sources.x.pat: PythonDocs takes no such argument",
         ),
         (
             "{x:{data:pydocs},y:{data:pydocs}}",
@@ -175,21 +158,23 @@ def test_what_is_wrong_is_said_in_one_line(
     assert line.startswith(f"error: {said}")
 
 
-def test_a_vocabulary_of_one_text_is_refused(
-    folder: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    chosen = tiny(folder / "run", "data=mixture", sources(folder), "tokenizer=char")
-    assert command(folder / "run", *chosen) == 2
-    assert "tokenizer: takes its vocabulary from one text" in capfd.readouterr().err
+def test_a_vocabulary_of_one_text_and_texts_of_one_document_are_refused(tmp_path: Path) -> None:
+    specs = {name: {"source": documents([TEXT]), "weight": 1} for name in "xy"}
+    with pytest.raises(ConfigError, match=r"^tokenizer: takes its vocabulary from one text, and a"):
+        Mixture(specs).load(request(tmp_path, CharTokenizer()))
+    said = r"^data\.mask_documents: data\.sources\.x: the text has no two documents"
+    with pytest.raises(ConfigError, match=said):
+        Mixture(specs).load(request(tmp_path, mask_documents=True))
 
 
-def test_a_text_without_documents_cannot_be_masked(
-    folder: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    chosen = tiny(folder / "run", "data=mixture", sources(folder), "data.mask_documents=true")
-    assert command(folder / "run", *chosen) == 2
-    (line,) = capfd.readouterr().err.splitlines()
-    assert line.startswith("error: data.mask_documents: data.sources.x: the text has no two doc")
+def test_documents_are_kept_apart_in_each_text(tmp_path: Path) -> None:
+    books = documents(["a" * 9] * 40)
+    specs = {name: {"source": books, "weight": 1} for name in "xy"}
+    data = Mixture(specs).load(request(tmp_path, mask_documents=True))
+    ids, _, numbers = data.training_batch(1, 2, 8, 30)
+    begins = (ids == 10) & (ids.roll(-1, 1) == 10)
+    begins[:, 0] = False
+    assert torch.equal(numbers[:, :-1], begins.cumsum(1)[:, :-1])
 
 
 def test_paths_of_texts_are_places_and_weights_make_the_result():

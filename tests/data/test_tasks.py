@@ -11,9 +11,11 @@ from gptattn.data.tasks import (
     Recall,
     SelectiveCopy,
     Task,
+    TaskData,
     _different,
     task_rows,
 )
+from gptattn.data.tokenizer import TaskIds
 from gptattn.errors import ConfigError
 from gptattn.settings.compose import CONF
 
@@ -115,9 +117,10 @@ def test_rows_that_cannot_be_are_refused_by_field(task: Task, length: int, field
         (Recall, {"vocab_size": 16, "pairs": 8}, "vocab_size=16 is too small; give 18 or more"),
         (Recall, {"pairs": 0}, "pairs=0"),
         (Recall, {"power": float("inf")}, "power=inf"),
-        (Copy, {"vocab_size": 1}, "vocab_size=1"),
+        (Copy, {"vocab_size": 2}, "vocab_size=2 is too small; give 3"),
+        (Induction, {"vocab_size": 2}, "vocab_size=2 is too small; give 3"),
         (Induction, {"val_rows": 0}, "val_rows=0"),
-        (SelectiveCopy, {"vocab_size": 2}, "vocab_size=2"),
+        (SelectiveCopy, {"vocab_size": 3}, "vocab_size=3 is too small; give 4"),
         (SelectiveCopy, {"tokens": 0}, "tokens=0"),
     ],
 )
@@ -129,7 +132,7 @@ def test_values_of_which_there_are_no_rows_are_refused(
 
 
 @pytest.mark.parametrize(
-    "task", [Recall(6, 1, 2), Copy(2), Induction(2), SelectiveCopy(3, tokens=4)]
+    "task", [Recall(6, 1, 2), Copy(3), Induction(3), SelectiveCopy(4, tokens=4)]
 )
 def test_the_smallest_vocabulary_and_the_shortest_row_are_drawn(task: Task) -> None:
     ids, targets = task_rows(task, 1, 0, rows=50, length=8)
@@ -143,6 +146,34 @@ def test_blanks_leave_nothing_but_pairs_and_questions() -> None:
     between = ids[:, 8:][targets[:, 8:] == IGNORED]
     assert set(between.tolist()) == {0}
     assert (ids[:, 8:][targets[:, 8:] != IGNORED] > 0).all()
+
+
+def test_no_row_that_is_validated_on_is_trained_on() -> None:
+    # The page's example: 8 ** 4 rows, of which random ones are held out in one of five cases.
+    data = TaskData(Copy(9), 8, TaskIds())
+    held_out = {tuple(row) for ids, _ in data.validation(100, 8) for row in ids.tolist()}
+    assert 800 < len(held_out) <= 1000
+    drawn, _ = task_rows(data.task, 1, 5, 1000, 8)
+    assert sum(tuple(row) in held_out for row in drawn.tolist()) > 100
+    ids, targets = data.training_batch(1, 5, 1000, 8)
+    assert not any(tuple(row) in held_out for row in ids.tolist())
+    same = (ids.numpy() == drawn).all(axis=1)
+    assert same.mean() > 0.7  # the others are as they were drawn
+    assert (targets[:, 4:] == ids[:, :4]).all()
+    part = data.training_batch(1, 5, 1000, 8, np.array([3, 700]))
+    assert (part[0] == ids[[3, 700]]).all()
+    # With room enough nothing is drawn again.
+    data = TaskData(Recall(64, pairs=4), 32, TaskIds())
+    assert (
+        data.training_batch(1, 5, 50, 32)[0].numpy() == task_rows(data.task, 1, 5, 50, 32)[0]
+    ).all()
+
+
+def test_a_task_with_too_few_rows_to_hold_out_as_many_is_refused() -> None:
+    said = r"^data\.val_rows: 1000 of 1000 random rows are among those held out, .* give a longer"
+    with pytest.raises(ConfigError, match=said):
+        TaskData(Copy(3), 4, TaskIds())  # four rows in all
+    TaskData(Copy(3, val_rows=1), 4, TaskIds()).training_batch(1, 1, 9, 4)
 
 
 PAGE = (CONF.parent / "docs" / "tasks.md").read_text(encoding="utf-8")

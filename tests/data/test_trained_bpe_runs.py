@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
+import tokenizers
 import torch
 from support import TEXT, Call, bpe, command, config, losses, summary, tiny, train
 
-from gptattn.data import trained_bpe
 from gptattn.data.tokenizer_files import FILES
 from gptattn.runs.load import load_run, save_model
 
@@ -31,7 +31,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def run(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of the run whose cache is gone, where nothing can be learned."""
-    monkeypatch.setattr(trained_bpe, "trained", refuse)
+    monkeypatch.setattr(tokenizers.Tokenizer, "train_from_iterator", refuse)
     copy = Path(shutil.copytree(trained, tmp_path / "copy"))
     file = copy / "config.yaml"
     cache = re.escape(str(config(copy)["cache_dir"]))

@@ -100,7 +100,7 @@ MISTAKES = {
     "attn._target_=gptattn.model.gpt.MLP": r"attn._target_: ",
     f"attn._target_={__name__}.no_attention": r"attn._target_: is not a gptattn.attention.base.Att",
     "position._target_=gptattn.data.tokenizer.ByteTokenizer": r"position._target_: is neither",
-    "tokenizer._target_=gptattn.data.text.pydocs": r"tokenizer._target_: is not a gptattn.data",
+    "tokenizer._target_=gptattn.data.text.PythonDocs": r"tokenizer._target_: is not a gptattn.data",
     "data._target_=gptattn.data.text": r"data._target_: .* is not a class or function",
     "optim.matrices={_target_:gptattn.optim.polar.choose_polynomials,"
     "iteration:newton_schulz,steps:2}": (

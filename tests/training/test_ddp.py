@@ -14,8 +14,7 @@ from interrupted import fingerprint
 from support import TEXT, losses, rows, summary, tiny, train
 
 from gptattn.data.sampler import rows_of
-from gptattn.data.task_data import TaskData
-from gptattn.data.tasks import Recall
+from gptattn.data.tasks import Recall, TaskData
 from gptattn.data.tokenizer import TaskIds
 from gptattn.data.tokens import TokenData
 from gptattn.runs.checkpoint import read_checkpoint

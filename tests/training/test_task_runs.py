@@ -13,8 +13,7 @@ from interrupted import crash, fingerprint, once
 from support import Call, check_job, command, config, losses, rows, series, summary, tiny, train
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from gptattn.data.task_data import VALIDATION, TaskData
-from gptattn.data.tasks import Recall, task_rows
+from gptattn.data.tasks import VALIDATION, Recall, TaskData, task_rows
 from gptattn.data.tokenizer import TaskIds
 from gptattn.errors import ConfigError
 from gptattn.runs.folder import RunFolder

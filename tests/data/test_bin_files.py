@@ -1,0 +1,276 @@
+"""`data=bin` reads ids as other projects write them, and what scripts/prepare.py wrote."""
+
+import json
+import os
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from loading import documents, load, request
+from numpy.typing import NDArray
+from support import TEXT, Call, bpe, command, summary, tiny, train
+
+from gptattn.data import tokens as our_tokens
+from gptattn.data.bin_files import HEADER_BYTES, BinFiles, Shard, ShardedIds, read_header
+from gptattn.data.bpe import GPT2Tokenizer, TrainedBPE
+from gptattn.data.sampler import training_batch
+from gptattn.data.tokenizer import ByteTokenizer, CharTokenizer, TaskIds
+from gptattn.data.tokens import INDEX, STARTS, TOKENS, TokenData
+from gptattn.errors import ConfigError, DataError
+
+IDS = np.random.default_rng(0).integers(0, 256, 1_000).astype("<u2")
+
+
+def write_shard(file: Path, ids: NDArray[np.uint16]) -> Path:
+    """Write a shard as modded-nanogpt's data/fineweb.py does, by its own description."""
+    numbers = np.zeros(256, dtype=np.int32)
+    numbers[0], numbers[1], numbers[2] = 20240520, 1, len(ids)
+    file.write_bytes(numbers.tobytes() + ids.astype(np.uint16).tobytes())
+    return file
+
+
+def load_bin(path: Path, **given: str) -> TokenData:
+    return load(BinFiles(str(path), **given), path.parent / "cache")
+
+
+def test_slices_go_across_shards_with_and_without_headers(tmp_path: Path) -> None:
+    files = []
+    for i, (start, stop) in enumerate(pairwise([0, 7, 8, 400, 1000])):
+        file = tmp_path / f"{i}.bin"
+        if i % 2:
+            IDS[start:stop].tofile(file)
+        files.append(file if i % 2 else write_shard(file, IDS[start:stop]))
+    shards = [read_header(file, "data.path") for file in files]
+    assert shards[:2] == [Shard(files[0], HEADER_BYTES, 7), Shard(files[1], 0, 1)]
+    ids = ShardedIds.of(shards)
+    assert len(ids) == 1000
+    for start in (0, 6, 7, 8, 399, 990):
+        for stop in (start, start + 1, start + 9, 401, 1000, 2000):
+            np.testing.assert_array_equal(ids[start:stop], IDS[start:stop])
+            part = ids.part(start, 1000)
+            np.testing.assert_array_equal(part[: stop - start], IDS[start:][: stop - start])
+    ours = training_batch(ids, 3, 5, 4, 16)
+    for found, expected in zip(ours, training_batch(IDS, 3, 5, 4, 16), strict=True):
+        assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("form", ["nanogpt", "modded", "one file", "val_path", "trainval"])
+def test_each_form_is_read_as_it_is(form: str, tmp_path: Path) -> None:
+    folder = tmp_path / "ids"
+    folder.mkdir()
+    given, path, val = {}, folder, IDS[900:]
+    if form == "modded":
+        write_shard(folder / "fineweb_train_000001.bin", IDS[:300])
+        write_shard(folder / "fineweb_train_000002.bin", IDS[300:900])
+        write_shard(folder / "fineweb_val_000000.bin", IDS[900:])
+    elif form == "one file":
+        path = folder / "train.bin"
+        IDS.tofile(path)
+        val = IDS[899:]  # the tail of one file has the last training id as context
+    else:
+        IDS[:900].tofile(folder / "train.bin")
+        name = {"nanogpt": "val", "val_path": "rest", "trainval": "trainval"}[form]
+        IDS[900:].tofile(folder / f"{name}.bin")
+        if form == "val_path":
+            given = {"val_path": str(folder / "rest.bin")}
+    data = load_bin(path, **given)
+    np.testing.assert_array_equal(data.train[:], IDS[:900])
+    np.testing.assert_array_equal(data.val[:], val)
+    assert data.val_bytes == len(val) - 1
+    first = sorted(folder.glob("*train*.bin"))[0]
+    raw = bytearray(first.read_bytes())
+    raw[-10] ^= 1
+    first.write_bytes(raw)
+    os.utime(first, (1, 1))  # the clock of a disk may tick slowly
+    assert load_bin(path, **given).text_hash != data.text_hash
+
+
+def test_the_hash_is_of_the_ids_and_of_what_is_held_out(tmp_path: Path) -> None:
+    IDS.tofile(tmp_path / "plain.bin")
+    write_shard(tmp_path / "headed.bin", IDS)
+    plain, headed = (load_bin(tmp_path / f"{n}.bin") for n in ("plain", "headed"))
+    assert plain.text_hash == headed.text_hash
+    held = load_bin(tmp_path / "plain.bin", val_path=str(tmp_path / "headed.bin"))
+    assert held.text_hash != plain.text_hash
+
+
+def test_what_is_held_out_is_not_trained_on(tmp_path: Path) -> None:
+    folder = tmp_path / "ids"
+    folder.mkdir()
+    for i in range(3):
+        IDS[300 * i :][:300].tofile(folder / f"train_{i}.bin")
+    held_out = str(folder / "train_1.bin")
+    data = load_bin(folder, val_path=held_out)
+    np.testing.assert_array_equal(data.train[:], np.concatenate([IDS[:300], IDS[600:900]]))
+    with pytest.raises(DataError, match=r"^data\.val_path: .* holds out all of data\.path; give"):
+        load_bin(folder / "train_1.bin", val_path=held_out)
+
+
+def test_a_file_is_read_through_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(our_tokens, "LARGE", 1)
+    IDS.tofile(tmp_path / "x.bin")
+    before = load_bin(tmp_path / "x.bin").text_hash
+    assert capfd.readouterr().err == "data: checking 0.0 GB of ids, once\n"
+    assert load_bin(tmp_path / "x.bin").text_hash == before
+    assert capfd.readouterr().err == ""
+    (record,) = (tmp_path / "cache").glob("*.ids.json")
+    record.write_text("{damaged")
+    assert load_bin(tmp_path / "x.bin").text_hash == before
+
+
+def test_bytes_of_an_end_of_text_are_those_of_any_separator(tmp_path: Path) -> None:
+    tokenizer = GPT2Tokenizer(str(bpe(tmp_path / "bpe")))
+    end = tokenizer.separator()[1]
+    ids = np.concatenate([end, tokenizer.encode("One.", "x"), end, tokenizer.encode("Two", "x")])
+    ids.astype("<u2").tofile(tmp_path / "val.bin")
+    np.tile(ids, 9).astype("<u2").tofile(tmp_path / "train.bin")
+    data = load(BinFiles(str(tmp_path)), tmp_path / "c", tokenizer)
+    assert data.val_bytes == len("One.") + 2 + len("Two")
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("odd", "has 3 bytes, which are no 16-bit ids"),
+        ("empty", "has 0 bytes, which are no 16-bit ids"),
+        ("cut", "has 3,022 bytes, which are not those of its 1,000 ids"),
+        ("version", "is of version 7; only 1 is known"),
+        ("no folder", "does not exist; give a folder with .bin files, or a file"),
+        ("no files", r"has no \*train\*.bin; give a folder with .bin files of ids"),
+        ("unset", r"^data\.path: is not set"),
+    ],
+)
+def test_what_is_no_file_of_ids_is_named(how: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
+    file = write_shard(tmp_path / "x.bin", IDS)
+    raw = file.read_bytes()
+    if how == "version":
+        raw = raw[:4] + np.int32(7).tobytes() + raw[8:]
+    file.write_bytes({"odd": b"abc", "empty": b"", "cut": raw[:-2]}.get(how, raw))
+    path = {"no folder": tmp_path / "none", "no files": tmp_path / "d"}.get(how, file)
+    with pytest.raises(DataError, match=said):
+        load(BinFiles(None if how == "unset" else str(path)), tmp_path / "c")
+
+
+def test_ids_and_tokenizer_must_fit(tmp_path: Path) -> None:
+    (IDS + 50_000).tofile(tmp_path / "x.bin")
+    source, cache = BinFiles(str(tmp_path / "x.bin")), tmp_path / "c"
+    with pytest.raises(ConfigError, match=r"^tokenizer: has 256 ids, and the files have id 50,255"):
+        load(source, cache)
+    with pytest.raises(ConfigError, match=r"^tokenizer\.vocab_size: is not set; .* give 50256 or"):
+        load(source, cache, TaskIds())
+    for without in (CharTokenizer(), TrainedBPE(300)):
+        with pytest.raises(ConfigError, match=r"^tokenizer: takes its vocabulary from a text, and"):
+            load(source, cache, without)
+    assert load(source, cache, TaskIds(50_257)).val_bytes is None
+    with pytest.raises(ConfigError, match=r"^model\.context_length: 900 is too long .*: 900 of"):
+        load(source, cache, TaskIds(50_257), context_length=900)
+
+
+def test_an_end_of_text_begins_a_document(tmp_path: Path) -> None:
+    tokenizer = GPT2Tokenizer(str(bpe(tmp_path / "bpe")))
+    (end,) = tokenizer.separator()[1]
+    ids = np.tile(np.array([end, 1, 2, 3, end, 4, 5], dtype="<u2"), 30)
+    ids.tofile(tmp_path / "x.bin")
+    source, masked = BinFiles(str(tmp_path / "x.bin")), {"mask_documents": True}
+    data = load(source, tmp_path / "cache", tokenizer, **masked)
+    found, _, numbers = data.training_batch(1, 1, 4, 40)
+    later = (found[:, 1:] == int(end)).cumsum(1)
+    assert torch.equal(numbers, torch.cat([torch.zeros(4, 1, dtype=torch.int64), later], 1))
+    (ids % 100).tofile(tmp_path / "y.bin")
+    with pytest.raises(ConfigError, match=r"^data\.mask_documents: needs ids with an end of text"):
+        load(BinFiles(str(tmp_path / "y.bin")), tmp_path / "cache", ByteTokenizer(), **masked)
+
+
+def test_a_run_on_plain_ids_without_a_tokenizer(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    IDS.tofile(tmp_path / "x.bin")
+    ids = ("tokenizer=none", "tokenizer.vocab_size=300", "data=bin", f"data.path={tmp_path}/x.bin")
+    assert command(tmp_path / "refused", *tiny(tmp_path, *ids)) == 2
+    said = "error: sample.tokens: data=bin has no text that could go on; give 0\n"
+    assert capfd.readouterr().err == said
+    data = summary(train(tmp_path / "run", *ids, "sample.tokens=0"))["data"]
+    assert data["val_tokens"] == 100
+    assert "val_bytes" not in data  # of an unknown text
+
+
+# What was prepared
+
+
+@pytest.mark.parametrize("name", ["char", "gpt2", "bpe"])
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_prepared_text_is_the_text(name: str, masked: bool, tmp_path: Path) -> None:
+    def tokenizer() -> CharTokenizer | GPT2Tokenizer | TrainedBPE:
+        if name == "gpt2":
+            return GPT2Tokenizer(str(bpe(tmp_path / "bpe")))
+        return CharTokenizer() if name == "char" else TrainedBPE(300)
+
+    source, to = documents([TEXT, TEXT[:999], "naïve " * 20]), tmp_path / "to"
+    source.prepare(to, request(tmp_path / "a", tokenizer(), tokenizer_name=name))
+    given = {"mask_documents": masked}
+    found = load(BinFiles(str(to)), tmp_path / "b", tokenizer(), **given)
+    expected = load(source, tmp_path / "c", tokenizer(), **given)
+    for ours, theirs in zip(
+        (*found.training_batch(1, 2, 6, 40), *next(iter(found.validation(9, 40)))),
+        (*expected.training_batch(1, 2, 6, 40), *next(iter(expected.validation(9, 40)))),
+        strict=True,
+    ):
+        assert torch.equal(ours, theirs)
+    assert found.facts() == expected.facts()
+    assert found.text_hash == expected.text_hash
+    if name == "bpe":  # its files lie beside the ids
+        load(BinFiles(str(to)), tmp_path / "b", GPT2Tokenizer(str(to)))
+    advice = "char" if name == "char" else f"gpt2 tokenizer.path={to}"
+    with pytest.raises(ConfigError, match=rf"^tokenizer: is not that of the ids; give .*={advice}"):
+        load(BinFiles(str(to)), tmp_path / "b", ByteTokenizer())
+    with pytest.raises(DataError, match=r"^data\.val_path: .* has its own held-out part; leave it"):
+        load(BinFiles(str(to), val_path=str(to)), tmp_path / "b")
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        ("ids", r"tokens\.bin is damaged; remove .*to and prepare it again"),
+        ("cut", r"tokens\.bin is cut short; remove"),
+        ("lost", r"tokens\.bin is missing; remove"),
+        ("starts", r"tokens\.bin is missing; remove"),
+        ("{", r"tokens\.json cannot be used \(Input data was truncated\); remove"),
+        ('{"text": 3}', r"tokens\.json cannot be used \(Expected `str`, got `int` - at `\$\.text`"),
+    ],
+)
+def test_a_prepared_text_that_is_damaged_is_refused(harm: str, said: str, tmp_path: Path) -> None:
+    to = tmp_path / "to"
+    documents([TEXT]).prepare(to, request(tmp_path / "a"))
+    raw = (to / TOKENS).read_bytes()
+    if harm in ("ids", "cut"):
+        (to / TOKENS).write_bytes(raw[:-2] + b"\0\0" * (harm == "ids"))
+    elif harm in ("lost", "starts"):
+        (to / (TOKENS if harm == "lost" else STARTS)).unlink()
+    else:
+        (to / INDEX).write_text(harm)
+    with pytest.raises(DataError, match=rf"^data\.path: .*{said}"):
+        load(BinFiles(str(to)), tmp_path / "b")
+
+
+def test_the_command_prepares_what_a_run_trains_on(tmp_path: Path, call: Call) -> None:
+    text, to = tmp_path / "book.txt", tmp_path / "to"
+    text.write_text(TEXT)
+    cache = f"cache_dir={tmp_path / 'cache'}"
+    given = (cache, "data=text", f"data.path={text}", "tokenizer=char", f"to={to}")
+    code, out, err = call("prepare", *given)
+    assert (code, err) == (0, "")
+    assert out.splitlines()[-1].endswith(f"train.py data=bin data.path={to} tokenizer=char")
+    assert out.startswith("train: 1,686 tokens of 1,858 bytes in 1 document\nval: ")
+    assert json.loads((to / INDEX).read_text())["choice"] == "char"
+    run = train(tmp_path / "run", "data=bin", f"data.path={to}", "tokenizer=char")
+    assert summary(run)["data"]["documents"] == 1
+    code, _, err = call("prepare", f"to={tmp_path / 'x'}", "data=recall")
+    assert (code, err) == (
+        2,
+        "error: data: data=recall is no text, and needs no preparation; give a text\n",
+    )

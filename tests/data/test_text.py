@@ -1,0 +1,328 @@
+"""Plain text of files and folders, what is held out of it, and what is refused."""
+
+import ast
+import hashlib
+import inspect
+import io
+import os
+import sys
+import sysconfig
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from loading import documents, load, read_sides
+from support import summary, train
+
+from gptattn.data import text as our_text
+from gptattn.data.text import (
+    SHAKESPEARE_SHA256,
+    PlainText,
+    PythonDocs,
+    Shakespeare,
+    StandardLibrary,
+    TextFile,
+    TextFiles,
+    cache_folder,
+)
+from gptattn.data.tokenizer import CharTokenizer
+from gptattn.errors import ConfigError, DataError, UserError
+
+
+def write(folder: Path, files: Mapping[str, str | bytes]) -> str:
+    """Write the files into the folder; return its path."""
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    return str(folder)
+
+
+def read(source: PlainText, side: str = "train") -> list[str]:
+    """Return the documents of one side, each as one string."""
+    return ["".join(document()) for document in getattr(source, side)]
+
+
+def test_pydocs_are_long_prose_and_a_python_without_them_says_what_to_use(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (content,) = read(PythonDocs())
+    low, high = (460_000, 470_000) if sys.version_info[:2] == (3, 11) else (300_000, 2_000_000)
+    assert low < len(content) < high
+    assert "is an immutable sequence" in content or "The standard type hierarchy" in content
+    monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
+    with pytest.raises(DataError, match=r"data=text data\.path="):
+        PythonDocs()
+
+
+def test_the_standard_library_is_its_sources_without_tests_and_no_file_is_on_both_sides() -> None:
+    library = StandardLibrary()
+    sides = [
+        [file.path for file in side if isinstance(file, TextFile)]
+        for side in (library.train, library.held_out)
+    ]
+    assert Path(inspect.getfile(ast)) in sides[0] + sides[1]
+    assert not any({"test", "site-packages"} & {*file.parts} for file in sides[0] + sides[1])
+    assert len(sides[0]) > 10 * len(sides[1]) > 100
+    assert not set(sides[0]) & set(sides[1])
+
+
+def test_files_stay_on_their_side_when_others_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sysconfig, "get_path", lambda _: str(tmp_path))
+    with pytest.raises(DataError, match=r"no source files in .*; use data=text data\.path="):
+        StandardLibrary()
+
+    def held_out(names: range) -> set[str]:
+        for i in names:
+            (tmp_path / f"{i}.py").write_text(f"x = {i}")
+        return {content.removeprefix("x = ") for content in read(StandardLibrary(), "held_out")}
+
+    few = held_out(range(200))
+    assert few
+    assert few == {n for n in held_out(range(200, 300)) if int(n) < 200}
+
+
+def test_a_folder_is_its_files_sorted_without_the_hidden_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = {"b.txt": "second", "a.txt": "first", "c/d.md": "third"}
+    hidden = {".hidden.txt": "no", ".git/e.txt": "no", "c/.f": "no", ".notes/a.txt": "seen"}
+    write(tmp_path, names | hidden)
+    assert read(TextFiles(str(tmp_path))) == ["first", "second", "third"]
+    assert read(TextFiles(str(tmp_path), pattern="**/*.md")) == ["third"]
+    assert read(TextFiles(str(tmp_path / "a.txt"))) == ["first"]
+    assert read(TextFiles(str(tmp_path / ".notes"))) == ["seen"]
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert read(TextFiles("~/a.txt")) == ["first"]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "does not exist"),
+        (b"", "is empty"),
+        (b"\xef\xbb\xbf", "is empty"),
+        (b"text\0more", "binary (NUL at byte 4)"),
+        (b"caf\xe9 and more", "not UTF-8 (byte 0xe9 at offset 3)"),
+        (b"\xef\xbb\xbf\xff", "byte 0xff at offset 3"),
+        (b"abc\xe2\x89de", "0xe2 at offset 3"),
+        (b"cut \xe2\x89", "at offset 4"),
+    ],
+)
+@pytest.mark.parametrize("size", [4, 100])
+def test_a_file_that_is_no_text_is_refused_and_the_offset_named(
+    content: bytes | None, said: str, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(our_text, "PIECE", size)
+    file = tmp_path / "book.txt"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(DataError) as error:
+        load(TextFiles(str(file)), tmp_path / "cache")
+    assert error.value.field == "data.path"
+    assert said in error.value.message
+    assert str(file) in error.value.message
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"path": None}, r"^data\.path: is not set"),
+        ({"path": "DIR", "pattern": "*.md"}, r"^data\.path: no file below .*data\.pattern=\*\.md"),
+        ({"path": "DIR/empty"}, r"^data\.path: no file with text in it below"),
+        ({"path": os.devnull}, "not a regular file"),
+        ({"path": "DIR", "pattern": "/*"}, r"^data\.pattern: '/\*' is not a relative pattern"),
+        ({"path": "DIR", "pattern": ""}, r"^data\.pattern: '' is not a pattern"),
+        ({"path": "x" * 5000}, r"^data\.path: x+: File name too long"),
+        ({"path": "~nobody-here/x"}, r"^data\.path: ~nobody-here/x names an unknown home"),
+        ({"path": "DIR", "val_path": "DIR/nowhere"}, r"^data\.val_path: .*nowhere does not exist"),
+        ({"path": "DIR/a.txt", "val_path": "DIR"}, r"^data\.val_path: .* holds out all of data\."),
+    ],
+)
+def test_what_cannot_be_read_is_named_with_its_setting(
+    given: dict[str, str | None], said: str, tmp_path: Path
+) -> None:
+    write(tmp_path, {"a.txt": "text", "empty/1.txt": b"", "empty/2.txt": b"\xef\xbb\xbf"})
+    named = {key: value and value.replace("DIR", str(tmp_path)) for key, value in given.items()}
+    with pytest.raises(UserError, match=said):
+        TextFiles(**named)  # type: ignore[arg-type]
+
+
+def test_a_bad_file_in_a_folder_is_named_with_a_way_to_leave_it_out(tmp_path: Path) -> None:
+    write(tmp_path, {"a.txt": "good", "b.bin": b"\0"})
+    with pytest.raises(DataError, match=r"b\.bin is binary .*, or leave it out with data\.pattern"):
+        load(TextFiles(str(tmp_path)), tmp_path / "cache")
+
+
+@pytest.mark.parametrize("size", [1, 3, 64])
+def test_a_file_in_pieces_is_the_file(
+    size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = "≈𝄞é\n\n\nA \n" * 5
+    file = TextFile(tmp_path / "book.txt", "data", set())
+    file.path.write_bytes(("\ufeff" + plain.replace("\n", "\r\n")).encode())
+    monkeypatch.setattr(our_text, "PIECE", max(size, 3))  # the byte order mark is one piece
+    pieces = list(file())
+    assert "".join(pieces) == plain
+    assert max(map(len, pieces)) <= max(size, 3) + 1
+    file.path.write_bytes(plain.replace("\n", "\r").encode())
+    monkeypatch.setattr(our_text, "PIECE", size)
+    assert "".join(file()) == plain
+
+
+def test_byte_order_mark_and_carriage_returns_are_no_part_of_the_text(tmp_path: Path) -> None:
+    plain = "First line\nsecond, \ufeff in it\n\nlast\n" * 3
+    files = {
+        "plain": (plain.encode(), []),
+        "mark": (plain.encode("utf-8-sig"), ["byte order mark"]),
+        "old mac": (plain.replace("\n", "\r").encode(), ["CR"]),
+        "both": (plain.replace("\n", "\r\n").encode("utf-8-sig"), ["CR", "byte order mark"]),
+    }
+    for name, (raw, left_out) in files.items():
+        (tmp_path / name).write_bytes(raw)
+        data = load(TextFiles(str(tmp_path / name)), tmp_path / "cache", CharTokenizer())
+        assert "".join(read_sides(data)) == plain
+        assert data.text_hash == hashlib.sha256(plain.encode()).hexdigest()
+        assert data.reading["left_out"] == left_out
+
+
+def test_empty_files_in_a_folder_are_named_and_skipped_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    full = {"1.txt": "a" * 40, "4.txt": "b" * 60}
+    books = write(tmp_path / "books", {**full, "2.txt": b"", "3.txt": b"\xef\xbb\xbf"})
+    assert read(TextFiles(books)) == [*full.values()]
+    assert capsys.readouterr().err == (
+        f"warning: data.path: empty files skipped: {books}/2.txt, {books}/3.txt\n"
+    )
+    TextFiles(books)
+    assert capsys.readouterr().err == ""
+
+
+# What is held out
+
+
+def test_the_tail_of_each_document_is_held_out_and_documents_are_apart(tmp_path: Path) -> None:
+    data = load(documents(["a" * 40, "b" * 60, "c" * 20]), tmp_path)
+    assert read_sides(data) == (
+        "a" * 36 + "\n\n" + "b" * 54 + "\n\n" + "c" * 18,
+        "aaaa\n\nbbbbbb\n\ncc",
+    )
+    # The first scored token comes after a separator as well.
+    assert data.val[:1].tolist() == [ord("\n")]
+    assert data.val_bytes == 4 + 6 + 2 + 2 * 2
+
+
+def test_documents_too_short_for_a_tail_of_their_own_give_their_share_together(
+    tmp_path: Path,
+) -> None:
+    for fraction, characters in ((0.1, 30), (0.5, 150), (0.001, 1)):
+        data = load(documents(["xyz"] * 100), tmp_path, val_fraction=fraction)
+        assert sum(map(read_sides(data)[1].count, "xyz")) == characters
+        assert sum(map(read_sides(data)[0].count, "xyz")) == 300 - characters
+
+
+def test_a_folder_of_one_file_is_that_file(tmp_path: Path) -> None:
+    content = "naïve " * 50
+    books = write(tmp_path / "books", {"1.txt": content, "2.txt": ""})
+    one, other = (load(TextFiles(path), tmp_path / "cache") for path in (books, f"{books}/1.txt"))
+    assert one.text_hash == other.text_hash == hashlib.sha256(content.encode()).hexdigest()
+    assert read_sides(one) == read_sides(other)
+    assert "".join(read_sides(one)) == content
+
+
+def test_val_path_is_held_out_whole_and_nothing_else_is(tmp_path: Path) -> None:
+    books = write(tmp_path / "books", {"1": "a" * 40, "2": "b" * 60, "val/3": "c" * 9})
+    (tmp_path / "link").symlink_to(tmp_path / "books" / "val")
+    data = load(TextFiles(books, val_path=str(tmp_path / "link")), tmp_path / "cache")
+    assert read_sides(data) == ("a" * 40 + "\n\n" + "b" * 60, "c" * 9)
+    assert data.val_bytes == 9
+    one = TextFiles(f"{books}/1", val_path=f"{books}/2")
+    assert read_sides(load(one, tmp_path / "cache", val_fraction=0.5)) == ("a" * 40, "b" * 60)
+
+
+def test_the_hash_is_of_the_content_and_of_what_is_held_out(tmp_path: Path) -> None:
+    a, b = "a" * 40, "b" * 60
+    texts = [
+        documents([a, b]),
+        documents([a + "\n\n" + b]),
+        documents([a[1:], "a" + b]),
+        documents([a, b], [a]),
+        documents([a]),
+        documents([a], [b]),
+        documents([b], [a]),
+    ]
+    hashes = [load(text, tmp_path / "cache").text_hash for text in texts]
+    assert len(set(hashes)) == len(hashes)
+    books = write(tmp_path / "books", {"1": a, "2": b})
+    assert load(TextFiles(books), tmp_path / "cache").text_hash == hashes[0]
+
+
+def test_a_folder_too_short_for_the_context_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"model\.context_length: 8 is too long .* at most 6"):
+        load(documents(["abc", "def"]), tmp_path)
+
+
+def test_a_run_on_a_folder_says_how_it_was_read(tmp_path: Path) -> None:
+    books = write(tmp_path / "books", {"1": "One line.\r\n" * 30, "2": "Two.\n" * 30, "3": b""})
+    run = train(tmp_path / "a", "data=text", f"data.path={books}", f"data.val_path={books}/2")
+    assert summary(run)["data"] == {
+        "text_sha256": summary(run)["data"]["text_sha256"],
+        "tokenizer": "byte",
+        "vocab_size": 256,
+        "train_tokens": 300,
+        "val_tokens": 150,
+        "val_bytes": 150,
+        "documents": 1,
+        "held_out": "documents",
+        "separator": "\n\n",
+        "left_out": ["CR"],
+    }
+
+
+# Tiny Shakespeare
+
+
+def test_another_text_is_not_shakespeare(tmp_path: Path) -> None:
+    (tmp_path / "x.txt").write_text("To be or not to be")
+    with pytest.raises(
+        DataError, match=rf"sha256 is .*, the canonical file has {SHAKESPEARE_SHA256}"
+    ):
+        Shakespeare(str(tmp_path / "x.txt"))
+
+
+def test_a_download_that_fails_or_is_another_page_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise urllib.error.URLError("no route")
+
+    monkeypatch.setattr(urllib.request, "urlopen", refuse)
+    with pytest.raises(DataError, match=r"cannot fetch https.*no route.*; get the file"):
+        Shakespeare(None, cache_dir=str(tmp_path))
+    monkeypatch.setattr(urllib.request, "urlopen", lambda *a, **k: io.BytesIO(b"log in first"))
+    with pytest.raises(DataError, match="sha256"):
+        Shakespeare(None, cache_dir=str(tmp_path))
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_canonical_file_is_read(tmp_path: Path) -> None:
+    file = Path(__file__).resolve().parents[3] / "shared" / "data" / "tinyshakespeare.txt"
+    if not file.is_file():
+        pytest.skip("../shared/data has no tinyshakespeare.txt")
+    (content,) = read(Shakespeare(str(file)))
+    assert len(content) == 1_115_394
+
+
+def test_the_cache_folder_is_the_one_given_or_the_users(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert cache_folder("~/mine") == tmp_path / "mine"
+    assert cache_folder(None) == tmp_path / "xdg" / "gptattn"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert cache_folder(None) == tmp_path / ".cache" / "gptattn"

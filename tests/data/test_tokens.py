@@ -1,0 +1,387 @@
+"""Token files: made once, made again when damaged, and split for training and validation."""
+
+import itertools
+import json
+import multiprocessing
+import os
+import random
+import signal
+import time
+import tracemalloc
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+
+import numpy as np
+import pytest
+from loading import documents, load, read_sides, request
+from support import MIXED, TEXT, TRICKY, bpe
+from torch import Tensor
+
+import gptattn.data.bpe as our_bpe
+from gptattn.data import text as our_text
+from gptattn.data import tokens as our_tokens
+from gptattn.data.bin_files import BinFiles
+from gptattn.data.bpe import GPT2Tokenizer
+from gptattn.data.text import TextFiles
+from gptattn.data.tokenizer import ByteTokenizer, CharTokenizer, Ids, Tokenizer
+from gptattn.data.tokens import INDEX, STARTS, TOKENS, DocumentsFrom, TextSource, TokenData
+from gptattn.errors import ConfigError, DataError, DiskError
+
+
+class CountingTokenizer(ByteTokenizer):
+    """Counts the batches that it encodes."""
+
+    encoded = 0
+
+    def encode_batch(self, texts: Sequence[str]) -> Sequence[Ids]:
+        self.encoded += len(texts)
+        return super().encode_batch(texts)
+
+
+@pytest.fixture(params=["byte", "char", "gpt2"])
+def tokenizer(request: pytest.FixtureRequest, tmp_path: Path) -> Tokenizer:
+    if request.param == "gpt2":
+        return GPT2Tokenizer(str(bpe(tmp_path / "bpe")))
+    return ByteTokenizer() if request.param == "byte" else CharTokenizer()
+
+
+def test_a_text_is_encoded_once(tmp_path: Path) -> None:
+    first, second = CountingTokenizer(), CountingTokenizer()
+    one, two = load(MIXED, tmp_path, first), load(MIXED, tmp_path, second)
+    assert (first.encoded, second.encoded) == (2, 0)  # what is trained on, and what is held out
+    assert read_sides(one) == read_sides(two)
+    load(MIXED, tmp_path, second, val_fraction=0.2)
+    load(documents([MIXED, MIXED]), tmp_path, second)
+    assert second.encoded == 2 + 4
+
+
+def test_a_vocabulary_of_the_text_is_found_again_with_its_ids(tmp_path: Path) -> None:
+    first, second = CharTokenizer(), CharTokenizer()
+    one, two = load(MIXED, tmp_path, first), load(MIXED, tmp_path, second)
+    assert first.settings() == second.settings() == {"characters": "\nAé≈𝄞"}
+    # A resumed run has the characters in its settings, and no text need be encoded again.
+    three = load(MIXED, tmp_path, CharTokenizer("\nAé≈𝄞"))
+    assert len(list(tmp_path.glob(f"*/{INDEX}"))) == 1
+    assert read_sides(one) == read_sides(two) == read_sides(three)
+
+
+def test_a_folder_holds_the_ids_as_they_are(tmp_path: Path) -> None:
+    load(MIXED, tmp_path)
+    (file,) = tmp_path.glob(f"*/{TOKENS}")
+    assert np.fromfile(file, dtype="<u2").tolist() == list(MIXED.encode())
+    assert {f.name for f in file.parent.iterdir()} == {TOKENS, INDEX, STARTS, ".lock"}
+
+
+def test_a_file_that_has_changed_is_read_again(tmp_path: Path) -> None:
+    file, cache = tmp_path / "book.txt", tmp_path / "cache"
+    file.write_text(TEXT)
+    before = load(TextFiles(str(file)), cache)
+    file.write_text(TEXT.replace("end", "END"))
+    os.utime(file, (1, 1))  # the clock of a disk may tick slowly
+    after = load(TextFiles(str(file)), cache)
+    assert "END" in after.tokenizer.decode(after.train[:])
+    assert before.text_hash != after.text_hash
+
+
+def test_a_text_that_changes_while_it_is_read_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "book.txt"
+    file.write_text(TEXT)
+
+    class Slow(ByteTokenizer):
+        def encode_batch(self, texts: Sequence[str]) -> Sequence[Ids]:
+            file.write_text(TEXT + "more")
+            return super().encode_batch(texts)
+
+    with pytest.raises(DataError, match=r"^data: the text changed while it was read; start again"):
+        load(TextFiles(str(file)), tmp_path / "cache", Slow())
+    assert not list((tmp_path / "cache").glob(f"*/{INDEX}"))
+
+
+@pytest.mark.parametrize("harm", ["ids", "cut", "lost", "starts", "index", "fields"])
+def test_what_is_damaged_in_the_cache_is_encoded_again(
+    harm: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    before = read_sides(load(MIXED, tmp_path))
+    (file,) = tmp_path.glob(f"*/{TOKENS}")
+    whole = file.read_bytes()
+    if harm == "starts":
+        file.with_name(STARTS).unlink()
+    elif harm in ("index", "fields"):
+        file.with_name(INDEX).write_text("{" if harm == "index" else "{}")
+    else:
+        file.unlink()
+        if harm != "lost":
+            file.write_bytes(whole[:-2] + b"\1\0" * (harm == "ids"))
+            os.utime(file, (1, 1))  # the clock of a disk may tick slowly
+    assert read_sides(load(MIXED, tmp_path)) == before
+    assert file.read_bytes() == whole
+    (said,) = capfd.readouterr().err.splitlines()
+    assert said.startswith(f"data: {file.parent}")
+    assert said.endswith("; encoding again")
+
+
+def test_a_cache_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(DiskError, match=r"^cache_dir: .*cache cannot be used \(Not a dir"):
+        load(MIXED, tmp_path / "file" / "cache")
+
+
+def _prepare_slowly(folder: str) -> None:
+    class Slow(ByteTokenizer):
+        def encode_batch(self, texts: Sequence[str]) -> Sequence[Ids]:
+            time.sleep(60)
+            return super().encode_batch(texts)
+
+    documents([TEXT]).prepare(Path(folder), request(Path(folder) / "cache", Slow()))
+
+
+def test_a_killed_preparation_leaves_nothing_that_is_taken_for_whole(tmp_path: Path) -> None:
+    to = tmp_path / "to"
+    process = multiprocessing.get_context("fork").Process(target=_prepare_slowly, args=(str(to),))
+    process.start()
+    while not list(to.glob("*.part")):
+        time.sleep(0.01)
+    with pytest.raises(DataError, match=r"has no \*train\*\.bin"):
+        load(BinFiles(str(to)), tmp_path / "cache")
+    assert process.pid is not None
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    index = documents([TEXT]).prepare(to, request(tmp_path / "cache"))
+    assert index.train.tokens + index.val.tokens == len(TEXT.encode())
+    assert load(BinFiles(str(to)), tmp_path / "cache").text_hash == index.text_sha256
+
+
+def test_one_process_waits_for_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(our_tokens, "QUIET_SECONDS", 0.01)
+    process = multiprocessing.get_context("fork").Process(
+        target=_prepare_slowly, args=(str(tmp_path),)
+    )
+    process.start()
+    while not list(tmp_path.glob("*.part")):
+        time.sleep(0.01)
+    assert process.pid is not None
+    stop = multiprocessing.get_context("fork").Process(target=_kill_later, args=(process.pid,))
+    stop.start()
+    documents([TEXT]).prepare(tmp_path, request(tmp_path / "cache"))
+    process.join()
+    stop.join()
+    said = f"data: waiting for another process that prepares {tmp_path}\n"
+    assert capfd.readouterr().err == said
+
+
+def _kill_later(pid: int) -> None:
+    time.sleep(0.3)
+    os.kill(pid, signal.SIGKILL)
+
+
+def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
+    asked, to = request(tmp_path / "cache"), tmp_path / "to"
+    made = documents([TEXT]).prepare(to, asked)
+    assert documents([TEXT]).prepare(to, asked) == made
+    for other, tokenizer in ((TEXT + "x", ByteTokenizer()), (TEXT, CharTokenizer())):
+        with pytest.raises(ConfigError, match=r"^to: .* has the ids of another text, or of anothe"):
+            documents([other]).prepare(to, request(tmp_path / "cache", tokenizer))
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "notes.md").write_text("mine")
+    with pytest.raises(ConfigError, match=r"files of its own \(notes\.md\); give another folder"):
+        documents([TEXT]).prepare(tmp_path / "own", asked)
+
+
+# What is in it
+
+
+def test_the_tail_is_held_out_with_one_token_of_context(tmp_path: Path) -> None:
+    # 107 bytes, of which 11 are held out; the 12th from the end begins a character of two bytes.
+    content = "".join(chr(33 + i % 90) for i in range(95)) + "é≈é≈é"
+    assert len(content.encode()) == 107
+    for tokenizer in (CharTokenizer(), ByteTokenizer()):
+        data = load(content, tmp_path, tokenizer)
+        assert read_sides(data) == (content[:95], "é≈é≈é")
+        assert tokenizer.decode(data.val[:1]) == content[94]
+        assert data.val_bytes == 12
+
+
+def test_a_text_shorter_than_the_context_is_refused(tmp_path: Path) -> None:
+    # 100 tokens: 90 of them train, which is one window of 89 and its target.
+    assert len(load("x" * 100, tmp_path, context_length=89).train) == 90
+    with pytest.raises(ConfigError, match=r"^model\.context_length: 90 is too long .* at most 89,"):
+        load("x" * 100, tmp_path, context_length=90)
+    with pytest.raises(DataError, match=r"^data: the text is too short to train on one part"):
+        load("x", tmp_path)
+
+
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_tokens_of_pieces_are_those_of_the_whole_text(
+    size: int, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(our_text, "PIECE", size)
+    monkeypatch.setattr(our_tokens, "BATCH_CHARS", 200)
+    monkeypatch.setattr(our_bpe, "PIECE_CHARS", 50)
+    content = "".join(random.Random(size).choices([*TRICKY.replace("\0", ""), TEXT], k=300))
+    data = load(content, tmp_path / "cache", tokenizer)
+    raw = content.encode()
+    cut = len(raw[: len(raw) - round(0.1 * len(raw))].decode(errors="ignore"))
+    head, tail = (
+        tokenizer.encode(part, "data").tolist() for part in (content[:cut], content[cut:])
+    )
+    assert data.train[:].tolist() == head
+    assert data.val[:].tolist() == [head[-1], *tail]
+    assert data.val_bytes == len(content[cut:].encode())
+
+
+def test_held_out_text_and_its_bytes_are_the_same_for_all_tokenizers(tmp_path: Path) -> None:
+    books = documents(["≈ π, naïve. " * 9, "The end.\n" * 9, "x" * 9])
+    tokenizers = ByteTokenizer(), CharTokenizer(), GPT2Tokenizer(str(bpe(tmp_path / "bpe")))
+    found = [load(books, tmp_path / "cache", tokenizer) for tokenizer in tokenizers]
+    scored = [read_sides(data)[1].replace("<|endoftext|>", "\n\n") for data in found]
+    assert scored[0] == scored[1] == scored[2]
+    assert {data.val_bytes for data in found} == {len(scored[0].encode())}
+    assert len({data.text_hash for data in found}) == 1
+
+
+def test_gpt2s_end_of_text_stands_between_documents(tmp_path: Path) -> None:
+    tokenizer = GPT2Tokenizer(str(bpe(tmp_path / "bpe")))
+    data = load(documents(["The end." * 5, "The end." * 10]), tmp_path / "cache", tokenizer)
+    (end,) = tokenizer.separator()[1].tolist()
+    first, second = "The end." * 4 + "The ", "The end." * 9
+    ids = [tokenizer.encode(part, "data").tolist() for part in (first, second)]
+    assert data.train[:].tolist() == [*ids[0], end, *ids[1]]
+    assert data.val[:].tolist().count(end) == 2  # the context, and between the tails
+    assert data.val[:1].tolist() == [end]
+
+
+class Lines(TextSource):
+    """Lines of text, as many as asked for, that are nowhere held."""
+
+    separated = False
+
+    def __init__(self, lines: int) -> None:
+        self.lines = lines
+
+    def stamp(self) -> str:
+        return str(self.lines)
+
+    def documents(self, val_fraction: float) -> Iterator[tuple[str, Iterator[str]]]:
+        for side, lines in (("train", self.lines), ("val", 10)):
+            yield side, itertools.repeat("All work and no play makes π a naïve ≈.\n", lines)
+
+    def facts(self, documents: int) -> dict[str, int]:
+        return {"documents": documents}
+
+
+@pytest.mark.parametrize("tokenizer", ["byte", "gpt2"], indirect=True)
+def test_four_times_the_text_takes_no_more_memory(
+    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(our_tokens, "BATCH_CHARS", 2**14)
+    monkeypatch.setattr(our_tokens, "PIECE_TOKENS", 2**14)
+
+    def peak(lines: int) -> int:
+        tracemalloc.start()
+        try:
+            load(Lines(lines), tmp_path / "cache", tokenizer)
+            return tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    peak(10)
+    few = peak(4_000)  # 170 kB
+    assert peak(16_000) < 1.2 * few
+
+
+# Documents
+
+
+def test_numbers_change_where_a_document_begins_and_count_from_the_first_token() -> None:
+    starts = np.array([0, 3, 4, 9])
+    number = DocumentsFrom(starts, 0)
+    assert number(0, 11).tolist() == [0, 0, 0, 1, 2, 2, 2, 2, 2, 3, 3]
+    assert number(4, 9).tolist() == [0] * 5
+    assert number(3, 5).tolist() == DocumentsFrom(starts, 2)(1, 3).tolist() == [0, 1]
+    assert number(2, 2).tolist() == []
+    assert DocumentsFrom(starts[:0], 0)(5, 7).tolist() == [0, 0]
+
+
+def split_row(ids: Tensor, numbers: Tensor, tokenizer: Tokenizer) -> list[str]:
+    """The text of each document in a row, in order."""
+    pairs = zip(numbers.tolist(), ids.tolist(), strict=True)
+    return [
+        tokenizer.decode(np.array([i for _, i in group]))
+        for _, group in groupby(pairs, key=lambda p: p[0])
+    ]
+
+
+BOOKS = documents(["a" * 40, "b" * 5, "c" * 30, "d" * 3])
+
+
+def load_masked(source: TextSource, cache: Path, tokenizer: Tokenizer | None = None) -> TokenData:
+    return load(source, cache, tokenizer, mask_documents=True, val_fraction=0.3)
+
+
+@pytest.mark.parametrize("kind", ["byte", "gpt2"])
+def test_a_document_begins_at_its_separator_and_goes_on_to_the_next(
+    kind: str, tmp_path: Path
+) -> None:
+    tokenizer = ByteTokenizer() if kind == "byte" else GPT2Tokenizer(str(bpe(tmp_path / "bpe")))
+    separator = "\n\n" if kind == "byte" else "<|endoftext|>"
+    data, seen = load_masked(BOOKS, tmp_path / "cache", tokenizer), set[str]()
+    for step in range(20):
+        ids, _, numbers = data.training_batch(3, step, 5, 8)
+        for row, own in zip(ids, numbers, strict=True):
+            parts = split_row(row, own, tokenizer)
+            for part in parts[1:]:
+                assert separator.startswith(part[: len(separator)])  # a row may end within it
+            letters = ["".join(sorted(set(part) & set("abcd"))) for part in parts]
+            if kind == "byte":
+                assert all(len(found) <= 1 for found in letters)
+            seen.update(letters)
+    assert {"a", "c"} <= seen
+
+
+def test_validation_windows_have_the_documents_of_the_held_out_text(tmp_path: Path) -> None:
+    data = load_masked(BOOKS, tmp_path)
+    windows = []
+    for ids, _, numbers in data.validation(2, 8):
+        windows += [split_row(*row, data.tokenizer) for row in zip(ids, numbers, strict=True)]
+    whole = "".join(part for window in windows for part in window)
+    assert whole == data.tokenizer.decode(data.val[:])[:-1]
+    for window in windows:
+        assert all("\n\n".startswith(part[:2]) for part in window[1:])
+        assert all(len({*part} - {"\n"}) <= 1 for part in window)
+    assert max(map(len, windows)) > 1
+    rows = data.opening_rows(8, 24)
+    apart = data.opening_documents(rows)
+    assert apart is not None
+    opening = [split_row(*row, data.tokenizer) for row in zip(rows, apart, strict=True)]
+    assert opening == windows[: len(opening)]
+
+
+def test_documents_are_named_only_if_asked_for_and_if_there_are_two(tmp_path: Path) -> None:
+    data = load(BOOKS, tmp_path)
+    assert len(data.training_batch(0, 0, 2, 8)) == 2
+    assert {len(batch) for batch in data.validation(2, 8)} == {2}
+    assert data.opening_documents(data.opening_rows(8, 24)) is None
+    held_out = load_masked(documents(["a" * 40], ["b" * 9, "c" * 9]), tmp_path)
+    assert not held_out.training_batch(0, 0, 4, 8)[2].any()
+    assert max(int(own.max()) for _, _, own in held_out.validation(4, 8)) > 0
+    with pytest.raises(ConfigError, match=r"^data\.mask_documents: the text has no two documents"):
+        load_masked(documents(["a" * 400]), tmp_path)
+
+
+def test_the_json_says_what_the_ids_are_of(tmp_path: Path) -> None:
+    source = documents([TEXT, "short " * 9])
+    source.prepare(tmp_path / "to", request(tmp_path, CharTokenizer(), tokenizer_name="char"))
+    index = json.loads((tmp_path / "to" / INDEX).read_text())
+    assert index["choice"] == "char"
+    assert index["train"]["documents"] == index["val"]["documents"] == 2
+    assert index["train"]["bytes"] + index["val"]["bytes"] == len(TEXT.encode()) + 54
+    assert index["highest"] == len(index["settings"]["characters"]) - 1
+    assert index["facts"] == {
+        "documents": 2,
+        "held_out": "tails",
+        "left_out": [],
+        "separator": "\n\n",
+    }
