@@ -17,10 +17,9 @@ from arena_published import published
 from arena_rates import rates
 from matplotlib import rc_context
 
-from gptattn.compare.comparison import compare
+from gptattn.compare.comparison import Comparison, Section, compare
 from gptattn.compare.finished_runs import read_runs
-from gptattn.compare.plot_style import COLOURS, INK, STYLE, drawn, new_figure
-from gptattn.compare.results import Comparison, Section
+from gptattn.compare.plots import COLOURS, INK, STYLE, draw, new_figure
 from gptattn.compare.table import markdown_table, report_rows
 from gptattn.compare.verdicts import cost_words, first_words, headline, shown_words
 from gptattn.errors import ConfigError
@@ -135,7 +134,7 @@ def picture(comparison: Comparison) -> bytes:
 
 def _drawn(comparison: Comparison, order: Sequence[str]) -> bytes:
     """Draw the picture; `order` are the names of its rows, from the lowest up."""
-    figure, axes = new_figure(ROW_INCHES * max(0, len(order) - 12))
+    figure, axes = new_figure(extra=ROW_INCHES * max(0, len(order) - 12))
     axes.axvline(0, color=INK, linewidth=1)
     for i, section in enumerate(comparison.sections):
         offset = 0.15 * (len(comparison.sections) - 1 - 2 * i)
@@ -164,7 +163,7 @@ def _drawn(comparison: Comparison, order: Sequence[str]) -> bytes:
     handles, labels = axes.get_legend_handles_labels()
     once = dict(zip(labels, handles, strict=True))
     figure.legend(once.values(), once.keys(), loc="outside lower center", ncols=1)
-    return drawn(figure, "differences", "Differences to the baseline", "").png
+    return draw(figure, "differences", "Differences to the baseline", "").png
 
 
 def _reach(comparison: Comparison) -> tuple[float, float]:

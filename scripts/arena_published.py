@@ -5,8 +5,8 @@ from itertools import product
 
 from arena_claims import BETTER, CLAIMS, EQUAL, WORSE, Claim, Model
 
-from gptattn.compare.paired import compare_pairs
-from gptattn.compare.results import Comparison, Difference, Row, Section
+from gptattn.compare.comparison import Comparison, Row, Section
+from gptattn.compare.statistics import Difference, compare_pairs
 from gptattn.compare.table import markdown_table
 from gptattn.compare.verdicts import signed
 

@@ -4,9 +4,8 @@ import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from gptattn.compare.finished_runs import read_runs
-from gptattn.compare.makings import without_replaced
-from gptattn.compare.results import Comparison
+from gptattn.compare.comparison import Comparison
+from gptattn.compare.finished_runs import read_runs, without_replaced
 from gptattn.compare.table import markdown_table
 from gptattn.runs.folder import RunFolder, begun_below, done_below
 from gptattn.sweep.plan import DIVERGED

@@ -14,9 +14,8 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from gptattn.compare import statistics
-from gptattn.compare.comparison import compare
+from gptattn.compare.comparison import Section, compare
 from gptattn.compare.finished_runs import Run
-from gptattn.compare.results import Section
 from gptattn.compare.table import markdown_table
 
 Losses = NDArray[np.float64]

@@ -13,7 +13,7 @@ from runfolders import write_run
 
 from gptattn.compare.comparison import compare
 from gptattn.compare.finished_runs import read_runs
-from gptattn.compare.paired import compare_pairs
+from gptattn.compare.statistics import compare_pairs
 from gptattn.compare.table import report_rows
 from gptattn.machine.ending import ended
 from gptattn.runs.folder import RunFolder
@@ -88,8 +88,8 @@ def arena(tmp_path: Path) -> Path:
 
 
 def test_a_rate_of_its_own_is_a_column_and_tuning_is_left_out(arena: Path) -> None:
-    runs, passed_over = read_runs([arena])
-    assert passed_over == [
+    runs, skipped = read_runs([arena])
+    assert skipped == [
         f"{arena / 'tuning'}: runs that chose a learning rate; name the folder to see them"
     ]
     assert len(read_runs([arena / "tuning"])[0]) == 13

@@ -8,8 +8,7 @@ from runfolders import loaded_runs
 from scipy.stats import binom
 
 from gptattn.compare import statistics
-from gptattn.compare.comparison import compare
-from gptattn.compare.results import Section
+from gptattn.compare.comparison import Section, compare
 from gptattn.compare.verdicts import first_words, section_words
 
 FIELDS = 1_000

@@ -15,11 +15,10 @@ from torch import Tensor
 
 from gptattn.attention.head_statistics import entropy, even_weights, sink_mass
 from gptattn.cli.arguments import PACKAGES, option, parse, run_script
-from gptattn.compare.files import disk_errors
 from gptattn.decode.prompt import read_prompt
 from gptattn.errors import ConfigError, DataError, NumericError
 from gptattn.machine.device import resolve_device
-from gptattn.machine.disk import write_atomically
+from gptattn.machine.disk import disk_errors, write_atomically
 from gptattn.maps.cells import packed, tokens_per_cell
 from gptattn.maps.labels import short, token_labels, visible
 from gptattn.maps.layer_picture import layer_png

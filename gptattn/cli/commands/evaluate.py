@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 
 from gptattn.cli.arguments import PACKAGES, option, parse, run_script
-from gptattn.compare.evaluation_tables import change_words
 from gptattn.compare.finished_runs import Run, one_line, read_runs
 from gptattn.data.run_data import RunData
 from gptattn.data.tokens import TokenData
@@ -64,9 +63,9 @@ def evaluate(arguments: Sequence[str]) -> None:
     kinds = dict.fromkeys(["full", *args.cache] if args.cache else [])
     asked = Asked(tuple(sorted(args.lengths)), tuple(map(cache_kind, kinds)))
     device = resolve_device(args.device, "device")
-    runs, passed_over = read_runs(args.run)
-    for line in passed_over:
-        print(f"passed over: {line}", file=sys.stderr)
+    runs, skipped = read_runs(args.run)
+    for line in skipped:
+        print(f"skipped: {line}", file=sys.stderr)
     set_threads(args.threads)
     texts: dict[str, RunData] = {}  # one for all runs with the same data and tokenizer
     plans = list[tuple[Run, TokenData, Asked]]()
@@ -121,6 +120,8 @@ def words(step: Step) -> str:
         told = f"  cache  {name:>16}  loss {one.loss:.4f}  {each:,.6g} bytes per token, "
         told += f"{one.nbytes:,} in all"
         if name != "full":
+            from gptattn.compare.table import change_words  # imports pandas
+
             told += f"; {change_words(one.loss - found.caches['full'].loss)} to full"
     return told if step.new else f"{told}  (as before)"
 
