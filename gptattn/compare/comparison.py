@@ -248,7 +248,7 @@ def compare(
         warnings = differences_in_settings(groups, row, own_rates=own_rates)
         if name is None:
             warnings.append(f"{baseline} is not among these runs; the baseline here is {row}")
-        sections.append(_section(found, groups, row, warnings))
+        sections.append(make_section(groups, row, found, warnings))
         compared.append((found, groups, row))
     across = compare_across(compared)
     copies = [line for found, groups in sets for line in name_copies(found.runs, groups)]
@@ -262,7 +262,10 @@ def compare(
     return replace(comparison, warnings=[*notes, *differences_in_making(runs)])
 
 
-def _section(found: RunSet, groups: Groups, baseline: str, warnings: list[str]) -> Section:
+def make_section(
+    groups: Groups, baseline: str, found: RunSet | None = None, warnings: Sequence[str] = ()
+) -> Section:
+    """Return the section of these rows: all decisions about them; `found` has its title."""
     base = groups[baseline]
     others = [name for name in groups if name != baseline]
     against = [(baseline, name) for name in others]
@@ -283,15 +286,15 @@ def _section(found: RunSet, groups: Groups, baseline: str, warnings: list[str]) 
     rivals = _rivals(groups, leader, baseline, differences)
     distinct = _distinct_from_leader(rivals, baseline, differences)
     return Section(
-        found.title,
+        found.title if found else "",
         baseline,
         _with_fronts(rows),
         leader if others else None,
         rivals,
         [row.name for row in rows if row.name not in (leader, *distinct)],
-        warnings,
-        found.size,
-        found.family,
+        list(warnings),
+        found.size if found else "",
+        found.family if found else "",
     )
 
 

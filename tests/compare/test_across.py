@@ -12,7 +12,7 @@ from runfolders import write_run
 from gptattn.compare.comparison import Across, Comparison, compare
 from gptattn.compare.finished_runs import read_runs
 from gptattn.compare.table import tables_across
-from gptattn.compare.verdicts import across_notes, across_title, across_words
+from gptattn.compare.verdicts import across_notes, across_words
 
 MUON = {"_target_": "gptattn.optim.Muon", "steps": 5, "rms": 0.2}
 OPTIM: dict[str, dict[str, Any]] = {
@@ -113,24 +113,6 @@ def test_without_a_shown_change_one_line_says_with_how_many_seeds(tmp_path: Path
     )
 
 
-def test_a_rate_or_a_schedule_makes_no_other_optimizer(tmp_path: Path) -> None:
-    for lr, decay in ((0.001, "cosine"), (0.002, "linear")):
-        for variant in ("mha", "gqa"):
-            config = {"optim": {"lr": lr, "decay": decay, "matrices": MUON}}
-            write_run(tmp_path / f"{variant}_{lr}", variant, 1, 2.0, config=config)
-    (section,) = compared(tmp_path).sections
-    assert len(section.rows) == 4
-
-
-def test_another_number_of_steps_is_another_optimizer(tmp_path: Path) -> None:
-    for steps in (3, 5):
-        for variant in ("mha", "gqa"):
-            config = {"optim": {"lr": 0.001, "matrices": MUON | {"steps": steps}}}
-            write_run(tmp_path / f"{variant}_{steps}", variant, 1, 2.0, config=config)
-    titles = [section.title for section in compared(tmp_path).sections]
-    assert titles == ["optim.matrices.steps=3", "optim.matrices.steps=5"]
-
-
 def test_sections_that_differ_in_two_settings_are_not_held_against_each_other(
     tmp_path: Path,
 ) -> None:
@@ -145,18 +127,6 @@ def test_sections_that_differ_in_two_settings_are_not_held_against_each_other(
         ("optim=adamw", "block=gpt2", "block=llama"),
         ("optim=muon", "block=gpt2", "block=llama"),
     }
-
-
-def test_precisions_with_several_variants_have_a_table_of_changes(tmp_path: Path) -> None:
-    for precision, losses in zip(("32-true", "bf16-mixed"), LOSSES.values(), strict=True):
-        choices = {"trainer": precision}
-        write(tmp_path, losses, "adamw", choices=choices, trainer={"precision": precision})
-    found = only(tmp_path)
-    assert across_title(found) == (
-        "How it changes from trainer.precision=32-true to trainer.precision=bf16-mixed"
-    )
-    # The names are too long for headings.
-    assert tables_across(compared(tmp_path))[0].cells[0][2:4] == ["from", "to"]
 
 
 @pytest.mark.parametrize(
@@ -186,16 +156,6 @@ def test_a_single_seed_gives_a_table_without_intervals(tmp_path: Path) -> None:
     ]
     assert "Bonferroni" not in table.caption
     assert across_words(found)[0].endswith("for gqa and mqa, with 1 seed.")
-
-
-def test_only_seeds_that_all_four_groups_have_make_an_interaction(tmp_path: Path) -> None:
-    write(tmp_path, {"mha": [2.00, 2.01], "gqa": [2.05, 2.07, 2.99]}, "adamw")
-    write(tmp_path, {"mha": [1.90, 1.92, 9.0], "gqa": [1.91, 1.96, 9.9]}, "muon")
-    found = only(tmp_path)
-    gqa = found.gaps["gqa"]
-    # 0.05, 0.06 and 0.01, 0.04.
-    assert (gqa.first, gqa.second) == (pytest.approx(0.055), pytest.approx(0.025))
-    assert (gqa.difference.n, found.losses["gqa"].difference.n) == (2, 3)
 
 
 def test_terminal_page_and_json_have_the_changes(

@@ -88,19 +88,6 @@ def test_one_variant_under_two_tokenizers_has_a_decision_in_bits_per_byte(tmp_pa
     ]
 
 
-def test_beside_another_tokenizer_only_the_sizes_are_told(tmp_path: Path) -> None:
-    write(tmp_path, "byte", {"mha": BITS["byte"]["mha"]})
-    for size in (1024, 4096):
-        write(tmp_path, "bpe", {"mha": BITS["bpe"]["mha"]}, {"vocab_size": size})
-    sections = compared(tmp_path).sections
-    assert [section.title for section in sections] == [
-        "tokenizer=byte",
-        "tokenizer=bpe vocab_size=1024",
-        "tokenizer=bpe vocab_size=4096",
-    ]
-    assert len(compared(tmp_path).across) == 3
-
-
 @pytest.mark.parametrize("other", [{"val_bytes": 699}, {"text_sha256": "zzz"}])
 def test_other_held_out_bytes_are_refused_and_never_held_against_each_other(
     other: dict[str, Any], tmp_path: Path
@@ -111,13 +98,3 @@ def test_other_held_out_bytes_are_refused_and_never_held_against_each_other(
         compared(tmp_path)
     found = compared(tmp_path, split=True)
     assert (len(found.sections), found.across) == (2, [])
-
-
-def test_records_without_their_bytes_are_not_held_against_each_other(tmp_path: Path) -> None:
-    for tokenizer in TARGETS:
-        config = {"tokenizer": {"_target_": TARGETS[tokenizer]}}
-        data = {"tokenizer": tokenizer}
-        write_run(tmp_path / tokenizer, "mha", 1, 2.0, data=data, config=config)
-    with pytest.raises(ConfigError, match="tokenizer"):
-        compared(tmp_path)
-    assert compared(tmp_path, split=True).across == []

@@ -51,13 +51,6 @@ def test_the_name_of_a_file_stands_for_its_settings_where_it_tells_all(tmp_path:
     assert "mha model.d_model=256 model.num_layers=4" in group_runs(read_runs([tmp_path])[0])
 
 
-def test_values_that_are_cut_short_in_names_do_not_merge_groups(tmp_path: Path) -> None:
-    for name in ("x", "y"):
-        config = {"tokenizer": {"_target_": "t", "characters": "abcdefghijklmnopqrstuv" + name}}
-        write_run(tmp_path / name, "mha", 1, 2.0, config=config)
-    assert len(group_runs(read_runs([tmp_path])[0])) == 2
-
-
 def test_a_metric_that_is_missing_or_nan_leaves_a_gap_in_the_table(tmp_path: Path) -> None:
     run = write_run(tmp_path / "a", "mha", 1, 2.0, metrics={"perf/tokens_per_s": float("nan")})
     summary = json.loads((run / "summary.json").read_text())

@@ -86,12 +86,3 @@ def test_what_a_block_changes_beside_the_variant_is_said_in_a_line_per_file(
         section.warnings
     )
     assert len(section.warnings) == 2
-
-
-def test_a_block_with_a_setting_of_its_own_shows_the_setting(tmp_path: Path) -> None:
-    write(tmp_path / "a", "mha", "gpt2")
-    mlp = {"model": {**GPT2["model"], "mlp": "none"}}
-    write(tmp_path / "b", "mha", "gpt2", **mlp)
-    (section,) = compared(tmp_path).sections
-    names = {"mha model.mlp=gelu", "mha model.mlp=none"}
-    assert {row.name for row in section.rows} == names

@@ -41,12 +41,6 @@ def test_a_run_made_again_after_an_edit_replaces_the_old_one_by_name(tmp_path: P
     assert comparison.skipped == [line]
 
 
-def test_a_repeat_of_the_same_making_is_no_replacement(tmp_path: Path) -> None:
-    aged(write_run(tmp_path / "s" / "a", "gqa", 1, 2.0), 1e9)
-    write_run(tmp_path / "s" / "b", "gqa", 1, 3.0)
-    assert without_replaced(read_runs([tmp_path])[0])[1] == []
-
-
 def test_a_run_without_a_record_is_unknown_and_not_averaged_with_known_ones(tmp_path: Path) -> None:
     (write_run(tmp_path / "a", "gqa", 1, 2.0) / "identity.json").unlink()
     write_run(tmp_path / "b", "gqa", 2, 3.0)
@@ -72,14 +66,6 @@ def test_equal_weights_in_two_places_are_one_variant(tmp_path: Path) -> None:
         config = {"init_from": f"{place}/w"}
         write_run(tmp_path / place, "mha", seed, 2.0, config=config, making={"weights": "w1"})
     assert list(group_runs(read_runs([tmp_path])[0])) == ["mha"]
-
-
-def test_weights_replaced_in_one_place_are_two_variants(tmp_path: Path) -> None:
-    for seed, digest in enumerate(("w1", "w2"), start=1):
-        config = {"init_from": "A/w"}
-        folder = tmp_path / f"r{seed}"
-        write_run(folder, "mha", seed, 2.0, config=config, making={"weights": digest})
-    assert len(group_runs(read_runs([tmp_path])[0])) == 2
 
 
 @pytest.mark.parametrize("changed", ["", "+model-nano", ",model=nano"])

@@ -96,6 +96,7 @@ def test_tensorboard_shows_mean_and_band(sweep: Path) -> None:
     assert values["mean"] - values["lower"] == pytest.approx(half, rel=1e-4)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_second_report_replaces_the_first_and_only_its_files(tmp_path: Path) -> None:
     sweep = write_sweep(tmp_path / "runs", LOSSES)
     out, board = sweep / "comparison", tmp_path / "bands"
@@ -115,14 +116,6 @@ def test_a_second_report_replaces_the_first_and_only_its_files(tmp_path: Path) -
     assert not list(out.glob("loss_*"))
     assert (out / "notes.txt").exists()
     assert [path.name for path in board.iterdir()] == ["mine"]
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_a_single_run_gets_a_report_beside_it(tmp_path: Path) -> None:
-    sweep = write_sweep(tmp_path / "runs", {"mha": [2.0]})
-    report(sweep / "mha_s1")
-    assert (sweep / "comparison" / "comparison.html").exists()
-    assert not (sweep / "mha_s1" / "comparison").exists()
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -192,17 +185,13 @@ def test_damage_is_named_on_the_console_and_on_the_page(
     assert captured.out.splitlines()[-1].startswith("page: ")
 
 
-def test_the_report_imports_no_torch_and_help_nothing_heavy(sweep: Path, tmp_path: Path) -> None:
+def test_a_mistake_is_said_before_anything_heavy_is_imported(tmp_path: Path) -> None:
     code = (
         "import sys; from gptattn.cli.commands.compare import main\n"
         "try:\n    main()\nexcept SystemExit: pass\n"
         "print(*{name.partition('.')[0] for name in sys.modules})"
     )
-    for arguments, absent in (
-        ([str(sweep), "--out", str(tmp_path)], {"torch", "lightning", "hydra", "tensorflow"}),
-        (["--help"], {"scipy", "matplotlib", "tensorboard", "jinja2", "torch"}),
-        ([str(tmp_path / "none")], {"scipy", "matplotlib", "tensorboard", "jinja2", "torch"}),
-    ):
-        command = [sys.executable, "-c", code, *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-        assert not set(done.stdout.splitlines()[-1].split()) & absent
+    command = [sys.executable, "-c", code, str(tmp_path / "none")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    heavy = {"pandas", "scipy", "matplotlib", "tensorboard", "jinja2", "torch", "lightning"}
+    assert not set(done.stdout.splitlines()[-1].split()) & heavy

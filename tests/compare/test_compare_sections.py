@@ -169,32 +169,6 @@ def test_a_width_that_was_matched_is_no_part_of_a_rows_name(tmp_path: Path) -> N
     assert set(groups) == {"x attn.conv_size=0", "x attn.conv_size=4"}
 
 
-@pytest.mark.parametrize("swiglu_default", [True, False])
-def test_a_width_matched_in_llamas_block_parts_no_section(
-    swiglu_default: bool, tmp_path: Path
-) -> None:
-    # 8/3 * 48 = 128. SwiGLU's default is that width, GELU's is 4 * 48 = 192.
-    mlp, width = ("swiglu", 128) if swiglu_default else ("gelu", 192)
-    match = {"what": "params", "to": "mha", "field": "model.d_mlp", "target": 9.0, "reached": 9.0}
-    made = match | {"before": width, "after": 140}
-    same = {"d_model": 48, "mlp": mlp}
-    matched = {"match": made, "config": {"match": "params"}}
-    write_run(tmp_path / "a", "gqa", 1, 2.0, **same, d_mlp=140, **matched)
-    write_run(tmp_path / "b", "mha", 1, 2.0, **same)
-    write_run(tmp_path / "c", "mqa", 1, 2.0, **same, d_mlp=width)
-    assert titles(tmp_path) == [""]
-
-
-def test_a_character_vocabulary_is_no_heading(tmp_path: Path) -> None:
-    letters = "\n !$&',-.3:;?ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
-    for name, characters in (("a", letters), ("b", letters + "é")):
-        config = {"tokenizer": {"_target_": "x.CharTokenizer", "characters": characters}}
-        write_run(tmp_path / name, "mha", 1, 2.0, data={"tokenizer": "char"}, config=config)
-    first, second = titles(tmp_path, split=True)
-    assert first != second
-    assert re.fullmatch(r"characters=#[0-9a-f]{8}", first)
-
-
 @pytest.mark.usefixtures("undrawn")
 def test_the_page_has_contents_and_a_curve_over_sizes(tmp_path: Path) -> None:
     out = tmp_path / "out"
@@ -206,20 +180,6 @@ def test_the_page_has_contents_and_a_curve_over_sizes(tmp_path: Path) -> None:
     assert page.count("<svg") == 15  # seven of each section, and one over sizes
     assert "A line joins the sizes of one variant (d_model=32, d_model=64)" in page
     assert (out / "loss_sizes.png").exists()
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_sizes_at_two_budgets_are_two_curves(tmp_path: Path) -> None:
-    write_sizes(tmp_path / "runs")
-    for width in (32, 64):
-        config = {"budget": {"steps": 2000}}
-        write_run(tmp_path / "runs" / f"{width}", "mha", 1, 2.0, d_model=width, config=config)
-    out = tmp_path / "out"
-    report(tmp_path / "runs", "--out", out)
-    assert {path.name for path in out.glob("*loss_sizes.svg")} == {
-        "1_loss_sizes.svg",
-        "2_loss_sizes.svg",
-    }
 
 
 def printed(section: Section, width: int) -> list[str]:

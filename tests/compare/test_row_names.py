@@ -95,14 +95,6 @@ def test_the_baseline_is_the_row_of_mha_that_is_most_like_the_others(
     assert pick_baseline(groups, None) == expected
 
 
-def test_of_rows_of_mha_equally_like_the_others_the_one_of_fewest_words_is_the_baseline(
-    tmp_path: Path,
-) -> None:
-    for window in (4, 8, None):
-        write(tmp_path, "mha", window=window)
-    assert section(tmp_path).baseline == "mha"
-
-
 def ablation(folder: Path, variant: str) -> None:
     """Write a recipe, and runs that have changed something in it."""
     muon = {"_target_": "gptattn.optim.Muon", "steps": 3}

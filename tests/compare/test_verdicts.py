@@ -169,12 +169,6 @@ def test_a_speed_that_may_be_chance_is_not_mentioned(tmp_path: Path) -> None:
     assert "tokens/s" not in section_words(found)[0]
 
 
-def test_a_variant_alone_is_compared_with_nothing(tmp_path: Path) -> None:
-    assert section_words(section(tmp_path, {"gqa": BASE})) == [
-        "gqa is alone here: there is nothing to compare it with."
-    ]
-
-
 def test_numbers_in_words() -> None:
     assert [nats(x) for x in (0.0123456, 0.0, 0.00002)] == ["0.0123", "0.0000", "2.0e-05"]
     assert [p_value(p) for p in (0.0004, 0.0079, 0.049, 0.0499, 0.05, 0.1, 1.0)] == [
@@ -219,24 +213,6 @@ def test_what_was_matched_is_said(tmp_path: Path) -> None:
         "match=params: gqa's MLP widened from 512 to 545, parameters within 0.05% of mha's"
     ]
     assert found.warnings == []
-
-
-@pytest.mark.parametrize(
-    "match", [{"what": 1}, [], MATCH | {"target": float("nan")}, MATCH | {"after": 10**400}]
-)
-def test_a_match_of_another_form_is_left_out(match: Any, tmp_path: Path) -> None:
-    write_run(tmp_path / "a", "mha", 1, 2.0, match=match)
-    (found,) = compare(read_runs([tmp_path])[0]).sections
-    assert match_words(found) == []
-
-
-def test_other_settings_that_differ_between_variants_are_named(tmp_path: Path) -> None:
-    write_run(tmp_path / "a", "mha", 1, 2.0, dropout=0.1)
-    write_run(tmp_path / "b", "gqa", 1, 2.0, dropout=0.2)
-    (found,) = compare(read_runs([tmp_path])[0]).sections
-    assert found.warnings == [
-        "the variants differ in more than attention: model.dropout (0.1: 1 run; 0.2: 1 run)"
-    ]
 
 
 def test_another_budget_is_another_section(tmp_path: Path) -> None:
