@@ -1,8 +1,9 @@
-"""Simulates variants of equal mean loss and counts how often the report claims a difference.
+"""Simulates reports and counts how often they are wrong, decided by the report's own code.
 
 `python scripts/simulate_statistics.py [--fields 1000]` prints the tables of docs/comparing.md: the
-shares of false claims, decided by the code of the report, and the smallest difference that a number
-of seeds can show.
+shares of false claims on variants of equal mean loss, and the smallest difference that a number of
+seeds can show. `--ladders 1000` prints the table of docs/evidence.md instead: how often the
+intervals of a ladder's multipliers all hold the true ones.
 """
 
 import argparse
@@ -14,9 +15,9 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from gptattn.compare import statistics
-from gptattn.compare.comparison import compare
+from gptattn.compare.comparison import Section, make_section
 from gptattn.compare.finished_runs import Run
-from gptattn.compare.results import Section
+from gptattn.compare.ladder import Ladder, multipliers
 from gptattn.compare.table import markdown_table
 
 Losses = NDArray[np.float64]
@@ -68,13 +69,14 @@ NOISE: dict[str, Callable[[Generator, tuple[int, ...]], Losses]] = {
 def section(losses: Losses) -> Section:
     """Return the report's section on losses [variants, seeds]; the first row is the baseline."""
     names = ["mha", *(f"v{i}" for i in range(1, len(losses)))]
-    runs = [
-        Run(Path(f"{name}_{seed}"), name, seed, {"val/loss": float(loss)}, {"attn": name})
+    groups = {
+        name: [
+            Run(Path(f"{name}_{seed}"), name, seed, {"val/loss": float(loss)}, {})
+            for seed, loss in enumerate(row)
+        ]
         for name, row in zip(names, losses, strict=True)
-        for seed, loss in enumerate(row)
-    ]
-    (found,) = compare(runs).sections
-    return found
+    }
+    return make_section(groups, "mha")
 
 
 def false_claims(noise: str, variants: int, n: int, fields: int) -> tuple[float, float]:
@@ -88,11 +90,58 @@ def false_claims(noise: str, variants: int, n: int, fields: int) -> tuple[float,
     return rows / fields, firsts / fields
 
 
+SIZES, GROWTH = 5, 4.0  # of a ladder: each size has 4 times the compute of the one before
+# How the standard deviation over seeds, 0.01 nats in the middle, goes from first size to last.
+SPREAD = {
+    "equal at all sizes": (1.0, 1.0),
+    "falls to a quarter": (2.0, 0.5),
+    "rises to four times": (0.5, 2.0),
+}
+
+
+def joint_coverage(spread: str, variants: int, n: int, ladders: int) -> float:
+    """Return the share of ladders in which every interval holds the variant's true multiplier."""
+    generator = np.random.default_rng([variants, n])
+    deviations = 0.01 * np.geomspace(*SPREAD[spread], SIZES)[:, None]
+    factors = {"mha": 1.0} | {f"v{i}": 1 + i / 50 for i in range(1, variants)}
+    spent = 1e12 * GROWTH ** np.arange(SIZES)
+    compute = {name: spent * (1 - i / 20) for i, name in enumerate(factors)}
+    held = 0
+    for _ in range(ladders):
+        losses = {
+            name: 1.2
+            + factor * (compute[name][:, None] / 1e13) ** -0.2
+            + deviations * generator.normal(size=(SIZES, n))
+            for name, factor in factors.items()
+        }
+        reached = max(own[-1].mean() for own in losses.values())
+        found = multipliers(Ladder(compute, losses), "mha", reached)
+        ends = {name: one.interval or (0.0, np.inf) for name, one in found.items()}
+        # The same loss at A ** (1 / 0.2) times the compute.
+        held += all(low <= factors[name] ** 5 <= high for name, (low, high) in ends.items())
+    return held / ladders
+
+
+def print_ladders(ladders: int) -> None:
+    """Print the table of joint coverage."""
+    cells = [["spread over seeds", "seeds", *(f"{variants} variants" for variants in (2, 3, 4))]]
+    for spread in SPREAD:
+        for n in (3, 5):
+            shares = [joint_coverage(spread, variants, n, ladders) for variants in (2, 3, 4)]
+            cells.append([spread, str(n), *(f"{share:.3f}" for share in shares)])
+    print(markdown_table(cells))
+
+
 def main() -> None:
-    """Print both tables."""
+    """Print the tables that were asked for."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--fields", type=int, default=1_000, help="reports per cell")
-    fields = parser.parse_args().fields
+    parser.add_argument("--ladders", type=int, help="print the table of ladders, of so many each")
+    args = parser.parse_args()
+    if args.ladders is not None:
+        print_ladders(args.ladders)
+        return
+    fields = args.fields
     statistics.seeds_needed = lambda *_: None  # slow, and not needed for the decisions
     cells = [["losses, equal in the mean", "variants", *(f"n = {n}" for n in SEEDS)]]
     for noise in NOISE:

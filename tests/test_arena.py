@@ -62,8 +62,8 @@ def arena(tmp_path: Path) -> Path:
 
 
 def test_a_rate_of_its_own_is_a_column_and_tuning_is_left_out(arena: Path) -> None:
-    runs, passed_over = read_runs([arena])
-    assert passed_over == [
+    runs, skipped = read_runs([arena])
+    assert skipped == [
         f"{arena / 'tuning'}: runs that chose a learning rate; name the folder to see them"
     ]
     assert len(read_runs([arena / "tuning"])[0]) == 5

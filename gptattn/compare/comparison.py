@@ -1,38 +1,221 @@
-"""Builds the Comparison from finished runs: rows, differences, tests, Pareto fronts."""
+"""Makes the Comparison, which tables, words, plots and the page are made from.
+
+First what a Comparison holds, then its sections with their rows, then what changes from one
+section to another.
+"""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+from pandas import DataFrame
 
 from gptattn.compare import statistics
-from gptattn.compare.across import Compared, compare_across
-from gptattn.compare.extended import at_first_budgets
-from gptattn.compare.finished_runs import Run
-from gptattn.compare.groups import (
-    Groups,
+from gptattn.compare.differences import (
+    OF_BLOCK,
+    OPEN,
+    WIDTH,
+    differences_in_making,
     differences_in_settings,
+)
+from gptattn.compare.finished_runs import Run, at_first_budgets, read_runs, without_replaced
+from gptattn.compare.groups import (
+    HELD_AGAINST,
+    MATRICES,
+    Groups,
+    RunSet,
+    comparable_sets,
     group_runs,
     name_copies,
     pick_baseline,
+    rates_differ,
 )
-from gptattn.compare.ladder import ladders
-from gptattn.compare.makings import differences_in_making, without_replaced
-from gptattn.compare.paired import compare_all, compare_pairs, paired
-from gptattn.compare.results import (
-    COSTS,
-    METRICS,
-    Comparison,
+from gptattn.compare.ladder import LadderReport, find_ladders
+from gptattn.compare.statistics import (
     Difference,
     Estimate,
-    Row,
-    Section,
+    Interval,
+    Paired,
+    compare_family,
+    compare_pairs,
+    pair_by_seed,
+    second_minus_first,
 )
-from gptattn.compare.sections import RunSet, comparable_sets
-from gptattn.compare.statistics import Interval
 from gptattn.errors import ConfigError
 from gptattn.settings.values import suggest
+
+# The metrics of a row, in the report's order.
+METRICS = (
+    "val/loss",
+    "val/accuracy",
+    "val/bits_per_byte",
+    "perf/tokens_per_s",
+    "perf/step_ms",
+    "cost/params",
+    "cost/params_attention",
+    "cost/flops_per_token",
+    "cost/kv_bytes_per_token",
+    "perf/peak_memory_training_mb",
+)
+OF_DATA = ("val/accuracy", "val/bits_per_byte")  # of a task, and of a text
+COSTS = {
+    "params": "cost/params",
+    "cache": "cost/kv_bytes_per_token",
+    "flops": "cost/flops_per_token",
+    "speed": "perf/tokens_per_s",
+}
+# Beginnings of the settings that an axis stands for.
+OWN = {
+    "block": OF_BLOCK,
+    "precision": ("trainer.precision",),
+    "optim": (MATRICES,),
+    "tokenizer": ("tokenizer.",),
+}
+BITS = "val/bits_per_byte"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One variant: runs that differ only in the seed."""
+
+    name: str
+    runs: list[Run]
+    metrics: dict[str, Estimate]  # those that at least one of its runs has
+    difference: Difference | None  # to the baseline; None for itself or without a common seed
+    speed: tuple[float, Interval] | None  # tokens/s over the baseline's, paired by seed
+    fronts: list[str]  # keys of COSTS: the Pareto fronts that it is on
+
+    @property
+    def n(self) -> int:
+        """Number of runs, one per seed."""
+        return len(self.runs)
+
+    @property
+    def loss(self) -> float:
+        """Mean validation loss, nats per token."""
+        return self.metrics["val/loss"].mean
+
+    def mean(self, metric: str) -> float | None:
+        """Return the metric's mean over the runs; None if no run has it."""
+        return self.metrics[metric].mean if metric in self.metrics else None
+
+
+@dataclass(frozen=True)
+class Section:
+    """Rows that can be compared with each other."""
+
+    title: str  # how it differs from other sections; "" for the only one
+    baseline: str
+    rows: list[Row]  # the baseline first, the others by loss
+    leader: str | None  # the row with the lowest mean loss; None with one row
+    rivals: list[Difference]  # of each other row to the leader
+    alike: list[str]  # rows not shown to differ from the leader
+    warnings: list[str]
+    size: str = ""  # the part of the title on the model's size
+    family: str = ""  # the rest of the title: sections of one family differ in size only
+
+
+@dataclass(frozen=True)
+class Change:
+    """A figure in two sections: means over the seeds in common, second minus first."""
+
+    first: float
+    second: float
+    difference: Difference
+
+
+@dataclass(frozen=True)
+class Across:
+    """What changes between two sections that differ in one setting alone, by name of row.
+
+    Each of the two families has a correction of its own. Between tokenizers the rows may be the
+    baseline alone, and then there are no gaps.
+    """
+
+    setting: str  # the axis of sections.AXES
+    where: str  # what else parts these two from other sections; "" for nothing
+    first: str  # title of the first section, in this setting
+    second: str
+    baseline: str  # of both
+    losses: Mapping[str, Change]  # of the rows that both have: the baseline, then by first loss
+    gaps: Mapping[str, Change]  # loss minus the baseline's
+    others: list[str]  # further settings that differ between the two sections' rows
+    metric: str = "val/loss"  # of `losses`, in nats; between tokenizers val/bits_per_byte
+    token_bytes: tuple[float, float] | None = None  # in each, between tokenizers
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The whole report."""
+
+    folders: list[str]
+    sections: list[Section]
+    warnings: list[str]
+    skipped: list[str]
+    across: list[Across] = field(default_factory=list)
+    ladders: list[LadderReport] = field(default_factory=list)
+
+    @property
+    def runs(self) -> list[Run]:
+        """All runs, each once: an extended run may be in several sections."""
+        runs = [run for section in self.sections for row in section.rows for run in row.runs]
+        return list({(run.folder, run.until): run for run in runs}.values())
+
+    def table(self) -> DataFrame:
+        """Return a pandas DataFrame with one row per variant and section, as in comparison.csv.
+
+        A metric's column is its mean over `n` seeds, with its 95% interval beside it. `difference`
+        is the mean of the paired differences to `baseline` over `paired n` seeds; its interval and
+        p have a Bonferroni correction over `comparisons`.
+        """
+        rows = [(section, row) for section in self.sections for row in section.rows]
+        known = set[str]().union(*(row.metrics for _, row in rows))
+        metrics = [metric for metric in METRICS if metric in known or metric not in OF_DATA]
+        table = DataFrame([_table_row(section, row, metrics) for section, row in rows])
+        whole = ("paired n", "comparisons", "seeds needed")
+        return table.astype(dict.fromkeys(whole, "Int64"))
+
+
+def _table_row(section: Section, row: Row, metrics: Sequence[str]) -> dict[str, Any]:
+    line: dict[str, Any] = {"section": section.title, "variant": row.name, "n": row.n}
+    for metric in metrics:
+        estimate = row.metrics.get(metric)
+        low, high = (estimate and estimate.interval) or (None, None)
+        line[metric] = estimate and estimate.mean
+        line |= {f"{metric} low": low, f"{metric} high": high}
+    d = row.difference
+    low, high = (d and d.interval) or (None, None)
+    return line | {
+        "baseline": section.baseline,
+        "paired n": d and d.n,
+        "difference": d and d.mean,
+        "difference low": low,
+        "difference high": high,
+        "p": d and d.p,
+        "comparisons": d and d.comparisons,
+        "seeds needed": d and d.seeds_needed,
+        "pareto": " ".join(row.fronts),
+    }
+
+
+def load_comparison(
+    *folders: str | Path, baseline: str | None = None, split: bool = False
+) -> Comparison:
+    """Return the comparison of the finished runs in these folders, by default in `outputs`.
+
+    The arguments are those of the command. Raises DataError if there is no finished run,
+    ConfigError if the runs cannot be compared.
+    """
+    paths = [str(folder) for folder in folders] or ["outputs"]
+    runs, skipped = read_runs(paths)
+    return compare(runs, folders=paths, baseline=baseline, split=split, skipped=skipped)
+
+
+Compared = tuple[RunSet, Groups, str]  # the runs of a section, its rows, its baseline
 
 
 def compare(
@@ -41,11 +224,11 @@ def compare(
     folders: Sequence[str] = (),
     baseline: str | None = None,
     split: bool = False,
-    passed_over: Sequence[str] = (),
+    skipped: Sequence[str] = (),
 ) -> Comparison:
-    """Compare the runs; `with_curves` adds the curves afterwards.
+    """Compare the runs.
 
-    `folders` and `passed_over` are only recorded. `baseline` is a row or variant name, by default
+    `folders` and `skipped` are only recorded. `baseline` is a row or variant name, by default
     `mha`. With `split`, runs that differ in text or validation get sections of their own. Raises
     ConfigError if they differ so without `split`, or if no row has the baseline's name.
     """
@@ -61,16 +244,17 @@ def compare(
     for (found, groups), name in zip(sets, picked, strict=True):
         row = name or pick_baseline(groups, None)
         assert row is not None
-        warnings = differences_in_settings(groups, row)
+        own_rates = rates_differ(groups)
+        warnings = differences_in_settings(groups, row, own_rates=own_rates)
         if name is None:
             warnings.append(f"{baseline} is not among these runs; the baseline here is {row}")
-        sections.append(_section(found, groups, row, warnings))
+        sections.append(make_section(groups, row, found, warnings))
         compared.append((found, groups, row))
     across = compare_across(compared)
     copies = [line for found, groups in sets for line in name_copies(found.runs, groups)]
-    left_out = [*passed_over, *replaced, *dict.fromkeys(copies)]
+    left_out = [*skipped, *replaced, *dict.fromkeys(copies)]
     comparison = Comparison(
-        list(folders), sections, [], left_out, curves={}, across=across, ladders=ladders(compared)
+        list(folders), sections, [], left_out, across=across, ladders=find_ladders(compared)
     )
     # Only the newest run of a seed is shown: drop the notes on the others.
     shown = {run.folder for run in comparison.runs}
@@ -78,10 +262,14 @@ def compare(
     return replace(comparison, warnings=[*notes, *differences_in_making(runs)])
 
 
-def _section(found: RunSet, groups: Groups, baseline: str, warnings: list[str]) -> Section:
+def make_section(
+    groups: Groups, baseline: str, found: RunSet | None = None, warnings: Sequence[str] = ()
+) -> Section:
+    """Return the section of these rows: all decisions about them; `found` has its title."""
     base = groups[baseline]
     others = [name for name in groups if name != baseline]
-    differences = {d.variant: d for d in compare_all(groups, others, baseline)}
+    against = [(baseline, name) for name in others]
+    differences = {d.variant: d for d in compare_pairs(groups, against)}
     rows = [
         Row(
             name,
@@ -98,15 +286,15 @@ def _section(found: RunSet, groups: Groups, baseline: str, warnings: list[str]) 
     rivals = _rivals(groups, leader, baseline, differences)
     distinct = _distinct_from_leader(rivals, baseline, differences)
     return Section(
-        found.title,
+        found.title if found else "",
         baseline,
         _with_fronts(rows),
         leader if others else None,
         rivals,
         [row.name for row in rows if row.name not in (leader, *distinct)],
-        warnings,
-        found.size,
-        found.family,
+        list(warnings),
+        found.size if found else "",
+        found.family if found else "",
     )
 
 
@@ -151,7 +339,7 @@ def _reversed(d: Difference) -> Difference:
 def _estimates(members: Sequence[Run]) -> dict[str, Estimate]:
     found = {}
     for metric in METRICS:
-        (values,) = paired([members], metric).values
+        (values,) = pair_by_seed([members], metric).values
         if len(values):
             # Of all seeds, with `sweep.until` too: differences alone decided how many they are.
             interval = statistics.t_interval(values)
@@ -166,7 +354,7 @@ def _speed(
 
     Return None with fewer than two common seeds or a speed of 0.
     """
-    ours, theirs = paired([members, base], "perf/tokens_per_s").values
+    ours, theirs = pair_by_seed([members, base], "perf/tokens_per_s").values
     if len(ours) < 2 or (ours <= 0).any() or (theirs <= 0).any():
         return None
     ratios = np.log(ours / theirs)
@@ -185,3 +373,93 @@ def _with_fronts(rows: Sequence[Row]) -> list[Row]:
         for i in statistics.pareto_front(costs, [row.loss for row in having]):
             fronts[having[i].name].append(cost)
     return [replace(row, fronts=fronts[row.name]) for row in rows]
+
+
+def compare_across(sections: Sequence[Compared]) -> list[Across]:
+    """Return one Across per two sections that can be held against each other.
+
+    They differ in one of HELD_AGAINST alone, have one baseline, and share another row. Between
+    tokenizers the baseline is enough: no section has both.
+    """
+    found = [_across(first, second) for first, second in combinations(sections, 2)]
+    return [across for across in found if across is not None]
+
+
+def _across(first: Compared, second: Compared) -> Across | None:
+    (one, before, baseline), (other, after, its_baseline) = first, second
+    axes = [axis for axis, part in one.parts.items() if part != other.parts[axis]]
+    if len(axes) != 1 or axes[0] not in HELD_AGAINST or baseline != its_baseline:
+        return None
+    (axis,) = axes
+    tokenizers = axis == "tokenizer"
+    if tokenizers and not all("val_bytes" in run.data for run in (*one.runs, *other.runs)):
+        return None
+    metric = BITS if tokenizers else "val/loss"
+    # The baseline first, then by loss, as in the first section.
+    shared = sorted(
+        (name for name in before if name in after),
+        key=lambda name: (
+            name != baseline,
+            pair_by_seed([before[name]], metric).values.mean(),
+            name,
+        ),
+    )
+    title, its_title = (found.parts[axis] or f"another {axis}" for found in (one, other))
+    losses = {name: pair_by_seed([before[name], after[name]], metric) for name in shared}
+    gaps = {
+        name: pair_by_seed(
+            [groups[row] for groups in (before, after) for row in (name, baseline)], metric
+        ).of(_gaps)
+        for name in shared
+        if name != baseline
+    }
+    changes, changed = _changes(losses, title), _changes(gaps, baseline)
+    if not (changes if tokenizers else changed):
+        return None
+    return Across(
+        axis,
+        ", ".join(part for key, part in one.parts.items() if part and key != axis),
+        title,
+        its_title,
+        baseline,
+        changes,
+        changed,
+        _others(axis, [(before[name][0].settings, after[name][0].settings) for name in shared]),
+        metric,
+        _token_bytes(before[baseline][0], after[baseline][0]) if tokenizers else None,
+    )
+
+
+def _token_bytes(*runs: Run) -> tuple[float, float] | None:
+    """Return the bytes that a held-out token of each of two runs stands for; None if unknown."""
+    bits = [run.metrics["val/loss"] / math.log(2) for run in runs]
+    per_byte = [run.metrics.get(BITS, 0.0) for run in runs]
+    if not all(per_byte):
+        return None
+    first, second = (a / b for a, b in zip(bits, per_byte, strict=True))
+    return first, second
+
+
+def _gaps(losses: np.ndarray) -> np.ndarray:
+    """Return the row's losses minus the baseline's: [4, n] -> [2, n]."""
+    return losses[0::2] - losses[1::2]
+
+
+def _changes(found: Mapping[str, Paired], reference: str) -> dict[str, Change]:
+    """Return the changes from the first to the second of each row's values [2, n]."""
+    pairs = {(reference, name): own.of(second_minus_first) for name, own in found.items()}
+    means = {name: own.values.mean(axis=1) for name, own in found.items() if own.values.size}
+    return {
+        d.variant: Change(float(means[d.variant][0]), float(means[d.variant][1]), d)
+        for d in compare_family(pairs)
+    }
+
+
+def _others(axis: str, rows: Iterable[tuple[Mapping[str, str], Mapping[str, str]]]) -> list[str]:
+    """Return what else differs in the two settings of a row: a group with files, or a setting."""
+    found = set()
+    for before, after in rows:
+        keys = {key for key in {*before, *after} if before.get(key) != after.get(key)}
+        # Sections agree in the width, but for what `match` chose.
+        found |= {key for key in keys if key != WIDTH and not key.startswith(OWN[axis])}
+    return sorted({key.split(".")[0] if key.startswith(OPEN) else key for key in found})

@@ -1,51 +1,56 @@
-"""Reads a run's loss curves from metrics.jsonl row by row, and reduces them to POINTS points."""
+"""A run's losses over training, their mean over seeds, and losses by context and by cache.
+
+The losses over training come from metrics.jsonl; those by context and by cache were measured by
+evaluate.py. The means over training can be written for TensorBoard.
+"""
 
 import math
+import re
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pandas import DataFrame
 
-from gptattn.compare.finished_runs import LARGEST, one_line
+from gptattn.compare.comparison import Comparison, Row, Section
+from gptattn.compare.finished_runs import LARGEST, Run, one_line
+from gptattn.compare.statistics import Estimate, t_factor, t_interval
+from gptattn.machine.disk import write_atomically
+from gptattn.runs.evaluation import Bin, Evaluation, LengthLoss
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.rows import read_rows
 
-POINTS = 400  # kept per run and curve: twice what a plot shows, for a closer look on the page
-
 Floats = NDArray[np.float64]
 
-
-@dataclass(frozen=True)
-class Curve:
-    """A loss curve of one run; all arrays are [points], and steps increase."""
-
-    step: Floats
-    tokens: Floats
-    seconds: Floats
-    flops: Floats
-    loss: Floats  # nats per token
-    bits: Floats  # per byte; NaN where the record has none
-
-    def __len__(self) -> int:
-        return len(self.step)
-
-    def up_to(self, step: float) -> "Curve":
-        """Return the points up to and including `step`."""
-        table = _columns(self)
-        return Curve(*table[:, self.step <= step])
+COLUMNS = ["step", "tokens", "seconds", "flops", "loss", "bits"]
+POINTS = 400  # kept per run and curve, and of a mean over seeds whose own points differ
+# For two seeds Student's t is 12.7, divided by the root of 2: such a band would fill the plot.
+FEWEST_FOR_BAND = 3
+FEWEST_VALIDATIONS = 4  # with fewer points, plot the training loss instead
+MAX_EVALUATIONS = 100  # lengths and caches of a run that are shown
+BOARD_MARK = ".gptattn-compare"  # suffix of the event files that we write and may remove
+TAGS = {
+    "val/loss": ("val", "loss"),
+    "val/bits_per_byte": ("val", "bits"),
+    "train/loss": ("train", "loss"),
+}
 
 
 @dataclass(frozen=True)
 class Curves:
-    """`train/loss` averaged over stretches of the run, and `val/loss` as it was measured."""
+    """A run's loss curves: DataFrames with the columns COLUMNS, by increasing step.
 
-    train: Curve
-    val: Curve
+    `bits`, per byte, is NaN where the record has none. `train` is averaged over stretches of the
+    run, `val` is as it was measured.
+    """
+
+    train: DataFrame
+    val: DataFrame
     start: float  # seconds since 1970
-
-
-Point = tuple[float | None, ...]
 
 
 def read_curves(folder: Path) -> tuple[Curves, str | None]:
@@ -53,8 +58,8 @@ def read_curves(folder: Path) -> tuple[Curves, str | None]:
 
     Rows before the damage are kept. A missing file gives empty curves.
     """
-    train: list[Point] = []
-    val: list[Point] = []
+    train: list[tuple[float | None, ...]] = []
+    val: list[tuple[float | None, ...]] = []
     start, damage = math.nan, None
     try:
         for row in read_rows(RunFolder(folder)):
@@ -70,53 +75,316 @@ def read_curves(folder: Path) -> tuple[Curves, str | None]:
         damage = f"metrics.jsonl: {error.strerror}: no curves"
     except ValueError as error:
         damage = str(error)
-    curves = Curves(_resampled(_curve(train)), _thinned(_curve(val)), start)
+    curves = Curves(_average_stretches(_curve(train)), _thin_out(_curve(val)), start)
     return curves, damage and one_line(f"{folder}: {damage}")
 
 
-def budget_ends(folder: Path) -> list[tuple[int, dict[str, float | None]]]:
-    """Return the step and validation metrics at the end of each finished budget.
-
-    Read from metrics.jsonl; what cannot be read is left out.
-    """
-    ends: dict[int, dict[str, float | None]] = {}
-    try:
-        for row in read_rows(RunFolder(folder)):
-            if row.val is not None and row.budget is not None and row.budget >= 1:
-                ends[int(row.step or 0)] = {"val/loss": row.val, "val/bits_per_byte": row.bits}
-    except (OSError, ValueError, OverflowError):
-        pass  # `read_curves` reports what is wrong with the file
-    return sorted(ends.items())
+def read_all_curves(runs: Sequence[Run]) -> tuple[dict[Path, Curves], list[str]]:
+    """Return each run's curves by folder, and a warning per damaged metrics.jsonl."""
+    found = {folder: read_curves(folder) for folder in dict.fromkeys(run.folder for run in runs)}
+    damage = [line for _, line in found.values() if line]
+    return {folder: curves for folder, (curves, _) in found.items()}, damage
 
 
-def _curve(points: list[Point]) -> Curve:
+def _curve(points: list[tuple[float | None, ...]]) -> DataFrame:
     """Return the complete points by step; the last one if a step is repeated after a resume."""
-    table = np.array(points, dtype=np.float64).reshape(-1, 6)  # None becomes NaN
+    curve = DataFrame(points, columns=COLUMNS, dtype=np.float64)  # None becomes NaN
     # Also drops NaN and infinity. A step must fit TensorBoard's 64 bits, and sums must be finite.
-    table = table[(np.abs(table[:, :5]) < LARGEST).all(axis=1) & (table[:, 0] < 2**53)]
-    table[~(np.abs(table[:, 5]) < LARGEST), 5] = np.nan
-    if len(table) and (np.diff(table[:, 0]) <= 0).any():
-        _, first = np.unique(table[::-1, 0], return_index=True)
-        table = table[::-1][first]
-    return Curve(*table.T)
+    sound = (curve[COLUMNS[:5]].abs() < LARGEST).all(axis=1) & (curve["step"] < 2**53)
+    curve = curve[sound].drop_duplicates("step", keep="last").sort_values("step")
+    return curve.assign(bits=curve["bits"].where(curve["bits"].abs() < LARGEST))
 
 
-def _columns(curve: Curve) -> Floats:
-    names = ("step", "tokens", "seconds", "flops", "loss", "bits")
-    return np.stack([getattr(curve, name) for name in names])
-
-
-def _resampled(curve: Curve) -> Curve:
+def _average_stretches(curve: DataFrame) -> DataFrame:
     """Return at most POINTS points, each the mean over a stretch of rows."""
     if len(curve) <= POINTS:
         return curve
     starts = np.linspace(0, len(curve), POINTS, endpoint=False).astype(int)
     sizes = np.diff([*starts, len(curve)])
-    return Curve(*(np.add.reduceat(_columns(curve), starts, axis=1) / sizes))
+    means = np.add.reduceat(curve.to_numpy(), starts, axis=0) / sizes[:, None]
+    return DataFrame(means, columns=COLUMNS)
 
 
-def _thinned(curve: Curve) -> Curve:
+def _thin_out(curve: DataFrame) -> DataFrame:
     """Return at most POINTS of the points, including the first and the last, unchanged."""
     if len(curve) <= POINTS:
         return curve
-    return Curve(*_columns(curve)[:, np.linspace(0, len(curve) - 1, POINTS).astype(int)])
+    return curve.iloc[np.linspace(0, len(curve) - 1, POINTS).astype(int)]
+
+
+@dataclass(frozen=True)
+class Band:
+    """Mean curve and 95% interval over n seeds, arrays [points].
+
+    `low` and `high` are None below FEWEST_FOR_BAND seeds.
+    """
+
+    n: int
+    x: Floats
+    mean: Floats
+    low: Floats | None
+    high: Floats | None
+    seeds: Floats  # [n, points]
+
+
+def average_curves(xs: Sequence[Floats], ys: Sequence[Floats]) -> Band | None:
+    """Return the mean and Student's 95% interval over the x range that all curves share.
+
+    Curves are interpolated linearly between their points. Return None if they share no range.
+    """
+    finite = [np.isfinite(x) & np.isfinite(y) for x, y in zip(xs, ys, strict=True)]
+    xs = [x[ok] for x, ok in zip(xs, finite, strict=True) if ok.any()]
+    ys = [y[ok] for y, ok in zip(ys, finite, strict=True) if ok.any()]
+    if not xs:
+        return None
+    start, end = max(x[0] for x in xs), min(x[-1] for x in xs)
+    if start > end:
+        return None
+    same = all(np.array_equal(x, xs[0]) for x in xs)
+    grid = xs[0] if same else np.linspace(start, end, POINTS)
+    table = np.stack([np.interp(grid, x, y) for x, y in zip(xs, ys, strict=True)])
+    mean = table.mean(axis=0)
+    if len(table) < FEWEST_FOR_BAND:
+        return Band(len(table), grid, mean, None, None, table)
+    half = t_factor(len(table)) * table.std(axis=0, ddof=1)
+    return Band(len(table), grid, mean, mean - half, mean + half, table)
+
+
+def choose_curves(section: Section, curves: Mapping[Path, Curves]) -> str:
+    """Return `val` if each run with curves has FEWEST_VALIDATIONS validations, else `train`."""
+    known = [curves[run.folder] for row in section.rows for run in row.runs if run.folder in curves]
+    lengths = [len(each.val) for each in known if len(each.train) + len(each.val)]
+    return "val" if lengths and min(lengths) >= FEWEST_VALIDATIONS else "train"
+
+
+def average_rows(
+    section: Section, curves: Mapping[Path, Curves], kind: str, axis: str, value: str = "loss"
+) -> dict[str, Band]:
+    """Return the band of each row that has curves, by row name.
+
+    `kind` is val or train; `axis` and `value` are columns of a curve.
+    """
+    found = {}
+    for row in section.rows:
+        members: list[DataFrame] = [
+            getattr(curves[run.folder], kind) for run in row.runs if run.folder in curves
+        ]
+        ends = [run.until for run in row.runs if run.folder in curves]
+        members = [curve[curve["step"] <= end] for curve, end in zip(members, ends, strict=True)]
+        members = [curve for curve in members if len(curve)]
+        band = average_curves(
+            [curve[axis].to_numpy() for curve in members],
+            [curve[value].to_numpy() for curve in members],
+        )
+        if band is not None:
+            found[row.name] = band
+    return found
+
+
+@dataclass(frozen=True)
+class PositionLoss:
+    """A row's loss in windows of one length, over its runs that were evaluated so."""
+
+    variant: str
+    length: int
+    trained: int  # the context of training
+    windows: int
+    loss: Estimate  # mean over all positions
+    bins: list[tuple[int, int, Estimate]]  # first and last context, and the loss there
+
+
+@dataclass(frozen=True)
+class CacheCost:
+    """A row's loss through one cache; `change` is to the full cache of the same run."""
+
+    variant: str
+    cache: str
+    bytes_per_token: float
+    loss: Estimate
+    change: Estimate | None  # None for the full cache
+
+
+def evaluated(row: Row) -> list[Evaluation]:
+    """Return the evaluations of the row's runs whose weights are those that are compared."""
+    found = [(run.evaluation, run.steps) for run in row.runs]
+    return [one for one, steps in found if one and one.step == steps and _is_sound(one)]
+
+
+def _is_sound(found: Evaluation) -> bool:
+    """Whether the file can be shown: anybody may have written it."""
+    lengths, caches = found.lengths, found.caches.values()
+    losses = [one.loss for one in (*lengths.values(), *caches)]
+    losses += [one.loss for length in lengths.values() for one in length.bins]
+    sizes = [found.context_length, *(one.nbytes for one in caches)]
+    return (
+        len(lengths) + len(caches) <= MAX_EVALUATIONS
+        and all(abs(x) < LARGEST for x in losses)
+        and all(0 < n < LARGEST for n in sizes)
+        and all(_tiled(one.bins, length, found.context_length) for length, one in lengths.items())
+    )
+
+
+def _tiled(bins: Sequence[Bin], length: int, trained: int) -> bool:
+    """Whether the bins follow each other from 1 to the length, with an edge at the trained one."""
+    ends = [0, *(one.last for one in bins)]
+    follow = all(ends[i] + 1 == one.first <= one.last for i, one in enumerate(bins))
+    return follow and ends[-1] == length < LARGEST and (length <= trained or trained in ends)
+
+
+def shown_lengths(section: Section) -> list[tuple[int, int]]:
+    """Return the lengths that are drawn, each with the trained one.
+
+    They are the trained length, and the longest beyond it. A longer length has fewer windows, over
+    which the mean is another, so that each has a plot of its own.
+    """
+    pairs = {(one.length, one.trained) for one in position_losses(section)}
+    drawn = [pair for pair in pairs if pair[0] == pair[1]]
+    return sorted(drawn) + sorted(pair for pair in pairs if pair[0] > pair[1])[-1:]
+
+
+def position_losses(section: Section) -> list[PositionLoss]:
+    """Return every row's losses by position, shorter windows first."""
+    found = []
+    for row in section.rows:
+        evaluations = evaluated(row)
+        for length in sorted({length for one in evaluations for length in one.lengths}):
+            members = _members(evaluations, length)
+            bins = [
+                (one.first, one.last, _estimate([m.bins[i].loss for m in members]))
+                for i, one in enumerate(members[0].bins)
+            ]
+            trained, windows = evaluations[0].context_length, members[0].windows
+            loss = _estimate([m.loss for m in members])
+            found.append(PositionLoss(row.name, length, trained, windows, loss, bins))
+    return found
+
+
+def position_bands(section: Section, length: int) -> dict[str, Band]:
+    """Return the band of each row evaluated in windows of `length`: loss by tokens of context."""
+    found = {}
+    for row in section.rows:
+        members = [one for one in _members(evaluated(row), length) if one.bins]
+        if not members:
+            continue
+        # The middle of a bin.
+        x = np.array([(one.first + one.last) / 2 for one in members[0].bins])
+        made = average_curves([x] * len(members), [_losses(member.bins) for member in members])
+        if made is not None:
+            found[row.name] = made
+    return found
+
+
+def cache_costs(section: Section) -> list[CacheCost]:
+    """Return every row's losses by cache, large caches first; [] if only full ones are known.
+
+    Only runs count that have the full cache as well.
+    """
+    found = []
+    for row in section.rows:
+        members = [one for one in evaluated(row) if "full" in one.caches]
+        sizes = {name: one.nbytes for member in members for name, one in member.caches.items()}
+        for cache in sorted(sizes, key=lambda name: -sizes[name]):
+            some = [one for one in members if cache in one.caches]
+            loss = [one.caches[cache].loss for one in some]
+            change = [one.caches[cache].loss - one.caches["full"].loss for one in some]
+            each = some[0].bytes_per_token(cache)
+            changed = None if cache == "full" else _estimate(change)
+            found.append(CacheCost(row.name, one_line(cache), each, _estimate(loss), changed))
+    return found if any(one.change is not None for one in found) else []
+
+
+def _members(evaluations: Sequence[Evaluation], length: int) -> list[LengthLoss]:
+    """Return the losses at this length of the runs whose bins are those of the first of them."""
+    found = [one.lengths[length] for one in evaluations if length in one.lengths]
+    return [one for one in found if _edges(one.bins) == _edges(found[0].bins)]
+
+
+def _edges(bins: Sequence[Bin]) -> list[tuple[int, int]]:
+    return [(one.first, one.last) for one in bins]
+
+
+def _losses(bins: Sequence[Bin]) -> np.ndarray:
+    return np.array([one.loss for one in bins])
+
+
+def _estimate(values: Sequence[float]) -> Estimate:
+    return Estimate(len(values), float(np.mean(values)), t_interval(values))
+
+
+def write_board(comparison: Comparison, curves: Mapping[Path, Curves], folder: Path) -> None:
+    """Write up to three TensorBoard runs per row below `folder`: mean, lower and upper line.
+
+    An earlier report's are replaced. The parent of `folder` must exist.
+    """
+    folder.mkdir(exist_ok=True)
+    _remove_former_board(folder)
+    taken: set[Path] = set()
+    for section in comparison.sections:
+        place = folder / _folder_name(section.title) if section.title else folder
+        lines = _board_lines(section, curves)
+        for row in section.rows:
+            name, count = _folder_name(row.name), 2
+            while place / name in taken:
+                name, count = f"{_folder_name(row.name)} {count}", count + 1
+            taken.add(place / name)
+            starts = [curves[run.folder].start for run in row.runs if run.folder in curves]
+            began = min((start for start in starts if math.isfinite(start)), default=0.0)
+            for line, series in lines.get(row.name, {}).items():
+                _write_events(place / f"{name} {line}", began, series)
+
+
+def _remove_former_board(folder: Path) -> None:
+    """Remove an earlier report's event files and the folders that this leaves empty."""
+    for file in folder.rglob(f"events.out.tfevents.*{BOARD_MARK}"):
+        file.unlink()
+    for below in sorted((path for path in folder.rglob("*") if path.is_dir()), reverse=True):
+        if not any(below.iterdir()):
+            below.rmdir()
+
+
+def _folder_name(name: str) -> str:
+    """Return `name` as a valid folder name; a setting's value may contain slashes."""
+    return re.sub(r"[^\w.,=+()\- ]", "_", name)[:120].strip(" .") or "_"
+
+
+Series = tuple[str, Floats, Floats, Floats]  # tag, steps, seconds, values
+
+
+def _board_lines(
+    section: Section, curves: Mapping[Path, Curves]
+) -> dict[str, dict[str, list[Series]]]:
+    """Return row -> line (mean, lower, upper) -> one series per tag."""
+    found: dict[str, dict[str, list[Series]]] = {}
+    for tag, (kind, value) in TAGS.items():
+        seconds = average_rows(section, curves, kind, "step", "seconds")
+        for row, band in average_rows(section, curves, kind, "step", value).items():
+            # The mean time at which each step was taken makes TensorBoard's RELATIVE axis right.
+            since = np.interp(band.x, seconds[row].x, seconds[row].mean)
+            lines = found.setdefault(row, {})
+            for line, values in (("mean", band.mean), ("lower", band.low), ("upper", band.high)):
+                if values is not None:
+                    lines.setdefault(line, []).append((tag, band.x, since, values))
+    return found
+
+
+def _write_events(folder: Path, began: float, series: Sequence[Series]) -> None:
+    # TensorBoard's own writer starts a thread and puts the host name into the file name. It is
+    # imported here, because only --board needs it.
+    from tensorboard.compat.proto import event_pb2, summary_pb2
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    Event, Summary = event_pb2.Event, summary_pb2.Summary  # pyright: ignore
+    file = folder / f"events.out.tfevents.{int(time.time())}{BOARD_MARK}"
+
+    def write(target: Any) -> None:
+        writer = RecordWriter(target)
+        writer.write(Event(wall_time=began, file_version="brain.Event:2").SerializeToString())
+        for tag, steps, since, values in series:
+            for x, moment, value in zip(steps, since, values, strict=True):
+                summary = Summary(value=[Summary.Value(tag=tag, simple_value=float(value))])
+                event = Event(
+                    wall_time=began + float(moment), step=round(float(x)), summary=summary
+                )
+                writer.write(event.SerializeToString())
+
+    write_atomically(file, write)

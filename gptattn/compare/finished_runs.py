@@ -1,4 +1,7 @@
-"""Reads finished runs. Unfinished or damaged run folders are reported and passed over."""
+"""Reads finished runs: `read_runs` as records, `load_runs` as a table with one row per run.
+
+Unfinished or damaged run folders are skipped, each with a line that says why.
+"""
 
 import math
 import os
@@ -6,20 +9,33 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from gptattn import command
 from gptattn.errors import DataError
+from gptattn.machine.source_code import is_unchanged
 from gptattn.runs.evaluation import Evaluation
 from gptattn.runs.folder import CONFIG, TUNING, RunFolder
 from gptattn.runs.two_stages import FirstStage, read_two_stages
-from gptattn.settings.identity import Provenance, flat, places, result_settings
+from gptattn.settings.identity import (
+    Provenance,
+    at_step,
+    budget_words,
+    differences,
+    flat,
+    places,
+    result_settings,
+)
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 # The seed and id at the end of a run folder's name. If each seed starts from the weights of the
 # same seed's run, the values of `init_from` differ in this part alone.
 SEED_AND_ID = re.compile(r"_s\d+([+,].*|)_[0-9a-f]{6}$")
+OF_MAKING = ("text", "device", "init_from")  # keys of Run.settings that Run.making also records
 LARGEST = 1e30  # larger figures are dropped: their squares and sums could overflow
 DAMAGE = (
     OSError,
@@ -69,7 +85,7 @@ class Run:
     choices: dict[str, str] = field(default_factory=dict)  # config files, as {"model": "nano"}
     origin: str = ""  # name of the folder whose weights it started from; "": from scratch
     steps: int = 0  # training steps of this run, without those of its origin
-    completed: Sequence[Completed] | None = None  # by step, last budget included; None: unknown
+    completed: Sequence[Completed] = ()  # by step, the last budget included
     until: float = math.inf  # last step that its curves show
     making: Provenance | None = None  # code, text, weights and device; None: not recorded
     places: dict[str, str] = field(default_factory=dict)  # settings that hold paths
@@ -92,35 +108,61 @@ class _Summary(msgspec.Struct):
     environment: dict[str, Any] = {}
     match: Any = None
     steps: int = 0
-    completed: list[Completed] | None = None
+    completed: list[Completed] = []
 
 
 def read_runs(paths: Iterable[str | Path]) -> tuple[list[Run], list[str]]:
-    """Return all finished runs at or below the paths, and one line per folder passed over.
+    """Return all finished runs at or below the paths, and one line per folder skipped.
 
     A run that several paths reach is returned once. Runs that chose a learning rate are passed
     over, unless a path names their folder. Raises DataError if a path is no folder or no
     finished run is found.
     """
     runs: list[Run] = []
-    passed_over: list[str] = []
+    skipped: list[str] = []
     seen: set[tuple[int, int]] = set()
     for path in map(Path, paths):
         if not path.is_dir():
             raise DataError("run folder", f"{path} is not a folder; give a run or sweep folder")
-        for folder in _run_folders(path, seen, passed_over):
+        for folder in _run_folders(path, seen, skipped):
             try:
-                runs.append(_with_evaluation(_read(RunFolder(folder)), passed_over))
+                runs.append(_with_evaluation(_read(RunFolder(folder)), skipped))
             except DAMAGE as error:
-                passed_over.append(one_line(f"{folder}: {_reason(error, folder)}"))
+                skipped.append(one_line(f"{folder}: {_reason(error, folder)}"))
     if not runs:
-        passed = (
-            f" ({len(passed_over)} passed over, such as {passed_over[0]})" if passed_over else ""
-        )
+        some = f" ({len(skipped)} skipped, such as {skipped[0]})" if skipped else ""
         raise DataError(
-            "run folder", f"no finished run found{passed}; train one first: {command('train')}"
+            "run folder", f"no finished run found{some}; train one first: {command('train')}"
         )
-    return _with_origin_names(runs), passed_over
+    return _with_origin_names(runs), skipped
+
+
+def load_runs(*folders: str | Path) -> "DataFrame":
+    """Return a pandas DataFrame with one row per finished run at or below the folders.
+
+    Its columns are folder, variant, seed, budget, steps and code; then the run's metrics under the
+    names they have in its record (`val/loss`, `cost/params`), and its settings (`model.d_model`, as
+    text). What a run lacks is NaN. `attrs["skipped"]` has a line per folder that was skipped.
+    Raises DataError if a path is no folder or no finished run is found.
+    """
+    from pandas import DataFrame  # imports slowly, and training needs `read_runs` alone
+
+    runs, skipped = read_runs(folders)
+    frame = DataFrame(
+        {
+            "folder": str(run.folder),
+            "variant": run.variant,
+            "seed": run.seed,
+            "budget": run.budget,
+            "steps": run.steps,
+            "code": run.code,
+            **run.metrics,
+            **run.settings,
+        }
+        for run in runs
+    )
+    frame.attrs["skipped"] = skipped
+    return frame
 
 
 def one_line(text: str) -> str:
@@ -138,7 +180,7 @@ def _reason(error: Exception, folder: Path) -> str:
     return f"{error}" if isinstance(error, ValueError | msgspec.MsgspecError) else repr(error)
 
 
-def _run_folders(path: Path, seen: set[tuple[int, int]], passed_over: list[str]) -> Iterator[Path]:
+def _run_folders(path: Path, seen: set[tuple[int, int]], skipped: list[str]) -> Iterator[Path]:
     """Yield the folders that hold a config.yaml, without hidden ones such as Hydra's `.hydra`.
 
     Links are followed. `seen` holds each folder's device and inode, so a loop of links ends.
@@ -155,14 +197,14 @@ def _run_folders(path: Path, seen: set[tuple[int, int]], passed_over: list[str])
             # Not DirEntry.is_dir: it raises for a link to itself.
             below = [folder / n for n in names if n[0] != "." and (folder / n).is_dir()]
         except OSError as error:
-            passed_over.append(one_line(f"{folder}: {_reason(error, folder)}"))
+            skipped.append(one_line(f"{folder}: {_reason(error, folder)}"))
             continue
         if CONFIG in names:
             yield folder
         if TUNING in names and CONFIG not in names:
             tuning = folder / TUNING
             below = [other for other in below if other != tuning]
-            passed_over.append(
+            skipped.append(
                 one_line(f"{tuning}: runs that chose a learning rate; name the folder to see them")
             )
         waiting.extend(below)
@@ -209,11 +251,11 @@ def _read(folder: RunFolder) -> Run:
     )
 
 
-def _with_evaluation(run: Run, passed_over: list[str]) -> Run:
+def _with_evaluation(run: Run, skipped: list[str]) -> Run:
     try:
         return replace(run, evaluation=RunFolder(run.folder).read_evaluation())
     except DAMAGE as error:
-        passed_over.append(one_line(f"{run.folder}: its evaluation: {_reason(error, run.folder)}"))
+        skipped.append(one_line(f"{run.folder}: its evaluation: {_reason(error, run.folder)}"))
         return run
 
 
@@ -269,3 +311,94 @@ def _match(node: Any) -> Match | None:
     return msgspec.structs.replace(
         match, what=one_line(match.what), to=one_line(match.to), field=one_line(match.field)
     )
+
+
+def at_first_budgets(runs: Sequence[Run]) -> tuple[list[Run], dict[Path, str]]:
+    """Return each run as it was when its first budget ended, and a note on each extended run.
+
+    At that step the schedule was complete, so the run compares with runs that stopped there. The
+    extended result is kept, behind all others, as a further run with a budget of its own ("1000
+    steps, then 2000 steps") if runs of another variant were extended alike. Notes are by folder.
+    """
+    kept: list[Run] = []
+    extended: dict[str, list[Run]] = {}
+    for run in runs:
+        before = [
+            end
+            for end in run.completed
+            if end.step < run.steps and "val/loss" in finite(end.metrics)
+        ]
+        kept.append(_at(run, before[0]) if before else run)
+        if before:
+            history = ", then ".join([*map(_words, before), run.budget])
+            whole = _with_budget(run, history)
+            extended.setdefault(history, []).append(whole)
+    notes = {}
+    for history, members in extended.items():
+        alike = len({run.variant for run in members}) > 1
+        kept += members if alike else []
+        notes |= {run.folder: _note(run, history, alike) for run in members}
+    return kept, notes
+
+
+def _words(end: Completed) -> str:
+    given = {f"budget.{unit}": str(value) for unit, value in end.budget.items()}
+    return one_line(budget_words(given))
+
+
+def _with_budget(run: Run, words: str) -> Run:
+    return replace(run, budget=words, settings={**run.settings, "budget": words})
+
+
+def _at(run: Run, end: Completed) -> Run:
+    costs = {name: value for name, value in run.metrics.items() if name.startswith("cost/")}
+    making = run.making and at_step(run.making, end.step)
+    first = replace(run, metrics=costs | finite(end.metrics), steps=end.step, making=making)
+    first = replace(first, until=end.step)
+    return _with_budget(first, _words(end))
+
+
+def _note(run: Run, history: str, alike: bool) -> str:
+    later = (
+        "its final loss is compared with runs extended alike"
+        if alike
+        else f"its final loss, {run.metrics['val/loss']:.4f}, has no run to compare with"
+    )
+    return one_line(
+        f"{run.folder} was extended ({history}): it is compared at the end of its first budget; "
+        f"{later}"
+    )
+
+
+def without_replaced(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
+    """Return the runs that count, and one line for each run that another one replaces.
+
+    A run replaces another in the same sweep folder if it has the same settings and seed, but
+    different code, text, device or starting weights. The newest one counts. Runs of the current
+    code come before all others, since an edit may have been undone. A run with the same making as
+    the one that counts is kept.
+    """
+    chosen: dict[tuple[object, ...], Run] = {}
+    for run in sorted(runs, key=lambda run: (_is_todays(run), run.finished)):
+        chosen[_command(run)] = run
+    kept, lines = [], []
+    for run in runs:
+        other = chosen[_command(run)]
+        why = differences(run.making, other.making) if other.making else []
+        if why:
+            lines.append(f"{run.folder}: replaced by {other.folder.name} ({', '.join(why)})")
+        else:
+            kept.append(run)
+    return kept, lines
+
+
+def _is_todays(run: Run) -> bool:
+    making = run.making
+    return making is not None and not making.earlier and is_unchanged(making.code)
+
+
+def _command(run: Run) -> tuple[object, ...]:
+    settings = {k: v for k, v in run.settings.items() if k not in OF_MAKING} | run.places
+    # Leave out the seed and id: the run that gave the starting weights may be replaced, too.
+    settings["init_from"] = seedless(run.places.get("init_from", ""))
+    return run.folder.parent, run.variant, run.seed, *sorted(settings.items())

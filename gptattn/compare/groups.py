@@ -1,25 +1,236 @@
-"""Groups runs that differ only in the seed, names the groups, and picks the baseline."""
+"""Splits runs into what is compared: sections, and in each the rows, which are named here.
 
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+A section has one model size, budget and text. Its runs may differ in what is compared: attention,
+position, and the block, unless each block has several variants: then the question is what holds in
+each, and each is a section. The same holds for optimizers and precisions. A variant may also have
+its own MLP width, chosen by `match`, or its own learning rate. Each tokenizer is a section: losses
+per token cannot be compared between tokens of different kinds.
 
-from gptattn.compare.finished_runs import Run
-from gptattn.compare.setting_words import (
-    OF_ATTENTION,
+A row is runs that differ only in the seed. It is named by its variant and by what tells it from
+other rows of that variant: a config file where that explains it, otherwise the settings.
+"""
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from pandas import DataFrame
+
+from gptattn.compare.differences import (
     RATE,
     UNSET,
-    WIDTH,
-    counted,
-    setting_words,
-    varies,
+    count_shared,
+    count_values,
+    tell_apart,
     width_before,
 )
+from gptattn.compare.finished_runs import Run
+from gptattn.errors import ConfigError
 
 Groups = dict[str, list[Run]]
 
-# With more differences, rows are named by what was changed in the one that all others start from;
-# with fewer, a name that says all is short enough.
-FEW = 3
+SIZES = ("num_layers", "d_model", "context_length", "vocab_size")
+MATRICES = "optim.matrices"  # its rule; without one they have AdamW, like everything else
+NOT_OF_TASK = ("data._target_", "data.val_rows", "data.vocab_size")  # other axes have them
+LONGEST = 20  # longer settings, in characters, are shown as a hash in titles
+
+
+@dataclass(frozen=True)
+class RunSet:
+    """Runs that can be compared with each other."""
+
+    title: str  # how it differs from the other sets; "" for the only one
+    size: str  # the part of the title on the model's size
+    family: str  # the rest of the title: equal for sets that differ only in size
+    runs: list[Run]
+    parts: Mapping[str, str] = field(default_factory=dict)  # of the title, by axis; "": no part
+
+
+def _data(run: Run) -> list[str]:
+    if (task := run.data.get("task")) is not None:
+        return [f"task {task}", f"{run.data.get('val_rows', '?')} validation rows"]
+    text = run.data.get("text_sha256", "?")[:8]
+    unit = "bytes" if "val_bytes" in run.data else "tokens"  # bytes are those of every tokenizer
+    return [f"text {text}", f"{run.data.get(f'val_{unit}', '?')} validation {unit}"]
+
+
+def _task(run: Run) -> list[str]:
+    """Return the settings of a task, and the length of its rows; nothing for a text."""
+    if "task" not in run.data:
+        return []
+    own = sorted(k for k in run.settings if k.startswith("data.") and k not in NOT_OF_TASK)
+    length = run.settings.get("model.context_length")
+    return [f"context_length={length}", *(f"{k[5:]}={run.settings[k]}" for k in own)]
+
+
+def _tokenizer(run: Run) -> list[str]:
+    # The path is left out: a tokenizer file is identified by its sha256.
+    settings = [
+        f"{key.removeprefix('tokenizer.')}={_short(value)}"
+        for key, value in sorted(run.settings.items(), reverse=True)  # the size before the hash
+        if key.startswith("tokenizer.") and key not in ("tokenizer._target_", "tokenizer.path")
+    ]
+    target = run.settings.get("tokenizer._target_", "").rpartition(".")[2]
+    return [" ".join(filter(None, [run.data.get("tokenizer", ""), target])) or "?", *settings]
+
+
+def _short(value: str) -> str:
+    """Return the value, or its hash if it is too long for a title (a character vocabulary)."""
+    return value if len(value) <= LONGEST else f"#{hashlib.sha256(value.encode()).hexdigest()[:8]}"
+
+
+def _validation(run: Run) -> list[str]:
+    return [f"{k}={v}" for k, v in sorted(run.settings.items()) if k.startswith("validation.")]
+
+
+def _model(run: Run) -> list[str]:
+    found = [f"{key}={run.settings.get(f'model.{key}')}" for key in SIZES]
+    return [*found, f"d_mlp={width_before(run)}"]
+
+
+def _budget(run: Run) -> list[str]:
+    return [re.sub(r"(?<![\d.])\d{4,}", lambda digits: f"{int(digits[0]):,}", run.budget or "?")]
+
+
+def _setting(key: str) -> Callable[[Run], list[str]]:
+    return lambda run: [f"{key}={run.settings.get(key)}"]
+
+
+def _block(run: Run) -> list[str]:
+    keys = sorted(k for k in run.settings if k.startswith("block.") or k == "model.mlp")
+    return [f"{key}={run.settings[key]}" for key in keys]
+
+
+def _optimizer(run: Run) -> list[str]:
+    """Return the rule for the layers' matrices; its rate and schedule are a variant's own."""
+    keys = [key for key in sorted(run.settings) if key.startswith(f"{MATRICES}.")]
+    if not keys:
+        return ["AdamW"]
+    rule = run.settings.get(f"{MATRICES}._target_", "?").rpartition(".")[2]
+    return [rule, *(f"{key}={run.settings[key]}" for key in keys if not key.endswith("_target_"))]
+
+
+def _weights(run: Run) -> list[str]:
+    return ["from other weights" if run.origin else "from scratch"]
+
+
+# Losses can only be compared between runs that agree in these.
+MUST_AGREE: dict[str, Callable[[Run], list[str]]] = {
+    "data": _data,
+    "tokenizer": _tokenizer,
+    "validation": _validation,
+}
+AXES: dict[str, Callable[[Run], list[str]]] = {
+    **MUST_AGREE,
+    "task": _task,
+    "model": _model,
+    "budget": _budget,
+    "batch_size": _setting("batch_size"),
+    "precision": _setting("trainer.precision"),
+    "device": _setting("device"),
+    "weights": _weights,
+    "block": _block,
+    "optim": _optimizer,
+}
+
+# With one variant these are what is compared: rows of a section. See `_has_several_variants`.
+ROWS_OR_SECTIONS = ("block", "precision", "optim")
+# Sections that differ in one of these alone are held against each other.
+HELD_AGAINST = (*ROWS_OR_SECTIONS, "tokenizer")
+
+
+def comparable_sets(runs: Sequence[Run], split: bool) -> list[RunSet]:
+    """Split the runs into sets that can be compared, smaller models first.
+
+    Raises ConfigError if `split` is false and the runs differ in text or validation, or in a
+    tokenizer whose bits per byte are not of the same bytes.
+    """
+    refusal = describe_conflict(runs)
+    if refusal and not split:
+        raise ConfigError(
+            "comparison",
+            f"the runs differ in {refusal}; --split reports each separately, or give fewer folders",
+        )
+    words = DataFrame({axis: [words_of(axis, run) for run in runs] for axis in AXES})
+    words["variant"] = [run.variant for run in runs]
+    always = axes_of(runs)
+    axes = [axis for axis in AXES if axis in always or _has_several_variants(words, axis)]
+    sets = [[runs[i] for i in part.index] for _, part in words.groupby(axes, sort=False)]
+    firsts = [members[0] for members in sets]
+    return [_named(members, firsts, axes) for members in sorted(sets, key=_order)]
+
+
+def axes_of(runs: Sequence[Run]) -> list[str]:
+    """Return the axes on which these runs must agree, even with one variant.
+
+    On a task, models of different sizes can be compared: which of them solve it?
+    """
+    of_task = all("task" in run.data for run in runs)
+    either = (*ROWS_OR_SECTIONS, "model") if of_task else ROWS_OR_SECTIONS
+    return [axis for axis in AXES if axis not in either and any(map(AXES[axis], runs))]
+
+
+def _has_several_variants(words: DataFrame, axis: str) -> bool:
+    """Whether each value on the axis has several variants; if not, the values are compared."""
+    return bool((words.groupby(axis)["variant"].nunique() > 1).all())
+
+
+def _named(members: list[Run], firsts: Sequence[Run], axes: Sequence[str]) -> RunSet:
+    parts = {axis: difference_on_axis(axis, members[0], firsts) for axis in axes}
+    origins = {run.settings.get("init_from", "") for run in members}
+    if parts.get("weights") and members[0].origin and len(origins) == 1:
+        parts["weights"] = f"from {origins.pop()}"
+    others = [part for axis, part in parts.items() if part and axis != "model"]
+    title = ", ".join(filter(None, parts.values()))
+    return RunSet(title, parts.get("model", ""), ", ".join(others), members, parts)
+
+
+def words_of(axis: str, run: Run) -> str:
+    """Return the run's value on one of AXES, in words; equal words mean comparable runs."""
+    return ", ".join(AXES[axis](run)) or "?"
+
+
+def describe_conflict(runs: Sequence[Run]) -> str:
+    """Return what forbids a comparison: `data (text 1a2b3c4d: 2 runs; ...)`; "" if nothing does."""
+    found = []
+    by_bytes = all("val_bytes" in run.data for run in runs)  # if equal, bits per byte are compared
+    for axis in MUST_AGREE:
+        if axis == "tokenizer" and by_bytes:
+            continue
+        values = [words_of(axis, run) for run in runs]
+        if len(set(values)) > 1:
+            found.append(f"{axis} ({count_values(values)})")
+    return " and ".join(found)
+
+
+def difference_on_axis(axis: str, run: Run, runs: Sequence[Run]) -> str:
+    """Return how the run differs from the others on this axis; "" if all are alike.
+
+    The config file (`model=nano`) if its name explains the whole difference, otherwise the values.
+    """
+    values = {words_of(axis, other) for other in runs}
+    if len(values) == 1:
+        return ""
+    picked = {(other.choices.get(axis, ""), words_of(axis, other)) for other in runs}
+    choices = {choice for choice, _ in picked}
+    if len(picked) == len(values) == len(choices) and "" not in choices:
+        return f"{axis}={run.choices[axis]}"
+    named = axis == "tokenizer" and len(choices) > 1 and "" not in choices
+    # With the file's name, only what differs between runs of the same file has to be told.
+    alike = [other for other in runs if other.choices[axis] == run.choices[axis]] if named else runs
+    common = set.intersection(*(set(AXES[axis](other)) for other in alike))
+    own = [part for part in AXES[axis](run) if part not in common]
+    return " ".join([*([f"{axis}={run.choices[axis]}"] if named else []), *own])
+
+
+def _order(runs: Sequence[Run]) -> list[object]:
+    """Sort key: by text, then by parameters, then by the words, with 200 before 1,000."""
+    params = min(run.metrics.get("cost/params", 0.0) for run in runs)
+    words = {axis: words_of(axis, runs[0]) for axis in AXES}
+    text = [words.pop(axis) for axis in ("data", "validation")]
+    rest = " ".join(words.values()).replace(",", "")
+    return [text, params, *(int(w) if w.isdecimal() else w for w in re.split(r"(\d+)", rest))]
 
 
 def group_runs(runs: Sequence[Run]) -> Groups:
@@ -33,9 +244,12 @@ def group_runs(runs: Sequence[Run]) -> Groups:
     out where each group has its own. Each group holds one run per seed, sorted by seed: the newest,
     as a repeat is no further sample.
     """
-    groups: dict[tuple[tuple[str, str], ...], list[Run]] = {}
-    for run in sorted(runs, key=lambda run: run.finished):
-        groups.setdefault(_made_of(run), []).append(run)
+    runs = sorted(runs, key=lambda run: run.finished)
+    made = DataFrame([_made_of(run) for run in runs])
+    differ = [name for name in made if made[name].nunique(dropna=False) > 1]
+    sets = made.groupby(differ, dropna=False, sort=False) if differ else [("", made)]
+    groups = [[runs[i] for i in part.index] for _, part in sets]
+    firsts = [members[0] for members in groups]
     mixed = not all(run.origin for run in runs)
 
     def name_of(run: Run) -> str:
@@ -43,33 +257,37 @@ def group_runs(runs: Sequence[Run]) -> Groups:
         return run.variant + start
 
     rivals: dict[str, list[Run]] = {}
-    for members in groups.values():
-        rivals.setdefault(name_of(members[0]), []).append(members[0])
-    hidden = {RATE} if _own_rates([members[0] for members in groups.values()]) else set[str]()
+    for first in firsts:
+        rivals.setdefault(name_of(first), []).append(first)
+    hidden = {RATE} if _own_rates(firsts) else set[str]()
     # In the order of the groups.
-    said = {own: iter(_differing(firsts, hidden)) for own, firsts in rivals.items()}
+    words = {own: iter(tell_apart(alike, hidden)) for own, alike in rivals.items()}
     named: Groups = {}
-    for members in groups.values():
+    for members in groups:
         own = name_of(members[0])
-        name = _unique_name(" ".join([own, *next(said[own])]), named)
+        name = _unique_name(" ".join([own, *next(words[own])]), named)
         named[name] = sorted({run.seed: run for run in members}.values(), key=lambda run: run.seed)
     return named
 
 
+def _made_of(run: Run) -> dict[str, str]:
+    """Return all that two runs of one row have in common."""
+    text = run.data.get("text_sha256", "")
+    return {**run.settings, "variant": run.variant, "code": run.code, "text_sha256": text}
+
+
 def name_copies(runs: Sequence[Run], groups: Groups) -> list[str]:
     """Return a line for each of the runs that its group leaves out for a newer one of its seed."""
-    counted = {(run.seed, *_made_of(run)): run for members in groups.values() for run in members}
-    newest = [(run, counted[run.seed, *_made_of(run)]) for run in runs]
+
+    def key(run: Run) -> tuple[object, ...]:
+        return run.seed, *sorted(_made_of(run).items())
+
+    counts = {key(run): run for members in groups.values() for run in members}
     return [
-        f"{run.folder}: a copy of {other.folder.name}, which counts"
-        for run, other in newest
-        if run.folder != other.folder
+        f"{run.folder}: a copy of {counts[key(run)].folder.name}, which counts"
+        for run in runs
+        if run.folder != counts[key(run)].folder
     ]
-
-
-def _made_of(run: Run) -> tuple[tuple[str, str], ...]:
-    made = (run.variant, run.code, run.data.get("text_sha256", ""))
-    return (*(("", part) for part in made), *sorted(run.settings.items()))
 
 
 def rates_differ(groups: Groups) -> bool:
@@ -84,45 +302,6 @@ def _own_rates(firsts: Sequence[Run]) -> bool:
         others = sorted((key, value) for key, value in run.settings.items() if key != RATE)
         rates.setdefault((run.variant, run.code, *others), set()).add(run.settings.get(RATE, UNSET))
     return len(set().union(*rates.values())) > 1 and all(len(own) == 1 for own in rates.values())
-
-
-def _differing(rivals: Sequence[Run], hidden: Collection[str]) -> list[list[str]]:
-    """Return for each run `key=value` of what tells it from the others, which share its name."""
-    if len(rivals) == 1:
-        return [[]]
-    keys = {k for r in rivals for k in r.settings if k not in hidden}
-    keys = [k for k in sorted(keys) if varies(k, rivals)]
-    if len(keys) > 1 and len({width_before(rival) for rival in rivals}) == 1:
-        keys = [k for k in keys if k != WIDTH]  # `match` chose it, for a difference named here
-    words = [setting_words(keys, run, rivals) for run in rivals]
-    if len(words[0]) > FEW and (origin := _origin(keys, rivals)) is not None:
-        ordinary = words[origin]
-        words = [
-            {
-                subject: pairs or _nulls(ordinary[subject], run)
-                for subject, pairs in own.items()
-                if pairs != ordinary[subject]
-            }
-            for run, own in zip(rivals, words, strict=True)
-        ]
-    found = []
-    for run, own in zip(rivals, words, strict=True):
-        names = [f"{key}={value[:20]}" for pairs in own.values() for key, value in pairs]
-        twins = [rival for rival in rivals if rival.settings == run.settings]
-        found.append(names + ([f"code={run.code}"] if len(twins) > 1 else []))
-    return found
-
-
-def _nulls(words: Sequence[tuple[str, str]], run: Run) -> list[tuple[str, str]]:
-    """Return these settings as the run has them: `setting_words` leaves out what is null."""
-    return [(key, run.settings[key]) for key, _ in words if key in run.settings]
-
-
-def _origin(keys: Collection[str], runs: Sequence[Run]) -> int | None:
-    """Return which run shares most of these settings with the others; None if two do."""
-    shared = _shared(runs, keys)
-    most = max(shared)
-    return shared.index(most) if shared.count(most) == 1 else None
 
 
 def _unique_name(name: str, taken: Groups) -> str:
@@ -147,61 +326,9 @@ def pick_baseline(groups: Groups, name: str | None) -> str | None:
         firsts = [members[0] for members in groups.values()]
         keys = {key for run in firsts for key in run.settings}
         keys -= {RATE} if rates_differ(groups) else set()
-        shared = dict(zip(groups, _shared(firsts, keys), strict=True))
+        shared = dict(zip(groups, count_shared(firsts, keys), strict=True))
         return min(mha or groups, key=lambda row: (-shared[row], len(row.split()), row))
     if name in groups:
         return name
     rows = [row for row, members in groups.items() if members[0].variant == name]
     return rows[0] if len(rows) == 1 else None
-
-
-def _shared(runs: Sequence[Run], keys: Collection[str]) -> list[int]:
-    """Return for each run in how many settings it is like a run, over all runs; also in lacks."""
-    values = {key: Counter(run.settings.get(key) for run in runs) for key in keys}
-    return [sum(values[key][run.settings.get(key)] for key in keys) for run in runs]
-
-
-def differences_in_settings(groups: Groups, baseline: str) -> list[str]:
-    """Return a line per setting outside the attention that differs and that a row's name lacks.
-
-    Settings that a config file explains, and those of position, share one line.
-    """
-    firsts = {row: members[0] for row, members in groups.items()}
-    keys = sorted({k for run in firsts.values() for k in run.settings})
-    keys = [key for key in keys if not key.startswith(OF_ATTENTION)]
-    if any(run.match for run in firsts.values()):
-        keys = [key for key in keys if key not in (WIDTH, "match", "match_to")]
-    varying = [key for key in keys if varies(key, [*firsts.values()])]
-    words = {row: setting_words(varying, run, [*firsts.values()]) for row, run in firsts.items()}
-    lines = []
-    for subject in next(iter(words.values()), {}):
-        own = {row: words[row][subject] for row in groups}
-        if _is_named(subject, own, baseline):
-            continue
-        found = [_value(subject, own[row]) for row, members in groups.items() for _ in members]
-        if subject == RATE and rates_differ(groups):
-            lines.append(f"each variant has a learning rate of its own, lr: {counted(found)}")
-            continue
-        lines.append(f"the variants differ in more than attention: {subject} ({counted(found)})")
-    return lines
-
-
-def _is_named(subject: str, words: Mapping[str, Sequence[tuple[str, str]]], baseline: str) -> bool:
-    """Whether the rows' names tell their words on the subject, but for an untold baseline's."""
-    null_group = f"{subject.rpartition('.')[0]}="  # tells of all that is in the group
-    told = {
-        row: all(f"{key}={value[:20]}" in row for key, value in pairs)
-        for row, pairs in words.items()
-    }
-    as_ever = None if told[baseline] else words[baseline]
-    some = any(told[row] and (pairs or null_group in row) for row, pairs in words.items())
-    return some and all(told[row] or pairs == as_ever for row, pairs in words.items())
-
-
-def _value(subject: str, pairs: Sequence[tuple[str, str]]) -> str:
-    """Return the pairs without the subject's name: `rope base=500.0`; `unset` for no pairs."""
-    short = [
-        value if key == subject else f"{key.removeprefix(f'{subject}.')}={value}"
-        for key, value in pairs
-    ]
-    return " ".join(short) or UNSET

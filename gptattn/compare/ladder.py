@@ -1,7 +1,11 @@
-"""Sections that are a ladder: sizes of one family of models, each trained on more tokens.
+"""Ladders: sizes of one family of models, and what a variant needs for the same loss.
 
-What a variant needs for the same loss, of compute, cache and time, comes from a law through all
-sizes; see `scaling.py`.
+Sections that differ in model and budget alone, with more compute at each, are a ladder. Through its
+mean losses goes a law, L = E + A * C^-alpha (Hoffmann et al. 2022, arXiv:2203.15556, sec. 3.3, here
+of compute, cache or seconds alone): E, what no compute takes away, is shared by all variants, A is
+each variant's own, and alpha is shared unless the losses say otherwise. The file reads downwards:
+the law, the multipliers with their intervals, ladders in a report, and their words. scipy is
+imported inside the functions, as in `statistics.py`.
 """
 
 import math
@@ -10,24 +14,284 @@ from dataclasses import dataclass
 from statistics import mean
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gptattn.compare.finished_runs import Run
-from gptattn.compare.groups import Groups
-from gptattn.compare.scaling import (
-    Ladder,
-    Law,
-    Multiplier,
-    choose_law,
-    lack_of_fit,
-    multipliers,
-    widening,
-)
-from gptattn.compare.sections import RunSet
-from gptattn.compare.statistics import ALPHA
+from gptattn.compare.groups import Groups, RunSet
+from gptattn.compare.statistics import ALPHA, Interval
 
+Array = NDArray[np.float64]
+EXPONENTS = (0.005, 2.0)  # searched
+GRID = 24  # exponents tried before the search is refined
 FEWEST_SIZES = 4  # with fewer, the law has nothing left to be wrong about
 GROWS = ("model", "budget")  # the axes on which the sections of a ladder differ
 BEYOND = 4.0  # times the largest compute: how far the law is extrapolated
+MOST_LOG = math.log(1e3)  # a variant that needs more than a thousand times as much has not learned
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """Losses of variants at several sizes and seeds, each variant at its own compute."""
+
+    compute: Mapping[str, Array]  # by variant, [sizes], ascending; any unit
+    losses: Mapping[str, Array]  # by variant, [sizes, seeds], nats; seeds are paired
+
+    def __post_init__(self) -> None:
+        shapes = {losses.shape for losses in self.losses.values()}
+        if len(shapes) != 1 or self.compute.keys() != self.losses.keys():
+            raise ValueError(f"variants have losses of shapes {sorted(shapes)}; all must be alike")
+        ((sizes, _),) = shapes
+        if any(len(c) != sizes or np.any(np.diff(c) <= 0) for c in self.compute.values()):
+            raise ValueError(f"compute must have {sizes} values that grow, for each variant")
+
+    @property
+    def sizes(self) -> int:
+        """The number of sizes."""
+        return len(next(iter(self.compute.values())))
+
+    @property
+    def seeds(self) -> int:
+        """The number of seeds at each size."""
+        return next(iter(self.losses.values())).shape[1]
+
+    def part(self, sizes: int) -> "Ladder":
+        """Return the ladder of the first `sizes` sizes."""
+        return Ladder(
+            {name: c[:sizes] for name, c in self.compute.items()},
+            {name: losses[:sizes] for name, losses in self.losses.items()},
+        )
+
+
+@dataclass(frozen=True)
+class Law:
+    """L = floor + factor * (C / unit)^-exponent, with factor and exponent of each variant."""
+
+    floor: float  # nats
+    unit: float  # of compute
+    factors: Mapping[str, float]  # nats: a variant's loss above the floor at C = unit
+    exponents: Mapping[str, float]
+    squares: float  # sum of squared residuals
+    parameters: int
+
+    def loss(self, variant: str, compute: float) -> float:
+        """Return the loss that the law gives a variant with this compute."""
+        above = self.factors[variant] * (compute / self.unit) ** -self.exponents[variant]
+        return self.floor + above
+
+
+@dataclass(frozen=True)
+class Multiplier:
+    """The compute that a variant needs, over the baseline's, for the same loss."""
+
+    value: float
+    interval: Interval | None  # 95% over all variants together; None for one seed
+
+
+def fit_shared(ladder: Ladder) -> Law:
+    """Fit the law with one exponent for all variants, by least squares of losses in nats."""
+    from scipy.optimize import minimize_scalar, nnls
+
+    names = list(ladder.compute)
+    unit = _unit(ladder)
+    logs = np.concatenate([np.log(ladder.compute[name] / unit) for name in names])
+    means = np.concatenate([ladder.losses[name].mean(axis=1) for name in names])
+    own = np.repeat(np.eye(len(names)), ladder.sizes, axis=0)
+
+    def solve(exponent: float) -> tuple[Array, float]:
+        columns = np.column_stack([np.ones(len(logs)), own * np.exp(-exponent * logs)[:, None]])
+        return nnls(columns, means)
+
+    def misfit(log_exponent: float) -> float:
+        return solve(math.exp(log_exponent))[1]
+
+    grid = np.linspace(math.log(EXPONENTS[0]), math.log(EXPONENTS[1]), GRID)
+    best = int(np.argmin([misfit(x) for x in grid]))
+    bounds = grid[max(best - 1, 0)], grid[min(best + 1, GRID - 1)]
+    exponent = math.exp(minimize_scalar(misfit, bounds=bounds, method="bounded").x)
+    weights, norm = solve(exponent)
+    return Law(
+        floor=float(weights[0]),
+        unit=unit,
+        factors=dict(zip(names, map(float, weights[1:]), strict=True)),
+        exponents=dict.fromkeys(names, exponent),
+        squares=norm**2 * ladder.seeds + _pure_squares(ladder),
+        parameters=len(names) + 2,
+    )
+
+
+def fit_own(ladder: Ladder) -> Law:
+    """Fit the law with an exponent for each variant, from the shared fit on."""
+    from scipy.optimize import least_squares
+
+    start = fit_shared(ladder)
+    names, count = list(ladder.compute), len(ladder.compute)
+    logs = np.stack([np.log(ladder.compute[name] / start.unit) for name in names])
+    means = np.stack([ladder.losses[name].mean(axis=1) for name in names])
+
+    def residuals(x: Array) -> Array:
+        exponents, factors = np.exp(x[1 : count + 1, None]), np.exp(x[count + 1 :, None])
+        return (x[0] + factors * np.exp(-exponents * logs) - means).ravel()
+
+    tiny = np.finfo(float).tiny
+    first = [start.floor, *([math.log(start.exponents[names[0]])] * count)]
+    first += [math.log(max(start.factors[name], tiny)) for name in names]
+    least, most = map(math.log, EXPONENTS)
+    lower = np.array([0.0, *[least] * count, *[-np.inf] * count])
+    upper = np.array([np.inf, *[most] * count, *[np.inf] * count])
+    found = least_squares(
+        residuals, np.clip(first, lower, upper), bounds=(lower, upper), x_scale="jac"
+    )
+    x = found.x
+    return Law(
+        floor=float(x[0]),
+        unit=start.unit,
+        factors=dict(zip(names, map(float, np.exp(x[count + 1 :])), strict=True)),
+        exponents=dict(zip(names, map(float, np.exp(x[1 : count + 1])), strict=True)),
+        squares=2 * float(found.cost) * ladder.seeds + _pure_squares(ladder),
+        parameters=2 * count + 1,
+    )
+
+
+def exponents_differ(shared: Law, own: Law, ladder: Ladder) -> float:
+    """Return the p of the F test that one exponent serves all variants."""
+    runs = len(ladder.compute) * ladder.sizes * ladder.seeds
+    return _f_test(
+        shared.squares - own.squares,
+        own.parameters - shared.parameters,
+        own.squares,
+        runs - own.parameters,
+    )
+
+
+def lack_of_fit(law: Law, ladder: Ladder) -> float | None:
+    """Return the p of the F test that the law holds at every size; None where it cannot be told.
+
+    What the means miss the law by is held against the spread over seeds.
+    """
+    cells = len(ladder.compute) * ladder.sizes
+    if ladder.seeds < 2 or cells <= law.parameters:
+        return None
+    pure = _pure_squares(ladder)
+    free = cells * (ladder.seeds - 1)
+    return _f_test(law.squares - pure, cells - law.parameters, pure, free)
+
+
+def widening(law: Law, ladder: Ladder) -> float:
+    """Return the factor on intervals for what the law misses beyond the spread over seeds, >= 1.
+
+    It is the Birge ratio: the root of what the means miss per degree of freedom over the pure
+    spread. Source: Workman et al. 2022, Prog. Theor. Exp. Phys. 083C01, introduction, sec. 5.2.
+    """
+    if lack_of_fit(law, ladder) is None:
+        return 1.0
+    cells, pure = len(ladder.compute) * ladder.sizes, _pure_squares(ladder)
+    missed = (law.squares - pure) / (cells - law.parameters)
+    spread = pure / (cells * (ladder.seeds - 1))
+    return max(1.0, math.sqrt(max(0.0, missed) / spread)) if spread > 0 else 1.0
+
+
+def choose_law(ladder: Ladder) -> Law:
+    """Return the law with a shared exponent, or with each variant's own where they differ."""
+    shared = fit_shared(ladder)
+    cells = len(ladder.compute) * ladder.sizes
+    if len(ladder.compute) < 2 or cells <= 2 * len(ladder.compute) + 1:
+        return shared
+    own = fit_own(ladder)
+    return own if exponents_differ(shared, own, ladder) < ALPHA else shared
+
+
+def multipliers(ladder: Ladder, baseline: str, loss: float) -> dict[str, Multiplier]:
+    """Return each other variant's compute over the baseline's for the same loss.
+
+    With one exponent for all it is the same at every loss. The interval is Student's, of
+    logarithms, with a confidence of 95% over all variants together (Bonferroni). To first order the
+    fit is a weighted sum of the losses (`_weights_of_losses`), so each size adds the variance of
+    its own sum over seeds, which keeps variants paired. The degrees of freedom are Satterthwaite's
+    (1946, Biometrics Bulletin 2, 110-114), as few sizes may carry most of the variance. The
+    interval is wider by `widening`.
+    """
+    from scipy.special import stdtrit
+
+    law = choose_law(ladder)
+    others = [name for name in ladder.compute if name != baseline]
+    losses = np.stack([ladder.losses[name] for name in ladder.compute])
+    made = {}
+    for name in others:
+        ratio = _log_ratio(law, baseline, name, loss)
+        value = math.exp(ratio) if math.isfinite(ratio) else math.nan
+        if ladder.seeds < 2 or math.isnan(value):
+            made[name] = Multiplier(value, None)
+            continue
+        weights = _weights_of_losses(law, ladder, baseline, name, loss)
+        sums = np.einsum("vs,vsn->sn", weights, losses)
+        variances = sums.var(axis=1, ddof=1) / ladder.seeds
+        half = 0.0
+        if variances.sum() > 0:
+            degrees = (ladder.seeds - 1) * variances.sum() ** 2 / (variances**2).sum()
+            critical = float(-stdtrit(degrees, ALPHA / len(others) / 2))
+            half = critical * math.sqrt(variances.sum()) * widening(law, ladder)
+        made[name] = Multiplier(value, (math.exp(ratio - half), math.exp(ratio + half)))
+    return made
+
+
+def _weights_of_losses(law: Law, ladder: Ladder, baseline: str, name: str, loss: float) -> Array:
+    """Return the derivative of `_log_ratio` by the mean losses, [variants, sizes].
+
+    It is the gradient by the law's parameters (floor, logarithms of factors, then of exponents)
+    times the pseudo-inverse of the derivative of what the law predicts by them (Gauss-Newton).
+    """
+    names = list(ladder.compute)
+    count, own = len(names), len(set(law.exponents.values())) > 1
+    predicted = np.zeros((count, ladder.sizes, 1 + count + (count if own else 1)))
+    gradient = np.zeros(predicted.shape[2])
+    for i, variant in enumerate(names):
+        scaled, exponent = ladder.compute[variant] / law.unit, law.exponents[variant]
+        above = law.factors[variant] * scaled**-exponent
+        of_exponent = 1 + count + (i if own else 0)
+        predicted[i, :, 0] = law.floor > 0  # a floor of 0 is at its bound and stays there
+        predicted[i, :, 1 + i] = above
+        predicted[i, :, of_exponent] = -above * exponent * np.log(scaled)
+        if variant in (name, baseline):
+            sign = 1 if variant == name else -1
+            gradient[0] += sign / exponent / (loss - law.floor)
+            gradient[1 + i] += sign / exponent
+            gradient[of_exponent] -= sign * _log_compute(law, variant, loss)
+    inverse = np.linalg.pinv(predicted.reshape(count * ladder.sizes, -1))
+    return (gradient @ inverse).reshape(count, ladder.sizes)
+
+
+def _log_ratio(law: Law, baseline: str, name: str, loss: float) -> float:
+    """Return the logarithm of a variant's compute over the baseline's; NaN without an answer."""
+    if min(law.factors[name], law.factors[baseline]) <= 0 or loss <= law.floor:
+        return math.nan  # losses that do not fall
+    ratio = _log_compute(law, name, loss) - _log_compute(law, baseline, loss)
+    return ratio if abs(ratio) < MOST_LOG else math.nan
+
+
+def _log_compute(law: Law, name: str, loss: float) -> float:
+    """Return the logarithm of the compute, in units of the law, that a variant needs for a loss."""
+    return math.log(law.factors[name] / (loss - law.floor)) / law.exponents[name]
+
+
+def _unit(ladder: Ladder) -> float:
+    """Return the middle of all compute, so that factors are numbers of the size of losses."""
+    return float(np.exp(np.log(np.concatenate(list(ladder.compute.values()))).mean()))
+
+
+def _pure_squares(ladder: Ladder) -> float:
+    """Return the sum of squares of losses around the mean of their variant and size."""
+    return sum(
+        float(((losses - losses.mean(axis=1, keepdims=True)) ** 2).sum())
+        for losses in ladder.losses.values()
+    )
+
+
+def _f_test(extra: float, parameters: int, squares: float, free: int) -> float:
+    from scipy.special import fdtrc
+
+    if squares <= 0:
+        return 0.0 if extra > 0 else 1.0
+    return float(fdtrc(parameters, free, max(0.0, extra) / parameters / (squares / free)))
 
 
 @dataclass(frozen=True)
@@ -85,7 +349,7 @@ LADDER_COSTS: dict[str, Callable[[Run], float]] = {
 }
 
 
-def ladders(sections: Sequence[tuple[RunSet, Groups, str]]) -> list[LadderReport]:
+def find_ladders(sections: Sequence[tuple[RunSet, Groups, str]]) -> list[LadderReport]:
     """Return what each ladder among the sections says; they come smallest first.
 
     A ladder has FEWEST_SIZES or more sections that differ in model and budget alone, of one

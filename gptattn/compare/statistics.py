@@ -1,4 +1,4 @@
-"""The report's statistics: pure functions of arrays, over seeds.
+"""The report's statistics over seeds: first functions of arrays, then of runs, paired by seed.
 
 One procedure decides: Student's t on differences paired by seed, with Bonferroni's correction over
 the comparisons of a family. The interval shown is the corrected one, so a difference is stated
@@ -13,10 +13,15 @@ line should be reported before that.
 
 import math
 from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+from gptattn.compare.finished_runs import Run
+from gptattn.runs.two_stages import FirstStage
 
 Interval = tuple[float, float]
 
@@ -163,3 +168,143 @@ def pareto_front(costs: ArrayLike, losses: ArrayLike) -> list[int]:
         if not front or loss[i] < loss[front[-1]] or same:
             front.append(i)
     return front
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over n seeds with Student's 95% interval; None for n = 1."""
+
+    n: int
+    mean: float
+    interval: Interval | None
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A variant's validation loss minus the baseline's, in nats, over the seeds that both have.
+
+    Interval and p are corrected for `comparisons`. Both are None if the differences have no
+    spread: there is a single one, or all are equal.
+    """
+
+    variant: str
+    baseline: str
+    n: int
+    mean: float
+    deviation: float  # standard deviation of the differences over seeds, nats; 0 without spread
+    interval: Interval | None
+    p: float | None  # two-sided, at most 1
+    comparisons: int
+    seeds_needed: int | None  # for 80% power at this mean; None: more than 1,000, or no spread
+    first: int | None = None  # of the n, the first stage of `sweep.until`; None: no second stage
+    asked: float | None = None  # half of the interval that `sweep.until` asks for, nats
+    paired: float = 0.0  # standard deviation of the differences over all n
+    unpaired: float = 0.0  # what it would be if the two had no seed in common
+
+    @property
+    def shown(self) -> bool:
+        """Whether the runs show a difference: the interval excludes 0."""
+        return self.p is not None and self.p < ALPHA
+
+
+@dataclass(frozen=True)
+class Paired:
+    """Values at the seeds that several groups have in common.
+
+    `first`: how many of these belong to the first stage of `sweep.until`, which stand first; None:
+    no spread over seeds decided how many there are. `asked`: half of the interval that it asks for.
+    """
+
+    values: NDArray[np.float64]  # [groups, n], or [n] for one value of each seed
+    first: int | None = None
+    asked: float | None = None
+    unpaired: float = 0.0  # standard deviation of a difference of groups that share no seed
+
+    def of(self, change: Callable[[NDArray[np.float64]], NDArray[np.float64]]) -> "Paired":
+        """Return what `change` makes of the values."""
+        return replace(self, values=change(self.values))
+
+
+def pair_by_seed(groups: Sequence[Sequence[Run]], metric: str = "val/loss") -> Paired:
+    """Return the metric of each group at the seeds that all of them have, [groups, n]."""
+    found = [
+        {run.seed: run.metrics[metric] for run in runs if metric in run.metrics} for runs in groups
+    ]
+    stage = _stage(groups)
+    first = {*stage.first} if stage else set[int]()
+    common = set.intersection(*(set(values) for values in found))
+    seeds = sorted(common, key=lambda seed: (seed not in first, seed))
+    values = np.array([[values[seed] for seed in seeds] for values in found])
+    count = len(common & first)
+    # One seed of the first stage tells no deviation.
+    asked = stage.half_width if stage else None
+    unpaired = math.sqrt(values.var(axis=1, ddof=1).sum()) if len(common) > 1 else 0.0
+    return Paired(values, count if 1 < count < len(common) else None, asked, unpaired)
+
+
+def _stage(groups: Sequence[Sequence[Run]]) -> FirstStage | None:
+    """Return the first stage of `sweep.until`, if all of these runs began with the same seeds.
+
+    Of several widths that were asked for, the smallest counts.
+    """
+    stages = {run.stage for runs in groups for run in runs}
+    known = [stage for stage in stages if stage is not None]
+    if len(known) < len(stages) or len({stage.first for stage in known}) != 1:
+        return None
+    return min(known, key=lambda stage: stage.half_width)
+
+
+def compare_pairs(
+    groups: Mapping[str, Sequence[Run]],
+    names: Sequence[tuple[str, str]],
+    comparisons: int | None = None,
+) -> list[Difference]:
+    """Return the second group's loss minus the first's for each pair with a seed in common.
+
+    See `compare_family` for `comparisons`.
+    """
+    pairs = {pair: pair_by_seed([groups[name] for name in pair]) for pair in names}
+    return compare_family(
+        {pair: found.of(second_minus_first) for pair, found in pairs.items()}, comparisons
+    )
+
+
+def second_minus_first(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the difference [n] of values [2, n]."""
+    return values[1] - values[0]
+
+
+def compare_family(
+    differences: Mapping[tuple[str, str], Paired], comparisons: int | None = None
+) -> list[Difference]:
+    """Return the statistics of differences by seed [n], by (baseline, variant); none for n = 0.
+
+    The correction is over `comparisons`; by default, the differences with two or more seeds.
+    """
+    m = comparisons or sum(d.values.size > 1 for d in differences.values())
+    return [
+        _difference(name, baseline, d, m)
+        for (baseline, name), d in differences.items()
+        if d.values.size
+    ]
+
+
+def _difference(name: str, baseline: str, found: Paired, comparisons: int) -> Difference:
+    """Return the statistics of the paired differences [n]."""
+    d, first = found.values, found.first
+    n, mean = len(d), float(d.mean())
+    plain = Difference(
+        name, baseline, n, mean, 0.0, None, None, comparisons, None, first, found.asked
+    )
+    if all_equal(d[:first]):
+        return plain
+    spread = deviation(d, first)
+    return replace(
+        plain,
+        deviation=spread,
+        paired=deviation(d),
+        unpaired=found.unpaired,
+        interval=t_interval(d, comparisons, first),
+        p=paired_p(d, comparisons, first),
+        seeds_needed=seeds_needed(mean, spread, comparisons),
+    )

@@ -1,18 +1,37 @@
-"""Makes the comparison's tables: for the terminal, for Markdown, and the cells of the page."""
+"""Makes the tables, as cells of text with a heading row first, for terminal, Markdown and page."""
 
-from collections.abc import Collection, Sequence
+import sys
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
 from statistics import mean
 
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from gptattn.compare.comparison import OF_DATA, Across, Comparison, Row, Section
+from gptattn.compare.curves import CacheCost, PositionLoss, cache_costs, position_losses
+from gptattn.compare.differences import RATE, UNSET
 from gptattn.compare.finished_runs import Run
 from gptattn.compare.groups import group_runs, rates_differ
-from gptattn.compare.results import OF_DATA, Difference, Row, Section
-from gptattn.compare.setting_words import RATE, UNSET
-from gptattn.compare.statistics import Interval, t_interval
-from gptattn.compare.verdicts import p_value, signed
+from gptattn.compare.ladder import LadderReport, Multiplier
+from gptattn.compare.statistics import Difference, Estimate, Interval, t_interval
+from gptattn.compare.verdicts import (
+    across_notes,
+    across_title,
+    across_words,
+    headline,
+    ladder_notes,
+    ladder_times,
+    ladder_title,
+    ladder_words,
+    match_words,
+    p_value,
+    section_words,
+    signed,
+    sure_words,
+)
+from gptattn.machine.console import StdoutConsole
 
 # Heading, metric, format of the mean.
 Column = tuple[str, str, str]
@@ -32,6 +51,7 @@ HEADING_WIDTH = 16  # a heading takes one line
 SCALE = {"cost/flops_per_token": 1e-6}
 PLUS_MINUS = "means over seeds; val loss ± half of its 95% confidence interval"
 MISSING = "–"  # noqa: RUF001
+MAX_SENTENCES = 20  # about single variants, printed for each section
 # Columns to drop on a narrow terminal, in this order; the report's files have all columns.
 DISPENSABLE = (
     "total tokens",
@@ -48,7 +68,7 @@ DISPENSABLE = (
 )
 
 
-def rows(runs: Sequence[Run]) -> list[list[str]]:
+def short_rows(runs: Sequence[Run]) -> list[list[str]]:
     """Return the cells of the short table, heading row first: means only, no comparison."""
     columns = _columns([run.metrics for run in runs])
     cells = [["variant", "seeds", *(heading for heading, *_ in columns)]]
@@ -118,7 +138,7 @@ def difference_cells(d: Difference | None) -> list[str]:
 
 def terminal_table(runs: Sequence[Run], title: str, width: int) -> Table:
     """Return the short table of the runs at the end of a sweep, at most `width` characters."""
-    return cells_table(rows(runs), title, width, PLUS_MINUS)
+    return cells_table(short_rows(runs), title, width, PLUS_MINUS)
 
 
 def report_table(section: Section, title: str, width: int) -> Table:
@@ -184,3 +204,218 @@ def markdown_table(cells: Sequence[Sequence[str]]) -> str:
 def _escaped(cell: str) -> str:
     """Escape what could end a cell or begin an HTML tag."""
     return cell.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
+
+
+@dataclass(frozen=True)
+class TitledTable:
+    """Cells, heading row first, with what stands around them."""
+
+    title: str
+    cells: Sequence[Sequence[str]]
+    caption: str
+    words: Sequence[str] = field(default_factory=list)
+    notes: Sequence[str] = field(default_factory=list)
+
+
+def tables_across(comparison: Comparison) -> list[TitledTable]:
+    """Return the tables that span several sections: of the ladders, then of the changes."""
+    return [
+        *(
+            TitledTable(
+                ladder_title(each),
+                _ladder_cells(each),
+                _ladder_caption(each),
+                ladder_words(each),
+                ladder_notes(each),
+            )
+            for each in comparison.ladders
+        ),
+        *(
+            TitledTable(
+                across_title(each),
+                _across_cells(each),
+                _across_caption(each),
+                across_words(each),
+                across_notes(each),
+            )
+            for each in comparison.across
+        ),
+    ]
+
+
+def _ladder_cells(report: LadderReport) -> list[list[str]]:
+    """Return the cells of the table, heading row first: multipliers, and the prediction."""
+    compute = report.costs[0]
+    costs = [scaled.cost for scaled in report.costs]
+    table = [["variant", *costs, "predicted", "measured", "error"]]
+    for name, measured in compute.measured.items():
+        times = [
+            _multiplier_cell(scaled.multipliers[name]) if name in scaled.multipliers else MISSING
+            for scaled in report.costs
+        ]
+        predicted = compute.predicted[name]
+        figures = [f"{predicted:.4f}", f"{measured:.4f}", f"{predicted - measured:+.4f}"]
+        table.append([name, *times, *figures])
+    return table
+
+
+def _multiplier_cell(found: Multiplier) -> str:
+    return ladder_times(found).removesuffix(" times")
+
+
+def _ladder_caption(report: LadderReport) -> str:
+    """Say what the columns are."""
+    return (
+        f"times what {report.baseline} needs for the same loss, 95% intervals for each cost over "
+        "its variants; predicted: the loss at the largest size, from the smaller ones"
+    )
+
+
+def _across_cells(across: Across) -> list[list[str]]:
+    """Return the cells of the table, heading row first."""
+    first, second = (
+        words if len(words) <= HEADING_WIDTH else place
+        for words, place in ((across.first, "from"), (across.second, "to"))
+    )
+    tests = ["95% interval", "p"]
+    versus = [_versus(across), *tests] if across.gaps else []
+    table = [["variant", "n", first, second, "change", *tests, *versus]]
+    for name, loss in across.losses.items():
+        gap = across.gaps.get(name)
+        figures = [f"{loss.first:.4f}", f"{loss.second:.4f}"]
+        differences = difference_cells(loss.difference)
+        if across.gaps:
+            differences += difference_cells(gap.difference) if gap else [MISSING] * 3
+        table.append([name, f"{loss.difference.n}", *figures, *differences])
+    return table
+
+
+def _versus(across: Across) -> str:
+    """Return the heading of a change minus the baseline's: `minus mha's`."""
+    words = f"minus {across.baseline}'s"
+    return words if len(words) <= HEADING_WIDTH else "minus baseline's"
+
+
+def _across_caption(across: Across) -> str:
+    """Return what stands below the table."""
+    losses, gaps = (
+        max((change.difference.comparisons for change in changes.values()), default=0)
+        for changes in (across.losses, across.gaps)
+    )
+    base, versus = across.baseline, _versus(across)
+    what = "losses" if across.metric == "val/loss" else "bits per byte"
+    lines = [f"mean {what} over the n seeds in common", "change: paired difference by seed"]
+    if across.gaps:
+        change = f"the change less that of {base}, so the change of the difference to {base}"
+        lines.append(f"{versus}: {change}")
+    if losses:  # more than a single seed
+        apart = f" and, apart from them, over {gaps} {versus}" if gaps else ""
+        count = f"{losses} change{'s' * (losses > 1)}"
+        lines.append(f"intervals and p Bonferroni-corrected over {count}{apart}")
+    return "; ".join(lines)
+
+
+def evaluation_tables(section: Section) -> list[TitledTable]:
+    """Return a table of what the section's runs were evaluated for: up to two."""
+    positions, caches = position_losses(section), cache_costs(section)
+    return [
+        *([_positions(positions)] if positions else []),
+        *([_caches(caches)] if caches else []),
+    ]
+
+
+def _positions(losses: list[PositionLoss]) -> TitledTable:
+    lengths = sorted({(one.length, one.trained) for one in losses})
+    heading = ["variant", "n"]
+    for length, trained in lengths:
+        heading += [f"{length:,}", *[f"{length:,}, beyond {trained:,}"] * (length > trained)]
+    by_row: dict[str, dict[int, PositionLoss]] = {}
+    for one in losses:
+        by_row.setdefault(one.variant, {})[one.length] = one
+    body = []
+    for name, found in by_row.items():
+        cells = [name, str(max(one.loss.n for one in found.values()))]
+        for length, trained in lengths:
+            one = found.get(length)
+            cells.append(_shown(one and one.loss))
+            if length > trained:
+                cells.append(MISSING if one is None else f"{_beyond(one):.4f}")
+        body.append(cells)
+    caption = (
+        "Mean loss in nats over all positions of whole windows of so many tokens, ± half of its "
+        "95% confidence interval over seeds, and the mean of those with more context than in "
+        "training. Windows of different lengths are cut from the same text at different places."
+    )
+    return TitledTable("Loss by length of context", [heading, *body], caption)
+
+
+def _beyond(one: PositionLoss) -> float:
+    """Return the mean loss beyond the trained length, which is an edge of the bins."""
+    beyond = [(last - first + 1, e.mean) for first, last, e in one.bins if first > one.trained]
+    return sum(n * mean for n, mean in beyond) / sum(n for n, _ in beyond)
+
+
+def _caches(costs: list[CacheCost]) -> TitledTable:
+    heading = ["variant", "cache", "n", "bytes/token", "of full", "val loss", "change from full"]
+    full = {one.variant: one.bytes_per_token for one in costs if one.change is None}
+    body = [
+        [
+            one.variant,
+            one.cache,
+            str(one.loss.n),
+            f"{one.bytes_per_token:,.6g}",
+            f"{one.bytes_per_token / full[one.variant]:.1%}",
+            _shown(one.loss),
+            MISSING if one.change is None else _shown(one.change, change_words),
+        ]
+        for one in costs
+    ]
+    caption = (
+        "The same weights decoded through cheaper caches. Changes are to the full cache of the "
+        "same run, in float32; ± half of the 95% confidence interval over seeds."
+    )
+    return TitledTable("Loss by cache", [heading, *body], caption)
+
+
+def _shown(estimate: Estimate | None, words: Callable[[float], str] = "{:.4f}".format) -> str:
+    if estimate is None:
+        return MISSING
+    return words(estimate.mean) + half_interval(estimate.interval, ".4f")
+
+
+def change_words(change: float) -> str:
+    """Format a change of the loss with four decimals and its sign, `+0.0000` for none."""
+    return f"{round(change, 4) + 0.0:+.4f}"
+
+
+def show(comparison: Comparison) -> None:
+    """Print each section's table and verdicts; warnings go to stderr."""
+    console = StdoutConsole(highlight=False, markup=False, emoji=False)
+    whole = f"{' '.join(comparison.folders)}: {headline(comparison)}"
+    if len(comparison.sections) > 1:
+        console.print(f"{whole}\n")
+    for section in comparison.sections:
+        console.print(report_table(section, section.title or whole, console.width))
+        *words, last = section_words(section)
+        left_out = (
+            [f"({len(words) - MAX_SENTENCES} more are on the page)"]
+            if len(words) > MAX_SENTENCES
+            else []
+        )
+        for line in [
+            *words[:MAX_SENTENCES],
+            *left_out,
+            last,
+            *match_words(section)[:MAX_SENTENCES],
+            *sure_words(section),
+        ]:
+            console.print(f"- {line}")
+        console.print()
+    for part in tables_across(comparison):
+        console.print(cells_table(part.cells, part.title, console.width, part.caption))
+        for line in [*part.words, *part.notes]:
+            console.print(f"- {line}")
+        console.print()
+    lines = [line for section in comparison.sections for line in section.warnings]
+    for line in dict.fromkeys([*lines, *comparison.warnings]):
+        print(f"warning: {line}", file=sys.stderr)

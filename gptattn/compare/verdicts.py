@@ -1,14 +1,16 @@
 """States in words what the runs support, and no more."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
 
-from gptattn.compare.results import Comparison, Difference, Row, Section
+from gptattn.compare.comparison import BITS, Across, Change, Comparison, Row, Section
+from gptattn.compare.ladder import BEYOND, LadderReport, Multiplier, Scaled
 from gptattn.compare.statistics import (
     ALPHA,
     RESOLUTION,
     SEEDS_CAP,
+    Difference,
     Interval,
     correlation_interval,
     stein_seeds,
@@ -17,6 +19,14 @@ from gptattn.compare.statistics import (
 LARGEST_DENOMINATOR = 16  # "1/3 of the cache" helps a reader, "37/64" does not
 LISTED = 6  # names in one sentence
 FEWEST_FOR_PAIRING = 5  # seeds; with fewer, a correlation over seeds could be anything
+# What a ladder's multiplier is of.
+NEEDS = {
+    "compute": "the compute",
+    "cache": "the cache per token",
+    "seconds": "the seconds of training",
+}
+# Metric -> what it is called, and its unit.
+NAMES = {"val/loss": ("loss", "nats"), BITS: ("loss in bits per byte", "bits per byte")}
 FEWEST_FOR_FIRST = 3  # seeds per row that a statement about the best row needs
 
 
@@ -291,3 +301,146 @@ def headline(comparison: Comparison) -> str:
     text = f"{runs} run{'s' * (runs > 1)}, {variants} variant{'s' * (variants > 1)}, {each}"
     sections = len(comparison.sections)
     return text + f", in {sections} sections" * (sections > 1)
+
+
+def across_title(across: Across) -> str:
+    """Return `block=llama: how it changes from optim=adamw to optim=muon`."""
+    words = f"how it changes from {across.first} to {across.second}"
+    return f"{across.where}: {words}" if across.where else f"{words[0].upper()}{words[1:]}"
+
+
+def across_words(across: Across) -> list[str]:
+    """Return a sentence per change of a difference to the baseline, and one on the losses."""
+    shown = [name for name, gap in across.gaps.items() if gap.difference.shown]
+    lines = [_gap_words(across, name) for name in shown]
+    rest = [name for name in across.gaps if name not in shown]
+    if rest:
+        lines.append(
+            f"no change of the difference to {across.baseline} from {across.first} to "
+            f"{across.second} can be shown for {listed(rest)}, "
+            f"{_with_seeds(across.gaps[name] for name in rest)}."
+        )
+    return [*lines, _loss_words(across)]
+
+
+def _gap_words(across: Across, name: str) -> str:
+    gap, (first, second) = across.gaps[name], (across.first, across.second)
+    better = "better" if gap.difference.mean < 0 else "worse"
+    size = size_words(gap.difference, NAMES[across.metric][1])
+    return (
+        f"against {across.baseline}, {name} does {better} with {second} than with {first}, "
+        f"{size}: its difference to {across.baseline} is "
+        f"{signed(gap.first)} with {first}, {signed(gap.second)} with {second}."
+    )
+
+
+def _loss_words(across: Across) -> str:
+    """Return which losses fall, rise, and cannot be shown to do either."""
+    shown = {name: d for name, c in across.losses.items() if (d := c.difference).shown}
+    lower = [name for name, d in shown.items() if d.mean < 0]
+    higher = [name for name, d in shown.items() if d.mean > 0]
+    rest = [name for name in across.losses if name not in shown]
+    clauses = [
+        *([f"is lower for {listed(lower)}"] if lower else []),
+        *([f"is higher for {listed(higher)}"] if higher else []),
+        *([f"cannot be shown to differ for {listed(rest)}"] if rest else []),
+    ]
+    loss = f"the {NAMES[across.metric][0]} {'; it '.join(clauses)}"
+    return f"with {across.second} instead of {across.first}, {loss}."
+
+
+def _with_seeds(changes: Iterable[Change]) -> str:
+    """Return `with 5 seeds`, or `with 3 to 5 seeds`."""
+    found = sorted({change.difference.n for change in changes})
+    span = f"{found[0]}" if len(found) == 1 else f"{found[0]} to {found[-1]}"
+    return f"with {span} seed{'s' * (found[-1] > 1)}"
+
+
+def across_notes(across: Across) -> list[str]:
+    """Return a line on further settings that differ, and one on how much text a token is."""
+    lines = []
+    if across.others:
+        lines += [f"the two differ in more than {across.setting}: {', '.join(across.others)}"]
+    if across.token_bytes is not None:
+        first, second = across.token_bytes
+        lines += [
+            f"a token is {first:.2f} bytes of the held-out text with {across.first} and "
+            f"{second:.2f} with {across.second}: equal steps are not equal text, nor equal time"
+        ]
+    return lines
+
+
+def ladder_title(report: LadderReport) -> str:
+    """Return `Needed for the same loss: 5 sizes, 3 seeds`."""
+    seeds = f"{report.seeds} seed{'s' * (report.seeds > 1)}"
+    words = f"needed for the same loss: {len(report.sizes)} sizes, {seeds}"
+    return f"{report.where}: {words}" if report.where else f"{words[0].upper()}{words[1:]}"
+
+
+def ladder_words(report: LadderReport) -> list[str]:
+    """Return a sentence per variant and cost, and what the law of compute is worth."""
+    lines = [
+        f"{name} needs {ladder_times(found)} {NEEDS[scaled.cost]} of {report.baseline} for "
+        f"{'the same loss' if scaled.shared else f'a loss of {scaled.loss:.4f}'}."
+        for scaled in report.costs
+        for name, found in scaled.multipliers.items()
+    ]
+    compute = report.costs[0]
+    return [*lines, _prediction(report, compute), *_holds(report)]
+
+
+def ladder_times(found: Multiplier) -> str:
+    """Return `0.92 (0.63 to 1.35) times`."""
+    if found.interval is None:
+        return f"{found.value:.2f} times"
+    low, high = found.interval
+    return f"{found.value:.2f} ({low:.2f} to {high:.2f}) times"
+
+
+def _prediction(report: LadderReport, scaled: Scaled) -> str:
+    """Say how well the smaller sizes predicted the largest."""
+    errors = {name: scaled.predicted[name] - loss for name, loss in scaled.measured.items()}
+    each = [f"{name} by {error:+.4f}" for name, error in errors.items()]
+    return (
+        f"The law through the {len(report.sizes) - 1} smaller sizes misses the losses of the "
+        f"largest: {listed(each)} nats."
+    )
+
+
+def _holds(report: LadderReport) -> list[str]:
+    """Say for each cost whether the law holds, and extrapolate compute where it does."""
+    lines = []
+    for scaled in report.costs:
+        if scaled.misfit is not None and scaled.misfit < ALPHA:
+            lines.append(
+                f"The law of {NEEDS[scaled.cost].removeprefix('the ')} misses the means by more "
+                f"than seeds do ({p_value(scaled.misfit)}): its intervals are widened by "
+                f"{scaled.widened:.1f}, and nothing is extrapolated."
+            )
+    beyond = report.costs[0].beyond
+    if beyond is not None:
+        each = [f"{loss:.4f} for {name}" for name, loss in beyond.items()]
+        lines.append(
+            f"The law holds at every size ({p_value(report.costs[0].misfit or 0)}). With "
+            f"{BEYOND:g} times the compute of the largest it gives {listed(each)}: an "
+            "extrapolation."
+        )
+    return lines
+
+
+def ladder_notes(report: LadderReport) -> list[str]:
+    """Return the law of compute in symbols, and where its exponents differ."""
+    law = report.costs[0].law
+    exponent = law.exponents[report.baseline]
+    factor = law.factors[report.baseline]
+    shown = (
+        f"{report.baseline}: loss = {law.floor:.3f} + {factor:.3f} * "
+        f"(FLOPs / {law.unit:.3g})^-{exponent:.3f}"
+    )
+    apart = [scaled for scaled in report.costs if not scaled.shared]
+    differ = [
+        f"exponents of {NEEDS[scaled.cost].removeprefix('the ')} differ between variants, so the "
+        f"multipliers hold at {scaled.loss:.4f} nats, which all of the largest size have reached"
+        for scaled in apart
+    ]
+    return [shown, *differ]

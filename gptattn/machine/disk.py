@@ -54,6 +54,15 @@ def check_room(folder: Path, needed: int) -> None:
         )
 
 
+@contextlib.contextmanager
+def disk_errors(folder: Path, option: str) -> Iterator[None]:
+    """Turn an OSError into a DiskError that names the command's `option` and `folder`."""
+    try:
+        yield
+    except OSError as error:
+        raise DiskError(option, f"{folder}: {error.strerror}; give another folder") from error
+
+
 def write_atomically(path: Path, write: Callable[[Any], object]) -> None:
     """Call `write(binary file)`; `path` appears, or is replaced, once all of it is on the disk.
 

@@ -8,8 +8,6 @@ from pathlib import Path
 from statistics import variance
 
 from gptattn.compare.finished_runs import Run, read_runs
-from gptattn.compare.groups import group_runs
-from gptattn.compare.sections import SIZES
 from gptattn.compare.statistics import smallest_difference
 from gptattn.errors import DataError
 from gptattn.runs.folder import find_done
@@ -25,7 +23,8 @@ ENOUGH_SEEDS = 5  # seeds to suggest for a sweep with one
 
 # Losses can be compared between runs that agree in these, and in the model's size.
 SHARED = ("data.", "tokenizer.", "budget", "batch_size", "validation.")
-# As in the report, these split runs only where each side has several variants.
+SIZES = ("model.num_layers", "model.d_model", "model.context_length", "model.vocab_size")
+# As in the report, these part runs only where each has several variants.
 APART = (OF_BLOCK, ("trainer.precision",), ("optim.matrices",))
 
 
@@ -36,7 +35,7 @@ def describe_design(plans: Sequence[Plan], folder: Path) -> list[str]:
     sweep's folder and its sibling folders; with too few of them it is TYPICAL_DEVIATION.
     """
     cfgs = [plan.cfg for plan in plans]
-    keys = SHARED + tuple(f"model.{name}" for name in SIZES)
+    keys = SHARED + SIZES
     for names in APART:
         variants: dict[str, set[str]] = {}
         for cfg in cfgs:
@@ -89,8 +88,13 @@ def _describe_set(cfgs: Sequence[TrainConfig], finished: Sequence[Run]) -> str:
 
 def _estimate_deviation(cfg: TrainConfig, finished: Sequence[Run]) -> tuple[float, str]:
     """Return the standard deviation of final losses over seeds, and its source in words."""
-    groups = group_runs([run for run in finished if _is_similar(run, cfg)]).values()
-    spread = [[run.metrics["val/loss"] for run in runs] for runs in groups if len(runs) > 1]
+    similar = [run for run in finished if _is_similar(run, cfg)]
+    spread: list[list[float]] = []
+    if len(similar) > MIN_DEGREES:
+        from gptattn.compare.groups import group_runs  # imports pandas
+
+        groups = group_runs(similar).values()
+        spread = [[run.metrics["val/loss"] for run in runs] for runs in groups if len(runs) > 1]
     degrees = sum(len(losses) - 1 for losses in spread)
     if degrees < MIN_DEGREES:
         return TYPICAL_DEVIATION, (

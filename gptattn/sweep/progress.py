@@ -47,9 +47,8 @@ def describe_end(folder: Path, seconds: float) -> str:
 def print_end(console: Console, done: Sequence[Path], failed: Mapping[Path, str]) -> None:
     """Print losses and costs of the finished runs, and why the others failed."""
     if done:
-        from gptattn.compare.extended import at_first_budgets
-        from gptattn.compare.finished_runs import read_runs
-        from gptattn.compare.sections import differences
+        from gptattn.compare.finished_runs import at_first_budgets, read_runs
+        from gptattn.compare.groups import describe_conflict
         from gptattn.compare.table import terminal_table
 
         runs = read_runs(done)[0]
@@ -59,7 +58,7 @@ def print_end(console: Console, done: Sequence[Path], failed: Mapping[Path, str]
         console.print(terminal_table(runs, title, console.width))
         folders = sorted({path.parent for path in done})
         # The report reads whole folders, which may also hold runs of other commands.
-        apart = bool(differences(read_runs(folders)[0]))
+        apart = bool(describe_conflict(read_runs(folders)[0]))
         arguments = [*map(str, folders), *["--split"] * apart]
         console.print(f"report: {command('compare')} {shlex.join(arguments)}", soft_wrap=True)
     if failed:

@@ -11,9 +11,7 @@ from itertools import count, islice
 from pathlib import Path
 from statistics import fmean
 
-from gptattn.compare.comparison import compare
-from gptattn.compare.extended import at_first_budgets
-from gptattn.compare.finished_runs import Run, read_runs
+from gptattn.compare.finished_runs import Run, at_first_budgets, read_runs
 from gptattn.compare.statistics import stein_seeds
 from gptattn.errors import ConfigError
 from gptattn.machine.console import format_duration, make_console
@@ -106,6 +104,8 @@ class Until:
             for key, own in ours.items()
         }
         together = share_machine([plan.cfg for plan in plans])[0] if plans else 1
+        from gptattn.compare.comparison import compare  # imports pandas
+
         lines, counts = [], dict.fromkeys(ours, first)
         for section in compare(runs, split=True).sections if ours else []:
             base = next(row for row in section.rows if row.name == section.baseline)

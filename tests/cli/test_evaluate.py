@@ -137,7 +137,7 @@ def test_weights_from_before_the_end_are_refused(sweep: Path, call: Call) -> Non
     assert "ended at step 4, and the newest weights that can be read are step=2" in err
 
 
-def test_an_unfinished_run_is_passed_over(sweep: Path, call: Call) -> None:
+def test_an_unfinished_run_is_skipped(sweep: Path, call: Call) -> None:
     (sweep / "mha" / "summary.json").unlink()
     code, _, err = call("evaluate", f"run={sweep}", "lengths=[4]")
     assert code == 0

@@ -1,10 +1,6 @@
 """Helpers: run `gptattn-compare` in this process, and parse its page."""
 
-import base64
-import hashlib
-import json
 from html.parser import HTMLParser
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -37,48 +33,27 @@ def report(*arguments: object, code: int = 0) -> None:
 
 
 class Page(HTMLParser):
-    """Parses a page: its tags, ids and text, and every address that it refers to.
-
-    `markup` is the source without what stands in its scripts, which `scripts` holds.
-    """
+    """Parses a page: its tags, ids and text, and every address that it refers to."""
 
     def __init__(self, file: Path) -> None:
         super().__init__()
         self.tags: list[str] = []
         self.ids: list[str] = []
         self.references: list[str] = []
-        self.scripts: list[str] = []
         self.policy = ""
         self.text = ""
         self.source = file.read_text(encoding="utf-8")
         self.feed(self.source)
-        self.markup = self.source
-        for script in self.scripts:
-            self.markup = self.markup.replace(script, "")
 
-    @property
-    def charts(self) -> list[dict[str, Any]]:
-        """What the page's own script draws."""
-        return json.loads(self.scripts[0])
-
-    def runs_only_our_scripts(self) -> bool:
-        """Whether its scripts are uPlot and ours, word for word, and its policy allows no other."""
-        folder = files("gptattn.compare")
-        data, vendored, own = self.scripts
-        digests = [hashlib.sha256(script.encode()).digest() for script in (vendored, own)]
-        allowed = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
+    def runs_no_script(self) -> bool:
+        """Whether it has no script, and its policy allows none and no other file."""
         return (
-            own == folder.joinpath("page.js").read_text(encoding="utf-8")
-            and vendored.endswith(folder.joinpath("vendor/uPlot.iife.min.js").read_text("utf-8"))
-            and f'<script type="application/json" id="charts">{data}</script>' in self.source
-            and self.policy
-            == f"default-src 'none'; style-src 'unsafe-inline'; script-src {allowed}"
+            "script" not in self.tags
+            and self.policy == "default-src 'none'; style-src 'unsafe-inline'"
         )
 
     def handle_starttag(self, tag: str, attrs: Any) -> None:
         self.tags.append(tag)
-        if tag == "script":
-            self.scripts.append("")
         if ("http-equiv", "Content-Security-Policy") in attrs:
             self.policy = dict(attrs)["content"]
         for name, value in attrs:
@@ -88,7 +63,4 @@ class Page(HTMLParser):
                 self.references.append(value)
 
     def handle_data(self, data: str) -> None:
-        if self.cdata_elem == "script":
-            self.scripts[-1] += data
-        else:
-            self.text += data
+        self.text += data

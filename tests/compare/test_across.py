@@ -9,10 +9,10 @@ import pytest
 from reporting import Page, report
 from runfolders import write_run
 
-from gptattn.compare import across_words
-from gptattn.compare.comparison import compare
+from gptattn.compare.comparison import Across, Comparison, compare
 from gptattn.compare.finished_runs import read_runs
-from gptattn.compare.results import Across, Comparison
+from gptattn.compare.table import tables_across
+from gptattn.compare.verdicts import across_notes, across_words
 
 MUON = {"_target_": "gptattn.optim.Muon", "steps": 5, "rms": 0.2}
 OPTIM: dict[str, dict[str, Any]] = {
@@ -89,21 +89,21 @@ def test_the_words_name_what_is_shown_and_what_is_not(tmp_path: Path) -> None:
     # t(0.975, 2) = 4.3027, so -0.0533 ± 0.0143; t = 16, p = 0.0039.
     for optim, losses in both.items():
         write(tmp_path, losses, optim)
-    first, losses = across_words.sentences(only(tmp_path))
+    first, losses = across_words(only(tmp_path))
     assert first == (
         "against mha, gqa does better with optim=muon than with optim=adamw, by 0.0533 nats "
         "(95% interval 0.0390 to 0.0677; n = 3, p = 0.004): its difference to mha is +0.0567 with "
         "optim=adamw, +0.0033 with optim=muon."
     )
     assert losses == "with optim=muon instead of optim=adamw, the loss is lower for mha and gqa."
-    assert across_words.notes(only(tmp_path)) == ["the two differ in more than optim: optim.lr"]
+    assert across_notes(only(tmp_path)) == ["the two differ in more than optim: optim.lr"]
 
 
 def test_without_a_shown_change_one_line_says_with_how_many_seeds(tmp_path: Path) -> None:
     write_both(tmp_path)
     write(tmp_path / "more", {"tpa": [2.0, 2.2]}, "adamw")
     write(tmp_path / "more", {"tpa": [2.1, 1.9, 1.8]}, "muon")
-    first, losses = across_words.sentences(only(tmp_path))
+    first, losses = across_words(only(tmp_path))
     assert first == (
         "no change of the difference to mha from optim=adamw to optim=muon can be shown for gqa, "
         "tpa and mqa, with 2 to 3 seeds."
@@ -111,61 +111,6 @@ def test_without_a_shown_change_one_line_says_with_how_many_seeds(tmp_path: Path
     assert losses.endswith(
         "is lower for mha and gqa; it cannot be shown to differ for tpa and mqa."
     )
-
-
-def test_each_optimizer_with_several_variants_is_a_section(tmp_path: Path) -> None:
-    sections = compared(write_both(tmp_path)).sections
-    assert [section.title for section in sections] == ["optim=adamw", "optim=muon"]
-    assert [section.baseline for section in sections] == ["mha", "mha"]
-    assert [[row.name for row in section.rows] for section in sections] == [
-        ["mha", "gqa", "mqa"]
-    ] * 2
-
-
-def test_one_variant_under_two_optimizers_stays_two_rows(tmp_path: Path) -> None:
-    for optim, losses in LOSSES.items():
-        write(tmp_path, {"mha": losses["mha"]}, optim)
-    found = compared(tmp_path)
-    (section,) = found.sections
-    assert [row.name for row in section.rows] == ["mha optim=adamw", "mha optim=muon"]
-    assert found.across == []
-
-
-def test_a_rate_or_a_schedule_makes_no_other_optimizer(tmp_path: Path) -> None:
-    for lr, decay in ((0.001, "cosine"), (0.002, "linear")):
-        for variant in ("mha", "gqa"):
-            config = {"optim": {"lr": lr, "decay": decay, "matrices": MUON}}
-            write_run(tmp_path / f"{variant}_{lr}", variant, 1, 2.0, config=config)
-    (section,) = compared(tmp_path).sections
-    assert len(section.rows) == 4
-
-
-def test_another_number_of_steps_is_another_optimizer(tmp_path: Path) -> None:
-    for steps in (3, 5):
-        for variant in ("mha", "gqa"):
-            config = {"optim": {"lr": 0.001, "matrices": MUON | {"steps": steps}}}
-            write_run(tmp_path / f"{variant}_{steps}", variant, 1, 2.0, config=config)
-    titles = [section.title for section in compared(tmp_path).sections]
-    assert titles == ["optim.matrices.steps=3", "optim.matrices.steps=5"]
-
-
-@pytest.mark.parametrize("old", [{"optim": {"lr": 0.001}}, {}])
-def test_a_record_from_before_the_optimizers_is_of_adamw(
-    old: dict[str, Any], tmp_path: Path
-) -> None:
-    write(tmp_path, {v: values[:2] for v, values in LOSSES["adamw"].items()}, "adamw")
-    for variant, values in LOSSES["adamw"].items():
-        config = {"choices": {"attn": variant, "optim": "adamw"}, **old}
-        write_run(tmp_path / f"old_{variant}", variant, 3, values[2], config=config)
-    assert [section.title for section in compared(tmp_path).sections] == [""]
-
-
-def test_without_the_files_names_the_rules_name_the_sections(tmp_path: Path) -> None:
-    for name, optim in OPTIM.items():
-        for variant in ("mha", "gqa"):
-            write_run(tmp_path / f"{variant}_{name}", variant, 1, 2.0, config={"optim": optim})
-    titles = [section.title for section in compared(tmp_path).sections]
-    assert titles == ["AdamW", "Muon optim.matrices.rms=0.2 optim.matrices.steps=5"]
 
 
 def test_sections_that_differ_in_two_settings_are_not_held_against_each_other(
@@ -184,18 +129,6 @@ def test_sections_that_differ_in_two_settings_are_not_held_against_each_other(
     }
 
 
-def test_precisions_with_several_variants_have_a_table_of_changes(tmp_path: Path) -> None:
-    for precision, losses in zip(("32-true", "bf16-mixed"), LOSSES.values(), strict=True):
-        choices = {"trainer": precision}
-        write(tmp_path, losses, "adamw", choices=choices, trainer={"precision": precision})
-    found = only(tmp_path)
-    assert across_words.title(found) == (
-        "How it changes from trainer.precision=32-true to trainer.precision=bf16-mixed"
-    )
-    # The names are too long for headings.
-    assert across_words.cells(found)[0][2:4] == ["from", "to"]
-
-
 @pytest.mark.parametrize(
     "muon",
     [
@@ -212,34 +145,17 @@ def test_without_a_common_baseline_and_another_row_there_is_no_table(
     assert (len(found.sections), found.across) == (2, [])
 
 
-def test_sizes_are_not_held_against_each_other(tmp_path: Path) -> None:
-    for width in (32, 64):
-        for variant in ("mha", "gqa"):
-            write_run(tmp_path / f"{variant}_{width}", variant, 1, 2.0, d_model=width)
-    found = compared(tmp_path)
-    assert (len(found.sections), found.across) == (2, [])
-
-
 def test_a_single_seed_gives_a_table_without_intervals(tmp_path: Path) -> None:
     for optim, losses in LOSSES.items():
         write(tmp_path, {variant: values[:1] for variant, values in losses.items()}, optim)
     found = only(tmp_path)
     dash = "\N{EN DASH}"
-    assert across_words.cells(found)[2] == [
+    (table,) = tables_across(compared(tmp_path))
+    assert table.cells[2] == [
         *("gqa", "1", "2.0500", "1.9000", "-0.1500", dash, dash, "-0.0500", dash, dash)
     ]
-    assert "Bonferroni" not in across_words.caption(found)
-    assert across_words.sentences(found)[0].endswith("for gqa and mqa, with 1 seed.")
-
-
-def test_only_seeds_that_all_four_groups_have_make_an_interaction(tmp_path: Path) -> None:
-    write(tmp_path, {"mha": [2.00, 2.01], "gqa": [2.05, 2.07, 2.99]}, "adamw")
-    write(tmp_path, {"mha": [1.90, 1.92, 9.0], "gqa": [1.91, 1.96, 9.9]}, "muon")
-    found = only(tmp_path)
-    gqa = found.gaps["gqa"]
-    # 0.05, 0.06 and 0.01, 0.04.
-    assert (gqa.first, gqa.second) == (pytest.approx(0.055), pytest.approx(0.025))
-    assert (gqa.difference.n, found.losses["gqa"].difference.n) == (2, 3)
+    assert "Bonferroni" not in table.caption
+    assert across_words(found)[0].endswith("for gqa and mqa, with 1 seed.")
 
 
 def test_terminal_page_and_json_have_the_changes(
@@ -247,7 +163,7 @@ def test_terminal_page_and_json_have_the_changes(
 ) -> None:
     folder, out = write_both(tmp_path / "runs"), tmp_path / "out"
     report(folder, "--out", out)
-    words = across_words.sentences(only(folder))
+    words = across_words(only(folder))
     printed = " ".join(capsys.readouterr().out.split())
     page = Page(out / "comparison.html")
     (node,) = json.loads((out / "comparison.json").read_text("utf-8"))["across"]

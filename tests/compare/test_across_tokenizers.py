@@ -6,14 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from reporting import Page, report
 from runfolders import write_run
 
-from gptattn.compare import across_words
-from gptattn.compare.comparison import compare
+from gptattn.compare.comparison import Across, Comparison, compare
 from gptattn.compare.finished_runs import read_runs
-from gptattn.compare.results import Across, Comparison
-from gptattn.compare.terminal import show
+from gptattn.compare.table import tables_across
+from gptattn.compare.verdicts import across_notes, across_words
 from gptattn.errors import ConfigError
 
 TARGETS = {"byte": "x.ByteTokenizer", "bpe": "x.TrainedBPE"}
@@ -72,58 +70,22 @@ def test_one_variant_under_two_tokenizers_has_a_decision_in_bits_per_byte(tmp_pa
     assert mha.difference.interval == pytest.approx((-0.20 - half, -0.20 + half), abs=1e-5)
     assert mha.difference.shown
     assert found.gaps == {}
-    assert across_words.sentences(found) == [
+    assert across_words(found) == [
         "with tokenizer=bpe instead of tokenizer=byte, the loss in bits per byte is lower for mha."
     ]
-    assert across_words.notes(found) == [
+    assert across_notes(found) == [
         "a token is 1.00 bytes of the held-out text with tokenizer=byte and 3.50 with "
         "tokenizer=bpe: equal steps are not equal text, nor equal time"
     ]
-    assert across_words.caption(found) == (
+    (table,) = tables_across(compared(tmp_path))
+    assert table.caption == (
         "mean bits per byte over the n seeds in common; change: paired difference by seed; "
         "intervals and p Bonferroni-corrected over 1 change"
     )
-    assert [row[:5] for row in across_words.cells(found)] == [
+    assert [row[:5] for row in table.cells] == [
         ["variant", "n", "tokenizer=byte", "tokenizer=bpe", "change"],
         ["mha", "3", "2.0133", "1.8133", "-0.2000"],
     ]
-
-
-def test_several_variants_have_the_change_of_their_difference_too(tmp_path: Path) -> None:
-    found = only(write_both(tmp_path))
-    gqa = found.gaps["gqa"]
-    # To mha 0.10, 0.10, 0.11 in bytes and 0.05, 0.06, 0.08 in pairs.
-    assert (gqa.first, gqa.second) == (pytest.approx(0.31 / 3), pytest.approx(0.19 / 3))
-    assert found.losses["gqa"].difference.comparisons == 2
-    assert "bits per byte" in across_words.caption(found)
-    assert len(across_words.cells(found)[0]) == 10
-
-
-def test_each_tokenizer_is_a_section_of_losses_per_token(tmp_path: Path) -> None:
-    sections = compared(write_both(tmp_path)).sections
-    assert [section.title for section in sections] == ["tokenizer=byte", "tokenizer=bpe"]
-    assert [[row.name for row in section.rows] for section in sections] == [["mha", "gqa"]] * 2
-
-
-def test_two_sizes_of_one_tokenizer_are_told_apart(tmp_path: Path) -> None:
-    for size in (1024, 4096):
-        write(tmp_path, "bpe", {"mha": BITS["bpe"]["mha"]}, {"vocab_size": size})
-    found = only(tmp_path)
-    assert (found.first, found.second) == ("vocab_size=1024", "vocab_size=4096")
-    assert found.losses["mha"].difference.mean == 0
-
-
-def test_beside_another_tokenizer_only_the_sizes_are_told(tmp_path: Path) -> None:
-    write(tmp_path, "byte", {"mha": BITS["byte"]["mha"]})
-    for size in (1024, 4096):
-        write(tmp_path, "bpe", {"mha": BITS["bpe"]["mha"]}, {"vocab_size": size})
-    sections = compared(tmp_path).sections
-    assert [section.title for section in sections] == [
-        "tokenizer=byte",
-        "tokenizer=bpe vocab_size=1024",
-        "tokenizer=bpe vocab_size=4096",
-    ]
-    assert len(compared(tmp_path).across) == 3
 
 
 @pytest.mark.parametrize("other", [{"val_bytes": 699}, {"text_sha256": "zzz"}])
@@ -136,24 +98,3 @@ def test_other_held_out_bytes_are_refused_and_never_held_against_each_other(
         compared(tmp_path)
     found = compared(tmp_path, split=True)
     assert (len(found.sections), found.across) == (2, [])
-
-
-def test_records_without_their_bytes_are_not_held_against_each_other(tmp_path: Path) -> None:
-    for tokenizer in TARGETS:
-        config = {"tokenizer": {"_target_": TARGETS[tokenizer]}}
-        data = {"tokenizer": tokenizer}
-        write_run(tmp_path / tokenizer, "mha", 1, 2.0, data=data, config=config)
-    with pytest.raises(ConfigError, match="tokenizer"):
-        compared(tmp_path)
-    assert compared(tmp_path, split=True).across == []
-
-
-def test_terminal_page_and_json_have_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder, out = write_both(tmp_path / "runs"), tmp_path / "out"
-    report(folder, "--out", out)
-    (words,) = across_words.sentences(only(folder))[-1:]
-    said = " ".join(capsys.readouterr().out.split())
-    assert words in said
-    assert words in " ".join(Page(out / "comparison.html").text.split())
-    assert '"metric": "val/bits_per_byte"' in (out / "comparison.json").read_text()
-    show(compared(folder))

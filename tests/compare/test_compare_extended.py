@@ -9,11 +9,9 @@ from interrupted import SIX, crash, once
 from runfolders import TOKENS, write_run
 from support import command, summary, train
 
-from gptattn.compare.bands import section_bands
-from gptattn.compare.comparison import compare
+from gptattn.compare.comparison import Comparison, compare
+from gptattn.compare.curves import average_rows, read_all_curves
 from gptattn.compare.finished_runs import read_runs
-from gptattn.compare.results import Comparison
-from gptattn.compare.write import with_curves
 
 
 def steps(count: int) -> dict[str, Any]:
@@ -45,13 +43,6 @@ def record(run: Path, losses: dict[int, float]) -> None:
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def as_before(run: Path) -> None:
-    """Turn the summary into one of an earlier version, without the completed budgets."""
-    node = json.loads((run / "summary.json").read_text())
-    del node["completed"]
-    (run / "summary.json").write_text(json.dumps(node))
-
-
 def write_gqa(folder: Path, *losses: float) -> None:
     for seed, loss in enumerate(losses, start=1):
         write_run(folder / f"gqa{seed}", "gqa", seed, loss, config=steps(1000))
@@ -61,11 +52,8 @@ def compared(folder: Path) -> Comparison:
     return compare(read_runs([folder])[0])
 
 
-@pytest.mark.parametrize("older", [False, True])
-def test_an_extended_run_counts_where_its_first_budget_ended(older: bool, tmp_path: Path) -> None:
+def test_an_extended_run_counts_where_its_first_budget_ended(tmp_path: Path) -> None:
     run = write_extended(tmp_path / "mha1", "mha", 1, {1000: 2.0, 2000: 1.5})
-    if older:
-        as_before(run)
     write_run(tmp_path / "mha2", "mha", 2, 2.2, config=steps(1000))
     write_gqa(tmp_path, 2.3, 2.4)
     found = compared(tmp_path)
@@ -81,12 +69,9 @@ def test_an_extended_run_counts_where_its_first_budget_ended(older: bool, tmp_pa
     )
 
 
-@pytest.mark.parametrize("older", [False, True])
-def test_a_loss_in_the_middle_of_a_schedule_is_never_compared(older: bool, tmp_path: Path) -> None:
+def test_a_loss_in_the_middle_of_a_schedule_is_never_compared(tmp_path: Path) -> None:
     # It has a single budget of 2,000 steps, and was also validated at three quarters of it.
-    run = write_extended(tmp_path / "mha", "mha", 1, {2000: 1.5})
-    if older:
-        as_before(run)
+    write_extended(tmp_path / "mha", "mha", 1, {2000: 1.5})
     write_run(tmp_path / "gqa", "gqa", 1, 2.0, config=steps(1500))
     found = compared(tmp_path)
     assert [(s.title, [row.loss for row in s.rows]) for s in found.sections] == [
@@ -110,9 +95,10 @@ def test_runs_extended_alike_are_compared_at_both_ends(tmp_path: Path) -> None:
 
 def test_the_curve_of_an_extended_run_ends_with_its_first_budget(tmp_path: Path) -> None:
     write_extended(tmp_path / "a", "mha", 1, {1000: 2.0, 2000: 1.5})
-    found = with_curves(compared(tmp_path))
+    found = compared(tmp_path)
     (section,) = found.sections
-    (band,) = section_bands(section, found.curves, "val", "step").values()
+    curves, _ = read_all_curves(found.runs)
+    (band,) = average_rows(section, curves, "val", "step").values()
     assert band.x.tolist() == [750, 1000]
     assert band.mean.tolist() == [9.0, 2.0]
 

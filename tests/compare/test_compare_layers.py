@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 from runfolders import write_run
 
-from gptattn.compare.comparison import compare
+from gptattn.compare.comparison import Comparison, compare
 from gptattn.compare.finished_runs import read_runs
-from gptattn.compare.results import Comparison
 
 GPT2 = {
     "block": {"norm": "layer", "bias": True},
@@ -44,15 +43,6 @@ def test_parts_and_the_layers_of_a_pattern_are_attention(tmp_path: Path) -> None
     assert {row.name for row in section.rows} == {"mha", "mha+gate", "gqa,mqa"}
     assert section.baseline == "mha"
     assert section.warnings == []
-
-
-def test_a_part_in_two_settings_makes_two_rows_that_show_them(tmp_path: Path) -> None:
-    for wide in (True, False):
-        part = {"gate": {"_target_": "Gate", "wide": wide}}
-        write(tmp_path / str(wide), "gqa+gate", "gpt2", part=part)
-    (section,) = compared(tmp_path).sections
-    names = {f"gqa+gate part.gate.wide={wide}" for wide in (True, False)}
-    assert {row.name for row in section.rows} == names
 
 
 def test_blocks_with_several_variants_each_are_sections_with_a_baseline_each(
@@ -96,12 +86,3 @@ def test_what_a_block_changes_beside_the_variant_is_said_in_a_line_per_file(
         section.warnings
     )
     assert len(section.warnings) == 2
-
-
-def test_a_block_with_a_setting_of_its_own_shows_the_setting(tmp_path: Path) -> None:
-    write(tmp_path / "a", "mha", "gpt2")
-    mlp = {"model": {**GPT2["model"], "mlp": "none"}}
-    write(tmp_path / "b", "mha", "gpt2", **mlp)
-    (section,) = compared(tmp_path).sections
-    names = {"mha model.mlp=gelu", "mha model.mlp=none"}
-    assert {row.name for row in section.rows} == names

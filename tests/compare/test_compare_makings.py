@@ -7,9 +7,9 @@ import pytest
 from runfolders import write_run
 
 from gptattn.compare.comparison import compare
-from gptattn.compare.finished_runs import read_runs
+from gptattn.compare.differences import differences_in_making
+from gptattn.compare.finished_runs import read_runs, without_replaced
 from gptattn.compare.groups import group_runs
-from gptattn.compare.makings import differences_in_making, without_replaced
 
 NEW = {"gptattn.attention.gqa": "v1"}
 
@@ -38,22 +38,7 @@ def test_a_run_made_again_after_an_edit_replaces_the_old_one_by_name(tmp_path: P
     comparison = compare(read_runs([tmp_path])[0])
     assert [run.folder.name for run in comparison.runs] == ["mha", "new"]
     line = f"{old}: replaced by new (code of gptattn.attention.gqa)"
-    assert comparison.passed_over == [line]
-
-
-def test_the_same_settings_in_another_sweep_replace_nothing(tmp_path: Path) -> None:
-    # Someone who compares the code before and after an edit gives each its own experiment.
-    aged(write_run(tmp_path / "before" / "a", "gqa", 1, 2.0), 1e9)
-    write_run(tmp_path / "after" / "a", "gqa", 1, 3.0, code=NEW)
-    runs = read_runs([tmp_path])[0]
-    assert without_replaced(runs) == (runs, [])
-    assert len(group_runs(runs)) == 2
-
-
-def test_a_repeat_of_the_same_making_is_no_replacement(tmp_path: Path) -> None:
-    aged(write_run(tmp_path / "s" / "a", "gqa", 1, 2.0), 1e9)
-    write_run(tmp_path / "s" / "b", "gqa", 1, 3.0)
-    assert without_replaced(read_runs([tmp_path])[0])[1] == []
+    assert comparison.skipped == [line]
 
 
 def test_a_run_without_a_record_is_unknown_and_not_averaged_with_known_ones(tmp_path: Path) -> None:
@@ -63,14 +48,6 @@ def test_a_run_without_a_record_is_unknown_and_not_averaged_with_known_ones(tmp_
     assert "gqa code=unknown" in group_runs(runs)
     line = "the code of 1 run is unknown: it was not recorded"
     assert line in differences_in_making(runs)
-
-
-def test_clean_and_dirty_sources_are_told_apart(tmp_path: Path) -> None:
-    commit = "0123456789abcdef0123456789abcdef01234567"
-    write_run(tmp_path / "a", "mha", 1, 2.0, environment={"git_commit": commit})
-    write_run(tmp_path / "b", "mha", 2, 2.0, environment={"git_commit": f"{commit}-dirty"})
-    line = "the runs differ in git_commit (0123456789ab: 1 run; 0123456789ab-dirty: 1 run)"
-    assert differences_in_making(read_runs([tmp_path])[0]) == [line]
 
 
 @pytest.mark.parametrize("weights", [("w1", "w2"), (None, None)])
@@ -91,14 +68,6 @@ def test_equal_weights_in_two_places_are_one_variant(tmp_path: Path) -> None:
     assert list(group_runs(read_runs([tmp_path])[0])) == ["mha"]
 
 
-def test_weights_replaced_in_one_place_are_two_variants(tmp_path: Path) -> None:
-    for seed, digest in enumerate(("w1", "w2"), start=1):
-        config = {"init_from": "A/w"}
-        folder = tmp_path / f"r{seed}"
-        write_run(folder, "mha", seed, 2.0, config=config, making={"weights": digest})
-    assert len(group_runs(read_runs([tmp_path])[0])) == 2
-
-
 @pytest.mark.parametrize("changed", ["", "+model-nano", ",model=nano"])
 def test_runs_that_start_each_from_its_own_seeds_run_are_one_variant(
     changed: str, tmp_path: Path
@@ -115,7 +84,7 @@ def test_where_an_edit_was_undone_the_run_of_todays_code_counts(
 ) -> None:
     aged(write_run(tmp_path / "s" / "today", "gqa", 1, 2.0), 1e9)
     write_run(tmp_path / "s" / "tried", "gqa", 1, 3.0, code=NEW)
-    todays = "gptattn.compare.makings.is_unchanged"
+    todays = "gptattn.compare.finished_runs.is_unchanged"
     monkeypatch.setattr(todays, lambda code: code["gptattn.attention.gqa"] == "v0")
     (run,), (line,) = without_replaced(read_runs([tmp_path])[0])
     assert run.folder.name == "today"

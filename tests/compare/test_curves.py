@@ -73,8 +73,8 @@ def test_of_steps_that_were_done_again_the_last_count(tmp_path: Path) -> None:
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in first + again))
     found, _ = read_curves(run)
     assert (np.diff(found.train.step) > 0).all()
-    assert found.train.loss[-1] == curve_rows(2.0)[-3]["train/loss"]
-    assert found.train.loss[0] == curve_rows(3.0)[1]["train/loss"]
+    assert found.train.loss.iloc[-1] == curve_rows(2.0)[-3]["train/loss"]
+    assert found.train.loss.iloc[0] == curve_rows(3.0)[1]["train/loss"]
 
 
 def test_a_long_record_is_resampled(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_a_long_record_is_resampled(tmp_path: Path) -> None:
     losses = [row["train/loss"] for row in curve_rows(2.0, steps=8000) if "train/loss" in row]
     assert len(found.train) == curves.POINTS
     # 801 rows make 399 stretches of two and a last one of three.
-    assert found.train.loss[0] == pytest.approx((losses[0] + losses[1]) / 2)
-    assert found.train.loss[-1] == pytest.approx(sum(losses[-3:]) / 3)
+    assert found.train.loss.iloc[0] == pytest.approx((losses[0] + losses[1]) / 2)
+    assert found.train.loss.iloc[-1] == pytest.approx(sum(losses[-3:]) / 3)
     assert len(found.val) == curves.POINTS
-    assert (found.val.step[0], found.val.step[-1]) == (10, 8000)
+    assert (found.val.step.iloc[0], found.val.step.iloc[-1]) == (10, 8000)

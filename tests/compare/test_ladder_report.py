@@ -1,8 +1,6 @@
 """A ladder of sizes in the report: multipliers, prediction, words, table, plots and JSON."""
 
 import json
-from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,26 +8,17 @@ import pytest
 from reporting import Page, report
 from runfolders import write_run
 
-from gptattn.compare import ladder_words, scaling
 from gptattn.compare.comparison import compare
 from gptattn.compare.finished_runs import read_runs
 from gptattn.compare.ladder import LadderReport
-from gptattn.compare.ladder_plot import ladder_plot
-from gptattn.compare.table import MISSING
+from gptattn.compare.table import MISSING, tables_across
+from gptattn.compare.verdicts import ladder_words
 
 FLOPS = {"mha": 1000.0, "gqa": 900.0}  # per token and layer
 FLOOR, EXPONENT = 1.0, 0.25
 FACTORS = {"mha": 1.0, "gqa": 1.1}
 STEPS = (100, 400, 1600, 6400, 25600)
 TOKENS = 16 * 32  # of a step
-
-
-@pytest.fixture(autouse=True, scope="module")
-def few_resamples() -> Iterator[None]:
-    """Draw seeds often enough for these tests."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scaling, "RESAMPLES", 30)
-        yield
 
 
 def spent(variant: str, size: int) -> float:
@@ -91,16 +80,9 @@ def test_the_multipliers_are_those_of_the_laws_that_made_the_losses(folder: Path
     assert cache.ladder.compute["gqa"] * 2 == pytest.approx(cache.ladder.compute["mha"])
 
 
-def test_the_largest_size_is_predicted_from_the_smaller_ones(folder: Path) -> None:
-    compute = ladder_of(folder).costs[0]
-    for variant in FLOPS:
-        assert compute.predicted[variant] == pytest.approx(loss(variant, 4), abs=0.01)
-        assert compute.measured[variant] == pytest.approx(loss(variant, 4), abs=0.003)
-
-
 def test_words_and_cells_say_what_a_variant_needs(folder: Path) -> None:
     found = ladder_of(folder)
-    words = ladder_words.sentences(found)
+    words = ladder_words(found)
     value, (low, high) = (m := found.costs[0].multipliers["gqa"]).value, m.interval or (0, 0)
     said = f"gqa needs {value:.2f} ({low:.2f} to {high:.2f}) times the compute of mha for the same"
     assert words[0] == f"{said} loss."
@@ -109,7 +91,8 @@ def test_words_and_cells_say_what_a_variant_needs(folder: Path) -> None:
     assert "times the seconds of training of mha" in words[2]
     assert words[3].startswith("The law through the 4 smaller sizes misses the losses of the larg")
     assert any("With 4 times the compute of the largest it gives " in line for line in words)
-    heading, mha, gqa = ladder_words.cells(found)
+    (table,) = tables_across(compare(read_runs([folder])[0]))
+    heading, mha, gqa = table.cells
     assert heading[:4] == ["variant", "compute", "cache", "seconds"]
     assert mha[:2] == ["mha", MISSING]
     assert gqa[1] == f"{value:.2f} ({low:.2f} to {high:.2f})"
@@ -123,7 +106,7 @@ def test_where_the_law_does_not_hold_nothing_is_extrapolated(tmp_path: Path) -> 
     assert plain.widened < 2
     low, high = found.multipliers["gqa"].interval or (0, 0)
     assert low <= 1.4641 <= high
-    words = ladder_words.sentences(ladder_of(bent))
+    words = ladder_words(ladder_of(bent))
     assert any("intervals are widened by" in line and "nothing is extra" in line for line in words)
     assert not any("an extrapolation" in line for line in words)
 
@@ -143,20 +126,11 @@ def test_three_sizes_are_no_ladder(tmp_path: Path) -> None:
     assert compare(read_runs([write_ladder(tmp_path, sizes=3)])[0]).ladders == []
 
 
-def test_the_ticks_of_one_and_a_half_decades_are_plain_numbers(folder: Path) -> None:
-    found = ladder_of(folder)
-    spent = {name: np.geomspace(2e10, 7.7e11, 5) for name in FLOPS}
-    ladder = scaling.Ladder(spent, found.costs[0].ladder.losses)
-    plot = ladder_plot(found, replace(found.costs[0], ladder=ladder), "")
-    assert "math" not in plot.svg
-    assert all(label in plot.svg for label in ("20G", "50G", "500G"))
-
-
 def test_table_page_json_and_plots_have_the_ladder(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     report(folder, "--out", tmp_path)
-    said = ladder_words.sentences(ladder_of(folder))[0]
+    said = ladder_words(ladder_of(folder))[0]
     assert said.split(" for ")[0] in " ".join(capsys.readouterr().out.split())
     assert said in Page(tmp_path / "comparison.html").text
     node = json.loads((tmp_path / "comparison.json").read_text())["ladders"][0]

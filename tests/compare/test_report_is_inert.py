@@ -19,9 +19,8 @@ def test_names_from_run_folders_are_shown_and_never_obeyed(tmp_path: Path) -> No
     board = tmp_path / "bands"
     report(sweep, "--board", board)
     page = Page(sweep / "comparison" / "comparison.html")
-    assert page.runs_only_our_scripts()
+    assert page.runs_no_script()
     assert not {"img", "i", "b", "u"} & set(page.tags)
-    assert HOSTILE in {each["name"] for each in page.charts[0]["charts"][0]["series"]}
     assert HOSTILE in page.text
     assert "<u>" in page.text
     for name in NAMES:
@@ -71,14 +70,11 @@ def test_text_of_runs_is_inert_in_every_file(texts: Sequence[str], tmp_path: Pat
     allowed = {"html", "head", "meta", "title", "style", "body", "header", "main", "section", "p"}
     foreign = {"img", "iframe", "a", "object", "link", "embed", "form"} & set(page.tags)
     assert not foreign
-    assert page.runs_only_our_scripts()
+    assert page.runs_no_script()
     assert allowed <= set(page.tags)
     assert all(reference.startswith("#") for reference in page.references)
-    assert not re.search(r"<[^>]* on\w+=", page.markup)
+    assert not re.search(r"<[^>]* on\w+=", page.source)
     for svg in out.glob("*.svg"):
         names = {node.tag.rpartition("}")[2] for node in ET.parse(svg).getroot().iter()}
         assert not {"script", "image", "a", "foreignObject"} & names
-    assert {path.parent for path in out.rglob("*") if path.is_file()} <= {
-        out,
-        *(out / "tensorboard").rglob("*"),
-    }
+    assert {path.parent for path in out.rglob("*") if path.is_file()} == {out}

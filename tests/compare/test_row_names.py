@@ -6,10 +6,9 @@ from typing import Any
 import pytest
 from runfolders import write_run
 
-from gptattn.compare.comparison import compare
+from gptattn.compare.comparison import Section, compare
 from gptattn.compare.finished_runs import read_runs
 from gptattn.compare.groups import group_runs, pick_baseline
-from gptattn.compare.results import Section
 
 ROPE = {"_target_": "gptattn.position.RotaryPosition", "base": 10000.0, "original_context": None}
 LEARNED = {"_target_": "gptattn.position.LearnedPosition"}
@@ -67,13 +66,6 @@ def test_a_null_is_shown_beside_a_run_that_lacks_the_setting(tmp_path: Path) -> 
     assert names(tmp_path) == {"mha", "mha attn.window=None"}
 
 
-def test_a_position_without_a_recorded_file_is_called_by_its_class(tmp_path: Path) -> None:
-    for name in ("RotaryPosition", "LearnedPosition"):
-        config = {"position": {"_target_": f"gptattn.position.{name}"}}
-        write_run(tmp_path / name, "mha", 1, 2.0, config=config)
-    assert names(tmp_path) == {"mha position=RotaryPosition", "mha position=LearnedPosition"}
-
-
 def test_positions_that_differ_are_one_note(tmp_path: Path) -> None:
     write(tmp_path, "mha")
     write(tmp_path, "gqa", "rope")
@@ -86,13 +78,6 @@ def test_positions_that_differ_are_one_note(tmp_path: Path) -> None:
         "rope base=10000.0: 1 run",
         "rope base=500.0: 1 run",
     }
-
-
-def test_what_every_row_is_named_after_needs_no_note(tmp_path: Path) -> None:
-    for variant in ("mha", "gqa"):
-        for base in (10000.0, 500.0):
-            write(tmp_path, variant, "rope", base=base)
-    assert section(tmp_path).warnings == []
 
 
 @pytest.mark.parametrize("others", [[], ["gqa", "mqa"]])
@@ -108,14 +93,6 @@ def test_the_baseline_is_the_row_of_mha_that_is_most_like_the_others(
     groups = group_runs(read_runs([tmp_path])[0])
     expected = "mha position=learned" if others else "mha position=none"
     assert pick_baseline(groups, None) == expected
-
-
-def test_of_rows_of_mha_equally_like_the_others_the_one_of_fewest_words_is_the_baseline(
-    tmp_path: Path,
-) -> None:
-    for window in (4, 8, None):
-        write(tmp_path, "mha", window=window)
-    assert section(tmp_path).baseline == "mha"
 
 
 def ablation(folder: Path, variant: str) -> None:

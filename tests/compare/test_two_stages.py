@@ -8,7 +8,7 @@ from runfolders import write_run
 
 from gptattn.compare.comparison import compare
 from gptattn.compare.finished_runs import read_runs
-from gptattn.compare.results import Difference
+from gptattn.compare.statistics import Difference
 from gptattn.compare.verdicts import section_words, sure_words
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.two_stages import (

@@ -15,11 +15,10 @@ from torch import Tensor
 
 from gptattn.attention.head_statistics import entropy, even_weights, sink_mass
 from gptattn.cli.arguments import PACKAGES, option, parse, run_script
-from gptattn.compare.files import disk_errors
 from gptattn.decode.text import read_prompt
 from gptattn.errors import ConfigError, DataError, NumericError
 from gptattn.machine.device import resolve_device
-from gptattn.machine.disk import write_atomically
+from gptattn.machine.disk import disk_errors, write_atomically
 from gptattn.maps.heatmap import pack_cells, tokens_per_cell
 from gptattn.maps.labels import make_visible, shorten, token_labels
 from gptattn.maps.layer_picture import layer_png

@@ -3,13 +3,12 @@
 import argparse
 import shlex
 import sys
-import time
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
 from gptattn.compare.finished_runs import one_line, read_runs
-from gptattn.compare.watch import Following, last_look, looks, sweeps_in
-from gptattn.errors import ConfigError, DataError
+from gptattn.machine.disk import disk_errors
 from gptattn.machine.ending import run_command
 
 
@@ -32,12 +31,6 @@ def main() -> NoReturn:
     parser.add_argument(
         "--out", type=Path, metavar="DIR", help="default: comparison/ in the first folder"
     )
-    parser.add_argument(
-        "--watch", action="store_true", help="write the page again as the runs of a sweep end"
-    )
-    parser.add_argument(
-        "--every", type=float, default=10.0, metavar="SECONDS", help="with --watch; default: 10"
-    )
     kind = parser.add_mutually_exclusive_group()
     kind.add_argument("--no-files", action="store_true", help="print only; write no files")
     kind.add_argument(
@@ -50,81 +43,53 @@ def main() -> NoReturn:
         help="also write each variant's mean and interval for TensorBoard, outside the runs",
     )
     args = parser.parse_args()
-    sys.exit(run_command(lambda: _watch(args) if args.watch else _report(args)))
+    sys.exit(run_command(lambda: _report(args)))
 
 
-def _report(args: argparse.Namespace, following: Following | None = None) -> None:
-    """Compare the runs, then print or write what was asked.
+def _report(args: argparse.Namespace) -> None:
+    """Compare the runs, then print or write what was asked."""
+    # pandas and scipy import slowly: what is wrong with the folders is said before that.
+    runs, skipped = read_runs(args.folders)
 
-    `following`: how far a watched sweep is. Then only the page is written, unless it has ended.
-    """
     from gptattn.compare.comparison import compare
-    from gptattn.compare.terminal import show
+    from gptattn.compare.table import markdown_table, report_rows, show
 
-    runs, passed_over = read_runs(args.folders)
     comparison = compare(
         runs,
         folders=[one_line(str(folder)) for folder in args.folders],
         baseline=args.baseline,
         split=args.split,
-        passed_over=passed_over,
+        skipped=skipped,
     )
-    if following is None:
-        for line in comparison.passed_over:
-            print(f"passed over: {line}", file=sys.stderr)
+    for line in comparison.skipped:
+        print(f"skipped: {line}", file=sys.stderr)
     if args.markdown:
-        from gptattn.compare.table import markdown_table, report_rows
-
         for section in comparison.sections:
             print(*filter(None, [section.title, markdown_table(report_rows(section))]), sep="\n\n")
         return
+
+    from gptattn.compare.report import claim_folder, describe_open_sweeps, write_report
+
+    still_open = describe_open_sweeps(args.folders)
+    for line in still_open:
+        print(f"open: {line}", file=sys.stderr)
     if args.no_files:
         show(comparison)
         return
 
-    from gptattn.compare.files import claim, disk_errors
-    from gptattn.compare.write import with_curves, write_report
+    from gptattn.compare.curves import read_all_curves, write_board
 
     first = args.folders[0]
     beside = first.absolute().parent if any(run.folder == first for run in runs) else first
     out = args.out or beside / "comparison"
-    claim(out)
+    claim_folder(out)
     if args.board is not None:
-        claim(args.board, option="--board")
-    comparison = with_curves(comparison)
-    last = following is None or following.seconds is None
-    if last:
-        show(comparison)
-    print(f"page: {write_report(comparison, out, following)}")
-    if args.board is not None and last:
-        from gptattn.compare.board import write_board
-
+        claim_folder(args.board, option="--board")
+    curves, damage = read_all_curves(comparison.runs)
+    comparison = replace(comparison, warnings=[*comparison.warnings, *damage])
+    show(comparison)
+    print(f"page: {write_report(comparison, curves, out, still_open)}")
+    if args.board is not None:
         with disk_errors(args.board, "--board"):
-            write_board(comparison, args.board)
+            write_board(comparison, curves, args.board)
         print(f"bands: tensorboard --logdir {shlex.quote(str(args.board))}")
-
-
-def _watch(args: argparse.Namespace) -> None:
-    """Write the page as runs end, until the sweep has ended or Ctrl-C."""
-    if args.no_files or args.markdown:
-        raise ConfigError("--watch", "writes the page again and again; leave out the other option")
-    if not 1 <= args.every <= 3600:
-        raise ConfigError("--every", f"{args.every:g} seconds; give 1 to 3600")
-
-    def written(following: Following) -> None:
-        print(*following.lines, sep="\n", flush=True)
-        try:
-            _report(args, following)
-        except (ConfigError, DataError) as error:
-            if following.seconds is None:
-                raise
-            why = "no run is done" if isinstance(error, DataError) else one_line(str(error))
-            print(f"no page yet: {why}", flush=True)
-
-    sweeps = sweeps_in(args.folders)
-    try:
-        for look in looks(sweeps, time.sleep, args.every):
-            written(look)
-    except KeyboardInterrupt:
-        written(last_look(sweeps))
-        raise

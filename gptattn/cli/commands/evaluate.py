@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 
 from gptattn.cli.arguments import PACKAGES, option, parse, run_script
-from gptattn.compare.evaluation_tables import change_words
 from gptattn.compare.finished_runs import Run, one_line, read_runs
 from gptattn.data.run_data import RunData
 from gptattn.data.tokens import TokenData
@@ -121,6 +120,8 @@ def describe(answer: Answer) -> str:
         told = f"  cache  {name:>16}  loss {one.loss:.4f}  {each:,.6g} bytes per token, "
         told += f"{one.nbytes:,} in all"
         if name != "full":
+            from gptattn.compare.table import change_words  # imports pandas
+
             told += f"; {change_words(one.loss - found.caches['full'].loss)} to full"
     return told if answer.new else f"{told}  (as before)"
 

@@ -1,0 +1,317 @@
+"""Writes a report: one self-contained page, CSV and JSON of its figures, and the plots."""
+
+import csv
+import json
+import math
+import tempfile
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from gptattn.compare.comparison import Across, Change, Comparison, Row, Section
+from gptattn.compare.curves import Curves, cache_costs, position_losses
+from gptattn.compare.differences import count_values
+from gptattn.compare.finished_runs import one_line, seedless
+from gptattn.compare.groups import axes_of, describe_conflict
+from gptattn.compare.ladder import LadderReport, Scaled
+from gptattn.compare.plots import Plot, ladder_plots, section_plots, size_plots
+from gptattn.compare.table import evaluation_tables, report_rows, tables_across
+from gptattn.compare.verdicts import (
+    across_words,
+    headline,
+    ladder_words,
+    match_words,
+    section_words,
+    sure_words,
+)
+from gptattn.machine.disk import disk_errors, write_atomically
+from gptattn.machine.template import fill_template
+from gptattn.runs.sweep_states import PLANNED, SWEEP_LOCK, SweepStates, is_sweep, sweep_states
+
+FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+MAX_FAILURES = 3  # failed runs that are named, with their reasons
+PLOTS = ("loss_*", "pareto_*", "ladder_*")  # names of a report's plots, before .svg and .png
+
+
+def write_report(
+    comparison: Comparison, curves: Mapping[Path, Curves], out: Path, still_open: Sequence[str] = ()
+) -> Path:
+    """Write or replace comparison.{csv,json,html} and the plots; return the page's path.
+
+    The folder must exist. `still_open` has lines on sweeps that are not done. Raises DiskError if a
+    file cannot be written.
+    """
+    across = [*ladder_plots(comparison.ladders), *size_plots(comparison.sections)]
+    several = len(comparison.sections) > 1
+    of_sections = [
+        section_plots(section, curves, f"{i}_" if several else "")
+        for i, section in enumerate(comparison.sections, start=1)
+    ]
+    plots = [*across, *(plot for group in of_sections for plot in group)]
+    page = page_text(comparison, of_sections, across, still_open)
+    with disk_errors(out, "--out"):
+        for plot in plots:
+            _write(out / f"{plot.name}.svg", _standalone(plot.svg))
+            _write(out / f"{plot.name}.png", plot.png)
+        _write(out / "comparison.csv", csv_text(comparison))
+        _write(out / "comparison.json", json_text(comparison))
+        _write(out / "comparison.html", page)
+        _remove_former_plots(out, {plot.name for plot in plots})
+    return out / "comparison.html"
+
+
+def _write(file: Path, content: str | bytes) -> None:
+    data = content.encode("utf-8", errors="replace") if isinstance(content, str) else content
+    write_atomically(file, lambda target: target.write(data))
+
+
+def _standalone(svg: str) -> str:
+    """Return an SVG file of its own, with text colours for light and dark mode."""
+    style = "svg{color:#1b1c1d}@media(prefers-color-scheme:dark){svg{color:#e4e4e7}}"
+    end = svg.index(">") + 1
+    head = '<?xml version="1.0" encoding="utf-8"?>'
+    return f"{head}\n{svg[:end]}<style>{style}</style>{svg[end:]}\n"
+
+
+def _remove_former_plots(out: Path, names: set[str]) -> None:
+    """Remove the plots of an earlier report that this one does not have."""
+    for pattern in (*PLOTS, *(f"[0-9]*_{plot}" for plot in PLOTS)):
+        for file in out.glob(pattern):
+            if file.suffix in (".svg", ".png") and file.stem not in names:
+                file.unlink()
+
+
+def claim_folder(folder: Path, option: str = "--out") -> None:
+    """Make the folder and check that it is writable, before anything slow starts.
+
+    Raises DiskError.
+    """
+    with disk_errors(folder, option):
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+
+
+def page_text(
+    comparison: Comparison,
+    plots: Sequence[Sequence[Plot]],
+    across: Sequence[Plot],
+    still_open: Sequence[str] = (),
+) -> str:
+    """Return the page's HTML; all text from run folders is escaped.
+
+    `plots` holds the plots of each section, in the sections' order; `across`, those that span
+    several sections.
+    """
+    return fill_template(
+        "gptattn.compare",
+        "page.html.j2",
+        comparison=comparison,
+        headline=headline(comparison),
+        sections=[
+            _page_section(section, group)
+            for section, group in zip(comparison.sections, plots, strict=True)
+        ],
+        wholes=tables_across(comparison),
+        across=_figures(across),
+        must_split=describe_conflict(comparison.runs),
+        axes=", ".join(axes_of(comparison.runs)),
+        environment=_environment(comparison),
+        still_open=still_open,
+    )
+
+
+def _page_section(section: Section, plots: Sequence[Plot]) -> dict[str, Any]:
+    heading, *body = report_rows(section)
+    fronts = {row.name: row.fronts for row in section.rows}
+    return {
+        "title": section.title,
+        "baseline": section.baseline,
+        "words": section_words(section),
+        "match": [*match_words(section), *sure_words(section)],
+        "warnings": section.warnings,
+        "heading": [*heading, "Pareto front"],
+        "body": [[*row, ", ".join(fronts.get(row[0], []))] for row in body],
+        "figures": _figures(plots),
+        "evaluations": evaluation_tables(section),
+        "rows": section.rows,
+    }
+
+
+def _figures(plots: Sequence[Plot]) -> list[tuple[Plot, Markup]]:
+    # Safe as Markup: matplotlib has escaped every text in the SVG.
+    return [(plot, Markup(plot.svg)) for plot in plots]
+
+
+def _environment(comparison: Comparison) -> list[tuple[str, str]]:
+    keys = sorted({key for run in comparison.runs for key in run.environment})
+    found = []
+    for key in keys:
+        values = [run.environment.get(key, "unknown") for run in comparison.runs]
+        shown = values[0] if len(set(values)) == 1 else count_values(values)
+        found.append((key.removeprefix("libraries."), shown))
+    return found
+
+
+def describe_open_sweeps(folders: Sequence[Path]) -> list[str]:
+    """Return what is done and what is open of each sweep in the folders that is not done."""
+    sweeps: dict[Path, None] = {}
+    for folder in folders:
+        inner = {path.parent for name in (PLANNED, SWEEP_LOCK) for path in folder.glob(f"*/{name}")}
+        sweeps |= dict.fromkeys([folder] if is_sweep(folder) else sorted(inner))
+    return [line for sweep in sweeps for line in _describe_open_sweep(sweep_states(sweep))]
+
+
+def _describe_open_sweep(sweep: SweepStates) -> list[str]:
+    """Return `outputs/a: 5 of 9 runs are done; 2 running (mha 1, gqa 1); 2 planned (mqa 2)`."""
+    runs = {state: [] for state in ("done", "running", "submitted")}
+    for run, state in sweep.states.items():
+        runs.setdefault(state, []).append(run)
+    done, running, planned = (runs.pop(state) for state in ("done", "running", "submitted"))
+    if len(done) == len(sweep.states):
+        return []
+    words = [f"{sweep.folder}: {len(done)} of {len(sweep.states)} runs are done"]
+    if sweep.going:
+        words += _count_open(running, "running") + _count_open(planned, "planned")
+    else:
+        words += _count_open([*running, *planned], "never ended, as the sweep was stopped")
+    for state, names in sorted(runs.items()):
+        words += _count_open(names, state)
+    lines = ["; ".join(words)]
+    reasons = {run: why for run, why in sweep.reasons.items() if sweep.states[run] == "failed"}
+    lines += [f"{run} failed: {why}" for run, why in list(reasons.items())[:MAX_FAILURES]]
+    if len(reasons) > MAX_FAILURES:
+        lines.append(f"{len(reasons) - MAX_FAILURES} more failed")
+    return [one_line(line) for line in lines]
+
+
+def _count_open(names: Sequence[str], what: str) -> list[str]:
+    variants = Counter(seedless(name) for name in names)
+    each = ", ".join(f"{variant} {count}" for variant, count in variants.items())
+    return [f"{len(names)} {what} ({each})"] if names else []
+
+
+def csv_text(comparison: Comparison) -> str:
+    """Return `Comparison.table` as CSV; an empty cell has no value."""
+    table = comparison.table().map(_inert)
+    return table.to_csv(index=False, lineterminator="\n", quoting=csv.QUOTE_MINIMAL)
+
+
+def _inert(cell: Any) -> Any:
+    """Prefix text that a spreadsheet would run as a formula with an apostrophe."""
+    return f"'{cell}" if isinstance(cell, str) and cell.startswith(FORMULA) else cell
+
+
+def json_text(comparison: Comparison) -> str:
+    """Return the comparison as JSON, without curves; NaN and infinity become null."""
+    node = {
+        "folders": comparison.folders,
+        "sections": [_section(section) for section in comparison.sections],
+        "across": [_across(across) for across in comparison.across],
+        "ladders": [_ladder(ladder) for ladder in comparison.ladders],
+        "warnings": comparison.warnings,
+        "skipped": comparison.skipped,
+    }
+    return json.dumps(_plain(node), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _section(section: Section) -> dict[str, Any]:
+    return {
+        "title": section.title,
+        "baseline": section.baseline,
+        "words": section_words(section),
+        "match": match_words(section),
+        "certainty": sure_words(section),
+        "warnings": section.warnings,
+        "rows": [_row(row) for row in section.rows],
+        "lowest_loss": section.leader,
+        "against_lowest_loss": [
+            # Not d.shown: against the best, the stricter `_distinct_from_leader` decides.
+            {"variant": d.variant, "difference": d.mean, "shown": d.variant not in section.alike}
+            for d in section.rivals
+        ],
+        "loss_by_position": [asdict(one) for one in position_losses(section)],
+        "loss_by_cache": [asdict(one) for one in cache_costs(section)],
+    }
+
+
+def _row(row: Row) -> dict[str, Any]:
+    speed = row.speed and {"ratio": row.speed[0], "interval": row.speed[1]}
+    return {
+        "name": row.name,
+        "variant": row.runs[0].variant,
+        "n": row.n,
+        "seeds": [run.seed for run in row.runs],
+        "runs": [str(run.folder) for run in row.runs],
+        "metrics": {metric: asdict(estimate) for metric, estimate in row.metrics.items()},
+        "difference": row.difference and asdict(row.difference) | {"shown": row.difference.shown},
+        "tokens_per_s_over_baseline": speed,
+        "pareto_fronts": row.fronts,
+        "settings": row.runs[0].settings,
+    }
+
+
+def _across(across: Across) -> dict[str, Any]:
+    return {
+        "setting": across.setting,
+        "metric": across.metric,
+        "where": across.where,
+        "first": across.first,
+        "second": across.second,
+        "baseline": across.baseline,
+        "words": across_words(across),
+        "other_settings_that_differ": across.others,
+        "losses": {name: _change(change) for name, change in across.losses.items()},
+        "differences_to_baseline": {name: _change(change) for name, change in across.gaps.items()},
+    }
+
+
+def _ladder(report: LadderReport) -> dict[str, Any]:
+    return {
+        "where": report.where,
+        "baseline": report.baseline,
+        "words": ladder_words(report),
+        "sizes": report.sizes,
+        "seeds": report.seeds,
+        "costs": {scaled.cost: _scaled(scaled) for scaled in report.costs},
+    }
+
+
+def _scaled(scaled: Scaled) -> dict[str, Any]:
+    law = scaled.law
+    return {
+        "spent": {name: own.tolist() for name, own in scaled.ladder.compute.items()},
+        "losses": {name: own.tolist() for name, own in scaled.ladder.losses.items()},
+        "law": {
+            "floor": law.floor,
+            "unit": law.unit,
+            "factors": law.factors,
+            "exponents": law.exponents,
+        },
+        "misfit_p": scaled.misfit,
+        "intervals_widened_by": scaled.widened,
+        "at_loss": scaled.loss,
+        "multipliers": {name: asdict(found) for name, found in scaled.multipliers.items()},
+        "predicted": scaled.predicted,
+        "measured": scaled.measured,
+        "beyond": scaled.beyond,
+    }
+
+
+def _change(change: Change) -> dict[str, Any]:
+    node = asdict(change)
+    # Names of what is subtracted: it stands around this.
+    del node["difference"]["variant"], node["difference"]["baseline"]
+    node["difference"]["shown"] = change.difference.shown
+    return node
+
+
+def _plain(node: Any) -> Any:
+    if isinstance(node, dict):
+        return {key: _plain(value) for key, value in node.items()}
+    if isinstance(node, list | tuple):
+        return [_plain(value) for value in node]
+    return None if isinstance(node, float) and not math.isfinite(node) else node
