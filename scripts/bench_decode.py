@@ -28,7 +28,7 @@ from contenders import Stack, add_choices, chosen, model_of, stack_of
 from rich.console import Console
 from rich.table import Table
 
-from gptattn.attention import CacheGroup, Carried
+from gptattn.attention import CacheGroup, Shared
 from gptattn.attention.linear import prepare
 from gptattn.attention.softmax import SoftmaxAttention
 from gptattn.decode.generate import stream
@@ -251,14 +251,14 @@ def attend_step(stack: Stack, setting: Setting, batch: int, S: int) -> float:
     layers = [one for one in stack.attentions if isinstance(one, SoftmaxAttention)]
     if len(layers) < len(stack):
         return math.nan
-    cache, carried = full_cache(stack, batch, S), Carried(range(S - 1, S))
+    cache, shared = full_cache(stack, batch, S), Shared(range(S - 1, S))
     x = torch.randn(batch, 1, D_MODEL, device=setting.device, dtype=setting.dtype)
-    entries = [layer.entries(x, None, carried) for layer in layers]
+    entries = [layer.entries(x, None, shared) for layer in layers]
 
     def step() -> None:
         for i, (layer, (q, new)) in enumerate(zip(layers, entries, strict=True)):
-            held, k_pos = layer.remember(new, cache[i], carried)
-            layer.attend(q, held, layer.rule(), carried.positions, k_pos)
+            held, k_pos = layer.remember(new, cache[i], shared)
+            layer.attend(q, held, layer.rule(), shared.positions, k_pos)
 
     return step_seconds(step, setting) / len(stack)
 

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor, nn
 
-from gptattn.attention import Attention, CacheGroup, Carried
+from gptattn.attention import Attention, CacheGroup, Shared
 from gptattn.errors import UserError
 from gptattn.model.block import Block
 from gptattn.model.gpt import GPT
@@ -88,9 +88,9 @@ class Stack(nn.Module):
 
     def forward(self, x_BTE: Tensor, cache: CacheGroup | None = None) -> Tensor:
         T = x_BTE.shape[1]
-        carried = Carried(range(T) if cache is None else cache.next_positions(T))
+        shared = Shared(range(T) if cache is None else cache.next_positions(T))
         for i, layer in enumerate(self.layers):
-            x_BTE = layer(x_BTE, None if cache is None else cache[i], carried)
+            x_BTE = layer(x_BTE, None if cache is None else cache[i], shared)
         return x_BTE
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gptattn.attention.base import Attention, Carried
+from gptattn.attention.base import Attention, Shared
 from gptattn.attention.cache import Cache
 from gptattn.attention.linear import Linear
 
@@ -107,8 +107,8 @@ class Block(nn.Module):
         """The hidden width of the MLP; 0 without one."""
         return 0 if self.mlp is None else self.mlp.up.out_features
 
-    def forward(self, x: Tensor, cache: Cache | None, carried: Carried) -> Tensor:
-        x = x + self.dropout(self.attention(self.norm_attention(x), cache, carried))
+    def forward(self, x: Tensor, cache: Cache | None, shared: Shared) -> Tensor:
+        x = x + self.dropout(self.attention(self.norm_attention(x), cache, shared))
         if self.mlp is None or self.norm_mlp is None:
             return x
         return x + self.dropout(self.mlp(self.norm_mlp(x)))

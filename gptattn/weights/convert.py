@@ -13,8 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from gptattn.attention.base import Attention
-from gptattn.attention.capabilities import HasHeads, HeadWeights, heads_of, refuse_loss
+from gptattn.attention.base import Attention, HasHeads, HeadWeights, heads_of, refuse_loss
 from gptattn.data import tokenizer_files
 from gptattn.data.hub import local_folder
 from gptattn.errors import CheckpointError, ConfigError, NumericError

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gptattn.attention import Attention, MultiHeadAttention
-from gptattn.attention.capabilities import HeadWeights
+from gptattn.attention.base import HeadWeights
 from gptattn.data import tokenizer_files
 from gptattn.errors import ConfigError
 from gptattn.model.block import GPT2_STYLE

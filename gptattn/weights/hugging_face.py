@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from gptattn.attention import Attention
-from gptattn.attention.capabilities import HasHeads, HeadWeights, heads_of, refuse_loss
+from gptattn.attention.base import HasHeads, HeadWeights, heads_of, refuse_loss
 from gptattn.errors import CheckpointError, ConfigError, NumericError
 from gptattn.machine.disk import write_atomically
 from gptattn.model.gpt import GPT

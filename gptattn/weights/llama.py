@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gptattn.attention import Attention, GroupedQueryAttention
-from gptattn.attention.capabilities import HeadWeights
+from gptattn.attention.base import HeadWeights
 from gptattn.data import bpe_files, tokenizer_files
 from gptattn.errors import ConfigError, DataError
 from gptattn.model.block import BlockStyle

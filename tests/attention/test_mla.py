@@ -25,7 +25,7 @@ from torch import Tensor
 from transformers import DeepseekV3Config
 from transformers.models.deepseek_v3 import modeling_deepseek_v3
 
-from gptattn.attention.mla import MultiHeadLatentAttention
+from gptattn.attention.variants.mla import MultiHeadLatentAttention
 from gptattn.attention.parts.forget import Forget
 from gptattn.attention.parts.sink import Sink
 from gptattn.attention.parts.softcap import SoftCap

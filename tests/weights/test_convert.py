@@ -7,7 +7,7 @@ import torch
 from building import build_gpt
 from support import Call, command, series, summary, tiny, train
 
-from gptattn.attention.capabilities import HeadWeights
+from gptattn.attention.base import HeadWeights
 from gptattn.errors import ConfigError
 from gptattn.model.gpt import GPT
 from gptattn.weights.convert import convert, convert_heads
