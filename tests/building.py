@@ -4,7 +4,6 @@ A new file in `conf/attn`, `conf/part` or `conf/position` is tested without bein
 variant may be a mechanism with parts, such as `gqa+gate+sink`.
 """
 
-import inspect
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from gptattn.attention import Attention, HasParts
+from gptattn.attention import Attention, SoftmaxAttention
 from gptattn.attention.parts import Part
 from gptattn.model.gpt import GPT
 from gptattn.position import HeadPosition
@@ -25,7 +24,7 @@ from gptattn.settings.build import build_model
 from gptattn.settings.compose import CONF
 from gptattn.settings.compose import settings as composed_settings
 from gptattn.settings.config import TrainConfig, check
-from gptattn.settings.construct import construct, find_target
+from gptattn.settings.construct import arguments_of, construct, find_target
 from gptattn.settings.layers import add_parts, shared_arguments
 
 
@@ -120,7 +119,7 @@ def takes(variant: str, argument: str) -> bool:
     """Whether the variant's constructor has this argument."""
     cfg = settings(f"attn={mechanism_of(variant)}", *SMALL)
     target = find_target("attn", cfg.attn, cfg.allow_targets)
-    return argument in inspect.signature(target).parameters
+    return argument in arguments_of(target).types
 
 
 def acts_in_heads(position: str) -> bool:
@@ -144,7 +143,7 @@ def fits(mechanism: str, part: str) -> bool:
     attention, target = build_attention(mechanism), find_target(f"part.{part}", part_spec(part), [])
     assert isinstance(target, type)
     assert issubclass(target, Part)
-    return isinstance(attention, HasParts) and attention.takes(target)
+    return isinstance(attention, SoftmaxAttention) and attention.takes(target)
 
 
 def part_spec(part: str) -> dict[str, Any]:

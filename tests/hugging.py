@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig, masking_utils, modeling_rope_utils
 
-from gptattn.attention.gqa import GroupedQueryAttention
 from gptattn.attention.softmax import SoftmaxAttention
+from gptattn.attention.variants.gqa import GroupedQueryAttention
 from gptattn.position import HeadPosition
 
 B, T, H, G, D = 2, 11, 6, 3, 10

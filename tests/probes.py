@@ -2,16 +2,14 @@
 
 import torch
 import torch.nn.functional as F
+from gptattn.attention.split import SplitAttention
 from torch import Tensor, nn
 
-from gptattn.attention.base import Attention, Carried
-from gptattn.attention.cache import Cache
+from gptattn.attention.base import Attention, Shared
+from gptattn.attention.cache import Cache, TokenCache
 from gptattn.attention.core import Backend, attend
 from gptattn.attention.linear import Linear
-from gptattn.attention.rule import Rule, attention_weights
-from gptattn.attention.spans import Span
-from gptattn.attention.split import SplitAttention
-from gptattn.attention.token_cache import TokenCache
+from gptattn.attention.rule import Rule, Span, attention_weights
 from gptattn.position.base import HeadPosition, Positions
 
 
@@ -132,20 +130,20 @@ class Forgetting(Grouped):
         return F.logsigmoid(self.forget(x_BTE)).mT.cumsum(-1)
 
     def forward(
-        self, x_BTE: Tensor, cache: Cache | None = None, carried: Carried | None = None
+        self, x_BTE: Tensor, cache: Cache | None = None, shared: Shared | None = None
     ) -> Tensor:
-        carried = self.begin(x_BTE, cache, carried)
-        q, k, v = self.located(x_BTE, carried)
+        shared = self.begin(x_BTE, cache, shared)
+        q, k, v = self.located(x_BTE, shared)
         c_BHT = self._sums(x_BTE)
-        c_BHS, k_pos = c_BHT, carried.positions
+        c_BHS, k_pos = c_BHT, shared.positions
         if cache is not None:
             assert isinstance(cache, TokenCache)
             if cache.length:
                 c_BHT = c_BHT + cache.tensors["c"][:, :, cache.length - 1]
-            held, k_pos = cache.write({"k": k, "v": v, "c": c_BHT[..., None]}, carried.positions)
+            held, k_pos = cache.write({"k": k, "v": v, "c": c_BHT[..., None]}, shared.positions)
             k, v, c_BHS = held["k"], held["v"], held["c"][..., 0]
         dropout = self.dropout if self.training else 0.0
-        at = {"q_pos": carried.positions, "k_pos": k_pos}
+        at = {"q_pos": shared.positions, "k_pos": k_pos}
         rule = self._gated(c_BHT, c_BHS)
         y_BHTD = attend(q, k, v, rule, **at, dropout=dropout, backend=self.backend)
         assert self.out_proj is not None
@@ -156,10 +154,10 @@ class Forgetting(Grouped):
         c_BHS1 = kv["k"].new_empty(batch, self.num_heads, capacity, 1)
         return TokenCache({**kv, "c": c_BHS1})
 
-    def attention_weights(self, x_BTE: Tensor, carried: Carried | None = None) -> Tensor:
-        carried = self.begin(x_BTE, None, carried)
-        q, k, _ = self.located(x_BTE, carried)
-        c_BHT, at = self._sums(x_BTE), carried.positions
+    def attention_weights(self, x_BTE: Tensor, shared: Shared | None = None) -> Tensor:
+        shared = self.begin(x_BTE, None, shared)
+        q, k, _ = self.located(x_BTE, shared)
+        c_BHT, at = self._sums(x_BTE), shared.positions
         return attention_weights(q, k, self._gated(c_BHT, c_BHT), q_pos=at, k_pos=at)
 
 
@@ -180,12 +178,12 @@ class LinearState(Attention):
         return self.out
 
     def forward(
-        self, x_BTE: Tensor, cache: Cache | None = None, carried: Carried | None = None
+        self, x_BTE: Tensor, cache: Cache | None = None, shared: Shared | None = None
     ) -> Tensor:
-        carried = self.begin(x_BTE, cache, carried)
+        shared = self.begin(x_BTE, cache, shared)
         qkv = self.qkv(x_BTE).unflatten(2, (3, self.num_heads, self.head_dim))
         q, k, v = qkv.permute(2, 0, 3, 1, 4)
-        q, k = F.elu(q) + 1, (F.elu(k) + 1) * there(carried.positions, x_BTE)
+        q, k = F.elu(q) + 1, (F.elu(k) + 1) * there(shared.positions, x_BTE)
         kv_BHTDD = torch.einsum("bhtd,bhte->bhtde", k, v).cumsum(2)
         k_BHTD = k.cumsum(2)
         if cache is not None:

@@ -1,40 +1,67 @@
-"""Attention variants, their caches, and `attend()`, which turns scores into outputs. It may import
-`position` and the rooms before it. Start reading at `base.py`, the contract. Each file in
-`conf/attn` names the class of one variant, so a new variant needs no line here.
+"""Attention mechanisms, their caches, and `attend()`, which turns scores into outputs.
+
+Start reading at `base.py`, the contract, and `SoftmaxAttention.forward`; `variants/` has a file per
+mechanism, `parts/` one per part. Each file in `conf/attn` names the class of a mechanism, so a new
+one needs no line here. This room may import `position` and the rooms before it.
 """
 
-from gptattn.attention.base import Attention, Carried
-from gptattn.attention.cache import Cache, CacheGroup
-from gptattn.attention.capabilities import HasHeads, HasMaps, HasParts, HeadWeights
-from gptattn.attention.core import attend
-from gptattn.attention.gqa import GroupedQueryAttention
-from gptattn.attention.mha import MultiHeadAttention
-from gptattn.attention.rule import Rule, attention_weights
-from gptattn.attention.single_head import CausalAttention, SelfAttentionV1, SelfAttentionV2
-from gptattn.attention.spans import Span
-from gptattn.attention.token_cache import Entry, TokenCache, new_token_cache
-from gptattn.attention.wrapper import MultiHeadAttentionWrapper
+from gptattn.attention.base import (
+    Attention,
+    HasHeads,
+    HasMaps,
+    HeadWeights,
+    Shared,
+    heads_of,
+    refuse_loss,
+    window_of,
+)
+from gptattn.attention.cache import Cache, CacheGroup, Entry, SinkCache, TokenCache, new_token_cache
+from gptattn.attention.core import Backend, attend
+from gptattn.attention.linear import Linear, PreparedWeight, prepare
+from gptattn.attention.parts.base import Part
+from gptattn.attention.rule import Decay, Rule, Span, attention_weights
+from gptattn.attention.softmax import Common, Projected, SoftmaxAttention
+from gptattn.attention.variants.gqa import GroupedQueryAttention
+from gptattn.attention.variants.mha import MultiHeadAttention
+from gptattn.attention.variants.mha_wrapper import MultiHeadAttentionWrapper
+from gptattn.attention.variants.single_head import (
+    CausalAttention,
+    SelfAttentionV1,
+    SelfAttentionV2,
+)
 
 __all__ = [
     "Attention",
+    "Backend",
     "Cache",
     "CacheGroup",
-    "Carried",
     "CausalAttention",
+    "Common",
+    "Decay",
     "Entry",
     "GroupedQueryAttention",
     "HasHeads",
     "HasMaps",
-    "HasParts",
     "HeadWeights",
+    "Linear",
     "MultiHeadAttention",
     "MultiHeadAttentionWrapper",
+    "Part",
+    "PreparedWeight",
+    "Projected",
     "Rule",
     "SelfAttentionV1",
     "SelfAttentionV2",
+    "Shared",
+    "SinkCache",
+    "SoftmaxAttention",
     "Span",
     "TokenCache",
     "attend",
     "attention_weights",
+    "heads_of",
     "new_token_cache",
+    "prepare",
+    "refuse_loss",
+    "window_of",
 ]

@@ -1,10 +1,12 @@
 """What a layer keeps between steps, in preallocated tensors that the caller owns.
 
-An attention module writes to the cache and reads from it. The caller advances it once per step, so
-that several modules (such as the layers of a model) can share one step.
+An attention writes to its cache and reads from it. The caller advances it once per step, so that
+the layers of a model share one step. `TokenCache` has an entry per token (keys and values, or a
+latent); `SinkCache` keeps the first tokens and the newest.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -68,3 +70,196 @@ class CacheGroup:
         """Advance every layer's cache."""
         for cache in self.caches:
             cache.advance(tokens)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What is kept for each token: `heads` rows of `size` numbers; `wide`: in float32 or wider."""
+
+    heads: int
+    size: int
+    wide: bool = False
+
+
+class TokenCache(Cache):
+    """Named tensors [batch, ..., capacity, size] with one entry per token.
+
+    With a `window`, only its newest tokens are kept, in a ring of `window` places; a step may bring
+    more tokens than that, and `write` returns all of them. Positions in a row go up by one per
+    token; entries before a row's first token are left padding.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor], window: int | None = None) -> None:
+        super().__init__(tensors)
+        self.window = window
+        self.capacity = next(iter(self.tensors.values())).shape[-2]
+        self._around = {n: (x.shape[:-2], x.shape[-1]) for n, x in self.tensors.items()}
+
+    def write(
+        self, new: Mapping[str, Tensor], positions: Positions | None = None
+    ) -> tuple[dict[str, Tensor], Positions]:
+        """Append T tokens: `new` holds their entries by the names of the tensors.
+
+        Returns all entries that these tokens may see, by name, and their positions. The entries are
+        views of the cache, or a copy if this step overwrites places of the ring that its first
+        tokens still see. Raises ValueError for wrong sizes, for more tokens than the capacity, or
+        for a range that does not continue after the tokens held.
+        """
+        tokens = next(iter(new.values())).shape[-2]
+        start, stop = self.length, self.length + tokens
+        if isinstance(positions, range) and positions.start != start:
+            raise ValueError(f"positions from {positions.start} on do not follow {start} tokens")
+        self._check(new, tokens)
+        index: range | Tensor = range(stop)
+        if stop <= self.capacity:
+            held = {name: self._behind(name, x) for name, x in new.items()}
+        elif self.capacity == self.window:
+            held, index = self._wrapped(new, start, stop)
+        else:
+            raise ValueError(f"{stop} tokens do not fit the cache's capacity={self.capacity}")
+        if positions is None or isinstance(positions, range):
+            return held, index
+        assert isinstance(positions, Tensor)  # `Attention.begin` refuses documents
+        return held, _positions(index, stop, positions)
+
+    def newest(self, name: str) -> Tensor:
+        """Return the entry [batch, ..., 1, size] of the last token, of which there is at least one.
+
+        It is a view: a later step may overwrite it.
+        """
+        return self.tensors[name].narrow(-2, (self.length - 1) % self.capacity, 1)
+
+    @property
+    def _device(self) -> torch.device:
+        return next(iter(self.tensors.values())).device
+
+    def _check(self, new: Mapping[str, Tensor], tokens: int) -> None:
+        if new.keys() != self._around.keys():
+            raise ValueError(f"{list(new)} do not fit the cache, which holds {list(self.tensors)}")
+        for name, (before, size) in self._around.items():
+            fitting = (*before, tokens, size)
+            if new[name].shape != fitting:
+                given = tuple(new[name].shape)
+                raise ValueError(f"{given} does not fit the cache, whose {name} takes {fitting}")
+
+    def _behind(self, name: str, x: Tensor) -> Tensor:
+        tensor, tokens = self.tensors[name], x.shape[-2]
+        tensor.narrow(-2, self.length, tokens).copy_(x)
+        return tensor.narrow(-2, 0, self.length + tokens)
+
+    def _wrapped(
+        self, new: Mapping[str, Tensor], start: int, stop: int
+    ) -> tuple[dict[str, Tensor], range | Tensor]:
+        """Write past the ring's end; return the visible entries and the token number of each."""
+        if stop - start == 1:
+            for name, x in new.items():
+                self.tensors[name].narrow(-2, start % self.capacity, 1).copy_(x)
+            return dict(self.tensors), self._index(stop)
+        # The first query may see an entry that the last token overwrites: read before writing.
+        old = min(start, self.capacity)
+        held = {n: torch.cat([self.tensors[n].narrow(-2, 0, old), x], -2) for n, x in new.items()}
+        index: range | Tensor = range(stop)
+        if start > self.capacity:
+            index = torch.cat([self._index(start), torch.arange(start, stop, device=self._device)])
+        kept = min(stop - start, self.capacity)
+        places = torch.arange(stop - kept, stop, device=self._device) % self.capacity
+        for name, x in new.items():
+            self.tensors[name].index_copy_(-2, places, x[..., -kept:, :])
+        return held, index
+
+    def _index(self, stop: int) -> Tensor:
+        """Return the token number in each place of a full ring after `stop` tokens."""
+        newest = stop - 1
+        return newest - (newest - torch.arange(self.capacity, device=self._device)) % self.capacity
+
+
+def new_token_cache(
+    entries: Mapping[str, Entry],
+    batch: int,
+    capacity: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    window: int | None = None,
+) -> TokenCache:
+    """Return an empty cache of these entries per token, each [batch, heads, capacity, size].
+
+    With a window, the capacity is at most the window.
+    """
+    places = capacity if window is None else min(capacity, window)
+    wide = torch.promote_types(dtype, torch.float32)
+    # Uninitialised: a place is only read after it was written.
+    tensors = {
+        name: torch.empty(
+            (batch, entry.heads, places, entry.size),
+            dtype=wide if entry.wide else dtype,
+            device=device,
+        )
+        for name, entry in entries.items()
+    }
+    return TokenCache(tensors, window)
+
+
+def _positions(index: range | Tensor, stop: int, newest: Tensor) -> Tensor:
+    """Return positions [B, S] of the tokens numbered `index`.
+
+    Token `stop` - 1 has the last position of `newest`; padding has -1.
+    """
+    index_S = index
+    if isinstance(index_S, range):
+        index_S = torch.arange(stop, device=newest.device)
+    # A row that is all padding so far ends in -1, so all its positions become -1.
+    padding_B1 = stop - 1 - newest.reshape(-1, newest.shape[-1])[:, -1:]
+    return (index_S - padding_B1).clamp_min(-1)
+
+
+def own_cache(cache: Cache) -> TokenCache:
+    """Return the cache as one with an entry per token. Raises TypeError if it is none."""
+    if not isinstance(cache, TokenCache):
+        raise TypeError(f"{type(cache).__name__} is not this module's; use new_cache()")
+    return cache
+
+
+class SinkCache(TokenCache):
+    """The first `sinks` tokens stay; the others lie in a ring of the newest, in the places left.
+
+    Tokens keep the positions that they had in the text: rotary keys are kept rotated, and ALiBi
+    counts distances as they are. So nothing but the missing keys differs from a full cache. The
+    paper numbers the tokens in the cache anew, which streams beyond the trained length need; within
+    it, it would change distances that the model knows. Once the places are full, `write` takes one
+    token at a time, because earlier tokens of a longer step would still see what it overwrites.
+
+    `tensors` [batch, ..., capacity, size] as in `TokenCache`. Raises ValueError unless a place for
+    the newest token is left beside the sinks, and from `write` for a longer step.
+
+    Source: Xiao et al. 2023 (StreamingLLM), arXiv:2309.17453, sec. 3.2.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor], sinks: int) -> None:
+        capacity = next(iter(tensors.values())).shape[-2]
+        if not 0 <= sinks < capacity:
+            raise ValueError(f"sinks={sinks} must be 0 to {capacity - 1}, one below the capacity")
+        super().__init__(tensors, window=capacity)
+        self.sinks = sinks
+
+    def newest(self, name: str) -> Tensor:
+        return self.tensors[name].narrow(-2, self._place(self.length - 1), 1)
+
+    def _place(self, token: int) -> int:
+        if token < self.capacity:
+            return token
+        return self.sinks + (token - self.sinks) % (self.capacity - self.sinks)
+
+    def _wrapped(
+        self, new: Mapping[str, Tensor], start: int, stop: int
+    ) -> tuple[dict[str, Tensor], range | Tensor]:
+        if stop - start > 1:
+            raise ValueError(f"{stop - start} tokens at once; a full cache with sinks takes one")
+        for name, x in new.items():
+            self.tensors[name].narrow(-2, self._place(start), 1).copy_(x)
+        return dict(self.tensors), self._index(stop)
+
+    def _index(self, stop: int) -> Tensor:
+        ring = self.capacity - self.sinks
+        place, newest = torch.arange(self.capacity, device=self._device), stop - 1
+        age = (newest - place) % ring
+        return torch.where(place < self.sinks, place, newest - age)

@@ -7,11 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gptattn.attention.token_cache import Entry, TokenCache
+from gptattn.attention.cache import Entry, TokenCache
 from gptattn.position.base import Positions
 
 GROUP = 32  # numbers along the head that share the scale and zero point of `Int4`
-FEWEST = 8  # numbers per token and head that are worth a scale
+MIN_SIZE = 8  # numbers per token and head that are worth a scale
 HALF_MAX = torch.finfo(torch.float16).max
 
 
@@ -108,7 +108,7 @@ class QuantisedCache(TokenCache):
     """A `TokenCache` whose tensors are the packed ones: `k/codes`, `k/scale` and so on.
 
     Every entry is read back from what was kept, a token's own entry too. What is `wide`, such as a
-    running sum, and entries with fewer than `FEWEST` numbers per head stay as they are. `like` is
+    running sum, and entries with fewer than `MIN_SIZE` numbers per head stay as they are. `like` is
     an empty cache of `kept`, of the same size; `packs` says whether anything changes.
     """
 
@@ -152,7 +152,7 @@ class QuantisedCache(TokenCache):
 
 def packs(entry: Entry) -> bool:
     """Whether a `QuantisedCache` keeps such an entry in fewer bits."""
-    return not entry.wide and entry.size >= FEWEST
+    return not entry.wide and entry.size >= MIN_SIZE
 
 
 def _named(name: str, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:

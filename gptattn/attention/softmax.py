@@ -1,48 +1,70 @@
-"""Softmax attention over heads: the steps that all of its variants share, and where parts act."""
+"""Softmax attention over heads: the steps that its mechanisms share, and where parts act."""
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import ClassVar
+from itertools import chain
+from typing import ClassVar, TypedDict
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gptattn.attention.base import Carried, check_sizes, window_of
-from gptattn.attention.cache import Cache
-from gptattn.attention.capabilities import HasMaps
-from gptattn.attention.core import Backend, attend, check_backend
-from gptattn.attention.heads import seen_pairs
-from gptattn.attention.parts.host import PartHost, own_cache
+from gptattn.attention.base import Attention, Shared, check_sizes, window_of
+from gptattn.attention.cache import Cache, Entry, new_token_cache, own_cache
+from gptattn.attention.core import Backend, Blend, attend, check_backend
+from gptattn.attention.parts.base import Part
 from gptattn.attention.rule import Rule, attention_weights
-from gptattn.attention.scores import Blend
-from gptattn.attention.token_cache import Entry, new_token_cache
 from gptattn.position.base import HeadPosition, Positions
 
 Heads = tuple[Tensor, Tensor, Tensor]  # queries [B, H, T, D], keys and values [B, G, T, D]
 
 
-class SoftmaxAttention(PartHost, HasMaps):
-    """Attention with H query heads and G key/value heads; a variant says how to project.
+class Common(TypedDict, total=False):
+    """What every softmax mechanism takes besides its sizes, and passes on to `SoftmaxAttention`."""
 
-    x [B, T, d_in] -> y [B, T, d_out]. `window` is in tokens, or a share of the context below 1.
-    Raises ValueError for impossible sizes.
+    dropout: float
+    scale: float | None
+    window: float | None
+    backend: Backend
+    position: HeadPosition | None
+
+
+class Projected(Common, total=False):
+    """What a mechanism with one projection each for queries, keys, values and output takes too."""
+
+    qkv_bias: bool
+    out_proj: bool
+    out_bias: bool
+
+
+class SoftmaxAttention(Attention):
+    """Attention with H query heads and G key/value heads; a mechanism says how to project.
+
+    x [B, T, d_in] -> y [B, T, d_out]. `dropout` acts on the weights. `scale` multiplies the scores;
+    None: head_dim ** -0.5. `window` is in tokens, its own included, or a share of the context below
+    1; None: all. Raises ValueError for impossible sizes.
     """
 
     keeps_documents: ClassVar[bool] = True
+    # Whether the cache holds keys and values of each head, which a part can change.
+    keeps_heads: ClassVar[bool] = True
+    num_kv_heads: int  # 0: it has no keys and values of its own, and parts get them with 0 heads
     out_proj: nn.Linear | None
+    _parts: tuple[Part, ...] = ()
 
     def __init__(
         self,
-        *,
         d_in: int,
         d_out: int,
         context_length: int,
         num_heads: int,
         num_kv_heads: int,
-        dropout: float,
-        scale: float | None,
-        window: float | None,
-        backend: Backend,
-        position: HeadPosition | None,
+        *,
+        dropout: float = 0.0,
+        scale: float | None = None,
+        window: float | None = None,
+        backend: Backend = "sdpa",
+        position: HeadPosition | None = None,
     ) -> None:
         super().__init__()
         check_sizes(d_out, num_heads, num_kv_heads, dropout)
@@ -57,52 +79,76 @@ class SoftmaxAttention(PartHost, HasMaps):
         self.backend: Backend = backend
         self.position = position
 
-    @abstractmethod
-    def project(self, x_BTE: Tensor) -> Heads:
-        """Return queries [B, H, T, D], keys and values [B, G, T, D]; a variant may extend this."""
-
-    def rule(self) -> Rule:
-        return self._plain
-
-    def located(self, x_BTE: Tensor, carried: Carried) -> Heads:
-        """Return the result of `project` with parts and positions applied."""
-        q_BHTD, k_BGTD, v_BGTD = self.heads_of_parts(*self.project(x_BTE), carried)
-        if self.position is not None:
-            q_BHTD, k_BGTD = self.position.rotate(q_BHTD, k_BGTD, carried.positions)
-        return q_BHTD, k_BGTD, v_BGTD
+    # The way of a token, in this order.
 
     def forward(
-        self, x_BTE: Tensor, cache: Cache | None = None, carried: Carried | None = None
+        self, x_BTE: Tensor, cache: Cache | None = None, shared: Shared | None = None
     ) -> Tensor:
-        carried = self.begin(x_BTE, cache, carried)
-        q_BHTD, new = self.entries(x_BTE, cache, carried)
-        held, k_pos = self.remember(new, cache, carried)
-        rule = self._rule(new, held, carried.positions, k_pos)
-        y_BHTD = self.attend(q_BHTD, held, rule, carried.positions, k_pos)
-        y_BTE = self.merged(y_BHTD, x_BTE)
+        shared = self.begin(x_BTE, cache, shared)
+        q_BHTD, new = self.entries(x_BTE, shared)  # projections, parts, positions
+        for part in self._parts:
+            new |= part.entries(x_BTE, None if cache is None else own_cache(cache))
+        held, k_pos = self.remember(new, cache, shared)
+        rule = self.rule_with(new, held, shared.positions, k_pos)
+        y_BHTD = self.attend(q_BHTD, held, rule, shared.positions, k_pos)
+        for part in self._parts:
+            y_BHTD = part.mix(y_BHTD, x_BTE)
+        y_BTE = y_BHTD.transpose(1, 2).flatten(2)
+        for part in self._parts:
+            y_BTE = part.output(y_BTE, x_BTE)
         return y_BTE if self.out_proj is None else self.out_proj(y_BTE)
 
-    def entries(
-        self, x_BTE: Tensor, cache: Cache | None, carried: Carried
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the queries, and what later tokens need of these T: `kept`, by name.
+    @abstractmethod
+    def project(self, x_BTE: Tensor) -> Heads:
+        """Return queries [B, H, T, D], keys and values [B, G, T, D] of these tokens."""
+
+    def encode(self, q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, shared: Shared) -> Heads:
+        """Return queries, keys and values with what parts and the position do to them."""
+        for part in self._parts:
+            q_BHTD, k_BGTD, v_BGTD = part.heads(q_BHTD, k_BGTD, v_BGTD, shared)
+        if self.position is not None:
+            q_BHTD, k_BGTD = self.position.rotate(q_BHTD, k_BGTD, shared.positions)
+        return q_BHTD, k_BGTD, v_BGTD
+
+    def entries(self, x_BTE: Tensor, shared: Shared) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the queries, and what later tokens need of these T: `cached`, by name.
 
         Each entry is [B, heads, T, size].
         """
-        q_BHTD, k_BGTD, v_BGTD = self.located(x_BTE, carried)
-        return q_BHTD, {"k": k_BGTD, "v": v_BGTD} | self.entries_of_parts(x_BTE, cache)
+        q_BHTD, k_BGTD, v_BGTD = self.encode(*self.project(x_BTE), shared)
+        return q_BHTD, {"k": k_BGTD, "v": v_BGTD}
+
+    def cached(self) -> dict[str, Entry]:
+        """Return what the cache keeps of each token, by name; parts may add to it."""
+        entry = Entry(self.num_kv_heads, self.head_dim)
+        return {"k": entry, "v": entry}
 
     def remember(
-        self, new: Mapping[str, Tensor], cache: Cache | None, carried: Carried
+        self, new: Mapping[str, Tensor], cache: Cache | None, shared: Shared
     ) -> tuple[Mapping[str, Tensor], Positions]:
         """Write the new entries to the cache; return those of all S keys, and their positions."""
         if cache is None:
-            return new, carried.positions
-        return own_cache(cache).write(new, carried.positions)
+            return new, shared.positions
+        return own_cache(cache).write(new, shared.positions)
 
-    def keys(self, held: Mapping[str, Tensor]) -> Tensor:
-        """Return the keys [B, G, S, D] of these entries."""
-        return held["k"]
+    def rule(self) -> Rule:
+        """Return the mechanism's own rule: which keys a query sees, and what happens to scores."""
+        return self._plain
+
+    def rule_with(
+        self,
+        new: Mapping[str, Tensor],
+        held: Mapping[str, Tensor],
+        q_pos: Positions,
+        k_pos: Positions,
+    ) -> Rule:
+        """Return the rule with what the parts and the position do to it."""
+        rule = self.rule()
+        for part in self._parts:
+            rule = part.rule(rule, new, held)
+        if self.position is not None and self.position.decays:
+            rule = rule.with_decay(self.position.decay(q_pos), self.position.decay(k_pos))
+        return rule
 
     def attend(
         self,
@@ -113,9 +159,9 @@ class SoftmaxAttention(PartHost, HasMaps):
         k_pos: Positions,
     ) -> Tensor:
         """Return the heads' outputs [B, H, T, D] over the keys whose entries are `held`."""
-        return self.mixed(q_BHTD, held["k"], held["v"], rule, q_pos, k_pos)
+        return self.mix(q_BHTD, held["k"], held["v"], rule, q_pos, k_pos)
 
-    def mixed(
+    def mix(
         self,
         q_BHTD: Tensor,
         k_BGSD: Tensor,
@@ -125,7 +171,7 @@ class SoftmaxAttention(PartHost, HasMaps):
         k_pos: Positions,
         blend: Blend | None = None,
     ) -> Tensor:
-        """Return `attend` of the core with this module's backend, and dropout in training."""
+        """Call the core's `attend` with this module's backend, and dropout in training."""
         return attend(
             q_BHTD,
             k_BGSD,
@@ -138,26 +184,28 @@ class SoftmaxAttention(PartHost, HasMaps):
             blend=blend,
         )
 
-    def _rule(
-        self,
-        new: Mapping[str, Tensor],
-        held: Mapping[str, Tensor],
-        q_pos: Positions,
-        k_pos: Positions,
-    ) -> Rule:
-        """Return the rule with what the parts and the position do to it."""
-        rule = self.rule_of_parts(new, held)
-        if self.position is not None and self.position.decays:
-            at_query, at_key = self.position.decay(q_pos), self.position.decay(k_pos)
-            rule = rule.with_decay(at_query, at_key)
-        return rule
+    # Maps, costs, cache, weights.
 
-    def residual_writer(self) -> nn.Linear | None:
-        return self.out_proj
+    def attention_weights(self, x_BTE: Tensor, shared: Shared | None = None) -> Tensor:
+        shared = self.begin(x_BTE, None, shared)
+        q_BHTD, new = self.entries(x_BTE, shared)
+        for part in self._parts:
+            new |= part.entries(x_BTE, None)
+        held, k_pos = self.remember(new, None, shared)
+        rule = self.rule_with(new, held, shared.positions, k_pos)
+        k_BGSD = self.keys(held)
+        return attention_weights(q_BHTD, k_BGSD, rule, q_pos=shared.positions, k_pos=k_pos)
+
+    def keys(self, held: Mapping[str, Tensor]) -> Tensor:
+        """Return the keys [B, G, S, D] of these entries."""
+        return held["k"]
+
+    def flops(self, T: int, S: int) -> int:
+        return 2 * 2 * self.num_heads * self.head_dim * seen_pairs(T, S, self.rule().window)
 
     def kept(self) -> dict[str, Entry]:
-        entry = Entry(self.num_kv_heads, self.head_dim)
-        return {"k": entry, "v": entry} | self.kept_by_parts()
+        """Return all that the cache keeps of each token, by name, with what parts keep."""
+        return dict(chain(self.cached().items(), *(part.kept().items() for part in self._parts)))
 
     def new_cache(self, batch: int, capacity: int) -> Cache:
         w, kept = next(self.parameters()), self.kept()
@@ -165,13 +213,83 @@ class SoftmaxAttention(PartHost, HasMaps):
             return Cache({})
         return new_token_cache(kept, batch, capacity, w.dtype, w.device, self.rule().window)
 
-    def attention_weights(self, x_BTE: Tensor, carried: Carried | None = None) -> Tensor:
-        carried = self.begin(x_BTE, None, carried)
-        q_BHTD, new = self.entries(x_BTE, None, carried)
-        held, k_pos = self.remember(new, None, carried)
-        rule = self._rule(new, held, carried.positions, k_pos)
-        k_BGSD = self.keys(held)
-        return attention_weights(q_BHTD, k_BGSD, rule, q_pos=carried.positions, k_pos=k_pos)
+    def residual_writer(self) -> nn.Linear | None:
+        return self.out_proj
 
-    def flops(self, T: int, S: int) -> int:
-        return 2 * 2 * self.num_heads * self.head_dim * seen_pairs(T, S, self.rule().window)
+    def initialise(self, std: float) -> None:
+        super().initialise(std)
+        for part in self._parts:
+            part.initialise(std)
+
+    # Parts.
+
+    def takes(self, part: type[Part]) -> bool:
+        """Return whether parts of this kind can act in it."""
+        return self.keeps_heads or not part.changes_heads()
+
+    def add_part(self, name: str, part: Part) -> None:
+        """Add a part under this name; parts act in the order in which they were added.
+
+        Raises ValueError if it does not fit the mechanism or its other parts.
+        """
+        if not self.takes(type(part)):
+            raise ValueError(
+                f"{name} changes queries, keys and values of each head, and "
+                f"{type(self).__name__} decodes without keys and values; leave the part out"
+            )
+        if twice := sorted(self.kept().keys() & part.kept().keys()):
+            raise ValueError(f"{name} keeps {twice[0]} in the cache, as another does; rename it")
+        if not self._parts:
+            self.parts = nn.ModuleDict()  # last, so that weights are drawn after the projections
+        try:
+            self.parts[name] = part
+        except KeyError:
+            raise ValueError(
+                f"no part can be called {name}, a word of torch's; rename it"
+            ) from None
+        self._parts = (*self._parts, part)
+        with torch.no_grad():  # tries the rule: a part raises here if it cannot work on it
+            x_BTE = next(self.parameters()).new_zeros(1, 1, self.d_in)
+            one: dict[str, Tensor] = {}
+            for each in self._parts:
+                one |= each.entries(x_BTE, None)
+            rule = self.rule()
+            for each in self._parts:
+                rule = each.rule(rule, one, one)
+        if rule.window != self.rule().window:
+            raise ValueError(f"{name} changes the window, which no part can; set attn.window")
+
+    def provides(self) -> dict[str, str]:
+        return dict(chain(*(part.provides().items() for part in self._parts)))
+
+    def needs(self) -> dict[str, str]:
+        return dict(chain(*(part.needs().items() for part in self._parts)))
+
+
+def split_heads(x_BTX: Tensor, heads: int) -> Tensor:
+    """Return x [B, T, heads * D] as [B, heads, T, D]."""
+    return x_BTX.unflatten(2, (heads, -1)).transpose(1, 2)
+
+
+def seen_pairs(T: int, S: int, window: int | None) -> int:
+    """Count the pairs of a query and a key that it sees in one causal head.
+
+    The T queries are the last of S tokens; `window` is as in `Rule`.
+    """
+
+    def of_first(n: int) -> int:
+        full = n if window is None else min(n, window)  # queries that the window does not limit
+        return full * (full + 1) // 2 + (n - full) * full
+
+    return of_first(S) - of_first(S - T)
+
+
+def wide_rms_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
+    """Return gain * x / sqrt(mean(x^2) + eps) over the last axis, in the type of x.
+
+    Computed in float32 or wider: a mean of squares has too few digits in 16 bits.
+
+    Source: Zhang and Sennrich 2019, arXiv:1910.07467, sec. 3.
+    """
+    wide = torch.promote_types(x.dtype, torch.float32)
+    return F.rms_norm(x.to(wide), gain.shape, gain.to(wide), eps).to(x.dtype)

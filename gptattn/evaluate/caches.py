@@ -4,11 +4,9 @@ import re
 from dataclasses import dataclass
 
 from gptattn.attention.base import Attention
-from gptattn.attention.cache import Cache, CacheGroup
-from gptattn.attention.parts.host import PartHost
+from gptattn.attention.cache import Cache, CacheGroup, SinkCache, TokenCache, new_token_cache
 from gptattn.attention.quantised_cache import BFloat16, Format, Int4, Int8, QuantisedCache, packs
-from gptattn.attention.sink_cache import SinkCache
-from gptattn.attention.token_cache import TokenCache, new_token_cache
+from gptattn.attention.softmax import SoftmaxAttention
 from gptattn.errors import ConfigError
 from gptattn.model.gpt import GPT
 
@@ -41,7 +39,7 @@ class CacheKind:
         ConfigError for sinks in a layer whose own window would hide them.
         """
         own = attention.new_cache(batch, capacity)
-        if not (isinstance(attention, PartHost) and isinstance(own, TokenCache)):
+        if not (isinstance(attention, SoftmaxAttention) and isinstance(own, TokenCache)):
             return own, False
         kept = attention.kept()
         if self.form is not None:

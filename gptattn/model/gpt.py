@@ -9,10 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from gptattn.attention.base import Attention, Carried
+from gptattn.attention.base import Attention, HasMaps, Shared
 from gptattn.attention.cache import Cache, CacheGroup
-from gptattn.attention.capabilities import HasMaps
-from gptattn.attention.linear import Linear, Preparable, Prepared, prepare
+from gptattn.attention.linear import Linear, PreparedWeight, prepare
 from gptattn.model.loss import drop_ignored, linear_cross_entropy
 from gptattn.model.shared_init import DrawnByName
 from gptattn.position.base import Documents, InputPosition
@@ -117,14 +116,14 @@ class Block(nn.Module):
         """The hidden width of the MLP; 0 without one."""
         return 0 if self.mlp is None else self.mlp.up.out_features
 
-    def forward(self, x: Tensor, cache: Cache | None, carried: Carried) -> Tensor:
-        x = x + self.dropout(self.attention(self.norm_attention(x), cache, carried))
+    def forward(self, x: Tensor, cache: Cache | None, shared: Shared) -> Tensor:
+        x = x + self.dropout(self.attention(self.norm_attention(x), cache, shared))
         if self.mlp is None or self.norm_mlp is None:
             return x
         return x + self.dropout(self.mlp(self.norm_mlp(x)))
 
 
-class GPT(nn.Module, Preparable):
+class GPT(nn.Module):
     """A causal language model: token ids [B, T] -> logits [B, T, vocab_size].
 
     `attention(layer)` builds the attention of layer 0, 1, ...; `input_position` is None if the
@@ -168,7 +167,7 @@ class GPT(nn.Module, Preparable):
         )
         self.norm = new_norm(style, d_model)
         self.lm_head = None if tied_head else Linear(d_model, vocab_size, bias=False)
-        self._prepared_head: Prepared | None = None
+        self._prepared_head: PreparedWeight | None = None
         if shared_init:
             with DrawnByName(self) as drawn:
                 self._initialise()
@@ -223,7 +222,7 @@ class GPT(nn.Module, Preparable):
             positions = range(T) if cache is None else cache.next_positions(T)
         else:
             positions = Documents.numbered(documents_BT)
-        carried = Carried(positions)
+        shared = Shared(positions)
         x = self.token_embedding(ids)
         if self.input_position is not None:
             x = self.input_position(x, positions)
@@ -232,9 +231,9 @@ class GPT(nn.Module, Preparable):
         again = again and self.training and torch.is_grad_enabled()
         for layer, block in enumerate(self.blocks):
             if again:
-                x = checkpoint(block, x, None, carried, use_reentrant=False)
+                x = checkpoint(block, x, None, shared, use_reentrant=False)
             else:
-                x = block(x, None if cache is None else cache[layer], carried)
+                x = block(x, None if cache is None else cache[layer], shared)
         if cache is not None:
             cache.advance(T)
         return self.norm(x)
@@ -255,7 +254,7 @@ class GPT(nn.Module, Preparable):
         This holds a copy of the projections that are joined; on the CPU with 2 to 32 rows, or with
         weights in bfloat16, a copy of all weights.
         """
-        self._prepared_head = None if rows is None else Prepared([self.head], rows)
+        self._prepared_head = None if rows is None else PreparedWeight(self.head, rows)
         for child in self.children():
             if child is not self.lm_head:
                 prepare(child, rows)
@@ -313,7 +312,7 @@ class GPT(nn.Module, Preparable):
         """
 
         def record(
-            layer: int, module: nn.Module, args: tuple[Tensor, Cache | None, Carried]
+            layer: int, module: nn.Module, args: tuple[Tensor, Cache | None, Shared]
         ) -> None:
             assert isinstance(module, HasMaps)
             look(layer, module.attention_weights(args[0], args[2]))

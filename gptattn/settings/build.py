@@ -3,7 +3,7 @@
 from functools import partial
 
 from gptattn.attention.base import Attention
-from gptattn.attention.parts.part import Part
+from gptattn.attention.parts.base import Part
 from gptattn.data.run_data import Request, RunData, Source
 from gptattn.data.text import HeldText, PlainText, cache_folder
 from gptattn.data.tokenizer import TaskIds, Tokenizer
@@ -91,10 +91,10 @@ def build_model(cfg: TrainConfig, vocab_size: int) -> GPT:
                     f"{type(module).__name__} in layer {layer} does not keep documents apart; "
                     "leave one of the two out",
                 )
-    leaving = [(layer, name) for layer, one in enumerate(attentions) for name in one.leaves()]
-    if leaving and not any(attention.needs() for attention in attentions):
-        layer, name = leaving[0]
-        said = f"layer {layer} leaves {name}, and no later layer takes them"
+    shared = [(layer, name) for layer, one in enumerate(attentions) for name in one.provides()]
+    if shared and not any(attention.needs() for attention in attentions):
+        layer, name = shared[0]
+        said = f"layer {layer} provides {name}, and no later layer takes them"
         if cfg.pattern is None:
             raise ConfigError("model.num_layers", f"{said}; give the model more layers")
         order = attentions[layer].layer_order() or "put one that does after it"

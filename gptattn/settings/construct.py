@@ -4,8 +4,9 @@ import contextlib
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, get_type_hints
+from typing import Any, Unpack, get_args, get_origin, get_type_hints
 
 from hydra.utils import get_object, instantiate
 
@@ -78,6 +79,36 @@ def find_target(group: str, spec: Spec, allow_targets: Sequence[str]) -> Callabl
     return found
 
 
+@dataclass(frozen=True)
+class Arguments:
+    """The arguments that a target takes by name."""
+
+    types: dict[str, Any]
+    required: list[str]
+    others: bool  # whether it takes any other name as well
+
+
+def arguments_of(target: Callable[..., Any]) -> Arguments:
+    """Return the arguments of a class or function; `**rest: Unpack[T]` has the keys of T."""
+    hints = get_type_hints(target.__init__ if inspect.isclass(target) else target)
+    types: dict[str, Any] = {}
+    required, others = [], False
+    for name, parameter in inspect.signature(target).parameters.items():
+        hint = hints.get(name, Any)
+        if parameter.kind is parameter.VAR_KEYWORD:
+            if get_origin(hint) is Unpack:
+                (typed_dict,) = get_args(hint)
+                types |= get_type_hints(typed_dict)
+                required += typed_dict.__required_keys__
+            else:
+                others = True
+        elif parameter.kind is not parameter.VAR_POSITIONAL:
+            types[name] = hint
+            if parameter.default is parameter.empty:
+                required.append(name)
+    return Arguments(types, required, others)
+
+
 def construct(
     group: str,
     spec: Spec,
@@ -108,13 +139,10 @@ def bind(
     """
     target = find_target(group, spec, allow_targets)
     own = {key: value for key, value in spec.items() if key != "_target_"}
-    parameters = inspect.signature(target).parameters
-    named = {n: p for n, p in parameters.items() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
-    open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    hints = get_type_hints(target.__init__ if inspect.isclass(target) else target)
+    takes = arguments_of(target)
     for key, value in own.items():
-        if key not in named and not open_ended:
-            known = suggest(key, named.keys() - shared)
+        if key not in takes.types and not takes.others:
+            known = suggest(key, takes.types.keys() - shared)
             files = sorted((CONF / group).glob("*.yaml"))
             having = [file.stem for file in files if f"\n{key}:" in file.read_text("utf-8")]
             if having:
@@ -122,10 +150,10 @@ def bind(
             raise ConfigError(
                 f"{group}.{key}", f"{target.__name__} takes no such argument; {known}"
             )
-        check_type(f"{group}.{key}", value, hints.get(key, Any))
-    given = {key: value for key, value in shared.items() if key in named and key not in own}
-    for name, parameter in named.items():
-        if parameter.default is parameter.empty and name not in own | given:
+        check_type(f"{group}.{key}", value, takes.types.get(key, Any))
+    given = {key: value for key, value in shared.items() if key in takes.types and key not in own}
+    for name in takes.required:
+        if name not in own | given:
             raise ConfigError(f"{group}.{name}", f"is missing; {target.__name__} needs it")
     # What is shared, such as a position of all layers, must not be copied: it is passed by us.
     make = instantiate({**spec, "_partial_": True}, _convert_="all", _recursive_=False)

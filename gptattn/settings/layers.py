@@ -1,22 +1,27 @@
 """Builds the attention of a layer, with its position and parts."""
 
-import inspect
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from gptattn.attention.base import Attention
-from gptattn.attention.capabilities import HasParts
-from gptattn.attention.parts.part import Part
+from gptattn.attention.parts.base import Part
+from gptattn.attention.softmax import SoftmaxAttention
 from gptattn.errors import ConfigError
 from gptattn.position.base import HeadPosition
 from gptattn.settings.config import BlockConfig, ModelConfig, Spec, TrainConfig
-from gptattn.settings.construct import FILLED_BY, construct, find_target, named_arguments
+from gptattn.settings.construct import (
+    FILLED_BY,
+    arguments_of,
+    construct,
+    find_target,
+    named_arguments,
+)
 
 
 def build_layer(
     cfg: TrainConfig,
     encodings: dict[int, HeadPosition] | None,
-    left: dict[str, tuple[int, str]],
+    provided: dict[str, tuple[int, str]],
     layer: int,
 ) -> Attention:
     """Build the attention of one layer, with its position and the parts that it takes.
@@ -35,7 +40,7 @@ def build_layer(
     ordered = isinstance(target, type) and issubclass(target, Attention) and target.knows_order
     position = None
     if encodings is not None and not ordered:
-        takes = inspect.signature(target).parameters
+        takes = arguments_of(target).types
         if "position" not in takes:
             raise ConfigError(
                 "position",
@@ -50,20 +55,20 @@ def build_layer(
         position = encodings[heads]
     shared = shared_arguments(cfg.model, cfg.block) | {"position": position, "layer": layer}
     attention = construct(group, spec, shared, cfg.allow_targets, Attention)
-    add_parts(attention, cfg.part, layer, cfg.allow_targets, left)
+    add_parts(attention, cfg.part, layer, cfg.allow_targets, provided)
     # A variant may check an argument only in `rule()`, which making a cache calls.
     with named_arguments(group, spec):
         attention.new_cache(1, 1)
     for name, sizes in attention.needs().items():
-        before, found = left.get(name, (None, ""))
+        before, found = provided.get(name, (None, ""))
         if found != sizes:
-            lack = f"layer {before} leaves others ({found}); make these the same in both layers"
+            lack = f"layer {before} provides others ({found}); make these the same in both layers"
             if before is None:
                 order = attention.layer_order() or "put one that does before it"
-                lack = f"no earlier layer leaves them; {order}"
+                lack = f"no earlier layer provides them; {order}"
             field = group.partition(".")[0]
             raise ConfigError(field, f"layer {layer} needs {name} ({sizes}), and {lack}")
-    left.update({name: (layer, sizes) for name, sizes in attention.leaves().items()})
+    provided.update({name: (layer, sizes) for name, sizes in attention.provides().items()})
     return attention
 
 
@@ -83,13 +88,13 @@ def add_parts(
     parts: Mapping[str, Spec],
     layer: int,
     allow_targets: Sequence[str] = (),
-    left: Collection[str] = (),
+    provided: Collection[str] = (),
 ) -> None:
     """Build the parts for the sizes of this attention and add those that it takes, in this order.
 
-    `left`: the names of what earlier layers leave for later ones.
+    `provided`: the names of what earlier layers share with later ones.
     """
-    if not isinstance(attention, HasParts):
+    if not isinstance(attention, SoftmaxAttention):
         return
     shared = {
         "d_in": attention.d_in,
@@ -98,7 +103,7 @@ def add_parts(
         "head_dim": attention.head_dim,
         "context_length": attention.context_length,
         "layer": layer,
-        "left": frozenset(left),
+        "provided": frozenset(provided),
     }
     for name, spec in parts.items():
         part = construct(f"part.{name}", spec, shared, allow_targets, Part)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gptattn.attention import Attention, HeadWeights
-from gptattn.attention.capabilities import heads_of, refuse_loss
+from gptattn.attention.base import heads_of, refuse_loss
 from gptattn.errors import ConfigError
 from gptattn.model.gpt import GPT, INIT_STD
 from gptattn.settings.config import Spec, TrainConfig

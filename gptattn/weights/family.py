@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gptattn.attention import Attention, GroupedQueryAttention, HeadWeights
-from gptattn.attention.capabilities import heads_of, refuse_loss
+from gptattn.attention.base import heads_of, refuse_loss
 from gptattn.errors import CheckpointError, ConfigError
 from gptattn.model.gpt import GPT, GPT2_STYLE, BlockStyle
 from gptattn.position import LearnedPosition, RotaryPosition

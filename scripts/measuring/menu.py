@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from gptattn.attention import Attention, CacheGroup, Carried
+from gptattn.attention import Attention, CacheGroup, Shared
 from gptattn.errors import UserError
 from gptattn.model.gpt import GPT, Block
 from gptattn.settings.build import build_model
@@ -73,9 +73,9 @@ class Stack(nn.Module):
 
     def forward(self, x_BTE: Tensor, cache: CacheGroup | None = None) -> Tensor:
         T = x_BTE.shape[1]
-        carried = Carried(range(T) if cache is None else cache.next_positions(T))
+        shared = Shared(range(T) if cache is None else cache.next_positions(T))
         for i, layer in enumerate(self.layers):
-            x_BTE = layer(x_BTE, None if cache is None else cache[i], carried)
+            x_BTE = layer(x_BTE, None if cache is None else cache[i], shared)
         return x_BTE
 
 

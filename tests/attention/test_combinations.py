@@ -19,9 +19,8 @@ from hypothesis import strategies as st
 from hypothesis.configuration import set_hypothesis_home_dir
 from torch import Tensor
 
-from gptattn.attention import Carried
-from gptattn.attention.base import divisors
-from gptattn.attention.capabilities import HasParts
+from gptattn.attention import Shared
+from gptattn.attention.base import HasParts, divisors
 from gptattn.attention.softmax import SoftmaxAttention
 from gptattn.errors import ConfigError
 from gptattn.position import HeadPosition
@@ -145,7 +144,7 @@ def decoded(
     for part in x.split(list(chunks), dim=1):
         index = torch.arange(cache.length, cache.length + part.shape[1])
         at = (index - padding[:, None]).clamp_min(-1)
-        done.append(attention(part, cache, Carried(at) if padding.any() else None))
+        done.append(attention(part, cache, Shared(at) if padding.any() else None))
         cache.advance(part.shape[1])
     return torch.cat(done, dim=1)
 

@@ -9,7 +9,7 @@ from contract import assert_same
 from support import Call, command, summary, train
 from torch import Tensor
 
-from gptattn.attention.cross_layer import CrossLayerAttention
+from gptattn.attention.variants.cross_layer import CrossLayerAttention
 from gptattn.decode.generate import left_padded
 from gptattn.errors import ConfigError
 from gptattn.model.gpt import GPT
@@ -179,7 +179,7 @@ def test_layers_of_two_files_that_differ_in_heads_or_window_are_refused(
 ) -> None:
     (tmp_path / "attn").mkdir()
     name = change.partition(":")[0]
-    text = f"_target_: gptattn.attention.cross_layer.CrossLayerAttention\n{change}\n"
+    text = f"_target_: gptattn.attention.variants.cross_layer.CrossLayerAttention\n{change}\n"
     (tmp_path / "attn" / "mine.yaml").write_text(text)
     given = ["model=tiny", "pattern=[cross_layer,mine]", "model.num_layers=2"]
     assert command(tmp_path, f"--config-dir={tmp_path}", *given) == 2

@@ -19,12 +19,12 @@ from building import (
     takes,
 )
 from contract import PLACED, E, T, assert_same, draw, overrides_of, with_maps
+from gptattn.attention.delta_rule import chunked, recurrent
+from gptattn.attention.short_conv import ShortConvolution
 from torch import Tensor, nn
 
-from gptattn.attention import Attention, Carried
-from gptattn.attention.delta_rule import chunked, recurrent
+from gptattn.attention import Attention, Shared
 from gptattn.attention.head_statistics import entropy, sink_mass
-from gptattn.attention.short_conv import ShortConvolution
 from gptattn.position import Documents
 
 # Rows of several documents, of one, and of as many as there are tokens.
@@ -59,7 +59,7 @@ def assert_apart(
     """Outputs and gradients, of inputs and of weights, are those of documents in rows alone."""
     attention.double()
     x = draw(len(rows), sum(rows[0]), d_in).requires_grad_()
-    together = attention(x, None, Carried(Documents.numbered(numbers(rows))))
+    together = attention(x, None, Shared(Documents.numbered(numbers(rows))))
     alone = joined([attention(part) for part in documents(x, rows)], rows)
     assert_same(together, alone, atol)
     seed_y, of = torch.randn_like(alone), [x, *attention.parameters()]
@@ -90,9 +90,9 @@ def test_a_window_stays_within_its_document(variant, backend):
 
 def test_what_does_not_keep_documents_apart_refuses_them():
     attention = build_attention("probe_linear_state")
-    carried = Carried(Documents.numbered(numbers([(4, 7)])))
+    shared = Shared(Documents.numbered(numbers([(4, 7)])))
     with pytest.raises(ValueError, match="LinearState cannot keep those of a row apart"):
-        attention(torch.randn(1, T, E), None, carried)
+        attention(torch.randn(1, T, E), None, shared)
 
 
 @PLACED
@@ -149,7 +149,7 @@ def test_dropout_keeps_documents_apart(name):
     attention = build_attention(name, dropout=0.5)
     x = draw(1, T, E).requires_grad_()
     attention.double().train()
-    y = attention(x, None, Carried(Documents.numbered(numbers([(4, 7)]))))
+    y = attention(x, None, Shared(Documents.numbered(numbers([(4, 7)]))))
     (grad,) = torch.autograd.grad(y[0, 4:].sum(), x)
     assert not grad[0, :4].any()
     assert grad[0, 4:].any()
@@ -160,7 +160,7 @@ def test_blocks_skip_keys_before_the_earliest_document_of_their_queries():
     attention = build_attention("mha", **WIDE | {"context_length": 512}, backend="sdpa")
     x = torch.randn(2, 512, 8)
     with Allocations() as apart, torch.no_grad():
-        attention(x, None, Carried(Documents.numbered(rows)))
+        attention(x, None, Shared(Documents.numbered(rows)))
     # Masks of 2 rows, 128 queries and at most 256 keys.
     assert max(apart.elements) <= 2 * 128 * 257
 
@@ -171,7 +171,7 @@ def test_maps_show_no_weight_between_documents(variant):
     x = draw(2, T, E)
     rows = [(4, 7), (1, 10)]
     number_BT = numbers(rows)
-    w_BHTS = attention.attention_weights(x, Carried(Documents.numbered(number_BT)))
+    w_BHTS = attention.attention_weights(x, Shared(Documents.numbered(number_BT)))
     apart = number_BT[:, :, None] != number_BT[:, None, :]
     assert not w_BHTS.movedim(1, -1)[apart].any()
     first = attention.attention_weights(x[:1, 4:])
@@ -183,7 +183,7 @@ def test_head_statistics_leave_out_each_documents_first_token():
     documents_ = Documents.numbered(numbers(rows))
     attention = with_maps(build_attention("mha").double())
     x = draw(2, T, E)
-    w_BHTS = attention.attention_weights(x, Carried(documents_))
+    w_BHTS = attention.attention_weights(x, Shared(documents_))
     alone = [attention.attention_weights(part) for part in documents(x, rows) if part.shape[1] > 1]
     for statistic in (entropy, sink_mass):
         counts = torch.tensor([w.shape[2] - 1 for w in alone], dtype=torch.float64)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from building import Allocations, build_attention, build_gpt, through_cache
 from contract import assert_same, draw
+from gptattn.attention.delta_rule import Inputs, chunked, recurrent
 from hugging import Pair, assert_agreement, widen
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,9 +20,8 @@ from torch import Tensor
 from transformers import Qwen3NextConfig
 from transformers.models.qwen3_next import modeling_qwen3_next
 
-from gptattn.attention import Carried
-from gptattn.attention.delta_rule import Inputs, chunked, recurrent
-from gptattn.attention.gated_deltanet import GatedDeltaNet
+from gptattn.attention import Shared
+from gptattn.attention.variants.gated_deltanet import GatedDeltaNet
 from gptattn.errors import ConfigError
 
 # hypothesis keeps files between runs: keep them outside of the repository.
@@ -168,7 +168,7 @@ def test_padding_on_the_left_changes_neither_state_nor_convolution():
     at = (torch.arange(T) - torch.tensor(pads)[:, None]).clamp_min(-1)
     with torch.no_grad():
         cache = attention.new_cache(3, T)
-        y = attention(x, cache, Carried(at))
+        y = attention(x, cache, Shared(at))
         for row, pad in enumerate(pads):
             alone = attention.new_cache(1, T)
             assert_same(y[row : row + 1, pad:], attention(x[row : row + 1, pad:], alone))
@@ -183,8 +183,8 @@ def test_a_missing_token_in_the_middle_leaves_the_state_as_it_was():
         cache = attention.new_cache(B, T)
         attention(x, cache)
         before = cache.tensors["state"].clone()
-        attention(x, cache, Carried(torch.full((B, T), -1)))
-        attention(x[:, :1], cache, Carried(torch.full((B, 1), -1)))
+        attention(x, cache, Shared(torch.full((B, T), -1)))
+        attention(x[:, :1], cache, Shared(torch.full((B, 1), -1)))
     assert_same(cache.tensors["state"], before, atol=0)
 
 

@@ -10,7 +10,7 @@ from support import Call, command, rows, summary, tiny, train
 from torch import Tensor, nn
 
 from gptattn.attention import HasHeads, HasMaps
-from gptattn.attention.capabilities import refuse_loss
+from gptattn.attention.base import refuse_loss
 from gptattn.model.cost import measure_cost
 from gptattn.runs.load import load_run
 

@@ -8,7 +8,7 @@ from building import build_attention, build_gpt
 
 from gptattn.attention import GroupedQueryAttention, Rule
 from gptattn.attention.base import window_of
-from gptattn.attention.parts.part import Entry, Part
+from gptattn.attention.parts.base import Entry, Part
 from gptattn.errors import ConfigError
 
 

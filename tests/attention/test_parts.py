@@ -7,8 +7,8 @@ import torch
 from building import build_attention, build_gpt, menu, part_spec, refused
 from torch import Tensor
 
-from gptattn.attention import Carried, TokenCache
-from gptattn.attention.capabilities import refuse_loss
+from gptattn.attention import Shared, TokenCache
+from gptattn.attention.base import refuse_loss
 from gptattn.attention.parts import Part
 from gptattn.attention.parts.forget import Forget
 from gptattn.attention.parts.gate import Gate
@@ -105,7 +105,7 @@ def test_an_elementwise_gate_acts_before_the_output_projection():
 
 def test_qk_norm_gives_every_query_and_key_the_same_length_until_its_gain_is_trained():
     norm, q, k = QKNorm(D), torch.randn(B, H, T, D), 100 * torch.randn(B, G, T, D)
-    normed_q, normed_k, v = norm.heads(q, k, k, Carried(range(q.shape[2])))
+    normed_q, normed_k, v = norm.heads(q, k, k, Shared(range(q.shape[2])))
     assert v is k
     for x in (normed_q, normed_k):
         assert_same(x.norm(dim=-1), torch.full(x.shape[:-1], math.sqrt(D)), atol=1e-4)

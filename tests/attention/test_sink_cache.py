@@ -8,7 +8,7 @@ from building import build_attention
 from torch import Tensor
 
 from gptattn.attention import MultiHeadAttention, TokenCache
-from gptattn.attention.sink_cache import SinkCache
+from gptattn.attention.cache import SinkCache
 from gptattn.position import LinearBias, RotaryPosition
 
 

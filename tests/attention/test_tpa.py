@@ -9,11 +9,11 @@ from building import Allocations, acts_in_heads, build_gpt, menu, through_cache
 from contract import assert_same, decode, draw
 from torch import Tensor
 
-from gptattn.attention import Carried
+from gptattn.attention import Shared
 from gptattn.attention.parts.forget import Forget
 from gptattn.attention.parts.sink import Sink
 from gptattn.attention.parts.softcap import SoftCap
-from gptattn.attention.tpa import TensorProductAttention
+from gptattn.attention.variants.tpa import TensorProductAttention
 from gptattn.errors import ConfigError
 from gptattn.model.cost import parameter_count
 from gptattn.position import HeadPosition, LinearBias, RotaryPosition
@@ -104,7 +104,7 @@ def test_rows_with_padding_decode_from_the_factors_as_alone(window):
 
     def step(part: Tensor, cache: Any) -> Tensor:
         here = at[:, cache.length : cache.length + 1]
-        y = mine(part, cache, Carried(here))
+        y = mine(part, cache, Shared(here))
         cache.advance(1)
         return y
 

@@ -8,8 +8,8 @@ from building import WITH_PROBES, build_gpt, chosen
 from contract import assert_same
 from torch import Tensor
 
-from gptattn.attention.gqa import GroupedQueryAttention
 from gptattn.attention.parts.value_residual import ValueResidual
+from gptattn.attention.variants.gqa import GroupedQueryAttention
 from gptattn.errors import ConfigError
 from gptattn.model.gpt import GPT
 

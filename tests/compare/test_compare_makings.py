@@ -11,7 +11,7 @@ from gptattn.compare.differences import differences_in_making
 from gptattn.compare.finished_runs import read_runs, without_replaced
 from gptattn.compare.groups import group_runs
 
-NEW = {"gptattn.attention.gqa": "v1"}
+NEW = {"gptattn.attention.variants.gqa": "v1"}
 
 
 def aged(folder: Path, seconds: float) -> Path:
@@ -27,7 +27,7 @@ def test_runs_of_different_code_are_rows_of_their_own(tmp_path: Path) -> None:
     groups = group_runs(runs)
     assert sorted(len(members) for members in groups.values()) == [1, 2]
     assert set(groups) == {f"gqa code={run.code}" for run in runs}
-    warning = "the runs differ in code that affects results: gptattn.attention.gqa"
+    warning = "the runs differ in code that affects results: gptattn.attention.variants.gqa"
     assert differences_in_making(runs) == [warning]
 
 
@@ -37,7 +37,7 @@ def test_a_run_made_again_after_an_edit_replaces_the_old_one_by_name(tmp_path: P
     write_run(tmp_path / "s" / "mha", "mha", 1, 3.0)
     comparison = compare(read_runs([tmp_path])[0])
     assert [run.folder.name for run in comparison.runs] == ["mha", "new"]
-    line = f"{old}: replaced by new (code of gptattn.attention.gqa)"
+    line = f"{old}: replaced by new (code of gptattn.attention.variants.gqa)"
     assert comparison.skipped == [line]
 
 
@@ -85,7 +85,7 @@ def test_where_an_edit_was_undone_the_run_of_todays_code_counts(
     aged(write_run(tmp_path / "s" / "today", "gqa", 1, 2.0), 1e9)
     write_run(tmp_path / "s" / "tried", "gqa", 1, 3.0, code=NEW)
     todays = "gptattn.compare.finished_runs.is_unchanged"
-    monkeypatch.setattr(todays, lambda code: code["gptattn.attention.gqa"] == "v0")
+    monkeypatch.setattr(todays, lambda code: code["gptattn.attention.variants.gqa"] == "v0")
     (run,), (line,) = without_replaced(read_runs([tmp_path])[0])
     assert run.folder.name == "today"
     assert "tried: replaced by today" in line

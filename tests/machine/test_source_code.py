@@ -41,14 +41,14 @@ def test_a_variant_is_made_of_its_module_and_what_that_imports(package: Path) ->
     assert set(code("mine.One")) == {"mine.one", "mine.helper", "beside_it"}
     assert code("mine.one.One") == code("mine.One")
     assert set(code("mine.Two")) == {"mine.two"}
-    assert "gptattn.attention.gqa" in hash_code(["mine.One"], ["mine"])  # its base class
+    assert "gptattn.attention.variants.gqa" in hash_code(["mine.One"], ["mine"])  # its base class
 
 
 def test_every_run_is_made_of_the_core_and_of_no_other_variant() -> None:
     found = hash_code(["gptattn.attention.GroupedQueryAttention"])
     assert set(source_code.COMMON) <= set(found)
-    assert {"gptattn.attention.gqa", "gptattn.attention.core"} <= set(found)
-    assert not {"gptattn.attention.mla", "gptattn.training.run"} & set(found)
+    assert {"gptattn.attention.variants.gqa", "gptattn.attention.core"} <= set(found)
+    assert not {"gptattn.attention.variants.mla", "gptattn.training.run"} & set(found)
 
 
 @pytest.mark.parametrize(

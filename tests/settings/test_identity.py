@@ -74,8 +74,8 @@ class Mine(MultiHeadAttention):
     """Multi-head attention."""
     factor = 1.0
 
-    def forward(self, x_BTE, cache=None, carried=None):
-        return self.factor * super().forward(x_BTE, cache, carried)
+    def forward(self, x_BTE, cache=None, shared=None):
+        return self.factor * super().forward(x_BTE, cache, shared)
 '''
 
 
@@ -132,8 +132,8 @@ def test_the_code_of_parts_and_of_a_patterns_layers_counts_and_that_of_attn_does
     )
     modules = hash_code_for(cfg)
     assert "probe_parts" in modules
-    assert "gptattn.attention.single_head" in modules
-    assert "gptattn.attention.gqa" not in modules
+    assert "gptattn.attention.variants.single_head" in modules
+    assert "gptattn.attention.variants.gqa" not in modules
     turned = replace(cfg, part=dict(reversed(cfg.part.items())))
     assert settings_key(asdict(turned)) != settings_key(asdict(cfg))
     other = replace(cfg, part=cfg.part | {"probe_shift": shift | {"start": 0.5}})

@@ -4,7 +4,7 @@ import pytest
 import torch
 from building import build_gpt
 
-from gptattn.attention.capabilities import HeadWeights
+from gptattn.attention.base import HeadWeights
 from gptattn.errors import ConfigError
 from gptattn.model.gpt import GPT
 from gptattn.weights.convert import convert, convert_heads

@@ -2,6 +2,6 @@
 `conf/part` names the class of one, so a new part needs no line here.
 """
 
-from gptattn.attention.parts.part import Part
+from gptattn.attention.parts.base import Part
 
 __all__ = ["Part"]

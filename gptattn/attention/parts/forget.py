@@ -5,10 +5,10 @@ from collections.abc import Mapping
 import torch.nn.functional as F
 from torch import Tensor
 
+from gptattn.attention.cache import Entry, TokenCache
 from gptattn.attention.linear import Linear
-from gptattn.attention.parts.part import Part
+from gptattn.attention.parts.base import Part
 from gptattn.attention.rule import Rule
-from gptattn.attention.token_cache import Entry, TokenCache
 
 SUM = "log_forget"  # of the gates up to and with a token; what the cache keeps for it
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from gptattn.attention.linear import Linear
-from gptattn.attention.parts.part import Part
+from gptattn.attention.parts.base import Part
 
 Granularity = Literal["headwise", "elementwise"]
 

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor, nn
 
-from gptattn.attention.base import Carried
-from gptattn.attention.norms import wide_rms_norm
-from gptattn.attention.parts.part import Part
+from gptattn.attention.base import Shared
+from gptattn.attention.parts.base import Part
+from gptattn.attention.softmax import wide_rms_norm
 
 
 class QKNorm(Part):
@@ -28,7 +28,7 @@ class QKNorm(Part):
         self.k_gain_D = nn.Parameter(torch.ones(head_dim)) if num_kv_heads else None
 
     def heads(
-        self, q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, carried: Carried
+        self, q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, shared: Shared
     ) -> tuple[Tensor, Tensor, Tensor]:
         if self.k_gain_D is not None:
             k_BGTD = wide_rms_norm(k_BGTD, self.k_gain_D, self.eps)

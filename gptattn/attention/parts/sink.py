@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from gptattn.attention.parts.part import Part
+from gptattn.attention.parts.base import Part
 from gptattn.attention.rule import Rule
 
 

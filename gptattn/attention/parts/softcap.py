@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from gptattn.attention.parts.part import Part
+from gptattn.attention.parts.base import Part
 from gptattn.attention.rule import Rule
 
 

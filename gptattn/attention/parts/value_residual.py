@@ -5,10 +5,10 @@ from collections.abc import Collection
 import torch
 from torch import Tensor, nn
 
-from gptattn.attention.base import Carried
-from gptattn.attention.parts.part import Part
+from gptattn.attention.base import Shared
+from gptattn.attention.parts.base import Part
 
-VALUES = "values"  # of the first layer that has some: the name in `Carried.left`
+VALUES = "values"  # of the first layer that has some: the name in `Shared.state`
 
 
 class ValueResidual(Part):
@@ -21,22 +21,22 @@ class ValueResidual(Part):
     Source: Zhou et al. 2024, arXiv:2410.17897, sec. 3.2, the learnable form.
     """
 
-    def __init__(self, num_kv_heads: int, head_dim: int, left: Collection[str] = ()) -> None:
+    def __init__(self, num_kv_heads: int, head_dim: int, provided: Collection[str] = ()) -> None:
         super().__init__()
         self.sizes = f"num_kv_heads={num_kv_heads}, head_dim={head_dim}" if num_kv_heads else None
-        mixes = self.sizes is not None and VALUES in left
+        mixes = self.sizes is not None and VALUES in provided
         self.shares = nn.Parameter(torch.full((2,), 0.5)) if mixes else None
 
     def heads(
-        self, q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, carried: Carried
+        self, q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, shared: Shared
     ) -> tuple[Tensor, Tensor, Tensor]:
         if self.shares is not None:
-            v_BGTD = self.shares[0] * v_BGTD + self.shares[1] * carried.left[VALUES]
+            v_BGTD = self.shares[0] * v_BGTD + self.shares[1] * shared.state[VALUES]
         elif self.sizes is not None:
-            carried.left[VALUES] = v_BGTD
+            shared.state[VALUES] = v_BGTD
         return q_BHTD, k_BGTD, v_BGTD
 
-    def leaves(self) -> dict[str, str]:
+    def provides(self) -> dict[str, str]:
         return {VALUES: self.sizes} if self.shares is None and self.sizes is not None else {}
 
     def needs(self) -> dict[str, str]:

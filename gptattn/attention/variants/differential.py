@@ -2,23 +2,22 @@
 
 import math
 from collections.abc import Mapping
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
 
-from gptattn.attention.base import Carried, divisors
-from gptattn.attention.cache import Cache
-from gptattn.attention.core import Backend
-from gptattn.attention.norms import wide_rms_norm
+from gptattn.attention.base import Shared, divisors
+from gptattn.attention.cache import Entry
+from gptattn.attention.linear import Linear
 from gptattn.attention.rule import Rule
-from gptattn.attention.split import ProjectedAttention
-from gptattn.attention.token_cache import Entry
-from gptattn.position.base import HeadPosition, Positions
+from gptattn.attention.softmax import Common, Heads, SoftmaxAttention, split_heads, wide_rms_norm
+from gptattn.position.base import Positions
 
 EPS = 1e-5  # of the RMSNorm, as in the authors' code
 
 
-class DifferentialAttention(ProjectedAttention):
+class DifferentialAttention(SoftmaxAttention):
     """Query heads j and j + H/2 are pair j: its output is (A1 - lambda * A2) V.
 
     x [B, T, d_in] -> y [B, T, d_out]. Half as many heads as in other variants, each with two
@@ -41,34 +40,24 @@ class DifferentialAttention(ProjectedAttention):
         d_out: int,
         context_length: int,
         num_heads: int,
-        dropout: float = 0.0,
-        qkv_bias: bool = False,
         num_kv_heads: int | None = None,
+        *,
+        layer: int = 0,
+        qkv_bias: bool = False,
         out_proj: bool = True,
         out_bias: bool = True,
-        scale: float | None = None,
-        window: float | None = None,
-        backend: Backend = "sdpa",
-        position: HeadPosition | None = None,
-        layer: int = 0,
+        **common: Unpack[Common],
     ) -> None:
         _check_pairs(d_out, num_heads, num_kv_heads)
-        super().__init__(
-            d_in=d_in,
-            d_out=d_out,
-            context_length=context_length,
-            num_heads=num_heads,
-            dropout=dropout,
-            qkv_bias=qkv_bias,
-            num_kv_heads=num_heads if num_kv_heads is None else num_kv_heads,
-            out_proj=out_proj,
-            out_bias=out_bias,
-            scale=scale,
-            window=window,
-            backend=backend,
-            position=position,
-        )
-        self.lambda0 = 0.8 - 0.6 * math.exp(-0.3 * layer)
+        heads = num_heads if num_kv_heads is None else num_kv_heads
+        super().__init__(d_in, d_out, context_length, num_heads, heads, **common)
+        self.W_query = Linear(d_in, d_out, bias=qkv_bias)
+        self.W_key = Linear(d_in, heads * self.head_dim, bias=qkv_bias)
+        self.W_value = Linear(d_in, heads * self.head_dim, bias=qkv_bias)
+        self.out_proj = Linear(d_out, d_out, bias=out_bias) if out_proj else None
+        # A tensor, because a Python number that differs by layer makes a compiled block anew.
+        lambda0 = torch.tensor(0.8 - 0.6 * math.exp(-0.3 * layer), dtype=torch.float64)
+        self.register_buffer("lambda0", lambda0, persistent=False)
         self.lambda_q1_D = nn.Parameter(0.1 * torch.randn(self.head_dim))
         self.lambda_k1_D = nn.Parameter(0.1 * torch.randn(self.head_dim))
         self.lambda_q2_D = nn.Parameter(0.1 * torch.randn(self.head_dim))
@@ -80,17 +69,21 @@ class DifferentialAttention(ProjectedAttention):
         for vector in (self.lambda_q1_D, self.lambda_k1_D, self.lambda_q2_D, self.lambda_k2_D):
             vector.normal_(0.0, 0.1)
 
-    def kept(self) -> dict[str, Entry]:
-        values = {"v": Entry(self.num_kv_heads // 2, 2 * self.head_dim)}
-        return super().kept() | values
+    def project(self, x_BTE: Tensor) -> Heads:
+        q_BHTD = split_heads(self.W_query(x_BTE), self.num_heads)
+        k_BGTD = split_heads(self.W_key(x_BTE), self.num_kv_heads)
+        v_BGTD = split_heads(self.W_value(x_BTE), self.num_kv_heads)
+        return q_BHTD, k_BGTD, v_BGTD
 
-    def entries(
-        self, x_BTE: Tensor, cache: Cache | None, carried: Carried
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        q_BHTD, new = super().entries(x_BTE, cache, carried)
-        # Neighbours in the projection's output, so that this is a view of it.
-        wide = new["v"].transpose(1, 2).flatten(2).unflatten(2, (-1, 2 * self.head_dim))
-        return q_BHTD, new | {"v": wide.transpose(1, 2)}
+    def entries(self, x_BTE: Tensor, shared: Shared) -> tuple[Tensor, dict[str, Tensor]]:
+        q_BHTD, k_BGTD, v_BGTD = self.encode(*self.project(x_BTE), shared)
+        # A pair's values are neighbours in the projection's output, so that this is a view of it.
+        wide_BGTD = split_heads(v_BGTD.transpose(1, 2).flatten(2), self.num_kv_heads // 2)
+        return q_BHTD, {"k": k_BGTD, "v": wide_BGTD}
+
+    def cached(self) -> dict[str, Entry]:
+        keys = Entry(self.num_kv_heads, self.head_dim)
+        return {"k": keys, "v": Entry(self.num_kv_heads // 2, 2 * self.head_dim)}
 
     def attend(
         self,
@@ -103,8 +96,8 @@ class DifferentialAttention(ProjectedAttention):
         # Values are summed once, by the difference. Fused attention, which gives no weights, would
         # sum them by A1 and by A2: measured on two cores, training 2.0 times `mha`'s time at
         # T = 1,024 against 1.7, decoding at S = 8,192 1.9 against 1.0.
-        y = self.mixed(q_BHTD, held["k"], held["v"], rule, q_pos, k_pos, self._difference)
-        y = wide_rms_norm(y, (1 - self.lambda0) * self.norm_gain, EPS)
+        y = self.mix(q_BHTD, held["k"], held["v"], rule, q_pos, k_pos, self._difference)
+        y = wide_rms_norm(y, (1 - self.get_buffer("lambda0")) * self.norm_gain, EPS)
         # The halves of a pair's output as two heads, side by side.
         return y.unflatten(3, (2, self.head_dim)).transpose(2, 3).flatten(1, 2)
 
@@ -117,7 +110,7 @@ class DifferentialAttention(ProjectedAttention):
         """Return lambda."""
         first = torch.exp((self.lambda_q1_D * self.lambda_k1_D).sum())
         second = torch.exp((self.lambda_q2_D * self.lambda_k2_D).sum())
-        return first - second + self.lambda0
+        return first - second + self.get_buffer("lambda0")
 
 
 def _check_pairs(d_out: int, num_heads: int, num_kv_heads: int | None) -> None:

@@ -5,17 +5,17 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from gptattn.attention.base import Carried
+from gptattn.attention.base import Shared
+from gptattn.attention.cache import Entry, TokenCache
 from gptattn.attention.rule import Rule
-from gptattn.attention.token_cache import Entry, TokenCache
 
 
 class Part(nn.Module):
     """An addition to softmax attention; a subclass overrides the places that it needs.
 
-    Its constructor may declare `d_in`, `num_heads`, `num_kv_heads`, `head_dim`, `context_length`,
-    `layer` and `left` (the names of what earlier layers leave), which come from the attention,
-    besides the keys of its YAML. Its Linear layers are drawn as the attention's are.
+    Besides the keys of its YAML, its constructor may declare `d_in`, `num_heads`, `num_kv_heads`,
+    `head_dim`, `context_length`, `layer` and `provided` (the names of what earlier layers put into
+    `Shared.state`), which come from the attention. Its Linear layers are drawn as the attention's.
     """
 
     # Names of parts and positions that cannot be used beside this one -> the reason.
@@ -32,7 +32,7 @@ class Part(nn.Module):
         return cls.heads is not Part.heads
 
     def heads(
-        self, q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, carried: Carried
+        self, q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, shared: Shared
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Change queries, keys and values after the projections, before positions."""
         return q_BHTD, k_BGTD, v_BGTD
@@ -64,12 +64,12 @@ class Part(nn.Module):
         """Return the T new tokens' entries [B, heads, T, size], by the names in `kept`."""
         return {}
 
-    def leaves(self) -> dict[str, str]:
-        """Return what it leaves for later layers; see `Attention.leaves`."""
+    def provides(self) -> dict[str, str]:
+        """Return what it shares with later layers; see `Attention.provides`."""
         return {}
 
     def needs(self) -> dict[str, str]:
-        """Return what an earlier layer must have left; see `Attention.needs`."""
+        """Return what an earlier layer must provide; see `Attention.needs`."""
         return {}
 
     def initialise(self, std: float) -> None:

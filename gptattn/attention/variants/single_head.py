@@ -1,11 +1,12 @@
 """One head: the two textbook forms without a mask, and the causal one that a GPT can use."""
 
+from typing import Unpack
+
 import torch
 from torch import Tensor, nn
 
-from gptattn.attention.core import Backend
-from gptattn.attention.split import SplitAttention
-from gptattn.position.base import HeadPosition
+from gptattn.attention.softmax import Common
+from gptattn.attention.variants.gqa import GroupedQueryAttention
 
 
 class SelfAttentionV1(nn.Module):
@@ -64,7 +65,7 @@ def _self_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return weights @ v
 
 
-class CausalAttention(SplitAttention):
+class CausalAttention(GroupedQueryAttention):
     """One causal head: x [B, T, d_in] -> y [B, T, d_out], without an output projection.
 
     Source: arXiv:1706.03762, sec. 3.2.1 and 3.2.3.
@@ -75,24 +76,10 @@ class CausalAttention(SplitAttention):
         d_in: int,
         d_out: int,
         context_length: int,
-        dropout: float = 0.0,
+        *,
         qkv_bias: bool = False,
-        scale: float | None = None,
-        window: float | None = None,
-        backend: Backend = "sdpa",
-        position: HeadPosition | None = None,
+        **common: Unpack[Common],
     ) -> None:
         super().__init__(
-            d_in=d_in,
-            d_out=d_out,
-            context_length=context_length,
-            num_heads=1,
-            dropout=dropout,
-            qkv_bias=qkv_bias,
-            num_kv_heads=1,
-            out_proj=False,
-            scale=scale,
-            window=window,
-            backend=backend,
-            position=position,
+            d_in, d_out, context_length, 1, 1, qkv_bias=qkv_bias, out_proj=False, **common
         )

@@ -4,21 +4,17 @@ Letters besides those in `base.py`: C terms of a sum (a rank), X = C * H.
 """
 
 from collections.abc import Mapping
+from typing import Unpack
 
 import torch
 from torch import Tensor, einsum, nn
 
-from gptattn.attention.base import Carried
-from gptattn.attention.cache import Cache
-from gptattn.attention.core import Backend
+from gptattn.attention.base import Shared
+from gptattn.attention.cache import Entry
 from gptattn.attention.linear import Linear
 from gptattn.attention.rule import Rule
-from gptattn.attention.softmax import Heads, SoftmaxAttention
-from gptattn.attention.spans import Standing
-from gptattn.attention.token_cache import Entry
-from gptattn.position.base import HeadPosition, Positions
-
-Held = Mapping[str, Tensor]
+from gptattn.attention.softmax import Common, Heads, SoftmaxAttention, seen_pairs, split_heads
+from gptattn.position.base import Positions
 
 
 class TensorProductAttention(SoftmaxAttention):
@@ -45,28 +41,14 @@ class TensorProductAttention(SoftmaxAttention):
         d_out: int,
         context_length: int,
         num_heads: int,
-        dropout: float = 0.0,
+        *,
         query_rank: int = 6,
         key_rank: int = 2,
         value_rank: int = 2,
         out_bias: bool = True,
-        scale: float | None = None,
-        window: float | None = None,
-        backend: Backend = "sdpa",
-        position: HeadPosition | None = None,
+        **common: Unpack[Common],
     ) -> None:
-        super().__init__(
-            d_in=d_in,
-            d_out=d_out,
-            context_length=context_length,
-            num_heads=num_heads,
-            num_kv_heads=num_heads,
-            dropout=dropout,
-            scale=scale,
-            window=window,
-            backend=backend,
-            position=position,
-        )
+        super().__init__(d_in, d_out, context_length, num_heads, num_heads, **common)
         self.ranks = query_rank, key_rank, value_rank
         for name, rank in zip(("query_rank", "key_rank", "value_rank"), self.ranks, strict=True):
             if not 1 <= rank <= d_in:
@@ -88,21 +70,20 @@ class TensorProductAttention(SoftmaxAttention):
 
     def project(self, x_BTE: Tensor) -> Heads:
         """Return the factors b [B, C, T, D] of queries, keys and values, which positions rotate."""
-        return self._three(self.W_b(x_BTE).unflatten(2, (-1, self.head_dim)).transpose(1, 2), 1)
+        return self._three(split_heads(self.W_b(x_BTE), sum(self.ranks)), 1)
 
-    def entries(self, x_BTE: Tensor, cache: Cache | None, carried: Carried) -> tuple[Tensor, Held]:
-        b_q, b_k, b_v = self.located(x_BTE, carried)
+    def entries(self, x_BTE: Tensor, shared: Shared) -> tuple[Tensor, dict[str, Tensor]]:
+        b_q, b_k, b_v = self.encode(*self.project(x_BTE), shared)
         a = zip(self._three(self.W_a(x_BTE), 2), self.ranks, strict=True)
         # Tokens come last, because decoding multiplies rows of scores by rows of a.
         a_q, a_k, a_v = ((a_BTX / C).mT.unsqueeze(3) for a_BTX, C in a)
-        factors = {"a_k": a_k, "b_k": b_k, "a_v": a_v, "b_v": b_v}
-        return self._sum(a_q, b_q), factors | self.entries_of_parts(x_BTE, cache)
+        return self._sum(a_q, b_q), {"a_k": a_k, "b_k": b_k, "a_v": a_v, "b_v": b_v}
 
-    def kept(self) -> dict[str, Entry]:
+    def cached(self) -> dict[str, Entry]:
         _, C_k, C_v = self.ranks
         a = {"a_k": Entry(C_k * self.num_heads, 1), "a_v": Entry(C_v * self.num_heads, 1)}
         b = {"b_k": Entry(C_k, self.head_dim), "b_v": Entry(C_v, self.head_dim)}
-        return a | b | self.kept_by_parts()
+        return a | b
 
     def _by_term(self, a_BXS1: Tensor) -> Tensor:
         return a_BXS1.squeeze(3).unflatten(1, (-1, self.num_heads))
@@ -111,40 +92,48 @@ class TensorProductAttention(SoftmaxAttention):
         """Return the sums of the C outer products, [B, H, S, D]."""
         return einsum("BCHS,BCSD->BHSD", self._by_term(a_BXS1), b_BCSD)
 
-    def keys(self, held: Held) -> Tensor:
+    def keys(self, held: Mapping[str, Tensor]) -> Tensor:
         return self._sum(held["a_k"], held["b_k"])
 
     def attend(
-        self, q_BHTD: Tensor, held: Held, rule: Rule, q_pos: Positions, k_pos: Positions
+        self,
+        q_BHTD: Tensor,
+        held: Mapping[str, Tensor],
+        rule: Rule,
+        q_pos: Positions,
+        k_pos: Positions,
     ) -> Tensor:
         # For one query, sums over the factors are fewer; done in place, they have no gradient.
         if q_BHTD.shape[2] > 1 or torch.is_grad_enabled() or self.backend == "reference":
             v_BHSD = self._sum(held["a_v"], held["b_v"])
-            return self.mixed(q_BHTD, self.keys(held), v_BHSD, rule, q_pos, k_pos)
+            return self.mix(q_BHTD, self.keys(held), v_BHSD, rule, q_pos, k_pos)
         return self._attend_once(q_BHTD, held, rule, q_pos, k_pos)
 
     def _attend_once(
-        self, q_BH1D: Tensor, held: Held, rule: Rule, q_pos: Positions, k_pos: Positions
+        self,
+        q_BH1D: Tensor,
+        held: Mapping[str, Tensor],
+        rule: Rule,
+        q_pos: Positions,
+        k_pos: Positions,
     ) -> Tensor:
         """Return `attend` of one query, by sums of a (q . b) and of (w a) b."""
         a_k_BCHS, a_v_BCHS = self._by_term(held["a_k"]), self._by_term(held["a_v"])
         score_BHS = (q_BH1D.transpose(1, 2) @ held["b_k"].mT).mul_(a_k_BCHS).sum(1)
-        at = Standing(q_pos, k_pos, 1, score_BHS.shape[2], score_BHS.device)
-        more = rule.changes_scores or (self.training and self.dropout > 0)
-        if not more and at.sees_all(rule.window):
-            # The core would do a softmax and no more; in place, it takes half of the memory.
-            w_BHS = score_BHS.sub_(score_BHS.amax(-1, keepdim=True)).mul_(rule.scale).exp_()
-            y_BHD = ((w_BHS.unsqueeze(1) * a_v_BCHS) @ held["b_v"]).sum(1)
-            return (y_BHD / w_BHS.sum(-1, keepdim=True)).unsqueeze(2)
 
         def by_term(w_BH1S: Tensor) -> Tensor:
             return (w_BH1S.transpose(1, 2) * a_v_BCHS).flatten(1, 2).unsqueeze(2)
 
         # To the core, a score is a key of one number, and the query is 1.
         one_BH11, k_BHS1 = torch.ones_like(q_BH1D[..., :1]), score_BHS.unsqueeze(3)
-        y_BX1D = self.mixed(one_BH11, k_BHS1, held["b_v"], rule, q_pos, k_pos, by_term)
+        y_BX1D = self.mix(one_BH11, k_BHS1, held["b_v"], rule, q_pos, k_pos, by_term)
         return y_BX1D.unflatten(1, (-1, self.num_heads)).sum(1)
 
     def flops(self, T: int, S: int) -> int:
-        # Also queries, keys and values, which no weight makes; in the form that the model trains.
-        return super().flops(T, S) + 2 * T * self.d_out * sum(self.ranks)
+        # Also queries, keys and values, which no weight makes.
+        C_q, C_k, C_v = self.ranks
+        queries = 2 * T * self.d_out * C_q
+        if T == 1 < S:  # sums over the factors themselves
+            pairs = seen_pairs(T, S, self.rule().window)
+            return queries + 2 * (self.d_out + self.num_heads) * (C_k + C_v) * pairs
+        return super().flops(T, S) + queries + 2 * S * self.d_out * (C_k + C_v)

@@ -1,0 +1,94 @@
+"""Cross-layer attention: layers that reuse the keys and values of a layer before them."""
+
+from collections.abc import Mapping
+from typing import Unpack
+
+from torch import Tensor
+
+from gptattn.attention.base import Shared
+from gptattn.attention.cache import Cache, Entry
+from gptattn.attention.linear import Linear
+from gptattn.attention.softmax import Common, Heads, SoftmaxAttention, split_heads
+from gptattn.position.base import Positions
+
+
+class CrossLayerAttention(SoftmaxAttention):
+    """Grouped-query attention in which `share` consecutive layers have one cache.
+
+    x [B, T, d_in] -> y [B, T, d_out]. The first of them projects keys and values, the others use
+    these as they are in its cache, after parts and positions. `layer`, counted from 0 over the
+    whole model, says which this is: a group begins where `share` divides it. The others have
+    neither W_key nor W_value, and cache only what parts need. Raises ValueError for impossible
+    sizes, and where a layer that needs keys and values runs on its own.
+
+    Source: Brandon et al. 2024, arXiv:2405.12981, sec. 2.2.
+    """
+
+    def __init__(
+        self,
+        d_in: int,
+        d_out: int,
+        context_length: int,
+        num_heads: int,
+        num_kv_heads: int = 1,
+        *,
+        share: int = 2,
+        layer: int = 0,
+        qkv_bias: bool = False,
+        out_bias: bool = True,
+        **common: Unpack[Common],
+    ) -> None:
+        if share < 2:
+            raise ValueError(f"share={share} must be 2 or more; 2: every second layer reuses")
+        super().__init__(d_in, d_out, context_length, num_heads, num_kv_heads, **common)
+        self.reuses = layer % share > 0
+        self._name = f"keys and values of layer {layer - layer % share}"
+        seen = "" if self.window is None else f", window={self.window}"
+        self._sizes = f"num_kv_heads={num_kv_heads}, head_dim={self.head_dim}{seen}, share={share}"
+        self._order = (
+            f"share={share} wants {share} such layers in a row, the first of them layer "
+            f"0, {share}, {2 * share}, ..."
+        )
+        size = num_kv_heads * self.head_dim
+        self.W_query = Linear(d_in, d_out, bias=qkv_bias)
+        self.W_key = None if self.reuses else Linear(d_in, size, bias=qkv_bias)
+        self.W_value = None if self.reuses else Linear(d_in, size, bias=qkv_bias)
+        self.out_proj = Linear(d_out, d_out, bias=out_bias)
+        if self.reuses:
+            self.num_kv_heads = 0
+
+    def project(self, x_BTE: Tensor) -> Heads:
+        q_BHTD = split_heads(self.W_query(x_BTE), self.num_heads)
+        if self.W_key is None or self.W_value is None:
+            return q_BHTD, q_BHTD[:, :0], q_BHTD[:, :0]
+        k_BGTD = split_heads(self.W_key(x_BTE), self.num_kv_heads)
+        v_BGTD = split_heads(self.W_value(x_BTE), self.num_kv_heads)
+        return q_BHTD, k_BGTD, v_BGTD
+
+    def entries(self, x_BTE: Tensor, shared: Shared) -> tuple[Tensor, dict[str, Tensor]]:
+        q_BHTD, new = super().entries(x_BTE, shared)
+        return q_BHTD, {} if self.reuses else new
+
+    def cached(self) -> dict[str, Entry]:
+        return {} if self.reuses else super().cached()
+
+    def remember(
+        self, new: Mapping[str, Tensor], cache: Cache | None, shared: Shared
+    ) -> tuple[Mapping[str, Tensor], Positions]:
+        held, k_pos = super().remember(new, cache, shared) if new else ({}, shared.positions)
+        if not self.reuses:
+            shared.state[self._name] = {"k": held["k"], "v": held["v"]}, k_pos
+            return held, k_pos
+        if self._name not in shared.state:
+            raise ValueError(f"the {self._name} are missing; run it after that layer, in a model")
+        first, k_pos = shared.state[self._name]
+        return {**first, **held}, k_pos
+
+    def provides(self) -> dict[str, str]:
+        return super().provides() | ({} if self.reuses else {self._name: self._sizes})
+
+    def needs(self) -> dict[str, str]:
+        return super().needs() | ({self._name: self._sizes} if self.reuses else {})
+
+    def layer_order(self) -> str:
+        return self._order

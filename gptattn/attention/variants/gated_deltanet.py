@@ -1,0 +1,367 @@
+"""Gated DeltaNet: linear attention that corrects what its state holds for a key, and forgets.
+
+The gated delta rule keeps a state S [D, V] per head, which every token decays, corrects and reads:
+
+    S = exp(g) S;    S = S + beta k (v - k^T S)^T;    o = S^T q
+
+`recurrent` is this definition, one token after the other; `chunked` is the same function for
+training. In rows of several documents each begins with a state of zero: `start_BT` is where in its
+row each token's document begins. Letters beside the usual ones: V value size of a head, N chunks, C
+tokens of a chunk; in the convolution C channels, K its size.
+"""
+
+import math
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gptattn.attention.base import Attention, Shared, check_sizes
+from gptattn.attention.cache import Cache
+from gptattn.attention.linear import Linear
+from gptattn.attention.softmax import split_heads, wide_rms_norm
+from gptattn.position.base import Documents
+
+NORM_EPS = 1e-6  # of the length of queries and keys
+STEPS = (1e-3, 1e-1)  # between which softplus(decay_bias) starts
+
+Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]  # q, k, v, g, beta of `recurrent`
+
+
+class GatedDeltaNet(Attention):
+    """A state of constant size per head, written by the gated delta rule.
+
+    x [B, T, d_in] -> y [B, T, d_out]. Queries, keys and values each pass a causal depthwise
+    convolution and SiLU; queries and keys then have length 1. Per token and head
+    g = -exp(a_log) softplus(x w_a + decay_bias) and beta = sigmoid(x w_b). The heads' outputs pass
+    an RMSNorm, a gate silu(x W_gate) and the output projection.
+
+    Queries and keys have `expand_k` times d_out channels, values and gate `expand_v` times. With
+    1 and 1, heads are as large as in the model's other attentions: 5 d^2 + 2 d H weights, and
+    3 d conv_size + 2 H + D small ones. The authors' code has 0.75 and 1.5, thus 6 d^2. It needs
+    no position, and it has no dropout, as in the paper. `conv_size` None or 0: no convolutions.
+    Raises ValueError for impossible sizes.
+
+    Source: Yang et al. 2024, arXiv:2412.06464, sec. 3.1 and 3.4; initial values as in the authors'
+    fla library.
+    """
+
+    knows_order: ClassVar[bool] = True
+    keeps_documents: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        d_in: int,
+        d_out: int,
+        context_length: int,
+        num_heads: int,
+        conv_size: int | None = 4,
+        expand_k: float = 1.0,
+        expand_v: float = 1.0,
+        chunk: int = 64,
+        norm_eps: float = 1e-5,
+        out_bias: bool = True,
+    ) -> None:
+        super().__init__()
+        check_sizes(d_out, num_heads, num_heads, 0.0)
+        if conv_size is not None and conv_size > context_length:
+            raise ValueError(f"conv_size={conv_size} is above {context_length=}; 4 is usual")
+        if chunk < 1:
+            raise ValueError(f"chunk={chunk} must be 1 or more tokens; 64 is usual")
+        if not 0.0 < norm_eps < math.inf:
+            raise ValueError(f"norm_eps={norm_eps} must be a positive number; 1e-5 is usual")
+        self.d_in, self.d_out, self.context_length = d_in, d_out, context_length
+        self.num_heads, self.chunk, self.norm_eps = num_heads, chunk, norm_eps
+        self.key_size = _size("expand_k", expand_k, d_out // num_heads)
+        self.value_size = _size("expand_v", expand_v, d_out // num_heads)
+        keys, values = num_heads * self.key_size, num_heads * self.value_size
+        self.channels = (keys, keys, values)
+        self.W_query, self.W_key = (Linear(d_in, keys, bias=False) for _ in range(2))
+        self.W_value, self.W_gate = (Linear(d_in, values, bias=False) for _ in range(2))
+        self.W_decay, self.W_beta = (Linear(d_in, num_heads, bias=False) for _ in range(2))
+        self.conv = ShortConvolution(sum(self.channels), conv_size or 0)
+        # exp(a_log) from 0 to 16; at 0 itself the logarithm would be infinite.
+        self.a_log_H = nn.Parameter(torch.empty(num_heads).uniform_(0.01, 16).log())
+        low, high = map(math.log, STEPS)
+        step_H = torch.empty(num_heads).uniform_(low, high).exp()
+        self.decay_bias_H = nn.Parameter(step_H.expm1().log())  # softplus of it is step_H
+        self.gain_V = nn.Parameter(torch.ones(self.value_size))
+        self.out_proj = Linear(values, d_out, bias=out_bias)
+
+    def forward(
+        self, x_BTE: Tensor, cache: Cache | None = None, shared: Shared | None = None
+    ) -> Tensor:
+        positions = self.begin(x_BTE, cache, shared).positions
+        new_BTC = torch.cat([self.W_query(x_BTE), self.W_key(x_BTE), self.W_value(x_BTE)], -1)
+        gate, decay, beta = self.W_gate(x_BTE), self.W_decay(x_BTE), self.W_beta(x_BTE)
+        start_BT = positions.start_BT if isinstance(positions, Documents) else None
+        there = (positions >= 0).unsqueeze(-1) if isinstance(positions, Tensor) else None
+        if there is not None:
+            new_BTC = new_BTC * there
+        held = _tensors(cache)
+        q, k, v = F.silu(self.conv(new_BTC, held.get("tail"), start_BT)).split(self.channels, -1)
+        wide = torch.promote_types(x_BTE.dtype, torch.float32)
+        # A state that gathers thousands of small steps needs more digits than 16 bits have.
+        with torch.autocast(x_BTE.device.type, enabled=False):
+            rate_BTH = F.softplus(decay.to(wide) + self.decay_bias_H.to(wide))
+            g_BHT = (-self.a_log_H.to(wide).exp() * rate_BTH).mT
+            beta_BHT = beta.to(wide).sigmoid().mT
+            if there is not None:  # a missing token neither decays nor changes the state
+                g_BHT, beta_BHT = g_BHT * there.mT, beta_BHT * there.mT
+            q_BHTD = _unit(split_heads(q.to(wide), self.num_heads)) * self.key_size**-0.5
+            k_BHTD = _unit(split_heads(k.to(wide), self.num_heads))
+            v_BHTV = split_heads(v.to(wide), self.num_heads)
+            inputs = q_BHTD, k_BHTD, v_BHTV, g_BHT, beta_BHT
+            y_BHTV = advance(inputs, held.get("state"), self.chunk, start_BT)
+            y_BTHV = wide_rms_norm(y_BHTV.transpose(1, 2), self.gain_V, self.norm_eps)
+        return self.out_proj(y_BTHV.flatten(2).to(gate.dtype) * F.silu(gate))
+
+    def new_cache(self, batch: int, capacity: int) -> Cache:
+        w = self.W_query.weight
+        wide = torch.promote_types(w.dtype, torch.float32)
+        state = w.new_zeros(batch, self.num_heads, self.key_size, self.value_size, dtype=wide)
+        return Cache({"state": state} | self.conv.new_tail(batch))
+
+    def flops(self, T: int, S: int) -> int:
+        D, V = self.key_size, self.value_size
+        if T == 1 < S:
+            # The recurrence: a state decays in D V, and k^T S, the correction and q^T S take 2 D V.
+            return 7 * self.num_heads * D * V
+        return self.num_heads * chunked_flops(T, D, V, self.chunk, from_zero=T == S)
+
+    def residual_writer(self) -> nn.Linear | None:
+        return self.out_proj
+
+
+def _tensors(cache: Cache | None) -> dict[str, Tensor]:
+    if cache is None:
+        return {}
+    if not isinstance(cache, Cache) or "state" not in cache.tensors:
+        raise TypeError(f"{type(cache).__name__} is not this module's; use new_cache()")
+    return cache.tensors
+
+
+def _unit(x: Tensor) -> Tensor:
+    """Return x with length 1 on the last axis, or less where it is near zero."""
+    return x * (x.square().sum(-1, keepdim=True) + NORM_EPS).rsqrt()
+
+
+def _size(name: str, expand: float, head_dim: int) -> int:
+    """Return head_dim * expand. Raises ValueError if it is not a positive whole number."""
+    size = round(expand * head_dim) if math.isfinite(expand * head_dim) else 0
+    if size < 1 or abs(size - expand * head_dim) > 1e-6:
+        made = f"{name}={expand} makes heads of {expand * head_dim:g}"
+        raise ValueError(f"{made}; give a multiple of 1/{head_dim} above 0")
+    return size
+
+
+def advance(
+    inputs: Inputs, s_BHDV: Tensor | None, chunk: int, start_BT: Tensor | None = None
+) -> Tensor:
+    """Return the outputs of any number of tokens; the state, if there is one, is moved on by them.
+
+    Without a state it starts at zero.
+    """
+    tokens = inputs[0].shape[2]
+    if not tokens:
+        return inputs[2]
+    if s_BHDV is None:
+        return chunked(*inputs, None, chunk, start_BT)[0]
+    if tokens == 1:
+        y_BHTV, after = recurrent(*inputs, s_BHDV, start_BT)
+    else:
+        y_BHTV, after = chunked(*inputs, s_BHDV, chunk, start_BT)
+    s_BHDV.copy_(after)
+    return y_BHTV
+
+
+def recurrent(
+    q_BHTD: Tensor,
+    k_BHTD: Tensor,
+    v_BHTV: Tensor,
+    g_BHT: Tensor,
+    beta_BHT: Tensor,
+    s_BHDV: Tensor,
+    start_BT: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return the outputs [B, H, T, V] of at least one token, and the state after the last.
+
+    Source: Yang et al. 2024, arXiv:2412.06464, eq. 10.
+    """
+    read = []
+    if start_BT is not None:  # exp(-inf) S is zero
+        g_BHT = g_BHT.masked_fill(_begins(start_BT)[:, None], -torch.inf)
+    for q_BHD, k_BHD, v_BHV, g_BH, beta_BH in zip(
+        *(x.unbind(2) for x in (q_BHTD, k_BHTD, v_BHTV, g_BHT, beta_BHT)), strict=True
+    ):
+        s_BHDV = g_BH.exp()[..., None, None] * s_BHDV
+        error_BHV = v_BHV - (k_BHD[..., None, :] @ s_BHDV).squeeze(-2)
+        step_BHV = beta_BH[..., None] * error_BHV
+        s_BHDV = s_BHDV + k_BHD[..., None] * step_BHV[..., None, :]
+        read.append((q_BHD[..., None, :] @ s_BHDV).squeeze(-2))
+    return torch.stack(read, 2), s_BHDV
+
+
+def chunked(
+    q_BHTD: Tensor,
+    k_BHTD: Tensor,
+    v_BHTV: Tensor,
+    g_BHT: Tensor,
+    beta_BHT: Tensor,
+    s_BHDV: Tensor | None,
+    chunk: int,
+    start_BT: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return what `recurrent` does, from products over chunks of at most `chunk` tokens.
+
+    Without a state it starts at zero. Within a chunk the steps u solve a triangular system, because
+    each depends on the ones before it: (1 + A) u = beta (v - exp(b) S^T k), where b are the sums of
+    g since the chunk's start and A = beta k k^T exp(b_i - b_j) below the diagonal. No exponent is
+    above zero, so nothing overflows, however strong the decay.
+
+    Source: Yang et al. 2024, arXiv:2412.06464, sec. 3.3; the system: Yang et al. 2024,
+    arXiv:2406.06484, sec. 3.2.
+    """
+    T, V = v_BHTV.shape[2:]
+    N = max(1, -(-T // chunk))
+    C = -(-T // N)  # equal chunks need the least filling: tokens that change nothing
+    filled = (F.pad(x, (0, 0, 0, N * C - T)) for x in (q_BHTD, k_BHTD, v_BHTV))
+    q, k, v = (x.unflatten(2, (N, C)) for x in filled)
+    g, beta = (F.pad(x, (0, N * C - T)).unflatten(2, (N, C)) for x in (g_BHT, beta_BHT))
+
+    # In float64: a small difference of two large sums, as after a strong decay, loses its digits.
+    b = g.double().cumsum(-1)
+    later = torch.ones(C, C, dtype=torch.bool, device=q.device).triu(1)
+    # Masked before exp: the exponents above the diagonal are positive and may overflow.
+    exponent = (b[..., :, None] - b[..., None, :]).to(q.dtype).masked_fill(later, -torch.inf)
+    decay, since_start = exponent.exp(), b.to(q.dtype).exp()[..., None]
+    to_last = (b[..., -1:] - b).to(q.dtype).exp()[..., None]
+    if start_BT is not None:
+        among, before, with_last = _in_chunks(start_BT, N, C)
+        decay, since_start, to_last = decay * among, since_start * before, to_last * with_last
+    a = beta[..., None] * decay * (k @ k.mT)
+    weight = decay * (q @ k.mT)
+    to_end = to_last * k
+    target = beta[..., None] * v
+    if N == 1 and s_BHDV is None:
+        u = _solve(a, target)
+        return (weight @ u)[:, :, 0, :T], (to_end.mT @ u)[:, :, 0]
+
+    # u = u_v - u_k S for a state S that is not known yet; the same holds for all that is linear
+    # in u, so that only the states are left to the loop.
+    u = _solve(a, torch.cat([target, beta[..., None] * since_start * k], -1))
+    o_v, o_k = (weight @ u).split([V, q.shape[-1]], -1)
+    gain_v, gain_k = (to_end.mT @ u).split([V, q.shape[-1]], -1)
+    keep = since_start[..., -1:, :] * torch.eye(q.shape[-1], dtype=q.dtype, device=q.device)
+    s_BHDV = torch.zeros_like(gain_v[:, :, 0]) if s_BHDV is None else s_BHDV
+    s_BHNDV, last_BHDV = _states(s_BHDV, keep - gain_k, gain_v)
+    o = o_v + (since_start * q - o_k) @ s_BHNDV
+    return o.flatten(2, 3)[:, :, :T], last_BHDV
+
+
+def chunked_flops(T: int, D: int, V: int, chunk: int, from_zero: bool) -> int:
+    """Return the FLOPs of `chunked` for T tokens of a head: its products and its solve.
+
+    A multiply-add is two. A single chunk that starts from a state of zero has no states to carry.
+    """
+    N = max(1, -(-T // chunk))
+    C = -(-T // N)
+    width = V if N == 1 and from_zero else V + D  # columns of u
+    scores = 2 * 2 * C * C * D  # k k^T and q k^T
+    solve = C * (C - 1) * width
+    within = 2 * C * C * width + 2 * C * D * width  # what u gives to outputs and to the state
+    carried = 0 if N == 1 and from_zero else 2 * D * D * V + 2 * C * D * V
+    return N * (scores + solve + within + carried)
+
+
+def _begins(start_BT: Tensor) -> Tensor:
+    """Return whether each token is the first of its document [B, T]."""
+    return start_BT == torch.arange(start_BT.shape[1], device=start_BT.device)
+
+
+def _in_chunks(start_BT: Tensor, N: int, C: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return masks that broadcast over [B, H, N, C, C]: which tokens of a chunk share a document.
+
+    With each other; with a token before the chunk [.., C, 1]; with the chunk's last [.., C, 1].
+    """
+    more = N * C - start_BT.shape[1]
+    # What fills the last chunk belongs to the last document.
+    filled = torch.cat([start_BT, start_BT[:, -1:].expand(-1, more)], 1)
+    start_B1NC = filled.unflatten(1, (N, C))[:, None]
+    begin_N1 = C * torch.arange(N, device=start_BT.device)[:, None]
+    among = start_B1NC[..., :, None] == start_B1NC[..., None, :]
+    return among, (start_B1NC < begin_N1)[..., None], among[..., -1:]
+
+
+def _solve(a: Tensor, right: Tensor) -> Tensor:
+    """Return u of (1 + a) u = right; of `a` only what is below the diagonal counts."""
+    return torch.linalg.solve_triangular(a, right, upper=False, unitriangular=True)
+
+
+def _states(s_BHDV: Tensor, keep_BHNDD: Tensor, gain_BHNDV: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the states before each chunk [B, H, N, D, V], and the one after the last."""
+    s, before = s_BHDV.flatten(0, 1), []
+    for keep, gain in zip(
+        keep_BHNDD.flatten(0, 1).unbind(1), gain_BHNDV.flatten(0, 1).unbind(1), strict=True
+    ):
+        before.append(s)
+        s = torch.baddbmm(gain, keep, s)
+    return torch.stack(before, 1).unflatten(0, s_BHDV.shape[:2]), s.view_as(s_BHDV)
+
+
+class ShortConvolution(nn.Module):
+    """y[t] = sum over i of weight[i] x[t - size + 1 + i], per channel, without bias.
+
+    Size 0: y = x. Letters: C channels, K = size. The weights are drawn as torch draws those of a
+    depthwise Conv1d. Raises ValueError for a negative size, as `conv_size`.
+    """
+
+    def __init__(self, channels: int, size: int) -> None:
+        super().__init__()
+        if size < 0:
+            raise ValueError(
+                f"conv_size={size} is negative; give the tokens that a convolution sees, "
+                "or null for none"
+            )
+        self.size, bound = size, max(1, size) ** -0.5
+        # With an axis of 1, as torch's: it is no matrix.
+        drawn = torch.empty(channels, 1, size).uniform_(-bound, bound)
+        self.weight_C1K = nn.Parameter(drawn) if size else None
+
+    def forward(
+        self, x_BTC: Tensor, tail_BKC: Tensor | None = None, start_BT: Tensor | None = None
+    ) -> Tensor:
+        """Return y [B, T, C]. The tail holds the size - 1 inputs before x and is moved on by T.
+
+        start_BT: where in its row each token's document begins; it sees no inputs before that.
+        """
+        if self.weight_C1K is None or not x_BTC.shape[1]:
+            return x_BTC
+        if start_BT is not None:
+            return self._in_documents(x_BTC, start_BT)
+        if tail_BKC is None:
+            seen = F.pad(x_BTC, (0, 0, self.size - 1, 0))
+        else:
+            seen = torch.cat([tail_BKC.to(x_BTC.dtype), x_BTC], 1)
+            tail_BKC.copy_(seen[:, x_BTC.shape[1] :])
+        # As an image of one row: for this layout in memory conv1d is slower on the CPU.
+        weight = self.weight_C1K[:, None]
+        return F.conv2d(seen.mT[:, :, None], weight, groups=len(weight))[:, :, 0].mT
+
+    def _in_documents(self, x_BTC: Tensor, start_BT: Tensor) -> Tensor:
+        assert self.weight_C1K is not None
+        place_T = torch.arange(x_BTC.shape[1], device=x_BTC.device)
+        *earlier, own_C = self.weight_C1K[:, 0].unbind(-1)
+        y_BTC = own_C * x_BTC
+        for back, w_C in enumerate(reversed(earlier), start=1):
+            inside_BT1 = (place_T - back >= start_BT)[:, back:, None]
+            # Beyond the row's length there are no tokens so far back, and both are empty.
+            more = (w_C * x_BTC[:, :-back]).masked_fill(~inside_BT1, 0.0)
+            y_BTC = y_BTC + F.pad(more, (0, 0, min(back, x_BTC.shape[1]), 0))
+        return y_BTC
+
+    def new_tail(self, batch: int) -> dict[str, Tensor]:
+        """Return `tail` [batch, size - 1, C] before the first token; nothing for size 0."""
+        w = self.weight_C1K
+        return {} if w is None else {"tail": w.new_zeros(batch, self.size - 1, len(w))}

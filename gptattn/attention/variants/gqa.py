@@ -1,0 +1,64 @@
+"""Grouped-query attention; with one key/value head it is multi-query attention."""
+
+from typing import Unpack
+
+from torch import Tensor
+
+from gptattn.attention.base import HeadWeights
+from gptattn.attention.cache import Entry
+from gptattn.attention.linear import Linear
+from gptattn.attention.softmax import Common, Heads, SoftmaxAttention, split_heads
+
+
+class GroupedQueryAttention(SoftmaxAttention):
+    """Groups of R = num_heads / num_kv_heads query heads share one head of keys and values.
+
+    x [B, T, d_in] -> y [B, T, d_out]. The cache holds num_kv_heads heads. Raises ValueError where
+    num_heads does not divide d_out, or num_kv_heads does not divide num_heads.
+
+    Source: Ainslie et al. 2023, arXiv:2305.13245, sec. 2.2; num_kv_heads=1: Shazeer 2019,
+    arXiv:1911.02150, sec. 3.
+    """
+
+    def __init__(
+        self,
+        d_in: int,
+        d_out: int,
+        context_length: int,
+        num_heads: int,
+        num_kv_heads: int = 2,
+        *,
+        qkv_bias: bool = False,
+        out_proj: bool = True,
+        out_bias: bool = True,
+        **common: Unpack[Common],
+    ) -> None:
+        super().__init__(d_in, d_out, context_length, num_heads, num_kv_heads, **common)
+        # Built in the tutorials' order, so that the same seed gives the same numbers.
+        self.W_query = Linear(d_in, num_heads * self.head_dim, bias=qkv_bias)
+        self.W_key = Linear(d_in, num_kv_heads * self.head_dim, bias=qkv_bias)
+        self.W_value = Linear(d_in, num_kv_heads * self.head_dim, bias=qkv_bias)
+        self.out_proj = Linear(d_out, d_out, bias=out_bias) if out_proj else None
+
+    def project(self, x_BTE: Tensor) -> Heads:
+        q_BHTD = split_heads(self.W_query(x_BTE), self.num_heads)
+        # Fewer heads: query head h reads key/value head h // R.
+        k_BGTD = split_heads(self.W_key(x_BTE), self.num_kv_heads)
+        v_BGTD = split_heads(self.W_value(x_BTE), self.num_kv_heads)
+        return q_BHTD, k_BGTD, v_BGTD
+
+    def cached(self) -> dict[str, Entry]:
+        entry = Entry(self.num_kv_heads, self.head_dim)
+        return {"k": entry, "v": entry}
+
+    def export_heads(self) -> HeadWeights:
+        layers = self.W_query, self.W_key, self.W_value
+        return HeadWeights.of(*layers, self.out_proj, self.head_dim)
+
+    def load_heads(self, weights: HeadWeights) -> None:
+        weights.copy_to(self.W_query, self.W_key, self.W_value, self.out_proj, self.head_dim)
+
+    def names_in_heads(self) -> set[str]:
+        layers = ("W_query", "W_key", "W_value", "out_proj")
+        names = {f"{layer}.{one}" for layer in layers for one in ("weight", "bias")}
+        return names & self.state_dict().keys()

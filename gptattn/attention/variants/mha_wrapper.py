@@ -1,0 +1,105 @@
+"""Separate heads side by side: the textbook's first multi-head form, and our speed baseline."""
+
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Unpack
+
+import torch
+from torch import Tensor, nn
+
+from gptattn.attention.base import HeadWeights, out_by_head
+from gptattn.attention.cache import Entry
+from gptattn.attention.linear import Linear
+from gptattn.attention.rule import Rule
+from gptattn.attention.softmax import Common, Heads, SoftmaxAttention
+from gptattn.attention.variants.single_head import CausalAttention
+from gptattn.position.base import Positions
+
+QKV = [field.name for field in fields(HeadWeights) if not field.name.startswith("out")]
+
+
+class MultiHeadAttentionWrapper(SoftmaxAttention):
+    """A list of `CausalAttention` heads, run one after the other, their outputs concatenated.
+
+    x [B, T, d_in] -> y [B, T, d_out]; d_out is the total width, d_out / num_heads per head.
+    `out_proj=False` is the textbook form. Raises ValueError where num_heads does not divide d_out.
+
+    Source: Vaswani et al. 2017, arXiv:1706.03762, sec. 3.2.2, read literally.
+    """
+
+    def __init__(
+        self,
+        d_in: int,
+        d_out: int,
+        context_length: int,
+        num_heads: int,
+        *,
+        qkv_bias: bool = False,
+        out_proj: bool = True,
+        out_bias: bool = True,
+        **common: Unpack[Common],
+    ) -> None:
+        super().__init__(d_in, d_out, context_length, num_heads, num_heads, **common)
+        # Parts, positions and the cache are the wrapper's; a head by itself is plain attention.
+        self.heads = nn.ModuleList(
+            CausalAttention(d_in, self.head_dim, context_length, qkv_bias=qkv_bias)
+            for _ in range(num_heads)
+        )
+        self.out_proj = Linear(d_out, d_out, bias=out_bias) if out_proj else None
+
+    def _heads(self) -> list[CausalAttention]:
+        return [head for head in self.heads if isinstance(head, CausalAttention)]
+
+    def project(self, x_BTE: Tensor) -> Heads:
+        q, k, v = zip(*(head.project(x_BTE) for head in self._heads()), strict=True)
+        return torch.cat(q, dim=1), torch.cat(k, dim=1), torch.cat(v, dim=1)
+
+    def cached(self) -> dict[str, Entry]:
+        entry = Entry(self.num_heads, self.head_dim)
+        return {"k": entry, "v": entry}
+
+    def attend(
+        self,
+        q_BHTD: Tensor,
+        held: Mapping[str, Tensor],
+        rule: Rule,
+        q_pos: Positions,
+        k_pos: Positions,
+    ) -> Tensor:
+        if q_BHTD.shape[2] < held["k"].shape[2]:  # decoding: one by one would only cost time
+            return super().attend(q_BHTD, held, rule, q_pos, k_pos)
+        done = []
+        for h in range(self.num_heads):
+            q, k, v = (x.narrow(1, h, 1) for x in (q_BHTD, held["k"], held["v"]))
+            done.append(self.mix(q, k, v, rule.of_head(h), q_pos, k_pos))
+        return torch.cat(done, dim=1)
+
+    def export_heads(self) -> HeadWeights:
+        heads = [head.export_heads() for head in self._heads()]
+        joined = {}
+        for name in QKV:
+            ones = [getattr(head, name) for head in heads]
+            joined[name] = None if ones[0] is None else torch.cat(ones)
+        out_EHD, out_bias_E = out_by_head(self.out_proj, self.head_dim)
+        return HeadWeights(**joined, out_EHD=out_EHD, out_bias_E=out_bias_E)
+
+    def load_heads(self, weights: HeadWeights) -> None:
+        heads = self._heads()
+        if not len(heads) == len(weights.q_HDE) == len(weights.k_GDE):
+            raise ValueError(
+                f"weights of {len(weights.q_HDE)} query and {len(weights.k_GDE)} key/value heads "
+                f"do not fit num_heads={len(heads)}"
+            )
+        for i, head in enumerate(heads):
+            given = {name: getattr(weights, name) for name in QKV}
+            own = {name: None if x is None else x[i : i + 1] for name, x in given.items()}
+            head.load_heads(replace(weights, **own, out_EHD=None, out_bias_E=None))
+        weights.copy_out_to(self.out_proj)
+
+    def names_in_heads(self) -> set[str]:
+        names = {
+            f"heads.{i}.{name}"
+            for i, head in enumerate(self._heads())
+            for name in head.names_in_heads()
+        }
+        return names | ({"out_proj.weight", "out_proj.bias"} & self.state_dict().keys())

@@ -1,0 +1,232 @@
+"""Multi-head latent attention: keys and values of all heads come from one small latent per token.
+
+Letters besides those in `base.py`: C numbers of a latent, P of a rotated key, X = D + P or C + P.
+"""
+
+from collections.abc import Mapping
+from typing import Unpack
+
+import torch
+from torch import Tensor, einsum, nn
+
+from gptattn.attention.base import Shared, check_sizes
+from gptattn.attention.cache import Entry
+from gptattn.attention.linear import Linear
+from gptattn.attention.rule import Rule
+from gptattn.attention.softmax import (
+    Common,
+    Heads,
+    SoftmaxAttention,
+    seen_pairs,
+    split_heads,
+    wide_rms_norm,
+)
+from gptattn.position.base import HeadPosition, Positions
+
+EPS = 1e-6  # of the norms, as in the authors' code
+MAX_ROPE = 4  # times head_dim that rope_dim may be; the smallest head, of 1, has 4 by default
+
+
+class MultiHeadLatentAttention(SoftmaxAttention):
+    """The cache holds a latent of kv_rank numbers and a rotated key of rope_dim, for all heads.
+
+    x [B, T, d_in] -> y [B, T, d_out]. A head's queries and keys have D numbers without a position
+    and P = rope_dim that rotate, of which all heads share the key's. Without rotary positions P is
+    0. A rank below 1 is a share of d_out; query_rank=None: queries of full rank. Raises ValueError
+    for impossible sizes, ranks and rope_dim.
+
+    Weights are drawn with one std for all, as DeepSeek-V3 draws them (0.006, arXiv:2412.19437,
+    sec. 4.2; here the model's), and the norms' gains are 1. `position.stretch` scales only the
+    rotated part of a score, as YaRN does by itself; DeepSeek's models then scale all of it.
+
+    Source: DeepSeek-V2, arXiv:2405.04434, sec. 2.1 and appendix C.
+    """
+
+    keeps_heads = False
+
+    def __init__(
+        self,
+        d_in: int,
+        d_out: int,
+        context_length: int,
+        num_heads: int,
+        *,
+        kv_rank: float = 0.3333,
+        query_rank: float | None = 0.6667,
+        rope_dim: int | None = None,
+        out_bias: bool = True,
+        **common: Unpack[Common],
+    ) -> None:
+        check_sizes(d_out, num_heads, num_heads, common.get("dropout", 0.0))  # before dividing
+        position = common.get("position")
+        D, P = d_out // num_heads, rope_size(rope_dim, d_out // num_heads, position)
+        if common.get("scale") is None:
+            common["scale"] = (D + P) ** -0.5
+        if position is not None:
+            common["position"] = resized(position, P)
+        super().__init__(d_in, d_out, context_length, num_heads, num_heads, **common)
+        self.latents = Latents(d_in, d_out, num_heads, D + P, P, kv_rank, query_rank)
+        self.kv_rank, self.rope_dim = self.latents.kv_rank, P
+        # Plain layers: decoding reads their weights without calling them, so it prepares none.
+        self.W_key = nn.Linear(self.kv_rank, d_out, bias=False)
+        self.W_value = nn.Linear(self.kv_rank, d_out, bias=False)
+        self.out_proj = Linear(d_out, d_out, bias=out_bias)
+
+    def project(self, x_BTE: Tensor) -> Heads:
+        """Return queries [B, H, T, D + P], latents [B, 1, T, C] and shared keys [B, 1, T, P]."""
+        q_BTX, latent_BTC, k_BTP = self.latents(x_BTE)
+        q_BHTX = split_heads(q_BTX, self.num_heads)
+        return q_BHTX, latent_BTC.unsqueeze(1), k_BTP.unsqueeze(1)
+
+    def entries(self, x_BTE: Tensor, shared: Shared) -> tuple[Tensor, dict[str, Tensor]]:
+        q_BHTX, latent_B1TC, k_B1TP = self.project(x_BTE)
+        if self.position is not None and self.rope_dim > 0:
+            q_BHTD, q_BHTP = q_BHTX.split([self.head_dim, self.rope_dim], dim=-1)
+            q_BHTP, k_B1TP = self.position.rotate(q_BHTP, k_B1TP, shared.positions)
+            q_BHTX = torch.cat([q_BHTD, q_BHTP], dim=-1)
+        return q_BHTX, {"latent": torch.cat([latent_B1TC, k_B1TP], dim=-1)}
+
+    def cached(self) -> dict[str, Entry]:
+        return {"latent": Entry(1, self.kv_rank + self.rope_dim)}
+
+    def keys(self, held: Mapping[str, Tensor]) -> Tensor:
+        latent_B1SC, k_B1SP = held["latent"].split([self.kv_rank, self.rope_dim], dim=-1)
+        k_BHSD = split_heads(self.W_key(latent_B1SC.squeeze(1)), self.num_heads)
+        return torch.cat([k_BHSD, k_B1SP.expand(-1, self.num_heads, -1, -1)], dim=-1)
+
+    def attend(
+        self,
+        q_BHTD: Tensor,
+        held: Mapping[str, Tensor],
+        rule: Rule,
+        q_pos: Positions,
+        k_pos: Positions,
+    ) -> Tensor:
+        latent_B1SX, C = held["latent"], self.kv_rank
+        if not self.absorbs(q_BHTD.shape[2], latent_B1SX.shape[2]):
+            v_BHSD = split_heads(self.W_value(latent_B1SX[:, 0, :, :C]), self.num_heads)
+            return self.mix(q_BHTD, self.keys(held), v_BHSD, rule, q_pos, k_pos)
+        q_BHTD, q_BHTP = q_BHTD.split([self.head_dim, self.rope_dim], dim=-1)
+        # q (W c) = (q W) c: W_key goes into the query, and W_value into the output.
+        q_BHTC = einsum("BHTD,HDC->BHTC", q_BHTD, self._by_head(self.W_key))
+        # The whole entry is the value too, because fused attention wants one size; a copy of its
+        # first C numbers would cost more than the P further sums.
+        q_BHTX = torch.cat([q_BHTC, q_BHTP], dim=-1)
+        y_BHTX = self.mix(q_BHTX, latent_B1SX, latent_B1SX, rule, q_pos, k_pos)
+        return einsum("BHTC,HDC->BHTD", y_BHTX[..., :C], self._by_head(self.W_value))
+
+    def absorbs(self, T: int, S: int) -> bool:
+        """Whether T queries attend to S latents themselves, not to keys and values made of them.
+
+        Both give the same outputs. This takes the one with fewer multiply-adds per head: scores and
+        sums over C instead of D numbers, or keys and values of S tokens instead of T. T = S, as in
+        training, always makes keys and values.
+        """
+        C, D = self.kv_rank, self.head_dim
+        return T < S and T * C * (D + S) < S * D * (C + T)
+
+    def _by_head(self, up: nn.Linear) -> Tensor:
+        return up.weight.view(self.num_heads, self.head_dim, self.kv_rank)
+
+    def flops(self, T: int, S: int) -> int:
+        C, D, P = self.kv_rank, self.head_dim, self.rope_dim
+        pairs = self.num_heads * seen_pairs(T, S, self.rule().window)
+        if self.absorbs(T, S):
+            return 2 * 2 * (C + P) * pairs
+        # The weights' own count has keys and values of T tokens; those of the cache are made anew.
+        return 2 * (2 * D + P) * pairs + 2 * 2 * (S - T) * C * self.d_out
+
+
+class WideRMSNorm(nn.RMSNorm):
+    """RMSNorm of latents; see `wide_rms_norm`."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return wide_rms_norm(x, self.weight, EPS)
+
+
+class Latents(nn.Module):
+    """x [B, T, d_in] -> queries [B, T, H * X], latents [B, T, C] and shared keys [B, T, P].
+
+    X is `query_size`, C is kv_rank and P is `shared`. Queries go through a latent of their own of
+    query_rank numbers, unless that is None. Latents go through RMSNorm; no layer has a bias. A rank
+    below 1 is a share of `width`. Raises ValueError for ranks that do not fit.
+
+    Source: DeepSeek-V2, arXiv:2405.04434, sec. 2.1.2 and 3.1.2 (the norms).
+    """
+
+    def __init__(
+        self,
+        d_in: int,
+        width: int,
+        num_heads: int,
+        query_size: int,
+        shared: int,
+        kv_rank: float,
+        query_rank: float | None,
+    ) -> None:
+        super().__init__()
+        queries, self.query_rank = num_heads * query_size, None
+        self.kv_rank = _rank("kv_rank", kv_rank, width, min(d_in, 2 * width))
+        self.sizes = [self.kv_rank, shared]
+        if query_rank is None:
+            self.W_query = Linear(d_in, queries, bias=False)
+        else:
+            self.query_rank = _rank("query_rank", query_rank, width, min(d_in, queries))
+            self.W_query_down = Linear(d_in, self.query_rank, bias=False)
+            self.query_norm = WideRMSNorm(self.query_rank, EPS)
+            self.W_query = Linear(self.query_rank, queries, bias=False)
+        self.W_latent = Linear(d_in, self.kv_rank + shared, bias=False)
+        self.latent_norm = WideRMSNorm(self.kv_rank, EPS)
+
+    def forward(self, x_BTE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        if self.query_rank is None:
+            q_BTX = self.W_query(x_BTE)
+        else:
+            q_BTX = self.W_query(self.query_norm(self.W_query_down(x_BTE)))
+        latent_BTC, k_BTP = self.W_latent(x_BTE).split(self.sizes, dim=-1)
+        return q_BTX, self.latent_norm(latent_BTC), k_BTP
+
+
+def _rank(name: str, rank: float, width: int, most: int) -> int:
+    """Return the rank; a share of the width is rounded to a multiple of 8 if `most` allows."""
+    if isinstance(rank, float) and 0 < rank < 1:
+        return min(most, max(8, 8 * round(rank * width / 8)))
+    if not (isinstance(rank, int) and 1 <= rank <= most):
+        raise ValueError(
+            f"{name}={rank} does not fit; give 1 to {most} (more would compress nothing), or a "
+            "share of the width below 1"
+        )
+    return rank
+
+
+def rope_size(rope_dim: int | None, head_dim: int, position: HeadPosition | None) -> int:
+    """Return how many numbers of a key rotate; None: half of a head, a multiple of 4.
+
+    Raises ValueError above 4 head_dim, where the key that all heads share would be nearly all of
+    the score; the paper has half of head_dim.
+    """
+    if position is None or not position.rotates:
+        if rope_dim:
+            raise ValueError(f"rope_dim={rope_dim} needs position=rope; use that, or null")
+        return 0
+    if rope_dim is None:
+        return max(4, 4 * round(head_dim / 8))
+    if rope_dim < 2 or rope_dim % 2:
+        raise ValueError(f"rope_dim={rope_dim} must be even, 2 or more, for rotary positions")
+    if rope_dim > MAX_ROPE * head_dim:
+        raise ValueError(
+            f"rope_dim={rope_dim} is above {MAX_ROPE} times head_dim={head_dim}; give up to "
+            f"{MAX_ROPE * head_dim}, or null for about half of a head"
+        )
+    return rope_dim
+
+
+def resized(position: HeadPosition, rope_dim: int) -> HeadPosition:
+    """Return the position for the numbers of a key that rotate; itself if none do.
+
+    Raises ValueError, in terms of rope_dim, if it cannot rotate so many.
+    """
+    try:
+        return position if rope_dim == 0 else position.resized(rope_dim)
+    except ValueError as error:
+        raise ValueError(str(error).replace("head_dim", "rope_dim")) from error
