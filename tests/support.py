@@ -15,9 +15,11 @@ import torch
 import yaml
 
 from gptattn.cli.train import main
+from gptattn.machine.console import make_console
 from gptattn.runs.folder import step_of
 from gptattn.settings.compose import settings
 from gptattn.settings.config import TrainConfig
+from gptattn.training.run import train as train_run
 
 # Call(script name, *arguments) runs a script in this process: (exit code, stdout, stderr).
 Call = Callable[..., tuple[int, str, str]]
@@ -113,8 +115,11 @@ def check_job(overrides: Sequence[str]) -> TrainConfig:
 
 
 def train(folder: Path, *overrides: str) -> Path:
-    """Train one tiny run in an empty folder; return its run folder."""
-    assert command(folder, *tiny(folder, *overrides)) == 0
+    """Train one tiny run in an empty folder, without the command line; return its run folder."""
+    given = tiny(folder, *overrides)
+    place = next((o.partition("=")[2] for o in given if o.startswith("run_dir=")), None)
+    with process_state(), contextlib.chdir(folder):
+        train_run(settings(given), place, make_console(), overrides=given)
     (run,) = run_folders(folder)
     return run
 

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from support import process_state, rows, tiny
-from support import train as train_by_command
+from support import command, process_state, rows, tiny
 
 from gptattn.errors import ConfigError, RunFolderError
 from gptattn.settings.compose import settings
@@ -40,8 +39,9 @@ def test_the_pages_blocks_run_one_after_the_other(
 
 
 def test_a_run_from_python_is_the_commands(tmp_path: Path) -> None:
-    by_command = train_by_command(tmp_path, "attn=gqa", "model.num_layers=2")
-    cfg = settings(tiny(tmp_path, "attn=gqa", "model.num_layers=2"))
+    given = tiny(tmp_path, "attn=gqa", "model.num_layers=2")
+    assert command(tmp_path, *given, "run_dir=by_command") == 0
+    by_command, cfg = tmp_path / "by_command", settings(given)
     with process_state(), contextlib.chdir(tmp_path):
         train(cfg, "mine")
         with pytest.raises(RunFolderError, match="already holds a run"):

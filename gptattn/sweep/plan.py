@@ -2,13 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, open_dict
+from omegaconf import DictConfig
 
 from gptattn.errors import ConfigError, NumericError, UserError
 from gptattn.runs.folder import RunFolder, find_begun, find_done, name_run
@@ -57,7 +56,7 @@ def plan_jobs(
     Hydra a tenth of a second. Raises a UserError for overrides that do not compose.
     """
     shared = set.intersection(*(set(job.overrides) for job in jobs))  # left out of the names
-    composed: dict[tuple[str, ...], DictConfig] = {}
+    composed: dict[tuple[str, ...], tuple[DictConfig, TrainConfig]] = {}
     plans: list[Plan] = []
     before = HydraConfig.instance().cfg
     for overrides, variant in jobs:
@@ -65,14 +64,15 @@ def plan_jobs(
         seedless = tuple(o for o in overrides if o not in seeds)
         with name_variant(variant):
             if seedless not in composed:
-                composed[seedless] = loader.load_sweep_config(config, overrides)
-            cfg = deepcopy(composed[seedless])
-            with open_dict(cfg):
-                cfg.hydra.overrides.task = overrides
-                if seeds:
-                    cfg.seed = seeds[-1].removeprefix("seed=")
-            HydraConfig.instance().set_config(cfg)
-            settings = from_hydra(cfg, cfg.hydra)
+                cfg = loader.load_sweep_config(config, overrides)
+                HydraConfig.instance().set_config(cfg)
+                composed[seedless] = cfg, from_hydra(cfg, cfg.hydra)
+            cfg, settings = composed[seedless]
+            if seeds:
+                cfg.seed = seeds[-1].removeprefix("seed=")
+                depends = "${seed}" in str(cfg)  # another setting, in a file of the user's own
+                settings = from_hydra(cfg, cfg.hydra) if depends else settings
+                settings = replace(settings, seed=cfg.seed)
         name = name_run(settings, [o for o in overrides if o not in shared])
         plans.append(Plan(overrides, settings, home / name, variant))
     HydraConfig.instance().cfg = before

@@ -138,13 +138,3 @@ def test_a_mistake_is_one_line_and_writes_nothing(
     (line,) = result[2].splitlines()
     assert line.startswith(said)
     assert not (tmp_path / "out").exists()
-
-
-def test_a_file_in_the_way_is_one_line(folder: Path, tmp_path: Path, call: Call) -> None:
-    (tmp_path / "file").write_text("mine")
-    for out in (tmp_path / "file", tmp_path / "file" / "below"):
-        code, _, err = call("attention_map", f"run={folder}", "prompt=a", f"out={out}")
-        assert code == 7
-        assert err.startswith(f"error: out: {out}: ")
-        assert len(err.splitlines()) == 1
-    assert (tmp_path / "file").read_text() == "mine"

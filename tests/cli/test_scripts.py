@@ -83,37 +83,6 @@ def test_the_same_seed_gives_the_same_text_and_samples_differ(
     assert all(text.startswith("Line") for text in texts)
 
 
-def test_the_stop_text_ends_the_sample_and_is_not_shown(runs: dict[str, Path], call: Call) -> None:
-    ask = ("generate", f"run={runs['char']}", "prompt=Line", "tokens=40", "temperature=0")
-    whole = call(*ask)[1]
-    made = whole.rstrip("\n").removeprefix("Line")
-    stop = made[5:8]
-    out = call(*ask, f"stop={stop}")[1]
-    assert out.rstrip("\n") == "Line" + made[: made.index(stop)]
-
-
-def test_prompts_of_a_file_go_on_together_as_each_does_alone(
-    runs: dict[str, Path], tmp_path: Path, call: Call
-) -> None:
-    file = tmp_path / "prompts.txt"
-    file.write_text("Line\n\nLi\n", encoding="utf-8")
-    greedy = ("temperature=0", "tokens=9")
-    code, out, _ = call("generate", f"run={runs['char']}", f"prompts_file={file}", *greedy)
-    assert code == 0
-    alone = [
-        call("generate", f"run={runs['char']}", f"prompt={prompt}", *greedy)[1].rstrip("\n")
-        for prompt in ("Line", "Li")
-    ]
-    assert out.rstrip("\n").split("\n---\n") == alone
-
-
-def test_a_full_context_slides_or_stops(runs: dict[str, Path], call: Call) -> None:
-    ask = ("generate", f"run={runs['char']}", "prompt=Line", "tokens=40", "temperature=0.001")
-    # The context of 16 holds 4 prompt tokens and 12 more; the full context predicts one more.
-    assert len(call(*ask, "full=stop")[1].rstrip("\n")) <= 4 + 13
-    assert len(call(*ask)[1]) > 30
-
-
 MISTAKES = {
     "no run": (["run=nothing", "prompt=a"], 4, "error: run: nothing holds no run"),
     "no prompt": ([], 2, "error: prompt: give prompt="),

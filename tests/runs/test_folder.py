@@ -1,6 +1,5 @@
-"""Only RunFolder knows the files of a run's folder, and it reads them whatever they contain."""
+"""RunFolder reads the files of a run's folder, whatever they contain."""
 
-import ast
 import json
 import os
 from pathlib import Path
@@ -8,43 +7,7 @@ from pathlib import Path
 import pytest
 from building import settings
 
-import gptattn
 from gptattn.runs.folder import RunFolder, find_begun, find_done, step_of
-from gptattn.settings.compose import CONF
-
-PACKAGE, REPOSITORY = Path(gptattn.__file__).parent, CONF.parent
-NAMES = {
-    "config.yaml",
-    "metrics.jsonl",
-    "summary.json",
-    "identity.json",
-    "checkpoints",
-    "model.safetensors",
-    "console.log",
-}
-# Hugging Face's checkpoints have files of such names, too, which are not a run's.
-THEIRS = {"weights/hugging_face.py": {"model.safetensors", "model-*-of-*.safetensors"}}
-
-
-def names_in(file: Path) -> set[str]:
-    """The names of run files in the file's string constants, alone or as part of a path."""
-    found = set()
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            parts = node.value.split("/")
-            found |= NAMES.intersection(parts)
-            found |= {part for part in parts if part.endswith((".safetensors", "step="))}
-    return found
-
-
-def test_only_the_run_folder_knows_the_names_of_its_files() -> None:
-    files = [*PACKAGE.rglob("*.py"), REPOSITORY / "train.py"]
-    files += [f for name in ("hydra_plugins", "scripts") for f in (REPOSITORY / name).rglob("*.py")]
-    home = PACKAGE / "runs" / "folder.py"
-    assert names_in(home) >= NAMES  # names_in finds them where they are
-    for file in set(files) - {home}:
-        theirs = next((names for end, names in THEIRS.items() if file.match(end)), set())
-        assert names_in(file) - theirs == set(), file
 
 
 def summary(folder: Path, content: object) -> RunFolder:

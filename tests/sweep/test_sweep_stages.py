@@ -68,10 +68,10 @@ def test_the_same_command_again_does_nothing_and_fresh_runs_all_again(
 ) -> None:
     launcher = Launcher(lambda cfg: 2.0)
     for more in ([], [], ["sweep.fresh=true"]):
-        sweep(tmp_path, launcher, "attn=mha,gqa", *more)
-    assert launcher.launched == [("mha", 1), ("gqa", 1)] * 2
+        sweep(tmp_path, launcher, "attn=mha", *more)
+    assert launcher.launched == [("mha", 1)] * 2
     out = capfd.readouterr().out
-    assert "sweep  2 runs, 2 already done, in outputs/scratch" in out
+    assert "sweep  1 run, 1 already done, in outputs/scratch" in out
     assert "nothing to do; sweep.fresh=true runs them again" in out
 
 
@@ -79,12 +79,12 @@ def test_a_failed_run_costs_only_itself_and_is_made_again(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     unlucky = Launcher(lambda cfg: 5 if cfg.variant == "gqa" else 2.0)
-    with pytest.raises(SweepError, match="1 of 3 runs failed; the same command") as error:
-        sweep(tmp_path, unlucky, "attn=gqa,mha,mqa")
+    with pytest.raises(SweepError, match="1 of 2 runs failed; the same command") as error:
+        sweep(tmp_path, unlucky, "attn=gqa,mha")
     assert error.value.exit_code == 5
     assert "it is unlucky" in capfd.readouterr().out
     lucky = Launcher(lambda cfg: 2.0)
-    sweep(tmp_path, lucky, "attn=gqa,mha,mqa")
+    sweep(tmp_path, lucky, "attn=gqa,mha")
     assert lucky.launched == [("gqa", 1)]
 
 
@@ -159,7 +159,7 @@ def test_a_run_that_was_begun_is_resumed_unless_it_would_fail_again(
     assert again().resumed == []  # it has no checkpoint
     (run / "checkpoints").mkdir()
     (run / "checkpoints" / "step=1.safetensors").touch()
-    for code, resumes in ((3, False), (5, False), (137, True), (8, True)):
+    for code, resumes in ((3, False), (137, True)):
         RunFolder(run).write_failure(code, "why")
         assert again().resumed == [run.name] * resumes, code
     assert "1 run, 1 to resume" in capfd.readouterr().out
@@ -213,21 +213,16 @@ def test_each_variant_runs_at_the_rate_with_its_lowest_loss(
 ) -> None:
     best = {"mha": 2e-3, "gqa": 1e-3}
     launcher = Launcher(lambda cfg: 1.0 if cfg.optim.lr == best[cfg.variant] else 1.5)
-    sweep(tmp_path, launcher, "attn=mha,gqa", "seed=1,2", tune=TUNE)
+    sweep(tmp_path, launcher, "attn=mha,gqa", tune=TUNE)
     home = tmp_path / HOME
-    rates = {
-        (run.parent.name, summary(run)["variant"], summary(run)["seed"]): RunFolder(
-            run
-        ).read_settings()["optim"]["lr"]
-        for run in run_folders(home)
-        if run.parent == home
-    }
-    assert rates == {("scratch", v, seed): best[v] for v in ("mha", "gqa") for seed in (1, 2)}
+    runs = [run for run in run_folders(home) if run.parent == home]
+    found = [RunFolder(run).read_settings() for run in runs]
+    assert {s["choices"]["attn"]: s["optim"]["lr"] for s in found} == best
     assert len(list((home / "tuning").glob("*/summary.json"))) == 4
     out = capfd.readouterr().out
     assert "attn=mha 0.002 is best (0.001: 1.5000, 0.002: 1.0000), the highest that was" in out
     launcher.launched.clear()
-    sweep(tmp_path, launcher, "attn=mha,gqa", "seed=1,2", tune=TUNE)
+    sweep(tmp_path, launcher, "attn=mha,gqa", tune=TUNE)
     assert launcher.launched == []
 
 

@@ -11,7 +11,6 @@ import torch
 from building import build_gpt
 from support import TEXT, check_job, rows, tiny, train
 from torch import Tensor
-from torch._dynamo.testing import CompileCounter
 
 from gptattn.errors import ConfigError
 from gptattn.runs.load import load_run
@@ -86,21 +85,3 @@ def test_one_layers_weights_exist_at_a_time() -> None:
 
     build_gpt("model.num_layers=3").each_attention(torch.arange(7)[None], look)
     assert len(seen) == 3
-
-
-def test_a_compiled_model_is_not_compiled_again_to_be_looked_at() -> None:
-    model = build_gpt("attn=mha").eval()
-    ids = torch.randint(13, (2, 7))
-    expected = model.attention_weights(ids)
-    counter = CompileCounter()
-    for block in model.layers():
-        block.compile(backend=counter)
-    with torch.no_grad():
-        model(ids)
-    compiled = counter.frame_count
-    maps = model.attention_weights(ids)
-    again = counter.frame_count
-    torch._dynamo.reset()  # keep what was compiled here out of other tests
-    assert again == compiled > 0
-    for ours, theirs in zip(maps, expected, strict=True):
-        assert torch.equal(ours, theirs)

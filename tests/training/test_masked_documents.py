@@ -97,11 +97,6 @@ def test_it_is_another_run_than_without(run: Path, tmp_path: Path) -> None:
     assert summary(plain)["data"]["text_sha256"] == summary(run)["data"]["text_sha256"]
 
 
-def test_micro_batches_keep_documents_apart(run: Path, tmp_path: Path) -> None:
-    split = train(tmp_path, *books(tmp_path, "accumulate=2", "sample.tokens=0"))
-    assert [x for _, x in losses(split)] == pytest.approx([x for _, x in losses(run)], rel=1e-5)
-
-
 def test_loss_by_position_keeps_documents_apart_and_caches_are_refused(
     run: Path, call: Call
 ) -> None:

@@ -205,13 +205,6 @@ def test_tensorboards_layout_is_the_losses_and_the_speed(run: Path) -> None:
     assert all(tags == [title] for title, tags in found.items())
 
 
-def test_no_curve_of_attention_comes_before_the_losses(run: Path) -> None:
-    tags = sorted(events(run).Tags()["scalars"])
-    layers = [f"val_attention/{name}/layer_0{i}" for name in ("entropy", "sink") for i in (0, 1)]
-    assert tags[-4:] == layers
-    assert not [tag for tag in tags[:-4] if "attention/" in tag]
-
-
 def test_tensorboard_shows_an_attention_map_per_layer(run: Path) -> None:
     shown = events(run)
     tags = ["val_attention/layer_00", "val_attention/layer_01"]

@@ -1,6 +1,5 @@
 """A synthetic task as the data of a run: trained, validated, recorded, resumed and refused."""
 
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -10,15 +9,14 @@ import pytest
 import torch
 from building import settings
 from interrupted import crash, fingerprint, once
-from support import Call, check_job, command, config, losses, rows, series, summary, tiny, train
+from support import Call, check_job, command, config, rows, series, summary, tiny, train
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from gptattn.data.tasks import VALIDATION, Recall, TaskData, task_rows
 from gptattn.data.tokenizer import TaskIds
 from gptattn.errors import ConfigError
-from gptattn.runs.folder import RunFolder
 from gptattn.runs.load import load_run
-from gptattn.settings.build import build_data, build_model
+from gptattn.settings.build import build_model
 
 RECALL = ("data=recall", "data.vocab_size=40", "data.pairs=3", "data.val_rows=10")
 TASKS = {
@@ -96,17 +94,6 @@ def test_the_rows_of_the_validation_are_the_same_for_every_seed_and_reached_by_n
         assert TaskData(other, 16, TaskIds()).text_hash != data.text_hash
 
 
-def test_variants_see_the_same_batches_and_seeds_see_others(tmp_path: Path) -> None:
-    found = {
-        overrides: build_data(settings(*tiny(tmp_path, *own("recall"), *overrides)))
-        for overrides in (("attn=mha",), ("attn=gqa", "seed=2"))
-    }
-    one, two = found.values()
-    assert one.text_hash == two.text_hash
-    assert torch.equal(one.training_batch(1, 5, 4, 16)[0], two.training_batch(1, 5, 4, 16)[0])
-    assert not torch.equal(one.training_batch(1, 5, 4, 16)[0], one.training_batch(2, 5, 4, 16)[0])
-
-
 def test_a_run_on_a_task_goes_on_bit_for_bit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,11 +103,6 @@ def test_a_run_on_a_task_goes_on_bit_for_bit(
     assert command(stopped, *tiny(stopped, *own("recall"), *where)) == 1
     assert command(stopped, "resume=run") == 0
     assert fingerprint(stopped / "run") == fingerprint(whole)
-
-
-def test_micro_batches_have_the_loss_of_the_whole_batch(run: Path, tmp_path: Path) -> None:
-    parts = train(tmp_path, *own("recall"), "accumulate=2")
-    assert [x for _, x in losses(parts)] == pytest.approx([x for _, x in losses(run)], rel=1e-4)
 
 
 def test_tensorboard_has_the_accuracy_as_a_curve_and_a_column(run: Path) -> None:
@@ -169,13 +151,3 @@ def test_its_weights_can_be_converted_and_trained_on(
     code, _, err = call("convert", f"from={run}", "to=gqa", f"out={tmp_path / 'out'}")
     assert code == 0, err
     assert load_run(tmp_path / "out").tokenizer.vocab_size == 40
-
-
-def test_another_task_does_not_resume_a_run(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert command(tmp_path, f"resume='{run}'", "budget.steps=5", "data.pairs=2") == 2
-    assert "data.pairs" in capsys.readouterr().err
-    identity = json.loads((run / "identity.json").read_text())
-    assert identity["text"] == summary(run)["data"]["text_sha256"]
-    assert RunFolder(run).done

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from interrupted import once, sent
-from support import command, series, summary, tiny, train
+from support import command, series, summary, train
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import gptattn.data.sampler
@@ -21,16 +20,6 @@ from gptattn.machine.device import peak_memory_mb
 from gptattn.settings.build import build_data
 
 CPU = torch.device("cpu")
-
-
-def test_the_first_steps_of_a_long_run_have_a_rate_each(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    once(monkeypatch, "training_step", 3, sent(15))
-    assert command(tmp_path, *tiny(tmp_path, "budget.steps=60000", "hydra.run.dir=run")) == 143
-    # 5% of 60,000 steps is warm-up: 3,000 steps up to the peak of 0.002.
-    expected = [(step, pytest.approx(0.002 * step / 3000)) for step in (1, 2, 3)]
-    assert series(tmp_path / "run", "train/lr")[:3] == expected
 
 
 # An MFU above 1
