@@ -96,6 +96,7 @@ def test_a_mistake_in_a_command_fails(tmp_path: Path) -> None:
         examine(["python", "train.py", "attn=gqaa"], tmp_path)
 
 
+@pytest.mark.slow
 def test_the_readmes_sweep_trains_and_is_reported(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
