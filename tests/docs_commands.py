@@ -201,9 +201,10 @@ def _torture(arguments: list[str]) -> None:
 
 def _bench(arguments: list[str]) -> None:
     """Read the options: it takes minutes, and a quiet machine."""
-    part, *options = arguments
-    assert part in bench.PARTS
-    importlib.import_module(f"measuring.{part}").new_parser().parse_args(options)
+    for part in arguments[:1]:  # without any it lists its parts
+        assert part in bench.PARTS
+        options = [option for option in arguments[1:] if option != "--help"]
+        importlib.import_module(f"measuring.{part}").new_parser().parse_args(options)
 
 
 def _as_it_is(arguments: list[str]) -> None:
