@@ -16,7 +16,6 @@ import sys
 import tomllib
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -38,7 +37,6 @@ FENCED = re.compile(r"^```(\w*).*?\n(.*?)^```", re.DOTALL | re.MULTILINE)
 INLINE = re.compile(
     r"`((?:[A-Z_]+=\S+\s)*(?:python|make|pip|pytest|tensorboard|gptattn-[a-z-]+)(?:\s[^`]*)?)`"
 )
-SHELLS = ("sh", "bash")
 SIZES = [
     *(o for o in TINY if o.startswith(("model.", "batch_size=", "trainer"))),
     "model.context_length=32",  # a prompt of the pages has 22 bytes
@@ -57,53 +55,32 @@ LONG = {
 }
 
 
-@dataclass(frozen=True)
-class Shown:
-    """A command as it stands on a page, its words without the settings of the environment."""
-
-    page: str
-    text: str
-    words: tuple[str, ...]
-
-
-def new_on(page: Path) -> list[Shown]:
+def new_on(page: Path) -> list[tuple[str, ...]]:
     """The commands of a page, without sweeps on an earlier page: they only are planned."""
-    before = {one.text for other in PAGES[: PAGES.index(page)] for one in shown_on(other)}
-    return [one for one in shown_on(page) if "-m" not in one.words or one.text not in before]
+    before = {words for other in PAGES[: PAGES.index(page)] for words in commands_on(other)}
+    return [words for words in commands_on(page) if "-m" not in words or words not in before]
 
 
 @cache
-def shown_on(page: Path) -> list[Shown]:
-    """The commands of a page, in their order."""
+def commands_on(page: Path) -> list[tuple[str, ...]]:
+    """The words of each command of a page, in their order, without settings of the environment."""
     text = page.read_text(encoding="utf-8")
-    blocks = [(m.start(), m.group(2)) for m in FENCED.finditer(text) if m.group(1) in SHELLS]
+    blocks = [(m.start(), m.group(2)) for m in FENCED.finditer(text) if m.group(1) == "bash"]
     prose = FENCED.sub(lambda m: " " * len(m.group()), text)
     spans = [(m.start(), " ".join(m.group(1).split())) for m in INLINE.finditer(prose)]
-    name = page.relative_to(ROOT).as_posix()
-    return [
-        one
-        for _, lines in sorted(blocks + spans)
-        for line in lines.replace("\\\n", " ").splitlines()
-        for one in _commands(name, line)
-    ]
-
-
-def _commands(page: str, line: str) -> list[Shown]:
-    found = re.fullmatch(r'eval "\$\((.*)\)"', line.strip())
-    lexer = shlex.shlex(found.group(1) if found else line, posix=True, punctuation_chars="|&;")
-    lexer.whitespace_split = True
-    commands: list[list[str]] = [[]]
-    for word in lexer:
-        if word in ("|", "&&", ";"):
+    commands: list[list[str]] = []
+    for _, lines in sorted(blocks + spans):
+        for line in lines.replace("\\\n", " ").splitlines():
+            plain = re.sub(r'eval "\$\((.*)\)"', r"\1", line.strip())
+            lexer = shlex.shlex(plain, posix=True, punctuation_chars="|&;")
+            lexer.whitespace_split = True
             commands.append([])
-        else:
-            commands[-1].append(word)
-    return [_shown(page, words) for words in commands if words]
-
-
-def _shown(page: str, words: list[str]) -> Shown:
-    count = next(i for i, word in enumerate(words) if not re.match(r"[A-Z_]+=", word))
-    return Shown(page, " ".join(words), tuple(words[count:]))
+            for word in lexer:
+                if word in ("|", "&&", ";"):
+                    commands.append([])
+                elif commands[-1] or not re.match(r"[A-Z_]+=", word):
+                    commands[-1].append(word)
+    return [tuple(words) for words in commands if words]
 
 
 def examine(words: Sequence[str], home: Path) -> None:
@@ -224,9 +201,10 @@ def _torture(arguments: list[str]) -> None:
 
 def _bench(arguments: list[str]) -> None:
     """Read the options: it takes minutes, and a quiet machine."""
-    part, *options = arguments
-    assert part in bench.PARTS
-    importlib.import_module(f"measuring.{part}").new_parser().parse_args(options)
+    for part in arguments[:1]:  # without any it lists its parts
+        assert part in bench.PARTS
+        options = [option for option in arguments[1:] if option != "--help"]
+        importlib.import_module(f"measuring.{part}").new_parser().parse_args(options)
 
 
 def _as_it_is(arguments: list[str]) -> None:

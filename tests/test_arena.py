@@ -1,34 +1,14 @@
-"""experiment=arena: its list of variants, and how runs with rates of their own are reported."""
+"""Runs of an arena, whose variants have learning rates of their own, as the report shows them."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from runfolders import write_run
 
 from gptattn.compare.comparison import compare
 from gptattn.compare.finished_runs import read_runs
 from gptattn.compare.table import report_rows
-from gptattn.settings.compose import CONF, settings
-from gptattn.sweep.jobs import words
-from gptattn.sweep.tuning import read_tune
-
-ARENA = yaml.safe_load((CONF / "experiment" / "arena.yaml").read_text(encoding="utf-8"))
-SWEEPER = ARENA["hydra"]["sweeper"]
-
-
-@pytest.mark.slow
-def test_every_variant_of_the_arena_composes_and_is_another_run() -> None:
-    sizes = ["block=llama", "model=nano", "match=params"]
-    found = [settings([*words(variant), *sizes]) for variant in SWEEPER["variants"]]
-    assert (found[0].variant, found[0].choices["position"]) == ("mha", "rope")
-    # One position is the block's own, and so the same run as mha.
-    assert (
-        len({(str(cfg.attn), cfg.variant, cfg.choices["position"]) for cfg in found})
-        == len(found) - 1
-    )
-    assert str(read_tune(SWEEPER["tune"]).seed) not in SWEEPER["params"]["seed"].split(",")
 
 
 def write(folder: Path, variant: str, seed: int, loss: float, lr: float, **choices: str) -> Path:

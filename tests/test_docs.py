@@ -12,8 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from building import menu
-from docs_commands import FENCED, PAGES, PROJECT, ROOT, examine, new_on, shown_on
+from docs_commands import FENCED, PAGES, PROJECT, ROOT, commands_on, examine, new_on
 from support import bpe, command, run_folders, tiny, train
 
 import gptattn.attention
@@ -23,7 +22,7 @@ from gptattn.errors import UserError
 
 README = ROOT / "README.md"
 LINKED = [*PAGES, ROOT / "CHANGELOG.md"]
-WITH_COMMANDS = [page for page in PAGES if shown_on(page)]
+WITH_COMMANDS = [page for page in PAGES if commands_on(page)]
 # The experiments whose runs the pages compare, beside attention_suite.
 SWEPT = (
     *("arena", "arena/tuning", "precision", "optimizers", "speedrun_muon", "speedrun_ablation"),
@@ -77,11 +76,11 @@ def home(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("page", WITH_COMMANDS, ids=lambda page: page.stem)
 def test_every_command_of_a_page_does_what_it_says(page: Path, home: Path) -> None:
-    for shown in new_on(page):
+    for words in new_on(page):
         try:
-            examine(shown.words, home)
+            examine(words, home)
         except BaseException as error:
-            error.add_note(f"{shown.page}: {shown.text}")
+            error.add_note(" ".join(words))
             raise
     sys.modules.pop("gptattn.attention.cosine", None)
 
@@ -97,11 +96,16 @@ def test_a_mistake_in_a_command_fails(tmp_path: Path) -> None:
         examine(["python", "train.py", "attn=gqaa"], tmp_path)
 
 
+@pytest.mark.slow
 def test_the_readmes_sweep_trains_and_is_reported(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    words = next(one.words for one in shown_on(README) if "ARGS=-m" in one.text)
-    (arguments,) = (word.removeprefix("ARGS=").split() for word in words if "ARGS=" in word)
+    (arguments,) = (
+        word.removeprefix("ARGS=").split()
+        for words in commands_on(README)
+        for word in words
+        if word.startswith("ARGS=-m")
+    )
     quick = tiny(tmp_path, "budget.steps=2", "checkpoint=false", "hydra/launcher=basic")
     assert command(tmp_path, *arguments, *quick) == 0
     assert len(run_folders(tmp_path)) == 6

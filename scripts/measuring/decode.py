@@ -130,14 +130,12 @@ def measure_model(
                 found.read.append(read)
             found.prefill.append(prefill)
             found.token.append(token)
-        return found.token[-1]
+        return times[f"{name} x1"].token[-1]
 
     measures = {name: partial(decode, name) for name in models}
     for warm_up in measures.values():
         warm_up()
-    for found in times.values():
-        for seconds in (found.prefill, found.token, found.read):
-            seconds.clear()
+    times.update({key: Times([], [], []) for key in times})
     interleave(measures, rounds)
 
     results: dict[str, Any] = {}
