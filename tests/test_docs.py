@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from building import menu
 from docs_commands import FENCED, PAGES, PROJECT, ROOT, commands_on, examine, new_on
 from support import bpe, command, run_folders, tiny, train
 

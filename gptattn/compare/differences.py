@@ -7,12 +7,11 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
 from gptattn.compare.finished_runs import Run
-from gptattn.settings.config import default_width
+from gptattn.settings.config import OF_BLOCK, default_width
 
 NAMES = 5  # module names in one line
 # Beginnings of settings' names: what a variant's name stands for, and what a block's file sets.
 OF_ATTENTION = ("attn.", "part.", "pattern")
-OF_BLOCK = ("block.", "model.mlp", "model.qkv_bias")
 OF_GROUP = {"attn": OF_ATTENTION, "block": OF_BLOCK}
 # Groups whose files have settings of their own: one file need not know those of another.
 OPEN = ("attn", "part", "position")

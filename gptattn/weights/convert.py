@@ -39,10 +39,8 @@ def convert_heads(
             f"{old} key/value heads cannot become {num_kv_heads}: one must divide the other"
         )
 
-    def change(heads: Tensor | None) -> Tensor | None:
-        if heads is None or num_kv_heads == old:
-            return heads
-        if num_kv_heads > old:
+    def change(heads: Tensor) -> Tensor:
+        if num_kv_heads >= old:
             return heads.repeat_interleave(num_kv_heads // old, dim=0)
         groups = heads.unflatten(0, (num_kv_heads, -1))
         if method == "mean":
@@ -53,33 +51,25 @@ def convert_heads(
             return torch.zeros_like(groups[:, 0])  # a bias starts at 0
         return torch.randn(groups[:, 0].shape, generator=generator).to(heads) * INIT_STD
 
-    return replace(
-        weights,
-        k_GDE=_not_none(change(weights.k_GDE)),
-        v_GDE=_not_none(change(weights.v_GDE)),
-        k_bias_GD=change(weights.k_bias_GD),
-        v_bias_GD=change(weights.v_bias_GD),
-    )
-
-
-def _not_none(heads: Tensor | None) -> Tensor:
-    assert heads is not None
-    return heads
+    k_GDE, v_GDE = change(weights.k_GDE), change(weights.v_GDE)
+    biases = (weights.k_bias_GD, weights.v_bias_GD)
+    k_bias_GD, v_bias_GD = (None if bias is None else change(bias) for bias in biases)
+    return replace(weights, k_GDE=k_GDE, v_GDE=v_GDE, k_bias_GD=k_bias_GD, v_bias_GD=v_bias_GD)
 
 
 def describe_mechanism(cfg: TrainConfig) -> tuple[object, ...]:
     """Return the settings of the attention itself, without those that its weights ignore."""
-    return without_weightless(cfg.attn), cfg.pattern, cfg.pattern_attn
+    return drop_weightless(cfg.attn), cfg.pattern, cfg.pattern_attn
 
 
 def describe_layers(cfg: TrainConfig) -> tuple[object, ...]:
     """Return all settings that a layer's weights depend on."""
-    sizes = without_weightless(shared_arguments(cfg.model, cfg.block))
+    sizes = drop_weightless(shared_arguments(cfg.model, cfg.block))
     others = (cfg.model.num_layers, cfg.part, cfg.position, cfg.block)
     return describe_mechanism(cfg), sizes, others
 
 
-def without_weightless(spec: Spec) -> Spec:
+def drop_weightless(spec: Spec) -> Spec:
     """Return the settings without those that no weight depends on."""
     return {name: value for name, value in spec.items() if name not in WEIGHTLESS_SETTINGS}
 

@@ -133,9 +133,6 @@ def test_a_kind_that_changes_nothing_is_refused(attn: str, name: str, said: str)
         check_kind(model_of(f"attn={attn}", "position=none"), parse_cache_kind(name), attn)
     assert refusal.value.field == "cache"
     assert said in refusal.value.message
-
-
-def test_heads_of_a_few_numbers_are_not_packed() -> None:
     with pytest.raises(ConfigError, match="int4: mha keeps too few numbers per token and head"):
         check_kind(build_gpt("attn=mha"), parse_cache_kind("int4"), "mha")  # five numbers
 

@@ -17,34 +17,19 @@ def draw(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
     return hidden, weight, torch.randint(V, (N,))
 
 
+def same_gradients(ours: Tensor, theirs: Tensor, inputs: tuple[Tensor, ...]) -> None:
+    found, expected = (torch.autograd.grad(loss, inputs) for loss in (ours, theirs))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-13)
+
+
 @pytest.mark.parametrize("factor", [1, 3])
-@pytest.mark.parametrize("chunk_tokens", [1, 5, 22, 23, 24, 1000])
+@pytest.mark.parametrize("chunk_tokens", [1, 5, 22, 23, 1000])
 def test_value_and_gradients_match_torchs_cross_entropy(chunk_tokens, factor):
     hidden, weight, targets = draw()
     ours = factor * linear_cross_entropy(hidden, weight, targets, chunk_tokens)
     theirs = factor * F.cross_entropy(F.linear(hidden, weight), targets)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-13)
-    torch.testing.assert_close(
-        torch.autograd.grad(ours, (hidden, weight)),
-        torch.autograd.grad(theirs, (hidden, weight)),
-        rtol=0,
-        atol=1e-13,
-    )
-
-
-def test_leading_dimensions_are_those_of_the_input():
-    hidden, weight, targets = draw()
-    folded = hidden.detach()[:22].unflatten(0, (2, 11)).requires_grad_()
-    loss = linear_cross_entropy(folded, weight, targets[:22].unflatten(0, (2, 11)), 5)
-    loss.backward()
-    torch.testing.assert_close(loss, F.cross_entropy(F.linear(hidden[:22], weight), targets[:22]))
-    assert folded.grad.shape == (2, 11, D)
-
-
-def test_large_logits_do_not_overflow():
-    hidden, weight, targets = draw(torch.float32)
-    ours = linear_cross_entropy(hidden * 1e4, weight, targets, 5)
-    torch.testing.assert_close(ours, F.cross_entropy(F.linear(hidden * 1e4, weight), targets))
+    same_gradients(ours, theirs, (hidden, weight))
 
 
 def test_under_bfloat16_autocast_loss_and_gradients_stay_close_to_float32():
@@ -69,7 +54,7 @@ def scaled_gradients(loss: Tensor, inputs: tuple[Tensor, ...]) -> list[Tensor]:
 
 
 def test_under_float16_autocast_small_gradients_do_not_vanish():
-    tokens, vocab_size = 4096, 4001
+    tokens, vocab_size = 1024, 4001
     hidden = torch.randn(tokens, D).requires_grad_()
     weight = (0.02 * torch.randn(vocab_size, D)).requires_grad_()
     targets = torch.randint(vocab_size, (tokens,))
@@ -77,7 +62,7 @@ def test_under_float16_autocast_small_gradients_do_not_vanish():
         F.cross_entropy(F.linear(hidden, weight), targets), (hidden, weight)
     )
     with torch.autocast("cpu", dtype=torch.float16):
-        loss = linear_cross_entropy(hidden, weight, targets, 512)
+        loss = linear_cross_entropy(hidden, weight, targets, 128)
     for gradient, wanted in zip(scaled_gradients(loss, (hidden, weight)), expected, strict=True):
         # Plain cross-entropy under the same autocast is off by 0.0004.
         assert (gradient - wanted).norm() < 0.002 * wanted.norm()
@@ -105,16 +90,13 @@ def test_in_float32_the_gradients_are_the_only_tensors_of_their_size():
     assert made.elements.count(weight.numel()) == 1
 
 
-def test_a_loss_over_no_tokens_is_refused():
-    with pytest.raises(ValueError, match="no tokens"):
-        linear_cross_entropy(torch.randn(2, 0, 7), torch.randn(11, 7), torch.zeros(2, 0).long())
-
-
-def test_a_part_that_needs_no_gradient_gets_none():
-    hidden, weight, targets = draw()
-    expected = torch.autograd.grad(F.cross_entropy(F.linear(hidden, weight), targets), weight)
-    loss = linear_cross_entropy(hidden.detach(), weight, targets, 5)
-    torch.testing.assert_close(torch.autograd.grad(loss, weight), expected)
+@pytest.mark.parametrize(
+    ("shape", "targets", "said"),
+    [((2, 0, D), (2, 0), "no tokens"), ((3, 5, D), (3, 4), r"\(3, 5, 7\) and targets \(3, 4\)")],
+)
+def test_a_loss_over_nothing_or_of_other_targets_is_refused(shape, targets, said):
+    with pytest.raises(ValueError, match=said):
+        linear_cross_entropy(torch.randn(shape), torch.randn(V, D), torch.zeros(targets).long())
 
 
 def test_a_second_backward_raises_instead_of_giving_wrong_gradients():
@@ -123,12 +105,6 @@ def test_a_second_backward_raises_instead_of_giving_wrong_gradients():
     loss.backward(retain_graph=True)
     with pytest.raises((AttributeError, RuntimeError)):
         loss.backward()
-
-
-def test_every_hidden_state_needs_its_target():
-    hidden, weight = torch.randn(3, 5, 7), torch.randn(11, 7)
-    with pytest.raises(ValueError, match=r"\(3, 5, 7\) and targets \(3, 4\)"):
-        linear_cross_entropy(hidden, weight, torch.zeros(3, 4, dtype=torch.long))
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
@@ -149,12 +125,7 @@ def test_the_loss_of_scored_positions_is_torchs_with_an_ignored_index():
     ours = linear_cross_entropy(found, weight, kept, 5)
     theirs = F.cross_entropy(F.linear(hidden, weight), targets, ignore_index=IGNORED)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-13)
-    torch.testing.assert_close(
-        torch.autograd.grad(ours, (hidden, weight)),
-        torch.autograd.grad(theirs, (hidden, weight)),
-        rtol=0,
-        atol=1e-13,
-    )
+    same_gradients(ours, theirs, (hidden, weight))
 
 
 @pytest.mark.parametrize("chunk_tokens", [None, 1, 5, 1000])

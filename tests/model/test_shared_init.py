@@ -72,8 +72,6 @@ class Drawing(nn.Module):
         nn.init.normal_,
         nn.init.uniform_,
         nn.init.kaiming_uniform_,
-        nn.init.kaiming_normal_,
-        nn.init.xavier_uniform_,
         nn.init.xavier_normal_,
     ],
 )

@@ -16,8 +16,9 @@ import torch
 
 from gptattn.cli.arguments import PACKAGES, SEED, option, parse, run_script
 from gptattn.decode.generate import DecodeDType, choose_dtype, left_padded, stream
+from gptattn.decode.prompt import read_prompt, read_prompts
 from gptattn.decode.sampling import Sampling
-from gptattn.decode.text import TextStream, read_prompt, read_prompts
+from gptattn.decode.text_stream import TextStream
 from gptattn.errors import ConfigError, DataError
 from gptattn.machine.console import make_printable
 from gptattn.machine.device import resolve_device, set_threads, synchronize

@@ -7,7 +7,8 @@ import pytest
 
 from gptattn.data.bpe import GPT2Tokenizer
 from gptattn.data.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer
-from gptattn.decode.text import TextStream, read_prompts
+from gptattn.decode.prompt import read_prompts
+from gptattn.decode.text_stream import TextStream
 from tests.support import bpe
 
 TEXT = "naïve ≈ 𝄞 text"
