@@ -78,9 +78,7 @@ def test_files_stay_on_their_side_when_others_come(
     def held_out(names: range) -> set[str]:
         for i in names:
             (tmp_path / f"{i}.py").write_text(f"x = {i}")
-        return {
-            content.removeprefix("x = ") for content in read(StandardLibrary(), "held_out")
-        }
+        return {content.removeprefix("x = ") for content in read(StandardLibrary(), "held_out")}
 
     few = held_out(range(200))
     assert few
