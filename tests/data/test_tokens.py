@@ -6,6 +6,8 @@ import multiprocessing
 import os
 import random
 import signal
+import subprocess
+import sys
 import time
 import tracemalloc
 from collections.abc import Iterator, Sequence
@@ -175,6 +177,24 @@ def test_one_process_waits_for_another(
 def _kill_later(pid: int) -> None:
     time.sleep(0.3)
     os.kill(pid, signal.SIGKILL)
+
+
+def test_a_process_that_holds_ids_to_its_end_says_nothing(tmp_path: Path) -> None:
+    code = f"""
+from pathlib import Path
+from loading import load
+from gptattn.data import tokens
+tokens.kept = load("All work and no play. " * 99, Path({str(tmp_path)!r}))
+"""
+    found = [str(folder) for folder in (Path(__file__).parents[2], Path(__file__).parent)]
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(found)},
+        check=True,
+    )
+    assert (done.stdout, done.stderr) == ("", "")
 
 
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
