@@ -104,7 +104,7 @@ def joint_coverage(spread: str, variants: int, n: int, ladders: int) -> float:
     generator = np.random.default_rng([variants, n])
     deviations = 0.01 * np.geomspace(*SPREAD[spread], SIZES)[:, None]
     factors = {"mha": 1.0} | {f"v{i}": 1 + i / 50 for i in range(1, variants)}
-    spent = 1e12 * GROWTH ** np.arange(SIZES)
+    spent = 1e12 * np.power(GROWTH, np.arange(SIZES), dtype=np.float64)
     compute = {name: spent * (1 - i / 20) for i, name in enumerate(factors)}
     held = 0
     for _ in range(ladders):

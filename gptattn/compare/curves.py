@@ -31,7 +31,6 @@ POINTS = 400  # kept per run and curve, and of a mean over seeds whose own point
 # For two seeds Student's t is 12.7, divided by the root of 2: such a band would fill the plot.
 FEWEST_FOR_BAND = 3
 FEWEST_VALIDATIONS = 4  # with fewer points, plot the training loss instead
-MAX_EVALUATIONS = 100  # lengths and caches of a run that are shown
 BOARD_MARK = ".gptattn-compare"  # suffix of the event files that we write and may remove
 TAGS = {
     "val/loss": ("val", "loss"),
@@ -91,7 +90,8 @@ def _curve(points: list[tuple[float | None, ...]]) -> DataFrame:
     curve = DataFrame(points, columns=COLUMNS, dtype=np.float64)  # None becomes NaN
     # Also drops NaN and infinity. A step must fit TensorBoard's 64 bits, and sums must be finite.
     sound = (curve[COLUMNS[:5]].abs() < LARGEST).all(axis=1) & (curve["step"] < 2**53)
-    curve = curve[sound].drop_duplicates("step", keep="last").sort_values("step")
+    curve = curve.loc[sound]
+    curve = curve.loc[~curve["step"].duplicated(keep="last")].sort_values("step")
     return curve.assign(bits=curve["bits"].where(curve["bits"].abs() < LARGEST))
 
 
@@ -170,7 +170,9 @@ def average_rows(
             getattr(curves[run.folder], kind) for run in row.runs if run.folder in curves
         ]
         ends = [run.until for run in row.runs if run.folder in curves]
-        members = [curve[curve["step"] <= end] for curve, end in zip(members, ends, strict=True)]
+        members = [
+            curve.loc[curve["step"] <= end] for curve, end in zip(members, ends, strict=True)
+        ]
         members = [curve for curve in members if len(curve)]
         band = average_curves(
             [curve[axis].to_numpy() for curve in members],
@@ -207,28 +209,7 @@ class CacheCost:
 def evaluated(row: Row) -> list[Evaluation]:
     """Return the evaluations of the row's runs whose weights are those that are compared."""
     found = [(run.evaluation, run.steps) for run in row.runs]
-    return [one for one, steps in found if one and one.step == steps and _is_sound(one)]
-
-
-def _is_sound(found: Evaluation) -> bool:
-    """Whether the file can be shown: anybody may have written it."""
-    lengths, caches = found.lengths, found.caches.values()
-    losses = [one.loss for one in (*lengths.values(), *caches)]
-    losses += [one.loss for length in lengths.values() for one in length.bins]
-    sizes = [found.context_length, *(one.nbytes for one in caches)]
-    return (
-        len(lengths) + len(caches) <= MAX_EVALUATIONS
-        and all(abs(x) < LARGEST for x in losses)
-        and all(0 < n < LARGEST for n in sizes)
-        and all(_tiled(one.bins, length, found.context_length) for length, one in lengths.items())
-    )
-
-
-def _tiled(bins: Sequence[Bin], length: int, trained: int) -> bool:
-    """Whether the bins follow each other from 1 to the length, with an edge at the trained one."""
-    ends = [0, *(one.last for one in bins)]
-    follow = all(ends[i] + 1 == one.first <= one.last for i, one in enumerate(bins))
-    return follow and ends[-1] == length < LARGEST and (length <= trained or trained in ends)
+    return [one for one, steps in found if one and one.step == steps]
 
 
 def shown_lengths(section: Section) -> list[tuple[int, int]]:

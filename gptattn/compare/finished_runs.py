@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 SEED_AND_ID = re.compile(r"_s\d+([+,].*|)_[0-9a-f]{6}$")
 OF_MAKING = ("text", "device", "init_from")  # keys of Run.settings that Run.making also records
 LARGEST = 1e30  # larger figures are dropped: their squares and sums could overflow
-DAMAGE = (
+DAMAGE = (  # of a file that was half-written or edited by hand
     OSError,
     ValueError,
     KeyError,
@@ -106,7 +106,7 @@ class _Summary(msgspec.Struct):
     hyperparameters: dict[str, Any]
     status: str = "done"
     environment: dict[str, Any] = {}
-    match: Any = None
+    match: Match | None = None
     steps: int = 0
     completed: list[Completed] = []
 
@@ -239,7 +239,7 @@ def _read(folder: RunFolder) -> Run:
         one_line(settings["budget"]),
         _shown(flat(summary.data)),
         _shown(flat(summary.environment)),
-        _match(summary.match),
+        summary.match,
         folder.done_at,
         {k[8:]: one_line(v) for k, v in config.items() if k.startswith("choices.")},
         one_line(PurePath(origin).name),
@@ -296,21 +296,6 @@ def seedless(path: str) -> str:
 
 def _shown(values: Mapping[str, str]) -> dict[str, str]:
     return {one_line(key): one_line(value) for key, value in values.items()}
-
-
-def _match(node: Any) -> Match | None:
-    try:
-        match = None if node is None else msgspec.convert(node, Match)
-    except (msgspec.ValidationError, OverflowError):
-        return None  # written by another version: no reason to drop the run
-    if match is None:
-        return None
-    figures = (match.before, match.after, match.target, match.reached)
-    if not all(abs(x) < LARGEST for x in figures if x is not None):
-        return None
-    return msgspec.structs.replace(
-        match, what=one_line(match.what), to=one_line(match.to), field=one_line(match.field)
-    )
 
 
 def at_first_budgets(runs: Sequence[Run]) -> tuple[list[Run], dict[Path, str]]:

@@ -246,7 +246,7 @@ def group_runs(runs: Sequence[Run]) -> Groups:
     """
     runs = sorted(runs, key=lambda run: run.finished)
     made = DataFrame([_made_of(run) for run in runs])
-    differ = [name for name in made if made[name].nunique(dropna=False) > 1]
+    differ = list(made.columns[made.nunique(dropna=False) > 1])
     sets = made.groupby(differ, dropna=False, sort=False) if differ else [("", made)]
     groups = [[runs[i] for i in part.index] for _, part in sets]
     firsts = [members[0] for members in groups]

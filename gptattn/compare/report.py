@@ -6,19 +6,20 @@ import math
 import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from markupsafe import Markup
 
-from gptattn.compare.comparison import Across, Change, Comparison, Row, Section
+from gptattn.compare.comparison import Comparison, Section
 from gptattn.compare.curves import Curves, cache_costs, position_losses
 from gptattn.compare.differences import count_values
-from gptattn.compare.finished_runs import one_line, seedless
+from gptattn.compare.finished_runs import Run, one_line, seedless
 from gptattn.compare.groups import axes_of, describe_conflict
-from gptattn.compare.ladder import LadderReport, Scaled
 from gptattn.compare.plots import Plot, ladder_plots, section_plots, size_plots
+from gptattn.compare.statistics import Difference
 from gptattn.compare.table import evaluation_tables, report_rows, tables_across
 from gptattn.compare.verdicts import (
     across_words,
@@ -206,112 +207,39 @@ def _inert(cell: Any) -> Any:
 
 
 def json_text(comparison: Comparison) -> str:
-    """Return the comparison as JSON, without curves; NaN and infinity become null."""
-    node = {
-        "folders": comparison.folders,
-        "sections": [_section(section) for section in comparison.sections],
-        "across": [_across(across) for across in comparison.across],
-        "ladders": [_ladder(ladder) for ladder in comparison.ladders],
-        "warnings": comparison.warnings,
-        "skipped": comparison.skipped,
-    }
-    return json.dumps(_plain(node), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    """Return the comparison as JSON, with its words but without curves.
 
-
-def _section(section: Section) -> dict[str, Any]:
-    return {
-        "title": section.title,
-        "baseline": section.baseline,
-        "words": section_words(section),
-        "match": match_words(section),
-        "certainty": sure_words(section),
-        "warnings": section.warnings,
-        "rows": [_row(row) for row in section.rows],
-        "lowest_loss": section.leader,
-        "against_lowest_loss": [
-            # Not d.shown: against the best, the stricter `_distinct_from_leader` decides.
-            {"variant": d.variant, "difference": d.mean, "shown": d.variant not in section.alike}
-            for d in section.rivals
-        ],
-        "loss_by_position": [asdict(one) for one in position_losses(section)],
-        "loss_by_cache": [asdict(one) for one in cache_costs(section)],
-    }
-
-
-def _row(row: Row) -> dict[str, Any]:
-    speed = row.speed and {"ratio": row.speed[0], "interval": row.speed[1]}
-    return {
-        "name": row.name,
-        "variant": row.runs[0].variant,
-        "n": row.n,
-        "seeds": [run.seed for run in row.runs],
-        "runs": [str(run.folder) for run in row.runs],
-        "metrics": {metric: asdict(estimate) for metric, estimate in row.metrics.items()},
-        "difference": row.difference and asdict(row.difference) | {"shown": row.difference.shown},
-        "tokens_per_s_over_baseline": speed,
-        "pareto_fronts": row.fronts,
-        "settings": row.runs[0].settings,
-    }
-
-
-def _across(across: Across) -> dict[str, Any]:
-    return {
-        "setting": across.setting,
-        "metric": across.metric,
-        "where": across.where,
-        "first": across.first,
-        "second": across.second,
-        "baseline": across.baseline,
-        "words": across_words(across),
-        "other_settings_that_differ": across.others,
-        "losses": {name: _change(change) for name, change in across.losses.items()},
-        "differences_to_baseline": {name: _change(change) for name, change in across.gaps.items()},
-    }
-
-
-def _ladder(report: LadderReport) -> dict[str, Any]:
-    return {
-        "where": report.where,
-        "baseline": report.baseline,
-        "words": ladder_words(report),
-        "sizes": report.sizes,
-        "seeds": report.seeds,
-        "costs": {scaled.cost: _scaled(scaled) for scaled in report.costs},
-    }
-
-
-def _scaled(scaled: Scaled) -> dict[str, Any]:
-    law = scaled.law
-    return {
-        "spent": {name: own.tolist() for name, own in scaled.ladder.compute.items()},
-        "losses": {name: own.tolist() for name, own in scaled.ladder.losses.items()},
-        "law": {
-            "floor": law.floor,
-            "unit": law.unit,
-            "factors": law.factors,
-            "exponents": law.exponents,
-        },
-        "misfit_p": scaled.misfit,
-        "intervals_widened_by": scaled.widened,
-        "at_loss": scaled.loss,
-        "multipliers": {name: asdict(found) for name, found in scaled.multipliers.items()},
-        "predicted": scaled.predicted,
-        "measured": scaled.measured,
-        "beyond": scaled.beyond,
-    }
-
-
-def _change(change: Change) -> dict[str, Any]:
-    node = asdict(change)
-    # Names of what is subtracted: it stands around this.
-    del node["difference"]["variant"], node["difference"]["baseline"]
-    node["difference"]["shown"] = change.difference.shown
-    return node
+    Its keys are the fields of `Comparison` and what it holds; NaN and infinity become null.
+    """
+    node = _plain(comparison)
+    for section, made in zip(node["sections"], comparison.sections, strict=True):
+        section["words"] = section_words(made)
+        section["match"] = match_words(made)
+        section["certainty"] = sure_words(made)
+        section["loss_by_position"] = _plain(position_losses(made))
+        section["loss_by_cache"] = _plain(cache_costs(made))
+    for across, made in zip(node["across"], comparison.across, strict=True):
+        across["words"] = across_words(made)
+    for ladder, made in zip(node["ladders"], comparison.ladders, strict=True):
+        ladder["words"] = ladder_words(made)
+    return json.dumps(node, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def _plain(node: Any) -> Any:
-    if isinstance(node, dict):
+    """Return what JSON can hold of a part of the comparison."""
+    if isinstance(node, Run):
+        keys = ("folder", "variant", "seed", "metrics", "settings")
+        return {key: _plain(getattr(node, key)) for key in keys}
+    if isinstance(node, Difference):
+        return {**_plain(asdict(node)), "shown": node.shown}
+    if is_dataclass(node):
+        return {each.name: _plain(getattr(node, each.name)) for each in fields(node)}
+    if isinstance(node, Mapping):
         return {key: _plain(value) for key, value in node.items()}
     if isinstance(node, list | tuple):
         return [_plain(value) for value in node]
+    if isinstance(node, np.ndarray):
+        return _plain(node.tolist())
+    if isinstance(node, Path):
+        return str(node)
     return None if isinstance(node, float) and not math.isfinite(node) else node

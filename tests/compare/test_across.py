@@ -175,5 +175,5 @@ def test_terminal_page_and_json_have_the_changes(
     assert "whole-1" in page.ids
     assert "#whole-1" in page.references
     assert "families of their own" in " ".join(page.text.split())
-    assert node["differences_to_baseline"]["mqa"]["difference"]["mean"] == pytest.approx(-0.04 / 3)
-    assert node["other_settings_that_differ"] == ["optim.lr"]
+    assert node["gaps"]["mqa"]["difference"]["mean"] == pytest.approx(-0.04 / 3)
+    assert node["others"] == ["optim.lr"]

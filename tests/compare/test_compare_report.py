@@ -52,9 +52,9 @@ def test_the_json_holds_what_was_worked_out_by_hand(sweep: Path) -> None:
     assert gqa["difference"]["mean"] == pytest.approx(0.12)
     assert gqa["difference"]["interval"] == pytest.approx([0.12 - half, 0.12 + half], abs=1e-6)
     assert gqa["difference"]["comparisons"] == 2
-    assert gqa["seeds"] == [1, 2, 3, 4, 5]
+    assert [run["seed"] for run in gqa["runs"]] == [1, 2, 3, 4, 5]
     # All cost the same, so only the lowest loss is on the front.
-    assert [row["pareto_fronts"] for row in found["rows"]] == [[*COSTS], [], []]
+    assert [row["fronts"] for row in found["rows"]] == [[*COSTS], [], []]
 
 
 def test_the_csv_has_a_line_per_row(sweep: Path) -> None:
