@@ -15,7 +15,7 @@ from contract import CHUNKS, B, E, T, assert_same, decode, draw, receptive_field
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from gptattn.attention import HasHeads, HasMaps, HasParts
+from gptattn.attention import HasHeads, HasMaps, SoftmaxAttention
 from gptattn.attention.parts.sink import Sink
 
 PRECISIONS = pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_dropout_acts_in_training_only(variant, backend):
 def is_linear_in_weights(variant: str) -> bool:
     """Whether an output shrinks as its weights do if a sink takes a part of each head's."""
     plain, sunk = build_attention(variant).double(), build_attention(variant).double()
-    if not isinstance(sunk, HasMaps) or not isinstance(sunk, HasParts):
+    if not isinstance(sunk, HasMaps) or not isinstance(sunk, SoftmaxAttention):
         return False
     sunk.load_state_dict(plain.state_dict())
     sunk.add_part("sink", Sink(sunk.num_heads))

@@ -11,8 +11,8 @@ from torch import Tensor
 from transformers import DiffLlamaConfig
 from transformers.models.diffllama import modeling_diffllama
 
-from gptattn.attention.variants.differential import EPS, DifferentialAttention
 from gptattn.attention.parts.gate import Gate
+from gptattn.attention.variants.differential import EPS, DifferentialAttention
 from gptattn.errors import ConfigError
 from gptattn.position import RotaryPosition
 

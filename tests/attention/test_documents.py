@@ -22,9 +22,8 @@ from contract import PLACED, E, T, assert_same, draw, overrides_of, with_maps
 from torch import Tensor, nn
 
 from gptattn.attention import Attention, Shared
-from gptattn.attention.delta_rule import chunked, recurrent
 from gptattn.attention.head_statistics import entropy, sink_mass
-from gptattn.attention.short_conv import ShortConvolution
+from gptattn.attention.variants.gated_deltanet import ShortConvolution, chunked, recurrent
 from gptattn.position import Documents
 
 # Rows of several documents, of one, and of as many as there are tokens.

@@ -25,10 +25,10 @@ from torch import Tensor
 from transformers import DeepseekV3Config
 from transformers.models.deepseek_v3 import modeling_deepseek_v3
 
-from gptattn.attention.variants.mla import MultiHeadLatentAttention
 from gptattn.attention.parts.forget import Forget
 from gptattn.attention.parts.sink import Sink
 from gptattn.attention.parts.softcap import SoftCap
+from gptattn.attention.variants.mla import MultiHeadLatentAttention
 from gptattn.errors import ConfigError
 from gptattn.model.cost import measure_cost, parameter_count
 from gptattn.position import HeadPosition, LinearBias, RotaryPosition
