@@ -1,8 +1,9 @@
 """Mechanisms for tests only, which show that the design has room for those to come."""
 
+from typing import Unpack
+
 import torch
 import torch.nn.functional as F
-from gptattn.attention.split import SplitAttention
 from torch import Tensor, nn
 
 from gptattn.attention.base import Attention, Shared
@@ -10,10 +11,12 @@ from gptattn.attention.cache import Cache, TokenCache
 from gptattn.attention.core import Backend, attend
 from gptattn.attention.linear import Linear
 from gptattn.attention.rule import Rule, Span, attention_weights
+from gptattn.attention.softmax import Common
+from gptattn.attention.variants.gqa import GroupedQueryAttention
 from gptattn.position.base import HeadPosition, Positions
 
 
-class Grouped(SplitAttention):
+class Grouped(GroupedQueryAttention):
     """Base of the probes with heads; by default it has half as many key/value heads."""
 
     def __init__(
@@ -22,49 +25,22 @@ class Grouped(SplitAttention):
         d_out: int,
         context_length: int,
         num_heads: int,
-        dropout: float = 0.0,
-        qkv_bias: bool = False,
         num_kv_heads: int | None = None,
-        backend: Backend = "sdpa",
-        position: HeadPosition | None = None,
+        *,
+        qkv_bias: bool = False,
+        **common: Unpack[Common],
     ) -> None:
+        groups = num_heads // 2 if num_kv_heads is None else num_kv_heads
         super().__init__(
-            d_in=d_in,
-            d_out=d_out,
-            context_length=context_length,
-            num_heads=num_heads,
-            dropout=dropout,
-            qkv_bias=qkv_bias,
-            num_kv_heads=num_heads // 2 if num_kv_heads is None else num_kv_heads,
-            out_proj=True,
-            scale=None,
-            backend=backend,
-            position=position,
+            d_in, d_out, context_length, num_heads, groups, qkv_bias=qkv_bias, **common
         )
 
 
 class Windowed(Grouped):
     """A sliding window of 4 tokens, or as many as are asked for, kept in a ring."""
 
-    def __init__(
-        self,
-        d_in: int,
-        d_out: int,
-        context_length: int,
-        num_heads: int,
-        dropout: float = 0.0,
-        qkv_bias: bool = False,
-        num_kv_heads: int | None = None,
-        backend: Backend = "sdpa",
-        position: HeadPosition | None = None,
-        window: int = 4,
-    ) -> None:
-        shape = (d_in, d_out, context_length, num_heads, dropout, qkv_bias, num_kv_heads)
-        super().__init__(*shape, backend, position)
-        self.window = window
-
     def rule(self) -> Rule:
-        return Rule(self.scale, window=self.window)
+        return Rule(self.scale, window=self.window or 4)
 
 
 class Sunk(Grouped):
@@ -76,14 +52,13 @@ class Sunk(Grouped):
         d_out: int,
         context_length: int,
         num_heads: int,
-        dropout: float = 0.0,
-        qkv_bias: bool = False,
         num_kv_heads: int | None = None,
-        backend: Backend = "sdpa",
-        position: HeadPosition | None = None,
+        *,
+        qkv_bias: bool = False,
+        **common: Unpack[Common],
     ) -> None:
-        shape = (d_in, d_out, context_length, num_heads, dropout, qkv_bias, num_kv_heads)
-        super().__init__(*shape, backend, position)
+        sizes = d_in, d_out, context_length, num_heads, num_kv_heads
+        super().__init__(*sizes, qkv_bias=qkv_bias, **common)
         self.sink_H = nn.Parameter(torch.zeros(num_heads))
         slope_H = 2.0 ** (-8 / num_heads * torch.arange(1, num_heads + 1))
         self.register_buffer("slope_H11", slope_H[:, None, None], persistent=False)
@@ -110,14 +85,13 @@ class Forgetting(Grouped):
         d_out: int,
         context_length: int,
         num_heads: int,
-        dropout: float = 0.0,
-        qkv_bias: bool = False,
         num_kv_heads: int | None = None,
-        backend: Backend = "sdpa",
-        position: HeadPosition | None = None,
+        *,
+        qkv_bias: bool = False,
+        **common: Unpack[Common],
     ) -> None:
-        shape = (d_in, d_out, context_length, num_heads, dropout, qkv_bias, num_kv_heads)
-        super().__init__(*shape, backend, position)
+        sizes = d_in, d_out, context_length, num_heads, num_kv_heads
+        super().__init__(*sizes, qkv_bias=qkv_bias, **common)
         self.forget = Linear(d_in, num_heads)
 
     def _gated(self, c_BHT: Tensor, c_BHS: Tensor) -> Rule:
@@ -133,7 +107,7 @@ class Forgetting(Grouped):
         self, x_BTE: Tensor, cache: Cache | None = None, shared: Shared | None = None
     ) -> Tensor:
         shared = self.begin(x_BTE, cache, shared)
-        q, k, v = self.located(x_BTE, shared)
+        q, k, v = self.encode(*self.project(x_BTE), shared)
         c_BHT = self._sums(x_BTE)
         c_BHS, k_pos = c_BHT, shared.positions
         if cache is not None:
@@ -156,7 +130,7 @@ class Forgetting(Grouped):
 
     def attention_weights(self, x_BTE: Tensor, shared: Shared | None = None) -> Tensor:
         shared = self.begin(x_BTE, None, shared)
-        q, k, _ = self.located(x_BTE, shared)
+        q, k, _ = self.encode(*self.project(x_BTE), shared)
         c_BHT, at = self._sums(x_BTE), shared.positions
         return attention_weights(q, k, self._gated(c_BHT, c_BHT), q_pos=at, k_pos=at)
 
@@ -225,5 +199,5 @@ def alternating(
     """Build layers that differ: a constant state, then a window with one key/value head."""
     if layer % 2 == 0:
         return LinearState(d_in, d_out, context_length, num_heads)
-    shape = (d_in, d_out, context_length, num_heads, 0.0, qkv_bias, 1)
-    return Windowed(*shape, backend, position)
+    sizes = d_in, d_out, context_length, num_heads, 1
+    return Windowed(*sizes, qkv_bias=qkv_bias, backend=backend, position=position)

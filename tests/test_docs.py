@@ -16,7 +16,7 @@ from building import menu
 from docs_commands import FENCED, PAGES, PROJECT, ROOT, commands_on, examine, new_on
 from support import bpe, command, run_folders, tiny, train
 
-import gptattn.attention
+import gptattn.attention.variants
 import gptattn.sweep.loop
 from gptattn.cli.commands.convert import convert
 from gptattn.errors import UserError
@@ -50,7 +50,7 @@ def made(tmp_path_factory: pytest.TempPathFactory, runs: dict[str, Path]) -> Pat
     for name in ("train", "val"):
         (np.arange(2000, dtype="<u2") % 300).tofile(home / "ids" / f"{name}.bin")
     shutil.copytree(bpe(home.parent / "some_bpe"), home / "bpe")
-    for name in ("gptattn/attention/cosine.py", "conf/attn/cosine.yaml"):
+    for name in ("gptattn/attention/variants/cosine.py", "conf/attn/cosine.yaml"):
         found = re.search(rf"```\w+\n(# {name}\n.*?)```", README.read_text("utf-8"), re.DOTALL)
         assert found is not None
         (home / name).parent.mkdir(parents=True)
@@ -69,8 +69,9 @@ def home(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of it; sweeps are planned and checked there, and none of their runs is started."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(made.parent / "cache"))
     monkeypatch.setattr(gptattn.sweep.loop, "_run_stages", lambda *_: None)
-    places = [*gptattn.attention.__path__, str(made / "gptattn" / "attention")]
-    monkeypatch.setattr(gptattn.attention, "__path__", places)
+    places = [*gptattn.attention.variants.__path__]
+    places.append(str(made / "gptattn" / "attention" / "variants"))
+    monkeypatch.setattr(gptattn.attention.variants, "__path__", places)
     return Path(shutil.copytree(made, tmp_path / "home"))
 
 
@@ -83,7 +84,7 @@ def test_every_command_of_a_page_does_what_it_says(page: Path, home: Path) -> No
         except BaseException as error:
             error.add_note(" ".join(words))
             raise
-    sys.modules.pop("gptattn.attention.cosine", None)
+    sys.modules.pop("gptattn.attention.variants.cosine", None)
 
 
 @pytest.mark.parametrize("text", ["curl example", "python scripts/nothing.py", "make nothing"])

@@ -25,8 +25,8 @@ def block(opening: str, page: Path = README) -> str:
 
 
 def test_the_example_variant_of_the_readme_composes_builds_and_decodes(tmp_path, monkeypatch):
-    module = ModuleType("gptattn.attention.cosine")
-    exec(block("gptattn/attention/cosine.py"), module.__dict__)
+    module = ModuleType("gptattn.attention.variants.cosine")
+    exec(block("gptattn/attention/variants/cosine.py"), module.__dict__)
     monkeypatch.setitem(sys.modules, module.__name__, module)
     (tmp_path / "attn").mkdir()
     (tmp_path / "attn" / "cosine.yaml").write_text(block("conf/attn/cosine.yaml"))
@@ -62,7 +62,7 @@ def test_the_example_part_composes_with_every_number_of_heads(tmp_path, monkeypa
         model = build_model(typed, vocab_size=13)
         attention = model.layers()[0].attention
         x_BTE = torch.randn(1, 5, typed.model.d_model)
-        v_BGSD = attention.located(x_BTE, attention.begin(x_BTE, None, None))[2]
+        v_BGSD = attention.encode(*attention.project(x_BTE), attention.begin(x_BTE, None, None))[2]
         # The mean square of a normed value is 1, but for the epsilon beside it.
         square = v_BGSD.pow(2).mean(-1)
         torch.testing.assert_close(square, torch.ones_like(square), rtol=0, atol=1e-4)

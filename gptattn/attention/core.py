@@ -130,9 +130,10 @@ def scores_in_blocks(
     This holds BLOCK x S scores, and skips keys that no query of a block sees.
     """
     again = torch.is_grad_enabled()
+    k, v = _in_pieces(k_BGSD, rule, at), _in_pieces(v_BGSD, rule, at)
     done = []
     for query, key in at.blocks(BLOCK, rule.window):
-        inputs = q_BHTD[:, :, query.where], k_BGSD[:, :, key.where], v_BGSD[:, :, key.where]
+        inputs = q_BHTD[:, :, query.where], _part(k, key.where), _part(v, key.where)
         rest = rule, dropout, query, key, at.known, blend
         if again:
             drops = dropout > 0  # the recomputation must drop the same weights
@@ -151,14 +152,15 @@ def by_sdpa(
     Plain causal attention is one call; otherwise BLOCK queries at a time see their keys through a
     mask.
     """
-    q, k, v = q_BHTD, k_BGSD, v_BGSD
-    on_cpu = q.device.type == "cpu"
-    options = {"dropout_p": dropout, "scale": rule.scale, "enable_gqa": k.shape[1] != q.shape[1]}
+    on_cpu, grouped = q_BHTD.device.type == "cpu", k_BGSD.shape[1] != q_BHTD.shape[1]
+    options = {"dropout_p": dropout, "scale": rule.scale, "enable_gqa": grouped}
     all_past = rule.window is None or rule.window >= at.S
     if at.same and all_past and at.documents is None:
         trains = torch.is_grad_enabled() and dropout == 0
         with nullcontext() if on_cpu or trains else sdpa_kernel(WITHOUT_CUDNN):
-            return F.scaled_dot_product_attention(q, k, v, is_causal=True, **options)
+            inputs = q_BHTD, k_BGSD, v_BGSD
+            return F.scaled_dot_product_attention(*inputs, is_causal=True, **options)
+    k, v = _in_pieces(k_BGSD, rule, at), _in_pieces(v_BGSD, rule, at)
     done = []
     for query, key in at.blocks(BLOCK, rule.window):
         mask = None if at.T == 1 and at.newest else visible(rule, query, key)
@@ -168,11 +170,30 @@ def by_sdpa(
         if mask is not None and not at.known and not on_cpu:
             lost = ~mask.any(dim=-1, keepdim=True)
             mask = mask | lost
-        inputs = q[:, :, query.where], k[:, :, key.where], v[:, :, key.where]
+        inputs = q_BHTD[:, :, query.where], _part(k, key.where), _part(v, key.where)
         with nullcontext() if on_cpu else sdpa_kernel(WITHOUT_CUDNN):
             y = F.scaled_dot_product_attention(*inputs, attn_mask=mask, **options)
         done.append(y if lost is None else y.masked_fill(lost, 0.0))
     return done[0] if len(done) == 1 else torch.cat(done, dim=2)
+
+
+def _in_pieces(x_BGSD: Tensor, rule: Rule, at: Standing) -> tuple[Tensor, ...]:
+    """Return keys or values as a whole, or in pieces of BLOCK where a window trains.
+
+    The gradient of a slice is as large as the whole, so time per token would grow with T.
+    """
+    if rule.window is None or at.T <= BLOCK or not torch.is_grad_enabled():
+        return (x_BGSD,)
+    return x_BGSD.split(BLOCK, dim=2)
+
+
+def _part(pieces: tuple[Tensor, ...], where: slice) -> Tensor:
+    """Return the part `where` of what `_in_pieces` returned."""
+    if len(pieces) == 1:
+        return pieces[0][:, :, where]
+    low = where.start // BLOCK
+    near = torch.cat(pieces[low : -(-where.stop // BLOCK)], dim=2)
+    return near[:, :, where.start - low * BLOCK : where.stop - low * BLOCK]
 
 
 def fold_decay(

@@ -19,9 +19,8 @@ from hypothesis import strategies as st
 from hypothesis.configuration import set_hypothesis_home_dir
 from torch import Tensor
 
-from gptattn.attention import Shared
-from gptattn.attention.base import HasParts, divisors
-from gptattn.attention.softmax import SoftmaxAttention
+from gptattn.attention import Shared, SoftmaxAttention
+from gptattn.attention.base import divisors
 from gptattn.errors import ConfigError
 from gptattn.position import HeadPosition
 from gptattn.settings.construct import construct
@@ -29,7 +28,7 @@ from gptattn.settings.construct import construct
 # hypothesis keeps files between runs: keep them outside of the repository.
 set_hypothesis_home_dir(Path(tempfile.gettempdir()) / "gptattn-hypothesis")
 COUNT = int(os.environ.get("GPTATTN_COMBINATIONS", "120"))
-HOSTS = [name for name in menu("attn") if isinstance(build_attention(name), HasParts)]
+HOSTS = [name for name in menu("attn") if isinstance(build_attention(name), SoftmaxAttention)]
 IN_HEADS = [None, *(name for name in menu("position") if acts_in_heads(name))]
 B, E = 2, 7
 

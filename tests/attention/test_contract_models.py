@@ -62,7 +62,7 @@ def test_prompts_of_different_lengths_decode_in_one_batch_as_each_does_alone(var
 
 
 def test_a_model_prepared_for_decoding_gives_the_same_logits(variant, monkeypatch):
-    monkeypatch.setattr("gptattn.attention.linear.WORTH_THREADS", 0)
+    monkeypatch.setattr("gptattn.attention.linear.MIN_BYTES", 0)
     model = build_gpt(*chosen(variant), std=0.3).eval()
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
     for rows in (1, 3, 8):

@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from gptattn.attention import Attention, Shared
 from gptattn.attention.head_statistics import entropy, sink_mass
+from gptattn.attention.variants.gated_deltanet import ShortConvolution, chunked, recurrent
 from gptattn.position import Documents
 
 # Rows of several documents, of one, and of as many as there are tokens.

@@ -21,7 +21,7 @@ from transformers import Qwen3NextConfig
 from transformers.models.qwen3_next import modeling_qwen3_next
 
 from gptattn.attention import Shared
-from gptattn.attention.variants.gated_deltanet import GatedDeltaNet
+from gptattn.attention.variants.gated_deltanet import GatedDeltaNet, Inputs, chunked, recurrent
 from gptattn.errors import ConfigError
 
 # hypothesis keeps files between runs: keep them outside of the repository.

@@ -5,8 +5,7 @@ import torch
 from building import build_attention, through_cache
 from torch import Tensor
 
-from gptattn.attention import Entry, TokenCache, new_token_cache
-from gptattn.attention.parts.host import PartHost
+from gptattn.attention import Entry, SoftmaxAttention, TokenCache, new_token_cache
 from gptattn.attention.quantised_cache import BFloat16, Format, Int4, Int8, QuantisedCache
 
 FLOAT, CPU = torch.float32, torch.device("cpu")
@@ -113,7 +112,7 @@ def test_running_sums_and_single_numbers_stay_as_they_are() -> None:
 @torch.no_grad()
 def test_a_whole_window_in_one_step_equals_a_token_at_a_time(variant: str, name: str) -> None:
     attention = build_attention(variant, d_in=48, d_out=48).double().eval()
-    assert isinstance(attention, PartHost)
+    assert isinstance(attention, SoftmaxAttention)
     x, outputs = torch.randn(2, 11, 48, dtype=torch.float64), []
     for chunks in ([11], [1] * 11, [4, 1, 6]):
         like = attention.new_cache(2, 11)

@@ -122,4 +122,4 @@ def test_a_model_of_one_layer_is_refused_in_one_line():
 def test_a_layer_without_values_takes_no_part_in_it():
     part = ValueResidual(num_kv_heads=0, head_dim=5, left={"values"})
     assert part.shares is None
-    assert part.leaves() == part.needs() == {}
+    assert part.provides() == part.needs() == {}

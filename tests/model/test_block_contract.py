@@ -59,7 +59,7 @@ def test_a_model_decodes_as_it_reads(model: GPT) -> None:
 def test_a_prepared_model_gives_the_same_logits_and_can_be_undone(
     model: GPT, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gptattn.attention.linear.WORTH_THREADS", 0)
+    monkeypatch.setattr("gptattn.attention.linear.MIN_BYTES", 0)
     ids = torch.randint(V, (rows, T))
     expected = model(ids)[:, -1]
     model.prepare(rows)

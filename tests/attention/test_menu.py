@@ -1,0 +1,80 @@
+"""What the menu's YAML files say, and that all of the menu compiles."""
+
+import inspect
+
+import pytest
+import torch
+from building import build_gpt, chosen, menu, settings
+from support import summary, train
+
+from gptattn.attention import MultiHeadAttention
+from gptattn.errors import ConfigError
+from gptattn.settings.construct import arguments_of, find_target
+
+# Files beside that of their class: the same mechanism with other numbers.
+PRESETS = {"mqa": {"num_kv_heads"}, "sliding": {"window"}}
+
+
+@pytest.mark.parametrize("name", menu("attn"))
+def test_a_file_of_the_menu_has_the_defaults_of_its_constructor(name):
+    spec = dict(settings(f"attn={name}").attn)
+    target = find_target("attn", spec, [])
+    del spec["_target_"]
+    defaults = {}
+    for of in reversed(target.__mro__):  # `**common` passes on what a base class takes
+        parameters = inspect.signature(of.__init__).parameters.values()
+        defaults |= {p.name: p.default for p in parameters if p.default is not p.empty}
+    differing = {key for key, value in spec.items() if value != defaults[key]}
+    assert differing == PRESETS.get(name, set())
+
+
+@pytest.mark.parametrize("part", menu("part"))
+def test_a_parts_file_has_the_defaults_of_its_constructor(part):
+    spec = dict(settings(f"part={part}").part[part])
+    parameters = inspect.signature(find_target(f"part.{part}", spec, [])).parameters
+    del spec["_target_"]
+    assert {key: parameters[key].default for key in spec} == spec
+
+
+def test_what_every_mechanism_takes_is_checked_as_its_own_arguments_are():
+    takes = arguments_of(MultiHeadAttention)
+    assert {"d_in", "num_heads", "qkv_bias", "dropout", "window"} <= takes.types.keys()
+    assert takes.required == ["d_in", "d_out", "context_length", "num_heads"]
+    assert not takes.others
+    for wrong, message in {
+        "+attn.bakend=sdpa": r"^attn.bakend: .* takes no such argument; did you mean backend\?",
+        "attn.scale=wide": r"^attn.scale: 'wide' is a str; give a number or null",
+        "attn.backend=fast": r"^attn.backend: 'fast' is unknown",
+    }.items():
+        with pytest.raises(ConfigError, match=message):
+            build_gpt("attn=mha", wrong)
+
+
+VARIANTS = [*menu("attn"), *(f"gqa+{part}" for part in menu("part"))]
+
+
+# Dynamo's own.
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_compiled_blocks_of_a_model_compute_what_plain_ones_do(variant):
+    torch.compiler.reset()
+    model = build_gpt(*chosen(variant), "model.num_layers=4", std=0.3).double()
+    ids = torch.randint(13, (2, 11))
+    results = []
+    for compiled in (False, True):
+        if compiled:
+            for block in model.layers():
+                block.compile(backend="aot_eager")
+        model.zero_grad()
+        loss = model.loss(ids[:, :-1], ids[:, 1:])
+        loss.backward()
+        results.append([loss, *(p.grad.clone() for p in model.parameters())])
+    torch.testing.assert_close(results[1], results[0], rtol=0, atol=1e-11)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_run_with_compile_true_trains(variant, tmp_path):
+    run = train(tmp_path, *chosen(variant), "compile=true", "model.num_layers=2")
+    assert summary(run)["metrics"]["val/loss"] > 0
