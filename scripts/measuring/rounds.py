@@ -10,6 +10,7 @@ from statistics import median
 from typing import TypeVar
 
 import torch
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -79,7 +80,7 @@ def set_threads(threads: int) -> None:
 
 def print_table(title: str, headings: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print a table whose first column holds names, and the others numbers."""
-    table = Table(title=title, title_justify="left")
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
     for i, heading in enumerate(headings):
         table.add_column(heading, justify="right" if i else "left")
     for row in rows:
