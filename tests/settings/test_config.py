@@ -67,11 +67,18 @@ def needs(group: str, name: str, folder: Path) -> list[str]:
     return []
 
 
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
 @pytest.mark.parametrize(("group", "name"), CHOICES)
-def test_every_file_in_conf_composes_and_builds(group: str, name: str, tmp_path: Path) -> None:
+def test_every_file_in_conf_composes_and_builds(
+    group: str, name: str, cache: Path, tmp_path: Path
+) -> None:
     if group == "launcher":
         pytest.importorskip(LAUNCHERS.get(name, "hydra"), reason="its plugin is not installed")
-    overrides = [f"{group}={name}", f"cache_dir={tmp_path}", *needs(group, name, tmp_path)]
+    overrides = [f"{group}={name}", f"cache_dir={cache}", *needs(group, name, tmp_path)]
     cfg = settings(*overrides)
     data = build_data(cfg)
     with torch.device("meta"):

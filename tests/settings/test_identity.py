@@ -9,11 +9,14 @@ from support import command, train
 
 from gptattn.machine import source_code
 from gptattn.runs.folder import RunFolder
+from gptattn.settings.config import BOUND, LENGTH, PLACE, RESULT, VIEW
 from gptattn.settings.identity import (
     Provenance,
     at_step,
     differences,
     hash_code_for,
+    list_resumable,
+    meaning,
     resume_provenance,
     settings_key,
 )
@@ -27,6 +30,26 @@ def test_a_default_budget_is_the_same_result_as_one_that_is_asked_for() -> None:
     assert settings_key(asdict(asked)) == settings_key(asdict(settings()))
     longer = replace(settings(), budget=replace(settings().budget, steps=1001))
     assert settings_key(asdict(longer)) != settings_key(asdict(settings()))
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        ("seed init_from trainer.threads choices.attn hydra.run.dir attn part trainer", BOUND),
+        ("budget budget.steps budget.tokens", LENGTH),
+        ("data.path data.val_path data.sources.a.path tokenizer.path", PLACE),
+        ("log_every model.activation_checkpointing sample.tokens sweep.until logger.x.y", VIEW),
+        ("attn.scale part.gate.granularity pattern[0] model batch_size trainer.precision", RESULT),
+    ],
+)
+def test_a_setting_has_the_meaning_of_its_field_or_of_one_above(names: str, expected: str) -> None:
+    assert [name for name in names.split() if meaning(name) != expected] == []
+
+
+def test_what_a_resumed_run_may_change_is_read_from_the_schema() -> None:
+    found = list_resumable()
+    assert {"budget", "trainer.devices", "validation.count", "data.path", "log_every"} <= {*found}
+    assert not {"seed", "trainer", "trainer.threads", "validation.fraction", "attn"} & {*found}
 
 
 def test_rows_written_more_often_are_no_other_run() -> None:

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
 import pytest
+from building import settings
 
 from gptattn.errors import ConfigError
-from gptattn.settings.compose import settings as composed_settings
 from gptattn.settings.config import TrainConfig
 from gptattn.settings.values import RANGE, build_dataclass, check_values, within
 
@@ -75,9 +75,9 @@ def numbers(kind: Any, path: str = "") -> list[tuple[str, Any]]:
 @pytest.mark.parametrize(("name", "one"), numbers(TrainConfig))
 def test_every_number_of_a_run_has_a_range_and_is_held_to_it(name: str, one: Any) -> None:
     assert RANGE in one.metadata
-    settings = composed_settings()
+    cfg = settings()
     *group, last = name.split(".")
     for wrong in (-1, math.inf):
-        inner = replace(getattr(settings, group[0]), **{last: wrong}) if group else wrong
+        inner = replace(getattr(cfg, group[0]), **{last: wrong}) if group else wrong
         with pytest.raises(ConfigError, match=f"^{re.escape(name)}: "):
-            check_values(replace(settings, **{group[0] if group else last: inner}))
+            check_values(replace(cfg, **{group[0] if group else last: inner}))
