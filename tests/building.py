@@ -4,6 +4,7 @@ A new file in `conf/attn`, `conf/part` or `conf/position` is tested without bein
 variant may be a mechanism with parts, such as `gqa+gate+sink`.
 """
 
+import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -71,15 +72,23 @@ def chosen(variant: str) -> list[str]:
     return [f"attn={mechanism_of(variant)}", *([f"part={listed}"] if parts else [])]
 
 
+def _changed(cfg: TrainConfig, group: str, name: str, value: Any) -> Any:
+    return replace(getattr(cfg, group), **{name: value}) if group else value
+
+
 @lru_cache
 def settings(*overrides: str) -> TrainConfig:
     """The settings of these overrides. Do not modify them: the cached object is shared."""
-    # Composing takes a tenth of a second: sizes are put in afterwards.
-    sizes = [o.removeprefix("model.") for o in overrides if o.startswith("model.")]
-    if sizes:
-        cfg = settings(*(o for o in overrides if not o.startswith("model.")))
-        given = {name: yaml.safe_load(text) for name, _, text in (o.partition("=") for o in sizes)}
-        cfg = replace(cfg, model=replace(cfg.model, **given))
+    # Composing takes a tenth of a second: plain values are put in afterwards.
+    plain = [o for o in overrides if o.startswith(("model.", "block.", "shared_init="))]
+    if plain:
+        cfg = settings(*(o for o in overrides if o not in plain))
+        for path, _, text in (override.partition("=") for override in plain):
+            group, _, name = path.rpartition(".")
+            value: Any = yaml.safe_load(text)
+            if isinstance(value, str) and re.fullmatch(r"\d+e-\d+", value):
+                value = float(value)  # which YAML takes for a word
+            cfg = replace(cfg, **{group or name: _changed(cfg, group, name, value)})
         check(cfg)
         return cfg
     position = next((override for override in overrides if override.startswith("position=")), None)

@@ -19,8 +19,6 @@ from building import (
     takes,
 )
 from contract import PLACED, E, T, assert_same, draw, overrides_of, with_maps
-from gptattn.attention.delta_rule import chunked, recurrent
-from gptattn.attention.short_conv import ShortConvolution
 from torch import Tensor, nn
 
 from gptattn.attention import Attention, Shared

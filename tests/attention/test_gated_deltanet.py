@@ -11,7 +11,6 @@ import pytest
 import torch
 from building import Allocations, build_attention, build_gpt, through_cache
 from contract import assert_same, draw
-from gptattn.attention.delta_rule import Inputs, chunked, recurrent
 from hugging import Pair, assert_agreement, widen
 from hypothesis import given, settings
 from hypothesis import strategies as st

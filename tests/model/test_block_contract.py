@@ -150,6 +150,7 @@ def test_a_stopped_run_goes_on_bit_for_bit_and_shows_its_maps(
     torch.testing.assert_close(w_BHTS.sum(-1), torch.ones(1, 4, 7))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # torch reads it itself
 def test_compiled_blocks_give_the_same_loss_and_gradients(block: str) -> None:
     ids, targets = torch.randint(V, (2, B, T))

@@ -11,14 +11,23 @@ from llamas import assert_same_logits, change, theirs
 from support import TEXT, Call, bpe, check_job, command, series, summary, tiny, train
 from transformers import AutoTokenizer, LlamaForCausalLM
 
+from gptattn.data.tokenizer import ByteTokenizer
 from gptattn.errors import CheckpointError, UserError
-from gptattn.runs.load import load_config, load_run
+from gptattn.runs.load import load_config, load_run, save_model
+from gptattn.settings.build import build_model
 from gptattn.weights.families import FAMILIES, family_of
+
+
+def save(folder: Path, *overrides: str) -> Path:
+    """Write a tiny model that was not trained."""
+    cfg = check_job(tiny(folder, *overrides))
+    save_model(folder / "model", cfg, build_model(cfg, 256), ByteTokenizer())
+    return folder / "model"
 
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return train(tmp_path_factory.mktemp("source"), "attn=mha", "budget.steps=30", "optim.lr=0.01")
+    return save(tmp_path_factory.mktemp("source"), "attn=mha")
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +39,8 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_training_goes_on_from_the_weights_of_another_run(source: Path, tmp_path: Path) -> None:
+def test_training_goes_on_from_the_weights_of_another_run(tmp_path: Path) -> None:
+    source = train(tmp_path / "a", "attn=mha", "budget.steps=30", "optim.lr=0.01")
     # At a learning rate near 0 the wrapper must have the validation loss of the source.
     still = (f"init_from={source}", "budget.steps=1", "optim.lr=1e-12")
     target = train(tmp_path / "b", "attn=mha_wrapper", *still)
@@ -81,7 +91,7 @@ def test_weights_that_cannot_be_taken_over_are_refused(
 
 
 def test_a_run_without_heads_says_so_before_anything_else(tmp_path: Path, call: Call) -> None:
-    run = train(tmp_path / "a", "attn=gated_deltanet")
+    run = save(tmp_path / "a", "attn=gated_deltanet")
     said = f"layer 0: attn=gated_deltanet {NO_HEADS} mha and gqa, exchange them"
     other = tiny(tmp_path / "b", f"init_from={run}", "position=none")
     with pytest.raises(UserError, match=f"^init_from: {re.escape(said)}$"):
@@ -213,9 +223,9 @@ def test_a_folder_of_another_family_is_refused(llama: Path, tmp_path: Path, call
 
 
 def test_a_context_is_stretched_and_a_stretched_one_stays_so(tmp_path: Path) -> None:
-    source = train(tmp_path / "a", "block=llama")
+    source = save(tmp_path / "a", "block=llama")
     stretched = ["block=llama", f"init_from={source}", "model.context_length=32"]
-    longer = train(tmp_path / "b", *stretched, "position.stretch=2.0")
+    longer = save(tmp_path / "b", *stretched, "position.stretch=2.0")
     for given, said in (
         (stretched, "give model.context_length=16"),
         ([*stretched, f"init_from={longer}"], "give position.stretch=2.0"),
