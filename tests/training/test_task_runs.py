@@ -145,7 +145,7 @@ REFUSED = [
     (("recall", "data.power=nan"), "data.power: power=nan is not within"),
     (("recall", "data.path=x"), "data.path: "),
     (("copy", "model.context_length=15"), "model.context_length: 15 is odd"),
-    (("induction", "data.vocab_size=1"), "data.vocab_size: vocab_size=1 is too small; give 2"),
+    (("induction", "data.vocab_size=1"), "data.vocab_size: vocab_size=1 is too small; give 3"),
     (("selective_copy", "data.tokens=9"), "data.tokens: 9 ids do not fit into 16 twice"),
     (("selective_copy", "data.tokens=0"), "data.tokens: tokens=0 is not a positive number"),
 ]
