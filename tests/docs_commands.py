@@ -108,7 +108,7 @@ def _local(arguments: Sequence[str]) -> list[str]:
 
 def _prepare(arguments: list[str]) -> None:
     """Run it in this process."""
-    _run("prepare.py")([*_local(arguments), "workers=1"])
+    _run("prepare.py")(_local(arguments))
 
 
 def _train(arguments: list[str]) -> None:

@@ -6,6 +6,7 @@ IGNORED. Which rows a batch holds is a pure function of (seed, step), as with te
 
 import hashlib
 from abc import abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -306,9 +307,8 @@ class TaskData(RunData):
             ids[known], targets[known] = self.task.draw(generator, len(known), context_length)
         return _batch(ids, targets) if rows is None else _batch(ids[rows], targets[rows])
 
-    def validation(self, batch_size: int, context_length: int) -> list[Batch]:
-        starts = range(0, len(self.val[0]), batch_size)
-        return [_batch(*(part[at : at + batch_size] for part in self.val)) for at in starts]
+    def validation(self, batch_size: int, context_length: int) -> "TaskRows":
+        return TaskRows(*self.val, batch_size)
 
     def opening_rows(self, context_length: int, tokens: int) -> Tensor:
         return torch.from_numpy(self.val[0][: max(1, tokens // self.length)])
@@ -327,6 +327,23 @@ class TaskData(RunData):
             "val_rows": self.task.val_rows,
             "val_tokens": int((self.val[1] != IGNORED).sum()),
         }
+
+
+@dataclass(frozen=True)
+class TaskRows:
+    """The rows in order, `batch_size` at a time."""
+
+    ids: Ids
+    targets: Ids
+    batch_size: int
+
+    def __len__(self) -> int:
+        return -(-len(self.ids) // self.batch_size)
+
+    def __iter__(self) -> Iterator[Batch]:
+        for start in range(0, len(self.ids), self.batch_size):
+            rows = slice(start, start + self.batch_size)
+            yield _batch(self.ids[rows], self.targets[rows])
 
 
 def _batch(ids: Ids, targets: Ids) -> Batch:

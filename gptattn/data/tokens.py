@@ -154,24 +154,17 @@ class TextSource(Source):
         names = sorted(path.name for path in folder.iterdir()) if folder.exists() else []
         ours = {TOKENS, INDEX, STARTS, LOCK, IN_RUN}
         others = [name for name in names if name not in ours and not name.endswith(".part")]
-        refused = f"files of its own ({', '.join(others[:3])})" if others else None
-        if INDEX in names:
-            index = read_index(folder, request.cache)
-            if index.text != _text_key(self, request) or request.tokenizer.fingerprint() not in (
-                index.recipe,
-                index.tokenizer,
-            ):
-                refused = "the ids of another text, or of another tokenizer"
-        if refused:
-            raise ConfigError("to", f"{folder} has {refused}; give another folder, or remove it")
+        if others:
+            has = f"has files of its own ({', '.join(others[:3])})"
+            raise ConfigError("to", f"{folder} {has}; give another folder, or remove it")
         return make_tokens(self, folder, request)
 
 
 def make_tokens(source: TextSource, folder: Path, request: Request) -> Index:
     """Write the token file of a text to `folder`, unless it is there; return its index.
 
-    Another process that makes the same one is waited for. Raises DataError for what is no text or
-    changes meanwhile, DiskError if the disk refuses.
+    Waits for another process that makes it. Raises DataError for what is no text or changes
+    meanwhile, ConfigError if the folder has other ids, DiskError if the disk refuses.
     """
     tokenizer, fraction = request.tokenizer, request.val_fraction
     recipe, text, stamp = tokenizer.fingerprint(), _text_key(source, request), source.stamp()
@@ -179,10 +172,13 @@ def make_tokens(source: TextSource, folder: Path, request: Request) -> Index:
         if (folder / INDEX).is_file():
             try:
                 index = read_index(folder, request.cache)
-                tokenizer.restore(index.settings, folder)
-                return index
             except DataError as error:
                 print(f"data: {error.message.partition(';')[0]}; encoding again", file=sys.stderr)
+            else:
+                if index.text != text or recipe not in (index.recipe, index.tokenizer):
+                    has = "has the ids of another text, or of another tokenizer"
+                    raise ConfigError("to", f"{folder} {has}; give another folder, or remove it")
+                return index
         tokenizer.fit(lambda side: _read(source, fraction, side))
         with (
             replacing(folder / TOKENS) as file,
@@ -209,7 +205,7 @@ def make_tokens(source: TextSource, folder: Path, request: Request) -> Index:
             raise DataError("data", f"{source.name} changed while it was read; start again")
         ids = map_ids(folder / TOKENS)
         highest, digest = content_of(ids, folder / TOKENS, request.cache)
-        starts = np.array([*train.starts, *(start + train.tokens for start in val.starts)], "<i8")
+        starts = np.concatenate([np.asarray(train.starts), np.asarray(val.starts) + train.tokens])
         write_atomically(folder / STARTS, lambda file: np.save(file, starts))
         write_tokenizer(folder / IN_RUN, tokenizer.files())
         # One token of context: the last of a separator, or of a single text's training part.

@@ -122,6 +122,7 @@ REFUSED = [
     (("recall", "model.vocab_size=30"), "model.vocab_size: 30 is below the 40 ids of the data"),
     (("recall", "data.pairs=0"), "data.pairs: pairs=0 is not a positive number"),
     (("recall", "data.path=x"), "data.path: "),
+    (("selective_copy", "data.tokens=9"), "data.tokens: 9 ids do not fit into 16 twice"),
 ]
 
 
