@@ -26,7 +26,6 @@ from support import TINY, check_job, command, process_state
 from torch.distributed.run import get_args_parser
 
 from gptattn.cli.commands import evaluate
-from gptattn.runs.sweep_states import SWEEP_LOCK
 from gptattn.settings.compose import CONF
 
 ROOT = CONF.parent
@@ -174,12 +173,7 @@ def _run(name: str) -> Callable[[list[str]], None]:
 
 
 def _compare(arguments: list[str]) -> None:
-    """Run it, without the plots (seconds) unless an option asks for the files.
-
-    A sweep that it watches has ended: nobody waits.
-    """
-    if "--watch" in arguments:
-        Path(arguments[0], SWEEP_LOCK).touch()
+    """Run it, without the plots (seconds) unless an option asks for the files."""
     asked = any(a.startswith("--") and a != "--split" for a in arguments)
     _run("compare.py")([*arguments] if asked else [*arguments, "--no-files"])
 

@@ -1,8 +1,8 @@
 """Turns run folders into an answer: a table of runs, statistics, words, plots and the page.
 
 It may import `training` and the rooms before it, but only modules that need neither torch nor
-Lightning. From folder to page read `finished_runs.py`, `groups.py`, `comparison.py`, `verdicts.py`,
-`table.py` and `report.py`.
+Lightning. Start reading at `finished_runs.py`; from folder to page follow `groups.py`,
+`comparison.py`, `verdicts.py`, `table.py` and `report.py`.
 """
 
 from gptattn.compare.finished_runs import load_runs

@@ -44,6 +44,7 @@ DAMAGE = (  # of a file that was half-written or edited by hand
     TypeError,
     AttributeError,
     OverflowError,
+    RecursionError,
     msgspec.MsgspecError,
 )
 

@@ -132,7 +132,7 @@ def _page_section(section: Section, plots: Sequence[Plot]) -> dict[str, Any]:
         "title": section.title,
         "baseline": section.baseline,
         "words": section_words(section),
-        "match": [*match_words(section), *sure_words(section)],
+        "match": [*(f"{line}." for line in match_words(section)), *sure_words(section)],
         "warnings": section.warnings,
         "heading": [*heading, "Pareto front"],
         "body": [[*row, ", ".join(fronts.get(row[0], []))] for row in body],
