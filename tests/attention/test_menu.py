@@ -56,21 +56,14 @@ VARIANTS = [*menu("attn"), *(f"gqa+{part}" for part in menu("part"))]
 # Dynamo's own.
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_compiled_blocks_of_a_model_compute_what_plain_ones_do(variant):
+def test_compiled_blocks_of_layers_that_differ_compute_what_plain_ones_do():
     torch.compiler.reset()
-    model = build_gpt(*chosen(variant), "model.num_layers=4", std=0.3).double()
+    model = build_gpt("attn=differential", "model.num_layers=4", std=0.3).double()
     ids = torch.randint(13, (2, 11))
-    results = []
-    for compiled in (False, True):
-        if compiled:
-            for block in model.layers():
-                block.compile(backend="aot_eager")
-        model.zero_grad()
-        loss = model.loss(ids[:, :-1], ids[:, 1:])
-        loss.backward()
-        results.append([loss, *(p.grad.clone() for p in model.parameters())])
-    torch.testing.assert_close(results[1], results[0], rtol=0, atol=1e-11)
+    expected = model(ids)
+    for block in model.layers():
+        block.compile(backend="aot_eager")
+    torch.testing.assert_close(model(ids), expected, rtol=0, atol=1e-11)
 
 
 @pytest.mark.slow
