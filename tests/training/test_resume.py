@@ -164,11 +164,11 @@ def test_other_ways_of_training_go_on_bit_for_bit_too(
 def test_a_budget_in_seconds_goes_on_counting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seconds = ("budget.steps=null", "budget.seconds=0.2", "log_every=1")
-    once(monkeypatch, "training_step", 3, sent(signal.SIGTERM))
+    seconds = ("budget.steps=null", "budget.seconds=0.5", "log_every=1")
+    once(monkeypatch, "training_step", 1, sent(signal.SIGTERM))
     assert command(tmp_path, *begun(tmp_path, *seconds)) == 143
-    before = dict(series(tmp_path / "run", "progress/seconds"))[3]
+    before = dict(series(tmp_path / "run", "progress/seconds"))[2]
     assert command(tmp_path, "resume=run") == 0
     after = [value for _, value in series(tmp_path / "run", "progress/seconds")]
     assert after == sorted(after)
-    assert before < 0.2 <= after[-1]
+    assert before < 0.5 <= after[-1]
