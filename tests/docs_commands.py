@@ -21,11 +21,11 @@ from pathlib import Path
 
 import bench
 import pytest
-from gptattn.evaluate.cache_kinds import cache_kind
 from support import TINY, check_job, command, process_state
 from torch.distributed.run import get_args_parser
 
 from gptattn.cli.commands import evaluate
+from gptattn.evaluate.caches import parse_cache_kind
 from gptattn.settings.compose import CONF
 
 ROOT = CONF.parent
@@ -181,7 +181,7 @@ def _compare(arguments: list[str]) -> None:
 def _evaluate(arguments: list[str]) -> None:
     """Read the arguments, then run it with a length and a cache for the context of these runs."""
     asked = evaluate.parse(evaluate.Arguments, arguments)
-    assert all(cache_kind(name) for name in asked.cache)
+    assert all(parse_cache_kind(name) for name in asked.cache)
     runs = [a for a in arguments if a[:4] == "run="]
     _run("evaluate.py")([*runs, "lengths=[4]", "cache=[window:2]"])
 

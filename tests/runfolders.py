@@ -71,7 +71,7 @@ def write_run(
         "match": match,
     }
     (folder / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
-    known = {"gptattn.attention.core": "c0", f"gptattn.attention.{variant}": "v0"}
+    known = {"gptattn.attention.core": "c0", f"gptattn.attention.variants.{variant}": "v0"}
     identity = {"text": "abcdefgh", "device": "cpu", "code": known | (code or {}), **(making or {})}
     (folder / "identity.json").write_text(json.dumps(identity), encoding="utf-8")
     return folder

@@ -4,13 +4,13 @@ import pytest
 import torch
 from building import build_gpt, chosen, through_cache
 from contract import assert_same
-from gptattn.model.block import Block
 from measuring.menu import Stack, stack_of
 from measuring.rounds import interleave, ratio, spread
 from variants_page import choices
 from variants_page import stack_of as stack_of_choice
 
 from gptattn.attention import CacheGroup
+from gptattn.model.gpt import Block
 
 SHARED = ["cross_layer", "cross_layer:attn.share=3,model.num_layers=3", "mha+value_residual"]
 

@@ -11,7 +11,7 @@ from gptattn.settings.build import build_model
 from gptattn.settings.compose import CONF
 from gptattn.settings.config import TrainConfig
 from gptattn.settings.construct import construct
-from gptattn.sweep.jobs import words
+from gptattn.sweep.jobs import split_overrides
 
 
 def sweeper(experiment: str) -> dict[str, Any]:
@@ -28,7 +28,7 @@ def jobs(experiment: str) -> list[TrainConfig]:
         for key, given in found.get("params", {}).items()
         if key != "seed"
     ]
-    entries = [words(entry) for entry in found.get("variants", [""])]
+    entries = [split_overrides(entry) for entry in found.get("variants", [""])]
     return [
         settings(f"experiment={experiment}", *entry, *own)
         for entry in entries

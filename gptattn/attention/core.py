@@ -132,8 +132,10 @@ def scores_in_blocks(
     again = torch.is_grad_enabled()
     k, v = _in_pieces(k_BGSD, rule, at), _in_pieces(v_BGSD, rule, at)
     done = []
-    for query, key in at.blocks(BLOCK, rule.window):
-        inputs = q_BHTD[:, :, query.where], _part(k, key.where), _part(v, key.where)
+    # Not slices, whose gradients are as large as the whole.
+    blocks = zip(q_BHTD.split(BLOCK, dim=2), at.blocks(BLOCK, rule.window), strict=True)
+    for q, (query, key) in blocks:
+        inputs = q, _part(k, key.where), _part(v, key.where)
         rest = rule, dropout, query, key, at.known, blend
         if again:
             drops = dropout > 0  # the recomputation must drop the same weights
@@ -162,7 +164,9 @@ def by_sdpa(
             return F.scaled_dot_product_attention(*inputs, is_causal=True, **options)
     k, v = _in_pieces(k_BGSD, rule, at), _in_pieces(v_BGSD, rule, at)
     done = []
-    for query, key in at.blocks(BLOCK, rule.window):
+    # Not slices, whose gradients are as large as the whole.
+    blocks = zip(q_BHTD.split(BLOCK, dim=2), at.blocks(BLOCK, rule.window), strict=True)
+    for q, (query, key) in blocks:
         mask = None if at.T == 1 and at.newest else visible(rule, query, key)
         # A softmax over no keys is NaN on some devices: let a query that sees none see all, then
         # zero its output. On a CPU it is 0.
@@ -170,7 +174,7 @@ def by_sdpa(
         if mask is not None and not at.known and not on_cpu:
             lost = ~mask.any(dim=-1, keepdim=True)
             mask = mask | lost
-        inputs = q_BHTD[:, :, query.where], _part(k, key.where), _part(v, key.where)
+        inputs = q, _part(k, key.where), _part(v, key.where)
         with nullcontext() if on_cpu else sdpa_kernel(WITHOUT_CUDNN):
             y = F.scaled_dot_product_attention(*inputs, attn_mask=mask, **options)
         done.append(y if lost is None else y.masked_fill(lost, 0.0))

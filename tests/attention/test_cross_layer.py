@@ -129,12 +129,12 @@ def test_a_layer_that_reuses_says_what_it_misses_on_its_own():
             ["pattern=[gqa,cross_layer]"],
             "pattern",
             r"layer 1 needs keys and values of layer 0 \(num_kv_heads=1, head_dim=5, share=2\), "
-            f"and no earlier layer leaves them; {ORDER}$",
+            f"and no earlier layer provides them; {ORDER}$",
         ),
         (
             ["pattern=[cross_layer,gqa]"],
             "pattern",
-            f"layer 0 leaves keys and values of layer 0, and no later layer takes them; {ORDER}$",
+            f"layer 0 provides keys and values of layer 0, and no later layer takes them; {ORDER}$",
         ),
         (
             # More layers are no help: each of these begins a group.
@@ -145,13 +145,13 @@ def test_a_layer_that_reuses_says_what_it_misses_on_its_own():
         (
             ["pattern=[cross_layer,cross_layer,gqa]", "model.num_layers=6"],
             "pattern",
-            "layer 3 needs keys and values of layer 2 .*, and no earlier layer leaves them; "
+            "layer 3 needs keys and values of layer 2 .*, and no earlier layer provides them; "
             f"{ORDER}$",
         ),
         (
             ["attn=cross_layer", "model.num_layers=1"],
             "model.num_layers",
-            "layer 0 leaves keys and values of layer 0, and no later layer takes them; give the "
+            "layer 0 provides keys and values of layer 0, and no later layer takes them; give the "
             "model more layers$",
         ),
         (["attn=cross_layer", "attn.share=0"], "attn.share", "share=0 must be 2 or more"),

@@ -1,4 +1,4 @@
-"""Fused paths: what they cost, how precise they are, and that compiling them changes nothing."""
+"""Paths of `attend`: what they cost, how precise they are, and that compiling them changes nothing."""
 
 from dataclasses import replace
 
@@ -70,19 +70,20 @@ def test_training_holds_no_matrix_of_queries_by_keys(kind):
     inputs = draw(T)
     with Allocations() as made:
         output(inputs, **kind).sum().backward()
-    assert max(made.elements) < T * T / 4
+    assert max(made.elements) < 2 * H * T * T / 8  # a block of all scores is a sixteenth
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_a_step_of_decoding_copies_no_keys(kind):
     S = 4096
     q, k, v, sink_H, c = draw(S)
+    k, v = k.detach().contiguous(), v.detach().contiguous()  # as a cache holds them
     rule = Rule(0.6, kind.get("window"), kind.get("softcap"))
     rule = replace(rule, sink_H=sink_H if "sink" in kind else None)
     rule = replace(rule, decay=Decay(c[..., -1:], c) if "decay" in kind else None)
     with torch.no_grad(), Allocations() as made:
         attend(q[:, :, -1:], k, v, rule, q_pos=range(S - 1, S), k_pos=range(S))
-    assert max(made.elements) <= 2 * H * S < k.numel()
+    assert max(made.elements) <= 2 * H * (S + 1) < k.numel()
 
 
 # torch's own: its compiler makes an instance of the function's class.

@@ -96,7 +96,7 @@ def test_each_forward_pass_has_values_of_its_own():
 
 def test_layers_whose_values_differ_in_heads_are_refused_in_one_line():
     said = (
-        "layer 1 needs values (num_kv_heads=1, head_dim=5), and layer 0 leaves others "
+        "layer 1 needs values (num_kv_heads=1, head_dim=5), and layer 0 provides others "
         "(num_kv_heads=2, head_dim=5); make these the same in both layers"
     )
     with pytest.raises(ConfigError, match=re.escape(said)) as caught:
@@ -105,7 +105,7 @@ def test_layers_whose_values_differ_in_heads_are_refused_in_one_line():
 
 
 def test_a_pattern_with_one_layer_that_has_values_is_refused_in_one_line():
-    said = "layer 1 leaves values, and no later layer takes them; put one that does after it"
+    said = "layer 1 provides values, and no later layer takes them; put one that does after it"
     given = ("pattern=[probe_linear_state,gqa]", "position=none", "part=value_residual")
     with pytest.raises(ConfigError, match=said) as caught:
         build_gpt(*given, *WITH_PROBES)
@@ -113,7 +113,7 @@ def test_a_pattern_with_one_layer_that_has_values_is_refused_in_one_line():
 
 
 def test_a_model_of_one_layer_is_refused_in_one_line():
-    said = "layer 0 leaves values, and no later layer takes them; give the model more layers"
+    said = "layer 0 provides values, and no later layer takes them; give the model more layers"
     with pytest.raises(ConfigError, match=said) as caught:
         build_gpt(*chosen("gqa+value_residual"), "model.num_layers=1")
     assert caught.value.field == "model.num_layers"

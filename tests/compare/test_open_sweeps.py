@@ -7,7 +7,7 @@ from reporting import Page, report
 from runfolders import write_run
 
 from gptattn.compare.report import describe_open_sweeps
-from gptattn.machine.lock import locked
+from gptattn.machine.lock import hold_lock
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.sweep_states import SWEEP_LOCK, write_planned
 
@@ -31,7 +31,7 @@ def test_what_is_open_of_a_sweep_is_said_by_variant(sweep: Path) -> None:
     stopped = "2 never ended, as the sweep was stopped (mqa 2)"
     expected = f"{sweep}: 2 of 5 runs are done; {stopped}; 1 failed (gqa 1)"
     assert describe_open_sweeps([sweep.parent]) == [expected, reason]
-    with locked(sweep / SWEEP_LOCK, "sweep", "busy"):
+    with hold_lock(sweep / SWEEP_LOCK, "sweep", "busy"):
         expected = f"{sweep}: 2 of 5 runs are done; 2 planned (mqa 2); 1 failed (gqa 1)"
         assert describe_open_sweeps([sweep]) == [expected, reason]
 

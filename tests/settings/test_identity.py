@@ -134,7 +134,7 @@ def test_the_code_of_parts_and_of_a_patterns_layers_counts_and_that_of_attn_does
     modules = hash_code_for(cfg)
     assert "probe_parts" in modules
     assert "gptattn.attention.variants.single_head" in modules
-    assert "gptattn.attention.variants.gqa" not in modules
+    assert "gptattn.attention.variants.mla" not in modules
     turned = replace(cfg, part=dict(reversed(cfg.part.items())))
     assert settings_key(asdict(turned)) != settings_key(asdict(cfg))
     other = replace(cfg, part=cfg.part | {"probe_shift": shift | {"start": 0.5}})
