@@ -161,9 +161,10 @@ class HeadWeights:
             return None if x is None else x.detach().clone().unflatten(0, (-1, head_dim))
 
         layers = W_query, W_key, W_value
-        weights = [layer.weight.detach().clone().unflatten(0, (-1, head_dim)) for layer in layers]
-        biases = [by_head(layer.bias) for layer in layers]
-        return cls(*weights, *biases, *out_by_head(out_proj, head_dim))
+        q, k, v = (one.weight.detach().clone().unflatten(0, (-1, head_dim)) for one in layers)
+        q_bias, k_bias, v_bias = (by_head(one.bias) for one in layers)
+        out, out_bias = out_by_head(out_proj, head_dim)
+        return cls(q, k, v, q_bias, k_bias, v_bias, out, out_bias)
 
     def copy_to(
         self,

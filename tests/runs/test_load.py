@@ -25,7 +25,7 @@ def by_layer(
     d_in: int, d_out: int, context_length: int, num_heads: int, dropout: float, layer: int
 ) -> Attention:
     return GroupedQueryAttention(
-        d_in, d_out, context_length, num_heads, dropout=dropout, num_kv_heads=1 if layer < 2 else num_heads
+        d_in, d_out, context_length, num_heads, 1 if layer < 2 else num_heads, dropout=dropout
     )
 """
 # The variant's YAML, without arguments of its own.
