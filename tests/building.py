@@ -21,12 +21,11 @@ from gptattn.attention import Attention, SoftmaxAttention
 from gptattn.attention.parts import Part
 from gptattn.model.gpt import GPT
 from gptattn.position import HeadPosition
-from gptattn.settings.build import build_model
+from gptattn.settings.build import add_parts, build_model, shared_arguments
 from gptattn.settings.compose import CONF
 from gptattn.settings.compose import settings as composed_settings
 from gptattn.settings.config import TrainConfig, check
 from gptattn.settings.construct import arguments_of, construct, find_target
-from gptattn.settings.layers import add_parts, shared_arguments
 
 
 def menu(group: str) -> list[str]:

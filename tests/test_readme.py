@@ -8,10 +8,9 @@ from types import ModuleType
 import torch
 
 from gptattn.attention import Attention
-from gptattn.settings.build import build_model
+from gptattn.settings.build import build_model, shared_arguments
 from gptattn.settings.compose import settings
 from gptattn.settings.construct import construct
-from gptattn.settings.layers import shared_arguments
 
 README = Path(__file__).parents[1] / "README.md"
 ADDING = README.parent / "docs" / "add_a_variant.md"

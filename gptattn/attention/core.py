@@ -9,7 +9,7 @@ and decodes as `sdpa` does.
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -32,16 +32,6 @@ MULTIPLE = 4  # head sizes that are multiples of this are fastest
 # cuDNN's kernel, which torch prefers on Hopper, may round dropout to sixteenths and makes a plan
 # for every shape: while decoding, for every token (pytorch#174245, transformers#48163).
 WITHOUT_CUDNN = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-
-
-def check_backend(backend: Backend, dropout: float = 0.0) -> None:
-    """Raise ValueError if the backend does not exist, or not on this machine or with dropout."""
-    if backend not in get_args(Backend):
-        raise ValueError(f"backend={backend} is unknown; one of {list(get_args(Backend))}")
-    if backend == "flex" and not torch.cuda.is_available():
-        raise ValueError("backend=flex needs a CUDA device, and there is none; use sdpa")
-    if backend == "flex" and dropout > 0:
-        raise ValueError(f"backend=flex has no dropout, given {dropout}; use sdpa, or dropout 0")
 
 
 def attend(

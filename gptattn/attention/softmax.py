@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Mapping
 from itertools import chain
-from typing import ClassVar, TypedDict
+from typing import ClassVar, TypedDict, get_args
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from gptattn.attention.base import Attention, Shared, check_sizes, window_of
 from gptattn.attention.cache import Cache, Entry, new_token_cache, own_cache
-from gptattn.attention.core import Backend, Blend, attend, check_backend
+from gptattn.attention.core import Backend, Blend, attend
 from gptattn.attention.parts.base import Part
 from gptattn.attention.rule import Rule, attention_weights
 from gptattn.position.base import HeadPosition, Positions
@@ -68,7 +68,14 @@ class SoftmaxAttention(Attention):
     ) -> None:
         super().__init__()
         check_sizes(d_out, num_heads, num_kv_heads, dropout)
-        check_backend(backend, dropout)
+        if backend not in get_args(Backend):
+            raise ValueError(f"backend={backend} is unknown; one of {list(get_args(Backend))}")
+        if backend == "flex" and not torch.cuda.is_available():
+            raise ValueError("backend=flex needs a CUDA device, and there is none; use sdpa")
+        if backend == "flex" and dropout > 0:
+            raise ValueError(
+                f"backend=flex has no dropout, given {dropout}; use sdpa, or dropout 0"
+            )
         self.d_in, self.d_out, self.context_length = d_in, d_out, context_length
         self.num_heads, self.num_kv_heads = num_heads, num_kv_heads
         self.head_dim = d_out // num_heads
@@ -276,12 +283,11 @@ def seen_pairs(T: int, S: int, window: int | None) -> int:
 
     The T queries are the last of S tokens; `window` is as in `Rule`.
     """
-
-    def of_first(n: int) -> int:
+    pairs = 0
+    for sign, n in ((1, S), (-1, S - T)):  # of all S queries, less those before the last T
         full = n if window is None else min(n, window)  # queries that the window does not limit
-        return full * (full + 1) // 2 + (n - full) * full
-
-    return of_first(S) - of_first(S - T)
+        pairs += sign * (full * (full + 1) // 2 + (n - full) * full)
+    return pairs
 
 
 def wide_rms_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:

@@ -22,6 +22,7 @@ class RunData(ABC):
     tokenizer: Tokenizer
     text_hash: str
     val_bytes: int | None  # UTF-8 bytes that the scored tokens stand for; None: there is no text
+    scored: float = 1.0  # share of the targets that are scored; the others are IGNORED
 
     @abstractmethod
     def training_batch(
@@ -53,11 +54,6 @@ class RunData(ABC):
     @abstractmethod
     def val_tokens(self) -> int:
         """The number of ids that a validation reads."""
-
-    @property
-    def scored(self) -> float:
-        """The share of the targets that are scored; the others are IGNORED."""
-        return 1.0
 
     @abstractmethod
     def facts(self) -> dict[str, Any]:

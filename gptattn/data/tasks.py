@@ -269,6 +269,7 @@ class TaskData(RunData):
     tokenizer: Tokenizer
     val: Rows = field(init=False)
     val_bytes: int | None = field(init=False, default=None)
+    scored: float = field(init=False)
     text_hash: str = field(init=False)  # of the task and of the validation's rows
     held_out: frozenset[bytes] = field(init=False, repr=False)
 
@@ -278,6 +279,7 @@ class TaskData(RunData):
         for part in val:
             digest.update(part.astype("<i8").tobytes())
         object.__setattr__(self, "val", val)
+        object.__setattr__(self, "scored", float((val[1] != IGNORED).mean()))
         object.__setattr__(self, "text_hash", digest.hexdigest())
         object.__setattr__(self, "held_out", frozenset(row.tobytes() for row in val[0]))
         ids, _ = task_rows(self.task, VALIDATION, 1, PROBED_ROWS, self.length)
@@ -316,10 +318,6 @@ class TaskData(RunData):
     @property
     def val_tokens(self) -> int:
         return self.val[0].size
-
-    @property
-    def scored(self) -> float:
-        return float((self.val[1] != IGNORED).mean())
 
     def facts(self) -> dict[str, Any]:
         return {

@@ -130,21 +130,24 @@ class TextSource(Source):
         return None
 
     def load(self, request: Request) -> TokenData:
-        with _naming_cache(request.cache):
-            folder, index = self._in_cache(request)
-        return read_tokens(folder, index, request)
-
-    def _in_cache(self, request: Request) -> tuple[Path, Index]:
-        """Return the folder with the text's token file, after making it unless it is there."""
         text, recipe = _text_key(self, request), request.tokenizer.fingerprint()
-        for folder in request.cache.glob(f"{text[:32]}-*"):
-            with contextlib.suppress(DataError):  # it is made again
-                index = read_index(folder, request.cache)
-                if recipe in (index.recipe, index.tokenizer):
-                    return folder, index
-        name = f"{text[:32]}-{hashlib.sha256(recipe.encode()).hexdigest()[:16]}"
-        folder = request.cache / name
-        return folder, make_tokens(self, folder, request)
+        try:
+            for folder in request.cache.glob(f"{text[:32]}-*"):
+                with contextlib.suppress(DataError):  # it is made again
+                    index = read_index(folder, request.cache)
+                    if recipe in (index.recipe, index.tokenizer):
+                        break
+            else:
+                name = f"{text[:32]}-{hashlib.sha256(recipe.encode()).hexdigest()[:16]}"
+                folder = request.cache / name
+                index = make_tokens(self, folder, request)
+        except (OSError, DiskError) as error:
+            reason = error.message if isinstance(error, DiskError) else error.strerror
+            raise DiskError(
+                "cache_dir",
+                f"{request.cache} cannot be used ({reason}); give another cache_dir",
+            ) from None
+        return read_tokens(folder, index, request)
 
     def prepare(self, folder: Path, request: Request) -> Index:
         """Write the token file to `folder`, unless it is there.
@@ -457,18 +460,6 @@ def lock_folder(folder: Path) -> Iterator[None]:
         yield
     finally:
         lock.release()
-
-
-@contextlib.contextmanager
-def _naming_cache(folder: Path) -> Iterator[None]:
-    """Turn an OSError or DiskError into a DiskError that names `cache_dir`."""
-    try:
-        yield
-    except (OSError, DiskError) as error:
-        reason = error.message if isinstance(error, DiskError) else error.strerror
-        raise DiskError(
-            "cache_dir", f"{folder} cannot be used ({reason}); give another cache_dir"
-        ) from None
 
 
 def _text_key(source: TextSource, request: Request) -> str:

@@ -14,8 +14,8 @@ from gptattn.attention import Attention, HeadWeights
 from gptattn.attention.base import heads_of, refuse_loss
 from gptattn.errors import ConfigError
 from gptattn.model.gpt import GPT, INIT_STD
+from gptattn.settings.build import shared_arguments
 from gptattn.settings.config import Spec, TrainConfig
-from gptattn.settings.layers import shared_arguments
 
 # Settings that the weights do not depend on.
 WEIGHTLESS_SETTINGS = ("backend", "dropout")

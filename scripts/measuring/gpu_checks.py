@@ -11,8 +11,8 @@ from gptattn.attention import Attention, Rule, attend
 from gptattn.errors import ConfigError
 from gptattn.machine.device import device_name, missing_compiler
 from gptattn.model.loss import linear_cross_entropy
+from gptattn.settings.build import build_layer
 from gptattn.settings.compose import CONF
-from gptattn.settings.layers import build_layer
 from measuring.gpu_lab import Cell, Lab, error_of, training_step
 
 MAX_ERROR = {torch.bfloat16: 1e-2, torch.float32: 1e-5}  # of the loss's gradients

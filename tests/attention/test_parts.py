@@ -18,7 +18,7 @@ from gptattn.attention.parts.softcap import SoftCap
 from gptattn.attention.softmax import SoftmaxAttention
 from gptattn.errors import ConfigError
 from gptattn.model.cost import measure_cost
-from gptattn.settings.layers import add_parts
+from gptattn.settings.build import add_parts
 
 B, T, E, H, G, D = 2, 11, 30, 6, 2, 5  # building.SMALL
 # The papers' formulas for one layer.
