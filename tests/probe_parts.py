@@ -5,8 +5,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from gptattn.attention.parts.base import Entry, Part
 from gptattn.attention.cache import TokenCache
+from gptattn.attention.parts.base import Entry, Part
 
 
 class Shift(Part):

@@ -157,13 +157,16 @@ class HeadWeights:
     ) -> "HeadWeights":
         """Return copies of these layers' weights."""
 
-        def by_head(x: Tensor | None) -> Tensor | None:
-            return None if x is None else x.detach().clone().unflatten(0, (-1, head_dim))
+        def by_head(layer: nn.Linear) -> tuple[Tensor, Tensor | None]:
+            weight, bias = (
+                None if x is None else x.detach().clone().unflatten(0, (-1, head_dim))
+                for x in (layer.weight, layer.bias)
+            )
+            assert weight is not None
+            return weight, bias
 
-        layers = W_query, W_key, W_value
-        weights = [layer.weight.detach().clone().unflatten(0, (-1, head_dim)) for layer in layers]
-        biases = [by_head(layer.bias) for layer in layers]
-        return cls(*weights, *biases, *out_by_head(out_proj, head_dim))
+        (q, q_bias), (k, k_bias), (v, v_bias) = map(by_head, (W_query, W_key, W_value))
+        return cls(q, k, v, q_bias, k_bias, v_bias, *out_by_head(out_proj, head_dim))
 
     def copy_to(
         self,

@@ -1,4 +1,4 @@
-"""Paths of `attend`: what they cost, how precise they are, and that compiling them changes nothing."""
+"""Paths of `attend`: what they cost, how precise they are, and what compiling changes."""
 
 from dataclasses import replace
 
