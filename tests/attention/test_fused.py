@@ -1,4 +1,4 @@
-"""Paths of `attend`: what they cost, how precise they are, and that they compile to the same."""
+"""Paths of `attend`: what they cost, how precise they are, and what compiling changes."""
 
 from dataclasses import replace
 

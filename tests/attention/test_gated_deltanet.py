@@ -16,11 +16,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.configuration import set_hypothesis_home_dir
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import Qwen3NextConfig
 from transformers.models.qwen3_next import modeling_qwen3_next
 
 from gptattn.attention import Shared
-from gptattn.attention.variants.gated_deltanet import GatedDeltaNet, Inputs, chunked, recurrent
+from gptattn.attention.variants.gated_deltanet import (
+    GatedDeltaNet,
+    Inputs,
+    chunked,
+    chunked_flops,
+    recurrent,
+)
 from gptattn.errors import ConfigError
 
 # hypothesis keeps files between runs: keep them outside of the repository.
@@ -263,7 +270,23 @@ def test_parameters_and_flops_are_those_of_the_docstring():
     assert sum(p.numel() for p in small.parameters()) == 5 * 768**2 + 2 * 768 * 12 + own + 768
     weights = [p for p in papers.parameters() if p.ndim > 1 and min(p.shape) > 12]
     assert sum(weight.numel() for weight in weights) == 6 * 768**2
-    assert small.flops(5, 1000) == 5 * 12 * 7 * 64 * 64
+    assert small.flops(1, 1000) == 12 * 7 * 64 * 64  # the recurrence, as it decodes
+
+
+@pytest.mark.parametrize(("tokens", "chunk"), [(12, 4), (11, 4), (7, 64)])
+@pytest.mark.parametrize("continued", [False, True])
+def test_flops_in_training_are_the_products_and_the_solve_of_the_chunks(tokens, chunk, continued):
+    inputs, s = drawn(tokens), draw(B, H, D, V)
+    with FlopCounterMode(display=False) as products:
+        chunked(*inputs, s if continued else None, chunk)
+    N = -(-tokens // chunk)
+    C = -(-tokens // N)
+    columns = V if N == 1 and not continued else V + D
+    solve = N * C * (C - 1) * columns  # which torch does not count
+    counted = chunked_flops(tokens, D, V, chunk, from_zero=not continued)
+    assert B * H * (counted - solve) == products.get_total_flops()
+    model = layer(expand_k=0.5, chunk=chunk)  # heads of 5 and 10
+    assert model.flops(tokens, tokens) == H * chunked_flops(tokens, 5, 10, chunk, True)
 
 
 def test_the_first_decays_are_those_of_the_authors():

@@ -67,6 +67,9 @@ def test_compiled_blocks_of_layers_that_differ_compute_what_plain_ones_do():
 
 
 @pytest.mark.slow
+# Warnings of torch's own, in compiling.
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_run_with_compile_true_trains(variant, tmp_path):
     run = train(tmp_path, *chosen(variant), "compile=true", "model.num_layers=2")

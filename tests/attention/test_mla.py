@@ -222,8 +222,9 @@ def test_at_gpt2_small_it_has_the_papers_sizes_in_parameters_and_cache():
     learned = of_gpt2_small().layers()[0].attention
     assert parameter_count(layer) - parameter_count(learned) == 32 * 768 + 512 * 12 * 32
     assert learned.bfloat16().new_cache(1, 1).nbytes == 512
-    # Pairs of a query and a key: 96 numbers for the score, 64 for the sum.
-    assert layer.flops(1, 100) == 2 * 12 * (96 + 64) * 100
+    # Training: 96 numbers of a pair for the score, 64 for the sum. Decoding: a whole entry each.
+    assert layer.flops(100, 100) == 2 * 12 * (96 + 64) * 100 * 101 // 2
+    assert layer.flops(1, 100) == 2 * 12 * (288 + 288) * 100
     projections = [layer.latents.W_query_down, layer.latents.W_query, layer.latents.W_latent]
     projections += [layer.W_key, layer.W_value, layer.out_proj]
     assert sum(p.weight.numel() for p in projections) == 2_187_264

@@ -151,8 +151,10 @@ def test_at_gpt2_small_it_has_the_papers_sizes_in_parameters_and_cache():
     assert parameter_count(layer) == 1_173_504 + 768
     assert model.new_cache(batch=1).nbytes == 12 * 1024 * 608
     assert layer.new_cache(1, 1).nbytes == 608
-    # Scores and sums, and the terms of one token's queries, keys and values.
-    assert layer.flops(1, 100) == 2 * 2 * 768 * 100 + 2 * 768 * (6 + 2 + 2)
+    # Training: scores and sums, and the terms of queries, keys and values.
+    assert layer.flops(100, 100) == 2 * 768 * 100 * 101 + 2 * 768 * (6 + 2 + 2) * 100
+    # Decoding: the terms of the query, and 64 + 1 numbers per head and product of each key.
+    assert layer.flops(1, 100) == 2 * 768 * 6 + 2 * 12 * (64 + 1) * 4 * 100
 
 
 def test_factors_are_drawn_by_xaviers_rule_each_as_one_matrix():

@@ -120,6 +120,6 @@ def test_a_model_of_one_layer_is_refused_in_one_line():
 
 
 def test_a_layer_without_values_takes_no_part_in_it():
-    part = ValueResidual(num_kv_heads=0, head_dim=5, left={"values"})
+    part = ValueResidual(num_kv_heads=0, head_dim=5, provided={"values"})
     assert part.shares is None
     assert part.provides() == part.needs() == {}

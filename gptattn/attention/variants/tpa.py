@@ -120,6 +120,12 @@ class TensorProductAttention(SoftmaxAttention):
         """Return `attend` of one query, by sums of a (q . b) and of (w a) b."""
         a_k_BCHS, a_v_BCHS = self._by_term(held["a_k"]), self._by_term(held["a_v"])
         score_BHS = (q_BH1D.transpose(1, 2) @ held["b_k"].mT).mul_(a_k_BCHS).sum(1)
+        more = rule.changes_scores or (self.training and self.dropout > 0)
+        if not more and rule.window is None and isinstance(k_pos, range):
+            # The core would do a softmax and no more; in place, it takes half of the memory.
+            w_BHS = score_BHS.sub_(score_BHS.amax(-1, keepdim=True)).mul_(rule.scale).exp_()
+            y_BHD = ((w_BHS.unsqueeze(1) * a_v_BCHS) @ held["b_v"]).sum(1)
+            return (y_BHD / w_BHS.sum(-1, keepdim=True)).unsqueeze(2)
 
         def by_term(w_BH1S: Tensor) -> Tensor:
             return (w_BH1S.transpose(1, 2) * a_v_BCHS).flatten(1, 2).unsqueeze(2)
