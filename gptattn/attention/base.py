@@ -1,0 +1,302 @@
+"""The contract that every attention mechanism keeps, and the legend of shape letters.
+
+Letters, one per axis, in tensor names and in einsum alike:
+
+    B batch    T query tokens    S key tokens (S >= T with a cache)    E model width
+    H query heads    G key/value heads (groups)    R = H / G    D head size
+"""
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from gptattn.attention.cache import Cache
+from gptattn.position.base import Documents, Positions
+
+
+@dataclass
+class Shared:
+    """Shared state of the layers: what one forward pass hands on besides the stream x [B, T, E].
+
+    A layer may put what later layers need (its keys or values) into `state`, under a name it
+    chooses.
+    """
+
+    positions: Positions  # of the T tokens; Documents, if rows hold several that are kept apart
+    state: dict[str, Any] = field(default_factory=dict)
+
+
+class Attention(nn.Module, ABC):
+    """Causal self-attention: x [B, T, d_in] -> y [B, T, d_out], T <= context_length.
+
+    Parameters are counted from `parameters()`, cache bytes from `new_cache` on the meta device.
+    What only some mechanisms can do is a protocol: `HasMaps`, `HasHeads`.
+    """
+
+    knows_order: ClassVar[bool] = False  # needs no position encoding, and takes none
+    keeps_documents: ClassVar[bool] = False  # accepts Documents as `Shared.positions`
+    d_in: int
+    d_out: int
+    context_length: int
+
+    @abstractmethod
+    def forward(
+        self, x_BTE: Tensor, cache: Cache | None = None, shared: Shared | None = None
+    ) -> Tensor:
+        """Attend causally: x [B, T, d_in] -> y [B, T, d_out].
+
+        With a cache, x holds the tokens after the `cache.length` cached ones, and the caller
+        advances the cache once per step. A layer used on its own needs no `shared`. Raises
+        ValueError past `context_length`.
+        """
+
+    @abstractmethod
+    def new_cache(self, batch: int, capacity: int) -> Cache:
+        """Return an empty cache for `batch` rows and `capacity` tokens, on the weights' device."""
+
+    @abstractmethod
+    def flops(self, T: int, S: int) -> int:
+        """Return the FLOPs of one row's scores and weighted sums: T queries, the last of S tokens.
+
+        T = S counts the form that runs in training, T < S the form that decodes. A multiply-add is
+        two, and only pairs that the mask allows count. Projections are left out: they are counted
+        from their weights.
+        """
+
+    def provides(self) -> dict[str, str]:
+        """Return what it puts into `Shared.state`: name -> the sizes that later layers rely on."""
+        return {}
+
+    def needs(self) -> dict[str, str]:
+        """Return what it reads from `Shared.state`, as an earlier layer's `provides` gives it."""
+        return {}
+
+    def layer_order(self) -> str | None:
+        """Return advice for an error where what it needs or provides constrains the layer order.
+
+        Such as "give 2 such layers in a row". None: any earlier or later layer will do.
+        """
+        return None
+
+    def initialise(self, std: float) -> None:
+        """Draw the weights as the mechanism's paper does; called once, without gradients.
+
+        By default every Linear weight is drawn from N(0, std), as in GPT-2, and biases are 0. Other
+        parameters keep the values that the constructor gave them.
+        """
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                module.weight.normal_(0.0, std)
+                if module.bias is not None:
+                    module.bias.zero_()
+
+    def residual_writer(self) -> nn.Linear | None:
+        """Return the layer that writes to the residual stream, or None.
+
+        The model draws that layer's weights with a smaller std.
+        """
+        return None
+
+    def begin(self, x_BTE: Tensor, cache: Cache | None, shared: Shared | None) -> Shared:
+        """Return `shared`; if it is None, one whose positions follow the cache.
+
+        Raises ValueError past `context_length`, and for documents that cannot be kept apart.
+        """
+        start = 0 if cache is None else cache.length
+        stop = start + x_BTE.shape[1]
+        if stop > self.context_length:
+            raise ValueError(
+                f"{stop} tokens do not fit context_length={self.context_length}; "
+                "pass fewer tokens or build with a longer context"
+            )
+        if shared is None:
+            return Shared(range(start, stop))
+        if isinstance(shared.positions, Documents) and not (cache is None and self.keeps_documents):
+            which = type(self).__name__ if cache is None else "a cache"
+            raise ValueError(f"documents: {which} cannot keep those of a row apart; leave them out")
+        return shared
+
+
+@runtime_checkable
+class HasMaps(Protocol):
+    """An attention that can show its attention weights."""
+
+    def attention_weights(self, x_BTE: Tensor, shared: Shared | None = None) -> Tensor:
+        """Return the weights [B, H, T, T], by the reference path whatever the backend is."""
+        ...
+
+
+@dataclass(frozen=True)
+class HeadWeights:
+    """One layer's weights in the canonical per-head layout, through which variants exchange them.
+
+    Query head h reads key/value head h // (H / G). A missing bias or output projection is None.
+    """
+
+    q_HDE: Tensor
+    k_GDE: Tensor
+    v_GDE: Tensor
+    q_bias_HD: Tensor | None
+    k_bias_GD: Tensor | None
+    v_bias_GD: Tensor | None
+    out_EHD: Tensor | None
+    out_bias_E: Tensor | None
+
+    @classmethod
+    def of(
+        cls,
+        W_query: nn.Linear,
+        W_key: nn.Linear,
+        W_value: nn.Linear,
+        out_proj: nn.Linear | None,
+        head_dim: int,
+    ) -> "HeadWeights":
+        """Return copies of these layers' weights."""
+
+        def by_head(layer: nn.Linear) -> tuple[Tensor, Tensor | None]:
+            weight, bias = (
+                None if x is None else x.detach().clone().unflatten(0, (-1, head_dim))
+                for x in (layer.weight, layer.bias)
+            )
+            assert weight is not None
+            return weight, bias
+
+        (q, q_bias), (k, k_bias), (v, v_bias) = map(by_head, (W_query, W_key, W_value))
+        return cls(q, k, v, q_bias, k_bias, v_bias, *out_by_head(out_proj, head_dim))
+
+    def copy_to(
+        self,
+        W_query: nn.Linear,
+        W_key: nn.Linear,
+        W_value: nn.Linear,
+        out_proj: nn.Linear | None,
+        head_dim: int,
+    ) -> None:
+        """Copy these weights into the layers. Raises ValueError if they do not fit."""
+        for layer, weight, bias, what in (
+            (W_query, self.q_HDE, self.q_bias_HD, "query"),
+            (W_key, self.k_GDE, self.k_bias_GD, "key"),
+            (W_value, self.v_GDE, self.v_bias_GD, "value"),
+        ):
+            heads = len(layer.weight) // head_dim
+            if weight.shape[:2] != (heads, head_dim):
+                raise ValueError(
+                    f"{what} weights of {weight.shape[0]} heads of size {weight.shape[1]} do not "
+                    f"fit this module's {heads} of size {head_dim}"
+                )
+            copy_into(layer.weight, weight.flatten(0, 1), f"{what} weight")
+            copy_into(layer.bias, None if bias is None else bias.flatten(), f"{what} bias")
+        self.copy_out_to(out_proj)
+
+    def copy_out_to(self, out_proj: nn.Linear | None) -> None:
+        """Copy the output projection. Raises ValueError if it does not fit."""
+        out = None if self.out_EHD is None else self.out_EHD.flatten(1)
+        copy_into(None if out_proj is None else out_proj.weight, out, "output weight")
+        copy_into(None if out_proj is None else out_proj.bias, self.out_bias_E, "output bias")
+
+
+def out_by_head(out_proj: nn.Linear | None, head_dim: int) -> tuple[Tensor | None, Tensor | None]:
+    """Return copies of the output projection's weight [E, H, D] and bias [E], or None."""
+    if out_proj is None:
+        return None, None
+    bias = None if out_proj.bias is None else out_proj.bias.detach().clone()
+    return out_proj.weight.detach().clone().unflatten(1, (-1, head_dim)), bias
+
+
+@runtime_checkable
+class HasHeads(Protocol):
+    """An attention whose weights are `HeadWeights`, which it exports and loads."""
+
+    def export_heads(self) -> HeadWeights:
+        """Return a copy of the weights in the canonical layout."""
+        ...
+
+    def load_heads(self, weights: HeadWeights) -> None:
+        """Copy canonical weights into this module. Raises ValueError if they do not fit."""
+        ...
+
+    def names_in_heads(self) -> set[str]:
+        """Return the `state_dict()` keys that the layout covers; a subclass may have more."""
+        ...
+
+
+def heads_of(attention: Attention, name: str | None = None) -> HasHeads:
+    """Return the attention as `HasHeads`. Raises ValueError, with `name` or its class's, if not."""
+    if not isinstance(attention, HasHeads):
+        raise ValueError(
+            f"{name or type(attention).__name__} has no per-head weights to convert; only "
+            "attentions with weights for each head, such as mha and gqa, exchange them"
+        )
+    return attention
+
+
+def refuse_loss(attention: Attention, kept: set[str]) -> None:
+    """Raise ValueError naming the `state_dict()` keys that are neither in the heads nor in `kept`.
+
+    A conversion copies only those two, so it would drop the others.
+    """
+    inside = heads_of(attention).names_in_heads() | kept
+    lost = [name for name in attention.state_dict() if name not in inside]
+    if lost:
+        raise ValueError(
+            f"{', '.join(lost)} of {type(attention).__name__} would be lost; keep the variant"
+        )
+
+
+def copy_into(parameter: Tensor | None, value: Tensor | None, what: str) -> None:
+    """Copy `value` into `parameter`; both may be None.
+
+    Raises ValueError, naming `what`, if only one is None or if the shapes differ.
+    """
+    if parameter is None and value is None:
+        return
+    if parameter is None or value is None:
+        raise ValueError(f"{what} is present on one side only; build both modules alike")
+    if parameter.shape != value.shape:
+        raise ValueError(
+            f"{what} has shape {list(value.shape)}, this module needs {list(parameter.shape)}"
+        )
+    with torch.no_grad():
+        parameter.copy_(value)
+
+
+def divisors(n: int) -> list[int]:
+    """Return the divisors of n in ascending order."""
+    small = [i for i in range(1, math.isqrt(n) + 1) if n % i == 0]
+    return sorted({*small, *(n // i for i in small)})
+
+
+def window_of(window: float | None, context_length: int) -> int | None:
+    """Return the window in tokens; a share of the context, below 1, is rounded up.
+
+    Raises ValueError if it is not from 1 to context_length.
+    """
+    if isinstance(window, float) and 0 < window < 1:
+        return math.ceil(round(window * context_length, 9))  # 0.07 * 100 is 7.000000000000001
+    if window is not None and not (isinstance(window, int) and 1 <= window <= context_length):
+        raise ValueError(
+            f"window={window} does not fit context_length={context_length}; give 1 to "
+            f"{context_length} tokens, the token itself included, a share of the context below 1, "
+            "or null for all tokens"
+        )
+    return window
+
+
+def check_sizes(d_out: int, num_heads: int, num_kv_heads: int, dropout: float) -> None:
+    """Raise ValueError for impossible sizes; the message starts with the argument's name."""
+    if num_heads < 1 or d_out % num_heads:
+        raise ValueError(
+            f"num_heads={num_heads} must divide d_out={d_out} (the model's width); "
+            f"one of {divisors(d_out)}"
+        )
+    if num_kv_heads < 1 or num_heads % num_kv_heads:
+        raise ValueError(
+            f"num_kv_heads={num_kv_heads} must divide num_heads={num_heads}; "
+            f"one of {divisors(num_heads)}"
+        )
+    if not 0.0 <= dropout < 1.0:
+        raise ValueError(f"dropout={dropout} must lie in [0, 1); 0 switches it off")
