@@ -1,8 +1,8 @@
 """Attention mechanisms, their caches, and `attend()`, which turns scores into outputs.
 
 Start reading at `base.py`, the contract, and `SoftmaxAttention.forward`; `variants/` has a file per
-mechanism, `parts/` one per part. Each file in `conf/attn` names the class of a mechanism, so a new
-one needs no line here. This room may import `position` and the rooms before it.
+mechanism, `parts/` one per part. Each file in `conf/attn` names its mechanism's class, so a new one
+needs no line here. This room may import `position` and the rooms before it.
 """
 
 from gptattn.attention.base import (

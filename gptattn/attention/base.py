@@ -20,13 +20,13 @@ from gptattn.position.base import Documents, Positions
 
 @dataclass
 class Shared:
-    """Shared state of the layers: what one forward pass hands on besides the stream x [B, T, E].
+    """Shared state of the layers: what a forward pass carries besides the stream x [B, T, E].
 
     A layer may put what later layers need (its keys or values) into `state`, under a name it
     chooses.
     """
 
-    positions: Positions  # of the T tokens; Documents, if rows hold several that are kept apart
+    positions: Positions  # of the T tokens; Documents if rows hold several, kept apart
     state: dict[str, Any] = field(default_factory=dict)
 
 
@@ -34,7 +34,7 @@ class Attention(nn.Module, ABC):
     """Causal self-attention: x [B, T, d_in] -> y [B, T, d_out], T <= context_length.
 
     Parameters are counted from `parameters()`, cache bytes from `new_cache` on the meta device.
-    What only some mechanisms can do is a protocol: `HasMaps`, `HasHeads`.
+    Abilities that only some mechanisms have are protocols: `HasMaps`, `HasHeads`.
     """
 
     knows_order: ClassVar[bool] = False  # needs no position encoding, and takes none
@@ -76,9 +76,9 @@ class Attention(nn.Module, ABC):
         return {}
 
     def layer_order(self) -> str | None:
-        """Return advice for an error where what it needs or provides constrains the layer order.
+        """Return advice for an error if what it needs or provides constrains the layer order.
 
-        Such as "give 2 such layers in a row". None: any earlier or later layer will do.
+        For example "give 2 such layers in a row". None: any earlier or later layer will do.
         """
         return None
 
@@ -126,7 +126,7 @@ class HasMaps(Protocol):
     """An attention that can show its attention weights."""
 
     def attention_weights(self, x_BTE: Tensor, shared: Shared | None = None) -> Tensor:
-        """Return the weights [B, H, T, T], by the reference path whatever the backend is."""
+        """Return the weights [B, H, T, T], by the reference path whatever the backend."""
         ...
 
 

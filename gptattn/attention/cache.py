@@ -213,20 +213,20 @@ def _positions(index: range | Tensor, stop: int, newest: Tensor) -> Tensor:
 
 
 def own_cache(cache: Cache) -> TokenCache:
-    """Return the cache as one with an entry per token. Raises TypeError if it is none."""
+    """Return the cache as a `TokenCache`. Raises TypeError if it is none."""
     if not isinstance(cache, TokenCache):
         raise TypeError(f"{type(cache).__name__} is not this module's; use new_cache()")
     return cache
 
 
 class SinkCache(TokenCache):
-    """The first `sinks` tokens stay; the others lie in a ring of the newest, in the places left.
+    """The first `sinks` tokens stay; the remaining places are a ring of the newest.
 
-    Tokens keep the positions that they had in the text: rotary keys are kept rotated, and ALiBi
-    counts distances as they are. So nothing but the missing keys differs from a full cache. The
-    paper numbers the tokens in the cache anew, which streams beyond the trained length need; within
-    it, it would change distances that the model knows. Once the places are full, `write` takes one
-    token at a time, because earlier tokens of a longer step would still see what it overwrites.
+    Tokens keep their positions in the text: rotary keys are kept rotated, and ALiBi counts true
+    distances. So only the missing keys differ from a full cache. The paper renumbers the tokens in
+    the cache, which streaming beyond the trained length needs; within it, that would change
+    distances that the model knows. Once the places are full, `write` takes one token at a time,
+    because earlier tokens of a longer step would still see what it overwrites.
 
     `tensors` [batch, ..., capacity, size] as in `TokenCache`. Raises ValueError unless a place for
     the newest token is left beside the sinks, and from `write` for a longer step.

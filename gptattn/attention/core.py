@@ -2,8 +2,8 @@
 
 The backend `reference` is the definition: plain, readable, right in float64. The others must agree
 with it in outputs and gradients. `sdpa` never holds all T x S scores: torch's fused attention does
-what it can, the rest goes in blocks of queries. `flex` compiles the rule into one kernel on a GPU,
-and decodes as `sdpa` does.
+what it can, blocks of queries do the rest. `flex` compiles the rule into one kernel on a GPU, and
+decodes as `sdpa` does.
 """
 
 from collections.abc import Callable
@@ -79,7 +79,7 @@ def can_fuse(q_BHTD: Tensor, v_BGSD: Tensor, rule: Rule, dropout: float) -> bool
         return False
     if q_BHTD.device.type != "cpu":
         return rule.decay is None
-    # On a CPU it holds all T x S weights with dropout, and where values have another head size.
+    # On a CPU it holds all T x S weights with dropout, or if values have another head size.
     if dropout > 0 or q_BHTD.shape[3] != v_BGSD.shape[3]:
         return False
     # A decay may be thousands: among a query's half-precision numbers it would be lost.

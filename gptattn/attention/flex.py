@@ -18,7 +18,7 @@ from gptattn.position.base import Documents
 
 
 def check_flex(q_BHTD: Tensor, rule: Rule, dropout: float) -> None:
-    """Raise ValueError for what FlexAttention has not: a bias, dropout, gradients on a CPU."""
+    """Raise ValueError for what FlexAttention lacks: a bias, dropout, gradients on a CPU."""
     if rule.bias is not None:
         raise ValueError("backend=flex takes no bias from a function; use sdpa")
     if dropout > 0:
@@ -32,7 +32,7 @@ def by_flex(
 ) -> Tensor:
     """Return attention outputs [B, H, T, D of v] of T queries to the keys of the same tokens.
 
-    Blocks without a pair that `documents` let see each other are skipped.
+    Blocks whose queries and keys share no document are skipped.
 
     Source: Dong et al. 2024, arXiv:2412.05496.
     """
@@ -51,7 +51,7 @@ def by_flex(
     )
     if rule.sink_H is None:
         return y_BHTD
-    # Other than the CPU's fused operator, this one has a gradient of its log-sum-exp.
+    # Unlike the CPU's fused operator, this one has a gradient of its log-sum-exp.
     kept_BHT = torch.sigmoid(more.lse - rule.sink_H[:, None].to(more.lse.dtype))
     return y_BHTD * kept_BHT[..., None].to(y_BHTD.dtype)
 
@@ -83,7 +83,7 @@ def _mask(
         near = s <= t if window is None else (s <= t) & (s > t - window)
         return near if start_BT is None else near & (s >= start_BT[b, t])
 
-    # Compiled, it makes no T x T mask on its way.
+    # Compiled, it never builds a T x T mask.
     make: Callable[..., BlockMask] = (
         torch.compile(create_block_mask) if device.type == "cuda" else create_block_mask
     )

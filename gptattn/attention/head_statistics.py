@@ -1,7 +1,6 @@
 """Two statistics of a head, computed from its attention weights: entropy and sink mass.
 
-Both leave out the first query of a row, or of each of its documents, which sees only itself,
-whatever was learned.
+Both leave out the first query of a row or document, which only ever sees itself.
 """
 
 import torch
@@ -25,7 +24,7 @@ def entropy(w_BHTS: Tensor, documents: Documents | None = None) -> Tensor:
 def sink_mass(w_BHTS: Tensor, documents: Documents | None = None) -> Tensor:
     """Return the mean weight on the first token [H], over batch and queries. NaN if T is 1.
 
-    With `documents` it is the first token of the query's own.
+    With `documents`, it is the first token of the query's own document.
 
     Source: Xiao et al. 2023, arXiv:2309.17453, sec. 3.1.
     """

@@ -1,8 +1,8 @@
 """Linear layers that can be prepared for inputs of a few rows, as in decoding.
 
 The cost of a product with a few rows is reading the weight from memory. F.linear reads it with one
-thread for one row, and slowly for a few rows. Tokens per second of decoding with prepared layers,
-over those without, on two cores (AVX512, MKL), by rows:
+thread for one row, and slowly for a few rows. Speedup of decoding with prepared layers on two cores
+(AVX512, MKL), by rows:
 
     rows                          1     8
     model=char                  1.5   1.5
@@ -68,7 +68,7 @@ def _worth_parting(weight: Tensor) -> bool:
 
 
 def _worth_packing(weight: Tensor, rows: int) -> bool:
-    """Whether oneDNN's layout is faster and there: for bfloat16 it needs AVX512."""
+    """Whether oneDNN's layout is available and faster: for bfloat16 it needs AVX512."""
     ops = torch.ops.mkldnn
     # The operators are private to torch; without them F.linear gives the same result, slower.
     if rows > MAX_ROWS or not all(hasattr(ops, name) for name in PACKING):

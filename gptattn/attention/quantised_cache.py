@@ -11,7 +11,7 @@ from gptattn.attention.cache import Entry, TokenCache
 from gptattn.position.base import Positions
 
 GROUP = 32  # numbers along the head that share the scale and zero point of `Int4`
-MIN_SIZE = 8  # numbers per token and head that are worth a scale
+MIN_SIZE = 8  # fewer numbers per token and head are not worth a scale
 HALF_MAX = torch.finfo(torch.float16).max
 
 
@@ -23,7 +23,7 @@ class Format(Protocol):
         ...
 
     def unpack(self, parts: Mapping[str, Tensor], size: int, dtype: torch.dtype) -> Tensor:
-        """Return x [..., size] as far as it can be told from what was kept."""
+        """Return x [..., size], as well as the kept tensors determine it."""
         ...
 
 
@@ -40,9 +40,9 @@ class BFloat16:
 class Int8:
     """Symmetric: x = code * scale, codes from -127 to 127, one scale per token and head.
 
-    scale = max |x| / 127, kept in float16; codes are computed with the scale that is kept. Of
-    a head whose numbers are all below 1e-3 the scale loses bits, too, and below 4e-6 it is 0, as
-    are the numbers then. A head of D numbers takes D + 2 bytes.
+    scale = max |x| / 127, kept in float16; codes are computed with the kept scale. If a head's
+    numbers are all below 1e-3, the scale loses bits too; below 4e-6 the scale and the numbers
+    become 0. A head of D numbers takes D + 2 bytes.
     """
 
     def pack(self, x: Tensor) -> dict[str, Tensor]:
@@ -105,11 +105,11 @@ def _spread(of_group: Tensor, size: int, dtype: torch.dtype) -> Tensor:
 
 
 class QuantisedCache(TokenCache):
-    """A `TokenCache` whose tensors are the packed ones: `k/codes`, `k/scale` and so on.
+    """A `TokenCache` that holds packed tensors: `k/codes`, `k/scale` and so on.
 
-    Every entry is read back from what was kept, a token's own entry too. What is `wide`, such as a
-    running sum, and entries with fewer than `MIN_SIZE` numbers per head stay as they are. `like` is
-    an empty cache of `kept`, of the same size; `packs` says whether anything changes.
+    Every entry is read back from its packed form, a token's own entry too. `wide` entries, such as
+    a running sum, and entries with fewer than `MIN_SIZE` numbers per head stay as they are. `like`
+    is an empty cache of `kept`, of the same size; `packs` says whether anything changes.
     """
 
     def __init__(self, like: TokenCache, kept: Mapping[str, Entry], form: Format) -> None:

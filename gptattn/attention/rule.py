@@ -32,7 +32,7 @@ class Span:
     def pos(self) -> Tensor:
         """Positions [B or 1, 1, n, 1] of queries, [B or 1, 1, 1, n] of keys; -1: no token.
 
-        Of rows of several documents, each token's position in its document.
+        In rows of several documents, each token's position in its document.
         """
         if isinstance(self.positions, range):
             first = self.positions.start
@@ -61,7 +61,7 @@ class Span:
         return x_BHN[..., self.where].unsqueeze(self.across)
 
 
-# (queries, keys) -> what is added to their scores: [B, H, T, S], any size may be 1; -inf hides.
+# (queries, keys) -> the bias on their scores: [B, H, T, S], any size may be 1; -inf hides.
 Bias = Callable[[Span, Span], Tensor]
 
 
@@ -81,7 +81,7 @@ class Decay:
 class Rule:
     """A query at position i sees the keys at positions 0 <= j <= i, with a window only the newest.
 
-    Of rows of several documents it sees those of its own document.
+    In rows of several documents it only sees its own document.
 
     score = cap(scale * q k^T) + decay + bias, with cap(s) = softcap * tanh(s / softcap); the mask
     comes after these, the softmax last. Raises ValueError for an impossible value; the message
@@ -121,7 +121,7 @@ class Rule:
         return any(value is not None for value in added)
 
     def with_decay(self, at_query_BHT: Tensor, at_key_BHS: Tensor) -> "Rule":
-        """Return this rule with another decay, added to the one that it may have."""
+        """Return this rule with this decay added to its own, if any."""
         if self.decay is not None:
             at_query_BHT = self.decay.at_query_BHT + at_query_BHT
             at_key_BHS = self.decay.at_key_BHS + at_key_BHS
@@ -145,7 +145,7 @@ def _bias_of_head(bias: Bias, h: int, query: Span, key: Span) -> Tensor:
 
 
 def _head(x: Tensor, h: int, axis: int) -> Tensor:
-    """Return head h of x; x is the same for all heads if it has no such axis, or one of size 1."""
+    """Return head h of x; without a head axis, or with one of size 1, all heads share x."""
     return x if x.ndim < -axis or x.shape[axis] == 1 else x.narrow(axis, h, 1)
 
 
@@ -256,7 +256,7 @@ class Standing:
         return slice(max(first, self._earliest(queries)), self.ahead + queries.stop)
 
     def _earliest(self, queries: slice) -> int:
-        """Return where the first document of these queries begins, if the host can know at once."""
+        """Return where the first document of these queries begins, if the host knows it already."""
         if self.documents is None or self.device.type != "cpu" or torch.compiler.is_compiling():
             return 0
         start_BT = self.documents.start_BT

@@ -20,7 +20,7 @@ Heads = tuple[Tensor, Tensor, Tensor]  # queries [B, H, T, D], keys and values [
 
 
 class Common(TypedDict, total=False):
-    """What every softmax mechanism takes besides its sizes, and passes on to `SoftmaxAttention`."""
+    """Arguments of every softmax mechanism besides its sizes, passed on to `SoftmaxAttention`."""
 
     dropout: float
     scale: float | None
@@ -30,7 +30,7 @@ class Common(TypedDict, total=False):
 
 
 class Projected(Common, total=False):
-    """What a mechanism with one projection each for queries, keys, values and output takes too."""
+    """More arguments, of mechanisms with one projection each for queries, keys, values, output."""
 
     qkv_bias: bool
     out_proj: bool
@@ -48,7 +48,7 @@ class SoftmaxAttention(Attention):
     keeps_documents: ClassVar[bool] = True
     # Whether the cache holds keys and values of each head, which a part can change.
     keeps_heads: ClassVar[bool] = True
-    num_kv_heads: int  # 0: it has no keys and values of its own, and parts get them with 0 heads
+    num_kv_heads: int  # 0: no keys and values of its own; parts get them with 0 heads
     out_proj: nn.Linear | None
     _parts: tuple[Part, ...] = ()
 
@@ -86,7 +86,7 @@ class SoftmaxAttention(Attention):
         self.backend: Backend = backend
         self.position = position
 
-    # The way of a token, in this order.
+    # A token passes through these in order.
 
     def forward(
         self, x_BTE: Tensor, cache: Cache | None = None, shared: Shared | None = None
@@ -110,7 +110,7 @@ class SoftmaxAttention(Attention):
         """Return queries [B, H, T, D], keys and values [B, G, T, D] of these tokens."""
 
     def encode(self, q_BHTD: Tensor, k_BGTD: Tensor, v_BGTD: Tensor, shared: Shared) -> Heads:
-        """Return queries, keys and values with what parts and the position do to them."""
+        """Return queries, keys and values after parts and the position have acted."""
         for part in self._parts:
             q_BHTD, k_BGTD, v_BGTD = part.heads(q_BHTD, k_BGTD, v_BGTD, shared)
         if self.position is not None:
@@ -118,7 +118,7 @@ class SoftmaxAttention(Attention):
         return q_BHTD, k_BGTD, v_BGTD
 
     def entries(self, x_BTE: Tensor, shared: Shared) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the queries, and what later tokens need of these T: `cached`, by name.
+        """Return the queries, and what later tokens need of these T tokens: `cached`, by name.
 
         Each entry is [B, heads, T, size].
         """
@@ -149,7 +149,7 @@ class SoftmaxAttention(Attention):
         q_pos: Positions,
         k_pos: Positions,
     ) -> Rule:
-        """Return the rule with what the parts and the position do to it."""
+        """Return the rule after the parts and the position have changed it."""
         rule = self.rule()
         for part in self._parts:
             rule = part.rule(rule, new, held)
@@ -211,7 +211,7 @@ class SoftmaxAttention(Attention):
         return 2 * 2 * self.num_heads * self.head_dim * seen_pairs(T, S, self.rule().window)
 
     def kept(self) -> dict[str, Entry]:
-        """Return all that the cache keeps of each token, by name, with what parts keep."""
+        """Return all that the cache keeps of each token, by name, parts' entries included."""
         return dict(chain(self.cached().items(), *(part.kept().items() for part in self._parts)))
 
     def new_cache(self, batch: int, capacity: int) -> Cache:

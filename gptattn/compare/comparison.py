@@ -1,7 +1,7 @@
-"""Makes the Comparison, which tables, words, plots and the page are made from.
+"""Makes the Comparison, the source of tables, words, plots and the page.
 
-First what a Comparison holds, then its sections with their rows, then what changes from one
-section to another.
+First what a Comparison holds, then its sections with their rows, then what changes from one section
+to another.
 """
 
 import math
@@ -68,7 +68,7 @@ COSTS = {
     "flops": "cost/flops_per_token",
     "speed": "perf/tokens_per_s",
 }
-# Beginnings of the settings that an axis stands for.
+# Prefixes of the settings that an axis stands for.
 OWN = {
     "block": OF_BLOCK,
     "precision": ("trainer.precision",),
@@ -84,10 +84,10 @@ class Row:
 
     name: str
     runs: list[Run]
-    metrics: dict[str, Estimate]  # those that at least one of its runs has
+    metrics: dict[str, Estimate]  # those of at least one of its runs
     difference: Difference | None  # to the baseline; None for itself or without a common seed
     speed: tuple[float, Interval] | None  # tokens/s over the baseline's, paired by seed
-    fronts: list[str]  # keys of COSTS: the Pareto fronts that it is on
+    fronts: list[str]  # keys of COSTS: the Pareto fronts it is on
 
     @property
     def n(self) -> int:
@@ -115,13 +115,13 @@ class Section:
     rivals: list[Difference]  # of each other row to the leader
     alike: list[str]  # rows not shown to differ from the leader
     warnings: list[str]
-    size: str = ""  # the part of the title on the model's size
+    size: str = ""  # the title's part on the model's size
     family: str = ""  # the rest of the title: sections of one family differ in size only
 
 
 @dataclass(frozen=True)
 class Change:
-    """A figure in two sections: means over the seeds in common, second minus first."""
+    """A figure in two sections: means over the common seeds, second minus first."""
 
     first: float
     second: float
@@ -130,22 +130,22 @@ class Change:
 
 @dataclass(frozen=True)
 class Across:
-    """What changes between two sections that differ in one setting alone, by name of row.
+    """What changes between two sections that differ in one setting only, by row name.
 
-    Each of the two families has a correction of its own. Between tokenizers the rows may be the
-    baseline alone, and then there are no gaps.
+    Each of the two families has its own correction. Between tokenizers the baseline may be the only
+    row, and then there are no gaps.
     """
 
     setting: str  # the axis of sections.AXES
-    where: str  # what else parts these two from other sections; "" for nothing
-    first: str  # title of the first section, in this setting
+    where: str  # what else distinguishes these two from other sections; "" for nothing
+    first: str  # the first section's title, in this setting
     second: str
     baseline: str  # of both
-    losses: Mapping[str, Change]  # of the rows that both have: the baseline, then by first loss
+    losses: Mapping[str, Change]  # of the common rows: the baseline, then by first loss
     gaps: Mapping[str, Change]  # loss minus the baseline's
-    others: list[str]  # further settings that differ between the two sections' rows
-    metric: str = "val/loss"  # of `losses`, in nats; between tokenizers val/bits_per_byte
-    token_bytes: tuple[float, float] | None = None  # in each, between tokenizers
+    others: list[str]  # other settings that differ between the two sections' rows
+    metric: str = "val/loss"  # of `losses`, in nats; val/bits_per_byte between tokenizers
+    token_bytes: tuple[float, float] | None = None  # of each tokenizer
 
 
 @dataclass(frozen=True)
@@ -207,8 +207,8 @@ def load_comparison(
 ) -> Comparison:
     """Return the comparison of the finished runs in these folders, by default in `outputs`.
 
-    The arguments are those of the command. Raises DataError if there is no finished run,
-    ConfigError if the runs cannot be compared.
+    It takes the command's arguments. Raises DataError without a finished run, ConfigError if the
+    runs cannot be compared.
     """
     paths = [str(folder) for folder in folders] or ["outputs"]
     runs, skipped = read_runs(paths)
@@ -229,8 +229,8 @@ def compare(
     """Compare the runs.
 
     `folders` and `skipped` are only recorded. `baseline` is a row or variant name, by default
-    `mha`. With `split`, runs that differ in text or validation get sections of their own. Raises
-    ConfigError if they differ so without `split`, or if no row has the baseline's name.
+    `mha`. With `split`, runs that differ in text or validation get sections of their own. Without
+    `split` it raises ConfigError for such runs, as for an unknown baseline.
     """
     runs, extended = at_first_budgets(runs)
     runs, replaced = without_replaced(runs)
@@ -308,7 +308,7 @@ def _rivals(
     if leader == baseline:
         return list(rows.values())
     others = [name for name in groups if name not in (leader, baseline)]
-    # The leader is picked after the losses were seen, so correct over all pairs of variants.
+    # The leader is picked after seeing the losses, so correct over all pairs of variants.
     pairs = math.comb(len(groups) - 1, 2)
     found = compare_pairs(groups, [(leader, name) for name in others], pairs)
     return [*([_reversed(rows[leader])] if leader in rows else []), *found]
@@ -331,7 +331,7 @@ def _distinct_from_leader(
 
 
 def _reversed(d: Difference) -> Difference:
-    """Return the difference with variant and baseline exchanged."""
+    """Return the difference with variant and baseline swapped."""
     interval = None if d.interval is None else (-d.interval[1], -d.interval[0])
     return replace(d, variant=d.baseline, baseline=d.variant, mean=0.0 - d.mean, interval=interval)
 
@@ -341,7 +341,7 @@ def _estimates(members: Sequence[Run]) -> dict[str, Estimate]:
     for metric in METRICS:
         (values,) = pair_by_seed([members], metric).values
         if len(values):
-            # Of all seeds, with `sweep.until` too: differences alone decided how many they are.
+            # Over all seeds, with `sweep.until` too: only differences decided how many there are.
             interval = statistics.t_interval(values)
             found[metric] = Estimate(len(values), float(values.mean()), interval)
     return found
@@ -376,9 +376,9 @@ def _with_fronts(rows: Sequence[Row]) -> list[Row]:
 
 
 def compare_across(sections: Sequence[Compared]) -> list[Across]:
-    """Return one Across per two sections that can be held against each other.
+    """Return one Across per pair of sections that can be compared.
 
-    They differ in one of HELD_AGAINST alone, have one baseline, and share another row. Between
+    They differ in one of HELD_AGAINST only, have the same baseline, and share another row. Between
     tokenizers the baseline is enough: no section has both.
     """
     found = [_across(first, second) for first, second in combinations(sections, 2)]
@@ -431,7 +431,7 @@ def _across(first: Compared, second: Compared) -> Across | None:
 
 
 def _token_bytes(*runs: Run) -> tuple[float, float] | None:
-    """Return the bytes that a held-out token of each of two runs stands for; None if unknown."""
+    """Return the bytes per held-out token of each of two runs; None if unknown."""
     bits = [run.metrics["val/loss"] / math.log(2) for run in runs]
     per_byte = [run.metrics.get(BITS, 0.0) for run in runs]
     if not all(per_byte):
@@ -460,6 +460,6 @@ def _others(axis: str, rows: Iterable[tuple[Mapping[str, str], Mapping[str, str]
     found = set()
     for before, after in rows:
         keys = {key for key in {*before, *after} if before.get(key) != after.get(key)}
-        # Sections agree in the width, but for what `match` chose.
+        # Sections agree in width, except where `match` chose it.
         found |= {key for key in keys if key != WIDTH and not key.startswith(OWN[axis])}
     return sorted({key.split(".")[0] if key.startswith(OPEN) else key for key in found})

@@ -27,11 +27,11 @@ from gptattn.runs.rows import read_rows
 Floats = NDArray[np.float64]
 
 COLUMNS = ["step", "tokens", "seconds", "flops", "loss", "bits"]
-POINTS = 400  # kept per run and curve, and of a mean over seeds whose own points differ
-# For two seeds Student's t is 12.7, divided by the root of 2: such a band would fill the plot.
+POINTS = 400  # kept per run and curve, and per mean over seeds with different points
+# For two seeds Student's t is 12.7, divided by the root of 2: the band would fill the plot.
 FEWEST_FOR_BAND = 3
 FEWEST_VALIDATIONS = 4  # with fewer points, plot the training loss instead
-BOARD_MARK = ".gptattn-compare"  # suffix of the event files that we write and may remove
+BOARD_MARK = ".gptattn-compare"  # suffix of the event files that we write, and may remove
 TAGS = {
     "val/loss": ("val", "loss"),
     "val/bits_per_byte": ("val", "bits"),
@@ -43,8 +43,8 @@ TAGS = {
 class Curves:
     """A run's loss curves: DataFrames with the columns COLUMNS, by increasing step.
 
-    `bits`, per byte, is NaN where the record has none. `train` is averaged over stretches of the
-    run, `val` is as it was measured.
+    `bits`, per byte, is NaN where it was not recorded. `train` is averaged over stretches of the
+    run, `val` is as measured.
     """
 
     train: DataFrame
@@ -185,11 +185,11 @@ def average_rows(
 
 @dataclass(frozen=True)
 class PositionLoss:
-    """A row's loss in windows of one length, over its runs that were evaluated so."""
+    """A row's loss in windows of one length, over the runs evaluated that way."""
 
     variant: str
     length: int
-    trained: int  # the context of training
+    trained: int  # the training context
     windows: int
     loss: Estimate  # mean over all positions
     bins: list[tuple[int, int, Estimate]]  # first and last context, and the loss there
@@ -207,16 +207,16 @@ class CacheCost:
 
 
 def evaluated(row: Row) -> list[Evaluation]:
-    """Return the evaluations of the row's runs whose weights are those that are compared."""
+    """Return the evaluations of the row's runs with the weights that are compared."""
     found = [(run.evaluation, run.steps) for run in row.runs]
     return [one for one, steps in found if one and one.step == steps]
 
 
 def shown_lengths(section: Section) -> list[tuple[int, int]]:
-    """Return the lengths that are drawn, each with the trained one.
+    """Return the lengths to draw, each with the trained one.
 
-    They are the trained length, and the longest beyond it. A longer length has fewer windows, over
-    which the mean is another, so that each has a plot of its own.
+    They are the trained length and the longest beyond it. A longer length has fewer windows, and so
+    a mean over other tokens: each gets its own plot.
     """
     pairs = {(one.length, one.trained) for one in position_losses(section)}
     drawn = [pair for pair in pairs if pair[0] == pair[1]]
@@ -258,7 +258,7 @@ def position_bands(section: Section, length: int) -> dict[str, Band]:
 def cache_costs(section: Section) -> list[CacheCost]:
     """Return every row's losses by cache, large caches first; [] if only full ones are known.
 
-    Only runs count that have the full cache as well.
+    Only runs that also have the full cache count.
     """
     found = []
     for row in section.rows:
@@ -275,7 +275,7 @@ def cache_costs(section: Section) -> list[CacheCost]:
 
 
 def _members(evaluations: Sequence[Evaluation], length: int) -> list[LengthLoss]:
-    """Return the losses at this length of the runs whose bins are those of the first of them."""
+    """Return the losses at this length of the runs with the same bins as the first."""
     found = [one.lengths[length] for one in evaluations if length in one.lengths]
     return [one for one in found if _edges(one.bins) == _edges(found[0].bins)]
 
@@ -295,7 +295,7 @@ def _estimate(values: Sequence[float]) -> Estimate:
 def write_board(comparison: Comparison, curves: Mapping[Path, Curves], folder: Path) -> None:
     """Write up to three TensorBoard runs per row below `folder`: mean, lower and upper line.
 
-    An earlier report's are replaced. The parent of `folder` must exist.
+    They replace those of an earlier report. The parent of `folder` must exist.
     """
     folder.mkdir(exist_ok=True)
     _remove_former_board(folder)
@@ -315,7 +315,7 @@ def write_board(comparison: Comparison, curves: Mapping[Path, Curves], folder: P
 
 
 def _remove_former_board(folder: Path) -> None:
-    """Remove an earlier report's event files and the folders that this leaves empty."""
+    """Remove an earlier report's event files and any folders this empties."""
     for file in folder.rglob(f"events.out.tfevents.*{BOARD_MARK}"):
         file.unlink()
     for below in sorted((path for path in folder.rglob("*") if path.is_dir()), reverse=True):

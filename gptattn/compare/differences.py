@@ -1,6 +1,6 @@
-"""Says what runs differ in: settings, code and environment, and what a row is called by it.
+"""Finds how runs differ, in settings, code and environment, and names rows by it.
 
-Of settings, a config file where that explains the difference, otherwise the settings themselves.
+A difference in settings is named by the config file that explains it, or else by the settings.
 """
 
 from collections import Counter
@@ -10,19 +10,19 @@ from gptattn.compare.finished_runs import Run
 from gptattn.settings.config import OF_BLOCK, default_width
 
 NAMES = 5  # module names in one line
-# Beginnings of settings' names: what a variant's name stands for, and what a block's file sets.
+# Prefixes of settings: what a variant's name stands for, and what a block's file sets.
 OF_ATTENTION = ("attn.", "part.", "pattern")
 OF_GROUP = {"attn": OF_ATTENTION, "block": OF_BLOCK}
-# Groups whose files have settings of their own: one file need not know those of another.
+# Groups whose files have their own settings, which other files need not have.
 OPEN = ("attn", "part", "position")
 RATE = "optim.lr"
 WIDTH = "model.d_mlp"
 UNSET = "unset"  # a run without the setting; `none` and `None` are values
-# With more differences, rows are named by what was changed in the one that all others start from;
-# with fewer, a name that says all is short enough.
+# With more differences, rows are named by their change from the row that all others start from;
+# with fewer, a name that says everything is short enough.
 FEW = 3
 
-# Group or setting -> the (name, value) pairs that tell a run by it.
+# Group or setting -> the (name, value) pairs that identify a run by it.
 Words = dict[str, list[tuple[str, str]]]
 
 
@@ -63,8 +63,8 @@ def _open_words(
 ) -> list[tuple[str, str]]:
     """Return the run's choice if it varies, and what varies between runs of the same choice.
 
-    A class is named by its choice alone. A setting that is null is as good as absent, so it is left
-    out, unless some run of the same choice really lacks it.
+    A class is named by its choice alone. A null setting counts as absent and is left out, unless
+    some run of the same choice really lacks it.
     """
     choice = _choice(group, run)
     alike = [other for other in runs if _choice(group, other) == choice]
@@ -79,7 +79,7 @@ def _open_words(
 
 
 def _choice(group: str, run: Run) -> str:
-    """Return what the run has of an open group: a file, or the class if no file is recorded.
+    """Return the run's choice in an open group: a file, or the class if no file is recorded.
 
     Attention and parts are in the variant's name.
     """
@@ -90,7 +90,7 @@ def _choice(group: str, run: Run) -> str:
 
 
 def _word(key: str, run: Run) -> list[tuple[str, str]]:
-    """Return the setting; nothing for what is missing because its group is null, or is not."""
+    """Return the setting; nothing if its group, null or not, explains why it is missing."""
     value = run.settings.get(key)
     related = (k for k in run.settings if k.startswith(f"{key}.") or key.startswith(f"{k}."))
     if value is None and any(related):
@@ -104,7 +104,7 @@ def varies(key: str, runs: Sequence[Run]) -> bool:
 
 
 def tell_apart(rivals: Sequence[Run], hidden: Collection[str]) -> list[list[str]]:
-    """Return for each run `key=value` of what tells it from the others, which share its name."""
+    """Return for each run the `key=value` words that tell it from the others of its name."""
     if len(rivals) == 1:
         return [[]]
     keys = {k for r in rivals for k in r.settings if k not in hidden}
@@ -131,19 +131,19 @@ def tell_apart(rivals: Sequence[Run], hidden: Collection[str]) -> list[list[str]
 
 
 def _nulls(words: Sequence[tuple[str, str]], run: Run) -> list[tuple[str, str]]:
-    """Return these settings as the run has them: `setting_words` leaves out what is null."""
+    """Return these settings as the run has them; `setting_words` leaves out null ones."""
     return [(key, run.settings[key]) for key, _ in words if key in run.settings]
 
 
 def _origin(keys: Collection[str], runs: Sequence[Run]) -> int | None:
-    """Return which run shares most of these settings with the others; None if two do."""
+    """Return the run that shares most of these settings with the others; None on a tie."""
     shared = count_shared(runs, keys)
     most = max(shared)
     return shared.index(most) if shared.count(most) == 1 else None
 
 
 def count_shared(runs: Sequence[Run], keys: Collection[str]) -> list[int]:
-    """Return for each run in how many settings it is like a run, over all runs; also in lacks."""
+    """Return for each run how many equal settings it has, summed over all runs; absence counts."""
     values = {key: Counter(run.settings.get(key) for run in runs) for key in keys}
     return [sum(values[key][run.settings.get(key)] for key in keys) for run in runs]
 
@@ -178,7 +178,7 @@ def differences_in_settings(
 
 
 def _is_named(subject: str, words: Mapping[str, Sequence[tuple[str, str]]], baseline: str) -> bool:
-    """Whether the rows' names tell their words on the subject, but for an untold baseline's."""
+    """Whether the rows' names tell their words on the subject, except perhaps the baseline's."""
     null_group = f"{subject.rpartition('.')[0]}="  # tells of all that is in the group
     told = {
         row: all(f"{key}={value[:20]}" in row for key, value in pairs)

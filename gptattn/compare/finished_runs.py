@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 # The seed and id at the end of a run folder's name. If each seed starts from the weights of the
-# same seed's run, the values of `init_from` differ in this part alone.
+# same seed's run, the values of `init_from` differ only here.
 SEED_AND_ID = re.compile(r"_s\d+([+,].*|)_[0-9a-f]{6}$")
 OF_MAKING = ("text", "device", "init_from")  # keys of Run.settings that Run.making also records
 LARGEST = 1e30  # larger figures are dropped: their squares and sums could overflow
-DAMAGE = (  # of a file that was half-written or edited by hand
+DAMAGE = (  # raised by a file that was half-written or edited by hand
     OSError,
     ValueError,
     KeyError,
@@ -77,7 +77,7 @@ class Run:
     variant: str
     seed: int
     metrics: dict[str, float]  # finite values only; val/loss is always there
-    settings: dict[str, str]  # flat; all that can change the result, except the seed
+    settings: dict[str, str]  # flat; everything that can change the result, except the seed
     budget: str = ""  # as "1000 steps"
     data: dict[str, str] = field(default_factory=dict)  # flat; `data` of summary.json
     environment: dict[str, str] = field(default_factory=dict)  # flat
@@ -90,8 +90,8 @@ class Run:
     until: float = math.inf  # last step that its curves show
     making: Provenance | None = None  # code, text, weights and device; None: not recorded
     places: dict[str, str] = field(default_factory=dict)  # settings that hold paths
-    stage: FirstStage | None = None  # of its sweep, if more seeds followed by `sweep.until`
-    evaluation: Evaluation | None = None  # what evaluate has measured, of any of its weights
+    stage: FirstStage | None = None  # of its sweep, if `sweep.until` added seeds
+    evaluation: Evaluation | None = None  # what evaluate has measured, on any of its weights
 
     @property
     def code(self) -> str:
@@ -115,9 +115,9 @@ class _Summary(msgspec.Struct):
 def read_runs(paths: Iterable[str | Path]) -> tuple[list[Run], list[str]]:
     """Return all finished runs at or below the paths, and one line per folder skipped.
 
-    A run that several paths reach is returned once. Runs that chose a learning rate are passed
-    over, unless a path names their folder. Raises DataError if a path is no folder or no
-    finished run is found.
+    A run that several paths reach is returned once. Runs that chose a learning rate are skipped
+    unless a path names their folder. Raises DataError if a path is no folder or no finished run is
+    found.
     """
     runs: list[Run] = []
     skipped: list[str] = []
@@ -143,10 +143,10 @@ def load_runs(*folders: str | Path) -> "DataFrame":
 
     Its columns are folder, variant, seed, budget, steps and code; then the run's metrics under the
     names they have in its record (`val/loss`, `cost/params`), and its settings (`model.d_model`, as
-    text). What a run lacks is NaN. `attrs["skipped"]` has a line per folder that was skipped.
+    text). Missing values are NaN. `attrs["skipped"]` has a line per folder that was skipped.
     Raises DataError if a path is no folder or no finished run is found.
     """
-    from pandas import DataFrame  # imports slowly, and training needs `read_runs` alone
+    from pandas import DataFrame  # slow to import, and training only needs `read_runs`
 
     runs, skipped = read_runs(folders)
     frame = DataFrame(
@@ -229,7 +229,7 @@ def _read(folder: RunFolder) -> Run:
     if origin:
         settings["init_from"] = seedless(origin)
     text = str(summary.data["text_sha256"])[:8]
-    settings |= {} if "task" in summary.data else {"text": text}  # a task's settings say it all
+    settings |= {} if "task" in summary.data else {"text": text}  # a task's settings say everything
     settings["device"] = str(summary.hyperparameters["device"])
     return Run(
         folder.path,
@@ -302,9 +302,9 @@ def _shown(values: Mapping[str, str]) -> dict[str, str]:
 def at_first_budgets(runs: Sequence[Run]) -> tuple[list[Run], dict[Path, str]]:
     """Return each run as it was when its first budget ended, and a note on each extended run.
 
-    At that step the schedule was complete, so the run compares with runs that stopped there. The
-    extended result is kept, behind all others, as a further run with a budget of its own ("1000
-    steps, then 2000 steps") if runs of another variant were extended alike. Notes are by folder.
+    At that step the schedule was complete, so the run compares with runs that stopped there. If
+    runs of another variant were extended alike, the extended result is kept, after all others, as a
+    run with its own budget ("1000 steps, then 2000 steps"). Notes are by folder.
     """
     kept: list[Run] = []
     extended: dict[str, list[Run]] = {}
@@ -359,10 +359,10 @@ def _note(run: Run, history: str, alike: bool) -> str:
 def without_replaced(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
     """Return the runs that count, and one line for each run that another one replaces.
 
-    A run replaces another in the same sweep folder if it has the same settings and seed, but
+    A run replaces another in the same sweep folder if it has the same settings and seed but
     different code, text, device or starting weights. The newest one counts. Runs of the current
-    code come before all others, since an edit may have been undone. A run with the same making as
-    the one that counts is kept.
+    code come first, since an edit may have been undone. A run with the same provenance as the one
+    that counts is kept.
     """
     chosen: dict[tuple[object, ...], Run] = {}
     for run in sorted(runs, key=lambda run: (_is_todays(run), run.finished)):
@@ -385,6 +385,6 @@ def _is_todays(run: Run) -> bool:
 
 def _command(run: Run) -> tuple[object, ...]:
     settings = {k: v for k, v in run.settings.items() if k not in OF_MAKING} | run.places
-    # Leave out the seed and id: the run that gave the starting weights may be replaced, too.
+    # Leave out the seed and id: the run that gave the starting weights may itself be replaced.
     settings["init_from"] = seedless(run.places.get("init_from", ""))
     return run.folder.parent, run.variant, run.seed, *sorted(settings.items())

@@ -1,10 +1,10 @@
-"""Splits runs into what is compared: sections, and in each the rows, which are named here.
+"""Splits runs into sections that are compared, and these into rows, and names the rows.
 
 A section has one model size, budget and text. Its runs may differ in what is compared: attention,
 position, and the block, unless each block has several variants: then the question is what holds in
 each, and each is a section. The same holds for optimizers and precisions. A variant may also have
 its own MLP width, chosen by `match`, or its own learning rate. Each tokenizer is a section: losses
-per token cannot be compared between tokens of different kinds.
+per token cannot be compared between tokenizers.
 
 A row is runs that differ only in the seed. It is named by its variant and by what tells it from
 other rows of that variant: a config file where that explains it, otherwise the settings.
@@ -31,7 +31,7 @@ from gptattn.errors import ConfigError
 Groups = dict[str, list[Run]]
 
 SIZES = ("num_layers", "d_model", "context_length", "vocab_size")
-MATRICES = "optim.matrices"  # its rule; without one they have AdamW, like everything else
+MATRICES = "optim.matrices"  # their rule; without one they use AdamW, like everything else
 NOT_OF_TASK = ("data._target_", "data.val_rows", "data.vocab_size")  # other axes have them
 LONGEST = 20  # longer settings, in characters, are shown as a hash in titles
 
@@ -41,7 +41,7 @@ class RunSet:
     """Runs that can be compared with each other."""
 
     title: str  # how it differs from the other sets; "" for the only one
-    size: str  # the part of the title on the model's size
+    size: str  # the title's part on the model's size
     family: str  # the rest of the title: equal for sets that differ only in size
     runs: list[Run]
     parts: Mapping[str, str] = field(default_factory=dict)  # of the title, by axis; "": no part
@@ -51,12 +51,12 @@ def _data(run: Run) -> list[str]:
     if (task := run.data.get("task")) is not None:
         return [f"task {task}", f"{run.data.get('val_rows', '?')} validation rows"]
     text = run.data.get("text_sha256", "?")[:8]
-    unit = "bytes" if "val_bytes" in run.data else "tokens"  # bytes are those of every tokenizer
+    unit = "bytes" if "val_bytes" in run.data else "tokens"  # equal for all tokenizers
     return [f"text {text}", f"{run.data.get(f'val_{unit}', '?')} validation {unit}"]
 
 
 def _task(run: Run) -> list[str]:
-    """Return the settings of a task, and the length of its rows; nothing for a text."""
+    """Return the settings of a task and its row length; nothing for a text."""
     if "task" not in run.data:
         return []
     own = sorted(k for k in run.settings if k.startswith("data.") and k not in NOT_OF_TASK)
@@ -134,9 +134,9 @@ AXES: dict[str, Callable[[Run], list[str]]] = {
     "optim": _optimizer,
 }
 
-# With one variant these are what is compared: rows of a section. See `_has_several_variants`.
+# With one variant, these are compared, as rows of a section. See `_has_several_variants`.
 ROWS_OR_SECTIONS = ("block", "precision", "optim")
-# Sections that differ in one of these alone are held against each other.
+# Sections that differ in only one of these are compared with each other.
 HELD_AGAINST = (*ROWS_OR_SECTIONS, "tokenizer")
 
 
@@ -217,7 +217,7 @@ def difference_on_axis(axis: str, run: Run, runs: Sequence[Run]) -> str:
     if len(picked) == len(values) == len(choices) and "" not in choices:
         return f"{axis}={run.choices[axis]}"
     named = axis == "tokenizer" and len(choices) > 1 and "" not in choices
-    # With the file's name, only what differs between runs of the same file has to be told.
+    # Beside the file's name, only differences between runs of the same file need naming.
     alike = [other for other in runs if other.choices[axis] == run.choices[axis]] if named else runs
     common = set.intersection(*(set(AXES[axis](other)) for other in alike))
     own = [part for part in AXES[axis](run) if part not in common]
@@ -271,13 +271,13 @@ def group_runs(runs: Sequence[Run]) -> Groups:
 
 
 def _made_of(run: Run) -> dict[str, str]:
-    """Return all that two runs of one row have in common."""
+    """Return everything that runs of one row have in common."""
     text = run.data.get("text_sha256", "")
     return {**run.settings, "variant": run.variant, "code": run.code, "text_sha256": text}
 
 
 def name_copies(runs: Sequence[Run], groups: Groups) -> list[str]:
-    """Return a line for each of the runs that its group leaves out for a newer one of its seed."""
+    """Return a line for each run that its group drops for a newer one with the same seed."""
 
     def key(run: Run) -> tuple[object, ...]:
         return run.seed, *sorted(_made_of(run).items())
@@ -291,12 +291,12 @@ def name_copies(runs: Sequence[Run], groups: Groups) -> list[str]:
 
 
 def rates_differ(groups: Groups) -> bool:
-    """Whether the groups differ in learning rate, and each has its own."""
+    """Whether the groups differ in learning rate, each having a single one."""
     return _own_rates([members[0] for members in groups.values()])
 
 
 def _own_rates(firsts: Sequence[Run]) -> bool:
-    """Whether the learning rate, of which there are several, is not all that parts two groups."""
+    """Whether learning rates vary, but no two groups differ in them alone."""
     rates: dict[tuple[object, ...], set[str]] = {}
     for run in firsts:
         others = sorted((key, value) for key, value in run.settings.items() if key != RATE)
@@ -305,7 +305,7 @@ def _own_rates(firsts: Sequence[Run]) -> bool:
 
 
 def _unique_name(name: str, taken: Groups) -> str:
-    """Return the name, numbered if taken: cut values can make two names equal."""
+    """Return the name, numbered if taken: truncated values can make two names equal."""
     count = 2
     unique = name
     while unique in taken:
@@ -317,9 +317,9 @@ def pick_baseline(groups: Groups, name: str | None) -> str | None:
     """Return the row called `name`, or the only row of the variant `name`; None without one.
 
     Without a name, return the row, of `mha` if there is one, whose settings most often equal those
-    of the other rows, so that a row that was changed is held against one that was not;
-    learning rates that each row has for itself do not count. Of equals, the one with the fewest
-    words in its name, then the first in name order.
+    of the other rows, so that changed rows are compared with an unchanged one; learning rates that
+    each row has for itself do not count. On a tie, take the one with the fewest words in its name,
+    then the first in name order.
     """
     if name is None:
         mha = [row for row, members in groups.items() if members[0].variant == "mha"]

@@ -23,7 +23,7 @@ from gptattn.compare.statistics import ALPHA, Interval
 Array = NDArray[np.float64]
 EXPONENTS = (0.005, 2.0)  # searched
 GRID = 24  # exponents tried before the search is refined
-FEWEST_SIZES = 4  # with fewer, the law has nothing left to be wrong about
+FEWEST_SIZES = 4  # with fewer, the law fits whatever the losses
 GROWS = ("model", "budget")  # the axes on which the sections of a ladder differ
 BEYOND = 4.0  # times the largest compute: how far the law is extrapolated
 MOST_LOG = math.log(1e3)  # a variant that needs more than a thousand times as much has not learned
@@ -64,7 +64,7 @@ class Ladder:
 
 @dataclass(frozen=True)
 class Law:
-    """L = floor + factor * (C / unit)^-exponent, with factor and exponent of each variant."""
+    """L = floor + factor * (C / unit)^-exponent, with a factor and exponent per variant."""
 
     floor: float  # nats
     unit: float  # of compute
@@ -164,9 +164,9 @@ def exponents_differ(shared: Law, own: Law, ladder: Ladder) -> float:
 
 
 def lack_of_fit(law: Law, ladder: Ladder) -> float | None:
-    """Return the p of the F test that the law holds at every size; None where it cannot be told.
+    """Return the p of the F test that the law holds at every size; None if it cannot be tested.
 
-    What the means miss the law by is held against the spread over seeds.
+    It compares the means' distance from the law with the spread over seeds.
     """
     cells = len(ladder.compute) * ladder.sizes
     if ladder.seeds < 2 or cells <= law.parameters:
@@ -177,9 +177,9 @@ def lack_of_fit(law: Law, ladder: Ladder) -> float | None:
 
 
 def widening(law: Law, ladder: Ladder) -> float:
-    """Return the factor on intervals for what the law misses beyond the spread over seeds, >= 1.
+    """Return the factor, >= 1, that widens intervals for what the law misses beyond the spread.
 
-    It is the Birge ratio: the root of what the means miss per degree of freedom over the pure
+    It is the Birge ratio: the root of the means' squared misses per degree of freedom over the pure
     spread. Source: Workman et al. 2022, Prog. Theor. Exp. Phys. 083C01, introduction, sec. 5.2.
     """
     if lack_of_fit(law, ladder) is None:
@@ -191,7 +191,7 @@ def widening(law: Law, ladder: Ladder) -> float:
 
 
 def choose_law(ladder: Ladder) -> Law:
-    """Return the law with a shared exponent, or with each variant's own where they differ."""
+    """Return the law with a shared exponent, or one per variant if they differ."""
     shared = fit_shared(ladder)
     cells = len(ladder.compute) * ladder.sizes
     if len(ladder.compute) < 2 or cells <= 2 * len(ladder.compute) + 1:
@@ -263,7 +263,7 @@ def _weights_of_losses(law: Law, ladder: Ladder, baseline: str, name: str, loss:
 def _log_ratio(law: Law, baseline: str, name: str, loss: float) -> float:
     """Return the logarithm of a variant's compute over the baseline's; NaN without an answer."""
     if min(law.factors[name], law.factors[baseline]) <= 0 or loss <= law.floor:
-        return math.nan  # losses that do not fall
+        return math.nan  # its losses do not fall
     ratio = _log_compute(law, name, loss) - _log_compute(law, baseline, loss)
     return ratio if abs(ratio) < MOST_LOG else math.nan
 
@@ -296,30 +296,30 @@ def _f_test(extra: float, parameters: int, squares: float, free: int) -> float:
 
 @dataclass(frozen=True)
 class Scaled:
-    """What the losses say of one cost, over all sizes."""
+    """What the losses over all sizes say about one cost."""
 
     cost: str  # a key of LADDER_COSTS
     ladder: Ladder
     law: Law
-    misfit: float | None  # p that the law holds at every size; None: cannot be told
-    widened: float  # the factor by which that widened the intervals
+    misfit: float | None  # p that the law holds at every size; None: cannot be tested
+    widened: float  # the factor by which it widened the intervals
     loss: float  # where the multipliers are given: the highest of the largest size's means, nats
     multipliers: Mapping[str, Multiplier]
     predicted: Mapping[str, float]  # the largest size's losses, from the law of the smaller ones
     measured: Mapping[str, float]
-    beyond: Mapping[str, float] | None  # losses at BEYOND times the largest; None: does not hold
+    beyond: Mapping[str, float] | None  # losses at BEYOND times the largest; None: the law fails
 
     @property
     def shared(self) -> bool:
-        """Whether all variants have one exponent, so that a multiplier holds for every loss."""
+        """Whether all variants share an exponent, so that a multiplier holds for every loss."""
         return len(set(self.law.exponents.values())) == 1
 
 
 @dataclass(frozen=True)
 class LadderReport:
-    """A ladder's sizes, smallest first, and what they say of each cost."""
+    """A ladder's sizes, smallest first, and what they say about each cost."""
 
-    where: str  # what parts it from other ladders; "" for the only one
+    where: str  # what distinguishes it from other ladders; "" for the only one
     baseline: str
     sizes: Sequence[str]
     seeds: int
@@ -352,8 +352,8 @@ LADDER_COSTS: dict[str, Callable[[Run], float]] = {
 def find_ladders(sections: Sequence[tuple[RunSet, Groups, str]]) -> list[LadderReport]:
     """Return what each ladder among the sections says; they come smallest first.
 
-    A ladder has FEWEST_SIZES or more sections that differ in model and budget alone, of one
-    baseline, which share another row and seeds, and in which the compute grows.
+    A ladder is FEWEST_SIZES or more sections with growing compute that differ only in model and
+    budget, and share a baseline, another row and seeds.
     """
     families: dict[tuple[str, ...], list[tuple[RunSet, Groups, str]]] = {}
     for found, groups, baseline in sections:
@@ -387,9 +387,9 @@ def _report(family: Sequence[tuple[RunSet, Groups, str]]) -> LadderReport | None
 
 
 def _scaled(cost: str, cells: Mapping[str, list[list[Run]]], baseline: str) -> Scaled | None:
-    """Return what the runs of each variant and size say of the cost.
+    """Return what the runs of each variant and size say about the cost.
 
-    None if the cost does not grow, or if losses do not fall with it, so that there is no law.
+    None if the cost does not grow or losses do not fall with it: then there is no law.
     """
     of = LADDER_COSTS[cost]
     try:
@@ -397,7 +397,7 @@ def _scaled(cost: str, cells: Mapping[str, list[list[Run]]], baseline: str) -> S
             name: np.array([mean(of(run) for run in runs) for runs in sizes])
             for name, sizes in cells.items()
         }
-    except (KeyError, ValueError, ZeroDivisionError):  # of a run that lacks a figure
+    except (KeyError, ValueError, ZeroDivisionError):  # a run lacks the figure
         return None
     if any(np.any(np.diff(own) <= 0) or own[0] <= 0 for own in spent.values()):
         return None
@@ -409,7 +409,7 @@ def _scaled(cost: str, cells: Mapping[str, list[list[Run]]], baseline: str) -> S
     law = choose_law(ladder)
     misfit, last = lack_of_fit(law, ladder), ladder.sizes - 1
     measured = {name: float(own[last].mean()) for name, own in losses.items()}
-    # A loss that every variant has reached.
+    # A loss that every variant reaches.
     reached = max(measured.values())
     times = multipliers(ladder, baseline, reached)
     if not all(math.isfinite(one.value) for one in times.values()):

@@ -44,10 +44,10 @@ COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 LINES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)), (0, (3, 1, 1, 1, 1, 1)))
 CACHE_MARKERS = (*MARKERS, "*", "<", ">", "h", "p")
-MAX_NAMED = 12  # variants in a legend; with more, their looks are hard to tell apart
-MAX_BARRED = 40  # with more variants, draw intervals only for those on the front
-FIRST_CONTEXT = 8  # tokens of context from which on a mean must be seen; before, losses are higher
-CACHE_COLUMNS = 3  # of the legend of caches, whose names have up to 20 characters
+MAX_NAMED = 12  # variants in a legend; more are hard to tell apart
+MAX_BARRED = 40  # with more variants, only those on the front get intervals
+FIRST_CONTEXT = 8  # tokens of context from which a mean must be visible; earlier losses are higher
+CACHE_COLUMNS = 3  # in the legend of caches, whose names have up to 20 characters
 SIZE = (5.2, 3.7)  # inches; the text stays legible at a width of 360 pixels
 LOSS = "validation loss (nats)"
 STYLE: dict[Any, Any] = {
@@ -154,7 +154,7 @@ def _curve_plot(
     figure, axes = new_figure(list(shown))
     lines = []
     for i, (name, band) in enumerate(shown.items()):
-        # Curves lie close together: shift the markers so that they do not cover each other.
+        # Curves lie close together: stagger the markers so that they do not overlap.
         every = max(1, len(band.x) // 6)
         style = looks[name] | {"markevery": (i * every // len(shown), every)}
         lines += _draw_band(axes, band, style)
@@ -189,8 +189,8 @@ def _curve_limits(bands: Sequence[Band]) -> tuple[float, float]:
     late = [band.mean[band.x >= longest / 10] for band in bands]
     top = max([float(part.max()) for part in late if len(part)] or [float(bands[0].mean.max())])
     lowest = min(float(band.mean.min()) for band in bands)
-    # A band of few seeds can be far wider than the range of the means: it may add half of that
-    # range to the plot, and no more.
+    # A band over few seeds can be far wider than the range of the means: let it add at most half of
+    # that range to the plot.
     ends = [float(band.low[len(band.low) // 2 :].min()) for band in bands if band.low is not None]
     bottom = max(min([lowest, *ends]), lowest - 0.5 * (top - lowest))
     room = 0.05 * (top - bottom) or 0.05 * abs(top) or 1.0
@@ -374,7 +374,7 @@ def _draw_caches(
 
 
 def _size_plot(sections: Sequence[Section], prefix: str) -> Plot:
-    """Plot the rows of sections that differ only in model size; a line joins rows of one name."""
+    """Plot the rows of sections that differ only in model size; a line joins rows by name."""
     lines: dict[str, list[tuple[float, Row]]] = {}
     for section in sections:
         for row in section.rows:
@@ -541,7 +541,7 @@ def draw(figure: Figure, name: str, title: str, caption: str) -> Plot:
     # A fixed salt makes the ids, and so the file, the same each time.
     with rc_context({"svg.hashsalt": name}):
         FigureCanvasSVG(figure).print_svg(svg, metadata={"Date": None})
-    # Laying out takes longer than drawing, so both have the layout of the first.
+    # Layout takes longer than drawing, so both files use the first one's.
     figure.set_layout_engine("none")
     png = io.BytesIO()
     # A PNG needs a background: its text stays dark on a dark page.

@@ -34,7 +34,7 @@ from gptattn.machine.template import fill_template
 from gptattn.runs.sweep_states import PLANNED, SWEEP_LOCK, SweepStates, is_sweep, sweep_states
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
-MAX_FAILURES = 3  # failed runs that are named, with their reasons
+MAX_FAILURES = 3  # failed runs named with their reasons
 PLOTS = ("loss_*", "pareto_*", "ladder_*")  # names of a report's plots, before .svg and .png
 
 
@@ -43,8 +43,8 @@ def write_report(
 ) -> Path:
     """Write or replace comparison.{csv,json,html} and the plots; return the page's path.
 
-    The folder must exist. `still_open` has lines on sweeps that are not done. Raises DiskError if a
-    file cannot be written.
+    The folder must exist. `still_open` has lines on unfinished sweeps. Raises DiskError if a file
+    cannot be written.
     """
     across = [*ladder_plots(comparison.ladders), *size_plots(comparison.sections)]
     several = len(comparison.sections) > 1
@@ -71,7 +71,7 @@ def _write(file: Path, content: str | bytes) -> None:
 
 
 def _standalone(svg: str) -> str:
-    """Return an SVG file of its own, with text colours for light and dark mode."""
+    """Return a standalone SVG file, with text colours for light and dark mode."""
     style = "svg{color:#1b1c1d}@media(prefers-color-scheme:dark){svg{color:#e4e4e7}}"
     end = svg.index(">") + 1
     head = '<?xml version="1.0" encoding="utf-8"?>'
@@ -79,7 +79,7 @@ def _standalone(svg: str) -> str:
 
 
 def _remove_former_plots(out: Path, names: set[str]) -> None:
-    """Remove the plots of an earlier report that this one does not have."""
+    """Remove an earlier report's plots that this one lacks."""
     for pattern in (*PLOTS, *(f"[0-9]*_{plot}" for plot in PLOTS)):
         for file in out.glob(pattern):
             if file.suffix in (".svg", ".png") and file.stem not in names:
@@ -158,7 +158,7 @@ def _environment(comparison: Comparison) -> list[tuple[str, str]]:
 
 
 def describe_open_sweeps(folders: Sequence[Path]) -> list[str]:
-    """Return what is done and what is open of each sweep in the folders that is not done."""
+    """Return what is done and open in each unfinished sweep in the folders."""
     sweeps: dict[Path, None] = {}
     for folder in folders:
         inner = {path.parent for name in (PLANNED, SWEEP_LOCK) for path in folder.glob(f"*/{name}")}
@@ -226,7 +226,7 @@ def json_text(comparison: Comparison) -> str:
 
 
 def _plain(node: Any) -> Any:
-    """Return what JSON can hold of a part of the comparison."""
+    """Return a part of the comparison as values that JSON can hold."""
     if isinstance(node, Run):
         keys = ("folder", "variant", "seed", "metrics", "settings")
         return {key: _plain(getattr(node, key)) for key in keys}

@@ -2,9 +2,9 @@
 
 One procedure decides: Student's t on differences paired by seed, with Bonferroni's correction over
 the comparisons of a family. The interval shown is the corrected one, so a difference is stated
-exactly when its interval excludes 0. Where the spread over the first seeds decided how many there
-are, `first` is their number, and the deviation and its degrees of freedom are those of the first
-stage alone: so the confidence is as stated, whatever the deviation. Source: Stein 1945, Annals of
+exactly when its interval excludes 0. If the spread over the first seeds decided how many there are,
+`first` is their number, and the deviation and its degrees of freedom are those of the first stage
+alone: so the confidence is as stated, whatever the deviation. Source: Stein 1945, Annals of
 Mathematical Statistics 16, 243-258.
 
 scipy is imported inside the functions: the import takes half a second, and a mistake on the command
@@ -71,7 +71,7 @@ def critical_t(n: int, comparisons: int = 1) -> float:
 
 
 def all_equal(differences: ArrayLike) -> bool:
-    """Whether differences [n] have no spread, so that no test is possible; true for n = 1."""
+    """Whether differences [n] have no spread, which rules out a test; true for n = 1."""
     return bool(np.ptp(np.asarray(differences, dtype=np.float64)) <= RESOLUTION)
 
 
@@ -199,7 +199,7 @@ class Difference:
     first: int | None = None  # of the n, the first stage of `sweep.until`; None: no second stage
     asked: float | None = None  # half of the interval that `sweep.until` asks for, nats
     paired: float = 0.0  # standard deviation of the differences over all n
-    unpaired: float = 0.0  # what it would be if the two had no seed in common
+    unpaired: float = 0.0  # the same, if the two shared no seeds
 
     @property
     def shown(self) -> bool:
@@ -211,8 +211,8 @@ class Difference:
 class Paired:
     """Values at the seeds that several groups have in common.
 
-    `first`: how many of these belong to the first stage of `sweep.until`, which stand first; None:
-    no spread over seeds decided how many there are. `asked`: half of the interval that it asks for.
+    `first`: how many of these, at the start, belong to the first stage of `sweep.until`; None: no
+    spread over seeds decided how many there are. `asked`: half of the interval that it asks for.
     """
 
     values: NDArray[np.float64]  # [groups, n], or [n] for one value of each seed
@@ -221,12 +221,12 @@ class Paired:
     unpaired: float = 0.0  # standard deviation of a difference of groups that share no seed
 
     def of(self, change: Callable[[NDArray[np.float64]], NDArray[np.float64]]) -> "Paired":
-        """Return what `change` makes of the values."""
+        """Return the values after `change`."""
         return replace(self, values=change(self.values))
 
 
 def pair_by_seed(groups: Sequence[Sequence[Run]], metric: str = "val/loss") -> Paired:
-    """Return the metric of each group at the seeds that all of them have, [groups, n]."""
+    """Return the metric of each group at the seeds common to all, [groups, n]."""
     found = [
         {run.seed: run.metrics[metric] for run in runs if metric in run.metrics} for runs in groups
     ]
@@ -236,7 +236,7 @@ def pair_by_seed(groups: Sequence[Sequence[Run]], metric: str = "val/loss") -> P
     seeds = sorted(common, key=lambda seed: (seed not in first, seed))
     values = np.array([[values[seed] for seed in seeds] for values in found])
     count = len(common & first)
-    # One seed of the first stage tells no deviation.
+    # A single seed of the first stage gives no deviation.
     asked = stage.half_width if stage else None
     unpaired = math.sqrt(values.var(axis=1, ddof=1).sum()) if len(common) > 1 else 0.0
     return Paired(values, count if 1 < count < len(common) else None, asked, unpaired)
@@ -245,7 +245,7 @@ def pair_by_seed(groups: Sequence[Sequence[Run]], metric: str = "val/loss") -> P
 def _stage(groups: Sequence[Sequence[Run]]) -> FirstStage | None:
     """Return the first stage of `sweep.until`, if all of these runs began with the same seeds.
 
-    Of several widths that were asked for, the smallest counts.
+    If several widths were asked for, the smallest counts.
     """
     stages = {run.stage for runs in groups for run in runs}
     known = [stage for stage in stages if stage is not None]

@@ -85,7 +85,7 @@ def short_rows(runs: Sequence[Run]) -> list[list[str]]:
 
 
 def _columns(found: Sequence[Collection[str]]) -> list[Column]:
-    """Return the columns for rows with these metrics, without those that other data has."""
+    """Return the columns for rows with these metrics, without those of other kinds of data."""
     known = set().union(*found)
     return [column for column in COLUMNS if column[1] in known or column[1] not in OF_DATA]
 
@@ -168,7 +168,7 @@ def cells_table(cells: Sequence[Sequence[str]], title: str, width: int, caption:
     )
     shown = _fitting(cells, width)
     for i in shown:
-        # A long name may wrap. A figure must not: a part of it would read as another figure.
+        # A long name may wrap, but not a figure: part of it would read as another figure.
         table.add_column(
             Text(cells[0][i]),
             justify="right" if i else "left",
@@ -208,7 +208,7 @@ def _escaped(cell: str) -> str:
 
 @dataclass(frozen=True)
 class TitledTable:
-    """Cells, heading row first, with what stands around them."""
+    """Cells, heading row first, with title, words and caption."""
 
     title: str
     cells: Sequence[Sequence[str]]
@@ -218,7 +218,7 @@ class TitledTable:
 
 
 def tables_across(comparison: Comparison) -> list[TitledTable]:
-    """Return the tables that span several sections: of the ladders, then of the changes."""
+    """Return the tables that span several sections: ladders, then changes."""
     return [
         *(
             TitledTable(
@@ -264,7 +264,7 @@ def _multiplier_cell(found: Multiplier) -> str:
 
 
 def _ladder_caption(report: LadderReport) -> str:
-    """Say what the columns are."""
+    """Explain the columns."""
     return (
         f"times what {report.baseline} needs for the same loss, 95% intervals for each cost over "
         "its variants; predicted: the loss at the largest size, from the smaller ones"
@@ -297,7 +297,7 @@ def _versus(across: Across) -> str:
 
 
 def _across_caption(across: Across) -> str:
-    """Return what stands below the table."""
+    """Return the table's caption."""
     losses, gaps = (
         max((change.difference.comparisons for change in changes.values()), default=0)
         for changes in (across.losses, across.gaps)
@@ -316,7 +316,7 @@ def _across_caption(across: Across) -> str:
 
 
 def evaluation_tables(section: Section) -> list[TitledTable]:
-    """Return a table of what the section's runs were evaluated for: up to two."""
+    """Return the tables of the section's evaluations: up to two."""
     positions, caches = position_losses(section), cache_costs(section)
     return [
         *([_positions(positions)] if positions else []),
@@ -342,7 +342,7 @@ def _positions(losses: list[PositionLoss]) -> TitledTable:
                 cells.append(MISSING if one is None else f"{_beyond(one):.4f}")
         body.append(cells)
     caption = (
-        "Mean loss in nats over all positions of whole windows of so many tokens, ± half of its "
+        "Mean loss in nats over all positions of whole windows of this length, ± half of its "
         "95% confidence interval over seeds, and the mean of those with more context than in "
         "training. Windows of different lengths are cut from the same text at different places."
     )

@@ -16,18 +16,18 @@ from gptattn.compare.statistics import (
     stein_seeds,
 )
 
-LARGEST_DENOMINATOR = 16  # "1/3 of the cache" helps a reader, "37/64" does not
+LARGEST_DENOMINATOR = 16  # "1/3 of the cache" helps readers, "37/64" does not
 LISTED = 6  # names in one sentence
-FEWEST_FOR_PAIRING = 5  # seeds; with fewer, a correlation over seeds could be anything
-# What a ladder's multiplier is of.
+FEWEST_FOR_PAIRING = 5  # seeds; fewer say nothing about a correlation over seeds
+# What a ladder's multiplier multiplies.
 NEEDS = {
     "compute": "the compute",
     "cache": "the cache per token",
     "seconds": "the seconds of training",
 }
-# Metric -> what it is called, and its unit.
+# Metric -> its name and unit.
 NAMES = {"val/loss": ("loss", "nats"), BITS: ("loss in bits per byte", "bits per byte")}
-FEWEST_FOR_FIRST = 3  # seeds per row that a statement about the best row needs
+FEWEST_FOR_FIRST = 3  # seeds per row needed to name a best row
 
 
 def nats(value: float) -> str:
@@ -45,7 +45,7 @@ def p_value(p: float) -> str:
     if p < 0.001:
         return "p < 0.001"
     if 0.0495 <= p < ALPHA:
-        return f"p < {ALPHA}"  # rounded, 0.0496 would read as 0.050: not significant
+        return f"p < {ALPHA}"  # rounded, 0.0496 would read 0.050, not significant
     return f"p = {p:.3f}" if p < 0.0995 else f"p = {p:.2f}"
 
 
@@ -80,7 +80,7 @@ def section_words(section: Section) -> list[str]:
 
 
 def sure_words(section: Section) -> list[str]:
-    """Say how seeds came to be so many, and what it was worth that all variants share them."""
+    """Say why there are so many seeds, and what sharing them among variants was worth."""
     return [*_stage_words(section), *_pairing_words(section)]
 
 
@@ -171,7 +171,7 @@ def _without_spread(d: Difference) -> str:
 
 
 def _bound(d: Difference, interval: Interval) -> str:
-    """Say how large the difference is at most, if the seeds that `sweep.until` asks for are there.
+    """Bound the difference, if `sweep.until` has the seeds that it asks for.
 
     Otherwise say how many it asks for; "" without.
     """
@@ -357,7 +357,7 @@ def _with_seeds(changes: Iterable[Change]) -> str:
 
 
 def across_notes(across: Across) -> list[str]:
-    """Return a line on further settings that differ, and one on how much text a token is."""
+    """Return a line on other settings that differ, and one on how much text a token is."""
     lines = []
     if across.others:
         lines += [f"the two differ in more than {across.setting}: {', '.join(across.others)}"]
@@ -378,7 +378,7 @@ def ladder_title(report: LadderReport) -> str:
 
 
 def ladder_words(report: LadderReport) -> list[str]:
-    """Return a sentence per variant and cost, and what the law of compute is worth."""
+    """Return a sentence per variant and cost, and some on how good the law of compute is."""
     lines = [
         f"{name} needs {ladder_times(found)} {NEEDS[scaled.cost]} of {report.baseline} for "
         f"{'the same loss' if scaled.shared else f'a loss of {scaled.loss:.4f}'}."

@@ -174,6 +174,6 @@ def test_terminal_page_and_json_have_the_changes(
     assert "How it changes from optim=adamw to optim=muon" in printed
     assert "whole-1" in page.ids
     assert "#whole-1" in page.references
-    assert "families of their own" in " ".join(page.text.split())
+    assert "separate families" in " ".join(page.text.split())
     assert node["gaps"]["mqa"]["difference"]["mean"] == pytest.approx(-0.04 / 3)
     assert node["others"] == ["optim.lr"]

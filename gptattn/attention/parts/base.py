@@ -1,4 +1,4 @@
-"""What a part is: a small addition to an attention with heads, at one or more of four places."""
+"""The base class of parts: small additions to an attention with heads, at up to four places."""
 
 from collections.abc import Mapping
 from typing import ClassVar
@@ -18,9 +18,9 @@ class Part(nn.Module):
     `Shared.state`), which come from the attention. Its Linear layers are drawn as the attention's.
     """
 
-    # Names of parts and positions that cannot be used beside this one -> the reason.
+    # Parts and positions that cannot be combined with this one, by name -> the reason.
     refuses: Mapping[str, str] = {}
-    # False for a part that mixes a token with others by itself, whatever their documents.
+    # False for a part that itself mixes tokens across documents.
     keeps_documents: ClassVar[bool] = True
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class Part(nn.Module):
         return q_BHTD, k_BGTD, v_BGTD
 
     def rule(self, rule: Rule, queries: Mapping[str, Tensor], keys: Mapping[str, Tensor]) -> Rule:
-        """Change the rule, but not its window, which the cache and the costs must know.
+        """Change the rule, except its window, which the cache and the costs must know.
 
         The mappings hold this step's `entries`, and those of all keys. Raises ValueError if the
         rule has what the part would set.

@@ -25,7 +25,7 @@ class Forget(Part):
     """
 
     refuses: Mapping[str, str] = {
-        "alibi": "both lower a score with the distance; the bias b_f of the forget gate learns "
+        "alibi": "both lower scores with distance; the bias b_f of the forget gate learns "
         "ALiBi's slope"
     }
 
@@ -39,9 +39,9 @@ class Forget(Part):
 
     def entries(self, x_BTE: Tensor, cache: TokenCache | None) -> dict[str, Tensor]:
         logit_BHT1 = self.W_forget(x_BTE).mT.unsqueeze(-1)
-        # In float64: of a sum of thousands, float32 knows only the fourth decimal.
+        # In float64: float32 only holds four decimals of a sum of thousands.
         c_BHT1 = F.logsigmoid(logit_BHT1.double()).cumsum(-2)
-        # Padding on the left adds the same to all sums of its row, and only differences count.
+        # Left padding adds the same to all sums of its row, and only differences count.
         if cache is not None and cache.length > 0:
             c_BHT1 = c_BHT1 + cache.newest(SUM)
         return {SUM: c_BHT1}

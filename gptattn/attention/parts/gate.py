@@ -1,4 +1,4 @@
-"""A gate on what each head gives."""
+"""A gate on each head's output."""
 
 from typing import Literal, get_args
 

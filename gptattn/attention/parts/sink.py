@@ -1,4 +1,4 @@
-"""A learned sink: a place for the weight that a head has no use for."""
+"""A learned sink for the weight that a head has no use for."""
 
 from collections.abc import Mapping
 from dataclasses import replace

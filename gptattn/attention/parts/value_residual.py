@@ -1,4 +1,4 @@
-"""Values of the first layer, mixed into those of the later ones."""
+"""The first layer's values, mixed into those of later layers."""
 
 from collections.abc import Collection
 
@@ -15,7 +15,7 @@ class ValueResidual(Part):
     """A layer's values v become a * v + b * v_first, with two learned numbers a and b per layer.
 
     v_first are the values of the first layer with heads, which has no such numbers. Both start at
-    0.5. It acts before the cache, so the cache keeps its size. A layer without values of its own is
+    0.5. It acts before the cache, so the cache keeps its size. A layer without its own values is
     left as it is.
 
     Source: Zhou et al. 2024, arXiv:2410.17897, sec. 3.2, the learnable form.

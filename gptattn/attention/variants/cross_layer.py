@@ -1,4 +1,4 @@
-"""Cross-layer attention: layers that reuse the keys and values of a layer before them."""
+"""Cross-layer attention: layers that reuse the keys and values of an earlier layer."""
 
 from collections.abc import Mapping
 from typing import Unpack
@@ -13,13 +13,13 @@ from gptattn.position.base import Positions
 
 
 class CrossLayerAttention(SoftmaxAttention):
-    """Grouped-query attention in which `share` consecutive layers have one cache.
+    """Grouped-query attention in which `share` consecutive layers share one cache.
 
-    x [B, T, d_in] -> y [B, T, d_out]. The first of them projects keys and values, the others use
-    these as they are in its cache, after parts and positions. `layer`, counted from 0 over the
-    whole model, says which this is: a group begins where `share` divides it. The others have
-    neither W_key nor W_value, and cache only what parts need. Raises ValueError for impossible
-    sizes, and where a layer that needs keys and values runs on its own.
+    x [B, T, d_in] -> y [B, T, d_out]. The first of them projects keys and values; the others read
+    them from its cache, after parts and positions. `layer`, counted from 0 over the whole model,
+    says which this is: a group begins where `share` divides it. The others have neither W_key nor
+    W_value, and cache only what parts need. Raises ValueError for impossible sizes, and where a
+    layer that needs keys and values runs on its own.
 
     Source: Brandon et al. 2024, arXiv:2405.12981, sec. 2.2.
     """

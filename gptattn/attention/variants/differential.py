@@ -55,7 +55,7 @@ class DifferentialAttention(SoftmaxAttention):
         self.W_key = Linear(d_in, heads * self.head_dim, bias=qkv_bias)
         self.W_value = Linear(d_in, heads * self.head_dim, bias=qkv_bias)
         self.out_proj = Linear(d_out, d_out, bias=out_bias) if out_proj else None
-        # A tensor, because a Python number that differs by layer makes a compiled block anew.
+        # A tensor, because a Python number that differs by layer forces a recompilation.
         lambda0 = torch.tensor(0.8 - 0.6 * math.exp(-0.3 * layer), dtype=torch.float64)
         self.register_buffer("lambda0", lambda0, persistent=False)
         self.lambda_q1_D = nn.Parameter(0.1 * torch.randn(self.head_dim))
@@ -77,7 +77,7 @@ class DifferentialAttention(SoftmaxAttention):
 
     def entries(self, x_BTE: Tensor, shared: Shared) -> tuple[Tensor, dict[str, Tensor]]:
         q_BHTD, k_BGTD, v_BGTD = self.encode(*self.project(x_BTE), shared)
-        # A pair's values are neighbours in the projection's output, so that this is a view of it.
+        # A pair's values are neighbours in the projection's output, so this is a view.
         wide_BGTD = split_heads(v_BGTD.transpose(1, 2).flatten(2), self.num_kv_heads // 2)
         return q_BHTD, {"k": k_BGTD, "v": wide_BGTD}
 
@@ -93,9 +93,9 @@ class DifferentialAttention(SoftmaxAttention):
         q_pos: Positions,
         k_pos: Positions,
     ) -> Tensor:
-        # Values are summed once, by the difference. Fused attention, which gives no weights, would
-        # sum them by A1 and by A2: measured on two cores, training 2.0 times `mha`'s time at
-        # T = 1,024 against 1.7, decoding at S = 8,192 1.9 against 1.0.
+        # Values are summed once, by the difference. Fused attention, which returns no weights,
+        # would sum them by A1 and by A2: on two cores, training at T = 1,024 then takes 2.0 times
+        # `mha`'s time instead of 1.7, decoding at S = 8,192 1.9 times instead of 1.0.
         y = self.mix(q_BHTD, held["k"], held["v"], rule, q_pos, k_pos, self._difference)
         y = wide_rms_norm(y, (1 - self.get_buffer("lambda0")) * self.norm_gain, EPS)
         # The halves of a pair's output as two heads, side by side.

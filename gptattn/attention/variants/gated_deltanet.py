@@ -102,7 +102,7 @@ class GatedDeltaNet(Attention):
         held = _tensors(cache)
         q, k, v = F.silu(self.conv(new_BTC, held.get("tail"), start_BT)).split(self.channels, -1)
         wide = torch.promote_types(x_BTE.dtype, torch.float32)
-        # A state that gathers thousands of small steps needs more digits than 16 bits have.
+        # A state that sums thousands of small steps needs more digits than 16 bits have.
         with torch.autocast(x_BTE.device.type, enabled=False):
             rate_BTH = F.softplus(decay.to(wide) + self.decay_bias_H.to(wide))
             g_BHT = (-self.a_log_H.to(wide).exp() * rate_BTH).mT
@@ -159,7 +159,7 @@ def _size(name: str, expand: float, head_dim: int) -> int:
 def advance(
     inputs: Inputs, s_BHDV: Tensor | None, chunk: int, start_BT: Tensor | None = None
 ) -> Tensor:
-    """Return the outputs of any number of tokens; the state, if there is one, is moved on by them.
+    """Return the outputs of any number of tokens; advance the state, if there is one.
 
     Without a state it starts at zero.
     """
@@ -225,12 +225,12 @@ def chunked(
     """
     T, V = v_BHTV.shape[2:]
     N = max(1, -(-T // chunk))
-    C = -(-T // N)  # equal chunks need the least filling: tokens that change nothing
+    C = -(-T // N)  # equal chunks need the least padding
     filled = (F.pad(x, (0, 0, 0, N * C - T)) for x in (q_BHTD, k_BHTD, v_BHTV))
     q, k, v = (x.unflatten(2, (N, C)) for x in filled)
     g, beta = (F.pad(x, (0, N * C - T)).unflatten(2, (N, C)) for x in (g_BHT, beta_BHT))
 
-    # In float64: a small difference of two large sums, as after a strong decay, loses its digits.
+    # In float64: a small difference of two large sums, as after a strong decay, loses digits.
     b = g.double().cumsum(-1)
     later = torch.ones(C, C, dtype=torch.bool, device=q.device).triu(1)
     # Masked before exp: the exponents above the diagonal are positive and may overflow.
@@ -248,8 +248,8 @@ def chunked(
         u = _solve(a, target)
         return (weight @ u)[:, :, 0, :T], (to_end.mT @ u)[:, :, 0]
 
-    # u = u_v - u_k S for a state S that is not known yet; the same holds for all that is linear
-    # in u, so that only the states are left to the loop.
+    # u = u_v - u_k S for a state S that is not known yet; this holds for everything linear in u, so
+    # only the states are left to the loop.
     u = _solve(a, torch.cat([target, beta[..., None] * since_start * k], -1))
     o_v, o_k = (weight @ u).split([V, q.shape[-1]], -1)
     gain_v, gain_k = (to_end.mT @ u).split([V, q.shape[-1]], -1)
@@ -286,7 +286,7 @@ def _in_chunks(start_BT: Tensor, N: int, C: int) -> tuple[Tensor, Tensor, Tensor
     With each other; with a token before the chunk [.., C, 1]; with the chunk's last [.., C, 1].
     """
     more = N * C - start_BT.shape[1]
-    # What fills the last chunk belongs to the last document.
+    # The padding of the last chunk belongs to the last document.
     filled = torch.cat([start_BT, start_BT[:, -1:].expand(-1, more)], 1)
     start_B1NC = filled.unflatten(1, (N, C))[:, None]
     begin_N1 = C * torch.arange(N, device=start_BT.device)[:, None]
@@ -295,7 +295,7 @@ def _in_chunks(start_BT: Tensor, N: int, C: int) -> tuple[Tensor, Tensor, Tensor
 
 
 def _solve(a: Tensor, right: Tensor) -> Tensor:
-    """Return u of (1 + a) u = right; of `a` only what is below the diagonal counts."""
+    """Solve (1 + a) u = right for u; only the part of `a` below the diagonal counts."""
     return torch.linalg.solve_triangular(a, right, upper=False, unitriangular=True)
 
 
@@ -325,14 +325,14 @@ class ShortConvolution(nn.Module):
                 "or null for none"
             )
         self.size, bound = size, max(1, size) ** -0.5
-        # With an axis of 1, as torch's: it is no matrix.
+        # With torch's axis of 1, so it is not a matrix.
         drawn = torch.empty(channels, 1, size).uniform_(-bound, bound)
         self.weight_C1K = nn.Parameter(drawn) if size else None
 
     def forward(
         self, x_BTC: Tensor, tail_BKC: Tensor | None = None, start_BT: Tensor | None = None
     ) -> Tensor:
-        """Return y [B, T, C]. The tail holds the size - 1 inputs before x and is moved on by T.
+        """Return y [B, T, C]. The tail holds the size - 1 inputs before x and is advanced by T.
 
         start_BT: where in its row each token's document begins; it sees no inputs before that.
         """
@@ -356,7 +356,7 @@ class ShortConvolution(nn.Module):
         y_BTC = own_C * x_BTC
         for back, w_C in enumerate(reversed(earlier), start=1):
             inside_BT1 = (place_T - back >= start_BT)[:, back:, None]
-            # Beyond the row's length there are no tokens so far back, and both are empty.
+            # Beyond the row's length there are no earlier tokens, and both are empty.
             more = (w_C * x_BTC[:, :-back]).masked_fill(~inside_BT1, 0.0)
             y_BTC = y_BTC + F.pad(more, (0, 0, min(back, x_BTC.shape[1]), 0))
         return y_BTC

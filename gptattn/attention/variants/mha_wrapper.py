@@ -66,7 +66,7 @@ class MultiHeadAttentionWrapper(SoftmaxAttention):
         q_pos: Positions,
         k_pos: Positions,
     ) -> Tensor:
-        if q_BHTD.shape[2] < held["k"].shape[2]:  # decoding: one by one would only cost time
+        if q_BHTD.shape[2] < held["k"].shape[2]:  # decoding: one by one would only be slower
             return super().attend(q_BHTD, held, rule, q_pos, k_pos)
         done = []
         for h in range(self.num_heads):

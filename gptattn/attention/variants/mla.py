@@ -24,16 +24,16 @@ from gptattn.attention.softmax import (
 from gptattn.position.base import HeadPosition, Positions
 
 EPS = 1e-6  # of the norms, as in the authors' code
-MAX_ROPE = 4  # times head_dim that rope_dim may be; the smallest head, of 1, has 4 by default
+MAX_ROPE = 4  # rope_dim is at most this many times head_dim; a head of 1, the smallest, has 4
 
 
 class MultiHeadLatentAttention(SoftmaxAttention):
     """The cache holds a latent of kv_rank numbers and a rotated key of rope_dim, for all heads.
 
     x [B, T, d_in] -> y [B, T, d_out]. A head's queries and keys have D numbers without a position
-    and P = rope_dim that rotate, of which all heads share the key's. Without rotary positions P is
-    0. A rank below 1 is a share of d_out; query_rank=None: queries of full rank. Raises ValueError
-    for impossible sizes, ranks and rope_dim.
+    and P = rope_dim that rotate; all heads share the key's P. Without rotary positions P is 0. A
+    rank below 1 is a share of d_out; query_rank=None: queries of full rank. Raises ValueError for
+    impossible sizes, ranks and rope_dim.
 
     Weights are drawn with one std for all, as DeepSeek-V3 draws them (0.006, arXiv:2412.19437,
     sec. 4.2; here the model's), and the norms' gains are 1. `position.stretch` scales only the
@@ -133,7 +133,7 @@ class MultiHeadLatentAttention(SoftmaxAttention):
         pairs = self.num_heads * seen_pairs(T, S, self.rule().window)
         if self.absorbs(T, S):
             return 2 * 2 * (C + P) * pairs
-        # The weights' own count has keys and values of T tokens; those of the cache are made anew.
+        # The weights' own count covers keys and values of T tokens; the cached ones are recomputed.
         return 2 * (2 * D + P) * pairs + 2 * 2 * (S - T) * C * self.d_out
 
 

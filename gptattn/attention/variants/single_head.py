@@ -1,4 +1,4 @@
-"""One head: the two textbook forms without a mask, and the causal one that a GPT can use."""
+"""One head: the textbook's two forms without a mask, and the causal one for a GPT."""
 
 from typing import Unpack
 

@@ -103,7 +103,7 @@ class TensorProductAttention(SoftmaxAttention):
         q_pos: Positions,
         k_pos: Positions,
     ) -> Tensor:
-        # For one query, sums over the factors are fewer; done in place, they have no gradient.
+        # For one query, summing over the factors is less work; in place, it has no gradient.
         if q_BHTD.shape[2] > 1 or torch.is_grad_enabled() or self.backend == "reference":
             v_BHSD = self._sum(held["a_v"], held["b_v"])
             return self.mix(q_BHTD, self.keys(held), v_BHSD, rule, q_pos, k_pos)
@@ -130,13 +130,13 @@ class TensorProductAttention(SoftmaxAttention):
         def by_term(w_BH1S: Tensor) -> Tensor:
             return (w_BH1S.transpose(1, 2) * a_v_BCHS).flatten(1, 2).unsqueeze(2)
 
-        # To the core, a score is a key of one number, and the query is 1.
+        # For the core, a score is a key of one number, and the query is 1.
         one_BH11, k_BHS1 = torch.ones_like(q_BH1D[..., :1]), score_BHS.unsqueeze(3)
         y_BX1D = self.mix(one_BH11, k_BHS1, held["b_v"], rule, q_pos, k_pos, by_term)
         return y_BX1D.unflatten(1, (-1, self.num_heads)).sum(1)
 
     def flops(self, T: int, S: int) -> int:
-        # Also queries, keys and values, which no weight makes.
+        # Includes making queries, keys and values, which has no weights.
         C_q, C_k, C_v = self.ranks
         queries = 2 * T * self.d_out * C_q
         if T == 1 < S:  # sums over the factors themselves
