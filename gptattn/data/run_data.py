@@ -21,7 +21,7 @@ class RunData(ABC):
 
     tokenizer: Tokenizer
     text_hash: str
-    val_bytes: int | None  # UTF-8 bytes that the scored tokens stand for; None: there is no text
+    val_bytes: int | None  # UTF-8 bytes of the scored tokens; None: there is no text
 
     @abstractmethod
     def training_batch(
@@ -52,7 +52,7 @@ class RunData(ABC):
     @property
     @abstractmethod
     def val_tokens(self) -> int:
-        """The number of ids that a validation reads."""
+        """The number of ids in a validation."""
 
     @property
     def scored(self) -> float:
@@ -61,7 +61,7 @@ class RunData(ABC):
 
     @abstractmethod
     def facts(self) -> dict[str, Any]:
-        """Return what the run's record says of the data, beside hash and tokenizer."""
+        """Return what the run's record says about the data besides hash and tokenizer."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Request:
 
     tokenizer: Tokenizer
     context_length: int
-    val_fraction: float  # to hold out, where the source does not say what
+    val_fraction: float  # to hold out, unless the source decides
     mask_documents: bool  # batches number their documents
     cache: Path  # folder for token files
     data_name: str  # in conf/data, for messages
@@ -80,7 +80,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Side:
-    """What the JSON says of the text to train on, or of the text that is held out."""
+    """What the JSON says about the training text, or the held-out text."""
 
     tokens: int
     documents: int
@@ -91,7 +91,7 @@ class Side:
 class Index:
     """The JSON beside a token file."""
 
-    text: str  # hash of all that decides what text it is, and what of it is held out
+    text: str  # hash of everything that decides the text and its held-out part
     recipe: str  # the tokenizer's fingerprint before it read the text
     tokenizer: str  # and after
     choice: str  # the tokenizer's name in conf/tokenizer
@@ -101,8 +101,8 @@ class Index:
     highest: int  # id
     train: Side
     val: Side
-    val_start: int  # the first id that is held out, which is only context
-    val_bytes: int  # that the held-out ids stand for
+    val_start: int  # the first held-out id, which is only context
+    val_bytes: int  # of the held-out ids
     facts: dict[str, Any]  # for the run's record
 
 
@@ -119,7 +119,7 @@ class Source(ABC):
         """
 
     def prepare(self, folder: Path, request: Request) -> Index:
-        """Write the token file of a text to `folder`. Raises ConfigError for what is no text."""
+        """Write the token file of a text to `folder`. Raises ConfigError if it is no text."""
         raise ConfigError(
             "data", f"{request.data_name} is no text, and needs no preparation; give a text"
         )
