@@ -78,9 +78,10 @@ def _changed(cfg: TrainConfig, group: str, name: str, value: Any) -> Any:
 @lru_cache
 def settings(*overrides: str) -> TrainConfig:
     """The settings of these overrides. Do not modify them: the cached object is shared."""
-    # Composing takes a tenth of a second: plain values are put in afterwards.
+    # Composing takes a tenth of a second: plain values are put in afterwards. A pattern's length is
+    # checked with the number of layers.
     plain = [o for o in overrides if o.startswith(("model.", "block.", "shared_init="))]
-    if plain:
+    if plain and not any(o.startswith("pattern=") for o in overrides):
         cfg = settings(*(o for o in overrides if o not in plain))
         for path, _, text in (override.partition("=") for override in plain):
             group, _, name = path.rpartition(".")

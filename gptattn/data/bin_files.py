@@ -1,4 +1,4 @@
-"""Token ids that are in files already: prepared texts, nanoGPT's files, modded-nanogpt's shards.
+"""Token ids from existing files: prepared texts, nanoGPT's files, modded-nanogpt's shards.
 
 A shard is 256 int32 numbers, of which the first three are 20240520, 1 and the number of ids, and
 then the ids in 16 bits each. Source: github.com/KellerJordan/modded-nanogpt, data/fineweb.py.
@@ -36,7 +36,7 @@ from gptattn.errors import ConfigError, DataError
 
 MAGIC, VERSION = 20240520, 1
 HEADER_BYTES = 256 * 4
-OPEN_FILES = 64  # at a time; a process may have 1,024
+OPEN_FILES = 64  # open at a time; a process may have 1,024
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def _map(shard: Shard) -> Ids:
 
 @dataclass(frozen=True)
 class ShardedIds:
-    """The ids `start` .. `stop` - 1 of shards that follow each other."""
+    """The ids `start` .. `stop` - 1 of consecutive shards."""
 
     shards: Sequence[Shard]
     start: int
@@ -117,12 +117,12 @@ class ShardedIds:
 
 
 class BinFiles(Source):
-    """Ids of 16 bits: a folder that was prepared, or other projects' files as they are.
+    """Ids of 16 bits: a prepared folder, or other projects' files as they are.
 
-    `path` is a folder that was prepared; or one with `*train*.bin` and perhaps `*val*.bin`, as
-    nanoGPT and modded-nanogpt write them; or one such file. Without a held-out file, and without
-    `val_path`, the end of the ids is held out. Raises DataError, naming the file, for what is
-    missing, damaged, or no file of ids.
+    `path` is a prepared folder; or one with `*train*.bin` and perhaps `*val*.bin`, as nanoGPT and
+    modded-nanogpt write them; or one such file. Without a held-out file, and without `val_path`,
+    the end of the ids is held out. Raises DataError, naming the file, for what is missing, damaged,
+    or no file of ids.
     """
 
     def __init__(self, path: str | None, val_path: str | None = None) -> None:
@@ -230,7 +230,7 @@ def _check_tokenizer(tokenizer: Tokenizer, highest: int) -> None:
 
 
 def _number_documents(ids: ShardedIds, tokenizer: Tokenizer) -> DocumentNumbers:
-    """Return what numbers the documents of these ids, by the end of text before each."""
+    """Return the numbering of these ids' documents, by the end of text before each."""
     end = [] if isinstance(tokenizer, TaskIds) else tokenizer.separator()[1]
     if len(end) != 1:
         raise ConfigError(

@@ -19,13 +19,13 @@ from gptattn.data.tokenizer_files import BPE, FILES, IN_RUN, byte_characters, re
 from gptattn.errors import ConfigError, DataError
 
 END_OF_TEXT = "<|endoftext|>"
-PIECE_CHARS = 2**14  # encoded at a time, or a few more
+PIECE_CHARS = 2**14  # encoded at a time, roughly
 # Cutting a text here, before a space or line feed that follows a non-space, changes no word of
 # GPT-2's pattern: no word has whitespace after other characters, and the pattern looks beyond a
 # word only after whitespace.
 SAFE_CUT = re.compile(r"\S(?=[ \n])")
 MIN_VOCABULARY = 257  # the bytes and the end of text
-MIN_COUNT = 2  # of a pair: a merge that helps once is no pattern
+MIN_COUNT = 2  # of a pair: one occurrence is no pattern
 
 
 class ByteLevelBPE(Tokenizer):
@@ -39,7 +39,7 @@ class ByteLevelBPE(Tokenizer):
     """
 
     _bpe: BPE
-    _folder: Path | None = None  # that the user named
+    _folder: Path | None = None  # named by the user
 
     def _take(self, bpe: BPE) -> None:
         self._bpe, self.vocab_size = bpe, len(bpe.vocab)
@@ -134,9 +134,9 @@ class TrainedBPE(ByteLevelBPE):
     """`vocab_size` ids: the bytes, the commonest pairs of the training part, and the end of text.
 
     Pairs are joined within GPT-2's words, the most frequent first. With `path`, a folder as for
-    GPT2Tokenizer, nothing is learned, and the tokenizer is the one that is there. Raises
-    ConfigError for a size that is out of range, that the text does not give, or that the folder's
-    tokenizer does not have; DataError if the tokens' hash is not `sha256`.
+    GPT2Tokenizer, nothing is learned, and its tokenizer is used. Raises ConfigError for a size that
+    is out of range, beyond what the text gives, or not the folder's; DataError if the tokens' hash
+    is not `sha256`.
     Source: Sennrich et al. 2016, arXiv:1508.07909, sec. 3.2, on bytes as in Radford et al. 2019.
     """
 
@@ -221,7 +221,7 @@ def cut_between_words(parts: Iterable[str], length: int) -> Iterator[str]:
         while cut := SAFE_CUT.search(rest, max(searched, start + length - 1)):
             yield rest[start : cut.end()]
             start = cut.end()
-        # The last character is searched again, because its successor was not known yet.
+        # Search the last character again, now that its successor is known.
         searched = len(rest) - 1 - start
         rest = rest[start:]
     yield rest

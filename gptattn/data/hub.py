@@ -1,4 +1,4 @@
-"""The Hugging Face hub: folders by name, `hf:owner/name[@revision]`, and rows with a text each."""
+"""The Hugging Face hub: folders named `hf:owner/name[@revision]`, and rows with a text each."""
 
 import hashlib
 import re
@@ -17,12 +17,12 @@ NAME = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?", re.ASC
 PREFIX = "hf:"
 # Suffix of a local file -> its reader in the library `datasets`.
 READERS = {".parquet": "parquet", ".jsonl": "json", ".json": "json", ".arrow": "arrow"}
-NOTES = {"dataset_info.json", "dataset_dict.json", "state.json"}  # beside what `datasets` saves
+NOTES = {"dataset_info.json", "dataset_dict.json", "state.json"}  # that `datasets` saves as well
 BATCH_ROWS = 1000  # read at a time
 
 
 def is_hub_name(name: str) -> bool:
-    """Return whether `name` begins with `hf:`; the disk is not looked at."""
+    """Return whether `name` begins with `hf:`, without looking at the disk."""
     return name.startswith(PREFIX)
 
 
@@ -47,7 +47,7 @@ def local_folder(name: str, field: str, files: Sequence[str]) -> Path:
     return _fetch(match["repo"], match["revision"], field, tuple(files))
 
 
-@cache  # a run asks twice: in its checks, and when it starts
+@cache  # a run asks twice: during its checks and when it starts
 def _fetch(repo: str, revision: str | None, field: str, files: tuple[str, ...]) -> Path:
     try:
         from huggingface_hub import errors, snapshot_download
@@ -70,7 +70,7 @@ def _fetch(repo: str, revision: str | None, field: str, files: tuple[str, ...]) 
 
 
 def _first_line(error: Exception) -> str:
-    """Return the first line of a library's error; raise it if it is the disk's refusal."""
+    """Return the first line of a library's error; raise it if the disk refused."""
     if isinstance(error, MemoryError) or getattr(error, "errno", None) in REFUSALS:
         raise error
     return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
@@ -81,8 +81,8 @@ class Rows(TextSource):
 
     `path`, and `val_path` to hold out: a Parquet, JSON Lines or Arrow file, or a folder of them.
     Without `val_split` or `val_path`, the hash of each document decides whether it is held out.
-    `streaming`: rows come over the network each time, none is kept. Raises ConfigError without the
-    library `datasets`, DataError for what is missing or has no such field.
+    `streaming`: rows come over the network each time and none is stored. Raises ConfigError without
+    the library `datasets`, DataError for what is missing or has no such field.
     """
 
     leads = True
@@ -128,7 +128,7 @@ class Rows(TextSource):
         name, _, revision = self._hub
         if self._streaming:
             state = _stamp_folder(Path(name)) if Path(name).is_dir() else _commit(name, revision)
-        else:  # its files in the library's cache are named after their content
+        else:  # the library's cache names its files after their content
             state = [
                 sorted(file["filename"] for file in self._open(part).cache_files)
                 for _, part in self._parts
@@ -146,7 +146,7 @@ class Rows(TextSource):
             import datasets
         except ImportError:
             raise ConfigError("data", "hf needs the extra hf: pip install 'gptattn[hf]'") from None
-        datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # it logs what it raises
+        datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # it also logs what it raises
         if self._hub is None:
             reader = READERS[part.suffix]
             return datasets.load_dataset(
@@ -175,7 +175,7 @@ class Rows(TextSource):
                 yield text
 
     def _batches(self, part: Any, where: str) -> Iterator[Any]:
-        """Yield tables of rows. Raises DataError for what the library says of a damaged file."""
+        """Yield tables of rows. Raises DataError with the library's words on a damaged file."""
         try:
             yield from self._open(part).with_format("arrow").iter(BATCH_ROWS)
         # The library raises its own errors and those of its transport libraries.
@@ -235,7 +235,7 @@ def _find_below(path: str, field: str) -> list[Path]:
 
 
 def _choose_side(document: str, val_fraction: float) -> str:
-    """Return the side of a document, by its hash: the same wherever it stands."""
+    """Return the side of a document, by its hash: the same wherever it appears."""
     digest = hashlib.sha256(utf8(document, "data")).hexdigest()
     return "val" if int(digest[:8], 16) < val_fraction * 2**32 else "train"
 

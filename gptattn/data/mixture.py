@@ -16,13 +16,13 @@ from gptattn.data.sampler import Batch, Rows
 from gptattn.data.tokenizer import Tokenizer
 from gptattn.errors import ConfigError, UserError
 
-ROWS_STREAM = [0, 0, 0, 1]  # Philox's counter: another stream than that of the window starts
+ROWS_STREAM = [0, 0, 0, 1]  # Philox's counter: not the stream of the window starts
 
 
 class Mixture(Source):
     """The settings of the texts, by name: those of `conf/data`, and a weight above 0.
 
-    Raises ConfigError for fewer than two texts, or a weight that is none.
+    Raises ConfigError for fewer than two texts, or for a bad weight.
     """
 
     def __init__(self, sources: dict[str, Any] | None) -> None:
@@ -39,7 +39,7 @@ class Mixture(Source):
                     f"data.sources.{name}.weight", f"{weight!r} is not a number above 0; give one"
                 )
         self.weights = {name: float(source["weight"]) for name, source in sources.items()}
-        # What is left are the settings of one text. `data` was the name of its file.
+        # The rest are the settings of one text. `data` was the name of its file.
         self.specs = {
             name: {key: value for key, value in source.items() if key not in ("weight", "data")}
             for name, source in sources.items()
@@ -62,7 +62,7 @@ class Mixture(Source):
                 sources[name] = source.load(request)
             except UserError as error:
                 # The text does not know that it is one of several.
-                if error.field == "data.mask_documents":  # of all together
+                if error.field == "data.mask_documents":  # of all texts together
                     raise type(error)(error.field, f"{field}: {error.message}") from None
                 renamed = re.sub(r"^data\b(?!\.sources)", field, error.field)
                 raise type(error)(renamed, error.message) from None
@@ -73,10 +73,10 @@ class Mixture(Source):
 
 @dataclass(frozen=True)
 class MixtureData(RunData):
-    """Texts under one tokenizer. All of their held-out tokens are validated on.
+    """Texts under one tokenizer, validated on all their held-out tokens.
 
-    The texts that the rows of a batch come from are a pure function of (seed, step), drawn with
-    the texts' weights.
+    Which texts the rows of a batch come from is a pure function of (seed, step), drawn with the
+    texts' weights.
     """
 
     sources: Mapping[str, RunData]
@@ -101,7 +101,7 @@ class MixtureData(RunData):
                 where.append(own[mine])
                 sizes = len(own), context_length
                 parts.append(source.training_batch(seed, step, *sizes, mine))
-        # From the order of the sources to that of the rows wanted.
+        # From the order of the sources to the order of the requested rows.
         found = np.concatenate(where)
         order = torch.from_numpy(found.argsort()[np.argsort(wanted).argsort()])
         return tuple(torch.cat(each)[order] for each in zip(*parts, strict=True))

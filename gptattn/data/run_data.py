@@ -53,11 +53,11 @@ class RunData(ABC):
     @property
     @abstractmethod
     def val_tokens(self) -> int:
-        """The number of ids that a validation reads."""
+        """The number of ids in a validation."""
 
     @abstractmethod
     def facts(self) -> dict[str, Any]:
-        """Return what the run's record says of the data, beside hash and tokenizer."""
+        """Return what the run's record says about the data besides hash and tokenizer."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Request:
 
     tokenizer: Tokenizer
     context_length: int
-    val_fraction: float  # to hold out, where the source does not say what
+    val_fraction: float  # to hold out, unless the source decides
     mask_documents: bool  # batches number their documents
     cache: Path  # folder for token files
     data_name: str  # in conf/data, for messages
@@ -76,7 +76,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Side:
-    """What the JSON says of the text to train on, or of the text that is held out."""
+    """What the JSON says about the training text, or the held-out text."""
 
     tokens: int
     documents: int
@@ -87,7 +87,7 @@ class Side:
 class Index:
     """The JSON beside a token file."""
 
-    text: str  # hash of all that decides what text it is, and what of it is held out
+    text: str  # hash of everything that decides the text and its held-out part
     recipe: str  # the tokenizer's fingerprint before it read the text
     tokenizer: str  # and after
     choice: str  # the tokenizer's name in conf/tokenizer
@@ -97,8 +97,8 @@ class Index:
     highest: int  # id
     train: Side
     val: Side
-    val_start: int  # the first id that is held out, which is only context
-    val_bytes: int  # that the held-out ids stand for
+    val_start: int  # the first held-out id, which is only context
+    val_bytes: int  # of the held-out ids
     facts: dict[str, Any]  # for the run's record
 
 
@@ -115,7 +115,7 @@ class Source(ABC):
         """
 
     def prepare(self, folder: Path, request: Request) -> Index:
-        """Write the token file of a text to `folder`. Raises ConfigError for what is no text."""
+        """Write the token file of a text to `folder`. Raises ConfigError if it is no text."""
         raise ConfigError(
             "data", f"{request.data_name} is no text, and needs no preparation; give a text"
         )

@@ -44,8 +44,7 @@ def training_batch(
 ) -> Batch:
     """Return the batch of optimizer step `step`: `batch_size` rows of `context_length` tokens.
 
-    With `documents`, which numbers those of the tokens, they are kept apart. `rows`: only these
-    rows are read.
+    `documents` numbers the documents to keep apart. `rows`: only these rows are read.
     """
     starts = window_starts(seed, step, batch_size, len(tokens) - context_length)
     places = (starts if rows is None else starts[rows]).tolist()
@@ -61,8 +60,8 @@ def training_batch(
 def rows_of(batch_size: int, accumulate: int, rank: int, size: int) -> Rows:
     """Return the rows of a batch that process `rank` of `size` trains on.
 
-    They are its part of each of the `accumulate` micro-batches, where the processes' parts follow
-    each other: the micro-batches are those of one process.
+    They are its part of each of the `accumulate` micro-batches; the processes' parts, in order,
+    make up the micro-batches of one process.
     """
     parts = np.arange(batch_size).reshape(accumulate, size, -1)
     return parts[:, rank].reshape(-1)
@@ -79,7 +78,7 @@ def opening_rows(val: Tokens, context_length: int, tokens: int) -> Tensor:
 class TrainingStream:
     """The endless micro-batches of a run from optimizer step `first_step` on.
 
-    `batch(step)` makes those of a step, which follow each other in it.
+    `batch(step)` makes those of a step, one after the other.
     """
 
     batch: Callable[[int], Batch]
@@ -102,8 +101,8 @@ class TrainingStream:
 class ValidationSet:
     """All held-out tokens in order, each scored once, except the first, which is only context.
 
-    Windows do not overlap; the tokens left at the end form a shorter window in a batch of its own.
-    With `documents`, which numbers those of the tokens, they are kept apart.
+    Windows do not overlap; the tokens left at the end form a shorter window, in its own batch.
+    `documents` numbers the documents to keep apart.
     """
 
     tokens: Tokens

@@ -1,7 +1,7 @@
-"""Synthetic tasks, in which attention mechanisms differ sharply and cheaply: some of `conf/data`.
+"""Synthetic tasks in `conf/data`, which tell attention mechanisms apart sharply and cheaply.
 
-A task draws rows of ids, and the targets of the few positions that are scored; the others have
-IGNORED. Which rows a batch holds is a pure function of (seed, step), as with text.
+A task draws rows of ids, and the targets of the few scored positions; the others are IGNORED. Which
+rows a batch holds is a pure function of (seed, step), as with text.
 """
 
 import hashlib
@@ -25,14 +25,14 @@ MAX_VAL_ROWS = 100_000  # of validation: they are held in memory
 Ids = NDArray[np.int64]
 Rows = tuple[Ids, Ids]  # ids [rows, T] and targets [rows, T]
 VALIDATION = 2**32  # the seed of the validation's rows, one above the largest of a run
-PROBED_ROWS = 1000  # drawn to see whether most rows are held out
+PROBED_ROWS = 1000  # drawn to check whether most rows are held out
 
 
 @dataclass(frozen=True)
 class Task(Source):
     """A synthetic task on ids 0 .. vocab_size - 1, validated on `val_rows` rows.
 
-    Raises ValueError for values of which there are no rows, of whatever length.
+    Raises ValueError for values that allow no rows of any length.
     """
 
     is_text = False
@@ -52,7 +52,7 @@ class Task(Source):
 
     @abstractmethod
     def draw(self, generator: np.random.Generator, rows: int, length: int) -> Rows:
-        """Draw so many rows of `length` ids each, with their targets: as many scored in each."""
+        """Draw rows of `length` ids, with their targets: each row has equally many scored."""
 
     @abstractmethod
     def check(self, length: int) -> None:
@@ -74,8 +74,8 @@ class Recall(Task):
         A 4 B 3 C 6 . . B . A . . . C .
                         3   4       6
 
-    Keys are of the lower half of the vocabulary, values of the upper, none twice in a row. How far
-    a key is asked for from the pairs follows a power law: most are near, some far away.
+    Keys are from the lower half of the vocabulary, values from the upper, none twice in a row. The
+    distance from the pairs to a key's question follows a power law: most are near, some far.
     Source: Arora et al. 2023 (Zoology), arXiv:2312.04927, appendix E.1.
     """
 
@@ -87,7 +87,7 @@ class Recall(Task):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_ids(2 * self.pairs + 2)  # a key and a value for each, id 0, and one more
+        self._check_ids(2 * self.pairs + 2)  # a key and a value each, id 0, and one more
         if self.pairs < 1:
             raise ValueError(f"pairs={self.pairs} is not a positive number")
         if not abs(self.power) <= 100:
@@ -122,7 +122,7 @@ class Recall(Task):
 
 @dataclass(frozen=True)
 class Copy(Task):
-    """Copying: random ids, a separator, and the same ids again, all of which are scored.
+    """Copying: random ids, a separator, and the same ids again, all scored.
 
         A B C | A B C
               A B C .
@@ -152,7 +152,7 @@ class Copy(Task):
 
 @dataclass(frozen=True)
 class Induction(Task):
-    """Induction: random ids, among them a marker; what followed it is asked for at the end.
+    """Induction: random ids with a marker among them; the end asks what followed it.
 
         . . | D . . . . |
                         D
@@ -231,9 +231,9 @@ def _different(
 ) -> Ids:
     """Draw `count` different numbers below `numbers` for each row, in random order.
 
-    `weights`: of the numbers, drawn one after the other without replacement. The first to end of
-    as many exponential waiting times, each divided by its weight, are such a draw (Efraimidis and
-    Spirakis 2006, arXiv:1012.0256).
+    `weights`: of the numbers, drawn one by one without replacement. Exponential waiting times, each
+    divided by its weight, give such a draw: take the first to end (Efraimidis and Spirakis 2006,
+    arXiv:1012.0256).
     """
     if weights is None and count**2 <= numbers:
         return _redrawn(generator, rows, numbers, count)
@@ -246,7 +246,7 @@ def _different(
 
 
 def _redrawn(generator: np.random.Generator, rows: int, numbers: int, count: int) -> Ids:
-    """Draw as `_different`, but few of many: a row with a number twice is drawn again."""
+    """Like `_different`, for few of many: rows with a repeated number are drawn again."""
     drawn = generator.integers(numbers, size=(rows, count))
     twice = np.arange(rows)
     while True:
@@ -259,9 +259,9 @@ def _redrawn(generator: np.random.Generator, rows: int, numbers: int, count: int
 
 @dataclass(frozen=True)
 class TaskData(RunData):
-    """Rows of `length` ids, fresh ones in every training batch, and always the same to validate.
+    """Rows of `length` ids, fresh in every training batch, and always the same for validation.
 
-    No row that is validated on is trained on. Raises ConfigError if there are too few others.
+    No validation row is trained on. Raises ConfigError if there are too few other rows.
     """
 
     task: Task

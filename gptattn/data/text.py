@@ -1,4 +1,4 @@
-"""Plain text: what Python carries, a file or folder of the user's, Tiny Shakespeare."""
+"""Plain text: what comes with Python, the user's file or folder, Tiny Shakespeare."""
 
 import codecs
 import functools
@@ -24,8 +24,8 @@ SHAKESPEARE_URL = (
     "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 )
 SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
-# Not of the library itself: what is installed, its tests, the reference that `PythonDocs` is, and
-# what differs from build to build.
+# Left out: installed packages, tests, the reference that is `PythonDocs`, and whatever differs from
+# build to build.
 OUTSIDE = {"site-packages", "dist-packages", "test", "tests", "idle_test", "pydoc_data"}
 BUILT = "_sysconfigdata"
 HELD_OUT = 1 / 20  # of the files; some 600 kB
@@ -33,7 +33,7 @@ PIECE = 2**20  # bytes or characters held at a time
 
 
 class Scan(NamedTuple):
-    """What reading a document to its end tells."""
+    """What is known after reading a document to its end."""
 
     sha256: str  # of its UTF-8
     characters: int
@@ -41,7 +41,7 @@ class Scan(NamedTuple):
 
 
 class Document(ABC):
-    """A text that is read in pieces, each time from its beginning."""
+    """A text that is read in pieces, always from its beginning."""
 
     @abstractmethod
     def __call__(self) -> Iterator[str]:
@@ -127,7 +127,7 @@ class TextFile(Document):
             nul = raw.find(0)
             if nul >= 0:
                 raise self._wrong(f"is binary (NUL at byte {offset + nul}); give a UTF-8 text file")
-            begun = len(decoder.getstate()[0])  # bytes of a character that a piece cut in two
+            begun = len(decoder.getstate()[0])  # bytes of a character cut in two by a piece
             try:
                 piece = decoder.decode(raw, final=not raw)
             except UnicodeDecodeError as error:
@@ -175,10 +175,10 @@ class HeldText(Document):
 
 
 class PlainText(TextSource):
-    """Documents in full, with others that are held out; without those, the documents' tails are.
+    """Whole documents, and others to hold out; without those, the documents' tails are held out.
 
-    The tail of a single document has `val_fraction` of its bytes; all tails of several documents
-    have together `val_fraction` of the characters. It is at least one character.
+    The tail of a single document has `val_fraction` of its bytes; the tails of several documents
+    together have `val_fraction` of the characters. A tail is at least one character.
     """
 
     def __init__(
@@ -233,13 +233,13 @@ class PlainText(TextSource):
 def _cut_tails(documents: Sequence[Document], fraction: float) -> list[int]:
     """Return the character at which each document's tail begins, whatever the tokenizer."""
     if len(documents) == 1:
-        # A character that the limit would cut in two is in the tail.
+        # A character that the limit would cut goes to the tail.
         size = documents[0].scan.bytes
         return [documents[0].count_characters(size - max(1, round(size * fraction)))]
     cuts, total, held = [], 0, 0
     for document in documents:
         total += document.scan.characters
-        # Rounding the total over all documents so far lets many short ones give their share too.
+        # Rounding the running total lets many short documents give their share too.
         due = max(1, round(total * fraction))
         cuts.append(document.scan.characters - (due - held))
         held = due
@@ -247,7 +247,7 @@ def _cut_tails(documents: Sequence[Document], fraction: float) -> list[int]:
 
 
 class PythonDocs(PlainText):
-    """The prose of Python's own language reference, which the standard library carries.
+    """The prose of Python's language reference, which is part of the standard library.
 
     About 465,000 characters on Python 3.11. Other versions differ, so compare runs only under one
     Python (the text's hash is in every summary). Raises DataError if this Python lacks the
@@ -269,7 +269,7 @@ class StandardLibrary(PlainText):
     """The source files of Python's standard library, without its tests; each a document.
 
     About 11 MB in 730 files on Python 3.11, sorted by name. A twentieth of the files is held out,
-    by a hash of their names, so a file of another version is on the same side. Versions differ, so
+    by a hash of their names, so a file is on the same side in every version. Versions differ, so
     compare runs only under one Python (the text's hash is in every summary). Raises DataError if
     this Python has no source files.
     """
@@ -279,7 +279,7 @@ class StandardLibrary(PlainText):
         root = Path(sysconfig.get_path("stdlib"))
         names: list[str] = []
         for folder, below, files in os.walk(root):
-            below[:] = set(below) - OUTSIDE  # not walked: what is installed may be much more
+            below[:] = set(below) - OUTSIDE  # not walked: installed packages may be far larger
             sources = (f for f in files if f.endswith(".py") and not f.startswith(BUILT))
             names += ((Path(folder) / file).relative_to(root).as_posix() for file in sources)
         documents, held_out = [], []
@@ -395,7 +395,7 @@ def _fetch(url: str, file: Path) -> None:
             "data",
             f"cannot fetch {url} ({error}); get the file another way and give data.path=FILE",
         ) from None
-    # Before writing: a captive portal's page must not stay in the cache.
+    # Before writing: a captive portal's page must not end up in the cache.
     _check_shakespeare(hashlib.sha256(raw).hexdigest())
     write_atomically(file, lambda target: target.write(raw))
 
@@ -424,6 +424,6 @@ def is_hidden(file: Path, root: Path) -> bool:
 
 
 def stamp_file(path: Path) -> str:
-    """Return a string that differs once a file has changed: its place, size and time of change."""
+    """Return a string that changes with the file: its path, size and modification time."""
     status = path.stat()
     return f"{path.resolve()} {status.st_size} {status.st_mtime_ns}"

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from gptattn.errors import ConfigError, DataError
 
 MAX_VOCABULARY = 2**16  # token files hold 16-bit ids
-# Text between two documents, for a tokenizer that has no separator id of its own.
+# Text between two documents, for tokenizers without a separator id.
 SEPARATOR = "\n\n"
 
 Ids = NDArray[np.uint16]
@@ -30,7 +30,7 @@ class Tokenizer(ABC):
         """Take the vocabulary from a text, unless the tokenizer has one."""
 
     def restore(self, settings: Mapping[str, Any], folder: Path) -> None:  # noqa: B027
-        """Take the vocabulary that an earlier `fit` gave, unless the tokenizer has one.
+        """Take the vocabulary of an earlier `fit`, unless the tokenizer has one.
 
         `settings`: that tokenizer's `settings()`. `folder`: where its `files()` may be.
         """
@@ -56,7 +56,7 @@ class Tokenizer(ABC):
         """Return the UTF-8 of the ids; it may begin or end in the middle of a character."""
 
     def decode(self, ids: NDArray[np.integer]) -> str:
-        """Return the text of the ids; what is not valid UTF-8 becomes U+FFFD."""
+        """Return the text of the ids; invalid UTF-8 becomes U+FFFD."""
         return self.to_bytes(ids).decode("utf-8", errors="replace")
 
     @abstractmethod
@@ -73,7 +73,7 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def fingerprint(self) -> str:
-        """Return a string that differs between tokenizers that may give a text different ids.
+        """Return a string that tells apart tokenizers that may give a text different ids.
 
         Before `fit`, it says how the vocabulary will be made.
         """
@@ -127,7 +127,7 @@ class CharTokenizer(Tokenizer):
                 f"the text has {self.vocab_size:,} distinct characters, more than "
                 f"{MAX_VOCABULARY:,}; use tokenizer=byte",
             )
-        # A table by code point: searching the sorted codes takes twenty times as long.
+        # A table by code point: searching the sorted codes takes twenty times longer.
         self._ids = np.full(sys.maxunicode + 1, -1, dtype=np.int32)
         self._ids[self._codes] = np.arange(self.vocab_size)
 
@@ -167,7 +167,7 @@ class CharTokenizer(Tokenizer):
 
 
 class TaskIds(Tokenizer):
-    """Ids that stand for no text: those of a synthetic task, or of files without a tokenizer."""
+    """Ids without a text: those of a synthetic task, or of files without a tokenizer."""
 
     def __init__(self, vocab_size: int | None = None) -> None:
         self.vocab_size = vocab_size or 0
@@ -211,7 +211,7 @@ def encode_prompt(tokenizer: Tokenizer, prompt: str) -> Ids:
 def utf8(text: str, field: str) -> bytes:
     """Return the text's UTF-8.
 
-    Raises DataError for a lone surrogate, which a terminal that does not use UTF-8 can produce.
+    Raises DataError for a lone surrogate, which a terminal without UTF-8 can produce.
     """
     try:
         return text.encode("utf-8")

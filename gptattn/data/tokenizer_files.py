@@ -1,4 +1,4 @@
-"""The files of a byte-level BPE, which may come from anywhere: found, read, checked, written."""
+"""Finds, reads, checks and writes the files of a byte-level BPE, which may come from anywhere."""
 
 import json
 from collections.abc import Mapping
@@ -53,7 +53,7 @@ class BPE:
 
     vocab: dict[str, int]  # to ids 0 .. n - 1
     merges: list[Any]  # pairs of tokens
-    added: frozenset[str] = frozenset()  # tokens that a tokenizer.json declares to be plain text
+    added: frozenset[str] = frozenset()  # tokens that tokenizer.json declares as plain text
 
     def __post_init__(self) -> None:
         if len(self.vocab) > MAX_VOCABULARY:
@@ -76,7 +76,7 @@ class BPE:
 
     @cached_property
     def special(self) -> frozenset[str]:
-        """The tokens that are plain text instead of byte characters."""
+        """The tokens in plain text instead of byte characters."""
         known = set(byte_characters())
         return self.added | {token for token in self.vocab if not known.issuperset(token)}
 
@@ -122,7 +122,7 @@ def read_bpe(folder: Path) -> BPE:
 
 
 def _from_tokenizer_json(node: Any) -> BPE:
-    """Return the BPE. Raises ValueError unless it is GPT-2's kind: another one gives other ids."""
+    """Return the BPE. Raises ValueError for another kind than GPT-2's, which gives other ids."""
     model, split = node["model"], node["pre_tokenizer"]
     odd = ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback")
     plain = model.get("type", "BPE") == "BPE" and not any(map(model.get, (*odd, "ignore_merges")))

@@ -1,8 +1,8 @@
 """Turns a text into one memory-mapped file of token ids, with a JSON beside it.
 
-Whatever a text comes from, `make_tokens` writes its ids, in constant memory: `tokens.bin` has those
-for training and then those that are held out, 16 bits each; `documents.npy` where documents begin
-in it; `tokens.json`, which is written last, what it is.
+Whatever the source, `make_tokens` writes the ids in constant memory: `tokens.bin` has the training
+ids, then the held-out ones, 16 bits each; `documents.npy` says where documents begin;
+`tokens.json`, written last, describes the file.
 """
 
 import contextlib
@@ -49,8 +49,8 @@ TOKEN_DTYPE = np.dtype("<u2")
 PIECE_TOKENS = 2**20  # read at a time
 BATCH_CHARS = 2**20  # encoded at a time
 QUIET_SECONDS = 3.0  # of waiting for another process
-LARGE = 2**30  # bytes of ids, which take a second or more to read
-DOCUMENT = b"\0"  # stands before each document in the hash of a side
+LARGE = 2**30  # bytes of ids; more take a second or longer to read
+DOCUMENT = b"\0"  # precedes each document in the hash of a side
 
 
 @dataclass(frozen=True)
@@ -58,12 +58,12 @@ class TokenData(RunData):
     """Training tokens and held-out tokens of one text under one tokenizer."""
 
     train: Tokens
-    val: Tokens  # the first token is only context, the others are scored
+    val: Tokens  # the first token is only context
     tokenizer: Tokenizer
     text_hash: str
-    val_bytes: int | None  # UTF-8 bytes that the scored tokens stand for
+    val_bytes: int | None  # UTF-8 bytes of the scored tokens
     reading: Mapping[str, Any] = field(default_factory=dict)  # facts for the run's record
-    train_documents: DocumentNumbers | None = None  # of `train`; given if they are kept apart
+    train_documents: DocumentNumbers | None = None  # of `train`; given if documents are kept apart
     val_documents: DocumentNumbers | None = None  # of `val`
 
     def training_batch(
@@ -108,13 +108,13 @@ class TextSource(Source):
 
     @abstractmethod
     def stamp(self) -> str:
-        """Return a string that differs once the text has changed, without reading all of it."""
+        """Return a string that changes with the text, without reading all of it."""
 
     @abstractmethod
     def documents(self, val_fraction: float) -> Iterator[tuple[str, Iterable[str]]]:
         """Yield (side, text in pieces) of each document; the sides are "train" and "val".
 
-        Raises DataError, naming file and place, for what is no text.
+        Raises DataError, naming file and place, if it is not text.
         """
 
     @abstractmethod
@@ -126,7 +126,7 @@ class TextSource(Source):
         return 0
 
     def text_sha256(self) -> str | None:
-        """Return the text's hash, once it has been read; None: that of the documents in order."""
+        """Return the text's hash once it has been read; None: hash the documents in order."""
         return None
 
     def load(self, request: Request) -> TokenData:
@@ -150,7 +150,7 @@ class TextSource(Source):
         return read_tokens(folder, index, request)
 
     def prepare(self, folder: Path, request: Request) -> Index:
-        """Write the token file to `folder`, unless it is there.
+        """Write the token file to `folder`, if missing.
 
         Raises ConfigError if the folder holds something else.
         """
@@ -164,9 +164,9 @@ class TextSource(Source):
 
 
 def make_tokens(source: TextSource, folder: Path, request: Request) -> Index:
-    """Write the token file of a text to `folder`, unless it is there; return its index.
+    """Write the token file of a text to `folder`, if missing; return its index.
 
-    Waits for another process that makes it. Raises DataError for what is no text or changes
+    Waits for another process that makes it. Raises DataError if it is not text or changes
     meanwhile, ConfigError if the folder has other ids, DiskError if the disk refuses.
     """
     tokenizer, fraction = request.tokenizer, request.val_fraction
@@ -247,7 +247,7 @@ class _Writer:
         self.starts = array("q")
 
     def add(self, begins: bool, piece: str, ids: Ids) -> None:
-        """Add a piece of a document, which begins with it or not."""
+        """Add a piece of a document, perhaps its first."""
         if begins:
             if len(self.separator) and (self.documents or self.leads):
                 self.starts.append(self.tokens)
@@ -273,7 +273,7 @@ Piece = tuple[str, bool, str]  # side, whether a document begins, text
 def _encode(
     tokenizer: Tokenizer, documents: Iterable[tuple[str, Iterable[str]]]
 ) -> Iterator[tuple[str, bool, str, Ids]]:
-    """Yield the pieces of all documents with their ids, a batch being encoded meanwhile."""
+    """Yield the pieces of all documents with their ids, while the next batch is encoded."""
     with ThreadPoolExecutor(1) as pool:
         waiting = deque()
         for batch in _batches(_pieces(tokenizer, documents)):
@@ -297,7 +297,7 @@ def _pieces(
 
 
 def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
-    """Yield pieces of BATCH_CHARS characters together, and at the end an empty list."""
+    """Yield lists of pieces with BATCH_CHARS characters in all, then an empty list."""
     batch: list[Piece] = []
     size = 0
     for piece in pieces:
@@ -346,7 +346,7 @@ def read_index(folder: Path, cache: Path) -> Index:
 def read_tokens(folder: Path, index: Index, request: Request) -> TokenData:
     """Return the ids in a folder as the data of a run; its tokenizer takes its vocabulary.
 
-    Raises ConfigError for too few ids, or documents that are to be kept apart and are none.
+    Raises ConfigError for too few ids, or if there are no documents to keep apart.
     """
     request.tokenizer.restore(index.settings, folder)
     ids, count = map_ids(folder / TOKENS), index.train.tokens
@@ -368,7 +368,7 @@ def read_tokens(folder: Path, index: Index, request: Request) -> TokenData:
 
 
 def check_lengths(train: Tokens, val: Tokens, request: Request) -> None:
-    """Raise ConfigError if no window fits into the training tokens, or there is none to score."""
+    """Raise ConfigError if no window fits the training tokens, or no token can be scored."""
     if len(train) < request.context_length + 1:
         raise ConfigError(
             "model.context_length",
@@ -383,7 +383,7 @@ def check_lengths(train: Tokens, val: Tokens, request: Request) -> None:
 
 @dataclass(frozen=True)
 class DocumentsFrom:
-    """Numbers the documents of the ids from `offset` on; `starts`: where in the file they begin."""
+    """Numbers the documents of the ids from `offset` on; `starts`: their starts in the file."""
 
     starts: NDArray[np.int64]
     offset: int
@@ -420,7 +420,7 @@ def _measure(ids: Tokens) -> tuple[int, str]:
 def content_of(ids: Tokens, path: Path, cache: Path) -> tuple[int, str]:
     """Return the highest of a file's ids, and the SHA-256 of all.
 
-    The file is read through once: the cache keeps this by its place, size and time of change.
+    The file is read once: the cache keeps the answer by path, size and modification time.
     """
     status = path.stat()
     made_of = f"{path.resolve()}\0{status.st_size}\0{status.st_mtime_ns}"
@@ -430,15 +430,15 @@ def content_of(ids: Tokens, path: Path, cache: Path) -> tuple[int, str]:
     if 2 * len(ids) >= LARGE:
         print(f"data: checking {2 * len(ids) / 1e9:.1f} GB of ids, once", file=sys.stderr)
     content = _measure(ids)
-    with contextlib.suppress(DiskError):  # it is read again the next time
+    with contextlib.suppress(DiskError):  # read it again next time
         write_atomically(record, lambda file: file.write(json.dumps(content).encode()))
     return content
 
 
 def count_bytes(ids: Tokens, tokenizer: Tokenizer, separator: Ids) -> int:
-    """Return the UTF-8 bytes that ids stand for.
+    """Return the number of UTF-8 bytes of these ids.
 
-    A separator among them counts as len(SEPARATOR) bytes, whatever the tokenizer makes of it.
+    A separator counts as len(SEPARATOR) bytes, whatever its ids.
     """
     lengths = tokenizer.byte_lengths()
     if len(separator) == 1:  # an id of its own, which no text has; else it is as long as SEPARATOR
@@ -463,7 +463,7 @@ def lock_folder(folder: Path) -> Iterator[None]:
 
 
 def _text_key(source: TextSource, request: Request) -> str:
-    """Return a hash of all but the vocabulary that decides what ids a text has."""
+    """Return a hash of everything but the vocabulary that decides a text's ids."""
     code = [class_code(type(one)) for one in (source, request.tokenizer)]
     made_of = [source.stamp(), request.val_fraction, *code]
     return hashlib.sha256(json.dumps(made_of).encode()).hexdigest()

@@ -16,7 +16,7 @@ from gptattn.model.gpt import GPT
 DecodeDType = Literal["auto", "float32", "bfloat16"]
 
 TRIAL_PROMPT, TRIAL_TOKENS = 16, 6
-MARGIN = 1.1  # float32 is the more exact one: bfloat16 has to be faster by this factor
+MARGIN = 1.1  # float32 is more exact: bfloat16 must be faster by this factor
 
 
 def left_padded(prompts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
@@ -46,8 +46,8 @@ def stream(
 
     The first `padding[b]` ids of row b are padding: see `left_padded`. Only ids below `vocab_size`
     are sampled, for a model padded beyond its tokenizer. When the context is full, its newer half
-    is read again into a new cache and generation continues, or without `slide` it ends. Of a prompt
-    longer than the context, only the newest part is read.
+    is read again into a new cache and generation continues, or ends without `slide`. If a prompt is
+    longer than the context, only its end is read.
     """
     training = model.training
     model.eval()
@@ -76,7 +76,7 @@ def stream(
 def _start_cache(
     model: GPT, ids: Tensor, tokens: int, capacity: int, padding: Tensor | None
 ) -> tuple[CacheGroup, Tensor]:
-    """Return an empty cache, and the newest `tokens` ids, which are yet to be read into it."""
+    """Return an empty cache, and the newest `tokens` ids, still to be read into it."""
     unread = ids[:, -tokens:]
     if padding is not None:
         padding = (padding - (ids.shape[1] - unread.shape[1])).clamp_min(0)
@@ -110,9 +110,8 @@ def generate(
 def choose_dtype(model: GPT, dtype: DecodeDType, ids: Tensor) -> GPT:
     """Return the model, or a copy in bfloat16: on request, or with `auto` where that is faster.
 
-    `auto` decodes a few tokens in both formats after the newest of the prompts `ids` [B, T]: a
-    processor reads half the bytes in bfloat16, and without instructions for it computes several
-    times more slowly.
+    `auto` decodes a few tokens in both formats after the prompts `ids` [B, T]: bfloat16 reads half
+    the bytes, but a processor without instructions for it is several times slower.
     """
     if dtype == "float32":
         return model
@@ -140,5 +139,5 @@ def time_tokens(models: list[GPT], ids: Tensor) -> list[float]:
             synchronize(ids.device)
             own.append(time.perf_counter() - start)
     for one in streams:
-        next(one, None)  # ends the preparation
+        next(one, None)  # the preparation ends here
     return [min(own) for own in seconds]

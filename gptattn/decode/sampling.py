@@ -10,14 +10,15 @@ from gptattn.errors import ConfigError, NumericError
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a token is drawn. Raises ConfigError, naming the field, for a value that cannot work.
+    """How a token is drawn.
 
-    Temperature 0 is greedy. top_k keeps the k likeliest tokens; top_p the fewest likeliest tokens
-    whose probabilities sum to at least top_p (Holtzman et al. 2020, arXiv:1904.09751, sec. 3.1);
-    min_p the tokens with at least min_p times the highest probability (Nguyen et al. 2024,
-    arXiv:2407.01082, sec. 3). The repetition penalty divides the logit of a token seen before if it
-    is positive, and multiplies it if it is negative (Keskar et al. 2019, arXiv:1909.05858, sec.
-    4.1). They act in this order: penalty, temperature, top_k, top_p, min_p.
+    Raises ConfigError, naming the field, for an invalid value. Temperature 0 is greedy. top_k keeps
+    the k likeliest tokens; top_p the fewest likeliest tokens whose probabilities sum to at least
+    top_p (Holtzman et al. 2020, arXiv:1904.09751, sec. 3.1); min_p the tokens with at least min_p
+    times the highest probability (Nguyen et al. 2024, arXiv:2407.01082, sec. 3). The repetition
+    penalty divides the logit of a token seen before if it is positive, and multiplies it if it is
+    negative (Keskar et al. 2019, arXiv:1909.05858, sec. 4.1). They act in this order: penalty,
+    temperature, top_k, top_p, min_p.
     """
 
     temperature: float = 1.0
@@ -91,7 +92,7 @@ def _wide(logits_BV: Tensor) -> Tensor:
 def _finite(logits_BV: Tensor) -> Tensor:
     """Return the logits. Raises NumericError if a row's maximum is not finite.
 
-    The maximum is enough to look at: it is NaN or infinite if any logit is NaN or +inf.
+    Checking the maximum is enough: it is NaN or infinite if any logit is NaN or +inf.
     """
     if not logits_BV.amax(dim=-1).isfinite().all():
         raise NumericError("logits", "of the next token are not finite; use other weights")

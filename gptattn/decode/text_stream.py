@@ -12,7 +12,7 @@ class TextStream:
 
     def __init__(self, tokenizer: Tokenizer, stop: str | None = None) -> None:
         self.emitted = ""  # all text returned so far
-        self.done = False  # the stop text has come
+        self.done = False  # the stop text has appeared
         self._tokenizer, self._stop = tokenizer, stop
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._held = ""

@@ -1,4 +1,4 @@
-"""The caches that a trained model can be decoded through, by the names that users give them."""
+"""The caches that a trained model can be decoded through, by their names for users."""
 
 import re
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ KNOWN = f"full, {', '.join(FORMATS)}, window:N, sinkN+window:N"
 
 @dataclass(frozen=True)
 class CacheKind:
-    """One kind of cache: with numbers in another format, or with the newest tokens alone.
+    """One kind of cache: in another number format, or with only the newest tokens.
 
     window: the tokens kept besides the first `sinks`, the newest one included; None: all.
     """
@@ -35,7 +35,7 @@ class CacheKind:
     def new(self, attention: Attention, batch: int, capacity: int) -> tuple[Cache, bool]:
         """Return an empty cache of this kind for a layer, and whether it differs from the layer's.
 
-        It does not where the layer keeps no entry per token, or no more tokens than this. Raises
+        It does not if the layer keeps no entry per token, or no more tokens than this. Raises
         ConfigError for sinks in a layer whose own window would hide them.
         """
         own = attention.new_cache(batch, capacity)
@@ -73,13 +73,13 @@ def parse_cache_kind(name: str) -> CacheKind:
 
 
 def build_caches(model: GPT, kind: CacheKind, batch: int, capacity: int) -> CacheGroup:
-    """Return one empty cache of this kind per layer; those that it cannot change are their own."""
+    """Return one empty cache of this kind per layer, or the layer's own if it changes nothing."""
     blocks = model.layers()
     return CacheGroup([kind.new(block.attention, batch, capacity)[0] for block in blocks])
 
 
 def check_kind(model: GPT, kind: CacheKind, variant: str) -> None:
-    """Raise ConfigError if no layer of the model, which may be on the meta device, is changed."""
+    """Raise ConfigError if this changes no layer of the model (perhaps on the meta device)."""
     if kind.name == "full":
         return
     layers = [block.attention for block in model.layers()]

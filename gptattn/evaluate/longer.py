@@ -1,4 +1,4 @@
-"""A trained model that is built with a longer context from the same weights."""
+"""A trained model, rebuilt with a longer context from the same weights."""
 
 from dataclasses import replace
 
@@ -11,14 +11,14 @@ from gptattn.runs.load import SavedRun
 from gptattn.settings.build import build_model
 from gptattn.settings.config import Spec, TrainConfig
 
-TOLERANCE = 1e-4  # of hidden states, which have a size of about 1
+TOLERANCE = 1e-4  # of hidden states, whose size is about 1
 
 
 def lengthen_settings(cfg: TrainConfig, length: int) -> TrainConfig:
     """Return the run's settings with another context, and shares of the trained one in tokens.
 
-    A window of a quarter of 128 tokens stays one of 32. Rotary positions that were stretched keep
-    the context that they were stretched from.
+    A window of a quarter of 128 tokens stays at 32. Stretched rotary positions keep their original
+    context.
     """
     trained, position = cfg.model.context_length, cfg.position
     if position.get("stretch", 1) > 1 and position.get("original_context") is None:
@@ -64,8 +64,8 @@ def check_length(cfg: TrainConfig, model: GPT, length: int) -> None:
 def build_longer(saved: SavedRun, length: int) -> GPT:
     """Return the run's model with a context of at least `length`; the weights are copies.
 
-    Raises ConfigError if the longer model computes something else within the trained length, as one
-    with a setting that is a share of the context may.
+    Raises ConfigError if the longer model computes something else within the trained length, as it
+    may with a setting that is a share of the context.
     """
     trained = saved.cfg.model.context_length
     if length <= trained:

@@ -1,4 +1,4 @@
-"""The loss of held-out tokens: of each one, by position in the context, and through a cache."""
+"""The loss of held-out tokens: each one's, by position in the context, and through a cache."""
 
 import math
 from itertools import pairwise
@@ -16,7 +16,7 @@ from gptattn.model.loss import LOGITS_AT_A_TIME
 from gptattn.runs.evaluation import Bin, CacheLoss, LengthLoss
 
 TOKENS_AT_A_TIME = 2**15  # in one pass through the model
-CACHE_BYTES = 2**29  # of the rows that are decoded side by side
+CACHE_BYTES = 2**29  # of the rows decoded side by side
 
 
 def token_losses(model: GPT, hidden: Tensor, targets: Tensor) -> Tensor:
@@ -49,10 +49,9 @@ def measure_by_position(
 ) -> LengthLoss:
     """Return the loss of held-out tokens in windows of `length`, at most the model's context.
 
-    The windows lie side by side from the text's beginning, as many as fit whole, so that each
-    position is scored equally often: up to length - 1 tokens at the end are left out. `trained`,
-    the context that the weights know, is an edge of the bins. With `documents`, which numbers those
-    of the tokens, they are kept apart.
+    As many whole windows as fit lie side by side from the text's beginning, so that each position
+    is scored equally often: up to length - 1 tokens at the end are left out. `trained`, the context
+    of training, is an edge of the bins. `documents` numbers the documents to keep apart.
     """
     windows = count_scored(tokens) // length
     device = model.head.weight.device
@@ -88,11 +87,11 @@ def list_edges(length: int, trained: int) -> list[int]:
 
 @torch.no_grad()
 def measure_by_cache(model: GPT, tokens: Tokens, kind: CacheKind) -> CacheLoss:
-    """Return the loss of all held-out tokens, in windows of the context as a validation has them.
+    """Return the loss of all held-out tokens, in the same windows as a validation.
 
-    Each window begins with an empty cache. Where the cache drops tokens, it is decoded one token at
-    a time. Where it keeps all, each token's entries are packed on their own and all later tokens
-    read the packed ones, so that a whole window in one step gives the same numbers.
+    Each window begins with an empty cache. If the cache drops tokens, the window is decoded one
+    token at a time. If it keeps all, each token's entries are packed on their own and all later
+    tokens read the packed ones, so a whole window in one step gives the same numbers.
     """
     T, device = model.context_length, model.head.weight.device
     nbytes = _bytes_of_one_row(model, kind)

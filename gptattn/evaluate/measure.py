@@ -1,4 +1,4 @@
-"""Measure a finished run: what it can answer, and what an earlier evaluation knows already."""
+"""Measure a finished run: what it can answer, and what an earlier evaluation already knows."""
 
 import hashlib
 import json
@@ -34,7 +34,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Answer:
-    """All that is known of the run by now, and the question that was answered last."""
+    """Everything known about the run so far, and the latest question answered."""
 
     evaluation: Evaluation
     question: int | CacheKind
@@ -61,7 +61,7 @@ def check_unchanged(saved: SavedRun, data: TokenData, text: str, steps: int) -> 
 def select_possible(
     saved: SavedRun, data: TokenData, request: Request
 ) -> tuple[Request, list[ConfigError]]:
-    """Return the part of the request that the run can answer, and the reasons against the rest.
+    """Return the part of the request that the run can answer, and why not the rest.
 
     Lengths ascend: the first that is too long gives the reason for all.
     """
@@ -100,7 +100,7 @@ def measure(
 ) -> Iterator[Answer]:
     """Yield an answer for each length and kind of the request, all of which must be possible.
 
-    What `known` holds for the same weights, text and code is not measured again. The model may be
+    Answers in `known` for the same weights, text and code are not measured again. The model may be
     on any device; its weights are in float32.
     """
     device = saved.model.head.weight.device

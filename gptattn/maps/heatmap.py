@@ -5,7 +5,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-# Of all weights of a page: base64 adds a third, so it stays below 10 MB.
+# For all weights of a page: base64 adds a third, so it stays below 10 MB.
 MAX_BYTES = 7_000_000
 # Five anchors of viridis (Smith and van der Walt 2015): dark for 0, yellow for 1.
 _VIRIDIS = np.array(
@@ -36,7 +36,7 @@ def viridis(value: NDArray[np.floating]) -> NDArray[np.uint8]:
 
 
 def tokens_per_cell(tokens: int, maps: int) -> int:
-    """Return the smallest side of a cell, in tokens, with which `maps` maps fit in MAX_BYTES."""
+    """Return the smallest cell side, in tokens, at which `maps` maps fit in MAX_BYTES."""
     side = 1
     while maps * math.comb(math.ceil(tokens / side) + 1, 2) > MAX_BYTES:
         side += 1

@@ -17,12 +17,12 @@ from gptattn.maps.heatmap import keep_largest
 from gptattn.maps.labels import name_code_point, shorten
 
 COLUMNS = 4  # panels side by side
-CELLS = 520  # most cells on a panel's side: at 150 dots per inch each has a dot
+CELLS = 520  # most cells along a panel's side: one per dot at 150 dots per inch
 MIN, MAX = 2.3, 5.2  # limits of a panel's side in inches
 PER_TOKEN = 0.13  # preferred inches per token
 PER_LABEL = 0.105  # inches that a label needs
 GAP, LABELS, TOP, BAR = 0.42, 1.0, 0.75, 0.75  # inches between panels, for labels, title, colours
-FONT = "DejaVu Sans"  # comes with matplotlib, so that a picture is the same everywhere
+FONT = "DejaVu Sans"  # comes with matplotlib, so pictures look the same everywhere
 STYLE: dict[Any, Any] = {"text.parse_math": False, "font.family": FONT, "font.size": 8}
 
 
@@ -32,8 +32,8 @@ def layer_png(
     """Return a PNG of one layer's weights [H, T, T]: a panel per head, rows queries, columns keys.
 
     Keys that a query cannot see are white; colour shows the square root of the weight. If the axes
-    are too short for every label, they show every n-th with the token's number. Beyond CELLS tokens
-    a cell is the largest weight of several.
+    are too short for every label, they show every n-th with the token's number. Beyond CELLS
+    tokens, a cell shows the largest weight of several.
     """
     H, T, _ = w_HTS.shape
     columns, rows = min(H, COLUMNS), math.ceil(H / COLUMNS)

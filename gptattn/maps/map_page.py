@@ -35,12 +35,12 @@ class PageHeader:
     variant: str
     prompt: str
     labels: Sequence[str]  # one per token
-    even_entropy: float  # nats, of uniform attention over this many tokens
+    even_entropy: float  # nats, of uniform attention over as many tokens
     even_sink: float  # and its mean weight on the first token
 
 
 def render_page(header: PageHeader, layers: Sequence[Layer], side: int) -> str:
-    """Return the page's HTML; `side` is the value that the layers were packed with."""
+    """Return the page's HTML; `side` is the value with which the layers were packed."""
     script = files("gptattn.maps").joinpath("page.js").read_text(encoding="utf-8")
     digest = hashlib.sha256(script.encode()).digest()
     return fill_template(

@@ -27,11 +27,10 @@ def measure_cost(model: GPT, scored: float = 1.0) -> Cost:
     """Return the costs of this model; it may be on the meta device.
 
     params_embedding: token embedding (which is also the head, if tied) and learned positions.
-    flops_per_token: forward and backward (3 x forward) at full context, of rows that are one
-    document each, also where documents are kept apart; a multiply-add counts as two. It counts each
-    weight matrix once, the head included, tied or not, and the scores and weighted sums of the
-    pairs that the mask allows. If only a share of the tokens is `scored`, the head is not computed
-    at the others.
+    flops_per_token: forward and backward (3 x forward) at full context, for rows of one document
+    each, even if documents are kept apart; a multiply-add counts as two. It counts each weight
+    matrix once, including the head, tied or not, and the scores and weighted sums of the pairs that
+    the mask allows. If only a share of the tokens is `scored`, the head counts only there.
     kv_bytes_per_token: cache of all layers for one row, divided by the context length, in the dtype
     of the weights.
     """
@@ -43,7 +42,7 @@ def measure_cost(model: GPT, scored: float = 1.0) -> Cost:
     linear = [module.weight for module in model.modules() if isinstance(module, nn.Linear)]
     # An untied head may be one of the Linear layers already.
     matrices = {id(weight): weight.numel() for weight in [*linear, model.head.weight]}
-    # With no share left out, whole numbers stay exact.
+    # If all are scored, whole numbers stay exact.
     left_out = (1 - scored) * model.head.weight.numel()
     mix = sum(attention.flops(T, T) for attention in attentions)
     return Cost(

@@ -1,4 +1,4 @@
-"""A causal language model: its blocks, and GPT, whose attentions a function passed in makes."""
+"""A causal language model: its blocks, and GPT, which is given a function that makes attentions."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ INIT_STD = 0.02
 
 @dataclass(frozen=True)
 class BlockStyle:
-    """What surrounds the attention; GPT-2's by default.
+    """The block around the attention; GPT-2's by default.
 
     `bias`: of the MLP's layers. `zero_init`: what attentions and MLPs add starts at 0.
     """
@@ -127,10 +127,10 @@ class GPT(nn.Module):
     """A causal language model: token ids [B, T] -> logits [B, T, vocab_size].
 
     `attention(layer)` builds the attention of layer 0, 1, ...; `input_position` is None if the
-    attention encodes positions, or nothing does. `style` says what surrounds the attention; with
+    attention encodes positions, or nothing does. `style` describes the block around it; with
     `tied_head` the head's weight is the token embedding's. `shared_init`: see `DrawnByName`. With
-    `activation_checkpointing` training keeps only each block's input, and the
-    backward pass computes the block again (Chen et al. 2016, arXiv:1604.06174).
+    `activation_checkpointing` training keeps only each block's input, and the backward pass
+    computes the block again (Chen et al. 2016, arXiv:1604.06174).
 
     Raises ValueError for more tokens than `context_length`.
 
@@ -156,7 +156,7 @@ class GPT(nn.Module):
         super().__init__()
         self.vocab_size, self.context_length, self.style = vocab_size, context_length, style
         self.activation_checkpointing = activation_checkpointing
-        # Uninitialised, because _initialise draws it: drawing 50,257 rows twice takes time.
+        # Uninitialised: _initialise draws it, and drawing 50,257 rows twice takes time.
         self.token_embedding = nn.Embedding.from_pretrained(
             torch.empty(vocab_size, d_model), freeze=False
         )
@@ -192,8 +192,8 @@ class GPT(nn.Module):
     def _initialise(self) -> None:
         """Draw all weights as GPT-2 does, whatever the style.
 
-        The std is 0.02, and 0.02 / sqrt(n) for what writes to the residual stream, if attentions
-        and MLPs together are n; with `zero_init` that is 0.
+        The std is 0.02, and 0.02 / sqrt(n) for what writes to the residual stream, where n counts
+        attentions and MLPs together; with `zero_init` those weights are 0.
         """
         if self.token_embedding.weight.is_meta:
             return
@@ -211,8 +211,8 @@ class GPT(nn.Module):
     ) -> Tensor:
         """Return the last layer's output after the final norm [B, T, d_model].
 
-        Advances the cache by T. `documents_BT` keeps documents apart, as if each had a row of its
-        own: equal numbers in a row are one document. Raises ValueError for documents and a cache.
+        Advances the cache by T. `documents_BT` keeps documents apart, as if each had its own row:
+        equal numbers in a row are one document. Raises ValueError for documents and a cache.
         """
         T = ids.shape[1]
         length = T + (0 if cache is None else cache.length)
@@ -251,8 +251,8 @@ class GPT(nn.Module):
     def prepare(self, rows: int | None) -> None:
         """Optimise decoding of `rows` rows at a time, until prepare(None).
 
-        This holds a copy of the projections that are joined; on the CPU with 2 to 32 rows, or with
-        weights in bfloat16, a copy of all weights.
+        This holds a copy of the fused projections; on the CPU with 2 to 32 rows, or with bfloat16
+        weights, a copy of all weights.
         """
         self._prepared_head = None if rows is None else PreparedWeight(self.head, rows)
         for child in self.children():
@@ -323,7 +323,7 @@ class GPT(nn.Module):
             for layer in self.layers_with_maps()
         ]
         try:
-            # A compiled block would be recompiled because of the hook, and `look` with it.
+            # Compiled blocks would be recompiled because of the hook, including `look`.
             with torch.compiler.set_stance("force_eager"):
                 self.hidden(ids, None, documents_BT)
         finally:
@@ -332,7 +332,7 @@ class GPT(nn.Module):
 
 
 def _draw(module: nn.Module) -> None:
-    """Draw the weights of a module and of those inside it, in the order of construction."""
+    """Draw the weights of a module and its submodules, in order of construction."""
     if isinstance(module, Attention):
         module.initialise(INIT_STD)
         return

@@ -1,4 +1,4 @@
-"""Cross-entropy of a linear head, without ever holding all logits."""
+"""Cross-entropy of a linear head that never holds all logits."""
 
 import math
 from typing import Any
@@ -47,7 +47,7 @@ def drop_ignored(hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Return hidden [n, d] and targets [n] of the n positions whose target is not IGNORED.
 
     hidden [..., d], targets [...]. The head then costs nothing at the others. On a GPU the host
-    waits for n, so it is for data with ignored targets alone.
+    waits for n, so use it only for data with ignored targets.
     """
     where = (targets.flatten() != IGNORED).nonzero().squeeze(1)
     return hidden.flatten(0, -2).index_select(0, where), targets.flatten().index_select(0, where)

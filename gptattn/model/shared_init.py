@@ -1,4 +1,4 @@
-"""Initial weights that variants share: each is drawn for its own name."""
+"""Initial weights shared by variants: each is drawn from the seed and its name."""
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -16,11 +16,11 @@ DRAWS = {"normal_", "uniform_", "kaiming_uniform_"}
 
 
 class DrawnByName(TorchFunctionMode):
-    """Inside this context, each parameter of `model` is drawn for the seed and its name.
+    """Inside this context, each parameter of `model` is drawn from the seed and its name.
 
-    Parameters of one name that two variants draw in the same way then begin alike; of a matrix
-    that has fewer rows in one of them, those rows. The seed is that of the last
-    `torch.manual_seed`. What a mechanism draws in its constructor is not changed.
+    Parameters with the same name that two variants draw in the same way then start alike; if a
+    matrix has fewer rows in one of them, those rows do. The seed is that of the last
+    `torch.manual_seed`. What a mechanism draws in its constructor stays as it is.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -59,5 +59,5 @@ def _memory(tensor: Tensor) -> int:
 
 
 def _key(of: str) -> int:
-    # All of it goes through the hash: of a seed, torch's generator on a CPU uses the low 32 bits.
+    # Hash all of it: torch's CPU generator only uses the low 32 bits of a seed.
     return int.from_bytes(hashlib.sha256(of.encode()).digest()[:4], "big")

@@ -17,14 +17,14 @@ class MatrixRule(ABC):
 
     @abstractmethod
     def state_shapes(self, shape: torch.Size) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of what is kept for a matrix of this shape, by name; it starts as 0.
+        """Return the shapes of the state of a matrix of this shape, by name; it starts as 0.
 
-        `step`, the number of its updates so far, is kept besides.
+        `step`, the number of its updates so far, is kept as well.
         """
 
     @abstractmethod
     def directions(self, gradients: list[Tensor], states: list[State]) -> list[Tensor]:
-        """Return, for each matrix, what lr times is subtracted from it; update the states."""
+        """Return each matrix's direction, of which lr times is subtracted; update the states."""
 
 
 def split_by_decay(
@@ -32,7 +32,7 @@ def split_by_decay(
 ) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
     """Return the parameters that decay, which are the matrices, and the others.
 
-    A gain, a bias or the kernel [C, 1, K] of a short convolution is no matrix; an embedding is one.
+    A gain, a bias or the kernel [C, 1, K] of a short convolution is not a matrix; an embedding is.
     """
     parameters = list(parameters)
     return [p for p in parameters if p.ndim == 2], [p for p in parameters if p.ndim != 2]
@@ -50,7 +50,7 @@ class CombinedAdamW(torch.optim.AdamW):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
-        """Take a step. The gradients of the rule's parameters are gone afterwards."""
+        """Take a step, which drops the gradients of the rule's parameters."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -78,5 +78,5 @@ class CombinedAdamW(torch.optim.AdamW):
 
 
 def state_shapes(rule: MatrixRule, shape: torch.Size) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of all that is kept for a matrix that the rule updates, by name."""
+    """Return the shapes of the whole state of a matrix that the rule updates, by name."""
     return {"step": (), **rule.state_shapes(shape)}  # AdamW looks for a step in every state

@@ -18,7 +18,7 @@ from gptattn.optim.polar import (
 )
 
 Format = Literal["weights", "bfloat16"]
-# Where the longer side is at least so many times the shorter, products of the shorter alone pay.
+# With at least this ratio of the sides, products of the shorter side only are faster.
 WIDE = 2
 
 
@@ -98,7 +98,7 @@ class Muon(MatrixRule):
         P, Q = x_NPQ.shape[1:]
         if self.dtype is not None:
             return polar_factor(x_NPQ.to(self.dtype), self._polynomials)
-        # Squares of singular values, with which `whitener` works, need the digits of float32.
+        # `whitener` works with squares of singular values, which need float32's digits.
         wide_NPQ = x_NPQ.to(torch.promote_types(x_NPQ.dtype, torch.float32))
         if self.every > 1 and wide_NPQ is x_NPQ:
             return self._now_and_then(x_NPQ, states)
@@ -114,12 +114,12 @@ class Muon(MatrixRule):
         y_NPQ = torch.stack([state["whitener"] for state in states]) @ x_NPQ
         if step % self.every == 0:
             return y_NPQ
-        # What the last correction did not know of can have grown a thousandfold: give the matrix
-        # the size of an orthogonal one.
+        # What the last correction did not cover may have grown a thousandfold: rescale the matrix
+        # to the size of an orthogonal one.
         size = y_NPQ.norm(dim=(-2, -1), keepdim=True) + EPS
         return y_NPQ * (x_NPQ.shape[1] ** 0.5 / size)
 
 
 def _lay_flat(x: Tensor) -> Tensor:
-    """Return the matrix, transposed if it is higher than wide."""
+    """Return the matrix, transposed if taller than wide."""
     return x if x.shape[0] <= x.shape[1] else x.mT

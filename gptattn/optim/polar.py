@@ -25,9 +25,9 @@ POLAR_EXPRESS: tuple[Quintic, ...] = (
 )
 # Rounding may bring singular values above 1, where Polar Express's polynomials grow fast.
 SAFETY = 1.01
-EPS = 1e-7  # keeps 0 from a division by 0, in both papers' code
-# With more, `whitener` fails in float32 where the rank is low: each step multiplies the rounding
-# errors of the squares of singular values near 0 by up to 69, and below -1 they grow without end.
+EPS = 1e-7  # avoids a division by 0, as in both papers' code
+# With more, `whitener` fails in float32 at low rank: each step multiplies the rounding errors of
+# squared singular values near 0 by up to 69, and below -1 they grow without bound.
 MAX_STEPS = 7
 
 
@@ -40,7 +40,7 @@ class Polynomials:
 
 
 def choose_polynomials(iteration: Iteration, steps: int) -> Polynomials:
-    """Return the published polynomials of so many steps."""
+    """Return the published polynomials for this many steps."""
     if iteration == "newton_schulz":
         return Polynomials((NEWTON_SCHULZ,) * steps, 1.0)
     *first, last = POLAR_EXPRESS
@@ -77,7 +77,7 @@ def whitener(x_NPQ: Tensor, polynomials: Polynomials) -> Tensor:
 
 
 def _factor(gram: Tensor, quintic: Quintic) -> Tensor:
-    """Return a + b gram + c gram^2, by which x is multiplied in a step."""
+    """Return a + b gram + c gram^2, the factor of x in a step."""
     a, b, c = quintic
     factor = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
     factor.diagonal(dim1=-2, dim2=-1).add_(a)
@@ -85,5 +85,5 @@ def _factor(gram: Tensor, quintic: Quintic) -> Tensor:
 
 
 def _scale(x_NPQ: Tensor, polynomials: Polynomials) -> Tensor:
-    """Return a bound [N, 1, 1] of the largest singular value."""
+    """Return a bound [N, 1, 1] on the largest singular value."""
     return x_NPQ.norm(dim=(-2, -1), keepdim=True) * polynomials.margin + EPS

@@ -25,7 +25,7 @@ class LinearBias(HeadPosition):
             raise ValueError(f"num_heads={num_heads} must be 1 or more")
         below = 1 << (num_heads.bit_length() - 1)  # the power of two at or below num_heads
         slopes = _slopes(below) + _slopes(2 * below)[::2][: num_heads - below]
-        # In float64: a slope of 1/2 times position 9,999 is known to 0.001 only in float32.
+        # In float64: float32 knows a slope of 1/2 times position 9,999 only to 0.001.
         slope_H = torch.tensor(slopes, dtype=torch.float64)
         self.register_buffer("slope_H", slope_H, persistent=False)
 

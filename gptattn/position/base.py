@@ -11,17 +11,16 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True, eq=False)
 class Documents:
-    """Positions of rows that hold whole documents, or parts of them, which do not see each other.
+    """Positions in rows of several documents, whole or in part, which do not see each other.
 
-    start_BT: the place in its row where the document of each token begins. A position counts from
-    there.
+    start_BT: the place in the row where each token's document begins. Positions count from there.
     """
 
     start_BT: Tensor
 
     @classmethod
     def numbered(cls, number_BT: Tensor) -> "Documents":
-        """Return those of rows in which a document is a run of equal numbers."""
+        """Return the positions for rows in which a document is a run of equal numbers."""
         begins_BT = F.pad(number_BT[:, 1:] != number_BT[:, :-1], (1, 0))
         place_T = torch.arange(number_BT.shape[1], device=number_BT.device)
         return cls((begins_BT * place_T).cummax(dim=1).values)
@@ -71,12 +70,12 @@ class HeadPosition(nn.Module):
     """
 
     rotates: ClassVar[bool] = False  # whether `rotate` changes anything
-    decays: ClassVar[bool] = False  # whether `decay` is to be added to the scores
+    decays: ClassVar[bool] = False  # whether `decay` is added to the scores
 
     def resized(self, head_dim: int) -> "HeadPosition":
         """Return this encoding for heads of another size. Raises ValueError if that is impossible.
 
-        An attention uses it where positions act on a part of a head, or on heads of its own size.
+        For attentions where positions act on part of a head, or on heads of another size.
         """
         return self
 

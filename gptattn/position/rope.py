@@ -1,6 +1,4 @@
-"""Rotary positions (RoPE), half-split pairs, for all of a head or a part of it, and for contexts
-that are stretched (YaRN).
-"""
+"""Rotary positions (RoPE): half-split pairs, all or part of a head, stretched contexts (YaRN)."""
 
 import math
 
@@ -61,7 +59,7 @@ class RotaryPosition(HeadPosition):
             amplitude = 0.1 * math.log(stretch) + 1  # of queries and of keys
         angle_TR = torch.outer(torch.arange(context_length, dtype=torch.float64), frequency)
         angle_TR = torch.cat([angle_TR, angle_TR], dim=-1)
-        # In float64, because float32 angles are off by 1e-4 at position 1,000 already.
+        # In float64, because float32 angles are already off by 1e-4 at position 1,000.
         self.register_buffer("cos_TR", amplitude * angle_TR.cos(), persistent=False)
         self.register_buffer("sin_TR", amplitude * angle_TR.sin(), persistent=False)
 
@@ -121,10 +119,10 @@ def _check_stretch(base: float, stretch: float, original_context: int | None) ->
 
 
 def _slower(R: int, base: float, stretch: float, original_context: float) -> Tensor:
-    """Return by what YaRN multiplies the frequency of each of the R/2 pairs: 1/stretch to 1."""
+    """Return YaRN's factor on the frequency of each of the R/2 pairs: 1/stretch to 1."""
 
     def pair(turns: int) -> float:
-        """The pair, a real number, that turns so often over the original context."""
+        """The pair, a real number, that turns this often over the original context."""
         return R * math.log(original_context / (turns * 2 * math.pi)) / (2 * math.log(base))
 
     first, last = max(math.floor(pair(FAST)), 0), min(math.ceil(pair(SLOW)), R - 1)

@@ -20,7 +20,7 @@ class SinusoidalPosition(InputPosition):
     def __init__(self, context_length: int, d_model: int) -> None:
         super().__init__()
         self.factor = d_model**0.5
-        # Angles in float64, because in float32 they are off by 1e-4 at position 1,000 already.
+        # Angles in float64, because in float32 they are already off by 1e-4 at position 1,000.
         frequency = 10_000.0 ** (-torch.arange(0, d_model, 2, dtype=torch.float64) / d_model)
         angle = torch.outer(torch.arange(context_length, dtype=torch.float64), frequency)
         # An odd width ends in a sine without its cosine.

@@ -1,6 +1,6 @@
-"""Convert weights from one attention variant to another, exactly where that is possible.
+"""Convert weights from one attention variant to another, exactly where possible.
 
-Variants with heads export and load one canonical per-head layout (`HeadWeights`). A conversion
+Variants with heads export and load a canonical per-head layout (`HeadWeights`). A conversion
 exports, changes the number of key/value heads, and loads.
 """
 
@@ -26,10 +26,9 @@ def convert_heads(
 ) -> HeadWeights:
     """Return the weights of the layer with `num_kv_heads` key/value heads.
 
-    Fewer heads: each new head replaces a group of consecutive old heads by their mean, by the
-    first of them, or by a random draw (`method`). More heads: each old head is copied to all heads
-    of its group, so the output does not change. Raises ValueError if neither count divides the
-    other.
+    Fewer heads: each new head replaces a group of consecutive old heads by their mean, the first of
+    them, or a random draw (`method`). More heads: each old head is copied to all heads of its
+    group, so the output does not change. Raises ValueError if neither count divides the other.
 
     Source: Ainslie et al. 2023, arXiv:2305.13245, sec. 2.1 and fig. 4.
     """
@@ -70,7 +69,7 @@ def describe_layers(cfg: TrainConfig) -> tuple[object, ...]:
 
 
 def drop_weightless(spec: Spec) -> Spec:
-    """Return the settings without those that no weight depends on."""
+    """Return the settings that weights depend on."""
     return {name: value for name, value in spec.items() if name not in WEIGHTLESS_SETTINGS}
 
 
@@ -96,7 +95,7 @@ def take_over(
 
 
 def check_both(source: GPT, theirs: TrainConfig | None, target: GPT, ours: TrainConfig) -> None:
-    """Raise ConfigError for a layer without heads; None: a Hugging Face checkpoint, with heads."""
+    """Raise ConfigError for a layer without heads; None: a Hugging Face checkpoint."""
     if theirs is not None:
         check_heads(source, theirs)
     check_heads(target, ours)

@@ -1,4 +1,4 @@
-"""The kinds of Hugging Face checkpoints that can be read and written, each a table of names."""
+"""The kinds of Hugging Face checkpoints that we read and write, each a table of names."""
 
 import math
 from dataclasses import replace
@@ -20,7 +20,7 @@ LLAMA_STYLE = BlockStyle(norm="rms", mlp="swiglu", bias=False)
 
 
 class GPT2(Family):
-    """GPT-2, whose layers are Conv1D, a Linear transposed, with queries, keys and values in one."""
+    """GPT-2, whose layers are Conv1D (a transposed Linear), with fused queries, keys and values."""
 
     name, title, architecture = "gpt2", "GPT-2", "GPT2LMHeadModel"
     choices: ClassVar = {"block": "gpt2", "position": "learned"}
@@ -78,10 +78,10 @@ class GPT2(Family):
             raise ConfigError(
                 "to",
                 "GPT-2 has LayerNorm with epsilon 1e-5, an MLP with GELU and biases, and a tied "
-                "head, but this model has not; train with block=gpt2",
+                "head, but this model does not; train with block=gpt2",
             )
         if not isinstance(model.input_position, LearnedPosition):
-            raise ConfigError("to", "GPT-2 has learned positions, and this model has not")
+            raise ConfigError("to", "GPT-2 has learned positions, but this model does not")
 
     def check_heads(self, weights: HeadWeights) -> None:
         if len(weights.k_GDE) != len(weights.q_HDE):
@@ -173,7 +173,7 @@ class Llama(Family):
             )
         rope = find_rope(model)
         if rope is None or model.input_position is not None:
-            raise ConfigError("to", f"{self.title} has rotary positions, and this model has not")
+            raise ConfigError("to", f"{self.title} has rotary positions, but this model does not")
         if rope.fraction != 1 or rope.stretch != 1:
             raise ConfigError(
                 "to",
@@ -181,7 +181,7 @@ class Llama(Family):
             )
 
     def has_tokenizer(self, folder: Path) -> bool:
-        # Most Llamas have another kind. Files without tokenizer.json do not say which kind.
+        # Most Llamas have another kind. Without tokenizer.json, the files do not say which.
         if [file.name for file in tokenizer_files.find(folder)] != ["tokenizer.json"]:
             return False
         try:
@@ -239,7 +239,7 @@ def family_of(folder: Path) -> Family | None:
 
 
 def _find_family(node: dict[str, Any]) -> Family:
-    name = node.get("model_type", "gpt2")  # GPT-2's own release has no such key
+    name = node.get("model_type", "gpt2")  # missing in GPT-2's own release
     if not isinstance(name, str) or name not in FAMILIES:
         raise ValueError(f"model_type is {name!r:.60}, but must be one of {', '.join(FAMILIES)}")
     return FAMILIES[name]
@@ -248,7 +248,7 @@ def _find_family(node: dict[str, Any]) -> Family:
 def write(folder: Path, model: GPT) -> None:
     """Write a Hugging Face folder: with RMSNorm Llama's, or Qwen2's for qkv biases; else GPT-2's.
 
-    Raises ConfigError, with the reason, if that family has no such model.
+    Raises ConfigError, with the reason, if the family has no such model.
     """
     family = "gpt2"
     if model.style.norm == "rms":

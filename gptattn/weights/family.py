@@ -1,4 +1,4 @@
-"""What all kinds of Hugging Face checkpoints have in common: load one, and write one."""
+"""Loads and writes Hugging Face checkpoints: what all kinds have in common."""
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
@@ -26,12 +26,12 @@ from gptattn.weights.hugging_face import (
 )
 
 HEAD = "lm_head"  # the same name in all families
-TRIAL_TOKENS = 1024  # of a comparison by numbers, whose scores are T x T
+TRIAL_TOKENS = 1024  # of the numerical comparison, whose scores are T x T
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What config.json says of a model. Raises ValueError for a size that no model has."""
+    """What config.json says about a model. Raises ValueError for an impossible size."""
 
     num_layers: int
     num_heads: int
@@ -57,10 +57,9 @@ class Sizes:
 
 
 class Family(ABC):
-    """One kind of model, such as GPT-2: its tables of names, and as methods what no table can say.
+    """One kind of model, such as GPT-2: tables of names, and methods for what no table can say.
 
-    Where several of our modules have one name in `names`, the tensor of that name holds ours one
-    after the other.
+    If several of our modules share a name in `names`, that tensor holds ours one after the other.
     """
 
     name: ClassVar[str]  # `model_type` in config.json, and the word after from= of convert.py
@@ -68,12 +67,12 @@ class Family(ABC):
     architecture: ClassVar[str]  # the class in transformers
     choices: ClassVar[dict[str, str]]  # the config choices that fit
     sizes: ClassVar[dict[str, str]]  # our size -> its key in config.json
-    # Accepted values of other keys. We write the first, as which a missing key counts.
+    # Accepted values of other keys. We write the first, which is also what a missing key means.
     accepted: ClassVar[dict[str, tuple[Any, ...]]]
     names: ClassVar[dict[str, str]]  # our module -> theirs; N is the layer's number
-    layers: ClassVar[str]  # what their layers' names begin with
-    prefix: ClassVar[str]  # of all names but the head's in what we write, and in most files
-    skipped: ClassVar[tuple[str, ...]]  # ends of names that are not read
+    layers: ClassVar[str]  # prefix of their layers' names
+    prefix: ClassVar[str]  # of all names but the head's, as we write them and in most files
+    skipped: ClassVar[tuple[str, ...]]  # suffixes of names that are not read
     qkv_bias: ClassVar[bool]
     out_bias: ClassVar[bool]
 
@@ -98,10 +97,10 @@ class Family(ABC):
 
     @abstractmethod
     def has_tokenizer(self, folder: Path) -> bool:
-        """Whether the folder holds a tokenizer that `tokenizer=gpt2` reads right."""
+        """Whether the folder holds a tokenizer that `tokenizer=gpt2` reads correctly."""
 
     def transpose(self, name: str, tensor: Tensor) -> Tensor:
-        """Swap the axes where the family stores a transpose, theirs to ours or ours to theirs."""
+        """Swap the axes where the family stores a transpose, in either direction."""
         return tensor
 
     def read_sizes(self, folder: Path) -> Sizes:
@@ -133,7 +132,7 @@ class Family(ABC):
         config.json; NumericError for a weight that is not finite.
         """
         sizes = self.read_sizes(folder)
-        # A head that is tied may be in the file as well.
+        # The file may also contain a tied head.
         skipped = (*self.skipped, f".{HEAD}.weight") if sizes.tied_head else self.skipped
         weights = read_weights(folder, self.prefix, skipped)
         check_layers(folder, weights, self.layers, sizes.num_layers)
@@ -156,14 +155,14 @@ class Family(ABC):
     def write(self, folder: Path, model: GPT) -> None:
         """Write a folder that transformers opens as a model of this family.
 
-        Raises ConfigError for a model that is none: another block, head or positions, an attention
-        with other parameters, or one that computes something else from the same heads.
+        Raises ConfigError for any other model: another block, head or positions, an attention with
+        other parameters, or one that computes something else from the same heads.
         """
         self.check_model(model)
         rope = find_rope(model)
         sizes = Sizes(
             num_layers=len(model.blocks),
-            num_heads=1,  # until the layers are asked
+            num_heads=1,  # until the layers say
             num_kv_heads=1,
             d_model=model.token_embedding.embedding_dim,
             d_mlp=model.layers()[0].d_mlp,
@@ -225,7 +224,7 @@ class Family(ABC):
         )
 
     def _group_names(self, ours: Iterable[str]) -> dict[str, list[str]]:
-        """Return our names of the tensors that each of theirs holds."""
+        """Return our names for the tensors that each of theirs holds."""
         groups: dict[str, list[str]] = defaultdict(list)
         for name in ours:
             *module, kind = name.split(".")
@@ -236,7 +235,7 @@ class Family(ABC):
         return groups
 
     def _pack(self, ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return their tensors, from all of ours."""
+        """Return their tensors, made from ours."""
         groups = self._group_names(ours).items()
         joined = {name: torch.cat([ours[one] for one in held]) for name, held in groups}
         return {name: self.transpose(name, tensor) for name, tensor in joined.items()}
@@ -260,7 +259,7 @@ class Family(ABC):
         return like.state_dict(), sizes
 
     def check_heads(self, weights: HeadWeights) -> None:
-        """Raise ValueError if the family's attention has no such weights."""
+        """Raise ValueError if the family's attention lacks such weights."""
         if weights.out_EHD is None:
             raise ValueError(f"{self.title} has an output projection, but this model has none")
         for what, bias, wanted in (
@@ -274,20 +273,20 @@ class Family(ABC):
 
 
 def find_rope(model: GPT) -> RotaryPosition | None:
-    """Return the rotary positions of the model; None if it has others."""
+    """Return the model's rotary positions; None if it has others."""
     return next((m for m in model.modules() if isinstance(m, RotaryPosition)), None)
 
 
 def as_overrides(settings: Mapping[str, Any]) -> list[str]:
-    """Return settings as they are given on the command line."""
+    """Return settings as written on the command line."""
     return [f"{name}={str(value).lower()}" for name, value in settings.items()]
 
 
 def attend_alike(attention: Attention, plain: Attention) -> bool:
     """Whether both give the same outputs.
 
-    Asked of numbers, as a variant may change scores in any way. The inputs are ten times what a
-    norm gives, so that a soft cap takes hold.
+    It compares numbers, as a variant may change scores in any way. The inputs are ten times what a
+    norm gives, so that a soft cap shows.
     """
     longest = attention.context_length
     T, w = min(longest, TRIAL_TOKENS), next(plain.parameters())

@@ -1,6 +1,6 @@
 """The files of a Hugging Face checkpoint folder: config.json and tensors in safetensors.
 
-Such a folder may come from anywhere, so its sizes are checked before any memory is asked for.
+Such a folder may come from anywhere, so its sizes are checked before any memory is allocated.
 """
 
 import json
@@ -18,15 +18,15 @@ from gptattn.machine.disk import write_atomically
 from gptattn.runs.tensor_file import read_tensors, write_tensors
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
-INDEX = f"{WEIGHTS}.index.json"  # of weights in several files
-# What is fetched from the hub, as patterns.
+INDEX = f"{WEIGHTS}.index.json"  # of weights split over files
+# Patterns of the files fetched from the hub.
 FILES = (CONFIG, WEIGHTS, INDEX, "model-*-of-*.safetensors")
 
 Parsed = TypeVar("Parsed")
 
 
 def is_checkpoint(folder: Path) -> bool:
-    """Whether the folder holds a config.json, as Hugging Face's do and run folders do not."""
+    """Whether the folder has a config.json, like Hugging Face's and unlike run folders."""
     return (folder / CONFIG).is_file()
 
 
@@ -62,14 +62,14 @@ def _read_json(file: Path) -> Any:
 
 
 def check_accepted(node: Mapping[str, Any], accepted: Mapping[str, tuple[Any, ...]]) -> None:
-    """Raise ValueError for a key with another value than those; a missing one has the first."""
+    """Raise ValueError unless the key has one of these values; a missing one has the first."""
     for name, allowed in accepted.items():
         if node.get(name, allowed[0]) not in allowed:
             raise ValueError(f"{name} is {node[name]!r:.60}, but must be {allowed[0]!r}")
 
 
 def read_weights(folder: Path, prefix: str, skipped: tuple[str, ...]) -> dict[str, Tensor]:
-    """Return the tensors of the folder, less those whose names end as in `skipped`.
+    """Return the folder's tensors, except those whose names end as in `skipped`.
 
     They are memory-mapped, and named without the prefix. Raises CheckpointError if a file is
     missing or damaged, or holds a tensor of integers.

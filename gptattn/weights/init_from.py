@@ -21,7 +21,7 @@ from gptattn.weights.families import family_of
 from gptattn.weights.family import as_overrides, find_rope
 from gptattn.weights.hugging_face import FILES
 
-# Settings of the block: those that name one, and those that often differ within one.
+# Settings of the block: those that identify one, and those that often differ within one.
 OF_BLOCK = {"model.mlp", "block.norm", "block.bias"}
 BESIDE_BLOCK = ("block.norm_eps", "block.tied_head")
 
@@ -70,12 +70,12 @@ def begin_from(origin: Origin, model: GPT, cfg: TrainConfig) -> None:
     """Put the weights of `origin` into `model`, which was built from `cfg`.
 
     On the meta device this only checks that they fit. Raises ConfigError if they cannot be
-    converted; where other settings would help, it names them.
+    converted, naming other settings that would help.
     """
     with _errors_name_init_from():
         theirs = None if origin.settings is None else describe_mechanism(origin.settings)
         if theirs != describe_mechanism(cfg):
-            # First, since no override would help.
+            # First, since no override can fix this.
             check_both(origin.model, origin.settings, model, cfg)
         _check_tokenizer(origin, cfg)
         needed = _overrides_needed(origin, model, cfg)
@@ -88,7 +88,7 @@ def begin_from(origin: Origin, model: GPT, cfg: TrainConfig) -> None:
 
 @contextlib.contextmanager
 def _errors_name_init_from() -> Iterator[None]:
-    """Report every error about the run, path, target or checkpoint as one of `init_from`."""
+    """Report every error about the run, path, target or checkpoint under `init_from`."""
     try:
         yield
     except (CheckpointError, ConfigError, NumericError) as error:
@@ -129,7 +129,7 @@ def _overrides_needed(origin: Origin, target: GPT, cfg: TrainConfig) -> list[str
         )
     if different.keys() & OF_BLOCK and choices["block"] != cfg.choices["block"]:
         given["block"] = choices["block"]
-        # Whatever else the block's file sets may differ from what this run has now.
+        # Choosing the block's file may change other settings as well.
         different = {k: v for k, v in different.items() if k not in OF_BLOCK}
         different |= {name: theirs[name] for name in BESIDE_BLOCK}
     if _kind_of_position(source) != _kind_of_position(target):
@@ -149,7 +149,7 @@ def _overrides_needed(origin: Origin, target: GPT, cfg: TrainConfig) -> list[str
         different.pop("model.num_heads", None)
     width = default_width(source.style.mlp, source.token_embedding.embedding_dim)
     if theirs.get("model.d_mlp") == width and cfg.model.d_mlp is None:
-        different.pop("model.d_mlp", None)  # this run has it anyway, at the source's width
+        different.pop("model.d_mlp", None)  # this run gets it anyway, at the source's width
     return as_overrides(given | different)
 
 
