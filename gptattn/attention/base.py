@@ -117,7 +117,9 @@ class Attention(nn.Module, ABC):
             return Shared(range(start, stop))
         if isinstance(shared.positions, Documents) and not (cache is None and self.keeps_documents):
             which = type(self).__name__ if cache is None else "a cache"
-            raise ValueError(f"documents: {which} cannot keep those of a row apart; leave them out")
+            raise ValueError(
+                f"documents: {which} cannot keep a row's documents apart; leave them out"
+            )
         return shared
 
 

@@ -274,7 +274,7 @@ def _position_plot(
     axes.set(xlabel="tokens of context", ylabel=LOSS)
     _add_legend(figure, lines, list(shown))
     caption = (
-        "Mean loss of the predictions that see so many tokens, two points for each doubling, over "
+        "Mean loss by the number of tokens that a prediction sees, two points per doubling, over "
         "whole windows of the held-out text"
     )
     seeds = max(band.n for band in shown.values())
@@ -284,7 +284,7 @@ def _position_plot(
         caption += "; thin lines show each seed." if seeds > 1 else "."
     caption += " The first tokens, where losses are far higher, may lie above the plot."
     if beyond:
-        caption += f" The dashed line is the length of training, {trained:,} tokens."
+        caption += f" The dashed line marks the trained length, {trained:,} tokens."
     caption += _left_out(len(bands) - len(shown))
     title = f"Loss by position, in windows of {length:,} tokens"
     return draw(figure, f"{prefix}loss_position{'_beyond' * beyond}", title, caption)
@@ -332,10 +332,10 @@ def _cache_plot(
     )
     _add_legend(figure, lines, named)
     caption = (
-        "Above, the mean loss of the held-out text decoded through each cache, without training "
-        "again; below, what it changes from the full cache of the same runs. A line joins the "
-        "caches of one variant. Bytes are those of the cache's tensors at the context of training, "
-        "divided by it."
+        "Above, the mean loss of the held-out text decoded through each cache, without "
+        "retraining; below, its change from the full cache of the same runs. A line joins the "
+        "caches of one variant. Bytes are those of the cache's tensors at the trained context, "
+        "divided by its length."
     )
     if max(one.loss.n for one in shown) >= FEWEST_FOR_BAND:
         caption += " Bars: 95% confidence intervals over seeds."

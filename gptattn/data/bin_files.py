@@ -61,15 +61,13 @@ def read_header(path: Path, field: str) -> Shard:
         raise DataError(field, f"{path} cannot be read ({error.strerror})") from None
     if opening[0] != MAGIC:
         if size == 0 or size % TOKEN_DTYPE.itemsize:
-            raise DataError(field, f"{path} has {size:,} bytes, which are no 16-bit ids")
+            raise DataError(field, f"{path} has {size:,} bytes, so it holds no 16-bit ids")
         return Shard(path, 0, size // TOKEN_DTYPE.itemsize)
     version, count = map(int, opening[1:])
     if version != VERSION:
-        raise DataError(field, f"{path} is of version {version}; only {VERSION} is known")
+        raise DataError(field, f"{path} has version {version}; only {VERSION} is supported")
     if count < 1 or size != HEADER_BYTES + TOKEN_DTYPE.itemsize * count:
-        raise DataError(
-            field, f"{path} has {size:,} bytes, which are not those of its {count:,} ids"
-        )
+        raise DataError(field, f"{path} has {size:,} bytes, which do not fit its {count:,} ids")
     return Shard(path, HEADER_BYTES, count)
 
 

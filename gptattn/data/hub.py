@@ -104,9 +104,13 @@ class Rows(TextSource):
                 "data.name", "give data.name=owner/name of the hub, or data.path=FILE_OR_FOLDER"
             )
         if path is not None and val_split:
-            raise ConfigError("data.val_split", "is of data.name; give data.val_path=FILE")
+            raise ConfigError(
+                "data.val_split", "goes with data.name; here, give data.val_path=FILE"
+            )
         if name is not None and val_path:
-            raise ConfigError("data.val_path", "is of data.path; give data.val_split=NAME")
+            raise ConfigError(
+                "data.val_path", "goes with data.path; here, give data.val_split=NAME"
+            )
         if name is not None and val_split == split:
             raise ConfigError("data.val_split", f"{split} is trained on; give another split")
         self.name = name or str(path)
@@ -171,7 +175,7 @@ class Rows(TextSource):
                 )
             for text in table.column(field).to_pylist():
                 if not isinstance(text, str):
-                    raise DataError("data.text_field", f"{where}: a row's {field!r} is no text")
+                    raise DataError("data.text_field", f"{where}: a row's {field!r} is not text")
                 yield text
 
     def _batches(self, part: Any, where: str) -> Iterator[Any]:

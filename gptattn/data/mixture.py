@@ -58,7 +58,7 @@ class Mixture(Source):
             try:
                 source = request.make(field, spec)
                 if not source.is_text:
-                    raise ConfigError(field, "is no text; a mixture is of texts alone")
+                    raise ConfigError(field, "is not text; a mixture takes only texts")
                 sources[name] = source.load(request)
             except UserError as error:
                 # The text does not know that it is one of several.

@@ -117,5 +117,5 @@ class Source(ABC):
     def prepare(self, folder: Path, request: Request) -> Index:
         """Write the token file of a text to `folder`. Raises ConfigError if it is no text."""
         raise ConfigError(
-            "data", f"{request.data_name} is no text, and needs no preparation; give a text"
+            "data", f"{request.data_name} is not text, and needs no preparation; give a text"
         )

@@ -81,7 +81,7 @@ class Tokenizer(ABC):
     def become(self, vocab_size: int, task: str) -> None:
         """Take the vocabulary of a task. Raises ConfigError if this cannot be the task's."""
         raise ConfigError(
-            "tokenizer", f"{task} has ids of its own and no text; leave the tokenizer out"
+            "tokenizer", f"{task} has its own ids and no text; leave the tokenizer out"
         )
 
 
@@ -185,7 +185,7 @@ class TaskIds(Tokenizer):
         raise ConfigError("tokenizer", "none is for synthetic tasks; for text, use tokenizer=byte")
 
     def encode(self, text: str, field: str) -> Ids:
-        raise DataError(field, "the run is of a synthetic task, whose ids stand for no text")
+        raise DataError(field, "the run trained on a synthetic task, which has no text")
 
     def to_bytes(self, ids: NDArray[np.integer]) -> bytes:
         return " ".join(map(str, ids.tolist())).encode()

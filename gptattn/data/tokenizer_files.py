@@ -117,7 +117,7 @@ def read_bpe(folder: Path) -> BPE:
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         reason = str(error).splitlines()[0][:200]
         if isinstance(error, KeyError | TypeError | AttributeError):
-            reason = f"it is not built like one: {reason}"
+            reason = f"it has an unexpected structure: {reason}"
         raise DataError("tokenizer.path", f"{file} cannot be used ({reason})") from None
 
 
@@ -128,7 +128,7 @@ def _from_tokenizer_json(node: Any) -> BPE:
     plain = model.get("type", "BPE") == "BPE" and not any(map(model.get, (*odd, "ignore_merges")))
     gpt2s = split["type"] == "ByteLevel" and split["add_prefix_space"] is False
     if not (plain and gpt2s and split.get("use_regex", True)) or node.get("normalizer") is not None:
-        raise ValueError("it is another tokenizer than GPT-2's byte-level BPE")
+        raise ValueError("it is not a byte-level BPE like GPT-2's")
     merges = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
     special = {token["content"]: token["id"] for token in node.get("added_tokens") or []}
     return BPE(model["vocab"] | special, [tuple(pair) for pair in merges], frozenset(special))

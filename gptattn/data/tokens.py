@@ -158,7 +158,7 @@ class TextSource(Source):
         ours = {TOKENS, INDEX, STARTS, LOCK, IN_RUN}
         others = [name for name in names if name not in ours and not name.endswith(".part")]
         if others:
-            has = f"has files of its own ({', '.join(others[:3])})"
+            has = f"holds other files ({', '.join(others[:3])})"
             raise ConfigError("to", f"{folder} {has}; give another folder, or remove it")
         return make_tokens(self, folder, request)
 
@@ -357,7 +357,7 @@ def read_tokens(folder: Path, index: Index, request: Request) -> TokenData:
         if max(index.train.documents, index.val.documents) < 2:
             raise ConfigError(
                 "data.mask_documents",
-                "the text has no two documents to keep apart; leave it out, or give a folder of "
+                "the text lacks two documents to keep apart; leave it out, or give a folder of "
                 "several files",
             )
         starts = np.load(folder / STARTS, mmap_mode="r")

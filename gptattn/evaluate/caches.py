@@ -93,5 +93,5 @@ def check_kind(model: GPT, kind: CacheKind, variant: str) -> None:
     elif kind.form is not None:
         said = f"{variant} keeps too few numbers per token and head to pack; leave it out"
     else:
-        said = f"{variant} keeps {most} tokens at most, so nothing is left out; give fewer"
+        said = f"{variant} keeps {most} tokens at most, so this drops nothing; give fewer"
     raise ConfigError("cache", f"{kind.name}: {said}")

@@ -79,7 +79,7 @@ def build_longer(saved: SavedRun, length: int) -> GPT:
     if apart > TOLERANCE:
         raise ConfigError(
             "lengths",
-            f"{length}: {saved.cfg.variant} built for so many tokens computes something else "
-            f"within {trained}; give lengths up to {trained}",
+            f"{length}: {saved.cfg.variant} built for this length computes something else "
+            f"within {trained} tokens; give lengths up to {trained}",
         )
     return model

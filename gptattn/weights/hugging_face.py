@@ -89,7 +89,7 @@ def read_weights(folder: Path, prefix: str, skipped: tuple[str, ...]) -> dict[st
                     "path", f"{file}: {name[:80]} is {tensor.dtype}, not floating-point"
                 )
             if plain in found:
-                raise CheckpointError("path", f"{file} has a second {name[:100]!r}")
+                raise CheckpointError("path", f"{file} has a second tensor {name[:100]!r}")
             found[plain] = tensor
     return found
 
@@ -115,7 +115,7 @@ def check_weights(
         if name not in weights:
             raise CheckpointError("path", f"{folder} lacks {name}")
         if name not in outlined:
-            raise CheckpointError("path", f"{folder} has an unknown {name[:100]!r}")
+            raise CheckpointError("path", f"{folder} has an unknown tensor {name[:100]!r}")
         is_now, expected = list(weights[name].shape), list(outlined[name].shape)
         if is_now != expected:
             raise CheckpointError("path", f"{folder}: {name} is {is_now}, not {expected}")

@@ -15,7 +15,7 @@ from gptattn.errors import ConfigError
 from gptattn.model.gpt import GPT
 
 T = 7
-ORDER = "share=2 wants 2 such layers in a row, the first of them layer 0, 2, 4, ..."
+ORDER = "share=2 needs 2 such layers in a row, the first of them layer 0, 2, 4, ..."
 PARTS = "part=[qk_norm,gate,sink,softcap,value_residual,forget]"
 
 

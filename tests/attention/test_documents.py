@@ -90,7 +90,7 @@ def test_a_window_stays_within_its_document(variant, backend):
 def test_what_does_not_keep_documents_apart_refuses_them():
     attention = build_attention("probe_linear_state")
     shared = Shared(Documents.numbered(numbers([(4, 7)])))
-    with pytest.raises(ValueError, match="LinearState cannot keep those of a row apart"):
+    with pytest.raises(ValueError, match="LinearState cannot keep a row's documents apart"):
         attention(torch.randn(1, T, E), None, shared)
 
 
@@ -226,5 +226,5 @@ def test_a_compiled_block_keeps_documents_apart_and_is_compiled_once(attn):
 
 def test_documents_and_a_cache_do_not_go_together():
     model = build_gpt()
-    with pytest.raises(ValueError, match="documents: a cache cannot keep those of a row apart"):
+    with pytest.raises(ValueError, match="documents: a cache cannot keep a row's documents apart"):
         model.hidden(torch.zeros(1, T, dtype=torch.int64), model.new_cache(1), numbers([(4, 7)]))

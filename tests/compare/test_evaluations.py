@@ -104,7 +104,7 @@ def test_the_page_shows_plots_and_tables(sweep: Path) -> None:
         "Loss by position, in windows of 4 tokens.",
         "Loss by position, in windows of 8 tokens.",
         "Loss through cheaper caches.",
-        "The dashed line is the length of training, 4 tokens.",
+        "The dashed line marks the trained length, 4 tokens.",
         "Loss by length of context",
         "8, beyond 4",
         "Loss by cache",

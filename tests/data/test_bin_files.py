@@ -135,10 +135,10 @@ def test_bytes_of_an_end_of_text_are_those_of_any_separator(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("how", "said"),
     [
-        ("odd", "has 3 bytes, which are no 16-bit ids"),
-        ("empty", "has 0 bytes, which are no 16-bit ids"),
-        ("cut", "has 3,022 bytes, which are not those of its 1,000 ids"),
-        ("version", "is of version 7; only 1 is known"),
+        ("odd", "has 3 bytes, so it holds no 16-bit ids"),
+        ("empty", "has 0 bytes, so it holds no 16-bit ids"),
+        ("cut", "has 3,022 bytes, which do not fit its 1,000 ids"),
+        ("version", "has version 7; only 1 is supported"),
         ("no folder", "does not exist; give a folder with .bin files, or a file"),
         ("no files", r"has no \*train\*.bin; give a folder with .bin files of ids"),
         ("unset", r"^data\.path: is not set"),
@@ -272,5 +272,5 @@ def test_the_command_prepares_what_a_run_trains_on(tmp_path: Path, call: Call) -
     code, _, err = call("prepare", f"to={tmp_path / 'x'}", "data=recall")
     assert (code, err) == (
         2,
-        "error: data: data=recall is no text, and needs no preparation; give a text\n",
+        "error: data: data=recall is not text, and needs no preparation; give a text\n",
     )

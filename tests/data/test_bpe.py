@@ -169,11 +169,14 @@ def test_without_a_path_it_says_what_to_do() -> None:
 DAMAGE = {
     "cut short": (lambda text, node: text[: len(text) // 2], "cannot be used"),
     "brackets alone": (lambda text, node: "[" * 100_000, "cannot be used"),
-    "a list": (lambda text, node: [node], "it is not built like one"),
-    "word pieces": (lambda text, node: part(node, "model", type="WordPiece"), "another tokenizer"),
-    "prefix": (lambda text, node: part(node, "pre_tokenizer", add_prefix_space=True), "another"),
-    "list of tokens": (lambda text, node: part(node, "model", vocab=["a", "b"]), "not built"),
-    "no merges": (lambda text, node: part(node, "model", merges=None), "not built like one"),
+    "a list": (lambda text, node: [node], "it has an unexpected structure"),
+    "word pieces": (
+        lambda text, node: part(node, "model", type="WordPiece"),
+        "not a byte-level BPE",
+    ),
+    "prefix": (lambda text, node: part(node, "pre_tokenizer", add_prefix_space=True), "not a byte"),
+    "list of tokens": (lambda text, node: part(node, "model", vocab=["a", "b"]), "unexpected"),
+    "no merges": (lambda text, node: part(node, "model", merges=None), "unexpected structure"),
     "unknown merge": (lambda text, node: part(node, "model", merges=["q q"]), "merge 0"),
     "text as id": (lambda text, node: vocab(node, a="1"), "an id is not a whole number"),
     "twice": (lambda text, node: vocab(node, more=5), "no id 400: a gap"),
@@ -218,7 +221,7 @@ def test_a_damaged_file_is_named_in_one_line(damage: str, folder: Path, tmp_path
     ("name", "content", "said"),
     [
         ("vocab.json", "{}", "merges.txt cannot be used .*no token for byte"),
-        ("vocab.json", "[1]", "not built like one"),
+        ("vocab.json", "[1]", "unexpected structure"),
         ("vocab.json", '{"a": 0', "vocab.json cannot be used"),
         ("merges.txt", "#version: 0.2\na b c\n", "merges.txt cannot be used .merge 0"),
         ("merges.txt", b"\xff\xfe", "merges.txt cannot be used .*utf-8"),

@@ -129,7 +129,10 @@ def test_a_run_on_a_mixture_goes_on_bit_for_bit(folder: Path) -> None:
             "{x:{data:texts,weight:1}}",
             r"data\.sources\.x\.data: 'texts' is not in conf/data",
         ),
-        ("{x:{data:recall,weight:1},y:{data:pydocs,weight:1}}", r"data\.sources\.x: is no text; a"),
+        (
+            "{x:{data:recall,weight:1},y:{data:pydocs,weight:1}}",
+            r"data\.sources\.x: is not text; a",
+        ),
         (
             "{x:{data:pydocs,pat:1,weight:1},y:{data:pydocs,weight:1}}",
             r"data\.sources\.x\.pat: Py",
@@ -154,7 +157,7 @@ def test_a_vocabulary_of_one_text_and_texts_of_one_document_are_refused(tmp_path
     specs = {name: {"source": documents([TEXT]), "weight": 1} for name in "xy"}
     with pytest.raises(ConfigError, match=r"^tokenizer: takes its vocabulary from one text, and a"):
         Mixture(specs).load(request(tmp_path, CharTokenizer()))
-    said = r"^data\.mask_documents: data\.sources\.x: the text has no two documents"
+    said = r"^data\.mask_documents: data\.sources\.x: the text lacks two documents"
     with pytest.raises(ConfigError, match=said):
         Mixture(specs).load(request(tmp_path, mask_documents=True))
 

@@ -206,7 +206,7 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
             documents([other]).prepare(to, request(tmp_path / "cache", tokenizer))
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "notes.md").write_text("mine")
-    with pytest.raises(ConfigError, match=r"files of its own \(notes\.md\); give another folder"):
+    with pytest.raises(ConfigError, match=r"holds other files \(notes\.md\); give another folder"):
         documents([TEXT]).prepare(tmp_path / "own", asked)
 
 
@@ -387,7 +387,7 @@ def test_documents_are_named_only_if_asked_for_and_if_there_are_two(tmp_path: Pa
     held_out = load_masked(documents(["a" * 40], ["b" * 9, "c" * 9]), tmp_path)
     assert not held_out.training_batch(0, 0, 4, 8)[2].any()
     assert max(int(own.max()) for _, _, own in held_out.validation(4, 8)) > 0
-    with pytest.raises(ConfigError, match=r"^data\.mask_documents: the text has no two documents"):
+    with pytest.raises(ConfigError, match=r"^data\.mask_documents: the text lacks two documents"):
         load_masked(documents(["a" * 400]), tmp_path)
 
 

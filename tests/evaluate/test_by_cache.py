@@ -121,7 +121,7 @@ def test_layers_keep_their_own_cache_where_a_kind_does_not_apply() -> None:
     [
         ("gated_deltanet", "int8", "int8: gated_deltanet keeps a state, not an entry per token"),
         ("gated_deltanet", "window:4", "give cache=[full]"),
-        ("gqa", "window:11", "window:11: gqa keeps 11 tokens at most, so nothing is left out"),
+        ("gqa", "window:11", "window:11: gqa keeps 11 tokens at most, so this drops nothing"),
         ("gqa", "sink4+window:7", "give fewer"),
         ("sliding", "window:3", "window:3: sliding keeps 3 tokens at most"),
         ("sliding", "sink1+window:2", "keeps 3 tokens at most"),

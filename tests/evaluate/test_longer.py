@@ -66,7 +66,7 @@ def test_a_longer_model_that_computes_something_else_is_refused() -> None:
     saved = saved_run("attn=sliding", "position=rope")
     # As a setting of a user's own that is a share of the context, which nobody knows here.
     changed = replace(saved, cfg=replace(saved.cfg, attn=saved.cfg.attn | {"window": 5}))
-    with pytest.raises(ConfigError, match="sliding built for so many tokens computes something el"):
+    with pytest.raises(ConfigError, match="sliding built for this length computes something el"):
         build_longer(changed, LONG)
 
 

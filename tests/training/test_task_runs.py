@@ -115,7 +115,7 @@ def test_tensorboard_has_the_accuracy_as_a_curve_and_a_column(run: Path) -> None
 
 
 REFUSED = [
-    (("recall", "tokenizer=byte"), "tokenizer: data=recall has ids of its own"),
+    (("recall", "tokenizer=byte"), "tokenizer: data=recall has its own ids"),
     (("recall", "tokenizer.vocab_size=9"), "tokenizer.vocab_size: 9 is not the task's 40"),
     (("recall", "sample.tokens=5"), "sample.tokens: data=recall has no text"),
     (("recall", "model.context_length=8"), "data.pairs: 3 pairs do not fit into 8 ids"),
@@ -141,7 +141,7 @@ def test_scripts_that_need_a_text_refuse_a_run_on_a_task(
 ) -> None:
     code, _, err = call(script, f"run={run}", "prompt=Once")
     assert (code, err.count("\n")) == (3, 1)
-    assert "is of a synthetic task, whose ids stand for no text" in err
+    assert "trained on a synthetic task, which has no text" in err
 
 
 def test_its_weights_can_be_converted_and_trained_on(

@@ -155,7 +155,7 @@ def test_weights_in_several_files_and_in_bfloat16_are_read(tmp_path: Path):
     ("config", "said"),
     [
         ({"n_layer": 3}, "lacks h.2: config.json has 3 layers"),
-        ({"n_layer": 1}, "has an unknown 'h.1"),
+        ({"n_layer": 1}, "has an unknown tensor 'h.1"),
         ({"n_embd": 24}, r"wte.weight is \[17, 20\], not \[17, 24\]"),
         ({"n_head": 3}, "num_heads=3 must divide"),
         ({"vocab_size": 0}, "vocab_size is 0"),
@@ -214,7 +214,7 @@ def test_damaged_weights_are_named(llama: Path):
     file = llama / "model.safetensors"
     whole, weights = file.read_bytes(), load_file(file)
     save_file(weights | {"norm.weight": torch.ones(60)}, file)
-    with pytest.raises(CheckpointError, match=r"has a second '(model\.)?norm\.weight'"):
+    with pytest.raises(CheckpointError, match=r"has a second tensor '(model\.)?norm\.weight'"):
         LLAMA.load(llama)
     up = "model.layers.1.mlp.up_proj.weight"
     save_file(weights | {up: weights[up] / 0}, file)

@@ -28,5 +28,5 @@ class Sink(Part):
 
     def rule(self, rule: Rule, queries: Mapping[str, Tensor], keys: Mapping[str, Tensor]) -> Rule:
         if rule.sink_H is not None:
-            raise ValueError("the mechanism has a sink of its own; leave the part out")
+            raise ValueError("the mechanism has its own sink; leave the part out")
         return replace(rule, sink_H=self.sink_H)

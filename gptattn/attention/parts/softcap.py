@@ -25,5 +25,5 @@ class SoftCap(Part):
 
     def rule(self, rule: Rule, queries: Mapping[str, Tensor], keys: Mapping[str, Tensor]) -> Rule:
         if rule.softcap is not None:
-            raise ValueError("the mechanism has a soft cap of its own; leave the part out")
+            raise ValueError("the mechanism has its own soft cap; leave the part out")
         return replace(rule, softcap=self.cap)

@@ -46,7 +46,7 @@ class CrossLayerAttention(SoftmaxAttention):
         seen = "" if self.window is None else f", window={self.window}"
         self._sizes = f"num_kv_heads={num_kv_heads}, head_dim={self.head_dim}{seen}, share={share}"
         self._order = (
-            f"share={share} wants {share} such layers in a row, the first of them layer "
+            f"share={share} needs {share} such layers in a row, the first of them layer "
             f"0, {share}, {2 * share}, ..."
         )
         size = num_kv_heads * self.head_dim
