@@ -166,7 +166,7 @@ def _run(name: str) -> Callable[[list[str]], None]:
     def run(arguments: list[str]) -> None:
         sys.argv = [f"scripts/{name}", *arguments]
         with pytest.raises(SystemExit) as end:
-            runpy.run_path(str(ROOT / "scripts" / name), name_run="__main__")
+            runpy.run_path(str(ROOT / "scripts" / name), run_name="__main__")
         assert end.value.code in (0, None)
 
     return run
@@ -188,7 +188,7 @@ def _evaluate(arguments: list[str]) -> None:
 
 def _torture(arguments: list[str]) -> None:
     """Read the arguments: it takes minutes."""
-    script = runpy.run_path(str(ROOT / "scripts" / "torture.py"), name_run="torture")
+    script = runpy.run_path(str(ROOT / "scripts" / "torture.py"), run_name="torture")
     asked = script["parse"](script["Arguments"], arguments)
     assert {*asked.row} <= {*script["ROWS"]}
 

@@ -41,7 +41,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-PAGE = ("page.html.j2", "page.js")
+PAGES = {"gptattn/compare/page.html.j2", "gptattn/maps/page.html.j2", "gptattn/maps/page.js"}
 
 ASK_ALL = """
 import sys
@@ -61,9 +61,7 @@ def test_the_wheel_holds_the_package_and_every_config_and_no_more(wheel: Path) -
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     sources = {f.relative_to(ROOT).as_posix() for f in (ROOT / "gptattn").rglob("*.py")}
     sources |= {f.relative_to(ROOT).as_posix() for f in (ROOT / "hydra_plugins").glob("*.py")}
-    pages = {f"gptattn/{room}/{page}" for room in ("compare", "maps") for page in PAGE}
-    vendored = (ROOT / "gptattn" / "compare" / "vendor").iterdir()
-    sources |= pages | {f.relative_to(ROOT).as_posix() for f in vendored}
+    sources |= PAGES
     configs = {f"gptattn/{f.relative_to(ROOT).as_posix()}" for f in CONF.rglob("*.yaml")}
     assert names == sources | configs
 

@@ -56,7 +56,7 @@ def test_a_window_is_not_a_parts_to_set():
 def test_a_mechanism_keeps_its_own_sink_and_soft_cap(part):
     attention = build_attention("probe_sunk")
     assert attention.rule().sink_H is not None
-    with pytest.raises(ConfigError, match=f"^part.{part}: the mechanism has a s"):
+    with pytest.raises(ConfigError, match=f"^part.{part}: the mechanism has its own s"):
         build_gpt("attn=probe_sunk", f"part={part}")
 
 

@@ -61,7 +61,7 @@ def test_each_row_is_a_document_in_order(make: Callable[[Path], Path], tmp_path:
         read(Rows(None, path=str(file), text_field="body"))
     if make in (json_lines, parquet):
         other = "id" if make is json_lines else "meta"
-        with pytest.raises(DataError, match=rf"^data\.text_field: .*: a row's '{other}' is no tex"):
+        with pytest.raises(DataError, match=rf"^data\.text_field: .*: a row's '{other}' is not tex"):
             read(Rows(None, path=str(file), text_field=other))
 
 
@@ -127,11 +127,11 @@ def test_without_a_network_the_hub_is_one_line(monkeypatch: pytest.MonkeyPatch) 
         ({"name": None, "path": "x.json", "val_path": "x.json"}, r"^data\.val_path: x\.json holds"),
         (
             {"name": None, "path": "x.json", "val_split": "test"},
-            r"^data\.val_split: is of data\.nam",
+            r"^data\.val_split: goes with data\.nam",
         ),
         (
             {"name": "a/b", "val_path": "x.json"},
-            r"^data\.val_path: is of data\.path; give data\.val",
+            r"^data\.val_path: goes with data\.path; here, give data\.val",
         ),
         ({"name": "a/b", "val_split": "train"}, r"^data\.val_split: train is trained on; give ano"),
     ],
