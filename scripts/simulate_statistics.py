@@ -132,12 +132,17 @@ def print_ladders(ladders: int) -> None:
     print(markdown_table(cells))
 
 
-def main() -> None:
-    """Print the tables that were asked for."""
+def new_parser() -> argparse.ArgumentParser:
+    """Return the parser of the options."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--fields", type=int, default=1_000, help="reports per cell")
     parser.add_argument("--ladders", type=int, help="print the table of ladders, of so many each")
-    args = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    """Print the tables that were asked for."""
+    args = new_parser().parse_args()
     if args.ladders is not None:
         print_ladders(args.ladders)
         return

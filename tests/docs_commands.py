@@ -201,6 +201,11 @@ def _bench(arguments: list[str]) -> None:
         importlib.import_module(f"measuring.{part}").new_parser().parse_args(options)
 
 
+def _simulate(arguments: list[str]) -> None:
+    """Read the options: it takes minutes."""
+    importlib.import_module("simulate_statistics").new_parser().parse_args(arguments)
+
+
 def _as_it_is(arguments: list[str]) -> None:
     """Only check that there are no options: it takes minutes."""
     assert arguments == []
@@ -264,7 +269,7 @@ KINDS: dict[str, Callable[[list[str]], None]] = {
     "prepare.py": _prepare,
     "torture.py": _torture,
     "bench.py": _bench,
-    "simulate_statistics.py": _as_it_is,
+    "simulate_statistics.py": _simulate,
     "variants_page.py": _as_it_is,
     "make": _make,
     "pip": _pip,

@@ -61,7 +61,7 @@ def test_each_row_is_a_document_in_order(make: Callable[[Path], Path], tmp_path:
         read(Rows(None, path=str(file), text_field="body"))
     if make in (json_lines, parquet):
         other = "id" if make is json_lines else "meta"
-        with pytest.raises(DataError, match=rf"^data\.text_field: .*: a row's '{other}' is not tex"):
+        with pytest.raises(DataError, match=rf"^data\.text_field: .*: a row's '{other}' is not te"):
             read(Rows(None, path=str(file), text_field=other))
 
 
