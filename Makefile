@@ -1,6 +1,6 @@
 # make train ARGS="attn=gqa"   set up, then train      make board   TensorBoard over outputs/
 # make test                    set up, then test       make lint    format, lint and types
-# make test-all                with the long tests     make report  compare finished runs
+# make test-all                with the slow tests     make report  compare finished runs
 # make bench ARGS="decode"     measure, with peers     make menu    write docs/variants.md
 # make docs                    build site/             make docs-serve   the pages as they are edited
 # make audit                   known vulnerabilities of the pinned versions
@@ -45,7 +45,7 @@ PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 2
 
 # The markers stand in pyproject.toml.
 test: $(TESTED)
-	$(PYTEST) -m "not slow and not long" $(ARGS)
+	$(PYTEST) -m "not slow" $(ARGS)
 
 test-all: $(TESTED)
 	$(PYTEST) $(ARGS)
