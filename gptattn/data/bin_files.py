@@ -8,8 +8,8 @@ import bisect
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
 
@@ -17,18 +17,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gptattn.data.run_data import Request, Source
-from gptattn.data.sampler import DocumentNumbers
-from gptattn.data.text import expand
-from gptattn.data.tokenizer import Ids, TaskIds, Tokenizer
+from gptattn.data.sampler import DocumentNumbers, Tokens
+from gptattn.data.text import expand, find_files, leave_out
+from gptattn.data.tokenizer import SEPARATOR, Ids, TaskIds, Tokenizer
 from gptattn.data.tokenizer_files import IN_RUN
 from gptattn.data.tokens import (
     INDEX,
+    PIECE_TOKENS,
     TOKEN_DTYPE,
     TokenData,
     check_lengths,
-    content_of,
-    count_bytes,
     map_ids,
+    measure_ids,
     read_index,
     read_tokens,
 )
@@ -60,7 +60,7 @@ def read_header(path: Path, field: str) -> Shard:
     except OSError as error:
         raise DataError(field, f"{path} cannot be read ({error.strerror})") from None
     if opening[0] != MAGIC:
-        if size == 0 or size % TOKEN_DTYPE.itemsize:
+        if size % TOKEN_DTYPE.itemsize:
             raise DataError(field, f"{path} has {size:,} bytes, so it holds no 16-bit ids")
         return Shard(path, 0, size // TOKEN_DTYPE.itemsize)
     version, count = map(int, opening[1:])
@@ -76,39 +76,26 @@ def _map(shard: Shard) -> Ids:
     return map_ids(shard.path, shard.offset)
 
 
-@dataclass(frozen=True)
 class ShardedIds:
-    """The ids `start` .. `stop` - 1 of consecutive shards."""
+    """The ids `start` .. `stop` - 1 of consecutive shards; by default all."""
 
-    shards: Sequence[Shard]
-    start: int
-    stop: int
-
-    @classmethod
-    def of(cls, shards: Sequence[Shard]) -> "ShardedIds":
-        """Return all ids of the shards."""
-        return cls(shards, 0, sum(shard.count for shard in shards))
-
-    @cached_property
-    def _ends(self) -> list[int]:
-        return list(accumulate(shard.count for shard in self.shards))
+    def __init__(self, shards: Sequence[Shard], start: int = 0, stop: int | None = None) -> None:
+        self.shards, self.start = shards, start
+        self.ends = list(accumulate(shard.count for shard in shards))
+        self.stop = self.ends[-1] if stop is None else stop
 
     def __len__(self) -> int:
         return self.stop - self.start
-
-    def part(self, start: int, stop: int) -> "ShardedIds":
-        """Return the ids `start` .. `stop` - 1 of these."""
-        return replace(self, start=self.start + start, stop=self.start + stop)
 
     def __getitem__(self, part: slice, /) -> Ids:
         start, stop, step = part.indices(len(self))
         assert step == 1
         start, stop = self.start + start, self.start + stop
         found = [np.empty(0, np.uint16)]
-        number = bisect.bisect_right(self._ends, start)
+        number = bisect.bisect_right(self.ends, start)
         while start < stop:
-            first = self._ends[number] - self.shards[number].count
-            end = min(stop, self._ends[number])
+            first = self.ends[number] - self.shards[number].count
+            end = min(stop, self.ends[number])
             found.append(_map(self.shards[number])[start - first : end - first])
             start, number = end, number + 1
         return found[-1] if len(found) <= 2 else np.concatenate(found)
@@ -129,8 +116,36 @@ class BinFiles(Source):
         self.path, self.root, self.val_path = path, expand(path, "data.path"), val_path
 
     def load(self, request: Request) -> TokenData:
-        if not (self.root / INDEX).is_file():
-            return self._load_foreign(request)
+        if (self.root / INDEX).is_file():
+            return self._load_prepared(request)
+        tokenizer = request.tokenizer
+        train, val = (
+            [read_header(file, field) for file in files]
+            for field, files in zip(("data.path", "data.val_path"), self._find_files(), strict=True)
+        )
+        contents = [
+            [measure_ids(ShardedIds([shard]), shard.path, request.cache) for shard in side]
+            for side in (train, val)
+        ]
+        lines = [json.dumps([digest for _, digest in side]) for side in contents]
+        text_hash = hashlib.sha256("\n".join(lines).encode()).hexdigest()
+        _check_tokenizer(tokenizer, max(highest for side in contents for highest, _ in side))
+        ids = ShardedIds(train)
+        if val:
+            held_out = ShardedIds(val)
+        else:  # the end, with one token of context
+            cut = len(ids) - max(1, round(len(ids) * request.val_fraction))
+            ids, held_out = ShardedIds(train, 0, cut), ShardedIds(train, max(cut - 1, 0))
+        check_lengths(ids, held_out, request)
+        val_bytes = None
+        if not isinstance(tokenizer, TaskIds):
+            val_bytes = _count_scored_bytes(held_out, tokenizer)
+        documents = [None, None]
+        if request.mask_documents:
+            documents = [_number_documents(part, tokenizer) for part in (ids, held_out)]
+        return TokenData(ids, held_out, tokenizer, text_hash, val_bytes, {}, *documents)
+
+    def _load_prepared(self, request: Request) -> TokenData:
         if self.val_path:
             raise DataError("data.val_path", f"{self.root} has its own held-out part; leave it out")
         index, tokenizer = read_index(self.root, request.cache), request.tokenizer
@@ -140,39 +155,13 @@ class BinFiles(Source):
             raise ConfigError("tokenizer", f"is not that of the ids; give {words}")
         return read_tokens(self.root, index, request)
 
-    def _load_foreign(self, request: Request) -> TokenData:
-        train = _find_shards(self.root, "*train*.bin", "data.path")
+    def _find_files(self) -> tuple[list[Path], list[Path]]:
+        """Return the files to train on, and those to hold out, perhaps none."""
         if self.val_path:
-            held_out = expand(self.val_path, "data.val_path")
-            val = _find_shards(held_out, "*.bin", "data.val_path")
-            train = _leave_out(train, val, self.val_path)
+            val = find_files(self.val_path, "*.bin", "data.val_path")
         else:
-            files = sorted(self.root.glob("*val*.bin")) if self.root.is_dir() else []
-            val = [read_header(file, "data.path") for file in files]
-            train = _leave_out(train, val, self.path) if val else train  # such as trainval.bin
-        contents = [
-            [content_of(ShardedIds.of([shard]), shard.path, request.cache) for shard in side]
-            for side in (train, val)
-        ]
-        lines = [json.dumps([digest for _, digest in side]) for side in contents]
-        text_hash = hashlib.sha256("\n".join(lines).encode()).hexdigest()
-        tokenizer = request.tokenizer
-        _check_tokenizer(tokenizer, max(highest for side in contents for highest, _ in side))
-        ids = ShardedIds.of(train)
-        if val:
-            held_out = ShardedIds.of(val)
-        else:
-            cut = len(ids) - max(1, round(len(ids) * request.val_fraction))
-            ids, held_out = ids.part(0, cut), ids.part(max(cut - 1, 0), len(ids))
-        check_lengths(ids, held_out, request)
-        val_bytes = None
-        if not isinstance(tokenizer, TaskIds):
-            scored = held_out.part(1, len(held_out))
-            val_bytes = count_bytes(scored, tokenizer, tokenizer.separator()[1])
-        documents = [None, None]
-        if request.mask_documents:
-            documents = [_number_documents(part, tokenizer) for part in (ids, held_out)]
-        return TokenData(ids, held_out, tokenizer, text_hash, val_bytes, {}, *documents)
+            val = sorted(self.root.glob("*val*.bin"))  # trainval.bin is one
+        return leave_out(find_files(self.path, "*train*.bin", "data.path"), val), val
 
 
 def choose_tokenizer(choice: str, root: Path) -> str:
@@ -180,28 +169,6 @@ def choose_tokenizer(choice: str, root: Path) -> str:
     # gpt2 reads any byte-level BPE, also one that tokenizer=bpe has trained.
     own = (root / IN_RUN).is_dir()
     return f"tokenizer=gpt2 tokenizer.path={root}" if own else f"tokenizer={choice}"
-
-
-def _find_shards(root: Path, pattern: str, field: str) -> list[Shard]:
-    if not root.exists():
-        raise DataError(field, f"{root} does not exist; give a folder with .bin files, or a file")
-    files = sorted(root.glob(pattern)) if root.is_dir() else [root]
-    if not files:
-        raise DataError(
-            field, f"{root} has no {pattern}; give a folder with .bin files of ids, or a file"
-        )
-    return [read_header(file, field) for file in files]
-
-
-def _leave_out(train: Sequence[Shard], val: Sequence[Shard], val_path: str) -> list[Shard]:
-    """Return the shards of `train` that are not held out. Raises DataError if all are."""
-    apart = {shard.path.resolve() for shard in val}
-    rest = [shard for shard in train if shard.path.resolve() not in apart]
-    if not rest:
-        raise DataError(
-            "data.val_path", f"{val_path} holds out all of data.path; give a part of it"
-        )
-    return rest
 
 
 def _check_tokenizer(tokenizer: Tokenizer, highest: int) -> None:
@@ -212,19 +179,22 @@ def _check_tokenizer(tokenizer: Tokenizer, highest: int) -> None:
             "takes its vocabulary from a text, and the files have ids alone; give the one that "
             "made them, such as tokenizer=gpt2 tokenizer.path=FOLDER",
         )
-    if isinstance(tokenizer, TaskIds) and not tokenizer.vocab_size:
-        raise ConfigError(
-            "tokenizer.vocab_size",
-            f"is not set; the highest id is {highest:,}, so give {highest + 1} or more (GPT-2 has "
-            "50257)",
-        )
     if highest >= tokenizer.vocab_size:
         raise ConfigError(
             "tokenizer",
-            f"has {tokenizer.vocab_size:,} ids, and the files have id {highest:,}; for GPT-2's, "
-            "give tokenizer=gpt2 tokenizer.path=FOLDER, or without its files tokenizer=none "
-            "tokenizer.vocab_size=50257 sample.tokens=0",
+            f"has {tokenizer.vocab_size:,} ids, and the files have id {highest:,}; give the one "
+            "that made them, such as tokenizer=gpt2 tokenizer.path=FOLDER, or without its files "
+            f"tokenizer=none tokenizer.vocab_size={highest + 1} (GPT-2 has 50257) sample.tokens=0",
         )
+
+
+def _count_scored_bytes(ids: Tokens, tokenizer: Tokenizer) -> int:
+    """Return the UTF-8 bytes of all ids but the first, which is only context."""
+    lengths, separator = tokenizer.byte_lengths(), tokenizer.separator()[1]
+    if len(separator) == 1:  # an end of text counts as much as the SEPARATOR of other tokenizers
+        lengths[separator] = len(SEPARATOR)
+    places = range(1, len(ids), PIECE_TOKENS)
+    return sum(int(lengths[ids[place : place + PIECE_TOKENS]].sum()) for place in places)
 
 
 def _number_documents(ids: ShardedIds, tokenizer: Tokenizer) -> DocumentNumbers:

@@ -1,10 +1,9 @@
-"""Byte-level BPE with the `tokenizers` library: GPT-2's tokenizer, and others of its kind."""
+"""Byte-level BPE with the `tokenizers` library: GPT-2's, its kind, or one trained here."""
 
 import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from gptattn.data.hub import local_folder
 from gptattn.data.tokenizer import MAX_VOCABULARY, Ids, Reader, Tokenizer, utf8
-from gptattn.data.tokenizer_files import BPE, FILES, IN_RUN, byte_characters, read_bpe
+from gptattn.data.tokenizer_files import FILES, FORMS, IN_RUN, find
 from gptattn.errors import ConfigError, DataError
 
 END_OF_TEXT = "<|endoftext|>"
@@ -31,36 +30,135 @@ MIN_COUNT = 2  # of a pair: one occurrence is no pattern
 class ByteLevelBPE(Tokenizer):
     """A byte-level BPE with GPT-2's way of splitting a text into words. It encodes every text.
 
+    It is read from `path`: a folder with files of `tokenizer_files.FORMS`, a run folder, or
+    `hf:owner/name`. Without `path`, `vocab_size` ids are learned from the training part of the
+    text: the bytes, the commonest pairs within words, and the end of text.
+
     `encode` treats special tokens as ordinary text: `<|endoftext|>` in a text becomes the ids of
     its characters, so that the author of a text cannot smuggle in the special id.
 
-    A subclass calls `_take` or `_read` before the tokenizer is used.
-    Source: Radford et al. 2019, sec. 2.2.
+    Raises DataError for files that cannot be used, or whose tokens' hash is not `sha256`;
+    ConfigError for a size that is out of range, beyond what the text gives, or not the folder's.
+    Source: Radford et al. 2019, sec. 2.2; to learn: Sennrich et al. 2016, arXiv:1508.07909,
+    sec. 3.2.
     """
 
-    _bpe: BPE
-    _folder: Path | None = None  # named by the user
+    def __init__(
+        self, path: str | None = None, sha256: str | None = None, vocab_size: int | None = None
+    ) -> None:
+        self._wanted_size, self._recorded, self._folder = vocab_size, sha256, None
+        self.ready = bool(path)
+        if vocab_size is not None and not MIN_VOCABULARY <= vocab_size <= MAX_VOCABULARY:
+            raise ConfigError(
+                "tokenizer.vocab_size",
+                f"{vocab_size} is out of range; give {MIN_VOCABULARY} (the bytes and the end of "
+                f"text) to {MAX_VOCABULARY:,}",
+            )
+        if path:
+            self._folder = local_folder(path, "tokenizer.path", FILES).absolute()
+            self._read(self._folder)
+        elif vocab_size is None:
+            raise ConfigError(
+                "tokenizer.path",
+                "is not set; give a folder with GPT-2's tokenizer files, or set init_from",
+            )
+        else:
+            self.vocab_size = vocab_size
 
-    def _take(self, bpe: BPE) -> None:
-        self._bpe, self.vocab_size = bpe, len(bpe.vocab)
-        # Built without special tokens, so that the library does not look for them in a text.
-        self._library = tokenizers.Tokenizer(models.BPE(bpe.vocab, bpe.merges))
-        self._library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    def _read(self, folder: Path) -> None:
+        files = find(folder)
+        if not files:
+            lacks = f"has no {', no '.join(' with '.join(form) for form in FORMS)}"
+            raise DataError(
+                "tokenizer.path",
+                f"{folder} {lacks if folder.is_dir() else 'is not a folder'}; "
+                "give a folder with GPT-2's tokenizer files, or hf:owner/name",
+            )
+        try:
+            if len(files) == 1:
+                library = tokenizers.Tokenizer.from_file(str(files[0]))
+            else:
+                library = _make_library(models.BPE.from_file(*map(str, files)))
+            self._take(library)
+        except Exception as error:  # the library raises its errors as this class
+            reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
+            names = " with ".join(map(str, files))
+            raise DataError("tokenizer.path", f"{names} cannot be used ({reason})") from None
+        self._check(str(folder))
 
-    def _read(self, path: str, sha256: str | None) -> None:
-        """Take the BPE in `path`.
+    def _take(self, library: tokenizers.Tokenizer) -> None:
+        """Take the tokens. Raises ValueError unless every text has ids, and every id a token."""
+        node = json.loads(library.to_str())
+        model, split = node["model"], node["pre_tokenizer"] or {}
+        odd = ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback")
+        plain = model["type"] == "BPE" and not any(map(model.get, (*odd, "ignore_merges")))
+        as_gpt2 = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
+        if not plain or node["normalizer"] or not as_gpt2.items() <= split.items():
+            raise ValueError("it is not a byte-level BPE like GPT-2's")
+        added = {token["content"]: token["id"] for token in node["added_tokens"]}
+        self._vocab, self._merges = model["vocab"] | added, model["merges"]
+        self.vocab_size = len(self._vocab)
+        if self.vocab_size > MAX_VOCABULARY:
+            raise ValueError(f"it has {self.vocab_size:,} tokens, more than {MAX_VOCABULARY:,}")
+        tokens = sorted(self._vocab, key=self._vocab.__getitem__)
+        if [self._vocab[token] for token in tokens] != list(range(len(tokens))):
+            raise ValueError(f"the ids of its {len(tokens):,} tokens have a gap")
+        byte_of = {character: byte for byte, character in enumerate(byte_characters())}
+        if missing := byte_of.keys() - model["vocab"]:
+            byte = min(byte_of[character] for character in missing)
+            raise ValueError(f"it has no token for byte {byte:#04x}: not a byte-level BPE")
+        # Tokens in plain text.
+        self._special = {t for t in tokens if t in added or not byte_of.keys() >= set(t)}
+        self._bytes = [
+            token.encode() if token in self._special else bytes(byte_of[c] for c in token)
+            for token in tokens
+        ]
+        content = [[token.hex() for token in self._bytes], self._merges]
+        self._sha256 = hashlib.sha256(json.dumps(content).encode()).hexdigest()
+        # Without special tokens, so that the library does not look for them in a text.
+        pairs = [tuple(pair) for pair in self._merges]
+        self._library = _make_library(models.BPE(self._vocab, pairs))
+        self.ready = True
 
-        Raises DataError for files that cannot be used or that have another hash than `sha256`.
-        """
-        folder = local_folder(path, "tokenizer.path", FILES)
-        self._take(read_bpe(folder))
-        if sha256 not in (None, self._sha256):
+    def _check(self, where: str) -> None:
+        """Raise UserError unless these are the tokens that were asked for."""
+        if self._wanted_size not in (None, self.vocab_size):
+            raise ConfigError(
+                "tokenizer.vocab_size",
+                f"{self._wanted_size:,} is not that of {where}; give {self.vocab_size}",
+            )
+        if self._recorded not in (None, self._sha256):
             raise DataError(
                 "tokenizer.sha256",
-                f"{folder} has other tokens than the recorded ones; give tokenizer.path=FOLDER "
+                f"{where} has other tokens than the recorded ones; give tokenizer.path=FOLDER "
                 "with the recorded ones, or tokenizer.sha256=null to use these",
             )
-        self._folder = folder.absolute()
+
+    def fit(self, read: Reader) -> None:
+        if self.ready:
+            return
+        library = _make_library(models.BPE())
+        trainer = trainers.BpeTrainer(
+            vocab_size=self.vocab_size - 1,
+            min_frequency=MIN_COUNT,
+            initial_alphabet=byte_characters(),
+            show_progress=False,
+        )
+        words = (piece for document in read("train") for piece in self.cut(document))
+        library.train_from_iterator(words, trainer)
+        library.add_special_tokens([END_OF_TEXT])
+        if (found := library.get_vocab_size()) < self.vocab_size:
+            raise ConfigError(
+                "tokenizer.vocab_size",
+                f"{self.vocab_size:,} is more than this text can give; give at most {found}, "
+                "or a longer text",
+            )
+        self._take(library)
+        self._check("this text")
+
+    def restore(self, settings: Mapping[str, Any], folder: Path) -> None:
+        if not self.ready and (folder / IN_RUN).is_dir():
+            self._read(folder)
 
     def encode(self, text: str, field: str) -> Ids:
         utf8(text, field)
@@ -74,33 +172,33 @@ class ByteLevelBPE(Tokenizer):
         return cut_between_words(pieces, PIECE_CHARS)
 
     def separator(self) -> tuple[str, Ids]:
-        end = self._bpe.vocab.get(END_OF_TEXT)
+        end = self._vocab.get(END_OF_TEXT)
         if end is None:
             return super().separator()
         return END_OF_TEXT, np.array([end], dtype=np.uint16)
 
     def to_bytes(self, ids: NDArray[np.integer]) -> bytes:
-        tokens = self._bpe.token_bytes
-        return b"".join(tokens[id] for id in ids.tolist())
+        return b"".join(self._bytes[id] for id in ids.tolist())
 
     def byte_lengths(self) -> NDArray[np.int64]:
-        return np.array([len(token) for token in self._bpe.token_bytes], dtype=np.int64)
+        return np.array([len(token) for token in self._bytes], dtype=np.int64)
+
+    def settings(self) -> dict[str, Any]:
+        path = None if self._folder is None else str(self._folder)
+        size = {} if self._wanted_size is None else {"vocab_size": self._wanted_size}
+        return {**size, "path": path, "sha256": self._sha256}
 
     def fingerprint(self) -> str:
-        return f"gpt2 {self._sha256}"
-
-    @cached_property
-    def _sha256(self) -> str:
-        tokens = [token.hex() for token in self._bpe.token_bytes]
-        return hashlib.sha256(json.dumps([tokens, self._bpe.merges]).encode()).hexdigest()
+        if self.ready:
+            return f"gpt2 {self._sha256}"
+        return f"bpe {self.vocab_size} {MIN_COUNT} {tokenizers.__version__}"
 
     def files(self) -> dict[str, str]:
         whole = tokenizers.Tokenizer.from_str(self._library.to_str())
         whole.decoder = decoders.ByteLevel()
-        ends = self._bpe.vocab.keys() & {END_OF_TEXT}
-        special = self._bpe.special | ends
-        whole.add_special_tokens(sorted(special, key=self._bpe.vocab.__getitem__))
+        whole.add_special_tokens(sorted(self._special, key=self._vocab.__getitem__))
         # transformers' GPT2Tokenizer adds a missing end-of-text token, the plain class does not.
+        ends = END_OF_TEXT in self._vocab
         kind = "GPT2Tokenizer" if ends else "PreTrainedTokenizerFast"
         named = dict.fromkeys(("bos_token", "eos_token", "unk_token"), END_OF_TEXT) if ends else {}
         config = {"tokenizer_class": kind, "add_prefix_space": False, **named}
@@ -110,103 +208,20 @@ class ByteLevelBPE(Tokenizer):
         }
 
 
-class GPT2Tokenizer(ByteLevelBPE):
-    """GPT-2's byte-level BPE, or another of its kind: the one in `path`.
+def _make_library(model: models.BPE) -> tokenizers.Tokenizer:
+    library = tokenizers.Tokenizer(model)
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    return library
 
-    `path` is a folder with files of `tokenizer_files.FORMS`, a run folder, or `hf:owner/name`.
-    Raises DataError for files that cannot be used or that have another hash than `sha256`;
-    ConfigError without `path`.
+
+def byte_characters() -> list[str]:
+    """Return the character for each byte [256]: the byte's own if printable, else from U+0100 on.
+
+    Source: Radford et al. 2019, `bytes_to_unicode` of their encoder.py.
     """
-
-    def __init__(self, path: str | None, sha256: str | None = None) -> None:
-        if not path:
-            raise ConfigError(
-                "tokenizer.path",
-                "is not set; give a folder with GPT-2's tokenizer files, or set init_from",
-            )
-        self._read(path, sha256)
-
-    def settings(self) -> dict[str, Any]:
-        return {"path": str(self._folder), "sha256": self._sha256}
-
-
-class TrainedBPE(ByteLevelBPE):
-    """`vocab_size` ids: the bytes, the commonest pairs of the training part, and the end of text.
-
-    Pairs are joined within GPT-2's words, the most frequent first. With `path`, a folder as for
-    GPT2Tokenizer, nothing is learned, and its tokenizer is used. Raises ConfigError for a size that
-    is out of range, beyond what the text gives, or not the folder's; DataError if the tokens' hash
-    is not `sha256`.
-    Source: Sennrich et al. 2016, arXiv:1508.07909, sec. 3.2, on bytes as in Radford et al. 2019.
-    """
-
-    def __init__(self, vocab_size: int, path: str | None = None, sha256: str | None = None) -> None:
-        if not MIN_VOCABULARY <= vocab_size <= MAX_VOCABULARY:
-            raise ConfigError(
-                "tokenizer.vocab_size",
-                f"{vocab_size} is out of range; give {MIN_VOCABULARY} (the bytes and the end of "
-                f"text) to {MAX_VOCABULARY:,}",
-            )
-        self.vocab_size, self._recorded, self.ready = vocab_size, sha256, path is not None
-        if path is not None:
-            self._read(path, sha256)
-            self._check_size(vocab_size, str(self._folder))
-
-    def _check_size(self, asked: int, where: str) -> None:
-        if self.vocab_size != asked:
-            raise ConfigError(
-                "tokenizer.vocab_size",
-                f"{asked:,} is not that of {where}; give {self.vocab_size}",
-            )
-
-    def fit(self, read: Reader) -> None:
-        if self.ready:
-            return
-        library = tokenizers.Tokenizer(models.BPE())
-        library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        trainer = trainers.BpeTrainer(
-            vocab_size=self.vocab_size - 1,
-            min_frequency=MIN_COUNT,
-            initial_alphabet=byte_characters(),
-            show_progress=False,
-        )
-        words = (piece for document in read("train") for piece in self.cut(document))
-        library.train_from_iterator(words, trainer)
-        model = json.loads(library.to_str())["model"]
-        vocab = model["vocab"] | {END_OF_TEXT: len(model["vocab"])}
-        if len(vocab) < self.vocab_size:
-            raise ConfigError(
-                "tokenizer.vocab_size",
-                f"{self.vocab_size:,} is more than this text can give; give at most {len(vocab)}, "
-                "or a longer text",
-            )
-        merges = [tuple(pair) for pair in model["merges"]]
-        self._become_ready(BPE(vocab, merges, frozenset([END_OF_TEXT])))
-
-    def restore(self, settings: Mapping[str, Any], folder: Path) -> None:
-        if not self.ready and (folder / IN_RUN).is_dir():
-            asked = self.vocab_size
-            self._become_ready(read_bpe(folder))
-            self._check_size(asked, str(folder))
-
-    def _become_ready(self, bpe: BPE) -> None:
-        self._take(bpe)
-        self.ready = True
-        if self._recorded not in (None, self._sha256):
-            raise DataError(
-                "tokenizer.sha256",
-                "this text gives other tokens than the recorded ones; give tokenizer.path=RUN with "
-                "the recorded ones, or tokenizer.sha256=null to use these",
-            )
-
-    def settings(self) -> dict[str, Any]:
-        path = None if self._folder is None else str(self._folder)
-        return {"vocab_size": self.vocab_size, "path": path, "sha256": self._sha256}
-
-    def fingerprint(self) -> str:
-        if self.ready:
-            return super().fingerprint()
-        return f"bpe {self.vocab_size} {MIN_COUNT} {tokenizers.__version__}"
+    printing = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(0x100, 0x200))
+    return [chr(byte) if byte in printing else chr(next(others)) for byte in range(256)]
 
 
 def cut_between_words(parts: Iterable[str], length: int) -> Iterator[str]:

@@ -1,5 +1,6 @@
 """The Hugging Face hub: folders named `hf:owner/name[@revision]`, and rows with a text each."""
 
+import contextlib
 import hashlib
 import re
 from collections.abc import Iterator, Sequence
@@ -7,10 +8,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from gptattn.data.text import expand, is_hidden, stamp_file
+from gptattn.data.text import expand, find_sides
 from gptattn.data.tokenizer import utf8
-from gptattn.data.tokens import TextSource
-from gptattn.errors import CheckpointError, ConfigError, DataError
+from gptattn.data.tokens import Part, TextSource, stamp_file
+from gptattn.errors import CheckpointError, ConfigError, DataError, UserError
 from gptattn.machine.disk import REFUSALS
 
 NAME = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(@(?P<revision>[\w./-]+))?", re.ASCII)
@@ -33,12 +34,7 @@ def local_folder(name: str, field: str, files: Sequence[str]) -> Path:
     without the extra `hf`, CheckpointError for what cannot be fetched.
     """
     if not is_hub_name(name):
-        try:
-            return Path(name).expanduser()
-        except RuntimeError:
-            raise ConfigError(
-                field, f"{name} names an unknown home folder; give the whole path"
-            ) from None
+        return expand(name, field)
     match = NAME.fullmatch(name.removeprefix(PREFIX))
     if match is None:
         raise ConfigError(
@@ -85,8 +81,6 @@ class Rows(TextSource):
     the library `datasets`, DataError for what is missing or has no such field.
     """
 
-    leads = True
-
     def __init__(
         self,
         name: str | None,
@@ -103,159 +97,115 @@ class Rows(TextSource):
             raise ConfigError(
                 "data.name", "give data.name=owner/name of the hub, or data.path=FILE_OR_FOLDER"
             )
-        if path is not None and val_split:
+        if val_split and (path is not None or val_split == split):
             raise ConfigError(
-                "data.val_split", "goes with data.name; here, give data.val_path=FILE"
+                "data.val_split", "is another split of data.name; for files, give data.val_path"
             )
-        if name is not None and val_path:
-            raise ConfigError(
-                "data.val_path", "goes with data.path; here, give data.val_split=NAME"
-            )
-        if name is not None and val_split == split:
-            raise ConfigError("data.val_split", f"{split} is trained on; give another split")
+        if val_path and path is None:
+            raise ConfigError("data.val_path", "goes with data.path; here, give data.val_split")
         self.name = name or str(path)
-        self._text_field, self._streaming = text_field, streaming
-        self._hub = None if name is None else (name, config, revision)
+        self._text_field, self._streaming, self._revision = text_field, streaming, revision
+        self._load = cache(_load)  # to look for its files, and to read it
+        self._files: list[Path] = []
         side = "train" if val_split or val_path else None  # None: the hash of each row decides
-        # (side, split on the hub or local file)
-        self._parts: list[tuple[str | None, Any]] = [(side, split)]
-        if val_split:
-            self._parts.append(("val", val_split))
+        # Of each part: its side, its name in messages, and what `datasets` is asked for.
+        self._parts: list[tuple[str | None, str, dict[str, Any]]] = []
         if path is not None:
             train, held_out = _find_files(path, val_path)
-            self._parts = [(side, file) for file in train] + [("val", file) for file in held_out]
+            self._files = [*train, *held_out]
+            for file in self._files:
+                asked = {"path": READERS[file.suffix], "data_files": str(file), "split": "train"}
+                found = "val" if file in held_out else side
+                self._parts.append((found, str(file), {**asked, "streaming": True}))
+            return
+        asked = {"path": name, "name": config, "revision": revision, "streaming": streaming}
+        self._parts.append((side, self.name, {**asked, "split": split}))
+        if val_split:
+            self._parts.append(("val", self.name, {**asked, "split": val_split}))
 
     def stamp(self) -> str:
-        if self._hub is None:
-            parts = [(side, stamp_file(file)) for side, file in self._parts]
-            return str([parts, self._text_field])
-        name, _, revision = self._hub
-        if self._streaming:
-            state = _stamp_folder(Path(name)) if Path(name).is_dir() else _commit(name, revision)
+        state: Any = [stamp_file(file) for file in self._files]
+        if self._files:
+            pass
+        elif self._streaming:
+            with _named_errors(self.name):
+                from huggingface_hub import HfApi
+
+                state = HfApi().dataset_info(self.name, revision=self._revision).sha
         else:  # the library's cache names its files after their content
             state = [
-                sorted(file["filename"] for file in self._open(part).cache_files)
-                for _, part in self._parts
+                sorted(file["filename"] for file in self._load(where, **asked).cache_files)
+                for _, where, asked in self._parts
             ]
-        return str([self._hub, self._parts, self._text_field, state])
+        return str([self._parts, self._text_field, state])
 
     def size(self) -> int:
-        if self._hub is None:
-            return sum(file.stat().st_size for _, file in self._parts)
-        return sum(self._open(part).info.dataset_size or 0 for _, part in self._parts[:1])
+        if self._files:
+            return sum(file.stat().st_size for file in self._files)
+        _, where, asked = self._parts[0]
+        return self._load(where, **asked).info.dataset_size or 0
 
-    def _open(self, part: Any) -> Any:
-        """Return the rows of a split or of a local file, as the library reads them."""
-        try:
-            import datasets
-        except ImportError:
-            raise ConfigError("data", "hf needs the extra hf: pip install 'gptattn[hf]'") from None
-        datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # it also logs what it raises
-        if self._hub is None:
-            reader = READERS[part.suffix]
-            return datasets.load_dataset(
-                reader, data_files=[str(part)], split="train", streaming=True
-            )
-        return _load_split(*self._hub, part, self._streaming)
+    def documents(self, val_fraction: float) -> Iterator[list[Part]]:
+        for side, where, asked in self._parts:
+            for text in self._read_texts(where, asked):
+                yield [(side or _choose_side(text, val_fraction), text)]
 
-    def documents(self, val_fraction: float) -> Iterator[tuple[str, list[str]]]:
-        for side, part in self._parts:
-            for text in self._texts(part):
-                yield side or _choose_side(text, val_fraction), [text]
-
-    def _texts(self, part: Any) -> Iterator[str]:
-        where = str(part) if self._hub is None else self.name
-        field = self._text_field
-        batches = self._batches(part, where)
-        for table in batches:
-            if field not in table.column_names:
-                raise DataError(
-                    "data.text_field",
-                    f"{where} has no field {field!r}, only {', '.join(table.column_names)}",
-                )
-            for text in table.column(field).to_pylist():
-                if not isinstance(text, str):
-                    raise DataError("data.text_field", f"{where}: a row's {field!r} is not text")
-                yield text
-
-    def _batches(self, part: Any, where: str) -> Iterator[Any]:
-        """Yield tables of rows. Raises DataError with the library's words on a damaged file."""
-        try:
-            yield from self._open(part).with_format("arrow").iter(BATCH_ROWS)
-        # The library raises its own errors and those of its transport libraries.
-        except (ConfigError, DataError):
-            raise
-        except Exception as error:
-            field = "data" if self._hub is None else "data.name"
-            reason = f"{where} cannot be read ({_first_line(error)}); it may be damaged"
-            raise DataError(field, reason) from None
-
-    def facts(self, documents: int) -> dict[str, Any]:
-        return {"documents": documents, "held_out": "documents"}
+    def _read_texts(self, where: str, asked: dict[str, Any]) -> Iterator[str]:
+        field, rows = self._text_field, self._load(where, **asked)
+        with _named_errors(where):
+            for table in rows.with_format("arrow").iter(BATCH_ROWS):
+                if field not in table.column_names:
+                    raise DataError(
+                        "data.text_field",
+                        f"{where} has no field {field!r}, only {', '.join(table.column_names)}",
+                    )
+                for text in table.column(field).to_pylist():
+                    if not isinstance(text, str):
+                        raise DataError(
+                            "data.text_field", f"{where}: a row's {field!r} is not text"
+                        )
+                    yield text
 
 
-@cache  # to look for its files, and to read it
-def _load_split(
-    name: str, config: str | None, revision: str | None, split: str, streaming: bool
-) -> Any:
-    import datasets
-
+def _load(where: str, **asked: Any) -> Any:
+    """Return the rows of a split or of a local file, as the library `datasets` reads them."""
     try:
-        return datasets.load_dataset(
-            name, config, split=split, revision=revision, streaming=streaming
-        )
-    except Exception as error:  # the library's own, and those of its transport libraries
+        import datasets
+    except ImportError:
+        raise ConfigError("data", "hf needs the extra hf: pip install 'gptattn[hf]'") from None
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # it also logs what it raises
+    with _named_errors(where):
+        return datasets.load_dataset(**asked)
+
+
+@contextlib.contextmanager
+def _named_errors(where: str) -> Iterator[None]:
+    """Turn the errors of `datasets` and of its transport libraries into a DataError."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
         raise DataError(
-            "data.name",
-            f"{name} cannot be loaded ({_first_line(error)}); check data.name, data.config, "
-            "data.split and the network",
+            "data",
+            f"{where} cannot be read ({_first_line(error)}); check its name, its format, "
+            "data.config, data.split and the network",
         ) from None
 
 
 def _find_files(path: str, val_path: str | None) -> tuple[list[Path], list[Path]]:
-    """Return the files to train on, and those to hold out."""
-    held_out = _find_below(val_path, "data.val_path") if val_path else []
-    apart = {file.resolve() for file in held_out}
-    files = [file for file in _find_below(path, "data.path") if file.resolve() not in apart]
-    if not files:
-        raise DataError(
-            "data.val_path", f"{val_path} holds out all of data.path; give a part of it"
-        )
-    return files, held_out
-
-
-def _find_below(path: str, field: str) -> list[Path]:
-    """Return the files at or below the path, without hidden ones."""
-    root = expand(path, field)
-    if not root.exists():
-        raise DataError(field, f"{root} does not exist; give a file or a folder")
-    files = [root]
-    if root.is_dir():
-        files = [file for file in sorted(root.rglob("*")) if not is_hidden(file, root)]
-    files = [f for f in files if f.suffix in READERS and f.name not in NOTES and f.is_file()]
-    if not files:
-        raise DataError(field, f"{root} has no {', '.join(READERS)}; for plain text, use data=text")
-    return files
+    """Return the files of rows to train on, and those to hold out."""
+    sides = find_sides(path, val_path, "**/*")
+    train, held_out = (
+        [f for f in side if f.suffix in READERS and f.name not in NOTES] for side in sides
+    )
+    if not train or (val_path and not held_out):
+        which = "data.path" if not train else "data.val_path"
+        raise DataError(which, f"has no {', '.join(READERS)}; for plain text, use data=text")
+    return train, held_out
 
 
 def _choose_side(document: str, val_fraction: float) -> str:
     """Return the side of a document, by its hash: the same wherever it appears."""
     digest = hashlib.sha256(utf8(document, "data")).hexdigest()
     return "val" if int(digest[:8], 16) < val_fraction * 2**32 else "train"
-
-
-def _stamp_folder(folder: Path) -> list[str]:
-    return [stamp_file(file) for file in sorted(folder.rglob("*")) if file.is_file()]
-
-
-def _commit(name: str, revision: str | None) -> str | None:
-    """Return the commit that a revision of a data set on the hub is now."""
-    from huggingface_hub import HfApi
-
-    try:
-        return HfApi().dataset_info(name, revision=revision).sha
-    except Exception as error:
-        raise DataError(
-            "data.name",
-            f"{name} cannot be loaded ({_first_line(error)}); check data.name and the network",
-        ) from None

@@ -3,13 +3,13 @@
 import hashlib
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from gptattn.data.run_data import Request, RunData, Source
 from gptattn.data.sampler import Batch, Rows
@@ -112,14 +112,10 @@ class MixtureData(RunData):
         shares = np.array([self.weights[name] for name in self.sources])
         return generator.choice(len(shares), size=batch_size, p=shares / shares.sum())
 
-    def validation(self, batch_size: int, context_length: int) -> "Validations":
-        return Validations(self, batch_size, context_length)
-
-    def opening_rows(self, context_length: int, tokens: int) -> Tensor:
-        return next(iter(self.sources.values())).opening_rows(context_length, tokens)
-
-    def opening_documents(self, rows: Tensor) -> Tensor | None:
-        return next(iter(self.sources.values())).opening_documents(rows)
+    def validation(self, batch_size: int, context_length: int) -> "Chain":
+        return Chain(
+            [source.validation(batch_size, context_length) for source in self.sources.values()]
+        )
 
     @property
     def text_hash(self) -> str:  # type: ignore[override]
@@ -131,10 +127,6 @@ class MixtureData(RunData):
         found = [source.val_bytes for source in self.sources.values()]
         return None if None in found else sum(size for size in found if size is not None)
 
-    @property
-    def val_tokens(self) -> int:
-        return sum(source.val_tokens for source in self.sources.values())
-
     def facts(self) -> dict[str, Any]:
         each = {name: source.facts() for name, source in self.sources.items()}
         counts = ("train_tokens", "val_tokens")
@@ -143,20 +135,13 @@ class MixtureData(RunData):
 
 
 @dataclass(frozen=True)
-class Validations:
+class Chain:
     """The validation batches of each text, one text after the other."""
 
-    data: MixtureData
-    batch_size: int
-    context_length: int
-
-    def _each(self) -> Iterator[Any]:
-        for source in self.data.sources.values():
-            yield source.validation(self.batch_size, self.context_length)
+    each: Sequence[Any]
 
     def __len__(self) -> int:
-        return sum(map(len, self._each()))
+        return sum(map(len, self.each))
 
     def __iter__(self) -> Iterator[Batch]:
-        for batches in self._each():
-            yield from batches
+        return chain.from_iterable(self.each)

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from gptattn.data.sampler import Batch, Rows
 from gptattn.data.tokenizer import Tokenizer
-from gptattn.errors import ConfigError
 
 
 class RunData(ABC):
@@ -43,21 +42,17 @@ class RunData(ABC):
         """Return the batches of a validation, the same for every seed."""
 
     @abstractmethod
-    def opening_rows(self, context_length: int, tokens: int) -> Tensor:
-        """Return about the first `tokens` ids of the validation, in rows [B, T]."""
-
-    def opening_documents(self, rows: Tensor) -> Tensor | None:
-        """Return the document number of each token in `opening_rows` [B, T], if kept apart."""
-        return None
-
-    @property
-    @abstractmethod
-    def val_tokens(self) -> int:
-        """The number of ids in a validation."""
-
-    @abstractmethod
     def facts(self) -> dict[str, Any]:
         """Return what the run's record says about the data besides hash and tokenizer."""
+
+    def opening(self, context_length: int, tokens: int) -> tuple[Tensor, Tensor | None]:
+        """Return about the first `tokens` ids of the validation, in rows [B, T].
+
+        With them comes each token's document number [B, T], if documents are kept apart.
+        """
+        T = min(tokens, context_length)
+        ids, _, *documents = next(iter(self.validation(max(1, tokens // T), T)))
+        return ids, documents[0] if documents else None
 
 
 @dataclass(frozen=True)
@@ -74,34 +69,6 @@ class Request:
     make: Callable[[str, dict[str, Any]], "Source"]  # (setting, its value) -> source
 
 
-@dataclass(frozen=True)
-class Side:
-    """What the JSON says about the training text, or the held-out text."""
-
-    tokens: int
-    documents: int
-    bytes: int  # of UTF-8, without separators
-
-
-@dataclass(frozen=True)
-class Index:
-    """The JSON beside a token file."""
-
-    text: str  # hash of everything that decides the text and its held-out part
-    recipe: str  # the tokenizer's fingerprint before it read the text
-    tokenizer: str  # and after
-    choice: str  # the tokenizer's name in conf/tokenizer
-    settings: dict[str, Any]  # the tokenizer's
-    text_sha256: str  # whatever the tokenizer
-    sha256: str  # of the ids
-    highest: int  # id
-    train: Side
-    val: Side
-    val_start: int  # the first held-out id, which is only context
-    val_bytes: int  # of the held-out ids
-    facts: dict[str, Any]  # for the run's record
-
-
 class Source(ABC):
     """Where data comes from: the `_target_` of a file in conf/data."""
 
@@ -113,9 +80,3 @@ class Source(ABC):
 
         Raises DataError or ConfigError, naming the field, or DiskError if the cache cannot be used.
         """
-
-    def prepare(self, folder: Path, request: Request) -> Index:
-        """Write the token file of a text to `folder`. Raises ConfigError if it is no text."""
-        raise ConfigError(
-            "data", f"{request.data_name} is not text, and needs no preparation; give a text"
-        )

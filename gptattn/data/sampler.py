@@ -67,13 +67,6 @@ def rows_of(batch_size: int, accumulate: int, rank: int, size: int) -> Rows:
     return parts[:, rank].reshape(-1)
 
 
-def opening_rows(val: Tokens, context_length: int, tokens: int) -> Tensor:
-    """Return about the first `tokens` ids as [B, T], in full rows of T <= `context_length`."""
-    T = min(tokens, context_length, len(val))
-    B = min(tokens, len(val)) // T
-    return torch.from_numpy(val[: B * T].astype("int64")).view(B, T)
-
-
 @dataclass(frozen=True)
 class TrainingStream:
     """The endless micro-batches of a run from optimizer step `first_step` on.

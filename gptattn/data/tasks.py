@@ -6,14 +6,12 @@ rows a batch holds is a pure function of (seed, step), as with text.
 
 import hashlib
 from abc import abstractmethod
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from gptattn.data.run_data import Request, RunData, Source
 from gptattn.data.sampler import Batch
@@ -257,38 +255,30 @@ def _redrawn(generator: np.random.Generator, rows: int, numbers: int, count: int
         drawn[twice] = generator.integers(numbers, size=(len(twice), count))
 
 
-@dataclass(frozen=True)
 class TaskData(RunData):
     """Rows of `length` ids, fresh in every training batch, and always the same for validation.
 
     No validation row is trained on. Raises ConfigError if there are too few other rows.
     """
 
-    task: Task
-    length: int
-    tokenizer: Tokenizer
-    val: Rows = field(init=False)
-    val_bytes: int | None = field(init=False, default=None)
-    scored: float = field(init=False)
-    text_hash: str = field(init=False)  # of the task and of the validation's rows
-    held_out: frozenset[bytes] = field(init=False, repr=False)
+    val_bytes = None
 
-    def __post_init__(self) -> None:
-        val = task_rows(self.task, VALIDATION, 0, self.task.val_rows, self.length)
-        digest = hashlib.sha256(repr(self.task).encode())
-        for part in val:
+    def __init__(self, task: Task, length: int, tokenizer: Tokenizer) -> None:
+        self.task, self.tokenizer = task, tokenizer
+        self.val = task_rows(task, VALIDATION, 0, task.val_rows, length)
+        self.scored = float((self.val[1] != IGNORED).mean())
+        digest = hashlib.sha256(repr(task).encode())
+        for part in self.val:
             digest.update(part.astype("<i8").tobytes())
-        object.__setattr__(self, "val", val)
-        object.__setattr__(self, "scored", float((val[1] != IGNORED).mean()))
-        object.__setattr__(self, "text_hash", digest.hexdigest())
-        object.__setattr__(self, "held_out", frozenset(row.tobytes() for row in val[0]))
-        ids, _ = task_rows(self.task, VALIDATION, 1, PROBED_ROWS, self.length)
+        self.text_hash = digest.hexdigest()
+        self.held_out = {row.tobytes() for row in self.val[0]}
+        ids, _ = task_rows(task, VALIDATION, 1, PROBED_ROWS, length)
         known = len(self._held_out_rows(ids))
         if known > PROBED_ROWS // 2:
             raise ConfigError(
                 "data.val_rows",
                 f"{known} of {PROBED_ROWS} random rows are among those held out, since there are "
-                f"so few of {self.length} ids; give a longer context, a larger data.vocab_size, or "
+                f"so few of {length} ids; give a longer context, a larger data.vocab_size, or "
                 "fewer val_rows",
             )
 
@@ -309,15 +299,9 @@ class TaskData(RunData):
             ids[known], targets[known] = self.task.draw(generator, len(known), context_length)
         return _batch(ids, targets) if rows is None else _batch(ids[rows], targets[rows])
 
-    def validation(self, batch_size: int, context_length: int) -> "TaskRows":
-        return TaskRows(*self.val, batch_size)
-
-    def opening_rows(self, context_length: int, tokens: int) -> Tensor:
-        return torch.from_numpy(self.val[0][: max(1, tokens // self.length)])
-
-    @property
-    def val_tokens(self) -> int:
-        return self.val[0].size
+    def validation(self, batch_size: int, context_length: int) -> list[Batch]:
+        starts = range(0, len(self.val[0]), batch_size)
+        return [_batch(*(part[i : i + batch_size] for part in self.val)) for i in starts]
 
     def facts(self) -> dict[str, Any]:
         return {
@@ -325,23 +309,6 @@ class TaskData(RunData):
             "val_rows": self.task.val_rows,
             "val_tokens": int((self.val[1] != IGNORED).sum()),
         }
-
-
-@dataclass(frozen=True)
-class TaskRows:
-    """The rows in order, `batch_size` at a time."""
-
-    ids: Ids
-    targets: Ids
-    batch_size: int
-
-    def __len__(self) -> int:
-        return -(-len(self.ids) // self.batch_size)
-
-    def __iter__(self) -> Iterator[Batch]:
-        for start in range(0, len(self.ids), self.batch_size):
-            rows = slice(start, start + self.batch_size)
-            yield _batch(self.ids[rows], self.targets[rows])
 
 
 def _batch(ids: Ids, targets: Ids) -> Batch:

@@ -12,28 +12,25 @@ import sys
 import tempfile
 from abc import abstractmethod
 from array import array
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
+from itertools import groupby, islice
+from operator import itemgetter
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import msgspec
 import numpy as np
-import torch
-from filelock import FileLock, Timeout
+from filelock import FileLock
 from numpy.typing import NDArray
-from torch import Tensor
 
-from gptattn.data.run_data import Index, Request, RunData, Side, Source
+from gptattn.data.run_data import Request, RunData, Source
 from gptattn.data.sampler import (
     Batch,
     DocumentNumbers,
     Rows,
     Tokens,
     ValidationSet,
-    opening_rows,
     training_batch,
 )
 from gptattn.data.tokenizer import SEPARATOR, Ids, Tokenizer, utf8
@@ -41,16 +38,17 @@ from gptattn.data.tokenizer_files import IN_RUN
 from gptattn.data.tokenizer_files import write as write_tokenizer
 from gptattn.errors import ConfigError, DataError, DiskError
 from gptattn.machine.disk import replacing, write_atomically
+from gptattn.machine.lock import is_locked
 from gptattn.machine.read_progress import show_progress, with_progress
 from gptattn.machine.source_code import class_code
 
 TOKENS, INDEX, STARTS, LOCK = "tokens.bin", "tokens.json", "documents.npy", ".lock"
 TOKEN_DTYPE = np.dtype("<u2")
 PIECE_TOKENS = 2**20  # read at a time
-BATCH_CHARS = 2**20  # encoded at a time
-QUIET_SECONDS = 3.0  # of waiting for another process
+BATCH = 64  # pieces of text encoded at a time, on all cores if the tokenizer can
 LARGE = 2**30  # bytes of ids; more take a second or longer to read
-DOCUMENT = b"\0"  # precedes each document in the hash of a side
+
+Part = tuple[str, str]  # side, "train" or "val", and a piece of text
 
 
 @dataclass(frozen=True)
@@ -80,18 +78,6 @@ class TokenData(RunData):
     def validation(self, batch_size: int, context_length: int) -> ValidationSet:
         return ValidationSet(self.val, batch_size, context_length, self.val_documents)
 
-    def opening_rows(self, context_length: int, tokens: int) -> Tensor:
-        return opening_rows(self.val, context_length, tokens)
-
-    def opening_documents(self, rows: Tensor) -> Tensor | None:
-        if self.val_documents is None:
-            return None
-        return torch.from_numpy(self.val_documents(0, rows.numel())).view_as(rows)
-
-    @property
-    def val_tokens(self) -> int:
-        return len(self.val)
-
     def facts(self) -> dict[str, Any]:
         counts = {"train_tokens": len(self.train), "val_tokens": len(self.val) - 1}
         if self.val_bytes is not None:
@@ -99,53 +85,69 @@ class TokenData(RunData):
         return {**counts, **self.reading}
 
 
+@dataclass(frozen=True)
+class Side:
+    """What the JSON says about the training text, or the held-out text."""
+
+    tokens: int
+    documents: int
+    bytes: int  # of UTF-8, without separators
+
+
+@dataclass(frozen=True)
+class Index:
+    """The JSON beside a token file."""
+
+    text: str  # hash of everything that decides the text and its held-out part
+    recipe: str  # the tokenizer's fingerprint before it read the text
+    tokenizer: str  # and after
+    choice: str  # the tokenizer's name in conf/tokenizer
+    settings: dict[str, Any]  # the tokenizer's
+    text_sha256: str  # whatever the tokenizer
+    sha256: str  # of the ids
+    train: Side
+    val: Side
+    val_start: int  # the first held-out id, which is only context
+    facts: dict[str, Any]  # for the run's record
+
+    @property
+    def val_bytes(self) -> int:
+        """UTF-8 bytes of the scored tokens; each separator counts as SEPARATOR, whatever its id."""
+        return self.val.bytes + (self.val.documents - 1) * len(SEPARATOR)
+
+
 class TextSource(Source):
-    """A text: documents to train on, and documents to hold out."""
+    """A text: documents to train on, and documents or their tails to hold out."""
 
     name = "the text"  # in messages
-    leads = False  # a separator stands before the first document too
     separated = True  # separators stand between documents
+    holds_out = "documents"  # or "tails"
 
     @abstractmethod
     def stamp(self) -> str:
         """Return a string that changes with the text, without reading all of it."""
 
     @abstractmethod
-    def documents(self, val_fraction: float) -> Iterator[tuple[str, Iterable[str]]]:
-        """Yield (side, text in pieces) of each document; the sides are "train" and "val".
+    def documents(self, val_fraction: float) -> Iterator[Iterable[Part]]:
+        """Yield the documents, each in parts: to train on, then to hold out.
 
-        Raises DataError, naming file and place, if it is not text.
+        A document is read before the next one is taken. Raises DataError, naming file and place, if
+        it is not text.
         """
-
-    @abstractmethod
-    def facts(self, documents: int) -> dict[str, Any]:
-        """Return facts for the run's record, once all `documents` have been read."""
 
     def size(self) -> int:
         """Return the bytes of the text, for the progress bar; 0: unknown."""
         return 0
 
-    def text_sha256(self) -> str | None:
-        """Return the text's hash once it has been read; None: hash the documents in order."""
-        return None
-
     def load(self, request: Request) -> TokenData:
-        text, recipe = _text_key(self, request), request.tokenizer.fingerprint()
+        cache = request.cache
         try:
-            for folder in request.cache.glob(f"{text[:32]}-*"):
-                with contextlib.suppress(DataError):  # it is made again
-                    index = read_index(folder, request.cache)
-                    if recipe in (index.recipe, index.tokenizer):
-                        break
-            else:
-                name = f"{text[:32]}-{hashlib.sha256(recipe.encode()).hexdigest()[:16]}"
-                folder = request.cache / name
-                index = make_tokens(self, folder, request)
+            folder = _find_folder(cache, _text_key(self, request), request.tokenizer.fingerprint())
+            index = make_tokens(self, folder, request)
         except (OSError, DiskError) as error:
             reason = error.message if isinstance(error, DiskError) else error.strerror
             raise DiskError(
-                "cache_dir",
-                f"{request.cache} cannot be used ({reason}); give another cache_dir",
+                "cache_dir", f"{cache} cannot be used ({reason}); give another cache_dir"
             ) from None
         return read_tokens(folder, index, request)
 
@@ -163,6 +165,26 @@ class TextSource(Source):
         return make_tokens(self, folder, request)
 
 
+def _text_key(source: TextSource, request: Request) -> str:
+    """Return a hash of everything but the vocabulary that decides a text's ids."""
+    code = [class_code(type(one)) for one in (source, request.tokenizer)]
+    made_of = [source.stamp(), request.val_fraction, *code]
+    return hashlib.sha256(json.dumps(made_of).encode()).hexdigest()
+
+
+def _find_folder(cache: Path, text: str, recipe: str) -> Path:
+    """Return the folder of these ids in the cache, which may not be there yet.
+
+    A resumed run asks with the vocabulary that the first run took from the text.
+    """
+    for folder in cache.glob(f"{text[:32]}-*"):
+        with contextlib.suppress(DataError):  # it is made again
+            index = read_index(folder, cache)
+            if recipe in (index.recipe, index.tokenizer):
+                return folder
+    return cache / f"{text[:32]}-{hashlib.sha256(recipe.encode()).hexdigest()[:16]}"
+
+
 def make_tokens(source: TextSource, folder: Path, request: Request) -> Index:
     """Write the token file of a text to `folder`, if missing; return its index.
 
@@ -171,7 +193,10 @@ def make_tokens(source: TextSource, folder: Path, request: Request) -> Index:
     """
     tokenizer, fraction = request.tokenizer, request.val_fraction
     recipe, text, stamp = tokenizer.fingerprint(), _text_key(source, request), source.stamp()
-    with lock_folder(folder):
+    folder.mkdir(parents=True, exist_ok=True)
+    if is_locked(folder / LOCK):
+        print(f"data: waiting for another process that prepares {folder}", file=sys.stderr)
+    with FileLock(folder / LOCK):
         if (folder / INDEX).is_file():
             try:
                 index = read_index(folder, request.cache)
@@ -183,18 +208,27 @@ def make_tokens(source: TextSource, folder: Path, request: Request) -> Index:
                     raise ConfigError("to", f"{folder} {has}; give another folder, or remove it")
                 return index
         tokenizer.fit(lambda side: _read(source, fraction, side))
+        word, separator = None, np.empty(0, np.uint16)
+        if source.separated:
+            word, separator = tokenizer.separator()
+        digest = hashlib.sha256()
         with (
             replacing(folder / TOKENS) as file,
             tempfile.TemporaryFile(dir=folder) as held_out,
             show_progress(f"data: encoding {source.name}", source.size()) as advance,
         ):
-            separator = tokenizer.separator()[1] if source.separated else np.empty(0, np.uint16)
-            train = _Writer(file, separator, source.leads)
-            val = _Writer(held_out, separator, True)
-            sides = {"train": train, "val": val}
-            for side, begins, piece, ids in _encode(tokenizer, source.documents(fraction)):
-                sides[side].add(begins, piece, ids)
-                advance(len(piece))
+            # The separator before the first held-out document is its context.
+            train, val = _Writer(file, separator, False), _Writer(held_out, separator, True)
+            pieces = _cut(tokenizer, source.documents(fraction))
+            while batch := list(islice(pieces, BATCH)):
+                encoded = tokenizer.encode_batch([piece.text for piece in batch])
+                for piece, ids in zip(batch, encoded, strict=True):
+                    if piece.begins_document and source.separated:
+                        digest.update(f"\0{piece.side}\0".encode())
+                    raw = utf8(piece.text, "data")
+                    digest.update(raw)
+                    (train if piece.side == "train" else val).add(piece, ids, len(raw))
+                    advance(len(raw))
             if not (train.tokens and val.tokens):
                 raise DataError(
                     "data",
@@ -206,30 +240,25 @@ def make_tokens(source: TextSource, folder: Path, request: Request) -> Index:
                 file.write(raw)
         if source.stamp() != stamp:
             raise DataError("data", f"{source.name} changed while it was read; start again")
-        ids = map_ids(folder / TOKENS)
-        highest, digest = content_of(ids, folder / TOKENS, request.cache)
         starts = np.concatenate([np.asarray(train.starts), np.asarray(val.starts) + train.tokens])
         write_atomically(folder / STARTS, lambda file: np.save(file, starts))
         write_tokenizer(folder / IN_RUN, tokenizer.files())
-        # One token of context: the last of a separator, or of a single text's training part.
-        val_start = train.tokens + len(separator) - 1
-        sides = [[side, writer.text.hexdigest()] for side, writer in sides.items()]
         index = Index(
-            text,
-            recipe,
-            tokenizer.fingerprint(),
-            request.tokenizer_name,
-            tokenizer.settings(),
-            source.text_sha256() or hashlib.sha256(json.dumps(sides).encode()).hexdigest(),
-            digest,
-            highest,
-            train.facts(),
-            val.facts(),
-            val_start,
-            count_bytes(ids[val_start + 1 :], tokenizer, separator),
-            {
-                **source.facts(train.documents + val.documents),
-                "separator": tokenizer.separator()[0] if source.separated else None,
+            text=text,
+            recipe=recipe,
+            tokenizer=tokenizer.fingerprint(),
+            choice=request.tokenizer_name,
+            settings=tokenizer.settings(),
+            text_sha256=digest.hexdigest(),
+            sha256=measure_ids(map_ids(folder / TOKENS), folder / TOKENS, request.cache)[1],
+            train=Side(train.tokens, train.documents, train.bytes),
+            val=Side(val.tokens, val.documents, val.bytes),
+            # One token of context: the last of a separator, or of a single text's training part.
+            val_start=train.tokens + len(separator) - 1,
+            facts={
+                "documents": train.documents,
+                "held_out": source.holds_out,
+                "separator": word,
             },
         )
         raw = json.dumps(asdict(index), indent=1, ensure_ascii=False).encode()
@@ -237,78 +266,47 @@ def make_tokens(source: TextSource, folder: Path, request: Request) -> Index:
     return index
 
 
+class Piece(NamedTuple):
+    """A piece of a document, with the ids of its own."""
+
+    side: str
+    text: str
+    begins_document: bool
+    begins_part: bool  # of the document: to train on, or to hold out
+
+
+def _cut(tokenizer: Tokenizer, documents: Iterable[Iterable[Part]]) -> Iterator[Piece]:
+    for document in documents:
+        begins_document = True
+        for side, parts in groupby(document, itemgetter(0)):
+            begins_part = True
+            for text in tokenizer.cut(text for _, text in parts):
+                if text:  # empty documents are left out
+                    yield Piece(side, text, begins_document, begins_part)
+                    begins_document = begins_part = False
+
+
 class _Writer:
     """Writes the ids of one side to a file, with a separator between documents."""
 
     def __init__(self, file: IO[bytes], separator: Ids, leads: bool) -> None:
         self.file, self.separator, self.leads = file, separator.astype(TOKEN_DTYPE), leads
-        self.text = hashlib.sha256()
         self.tokens = self.documents = self.bytes = 0
         self.starts = array("q")
 
-    def add(self, begins: bool, piece: str, ids: Ids) -> None:
-        """Add a piece of a document, perhaps its first."""
-        if begins:
+    def add(self, piece: Piece, ids: Ids, size: int) -> None:
+        """Write the ids of a piece of `size` bytes."""
+        if piece.begins_part:
             if len(self.separator) and (self.documents or self.leads):
                 self.starts.append(self.tokens)
                 self._write(self.separator)
             self.documents += 1
-            self.text.update(DOCUMENT)
-        raw = utf8(piece, "data")
-        self.text.update(raw)
-        self.bytes += len(raw)
+        self.bytes += size
         self._write(ids)
 
     def _write(self, ids: Ids) -> None:
         self.file.write(ids.astype(TOKEN_DTYPE, copy=False).data)
         self.tokens += len(ids)
-
-    def facts(self) -> Side:
-        return Side(self.tokens, self.documents, self.bytes)
-
-
-Piece = tuple[str, bool, str]  # side, whether a document begins, text
-
-
-def _encode(
-    tokenizer: Tokenizer, documents: Iterable[tuple[str, Iterable[str]]]
-) -> Iterator[tuple[str, bool, str, Ids]]:
-    """Yield the pieces of all documents with their ids, while the next batch is encoded."""
-    with ThreadPoolExecutor(1) as pool:
-        waiting = deque()
-        for batch in _batches(_pieces(tokenizer, documents)):
-            texts = [piece for _, _, piece in batch]
-            waiting.append((batch, pool.submit(tokenizer.encode_batch, texts)))
-            while len(waiting) > 2 or (waiting and not batch):
-                done, encoded = waiting.popleft()
-                for piece, ids in zip(done, encoded.result(), strict=True):
-                    yield *piece, ids
-
-
-def _pieces(
-    tokenizer: Tokenizer, documents: Iterable[tuple[str, Iterable[str]]]
-) -> Iterator[Piece]:
-    for side, text in documents:
-        begins = True
-        for piece in tokenizer.cut(text):
-            if piece:  # empty documents are left out
-                yield side, begins, piece
-                begins = False
-
-
-def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
-    """Yield lists of pieces with BATCH_CHARS characters in all, then an empty list."""
-    batch: list[Piece] = []
-    size = 0
-    for piece in pieces:
-        batch.append(piece)
-        size += len(piece[2])
-        if size >= BATCH_CHARS:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
-    yield []
 
 
 def _read(source: TextSource, fraction: float, side: str | None) -> Iterator[Iterable[str]]:
@@ -316,30 +314,26 @@ def _read(source: TextSource, fraction: float, side: str | None) -> Iterator[Ite
     if side is None and source.separated:
         yield [SEPARATOR]
     with show_progress(f"data: reading {source.name}", source.size()) as advance:
-        for found, document in source.documents(fraction):
-            if side in (None, found):
-                yield with_progress(document, advance)
+        for document in source.documents(fraction):
+            yield with_progress(
+                (text for found, text in document if side in (None, found)), advance
+            )
 
 
 def read_index(folder: Path, cache: Path) -> Index:
     """Return the index in a folder. Raises DataError if it or its token file is damaged."""
-    path = folder / INDEX
     try:
-        index = msgspec.json.decode(path.read_bytes(), type=Index)
+        index = msgspec.json.decode((folder / INDEX).read_bytes(), type=Index)
+        (folder / STARTS).stat()
+        whole = measure_ids(map_ids(folder / TOKENS), folder / TOKENS, cache)[1] == index.sha256
     except (OSError, ValueError, RecursionError) as error:
+        whole, reason = False, str(error)
+    else:
+        reason = f"{TOKENS} differs from {INDEX}"
+    if not whole:
         raise DataError(
-            "data.path",
-            f"{path} cannot be used ({error}); remove {folder} and prepare it again",
-        ) from None
-    path, how = folder / TOKENS, None
-    if not (path.is_file() and (folder / STARTS).is_file()):
-        how = "is missing"
-    elif path.stat().st_size != TOKEN_DTYPE.itemsize * (index.train.tokens + index.val.tokens):
-        how = "is cut short"
-    elif content_of(map_ids(path), path, cache)[1] != index.sha256:
-        how = "is damaged"
-    if how:
-        raise DataError("data.path", f"{path} {how}; remove {folder} and prepare it again")
+            "data.path", f"{folder} is damaged ({reason}); remove it and prepare it again"
+        )
     return index
 
 
@@ -349,8 +343,8 @@ def read_tokens(folder: Path, index: Index, request: Request) -> TokenData:
     Raises ConfigError for too few ids, or if there are no documents to keep apart.
     """
     request.tokenizer.restore(index.settings, folder)
-    ids, count = map_ids(folder / TOKENS), index.train.tokens
-    train, val = ids[:count], ids[index.val_start :]
+    ids = map_ids(folder / TOKENS)
+    train, val = ids[: index.train.tokens], ids[index.val_start :]
     check_lengths(train, val, request)
     documents: list[DocumentNumbers | None] = [None, None]
     if request.mask_documents:
@@ -361,10 +355,9 @@ def read_tokens(folder: Path, index: Index, request: Request) -> TokenData:
                 "several files",
             )
         starts = np.load(folder / STARTS, mmap_mode="r")
-        documents = [DocumentsFrom(starts, place) for place in (0, index.val_start)]
-    return TokenData(
-        train, val, request.tokenizer, index.text_sha256, index.val_bytes, index.facts, *documents
-    )
+        documents = [number_documents(starts, offset) for offset in (0, index.val_start)]
+    found = index.text_sha256, index.val_bytes, index.facts
+    return TokenData(train, val, request.tokenizer, *found, *documents)
 
 
 def check_lengths(train: Tokens, val: Tokens, request: Request) -> None:
@@ -381,20 +374,17 @@ def check_lengths(train: Tokens, val: Tokens, request: Request) -> None:
         )
 
 
-@dataclass(frozen=True)
-class DocumentsFrom:
-    """Numbers the documents of the ids from `offset` on; `starts`: their starts in the file."""
+def number_documents(starts: NDArray[np.int64], offset: int) -> DocumentNumbers:
+    """Return the numbering of the ids from `offset` on, by the places where documents start."""
 
-    starts: NDArray[np.int64]
-    offset: int
+    def number(start: int, stop: int) -> NDArray[np.int64]:
+        start, stop = offset + start, offset + stop
+        first, last = np.searchsorted(starts, (start + 1, stop))
+        begins = np.zeros(stop - start, dtype=np.int64)
+        begins[starts[first:last] - start] = 1
+        return begins.cumsum()
 
-    def __call__(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Return the document number of each token `start` .. `stop` - 1; the first has 0."""
-        start, stop = self.offset + start, self.offset + stop
-        first, last = np.searchsorted(self.starts, (start + 1, stop))
-        numbers = np.zeros(stop - start, dtype=np.int64)
-        numbers[self.starts[first:last] - start] = 1
-        return numbers.cumsum()
+    return number
 
 
 def map_ids(path: Path, offset: int = 0) -> Ids:
@@ -402,68 +392,28 @@ def map_ids(path: Path, offset: int = 0) -> Ids:
     return np.memmap(path, TOKEN_DTYPE, "r", offset).view(np.ndarray)
 
 
-def in_pieces(ids: Tokens) -> Iterator[Ids]:
-    """Yield all ids, at most PIECE_TOKENS of them at a time."""
-    for start in range(0, len(ids), PIECE_TOKENS):
-        yield ids[start : start + PIECE_TOKENS]
-
-
-def _measure(ids: Tokens) -> tuple[int, str]:
-    """Return the highest id, and the SHA-256 of all."""
-    highest, digest = 0, hashlib.sha256()
-    for piece in in_pieces(ids):
-        digest.update(piece.data)
-        highest = max(highest, int(piece.max()))
-    return highest, digest.hexdigest()
-
-
-def content_of(ids: Tokens, path: Path, cache: Path) -> tuple[int, str]:
+def measure_ids(ids: Tokens, path: Path, cache: Path) -> tuple[int, str]:
     """Return the highest of a file's ids, and the SHA-256 of all.
 
     The file is read once: the cache keeps the answer by path, size and modification time.
     """
-    status = path.stat()
-    made_of = f"{path.resolve()}\0{status.st_size}\0{status.st_mtime_ns}"
-    record = cache / f"{hashlib.sha256(made_of.encode()).hexdigest()}.ids.json"
+    record = cache / f"{hashlib.sha256(stamp_file(path).encode()).hexdigest()}.ids.json"
     with contextlib.suppress(OSError, ValueError):  # not there, or damaged: read anew
         return msgspec.json.decode(record.read_bytes(), type=tuple[int, str])
     if 2 * len(ids) >= LARGE:
         print(f"data: checking {2 * len(ids) / 1e9:.1f} GB of ids, once", file=sys.stderr)
-    content = _measure(ids)
+    highest, digest = 0, hashlib.sha256()
+    for start in range(0, len(ids), PIECE_TOKENS):
+        piece = ids[start : start + PIECE_TOKENS]
+        digest.update(piece.data)
+        highest = max(highest, int(piece.max()))
+    found = highest, digest.hexdigest()
     with contextlib.suppress(DiskError):  # read it again next time
-        write_atomically(record, lambda file: file.write(json.dumps(content).encode()))
-    return content
+        write_atomically(record, lambda file: file.write(json.dumps(found).encode()))
+    return found
 
 
-def count_bytes(ids: Tokens, tokenizer: Tokenizer, separator: Ids) -> int:
-    """Return the number of UTF-8 bytes of these ids.
-
-    A separator counts as len(SEPARATOR) bytes, whatever its ids.
-    """
-    lengths = tokenizer.byte_lengths()
-    if len(separator) == 1:  # an id of its own, which no text has; else it is as long as SEPARATOR
-        lengths[separator] = len(SEPARATOR)
-    return sum(int(lengths[piece].sum()) for piece in in_pieces(ids))
-
-
-@contextlib.contextmanager
-def lock_folder(folder: Path) -> Iterator[None]:
-    """Hold the folder's lock; wait while another process does."""
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder / LOCK)
-    try:
-        lock.acquire(timeout=QUIET_SECONDS)
-    except Timeout:
-        print(f"data: waiting for another process that prepares {folder}", file=sys.stderr)
-        lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-def _text_key(source: TextSource, request: Request) -> str:
-    """Return a hash of everything but the vocabulary that decides a text's ids."""
-    code = [class_code(type(one)) for one in (source, request.tokenizer)]
-    made_of = [source.stamp(), request.val_fraction, *code]
-    return hashlib.sha256(json.dumps(made_of).encode()).hexdigest()
+def stamp_file(path: Path) -> str:
+    """Return a string that changes with the file: its path, size and modification time."""
+    status = path.stat()
+    return f"{path.resolve()} {status.st_size} {status.st_mtime_ns}"

@@ -28,10 +28,10 @@ class AttentionLog(L.Callback):
 
     def __init__(self, board: Board, data: RunData, context_length: int, heads: bool) -> None:
         self.board, self.heads = board, heads
-        self.rows = data.opening_rows(context_length, TOKENS)
-        self.documents = data.opening_documents(self.rows)
-        self.map_row = data.opening_rows(context_length, MAP_TOKENS)[:1, :MAP_TOKENS]
-        self.map_documents = data.opening_documents(self.map_row)
+        self.rows, self.documents = data.opening(context_length, TOKENS)
+        rows, documents = data.opening(context_length, MAP_TOKENS)
+        self.map_row = rows[:1, :MAP_TOKENS]
+        self.map_documents = None if documents is None else documents[:1, :MAP_TOKENS]
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         # With a single token every weight is 1.

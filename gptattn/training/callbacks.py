@@ -265,7 +265,7 @@ def choose_prompt(data: RunData) -> NDArray[np.uint16]:
 
     If there are none, the first `PROMPT_TOKENS` tokens.
     """
-    ids = data.opening_rows(OPENING_TOKENS, OPENING_TOKENS)[0].numpy()
+    ids = data.opening(OPENING_TOKENS, OPENING_TOKENS)[0][0].numpy()
     text = data.tokenizer.decode(ids)
     words = re.search(r"(?<=\s)[^\s\ufffd]+(\s[^\s\ufffd]+){0,2}(?=\s)", text)
     if words is None:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from gptattn.attention import HasHeads, HeadWeights
 from gptattn.data import tokenizer_files
+from gptattn.data.bpe import ByteLevelBPE
 from gptattn.errors import ConfigError, DataError
 from gptattn.model.gpt import GPT, GPT2_STYLE, BlockStyle
 from gptattn.position import LearnedPosition
@@ -185,7 +186,7 @@ class Llama(Family):
         if [file.name for file in tokenizer_files.find(folder)] != ["tokenizer.json"]:
             return False
         try:
-            tokenizer_files.read_bpe(folder)
+            ByteLevelBPE(str(folder))
         except DataError:
             return False
         return True

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gptattn.data.bpe import GPT2Tokenizer
+from gptattn.data.bpe import ByteLevelBPE
 from gptattn.data.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer
 from gptattn.decode.prompt import read_prompts
 from gptattn.decode.text_stream import TextStream
@@ -17,7 +17,7 @@ TEXT = "naïve ≈ 𝄞 text"
 @pytest.fixture(params=["byte", "char", "gpt2"])
 def tokenizer(request: pytest.FixtureRequest, tmp_path: Path) -> Tokenizer:
     if request.param == "gpt2":
-        return GPT2Tokenizer(str(bpe(tmp_path)))
+        return ByteLevelBPE(str(bpe(tmp_path)))
     return ByteTokenizer() if request.param == "byte" else CharTokenizer(TEXT)
 
 

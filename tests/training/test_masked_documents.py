@@ -72,8 +72,7 @@ def test_the_loss_is_that_of_documents_in_rows_of_their_own(run: Path) -> None:
 @torch.no_grad()
 def test_figures_of_heads_are_those_of_each_document(run: Path) -> None:
     saved, data = held_out(run)
-    ids = data.opening_rows(T, 512)
-    numbers = data.opening_documents(ids)
+    ids, numbers = data.opening(T, 512)
     assert numbers is not None
     assert numbers.max() > 3
     found: dict[str, list[Tensor]] = {"entropy": [], "sink": []}

@@ -26,6 +26,8 @@ def run(arguments: Sequence[str]) -> None:
     """Encode the text. Raises a UserError, which names the argument."""
     # --help needs neither torch nor Hydra.
     from gptattn.data.bin_files import choose_tokenizer
+    from gptattn.data.tokens import TextSource
+    from gptattn.errors import ConfigError
     from gptattn.settings.build import build_request, build_tokenizer
     from gptattn.settings.compose import settings
 
@@ -33,7 +35,12 @@ def run(arguments: Sequence[str]) -> None:
     args = parse(Arguments, own)
     cfg = settings([argument for argument in arguments if argument not in own])
     request = build_request(cfg, build_tokenizer(cfg))
-    index = request.make("data", cfg.data).prepare(args.to, request)
+    source = request.make("data", cfg.data)
+    if not isinstance(source, TextSource):
+        raise ConfigError(
+            "data", f"{request.data_name} is not text, and needs no preparation; give a text"
+        )
+    index = source.prepare(args.to, request)
     for name, side in (("train", index.train), ("val", index.val)):
         documents = f"{side.documents:,} document{'s' * (side.documents > 1)}"
         print(f"{name}: {side.tokens:,} tokens of {side.bytes:,} bytes in {documents}")
