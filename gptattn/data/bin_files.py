@@ -64,10 +64,9 @@ def read_header(path: Path, field: str) -> Shard:
             raise DataError(field, f"{path} has {size:,} bytes, so it holds no 16-bit ids")
         return Shard(path, 0, size // TOKEN_DTYPE.itemsize)
     version, count = map(int, opening[1:])
-    if version != VERSION:
-        raise DataError(field, f"{path} has version {version}; only {VERSION} is supported")
-    if count < 1 or size != HEADER_BYTES + TOKEN_DTYPE.itemsize * count:
-        raise DataError(field, f"{path} has {size:,} bytes, which do not fit its {count:,} ids")
+    if version != VERSION or size != HEADER_BYTES + TOKEN_DTYPE.itemsize * count:
+        what = f"version {version} and {size:,} bytes for {count:,} ids"
+        raise DataError(field, f"{path} is no whole shard of version {VERSION}: it has {what}")
     return Shard(path, HEADER_BYTES, count)
 
 
@@ -110,9 +109,7 @@ class BinFiles(Source):
     or no file of ids.
     """
 
-    def __init__(self, path: str | None, val_path: str | None = None) -> None:
-        if not path:
-            raise DataError("data.path", "is not set; give a folder with .bin files, or a file")
+    def __init__(self, path: str, val_path: str | None = None) -> None:
         self.path, self.root, self.val_path = path, expand(path, "data.path"), val_path
 
     def load(self, request: Request) -> TokenData:
@@ -124,7 +121,7 @@ class BinFiles(Source):
             for field, files in zip(("data.path", "data.val_path"), self._find_files(), strict=True)
         )
         contents = [
-            [measure_ids(ShardedIds([shard]), shard.path, request.cache) for shard in side]
+            [measure_ids(_map(shard), shard.path, request.cache) for shard in side]
             for side in (train, val)
         ]
         lines = [json.dumps([digest for _, digest in side]) for side in contents]
@@ -143,7 +140,7 @@ class BinFiles(Source):
         documents = [None, None]
         if request.mask_documents:
             documents = [_number_documents(part, tokenizer) for part in (ids, held_out)]
-        return TokenData(ids, held_out, tokenizer, text_hash, val_bytes, {}, *documents)
+        return TokenData(ids, held_out, tokenizer, text_hash, val_bytes, None, *documents)
 
     def _load_prepared(self, request: Request) -> TokenData:
         if self.val_path:
@@ -173,24 +170,18 @@ def choose_tokenizer(choice: str, root: Path) -> str:
 
 def _check_tokenizer(tokenizer: Tokenizer, highest: int) -> None:
     """Raise ConfigError unless ids up to `highest` may be this tokenizer's."""
-    if not tokenizer.ready:
+    if not tokenizer.ready or highest >= tokenizer.vocab_size:
         raise ConfigError(
             "tokenizer",
-            "takes its vocabulary from a text, and the files have ids alone; give the one that "
-            "made them, such as tokenizer=gpt2 tokenizer.path=FOLDER",
-        )
-    if highest >= tokenizer.vocab_size:
-        raise ConfigError(
-            "tokenizer",
-            f"has {tokenizer.vocab_size:,} ids, and the files have id {highest:,}; give the one "
-            "that made them, such as tokenizer=gpt2 tokenizer.path=FOLDER, or without its files "
-            f"tokenizer=none tokenizer.vocab_size={highest + 1} (GPT-2 has 50257) sample.tokens=0",
+            f"did not make the ids up to {highest:,}; give the one that did, such as "
+            "tokenizer=gpt2 tokenizer.path=FOLDER, or without its files tokenizer=none "
+            f"tokenizer.vocab_size={highest + 1} (GPT-2 has 50257) sample.tokens=0",
         )
 
 
 def _count_scored_bytes(ids: Tokens, tokenizer: Tokenizer) -> int:
     """Return the UTF-8 bytes of all ids but the first, which is only context."""
-    lengths, separator = tokenizer.byte_lengths(), tokenizer.separator()[1]
+    lengths, separator = tokenizer.byte_lengths(), tokenizer.separator()
     if len(separator) == 1:  # an end of text counts as much as the SEPARATOR of other tokenizers
         lengths[separator] = len(SEPARATOR)
     places = range(1, len(ids), PIECE_TOKENS)
@@ -199,7 +190,7 @@ def _count_scored_bytes(ids: Tokens, tokenizer: Tokenizer) -> int:
 
 def _number_documents(ids: ShardedIds, tokenizer: Tokenizer) -> DocumentNumbers:
     """Return the numbering of these ids' documents, by the end of text before each."""
-    end = [] if isinstance(tokenizer, TaskIds) else tokenizer.separator()[1]
+    end = [] if isinstance(tokenizer, TaskIds) else tokenizer.separator()
     if len(end) != 1:
         raise ConfigError(
             "data.mask_documents",

@@ -171,11 +171,9 @@ class ByteLevelBPE(Tokenizer):
     def cut(self, pieces: Iterable[str]) -> Iterator[str]:
         return cut_between_words(pieces, PIECE_CHARS)
 
-    def separator(self) -> tuple[str, Ids]:
+    def separator(self) -> Ids:
         end = self._vocab.get(END_OF_TEXT)
-        if end is None:
-            return super().separator()
-        return END_OF_TEXT, np.array([end], dtype=np.uint16)
+        return super().separator() if end is None else np.array([end], dtype=np.uint16)
 
     def to_bytes(self, ids: NDArray[np.integer]) -> bytes:
         return b"".join(self._bytes[id] for id in ids.tolist())

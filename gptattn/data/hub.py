@@ -46,30 +46,27 @@ def local_folder(name: str, field: str, files: Sequence[str]) -> Path:
 @cache  # a run asks twice: during its checks and when it starts
 def _fetch(repo: str, revision: str | None, field: str, files: tuple[str, ...]) -> Path:
     try:
-        from huggingface_hub import errors, snapshot_download
+        from huggingface_hub import snapshot_download
     except ImportError:
         raise ConfigError(
             field, f"{PREFIX}{repo} needs the extra hf: pip install 'gptattn[hf]'"
         ) from None
     try:
         return Path(snapshot_download(repo, revision=revision, allow_patterns=list(files)))
-    except errors.RevisionNotFoundError:
-        reason = f"has no revision {revision}"
-    except errors.RepositoryNotFoundError:
-        reason = "does not exist or needs a login (hf auth login)"
-    # The library raises its own errors and those of its two transport libraries.
-    except Exception as error:
-        reason = f"cannot be fetched ({_first_line(error).removeprefix('Got: ')})"
-    raise CheckpointError(
-        field, f"{PREFIX}{repo} {reason}; check the name and the network, or give a folder"
-    )
+    except Exception as error:  # the library's own, and those of its two transport libraries
+        where = repo if revision is None else f"{repo}@{revision}"
+        raise CheckpointError(
+            field,
+            f"{PREFIX}{where} cannot be fetched ({_first_line(error)}); check the name, the "
+            "network and your login (hf auth login), or give a folder",
+        ) from None
 
 
 def _first_line(error: Exception) -> str:
-    """Return the first line of a library's error; raise it if the disk refused."""
+    """Return a library's error in one line; raise it if the disk refused."""
     if isinstance(error, MemoryError) or getattr(error, "errno", None) in REFUSALS:
         raise error
-    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+    return ": ".join([type(error).__name__, *str(error).splitlines()[:1]]).rstrip(".")
 
 
 class Rows(TextSource):
@@ -195,13 +192,14 @@ def _named_errors(where: str) -> Iterator[None]:
 
 def _find_files(path: str, val_path: str | None) -> tuple[list[Path], list[Path]]:
     """Return the files of rows to train on, and those to hold out."""
-    sides = find_sides(path, val_path, "**/*")
     train, held_out = (
-        [f for f in side if f.suffix in READERS and f.name not in NOTES] for side in sides
+        [file for file in side if file.suffix in READERS and file.name not in NOTES]
+        for side in find_sides(path, val_path, "**/*")
     )
-    if not train or (val_path and not held_out):
-        which = "data.path" if not train else "data.val_path"
-        raise DataError(which, f"has no {', '.join(READERS)}; for plain text, use data=text")
+    for field, named, files in (("path", path, train), ("val_path", val_path, held_out)):
+        if named and not files:
+            has = f"{named} has no {', '.join(READERS)}"
+            raise DataError(f"data.{field}", f"{has}; for plain text, use data=text")
     return train, held_out
 
 

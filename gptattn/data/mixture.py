@@ -66,12 +66,9 @@ class Mixture(Source):
                     raise type(error)(error.field, f"{field}: {error.message}") from None
                 renamed = re.sub(r"^data\b(?!\.sources)", field, error.field)
                 raise type(error)(renamed, error.message) from None
-        if any(source.val_bytes is None for source in sources.values()):
-            raise ConfigError("data.sources", "must all be texts, under a tokenizer")
         return MixtureData(sources, self.weights, request.tokenizer)
 
 
-@dataclass(frozen=True)
 class MixtureData(RunData):
     """Texts under one tokenizer, validated on all their held-out tokens.
 
@@ -79,9 +76,14 @@ class MixtureData(RunData):
     texts' weights.
     """
 
-    sources: Mapping[str, RunData]
-    weights: Mapping[str, float]
-    tokenizer: Tokenizer
+    def __init__(
+        self, sources: Mapping[str, RunData], weights: Mapping[str, float], tokenizer: Tokenizer
+    ) -> None:
+        self.sources, self.weights, self.tokenizer = sources, weights, tokenizer
+        hashes = "\n".join(source.text_hash for source in sources.values())
+        self.text_hash = hashlib.sha256(hashes.encode()).hexdigest()
+        sizes = [source.val_bytes for source in sources.values()]
+        self.val_bytes = None if None in sizes else sum(filter(None, sizes))
 
     def training_batch(
         self,
@@ -116,16 +118,6 @@ class MixtureData(RunData):
         return Chain(
             [source.validation(batch_size, context_length) for source in self.sources.values()]
         )
-
-    @property
-    def text_hash(self) -> str:  # type: ignore[override]
-        hashes = "\n".join(source.text_hash for source in self.sources.values())
-        return hashlib.sha256(hashes.encode()).hexdigest()
-
-    @property
-    def val_bytes(self) -> int | None:  # type: ignore[override]
-        found = [source.val_bytes for source in self.sources.values()]
-        return None if None in found else sum(size for size in found if size is not None)
 
     def facts(self) -> dict[str, Any]:
         each = {name: source.facts() for name, source in self.sources.items()}

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from gptattn.data.run_data import Request, RunData, Source
 from gptattn.data.sampler import Batch
-from gptattn.data.tokenizer import Tokenizer
+from gptattn.data.tokenizer import TaskIds, Tokenizer
 from gptattn.errors import ConfigError
 from gptattn.model.loss import IGNORED
 
@@ -58,8 +58,20 @@ class Task(Source):
 
     def load(self, request: Request) -> "TaskData":
         self.check(request.context_length)
-        request.tokenizer.become(self.vocab_size, request.data_name)
-        return TaskData(self, request.context_length, request.tokenizer)
+        tokenizer = request.tokenizer
+        if not isinstance(tokenizer, TaskIds):
+            raise ConfigError(
+                "tokenizer",
+                f"{request.data_name} has its own ids and no text; leave the tokenizer out",
+            )
+        if tokenizer.vocab_size not in (0, self.vocab_size):
+            raise ConfigError(
+                "tokenizer.vocab_size",
+                f"{tokenizer.vocab_size} is not the task's {self.vocab_size}; set data.vocab_size "
+                "alone",
+            )
+        tokenizer.vocab_size = self.vocab_size
+        return TaskData(self, request.context_length, tokenizer)
 
 
 @dataclass(frozen=True)

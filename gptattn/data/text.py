@@ -25,13 +25,14 @@ OUTSIDE = {"site-packages", "dist-packages", "test", "tests", "idle_test", "pydo
 BUILT = "_sysconfigdata"
 HELD_OUT = 1 / 20  # of the files; some 600 kB
 PIECE = 2**16  # characters read at a time
+ADVICE = "; convert it, with iconv for example, or choose other files with data.pattern"
 
 
 @dataclass(frozen=True)
 class TextFile:
     """A file of UTF-8 text; a byte order mark is dropped, and line ends become line feeds.
 
-    Raises DataError, naming the file and the offset, where it is not text.
+    Raises DataError, naming the file, where it is not text.
     """
 
     path: Path
@@ -47,31 +48,12 @@ class TextFile:
             with self.path.open(encoding="utf-8-sig") as file:
                 while piece := file.read(PIECE):
                     if "\0" in piece:
-                        raise DataError("data", self._describe_fault())
+                        raise DataError("data", f"{self.path} is binary{ADVICE}")
                     yield piece
         except UnicodeDecodeError:
-            raise DataError("data", self._describe_fault()) from None
+            raise DataError("data", f"{self.path} is not UTF-8{ADVICE}") from None
         except OSError as error:
             raise DataError("data", f"{self.path} cannot be read ({error.strerror})") from None
-
-    def _describe_fault(self) -> str:
-        """Find the first byte that is not text; no character spans two lines."""
-        offset = 0
-        with self.path.open("rb") as file:
-            for line in file:
-                if (nul := line.find(0)) >= 0:
-                    what = f"is binary (NUL at byte {offset + nul}); give UTF-8 text"
-                    break
-                try:
-                    line.decode()
-                except UnicodeDecodeError as error:
-                    place = f"byte {line[error.start]:#04x} at offset {offset + error.start}"
-                    what = f"is not UTF-8 ({place}); convert it, with iconv for example"
-                    break
-                offset += len(line)
-            else:
-                return f"{self.path} changed while it was read; start again"
-        return f"{self.path} {what}, or choose other files with data.pattern"
 
 
 @dataclass(frozen=True)
@@ -102,7 +84,6 @@ class PlainText(TextSource):
     def __init__(self, train: Sequence[Document], held_out: Sequence[Document] = ()) -> None:
         self.train, self.held_out = train, held_out
         self.separated = len(train) > 1 or len(held_out) > 0
-        self.holds_out = "documents" if held_out else "tails"
 
     def stamp(self) -> str:
         return str(
@@ -170,8 +151,7 @@ class StandardLibrary(PlainText):
 
     About 11 MB in 730 files on Python 3.11, sorted by name. A twentieth of the files is held out,
     by a hash of their names, so a file is on the same side in every version. Versions differ, so
-    compare runs only under one Python (the text's hash is in every summary). Raises DataError if
-    this Python has no source files.
+    compare runs only under one Python (the text's hash is in every summary).
     """
 
     def __init__(self) -> None:
@@ -186,10 +166,6 @@ class StandardLibrary(PlainText):
             if (file := TextFile(root / name)).size():
                 share = int(hashlib.sha256(name.encode()).hexdigest()[:8], 16) / 2**32
                 (held_out if share < HELD_OUT else train).append(file)
-        if not (train and held_out):
-            raise DataError(
-                "data", f"no source files in {root}; use data=text data.path=FILE_OR_FOLDER"
-            )
         super().__init__(train, held_out)
 
 
@@ -197,13 +173,11 @@ class TextFiles(PlainText):
     """The UTF-8 text of a file, or of all files below a folder that match `pattern`, sorted.
 
     The file or folder `val_path` is held out, even if it lies below `path`. Hidden and empty files
-    are skipped. Raises DataError for a missing or empty text, and when the text is read, naming
-    file and offset, if it is binary or not UTF-8.
+    are skipped. Raises DataError for a missing text, and when it is read, naming the file, if it is
+    binary or not UTF-8.
     """
 
-    def __init__(self, path: str | None, pattern: str = "**/*", val_path: str | None = None):
-        if not path:
-            raise DataError("data.path", "is not set; give data.path=FILE_OR_FOLDER")
+    def __init__(self, path: str, pattern: str = "**/*", val_path: str | None = None) -> None:
         train, held_out = find_sides(path, val_path, pattern)
         super().__init__([*map(TextFile, train)], [*map(TextFile, held_out)])
 
@@ -253,10 +227,8 @@ def expand(path: str, field: str) -> Path:
     """Return the path with the home folder for ~. Raises DataError if that is unknown."""
     try:
         return Path(path).expanduser()
-    except RuntimeError:
-        raise DataError(
-            field, f"{path} names an unknown home folder; give the whole path"
-        ) from None
+    except RuntimeError as error:
+        raise DataError(field, f"{path} cannot be used ({error}); give the whole path") from None
 
 
 def find_files(path: str, pattern: str, field: str) -> list[Path]:
@@ -269,13 +241,10 @@ def find_files(path: str, pattern: str, field: str) -> list[Path]:
         if not root.exists():
             raise DataError(field, f"{root} does not exist; give a file or a folder")
         files = sorted(root.glob(pattern)) if root.is_dir() else [root]
-        found = [file for file in files if file.is_file() and file.stat().st_size]
-    except OSError as error:  # a name too long, a loop of links
-        raise DataError(field, f"{path[:80]}: {error.strerror}; give another path") from None
-    except (ValueError, NotImplementedError) as error:
-        raise DataError(
-            "data.pattern", f"{pattern!r} is not a relative pattern ({error}); try **/*"
-        ) from None
+    except (OSError, ValueError, NotImplementedError) as error:
+        what = f"{path[:80]} with data.pattern={pattern!r} cannot be read ({error})"
+        raise DataError(field, f"{what}; give another path, or a pattern such as **/*") from None
+    found = [file for file in files if file.is_file() and file.stat().st_size]
     # A root that is hidden itself was named by the user.
     seen = [f for f in found if not any(p.startswith(".") for p in f.relative_to(root).parts)]
     if not seen:

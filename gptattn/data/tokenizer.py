@@ -47,9 +47,9 @@ class Tokenizer(ABC):
         """Return a document in pieces whose ids, joined, are those of the whole."""
         return pieces
 
-    def separator(self) -> tuple[str, Ids]:
-        """Return the text between two documents, and its ids."""
-        return SEPARATOR, self.encode(SEPARATOR, "data")
+    def separator(self) -> Ids:
+        """Return the ids between two documents."""
+        return self.encode(SEPARATOR, "data")
 
     @abstractmethod
     def to_bytes(self, ids: NDArray[np.integer]) -> bytes:
@@ -77,12 +77,6 @@ class Tokenizer(ABC):
 
         Before `fit`, it says how the vocabulary will be made.
         """
-
-    def become(self, vocab_size: int, task: str) -> None:
-        """Take the vocabulary of a task. Raises ConfigError if this cannot be the task's."""
-        raise ConfigError(
-            "tokenizer", f"{task} has its own ids and no text; leave the tokenizer out"
-        )
 
 
 class ByteTokenizer(Tokenizer):
@@ -171,15 +165,6 @@ class TaskIds(Tokenizer):
 
     def __init__(self, vocab_size: int | None = None) -> None:
         self.vocab_size = vocab_size or 0
-
-    def become(self, vocab_size: int, task: str) -> None:
-        """Take the vocabulary of a task. Raises ConfigError if another one was given."""
-        if self.vocab_size not in (0, vocab_size):
-            raise ConfigError(
-                "tokenizer.vocab_size",
-                f"{self.vocab_size} is not the task's {vocab_size}; set data.vocab_size alone",
-            )
-        self.vocab_size = vocab_size
 
     def fit(self, read: Reader) -> None:
         raise ConfigError("tokenizer", "none is for synthetic tasks; for text, use tokenizer=byte")

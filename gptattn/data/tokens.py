@@ -12,8 +12,8 @@ import sys
 import tempfile
 from abc import abstractmethod
 from array import array
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
 from itertools import groupby, islice
 from operator import itemgetter
 from pathlib import Path
@@ -46,7 +46,6 @@ TOKENS, INDEX, STARTS, LOCK = "tokens.bin", "tokens.json", "documents.npy", ".lo
 TOKEN_DTYPE = np.dtype("<u2")
 PIECE_TOKENS = 2**20  # read at a time
 BATCH = 64  # pieces of text encoded at a time, on all cores if the tokenizer can
-LARGE = 2**30  # bytes of ids; more take a second or longer to read
 
 Part = tuple[str, str]  # side, "train" or "val", and a piece of text
 
@@ -60,7 +59,7 @@ class TokenData(RunData):
     tokenizer: Tokenizer
     text_hash: str
     val_bytes: int | None  # UTF-8 bytes of the scored tokens
-    reading: Mapping[str, Any] = field(default_factory=dict)  # facts for the run's record
+    documents: int | None = None  # to train on, if known
     train_documents: DocumentNumbers | None = None  # of `train`; given if documents are kept apart
     val_documents: DocumentNumbers | None = None  # of `val`
 
@@ -80,9 +79,8 @@ class TokenData(RunData):
 
     def facts(self) -> dict[str, Any]:
         counts = {"train_tokens": len(self.train), "val_tokens": len(self.val) - 1}
-        if self.val_bytes is not None:
-            counts["val_bytes"] = self.val_bytes
-        return {**counts, **self.reading}
+        known = {"val_bytes": self.val_bytes, "documents": self.documents}
+        return counts | {name: value for name, value in known.items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -108,7 +106,6 @@ class Index:
     train: Side
     val: Side
     val_start: int  # the first held-out id, which is only context
-    facts: dict[str, Any]  # for the run's record
 
     @property
     def val_bytes(self) -> int:
@@ -121,7 +118,6 @@ class TextSource(Source):
 
     name = "the text"  # in messages
     separated = True  # separators stand between documents
-    holds_out = "documents"  # or "tails"
 
     @abstractmethod
     def stamp(self) -> str:
@@ -150,19 +146,6 @@ class TextSource(Source):
                 "cache_dir", f"{cache} cannot be used ({reason}); give another cache_dir"
             ) from None
         return read_tokens(folder, index, request)
-
-    def prepare(self, folder: Path, request: Request) -> Index:
-        """Write the token file to `folder`, if missing.
-
-        Raises ConfigError if the folder holds something else.
-        """
-        names = sorted(path.name for path in folder.iterdir()) if folder.exists() else []
-        ours = {TOKENS, INDEX, STARTS, LOCK, IN_RUN}
-        others = [name for name in names if name not in ours and not name.endswith(".part")]
-        if others:
-            has = f"holds other files ({', '.join(others[:3])})"
-            raise ConfigError("to", f"{folder} {has}; give another folder, or remove it")
-        return make_tokens(self, folder, request)
 
 
 def _text_key(source: TextSource, request: Request) -> str:
@@ -197,20 +180,14 @@ def make_tokens(source: TextSource, folder: Path, request: Request) -> Index:
     if is_locked(folder / LOCK):
         print(f"data: waiting for another process that prepares {folder}", file=sys.stderr)
     with FileLock(folder / LOCK):
-        if (folder / INDEX).is_file():
-            try:
-                index = read_index(folder, request.cache)
-            except DataError as error:
-                print(f"data: {error.message.partition(';')[0]}; encoding again", file=sys.stderr)
-            else:
-                if index.text != text or recipe not in (index.recipe, index.tokenizer):
-                    has = "has the ids of another text, or of another tokenizer"
-                    raise ConfigError("to", f"{folder} {has}; give another folder, or remove it")
+        with contextlib.suppress(DataError):  # not there, or damaged: it is made again
+            index = read_index(folder, request.cache)
+            if index.text == text and recipe in (index.recipe, index.tokenizer):
                 return index
+            has = "has the ids of another text, or of another tokenizer"
+            raise ConfigError("to", f"{folder} {has}; give another folder, or remove it")
         tokenizer.fit(lambda side: _read(source, fraction, side))
-        word, separator = None, np.empty(0, np.uint16)
-        if source.separated:
-            word, separator = tokenizer.separator()
+        separator = tokenizer.separator() if source.separated else np.empty(0, np.uint16)
         digest = hashlib.sha256()
         with (
             replacing(folder / TOKENS) as file,
@@ -255,11 +232,6 @@ def make_tokens(source: TextSource, folder: Path, request: Request) -> Index:
             val=Side(val.tokens, val.documents, val.bytes),
             # One token of context: the last of a separator, or of a single text's training part.
             val_start=train.tokens + len(separator) - 1,
-            facts={
-                "documents": train.documents,
-                "held_out": source.holds_out,
-                "separator": word,
-            },
         )
         raw = json.dumps(asdict(index), indent=1, ensure_ascii=False).encode()
         write_atomically(folder / INDEX, lambda file: file.write(raw))
@@ -325,16 +297,13 @@ def read_index(folder: Path, cache: Path) -> Index:
     try:
         index = msgspec.json.decode((folder / INDEX).read_bytes(), type=Index)
         (folder / STARTS).stat()
-        whole = measure_ids(map_ids(folder / TOKENS), folder / TOKENS, cache)[1] == index.sha256
+        if measure_ids(map_ids(folder / TOKENS), folder / TOKENS, cache)[1] != index.sha256:
+            raise ValueError(f"{TOKENS} is not as {INDEX} says")
+        return index
     except (OSError, ValueError, RecursionError) as error:
-        whole, reason = False, str(error)
-    else:
-        reason = f"{TOKENS} differs from {INDEX}"
-    if not whole:
         raise DataError(
-            "data.path", f"{folder} is damaged ({reason}); remove it and prepare it again"
-        )
-    return index
+            "data.path", f"{folder} is damaged ({error}); remove it and prepare it again"
+        ) from None
 
 
 def read_tokens(folder: Path, index: Index, request: Request) -> TokenData:
@@ -356,7 +325,7 @@ def read_tokens(folder: Path, index: Index, request: Request) -> TokenData:
             )
         starts = np.load(folder / STARTS, mmap_mode="r")
         documents = [number_documents(starts, offset) for offset in (0, index.val_start)]
-    found = index.text_sha256, index.val_bytes, index.facts
+    found = index.text_sha256, index.val_bytes, index.train.documents
     return TokenData(train, val, request.tokenizer, *found, *documents)
 
 
@@ -392,7 +361,7 @@ def map_ids(path: Path, offset: int = 0) -> Ids:
     return np.memmap(path, TOKEN_DTYPE, "r", offset).view(np.ndarray)
 
 
-def measure_ids(ids: Tokens, path: Path, cache: Path) -> tuple[int, str]:
+def measure_ids(ids: Ids, path: Path, cache: Path) -> tuple[int, str]:
     """Return the highest of a file's ids, and the SHA-256 of all.
 
     The file is read once: the cache keeps the answer by path, size and modification time.
@@ -400,13 +369,13 @@ def measure_ids(ids: Tokens, path: Path, cache: Path) -> tuple[int, str]:
     record = cache / f"{hashlib.sha256(stamp_file(path).encode()).hexdigest()}.ids.json"
     with contextlib.suppress(OSError, ValueError):  # not there, or damaged: read anew
         return msgspec.json.decode(record.read_bytes(), type=tuple[int, str])
-    if 2 * len(ids) >= LARGE:
-        print(f"data: checking {2 * len(ids) / 1e9:.1f} GB of ids, once", file=sys.stderr)
     highest, digest = 0, hashlib.sha256()
-    for start in range(0, len(ids), PIECE_TOKENS):
-        piece = ids[start : start + PIECE_TOKENS]
-        digest.update(piece.data)
-        highest = max(highest, int(piece.max()))
+    with show_progress(f"data: checking {path}", ids.nbytes) as advance:
+        for start in range(0, len(ids), PIECE_TOKENS):
+            piece = ids[start : start + PIECE_TOKENS]
+            digest.update(piece.data)
+            highest = max(highest, int(piece.max()))
+            advance(piece.nbytes)
     found = highest, digest.hexdigest()
     with contextlib.suppress(DiskError):  # read it again next time
         write_atomically(record, lambda file: file.write(json.dumps(found).encode()))

@@ -12,12 +12,11 @@ from loading import documents, load, request
 from numpy.typing import NDArray
 from support import TEXT, Call, bpe, command, summary, tiny, train
 
-from gptattn.data import tokens as our_tokens
 from gptattn.data.bin_files import HEADER_BYTES, BinFiles, Shard, ShardedIds, read_header
-from gptattn.data.bpe import GPT2Tokenizer, TrainedBPE
+from gptattn.data.bpe import ByteLevelBPE
 from gptattn.data.sampler import training_batch
-from gptattn.data.tokenizer import ByteTokenizer, CharTokenizer, TaskIds
-from gptattn.data.tokens import INDEX, STARTS, TOKENS, TokenData
+from gptattn.data.tokenizer import ByteTokenizer, CharTokenizer, TaskIds, Tokenizer
+from gptattn.data.tokens import INDEX, STARTS, TOKENS, TokenData, make_tokens
 from gptattn.errors import ConfigError, DataError
 
 IDS = np.random.default_rng(0).integers(0, 256, 1_000).astype("<u2")
@@ -44,13 +43,12 @@ def test_slices_go_across_shards_with_and_without_headers(tmp_path: Path) -> Non
         files.append(file if i % 2 else write_shard(file, IDS[start:stop]))
     shards = [read_header(file, "data.path") for file in files]
     assert shards[:2] == [Shard(files[0], HEADER_BYTES, 7), Shard(files[1], 0, 1)]
-    ids = ShardedIds.of(shards)
-    assert len(ids) == 1000
+    ids, part = ShardedIds(shards), ShardedIds(shards, 6, 401)
+    assert (len(ids), len(part)) == (1000, 395)
     for start in (0, 6, 7, 8, 399, 990):
         for stop in (start, start + 1, start + 9, 401, 1000, 2000):
             np.testing.assert_array_equal(ids[start:stop], IDS[start:stop])
-            part = ids.part(start, 1000)
-            np.testing.assert_array_equal(part[: stop - start], IDS[start:][: stop - start])
+            np.testing.assert_array_equal(part[start:stop], IDS[6:401][start:stop])
     ours = training_batch(ids, 3, 5, 4, 16)
     for found, expected in zip(ours, training_batch(IDS, 3, 5, 4, 16), strict=True):
         assert torch.equal(found, expected)
@@ -87,44 +85,33 @@ def test_each_form_is_read_as_it_is(form: str, tmp_path: Path) -> None:
     assert load_bin(path, **given).text_hash != data.text_hash
 
 
-def test_the_hash_is_of_the_ids_and_of_what_is_held_out(tmp_path: Path) -> None:
-    IDS.tofile(tmp_path / "plain.bin")
+def test_the_hash_is_of_the_ids_and_what_is_held_out_is_not_trained_on(tmp_path: Path) -> None:
+    IDS.tofile(tmp_path / "train_1.bin")
     write_shard(tmp_path / "headed.bin", IDS)
-    plain, headed = (load_bin(tmp_path / f"{n}.bin") for n in ("plain", "headed"))
+    plain, headed = (load_bin(tmp_path / f"{n}.bin") for n in ("train_1", "headed"))
     assert plain.text_hash == headed.text_hash
-    held = load_bin(tmp_path / "plain.bin", val_path=str(tmp_path / "headed.bin"))
-    assert held.text_hash != plain.text_hash
+    IDS[:90].tofile(tmp_path / "train_2.bin")
+    held_out = str(tmp_path / "train_1.bin")
+    data = load_bin(tmp_path, val_path=held_out)
+    np.testing.assert_array_equal(data.train[:], IDS[:90])
+    assert data.text_hash != plain.text_hash
+    with pytest.raises(DataError, match=r"^data\.val_path: holds out all of data\.path; give a"):
+        load_bin(tmp_path / "train_1.bin", val_path=held_out)
 
 
-def test_what_is_held_out_is_not_trained_on(tmp_path: Path) -> None:
-    folder = tmp_path / "ids"
-    folder.mkdir()
-    for i in range(3):
-        IDS[300 * i :][:300].tofile(folder / f"train_{i}.bin")
-    held_out = str(folder / "train_1.bin")
-    data = load_bin(folder, val_path=held_out)
-    np.testing.assert_array_equal(data.train[:], np.concatenate([IDS[:300], IDS[600:900]]))
-    with pytest.raises(DataError, match=r"^data\.val_path: .* holds out all of data\.path; give"):
-        load_bin(folder / "train_1.bin", val_path=held_out)
-
-
-def test_a_file_is_read_through_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(our_tokens, "LARGE", 1)
+def test_a_file_is_read_through_once(tmp_path: Path) -> None:
     IDS.tofile(tmp_path / "x.bin")
     before = load_bin(tmp_path / "x.bin").text_hash
-    assert capfd.readouterr().err == "data: checking 0.0 GB of ids, once\n"
-    assert load_bin(tmp_path / "x.bin").text_hash == before
-    assert capfd.readouterr().err == ""
     (record,) = (tmp_path / "cache").glob("*.ids.json")
+    record.write_text('[1, "0"]')
+    assert load_bin(tmp_path / "x.bin").text_hash != before
     record.write_text("{damaged")
     assert load_bin(tmp_path / "x.bin").text_hash == before
 
 
 def test_bytes_of_an_end_of_text_are_those_of_any_separator(tmp_path: Path) -> None:
-    tokenizer = GPT2Tokenizer(str(bpe(tmp_path / "bpe")))
-    end = tokenizer.separator()[1]
+    tokenizer = ByteLevelBPE(str(bpe(tmp_path / "bpe")))
+    end = tokenizer.separator()
     ids = np.concatenate([end, tokenizer.encode("One.", "x"), end, tokenizer.encode("Two", "x")])
     ids.astype("<u2").tofile(tmp_path / "val.bin")
     np.tile(ids, 9).astype("<u2").tofile(tmp_path / "train.bin")
@@ -136,12 +123,11 @@ def test_bytes_of_an_end_of_text_are_those_of_any_separator(tmp_path: Path) -> N
     ("how", "said"),
     [
         ("odd", "has 3 bytes, so it holds no 16-bit ids"),
-        ("empty", "has 0 bytes, so it holds no 16-bit ids"),
-        ("cut", "has 3,022 bytes, which do not fit its 1,000 ids"),
-        ("version", "has version 7; only 1 is supported"),
-        ("no folder", "does not exist; give a folder with .bin files, or a file"),
-        ("no files", r"has no \*train\*.bin; give a folder with .bin files of ids"),
-        ("unset", r"^data\.path: is not set"),
+        ("empty", "is empty or no regular file"),
+        ("cut", "no whole shard of version 1: it has version 1 and 3,022 bytes for 1,000 ids"),
+        ("version", "no whole shard of version 1: it has version 7"),
+        ("no folder", "none does not exist; give a file or a folder"),
+        ("no files", r"d has no file that matches \*train\*.bin and is not empty"),
     ],
 )
 def test_what_is_no_file_of_ids_is_named(how: str, said: str, tmp_path: Path) -> None:
@@ -153,18 +139,15 @@ def test_what_is_no_file_of_ids_is_named(how: str, said: str, tmp_path: Path) ->
     file.write_bytes({"odd": b"abc", "empty": b"", "cut": raw[:-2]}.get(how, raw))
     path = {"no folder": tmp_path / "none", "no files": tmp_path / "d"}.get(how, file)
     with pytest.raises(DataError, match=said):
-        load(BinFiles(None if how == "unset" else str(path)), tmp_path / "c")
+        load(BinFiles(str(path)), tmp_path / "c")
 
 
 def test_ids_and_tokenizer_must_fit(tmp_path: Path) -> None:
     (IDS + 50_000).tofile(tmp_path / "x.bin")
     source, cache = BinFiles(str(tmp_path / "x.bin")), tmp_path / "c"
-    with pytest.raises(ConfigError, match=r"^tokenizer: has 256 ids, and the files have id 50,255"):
-        load(source, cache)
-    with pytest.raises(ConfigError, match=r"^tokenizer\.vocab_size: is not set; .* give 50256 or"):
-        load(source, cache, TaskIds())
-    for without in (CharTokenizer(), TrainedBPE(300)):
-        with pytest.raises(ConfigError, match=r"^tokenizer: takes its vocabulary from a text, and"):
+    said = r"^tokenizer: did not make the ids up to 50,255; .* tokenizer\.vocab_size=50256 "
+    for without in (ByteTokenizer(), TaskIds(), CharTokenizer(), ByteLevelBPE(vocab_size=300)):
+        with pytest.raises(ConfigError, match=said):
             load(source, cache, without)
     assert load(source, cache, TaskIds(50_257)).val_bytes is None
     with pytest.raises(ConfigError, match=r"^model\.context_length: 900 is too long .*: 900 of"):
@@ -172,8 +155,8 @@ def test_ids_and_tokenizer_must_fit(tmp_path: Path) -> None:
 
 
 def test_an_end_of_text_begins_a_document(tmp_path: Path) -> None:
-    tokenizer = GPT2Tokenizer(str(bpe(tmp_path / "bpe")))
-    (end,) = tokenizer.separator()[1]
+    tokenizer = ByteLevelBPE(str(bpe(tmp_path / "bpe")))
+    (end,) = tokenizer.separator()
     ids = np.tile(np.array([end, 1, 2, 3, end, 4, 5], dtype="<u2"), 30)
     ids.tofile(tmp_path / "x.bin")
     source, masked = BinFiles(str(tmp_path / "x.bin")), {"mask_documents": True}
@@ -205,13 +188,13 @@ def test_a_run_on_plain_ids_without_a_tokenizer(
 @pytest.mark.parametrize("name", ["char", "gpt2", "bpe"])
 @pytest.mark.parametrize("masked", [False, True])
 def test_a_prepared_text_is_the_text(name: str, masked: bool, tmp_path: Path) -> None:
-    def tokenizer() -> CharTokenizer | GPT2Tokenizer | TrainedBPE:
+    def tokenizer() -> Tokenizer:
         if name == "gpt2":
-            return GPT2Tokenizer(str(bpe(tmp_path / "bpe")))
-        return CharTokenizer() if name == "char" else TrainedBPE(300)
+            return ByteLevelBPE(str(bpe(tmp_path / "bpe")))
+        return CharTokenizer() if name == "char" else ByteLevelBPE(vocab_size=300)
 
     source, to = documents([TEXT, TEXT[:999], "naïve " * 20]), tmp_path / "to"
-    source.prepare(to, request(tmp_path / "a", tokenizer(), tokenizer_name=name))
+    make_tokens(source, to, request(tmp_path / "a", tokenizer(), tokenizer_name=name))
     given = {"mask_documents": masked}
     found = load(BinFiles(str(to)), tmp_path / "b", tokenizer(), **given)
     expected = load(source, tmp_path / "c", tokenizer(), **given)
@@ -224,7 +207,7 @@ def test_a_prepared_text_is_the_text(name: str, masked: bool, tmp_path: Path) ->
     assert found.facts() == expected.facts()
     assert found.text_hash == expected.text_hash
     if name == "bpe":  # its files lie beside the ids
-        load(BinFiles(str(to)), tmp_path / "b", GPT2Tokenizer(str(to)))
+        load(BinFiles(str(to)), tmp_path / "b", ByteLevelBPE(str(to)))
     advice = "char" if name == "char" else f"gpt2 tokenizer.path={to}"
     with pytest.raises(ConfigError, match=rf"^tokenizer: is not that of the ids; give .*={advice}"):
         load(BinFiles(str(to)), tmp_path / "b", ByteTokenizer())
@@ -233,27 +216,24 @@ def test_a_prepared_text_is_the_text(name: str, masked: bool, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("harm", "said"),
+    ("name", "content", "said"),
     [
-        ("ids", r"tokens\.bin is damaged; remove .*to and prepare it again"),
-        ("cut", r"tokens\.bin is cut short; remove"),
-        ("lost", r"tokens\.bin is missing; remove"),
-        ("starts", r"tokens\.bin is missing; remove"),
-        ("{", r"tokens\.json cannot be used \(Input data was truncated\); remove"),
-        ('{"text": 3}', r"tokens\.json cannot be used \(Expected `str`, got `int` - at `\$\.text`"),
+        (TOKENS, None, "No such file"),
+        (STARTS, None, "No such file"),
+        (TOKENS, "cut short", r"tokens\.bin is not as tokens\.json says"),
+        (INDEX, "{", "Input data was truncated"),
+        (INDEX, '{"text": 3}', r"Expected `str`, got `int` - at `\$\.text`"),
     ],
 )
-def test_a_prepared_text_that_is_damaged_is_refused(harm: str, said: str, tmp_path: Path) -> None:
+def test_a_prepared_text_that_is_damaged_is_refused(
+    name: str, content: str | None, said: str, tmp_path: Path
+) -> None:
     to = tmp_path / "to"
-    documents([TEXT]).prepare(to, request(tmp_path / "a"))
-    raw = (to / TOKENS).read_bytes()
-    if harm in ("ids", "cut"):
-        (to / TOKENS).write_bytes(raw[:-2] + b"\0\0" * (harm == "ids"))
-    elif harm in ("lost", "starts"):
-        (to / (TOKENS if harm == "lost" else STARTS)).unlink()
-    else:
-        (to / INDEX).write_text(harm)
-    with pytest.raises(DataError, match=rf"^data\.path: .*{said}"):
+    make_tokens(documents([TEXT]), to, request(tmp_path / "a"))
+    (to / name).unlink()
+    if content is not None:
+        (to / name).write_text(content + " " * (len(content) % 2))
+    with pytest.raises(DataError, match=rf"^data\.path: .*to is damaged \(.*{said}.*; remove it and"):
         load(BinFiles(str(to)), tmp_path / "b")
 
 

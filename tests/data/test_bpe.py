@@ -11,8 +11,8 @@ from support import TEXT, TRICKY, bpe
 from transformers import AutoTokenizer
 from transformers import GPT2Tokenizer as Theirs
 
-from gptattn.data.bpe import GPT2Tokenizer, cut_between_words
-from gptattn.data.tokenizer_files import FORMS, byte_characters
+from gptattn.data.bpe import ByteLevelBPE, byte_characters, cut_between_words
+from gptattn.data.tokenizer_files import FORMS
 from gptattn.errors import ConfigError, DataError, UserError
 
 
@@ -38,7 +38,7 @@ def hand_made(folder: Path, merges: list[str], **more: int) -> Path:
 
 def test_merges_apply_in_their_order_and_within_words(tmp_path: Path) -> None:
     # 256 "ab", 257 " ab" (a space is written Ġ), 258 "bc": of "abc" the first merge leaves ab, c.
-    tokenizer = GPT2Tokenizer(str(hand_made(tmp_path, ["a b", "Ġ ab", "b c"])))
+    tokenizer = ByteLevelBPE(str(hand_made(tmp_path, ["a b", "Ġ ab", "b c"])))
     assert tokenizer.vocab_size == 259
     text, ids = "abc ab  ab\nbc", [256, 99, 257, 32, 257, 10, 258]
     assert tokenizer.encode(text, "data").tolist() == ids
@@ -56,10 +56,10 @@ def test_ids_are_those_of_transformers_from_every_form_of_file(
         for name, source in zip(form, (folder / n for n in form), strict=True):
             own = {"encoder.json": "vocab.json", "vocab.bpe": "merges.txt"}.get(name, name)
             shutil.copy(source.with_name(own), home / name)
-        tokenizer = GPT2Tokenizer(str(home))
+        tokenizer = ByteLevelBPE(str(home))
         assert tokenizer.encode(TRICKY + TEXT, "data").tolist() == expected
         assert tokenizer.vocab_size == len(theirs) == 400
-        assert tokenizer.fingerprint() == GPT2Tokenizer(str(folder)).fingerprint()
+        assert tokenizer.fingerprint() == ByteLevelBPE(str(folder)).fingerprint()
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 7, 50])
@@ -71,7 +71,7 @@ def test_a_text_in_pieces_has_the_ids_of_the_whole(
     text = "".join(draw.choices(alphabet, k=3000))
     pieces = list(cut_between_words([text], length))
     assert len(pieces) > 20
-    found = np.concatenate(GPT2Tokenizer(str(folder)).encode_batch(pieces))
+    found = np.concatenate(ByteLevelBPE(str(folder)).encode_batch(pieces))
     assert found.tolist() == theirs(text, split_special_tokens=True)["input_ids"]
     # However the text comes, it is cut at the same places.
     for part in (1, 10, 1000):
@@ -88,7 +88,7 @@ def test_a_text_without_a_place_to_cut_is_one_piece() -> None:
 def test_the_end_of_text_is_ordinary_text_to_encode_and_one_token_to_decode(
     folder: Path, theirs: Theirs
 ) -> None:
-    tokenizer, end = GPT2Tokenizer(str(folder)), theirs.eos_token_id
+    tokenizer, end = ByteLevelBPE(str(folder)), theirs.eos_token_id
     ids = tokenizer.encode("a<|endoftext|>b", "data")
     assert end not in ids
     assert tokenizer.decode(ids) == "a<|endoftext|>b"
@@ -99,7 +99,7 @@ def test_the_end_of_text_is_ordinary_text_to_encode_and_one_token_to_decode(
 def test_decoding_is_that_of_transformers_and_half_a_character_is_u_fffd(
     folder: Path, theirs: Theirs
 ) -> None:
-    tokenizer = GPT2Tokenizer(str(folder))
+    tokenizer = ByteLevelBPE(str(folder))
     ids = tokenizer.encode(TRICKY, "data")
     assert tokenizer.decode(ids) == TRICKY
     assert tokenizer.byte_lengths()[ids].sum() == len(TRICKY.encode())
@@ -113,13 +113,13 @@ def test_decoding_is_that_of_transformers_and_half_a_character_is_u_fffd(
 
 def test_special_tokens_stand_for_their_text_and_survive_being_kept(tmp_path: Path) -> None:
     source = hand_made(tmp_path / "a", ["a b"], **{"<ü x>": 257})
-    tokenizer = GPT2Tokenizer(str(source))
+    tokenizer = ByteLevelBPE(str(source))
     assert tokenizer.byte_lengths()[257] == 6
     assert tokenizer.decode(np.array([256, 257])) == "ab<ü x>"
     (tmp_path / "b").mkdir()
     for name, text in tokenizer.files().items():
         (tmp_path / "b" / name).write_text(text, encoding="utf-8")
-    assert GPT2Tokenizer(str(tmp_path / "b")).fingerprint() == tokenizer.fingerprint()
+    assert ByteLevelBPE(str(tmp_path / "b")).fingerprint() == tokenizer.fingerprint()
     opened = AutoTokenizer.from_pretrained(tmp_path / "b")
     assert len(opened) == 258
     assert opened("ab<ü x>c")["input_ids"] == [256, 257, 99]
@@ -127,15 +127,15 @@ def test_special_tokens_stand_for_their_text_and_survive_being_kept(tmp_path: Pa
 
 def test_a_prompt_that_is_not_unicode_is_the_users_mistake(folder: Path) -> None:
     with pytest.raises(DataError, match=r"prompt: cannot be written as UTF-8 at offset 2"):
-        GPT2Tokenizer(str(folder)).encode("ab\udcff", "prompt")
+        ByteLevelBPE(str(folder)).encode("ab\udcff", "prompt")
 
 
 def test_the_fingerprint_is_of_the_content(folder: Path, tmp_path: Path) -> None:
-    one = GPT2Tokenizer(str(hand_made(tmp_path / "a", ["a b", "b c"])))
-    moved = GPT2Tokenizer(str(hand_made(tmp_path / "b", ["a b", "b c"])))
+    one = ByteLevelBPE(str(hand_made(tmp_path / "a", ["a b", "b c"])))
+    moved = ByteLevelBPE(str(hand_made(tmp_path / "b", ["a b", "b c"])))
     # The same tokens, but the merges in another order.
     ids = {"ab": 256, "bc": 257}
-    other = GPT2Tokenizer(str(hand_made(tmp_path / "c", ["b c", "a b"], **ids)))
+    other = ByteLevelBPE(str(hand_made(tmp_path / "c", ["b c", "a b"], **ids)))
     assert one.fingerprint() == moved.fingerprint() != other.fingerprint()
     assert one.encode("abc", "data").tolist() == [256, 99]
     assert other.encode("abc", "data").tolist() == [97, 257]
@@ -146,23 +146,23 @@ def test_settings_make_the_same_tokenizer_and_no_other(
 ) -> None:
     shutil.copytree(folder, tmp_path / "mine")
     monkeypatch.chdir(tmp_path)
-    settings = GPT2Tokenizer("mine").settings()
+    settings = ByteLevelBPE("mine").settings()
     assert settings["path"] == str(tmp_path / "mine")
     monkeypatch.chdir("/")
-    assert GPT2Tokenizer(**settings).settings() == settings
+    assert ByteLevelBPE(**settings).settings() == settings
     shutil.rmtree(tmp_path / "mine")
     with pytest.raises(
         DataError, match=r"tokenizer.path: .*mine is not a folder; give a folder with GPT-2's"
     ):
-        GPT2Tokenizer(**settings)
+        ByteLevelBPE(**settings)
     hand_made(tmp_path / "mine", ["a b"])
     with pytest.raises(DataError, match=r"tokenizer.sha256: .*mine has other tokens"):
-        GPT2Tokenizer(**settings)
+        ByteLevelBPE(**settings)
 
 
 def test_without_a_path_it_says_what_to_do() -> None:
     with pytest.raises(ConfigError, match=r"tokenizer.path: is not set"):
-        GPT2Tokenizer(None)
+        ByteLevelBPE(None)
 
 
 # Each takes tokenizer.json's content as text and as a tree, and gives other content.
@@ -212,7 +212,7 @@ def test_a_damaged_file_is_named_in_one_line(damage: str, folder: Path, tmp_path
     file = tmp_path / "tokenizer.json"
     file.write_text(content if isinstance(content, str) else json.dumps(content))
     with pytest.raises(DataError, match=said) as error:
-        GPT2Tokenizer(str(tmp_path))
+        ByteLevelBPE(str(tmp_path))
     assert str(file) in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -234,16 +234,16 @@ def test_damage_in_one_of_two_files_names_it(
         shutil.copy(folder / file, tmp_path)
     (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(DataError, match=said):
-        GPT2Tokenizer(str(tmp_path))
+        ByteLevelBPE(str(tmp_path))
 
 
 def test_a_folder_without_the_files_says_which(tmp_path: Path) -> None:
     (tmp_path / "vocab.json").write_text("{}")
     with pytest.raises(DataError, match=r"has no tokenizer.json, no vocab.json with merges.txt, "):
-        GPT2Tokenizer(str(tmp_path))
+        ByteLevelBPE(str(tmp_path))
 
 
 @pytest.mark.parametrize("path", ["/dev/null", "nowhere", "~nobody-here/x"])
 def test_what_is_no_folder_is_the_users_mistake(path: str) -> None:
     with pytest.raises(UserError, match=r"tokenizer\.path"):
-        GPT2Tokenizer(path)
+        ByteLevelBPE(path)

@@ -24,7 +24,7 @@ import gptattn.data.bpe as our_bpe
 from gptattn.data import text as our_text
 from gptattn.data import tokens as our_tokens
 from gptattn.data.bin_files import BinFiles
-from gptattn.data.bpe import GPT2Tokenizer
+from gptattn.data.bpe import ByteLevelBPE
 from gptattn.data.text import TextFiles
 from gptattn.data.tokenizer import ByteTokenizer, CharTokenizer, Ids, Tokenizer
 from gptattn.data.tokens import INDEX, STARTS, TOKENS, DocumentsFrom, TextSource, TokenData
@@ -44,7 +44,7 @@ class CountingTokenizer(ByteTokenizer):
 @pytest.fixture(params=["byte", "char", "gpt2"])
 def tokenizer(request: pytest.FixtureRequest, tmp_path: Path) -> Tokenizer:
     if request.param == "gpt2":
-        return GPT2Tokenizer(str(bpe(tmp_path / "bpe")))
+        return ByteLevelBPE(str(bpe(tmp_path / "bpe")))
     return ByteTokenizer() if request.param == "byte" else CharTokenizer()
 
 
@@ -254,7 +254,7 @@ def test_tokens_of_pieces_are_those_of_the_whole_text(
 
 def test_held_out_text_and_its_bytes_are_the_same_for_all_tokenizers(tmp_path: Path) -> None:
     books = documents(["≈ π, naïve. " * 9, "The end.\n" * 9, "x" * 9])
-    tokenizers = ByteTokenizer(), CharTokenizer(), GPT2Tokenizer(str(bpe(tmp_path / "bpe")))
+    tokenizers = ByteTokenizer(), CharTokenizer(), ByteLevelBPE(str(bpe(tmp_path / "bpe")))
     found = [load(books, tmp_path / "cache", tokenizer) for tokenizer in tokenizers]
     scored = [read_sides(data)[1].replace("<|endoftext|>", "\n\n") for data in found]
     assert scored[0] == scored[1] == scored[2]
@@ -263,9 +263,9 @@ def test_held_out_text_and_its_bytes_are_the_same_for_all_tokenizers(tmp_path: P
 
 
 def test_gpt2s_end_of_text_stands_between_documents(tmp_path: Path) -> None:
-    tokenizer = GPT2Tokenizer(str(bpe(tmp_path / "bpe")))
+    tokenizer = ByteLevelBPE(str(bpe(tmp_path / "bpe")))
     data = load(documents(["The end." * 5, "The end." * 10]), tmp_path / "cache", tokenizer)
-    (end,) = tokenizer.separator()[1].tolist()
+    (end,) = tokenizer.separator().tolist()
     first, second = "The end." * 4 + "The ", "The end." * 9
     ids = [tokenizer.encode(part, "data").tolist() for part in (first, second)]
     assert data.train[:].tolist() == [*ids[0], end, *ids[1]]
@@ -345,7 +345,7 @@ def load_masked(source: TextSource, cache: Path, tokenizer: Tokenizer | None = N
 def test_a_document_begins_at_its_separator_and_goes_on_to_the_next(
     kind: str, tmp_path: Path
 ) -> None:
-    tokenizer = ByteTokenizer() if kind == "byte" else GPT2Tokenizer(str(bpe(tmp_path / "bpe")))
+    tokenizer = ByteTokenizer() if kind == "byte" else ByteLevelBPE(str(bpe(tmp_path / "bpe")))
     separator = "\n\n" if kind == "byte" else "<|endoftext|>"
     data, seen = load_masked(BOOKS, tmp_path / "cache", tokenizer), set[str]()
     for step in range(20):

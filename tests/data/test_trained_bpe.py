@@ -15,9 +15,9 @@ from support import TEXT, TRICKY, bpe
 from tokenizers import pre_tokenizers
 from transformers import AutoTokenizer
 
-from gptattn.data.bpe import GPT2Tokenizer, TrainedBPE
+from gptattn.data.bpe import ByteLevelBPE
 from gptattn.data.text import PlainText
-from gptattn.data.tokenizer_files import byte_characters
+
 from gptattn.errors import ConfigError, DataError, UserError
 
 Merges = list[tuple[str, str]]
@@ -99,7 +99,7 @@ HELD_OUT: dict[str, PlainText] = {
 
 @pytest.mark.parametrize("name", HELD_OUT)
 def test_nothing_is_learned_from_held_out_text(name: str, tmp_path: Path) -> None:
-    tokenizer = TrainedBPE(300)
+    tokenizer = ByteLevelBPE(vocab_size=300)
     data = load(HELD_OUT[name], tmp_path, tokenizer)
     assert "zqzq" in tokenizer.decode(data.val[1:])
     assert not any("z" in a + b or "q" in a + b for a, b in learned(tokenizer))
@@ -108,13 +108,13 @@ def test_nothing_is_learned_from_held_out_text(name: str, tmp_path: Path) -> Non
 
 
 def test_ids_are_in_gpt2s_order_and_transformers_reads_the_files(tmp_path: Path) -> None:
-    tokenizer = TrainedBPE(380)
+    tokenizer = ByteLevelBPE(vocab_size=380)
     data = load(TEXT * 2, tmp_path / "cache", tokenizer)
     lengths = tokenizer.byte_lengths()
     assert len(lengths) == tokenizer.vocab_size == 380
     assert (lengths[:256] == 1).all()
     assert (lengths[256:] > 1).all()
-    assert tokenizer.separator()[1].tolist() == [379]
+    assert tokenizer.separator().tolist() == [379]
     for name, text in tokenizer.files().items():
         (tmp_path / name).write_text(text, encoding="utf-8")
     theirs = AutoTokenizer.from_pretrained(tmp_path)
@@ -123,7 +123,7 @@ def test_ids_are_in_gpt2s_order_and_transformers_reads_the_files(tmp_path: Path)
     assert tokenizer.decode(tokenizer.encode(TRICKY, "data")) == TRICKY
     # Both read it back, and a recorded hash is checked.
     again = TrainedBPE(380, str(tmp_path), tokenizer.settings()["sha256"])
-    as_gpt2 = GPT2Tokenizer(str(tmp_path))
+    as_gpt2 = ByteLevelBPE(str(tmp_path))
     assert again.fingerprint() == as_gpt2.fingerprint() == tokenizer.fingerprint()
     assert load(TEXT * 2, tmp_path / "cache", again).train[:].tolist() == data.train[:].tolist()
 
@@ -131,32 +131,32 @@ def test_ids_are_in_gpt2s_order_and_transformers_reads_the_files(tmp_path: Path)
 def test_what_was_learned_is_found_again_with_its_ids(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = TrainedBPE(300)
+    first = ByteLevelBPE(vocab_size=300)
     data = load(TEXT, tmp_path, first)
     monkeypatch.setattr(tokenizers.Tokenizer, "train_from_iterator", None)
-    second = TrainedBPE(300)
+    second = ByteLevelBPE(vocab_size=300)
     assert read_sides(load(TEXT, tmp_path, second)) == read_sides(data)
     assert first.settings() == second.settings()
     for text, vocabulary, fraction in ((TEXT, 301, 0.1), (TEXT + "!", 300, 0.1), (TEXT, 300, 0.2)):
         with pytest.raises(TypeError, match="not callable"):  # it would be trained
-            load(text, tmp_path, TrainedBPE(vocabulary), val_fraction=fraction)
+            load(text, tmp_path, ByteLevelBPE(vocab_size=vocabulary), val_fraction=fraction)
 
 
 @pytest.mark.parametrize("size", [-1, 0, 256, 65_537])
 def test_a_size_that_cannot_be_is_refused(size: int) -> None:
     with pytest.raises(ConfigError, match=r"tokenizer\.vocab_size: .* give 257 .* to 65,536"):
-        TrainedBPE(size)
+        ByteLevelBPE(vocab_size=size)
 
 
 def test_a_text_too_small_for_the_size_says_how_many_it_gives(tmp_path: Path) -> None:
     text = "ab abc abc ab\nabc" + " " * 4  # the tail is two spaces
     said = r"tokenizer\.vocab_size: 261 is more than this text can give; give at most 260, or"
     with pytest.raises(ConfigError, match=said):
-        load(text, tmp_path / "cache", TrainedBPE(261))
-    tokenizer = TrainedBPE(260)
+        load(text, tmp_path / "cache", ByteLevelBPE(vocab_size=261))
+    tokenizer = ByteLevelBPE(vocab_size=260)
     load(text, tmp_path / "cache", tokenizer)
     assert tokenizer.vocab_size == 260
-    plain = TrainedBPE(257)
+    plain = ByteLevelBPE(vocab_size=257)
     load(text, tmp_path / "cache", plain)
     assert (plain.vocab_size, learned(plain)) == (257, [])
     assert plain.encode("é", "data").tolist() != []
@@ -177,8 +177,8 @@ def test_what_is_not_as_recorded_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_separator_is_one_id_that_no_text_has(tmp_path: Path) -> None:
-    tokenizer = TrainedBPE(300)
+    tokenizer = ByteLevelBPE(vocab_size=300)
     data = load(documents([TEXT, "a<|endoftext|>b " * 40]), tmp_path, tokenizer)
-    (end,) = tokenizer.separator()[1].tolist()
+    (end,) = tokenizer.separator().tolist()
     assert np.count_nonzero(data.train[:] == end) == 1
     assert np.count_nonzero(data.val[1:] == end) == 1

@@ -26,7 +26,7 @@ def run(arguments: Sequence[str]) -> None:
     """Encode the text. Raises a UserError, which names the argument."""
     # --help needs neither torch nor Hydra.
     from gptattn.data.bin_files import choose_tokenizer
-    from gptattn.data.tokens import TextSource
+    from gptattn.data.tokens import TextSource, make_tokens
     from gptattn.errors import ConfigError
     from gptattn.settings.build import build_request, build_tokenizer
     from gptattn.settings.compose import settings
@@ -40,7 +40,7 @@ def run(arguments: Sequence[str]) -> None:
         raise ConfigError(
             "data", f"{request.data_name} is not text, and needs no preparation; give a text"
         )
-    index = source.prepare(args.to, request)
+    index = make_tokens(source, args.to, request)
     for name, side in (("train", index.train), ("val", index.val)):
         documents = f"{side.documents:,} document{'s' * (side.documents > 1)}"
         print(f"{name}: {side.tokens:,} tokens of {side.bytes:,} bytes in {documents}")
