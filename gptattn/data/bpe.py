@@ -95,16 +95,18 @@ class ByteLevelBPE(Tokenizer):
         as_gpt2 = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": True}
         if not plain or node["normalizer"] or not as_gpt2.items() <= split.items():
             raise ValueError("it is not a byte-level BPE like GPT-2's")
-        added = {token["content"]: token["id"] for token in node["added_tokens"]}
-        self._vocab, self._merges = model["vocab"] | added, model["merges"]
+        added = {token["content"] for token in node["added_tokens"]}
+        self._vocab, self._merges = library.get_vocab(), model["merges"]
         self.vocab_size = len(self._vocab)
         if self.vocab_size > MAX_VOCABULARY:
             raise ValueError(f"it has {self.vocab_size:,} tokens, more than {MAX_VOCABULARY:,}")
         tokens = sorted(self._vocab, key=self._vocab.__getitem__)
         if [self._vocab[token] for token in tokens] != list(range(len(tokens))):
-            raise ValueError(f"the ids of its {len(tokens):,} tokens have a gap")
+            raise ValueError(
+                f"the ids of its {len(tokens):,} tokens are not 0 to {len(tokens) - 1:,}"
+            )
         byte_of = {character: byte for byte, character in enumerate(byte_characters())}
-        if missing := byte_of.keys() - model["vocab"]:
+        if missing := byte_of.keys() - library.get_vocab(with_added_tokens=False):
             byte = min(byte_of[character] for character in missing)
             raise ValueError(f"it has no token for byte {byte:#04x}: not a byte-level BPE")
         # Tokens in plain text.

@@ -56,16 +56,17 @@ def test_a_batch_is_a_function_of_seed_and_step(tmp_path: Path) -> None:
         assert torch.equal(first[0][torch.from_numpy(chosen == number)], own[0])
 
 
-def test_the_rows_of_maps_have_the_documents_of_their_text(mixture: MixtureData) -> None:
-    rows = mixture.opening_rows(T, 3 * T)
-    assert mixture.opening_documents(rows) is None
+def test_the_opening_is_that_of_the_first_text(mixture: MixtureData) -> None:
+    rows, apart = mixture.opening(T, 3 * T)
+    assert rows.tolist() == [[ord("a")] * T] * 3
+    assert apart is None
     text = mixture.sources["a"]
     assert isinstance(text, TokenData)
-    apart = replace(text, val_documents=lambda start, stop: np.arange(start, stop) // 3)
-    data = replace(mixture, sources={**mixture.sources, "a": apart})
-    found = data.opening_documents(rows)
-    assert found is not None
-    assert found.flatten().tolist() == [n // 3 for n in range(rows.numel())]
+    numbered = replace(text, val_documents=lambda start, stop: np.arange(start, stop) // 3)
+    sources = {**mixture.sources, "a": numbered}
+    _, apart = MixtureData(sources, mixture.weights, ByteTokenizer()).opening(T, 3 * T)
+    assert apart is not None
+    assert apart.flatten().tolist() == [n // 3 for n in range(3 * T)]
 
 
 def test_a_process_reads_only_its_rows_of_a_batch(mixture: MixtureData) -> None:
@@ -125,10 +126,7 @@ def test_a_run_on_a_mixture_goes_on_bit_for_bit(folder: Path) -> None:
         ("{x:{data:text,path:x.txt,weight:1}}", r"data\.sources: has fewer than two texts"),
         ("[1,2]", r"data\.sources: \[1, 2\] is a list"),
         ("{x:{data:text,weight:1},y:3}", r"data\.sources\.y: is no table"),
-        (
-            "{x:{data:texts,weight:1}}",
-            r"data\.sources\.x\.data: 'texts' is not in conf/data",
-        ),
+        ("{x:{data:texts,weight:1}}", r"data\.sources\.x\.data: 'texts' is not in conf/data"),
         (
             "{x:{data:recall,weight:1},y:{data:pydocs,weight:1}}",
             r"data\.sources\.x: is not text; a",

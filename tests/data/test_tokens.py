@@ -6,8 +6,7 @@ import multiprocessing
 import os
 import random
 import signal
-import subprocess
-import sys
+import threading
 import time
 import tracemalloc
 from collections.abc import Iterator, Sequence
@@ -27,7 +26,16 @@ from gptattn.data.bin_files import BinFiles
 from gptattn.data.bpe import ByteLevelBPE
 from gptattn.data.text import TextFiles
 from gptattn.data.tokenizer import ByteTokenizer, CharTokenizer, Ids, Tokenizer
-from gptattn.data.tokens import INDEX, STARTS, TOKENS, DocumentsFrom, TextSource, TokenData
+from gptattn.data.tokens import (
+    INDEX,
+    STARTS,
+    TOKENS,
+    Part,
+    TextSource,
+    TokenData,
+    make_tokens,
+    number_documents,
+)
 from gptattn.errors import ConfigError, DataError, DiskError
 
 
@@ -100,17 +108,15 @@ def test_a_text_that_changes_while_it_is_read_is_refused(tmp_path: Path) -> None
     assert not list((tmp_path / "cache").glob(f"*/{INDEX}"))
 
 
-@pytest.mark.parametrize("harm", ["ids", "cut", "lost", "starts", "index", "fields"])
-def test_what_is_damaged_in_the_cache_is_encoded_again(
-    harm: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize("harm", ["ids", "cut", "lost", "starts", "index"])
+def test_what_is_damaged_in_the_cache_is_encoded_again(harm: str, tmp_path: Path) -> None:
     before = read_sides(load(MIXED, tmp_path))
     (file,) = tmp_path.glob(f"*/{TOKENS}")
     whole = file.read_bytes()
     if harm == "starts":
         file.with_name(STARTS).unlink()
-    elif harm in ("index", "fields"):
-        file.with_name(INDEX).write_text("{" if harm == "index" else "{}")
+    elif harm == "index":
+        file.with_name(INDEX).write_text("{")
     else:
         file.unlink()
         if harm != "lost":
@@ -118,9 +124,6 @@ def test_what_is_damaged_in_the_cache_is_encoded_again(
             os.utime(file, (1, 1))  # the clock of a disk may tick slowly
     assert read_sides(load(MIXED, tmp_path)) == before
     assert file.read_bytes() == whole
-    (said,) = capfd.readouterr().err.splitlines()
-    assert said.startswith(f"data: {file.parent}")
-    assert said.endswith("; encoding again")
 
 
 def test_a_cache_that_cannot_be_used_is_named(tmp_path: Path) -> None:
@@ -135,79 +138,37 @@ def _prepare_slowly(folder: str) -> None:
             time.sleep(60)
             return super().encode_batch(texts)
 
-    documents([TEXT]).prepare(Path(folder), request(Path(folder) / "cache", Slow()))
+    make_tokens(documents([TEXT]), Path(folder), request(Path(folder) / "cache", Slow()))
 
 
-def test_a_killed_preparation_leaves_nothing_that_is_taken_for_whole(tmp_path: Path) -> None:
+def test_one_process_waits_for_another_and_a_killed_one_leaves_nothing_that_passes_for_whole(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     to = tmp_path / "to"
     process = multiprocessing.get_context("fork").Process(target=_prepare_slowly, args=(str(to),))
     process.start()
     while not list(to.glob("*.part")):
         time.sleep(0.01)
-    with pytest.raises(DataError, match=r"has no \*train\*\.bin"):
+    with pytest.raises(DataError, match=r"has no file that matches \*train\*\.bin"):
         load(BinFiles(str(to)), tmp_path / "cache")
     assert process.pid is not None
-    os.kill(process.pid, signal.SIGKILL)
+    stop = threading.Timer(0.2, os.kill, (process.pid, signal.SIGKILL))
+    stop.start()
+    index = make_tokens(documents([TEXT]), to, request(tmp_path / "cache"))
     process.join()
-    index = documents([TEXT]).prepare(to, request(tmp_path / "cache"))
+    stop.join()
+    assert capfd.readouterr().err == f"data: waiting for another process that prepares {to}\n"
     assert index.train.tokens + index.val.tokens == len(TEXT.encode())
     assert load(BinFiles(str(to)), tmp_path / "cache").text_hash == index.text_sha256
 
 
-def test_one_process_waits_for_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(our_tokens, "QUIET_SECONDS", 0.01)
-    process = multiprocessing.get_context("fork").Process(
-        target=_prepare_slowly, args=(str(tmp_path),)
-    )
-    process.start()
-    while not list(tmp_path.glob("*.part")):
-        time.sleep(0.01)
-    assert process.pid is not None
-    stop = multiprocessing.get_context("fork").Process(target=_kill_later, args=(process.pid,))
-    stop.start()
-    documents([TEXT]).prepare(tmp_path, request(tmp_path / "cache"))
-    process.join()
-    stop.join()
-    said = f"data: waiting for another process that prepares {tmp_path}\n"
-    assert capfd.readouterr().err == said
-
-
-def _kill_later(pid: int) -> None:
-    time.sleep(0.3)
-    os.kill(pid, signal.SIGKILL)
-
-
-def test_a_process_that_holds_ids_to_its_end_says_nothing(tmp_path: Path) -> None:
-    code = f"""
-from pathlib import Path
-from loading import load
-from gptattn.data import tokens
-tokens.kept = load("All work and no play. " * 99, Path({str(tmp_path)!r}))
-"""
-    found = [str(folder) for folder in (Path(__file__).parents[2], Path(__file__).parent)]
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(found)},
-        check=True,
-    )
-    assert (done.stdout, done.stderr) == ("", "")
-
-
-def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
+def test_ids_of_another_text_are_left_alone(tmp_path: Path) -> None:
     asked, to = request(tmp_path / "cache"), tmp_path / "to"
-    made = documents([TEXT]).prepare(to, asked)
-    assert documents([TEXT]).prepare(to, asked) == made
+    made = make_tokens(documents([TEXT]), to, asked)
+    assert make_tokens(documents([TEXT]), to, asked) == made
     for other, tokenizer in ((TEXT + "x", ByteTokenizer()), (TEXT, CharTokenizer())):
         with pytest.raises(ConfigError, match=r"^to: .* has the ids of another text, or of anothe"):
-            documents([other]).prepare(to, request(tmp_path / "cache", tokenizer))
-    (tmp_path / "own").mkdir()
-    (tmp_path / "own" / "notes.md").write_text("mine")
-    with pytest.raises(ConfigError, match=r"holds other files \(notes\.md\); give another folder"):
-        documents([TEXT]).prepare(tmp_path / "own", asked)
+            make_tokens(documents([other]), to, request(tmp_path / "cache", tokenizer))
 
 
 # What is in it
@@ -238,7 +199,7 @@ def test_tokens_of_pieces_are_those_of_the_whole_text(
     size: int, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(our_text, "PIECE", size)
-    monkeypatch.setattr(our_tokens, "BATCH_CHARS", 200)
+    monkeypatch.setattr(our_tokens, "BATCH", 3)
     monkeypatch.setattr(our_bpe, "PIECE_CHARS", 50)
     content = "".join(random.Random(size).choices([*TRICKY.replace("\0", ""), TEXT], k=300))
     data = load(content, tmp_path / "cache", tokenizer)
@@ -284,20 +245,18 @@ class Lines(TextSource):
     def stamp(self) -> str:
         return str(self.lines)
 
-    def documents(self, val_fraction: float) -> Iterator[tuple[str, Iterator[str]]]:
+    def documents(self, val_fraction: float) -> Iterator[Iterator[Part]]:
         for side, lines in (("train", self.lines), ("val", 10)):
-            yield side, itertools.repeat("All work and no play makes π a naïve ≈.\n", lines)
-
-    def facts(self, documents: int) -> dict[str, int]:
-        return {"documents": documents}
+            line = (side, "All work and no play makes π a naïve ≈.\n")
+            yield itertools.repeat(line, lines)
 
 
 @pytest.mark.parametrize("tokenizer", ["byte", "gpt2"], indirect=True)
 def test_four_times_the_text_takes_no_more_memory(
     tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(our_tokens, "BATCH_CHARS", 2**14)
     monkeypatch.setattr(our_tokens, "PIECE_TOKENS", 2**14)
+    monkeypatch.setattr(our_tokens, "BATCH", 1)
 
     def peak(lines: int) -> int:
         tracemalloc.start()
@@ -317,12 +276,12 @@ def test_four_times_the_text_takes_no_more_memory(
 
 def test_numbers_change_where_a_document_begins_and_count_from_the_first_token() -> None:
     starts = np.array([0, 3, 4, 9])
-    number = DocumentsFrom(starts, 0)
+    number = number_documents(starts, 0)
     assert number(0, 11).tolist() == [0, 0, 0, 1, 2, 2, 2, 2, 2, 3, 3]
     assert number(4, 9).tolist() == [0] * 5
-    assert number(3, 5).tolist() == DocumentsFrom(starts, 2)(1, 3).tolist() == [0, 1]
+    assert number(3, 5).tolist() == number_documents(starts, 2)(1, 3).tolist() == [0, 1]
     assert number(2, 2).tolist() == []
-    assert DocumentsFrom(starts[:0], 0)(5, 7).tolist() == [0, 0]
+    assert number_documents(starts[:0], 0)(5, 7).tolist() == [0, 0]
 
 
 def split_row(ids: Tensor, numbers: Tensor, tokenizer: Tokenizer) -> list[str]:
@@ -372,8 +331,7 @@ def test_validation_windows_have_the_documents_of_the_held_out_text(tmp_path: Pa
         assert all("\n\n".startswith(part[:2]) for part in window[1:])
         assert all(len({*part} - {"\n"}) <= 1 for part in window)
     assert max(map(len, windows)) > 1
-    rows = data.opening_rows(8, 24)
-    apart = data.opening_documents(rows)
+    rows, apart = data.opening(8, 24)
     assert apart is not None
     opening = [split_row(*row, data.tokenizer) for row in zip(rows, apart, strict=True)]
     assert opening == windows[: len(opening)]
@@ -383,7 +341,7 @@ def test_documents_are_named_only_if_asked_for_and_if_there_are_two(tmp_path: Pa
     data = load(BOOKS, tmp_path)
     assert len(data.training_batch(0, 0, 2, 8)) == 2
     assert {len(batch) for batch in data.validation(2, 8)} == {2}
-    assert data.opening_documents(data.opening_rows(8, 24)) is None
+    assert data.opening(8, 24)[1] is None
     held_out = load_masked(documents(["a" * 40], ["b" * 9, "c" * 9]), tmp_path)
     assert not held_out.training_batch(0, 0, 4, 8)[2].any()
     assert max(int(own.max()) for _, _, own in held_out.validation(4, 8)) > 0
@@ -393,15 +351,9 @@ def test_documents_are_named_only_if_asked_for_and_if_there_are_two(tmp_path: Pa
 
 def test_the_json_says_what_the_ids_are_of(tmp_path: Path) -> None:
     source = documents([TEXT, "short " * 9])
-    source.prepare(tmp_path / "to", request(tmp_path, CharTokenizer(), tokenizer_name="char"))
+    asked = request(tmp_path, CharTokenizer(), tokenizer_name="char")
+    make_tokens(source, tmp_path / "to", asked)
     index = json.loads((tmp_path / "to" / INDEX).read_text())
     assert index["choice"] == "char"
     assert index["train"]["documents"] == index["val"]["documents"] == 2
     assert index["train"]["bytes"] + index["val"]["bytes"] == len(TEXT.encode()) + 54
-    assert index["highest"] == len(index["settings"]["characters"]) - 1
-    assert index["facts"] == {
-        "documents": 2,
-        "held_out": "tails",
-        "left_out": [],
-        "separator": "\n\n",
-    }

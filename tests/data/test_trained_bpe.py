@@ -15,9 +15,8 @@ from support import TEXT, TRICKY, bpe
 from tokenizers import pre_tokenizers
 from transformers import AutoTokenizer
 
-from gptattn.data.bpe import ByteLevelBPE
+from gptattn.data.bpe import ByteLevelBPE, byte_characters
 from gptattn.data.text import PlainText
-
 from gptattn.errors import ConfigError, DataError, UserError
 
 Merges = list[tuple[str, str]]
@@ -57,17 +56,17 @@ def joined(word: tuple[str, ...], pair: tuple[str, str]) -> tuple[str, ...]:
 
 def trained(texts: Sequence[Sequence[str]], vocab_size: int) -> Merges:
     """Train on documents in pieces; return the merges that make up to `vocab_size` tokens."""
-    tokenizer = TrainedBPE(vocab_size + 1)
+    tokenizer = ByteLevelBPE(vocab_size=vocab_size + 1)
     while True:
         try:
             tokenizer.fit(lambda side: texts if side == "train" else [])
             return learned(tokenizer)
         except ConfigError as error:  # the text does not give as many
-            tokenizer = TrainedBPE(int(re.findall(r"at most (\d+)", error.message)[0]))
+            tokenizer = ByteLevelBPE(vocab_size=int(re.findall(r"at most (\d+)", error.message)[0]))
 
 
-def learned(tokenizer: TrainedBPE) -> Merges:
-    return tokenizer._bpe.merges
+def learned(tokenizer: ByteLevelBPE) -> Merges:
+    return [(first, second) for first, second in tokenizer._merges]
 
 
 def test_the_commonest_pair_is_joined_first_worked_by_hand() -> None:
@@ -122,7 +121,7 @@ def test_ids_are_in_gpt2s_order_and_transformers_reads_the_files(tmp_path: Path)
     assert theirs(TRICKY)["input_ids"] == tokenizer.encode(TRICKY, "data").tolist()
     assert tokenizer.decode(tokenizer.encode(TRICKY, "data")) == TRICKY
     # Both read it back, and a recorded hash is checked.
-    again = TrainedBPE(380, str(tmp_path), tokenizer.settings()["sha256"])
+    again = ByteLevelBPE(str(tmp_path), tokenizer.settings()["sha256"], 380)
     as_gpt2 = ByteLevelBPE(str(tmp_path))
     assert again.fingerprint() == as_gpt2.fingerprint() == tokenizer.fingerprint()
     assert load(TEXT * 2, tmp_path / "cache", again).train[:].tolist() == data.train[:].tolist()
@@ -163,17 +162,17 @@ def test_a_text_too_small_for_the_size_says_how_many_it_gives(tmp_path: Path) ->
 
 
 def test_what_is_not_as_recorded_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"tokenizer\.sha256: this text gives other tokens"):
-        load(TEXT, tmp_path, TrainedBPE(300, sha256="00"))
+    with pytest.raises(DataError, match=r"tokenizer\.sha256: this text has other tokens"):
+        load(TEXT, tmp_path, ByteLevelBPE(vocab_size=300, sha256="00"))
     folder = str(bpe(tmp_path / "bpe"))
     with pytest.raises(
         ConfigError, match=r"tokenizer\.vocab_size: 300 is not that of .*; give 400"
     ):
-        TrainedBPE(300, folder)
+        ByteLevelBPE(folder, vocab_size=300)
     with pytest.raises(DataError, match=r"tokenizer\.sha256: .* has other tokens"):
-        TrainedBPE(400, folder, "00")
+        ByteLevelBPE(folder, "00")
     with pytest.raises(UserError, match=r"tokenizer\.path: .*nowhere is not a folder"):
-        TrainedBPE(400, "nowhere")
+        ByteLevelBPE("nowhere")
 
 
 def test_the_separator_is_one_id_that_no_text_has(tmp_path: Path) -> None:
