@@ -3,16 +3,14 @@
 import hashlib
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import chain
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
 from gptattn.data.run_data import Request, RunData, Source
-from gptattn.data.sampler import Batch, Rows
+from gptattn.data.sampler import Batch, Batches, Rows
 from gptattn.data.tokenizer import Tokenizer
 from gptattn.errors import ConfigError, UserError
 
@@ -114,8 +112,8 @@ class MixtureData(RunData):
         shares = np.array([self.weights[name] for name in self.sources])
         return generator.choice(len(shares), size=batch_size, p=shares / shares.sum())
 
-    def validation(self, batch_size: int, context_length: int) -> "Chain":
-        return Chain(
+    def validation(self, batch_size: int, context_length: int) -> Batches:
+        return Batches(
             [source.validation(batch_size, context_length) for source in self.sources.values()]
         )
 
@@ -124,16 +122,3 @@ class MixtureData(RunData):
         counts = ("train_tokens", "val_tokens")
         sums = {key: sum(facts[key] for facts in each.values()) for key in counts}
         return {**sums, "val_bytes": self.val_bytes, "sources": each}
-
-
-@dataclass(frozen=True)
-class Chain:
-    """The validation batches of each text, one text after the other."""
-
-    each: Sequence[Any]
-
-    def __len__(self) -> int:
-        return sum(map(len, self.each))
-
-    def __iter__(self) -> Iterator[Batch]:
-        return chain.from_iterable(self.each)

@@ -1,9 +1,10 @@
 """Which tokens a batch holds: a pure function of (seed, step), the same for every variant."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from itertools import chain
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -125,3 +126,16 @@ class ValidationSet:
             else:
                 numbers = torch.from_numpy(self.documents(start, start + rows * T))
                 yield *batch, numbers.view(rows, T)
+
+
+@dataclass(frozen=True)
+class Batches:
+    """The batches of each of these, one after the other; Lightning takes a list for more loaders."""
+
+    each: Sequence[Any]
+
+    def __len__(self) -> int:
+        return sum(map(len, self.each))
+
+    def __iter__(self) -> Iterator[Batch]:
+        return chain.from_iterable(self.each)

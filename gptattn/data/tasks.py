@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from gptattn.data.run_data import Request, RunData, Source
-from gptattn.data.sampler import Batch
+from gptattn.data.sampler import Batch, Batches
 from gptattn.data.tokenizer import TaskIds, Tokenizer
 from gptattn.errors import ConfigError
 from gptattn.model.loss import IGNORED
@@ -311,9 +311,10 @@ class TaskData(RunData):
             ids[known], targets[known] = self.task.draw(generator, len(known), context_length)
         return _batch(ids, targets) if rows is None else _batch(ids[rows], targets[rows])
 
-    def validation(self, batch_size: int, context_length: int) -> list[Batch]:
+    def validation(self, batch_size: int, context_length: int) -> Batches:
         starts = range(0, len(self.val[0]), batch_size)
-        return [_batch(*(part[i : i + batch_size] for part in self.val)) for i in starts]
+        rows = [_batch(*(part[i : i + batch_size] for part in self.val)) for i in starts]
+        return Batches([rows])
 
     def facts(self) -> dict[str, Any]:
         return {

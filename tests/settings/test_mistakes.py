@@ -141,7 +141,7 @@ MISTAKES = {
 }
 DATA_MISTAKES = {
     "data=text data.path=none.txt": r"data.path: none.txt does not",
-    "data=text": r"data.path: is not set",
+    "data=text": r"data.path: is null; give str",
     "tokenizer=char sample.prompt=Q": r"sample.prompt: character 'Q' \(U\+0051\), after ''",
     "tokenizer=char tokenizer.characters=Line": r"data: character ' ' \(U\+0020\), after 'Line'",
 }
