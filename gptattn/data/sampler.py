@@ -130,7 +130,7 @@ class ValidationSet:
 
 @dataclass(frozen=True)
 class Batches:
-    """The batches of each of these, one after the other; Lightning takes a list for more loaders."""
+    """Several series of batches, one after the other, where Lightning takes a list for loaders."""
 
     each: Sequence[Any]
 

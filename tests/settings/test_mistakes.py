@@ -78,6 +78,7 @@ MISTAKES = {
     "attn._target_=null": r"attn._target_: is missing; name a class",
     "attn._target_=gptattn.attention.Nonesuch": r"attn._target_: .* cannot be imported",
     f"attn._target_={__name__}.no_attention": r"attn._target_: is not a gptattn.attention.base.Att",
+    "data=text": r"data.path: is null; give str",
     "position._target_=gptattn.data.tokenizer.ByteTokenizer": r"position._target_: is neither",
     "tokenizer._target_=gptattn.data.text.PythonDocs": r"tokenizer._target_: is not a gptattn.data",
     "data._target_=gptattn.data.text": r"data._target_: .* is not a class or function",
@@ -141,7 +142,6 @@ MISTAKES = {
 }
 DATA_MISTAKES = {
     "data=text data.path=none.txt": r"data.path: none.txt does not",
-    "data=text": r"data.path: is null; give str",
     "tokenizer=char sample.prompt=Q": r"sample.prompt: character 'Q' \(U\+0051\), after ''",
     "tokenizer=char tokenizer.characters=Line": r"data: character ' ' \(U\+0020\), after 'Line'",
 }
