@@ -121,9 +121,8 @@ class Rows(TextSource):
             self._parts.append(("val", self.name, {**asked, "split": val_split}))
 
     def stamp(self) -> str:
-        state: Any = [stamp_file(file) for file in self._files]
         if self._files:
-            pass
+            state = [stamp_file(file) for file in self._files]
         elif self._streaming:
             with _named_errors(self.name):
                 from huggingface_hub import HfApi
