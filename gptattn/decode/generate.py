@@ -56,7 +56,7 @@ def stream(
             # Compiled blocks would be recompiled for every length of the cache.
             with torch.compiler.set_stance("force_eager"):
                 logits = model.next_logits(unread, cache)[:, :vocab_size]
-            unread = sampling.next(logits, ids, generator)
+            unread = sampling.draw(logits, ids, generator)
             ids = torch.cat([ids, unread], dim=1)
             yield unread
     finally:
