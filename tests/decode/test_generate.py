@@ -11,6 +11,7 @@ from gptattn.errors import NumericError
 from gptattn.model.gpt import GPT
 
 CONTEXT, V = 7, 61
+HALF = torch.bfloat16
 
 
 VARIANTS = [*menu("attn"), *PROBES]
@@ -145,3 +146,20 @@ def test_a_prompt_comes_back_as_it_was():
     assert torch.equal(text[:, :2], prompt)
     assert text.shape == (3, 5)
     assert not text.requires_grad
+
+
+@pytest.mark.parametrize("variant", menu("attn"))
+@torch.no_grad()
+def test_decoding_in_bfloat16_is_as_near_to_float64_as_the_plain_forward(variant):
+    model, rows = model_of(variant).to(HALF).eval(), 3
+    ids = torch.randint(V, (rows, CONTEXT))
+    exact = model.double()(ids)
+    model.to(HALF)
+    plain = model(ids)
+    model.prepare(rows)
+    cache = model.new_cache(rows)
+    steps = [model.next_logits(ids[:, t : t + 1], cache) for t in range(CONTEXT)]
+    decoded = torch.stack(steps, dim=1)
+    assert decoded.dtype == plain.dtype == HALF
+    of_plain, of_decoded = ((y.double() - exact).abs().max() for y in (plain, decoded))
+    assert 0 < of_decoded < 2 * of_plain + exact.abs().max() * 2**-8
