@@ -41,7 +41,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_training_goes_on_from_the_weights_of_another_run(tmp_path: Path) -> None:
-    source = train(tmp_path / "a", "attn=mha", "budget.steps=30", "optim.lr=0.01")
+    source = train(tmp_path / "a", "attn=mha", "budget.steps=12", "optim.lr=0.01")
     # At a learning rate near 0 the wrapper must have the validation loss of the source.
     still = (f"init_from={source}", "budget.steps=1", "optim.lr=1e-12")
     target = train(tmp_path / "b", "attn=mha_wrapper", *still)
