@@ -5,7 +5,7 @@ from pathlib import Path
 __version__ = "0.1.0"
 
 
-def source_tree() -> Path | None:
+def find_source_tree() -> Path | None:
     """Return the root of the source tree, or None if the package was installed."""
     folder = Path(__file__).parents[1]
     return folder if (folder / "train.py").exists() else None
@@ -13,6 +13,6 @@ def source_tree() -> Path | None:
 
 def command(name: str) -> str:
     """Return how a user calls `train`, `compare` and the like: a script or an installed command."""
-    if source_tree() is not None:
+    if find_source_tree() is not None:
         return "python train.py" if name == "train" else f"python scripts/{name}.py"
     return f"gptattn-{name.replace('_', '-')}"

@@ -87,7 +87,7 @@ def lacks_memory(error: BaseException) -> bool:
     return lacking or NO_MEMORY.search(str(error)) is not None
 
 
-def foreign(error: BaseException, packages: Sequence[str]) -> ForeignError | None:
+def find_foreign(error: BaseException, packages: Sequence[str]) -> ForeignError | None:
     """Return the error as a ForeignError if it passed through code of `packages`, else None.
 
     With `packages` given, a SyntaxError always counts: code that cannot be parsed leaves no frame.

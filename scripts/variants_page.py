@@ -22,8 +22,8 @@ from measuring.rounds import interleave, ratio, set_threads, timed
 
 from gptattn.data.tokenizer import encode_prompt
 from gptattn.machine.disk import write_atomically
-from gptattn.maps.labels import token_labels
-from gptattn.maps.layer_picture import layer_png
+from gptattn.maps.labels import label_tokens
+from gptattn.maps.layer_picture import draw_layer
 from gptattn.model.cost import measure_cost
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.load import load_run
@@ -148,9 +148,9 @@ def draw(choice: Choice, steps: int) -> Path | None:
         return None
     ids = encode_prompt(run.tokenizer, TEXT)
     w_HTS = run.model.attention_weights(torch.tensor(ids)[None].long())[-1][0]
-    labels = token_labels(run.tokenizer, ids, TEXT)
+    labels = label_tokens(run.tokenizer, ids, TEXT)
     titles = [f"head {h}" for h in range(len(w_HTS))]
-    png = layer_png(w_HTS.double().numpy(), labels, titles, f"{choice.name}, layer {layers[-1]}")
+    png = draw_layer(w_HTS.double().numpy(), labels, titles, f"{choice.name}, layer {layers[-1]}")
     path = PICTURES / f"{choice.key}.png"
     path.parent.mkdir(exist_ok=True)
     write_atomically(path, lambda file: file.write(png))

@@ -1,25 +1,16 @@
-"""Tokens from a model, one by one, through the cache, in float32 or bfloat16."""
+"""Tokens from a model, one by one, through the cache."""
 
-import copy
-import time
 from collections.abc import Iterator, Sequence
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from gptattn.attention.cache import CacheGroup
 from gptattn.decode.sampling import Sampling
-from gptattn.machine.device import synchronize
 from gptattn.model.gpt import GPT
 
-DecodeDType = Literal["auto", "float32", "bfloat16"]
 
-TRIAL_PROMPT, TRIAL_TOKENS = 16, 6
-MARGIN = 1.1  # float32 is more exact: bfloat16 must be faster by this factor
-
-
-def left_padded(prompts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+def pad_left(prompts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """Return prompts [T_b] of different lengths as ids [B, T], and each row's padding length [B].
 
     A row is padded with its own first id, so that the repetition penalty applies to no other id.
@@ -44,7 +35,7 @@ def stream(
 ) -> Iterator[Tensor]:
     """Yield the next ids [B, 1] after the prompts `ids` [B, T], up to `max_new_tokens` times.
 
-    The first `padding[b]` ids of row b are padding: see `left_padded`. Only ids below `vocab_size`
+    The first `padding[b]` ids of row b are padding: see `pad_left`. Only ids below `vocab_size`
     are sampled, for a model padded beyond its tokenizer. When the context is full, its newer half
     is read again into a new cache and generation continues, or ends without `slide`. If a prompt is
     longer than the context, only its end is read.
@@ -65,7 +56,7 @@ def stream(
             # Compiled blocks would be recompiled for every length of the cache.
             with torch.compiler.set_stance("force_eager"):
                 logits = model.next_logits(unread, cache)[:, :vocab_size]
-            unread = sampling.next(logits, ids, generator)
+            unread = sampling.draw(logits, ids, generator)
             ids = torch.cat([ids, unread], dim=1)
             yield unread
     finally:
@@ -105,39 +96,3 @@ def generate(
         generator=generator,
     )
     return torch.cat([ids, *new], dim=1)
-
-
-def choose_dtype(model: GPT, dtype: DecodeDType, ids: Tensor) -> GPT:
-    """Return the model, or a copy in bfloat16: on request, or with `auto` where that is faster.
-
-    `auto` decodes a few tokens in both formats after the prompts `ids` [B, T]: bfloat16 reads half
-    the bytes, but a processor without instructions for it is several times slower.
-    """
-    if dtype == "float32":
-        return model
-    half = copy.deepcopy(model).to(torch.bfloat16)
-    if dtype == "bfloat16":
-        return half
-    wide_seconds, half_seconds = time_tokens([model, half], ids[:, -TRIAL_PROMPT:])
-    return half if MARGIN * half_seconds < wide_seconds else model
-
-
-def time_tokens(models: list[GPT], ids: Tensor) -> list[float]:
-    """Return each model's seconds per token, the best of a few; the models take turns.
-
-    The first token, which includes the prompt and the preparation, does not count.
-    """
-    streams = [stream(model, ids, 1 + TRIAL_TOKENS, Sampling(temperature=0)) for model in models]
-    for one in streams:
-        next(one)
-    seconds: list[list[float]] = [[] for _ in models]
-    for _ in range(TRIAL_TOKENS):
-        for one, own in zip(streams, seconds, strict=True):
-            synchronize(ids.device)
-            start = time.perf_counter()
-            next(one)
-            synchronize(ids.device)
-            own.append(time.perf_counter() - start)
-    for one in streams:
-        next(one, None)  # the preparation ends here
-    return [min(own) for own in seconds]

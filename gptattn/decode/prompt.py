@@ -2,11 +2,8 @@
 
 import sys
 from pathlib import Path
-from typing import BinaryIO
 
 from gptattn.errors import ConfigError, DataError
-
-MAX_BYTES = 16_000_000  # of a prompt; a device like /dev/zero has no end
 
 
 def read_prompt(prompt: str | None, prompt_file: Path | None) -> str:
@@ -33,23 +30,13 @@ def read_prompts(file: Path) -> list[str]:
 
 
 def _read(prompt: str | None, file: Path | None, field: str) -> str:
+    if file is None and prompt != "-":
+        return prompt or ""
     try:
-        if file is not None:
-            with file.open("rb") as opened:
-                return _read_limited(opened, field).decode()
-        if prompt == "-":
-            return _read_limited(sys.stdin.buffer, "prompt").decode()
+        return (sys.stdin.buffer.read() if file is None else file.read_bytes()).decode()
     except OSError as error:
         raise DataError(field, f"{file}: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise DataError(
             "prompt" if file is None else field, f"is not UTF-8 at byte {error.start}; give text"
         ) from None
-    return prompt or ""
-
-
-def _read_limited(file: BinaryIO, field: str) -> bytes:
-    raw = file.read(MAX_BYTES + 1)
-    if len(raw) > MAX_BYTES:
-        raise DataError(field, f"has more than {MAX_BYTES:,} bytes; give a shorter text")
-    return raw

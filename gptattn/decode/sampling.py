@@ -45,18 +45,18 @@ class Sampling:
                 f"{self.repetition_penalty} is out of range; give 0.001 to 1000; 1 has no effect",
             )
 
-    def next(self, logits_BV: Tensor, seen_BT: Tensor, generator: torch.Generator | None) -> Tensor:
+    def draw(self, logits_BV: Tensor, seen_BT: Tensor, generator: torch.Generator | None) -> Tensor:
         """Return the next ids [B, 1]; among equal logits, greedy takes the first.
 
         Raises NumericError if the largest logit is not finite.
         """
         if self.temperature == 0:
             # Widened: on a CPU the argmax of bfloat16 takes several times longer.
-            logits = _finite(self._penalised(_wide(logits_BV), seen_BT))
+            logits = _check_finite(self._penalise(_widen(logits_BV), seen_BT))
             return logits.argmax(dim=-1, keepdim=True)
         return torch.multinomial(self.probabilities(logits_BV, seen_BT), 1, generator=generator)
 
-    def _penalised(self, logits_BV: Tensor, seen_BT: Tensor) -> Tensor:
+    def _penalise(self, logits_BV: Tensor, seen_BT: Tensor) -> Tensor:
         if self.repetition_penalty == 1.0:
             return logits_BV
         seen, penalty = logits_BV.gather(1, seen_BT), self.repetition_penalty
@@ -66,30 +66,30 @@ class Sampling:
     def probabilities(self, logits_BV: Tensor, seen_BT: Tensor) -> Tensor:
         """Return the distribution [B, V] of the next token, in float32 or a wider type.
 
-        `seen_BT` are the ids so far, for the repetition penalty. Raises NumericError as `next`.
+        `seen_BT` are the ids so far, for the repetition penalty. Raises NumericError as `draw`.
         """
-        logits = _wide(logits_BV)
+        logits = _widen(logits_BV)
         if self.temperature == 0:
-            best = self.next(logits, seen_BT, None)
+            best = self.draw(logits, seen_BT, None)
             return torch.zeros_like(logits).scatter(1, best, 1.0)
-        logits = _finite(self._penalised(logits, seen_BT) / self.temperature)
+        logits = _check_finite(self._penalise(logits, seen_BT) / self.temperature)
         if self.top_k is not None:
             kept = logits.topk(min(self.top_k, logits.shape[-1])).values[:, -1:]
             logits = logits.masked_fill(logits < kept, float("-inf"))
         p = logits.softmax(dim=-1)
         if self.top_p is not None and self.top_p < 1:
-            p = _top_p(p, self.top_p)
+            p = _keep_top_p(p, self.top_p)
         if self.min_p is not None:
             p = p.masked_fill(p < self.min_p * p.max(dim=-1, keepdim=True).values, 0.0)
         return p / p.sum(dim=-1, keepdim=True)
 
 
-def _wide(logits_BV: Tensor) -> Tensor:
+def _widen(logits_BV: Tensor) -> Tensor:
     """Return the logits in float32, or as they are in a wider type."""
     return logits_BV.to(torch.promote_types(logits_BV.dtype, torch.float32))
 
 
-def _finite(logits_BV: Tensor) -> Tensor:
+def _check_finite(logits_BV: Tensor) -> Tensor:
     """Return the logits. Raises NumericError if a row's maximum is not finite.
 
     Checking the maximum is enough: it is NaN or infinite if any logit is NaN or +inf.
@@ -99,7 +99,7 @@ def _finite(logits_BV: Tensor) -> Tensor:
     return logits_BV
 
 
-def _top_p(p: Tensor, top_p: float) -> Tensor:
+def _keep_top_p(p: Tensor, top_p: float) -> Tensor:
     ordered, order = p.sort(dim=-1, descending=True)
     # A token stays while those before it sum to less than top_p, so the first always stays.
     # In float64, because a sum that rounds up to top_p too early would drop tokens.

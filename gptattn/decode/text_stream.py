@@ -34,12 +34,12 @@ class TextStream:
         if self._stop is not None and self._stop in text:
             self.done = True
             text = text[: text.index(self._stop)]
-        held = 0 if self.done or ended else self._overlap(text)
+        held = 0 if self.done or ended else self._count_overlap(text)
         new, self._held = text[: len(text) - held], text[len(text) - held :]
         self.emitted += new
         return new
 
-    def _overlap(self, text: str) -> int:
+    def _count_overlap(self, text: str) -> int:
         """Return how many characters at the end of the text may be the start of the stop text."""
         stop = self._stop or ""
         longest = min(len(stop) - 1, len(text))

@@ -27,12 +27,7 @@ class CacheKind:
     sinks: int = 0
     window: int | None = None
 
-    @property
-    def places(self) -> int | None:
-        """The tokens kept in all; None: no limit."""
-        return None if self.window is None else self.sinks + self.window
-
-    def new(self, attention: Attention, batch: int, capacity: int) -> tuple[Cache, bool]:
+    def new_cache(self, attention: Attention, batch: int, capacity: int) -> tuple[Cache, bool]:
         """Return an empty cache of this kind for a layer, and whether it differs from the layer's.
 
         It does not if the layer keeps no entry per token, or no more tokens than this. Raises
@@ -45,7 +40,7 @@ class CacheKind:
         if self.form is not None:
             changes = any(packs(entry) for entry in kept.values())
             return (QuantisedCache(own, kept, self.form), True) if changes else (own, False)
-        if self.window is None or self.places is None or own.capacity <= self.places:
+        if self.window is None or own.capacity <= self.sinks + self.window:
             return own, False
         if own.window is not None and own.window <= self.window:
             return own, False
@@ -55,8 +50,8 @@ class CacheKind:
                 f"{self.name}: no token sees the sinks beyond its layer's own window of "
                 f"{own.window}; give window:{self.window}, or {own.window} tokens or more",
             )
-        first = next(iter(own.tensors.values()))
-        made = new_token_cache(kept, batch, self.places, first.dtype, first.device, self.places)
+        first, tokens = next(iter(own.tensors.values())), self.sinks + self.window
+        made = new_token_cache(kept, batch, tokens, first.dtype, first.device, tokens)
         return (SinkCache(made.tensors, self.sinks) if self.sinks else made), True
 
 
@@ -75,7 +70,7 @@ def parse_cache_kind(name: str) -> CacheKind:
 def build_caches(model: GPT, kind: CacheKind, batch: int, capacity: int) -> CacheGroup:
     """Return one empty cache of this kind per layer, or the layer's own if it changes nothing."""
     blocks = model.layers()
-    return CacheGroup([kind.new(block.attention, batch, capacity)[0] for block in blocks])
+    return CacheGroup([kind.new_cache(block.attention, batch, capacity)[0] for block in blocks])
 
 
 def check_kind(model: GPT, kind: CacheKind, variant: str) -> None:
@@ -83,7 +78,7 @@ def check_kind(model: GPT, kind: CacheKind, variant: str) -> None:
     if kind.name == "full":
         return
     layers = [block.attention for block in model.layers()]
-    changed = [kind.new(layer, 1, model.context_length)[1] for layer in layers]
+    changed = [kind.new_cache(layer, 1, model.context_length)[1] for layer in layers]
     if any(changed):
         return
     caches = [layer.new_cache(1, model.context_length) for layer in layers]

@@ -1,13 +1,12 @@
-"""Measure a finished run: what it can answer, and what an earlier evaluation already knows."""
+"""Measure a finished run: what it can answer, and what an earlier evaluation already knows.
+
+A question is the length of windows, in tokens, or a kind of cache.
+"""
 
 import hashlib
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 
 import msgspec
-import torch
 
 from gptattn.data.tokens import TokenData
 from gptattn.errors import CheckpointError, ConfigError
@@ -22,23 +21,6 @@ from gptattn.settings.identity import hash_code_for
 
 OURS = "gptattn.evaluate"
 MEASURES = [f"{OURS}.losses"]
-
-
-@dataclass(frozen=True)
-class Request:
-    """What to measure: lengths of windows, in tokens, and kinds of caches."""
-
-    lengths: tuple[int, ...] = ()
-    kinds: tuple[CacheKind, ...] = ()
-
-
-@dataclass(frozen=True)
-class Answer:
-    """Everything known about the run so far, and the latest question answered."""
-
-    evaluation: Evaluation
-    question: int | CacheKind
-    new: bool  # False: an earlier evaluation had it already
 
 
 def check_unchanged(saved: SavedRun, data: TokenData, text: str, steps: int) -> None:
@@ -58,79 +40,50 @@ def check_unchanged(saved: SavedRun, data: TokenData, text: str, steps: int) -> 
         )
 
 
-def select_possible(
-    saved: SavedRun, data: TokenData, request: Request
-) -> tuple[Request, list[ConfigError]]:
-    """Return the part of the request that the run can answer, and why not the rest.
-
-    Lengths ascend: the first that is too long gives the reason for all.
-    """
-    lengths, kinds, refused = list[int](), list[CacheKind](), list[ConfigError]()
-    for length in request.lengths:
-        try:
-            _check_fits(length, data)
-            check_length(saved.cfg, saved.model, length)
-            lengths.append(length)
-        except ConfigError as error:
-            refused.append(error)
-            break
-    for kind in request.kinds:
-        try:
-            if data.val_documents is not None:
-                raise ConfigError(
-                    "cache", "a cache cannot keep documents apart, as the run did; give lengths"
-                )
-            check_kind(saved.model, kind, saved.cfg.variant)
-            kinds.append(kind)
-        except ConfigError as error:
-            refused.append(error)
-    return Request(tuple(lengths), tuple(kinds)), refused
-
-
-def _check_fits(length: int, data: TokenData) -> None:
+def check_question(saved: SavedRun, data: TokenData, question: int | CacheKind) -> None:
+    """Raise ConfigError if the run cannot answer it."""
+    if isinstance(question, CacheKind):
+        if data.val_documents is not None:
+            raise ConfigError(
+                "cache", "a cache cannot keep documents apart, as the run did; give lengths"
+            )
+        check_kind(saved.model, question, saved.cfg.variant)
+        return
     most = count_scored(data.val)
-    if length > most:
+    if question > most:
         raise ConfigError(
-            "lengths", f"{length} is longer than the held-out text; give at most {most}"
+            "lengths", f"{question} is longer than the held-out text; give at most {most}"
         )
+    check_length(saved.cfg, saved.model, question)
+
+
+def begin_evaluation(saved: SavedRun, data: TokenData, known: Evaluation | None) -> Evaluation:
+    """Return `known` if it is of the same weights, text, device and code; else an empty one."""
+    code = hash_code_for(saved.cfg) | hash_code(MEASURES, [OURS])
+    digest = hashlib.sha256(json.dumps(code, sort_keys=True).encode()).hexdigest()
+    with saved.source.open("rb") as opened:
+        weights = hashlib.file_digest(opened, "sha256").hexdigest()
+    device = saved.model.head.weight.device.type
+    basis = Basis(weights, data.text_hash, digest[:16], device)
+    if known is not None and known.basis == basis:
+        return known
+    return Evaluation(basis, step_of(saved.source), saved.cfg.model.context_length)
 
 
 def measure(
-    saved: SavedRun, data: TokenData, request: Request, known: Evaluation | None
-) -> Iterator[Answer]:
-    """Yield an answer for each length and kind of the request, all of which must be possible.
+    saved: SavedRun, data: TokenData, question: int | CacheKind, found: Evaluation
+) -> Evaluation:
+    """Return `found` with the answer to a question; `found` itself if it has it already.
 
-    Answers in `known` for the same weights, text and code are not measured again. The model may be
-    on any device; its weights are in float32.
+    The run must be able to answer it. The model may be on any device; its weights are in float32.
     """
-    device = saved.model.head.weight.device
-    basis = _basis(saved, data, device)
-    trained = saved.cfg.model.context_length
-    found = known
-    if found is None or found.basis != basis:
-        found = Evaluation(basis, step_of(saved.source), trained)
-    lengths = [length for length in request.lengths if length not in found.lengths]
-    model = build_longer(saved, max(lengths, default=0))
-    for length in request.lengths:
-        new = length in lengths
-        if new:
-            loss = measure_by_position(model, data.val, length, trained, data.val_documents)
-            found = msgspec.structs.replace(found, lengths=found.lengths | {length: loss})
-        yield Answer(found, length, new)
-    for kind in request.kinds:
-        new = kind.name not in found.caches
-        if new:
-            loss = measure_by_cache(saved.model, data.val, kind)
-            found = msgspec.structs.replace(found, caches=found.caches | {kind.name: loss})
-        yield Answer(found, kind, new)
-
-
-def _basis(saved: SavedRun, data: TokenData, device: torch.device) -> Basis:
-    code = hash_code_for(saved.cfg) | hash_code(MEASURES, [OURS])
-    digest = hashlib.sha256(json.dumps(code, sort_keys=True).encode()).hexdigest()
-    return Basis(_digest(saved.source), data.text_hash, digest[:16], device.type)
-
-
-def _digest(file: Path) -> str:
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
+    if isinstance(question, CacheKind):
+        if question.name in found.caches:
+            return found
+        by_cache = measure_by_cache(saved.model, data.val, question)
+        return msgspec.structs.replace(found, caches=found.caches | {question.name: by_cache})
+    if question in found.lengths:
+        return found
+    model, trained = build_longer(saved, question), saved.cfg.model.context_length
+    by_position = measure_by_position(model, data.val, question, trained, data.val_documents)
+    return msgspec.structs.replace(found, lengths=found.lengths | {question: by_position})

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from gptattn import source_tree
+from gptattn import find_source_tree
 from gptattn.errors import ConfigError
 from gptattn.machine.cpus import usable_cpus
 
@@ -138,7 +138,7 @@ def missing_compiler(device: torch.device) -> str | None:
 
 def git_commit() -> str | None:
     """Return the commit of this source tree, `-dirty` if it has changes; None outside git."""
-    here = source_tree()
+    here = find_source_tree()
     if here is None:  # an installed package may lie inside somebody else's repository
         return None
     command = ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=40"]

@@ -17,7 +17,7 @@ from gptattn.errors import (
     ForeignError,
     OutOfMemory,
     UserError,
-    foreign,
+    find_foreign,
     lacks_memory,
 )
 from gptattn.machine.disk import REFUSALS
@@ -137,7 +137,7 @@ def as_user_error(error: BaseException, packages: Sequence[str] = ()) -> UserErr
         return OutOfMemory(
             "memory", "too little for this run; raise accumulate, or take a smaller model"
         )
-    if (theirs := foreign(error, packages)) is not None:
+    if (theirs := find_foreign(error, packages)) is not None:
         return theirs
     if isinstance(error, OSError) and error.errno in REFUSALS | PATHS:
         return DiskError(

@@ -8,12 +8,12 @@ from numpy.typing import NDArray
 # For all weights of a page: base64 adds a third, so it stays below 10 MB.
 MAX_BYTES = 7_000_000
 # Five anchors of viridis (Smith and van der Walt 2015): dark for 0, yellow for 1.
-_VIRIDIS = np.array(
+VIRIDIS = np.array(
     [[68, 1, 84], [59, 82, 139], [33, 145, 140], [94, 201, 98], [253, 231, 37]], dtype=np.float64
 )
 
 
-def heatmap(w_HTS: NDArray[np.floating], pixels: int = 4, gap: int = 6) -> NDArray[np.uint8]:
+def draw_heads(w_HTS: NDArray[np.floating], pixels: int = 4, gap: int = 6) -> NDArray[np.uint8]:
     """Return an image of the heads side by side [height, width, 3]: rows are queries, columns keys.
 
     Brightness is the square root of the weight, so that small weights can be seen. A token has
@@ -23,19 +23,19 @@ def heatmap(w_HTS: NDArray[np.floating], pixels: int = 4, gap: int = 6) -> NDArr
     image = np.full((T * pixels, H * (S * pixels + gap) - gap, 3), 255, dtype=np.uint8)
     for head in range(H):
         left = head * (S * pixels + gap)
-        tile = viridis(np.sqrt(w_HTS[head].clip(0, 1)))
+        tile = map_to_viridis(np.sqrt(w_HTS[head].clip(0, 1)))
         image[:, left : left + S * pixels] = tile.repeat(pixels, axis=0).repeat(pixels, axis=1)
     return image
 
 
-def viridis(value: NDArray[np.floating]) -> NDArray[np.uint8]:
+def map_to_viridis(value: NDArray[np.floating]) -> NDArray[np.uint8]:
     """Return the colours [..., 3] of values from 0 to 1."""
-    anchors = np.linspace(0, 1, len(_VIRIDIS))
-    channels = [np.interp(value, anchors, _VIRIDIS[:, c]) for c in range(3)]
+    anchors = np.linspace(0, 1, len(VIRIDIS))
+    channels = [np.interp(value, anchors, VIRIDIS[:, c]) for c in range(3)]
     return np.stack(channels, axis=-1).round().astype(np.uint8)
 
 
-def tokens_per_cell(tokens: int, maps: int) -> int:
+def choose_cell_side(tokens: int, maps: int) -> int:
     """Return the smallest cell side, in tokens, at which `maps` maps fit in MAX_BYTES."""
     side = 1
     while maps * math.comb(math.ceil(tokens / side) + 1, 2) > MAX_BYTES:

@@ -11,7 +11,7 @@ LONGEST = 12  # characters of a label on an axis
 SIGNS = {" ": "␣", "\n": "⏎", "\t": "⇥"}
 
 
-def token_labels(tokenizer: Tokenizer, ids: NDArray[np.integer], text: str) -> list[str]:
+def label_tokens(tokenizer: Tokenizer, ids: NDArray[np.integer], text: str) -> list[str]:
     """Return a visible label of each id's part of the text; half a character is written `\\xc3`."""
     raw = text.encode("utf-8", errors="surrogatepass")
     ends = tokenizer.byte_lengths()[ids].cumsum().tolist()
@@ -27,10 +27,10 @@ def make_visible(text: str) -> str:
 
     A space becomes ␣, a line break ⏎, a tab ⇥, any other such character its number, as U+202E.
     """
-    return "".join(_visible(character) for character in text)
+    return "".join(_show(character) for character in text)
 
 
-def _visible(character: str) -> str:
+def _show(character: str) -> str:
     if character in SIGNS:
         return SIGNS[character]
     if not character.isprintable():

@@ -26,7 +26,7 @@ FONT = "DejaVu Sans"  # comes with matplotlib, so pictures look the same everywh
 STYLE: dict[Any, Any] = {"text.parse_math": False, "font.family": FONT, "font.size": 8}
 
 
-def layer_png(
+def draw_layer(
     w_HTS: NDArray[np.floating], labels: Sequence[str], titles: Sequence[str], title: str
 ) -> bytes:
     """Return a PNG of one layer's weights [H, T, T]: a panel per head, rows queries, columns keys.
@@ -40,7 +40,7 @@ def layer_png(
     side = min(max(PER_TOKEN * T, MIN), MAX)
     width = LABELS + columns * side + (columns - 1) * GAP + BAR
     height = TOP + rows * side + (rows - 1) * GAP + LABELS
-    shown, names = _ticks(labels, side)
+    shown, names = _choose_ticks(labels, side)
     together = math.ceil(T / CELLS)
     cells_HNN = keep_largest(w_HTS, together)
     n = cells_HNN.shape[1]
@@ -50,7 +50,7 @@ def layer_png(
         title = f"{title} (largest weight of each {together} by {together} tokens)"
     with rc_context(STYLE):
         figure = Figure(figsize=(width, height))
-        figure.text(0.15 / width, 1 - 0.3 / height, _drawable(title), fontsize=10)
+        figure.text(0.15 / width, 1 - 0.3 / height, _spell_missing(title), fontsize=10)
         image = None
         for head in range(H):
             row, column = divmod(head, COLUMNS)
@@ -80,19 +80,19 @@ def layer_png(
     return out.getvalue()
 
 
-def _ticks(labels: Sequence[str], side: float) -> tuple[list[int], list[str]]:
+def _choose_ticks(labels: Sequence[str], side: float) -> tuple[list[int], list[str]]:
     every = math.ceil(len(labels) * PER_LABEL / side)
     shown = list(range(0, len(labels), every))
-    names = [_drawable(shorten(labels[i])) for i in shown]
+    names = [_spell_missing(shorten(labels[i])) for i in shown]
     return shown, names if every == 1 else [f"{i} {n}" for i, n in zip(shown, names, strict=True)]
 
 
-def _drawable(text: str) -> str:
+def _spell_missing(text: str) -> str:
     """Return the text, with the code points of characters that the font lacks in their place."""
-    return "".join(c if _in_font(c) else name_code_point(c) for c in text)
+    return "".join(c if _has_glyph(c) else name_code_point(c) for c in text)
 
 
 @cache
-def _in_font(character: str) -> bool:
+def _has_glyph(character: str) -> bool:
     font = font_manager.get_font(font_manager.findfont(FONT))
     return font.get_char_index(ord(character)) != 0

@@ -13,7 +13,7 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 
 from gptattn.machine.template import fill_template
-from gptattn.maps.heatmap import viridis
+from gptattn.maps.heatmap import map_to_viridis
 from gptattn.maps.labels import make_visible
 
 
@@ -52,25 +52,25 @@ def render_page(header: PageHeader, layers: Sequence[Layer], side: int) -> str:
         run=make_visible(header.run),
         layers=layers,
         side=side,
-        figures=_figures,
+        figures=_format_figures,
         script=Markup(script),
         script_hash=base64.b64encode(digest).decode(),
         data={
             "labels": list(header.labels),
             "side": side,
-            "colours": _text(viridis(np.arange(256) / 255)),
+            "colours": _encode(map_to_viridis(np.arange(256) / 255)),
             "layers": [
-                {"number": layer.number, "heads": [_text(cells_N) for cells_N in layer.cells_HN]}
+                {"number": layer.number, "heads": [_encode(cells_N) for cells_N in layer.cells_HN]}
                 for layer in layers
             ],
         },
     )
 
 
-def _figures(entropy: float, sink: float) -> dict[str, Any]:
+def _format_figures(entropy: float, sink: float) -> dict[str, Any]:
     known = math.isfinite(entropy)
     return {"entropy": f"{entropy:.2f}" if known else "–", "sink": f"{sink:.2f}" if known else "–"}  # noqa: RUF001
 
 
-def _text(values: NDArray[np.uint8]) -> str:
+def _encode(values: NDArray[np.uint8]) -> str:
     return base64.b64encode(values.tobytes()).decode()

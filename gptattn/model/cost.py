@@ -18,7 +18,7 @@ class Cost:
     kv_bytes_per_token: float
 
 
-def parameter_count(module: nn.Module) -> int:
+def count_parameters(module: nn.Module) -> int:
     """Return the number of parameters; a shared one counts once."""
     return sum(p.numel() for p in module.parameters())
 
@@ -37,7 +37,7 @@ def measure_cost(model: GPT, scored: float = 1.0) -> Cost:
     T = model.context_length
     embedding = model.token_embedding.weight.numel()
     if model.input_position is not None:
-        embedding += parameter_count(model.input_position)
+        embedding += count_parameters(model.input_position)
     attentions = [block.attention for block in model.layers()]
     linear = [module.weight for module in model.modules() if isinstance(module, nn.Linear)]
     # An untied head may be one of the Linear layers already.
@@ -46,8 +46,8 @@ def measure_cost(model: GPT, scored: float = 1.0) -> Cost:
     left_out = (1 - scored) * model.head.weight.numel()
     mix = sum(attention.flops(T, T) for attention in attentions)
     return Cost(
-        params=parameter_count(model),
-        params_attention=sum(parameter_count(attention) for attention in attentions),
+        params=count_parameters(model),
+        params_attention=sum(count_parameters(attention) for attention in attentions),
         params_embedding=embedding,
         flops_per_token=3 * (2 * (sum(matrices.values()) - left_out) + mix / T),
         kv_bytes_per_token=model.new_cache(batch=1).nbytes / T,

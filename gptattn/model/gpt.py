@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -36,7 +35,7 @@ class BlockStyle:
 GPT2_STYLE = BlockStyle()
 
 
-def new_norm(style: BlockStyle, d_model: int) -> nn.LayerNorm | nn.RMSNorm:
+def build_norm(style: BlockStyle, d_model: int) -> nn.LayerNorm | nn.RMSNorm:
     """Return LayerNorm, or RMSNorm, which has no bias and does not subtract the mean.
 
     Source: Zhang and Sennrich 2019, arXiv:1910.07467, sec. 3.
@@ -103,11 +102,11 @@ class Block(nn.Module):
         style: BlockStyle = GPT2_STYLE,
     ) -> None:
         super().__init__()
-        self.norm_attention = new_norm(style, d_model)
+        self.norm_attention = build_norm(style, d_model)
         self.attention = attention
         self.norm_mlp, self.mlp = None, None
         if style.mlp != "none":
-            self.norm_mlp = new_norm(style, d_model)
+            self.norm_mlp = build_norm(style, d_model)
             self.mlp = MLPS[style.mlp](d_model, d_mlp, style.bias)
         self.dropout = nn.Dropout(dropout)
 
@@ -165,7 +164,7 @@ class GPT(nn.Module):
         self.blocks = nn.ModuleList(
             Block(attention(layer), d_model, d_mlp, dropout, style) for layer in range(num_layers)
         )
-        self.norm = new_norm(style, d_model)
+        self.norm = build_norm(style, d_model)
         self.lm_head = None if tied_head else Linear(d_model, vocab_size, bias=False)
         self._prepared_head: PreparedWeight | None = None
         if shared_init:
@@ -214,19 +213,7 @@ class GPT(nn.Module):
         Advances the cache by T. `documents_BT` keeps documents apart, as if each had its own row:
         equal numbers in a row are one document. Raises ValueError for documents and a cache.
         """
-        T = ids.shape[1]
-        length = T + (0 if cache is None else cache.length)
-        if length > self.context_length:
-            raise ValueError(f"{length} tokens do not fit context_length={self.context_length}")
-        if documents_BT is None:
-            positions = range(T) if cache is None else cache.next_positions(T)
-        else:
-            positions = Documents.numbered(documents_BT)
-        shared = Shared(positions)
-        x = self.token_embedding(ids)
-        if self.input_position is not None:
-            x = self.input_position(x, positions)
-        x = self.dropout(x)
+        x, shared = self._embed(ids, cache, documents_BT)
         again = self.activation_checkpointing and cache is None
         again = again and self.training and torch.is_grad_enabled()
         for layer, block in enumerate(self.blocks):
@@ -235,8 +222,25 @@ class GPT(nn.Module):
             else:
                 x = block(x, None if cache is None else cache[layer], shared)
         if cache is not None:
-            cache.advance(T)
+            cache.advance(ids.shape[1])
         return self.norm(x)
+
+    def _embed(
+        self, ids: Tensor, cache: CacheGroup | None, documents_BT: Tensor | None
+    ) -> tuple[Tensor, Shared]:
+        """Return what the first block reads [B, T, d_model], and the tokens' positions."""
+        T = ids.shape[1]
+        length = T + (0 if cache is None else cache.length)
+        if length > self.context_length:
+            raise ValueError(f"{length} tokens do not fit context_length={self.context_length}")
+        if documents_BT is None:
+            positions = range(T) if cache is None else cache.next_positions(T)
+        else:
+            positions = Documents.numbered(documents_BT)
+        x = self.token_embedding(ids)
+        if self.input_position is not None:
+            x = self.input_position(x, positions)
+        return self.dropout(x), Shared(positions)
 
     def forward(self, ids: Tensor, cache: CacheGroup | None = None) -> Tensor:
         return F.linear(self.hidden(ids, cache), self.head.weight)
@@ -310,25 +314,14 @@ class GPT(nn.Module):
 
         Layers without `HasMaps` are skipped. `documents_BT` is as in `hidden`.
         """
-
-        def record(
-            layer: int, module: nn.Module, args: tuple[Tensor, Cache | None, Shared]
-        ) -> None:
-            assert isinstance(module, HasMaps)
-            look(layer, module.attention_weights(args[0], args[2]))
-
-        blocks = self.layers()
-        hooks = [
-            blocks[layer].attention.register_forward_pre_hook(partial(record, layer))
-            for layer in self.layers_with_maps()
-        ]
-        try:
-            # Compiled blocks would be recompiled because of the hook, including `look`.
-            with torch.compiler.set_stance("force_eager"):
-                self.hidden(ids, None, documents_BT)
-        finally:
-            for hook in hooks:
-                hook.remove()
+        x, shared = self._embed(ids, None, documents_BT)
+        # Compiled blocks would be recompiled for these sizes.
+        with torch.compiler.set_stance("force_eager"):
+            for layer, block in enumerate(self.layers()):
+                if isinstance(block.attention, HasMaps):
+                    normed = block.norm_attention(x)
+                    look(layer, block.attention.attention_weights(normed, shared))
+                x = block(x, None, shared)
 
 
 def _draw(module: nn.Module) -> None:

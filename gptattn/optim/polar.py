@@ -26,8 +26,8 @@ POLAR_EXPRESS: tuple[Quintic, ...] = (
 # Rounding may bring singular values above 1, where Polar Express's polynomials grow fast.
 SAFETY = 1.01
 EPS = 1e-7  # avoids a division by 0, as in both papers' code
-# With more, `whitener` fails in float32 at low rank: each step multiplies the rounding errors of
-# squared singular values near 0 by up to 69, and below -1 they grow without bound.
+# With more, `compute_whitener` fails in float32 at low rank: each step multiplies the rounding
+# errors of squared singular values near 0 by up to 69, and below -1 they grow without bound.
 MAX_STEPS = 7
 
 
@@ -48,35 +48,35 @@ def choose_polynomials(iteration: Iteration, steps: int) -> Polynomials:
     return Polynomials((*safe, *[last] * steps)[:steps], SAFETY)
 
 
-def polar_factor(x_NPQ: Tensor, polynomials: Polynomials) -> Tensor:
+def compute_polar_factor(x_NPQ: Tensor, polynomials: Polynomials) -> Tensor:
     """Return about U V^T for each matrix U S V^T: [N, P, Q] -> [N, P, Q], with P <= Q."""
-    x = x_NPQ / _scale(x_NPQ, polynomials)
+    x = x_NPQ / _bound_norm(x_NPQ, polynomials)
     for a, b, c in polynomials.quintics:
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x
 
 
-def whitener(x_NPQ: Tensor, polynomials: Polynomials) -> Tensor:
-    """Return W [N, P, P] of which W x is `polar_factor(x)`.
+def compute_whitener(x_NPQ: Tensor, polynomials: Polynomials) -> Tensor:
+    """Return W [N, P, P] of which W x is `compute_polar_factor(x)`.
 
     All products are of [P, P] but the first, so for P well below Q it takes less work. Singular
     values below 1e-4 of the largest are lost in float32, since it works with their squares. Give at
     most MAX_STEPS there.
     """
-    scale = _scale(x_NPQ, polynomials)
+    scale = _bound_norm(x_NPQ, polynomials)
     x = x_NPQ / scale
     first, *later = polynomials.quintics
     gram = x @ x.mT
-    total = factor = _factor(gram, first)
+    total = factor = _compute_factor(gram, first)
     for quintic in later:
         gram = factor @ gram @ factor
-        factor = _factor(gram, quintic)
+        factor = _compute_factor(gram, quintic)
         total = factor @ total
     return total / scale
 
 
-def _factor(gram: Tensor, quintic: Quintic) -> Tensor:
+def _compute_factor(gram: Tensor, quintic: Quintic) -> Tensor:
     """Return a + b gram + c gram^2, the factor of x in a step."""
     a, b, c = quintic
     factor = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
@@ -84,6 +84,6 @@ def _factor(gram: Tensor, quintic: Quintic) -> Tensor:
     return factor
 
 
-def _scale(x_NPQ: Tensor, polynomials: Polynomials) -> Tensor:
+def _bound_norm(x_NPQ: Tensor, polynomials: Polynomials) -> Tensor:
     """Return a bound [N, 1, 1] on the largest singular value."""
     return x_NPQ.norm(dim=(-2, -1), keepdim=True) * polynomials.margin + EPS

@@ -1,5 +1,6 @@
 """From Hydra's composed config, and the files it names, to a run's settings."""
 
+import contextlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass
@@ -8,6 +9,7 @@ from typing import Any, get_type_hints
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigNode, ConfigStore
+from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 
@@ -65,7 +67,9 @@ def settings(overrides: Sequence[str] = ()) -> TrainConfig:
     Raises ConfigError, which names the field.
     """
     try:
-        with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
+        with contextlib.ExitStack() as stack:
+            if not GlobalHydra.instance().is_initialized():  # as it is in a job of Hydra's
+                stack.enter_context(initialize_config_dir(str(CONF), version_base="1.3"))
             cfg = compose("train", list(overrides), return_hydra_config=True)
             found = from_hydra(cfg, cfg.hydra)
     except Exception as error:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gptattn.attention.head_statistics import entropy, sink_mass
 from gptattn.data.run_data import RunData
-from gptattn.maps.heatmap import heatmap
+from gptattn.maps.heatmap import draw_heads
 from gptattn.model.gpt import GPT
 from gptattn.position.base import Documents
 from gptattn.training.record import Board, log_row
@@ -50,7 +50,7 @@ class AttentionLog(L.Callback):
             return
 
         def log(layer: int, w_BHTS: Tensor) -> None:
-            image = heatmap(w_BHTS[0].float().cpu().numpy())
+            image = draw_heads(w_BHTS[0].float().cpu().numpy())
             tag = f"val_attention/layer_{layer:02d}"
             self.board.experiment.add_image(tag, image, step, dataformats="HWC")
 

@@ -6,11 +6,12 @@ exports, changes the number of key/value heads, and loads.
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from gptattn.attention import Attention, HeadWeights
+from gptattn.attention import Attention, HasHeads, HeadWeights
 from gptattn.attention.base import heads_of, refuse_loss
 from gptattn.errors import ConfigError
 from gptattn.model.gpt import GPT, INIT_STD
@@ -19,6 +20,7 @@ from gptattn.settings.config import Spec, TrainConfig
 
 # Settings that the weights do not depend on.
 WEIGHTLESS_SETTINGS = ("backend", "dropout")
+ROPE = ("base", "fraction", "stretch")  # settings of rotary positions
 
 
 def convert_heads(
@@ -73,9 +75,35 @@ def drop_weightless(spec: Spec) -> Spec:
     return {name: value for name, value in spec.items() if name not in WEIGHTLESS_SETTINGS}
 
 
+def describe_model(model: GPT, cfg: TrainConfig) -> dict[str, Any]:
+    """Return what no conversion can change in the model, by the names of the settings."""
+    known: dict[str, Any] = {
+        "model.num_layers": len(model.blocks),
+        "model.d_model": model.token_embedding.embedding_dim,
+        "model.d_mlp": model.layers()[0].d_mlp,
+        "model.context_length": model.context_length,
+        "model.vocab_size": model.vocab_size,
+        "model.mlp": cfg.model.mlp,
+        "block.norm": cfg.block.norm,
+        "block.bias": cfg.block.bias,
+        "block.norm_eps": cfg.block.norm_eps,
+        "block.tied_head": cfg.block.tied_head,
+    }
+    if cfg.model.mlp == "none":
+        del known["model.d_mlp"]
+    known |= {f"position.{name}": cfg.position[name] for name in ROPE if name in cfg.position}
+    attentions = [block.attention for block in model.layers()]
+    with_heads = next((one for one in attentions if isinstance(one, HasHeads)), None)
+    if with_heads is not None:
+        heads = with_heads.export_heads()
+        known["model.num_heads"] = len(heads.q_HDE)
+        known["model.qkv_bias"] = heads.q_bias_HD is not None
+    return known
+
+
 def take_over(
     source: GPT,
-    theirs: TrainConfig | None,
+    theirs: TrainConfig,
     target: GPT,
     ours: TrainConfig,
     method: str = "mean",
@@ -84,21 +112,15 @@ def take_over(
     """Put the weights of `source` into `target`.
 
     If the settings `theirs` and `ours` build the same layers, all weights are copied by name;
-    otherwise, or if `theirs` is None, `convert` does it. Raises ConfigError as `convert` does.
+    otherwise `convert` does it. Raises ConfigError as `convert` does.
     """
-    if theirs is None or describe_layers(theirs) != describe_layers(ours):
-        check_both(source, theirs, target, ours)
+    if describe_layers(theirs) != describe_layers(ours):
+        check_heads(source, theirs)
+        check_heads(target, ours)
         convert(source, target, method, seed)
         return
     _refuse_other_names(source.state_dict(), target.state_dict())
     target.load_state_dict(source.state_dict())
-
-
-def check_both(source: GPT, theirs: TrainConfig | None, target: GPT, ours: TrainConfig) -> None:
-    """Raise ConfigError for a layer without heads; None: a Hugging Face checkpoint."""
-    if theirs is not None:
-        check_heads(source, theirs)
-    check_heads(target, ours)
 
 
 def check_heads(model: GPT, cfg: TrainConfig) -> None:
@@ -113,7 +135,7 @@ def check_heads(model: GPT, cfg: TrainConfig) -> None:
 
 
 def _refuse_other_names(theirs: Mapping[str, Tensor], ours: Mapping[str, Tensor]) -> None:
-    for name in theirs.keys() | ours.keys():
+    for name in [*theirs, *ours]:
         if name not in theirs or name not in ours or theirs[name].shape != ours[name].shape:
             raise ConfigError(
                 "to", f"{name} differs, but only the attention may; give both models the same sizes"

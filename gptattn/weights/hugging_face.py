@@ -1,71 +1,204 @@
-"""The files of a Hugging Face checkpoint folder: config.json and tensors in safetensors.
+"""Reads and writes Hugging Face checkpoint folders: config.json and tensors in safetensors.
 
 Such a folder may come from anywhere, so its sizes are checked before any memory is allocated.
 """
 
 import json
-import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from gptattn.errors import CheckpointError, NumericError
+from gptattn.attention import Attention
+from gptattn.attention.base import heads_of
+from gptattn.data import tokenizer_files
+from gptattn.data.bpe import ByteLevelBPE
+from gptattn.errors import CheckpointError, ConfigError, DataError, NumericError
 from gptattn.machine.disk import write_atomically
+from gptattn.model.gpt import GPT
 from gptattn.runs.tensor_file import read_tensors, write_tensors
+from gptattn.settings.build import build_model
+from gptattn.settings.compose import quote
+from gptattn.settings.config import TrainConfig
+from gptattn.weights.convert import check_heads, convert, describe_model
+from gptattn.weights.families import FAMILIES, GPT2, HEAD, Family, as_overrides
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 INDEX = f"{WEIGHTS}.index.json"  # of weights split over files
 # Patterns of the files fetched from the hub.
-FILES = (CONFIG, WEIGHTS, INDEX, "model-*-of-*.safetensors")
-
-Parsed = TypeVar("Parsed")
-
-
-def is_checkpoint(folder: Path) -> bool:
-    """Whether the folder has a config.json, like Hugging Face's and unlike run folders."""
-    return (folder / CONFIG).is_file()
+FILES = (CONFIG, WEIGHTS, INDEX, "model-*-of-*.safetensors", *tokenizer_files.FILES)
+GPT2_END = 50256  # <|endoftext|>
+TRIAL_TOKENS = 1024  # of the numerical comparison, whose scores are T x T
+# What unexpected content of a JSON file can raise: deeply nested brackets a RecursionError.
+UNEXPECTED = (OSError, ValueError, TypeError, AttributeError, LookupError, RecursionError)
 
 
-def read_config(folder: Path, parse: Callable[[dict[str, Any]], Parsed]) -> Parsed:
-    """Return `parse(content)` for the content of config.json.
+def find_family(folder: Path) -> Family | None:
+    """Return the family of the checkpoint in `folder`, or None if that has no config.json.
 
-    Raises CheckpointError if the file is missing or damaged, or if `parse` raises a ValueError or
-    what missing keys and wrong types raise.
+    Raises CheckpointError if its config.json is damaged or names another kind of model.
     """
-    with _one_line(folder / CONFIG):
-        return parse(_read_json(folder / CONFIG))
-
-
-@contextmanager
-def _one_line(file: Path) -> Iterator[None]:
-    """Turn whatever the content of a JSON file can raise into a CheckpointError."""
+    file = folder / CONFIG
+    if not file.is_file():
+        return None
     try:
-        yield
-    except FileNotFoundError:
-        raise CheckpointError(
-            "path",
-            f"{file.parent} has no {file.name}; give a Hugging Face folder, or hf:owner/name",
-        ) from None
-    except KeyError as error:
-        raise CheckpointError("path", f"{file} has no {error}: not a config we know") from None
-    # int(Infinity) raises OverflowError, and deeply nested brackets raise RecursionError.
-    except (OSError, ValueError, TypeError, AttributeError, ArithmeticError, RecursionError) as e:
-        raise CheckpointError("path", f"{file} cannot be used ({str(e)[:200]})") from None
+        name = _read_json(file).get("model_type", GPT2.name)  # missing in GPT-2's own release
+        if name not in FAMILIES:
+            raise ValueError(f"model_type is {name!r:.60}, but must be one of {[*FAMILIES]}")
+    except UNEXPECTED as error:
+        raise _unusable(file, error) from None
+    return FAMILIES[name]
 
 
-def _read_json(file: Path) -> Any:
-    return json.loads(file.read_bytes().decode("utf-8"))
+def has_tokenizer(folder: Path, family: Family) -> bool:
+    """Whether the folder holds a tokenizer that `tokenizer=gpt2` reads correctly."""
+    names = [file.name for file in tokenizer_files.find(folder)]
+    if family is GPT2 or not names:
+        return bool(names)
+    # Most Llamas have another kind. Without tokenizer.json, the files do not say which.
+    if names != ["tokenizer.json"]:
+        return False
+    try:
+        ByteLevelBPE(str(folder))
+    except DataError:
+        return False
+    return True
 
 
-def check_accepted(node: Mapping[str, Any], accepted: Mapping[str, tuple[Any, ...]]) -> None:
-    """Raise ValueError unless the key has one of these values; a missing one has the first."""
-    for name, allowed in accepted.items():
-        if node.get(name, allowed[0]) not in allowed:
-            raise ValueError(f"{name} is {node[name]!r:.60}, but must be {allowed[0]!r}")
+@torch.no_grad()
+def load_checkpoint(folder: Path, family: Family) -> tuple[TrainConfig, GPT]:
+    """Load the settings and the model in `folder`, in eval mode and float32, on the CPU.
+
+    Without a tokenizer that we read, the settings have the byte tokenizer. Raises CheckpointError
+    if a file is missing or damaged, or the weights do not fit config.json; NumericError for a
+    weight that is not finite.
+    """
+    file = folder / CONFIG
+    tokenizer = ["tokenizer=byte"]
+    if has_tokenizer(folder, family):
+        tokenizer = ["tokenizer=gpt2", f"tokenizer.path={quote(str(folder))}"]
+    try:
+        cfg = family.make_settings(family.read_values(_read_json(file)), tokenizer)
+        ids = cfg.model.vocab_size
+        assert ids is not None
+        with torch.device("meta"):
+            outlined = build_model(cfg, ids).state_dict()
+    except (*UNEXPECTED, ConfigError) as error:
+        raise _unusable(file, error) from None
+    # The file may also contain a tied head.
+    skipped = (*family.skipped, *([f".{HEAD}.weight"] if cfg.block.tied_head else []))
+    weights = read_weights(folder, family.prefix, skipped)
+    check_weights(folder, weights, pack(family, outlined))
+    model = build_model(cfg, ids)
+    own = model.state_dict()
+    for name, parts in group_by_name(family, own).items():
+        whole = transpose(family, name, weights[name])
+        for part, read in zip(parts, whole.split([len(part) for part in parts]), strict=True):
+            part.copy_(read)
+    return cfg, model.eval()
+
+
+@torch.no_grad()
+def write_checkpoint(folder: Path, cfg: TrainConfig, model: GPT) -> None:
+    """Write a folder that transformers opens: Llama's or Qwen2's with RMSNorm, else GPT-2's.
+
+    The model is converted to the family's own attention. Raises ConfigError if the family has no
+    such model: another block, head or positions, an attention with other parameters, or one that
+    computes something else from the same heads.
+    """
+    check_heads(model, cfg)
+    values = describe_model(model, cfg)
+    family = GPT2
+    if cfg.block.norm == "rms":
+        family = FAMILIES["qwen2" if values["model.qkv_bias"] else "llama"]
+    title = family.title
+    wanted = {name: v for name, v in family.fixed.items() if values.get(name, v) != v}
+    if wanted:
+        found = " ".join(as_overrides({name: values[name] for name in wanted}))
+        raise ConfigError(
+            "to",
+            f"this model has {found}, but {title} has {' '.join(as_overrides(wanted))}; train with "
+            "that",
+        )
+    heads = [heads_of(block.attention).export_heads() for block in model.layers()]
+    counts = {(len(one.q_HDE), len(one.k_GDE)) for one in heads}
+    if len(counts) > 1:
+        raise ConfigError(
+            "to", f"{title} has as many heads in every layer; convert to one count first"
+        )
+    values["model.num_heads"], values["attn.num_kv_heads"] = counts.pop()
+    if family is GPT2 and values["attn.num_kv_heads"] != values["model.num_heads"]:
+        raise ConfigError("to", "GPT-2 has a key/value head for each query head; convert first")
+    given = {name: values[name] for name in family.settings if name in values}
+    plain_cfg = family.make_settings(given, [])
+    if cfg.position.get("_target_") != plain_cfg.position["_target_"]:
+        wanted, found = plain_cfg.choices["position"], cfg.choices["position"]
+        raise ConfigError(
+            "to",
+            f"this model has position={found}, but {title} has position={wanted}; train with that",
+        )
+    plain = build_model(plain_cfg, model.vocab_size).to(model.head.weight)
+    convert(model, plain)
+    for layer, (own, other) in enumerate(zip(model.layers(), plain.layers(), strict=True)):
+        if not attend_alike(own.attention, other.attention):
+            raise ConfigError(
+                "to",
+                f"layer {layer}: the same heads give other outputs in {title}, whose scores have "
+                "no scale but head_dim ** -0.5, no window and no soft cap",
+            )
+    end = GPT2_END if family is GPT2 and model.vocab_size > GPT2_END else None
+    config = {
+        "architectures": [family.architecture],
+        **{key: allowed[0] for key, allowed in family.accepted.items()},
+        **{key: values[name] for name, key in family.settings.items()},
+        "bos_token_id": end,
+        "eos_token_id": end,
+    }
+    packed = pack(family, plain.state_dict())
+    folder.mkdir(parents=True, exist_ok=True)
+    prefixed = {n if n.startswith(HEAD) else family.prefix + n: w for n, w in packed.items()}
+    write_tensors(folder / WEIGHTS, prefixed, {})
+    text = json.dumps(config, indent=2) + "\n"
+    write_atomically(folder / CONFIG, lambda file: file.write(text.encode()))
+
+
+def attend_alike(attention: Attention, plain: Attention) -> bool:
+    """Whether both give the same outputs.
+
+    It compares numbers, as a variant may change scores in any way. The inputs are ten times what a
+    norm gives, so that a soft cap shows.
+    """
+    longest = attention.context_length
+    T, w = min(longest, TRIAL_TOKENS), next(plain.parameters())
+    x_BTE = torch.randn(1, T, attention.d_in, generator=torch.Generator().manual_seed(0))
+    x_BTE = 10 * x_BTE.to(w)
+    own, expected = attention.eval()(x_BTE), plain.eval()(x_BTE)
+    alike = bool((own - expected).abs().max() <= 1e-3 * expected.std())
+    # All pairs, also those beyond the trial.
+    return alike and attention.flops(longest, longest) == plain.flops(longest, longest)
+
+
+def group_by_name(family: Family, ours: Mapping[str, Tensor]) -> dict[str, list[Tensor]]:
+    """Return our tensors that each of theirs holds, one after the other."""
+    groups: dict[str, list[Tensor]] = defaultdict(list)
+    for name, tensor in ours.items():
+        groups[family.rename(name)].append(tensor)
+    return groups
+
+
+def pack(family: Family, ours: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return their tensors, made from ours."""
+    groups = group_by_name(family, ours).items()
+    return {name: transpose(family, name, torch.cat(parts)) for name, parts in groups}
+
+
+def transpose(family: Family, name: str, tensor: Tensor) -> Tensor:
+    """Swap the axes of a matrix that the family stores transposed, in either direction."""
+    swap = family.transposed is not None and name.startswith(family.transposed)
+    return tensor.T if swap and tensor.ndim == 2 else tensor
 
 
 def read_weights(folder: Path, prefix: str, skipped: tuple[str, ...]) -> dict[str, Tensor]:
@@ -74,10 +207,17 @@ def read_weights(folder: Path, prefix: str, skipped: tuple[str, ...]) -> dict[st
     They are memory-mapped, and named without the prefix. Raises CheckpointError if a file is
     missing or damaged, or holds a tensor of integers.
     """
-    found: dict[str, Tensor] = {}
-    for file in _weight_files(folder):
+    files, index = [WEIGHTS], folder / INDEX
+    if index.is_file() and not (folder / WEIGHTS).exists():
         try:
-            here = read_tensors(file)
+            # Names of files beside it, wherever the index says that they lie.
+            files = sorted({Path(name).name for name in _read_json(index)["weight_map"].values()})
+        except UNEXPECTED as error:
+            raise _unusable(index, error) from None
+    found: dict[str, Tensor] = {}
+    for file in files:
+        try:
+            here = read_tensors(folder / file)
         except CheckpointError as error:
             raise CheckpointError("path", error.message) from None
         for name, tensor in here.items():
@@ -86,22 +226,12 @@ def read_weights(folder: Path, prefix: str, skipped: tuple[str, ...]) -> dict[st
                 continue
             if not tensor.is_floating_point():
                 raise CheckpointError(
-                    "path", f"{file}: {name[:80]} is {tensor.dtype}, not floating-point"
+                    "path", f"{folder / file}: {name[:80]} is {tensor.dtype}, not floating-point"
                 )
             if plain in found:
-                raise CheckpointError("path", f"{file} has a second tensor {name[:100]!r}")
+                raise CheckpointError("path", f"{folder / file} has a second tensor {name[:100]!r}")
             found[plain] = tensor
     return found
-
-
-def check_layers(folder: Path, weights: Mapping[str, Tensor], layers: str, count: int) -> None:
-    """Raise CheckpointError for fewer layers than `count`; their names begin with `layers`."""
-    pattern = re.compile(rf"{re.escape(layers)}(\d+)\.", re.ASCII)
-    found = len({match[1] for name in weights if (match := pattern.match(name))})
-    if found < count:
-        raise CheckpointError(
-            "path", f"{folder} lacks {layers}{found}: {CONFIG} has {count} layers"
-        )
 
 
 def check_weights(
@@ -124,27 +254,10 @@ def check_weights(
             raise NumericError("path", f"{folder}: {name} is not finite; use other weights")
 
 
-def _weight_files(folder: Path) -> list[Path]:
-    """Return the files of weights: one, or those that the index names.
-
-    Raises CheckpointError for an index that cannot be used.
-    """
-    index = folder / INDEX
-    if (folder / WEIGHTS).exists() or not index.is_file():
-        return [folder / WEIGHTS]
-    with _one_line(index):
-        names = {str(name) for name in _read_json(index)["weight_map"].values()}
-        for name in names:
-            if not re.fullmatch(r"\w[\w.-]*", name):
-                raise ValueError(f"{name[:60]!r} is not the name of a file beside it")
-        if not names:
-            raise ValueError("it names no file")
-    return [folder / name for name in sorted(names)]
+def _read_json(file: Path) -> Any:
+    return json.loads(file.read_bytes().decode("utf-8"))
 
 
-def write_folder(folder: Path, config: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
-    """Write a folder that transformers opens. Raises DiskError if the disk refuses."""
-    text = json.dumps(config, indent=2) + "\n"
-    folder.mkdir(parents=True, exist_ok=True)
-    write_tensors(folder / WEIGHTS, weights, {})
-    write_atomically(folder / CONFIG, lambda file: file.write(text.encode()))
+def _unusable(file: Path, error: BaseException) -> CheckpointError:
+    reason = f"it has no {error}" if isinstance(error, KeyError) else str(error).partition("\n")[0]
+    return CheckpointError("path", f"{file} cannot be used ({reason[:200]})")

@@ -8,22 +8,18 @@ from typing import Any
 
 import torch
 
-from gptattn.attention import HasHeads
-from gptattn.data import tokenizer_files
 from gptattn.data.hub import local_folder
 from gptattn.errors import CheckpointError, ConfigError, NumericError
 from gptattn.model.gpt import GPT
-from gptattn.position import HeadPosition
 from gptattn.runs.load import load_run
 from gptattn.settings.config import TrainConfig, default_width
-from gptattn.weights.convert import check_both, describe_mechanism, take_over
-from gptattn.weights.families import family_of
-from gptattn.weights.family import as_overrides, find_rope
-from gptattn.weights.hugging_face import FILES
+from gptattn.weights.convert import check_heads, describe_mechanism, describe_model, take_over
+from gptattn.weights.families import as_overrides
+from gptattn.weights.hugging_face import FILES, find_family, has_tokenizer, load_checkpoint
 
-# Settings of the block: those that identify one, and those that often differ within one.
-OF_BLOCK = {"model.mlp", "block.norm", "block.bias"}
-BESIDE_BLOCK = ("block.norm_eps", "block.tied_head")
+# Settings by which the files in conf/block differ, and those that often differ within one.
+NAMES_BLOCK = {"model.mlp", "block.norm", "block.bias"}
+WITHIN_BLOCK = ("block.norm_eps", "block.tied_head")
 
 
 @dataclass(frozen=True)
@@ -31,8 +27,8 @@ class Origin:
     """The model that `init_from` names, before any conversion."""
 
     model: GPT
-    choices: dict[str, str]  # the config choices that fit the model
-    settings: TrainConfig | None  # from its config.yaml; None for a Hugging Face checkpoint
+    cfg: TrainConfig
+    tokenizer: str | None  # the choice that fits; None: we do not read the one that it needs
     digest: str  # SHA-256 of the weights
 
 
@@ -43,27 +39,25 @@ def read_origin(cfg: TrainConfig) -> Origin:
     """
     assert cfg.init_from is not None
     with _errors_name_init_from():
-        folder = local_folder(cfg.init_from, "init_from", (*FILES, *tokenizer_files.FILES))
+        folder = local_folder(cfg.init_from, "init_from", FILES)
         if not folder.is_dir():
             raise CheckpointError(
                 "run",
                 f"{folder} is not a folder; give a run's, a GPT-2's, a Llama's, or hf:owner/name",
             )
-        family = family_of(folder)
+        family = find_family(folder)
         if family is None:
             saved = load_run(folder, cfg.allow_targets)
-            return Origin(saved.model, saved.cfg.choices, saved.cfg, _digest(saved.model))
-        tokenizer = {"tokenizer": "gpt2"} if family.has_tokenizer(folder) else {}
-        model = family.load(folder)
-        return Origin(model, family.choices | tokenizer, None, _digest(model))
-
-
-def _digest(model: GPT) -> str:
+            theirs, model, readable = saved.cfg, saved.model, True
+        else:
+            theirs, model = load_checkpoint(folder, family)
+            readable = has_tokenizer(folder, family)
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\0".encode())
         digest.update(tensor.contiguous().view(torch.uint8).numpy())
-    return digest.hexdigest()
+    tokenizer = theirs.choices["tokenizer"] if readable else None
+    return Origin(model, theirs, tokenizer, digest.hexdigest())
 
 
 def begin_from(origin: Origin, model: GPT, cfg: TrainConfig) -> None:
@@ -73,17 +67,23 @@ def begin_from(origin: Origin, model: GPT, cfg: TrainConfig) -> None:
     converted, naming other settings that would help.
     """
     with _errors_name_init_from():
-        theirs = None if origin.settings is None else describe_mechanism(origin.settings)
-        if theirs != describe_mechanism(cfg):
+        if describe_mechanism(origin.cfg) != describe_mechanism(cfg):
             # First, since no override can fix this.
-            check_both(origin.model, origin.settings, model, cfg)
-        _check_tokenizer(origin, cfg)
-        needed = _overrides_needed(origin, model, cfg)
+            check_heads(origin.model, origin.cfg)
+            check_heads(model, cfg)
+        theirs, ours = (one.tokenizer.get("sha256") for one in (origin.cfg, cfg))
+        if None not in (theirs, ours) and theirs != ours:
+            raise ConfigError(
+                "to",
+                f"{cfg.init_from} was trained with other tokens than this run's; give "
+                f"tokenizer.path={cfg.init_from}",
+            )
+        needed = as_overrides(list_settings_needed(origin, model, cfg))
         if needed:
             raise ConfigError(
                 "to", f"{cfg.init_from} differs from this run; give {' '.join(needed)}"
             )
-        take_over(origin.model, origin.settings, model, cfg, cfg.init_method, cfg.seed)
+        take_over(origin.model, origin.cfg, model, cfg, cfg.init_method, cfg.seed)
 
 
 @contextlib.contextmanager
@@ -96,43 +96,31 @@ def _errors_name_init_from() -> Iterator[None]:
         raise type(error)(field, error.message) from error
 
 
-def _check_tokenizer(origin: Origin, cfg: TrainConfig) -> None:
-    """Raise ConfigError if both tokenizers are BPEs, and not the same."""
-    if origin.settings is None:
-        return
-    theirs, ours = (one.tokenizer.get("sha256") for one in (origin.settings, cfg))
-    if None not in (theirs, ours) and theirs != ours:
-        raise ConfigError(
-            "to",
-            f"{cfg.init_from} was trained with other tokens than this run's; give "
-            f"tokenizer.path={cfg.init_from}",
-        )
-
-
-def _overrides_needed(origin: Origin, target: GPT, cfg: TrainConfig) -> list[str]:
-    """Return the overrides that would give the target the sizes and the block of the origin.
+def list_settings_needed(origin: Origin, target: GPT, cfg: TrainConfig) -> dict[str, Any]:
+    """Return the settings that would give the target the sizes and the block of the origin.
 
     Raises ConfigError if this run's tokenizer needs more ids than the origin has.
     """
-    source, choices = origin.model, origin.choices
-    theirs, ours = _fixed_settings(source), _fixed_settings(target)
+    source, choices = origin.model, origin.cfg.choices
+    theirs, ours = describe_model(source, origin.cfg), describe_model(target, cfg)
     different = {name: value for name, value in theirs.items() if value != ours.get(name, value)}
-    given, tokenizer = {}, cfg.choices["tokenizer"]
-    if "model.vocab_size" in different and choices.get("tokenizer", tokenizer) != tokenizer:
+    given: dict[str, Any] = {}
+    tokenizer = cfg.choices["tokenizer"]
+    if "model.vocab_size" in different and origin.tokenizer not in (None, tokenizer):
         del different["model.vocab_size"]
-        given["tokenizer"] = choices["tokenizer"]
+        given["tokenizer"] = origin.tokenizer
     elif cfg.model.vocab_size is None and target.vocab_size > source.vocab_size:
         raise ConfigError(
             "to",
             f"it has {source.vocab_size:,} ids, but tokenizer={tokenizer} has "
             f"{target.vocab_size:,}; use the tokenizer that it was trained with",
         )
-    if different.keys() & OF_BLOCK and choices["block"] != cfg.choices["block"]:
+    if different.keys() & NAMES_BLOCK and choices["block"] != cfg.choices["block"]:
         given["block"] = choices["block"]
-        # Choosing the block's file may change other settings as well.
-        different = {k: v for k, v in different.items() if k not in OF_BLOCK}
-        different |= {name: theirs[name] for name in BESIDE_BLOCK}
-    if _kind_of_position(source) != _kind_of_position(target):
+        different = {k: v for k, v in different.items() if k not in NAMES_BLOCK}
+        # Choosing the block's file may change these as well.
+        different |= {name: theirs[name] for name in WITHIN_BLOCK}
+    if origin.cfg.position.get("_target_") != cfg.position.get("_target_"):
         given["position"] = choices["position"]
         # 1.0 is the file's own fraction and stretch.
         own = {name: v for name, v in theirs.items() if name.startswith("position.") and v != 1.0}
@@ -150,40 +138,4 @@ def _overrides_needed(origin: Origin, target: GPT, cfg: TrainConfig) -> list[str
     width = default_width(source.style.mlp, source.token_embedding.embedding_dim)
     if theirs.get("model.d_mlp") == width and cfg.model.d_mlp is None:
         different.pop("model.d_mlp", None)  # this run gets it anyway, at the source's width
-    return as_overrides(given | different)
-
-
-def _fixed_settings(model: GPT) -> dict[str, Any]:
-    """Return what a conversion cannot change in the model, by the names of the settings."""
-    style = model.style
-    fixed: dict[str, Any] = {
-        "model.num_layers": len(model.blocks),
-        "model.d_model": model.token_embedding.embedding_dim,
-        "model.d_mlp": model.layers()[0].d_mlp,
-        "model.context_length": model.context_length,
-        "model.vocab_size": model.vocab_size,
-        "model.mlp": style.mlp,
-        "block.norm": style.norm,
-        "block.bias": style.bias,
-        "block.norm_eps": style.norm_eps,
-        "block.tied_head": model.lm_head is None,
-    }
-    if style.mlp == "none":
-        del fixed["model.d_mlp"]
-    rope = find_rope(model)
-    if rope is not None:
-        fixed["position.base"] = rope.base
-        fixed["position.fraction"], fixed["position.stretch"] = rope.fraction, rope.stretch
-    attentions = [block.attention for block in model.layers()]
-    with_heads = next((layer for layer in attentions if isinstance(layer, HasHeads)), None)
-    if with_heads is not None:
-        heads = with_heads.export_heads()
-        fixed["model.num_heads"] = len(heads.q_HDE)
-        fixed["model.qkv_bias"] = heads.q_bias_HD is not None
-    return fixed
-
-
-def _kind_of_position(model: GPT) -> type:
-    """Return the class of the model's position encoding; NoneType if it has none."""
-    in_heads = (m for m in model.modules() if isinstance(m, HeadPosition))
-    return type(model.input_position or next(in_heads, None))
+    return given | different

@@ -23,7 +23,7 @@ from gptattn.attention.linear import prepare
 from gptattn.decode.generate import stream
 from gptattn.decode.sampling import Sampling
 from gptattn.machine.device import resolve_device, synchronize
-from gptattn.model.cost import parameter_count
+from gptattn.model.cost import count_parameters
 from gptattn.model.gpt import GPT
 from measuring.menu import Stack, add_choices, chosen, model_of, stack_of
 from measuring.peers import Sizes, build_transformers
@@ -234,7 +234,7 @@ def share_of_reading(model: GPT, batch: int, times: Times) -> float:
     That is all weights, and the cache, which is half-way full on average.
     """
     cache = model.new_cache(batch, PROMPT + NEW // 2).nbytes
-    needed = parameter_count(model) * model.head.weight.itemsize + cache
+    needed = count_parameters(model) * model.head.weight.itemsize + cache
     return needed / Reading.BYTES * ratio(times.read, times.token)
 
 

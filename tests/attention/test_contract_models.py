@@ -16,7 +16,7 @@ from building import (
 from contract import PLACED, B, E, T, assert_same, decode, overrides_of
 
 from gptattn.attention import HasMaps
-from gptattn.decode.generate import left_padded
+from gptattn.decode.generate import pad_left
 from gptattn.model.cost import measure_cost
 
 
@@ -43,7 +43,7 @@ def test_a_whole_model_decodes_as_it_reads_with_every_position_encoding(variant,
 def test_prompts_of_different_lengths_decode_in_one_batch_as_each_does_alone(variant, position):
     model = build_gpt(*overrides_of(variant, position), std=0.3).eval()
     prompts = [torch.randint(13, (length,)) for length in (8, 1, 5)]
-    ids, padding = left_padded(prompts)
+    ids, padding = pad_left(prompts)
     assert padding.tolist() == [0, 7, 3]
     more = torch.randint(13, (3, 3))  # to the context's edge
     # Norms inside a mechanism amplify float32's rounding.

@@ -10,7 +10,7 @@ from support import Call, command, summary, train
 from torch import Tensor
 
 from gptattn.attention.variants.cross_layer import CrossLayerAttention
-from gptattn.decode.generate import left_padded
+from gptattn.decode.generate import pad_left
 from gptattn.errors import ConfigError
 from gptattn.model.gpt import GPT
 
@@ -87,7 +87,7 @@ def test_every_part_acts_in_layers_that_reuse_with_caches_windows_and_padding(wi
         for chunks in ([1] * 11, [5, 1, 3, 2]):
             assert_same(through_cache(model, ids, model.new_cache(2), chunks), read)
         prompts = [torch.randint(13, (length,)) for length in (8, 1, 5)]
-        padded, padding = left_padded(prompts)
+        padded, padding = pad_left(prompts)
         y = through_cache(model, padded, model.new_cache(3, padding_B=padding), [2, 5, 1])
         for row, (prompt, pad) in enumerate(zip(prompts, padding, strict=True)):
             assert_same(y[row, pad:], model(prompt[None])[0])

@@ -18,7 +18,7 @@ from gptattn.attention import (
     SelfAttentionV2,
     attention_weights,
 )
-from gptattn.model.cost import parameter_count
+from gptattn.model.cost import count_parameters
 
 GOLDEN = json.loads(Path(__file__).with_name("golden.json").read_text(encoding="utf-8"))
 INPUTS = torch.tensor(GOLDEN["inputs_6x3"])
@@ -110,7 +110,7 @@ def test_gpt2_small_sizes_give_the_printed_parameter_count(variant):
             variant, d_in=768, d_out=768, context_length=1024, num_heads=12, qkv_bias=False
         )
     assert case("GPT-2 small sizes")["parameters"] == 2_360_064 == 4 * 768**2 + 768
-    assert parameter_count(attention) == 2_360_064
+    assert count_parameters(attention) == 2_360_064
 
 
 def test_mask_and_softmax_give_the_printed_weights():

@@ -30,7 +30,7 @@ from gptattn.attention.parts.sink import Sink
 from gptattn.attention.parts.softcap import SoftCap
 from gptattn.attention.variants.mla import MultiHeadLatentAttention
 from gptattn.errors import ConfigError
-from gptattn.model.cost import measure_cost, parameter_count
+from gptattn.model.cost import count_parameters, measure_cost
 from gptattn.position import HeadPosition, LinearBias, RotaryPosition
 from gptattn.settings.build import build_model
 from gptattn.settings.compose import settings
@@ -216,11 +216,11 @@ def test_at_gpt2_small_it_has_the_papers_sizes_in_parameters_and_cache():
     model = of_gpt2_small("position=rope")
     layer = model.layers()[0].attention
     assert (layer.kv_rank, layer.latents.query_rank, layer.rope_dim) == (256, 512, 32)
-    assert parameter_count(layer) == 2_187_264 + (256 + 512) + 768
+    assert count_parameters(layer) == 2_187_264 + (256 + 512) + 768
     assert model.bfloat16().new_cache(batch=1).nbytes == 12 * 1024 * 576
     # Without rotary positions the 32 columns of keys, and of each query, are not there.
     learned = of_gpt2_small().layers()[0].attention
-    assert parameter_count(layer) - parameter_count(learned) == 32 * 768 + 512 * 12 * 32
+    assert count_parameters(layer) - count_parameters(learned) == 32 * 768 + 512 * 12 * 32
     assert learned.bfloat16().new_cache(1, 1).nbytes == 512
     # Training: 96 numbers of a pair for the score, 64 for the sum. Decoding: a whole entry each.
     assert layer.flops(100, 100) == 2 * 12 * (96 + 64) * 100 * 101 // 2

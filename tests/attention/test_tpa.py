@@ -15,7 +15,7 @@ from gptattn.attention.parts.sink import Sink
 from gptattn.attention.parts.softcap import SoftCap
 from gptattn.attention.variants.tpa import TensorProductAttention
 from gptattn.errors import ConfigError
-from gptattn.model.cost import parameter_count
+from gptattn.model.cost import count_parameters
 from gptattn.position import HeadPosition, LinearBias, RotaryPosition
 from gptattn.settings.build import build_model
 from gptattn.settings.compose import settings
@@ -148,7 +148,7 @@ def test_at_gpt2_small_it_has_the_papers_sizes_in_parameters_and_cache():
         model = build_model(settings(sizes), vocab_size=256).bfloat16()
     layer: Any = model.layers()[0].attention
     assert layer.ranks == (6, 2, 2)
-    assert parameter_count(layer) == 1_173_504 + 768
+    assert count_parameters(layer) == 1_173_504 + 768
     assert model.new_cache(batch=1).nbytes == 12 * 1024 * 608
     assert layer.new_cache(1, 1).nbytes == 608
     # Training: scores and sums, and the terms of queries, keys and values.

@@ -25,7 +25,7 @@ def test_the_help_of_a_script_fits_80_columns(name: str, call: Call) -> None:
     [
         ("generate", ["run=a", "tokens=many"], "tokens: 'many' is a str; give a whole number"),
         ("generate", ["run=a", "tokens=0"], "tokens: 0 is out of range; give 1 or more"),
-        ("generate", ["run=a", "dtype=half"], "dtype: 'half' is unknown; one of auto"),
+        ("generate", ["run=a", "dtype=half"], "dtype: 'half' is unknown; one of bfloat16"),
         ("generate", ["promt=L"], "promt=L: is not a setting; did you mean prompt?"),
         ("generate", ["prompt=L"], "run: is missing; give run="),
         ("convert", ["from=a", "to=gqa", "seed=-1"], "seed: -1 is out of range; give 0 or more"),

@@ -5,10 +5,15 @@ import shutil
 from pathlib import Path
 
 import pytest
-from support import TEXT, Call, summary, train
+from support import Call, summary, train
 
+from gptattn.data.tokens import TokenData
+from gptattn.errors import CheckpointError, ConfigError
+from gptattn.evaluate.measure import check_unchanged
 from gptattn.runs.evaluation import Evaluation
 from gptattn.runs.folder import RunFolder
+from gptattn.runs.load import load_run
+from gptattn.settings.build import build_data
 
 POSITIONS = {"gqa": "rope", "mha": "learned", "gated_deltanet": "none"}
 
@@ -99,39 +104,34 @@ def test_what_is_damaged_or_of_other_weights_is_replaced(
     assert [*evaluation(run).lengths] == [8]
 
 
-MISTAKES = {
-    "nothing there": (["run=nothing"], 3, "error: run folder: nothing is not a folder"),
-    "no length": (["run=RUN", "lengths=[0]"], 2, "error: lengths: 0 is not a positive number"),
-    "beyond": (["run=MHA", "lengths=[17]"], 2, "error: lengths: 17 is beyond the 16 positions"),
-}
-
-
-@pytest.mark.parametrize(("arguments", "code", "said"), MISTAKES.values(), ids=MISTAKES)
+@pytest.mark.parametrize(
+    ("run", "length", "code", "said"),
+    [
+        ("nothing", 4, 3, "error: run folder: nothing is not a folder"),
+        ("gqa", 0, 2, "error: lengths: 0 is not a positive number"),
+        ("mha", 17, 2, "error: lengths: 17 is beyond the 16 positions"),
+        ("gqa", 1000, 2, "error: lengths: 1000 is longer than the held-out text"),
+    ],
+)
 def test_a_mistake_is_one_line_and_writes_nothing(
-    arguments: list[str], code: int, said: str, sweep: Path, call: Call
+    run: str, length: int, code: int, said: str, sweep: Path, call: Call
 ) -> None:
-    named = {"run=RUN": f"run={sweep / 'gqa'}", "run=MHA": f"run={sweep / 'mha'}"}
-    found, out, err = call("evaluate", *(named.get(a, a) for a in arguments))
-    assert (found, out) == (code, "")
+    place = sweep / run if run in POSITIONS else run
+    found, out, err = call("evaluate", f"run={place}", f"lengths=[{length}]")
     (line,) = err.splitlines()
-    assert line.startswith(said)
+    assert (found, out, line[: len(said)]) == (code, "", said)
     assert not list(sweep.rglob("evaluation.json"))
 
 
-def test_a_text_that_has_changed_is_refused(tmp_path: Path, call: Call) -> None:
-    run = train(tmp_path, "attn=mqa")
-    (tmp_path / "text.txt").write_text(f"{TEXT} And more.", encoding="utf-8")
-    code, _, err = call("evaluate", f"run={run}")
-    assert code == 2
-    assert err.startswith(f"error: data: {run}: the text has changed since the run began; restore")
-
-
-def test_weights_from_before_the_end_are_refused(sweep: Path, call: Call) -> None:
-    run = sweep / "gqa"
-    (run / "checkpoints" / "step=4.safetensors").unlink()
-    code, _, err = call("evaluate", f"run={run}")
-    assert code == 4
-    assert "ended at step 4, and the newest weights that can be read are step=2" in err
+def test_another_text_and_weights_from_before_the_end_are_refused(sweep: Path) -> None:
+    saved = load_run(sweep / "gqa")
+    data = build_data(saved.cfg, saved.tokenizer)
+    assert isinstance(data, TokenData)
+    check_unchanged(saved, data, data.text_hash, 4)
+    with pytest.raises(ConfigError, match=r"^data: .*gqa: the text has changed since the run"):
+        check_unchanged(saved, data, "another", 4)
+    with pytest.raises(CheckpointError, match=r"ended at step 6, and the newest .* are step=4"):
+        check_unchanged(saved, data, data.text_hash, 6)
 
 
 def test_an_unfinished_run_is_skipped(sweep: Path, call: Call) -> None:

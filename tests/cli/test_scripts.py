@@ -1,4 +1,4 @@
-"""A new user's path: train, convert, generate from both; and the errors for mistakes on it."""
+"""A new user's path: convert, generate from both; and the errors for mistakes on it."""
 
 import os
 import re
@@ -8,74 +8,54 @@ from pathlib import Path
 
 import pytest
 import torch
-from support import Call, train
+from support import Call, check_job, config, tiny
 
-from gptattn.runs.load import load_run
+from gptattn.data.tokenizer import ByteTokenizer
+from gptattn.runs.load import save_model
+from gptattn.settings.build import build_model
 from gptattn.settings.compose import CONF
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """An MHA run with the byte tokenizer and one with the char tokenizer, by tokenizer."""
-    folder = tmp_path_factory.mktemp("runs")
-    return {
-        tokenizer: train(folder / tokenizer, "attn=mha", f"tokenizer={tokenizer}")
-        for tokenizer in ("byte", "char")
-    }
-
 
 FIXED = ("tokens=12", "seed=3", "threads=1", "device=cpu")
 
 
-def test_a_new_users_path(runs: dict[str, Path], tmp_path: Path, call: Call) -> None:
-    code, out, _ = call("convert", f"from={runs['byte']}", "to=gqa", f"out={tmp_path / 'gqa'}")
+def save(folder: Path, *overrides: str) -> Path:
+    """Write a tiny model that was not trained."""
+    torch.manual_seed(0)
+    cfg = check_job(tiny(folder, *overrides))
+    save_model(folder / "model", cfg, build_model(cfg, 256), ByteTokenizer())
+    return folder / "model"
+
+
+@pytest.fixture(scope="module")
+def mha(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save(tmp_path_factory.mktemp("scripts"), "attn=mha")
+
+
+def test_a_new_users_path(mha: Path, tmp_path: Path, call: Call) -> None:
+    code, out, _ = call("convert", f"from={mha}", "to=gqa", f"out={tmp_path / 'gqa'}")
     assert code == 0
     # Keys and values of one layer: width 16, 16 tokens, float32; then with half the heads.
     assert "cache of a full context: 2,048 -> 1,024 bytes" in out
-    for folder, cache in ((runs["byte"], "128 .* 2,048"), (tmp_path / "gqa", "64 .* 1,024")):
+    for folder, cache in ((mha, "128 .* 2,048"), (tmp_path / "gqa", "64 .* 1,024")):
         code, out, err = call("generate", f"run={folder}", "prompt=The line", *FIXED)
         assert code == 0
         assert out.startswith("The line")
         assert re.search(rf"[\d,]+ tokens/s, \w+, cache {cache} for 1 x 16 tokens", err)
+    half = call("generate", f"run={mha}", "prompt=Line", "dtype=bfloat16", *FIXED)[2]
+    assert re.search(r"tokens/s, mha in bfloat16, cache 64 ", half)
 
 
-def test_it_generates_in_bfloat16_too_and_says_so(runs: dict[str, Path], call: Call) -> None:
-    ask = ("generate", f"run={runs['byte']}", "prompt=Line", *FIXED)
-    assert re.search(r"tokens/s, mha in bfloat16, cache 64 ", call(*ask, "dtype=bfloat16")[2])
-    code, _, err = call(*ask, "dtype=auto")
-    assert code == 0
-    assert re.search(r"tokens/s, mha in (bfloat16|float32), cache ", err)
-
-
-def test_an_exact_conversion_generates_the_same_text(
-    runs: dict[str, Path], tmp_path: Path, call: Call
-) -> None:
+def test_an_exact_conversion_generates_the_same_text(mha: Path, tmp_path: Path, call: Call) -> None:
     out = tmp_path / "wrapper"
-    code, said, _ = call("convert", f"from={runs['char']}", "to=mha_wrapper", f"out={out}")
+    code, said, _ = call("convert", f"from={mha}", "to=mha_wrapper", f"out={out}")
     assert code == 0
-    assert "logits at most" in said
-    texts = [
-        call("generate", f"run={folder}", "prompt=Line", *FIXED)[1]
-        for folder in (runs["char"], out)
-    ]
+    assert "mha -> mha_wrapper: logits at most" in said
+    texts = [call("generate", f"run={run}", "prompt=Line", *FIXED)[1] for run in (mha, out)]
     assert texts[0] == texts[1]
-    assert (out / "model.safetensors").exists()
 
 
-def test_gpt2_goes_out_and_comes_back(runs: dict[str, Path], tmp_path: Path, call: Call) -> None:
-    assert call("convert", f"from={runs['byte']}", "to=hf", f"out={tmp_path / 'hf'}")[0] == 0
-    back = ("from=gpt2", f"path={tmp_path / 'hf'}", "to=mha", f"out={tmp_path / 'back'}")
-    assert call("convert", *back)[0] == 0
-    old, new = load_run(runs["byte"]).model, load_run(tmp_path / "back").model
-    ids = torch.arange(16)[None]
-    with torch.no_grad():
-        torch.testing.assert_close(new(ids), old(ids), rtol=0, atol=1e-6)
-
-
-def test_the_same_seed_gives_the_same_text_and_samples_differ(
-    runs: dict[str, Path], call: Call
-) -> None:
-    ask = ("generate", f"run={runs['byte']}", "prompt=Line", "samples=3", *FIXED)
+def test_the_same_seed_gives_the_same_text_and_samples_differ(mha: Path, call: Call) -> None:
+    ask = ("generate", f"run={mha}", "prompt=Line", "samples=3", *FIXED)
     first, second = call(*ask)[1], call(*ask)[1]
     assert first == second
     texts = first.split("\n---\n")
@@ -83,31 +63,52 @@ def test_the_same_seed_gives_the_same_text_and_samples_differ(
     assert all(text.startswith("Line") for text in texts)
 
 
-MISTAKES = {
-    "no run": (["run=nothing", "prompt=a"], 4, "error: run: nothing holds no run"),
-    "no prompt": ([], 2, "error: prompt: give prompt="),
-    "unknown character": (["prompt=Q"], 3, "error: prompt: character 'Q'"),
-    "negative temperature": (["prompt=L", "temperature=-1"], 2, "error: temperature: -1.0"),
-    "long prompt": (["prompt=" + "Line " * 9, "full=stop"], 3, "error: prompt: has 45 tokens"),
-    "too many samples": (["prompt=L", "samples=1000000000000"], 8, "error: memory: "),
-    "two prompts": (
-        ["prompt=L", "prompts_file=none.txt"],
-        2,
-        "error: prompts_file: is given together with another prompt",
-    ),
-}
-
-
-@pytest.mark.parametrize(("arguments", "code", "said"), MISTAKES.values(), ids=MISTAKES)
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["prompt=" + "Line " * 9, "full=stop"], 3, "error: prompt: has 45 tokens"),
+        (["prompt=L", "samples=1000000000000"], 8, "error: memory: "),
+        (["prompt=L", "prompts_file=none.txt"], 2, "error: prompts_file: is given together with"),
+    ],
+    ids=["long prompt", "too many samples", "two prompts"],
+)
 def test_a_mistake_in_generate_is_one_line(
-    arguments: list[str], code: int, said: str, runs: dict[str, Path], call: Call
+    arguments: list[str], code: int, said: str, mha: Path, call: Call
 ) -> None:
-    if not any(argument.startswith("run=") for argument in arguments):
-        arguments = [f"run={runs['char']}", *arguments]
-    result = call("generate", *arguments)
-    assert result[0] == code
-    (line,) = result[2].splitlines()
-    assert line.startswith(said)
+    found, _, err = call("generate", f"run={mha}", *arguments)
+    (line,) = err.splitlines()
+    assert (found, line[: len(said)]) == (code, said)
+
+
+@pytest.mark.parametrize(
+    ("given", "to", "said"),
+    [
+        (["attn=mha", "part=[qk_norm,gate]"], ["to=mha_wrapper"], None),
+        (
+            ["attn=gqa", "attn.window=4", "attn.scale=1.0"],
+            ["to=mha"],
+            "scale 1.0 -> null, window 4 -> null",
+        ),
+        (["attn=mha"], ["to=gqa", "to.window=4"], "window null -> 4"),
+        (
+            ["pattern=[sliding,gqa]", "model.num_layers=2"],
+            ["to=gqa"],
+            "pattern [sliding,gqa] -> null, sliding.window 0.25 -> null",
+        ),
+    ],
+)
+def test_settings_that_a_conversion_changes_are_said_and_recorded(
+    given: list[str], to: list[str], said: str | None, tmp_path: Path, call: Call
+) -> None:
+    run = save(tmp_path / "a", *given)
+    code, out, _ = call("convert", f"from={run}", *to, f"out={tmp_path / 'b'}")
+    assert code == 0
+    found = re.search("^attention settings that change: (.*)$", out, re.MULTILINE)
+    assert (found and found[1]) == said
+    record = config(tmp_path / "b")
+    assert (record["pattern"], record["pattern_attn"]) == (None, None)
+    assert record["choices"]["attn"] == to[0].removeprefix("to=")
+    assert record["part"].keys() == ({"qk_norm", "gate"} if said is None else set())
 
 
 @pytest.mark.parametrize(
@@ -124,20 +125,19 @@ def test_a_mistake_in_generate_is_one_line(
     ],
 )
 def test_a_mistake_in_convert_is_one_line_and_writes_nothing(
-    arguments: list[str], said: str, runs: dict[str, Path], tmp_path: Path, call: Call
+    arguments: list[str], said: str, mha: Path, tmp_path: Path, call: Call
 ) -> None:
     out = tmp_path / "out"
-    result = call("convert", f"from={runs['byte']}", f"out={out}", *arguments)
-    assert result[0] == 2
-    (line,) = result[2].splitlines()
-    assert line.startswith(said)
+    code, _, err = call("convert", f"from={mha}", f"out={out}", *arguments)
+    (line,) = err.splitlines()
+    assert (code, line[: len(said)]) == (2, said)
     assert not out.exists()
 
 
 @pytest.mark.slow
-def test_a_reader_that_goes_early_is_no_error(runs: dict[str, Path]) -> None:
+def test_a_reader_that_goes_early_is_no_error(mha: Path) -> None:
     script = CONF.parent / "scripts" / "generate.py"
-    command = [sys.executable, str(script), f"run={runs['char']}", "prompt=Line", "tokens=9"]
+    command = [sys.executable, str(script), f"run={mha}", "prompt=Line", "tokens=9"]
     reading, writing = os.pipe()
     os.close(reading)
     done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, check=False)

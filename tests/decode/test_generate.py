@@ -5,12 +5,13 @@ import torch
 from building import PROBES, build_gpt, menu
 from torch import Tensor
 
-from gptattn.decode.generate import generate, left_padded
+from gptattn.decode.generate import generate, pad_left
 from gptattn.decode.sampling import Sampling
 from gptattn.errors import NumericError
 from gptattn.model.gpt import GPT
 
 CONTEXT, V = 7, 61
+HALF = torch.bfloat16
 
 
 VARIANTS = [*menu("attn"), *PROBES]
@@ -64,7 +65,7 @@ def test_greedy_text_is_the_argmax_of_the_model_without_cache(variant, position)
 def test_prompts_of_different_lengths_go_on_as_each_would_alone(variant, position):
     model = model_of(variant, position)
     prompts = [torch.randint(V, (tokens,)) for tokens in (2, 5, 1)]
-    ids, padding = left_padded(prompts)
+    ids, padding = pad_left(prompts)
     penalised = Sampling(temperature=0, repetition_penalty=1.5)
     together = generate(model, ids, 3, penalised, padding=padding)  # the longest fills the context
     for row, pad, prompt in zip(together, padding, prompts, strict=True):
@@ -77,7 +78,7 @@ def test_prompts_of_different_lengths_go_on_as_each_would_alone(variant, positio
 def test_when_the_context_is_full_all_rows_slide_with_the_longest(variant, longest):
     model = model_of(variant)
     prompts = [torch.randint(V, (tokens,)) for tokens in (2, longest, 1)]
-    ids, padding = left_padded(prompts)
+    ids, padding = pad_left(prompts)
     text = generate(model, ids, 12, Sampling(temperature=0), padding=padding)
     alone = generate(model, prompts[1][None], 12, Sampling(temperature=0))
     assert torch.equal(text[1], alone[0])
@@ -145,3 +146,20 @@ def test_a_prompt_comes_back_as_it_was():
     assert torch.equal(text[:, :2], prompt)
     assert text.shape == (3, 5)
     assert not text.requires_grad
+
+
+@pytest.mark.parametrize("variant", menu("attn"))
+@torch.no_grad()
+def test_decoding_in_bfloat16_is_as_near_to_float64_as_the_plain_forward(variant):
+    model, rows = model_of(variant).to(HALF).eval(), 3
+    ids = torch.randint(V, (rows, CONTEXT))
+    exact = model.double()(ids)
+    model.to(HALF)
+    plain = model(ids)
+    model.prepare(rows)
+    cache = model.new_cache(rows)
+    steps = [model.next_logits(ids[:, t : t + 1], cache) for t in range(CONTEXT)]
+    decoded = torch.stack(steps, dim=1)
+    assert decoded.dtype == plain.dtype == HALF
+    of_plain, of_decoded = ((y.double() - exact).abs().max() for y in (plain, decoded))
+    assert 0 < of_decoded < 2 * of_plain + exact.abs().max() * 2**-8

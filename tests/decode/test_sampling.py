@@ -57,20 +57,20 @@ def test_top_p_keeps_as_many_ids_as_sums_in_float64_say():
 def test_a_logit_that_is_no_number_is_an_error_of_its_own(bad, temperature):
     logits = torch.tensor([[0.0, 1.0, 2.0], [0.0, bad, 2.0]])
     with pytest.raises(NumericError, match=r"^logits: .* not finite"):
-        Sampling(temperature=temperature).next(logits, SEEN, None)
+        Sampling(temperature=temperature).draw(logits, SEEN, None)
 
 
 def test_a_logit_that_a_rule_makes_infinite_is_an_error_too():
     logits = torch.tensor([[0.0, 1e37, 2.0]])
     for sampling in (Sampling(temperature=1e-3), Sampling(repetition_penalty=1e-3)):
         with pytest.raises(NumericError, match=r"^logits: .* not finite"):
-            sampling.next(logits, torch.tensor([[1]]), None)
+            sampling.draw(logits, torch.tensor([[1]]), None)
 
 
 def test_a_logit_of_minus_infinity_is_never_drawn():
     logits = torch.tensor([[0.0, float("-inf"), 1.0]])
     assert Sampling().probabilities(logits, SEEN[:1])[0, 1] == 0
-    assert Sampling(temperature=0).next(logits, SEEN[:1], None).item() == 2
+    assert Sampling(temperature=0).draw(logits, SEEN[:1], None).item() == 2
 
 
 def test_min_p_keeps_what_is_likely_beside_the_likeliest():

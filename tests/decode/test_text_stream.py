@@ -1,5 +1,6 @@
 """Prompts out of a file, and streamed text, id by id, against the text of all ids at once."""
 
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -7,8 +8,9 @@ import pytest
 
 from gptattn.data.bpe import ByteLevelBPE
 from gptattn.data.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer
-from gptattn.decode.prompt import read_prompts
+from gptattn.decode.prompt import read_prompt, read_prompts
 from gptattn.decode.text_stream import TextStream
+from gptattn.errors import DataError, UserError
 from tests.support import bpe
 
 TEXT = "naïve ≈ 𝄞 text"
@@ -59,3 +61,25 @@ def test_only_line_breaks_part_prompts(tmp_path: Path) -> None:
     file = tmp_path / "prompts.txt"
     file.write_bytes("a\u2028b\x0cc\r\n\n d\x85\n".encode())
     assert read_prompts(file) == ["a\u2028b\x0cc", " d\x85"]
+
+
+def test_a_prompt_comes_from_an_argument_a_file_or_stdin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "prompt.txt"
+    file.write_text("π list", encoding="utf-8")
+    with file.open() as opened:
+        monkeypatch.setattr(sys, "stdin", opened)
+        texts = [read_prompt("π list", None), read_prompt(None, file), read_prompt("-", None)]
+    assert texts == ["π list"] * 3
+    for prompt, given, said in (
+        (None, None, "^prompt: give prompt="),
+        ("a", file, "^prompt: give prompt="),
+        ("", None, "^prompt: is empty"),
+        (None, tmp_path / "none", "^prompt_file: .*No such file"),
+    ):
+        with pytest.raises(UserError, match=said):
+            read_prompt(prompt, given)
+    file.write_bytes(b"a\xff")
+    with pytest.raises(DataError, match=r"^prompt_file: is not UTF-8 at byte 1"):
+        read_prompt(None, file)

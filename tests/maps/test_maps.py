@@ -13,9 +13,9 @@ from matplotlib.image import imread
 
 from gptattn.data.tokenizer import ByteTokenizer
 from gptattn.maps import layer_picture as figure
-from gptattn.maps.heatmap import MAX_BYTES, pack_cells, tokens_per_cell
-from gptattn.maps.labels import make_visible, shorten, token_labels
-from gptattn.maps.layer_picture import layer_png
+from gptattn.maps.heatmap import MAX_BYTES, choose_cell_side, pack_cells
+from gptattn.maps.labels import label_tokens, make_visible, shorten
+from gptattn.maps.layer_picture import draw_layer
 from gptattn.maps.map_page import Layer, PageHeader, render_page
 
 HOSTILE = (
@@ -35,7 +35,7 @@ def causal(H: int, T: int) -> np.ndarray:
 def test_bytes_of_a_split_character_show_their_number() -> None:
     text = "aï\n 中"
     ids = ByteTokenizer().encode(text, "prompt")
-    assert token_labels(ByteTokenizer(), ids, text) == [
+    assert label_tokens(ByteTokenizer(), ids, text) == [
         *("a", "\\xc3", "\\xaf", "⏎", "␣", "\\xe4", "\\xb8", "\\xad"),
     ]
 
@@ -77,12 +77,12 @@ def test_cells_are_as_fine_as_the_page_can_hold() -> None:
         return maps * n * (n + 1) // 2
 
     for tokens, maps in ((1, 1), (64, 16), (1024, 12), (1024, 144), (4096, 1200)):
-        side = tokens_per_cell(tokens, maps)
+        side = choose_cell_side(tokens, maps)
         assert size(tokens, maps, side) <= MAX_BYTES
         assert side == 1 or size(tokens, maps, side - 1) > MAX_BYTES
     # One layer of GPT-2 small in full, all twelve with cells of 4 x 4 tokens.
-    assert tokens_per_cell(1024, 12) == 1
-    assert tokens_per_cell(1024, 144) == 4
+    assert choose_cell_side(1024, 12) == 1
+    assert choose_cell_side(1024, 144) == 4
 
 
 # The picture
@@ -97,7 +97,7 @@ def pixel(image: np.ndarray, row: float, column: float, T: int) -> tuple[int, ..
 
 def test_the_picture_has_colour_where_the_weight_is() -> None:
     w_HTS = np.array([[[1, 0, 0], [0, 1, 0], [1, 0, 0]]], dtype=np.float64)
-    image = imread(io.BytesIO(layer_png(w_HTS, ["a", "b", "c"], ["head 0"], "title")))
+    image = imread(io.BytesIO(draw_layer(w_HTS, ["a", "b", "c"], ["head 0"], "title")))
     yellow, dark, white = (253, 231, 36), (68, 1, 84), (255, 255, 255)
     expected = [[yellow, white, white], [dark, yellow, white], [yellow, dark, dark]]
     found = [[pixel(image, i + 0.5, j + 0.5, 3) for j in range(3)] for i in range(3)]
@@ -107,7 +107,7 @@ def test_the_picture_has_colour_where_the_weight_is() -> None:
 def test_one_weight_among_a_thousand_tokens_is_seen() -> None:
     w_HTS = np.zeros((1, 1100, 1100))
     w_HTS[0, 901, 302] = 1
-    image = imread(io.BytesIO(layer_png(w_HTS, ["x"] * 1100, ["head 0"], "title")))
+    image = imread(io.BytesIO(draw_layer(w_HTS, ["x"] * 1100, ["head 0"], "title")))
     panel = image[:, : round(150 * (figure.LABELS + figure.MAX)), :3]
     yellow = np.abs(255 * panel - np.array([253, 231, 36])).sum(-1) < 60
     rows, columns = np.nonzero(yellow)
@@ -120,7 +120,7 @@ def test_one_weight_among_a_thousand_tokens_is_seen() -> None:
 def test_any_text_can_stand_in_a_picture() -> None:
     # A glyph that the font lacks would be a warning, and here warnings are errors.
     labels = ["中", "👍", "$x^", "_a", "א", "\\alpha", make_visible("\0")]
-    png = layer_png(causal(5, 7), labels, ["h"] * 5, make_visible(HOSTILE))
+    png = draw_layer(causal(5, 7), labels, ["h"] * 5, make_visible(HOSTILE))
     assert png.startswith(b"\x89PNG")
 
 

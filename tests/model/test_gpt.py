@@ -9,7 +9,7 @@ from building import build_attention, build_gpt, menu, settings
 from torch import Tensor, nn
 
 from gptattn.attention import GroupedQueryAttention
-from gptattn.model.cost import measure_cost, parameter_count
+from gptattn.model.cost import count_parameters, measure_cost
 from gptattn.model.gpt import SquaredReLU
 from gptattn.settings.build import build_model
 
@@ -78,7 +78,7 @@ def test_a_layer_of_gpt2_small_costs_what_the_table_says(variant, overrides, par
     sizes = {"d_in": 768, "d_out": 768, "context_length": 1024, "num_heads": 12, "qkv_bias": False}
     with torch.device("meta"):
         attention = build_attention(variant, **sizes, **overrides).to(torch.bfloat16)
-    assert parameter_count(attention) == params
+    assert count_parameters(attention) == params
     # Two bytes a number: 2 (keys and values) * heads * 64 * 2.
     assert attention.new_cache(batch=1, capacity=7).nbytes == 7 * cache_bytes
 

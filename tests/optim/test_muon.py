@@ -102,26 +102,6 @@ def test_steps_are_counted_in_float32_as_adamw_does_in_bfloat16_too() -> None:
     assert optimizer.state[p]["momentum"].dtype == torch.bfloat16
 
 
-def test_between_two_corrections_the_last_is_used() -> None:
-    rule, exact = Muon(momentum=0.0, steps=7, every=2), Muon(momentum=0.0, steps=7)
-    states, first = new_states(rule), drawn()
-    for found, expected in zip(
-        rule.directions(first, states), exact.directions(first, new_states(exact)), strict=True
-    ):
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
-    for state in states:
-        state["step"] += 1
-    second = drawn()
-    for x, g, found in zip(first, second, rule.directions(second, states), strict=True):
-        lying = x.shape[0] <= x.shape[1]
-        gram, g = (x @ x.mT, g) if lying else (x.mT @ x, g.mT)
-        # (x x^T)^(-1/2) g, with the size of an orthogonal matrix.
-        values, vectors = torch.linalg.eigh(gram)
-        y = vectors @ torch.diag(values**-0.5) @ vectors.mT @ g
-        y *= 0.2 * max(x.shape) ** 0.5 * min(x.shape) ** 0.5 / y.norm()
-        torch.testing.assert_close(found, y if lying else y.mT, rtol=1e-4, atol=1e-6)
-
-
 def test_bfloat16_changes_directions_by_its_rounding_alone() -> None:
     gradients = [x.float() for x in drawn()]
     narrow, wide = Muon(dtype="bfloat16"), Muon()
@@ -135,21 +115,13 @@ def test_bfloat16_changes_directions_by_its_rounding_alone() -> None:
         assert 0 < (a - b).norm() < 0.3 * b.norm()
 
 
-@pytest.mark.parametrize("every", [1, 2])
-def test_weights_in_bfloat16_are_orthogonalised_in_float32(every: int) -> None:
-    shape, rule = (16, 64), Muon(momentum=0, nesterov=False, rms=1, steps=7, every=every)
+def test_weights_in_bfloat16_are_orthogonalised_in_float32() -> None:
+    shape, rule = (16, 64), Muon(momentum=0, nesterov=False, rms=1, steps=7)
     # Singular values from 1 down to 1e-3: their squares are lost in bfloat16.
-    x = (
-        polar(torch.randn(16, 16).double())
-        * torch.logspace(0, -3, 16)
-        @ polar(torch.randn(shape).double())
-    )
-    kept = state_shapes(rule, torch.Size(shape)).items()
-    state = {name: torch.zeros(own, dtype=torch.bfloat16) for name, own in kept}
-    for _ in range(2):
-        (found,) = rule.directions([x.bfloat16()], [state])
-        state["step"] += 1
-    torch.testing.assert_close(found.double() / 8, polar(x.bfloat16().double()), rtol=0, atol=0.05)
+    spread = polar(torch.randn(16, 16).double()) * torch.logspace(0, -3, 16)
+    x = (spread @ polar(torch.randn(shape).double())).bfloat16()
+    (found,) = rule.directions([x], [{"momentum": torch.zeros_like(x)}])
+    torch.testing.assert_close(found.double() / 8, polar(x.double()), rtol=0, atol=0.05)
 
 
 @pytest.mark.parametrize("variant", menu("attn"))
@@ -177,8 +149,6 @@ def test_matrices_decay_and_no_gain_bias_or_convolution_does(variant: str) -> No
         ({"steps": 8}, "steps=8"),
         ({"iteration": "newton"}, "iteration=newton"),
         ({"dtype": "bf16"}, "dtype=bf16"),
-        ({"every": 0}, "every=0"),
-        ({"every": 2, "dtype": "bfloat16"}, "every=2"),
     ],
 )
 def test_a_value_that_cannot_work_is_named(settings: dict[str, Any], named: str) -> None:

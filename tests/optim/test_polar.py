@@ -4,7 +4,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from gptattn.optim.polar import MAX_STEPS, Iteration, choose_polynomials, polar_factor, whitener
+from gptattn.optim.polar import (
+    MAX_STEPS,
+    Iteration,
+    choose_polynomials,
+    compute_polar_factor,
+    compute_whitener,
+)
 
 SHAPES = [(5, 5), (4, 9), (3, 40)]
 
@@ -48,15 +54,15 @@ def test_each_number_of_steps_is_the_published_one(iteration, published, steps):
     x = 1e-5 * torch.randn(3, 4, 9, dtype=torch.float64)
     polynomials = choose_polynomials(iteration, steps)
     expected = torch.stack([published(one, steps) for one in x])
-    torch.testing.assert_close(polar_factor(x, polynomials), expected, rtol=0, atol=1e-12)
-    torch.testing.assert_close(whitener(x, polynomials) @ x, expected, rtol=0, atol=1e-9)
+    torch.testing.assert_close(compute_polar_factor(x, polynomials), expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(compute_whitener(x, polynomials) @ x, expected, rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_enough_steps_give_the_polar_factor(shape: tuple[int, int]) -> None:
     x = torch.randn(3, *shape, dtype=torch.float64)
     u, _, vh = torch.linalg.svd(x, full_matrices=False)
-    found = polar_factor(x, choose_polynomials("polar_express", 14))
+    found = compute_polar_factor(x, choose_polynomials("polar_express", 14))
     torch.testing.assert_close(found, u @ vh, rtol=0, atol=1e-10)
 
 
@@ -65,12 +71,15 @@ def test_enough_steps_give_the_polar_factor(shape: tuple[int, int]) -> None:
 def test_in_float32_the_most_steps_keep_a_low_rank(iteration: Iteration, rank: int) -> None:
     wide, narrow = torch.randn(3, rank, 131).double(), torch.randn(3, 31, rank).double()
     x, polynomials = narrow @ wide, choose_polynomials(iteration, MAX_STEPS)
-    exact, single = polar_factor(x, polynomials), x.float()
-    for y in (polar_factor(single, polynomials), whitener(single, polynomials) @ single):
+    exact, single = compute_polar_factor(x, polynomials), x.float()
+    for y in (
+        compute_polar_factor(single, polynomials),
+        compute_whitener(single, polynomials) @ single,
+    ):
         assert (y - exact).norm() < 0.02 * exact.norm()
 
 
 def test_a_matrix_of_zeros_stays_one() -> None:
     x, polynomials = torch.zeros(2, 3, 8), choose_polynomials("polar_express", 5)
-    assert torch.equal(polar_factor(x, polynomials), x)
-    assert torch.equal(whitener(x, polynomials) @ x, x)
+    assert torch.equal(compute_polar_factor(x, polynomials), x)
+    assert torch.equal(compute_whitener(x, polynomials) @ x, x)

@@ -11,7 +11,7 @@ from support import check_job, command, tiny, train
 from torch import Tensor
 
 from gptattn.errors import CheckpointError, NumericError
-from gptattn.model.cost import parameter_count
+from gptattn.model.cost import count_parameters
 from gptattn.runs.checkpoint import read_checkpoint, weights_of, write_checkpoint
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.load import load_run, refuse_taken, save_model
@@ -55,7 +55,7 @@ def test_layers_that_differ_are_trained_gone_on_with_and_read_back(
     assert command(tmp_path, f"resume='{run}'", "budget.steps=6", *allowed) == 0
     loaded = load_run(run, ["layered_package"])
     assert loaded.source.name == "step=6.safetensors"
-    sizes = [parameter_count(block.attention) for block in loaded.model.layers()]
+    sizes = [count_parameters(block.attention) for block in loaded.model.layers()]
     # q, out and its bias have 2 x 16 x 16 + 16; keys and values are 4, 4 and 16 wide.
     assert sizes == [656, 656, 1040]
     kept = weights_of(read_checkpoint(loaded.source))

@@ -19,9 +19,9 @@ from gptattn.decode.prompt import read_prompt
 from gptattn.errors import ConfigError, DataError, NumericError
 from gptattn.machine.device import resolve_device
 from gptattn.machine.disk import disk_errors, write_atomically
-from gptattn.maps.heatmap import pack_cells, tokens_per_cell
-from gptattn.maps.labels import make_visible, shorten, token_labels
-from gptattn.maps.layer_picture import layer_png
+from gptattn.maps.heatmap import choose_cell_side, pack_cells
+from gptattn.maps.labels import label_tokens, make_visible, shorten
+from gptattn.maps.layer_picture import draw_layer
 from gptattn.maps.map_page import Layer, PageHeader, render_page
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.load import SavedRun, load_run
@@ -73,11 +73,11 @@ def run(arguments: Sequence[str]) -> None:
     if len(tokens) > model.context_length:
         most = f"more than the context of {model.context_length}; shorten it"
         raise DataError("prompt", f"has {len(tokens)} tokens, {most}")
-    labels, ids = token_labels(saved.tokenizer, tokens, prompt), torch.from_numpy(tokens)[None]
+    labels, ids = label_tokens(saved.tokenizer, tokens, prompt), torch.from_numpy(tokens)[None]
     chosen = choose_layers(saved, args.layer)
     heads: dict[int, int] = {}  # of each layer
     model.each_attention(ids[:, :1], lambda i, w_BHTS: heads.update({i: w_BHTS.shape[1]}))
-    side = tokens_per_cell(len(labels), sum(heads[layer] for layer in chosen))
+    side = choose_cell_side(len(labels), sum(heads[layer] for layer in chosen))
 
     out = args.out or RunFolder(args.run).maps
     with disk_errors(out, "out"):
@@ -105,7 +105,7 @@ def run(arguments: Sequence[str]) -> None:
             for head, (e, s) in enumerate(zip(entropy_H, sink_H, strict=True))
         ]
         title = f"{make_visible(name)}, layer {number}: {shorten(make_visible(prompt), 60)}"
-        write(f"layer_{number:02d}.png", layer_png(w_HTS, labels, titles, title))
+        write(f"layer_{number:02d}.png", draw_layer(w_HTS, labels, titles, title))
 
     model.to(device).each_attention(ids.to(device), draw)
     even = even_weights(len(labels))

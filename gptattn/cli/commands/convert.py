@@ -10,14 +10,21 @@ import yaml
 
 from gptattn.cli.arguments import PACKAGES, SEED, option, parse, run_script
 from gptattn.data import hub, tokenizer_files
-from gptattn.errors import ConfigError, RunFolderError
+from gptattn.errors import CheckpointError, ConfigError, RunFolderError
 from gptattn.runs.load import SavedRun, load_run, refuse_taken, save_model
 from gptattn.settings.build import build_model, build_tokenizer
-from gptattn.settings.compose import quote, read_attention_settings, settings
+from gptattn.settings.compose import read_attention_settings
 from gptattn.settings.config import InitMethod, TrainConfig
-from gptattn.weights.convert import check_heads, take_over
-from gptattn.weights.families import FAMILIES, family_of, write
-from gptattn.weights.hugging_face import FILES
+from gptattn.weights.convert import take_over
+from gptattn.weights.families import FAMILIES
+from gptattn.weights.hugging_face import (
+    CONFIG,
+    FILES,
+    find_family,
+    has_tokenizer,
+    load_checkpoint,
+    write_checkpoint,
+)
 
 TRIAL_TOKENS = 256
 KIND = ("_target_", "num_kv_heads")
@@ -53,21 +60,24 @@ def load_source(args: Arguments) -> SavedRun:
     A folder without a tokenizer gets the byte tokenizer, and a line says so. Raises a UserError if
     it cannot be read, or if the model has fewer ids than its tokenizer.
     """
-    family = FAMILIES.get(str(args.from_))
+    folder, named = args.from_, FAMILIES.get(str(args.from_))
+    if named is not None:
+        if args.path is None:
+            raise ConfigError("path", f"is missing; from={named.name} needs path=DIR")
+        folder = hub.local_folder(args.path, "path", FILES)
+    family = find_family(folder)
+    if family is None and named is None:
+        return load_run(folder, args.allow_targets)
     if family is None:
-        found = family_of(args.from_)
-        if found is not None:
-            give = f"give from={found.name} path={args.from_}"
-            raise ConfigError("from", f"{args.from_} is a Hugging Face folder; {give}")
-        return load_run(args.from_, args.allow_targets)
-    if args.path is None:
-        raise ConfigError("path", f"is missing; from={family.name} needs path=DIR")
-    folder = hub.local_folder(args.path, "path", (*FILES, *tokenizer_files.FILES))
-    overrides, bare = family.overrides(folder), not family.has_tokenizer(folder)
-    if not bare:
-        overrides += ["tokenizer=gpt2", f"tokenizer.path={quote(str(folder))}"]
-    cfg = settings(overrides)
-    tokenizer, model = build_tokenizer(cfg), family.load(folder)
+        raise CheckpointError(
+            "path", f"{folder} has no {CONFIG}; give a Hugging Face folder, or hf:owner/name"
+        )
+    if family is not named:
+        raise ConfigError(
+            "from", f"{folder} is {family.title}'s; give from={family.name} path={folder}"
+        )
+    cfg, model = load_checkpoint(folder, family)
+    tokenizer, bare = build_tokenizer(cfg), not has_tokenizer(folder, family)
     cfg = replace(cfg, tokenizer=cfg.tokenizer | tokenizer.settings())
     if not bare or args.to != "hf":  # which has no use for the byte tokenizer
         # A Llama's own is often of another kind.
@@ -146,8 +156,7 @@ def convert(arguments: Sequence[str]) -> None:
     out = args.out or beside.with_name(f"{beside.name}_to_{args.to}")
     if args.to == "hf":
         refuse_taken(out)
-        check_heads(saved.model, saved.cfg)  # its error names the layer's choice, not its class
-        write(out, saved.model)
+        write_checkpoint(out, saved.cfg, saved.model)
         tokenizer_files.write(out, saved.tokenizer.files())
         print(f"written: {out}")
         return

@@ -17,9 +17,10 @@ from gptattn.compare.finished_runs import Run, one_line, read_runs
 from gptattn.data.run_data import RunData
 from gptattn.data.tokens import TokenData
 from gptattn.errors import ConfigError
-from gptattn.evaluate.caches import parse_cache_kind
-from gptattn.evaluate.measure import Answer, Request, check_unchanged, measure, select_possible
+from gptattn.evaluate.caches import CacheKind, parse_cache_kind
+from gptattn.evaluate.measure import begin_evaluation, check_question, check_unchanged, measure
 from gptattn.machine.device import resolve_device, set_threads
+from gptattn.runs.evaluation import Evaluation
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.load import load_run
 from gptattn.settings.build import build_data
@@ -61,15 +62,19 @@ def evaluate(arguments: Sequence[str]) -> None:
         raise ConfigError("lengths", f"{shortest} is not a positive number; give 1 or more tokens")
     # `full` is the first, with which the others are compared.
     kinds = dict.fromkeys(["full", *args.cache] if args.cache else [])
-    request = Request(tuple(sorted(args.lengths)), tuple(map(parse_cache_kind, kinds)))
+    asked = [*sorted(args.lengths), *map(parse_cache_kind, kinds)]
     device = resolve_device(args.device, "device")
     runs, skipped = read_runs(args.run)
     for line in skipped:
         print(f"skipped: {line}", file=sys.stderr)
     set_threads(args.threads)
     texts: dict[str, RunData] = {}  # one for all runs with the same data and tokenizer
-    plans = list[tuple[Run, TokenData, Request]]()
+    plans: list[tuple[Run, TokenData, list[int | CacheKind]]] = []
     refused: dict[str, tuple[ConfigError, list[Run]]] = {}
+
+    def refuse(run: Run, error: ConfigError) -> None:
+        refused.setdefault(str(error), (error, []))[1].append(run)
+
     for run in runs:
         saved = load_run(run.folder, args.allow_targets)
         cfg, tokenizer = saved.cfg, saved.tokenizer
@@ -78,52 +83,57 @@ def evaluate(arguments: Sequence[str]) -> None:
         if key not in texts:
             texts[key] = build_data(cfg, tokenizer)
         data = texts[key]
-        if isinstance(data, TokenData):
-            check_unchanged(saved, data, run.data["text_sha256"], run.steps)
-            wanted = request if request != Request() else Request((cfg.model.context_length,))
-            given, why = select_possible(saved, data, wanted)
-            if given != Request():
-                plans.append((run, data, given))
-        else:
+        if not isinstance(data, TokenData):
             what = f"data={cfg.choices['data']} is not one text"
-            why = [ConfigError("run", f"{what}; give a run that trained on one")]
-        for error in why:
-            refused.setdefault(str(error), (error, []))[1].append(run)
+            refuse(run, ConfigError("run", f"{what}; give a run that trained on one"))
+            continue
+        check_unchanged(saved, data, run.data["text_sha256"], run.steps)
+        possible: list[int | CacheKind] = []
+        for question in asked or [cfg.model.context_length]:
+            try:
+                check_question(saved, data, question)
+                possible.append(question)
+            except ConfigError as error:
+                refuse(run, error)
+        if possible:
+            plans.append((run, data, possible))
     for error, of in refused.values():
         if len(runs) == 1 or not plans:
             raise error
         more = f" and {len(of) - 1} more" * (len(of) > 1)
         print(one_line(f"left out for {of[0].folder.name}{more}: {error}"), file=sys.stderr)
 
-    for run, data, given in plans:
+    for run, data, possible in plans:
         saved = load_run(run.folder, args.allow_targets)
         saved.model.to(device)
         print(f"{run.folder}: {saved.cfg.variant}, trained at {saved.model.context_length} tokens")
-        for answer in measure(saved, data, given, run.evaluation):
-            if answer.new:
-                RunFolder(run.folder).write_evaluation(answer.evaluation)
-            print(describe(answer), flush=True)
+        found = begin_evaluation(saved, data, run.evaluation)
+        for question in possible:
+            known, found = found, measure(saved, data, question, found)
+            if found is not known:
+                RunFolder(run.folder).write_evaluation(found)
+            before = "  (as before)" if found is known else ""
+            print(f"{describe_answer(found, question)}{before}", flush=True)
 
 
-def describe(answer: Answer) -> str:
-    """Return an answer as a line of text."""
-    found, question = answer.evaluation, answer.question
+def describe_answer(found: Evaluation, question: int | CacheKind) -> str:
+    """Return what the evaluation says to a question, as a line of text."""
     if isinstance(question, int):
         length, trained = found.lengths[question], found.context_length
         told = f"  length {question:>16,}  loss {length.loss:.4f}  {length.windows:,} windows"
-        if question > trained:
-            within, beyond = length.between(1, trained), length.between(trained + 1, question)
-            told += f"; {within:.4f} up to {trained:,} tokens, {beyond:.4f} beyond"
-    else:
-        name = question.name
-        one, each = found.caches[name], found.bytes_per_token(name)
-        told = f"  cache  {name:>16}  loss {one.loss:.4f}  {each:,.6g} bytes per token, "
-        told += f"{one.nbytes:,} in all"
-        if name != "full":
-            from gptattn.compare.table import change_words  # imports pandas
+        if question <= trained:
+            return told
+        within, beyond = length.between(1, trained), length.between(trained + 1, question)
+        return f"{told}; {within:.4f} up to {trained:,} tokens, {beyond:.4f} beyond"
+    name = question.name
+    one, each = found.caches[name], found.bytes_per_token(name)
+    told = f"  cache  {name:>16}  loss {one.loss:.4f}  {each:,.6g} bytes per token, "
+    told += f"{one.nbytes:,} in all"
+    if name == "full":
+        return told
+    from gptattn.compare.table import change_words  # imports pandas
 
-            told += f"; {change_words(one.loss - found.caches['full'].loss)} to full"
-    return told if answer.new else f"{told}  (as before)"
+    return f"{told}; {change_words(one.loss - found.caches['full'].loss)} to full"
 
 
 main = partial(run_script, evaluate, Arguments, __doc__)

@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 
 from gptattn.cli.arguments import PACKAGES, SEED, option, parse, run_script
-from gptattn.decode.generate import DecodeDType, choose_dtype, left_padded, stream
+from gptattn.decode.generate import pad_left, stream
 from gptattn.decode.prompt import read_prompt, read_prompts
 from gptattn.decode.sampling import Sampling
 from gptattn.decode.text_stream import TextStream
@@ -50,10 +50,9 @@ class Arguments:
         "when the context is full: slide (keep the newer half and read it again) or stop", "slide"
     )
     device: Accelerator = option("cpu, gpu or auto", "auto")
-    dtype: DecodeDType = option(
+    dtype: Literal["float32", "bfloat16"] = option(
         "bfloat16: half the bytes to read, so up to twice as fast on a processor with "
-        "instructions for it, and slower on others; auto decodes a few tokens in both and takes "
-        "the faster, so texts may differ",
+        "instructions for it, and slower on others; texts may differ",
         "float32",
     )
     threads: int | None = option(
@@ -84,7 +83,7 @@ def run(arguments: Sequence[str]) -> None:
     else:
         raise ConfigError("prompts_file", "is given together with another prompt; give only one")
     saved = load_run(args.run, args.allow_targets)
-    model = saved.model.to(device)
+    model = saved.model.to(device, torch.bfloat16 if args.dtype == "bfloat16" else torch.float32)
     context = model.context_length
     ids = [saved.tokenizer.encode(prompt, "prompt").astype("int64") for prompt in prompts]
     longest = max(map(len, ids))
@@ -92,9 +91,8 @@ def run(arguments: Sequence[str]) -> None:
         raise DataError(
             "prompt", f"has {longest} tokens, more than the context of {context}; shorten it"
         )
-    batch, padding = left_padded([torch.from_numpy(row).to(device) for row in ids])
+    batch, padding = pad_left([torch.from_numpy(row).to(device) for row in ids])
     batch = batch.repeat_interleave(args.samples, dim=0)
-    model = choose_dtype(model, args.dtype, batch)
     new = stream(
         model,
         batch,
@@ -125,8 +123,7 @@ def run(arguments: Sequence[str]) -> None:
     rows = len(samples)
     capacity = min(context, longest + args.tokens)
     held = model.new_cache(1, capacity).nbytes  # windows and states have a fixed size
-    dtype = str(next(model.parameters()).dtype).removeprefix("torch.")
-    how = saved.cfg.variant if args.dtype == "float32" else f"{saved.cfg.variant} in {dtype}"
+    how = saved.cfg.variant + " in bfloat16" * (args.dtype == "bfloat16")
     speed = f"{steps * rows / seconds:,.0f} tokens/s, {how}"
     whole = f"{held * rows:,} for {rows} x {capacity} tokens"
     print(f"\n\n{speed}, cache {held / capacity:,.0f} bytes per token, {whole}", file=sys.stderr)
