@@ -144,7 +144,7 @@ def test_tensorboard_shows_each_point_once(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     "how",
     [
-        ["trainer.precision=bf16-mixed", "optim=muon", "optim.matrices.every=2"],
+        ["trainer.precision=bf16-mixed", "optim=muon"],
         ["attn=mqa", "match=flops", "tokenizer=char", "accumulate=1", "loss_chunk_tokens=7"],
         pytest.param(["trainer.precision=64-true", "position=rope"], marks=pytest.mark.slow),
         pytest.param(["attn.backend=reference", "log_every=1"], marks=pytest.mark.slow),
