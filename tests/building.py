@@ -82,8 +82,8 @@ def chosen(variant: str) -> list[str]:
 @lru_cache
 def _compose(*overrides: str) -> TrainConfig:
     """The settings of these overrides, not checked."""
-    probed = any("probe_" in override for override in overrides)
-    given = [*overrides, *(WITH_PROBES if probed else ())]
+    probed = any(f"attn={name}" in overrides for name in PROBES)
+    given = [*overrides, *(WITH_PROBES if probed and WITH_PROBES[0] not in overrides else ())]
     with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
         cfg = compose("train", given, return_hydra_config=True)
         return from_hydra(cfg, cfg.hydra)

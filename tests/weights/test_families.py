@@ -264,7 +264,7 @@ A_LLAMA = ("block=llama", "model.qkv_bias=false", "model.d_model=36")
         (["block.norm_eps=1e-6"], "LayerNorm with epsilon 1e-5"),
         (["block.bias=false"], "train with block=gpt2"),
         (["attn.out_proj=false"], "an output projection"),
-        (["attn=probe_windowed", "+attn.num_kv_heads=6"], "give other outputs in GPT-2"),
+        (["attn.window=5"], "give other outputs in GPT-2"),
         ([*A_LLAMA, "model.mlp=gelu"], "model.mlp=gelu and block.bias=false; train with block="),
         ([*A_LLAMA, "block.bias=true"], "block.bias=true"),
         ([*A_LLAMA, "position=learned"], "rotary positions"),
