@@ -6,6 +6,7 @@ variant may be a mechanism with parts, such as `gqa+gate+sink`.
 
 import re
 from collections.abc import Callable, Collection, Sequence
+from contextlib import nullcontext
 from dataclasses import fields, replace
 from functools import lru_cache
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 
 import torch
 from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -84,7 +86,8 @@ def _compose(*overrides: str) -> TrainConfig:
     """The settings of these overrides, not checked."""
     probed = any(f"attn={name}" in overrides for name in PROBES)
     given = [*overrides, *(WITH_PROBES if probed and WITH_PROBES[0] not in overrides else ())]
-    with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
+    is_within = GlobalHydra.instance().is_initialized()  # a sweep's launcher composes, too
+    with nullcontext() if is_within else initialize_config_dir(str(CONF), version_base="1.3"):
         cfg = compose("train", given, return_hydra_config=True)
         return from_hydra(cfg, cfg.hydra)
 
