@@ -26,8 +26,3 @@ def find_spec_of(name: str) -> bool:
         return find_spec(name) is not None
     except ModuleNotFoundError:  # its parent is a module: it is a function or class
         return False
-
-
-def test_the_page_has_the_way_from_the_command_to_the_summary_on_one_screen() -> None:
-    assert PAGE.startswith("# From `train.py` to `summary.json`")
-    assert len(PAGE.partition("## The files")[0].splitlines()) <= 40
