@@ -30,7 +30,7 @@ from gptattn.machine.device import (
 from gptattn.machine.disk import check_room
 from gptattn.machine.ending import FIRST, Stopped, as_user_error
 from gptattn.model.gpt import GPT
-from gptattn.runs.folder import RunFolder, find_done, name_run
+from gptattn.runs.folder import RunFolder, name_run
 from gptattn.runs.load import use_kept_tokenizer
 from gptattn.runs.resume import Start, check_budget, check_same, collect_facts, find_start
 from gptattn.runs.rows import keep_rows
@@ -43,7 +43,6 @@ from gptattn.settings.identity import (
     flat,
     list_changed,
     resume_provenance,
-    settings_key,
 )
 from gptattn.training.preflight import DTYPES, Ready, preflight
 from gptattn.training.summary import list_hyperparameters, summarise
@@ -93,14 +92,12 @@ def train(
         warnings.filterwarnings("ignore", module="lightning.*")
         L.seed_everything(cfg.seed, workers=True, verbose=False)
         model = build_model(cfg, ready.data.tokenizer.vocab_size)
-        home = Path("outputs", cfg.experiment_name)
-        held = RunFolder(Path(folder or home / name_run(cfg, overrides)))
+        place = folder or Path("outputs", cfg.experiment_name, name_run(cfg, overrides))
+        held = RunFolder(Path(place))
         if not FIRST:
             return _train(ready, model, held, start, console)
         if not resume:
             check_room(held.path, ready.bytes_on_disk)
-            if folder is None and (equal := _find_equal_run(home, ready)) is not None:
-                console.print(f"an equal run exists: {equal}; this one is a copy", markup=False)
         held.path.mkdir(parents=True, exist_ok=True)  # from now on its absence is an error
         if not resume:
             until_the_end.enter_context(held.lock())
@@ -321,19 +318,6 @@ def _train(
             raise
     console.print(make_result_table(f"{cfg.variant}: result", summary["metrics"]))
     return summary
-
-
-def _find_equal_run(home: Path, ready: Ready) -> Path | None:
-    """Return a finished run in `home` of the same settings, code, text and starting weights."""
-    key = settings_key(asdict(ready.cfg))
-    for folder in reversed(find_done(home)):
-        try:
-            same_settings = settings_key(folder.read_settings()) == key
-            if same_settings and folder.read_provenance() == ready.provenance:
-                return folder.path
-        except (OSError, ValueError, LookupError):
-            continue  # an incomplete record is no equal
-    return None
 
 
 def _record_provenance(ready: Ready, held: RunFolder, start: Start) -> None:

@@ -290,7 +290,7 @@ def test_each_variant_gets_the_seeds_that_its_difference_needs_and_the_baseline_
     assert stages == {FirstStage((1, 2, 3, 4, 5), 0.025)}
     out = capfd.readouterr().out
     assert "sweep.until=0.025: 5 seeds of each variant, then as many more" in out
-    assert "sweep.until: gqa needs 8 seeds, " in out
+    assert "sweep.until: gqa needs 8 seeds\n" in out
     assert "sweep.until: mqa: the first are enough" in out
 
 
@@ -324,7 +324,7 @@ def test_what_needs_more_than_max_seeds_is_not_begun(
     launcher = spread(0.02)
     sweep(tmp_path, launcher, "attn=mha,gqa", FIRST, "sweep.until=0.005", "sweep.max_seeds=9")
     assert len(launcher.launched) == 10
-    said = "gqa: ±0.005 would need about 124 seeds, "
+    said = "gqa: ±0.005 would need about 124 seeds; "
     assert said in capfd.readouterr().out
 
 
