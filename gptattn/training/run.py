@@ -35,7 +35,7 @@ from gptattn.runs.load import use_kept_tokenizer
 from gptattn.runs.resume import Start, check_budget, check_same, collect_facts, find_start
 from gptattn.runs.rows import keep_rows
 from gptattn.settings.budget import resolve_budget
-from gptattn.settings.build import build_matrix_rule, build_model
+from gptattn.settings.build import build_model
 from gptattn.settings.config import TrainConfig
 from gptattn.settings.construct import construct
 from gptattn.settings.identity import (
@@ -275,25 +275,9 @@ def _train(
             use_distributed_sampler=False,
         )
         module = LanguageModel(
-            model,
-            cfg.optim,
-            lambda step: budget.schedule(step, end.seconds),
-            accumulate=cfg.accumulate,
-            loss_chunk_tokens=cfg.loss_chunk_tokens,
-            val_bytes=data.val_bytes,
-            scaled_loss=trainer_cfg.precision == "16-mixed",
-            matrices=build_matrix_rule(cfg),
-            seed=cfg.seed,
+            model, cfg, lambda step: budget.schedule(step, end.seconds), data.val_bytes
         )
-        batches = RunDataModule(
-            data,
-            seed=cfg.seed,
-            batch_size=cfg.batch_size,
-            accumulate=cfg.accumulate,
-            context_length=cfg.model.context_length,
-            on_made=clock.add,
-            pinned=device.type == "cuda",
-        )
+        batches = RunDataModule(data, cfg, clock.add, pinned=device.type == "cuda")
         if start.source is None and record is not None:
             log_row(loggers, ready.costs(), 0)
             if ready.match is not None:
