@@ -3,23 +3,11 @@
 from pathlib import Path
 
 import pytest
-from building import settings
-from support import Call, config, tiny
-
-from gptattn.data.tokenizer import ByteTokenizer
-from gptattn.runs.load import save_model
-from gptattn.settings.build import build_model
-
-
-def save(folder: Path, *overrides: str) -> Path:
-    """A folder with a model of these overrides that nobody has trained."""
-    cfg = settings(*tiny(folder, *overrides))
-    save_model(folder / "model", cfg, build_model(cfg, 256), ByteTokenizer())
-    return folder / "model"
+from support import Call, config, train
 
 
 def test_the_target_has_the_name_that_is_recorded(tmp_path: Path, call: Call) -> None:
-    run = save(tmp_path / "a", "attn=mha", "part=[qk_norm,gate]")
+    run = train(tmp_path / "a", "attn=mha", "part=[qk_norm,gate]")
     code, out, _ = call("convert", f"from={run}", "to=mha_wrapper", f"out={tmp_path / 'b'}")
     assert code == 0
     assert out.startswith("mha+qk_norm+gate -> mha_wrapper+qk_norm+gate: logits")
@@ -45,7 +33,7 @@ def test_the_target_has_the_name_that_is_recorded(tmp_path: Path, call: Call) ->
 def test_settings_that_change_are_said_in_one_line(
     given: list[str], to: list[str], said: str, tmp_path: Path, call: Call
 ) -> None:
-    run = save(tmp_path / "a", *given)
+    run = train(tmp_path / "a", *given)
     code, out, _ = call("convert", f"from={run}", *to, f"out={tmp_path / 'b'}")
     assert code == 0
     assert out.splitlines()[1] == f"attention settings that change: {said}"
