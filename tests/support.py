@@ -13,10 +13,10 @@ from unittest import mock
 import pytest
 import torch
 import yaml
+from building import settings as cached_settings
 
 from gptattn.cli.train import main
 from gptattn.machine.console import make_console
-from gptattn.runs.folder import step_of
 from gptattn.settings.compose import settings
 from gptattn.settings.config import TrainConfig
 from gptattn.training.run import train as train_run
@@ -118,8 +118,9 @@ def train(folder: Path, *overrides: str) -> Path:
     """Train one tiny run in an empty folder, without the command line; return its run folder."""
     given = tiny(folder, *overrides)
     place = next((o.partition("=")[2] for o in given if o.startswith("run_dir=")), None)
+    cfg = cached_settings(*(o for o in given if not o.startswith("run_dir=")))
     with process_state(), contextlib.chdir(folder):
-        train_run(settings(given), place, make_console(), overrides=given)
+        train_run(cfg, place, make_console(), overrides=given)
     (run,) = run_folders(folder)
     return run
 
@@ -127,14 +128,6 @@ def train(folder: Path, *overrides: str) -> Path:
 def run_folders(folder: Path) -> list[Path]:
     """The folders of finished runs below `folder`."""
     return sorted(file.parent for file in folder.rglob("summary.json"))
-
-
-def lone_checkpoint(run: Path) -> Path:
-    """Delete all checkpoints but the newest; return the newest."""
-    *older, newest = sorted((run / "checkpoints").glob("*.safetensors"), key=step_of)
-    for path in older:
-        path.unlink()
-    return newest
 
 
 def rows(run: Path) -> list[dict[str, Any]]:

@@ -1,6 +1,7 @@
 """README.md and docs/ are true: each command that they show, each link, each name of the API."""
 
 import contextlib
+import itertools
 import json
 import pkgutil
 import re
@@ -15,6 +16,7 @@ import yaml
 from building import menu
 from docs_commands import FENCED, PAGES, PROJECT, ROOT, commands_on, examine, new_on
 from support import bpe, command, run_folders, tiny, train
+from test_layering import ROOMS
 
 import gptattn.attention.variants
 import gptattn.sweep.loop
@@ -155,6 +157,16 @@ def test_every_page_is_on_the_site_and_every_name_of_the_api_is_there() -> None:
     assert len(names) == len(set(names)) > 50
     for name in names:
         assert callable(pkgutil.resolve_name(name)), name
+
+
+def test_every_module_and_function_that_the_architecture_page_names_is_there() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    names = {*re.findall(rf"`((?:{'|'.join(itertools.chain(*ROOMS))})\.[\w.]+)`", page)}
+    assert len(names) > 15
+    for name in names:
+        # A module is not imported, since importing some of them runs something.
+        file = (ROOT / "gptattn" / name.replace(".", "/")).with_suffix(".py")
+        assert file.is_file() or callable(pkgutil.resolve_name(f"gptattn.{name}")), name
 
 
 def test_the_readme_is_short_and_its_parts_are_those_that_the_site_takes() -> None:

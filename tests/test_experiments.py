@@ -7,10 +7,8 @@ import pytest
 import yaml
 from building import menu, settings
 
-from gptattn.settings.build import build_model
 from gptattn.settings.compose import CONF
 from gptattn.settings.config import TrainConfig
-from gptattn.settings.construct import construct
 from gptattn.sweep.jobs import split_overrides
 
 
@@ -43,18 +41,6 @@ def test_every_run_of_an_experiment_composes_and_no_two_are_the_same(experiment:
     # In the arena one position is the block's own, and so the same run as mha, in both blocks.
     same = 2 if experiment == "arena" else 0
     assert len({repr(cfg) for cfg in found}) >= len(found) - same
-
-
-@pytest.mark.parametrize("experiment", ["zoology_fig2", "recall_window"])
-def test_a_recall_experiment_has_two_layers_of_one_head_without_an_mlp_and_rows_that_fit(
-    experiment: str,
-) -> None:
-    for cfg in jobs(experiment):
-        assert (cfg.choices["data"], cfg.choices["position"]) == ("recall", "learned")
-        construct("data", cfg.data, {}, []).check(cfg.model.context_length)
-        assert (cfg.model.num_layers, cfg.model.num_heads) == (2, 1)
-    blocks = build_model(cfg, cfg.data["vocab_size"]).layers()
-    assert [block.mlp for block in blocks] == [None, None]
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 import ast
 import itertools
-import re
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache
@@ -99,16 +98,6 @@ def test_the_package_holds_its_rooms_and_nothing_else() -> None:
     assert held - {"__pycache__", "conf"} == {"__init__", *itertools.chain(*ROOMS)}
 
 
-@pytest.mark.parametrize("room", sorted({*itertools.chain(*ROOMS)} - {"errors"}))
-def test_a_room_says_what_it_is_what_it_may_import_and_where_to_start(room: str) -> None:
-    says = " ".join((ast.get_docstring(modules()[f"gptattn.{room}"]) or "").split())
-    assert "import" in says
-    assert "Start reading at" in says
-    named = re.search(r"Start reading at `(\w+)\.py`", says)
-    assert named is not None
-    assert f"gptattn.{room}.{named.group(1)}" in modules()
-
-
 def test_contributing_shows_the_same_list() -> None:
     page = (CONF.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
     assert " < ".join(", ".join(rooms) for rooms in ROOMS) in " ".join(page.split())
@@ -153,13 +142,6 @@ def test_nothing_reads_or_writes_a_pickle() -> None:
         names = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
         assert not {"torch.load", "torch.save"} & {*names, *imported(tree)}, module
         assert "pickle" not in foreign(tree), module
-
-
-def test_the_front_door_only_opens() -> None:
-    tree = ast.parse((CONF.parent / "train.py").read_text(encoding="utf-8"))
-    assert [name for name in imported(tree) if name.startswith("gptattn.")] == [
-        f"gptattn.cli.train.{name}" for name in ("CONF", "end", "run_job")
-    ]
 
 
 def test_a_test_file_opens_with_what_it_tests_and_bears_a_name_of_its_own() -> None:

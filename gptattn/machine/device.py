@@ -70,23 +70,13 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-# Device type -> peak in MB before the latest reset, which the system's own counter forgets.
-_earlier_peaks: dict[str, float] = {}
-
-
 def reset_peak_memory(device: torch.device) -> None:
-    """Restart the peak of `peak_memory_mb`; `whole_peak_memory_mb` keeps the one before."""
-    _earlier_peaks[device.type] = whole_peak_memory_mb(device)
+    """Restart the peak of `peak_memory_mb`."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     else:
         with contextlib.suppress(OSError):  # except on Linux, the peak cannot be reset
             Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
-
-
-def whole_peak_memory_mb(device: torch.device) -> float:
-    """Return the peak since the process began, counted as in `peak_memory_mb`."""
-    return max(_earlier_peaks.get(device.type, 0.0), peak_memory_mb(device))
 
 
 def peak_memory_mb(device: torch.device) -> float:

@@ -73,11 +73,10 @@ def write_atomically(path: Path, write: Callable[[Any], object]) -> None:
 
 
 @contextlib.contextmanager
-def replacing(path: Path, name: Callable[[], str] | None = None) -> Iterator[IO[bytes]]:
+def replacing(path: Path) -> Iterator[IO[bytes]]:
     """Open a file for writing that takes the place of `path` once all of it is on the disk.
 
-    `name`, called at the end, returns another name, which may depend on the content. Old unfinished
-    files that killed processes left in the folder are removed.
+    Old unfinished files that killed processes left in the folder are removed.
     """
     asked = 0
     with explain_disk_errors(path, lambda: asked):
@@ -95,6 +94,6 @@ def replacing(path: Path, name: Callable[[], str] | None = None) -> Iterator[IO[
                     os.fsync(file.fileno())
                 finally:
                     asked = file.tell()
-            partial.replace(path if name is None else path.with_name(name()))
+            partial.replace(path)
         finally:
             partial.unlink(missing_ok=True)

@@ -2,15 +2,12 @@
 
 import json
 import math
-import os
 from collections.abc import Iterator
 
 import msgspec
 
 from gptattn.machine.disk import write_atomically
 from gptattn.runs.folder import RunFolder
-
-LAST_BYTES = 8192  # read from the end of the file to find the newest row
 
 
 class Row(msgspec.Struct, gc=False):
@@ -24,7 +21,6 @@ class Row(msgspec.Struct, gc=False):
     tokens: float | None = msgspec.field(name="progress/tokens", default=None)
     seconds: float | None = msgspec.field(name="progress/seconds", default=None)
     flops: float | None = msgspec.field(name="progress/flops", default=None)
-    budget: float | None = msgspec.field(name="progress/budget", default=None)
 
 
 _DECODER = msgspec.json.Decoder(Row)
@@ -47,22 +43,6 @@ def read_rows(folder: RunFolder) -> Iterator[Row]:
                     f"metrics.jsonl is damaged after {count:,} rows; those count"
                 ) from None
             yield row
-
-
-def read_share_done(folder: RunFolder) -> float:
-    """Return the fraction of its budget that a run has used, from its newest row; else 0."""
-    try:
-        with folder.rows_file.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_BYTES))
-            lines = file.read().splitlines()
-    except OSError:
-        return 0.0
-    for line in reversed(lines):
-        try:
-            return float(json.loads(line)["progress/budget"])
-        except (ValueError, LookupError, TypeError):
-            continue
-    return 0.0
 
 
 def keep_rows(folder: RunFolder, count: int, step: int) -> int:

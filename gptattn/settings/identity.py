@@ -32,8 +32,6 @@ def meaning(key: str) -> str:
         return PLACE
     if key in OF_COMMAND or re.match(r"hydra([./]|$)", key):
         return BOUND
-    if key == "model.recompute":  # activation_checkpointing in older records
-        return VIEW
     kind: Any = TrainConfig
     for name in re.split(r"[.\[]", key):
         own = {one.name: one for one in fields(kind)} if is_dataclass(kind) else {}

@@ -22,13 +22,11 @@ from hydra.core.singleton import Singleton
 from hydra.core.utils import JobReturn, JobStatus, run_job, setup_globals
 from hydra.types import HydraContext
 from omegaconf import DictConfig, open_dict
-from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
 from gptattn.machine.console import format_duration, make_console
 from gptattn.machine.ending import as_user_error, handled_signals, report
 from gptattn.runs.folder import RunFolder
-from gptattn.runs.rows import read_share_done
 from gptattn.sweep.progress import describe_end
 
 LIBRARIES = ["torch", "lightning.pytorch", "torch.utils.tensorboard", "hydra"]
@@ -74,34 +72,27 @@ def launch_processes(
     active: list[_Job] = []
     ended, took = first, list[float]()
     console = make_console()
-    columns = [TextColumn("sweep"), BarColumn(), TextColumn("{task.description}")]
-    bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-    shown = bar.add_task("", total=runs)
     try:
-        with bar:
-            while waiting or active:
-                if deadline is not None and time.monotonic() >= deadline:
-                    raise TimeOver
-                while waiting and len(active) < slots:
-                    number, overrides = waiting.pop(0)
-                    active.append(_start(processes, context, config, number, overrides))
-                wait([job.process.sentinel for job in active], LOOK_SECONDS)
-                for job in [job for job in active if job.process.exitcode is not None]:
-                    active.remove(job)
-                    job.alive.close()
-                    _note_failure(job)
-                    ended, seconds = ended + 1, time.monotonic() - job.start
-                    took += [seconds] if RunFolder(job.folder).done else []
-                    left = ""
-                    if took and ended < runs:
-                        rounds = -(-(runs - ended) // slots)
-                        left = f"; about {format_duration(rounds * fmean(took))} left"
-                    # Text keeps rich from reading a name or a reason as markup.
-                    line = f"[{ended}/{runs}] {describe_end(job.folder, seconds)}{left}"
-                    console.print(Text(line))
-                    bar.update(shown, description=f"{ended} of {runs} runs{left}")
-                share = sum(read_share_done(RunFolder(job.folder)) for job in active)
-                bar.update(shown, completed=ended + share)
+        while waiting or active:
+            if deadline is not None and time.monotonic() >= deadline:
+                raise TimeOver
+            while waiting and len(active) < slots:
+                number, overrides = waiting.pop(0)
+                active.append(_start(processes, context, config, number, overrides))
+            wait([job.process.sentinel for job in active], LOOK_SECONDS)
+            for job in [job for job in active if job.process.exitcode is not None]:
+                active.remove(job)
+                job.alive.close()
+                _note_failure(job)
+                ended, seconds = ended + 1, time.monotonic() - job.start
+                took += [seconds] if RunFolder(job.folder).done else []
+                left = ""
+                if took and ended < runs:
+                    rounds = -(-(runs - ended) // slots)
+                    left = f"; about {format_duration(rounds * fmean(took))} left"
+                # Text keeps rich from reading a name or a reason as markup.
+                line = f"[{ended}/{runs}] {describe_end(job.folder, seconds)}{left}"
+                console.print(Text(line))
     except BaseException:
         _stop(active)
         raise

@@ -9,16 +9,15 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from itertools import count, islice
 from pathlib import Path
-from statistics import fmean
 
 from gptattn.compare.finished_runs import Run, at_first_budgets, read_runs
 from gptattn.compare.statistics import stein_seeds
 from gptattn.errors import ConfigError
-from gptattn.machine.console import format_duration, make_console
+from gptattn.machine.console import make_console
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.two_stages import TwoStages, read_two_stages, variant_key, write_two_stages
 from gptattn.sweep.plan import Plan
-from gptattn.sweep.stages import Results, share_machine
+from gptattn.sweep.stages import Results
 from gptattn.sweep.tuning import make_cell_key
 
 FIELD = "sweep.until"
@@ -99,11 +98,6 @@ class Until:
             if run.folder in done:
                 ours.setdefault(done[run.folder], []).append(run)
         ours = {k: own for k, own in ours.items() if {run.seed for run in own} >= {*self.first}}
-        seconds = {
-            key: fmean(run.metrics.get("progress/seconds", 0) for run in own)
-            for key, own in ours.items()
-        }
-        together = share_machine([plan.cfg for plan in plans])[0] if plans else 1
         from gptattn.compare.comparison import compare  # imports pandas
 
         lines, counts = [], dict.fromkeys(ours, first)
@@ -116,15 +110,13 @@ class Until:
                     continue
                 needs = stein_seeds(d.deviation, self.half_width, d.n, d.comparisons)
                 name = f"{row.name} ({section.title})" if section.title else row.name
-                took = sum(seconds[key] for key in both) * (needs - first) / together
-                about = f", {format_duration(took)}" if took else ""
                 if needs > self.most:
                     lines.append(
-                        f"{name}: ±{self.half_width:g} would need about {needs:,} seeds{about}; "
+                        f"{name}: ±{self.half_width:g} would need about {needs:,} seeds; "
                         f"not run (sweep.max_seeds={self.most})"
                     )
                     continue
-                more = f" needs {needs} seeds{about}" if needs > first else ": the first are enough"
+                more = f" needs {needs} seeds" if needs > first else ": the first are enough"
                 lines.append(name + more)
                 for key in both:
                     counts[key] = max(counts[key], needs)

@@ -18,12 +18,13 @@ from gptattn.data.run_data import RunData
 from gptattn.data.tokenizer import encode_prompt
 from gptattn.decode.generate import generate
 from gptattn.decode.sampling import Sampling
-from gptattn.machine.device import peak_memory_mb, synchronize, whole_peak_memory_mb
+from gptattn.machine.device import peak_memory_mb, synchronize
 from gptattn.settings.budget import Budget
 from gptattn.settings.config import SampleConfig, TrainConfig
 from gptattn.training.module import LanguageModel
 from gptattn.training.record import Board, MetricsFile, log_row
 
+MEMORY = "perf/peak_memory_training_mb"  # 10^6 bytes
 PROMPT_TOKENS = 16  # of the default prompt, if the held-out text has no words
 OPENING_TOKENS = 200  # of the held-out text, to search for the words of the default prompt
 
@@ -161,7 +162,7 @@ class MetricRows(L.Callback):
             "train/lr": module.lr,
             "train/grad_norm": grad_norm if math.isfinite(grad_norm) else None,
             **self._speed_row(per_step),
-            **_measure_memory(module.device),
+            MEMORY: peak_memory_mb(module.device),
             **self._progress_row(step),
         }
         module.train_losses.clear()
@@ -216,15 +217,8 @@ class MetricRows(L.Callback):
     def measure_end(self, module: LanguageModel) -> dict[str, float | None]:
         """Return the final speed, from the median over all steps if there are any, and memory."""
         steps = self.clock.step_seconds
-        return (self._speed_row(median(steps)) if steps else {}) | _measure_memory(module.device)
-
-
-def _measure_memory(device: torch.device) -> dict[str, float | None]:
-    """Return the peak memory in MB (10^6 bytes): since the process began, and of training alone."""
-    return {
-        "perf/peak_memory_mb": whole_peak_memory_mb(device),
-        "perf/peak_memory_training_mb": peak_memory_mb(device),
-    }
+        speed = self._speed_row(median(steps)) if steps else {}
+        return speed | {MEMORY: peak_memory_mb(module.device)}
 
 
 class Samples(L.Callback):

@@ -6,10 +6,12 @@ import lightning.pytorch as L
 
 from gptattn.data.run_data import RunData
 from gptattn.data.sampler import Batch, TrainingStream, rows_of
+from gptattn.settings.config import TrainConfig
 
 
 class RunDataModule(L.LightningDataModule):
-    """Training and validation batches of a text or a task; an optimizer step takes `accumulate`.
+    """Training and validation batches of a text or a task; an optimizer step takes
+    `accumulate`.
 
     A batch is a few short reads or draws, so no worker processes are needed. `on_made` is called
     with the seconds that each step's batch took. `pinned`: batches go to a GPU from pinned memory,
@@ -19,36 +21,32 @@ class RunDataModule(L.LightningDataModule):
     def __init__(
         self,
         data: RunData,
-        *,
-        seed: int,
-        batch_size: int,
-        accumulate: int,
-        context_length: int,
+        cfg: TrainConfig,
         on_made: Callable[[float], None] = lambda seconds: None,
         pinned: bool = False,
     ) -> None:
         super().__init__()
-        self.data, self.seed = data, seed
-        self.batch_size, self.accumulate = batch_size, accumulate
-        self.context_length, self.on_made, self.pinned = context_length, on_made, pinned
+        self.data, self.cfg, self.on_made, self.pinned = data, cfg, on_made, pinned
 
     def train_dataloader(self) -> Iterable[Batch]:
         # A torch DataLoader would draw from the global generator, and move the masks of dropout.
         # global_step counts the steps taken, so a resumed run starts with its next step's batch.
-        trainer, rows = self.trainer, None
+        trainer, cfg, rows = self.trainer, self.cfg, None
         assert trainer is not None
         if trainer.world_size > 1:
-            share = (self.batch_size, self.accumulate, trainer.global_rank, trainer.world_size)
+            share = (cfg.batch_size, cfg.accumulate, trainer.global_rank, trainer.world_size)
             rows = rows_of(*share)
 
         def batch(step: int) -> Batch:
-            own = (self.seed, step, self.batch_size, self.context_length, rows)
+            own = (cfg.seed, step, cfg.batch_size, cfg.model.context_length, rows)
             return self.data.training_batch(*own)
 
-        return TrainingStream(batch, trainer.global_step, self.on_made, self.accumulate)
+        return TrainingStream(batch, trainer.global_step, self.on_made, cfg.accumulate)
 
     def val_dataloader(self) -> Iterable[Batch]:
-        return self.data.validation(self.batch_size // self.accumulate, self.context_length)
+        return self.data.validation(
+            self.cfg.batch_size // self.cfg.accumulate, self.cfg.model.context_length
+        )
 
     def on_before_batch_transfer(self, batch: Batch, dataloader_idx: int) -> Batch:
         return tuple(tensor.pin_memory() for tensor in batch) if self.pinned else batch

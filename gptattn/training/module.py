@@ -13,21 +13,21 @@ from gptattn.data.sampler import Batch
 from gptattn.errors import NumericError
 from gptattn.model.gpt import GPT
 from gptattn.model.loss import IGNORED, count_hits, drop_ignored, linear_cross_entropy
-from gptattn.optim.matrix_rule import CombinedAdamW, MatrixRule, split_by_decay
+from gptattn.optim.matrix_rule import CombinedAdamW, split_by_decay
 from gptattn.settings.budget import learning_rate_factor
-from gptattn.settings.config import OptimConfig
+from gptattn.settings.build import build_matrix_rule
+from gptattn.settings.config import TrainConfig
 
 
 class LanguageModel(L.LightningModule):
     """Trains a GPT on batches: ids, targets and, where they are kept apart, documents, [B, T] each.
 
     `progress(step)` is the position on the learning-rate schedule, 0 to 1, of optimizer step `step`
-    (counted from 1), so budgets in steps and in seconds follow the same curve. `matrices` updates
-    the layers' matrices in place of AdamW, if given. `val_bytes` are the UTF-8 bytes of the scored
-    validation tokens; None: the data is a task, some of whose targets are IGNORED, and the accuracy
-    on the others is logged. `scaled_loss`: Lightning scales the loss, as for
-    float16. Raises NumericError if a loss or gradient is not finite: on a CPU before the update, on
-    a GPU, whose host does not wait for it, when the next row is logged.
+    (counted from 1), so budgets in steps and in seconds follow the same curve. `val_bytes` are the
+    UTF-8 bytes of the scored validation tokens; None: the data is a task, some of whose targets are
+    IGNORED, and the accuracy on the others is logged. Raises NumericError if a loss or gradient is
+    not finite: on a CPU before the update, on a GPU, whose host does not wait for it, when the next
+    row is logged.
 
     Several processes each get their rows of every batch, and agree on gradients and losses: a step
     is that of one process with all rows, but for the order of sums and the masks of dropout, which
@@ -37,21 +37,16 @@ class LanguageModel(L.LightningModule):
     def __init__(
         self,
         model: GPT,
-        optim: OptimConfig,
+        cfg: TrainConfig,
         progress: Callable[[int], float],
-        *,
-        accumulate: int,
-        loss_chunk_tokens: int | None,
         val_bytes: int | None,
-        scaled_loss: bool = False,
-        matrices: MatrixRule | None = None,
-        seed: int = 0,
     ) -> None:
         super().__init__()
-        self.model, self.optim, self.progress = model, optim, progress
-        self.accumulate, self.loss_chunk_tokens = accumulate, loss_chunk_tokens
-        self.val_bytes, self.scaled_loss, self.matrices = val_bytes, scaled_loss, matrices
-        self.seed = seed
+        self.model, self.optim, self.progress = model, cfg.optim, progress
+        self.accumulate, self.loss_chunk_tokens = cfg.accumulate, cfg.loss_chunk_tokens
+        self.val_bytes, self.seed = val_bytes, cfg.seed
+        self.matrices = build_matrix_rule(cfg)
+        self.scaled_loss = cfg.trainer.precision == "16-mixed"  # by Lightning, for float16
         self.train_losses: list[Tensor] = []  # of each step since the last row, which empties it
         self.grad_norm = torch.tensor(0.0)
         self.lr = 0.0

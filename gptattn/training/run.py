@@ -30,12 +30,12 @@ from gptattn.machine.device import (
 from gptattn.machine.disk import check_room
 from gptattn.machine.ending import FIRST, Stopped, as_user_error
 from gptattn.model.gpt import GPT
-from gptattn.runs.folder import RunFolder, find_done, name_run
+from gptattn.runs.folder import RunFolder, name_run
 from gptattn.runs.load import use_kept_tokenizer
 from gptattn.runs.resume import Start, check_budget, check_same, collect_facts, find_start
 from gptattn.runs.rows import keep_rows
 from gptattn.settings.budget import resolve_budget
-from gptattn.settings.build import build_matrix_rule, build_model
+from gptattn.settings.build import build_model
 from gptattn.settings.config import TrainConfig
 from gptattn.settings.construct import construct
 from gptattn.settings.identity import (
@@ -43,7 +43,6 @@ from gptattn.settings.identity import (
     flat,
     list_changed,
     resume_provenance,
-    settings_key,
 )
 from gptattn.training.preflight import DTYPES, Ready, preflight
 from gptattn.training.summary import list_hyperparameters, summarise
@@ -93,14 +92,12 @@ def train(
         warnings.filterwarnings("ignore", module="lightning.*")
         L.seed_everything(cfg.seed, workers=True, verbose=False)
         model = build_model(cfg, ready.data.tokenizer.vocab_size)
-        home = Path("outputs", cfg.experiment_name)
-        held = RunFolder(Path(folder or home / name_run(cfg, overrides)))
+        place = folder or Path("outputs", cfg.experiment_name, name_run(cfg, overrides))
+        held = RunFolder(Path(place))
         if not FIRST:
             return _train(ready, model, held, start, console)
         if not resume:
             check_room(held.path, ready.bytes_on_disk)
-            if folder is None and (equal := _find_equal_run(home, ready)) is not None:
-                console.print(f"an equal run exists: {equal}; this one is a copy", markup=False)
         held.path.mkdir(parents=True, exist_ok=True)  # from now on its absence is an error
         if not resume:
             until_the_end.enter_context(held.lock())
@@ -278,25 +275,9 @@ def _train(
             use_distributed_sampler=False,
         )
         module = LanguageModel(
-            model,
-            cfg.optim,
-            lambda step: budget.schedule(step, end.seconds),
-            accumulate=cfg.accumulate,
-            loss_chunk_tokens=cfg.loss_chunk_tokens,
-            val_bytes=data.val_bytes,
-            scaled_loss=trainer_cfg.precision == "16-mixed",
-            matrices=build_matrix_rule(cfg),
-            seed=cfg.seed,
+            model, cfg, lambda step: budget.schedule(step, end.seconds), data.val_bytes
         )
-        batches = RunDataModule(
-            data,
-            seed=cfg.seed,
-            batch_size=cfg.batch_size,
-            accumulate=cfg.accumulate,
-            context_length=cfg.model.context_length,
-            on_made=clock.add,
-            pinned=device.type == "cuda",
-        )
+        batches = RunDataModule(data, cfg, clock.add, pinned=device.type == "cuda")
         if start.source is None and record is not None:
             log_row(loggers, ready.costs(), 0)
             if ready.match is not None:
@@ -321,19 +302,6 @@ def _train(
             raise
     console.print(make_result_table(f"{cfg.variant}: result", summary["metrics"]))
     return summary
-
-
-def _find_equal_run(home: Path, ready: Ready) -> Path | None:
-    """Return a finished run in `home` of the same settings, code, text and starting weights."""
-    key = settings_key(asdict(ready.cfg))
-    for folder in reversed(find_done(home)):
-        try:
-            same_settings = settings_key(folder.read_settings()) == key
-            if same_settings and folder.read_provenance() == ready.provenance:
-                return folder.path
-        except (OSError, ValueError, LookupError):
-            continue  # an incomplete record is no equal
-    return None
 
 
 def _record_provenance(ready: Ready, held: RunFolder, start: Start) -> None:

@@ -145,24 +145,6 @@ def decode(lab: Lab, batch: int) -> Cell:
     }
 
 
-@torch.inference_mode()
-def graph_floor(lab: Lab, batch: int) -> Cell:
-    """One token's kernels from a CUDA graph: what decoding would take without launches."""
-    model = lab.model().to(lab.half).eval()
-    ids, _ = lab.batch(batch, lab.size(512, 8))
-    cache = model.new_cache(batch)
-    model.prepare(batch)
-    model.next_logits(ids, cache)
-    for _ in range(3):
-        model.next_logits(ids[:, :1], cache)
-    if not lab.on_gpu:
-        return {"tokens_per_s": batch / lab.seconds(lambda: model.next_logits(ids[:, :1]))}
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        model.next_logits(ids[:, :1], cache)
-    return {"tokens_per_s": batch / lab.seconds(graph.replay, 10, 50)}
-
-
 def same_text(lab: Lab) -> Cell:
     """Greedy ids in float32: with a cache, without, and beside a longer prompt."""
     model: GPT = lab.model().eval()
@@ -187,5 +169,4 @@ def decode_cells() -> dict[str, Callable[[Lab], Cell]]:
     found: dict[str, Callable[[Lab], Cell]] = {"the same text by every way": same_text}
     for batch in (1, 8, 64):
         found[f"batch {batch}, eager"] = partial(decode, batch=batch)
-        found[f"batch {batch}, one step as a graph"] = partial(graph_floor, batch=batch)
     return found

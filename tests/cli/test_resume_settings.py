@@ -3,11 +3,17 @@
 from pathlib import Path
 
 import pytest
+from building import settings as cached_settings
 from hydra import compose, initialize_config_dir
 from interrupted import SIX, content
 from support import command, series, summary, tiny, train
 
-from gptattn.settings.compose import CONF, settings
+from gptattn.errors import CheckpointError
+from gptattn.machine import source_code
+from gptattn.runs.folder import RunFolder
+from gptattn.runs.resume import find_start
+from gptattn.settings.compose import CONF
+from gptattn.settings.identity import at_step
 from gptattn.settings.messages import explain_hydra_error
 from gptattn.settings.resumed import resume_settings
 
@@ -31,7 +37,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("override", REFUSED)
 def test_a_change_that_would_make_another_run_is_refused(override: str, tmp_path: Path) -> None:
-    recorded = settings(tiny(tmp_path, *SIX))
+    recorded = cached_settings(*tiny(tmp_path, *(o for o in SIX if o != "run_dir=run")))
     with initialize_config_dir(version_base="1.3", config_dir=str(CONF)):
         try:
             cfg = compose("train", [override], return_hydra_config=True)
@@ -84,29 +90,56 @@ def test_a_finished_run_is_left_alone_and_goes_on_with_a_larger_budget(
     assert "steps: 8" in (run / "config.yaml").read_text()
 
 
-def test_a_run_that_kept_no_checkpoints_says_so(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("own", "said"),
+    [("checkpoint=false", "checkpoint=false"), ("checkpoint=true", "its checkpoints are gone")],
+)
+def test_a_finished_run_without_checkpoints_is_not_resumed(
+    own: str, said: str, tmp_path: Path
 ) -> None:
-    train(tmp_path, *SIX, "checkpoint=false")
-    assert command(tmp_path, "resume=run") == 4
-    assert "checkpoint=false" in capfd.readouterr().err
+    cfg, run = cached_settings(*tiny(tmp_path, own)), RunFolder(tmp_path)
+    run.write_settings(cfg)
+    run.write_summary({"status": "done"})
+    with pytest.raises(CheckpointError, match=f"^resume: .*{said}"):
+        find_start(run, cfg)
 
 
-def test_a_run_with_a_package_of_the_users_own_goes_on(
+OWN = """
+from gptattn.attention import MultiHeadAttention
+
+
+class Mine(MultiHeadAttention):
+    factor = 1.0
+
+    def forward(self, x_BTE, cache=None, shared=None):
+        return self.factor * super().forward(x_BTE, cache, shared)
+"""
+
+
+def test_a_run_with_a_package_of_the_users_own_goes_on_and_is_of_two_codes_if_that_was_edited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "my_attention.py").write_text(
-        "from gptattn.attention import MultiHeadAttention\n\n"
-        "class Mine(MultiHeadAttention):\n    pass\n"
-    )
+    file = tmp_path / "my_attention.py"
+    file.write_text(OWN)
     monkeypatch.syspath_prepend(tmp_path)
     own = ("attn._target_=my_attention.Mine", "allow_targets=[my_attention]")
     run = train(tmp_path, *SIX, *own)
-    assert command(tmp_path, f"resume='{run}'", "budget.steps=8") == 2
-    line = capfd.readouterr().err.splitlines()[-1]
-    assert line.startswith("error: resume: ")
-    assert "my_attention.Mine is outside of gptattn" in line
-    assert "allow_targets" in line
-    assert command(tmp_path, f"resume='{run}'", "budget.steps=8", "allow_targets=[os]") == 2
-    assert command(tmp_path, f"resume='{run}'", "budget.steps=8", own[1]) == 0
+    before = RunFolder(run).read_provenance()
+    assert before is not None
+    assert "my_attention" in before.code
+    more = [f"resume='{run}'", "budget.steps=8"]
+    for allowed in ([], ["allow_targets=[os]"]):
+        assert command(tmp_path, *more, *allowed) == 2
+        line = capfd.readouterr().err.splitlines()[-1]
+        assert line.startswith("error: resume: ")
+        assert "my_attention.Mine is outside of gptattn" in line
+        assert "allow_targets" in line
+    file.write_text(OWN.replace("factor = 1.0", "factor = 0.5"))
+    source_code.read_source.cache_clear()  # as in a new process
+    assert command(tmp_path, *more, own[1]) == 0
+    assert "the code has changed since the run began (my_attention)" in capfd.readouterr().err
     assert summary(run)["steps"] == 8
+    mixed = RunFolder(run).read_provenance()
+    assert mixed is not None
+    assert at_step(mixed, 6).code == before.code
+    assert mixed.code != before.code

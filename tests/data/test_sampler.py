@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from building import settings
 from numpy.typing import NDArray
 
 from gptattn.data.sampler import TrainingStream, ValidationSet, training_batch, window_starts
@@ -98,5 +99,7 @@ def test_what_is_left_of_the_tail_is_a_shorter_window_of_its_own() -> None:
 
 def test_validation_takes_the_rows_that_a_training_batch_takes_at_once() -> None:
     data = TokenData(TOKENS[:900], TOKENS[899:], ByteTokenizer(), "hash", 100)
-    module = RunDataModule(data, seed=1, batch_size=4, accumulate=2, context_length=8)
+    module = RunDataModule(
+        data, settings("seed=1", "batch_size=4", "accumulate=2", "model.context_length=8")
+    )
     assert [len(ids) for ids, _ in module.val_dataloader()] == [2] * 6 + [1]

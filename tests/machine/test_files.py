@@ -15,7 +15,6 @@ from gptattn.machine.disk import (
     check_room,
     explain_disk_errors,
     free_bytes,
-    replacing,
     write_atomically,
 )
 from gptattn.machine.lock import hold_lock, is_locked
@@ -54,14 +53,6 @@ def test_a_file_is_replaced_whole_or_not_at_all(
     assert names(file.parent) == ["a.txt"]
     write_atomically(file, lambda target: target.write(b"new"))
     assert file.read_bytes() == b"new"
-
-
-def test_a_file_may_be_named_after_its_content(tmp_path: Path) -> None:
-    content = b""
-    with replacing(tmp_path / "key", lambda: f"key-{len(content)}") as file:
-        content = b"abc"
-        file.write(content)
-    assert names(tmp_path) == ["key-3"]
 
 
 def test_old_files_of_killed_processes_go_and_those_of_others_stay(tmp_path: Path) -> None:

@@ -83,9 +83,7 @@ def test_every_file_in_conf_composes_and_builds(
     data = build_data(cfg)
     with torch.device("meta"):
         model = build_model(cfg, data.tokenizer.vocab_size)
-    module = LanguageModel(
-        model, cfg.optim, lambda step: 0.0, accumulate=1, loss_chunk_tokens=512, val_bytes=1
-    )
+    module = LanguageModel(model, cfg, lambda step: 0.0, val_bytes=1)
     assert module.configure_optimizers().param_groups
     if cfg.trainer.accelerator != "gpu" or torch.cuda.is_available():
         assert resolve_device(cfg.trainer.accelerator).type in ("cpu", "cuda")

@@ -5,9 +5,7 @@ from pathlib import Path
 
 import pytest
 from building import settings
-from support import command, train
 
-from gptattn.machine import source_code
 from gptattn.runs.folder import RunFolder
 from gptattn.settings.config import BOUND, LENGTH, PLACE, RESULT, VIEW
 from gptattn.settings.identity import (
@@ -89,39 +87,6 @@ def test_a_run_without_a_record_is_unknown_and_one_of_two_codes_is_neither(tmp_p
     assert RunFolder(tmp_path).read_provenance() == mixed
     (tmp_path / "identity.json").write_text('{"text": 1')
     assert RunFolder(tmp_path).read_provenance() is None
-
-
-ATTENTION = '''from gptattn.attention import MultiHeadAttention
-
-class Mine(MultiHeadAttention):
-    """Multi-head attention."""
-    factor = 1.0
-
-    def forward(self, x_BTE, cache=None, shared=None):
-        return self.factor * super().forward(x_BTE, cache, shared)
-'''
-
-
-def test_a_run_that_resumes_with_an_edited_variant_warns_and_is_of_two_codes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "edited.py"
-    file.write_text(ATTENTION)
-    monkeypatch.syspath_prepend(tmp_path)
-    run = RunFolder(train(tmp_path, "allow_targets=[edited]", "attn._target_=edited.Mine"))
-    before = run.read_provenance()
-    assert before is not None
-    assert "edited" in before.code
-    file.write_text(ATTENTION.replace("factor = 1.0", "factor = 0.5"))
-    source_code.read_source.cache_clear()  # as in a new process
-    capfd.readouterr()
-    again = [f"resume='{run.path}'", "allow_targets=[edited]", "budget.steps=5"]
-    assert command(tmp_path, *again) == 0
-    assert "the code has changed since the run began (edited)" in capfd.readouterr().err
-    mixed = run.read_provenance()
-    assert mixed is not None
-    assert at_step(mixed, 4).code == before.code
-    assert mixed.code != before.code
 
 
 def test_the_code_of_parts_and_of_a_patterns_layers_counts_and_that_of_attn_does_not() -> None:

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from support import check_job, summary, tiny, train
+from building import settings
+from support import TINY, summary, train
 
 from gptattn.errors import ConfigError
 from gptattn.model.cost import Cost, measure_cost
@@ -16,11 +17,18 @@ from gptattn.settings.match import apply_match
 
 # Large enough that 0.1% of the parameters is more than half of those of one unit of MLP width.
 WIDE = "model.vocab_size=1024"
+SIZES = [o for o in TINY if o.startswith("model.")]
 VARIANTS = sorted(file.stem for file in (CONF / "attn").glob("*.yaml"))
 
 
-def settings(folder: Path, *overrides: str) -> TrainConfig:
-    return check_job(tiny(folder, *overrides))
+def matched(*overrides: str) -> TrainConfig:
+    """The settings of a model for bytes, its match applied."""
+    cfg = settings("trainer=cpu", *overrides)
+    return cfg if cfg.match == "none" else apply_match(cfg, 256)[0]
+
+
+def tiny(*overrides: str) -> TrainConfig:
+    return matched(*SIZES, *overrides)
 
 
 def cost(cfg: TrainConfig) -> Cost:
@@ -30,23 +38,23 @@ def cost(cfg: TrainConfig) -> Cost:
 
 @cache
 def cost_of_mha(model: str) -> Cost:
-    return cost(check_job(["trainer=cpu", f"model={model}"]))
+    return cost(matched(f"model={model}"))
 
 
-def test_the_mlp_of_the_leaner_variant_takes_up_its_missing_parameters(tmp_path: Path) -> None:
+def test_the_mlp_of_the_leaner_variant_takes_up_its_missing_parameters() -> None:
     # d_model 16, one layer, MLP 64. With 2 of 4 key/value heads, GQA lacks half of two matrices,
     # 2 * 16 * 8, and of their biases, 2 * 8: 272. A unit of width has 16 + 1 + 16 = 33 parameters,
     # so 8 units have 264.
-    cfg = settings(tmp_path, WIDE, "attn=gqa", "match=params")
+    cfg = tiny(WIDE, "attn=gqa", "match=params")
     assert cfg.model.d_mlp == 64 + 8
-    assert cost(cfg).params == cost(settings(tmp_path, WIDE)).params - 272 + 264
+    assert cost(cfg).params == cost(tiny(WIDE)).params - 272 + 264
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_variant_comes_within_a_thousandth(variant: str) -> None:
-    cfg = check_job(["trainer=cpu", "model=tiny", f"attn={variant}", "match=params"])
+    cfg = matched("model=tiny", f"attn={variant}", "match=params")
     assert cost(cfg).params == pytest.approx(cost_of_mha("tiny").params, rel=1e-3)
-    cfg = check_job(["trainer=cpu", "model=nano", f"attn={variant}", "match=flops"])
+    cfg = matched("model=nano", f"attn={variant}", "match=flops")
     assert cost(cfg).flops_per_token == pytest.approx(cost_of_mha("nano").flops_per_token, rel=1e-3)
 
 
@@ -54,29 +62,29 @@ def test_every_variant_comes_within_a_thousandth(variant: str) -> None:
 def test_gpt2_small_widens_by_the_published_numbers(kv_heads: int, wider: int) -> None:
     # 12 heads of 64: keys and values lose 2 * (12 - G) * 64 rows of 768 and their biases; a unit
     # of width has 2 * 768 + 1 parameters. 787,456 / 1,537 = 512.3; 1,082,752 / 1,537 = 704.5.
-    own = ["trainer=cpu", "model=gpt2_small", "attn=gqa", f"attn.num_kv_heads={kv_heads}"]
-    assert check_job([*own, "match=params"]).model.d_mlp == 4 * 768 + wider
+    own = ["model=gpt2_small", "attn=gqa", f"attn.num_kv_heads={kv_heads}"]
+    assert matched(*own, "match=params").model.d_mlp == 4 * 768 + wider
 
 
-def test_an_override_of_the_variant_is_not_one_of_the_reference(tmp_path: Path) -> None:
-    cfg = settings(tmp_path, "attn=gqa", "attn.num_kv_heads=1", "match=params", "match_to=gqa")
+def test_an_override_of_the_variant_is_not_one_of_the_reference() -> None:
+    cfg = tiny("attn=gqa", "attn.num_kv_heads=1", "match=params", "match_to=gqa")
     # The second key/value head, of size 4, in two matrices and biases: 2 * (16 * 4 + 4) = 136.
     assert cfg.model.d_mlp == 64 + round(136 / 33)
 
 
-def test_the_cache_is_matched_by_key_value_heads(tmp_path: Path) -> None:
-    cfg = settings(tmp_path, "attn=gqa", "match=kv_cache", "match_to=mqa")
+def test_the_cache_is_matched_by_key_value_heads() -> None:
+    cfg = tiny("attn=gqa", "match=kv_cache", "match_to=mqa")
     assert cfg.attn["num_kv_heads"] == 1
     assert cost(cfg).kv_bytes_per_token == 2 * 4 * 4  # a key and a value of 4 float32 numbers
 
 
-def test_no_width_that_is_near_enough_is_an_error(tmp_path: Path) -> None:
+def test_no_width_that_is_near_enough_is_an_error() -> None:
     with pytest.raises(ConfigError, match=r"d_mlp=72, gives 7,656, and a larger model would"):
-        settings(tmp_path, "attn=gqa", "match=params")
+        tiny("attn=gqa", "match=params")
 
 
-def test_a_cache_that_is_equal_already_is_left_alone(tmp_path: Path) -> None:
-    cfg = settings(tmp_path, "attn=mha_wrapper", "match=kv_cache")
+def test_a_cache_that_is_equal_already_is_left_alone() -> None:
+    cfg = tiny("attn=mha_wrapper", "match=kv_cache")
     assert "num_kv_heads" not in cfg.attn
 
 
@@ -89,9 +97,9 @@ def test_a_cache_that_is_equal_already_is_left_alone(tmp_path: Path) -> None:
         "match=kv_cache match_to=mqa attn.num_kv_heads=2 attn.window=0.25 model.num_heads=2",
     ],
 )
-def test_a_match_that_is_made_stays_as_it_is(how: str, tmp_path: Path) -> None:
+def test_a_match_that_is_made_stays_as_it_is(how: str) -> None:
     # A resumed run matches the settings in its config.yaml, which are matched already.
-    cfg = settings(tmp_path, WIDE, "attn=gqa", "attn.num_kv_heads=1", *how.split())
+    cfg = tiny(WIDE, "attn=gqa", "attn.num_kv_heads=1", *how.split())
     made, match = apply_match(cfg, 256)
     assert match is not None
     assert match.before != match.after
@@ -110,29 +118,28 @@ HOSTS = [
 def test_parts_windows_patterns_and_blocks_are_matched_to_the_plain_variant_in_their_block(
     own: list[str],
 ) -> None:
-    size = ["trainer=cpu", "model=nano"]
     block = [override for override in own if override.startswith("block=")]
-    target, cfg = cost(check_job([*size, *block])), check_job([*size, *own, "match=flops"])
+    target, cfg = cost(matched("model=nano", *block)), matched("model=nano", *own, "match=flops")
     assert cost(cfg).flops_per_token == pytest.approx(target.flops_per_token, rel=1e-3)
 
 
-def test_the_cache_of_a_pattern_is_matched_only_where_it_is_equal(tmp_path: Path) -> None:
+def test_the_cache_of_a_pattern_is_matched_only_where_it_is_equal() -> None:
     two = ["model.num_layers=2", "match=kv_cache"]
-    equal = settings(tmp_path, *two, "pattern=[mha,mha_wrapper]")
+    equal = tiny(*two, "pattern=[mha,mha_wrapper]")
     assert equal.match_made is not None
     assert (equal.attn, equal.match_made["before"]) == ({}, None)
     with pytest.raises(ConfigError, match="it has 80, and none of num_kv_heads, kv_rank"):
-        settings(tmp_path, *two, "pattern=[sliding,gqa]")
+        tiny(*two, "pattern=[sliding,gqa]")
 
 
-def test_a_cache_out_of_reach_names_the_nearest(tmp_path: Path) -> None:
+def test_a_cache_out_of_reach_names_the_nearest() -> None:
     # Per token of a context of 16, with 4 heads, G key/value heads of 4 numbers, a number for each
     # head and a window of W: 4 * (8 * G + 4) * W / 16 bytes, so 14 * G + 7 with W = 7, and 9 * W
     # with G = 4. MQA has 4 * 8 = 32.
     own = ["attn=gqa", "part=[forget]", "attn.num_kv_heads=4", "attn.window=7"]
     near = "35 with num_kv_heads=2 and 36 with window=4"
     with pytest.raises(ConfigError, match=f"gqa.forget cannot have the 32 .* nearest are {near}"):
-        settings(tmp_path, *own, "match=kv_cache", "match_to=mqa")
+        tiny(*own, "match=kv_cache", "match_to=mqa")
 
 
 def test_what_was_matched_is_printed_logged_and_in_the_summary(

@@ -55,10 +55,7 @@ MISTAKES = {
     "tokenizer.characters=5 tokenizer=char": r"tokenizer.characters: 5 is an int",
     "attn": r"attn: cannot be read; write name=value",
     # Ranges, and what does not go together
-    "seed=4294967296": r"seed: 4294967296 is too large; at most 4294967295",
-    "optim.lr=nan": r"optim.lr: nan is not a positive number; give one above 0",
-    "model.dropout=1.0": r"model.dropout: 1.0 is out of range; give 0 or more, below 1",
-    "budget.steps=0": r"budget.steps: 0 is not a positive number",
+    "budget.steps=0": r"budget.steps: 0 is not a positive number; give one above 0",
     "budget.tokens=5": r"budget: budget.steps and budget.tokens are both set",
     "accumulate=3": r"accumulate: 3 does not divide batch_size=4; one of \[1, 2, 4\]",
     "trainer.devices=3": r"batch_size: 4 sequences do not divide evenly among 3 processes",
@@ -128,6 +125,15 @@ MISTAKES = {
         r"position: rope \(from block=gpt2 if .*\) acts in the attention, and LinearState "
         r"takes no position; use position=learned or"
     ),
+    # Tasks
+    "tokenizer=byte data=recall sample.tokens=0": r"tokenizer: data=recall has its own ids",
+    "tokenizer.vocab_size=9 data=recall": r"tokenizer.vocab_size: 9 is not the task's",
+    "data=recall sample.tokens=5": r"sample.tokens: data=recall has no text",
+    "data=recall data.pairs=9": r"data.pairs: 9 pairs do not fit into 16 ids",
+    "data=recall sample.tokens=0 model.vocab_size=30": r"model.vocab_size: 30 is below the ",
+    "data=recall data.pairs=0": r"data.pairs: pairs=0 is not a positive number",
+    "data=recall data.path=x": r"data.path: ",
+    "data=selective_copy data.tokens=9": r"data.tokens: 9 ids do not fit into 16 twice",
     # Windows and positions
     "attn.window=17": r"attn.window: window=17 does not fit context_length=16; give 1 to 16",
     "attn.window=true": r"attn.window: True is a bool; give a number or null",

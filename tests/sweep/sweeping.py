@@ -3,10 +3,12 @@
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from building import settings
 from hydra import initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
@@ -15,7 +17,7 @@ from runfolders import write_run
 from support import tiny
 
 from gptattn.runs.folder import RunFolder
-from gptattn.settings.compose import CONF, from_hydra
+from gptattn.settings.compose import CONF
 from gptattn.settings.config import TrainConfig
 from gptattn.sweep.loop import run_sweep
 from gptattn.training.preflight import Ready, preflight
@@ -26,17 +28,21 @@ OF_A_RUN = ("seed=", "optim.lr=", "run_dir=", "resume=")
 OWN = ("budget.steps=1", "validation.count=1", "sample.tokens=0", "checkpoint=false")
 
 
+@lru_cache
+def get_ready(*overrides: str) -> Ready:
+    """What all runs with these overrides share."""
+    return preflight(settings(*overrides))
+
+
 class Launcher:
     """A launcher of Hydra, as a sweep's loop uses it."""
 
     def __init__(self, outcome: Callable[[TrainConfig], Outcome]) -> None:
         self.outcome = outcome
-        self.loader: Any = None
-        self.config: Any = None
+        self.shared: list[str] = []  # overrides of all runs
         self.launched: list[tuple[str, int]] = []  # variant and seed, in order
         self.resumed: list[str] = []  # names of run folders
         self.batches: list[tuple[int, int]] = []  # where each begins, and its length
-        self._known: dict[tuple[str, ...], Ready] = {}
 
     def launch(self, jobs: Sequence[Sequence[str]], initial_job_idx: int) -> list[object]:
         self.batches.append((initial_job_idx, len(jobs)))
@@ -45,7 +51,7 @@ class Launcher:
             if "resume" in own:
                 self.resumed.append(Path(own["resume"].strip("'")).name)
                 continue
-            ready = self._ready(tuple(o for o in overrides if not o.startswith(OF_A_RUN)))
+            ready = get_ready(*self.shared, *(o for o in overrides if not o.startswith(OF_A_RUN)))
             optim = replace(ready.cfg.optim, lr=float(own.get("optim.lr", ready.cfg.optim.lr)))
             cfg = replace(ready.cfg, seed=int(own.get("seed", 1)), optim=optim)
             self.launched.append((cfg.variant, cfg.seed))
@@ -61,14 +67,6 @@ class Launcher:
             if isinstance(outcome, int):
                 run.write_failure(outcome, "it is unlucky")
         return []
-
-    def _ready(self, overrides: tuple[str, ...]) -> Ready:
-        """Compose and check what runs with these overrides share."""
-        if overrides not in self._known:
-            node = self.loader.load_sweep_config(self.config, list(overrides))
-            HydraConfig.instance().set_config(node)
-            self._known[overrides] = preflight(from_hydra(node, node.hydra))
-        return self._known[overrides]
 
 
 def sweep(
@@ -88,10 +86,10 @@ def sweep(
         initialize_config_dir(version_base="1.3", config_dir=str(CONF)),
     ):
         loader = GlobalHydra.instance().config_loader()
-        own = tiny(folder, *OWN, *given)
+        own = tiny(folder.parent / "swept", *OWN, *given)  # one text for all tests
         if any(argument.startswith("ladder.") for argument in given):  # it sets these itself
             own = [o for o in own if not o.startswith(("budget.", "model.d_model", "model.num_l"))]
         config = loader.load_configuration("train", own, run_mode=RunMode.MULTIRUN)
         HydraConfig.instance().set_config(config)
-        launcher.loader, launcher.config = loader, config
+        launcher.shared = own
         run_sweep(loader, config, launcher, sweeper, [*own, *swept])

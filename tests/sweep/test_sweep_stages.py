@@ -75,24 +75,22 @@ def test_the_same_command_again_does_nothing_and_fresh_runs_all_again(
     assert "nothing to do; sweep.fresh=true runs them again" in out
 
 
-def test_a_failed_run_costs_only_itself_and_is_made_again(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("fault", "code", "said"),
+    [(5, 5, "it is unlucky"), (RuntimeError("no worker"), 1, "no worker")],
+)
+def test_a_run_that_fails_or_whose_launcher_raises_costs_only_itself_and_is_made_again(
+    fault: int | Exception, code: int, said: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    unlucky = Launcher(lambda cfg: 5 if cfg.variant == "gqa" else 2.0)
+    unlucky = Launcher(lambda cfg: fault if cfg.variant == "gqa" else 2.0)
     with pytest.raises(SweepError, match="1 of 2 runs failed; the same command") as error:
-        sweep(tmp_path, unlucky, "attn=gqa,mha")
-    assert error.value.exit_code == 5
-    assert "it is unlucky" in capfd.readouterr().out
+        sweep(tmp_path, unlucky, "attn=gqa,mha", max_batch_size=1)
+    assert error.value.exit_code == code
+    assert said in capfd.readouterr().out
+    assert seeds_of(tmp_path) == {"mha": [1]}
     lucky = Launcher(lambda cfg: 2.0)
     sweep(tmp_path, lucky, "attn=gqa,mha")
     assert lucky.launched == [("gqa", 1)]
-
-
-def test_a_launcher_that_raises_costs_what_it_has_not_run(tmp_path: Path) -> None:
-    launcher = Launcher(lambda cfg: RuntimeError("no worker") if cfg.variant == "gqa" else 2.0)
-    with pytest.raises(SweepError, match="1 of 2 runs failed"):
-        sweep(tmp_path, launcher, "attn=gqa,mha", max_batch_size=1)
-    assert seeds_of(tmp_path) == {"mha": [1]}
 
 
 @pytest.mark.parametrize(("end", "said"), [(KeyboardInterrupt(), "stopped"), (TimeOver(), "0.5 m")])
@@ -290,7 +288,7 @@ def test_each_variant_gets_the_seeds_that_its_difference_needs_and_the_baseline_
     assert stages == {FirstStage((1, 2, 3, 4, 5), 0.025)}
     out = capfd.readouterr().out
     assert "sweep.until=0.025: 5 seeds of each variant, then as many more" in out
-    assert "sweep.until: gqa needs 8 seeds, " in out
+    assert "sweep.until: gqa needs 8 seeds\n" in out
     assert "sweep.until: mqa: the first are enough" in out
 
 
@@ -324,7 +322,7 @@ def test_what_needs_more_than_max_seeds_is_not_begun(
     launcher = spread(0.02)
     sweep(tmp_path, launcher, "attn=mha,gqa", FIRST, "sweep.until=0.005", "sweep.max_seeds=9")
     assert len(launcher.launched) == 10
-    said = "gqa: ±0.005 would need about 124 seeds, "
+    said = "gqa: ±0.005 would need about 124 seeds; "
     assert said in capfd.readouterr().out
 
 

@@ -1,16 +1,12 @@
 """The recorded attention statistics, against scipy on the weights that the run saved."""
 
-import weakref
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import scipy.stats
 import torch
-from building import build_gpt
 from support import TEXT, check_job, rows, tiny, train
-from torch import Tensor
 
 from gptattn.errors import ConfigError
 from gptattn.runs.load import load_run
@@ -69,19 +65,3 @@ def test_figures_of_heads_that_no_layer_has_are_refused_and_some_layers_are_enou
     with pytest.raises(ConfigError, match=r"^log_heads: no layer has attention weights to"):
         check_job([*given, "attn=gated_deltanet"])
     check_job([*given, "pattern=[gated_deltanet,gqa]"])
-
-
-def test_a_context_of_one_token_has_no_figures(tmp_path: Path) -> None:
-    assert not attention_rows(train(tmp_path, "model.context_length=1"))
-
-
-def test_one_layers_weights_exist_at_a_time() -> None:
-    seen: list[Any] = []
-
-    def look(layer: int, w_BHTS: Tensor) -> None:
-        assert layer == len(seen)
-        assert all(earlier() is None for earlier in seen)
-        seen.append(weakref.ref(w_BHTS))
-
-    build_gpt("model.num_layers=3").each_attention(torch.arange(7)[None], look)
-    assert len(seen) == 3

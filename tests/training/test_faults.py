@@ -1,13 +1,15 @@
-"""What damaged checkpoints, NaN and Inf, and a second writer do to a run."""
+"""What damage, NaN and Inf, a second writer, and files that vanish do to a run."""
 
+import contextlib
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from interrupted import SIX, begun, content, crash, fingerprint, once, steps_kept
-from support import command, rows, train
+from support import command, rows, run_folders, tiny, train
 
 from gptattn.errors import CheckpointError
 from gptattn.runs.folder import RunFolder
@@ -17,17 +19,7 @@ from gptattn.training.module import LanguageModel
 # Damage
 
 
-def cut(data: bytes) -> bytes:
-    return data[: len(data) // 2]
-
-
-def one_bit(data: bytes) -> bytes:
-    return data[:-9] + bytes([data[-9] ^ 1]) + data[-8:]
-
-
-@pytest.mark.parametrize("way", [cut, one_bit])
-def test_a_damaged_newest_checkpoint_costs_one_interval(
-    way: Callable[[bytes], bytes],
+def test_a_damaged_newest_checkpoint_costs_one_interval_and_half_files_are_removed(
     whole: Callable[[str], str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -38,7 +30,10 @@ def test_a_damaged_newest_checkpoint_costs_one_interval(
     assert command(tmp_path, *begun(tmp_path)) == 1
     assert steps_kept(run) == ["step=4.safetensors", "step=2.safetensors"]
     newest = run / "checkpoints" / "step=4.safetensors"
-    newest.write_bytes(way(newest.read_bytes()))
+    data = newest.read_bytes()
+    newest.write_bytes(data[:-9] + bytes([data[-9] ^ 1]) + data[-8:])
+    (run / "checkpoints" / "step=6.safetensors.part").write_bytes(b"whole, but without its name")
+    (run / "summary.json.123.part").write_text("{")
     capfd.readouterr()
     assert load_run(run).source == run / "checkpoints" / "step=2.safetensors"
     (warning,) = capfd.readouterr().err.splitlines()
@@ -49,6 +44,7 @@ def test_a_damaged_newest_checkpoint_costs_one_interval(
     assert err.splitlines() == [warning.replace(f"{run}", "run")]
     assert "resumes after step 2" in out
     assert fingerprint(run) == whole("mha")
+    assert not list(run.rglob("*.part"))
 
 
 def test_with_no_good_checkpoint_a_run_does_not_go_on(
@@ -56,7 +52,7 @@ def test_with_no_good_checkpoint_a_run_does_not_go_on(
 ) -> None:
     run = train(tmp_path, *SIX)
     for path in RunFolder(run).known_checkpoints():
-        path.write_bytes(cut(path.read_bytes()))
+        path.write_bytes(path.read_bytes()[:100])
     before = content(run)
     capfd.readouterr()
     assert command(tmp_path, "resume=run") == 4
@@ -68,21 +64,6 @@ def test_with_no_good_checkpoint_a_run_does_not_go_on(
     assert content(run) == before
     with pytest.raises(CheckpointError, match="none in"):
         load_run(run)
-
-
-def test_what_a_killed_save_has_left_is_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    run = tmp_path / "run"
-    once(monkeypatch, "training_step", 3, crash)
-    assert command(tmp_path, *begun(tmp_path)) == 1
-    (run / "checkpoints" / "step=4.safetensors.part").write_bytes(b"whole, but without its name")
-    (run / "summary.json.123.part").write_text("{")
-    capfd.readouterr()
-    assert command(tmp_path, "resume=run") == 0
-    assert capfd.readouterr().err == ""
-    assert not list(run.rglob("*.part"))
-    assert steps_kept(run) == ["step=6.safetensors", "step=4.safetensors"]
 
 
 # NaN and Inf
@@ -125,6 +106,19 @@ def test_a_gradient_that_is_not_finite_stops_the_run_at_its_step(
     assert steps_kept(tmp_path / "run") == ["step=2.safetensors"]
 
 
+def test_a_loss_that_is_not_finite_stops_the_run_at_its_step(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    own = ("optim.lr=1e30", "optim.warmup_fraction=0", "validation.count=4")
+    assert command(tmp_path, *tiny(tmp_path, *own)) == 5
+    (line,) = capfd.readouterr().err.splitlines()
+    # The first update ruins the weights, so step 1 or the step after it notices.
+    assert line.startswith(("error: train/loss: ", "error: val/loss: ", "error: train/grad_norm: "))
+    assert "step 1" in line or "step 2" in line
+    assert run_folders(tmp_path) == []
+    assert not list(tmp_path.rglob("*.safetensors"))
+
+
 # Two writers
 
 
@@ -139,34 +133,62 @@ def test_a_run_that_is_written_is_not_resumed_by_another(
     assert line.startswith("error: resume: another process is writing to run; ")
 
 
-@pytest.mark.parametrize("begun_already", [True, False])
+@pytest.mark.parametrize("is_locked", [True, False])
 def test_a_second_start_in_a_folder_writes_nothing(
-    begun_already: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    is_locked: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
-    with RunFolder(run).lock():
-        if begun_already:
+    with RunFolder(run).lock() if is_locked else contextlib.nullcontext():
+        if not is_locked:
+            run.mkdir()
             (run / "config.yaml").write_text("seed: 1\n")
         before = content(run)
         assert command(tmp_path, *begun(tmp_path, "seed=2")) == 6
-        assert content(run) == before
-        assert not (run / ".hydra").exists()
+        after = content(run)
+        after.pop(run / ".lock", None)
+        before.pop(run / ".lock", None)
+        assert after == before
     (line,) = capfd.readouterr().err.splitlines()
     assert line.startswith("error: hydra.run.dir: ")
 
 
-def test_rows_before_the_checkpoint_that_are_gone_are_said_to_be(
+# What vanishes
+
+
+def test_a_run_whose_folder_is_gone_ends_in_one_line_and_makes_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    once(monkeypatch, "training_step", 3, crash)
-    assert command(tmp_path, *begun(tmp_path)) == 1
+    run = tmp_path / "run"
+    once(monkeypatch, "training_step", 3, lambda: run.rename(tmp_path / "moved"))
+    assert command(tmp_path, *begun(tmp_path)) == 7
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("error: run: was removed or moved during the run; ")
+    assert not run.exists()
+    assert command(tmp_path, "resume=moved") == 0
+
+
+def test_a_run_whose_rows_are_gone_ends_and_says_what_is_missing_when_it_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "run" / "metrics.jsonl"
-    lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
-    file.write_text("".join(lines[:1]), encoding="utf-8")
-    capfd.readouterr()
+    once(monkeypatch, "training_step", 3, file.unlink)
+    assert command(tmp_path, *begun(tmp_path)) == 7
+    (line,) = capfd.readouterr().err.splitlines()
+    assert line.startswith("error: run/metrics.jsonl: was removed or moved during the run; ")
     assert command(tmp_path, "resume=run") == 0
     (warning,) = capfd.readouterr().err.splitlines()
     assert warning.startswith("warning: metrics.jsonl: ")
     assert warning.endswith("rows written before step 2 are missing")
     assert all(json.loads(line) for line in file.read_text(encoding="utf-8").splitlines())
     assert [row["step"] for row in rows(tmp_path / "run") if "val/loss" in row] == [4, 6]
+
+
+def test_a_run_whose_output_nobody_reads_ends_and_can_be_resumed(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as stdout, contextlib.redirect_stdout(stdout):
+        assert command(tmp_path, *tiny(tmp_path, "run_dir=run")) == 141
+    assert "Traceback" not in capfd.readouterr().err
+    assert command(tmp_path, "resume=run") == 0
