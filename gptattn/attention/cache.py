@@ -164,7 +164,8 @@ class TokenCache(Cache):
         kept = min(stop - start, self.capacity)
         places = torch.arange(stop - kept, stop, device=self._device) % self.capacity
         for name, x in new.items():
-            self.tensors[name].index_copy_(-2, places, x[..., -kept:, :])
+            tensor = self.tensors[name]
+            tensor.index_copy_(-2, places, x[..., -kept:, :].to(tensor.dtype))
         return held, index
 
     def _index(self, stop: int) -> Tensor:

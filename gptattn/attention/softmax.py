@@ -94,7 +94,7 @@ class SoftmaxAttention(Attention):
         shared = self.begin(x_BTE, cache, shared)
         q_BHTD, new = self.entries(x_BTE, shared)  # projections, parts, positions
         for part in self._parts:
-            new |= part.entries(x_BTE, None if cache is None else own_cache(cache))
+            new |= part.entries(x_BTE, cache)
         held, k_pos = self.remember(new, cache, shared)
         rule = self.rule_with(new, held, shared.positions, k_pos)
         y_BHTD = self.attend(q_BHTD, held, rule, shared.positions, k_pos)

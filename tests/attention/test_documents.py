@@ -10,7 +10,6 @@ import torch
 import torch._dynamo.testing
 from building import (
     CONTRACT,
-    Allocations,
     build_attention,
     build_gpt,
     disturb,
@@ -152,16 +151,6 @@ def test_dropout_keeps_documents_apart(name):
     (grad,) = torch.autograd.grad(y[0, 4:].sum(), x)
     assert not grad[0, :4].any()
     assert grad[0, 4:].any()
-
-
-def test_blocks_skip_keys_before_the_earliest_document_of_their_queries():
-    rows = numbers([(256, 256), (256, 256)])
-    attention = build_attention("mha", **WIDE | {"context_length": 512}, backend="sdpa")
-    x = torch.randn(2, 512, 8)
-    with Allocations() as apart, torch.no_grad():
-        attention(x, None, Shared(Documents.numbered(rows)))
-    # Masks of 2 rows, 128 queries and at most 256 keys.
-    assert max(apart.elements) <= 2 * 128 * 256
 
 
 @pytest.mark.parametrize("variant", APART)

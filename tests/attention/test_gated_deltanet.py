@@ -281,12 +281,10 @@ def test_flops_in_training_are_the_products_and_the_solve_of_the_chunks(tokens, 
         chunked(*inputs, s if continued else None, chunk)
     N = -(-tokens // chunk)
     C = -(-tokens // N)
-    columns = V if N == 1 and not continued else V + D
-    solve = N * C * (C - 1) * columns  # which torch does not count
-    counted = chunked_flops(tokens, D, V, chunk, from_zero=not continued)
-    assert B * H * (counted - solve) == products.get_total_flops()
+    solve = N * C * (C - 1) * (V + D)  # which torch does not count
+    assert B * H * (chunked_flops(tokens, D, V, chunk) - solve) == products.get_total_flops()
     model = layer(expand_k=0.5, chunk=chunk)  # heads of 5 and 10
-    assert model.flops(tokens, tokens) == H * chunked_flops(tokens, 5, 10, chunk, True)
+    assert model.flops(tokens, tokens) == H * chunked_flops(tokens, 5, 10, chunk)
 
 
 def test_the_first_decays_are_those_of_the_authors():
