@@ -248,12 +248,7 @@ class SoftmaxAttention(Attention):
             raise ValueError(f"{name} keeps {twice[0]} in the cache, as another does; rename it")
         if not self._parts:
             self.parts = nn.ModuleDict()  # last, so that weights are drawn after the projections
-        try:
-            self.parts[name] = part
-        except KeyError:
-            raise ValueError(
-                f"no part can be called {name}, a word of torch's; rename it"
-            ) from None
+        self.parts[name] = part
         self._parts = (*self._parts, part)
         with torch.no_grad():  # tries the rule: a part raises here if it cannot work on it
             x_BTE = next(self.parameters()).new_zeros(1, 1, self.d_in)

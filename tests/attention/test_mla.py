@@ -51,21 +51,21 @@ def turning() -> RotaryPosition:
 
 def pairs_with(mine: MultiHeadLatentAttention, theirs: Any) -> list[Pair]:
     """Their keys and values come from one layer, head by head D rows of each."""
-    latents, up = mine.latents, theirs.kv_b_proj.weight
+    up = theirs.kv_b_proj.weight
     pairs = [
-        Pair(latents.W_latent.weight, theirs.kv_a_proj_with_mqa.weight),
-        Pair(latents.latent_norm.weight, theirs.kv_a_layernorm.weight),
+        Pair(mine.W_latent.weight, theirs.kv_a_proj_with_mqa.weight),
+        Pair(mine.latent_norm.weight, theirs.kv_a_layernorm.weight),
         Pair(mine.W_key.weight, up, lambda w: w.view(H, 2, D, C)[:, 0]),
         Pair(mine.W_value.weight, up, lambda w: w.view(H, 2, D, C)[:, 1]),
         Pair(mine.out_proj.weight, theirs.o_proj.weight),
     ]
-    if latents.query_rank is None:
-        return [*pairs, Pair(latents.W_query.weight, theirs.q_proj.weight)]
+    if mine.query_rank is None:
+        return [*pairs, Pair(mine.W_query.weight, theirs.q_proj.weight)]
     return [
         *pairs,
-        Pair(latents.W_query_down.weight, theirs.q_a_proj.weight),
-        Pair(latents.query_norm.weight, theirs.q_a_layernorm.weight),
-        Pair(latents.W_query.weight, theirs.q_b_proj.weight),
+        Pair(mine.W_query_down.weight, theirs.q_a_proj.weight),
+        Pair(mine.query_norm.weight, theirs.q_a_layernorm.weight),
+        Pair(mine.W_query.weight, theirs.q_b_proj.weight),
     ]
 
 
@@ -110,23 +110,19 @@ def test_without_rotary_positions_it_is_a_sum_over_latents_by_hand(position):
     of = {
         name: weight.unflatten(0, (H, D))
         for name, weight in mine.state_dict().items()
-        if name in ("W_key.weight", "W_value.weight", "latents.W_query.weight")
+        if name in ("W_key.weight", "W_value.weight", "W_query.weight")
     }
     slopes = [0.0] * H if position is None else position.slope_H.tolist()
 
     def normed(z: Tensor, gain: Tensor) -> Tensor:
         return gain * z / (z.square().mean() + 1e-6).sqrt()
 
-    latents = mine.latents
     heads = torch.zeros(T, H, D, dtype=x.dtype)
     for t in range(T):
-        query = normed(latents.W_query_down.weight @ x[0, t], latents.query_norm.weight)
-        c = [
-            normed(latents.W_latent.weight @ x[0, s], latents.latent_norm.weight)
-            for s in range(t + 1)
-        ]
+        query = normed(mine.W_query_down.weight @ x[0, t], mine.query_norm.weight)
+        c = [normed(mine.W_latent.weight @ x[0, s], mine.latent_norm.weight) for s in range(t + 1)]
         for h in range(H):
-            q = of["latents.W_query.weight"][h] @ query
+            q = of["W_query.weight"][h] @ query
             scores = [
                 float(q @ (of["W_key.weight"][h] @ c[s])) / D**0.5 - slopes[h] * (t - s)
                 for s in range(t + 1)
@@ -215,7 +211,7 @@ def of_gpt2_small(*overrides: str) -> Any:
 def test_at_gpt2_small_it_has_the_papers_sizes_in_parameters_and_cache():
     model = of_gpt2_small("position=rope")
     layer = model.layers()[0].attention
-    assert (layer.kv_rank, layer.latents.query_rank, layer.rope_dim) == (256, 512, 32)
+    assert (layer.kv_rank, layer.query_rank, layer.rope_dim) == (256, 512, 32)
     assert parameter_count(layer) == 2_187_264 + (256 + 512) + 768
     assert model.bfloat16().new_cache(batch=1).nbytes == 12 * 1024 * 576
     # Without rotary positions the 32 columns of keys, and of each query, are not there.
@@ -225,7 +221,7 @@ def test_at_gpt2_small_it_has_the_papers_sizes_in_parameters_and_cache():
     # Training: 96 numbers of a pair for the score, 64 for the sum. Decoding: a whole entry each.
     assert layer.flops(100, 100) == 2 * 12 * (96 + 64) * 100 * 101 // 2
     assert layer.flops(1, 100) == 2 * 12 * (288 + 288) * 100
-    projections = [layer.latents.W_query_down, layer.latents.W_query, layer.latents.W_latent]
+    projections = [layer.W_query_down, layer.W_query, layer.W_latent]
     projections += [layer.W_key, layer.W_value, layer.out_proj]
     assert sum(p.weight.numel() for p in projections) == 2_187_264
 
@@ -247,7 +243,7 @@ def test_the_defaults_fit_every_model(model, position):
     with torch.device("meta"):
         sizes = [f"model={model}", f"position={position}", "trainer=cpu", "attn=mla"]
         layer: Any = build_model(settings(sizes), vocab_size=256).layers()[0].attention
-    assert layer.kv_rank < layer.latents.query_rank < layer.d_in
+    assert layer.kv_rank < layer.query_rank < layer.d_in
     assert layer.rope_dim == (layer.head_dim // 2 if position == "rope" else 0)
 
 
