@@ -159,6 +159,15 @@ def test_training_under_autocast_is_near_and_gives_no_warning(mechanism):
     assert all(p.grad is not None and p.grad.isfinite().all() for p in attention.parameters())
 
 
+def test_it_decodes_in_half_precision(variant):
+    attention, x = build_attention(variant), torch.randn(B, T, E)
+    with torch.no_grad():
+        exact = attention(x)
+    y = decode(attention.bfloat16(), x.bfloat16(), [5, 1, 3, 2])
+    assert y.dtype == torch.bfloat16
+    assert_same(y.float(), exact, atol=0.05 * exact.abs().max().item())
+
+
 def test_a_saved_state_gives_the_same_outputs_in_a_new_module(variant):
     saved, loaded = build_attention(variant), build_attention(variant)
     x = torch.randn(B, T, E)

@@ -168,21 +168,6 @@ def test_any_chunks_through_the_cache_give_the_full_forward(data):
         assert_same(through_cache(step, x, cache, chunks), attention(x))
 
 
-def test_padding_on_the_left_changes_neither_state_nor_convolution():
-    attention, pads = layer(), [0, 3, 7]
-    x = draw(3, T, E)
-    at = (torch.arange(T) - torch.tensor(pads)[:, None]).clamp_min(-1)
-    with torch.no_grad():
-        cache = attention.new_cache(3, T)
-        y = attention(x, cache, Shared(at))
-        for row, pad in enumerate(pads):
-            alone = attention.new_cache(1, T)
-            assert_same(y[row : row + 1, pad:], attention(x[row : row + 1, pad:], alone))
-            for name, kept in alone.tensors.items():
-                assert_same(cache.tensors[name][row : row + 1], kept)
-            assert y[row].isfinite().all()
-
-
 def test_a_missing_token_in_the_middle_leaves_the_state_as_it_was():
     attention, x = layer(conv_size=None), draw(B, T, E)
     with torch.no_grad():
@@ -242,24 +227,6 @@ def test_the_state_is_constant_and_in_float32_or_wider():
     assert few.nbytes == many.nbytes == 3 * (6 * 5 * 5 + 3 * 3 * 30) * 4
     half = attention.bfloat16().new_cache(1, 1).tensors
     assert (half["state"].dtype, half["tail"].dtype) == (torch.float32, torch.bfloat16)
-
-
-@pytest.mark.parametrize("autocast", [False, True])
-def test_bfloat16_is_as_near_as_its_rounding_with_and_without_a_cache(autocast):
-    attention = build_attention("gated_deltanet")
-    x = torch.randn(B, T, 30)
-    with torch.no_grad():
-        exact = attention(x)
-        dtype = x.dtype if autocast else torch.bfloat16
-        attention.to(dtype)
-        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            cache = attention.new_cache(B, T)
-            parts = x.to(dtype).split([5, 1, 5], dim=1)
-            y = torch.cat([attention(part, cache) for part in parts], 1)
-            whole = attention(x.to(dtype))
-    assert y.dtype == whole.dtype == torch.bfloat16
-    assert_same(y.float(), exact, atol=0.05)
-    assert_same(whole.float(), exact, atol=0.05)
 
 
 def test_parameters_and_flops_are_those_of_the_docstring():

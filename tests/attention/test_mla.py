@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 import torch
-from building import acts_in_heads, build_attention, build_gpt, menu
-from contract import assert_same, decode, draw
+from building import acts_in_heads, build_gpt, menu
+from contract import assert_same, draw
 from hugging import (
     AT,
     BACKENDS,
@@ -145,27 +145,16 @@ def both_forms(
     return done
 
 
-@pytest.mark.parametrize(
-    ("backend", "dtype", "atol"),
-    [
-        ("reference", torch.float64, 1e-12),
-        ("sdpa", torch.float64, 1e-12),
-        ("sdpa", torch.float32, 1e-5),
-    ],
-)
 @pytest.mark.parametrize("position", [turning(), LinearBias(H)])
 @pytest.mark.parametrize("part", ["", "forget", "sink", "softcap"])
-def test_absorbed_and_plain_give_the_same_outputs_and_gradients(
-    part, position, backend, dtype, atol, monkeypatch
-):
-    mine = ours(position, backend=backend, window=5 if part else None)
+def test_absorbed_and_plain_give_the_same_outputs_and_gradients(part, position, monkeypatch):
+    mine = ours(position, window=5 if part else None)
     parts = {"forget": Forget(E, H), "sink": Sink(H), "softcap": SoftCap(2.0)}
     if part:
         mine.add_part(part, parts[part].double())
-    mine.to(dtype)
-    x = draw(B, T, E, dtype=dtype).requires_grad_()
+    x = draw(B, T, E).requires_grad_()
     plain, absorbed = both_forms(mine, x, monkeypatch)
-    assert_same(absorbed, plain, atol)
+    assert_same(absorbed, plain)
 
 
 def test_the_form_with_fewer_multiplications_is_taken_and_training_makes_keys():
@@ -184,22 +173,6 @@ def test_the_form_with_fewer_multiplications_is_taken_and_training_makes_keys():
     assert not mine.absorbs(90, 8192)
     mine.kv_rank = 8  # narrower than a head
     assert not mine.absorbs(11, 11)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("window", [None, 4])
-@pytest.mark.parametrize("threads", [1, 4, 99])
-@pytest.mark.parametrize("variant", ["mla", "mla+sink", "mqa"])
-def test_one_row_decodes_the_same_on_any_number_of_threads(variant, threads, window, monkeypatch):
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    one_head, x = build_attention(variant, window=window).double(), draw(1, 11, 30)
-    assert_same(decode(one_head, x, [1] * 11), one_head(x))
-
-
-def test_it_decodes_in_half_precision():
-    mine = ours(turning()).bfloat16()
-    x = draw(B, T, E, dtype=torch.bfloat16)
-    assert_same(decode(mine, x, [5, 1, 3, 2]), mine(x).detach(), atol=0.02)
 
 
 def of_gpt2_small(*overrides: str) -> Any:
@@ -312,10 +285,6 @@ def test_a_part_that_changes_heads_goes_to_the_layers_that_keep_them():
     said = r"^part: the pattern keeps no keys .* so it cannot take qk_norm; leave that out"
     with pytest.raises(ConfigError, match=said):
         build_gpt("pattern=[mla,gated_deltanet]", parts, "position=none")
-
-
-def test_a_rank_of_all_numbers_fits():
-    build_gpt("attn=mla", "attn.kv_rank=30", "attn.query_rank=30")
 
 
 def test_its_cache_is_matched_by_its_rank():
