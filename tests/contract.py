@@ -23,7 +23,8 @@ CHUNKS = pytest.mark.parametrize(
 )
 
 # Each mechanism with every position that acts in its heads, and with one of those that it does not
-# know of, since they act on the embeddings: so each of these is with several mechanisms.
+# know of, since they act on the embeddings: so each of these is with several mechanisms. A part is
+# with one position; test_combinations.py has the others.
 BEFORE = [name for name in menu("position") if not acts_in_heads(name)]
 PLACED = pytest.mark.parametrize(
     ("variant", "position"),
@@ -31,7 +32,8 @@ PLACED = pytest.mark.parametrize(
         (variant, position)
         for i, variant in enumerate(CONTRACT)
         for position in menu("position")
-        if acts_in_heads(position) or position == BEFORE[i % len(BEFORE)]
+        if position == BEFORE[i % len(BEFORE)]
+        or (acts_in_heads(position) and not parts_of(variant))
     ],
 )
 

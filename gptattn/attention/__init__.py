@@ -15,7 +15,7 @@ from gptattn.attention.base import (
     refuse_loss,
     window_of,
 )
-from gptattn.attention.cache import Cache, CacheGroup, Entry, SinkCache, TokenCache, new_token_cache
+from gptattn.attention.cache import Cache, CacheGroup, Entry, TokenCache, new_token_cache
 from gptattn.attention.core import Backend, attend
 from gptattn.attention.linear import Linear, PreparedWeight, prepare
 from gptattn.attention.parts.base import Part
@@ -53,7 +53,6 @@ __all__ = [
     "SelfAttentionV1",
     "SelfAttentionV2",
     "Shared",
-    "SinkCache",
     "SoftmaxAttention",
     "Span",
     "TokenCache",

@@ -2,7 +2,7 @@
 
 An attention writes to its cache and reads from it. The caller advances it once per step, so that
 the layers of a model share one step. `TokenCache` has an entry per token (keys and values, or a
-latent); `SinkCache` keeps the first tokens and the newest.
+latent), and may keep only the first tokens and the newest.
 """
 
 from collections.abc import Mapping, Sequence
@@ -87,11 +87,22 @@ class TokenCache(Cache):
     With a `window`, only its newest tokens are kept, in a ring of `window` places; a step may bring
     more tokens than that, and `write` returns all of them. Positions in a row go up by one per
     token; entries before a row's first token are left padding.
+
+    sinks: as many first tokens stay, beside the ring of the newest. Tokens keep their positions in
+    the text: rotary keys are kept rotated, and ALiBi counts true distances. So only the missing
+    keys differ from a full cache. The paper renumbers the tokens in the cache, which streaming
+    beyond the trained length needs; within it, that would change distances that the model knows.
+    Once the places are full, `write` takes one token at a time, because earlier tokens of a longer
+    step would still see what it overwrites.
+
+    Source of the sinks: Xiao et al. 2023 (StreamingLLM), arXiv:2309.17453, sec. 3.2.
     """
 
-    def __init__(self, tensors: Mapping[str, Tensor], window: int | None = None) -> None:
+    def __init__(
+        self, tensors: Mapping[str, Tensor], window: int | None = None, sinks: int = 0
+    ) -> None:
         super().__init__(tensors)
-        self.window = window
+        self.window, self.sinks = window, sinks
         self.capacity = next(iter(self.tensors.values())).shape[-2]
         self._around = {n: (x.shape[:-2], x.shape[-1]) for n, x in self.tensors.items()}
 
@@ -113,7 +124,7 @@ class TokenCache(Cache):
         index: range | Tensor = range(stop)
         if stop <= self.capacity:
             held = {name: self._behind(name, x) for name, x in new.items()}
-        elif self.capacity == self.window:
+        elif self.capacity == (self.window or 0) + self.sinks:
             held, index = self._wrapped(new, start, stop)
         else:
             raise ValueError(f"{stop} tokens do not fit the cache's capacity={self.capacity}")
@@ -127,7 +138,7 @@ class TokenCache(Cache):
 
         It is a view: a later step may overwrite it.
         """
-        return self.tensors[name].narrow(-2, (self.length - 1) % self.capacity, 1)
+        return self.tensors[name].narrow(-2, self._place(self.length - 1), 1)
 
     @property
     def _device(self) -> torch.device:
@@ -153,8 +164,10 @@ class TokenCache(Cache):
         """Write past the ring's end; return the visible entries and the token number of each."""
         if stop - start == 1:
             for name, x in new.items():
-                self.tensors[name].narrow(-2, start % self.capacity, 1).copy_(x)
+                self.tensors[name].narrow(-2, self._place(start), 1).copy_(x)
             return dict(self.tensors), self._index(stop)
+        if self.sinks:
+            raise ValueError(f"{stop - start} tokens at once; a full cache with sinks takes one")
         # The first query may see an entry that the last token overwrites: read before writing.
         old = min(start, self.capacity)
         held = {n: torch.cat([self.tensors[n].narrow(-2, 0, old), x], -2) for n, x in new.items()}
@@ -164,13 +177,21 @@ class TokenCache(Cache):
         kept = min(stop - start, self.capacity)
         places = torch.arange(stop - kept, stop, device=self._device) % self.capacity
         for name, x in new.items():
-            self.tensors[name].index_copy_(-2, places, x[..., -kept:, :])
+            tensor = self.tensors[name]
+            tensor.index_copy_(-2, places, x[..., -kept:, :].to(tensor.dtype))
         return held, index
 
+    def _place(self, token: int) -> int:
+        """Return where the token of this number lies, or lay."""
+        if token < self.capacity:
+            return token
+        return self.sinks + (token - self.sinks) % (self.capacity - self.sinks)
+
     def _index(self, stop: int) -> Tensor:
-        """Return the token number in each place of a full ring after `stop` tokens."""
-        newest = stop - 1
-        return newest - (newest - torch.arange(self.capacity, device=self._device)) % self.capacity
+        """Return the token number in each place of a full cache after `stop` tokens."""
+        place, newest = torch.arange(self.capacity, device=self._device), stop - 1
+        number = newest - (newest - place) % (self.capacity - self.sinks)
+        return torch.where(place < self.sinks, place, number) if self.sinks else number
 
 
 def new_token_cache(
@@ -180,12 +201,13 @@ def new_token_cache(
     dtype: torch.dtype,
     device: torch.device,
     window: int | None = None,
+    sinks: int = 0,
 ) -> TokenCache:
     """Return an empty cache of these entries per token, each [batch, heads, capacity, size].
 
-    With a window, the capacity is at most the window.
+    With a window, the capacity is at most the window and the sinks.
     """
-    places = capacity if window is None else min(capacity, window)
+    places = capacity if window is None else min(capacity, window + sinks)
     wide = torch.promote_types(dtype, torch.float32)
     # Uninitialised: a place is only read after it was written.
     tensors = {
@@ -196,7 +218,7 @@ def new_token_cache(
         )
         for name, entry in entries.items()
     }
-    return TokenCache(tensors, window)
+    return TokenCache(tensors, window, sinks)
 
 
 def _positions(index: range | Tensor, stop: int, newest: Tensor) -> Tensor:
@@ -217,49 +239,3 @@ def own_cache(cache: Cache) -> TokenCache:
     if not isinstance(cache, TokenCache):
         raise TypeError(f"{type(cache).__name__} is not this module's; use new_cache()")
     return cache
-
-
-class SinkCache(TokenCache):
-    """The first `sinks` tokens stay; the remaining places are a ring of the newest.
-
-    Tokens keep their positions in the text: rotary keys are kept rotated, and ALiBi counts true
-    distances. So only the missing keys differ from a full cache. The paper renumbers the tokens in
-    the cache, which streaming beyond the trained length needs; within it, that would change
-    distances that the model knows. Once the places are full, `write` takes one token at a time,
-    because earlier tokens of a longer step would still see what it overwrites.
-
-    `tensors` [batch, ..., capacity, size] as in `TokenCache`. Raises ValueError unless a place for
-    the newest token is left beside the sinks, and from `write` for a longer step.
-
-    Source: Xiao et al. 2023 (StreamingLLM), arXiv:2309.17453, sec. 3.2.
-    """
-
-    def __init__(self, tensors: Mapping[str, Tensor], sinks: int) -> None:
-        capacity = next(iter(tensors.values())).shape[-2]
-        if not 0 <= sinks < capacity:
-            raise ValueError(f"sinks={sinks} must be 0 to {capacity - 1}, one below the capacity")
-        super().__init__(tensors, window=capacity)
-        self.sinks = sinks
-
-    def newest(self, name: str) -> Tensor:
-        return self.tensors[name].narrow(-2, self._place(self.length - 1), 1)
-
-    def _place(self, token: int) -> int:
-        if token < self.capacity:
-            return token
-        return self.sinks + (token - self.sinks) % (self.capacity - self.sinks)
-
-    def _wrapped(
-        self, new: Mapping[str, Tensor], start: int, stop: int
-    ) -> tuple[dict[str, Tensor], range | Tensor]:
-        if stop - start > 1:
-            raise ValueError(f"{stop - start} tokens at once; a full cache with sinks takes one")
-        for name, x in new.items():
-            self.tensors[name].narrow(-2, self._place(start), 1).copy_(x)
-        return dict(self.tensors), self._index(stop)
-
-    def _index(self, stop: int) -> Tensor:
-        ring = self.capacity - self.sinks
-        place, newest = torch.arange(self.capacity, device=self._device), stop - 1
-        age = (newest - place) % ring
-        return torch.where(place < self.sinks, place, newest - age)

@@ -8,7 +8,6 @@ decodes as `sdpa` does.
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -18,7 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from gptattn.attention.flex import by_flex, check_flex
-from gptattn.attention.rule import Rule, Span, Standing, visible, weights
+from gptattn.attention.rule import Rule, Span, Standing, weights
 from gptattn.position.base import Positions
 
 Backend = Literal["reference", "sdpa", "flex"]
@@ -27,7 +26,6 @@ Backend = Literal["reference", "sdpa", "flex"]
 Blend = Callable[[Tensor], Tensor]
 
 BLOCK = 128  # queries at a time, where a mask or scores must be held in memory
-MULTIPLE = 4  # head sizes that are multiples of this are fastest
 
 # cuDNN's kernel, which torch prefers on Hopper, may round dropout to sixteenths and makes a plan
 # for every shape: while decoding, for every token (pytorch#174245, transformers#48163).
@@ -56,35 +54,25 @@ def attend(
     heads divide them. Raises ValueError if the numbers of positions and tokens differ.
     """
     at = Standing(q_pos, k_pos, q_BHTD.shape[2], k_BGSD.shape[2], q_BHTD.device)
-    if backend == "reference":
-        return by_scores(q_BHTD, k_BGSD, v_BGSD, rule, dropout, *at.whole(), at.known, blend)
-    if blend is not None:
-        return scores_in_blocks(q_BHTD, k_BGSD, v_BGSD, rule, dropout, at, blend)
-    if backend == "flex":
+    fits_fused = blend is None and can_fuse(q_BHTD, v_BGSD, rule, dropout)
+    if backend == "flex" and blend is None:
         check_flex(q_BHTD, rule, dropout)
         if at.same:  # positions change with each step of decoding, and a kernel would with them
             return by_flex(q_BHTD, k_BGSD, v_BGSD, rule, at.documents)
-    if can_fuse(q_BHTD, v_BGSD, rule, dropout):
-        if rule.decay is None:
-            return by_sdpa(q_BHTD, k_BGSD, v_BGSD, rule, dropout, at)
-        if at.T > 1:
-            folded = fold_decay(q_BHTD, k_BGSD, v_BGSD, rule)
-            return by_sdpa(*folded, dropout, at)[..., : v_BGSD.shape[3]]
-    return scores_in_blocks(q_BHTD, k_BGSD, v_BGSD, rule, dropout, at)
+    # One query's scores fit in memory: the definition itself decodes.
+    if backend == "reference" or (at.T == 1 and not fits_fused):
+        return by_scores(q_BHTD, k_BGSD, v_BGSD, rule, dropout, at, *at.whole(), blend)
+    if fits_fused:
+        return by_sdpa(q_BHTD, k_BGSD, v_BGSD, rule, dropout, at)
+    return scores_in_blocks(q_BHTD, k_BGSD, v_BGSD, rule, dropout, at, blend)
 
 
 def can_fuse(q_BHTD: Tensor, v_BGSD: Tensor, rule: Rule, dropout: float) -> bool:
     """Whether torch's fused attention can do this without holding T x S of anything."""
-    if rule.softcap is not None or rule.bias is not None or rule.sink_H is not None:
+    if rule.changes_scores:
         return False
-    if q_BHTD.device.type != "cpu":
-        return rule.decay is None
     # On a CPU it holds all T x S weights with dropout, or if values have another head size.
-    if dropout > 0 or q_BHTD.shape[3] != v_BGSD.shape[3]:
-        return False
-    # A decay may be thousands: among a query's half-precision numbers it would be lost.
-    single = q_BHTD.dtype.itemsize >= 4 and not torch.is_autocast_enabled("cpu")
-    return rule.decay is None or single
+    return q_BHTD.device.type != "cpu" or (dropout == 0 and q_BHTD.shape[3] == v_BGSD.shape[3])
 
 
 def by_scores(
@@ -93,13 +81,13 @@ def by_scores(
     v_BGSD: Tensor,
     rule: Rule,
     dropout: float,
+    at: Standing,
     query: Span,
     key: Span,
-    certain: bool,
     blend: Blend | None = None,
 ) -> Tensor:
     """The definition: weights from all scores, dropout, `blend`, weighted sum of the values."""
-    w_BHTS = F.dropout(weights(q_BHTD, k_BGSD, rule, query, key, certain), dropout)
+    w_BHTS = F.dropout(weights(q_BHTD, k_BGSD, rule, at, query, key), dropout)
     if blend is not None:
         w_BHTS = blend(w_BHTS)
     w_BGRTS = w_BHTS.unflatten(1, (v_BGSD.shape[1], -1))
@@ -115,18 +103,18 @@ def scores_in_blocks(
     at: Standing,
     blend: Blend | None = None,
 ) -> Tensor:
-    """Apply the definition to BLOCK queries at a time, and compute each block again in backward.
+    """Apply the definition to BLOCK queries at a time; backward computes each of several again.
 
     This holds BLOCK x S scores, and skips keys that no query of a block sees.
     """
-    again = torch.is_grad_enabled()
+    again = torch.is_grad_enabled() and at.T > BLOCK
     k, v = _in_pieces(k_BGSD, rule, at), _in_pieces(v_BGSD, rule, at)
     done = []
     # Not slices, whose gradients are as large as the whole.
     blocks = zip(q_BHTD.split(BLOCK, dim=2), at.blocks(BLOCK, rule.window), strict=True)
     for q, (query, key) in blocks:
         inputs = q, _part(k, key.where), _part(v, key.where)
-        rest = rule, dropout, query, key, at.known, blend
+        rest = rule, dropout, at, query, key, blend
         if again:
             drops = dropout > 0  # the recomputation must drop the same weights
             y = checkpoint(by_scores, *inputs, *rest, use_reentrant=False, preserve_rng_state=drops)
@@ -157,7 +145,7 @@ def by_sdpa(
     # Not slices, whose gradients are as large as the whole.
     blocks = zip(q_BHTD.split(BLOCK, dim=2), at.blocks(BLOCK, rule.window), strict=True)
     for q, (query, key) in blocks:
-        mask = None if at.T == 1 and at.newest else visible(rule, query, key)
+        mask = at.mask(rule, query, key)
         # A softmax over no keys is NaN on some devices: let a query that sees none see all, then
         # zero its output. On a CPU it is 0.
         lost = None
@@ -188,47 +176,3 @@ def _part(pieces: tuple[Tensor, ...], where: slice) -> Tensor:
     low = where.start // BLOCK
     near = torch.cat(pieces[low : -(-where.stop // BLOCK)], dim=2)
     return near[:, :, where.start - low * BLOCK : where.stop - low * BLOCK]
-
-
-def fold_decay(
-    q_BHTD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, rule: Rule
-) -> tuple[Tensor, Tensor, Tensor, Rule]:
-    """Return queries, keys and values of a larger D, and a rule without decay, for the same result.
-
-    The outputs' first D numbers count, the others are 0. Keys stay one per group: each of its R
-    query heads has a column of its own for -c_key, and its queries have a 1 there. With it the char
-    model trains 1.2 times as fast.
-
-    The columns come first and the scale lies in the queries, because a product that sums in order
-    then begins with c_query - c_key, which is exact where it matters: c itself may be thousands. A
-    c of more digits than the queries have is split in two, and each half has its columns.
-    """
-    if rule.decay is None:
-        return q_BHTD, k_BGSD, v_BGSD, rule
-    B, H, T = q_BHTD.shape[:3]
-    G, S = k_BGSD.shape[1:3]
-    c_BHT, c_BHS = rule.decay.at_query_BHT, rule.decay.at_key_BHS
-    wide = torch.promote_types(c_BHT.dtype, c_BHS.dtype)
-    own_HR = torch.eye(H // G, dtype=q_BHTD.dtype, device=q_BHTD.device).repeat(G, 1)
-    own_BHTR = own_HR[None, :, None].expand(B, H, T, H // G)
-    one_BGS1 = k_BGSD.new_ones(B, G, S, 1)
-    halves = [_halves(c.to(wide), q_BHTD.dtype) for c in (c_BHT, c_BHS)]
-    of_q, of_k = [], []
-    for at_query, at_key in zip(*halves, strict=True):
-        of_q += [at_query.expand(B, H, T)[..., None], own_BHTR]
-        of_k += [one_BGS1, -at_key.expand(B, H, S).unflatten(1, (G, H // G)).mT]
-    q = torch.cat([*of_q, q_BHTD * rule.scale], dim=-1)
-    k = torch.cat([*of_k, k_BGSD], dim=-1)
-    rest = -q.shape[3] % MULTIPLE
-    q, k = (F.pad(x, (0, rest)) if rest else x for x in (q, k))
-    # Fused attention wants one size for all three.
-    v = F.pad(v_BGSD, (0, q.shape[3] - v_BGSD.shape[3]))
-    return q, k, v, replace(rule, scale=1.0, decay=None)
-
-
-def _halves(c: Tensor, dtype: torch.dtype) -> list[Tensor]:
-    """Return numbers of this dtype whose sum is c; the gradient goes through the first."""
-    high = c.to(dtype)
-    if torch.promote_types(c.dtype, dtype) == dtype:
-        return [high]
-    return [high, (c - high).detach().to(dtype)]

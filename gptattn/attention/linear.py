@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 MAX_ROWS = 32  # for more rows F.linear is as fast
 PACKING = ("_reorder_linear_weight", "_linear_pointwise", "_is_mkldnn_bf16_supported")
-MIN_BYTES = 2**19  # of a weight; below, waking the threads takes as long as reading it
+MIN_BYTES = 2**19  # of a weight; a smaller one is read faster than threads wake or x is reordered
 
 
 class PreparedWeight:
@@ -71,7 +71,9 @@ def _worth_packing(weight: Tensor, rows: int) -> bool:
     """Whether oneDNN's layout is available and faster: for bfloat16 it needs AVX512."""
     ops = torch.ops.mkldnn
     # The operators are private to torch; without them F.linear gives the same result, slower.
-    if rows > MAX_ROWS or not all(hasattr(ops, name) for name in PACKING):
+    if rows > MAX_ROWS or weight.nbytes < MIN_BYTES:
+        return False
+    if not all(hasattr(ops, name) for name in PACKING):
         return False
     if weight.dtype == torch.bfloat16:
         return ops._is_mkldnn_bf16_supported()

@@ -162,12 +162,11 @@ def visible(rule: Rule, query: Span, key: Span) -> Tensor:
 
 
 def weights(
-    q_BHTD: Tensor, k_BGSD: Tensor, rule: Rule, query: Span, key: Span, certain: bool
+    q_BHTD: Tensor, k_BGSD: Tensor, rule: Rule, at: "Standing", query: Span, key: Span
 ) -> Tensor:
     """Return softmax(scores) [B, H, T, S]; a query that sees no key has weights of 0.
 
-    `certain`: every query is known to see a key. Source of the groups: Ainslie et al. 2023,
-    arXiv:2305.13245, sec. 2.2.
+    Source of the groups: Ainslie et al. 2023, arXiv:2305.13245, sec. 2.2.
     """
     q_BGRTD = q_BHTD.unflatten(1, (k_BGSD.shape[1], -1))
     score_BHTS = einsum("BGRTD,BGSD->BGRTS", q_BGRTD, k_BGSD).flatten(1, 2) * rule.scale
@@ -178,12 +177,14 @@ def weights(
         score_BHTS = score_BHTS + (c_BHT1 - c_BH1S).to(score_BHTS.dtype)
     if rule.bias is not None:
         score_BHTS = score_BHTS + rule.bias(query, key).to(score_BHTS.dtype)
-    score_BHTS = score_BHTS.masked_fill(~visible(rule, query, key), -math.inf)
+    mask = at.mask(rule, query, key)
+    if mask is not None:
+        score_BHTS = score_BHTS.masked_fill(~mask, -math.inf)
     if rule.sink_H is not None:
         sink_H11 = rule.sink_H.to(score_BHTS.dtype)[:, None, None]
         sink_BHT1 = sink_H11.expand(*score_BHTS.shape[:3], 1)
         return torch.cat([score_BHTS, sink_BHT1], dim=-1).softmax(dim=-1)[..., :-1]
-    if certain and rule.bias is None:
+    if at.known and rule.bias is None:
         return score_BHTS.softmax(dim=-1)
     nothing = (score_BHTS == -math.inf).all(dim=-1, keepdim=True)
     return score_BHTS.masked_fill(nothing, 0.0).softmax(dim=-1).masked_fill(nothing, 0.0)
@@ -199,7 +200,7 @@ def attention_weights(
 ) -> Tensor:
     """Return the weights [B, H, T, S] that `attend` gives the keys, before dropout."""
     at = Standing(q_pos, k_pos, q_BHTD.shape[2], k_BGSD.shape[2], q_BHTD.device)
-    return weights(q_BHTD, k_BGSD, rule, *at.whole(), at.known)
+    return weights(q_BHTD, k_BGSD, rule, at, *at.whole())
 
 
 class Standing:
@@ -249,20 +250,18 @@ class Standing:
             queries = slice(start, min(start + size, self.T))
             yield self._pair(queries, self._seen(queries, window))
 
+    def mask(self, rule: Rule, query: Span, key: Span) -> Tensor | None:
+        """Return which keys each query sees [B or 1, 1, T, S]; None if one query sees all."""
+        count = key.where.stop - key.where.start
+        if self.T == 1 and self.newest and (rule.window is None or count <= rule.window):
+            return None
+        return visible(rule, query, key)
+
     def _seen(self, queries: slice, window: int | None) -> slice:
         if not self.known:
             return slice(0, self.S)
         first = 0 if window is None else max(0, self.ahead + queries.start - window + 1)
-        return slice(max(first, self._earliest(queries)), self.ahead + queries.stop)
-
-    def _earliest(self, queries: slice) -> int:
-        """Return where the first document of these queries begins, if the host knows it already."""
-        if self.documents is None or self.device.type != "cpu" or torch.compiler.is_compiling():
-            return 0
-        start_BT = self.documents.start_BT
-        if not start_BT.numel():
-            return 0
-        return int(start_BT[:, queries.start].min())
+        return slice(first, self.ahead + queries.stop)
 
     def _pair(self, queries: slice, keys: slice) -> tuple[Span, Span]:
         query = Span(self.q_pos, queries, -1, self.device)

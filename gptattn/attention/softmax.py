@@ -94,7 +94,7 @@ class SoftmaxAttention(Attention):
         shared = self.begin(x_BTE, cache, shared)
         q_BHTD, new = self.entries(x_BTE, shared)  # projections, parts, positions
         for part in self._parts:
-            new |= part.entries(x_BTE, None if cache is None else own_cache(cache))
+            new |= part.entries(x_BTE, cache)
         held, k_pos = self.remember(new, cache, shared)
         rule = self.rule_with(new, held, shared.positions, k_pos)
         y_BHTD = self.attend(q_BHTD, held, rule, shared.positions, k_pos)
@@ -248,12 +248,7 @@ class SoftmaxAttention(Attention):
             raise ValueError(f"{name} keeps {twice[0]} in the cache, as another does; rename it")
         if not self._parts:
             self.parts = nn.ModuleDict()  # last, so that weights are drawn after the projections
-        try:
-            self.parts[name] = part
-        except KeyError:
-            raise ValueError(
-                f"no part can be called {name}, a word of torch's; rename it"
-            ) from None
+        self.parts[name] = part
         self._parts = (*self._parts, part)
         with torch.no_grad():  # tries the rule: a part raises here if it cannot work on it
             x_BTE = next(self.parameters()).new_zeros(1, 1, self.d_in)

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 
 from gptattn.attention.base import Attention
-from gptattn.attention.cache import Cache, CacheGroup, SinkCache, TokenCache, new_token_cache
+from gptattn.attention.cache import Cache, CacheGroup, TokenCache, new_token_cache
 from gptattn.attention.quantised_cache import BFloat16, Format, Int4, Int8, QuantisedCache, packs
 from gptattn.attention.softmax import SoftmaxAttention
 from gptattn.errors import ConfigError
@@ -50,9 +50,9 @@ class CacheKind:
                 f"{self.name}: no token sees the sinks beyond its layer's own window of "
                 f"{own.window}; give window:{self.window}, or {own.window} tokens or more",
             )
-        first, tokens = next(iter(own.tensors.values())), self.sinks + self.window
-        made = new_token_cache(kept, batch, tokens, first.dtype, first.device, tokens)
-        return (SinkCache(made.tensors, self.sinks) if self.sinks else made), True
+        first = next(iter(own.tensors.values()))
+        sizes = batch, capacity, first.dtype, first.device
+        return new_token_cache(kept, *sizes, self.window, self.sinks), True
 
 
 def parse_cache_kind(name: str) -> CacheKind:

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from building import build_attention, build_gpt
+from building import build_gpt
 from contract import assert_same, draw
 from hugging import AT, BACKENDS, SIZES, D, E, H, Pair, T, assert_agreement, mask, rope, widen
 from torch import Tensor
@@ -126,10 +126,3 @@ def test_heads_that_form_no_pairs_are_refused_in_one_line(overrides, said):
     with pytest.raises(ConfigError, match=said) as caught:
         build_gpt("attn=differential", *overrides)
     assert caught.value.field == overrides[0].partition("=")[0]
-
-
-def test_the_values_of_all_heads_are_in_the_cache_once():
-    attention = build_attention("differential", num_kv_heads=2)
-    cache = attention.new_cache(1, 7)
-    shapes = {name: tuple(tensor.shape) for name, tensor in cache.tensors.items()}
-    assert shapes == {"k": (1, 2, 7, 5), "v": (1, 1, 7, 10)}

@@ -22,13 +22,9 @@ def draw(T: int, dtype: torch.dtype = torch.float32, D: int = D) -> list[Tensor]
 
 KINDS = {
     "window": {"window": 37},
-    "sink": {"sink": True},
-    "decay": {"decay": True},
-    "window, sink and decay": {"window": 37, "sink": True, "decay": True},
-    "window and soft cap": {"window": 37, "softcap": 0.7},
+    "all": {"window": 37, "softcap": 0.7, "sink": True, "decay": True},
     "window and dropout": {"window": 37, "dropout": 0.3},
 }
-WINDOWS = {name: kind for name, kind in KINDS.items() if "window" in kind}
 SURE = {name: kind for name, kind in KINDS.items() if "dropout" not in kind}
 
 
@@ -53,7 +49,7 @@ def results(y: Tensor, inputs: list[Tensor]) -> list[Tensor]:
     return [y, *torch.autograd.grad(y, inputs, upstream, materialize_grads=True)]
 
 
-@pytest.mark.parametrize("kind", WINDOWS.values(), ids=WINDOWS)
+@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 def test_with_a_window_training_allocates_the_same_for_each_token_of_any_context(kind):
     per_token = []
     for T in (1024, 4096):
@@ -62,15 +58,6 @@ def test_with_a_window_training_allocates_the_same_for_each_token_of_any_context
             output(inputs, **kind).sum().backward()
         per_token.append(made.bytes / T)
     assert per_token[1] == pytest.approx(per_token[0], rel=0.1)
-
-
-@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-def test_training_holds_no_matrix_of_queries_by_keys(kind):
-    T = 2048
-    inputs = draw(T)
-    with Allocations() as made:
-        output(inputs, **kind).sum().backward()
-    assert max(made.elements) < 2 * H * T * T / 8  # a block of all scores is a sixteenth
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
@@ -143,13 +130,3 @@ def test_a_decay_of_thousands_of_tokens_loses_no_precision(most):
     pairs = zip(gradients("sdpa", *inputs), gradients("reference", *wide), strict=True)
     for actual, expected in pairs:
         assert (actual - expected).abs().max() < 1e-5 * expected.abs().max().clamp_min(1.0)
-
-
-@pytest.mark.parametrize(("T", "G"), [(1, 6), (1, 3), (2, 6)])
-def test_decoding_in_bfloat16_is_near_to_double_precision(T, G):
-    q, k, v = (torch.randn(2, heads, n, 8).bfloat16() for heads, n in ((6, T), (G, 11), (G, 11)))
-    at = {"q_pos": range(11 - T, 11), "k_pos": range(11)}
-    y = attend(q, k, v, Rule(0.3), **at)
-    exact = attend(q.double(), k.double(), v.double(), Rule(0.3), **at, backend="reference")
-    assert y.shape == q.shape
-    torch.testing.assert_close(y.double(), exact, rtol=2**-7, atol=2**-7)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from building import Allocations, build_attention, build_gpt, through_cache
+from building import build_attention, build_gpt, through_cache
 from contract import assert_same, draw
 from hugging import Pair, assert_agreement, widen
 from hypothesis import given, settings
@@ -168,21 +168,6 @@ def test_any_chunks_through_the_cache_give_the_full_forward(data):
         assert_same(through_cache(step, x, cache, chunks), attention(x))
 
 
-def test_padding_on_the_left_changes_neither_state_nor_convolution():
-    attention, pads = layer(), [0, 3, 7]
-    x = draw(3, T, E)
-    at = (torch.arange(T) - torch.tensor(pads)[:, None]).clamp_min(-1)
-    with torch.no_grad():
-        cache = attention.new_cache(3, T)
-        y = attention(x, cache, Shared(at))
-        for row, pad in enumerate(pads):
-            alone = attention.new_cache(1, T)
-            assert_same(y[row : row + 1, pad:], attention(x[row : row + 1, pad:], alone))
-            for name, kept in alone.tensors.items():
-                assert_same(cache.tensors[name][row : row + 1], kept)
-            assert y[row].isfinite().all()
-
-
 def test_a_missing_token_in_the_middle_leaves_the_state_as_it_was():
     attention, x = layer(conv_size=None), draw(B, T, E)
     with torch.no_grad():
@@ -224,42 +209,12 @@ def test_one_key_over_and_over_holds_its_last_value_without_decay():
     assert_same(y, v, atol=1e-5)
 
 
-def test_training_takes_memory_in_proportion_to_the_tokens():
-    made = []
-    for tokens in (512, 1024):
-        attention = build_attention("gated_deltanet", context_length=tokens)
-        x = torch.randn(1, tokens, 30, requires_grad=True)
-        with Allocations() as training:
-            attention(x).sum().backward()
-        made.append(training)
-        assert max(training.elements) <= 6 * 64 * tokens  # H matrices [chunk, chunk] per chunk
-    assert made[1].bytes < 2.05 * made[0].bytes
-
-
 def test_the_state_is_constant_and_in_float32_or_wider():
     attention = build_attention("gated_deltanet", context_length=10_000)
     few, many = attention.new_cache(3, 1), attention.new_cache(3, 10_000)
     assert few.nbytes == many.nbytes == 3 * (6 * 5 * 5 + 3 * 3 * 30) * 4
     half = attention.bfloat16().new_cache(1, 1).tensors
     assert (half["state"].dtype, half["tail"].dtype) == (torch.float32, torch.bfloat16)
-
-
-@pytest.mark.parametrize("autocast", [False, True])
-def test_bfloat16_is_as_near_as_its_rounding_with_and_without_a_cache(autocast):
-    attention = build_attention("gated_deltanet")
-    x = torch.randn(B, T, 30)
-    with torch.no_grad():
-        exact = attention(x)
-        dtype = x.dtype if autocast else torch.bfloat16
-        attention.to(dtype)
-        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
-            cache = attention.new_cache(B, T)
-            parts = x.to(dtype).split([5, 1, 5], dim=1)
-            y = torch.cat([attention(part, cache) for part in parts], 1)
-            whole = attention(x.to(dtype))
-    assert y.dtype == whole.dtype == torch.bfloat16
-    assert_same(y.float(), exact, atol=0.05)
-    assert_same(whole.float(), exact, atol=0.05)
 
 
 def test_parameters_and_flops_are_those_of_the_docstring():
@@ -281,12 +236,10 @@ def test_flops_in_training_are_the_products_and_the_solve_of_the_chunks(tokens, 
         chunked(*inputs, s if continued else None, chunk)
     N = -(-tokens // chunk)
     C = -(-tokens // N)
-    columns = V if N == 1 and not continued else V + D
-    solve = N * C * (C - 1) * columns  # which torch does not count
-    counted = chunked_flops(tokens, D, V, chunk, from_zero=not continued)
-    assert B * H * (counted - solve) == products.get_total_flops()
+    solve = N * C * (C - 1) * (V + D)  # which torch does not count
+    assert B * H * (chunked_flops(tokens, D, V, chunk) - solve) == products.get_total_flops()
     model = layer(expand_k=0.5, chunk=chunk)  # heads of 5 and 10
-    assert model.flops(tokens, tokens) == H * chunked_flops(tokens, 5, 10, chunk, True)
+    assert model.flops(tokens, tokens) == H * chunked_flops(tokens, 5, 10, chunk)
 
 
 def test_the_first_decays_are_those_of_the_authors():
@@ -325,8 +278,6 @@ def test_it_takes_no_position_alone_and_beside_layers_that_do():
         ("norm_eps=inf", "attn.norm_eps: norm_eps=inf must be a positive number; 1e-5 is usual"),
         ("expand_k=0", "attn.expand_k: expand_k=0.* makes heads of 0; give a multiple of 1/5"),
         ("expand_v=1.5", "attn.expand_v: expand_v=1.5 makes heads of 7.5; give a multiple of 1/5"),
-        ("expand_v=inf", "attn.expand_v: expand_v=inf makes heads of inf; give a multiple of 1/5"),
-        ("expand_k=-inf", "attn.expand_k: expand_k=-inf makes heads of -inf; give a multiple"),
         ("expand_k=nan", "attn.expand_k: expand_k=nan makes heads of nan; give a multiple of 1/5"),
         ("conv_size=12", "attn.conv_size: conv_size=12 is above context_length=11; 4 is usual"),
         ("dropout=0.1", "attn.dropout: "),

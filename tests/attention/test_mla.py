@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 import torch
-from building import acts_in_heads, build_attention, build_gpt, menu
-from contract import assert_same, decode, draw
+from building import acts_in_heads, build_gpt, menu
+from contract import assert_same, draw
 from hugging import (
     AT,
     BACKENDS,
@@ -51,21 +51,21 @@ def turning() -> RotaryPosition:
 
 def pairs_with(mine: MultiHeadLatentAttention, theirs: Any) -> list[Pair]:
     """Their keys and values come from one layer, head by head D rows of each."""
-    latents, up = mine.latents, theirs.kv_b_proj.weight
+    up = theirs.kv_b_proj.weight
     pairs = [
-        Pair(latents.W_latent.weight, theirs.kv_a_proj_with_mqa.weight),
-        Pair(latents.latent_norm.weight, theirs.kv_a_layernorm.weight),
+        Pair(mine.W_latent.weight, theirs.kv_a_proj_with_mqa.weight),
+        Pair(mine.latent_norm.weight, theirs.kv_a_layernorm.weight),
         Pair(mine.W_key.weight, up, lambda w: w.view(H, 2, D, C)[:, 0]),
         Pair(mine.W_value.weight, up, lambda w: w.view(H, 2, D, C)[:, 1]),
         Pair(mine.out_proj.weight, theirs.o_proj.weight),
     ]
-    if latents.query_rank is None:
-        return [*pairs, Pair(latents.W_query.weight, theirs.q_proj.weight)]
+    if mine.query_rank is None:
+        return [*pairs, Pair(mine.W_query.weight, theirs.q_proj.weight)]
     return [
         *pairs,
-        Pair(latents.W_query_down.weight, theirs.q_a_proj.weight),
-        Pair(latents.query_norm.weight, theirs.q_a_layernorm.weight),
-        Pair(latents.W_query.weight, theirs.q_b_proj.weight),
+        Pair(mine.W_query_down.weight, theirs.q_a_proj.weight),
+        Pair(mine.query_norm.weight, theirs.q_a_layernorm.weight),
+        Pair(mine.W_query.weight, theirs.q_b_proj.weight),
     ]
 
 
@@ -110,23 +110,19 @@ def test_without_rotary_positions_it_is_a_sum_over_latents_by_hand(position):
     of = {
         name: weight.unflatten(0, (H, D))
         for name, weight in mine.state_dict().items()
-        if name in ("W_key.weight", "W_value.weight", "latents.W_query.weight")
+        if name in ("W_key.weight", "W_value.weight", "W_query.weight")
     }
     slopes = [0.0] * H if position is None else position.slope_H.tolist()
 
     def normed(z: Tensor, gain: Tensor) -> Tensor:
         return gain * z / (z.square().mean() + 1e-6).sqrt()
 
-    latents = mine.latents
     heads = torch.zeros(T, H, D, dtype=x.dtype)
     for t in range(T):
-        query = normed(latents.W_query_down.weight @ x[0, t], latents.query_norm.weight)
-        c = [
-            normed(latents.W_latent.weight @ x[0, s], latents.latent_norm.weight)
-            for s in range(t + 1)
-        ]
+        query = normed(mine.W_query_down.weight @ x[0, t], mine.query_norm.weight)
+        c = [normed(mine.W_latent.weight @ x[0, s], mine.latent_norm.weight) for s in range(t + 1)]
         for h in range(H):
-            q = of["latents.W_query.weight"][h] @ query
+            q = of["W_query.weight"][h] @ query
             scores = [
                 float(q @ (of["W_key.weight"][h] @ c[s])) / D**0.5 - slopes[h] * (t - s)
                 for s in range(t + 1)
@@ -149,27 +145,16 @@ def both_forms(
     return done
 
 
-@pytest.mark.parametrize(
-    ("backend", "dtype", "atol"),
-    [
-        ("reference", torch.float64, 1e-12),
-        ("sdpa", torch.float64, 1e-12),
-        ("sdpa", torch.float32, 1e-5),
-    ],
-)
 @pytest.mark.parametrize("position", [turning(), LinearBias(H)])
 @pytest.mark.parametrize("part", ["", "forget", "sink", "softcap"])
-def test_absorbed_and_plain_give_the_same_outputs_and_gradients(
-    part, position, backend, dtype, atol, monkeypatch
-):
-    mine = ours(position, backend=backend, window=5 if part else None)
+def test_absorbed_and_plain_give_the_same_outputs_and_gradients(part, position, monkeypatch):
+    mine = ours(position, window=5 if part else None)
     parts = {"forget": Forget(E, H), "sink": Sink(H), "softcap": SoftCap(2.0)}
     if part:
         mine.add_part(part, parts[part].double())
-    mine.to(dtype)
-    x = draw(B, T, E, dtype=dtype).requires_grad_()
+    x = draw(B, T, E).requires_grad_()
     plain, absorbed = both_forms(mine, x, monkeypatch)
-    assert_same(absorbed, plain, atol)
+    assert_same(absorbed, plain)
 
 
 def test_the_form_with_fewer_multiplications_is_taken_and_training_makes_keys():
@@ -190,22 +175,6 @@ def test_the_form_with_fewer_multiplications_is_taken_and_training_makes_keys():
     assert not mine.absorbs(11, 11)
 
 
-@torch.no_grad()
-@pytest.mark.parametrize("window", [None, 4])
-@pytest.mark.parametrize("threads", [1, 4, 99])
-@pytest.mark.parametrize("variant", ["mla", "mla+sink", "mqa"])
-def test_one_row_decodes_the_same_on_any_number_of_threads(variant, threads, window, monkeypatch):
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    one_head, x = build_attention(variant, window=window).double(), draw(1, 11, 30)
-    assert_same(decode(one_head, x, [1] * 11), one_head(x))
-
-
-def test_it_decodes_in_half_precision():
-    mine = ours(turning()).bfloat16()
-    x = draw(B, T, E, dtype=torch.bfloat16)
-    assert_same(decode(mine, x, [5, 1, 3, 2]), mine(x).detach(), atol=0.02)
-
-
 def of_gpt2_small(*overrides: str) -> Any:
     with torch.device("meta"):
         own = ["model=gpt2_small", "trainer=cpu", "attn=mla", *overrides]
@@ -215,7 +184,7 @@ def of_gpt2_small(*overrides: str) -> Any:
 def test_at_gpt2_small_it_has_the_papers_sizes_in_parameters_and_cache():
     model = of_gpt2_small("position=rope")
     layer = model.layers()[0].attention
-    assert (layer.kv_rank, layer.latents.query_rank, layer.rope_dim) == (256, 512, 32)
+    assert (layer.kv_rank, layer.query_rank, layer.rope_dim) == (256, 512, 32)
     assert count_parameters(layer) == 2_187_264 + (256 + 512) + 768
     assert model.bfloat16().new_cache(batch=1).nbytes == 12 * 1024 * 576
     # Without rotary positions the 32 columns of keys, and of each query, are not there.
@@ -225,7 +194,7 @@ def test_at_gpt2_small_it_has_the_papers_sizes_in_parameters_and_cache():
     # Training: 96 numbers of a pair for the score, 64 for the sum. Decoding: a whole entry each.
     assert layer.flops(100, 100) == 2 * 12 * (96 + 64) * 100 * 101 // 2
     assert layer.flops(1, 100) == 2 * 12 * (288 + 288) * 100
-    projections = [layer.latents.W_query_down, layer.latents.W_query, layer.latents.W_latent]
+    projections = [layer.W_query_down, layer.W_query, layer.W_latent]
     projections += [layer.W_key, layer.W_value, layer.out_proj]
     assert sum(p.weight.numel() for p in projections) == 2_187_264
 
@@ -247,7 +216,7 @@ def test_the_defaults_fit_every_model(model, position):
     with torch.device("meta"):
         sizes = [f"model={model}", f"position={position}", "trainer=cpu", "attn=mla"]
         layer: Any = build_model(settings(sizes), vocab_size=256).layers()[0].attention
-    assert layer.kv_rank < layer.latents.query_rank < layer.d_in
+    assert layer.kv_rank < layer.query_rank < layer.d_in
     assert layer.rope_dim == (layer.head_dim // 2 if position == "rope" else 0)
 
 
@@ -267,7 +236,6 @@ def test_weights_are_drawn_with_one_std_and_norms_are_1():
     ("wrong", "message"),
     [
         ("attn.kv_rank=0", "attn.kv_rank: kv_rank=0 does not fit; give 1 to 30"),
-        ("attn.kv_rank=-3", "attn.kv_rank: kv_rank=-3 does not fit"),
         ("attn.kv_rank=31", "attn.kv_rank: kv_rank=31 does not fit; give 1 to 30"),
         ("attn.kv_rank=1.5", "attn.kv_rank: kv_rank=1.5 does not fit"),
         ("attn.kv_rank=null", "attn.kv_rank: is null; give a number"),
@@ -275,14 +243,12 @@ def test_weights_are_drawn_with_one_std_and_norms_are_1():
         ("attn.query_rank=31", "attn.query_rank: query_rank=31 does not fit"),
         ("attn.rope_dim=3", "attn.rope_dim: rope_dim=3 must be even"),
         ("attn.rope_dim=0", "attn.rope_dim: rope_dim=0 must be even"),
-        ("attn.rope_dim=-2", "attn.rope_dim: rope_dim=-2 must be even"),
         ("attn.rope_dim=42", "attn.rope_dim: rope_dim=42 is above 4 times head_dim=10; give up to"),
         (
             "attn.scale=0",
             "attn.scale: scale=0 must be a positive number; null: the mechanism's own",
         ),
         ("part=qk_norm", "part: attn=mla keeps no keys and values of each head that a part could"),
-        ("model.num_heads=7", "model.num_heads: num_heads=7 must divide"),
     ],
 )
 def test_what_does_not_fit_is_told_in_one_line(wrong, message):

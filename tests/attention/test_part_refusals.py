@@ -41,12 +41,6 @@ def test_no_two_entries_of_a_cache_share_a_name(entry):
         attention.add_part("second", Keeps(entry))
 
 
-@pytest.mark.parametrize("name", ["values", "keys", "training"])
-def test_a_name_that_torch_uses_is_refused(name):
-    with pytest.raises(ValueError, match=f"^no part can be called {name}"):
-        layer().add_part(name, Part())
-
-
 def test_a_window_is_not_a_parts_to_set():
     with pytest.raises(ValueError, match=r"^narrow changes the window"):
         layer().add_part("narrow", Narrows())

@@ -14,7 +14,6 @@ from gptattn.attention.parts.forget import Forget
 from gptattn.attention.parts.gate import Gate
 from gptattn.attention.parts.qk_norm import QKNorm
 from gptattn.attention.parts.sink import Sink
-from gptattn.attention.parts.softcap import SoftCap
 from gptattn.attention.softmax import SoftmaxAttention
 from gptattn.errors import ConfigError
 from gptattn.model.cost import measure_cost
@@ -60,12 +59,16 @@ def test_a_windows_cache_is_its_share_of_the_hosts(window, tokens):
 
 
 def test_a_forget_gates_sums_lie_in_the_windows_ring():
-    cache = build_attention("gqa+forget", window=4).new_cache(B, T)
+    attention = build_attention("gqa+forget", window=4)
+    cache = attention.new_cache(B, T)
     assert {name: x.shape for name, x in cache.tensors.items()} == {
         "k": (B, G, 4, D),
         "v": (B, G, 4, D),
         "log_forget": (B, H, 4, 1),
     }
+    x = torch.randn(B, T, E)  # in float32 as they are kept, from float64 as they are summed
+    with torch.no_grad():
+        assert_same(attention(x, cache), attention(x), atol=1e-5)
 
 
 def test_heads_that_others_could_load_do_not_hide_what_a_part_has_learned():
@@ -170,19 +173,6 @@ def test_the_running_sum_has_all_digits_where_the_rest_has_16_bits():
     }
 
 
-@pytest.mark.parametrize("part", menu("part"))
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_parts_run_in_16_bits_and_under_autocast(part, dtype):
-    attention, x = build_attention(f"gqa+{part}"), torch.randn(B, T, E)
-    expected = attention(x)
-    near = 0.04 * expected.abs().max().item()
-    with torch.autocast("cpu", dtype):
-        mixed = attention(x)
-    assert mixed.dtype == dtype
-    assert_same(mixed.float(), expected, near)
-    assert_same(attention.to(dtype)(x.to(dtype)).float(), expected, near)
-
-
 @torch.no_grad()
 def test_parts_start_as_their_papers_say():
     torch.manual_seed(3)
@@ -214,13 +204,6 @@ def test_parts_start_as_their_papers_say():
 def test_an_impossible_setting_of_a_part_is_refused_by_name(part, settings, message):
     with pytest.raises(ConfigError, match=f"^{message}"):
         gqa(part, **settings)
-
-
-def test_what_config_would_refuse_first_is_refused_by_the_class_too():
-    with pytest.raises(ValueError, match=r"^granularity=rowwise is unknown; give headwise or elem"):
-        Gate(E, H, D, "rowwise")
-    with pytest.raises(ValueError, match=r"^cap=-1.0 "):
-        SoftCap(-1.0)
 
 
 def test_a_pair_that_means_nothing_names_its_reason():

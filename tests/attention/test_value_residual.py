@@ -85,15 +85,6 @@ def test_the_first_layer_that_has_values_leaves_them():
         assert not torch.allclose(model(ids), before)
 
 
-def test_each_forward_pass_has_values_of_its_own():
-    model = build_gpt(*chosen("gqa+value_residual"), std=0.3).eval()
-    ids, other = torch.randint(13, (2, T)), torch.randint(13, (2, T))
-    with torch.no_grad():
-        before = model(ids)
-        model(other)
-        assert torch.equal(model(ids), before)
-
-
 def test_layers_whose_values_differ_in_heads_are_refused_in_one_line():
     said = (
         "layer 1 needs values (num_kv_heads=1, head_dim=5), and layer 0 provides others "

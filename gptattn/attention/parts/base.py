@@ -6,7 +6,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from gptattn.attention.base import Shared
-from gptattn.attention.cache import Entry, TokenCache
+from gptattn.attention.cache import Cache, Entry
 from gptattn.attention.rule import Rule
 
 
@@ -60,7 +60,7 @@ class Part(nn.Module):
         """
         return {}
 
-    def entries(self, x_BTE: Tensor, cache: TokenCache | None) -> dict[str, Tensor]:
+    def entries(self, x_BTE: Tensor, cache: Cache | None) -> dict[str, Tensor]:
         """Return the T new tokens' entries [B, heads, T, size], by the names in `kept`."""
         return {}
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch.nn.functional as F
 from torch import Tensor
 
-from gptattn.attention.cache import Entry, TokenCache
+from gptattn.attention.cache import Cache, Entry, own_cache
 from gptattn.attention.linear import Linear
 from gptattn.attention.parts.base import Part
 from gptattn.attention.rule import Rule
@@ -37,13 +37,13 @@ class Forget(Part):
     def kept(self) -> dict[str, Entry]:
         return {SUM: Entry(heads=self.num_heads, size=1, wide=True)}
 
-    def entries(self, x_BTE: Tensor, cache: TokenCache | None) -> dict[str, Tensor]:
+    def entries(self, x_BTE: Tensor, cache: Cache | None) -> dict[str, Tensor]:
         logit_BHT1 = self.W_forget(x_BTE).mT.unsqueeze(-1)
         # In float64: float32 only holds four decimals of a sum of thousands.
         c_BHT1 = F.logsigmoid(logit_BHT1.double()).cumsum(-2)
         # Left padding adds the same to all sums of its row, and only differences count.
         if cache is not None and cache.length > 0:
-            c_BHT1 = c_BHT1 + cache.newest(SUM)
+            c_BHT1 = c_BHT1 + own_cache(cache).newest(SUM)
         return {SUM: c_BHT1}
 
     def rule(self, rule: Rule, queries: Mapping[str, Tensor], keys: Mapping[str, Tensor]) -> Rule:

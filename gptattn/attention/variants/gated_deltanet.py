@@ -128,7 +128,7 @@ class GatedDeltaNet(Attention):
         if T == 1 < S:
             # The recurrence: a state decays in D V, and k^T S, the correction and q^T S take 2 D V.
             return 7 * self.num_heads * D * V
-        return self.num_heads * chunked_flops(T, D, V, self.chunk, from_zero=T == S)
+        return self.num_heads * chunked_flops(T, D, V, self.chunk)
 
     def residual_writer(self) -> nn.Linear | None:
         return self.out_proj
@@ -243,14 +243,10 @@ def chunked(
     a = beta[..., None] * decay * (k @ k.mT)
     weight = decay * (q @ k.mT)
     to_end = to_last * k
-    target = beta[..., None] * v
-    if N == 1 and s_BHDV is None:
-        u = _solve(a, target)
-        return (weight @ u)[:, :, 0, :T], (to_end.mT @ u)[:, :, 0]
-
     # u = u_v - u_k S for a state S that is not known yet; this holds for everything linear in u, so
     # only the states are left to the loop.
-    u = _solve(a, torch.cat([target, beta[..., None] * since_start * k], -1))
+    right = beta[..., None] * torch.cat([v, since_start * k], -1)
+    u = torch.linalg.solve_triangular(a, right, upper=False, unitriangular=True)  # ignores a's rest
     o_v, o_k = (weight @ u).split([V, q.shape[-1]], -1)
     gain_v, gain_k = (to_end.mT @ u).split([V, q.shape[-1]], -1)
     keep = since_start[..., -1:, :] * torch.eye(q.shape[-1], dtype=q.dtype, device=q.device)
@@ -260,18 +256,18 @@ def chunked(
     return o.flatten(2, 3)[:, :, :T], last_BHDV
 
 
-def chunked_flops(T: int, D: int, V: int, chunk: int, from_zero: bool) -> int:
+def chunked_flops(T: int, D: int, V: int, chunk: int) -> int:
     """Return the FLOPs of `chunked` for T tokens of a head: its products and its solve.
 
-    A multiply-add is two. A single chunk that starts from a state of zero has no states to carry.
+    A multiply-add is two.
     """
     N = max(1, -(-T // chunk))
     C = -(-T // N)
-    width = V if N == 1 and from_zero else V + D  # columns of u
+    width = V + D  # columns of u
     scores = 2 * 2 * C * C * D  # k k^T and q k^T
     solve = C * (C - 1) * width
     within = 2 * C * C * width + 2 * C * D * width  # what u gives to outputs and to the state
-    carried = 0 if N == 1 and from_zero else 2 * D * D * V + 2 * C * D * V
+    carried = 2 * D * D * V + 2 * C * D * V
     return N * (scores + solve + within + carried)
 
 
@@ -292,11 +288,6 @@ def _in_chunks(start_BT: Tensor, N: int, C: int) -> tuple[Tensor, Tensor, Tensor
     begin_N1 = C * torch.arange(N, device=start_BT.device)[:, None]
     among = start_B1NC[..., :, None] == start_B1NC[..., None, :]
     return among, (start_B1NC < begin_N1)[..., None], among[..., -1:]
-
-
-def _solve(a: Tensor, right: Tensor) -> Tensor:
-    """Solve (1 + a) u = right for u; only the part of `a` below the diagonal counts."""
-    return torch.linalg.solve_triangular(a, right, upper=False, unitriangular=True)
 
 
 def _states(s_BHDV: Tensor, keep_BHNDD: Tensor, gain_BHNDV: Tensor) -> tuple[Tensor, Tensor]:
@@ -338,27 +329,19 @@ class ShortConvolution(nn.Module):
         """
         if self.weight_C1K is None or not x_BTC.shape[1]:
             return x_BTC
-        if start_BT is not None:
-            return self._in_documents(x_BTC, start_BT)
+        T = x_BTC.shape[1]
         if tail_BKC is None:
             seen = F.pad(x_BTC, (0, 0, self.size - 1, 0))
         else:
             seen = torch.cat([tail_BKC.to(x_BTC.dtype), x_BTC], 1)
-            tail_BKC.copy_(seen[:, x_BTC.shape[1] :])
-        # As an image of one row: for this layout in memory conv1d is slower on the CPU.
-        weight = self.weight_C1K[:, None]
-        return F.conv2d(seen.mT[:, :, None], weight, groups=len(weight))[:, :, 0].mT
-
-    def _in_documents(self, x_BTC: Tensor, start_BT: Tensor) -> Tensor:
-        assert self.weight_C1K is not None
-        place_T = torch.arange(x_BTC.shape[1], device=x_BTC.device)
-        *earlier, own_C = self.weight_C1K[:, 0].unbind(-1)
-        y_BTC = own_C * x_BTC
-        for back, w_C in enumerate(reversed(earlier), start=1):
-            inside_BT1 = (place_T - back >= start_BT)[:, back:, None]
-            # Beyond the row's length there are no earlier tokens, and both are empty.
-            more = (w_C * x_BTC[:, :-back]).masked_fill(~inside_BT1, 0.0)
-            y_BTC = y_BTC + F.pad(more, (0, 0, min(back, x_BTC.shape[1]), 0))
+            tail_BKC.copy_(seen[:, T:])
+        y_BTC = torch.zeros_like(x_BTC)
+        for i, w_C in enumerate(self.weight_C1K[:, 0].unbind(-1)):
+            tap_BTC = w_C * seen[:, i : i + T]
+            if start_BT is not None:
+                place_T = torch.arange(T, device=x_BTC.device) - (self.size - 1 - i)
+                tap_BTC = tap_BTC.masked_fill((place_T < start_BT).unsqueeze(-1), 0.0)
+            y_BTC = y_BTC + tap_BTC
         return y_BTC
 
     def new_tail(self, batch: int) -> dict[str, Tensor]:

@@ -39,7 +39,7 @@ class MultiHeadLatentAttention(SoftmaxAttention):
     sec. 4.2; here the model's), and the norms' gains are 1. `position.stretch` scales only the
     rotated part of a score, as YaRN does by itself; DeepSeek's models then scale all of it.
 
-    Source: DeepSeek-V2, arXiv:2405.04434, sec. 2.1 and appendix C.
+    Source: DeepSeek-V2, arXiv:2405.04434, sec. 2.1, 3.1.2 (the norms of latents) and appendix C.
     """
 
     keeps_heads = False
@@ -65,8 +65,18 @@ class MultiHeadLatentAttention(SoftmaxAttention):
         if position is not None:
             common["position"] = resized(position, P)
         super().__init__(d_in, d_out, context_length, num_heads, num_heads, **common)
-        self.latents = Latents(d_in, d_out, num_heads, D + P, P, kv_rank, query_rank)
-        self.kv_rank, self.rope_dim = self.latents.kv_rank, P
+        queries = num_heads * (D + P)
+        self.rope_dim, self.kv_rank = P, _rank("kv_rank", kv_rank, d_out, min(d_in, 2 * d_out))
+        self.query_rank: int | None = None
+        if query_rank is None:
+            self.W_query = Linear(d_in, queries, bias=False)
+        else:
+            self.query_rank = _rank("query_rank", query_rank, d_out, min(d_in, queries))
+            self.W_query_down = Linear(d_in, self.query_rank, bias=False)
+            self.query_norm = WideRMSNorm(self.query_rank, EPS)
+            self.W_query = Linear(self.query_rank, queries, bias=False)
+        self.W_latent = Linear(d_in, self.kv_rank + P, bias=False)
+        self.latent_norm = WideRMSNorm(self.kv_rank, EPS)
         # Plain layers: decoding reads their weights without calling them, so it prepares none.
         self.W_key = nn.Linear(self.kv_rank, d_out, bias=False)
         self.W_value = nn.Linear(self.kv_rank, d_out, bias=False)
@@ -74,9 +84,13 @@ class MultiHeadLatentAttention(SoftmaxAttention):
 
     def project(self, x_BTE: Tensor) -> Heads:
         """Return queries [B, H, T, D + P], latents [B, 1, T, C] and shared keys [B, 1, T, P]."""
-        q_BTX, latent_BTC, k_BTP = self.latents(x_BTE)
-        q_BHTX = split_heads(q_BTX, self.num_heads)
-        return q_BHTX, latent_BTC.unsqueeze(1), k_BTP.unsqueeze(1)
+        if self.query_rank is None:
+            q_BTX = self.W_query(x_BTE)
+        else:
+            q_BTX = self.W_query(self.query_norm(self.W_query_down(x_BTE)))
+        latent_BTC, k_BTP = self.W_latent(x_BTE).split([self.kv_rank, self.rope_dim], dim=-1)
+        latent_B1TC = self.latent_norm(latent_BTC).unsqueeze(1)
+        return split_heads(q_BTX, self.num_heads), latent_B1TC, k_BTP.unsqueeze(1)
 
     def entries(self, x_BTE: Tensor, shared: Shared) -> tuple[Tensor, dict[str, Tensor]]:
         q_BHTX, latent_B1TC, k_B1TP = self.project(x_BTE)
@@ -142,49 +156,6 @@ class WideRMSNorm(nn.RMSNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         return wide_rms_norm(x, self.weight, EPS)
-
-
-class Latents(nn.Module):
-    """x [B, T, d_in] -> queries [B, T, H * X], latents [B, T, C] and shared keys [B, T, P].
-
-    X is `query_size`, C is kv_rank and P is `shared`. Queries go through a latent of their own of
-    query_rank numbers, unless that is None. Latents go through RMSNorm; no layer has a bias. A rank
-    below 1 is a share of `width`. Raises ValueError for ranks that do not fit.
-
-    Source: DeepSeek-V2, arXiv:2405.04434, sec. 2.1.2 and 3.1.2 (the norms).
-    """
-
-    def __init__(
-        self,
-        d_in: int,
-        width: int,
-        num_heads: int,
-        query_size: int,
-        shared: int,
-        kv_rank: float,
-        query_rank: float | None,
-    ) -> None:
-        super().__init__()
-        queries, self.query_rank = num_heads * query_size, None
-        self.kv_rank = _rank("kv_rank", kv_rank, width, min(d_in, 2 * width))
-        self.sizes = [self.kv_rank, shared]
-        if query_rank is None:
-            self.W_query = Linear(d_in, queries, bias=False)
-        else:
-            self.query_rank = _rank("query_rank", query_rank, width, min(d_in, queries))
-            self.W_query_down = Linear(d_in, self.query_rank, bias=False)
-            self.query_norm = WideRMSNorm(self.query_rank, EPS)
-            self.W_query = Linear(self.query_rank, queries, bias=False)
-        self.W_latent = Linear(d_in, self.kv_rank + shared, bias=False)
-        self.latent_norm = WideRMSNorm(self.kv_rank, EPS)
-
-    def forward(self, x_BTE: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        if self.query_rank is None:
-            q_BTX = self.W_query(x_BTE)
-        else:
-            q_BTX = self.W_query(self.query_norm(self.W_query_down(x_BTE)))
-        latent_BTC, k_BTP = self.W_latent(x_BTE).split(self.sizes, dim=-1)
-        return q_BTX, self.latent_norm(latent_BTC), k_BTP
 
 
 def _rank(name: str, rank: float, width: int, most: int) -> int:
