@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gptattn.compare.finished_runs import Run
-from gptattn.compare.groups import Groups, RunSet
+from gptattn.compare.groups import Groups
 from gptattn.compare.statistics import ALPHA, Interval
 
 Array = NDArray[np.float64]
@@ -349,41 +349,31 @@ LADDER_COSTS: dict[str, Callable[[Run], float]] = {
 }
 
 
-def find_ladders(sections: Sequence[tuple[RunSet, Groups, str]]) -> list[LadderReport]:
-    """Return what each ladder among the sections says; they come smallest first.
+def report_ladder(
+    where: str, baseline: str, sizes: Sequence[tuple[str, Groups]]
+) -> LadderReport | None:
+    """Return what the named sizes, smallest first, say about each cost.
 
-    A ladder is FEWEST_SIZES or more sections with growing compute that differ only in model and
-    budget, and share a baseline, another row and seeds.
+    `baseline` is a row of each. None unless they are FEWEST_SIZES or more with growing compute, and
+    share another row and seeds.
     """
-    families: dict[tuple[str, ...], list[tuple[RunSet, Groups, str]]] = {}
-    for found, groups, baseline in sections:
-        others = [part for axis, part in found.parts.items() if axis not in GROWS]
-        families.setdefault((baseline, *others), []).append((found, groups, baseline))
-    made = [_report(family) for family in families.values() if len(family) >= FEWEST_SIZES]
-    return [report for report in made if report is not None]
-
-
-def _report(family: Sequence[tuple[RunSet, Groups, str]]) -> LadderReport | None:
-    first, _, baseline = family[0]
-    sizes = [groups for _, groups, _ in family]
-    names = [name for name in sizes[0] if all(name in groups for groups in sizes)]
-    seeds = set.intersection(
-        *({run.seed for run in groups[name]} for groups in sizes for name in names)
-    )
-    if baseline not in names or len(names) < 2 or not seeds:
+    if len(sizes) < FEWEST_SIZES:
+        return None
+    first, *others = (groups for _, groups in sizes)
+    names = [name for name in first if all(name in groups for groups in others)]
+    rows = {name: [groups[name] for _, groups in sizes] for name in names}
+    seeds = set.intersection(*({r.seed for r in runs} for own in rows.values() for runs in own))
+    if len(names) < 2 or not seeds:
         return None
     cells = {
-        name: [[run for run in groups[name] if run.seed in seeds] for groups in sizes]
-        for name in names
+        name: [[run for run in runs if run.seed in seeds] for runs in own]
+        for name, own in rows.items()
     }
     costs = [_scaled(cost, cells, baseline) for cost in LADDER_COSTS]
-    known = [scaled for scaled in costs if scaled is not None]
-    if not known or known[0].cost != "compute":
+    if costs[0] is None:
         return None
-    where = [part for axis, part in first.parts.items() if part and axis not in GROWS]
-    return LadderReport(
-        ", ".join(where), baseline, [found.size for found, *_ in family], len(seeds), known
-    )
+    known = [scaled for scaled in costs if scaled is not None]
+    return LadderReport(where, baseline, [size for size, _ in sizes], len(seeds), known)
 
 
 def _scaled(cost: str, cells: Mapping[str, list[list[Run]]], baseline: str) -> Scaled | None:

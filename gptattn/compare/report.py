@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from markupsafe import Markup
@@ -18,7 +18,6 @@ from gptattn.compare.curves import Curves, cache_costs, position_losses
 from gptattn.compare.differences import count_values
 from gptattn.compare.finished_runs import Run, one_line, seedless
 from gptattn.compare.groups import axes_of, describe_conflict
-from gptattn.compare.plots import Plot, ladder_plots, section_plots, size_plots
 from gptattn.compare.statistics import Difference
 from gptattn.compare.table import evaluation_tables, report_rows, tables_across
 from gptattn.compare.verdicts import (
@@ -33,6 +32,9 @@ from gptattn.machine.disk import disk_errors, write_atomically
 from gptattn.machine.template import fill_template
 from gptattn.runs.sweep_states import PLANNED, SWEEP_LOCK, SweepStates, is_sweep, sweep_states
 
+if TYPE_CHECKING:
+    from gptattn.compare.plots import Plot
+
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 MAX_FAILURES = 3  # failed runs named with their reasons
 PLOTS = ("loss_*", "pareto_*", "ladder_*")  # names of a report's plots, before .svg and .png
@@ -46,12 +48,10 @@ def write_report(
     The folder must exist. `still_open` has lines on unfinished sweeps. Raises DiskError if a file
     cannot be written.
     """
-    across = [*ladder_plots(comparison.ladders), *size_plots(comparison.sections)]
-    several = len(comparison.sections) > 1
-    of_sections = [
-        section_plots(section, curves, f"{i}_" if several else "")
-        for i, section in enumerate(comparison.sections, start=1)
-    ]
+    # matplotlib takes half a second to import, and is not needed to print a table.
+    from gptattn.compare.plots import draw_plots
+
+    across, of_sections = draw_plots(comparison, curves)
     plots = [*across, *(plot for group in of_sections for plot in group)]
     page = page_text(comparison, of_sections, across, still_open)
     with disk_errors(out, "--out"):
@@ -98,8 +98,8 @@ def claim_folder(folder: Path, option: str = "--out") -> None:
 
 def page_text(
     comparison: Comparison,
-    plots: Sequence[Sequence[Plot]],
-    across: Sequence[Plot],
+    plots: "Sequence[Sequence[Plot]]",
+    across: "Sequence[Plot]",
     still_open: Sequence[str] = (),
 ) -> str:
     """Return the page's HTML; all text from run folders is escaped.
@@ -125,7 +125,7 @@ def page_text(
     )
 
 
-def _page_section(section: Section, plots: Sequence[Plot]) -> dict[str, Any]:
+def _page_section(section: Section, plots: "Sequence[Plot]") -> dict[str, Any]:
     heading, *body = report_rows(section)
     fronts = {row.name: row.fronts for row in section.rows}
     return {
@@ -142,7 +142,7 @@ def _page_section(section: Section, plots: Sequence[Plot]) -> dict[str, Any]:
     }
 
 
-def _figures(plots: Sequence[Plot]) -> list[tuple[Plot, Markup]]:
+def _figures(plots: "Sequence[Plot]") -> "list[tuple[Plot, Markup]]":
     # Safe as Markup: matplotlib has escaped every text in the SVG.
     return [(plot, Markup(plot.svg)) for plot in plots]
 
@@ -213,6 +213,7 @@ def json_text(comparison: Comparison) -> str:
     """
     node = _plain(comparison)
     for section, made in zip(node["sections"], comparison.sections, strict=True):
+        section["title"] = made.title
         section["words"] = section_words(made)
         section["match"] = match_words(made)
         section["certainty"] = sure_words(made)

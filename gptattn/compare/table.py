@@ -339,7 +339,7 @@ def _positions(losses: list[PositionLoss]) -> TitledTable:
             one = found.get(length)
             cells.append(_shown(one and one.loss))
             if length > trained:
-                cells.append(MISSING if one is None else f"{_beyond(one):.4f}")
+                cells.append(f"{one.beyond.mean:.4f}" if one and one.beyond else MISSING)
         body.append(cells)
     caption = (
         "Mean loss in nats over all positions of whole windows of this length, ± half of its "
@@ -347,12 +347,6 @@ def _positions(losses: list[PositionLoss]) -> TitledTable:
         "training. Windows of different lengths are cut from the same text at different places."
     )
     return TitledTable("Loss by length of context", [heading, *body], caption)
-
-
-def _beyond(one: PositionLoss) -> float:
-    """Return the mean loss beyond the trained length, which is an edge of the bins."""
-    beyond = [(last - first + 1, e.mean) for first, last, e in one.bins if first > one.trained]
-    return sum(n * mean for n, mean in beyond) / sum(n for n, _ in beyond)
 
 
 def _caches(costs: list[CacheCost]) -> TitledTable:

@@ -14,7 +14,7 @@ from runfolders import write_run, write_sweep
 from gptattn.cli.commands.compare import main
 from gptattn.compare.comparison import Comparison, Section, compare
 from gptattn.compare.finished_runs import read_runs
-from gptattn.compare.groups import comparable_sets, group_runs
+from gptattn.compare.groups import group_runs
 from gptattn.compare.table import report_table, short_rows
 from gptattn.compare.verdicts import headline
 from gptattn.sweep.progress import print_end
@@ -43,7 +43,7 @@ def compared(folder: Path, **options: Any) -> Comparison:
 
 
 def titles(folder: Path, split: bool = False) -> list[str]:
-    return [found.title for found in comparable_sets(read_runs([folder])[0], split)]
+    return [found.title for found in compared(folder, split=split).sections]
 
 
 def report(*arguments: object) -> None:
