@@ -286,7 +286,7 @@ def make_section(
         Row(
             name,
             members,
-            _estimates(members),
+            estimate_metrics(members),
             differences.get(name),
             _speed(members, groups[baseline], len(others)) if name != baseline else None,
             [],
@@ -346,7 +346,8 @@ def _reversed(d: Difference) -> Difference:
     return replace(d, variant=d.baseline, baseline=d.variant, mean=0.0 - d.mean, interval=interval)
 
 
-def _estimates(members: Sequence[Run]) -> dict[str, Estimate]:
+def estimate_metrics(members: Sequence[Run]) -> dict[str, Estimate]:
+    """Return the mean and interval of each of METRICS that one of the runs has."""
     found = {}
     for metric in METRICS:
         (values,) = pair_by_seed([members], metric).values

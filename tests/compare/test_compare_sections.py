@@ -15,7 +15,7 @@ from gptattn.cli.commands.compare import main
 from gptattn.compare.comparison import Comparison, Section, compare
 from gptattn.compare.finished_runs import read_runs
 from gptattn.compare.groups import group_runs
-from gptattn.compare.table import report_table, short_rows
+from gptattn.compare.table import cells_table, section_table, short_rows
 from gptattn.compare.verdicts import headline
 from gptattn.sweep.progress import print_end
 
@@ -184,7 +184,8 @@ def test_the_page_has_contents_and_a_curve_over_sizes(tmp_path: Path) -> None:
 
 def printed(section: Section, width: int) -> list[str]:
     console = Console(width=width, record=True, file=io.StringIO())
-    console.print(report_table(section, "runs", width))
+    table = section_table(section)
+    console.print(cells_table(table.cells, "runs", width, table.caption))
     return console.export_text().splitlines()
 
 
