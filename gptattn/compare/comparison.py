@@ -27,14 +27,13 @@ from gptattn.compare.groups import (
     HELD_AGAINST,
     MATRICES,
     Groups,
-    RunSet,
     comparable_sets,
     group_runs,
     name_copies,
     pick_baseline,
     rates_differ,
 )
-from gptattn.compare.ladder import LadderReport, find_ladders
+from gptattn.compare.ladder import GROWS, LadderReport, report_ladder
 from gptattn.compare.statistics import (
     Difference,
     Estimate,
@@ -108,15 +107,27 @@ class Row:
 class Section:
     """Rows that can be compared with each other."""
 
-    title: str  # how it differs from other sections; "" for the only one
+    parts: Mapping[str, str]  # how it differs from the other sections, by axis; "": it does not
     baseline: str
     rows: list[Row]  # the baseline first, the others by loss
     leader: str | None  # the row with the lowest mean loss; None with one row
     rivals: list[Difference]  # of each other row to the leader
     alike: list[str]  # rows not shown to differ from the leader
     warnings: list[str]
-    size: str = ""  # the title's part on the model's size
-    family: str = ""  # the rest of the title: sections of one family differ in size only
+
+    @property
+    def title(self) -> str:
+        """How it differs from the other sections; "" for the only one."""
+        return self.title_without()
+
+    def title_without(self, *axes: str) -> str:
+        """Return the title without these axes: equal if sections differ in nothing else."""
+        return ", ".join(part for axis, part in self.parts.items() if part and axis not in axes)
+
+    @property
+    def groups(self) -> Groups:
+        """The runs of each row, by name."""
+        return {row.name: row.runs for row in self.rows}
 
 
 @dataclass(frozen=True)
@@ -215,9 +226,6 @@ def load_comparison(
     return compare(runs, folders=paths, baseline=baseline, split=split, skipped=skipped)
 
 
-Compared = tuple[RunSet, Groups, str]  # the runs of a section, its rows, its baseline
-
-
 def compare(
     runs: Sequence[Run],
     *,
@@ -234,39 +242,43 @@ def compare(
     """
     runs, extended = at_first_budgets(runs)
     runs, replaced = without_replaced(runs)
-    sets = [(found, group_runs(found.runs)) for found in comparable_sets(runs, split)]
-    picked = [pick_baseline(groups, baseline) for _, groups in sets]
+    sets = comparable_sets(runs, split)
+    grouped = [group_runs(found.runs) for found in sets]
+    picked = [pick_baseline(groups, baseline) for groups in grouped]
     if not any(picked):
-        names = {name for _, groups in sets for name in groups}
+        names = {name for groups in grouped for name in groups}
         message = f"{baseline!r} is not a row of the report; {suggest(baseline or '', names)}"
         raise ConfigError("--baseline", message)
-    sections, compared = list[Section](), list[Compared]()
-    for (found, groups), name in zip(sets, picked, strict=True):
+    sections, copies = list[Section](), dict[str, None]()
+    for found, groups, name in zip(sets, grouped, picked, strict=True):
         row = name or pick_baseline(groups, None)
         assert row is not None
-        own_rates = rates_differ(groups)
-        warnings = differences_in_settings(groups, row, own_rates=own_rates)
+        warnings = differences_in_settings(groups, row, own_rates=rates_differ(groups))
         if name is None:
             warnings.append(f"{baseline} is not among these runs; the baseline here is {row}")
-        sections.append(make_section(groups, row, found, warnings))
-        compared.append((found, groups, row))
-    across = compare_across(compared)
-    copies = [line for found, groups in sets for line in name_copies(found.runs, groups)]
-    left_out = [*skipped, *replaced, *dict.fromkeys(copies)]
+        sections.append(make_section(groups, row, found.parts, warnings))
+        copies |= dict.fromkeys(name_copies(found.runs, groups))
     comparison = Comparison(
-        list(folders), sections, [], left_out, across=across, ladders=find_ladders(compared)
+        list(folders),
+        sections,
+        differences_in_making(runs),
+        [*skipped, *replaced, *copies],
+        compare_across(sections),
+        find_ladders(sections),
     )
     # Only the newest run of a seed is shown: drop the notes on the others.
     shown = {run.folder for run in comparison.runs}
     notes = [note for folder, note in extended.items() if folder in shown]
-    return replace(comparison, warnings=[*notes, *differences_in_making(runs)])
+    return replace(comparison, warnings=[*notes, *comparison.warnings])
 
 
 def make_section(
-    groups: Groups, baseline: str, found: RunSet | None = None, warnings: Sequence[str] = ()
+    groups: Groups,
+    baseline: str,
+    parts: Mapping[str, str] | None = None,
+    warnings: Sequence[str] = (),
 ) -> Section:
-    """Return the section of these rows: all decisions about them; `found` has its title."""
-    base = groups[baseline]
+    """Return the section of these rows: all decisions about them; `parts` make its title."""
     others = [name for name in groups if name != baseline]
     against = [(baseline, name) for name in others]
     differences = {d.variant: d for d in compare_pairs(groups, against)}
@@ -274,9 +286,9 @@ def make_section(
         Row(
             name,
             members,
-            _estimates(members),
+            estimate_metrics(members),
             differences.get(name),
-            _speed(members, base, len(others)) if name != baseline else None,
+            _speed(members, groups[baseline], len(others)) if name != baseline else None,
             [],
         )
         for name, members in groups.items()
@@ -286,15 +298,13 @@ def make_section(
     rivals = _rivals(groups, leader, baseline, differences)
     distinct = _distinct_from_leader(rivals, baseline, differences)
     return Section(
-        found.title if found else "",
+        parts or {},
         baseline,
         _with_fronts(rows),
         leader if others else None,
         rivals,
         [row.name for row in rows if row.name not in (leader, *distinct)],
         list(warnings),
-        found.size if found else "",
-        found.family if found else "",
     )
 
 
@@ -336,7 +346,8 @@ def _reversed(d: Difference) -> Difference:
     return replace(d, variant=d.baseline, baseline=d.variant, mean=0.0 - d.mean, interval=interval)
 
 
-def _estimates(members: Sequence[Run]) -> dict[str, Estimate]:
+def estimate_metrics(members: Sequence[Run]) -> dict[str, Estimate]:
+    """Return the mean and interval of each of METRICS that one of the runs has."""
     found = {}
     for metric in METRICS:
         (values,) = pair_by_seed([members], metric).values
@@ -375,7 +386,20 @@ def _with_fronts(rows: Sequence[Row]) -> list[Row]:
     return [replace(row, fronts=fronts[row.name]) for row in rows]
 
 
-def compare_across(sections: Sequence[Compared]) -> list[Across]:
+def find_ladders(sections: Sequence[Section]) -> list[LadderReport]:
+    """Return what each ladder says: sections that differ in GROWS alone, smallest first."""
+    families: dict[tuple[str, str], list[Section]] = {}
+    for section in sections:
+        key = section.baseline, section.title_without(*GROWS)
+        families.setdefault(key, []).append(section)
+    found = [
+        report_ladder(where, baseline, [(each.parts.get("model", ""), each.groups) for each in own])
+        for (baseline, where), own in families.items()
+    ]
+    return [report for report in found if report is not None]
+
+
+def compare_across(sections: Sequence[Section]) -> list[Across]:
     """Return one Across per pair of sections that can be compared.
 
     They differ in one of HELD_AGAINST only, have the same baseline, and share another row. Between
@@ -385,40 +409,33 @@ def compare_across(sections: Sequence[Compared]) -> list[Across]:
     return [across for across in found if across is not None]
 
 
-def _across(first: Compared, second: Compared) -> Across | None:
-    (one, before, baseline), (other, after, its_baseline) = first, second
+def _across(one: Section, other: Section) -> Across | None:
     axes = [axis for axis, part in one.parts.items() if part != other.parts[axis]]
-    if len(axes) != 1 or axes[0] not in HELD_AGAINST or baseline != its_baseline:
+    if len(axes) != 1 or axes[0] not in HELD_AGAINST or one.baseline != other.baseline:
         return None
-    (axis,) = axes
+    (axis,), baseline, before, after = axes, one.baseline, one.groups, other.groups
     tokenizers = axis == "tokenizer"
-    if tokenizers and not all("val_bytes" in run.data for run in (*one.runs, *other.runs)):
+    runs = [run for members in (*before.values(), *after.values()) for run in members]
+    if tokenizers and not all("val_bytes" in run.data for run in runs):
         return None
     metric = BITS if tokenizers else "val/loss"
     # The baseline first, then by loss, as in the first section.
-    shared = sorted(
-        (name for name in before if name in after),
-        key=lambda name: (
-            name != baseline,
-            pair_by_seed([before[name]], metric).values.mean(),
-            name,
-        ),
-    )
-    title, its_title = (found.parts[axis] or f"another {axis}" for found in (one, other))
+    shared = [name for name in before if name in after]
     losses = {name: pair_by_seed([before[name], after[name]], metric) for name in shared}
     gaps = {
         name: pair_by_seed(
-            [groups[row] for groups in (before, after) for row in (name, baseline)], metric
+            [before[name], before[baseline], after[name], after[baseline]], metric
         ).of(_gaps)
         for name in shared
         if name != baseline
     }
+    title, its_title = (each.parts[axis] or f"another {axis}" for each in (one, other))
     changes, changed = _changes(losses, title), _changes(gaps, baseline)
     if not (changes if tokenizers else changed):
         return None
     return Across(
         axis,
-        ", ".join(part for key, part in one.parts.items() if part and key != axis),
+        one.title_without(axis),
         title,
         its_title,
         baseline,

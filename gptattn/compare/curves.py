@@ -20,7 +20,7 @@ from gptattn.compare.comparison import Comparison, Row, Section
 from gptattn.compare.finished_runs import LARGEST, Run, one_line
 from gptattn.compare.statistics import Estimate, t_factor, t_interval
 from gptattn.machine.disk import write_atomically
-from gptattn.runs.evaluation import Bin, Evaluation, LengthLoss
+from gptattn.runs.evaluation import Evaluation, LengthLoss
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.rows import read_rows
 
@@ -166,14 +166,11 @@ def average_rows(
     """
     found = {}
     for row in section.rows:
-        members: list[DataFrame] = [
-            getattr(curves[run.folder], kind) for run in row.runs if run.folder in curves
-        ]
-        ends = [run.until for run in row.runs if run.folder in curves]
-        members = [
-            curve.loc[curve["step"] <= end] for curve, end in zip(members, ends, strict=True)
-        ]
-        members = [curve for curve in members if len(curve)]
+        members: list[DataFrame] = []
+        for run in row.runs:
+            if run.folder in curves:
+                curve = getattr(curves[run.folder], kind)
+                members.append(curve.loc[curve["step"] <= run.until])
         band = average_curves(
             [curve[axis].to_numpy() for curve in members],
             [curve[value].to_numpy() for curve in members],
@@ -192,7 +189,9 @@ class PositionLoss:
     trained: int  # the training context
     windows: int
     loss: Estimate  # mean over all positions
-    bins: list[tuple[int, int, Estimate]]  # first and last context, and the loss there
+    beyond: Estimate | None  # mean over those with more context than in training
+    bins: list[tuple[int, int]]  # first and last context
+    band: Band  # of the losses in the bins, over the middle of each
 
 
 @dataclass(frozen=True)
@@ -206,53 +205,40 @@ class CacheCost:
     change: Estimate | None  # None for the full cache
 
 
-def evaluated(row: Row) -> list[Evaluation]:
+def _evaluations(row: Row) -> list[Evaluation]:
     """Return the evaluations of the row's runs with the weights that are compared."""
     found = [(run.evaluation, run.steps) for run in row.runs]
     return [one for one, steps in found if one and one.step == steps]
 
 
-def shown_lengths(section: Section) -> list[tuple[int, int]]:
-    """Return the lengths to draw, each with the trained one.
-
-    They are the trained length and the longest beyond it. A longer length has fewer windows, and so
-    a mean over other tokens: each gets its own plot.
-    """
-    pairs = {(one.length, one.trained) for one in position_losses(section)}
-    drawn = [pair for pair in pairs if pair[0] == pair[1]]
-    return sorted(drawn) + sorted(pair for pair in pairs if pair[0] > pair[1])[-1:]
-
-
 def position_losses(section: Section) -> list[PositionLoss]:
-    """Return every row's losses by position, shorter windows first."""
+    """Return every row's losses by position, shorter windows first.
+
+    Only runs with the same bins as the first of the row count.
+    """
     found = []
     for row in section.rows:
-        evaluations = evaluated(row)
+        evaluations = _evaluations(row)
         for length in sorted({length for one in evaluations for length in one.lengths}):
-            members = _members(evaluations, length)
-            bins = [
-                (one.first, one.last, _estimate([m.bins[i].loss for m in members]))
-                for i, one in enumerate(members[0].bins)
-            ]
-            trained, windows = evaluations[0].context_length, members[0].windows
-            loss = _estimate([m.loss for m in members])
-            found.append(PositionLoss(row.name, length, trained, windows, loss, bins))
+            members = [one.lengths[length] for one in evaluations if length in one.lengths]
+            bins, trained = _edges(members[0]), evaluations[0].context_length
+            members = [one for one in members if _edges(one) == bins]
+            middles = np.array([(first + last) / 2 for first, last in bins])
+            losses = [np.array([each.loss for each in one.bins]) for one in members]
+            band = average_curves([middles] * len(members), losses)
+            if band is None:
+                continue
+            loss = _estimate([one.loss for one in members])
+            beyond = None
+            if length > trained:
+                beyond = _estimate([one.between(trained + 1, length) for one in members])
+            windows = members[0].windows
+            found.append(PositionLoss(row.name, length, trained, windows, loss, beyond, bins, band))
     return found
 
 
-def position_bands(section: Section, length: int) -> dict[str, Band]:
-    """Return the band of each row evaluated in windows of `length`: loss by tokens of context."""
-    found = {}
-    for row in section.rows:
-        members = [one for one in _members(evaluated(row), length) if one.bins]
-        if not members:
-            continue
-        # The middle of a bin.
-        x = np.array([(one.first + one.last) / 2 for one in members[0].bins])
-        made = average_curves([x] * len(members), [_losses(member.bins) for member in members])
-        if made is not None:
-            found[row.name] = made
-    return found
+def _edges(found: LengthLoss) -> list[tuple[int, int]]:
+    return [(one.first, one.last) for one in found.bins]
 
 
 def cache_costs(section: Section) -> list[CacheCost]:
@@ -262,7 +248,7 @@ def cache_costs(section: Section) -> list[CacheCost]:
     """
     found = []
     for row in section.rows:
-        members = [one for one in evaluated(row) if "full" in one.caches]
+        members = [one for one in _evaluations(row) if "full" in one.caches]
         sizes = {name: one.nbytes for member in members for name, one in member.caches.items()}
         for cache in sorted(sizes, key=lambda name: -sizes[name]):
             some = [one for one in members if cache in one.caches]
@@ -272,20 +258,6 @@ def cache_costs(section: Section) -> list[CacheCost]:
             changed = None if cache == "full" else _estimate(change)
             found.append(CacheCost(row.name, one_line(cache), each, _estimate(loss), changed))
     return found if any(one.change is not None for one in found) else []
-
-
-def _members(evaluations: Sequence[Evaluation], length: int) -> list[LengthLoss]:
-    """Return the losses at this length of the runs with the same bins as the first."""
-    found = [one.lengths[length] for one in evaluations if length in one.lengths]
-    return [one for one in found if _edges(one.bins) == _edges(found[0].bins)]
-
-
-def _edges(bins: Sequence[Bin]) -> list[tuple[int, int]]:
-    return [(one.first, one.last) for one in bins]
-
-
-def _losses(bins: Sequence[Bin]) -> np.ndarray:
-    return np.array([one.loss for one in bins])
 
 
 def _estimate(values: Sequence[float]) -> Estimate:
@@ -299,19 +271,14 @@ def write_board(comparison: Comparison, curves: Mapping[Path, Curves], folder: P
     """
     folder.mkdir(exist_ok=True)
     _remove_former_board(folder)
-    taken: set[Path] = set()
     for section in comparison.sections:
         place = folder / _folder_name(section.title) if section.title else folder
         lines = _board_lines(section, curves)
         for row in section.rows:
-            name, count = _folder_name(row.name), 2
-            while place / name in taken:
-                name, count = f"{_folder_name(row.name)} {count}", count + 1
-            taken.add(place / name)
             starts = [curves[run.folder].start for run in row.runs if run.folder in curves]
             began = min((start for start in starts if math.isfinite(start)), default=0.0)
             for line, series in lines.get(row.name, {}).items():
-                _write_events(place / f"{name} {line}", began, series)
+                _write_events(place / f"{_folder_name(row.name)} {line}", began, series)
 
 
 def _remove_former_board(folder: Path) -> None:
@@ -325,7 +292,7 @@ def _remove_former_board(folder: Path) -> None:
 
 def _folder_name(name: str) -> str:
     """Return `name` as a valid folder name; a setting's value may contain slashes."""
-    return re.sub(r"[^\w.,=+()\- ]", "_", name)[:120].strip(" .") or "_"
+    return re.sub(r"[^\w.,=+()\- ]", "_", name)[:200].strip(" .") or "_"
 
 
 Series = tuple[str, Floats, Floats, Floats]  # tag, steps, seconds, values

@@ -13,7 +13,7 @@ other rows of that variant: a config file where that explains it, otherwise the 
 import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from pandas import DataFrame
 
@@ -36,15 +36,11 @@ NOT_OF_TASK = ("data._target_", "data.val_rows", "data.vocab_size")  # other axe
 LONGEST = 20  # longer settings, in characters, are shown as a hash in titles
 
 
-@dataclass(frozen=True)
-class RunSet:
+class RunSet(NamedTuple):
     """Runs that can be compared with each other."""
 
-    title: str  # how it differs from the other sets; "" for the only one
-    size: str  # the title's part on the model's size
-    family: str  # the rest of the title: equal for sets that differ only in size
+    parts: Mapping[str, str]  # how it differs from the other sets, by axis; "": it does not
     runs: list[Run]
-    parts: Mapping[str, str] = field(default_factory=dict)  # of the title, by axis; "": no part
 
 
 def _data(run: Run) -> list[str]:
@@ -181,9 +177,7 @@ def _named(members: list[Run], firsts: Sequence[Run], axes: Sequence[str]) -> Ru
     origins = {run.settings.get("init_from", "") for run in members}
     if parts.get("weights") and members[0].origin and len(origins) == 1:
         parts["weights"] = f"from {origins.pop()}"
-    others = [part for axis, part in parts.items() if part and axis != "model"]
-    title = ", ".join(filter(None, parts.values()))
-    return RunSet(title, parts.get("model", ""), ", ".join(others), members, parts)
+    return RunSet(parts, members)
 
 
 def words_of(axis: str, run: Run) -> str:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gptattn.compare.finished_runs import Run
-from gptattn.compare.groups import Groups, RunSet
+from gptattn.compare.groups import Groups
 from gptattn.compare.statistics import ALPHA, Interval
 
 Array = NDArray[np.float64]
@@ -35,14 +35,6 @@ class Ladder:
 
     compute: Mapping[str, Array]  # by variant, [sizes], ascending; any unit
     losses: Mapping[str, Array]  # by variant, [sizes, seeds], nats; seeds are paired
-
-    def __post_init__(self) -> None:
-        shapes = {losses.shape for losses in self.losses.values()}
-        if len(shapes) != 1 or self.compute.keys() != self.losses.keys():
-            raise ValueError(f"variants have losses of shapes {sorted(shapes)}; all must be alike")
-        ((sizes, _),) = shapes
-        if any(len(c) != sizes or np.any(np.diff(c) <= 0) for c in self.compute.values()):
-            raise ValueError(f"compute must have {sizes} values that grow, for each variant")
 
     @property
     def sizes(self) -> int:
@@ -87,68 +79,45 @@ class Multiplier:
     interval: Interval | None  # 95% over all variants together; None for one seed
 
 
-def fit_shared(ladder: Ladder) -> Law:
-    """Fit the law with one exponent for all variants, by least squares of losses in nats."""
-    from scipy.optimize import minimize_scalar, nnls
+def fit_law(ladder: Ladder, *, own: bool = False) -> Law:
+    """Fit the law by least squares of mean losses in nats, with `own` or one shared exponent.
 
-    names = list(ladder.compute)
-    unit = _unit(ladder)
-    logs = np.concatenate([np.log(ladder.compute[name] / unit) for name in names])
+    Given the exponents, the best floor and factors, none below 0, are found exactly; so only the
+    exponents are searched: a shared one on a grid and then closely, and own ones from there.
+    """
+    from scipy.optimize import least_squares, minimize_scalar, nnls
+
+    names, count = list(ladder.compute), len(ladder.compute)
+    # In the middle of all compute, factors are numbers of the size of losses.
+    unit = float(np.exp(np.log(np.concatenate(list(ladder.compute.values()))).mean()))
+    logs = np.stack([np.log(ladder.compute[name] / unit) for name in names])
     means = np.concatenate([ladder.losses[name].mean(axis=1) for name in names])
-    own = np.repeat(np.eye(len(names)), ladder.sizes, axis=0)
+    of_variant = np.repeat(np.eye(count), ladder.sizes, axis=0)
 
-    def solve(exponent: float) -> tuple[Array, float]:
-        columns = np.column_stack([np.ones(len(logs)), own * np.exp(-exponent * logs)[:, None]])
-        return nnls(columns, means)
+    def solve(log_exponents: Array) -> tuple[Array, Array]:
+        powers = np.exp(-np.exp(log_exponents)[:, None] * logs).reshape(-1, 1)
+        columns = np.column_stack([np.ones(len(means)), of_variant * powers])
+        weights, _ = nnls(columns, means)
+        return weights, columns @ weights - means
 
     def misfit(log_exponent: float) -> float:
-        return solve(math.exp(log_exponent))[1]
+        return float(np.linalg.norm(solve(np.full(count, log_exponent))[1]))
 
-    grid = np.linspace(math.log(EXPONENTS[0]), math.log(EXPONENTS[1]), GRID)
+    least, most = map(math.log, EXPONENTS)
+    grid = np.linspace(least, most, GRID)
     best = int(np.argmin([misfit(x) for x in grid]))
     bounds = grid[max(best - 1, 0)], grid[min(best + 1, GRID - 1)]
-    exponent = math.exp(minimize_scalar(misfit, bounds=bounds, method="bounded").x)
-    weights, norm = solve(exponent)
+    found = np.full(count, minimize_scalar(misfit, bounds=bounds, method="bounded").x)
+    if own:
+        found = least_squares(lambda x: solve(x)[1], found, bounds=(least, most)).x
+    weights, missed = solve(found)
     return Law(
         floor=float(weights[0]),
         unit=unit,
         factors=dict(zip(names, map(float, weights[1:]), strict=True)),
-        exponents=dict.fromkeys(names, exponent),
-        squares=norm**2 * ladder.seeds + _pure_squares(ladder),
-        parameters=len(names) + 2,
-    )
-
-
-def fit_own(ladder: Ladder) -> Law:
-    """Fit the law with an exponent for each variant, from the shared fit on."""
-    from scipy.optimize import least_squares
-
-    start = fit_shared(ladder)
-    names, count = list(ladder.compute), len(ladder.compute)
-    logs = np.stack([np.log(ladder.compute[name] / start.unit) for name in names])
-    means = np.stack([ladder.losses[name].mean(axis=1) for name in names])
-
-    def residuals(x: Array) -> Array:
-        exponents, factors = np.exp(x[1 : count + 1, None]), np.exp(x[count + 1 :, None])
-        return (x[0] + factors * np.exp(-exponents * logs) - means).ravel()
-
-    tiny = np.finfo(float).tiny
-    first = [start.floor, *([math.log(start.exponents[names[0]])] * count)]
-    first += [math.log(max(start.factors[name], tiny)) for name in names]
-    least, most = map(math.log, EXPONENTS)
-    lower = np.array([0.0, *[least] * count, *[-np.inf] * count])
-    upper = np.array([np.inf, *[most] * count, *[np.inf] * count])
-    found = least_squares(
-        residuals, np.clip(first, lower, upper), bounds=(lower, upper), x_scale="jac"
-    )
-    x = found.x
-    return Law(
-        floor=float(x[0]),
-        unit=start.unit,
-        factors=dict(zip(names, map(float, np.exp(x[count + 1 :])), strict=True)),
-        exponents=dict(zip(names, map(float, np.exp(x[1 : count + 1])), strict=True)),
-        squares=2 * float(found.cost) * ladder.seeds + _pure_squares(ladder),
-        parameters=2 * count + 1,
+        exponents=dict(zip(names, map(float, np.exp(found)), strict=True)),
+        squares=float(missed @ missed) * ladder.seeds + _pure_squares(ladder),
+        parameters=1 + count + (count if own else 1),
     )
 
 
@@ -192,11 +161,11 @@ def widening(law: Law, ladder: Ladder) -> float:
 
 def choose_law(ladder: Ladder) -> Law:
     """Return the law with a shared exponent, or one per variant if they differ."""
-    shared = fit_shared(ladder)
+    shared = fit_law(ladder)
     cells = len(ladder.compute) * ladder.sizes
     if len(ladder.compute) < 2 or cells <= 2 * len(ladder.compute) + 1:
         return shared
-    own = fit_own(ladder)
+    own = fit_law(ladder, own=True)
     return own if exponents_differ(shared, own, ladder) < ALPHA else shared
 
 
@@ -218,9 +187,8 @@ def multipliers(ladder: Ladder, baseline: str, loss: float) -> dict[str, Multipl
     made = {}
     for name in others:
         ratio = _log_ratio(law, baseline, name, loss)
-        value = math.exp(ratio) if math.isfinite(ratio) else math.nan
-        if ladder.seeds < 2 or math.isnan(value):
-            made[name] = Multiplier(value, None)
+        if math.isnan(ratio) or ladder.seeds < 2:
+            made[name] = Multiplier(math.exp(ratio), None)
             continue
         weights = _weights_of_losses(law, ladder, baseline, name, loss)
         sums = np.einsum("vs,vsn->sn", weights, losses)
@@ -230,7 +198,10 @@ def multipliers(ladder: Ladder, baseline: str, loss: float) -> dict[str, Multipl
             degrees = (ladder.seeds - 1) * variances.sum() ** 2 / (variances**2).sum()
             critical = float(-stdtrit(degrees, ALPHA / len(others) / 2))
             half = critical * math.sqrt(variances.sum()) * widening(law, ladder)
-        made[name] = Multiplier(value, (math.exp(ratio - half), math.exp(ratio + half)))
+        if half > 10 * MOST_LOG:  # the losses do not fall
+            made[name] = Multiplier(math.nan, None)
+            continue
+        made[name] = Multiplier(math.exp(ratio), (math.exp(ratio - half), math.exp(ratio + half)))
     return made
 
 
@@ -271,11 +242,6 @@ def _log_ratio(law: Law, baseline: str, name: str, loss: float) -> float:
 def _log_compute(law: Law, name: str, loss: float) -> float:
     """Return the logarithm of the compute, in units of the law, that a variant needs for a loss."""
     return math.log(law.factors[name] / (loss - law.floor)) / law.exponents[name]
-
-
-def _unit(ladder: Ladder) -> float:
-    """Return the middle of all compute, so that factors are numbers of the size of losses."""
-    return float(np.exp(np.log(np.concatenate(list(ladder.compute.values()))).mean()))
 
 
 def _pure_squares(ladder: Ladder) -> float:
@@ -330,60 +296,39 @@ def _tokens(run: Run) -> float:
     return run.steps * int(run.settings["batch_size"]) * int(run.settings["model.context_length"])
 
 
-def _compute(run: Run) -> float:
-    return run.metrics["cost/flops_per_token"] * _tokens(run)
-
-
-def _cache(run: Run) -> float:
-    return run.metrics["cost/kv_bytes_per_token"]
-
-
-def _seconds(run: Run) -> float:
-    return _tokens(run) / run.metrics["perf/tokens_per_s"]
-
-
+# What a run has spent of each cost; a KeyError if it lacks the figure.
 LADDER_COSTS: dict[str, Callable[[Run], float]] = {
-    "compute": _compute,
-    "cache": _cache,
-    "seconds": _seconds,
+    "compute": lambda run: run.metrics["cost/flops_per_token"] * _tokens(run),
+    "cache": lambda run: run.metrics["cost/kv_bytes_per_token"],
+    "seconds": lambda run: _tokens(run) / run.metrics["perf/tokens_per_s"],
 }
 
 
-def find_ladders(sections: Sequence[tuple[RunSet, Groups, str]]) -> list[LadderReport]:
-    """Return what each ladder among the sections says; they come smallest first.
+def report_ladder(
+    where: str, baseline: str, sizes: Sequence[tuple[str, Groups]]
+) -> LadderReport | None:
+    """Return what the named sizes, smallest first, say about each cost.
 
-    A ladder is FEWEST_SIZES or more sections with growing compute that differ only in model and
-    budget, and share a baseline, another row and seeds.
+    `baseline` is a row of each. None unless they are FEWEST_SIZES or more with growing compute, and
+    share another row and seeds.
     """
-    families: dict[tuple[str, ...], list[tuple[RunSet, Groups, str]]] = {}
-    for found, groups, baseline in sections:
-        others = [part for axis, part in found.parts.items() if axis not in GROWS]
-        families.setdefault((baseline, *others), []).append((found, groups, baseline))
-    made = [_report(family) for family in families.values() if len(family) >= FEWEST_SIZES]
-    return [report for report in made if report is not None]
-
-
-def _report(family: Sequence[tuple[RunSet, Groups, str]]) -> LadderReport | None:
-    first, _, baseline = family[0]
-    sizes = [groups for _, groups, _ in family]
-    names = [name for name in sizes[0] if all(name in groups for groups in sizes)]
-    seeds = set.intersection(
-        *({run.seed for run in groups[name]} for groups in sizes for name in names)
-    )
-    if baseline not in names or len(names) < 2 or not seeds:
+    if len(sizes) < FEWEST_SIZES:
+        return None
+    first, *others = (groups for _, groups in sizes)
+    names = [name for name in first if all(name in groups for groups in others)]
+    rows = {name: [groups[name] for _, groups in sizes] for name in names}
+    seeds = set.intersection(*({r.seed for r in runs} for own in rows.values() for runs in own))
+    if len(names) < 2 or not seeds:
         return None
     cells = {
-        name: [[run for run in groups[name] if run.seed in seeds] for groups in sizes]
-        for name in names
+        name: [[run for run in runs if run.seed in seeds] for runs in own]
+        for name, own in rows.items()
     }
     costs = [_scaled(cost, cells, baseline) for cost in LADDER_COSTS]
-    known = [scaled for scaled in costs if scaled is not None]
-    if not known or known[0].cost != "compute":
+    if costs[0] is None:
         return None
-    where = [part for axis, part in first.parts.items() if part and axis not in GROWS]
-    return LadderReport(
-        ", ".join(where), baseline, [found.size for found, *_ in family], len(seeds), known
-    )
+    known = [scaled for scaled in costs if scaled is not None]
+    return LadderReport(where, baseline, [size for size, _ in sizes], len(seeds), known)
 
 
 def _scaled(cost: str, cells: Mapping[str, list[list[Run]]], baseline: str) -> Scaled | None:

@@ -4,12 +4,11 @@ Every variant keeps its colour, marker and line through a section's figures. mat
 them, so the page, the README and a paper show the same.
 """
 
-import contextlib
 import io
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,17 +20,17 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter
 
-from gptattn.compare.comparison import COSTS, Row, Section
+from gptattn.compare.comparison import COSTS, Comparison, Row, Section
 from gptattn.compare.curves import (
     FEWEST_FOR_BAND,
     Band,
     CacheCost,
     Curves,
+    PositionLoss,
     average_rows,
     cache_costs,
     choose_curves,
-    position_bands,
-    shown_lengths,
+    position_losses,
 )
 from gptattn.compare.ladder import LadderReport, Scaled
 from gptattn.compare.statistics import Estimate
@@ -45,13 +44,18 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 LINES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)), (0, (3, 1, 1, 1, 1, 1)))
 CACHE_MARKERS = (*MARKERS, "*", "<", ">", "h", "p")
 MAX_NAMED = 12  # variants in a legend; more are hard to tell apart
-MAX_BARRED = 40  # with more variants, only those on the front get intervals
 FIRST_CONTEXT = 8  # tokens of context from which a mean must be visible; earlier losses are higher
-CACHE_COLUMNS = 3  # in the legend of caches, whose names have up to 20 characters
 SIZE = (5.2, 3.7)  # inches; the text stays legible at a width of 360 pixels
 LOSS = "validation loss (nats)"
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": INK,
+    "grid.alpha": 0.15,
+    "grid.linewidth": 0.6,
     "text.parse_math": False,
     "font.size": 9,
     "font.family": "sans-serif",
@@ -78,10 +82,11 @@ COST_AXES = {
     "speed": "tokens/s",
 }
 LADDER_AXES = {
-    "compute": "training FLOPs",
-    "cache": "cache bytes per token",
-    "seconds": "seconds of training",
+    "compute": CURVE_AXES["flops"],
+    "cache": COST_AXES["cache"],
+    "seconds": CURVE_AXES["seconds"],
 }
+INTERVALS = "95% confidence intervals (with two seeds, {each})"
 
 
 @dataclass(frozen=True)
@@ -95,135 +100,116 @@ class Plot:
     png: bytes
 
 
-def section_plots(section: Section, curves: Mapping[Path, Curves], prefix: str) -> list[Plot]:
-    """Return every plot that the section has data for; file names begin with `prefix`."""
-    looks = {row.name: look(i) for i, row in enumerate(section.rows)}
-    plots = []
-    with _styled():
-        kind = choose_curves(section, curves)
-        for axis in CURVE_AXES:
-            bands = average_rows(section, curves, kind, axis)
-            if any(len(band.x) > 1 for band in bands.values()):
-                plots.append(_curve_plot(bands, looks, kind, axis, prefix))
-        for cost, metric in COSTS.items():
-            rows = [row for row in section.rows if metric in row.metrics]
-            if len(rows) > 1:
-                plots.append(_cost_plot(rows, looks, cost, prefix))
-        for length, trained in shown_lengths(section):
-            bands = position_bands(section, length)
-            plots.append(_position_plot(bands, looks, length, trained, prefix))
-        if costs := cache_costs(section):
-            plots.append(_cache_plot(costs, looks, prefix))
-    return plots
-
-
-def size_plots(sections: Sequence[Section]) -> list[Plot]:
-    """Return one plot per family of sections that differ only in the model's size."""
+def draw_plots(
+    comparison: Comparison, curves: Mapping[Path, Curves]
+) -> tuple[list[Plot], list[list[Plot]]]:
+    """Return the plots that span several sections, and those of each section."""
+    sections = comparison.sections
     families: dict[str, list[Section]] = {}
     for section in sections:
         if all("cost/params" in row.metrics for row in section.rows):
-            families.setdefault(section.family, []).append(section)
+            families.setdefault(section.title_without("model"), []).append(section)
     sized = [members for members in families.values() if len(members) > 1]
-    with _styled():
-        return [
-            _size_plot(members, f"{i}_" if len(sized) > 1 else "")
-            for i, members in enumerate(sized, start=1)
-        ]
-
-
-def ladder_plots(reports: Sequence[LadderReport]) -> list[Plot]:
-    """Return a plot per cost of each ladder."""
-    with _styled():
-        return [
-            _ladder_plot(report, scaled, f"{i}_" if len(reports) > 1 else "")
-            for i, report in enumerate(reports, start=1)
+    with rc_context(STYLE), warnings.catch_warnings():
+        # matplotlib's font lacks some scripts; the SVG keeps the text, for the reader's own fonts.
+        warnings.filterwarnings("ignore", message="Glyph .* missing")
+        across = [
+            _ladder_plot(report, scaled, _number(i, comparison.ladders))
+            for i, report in enumerate(comparison.ladders, start=1)
             for scaled in report.costs
         ]
+        across += [_size_plot(own, _number(i, sized)) for i, own in enumerate(sized, start=1)]
+        return across, [
+            _section_plots(section, curves, _number(i, sections))
+            for i, section in enumerate(sections, start=1)
+        ]
+
+
+def _number(i: int, of: Sequence[object]) -> str:
+    """Return how the names of the i-th one's files begin."""
+    return f"{i}_" if len(of) > 1 else ""
+
+
+def _section_plots(section: Section, curves: Mapping[Path, Curves], prefix: str) -> list[Plot]:
+    """Return every plot that the section has data for."""
+    looks = {row.name: look(i) for i, row in enumerate(section.rows)}
+    kind = choose_curves(section, curves)
+    plots = []
+    for axis in CURVE_AXES:
+        bands = average_rows(section, curves, kind, axis)
+        if any(len(band.x) > 1 for band in bands.values()):
+            plots.append(_curve_plot(bands, looks, kind, axis, f"{prefix}loss_{axis}"))
+    for cost, metric in COSTS.items():
+        rows = [row for row in section.rows if metric in row.metrics]
+        if len(rows) > 1:
+            plots.append(_cost_plot(rows, looks, cost, f"{prefix}pareto_{cost}"))
+    losses = position_losses(section)
+    lengths = sorted({(one.length, one.trained) for one in losses})
+    # A longer length has fewer windows, and so a mean over other tokens: each gets its own plot.
+    trained = [pair for pair in lengths if pair[0] == pair[1]]
+    for length, _ in trained + [pair for pair in lengths if pair[0] > pair[1]][-1:]:
+        shown = [one for one in losses if one.length == length]
+        plots.append(_position_plot(shown, looks, f"{prefix}loss_position"))
+    if costs := cache_costs(section):
+        plots.append(_cache_plot(costs, looks, f"{prefix}loss_cache"))
+    return plots
 
 
 def _curve_plot(
-    bands: Mapping[str, Band],
-    looks: Mapping[str, dict[str, Any]],
-    kind: str,
-    axis: str,
-    prefix: str,
+    bands: Mapping[str, Band], looks: Mapping[str, dict[str, Any]], kind: str, axis: str, name: str
 ) -> Plot:
     """Plot each row's mean curve and its band over `axis`; `kind` is val or train."""
     # Rows are sorted, so these are the baseline and the lowest losses.
-    shown = {name: bands[name] for name in list(bands)[:MAX_NAMED]}
+    shown = {row: bands[row] for row in list(bands)[:MAX_NAMED]}
     figure, axes = new_figure(list(shown))
     lines = []
-    for i, (name, band) in enumerate(shown.items()):
+    for i, (row, band) in enumerate(shown.items()):
         # Curves lie close together: stagger the markers so that they do not overlap.
         every = max(1, len(band.x) // 6)
-        style = looks[name] | {"markevery": (i * every // len(shown), every)}
+        style = looks[row] | {"markevery": (i * every // len(shown), every)}
         lines += _draw_band(axes, band, style)
-    low, high = _curve_limits(list(shown.values()))
-    axes.set_ylim(low, high)
+    _set_limits(axes, list(shown.values()), max(band.x[-1] for band in shown.values()) / 10)
     if axis != "seconds":
         axes.xaxis.set_major_formatter(format_tick)
     loss = {"val": "validation loss", "train": "training loss"}[kind]
     axes.set(xlabel=CURVE_AXES[axis], ylabel=f"{loss} (nats)")
-    _add_legend(figure, lines, list(shown))
     seeds = sorted({band.n for band in shown.values()})
     over = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
-    caption = f"Mean over {over} seed{'s' * (seeds[-1] > 1)}"
-    if seeds[-1] >= FEWEST_FOR_BAND:
-        caption += " with its 95% confidence interval."
-    else:
-        each = "" if seeds[-1] == 1 else " thin lines show each seed, and"
-        caption += f";{each} no interval is drawn for fewer than {FEWEST_FOR_BAND} seeds."
-    if any((band.mean > high).any() for band in shown.values()):
-        caption += " The steep start lies above the plot."
-    if len(bands) > len(shown):
-        caption += (
-            f" Of {len(bands)} variants, the baseline and the {len(shown) - 1} with the lowest "
-            "loss are drawn."
-        )
-    return draw(figure, f"{prefix}loss_{axis}", f"Loss against {CURVE_AXES[axis]}", caption)
+    caption = (
+        f"Means over {over} seed{'s' * (seeds[-1] > 1)}; bands are "
+        f"{INTERVALS.format(each='thin lines show each')}. The steep start may lie above the plot."
+    )
+    return _finish(figure, lines, list(bands), name, f"Loss against {CURVE_AXES[axis]}", caption)
 
 
-def _curve_limits(bands: Sequence[Band]) -> tuple[float, float]:
-    """Return y limits from the lowest value to the highest after a tenth of the training."""
-    longest = max(band.x[-1] for band in bands)
-    late = [band.mean[band.x >= longest / 10] for band in bands]
-    top = max([float(part.max()) for part in late if len(part)] or [float(bands[0].mean.max())])
+def _set_limits(axes: Any, bands: Sequence[Band], start: float) -> None:
+    """Show the means from `start` on, the lowest mean, and of the bands what leaves room for it."""
+    late = [band.mean[band.x >= min(start, band.x[-1])] for band in bands]
+    top = max(float(part.max()) for part in late)
     lowest = min(float(band.mean.min()) for band in bands)
     # A band over few seeds can be far wider than the range of the means: let it add at most half of
     # that range to the plot.
     ends = [float(band.low[len(band.low) // 2 :].min()) for band in bands if band.low is not None]
     bottom = max(min([lowest, *ends]), lowest - 0.5 * (top - lowest))
     room = 0.05 * (top - bottom) or 0.05 * abs(top) or 1.0
-    return bottom - room, top + room
+    axes.set_ylim(bottom - room, top + room)
 
 
 def _cost_plot(
-    rows: Sequence[Row], looks: Mapping[str, dict[str, Any]], cost: str, prefix: str
+    rows: Sequence[Row], looks: Mapping[str, dict[str, Any]], cost: str, name: str
 ) -> Plot:
     """Plot one point per row, mean loss against mean cost, with the Pareto front marked."""
     metric = COSTS[cost]
-    # Rows on the front come first in the legend.
-    named = sorted(rows, key=lambda row: (cost not in row.fronts, row.loss))[:MAX_NAMED]
-    figure, axes = new_figure([row.name for row in named])
-    points = {}
-    for row in rows:
-        x, on_front = row.metrics[metric], cost in row.fronts
-        barred = on_front or len(rows) <= MAX_BARRED
-        colour = looks[row.name]["color"]
-        _draw_seeds(axes, x.mean, row, colour)
-        points[row.name] = axes.errorbar(
-            x.mean,
-            row.loss,
-            xerr=_bars(x) if barred else None,
-            yerr=_bars(row.metrics["val/loss"]) if barred else None,
-            color=colour,
-            marker=looks[row.name]["marker"],
-            markerfacecolor=colour if on_front else "none",
-            markersize=7,
-            elinewidth=1,
-            capsize=2,
-            linestyle="none",
-        ).lines[0]
+    # Those that the legend names come first: the front, then the lowest losses.
+    rows = sorted(rows, key=lambda row: (cost not in row.fronts, row.loss))
+    figure, axes = new_figure([row.name for row in rows])
+    points = []
+    for i, row in enumerate(rows):
+        x, style = row.metrics[metric], looks[row.name] | {"linestyle": "none"}
+        filled = style["color"] if cost in row.fronts else "none"
+        points += axes.plot(x.mean, row.loss, markerfacecolor=filled, markersize=7, **style)
+        if i < MAX_NAMED:  # the bars of all would hide the points
+            _draw_seeds(axes, x, row, style["color"])
     front = sorted(
         ((row.metrics[metric].mean, row.loss) for row in rows if cost in row.fronts),
         reverse=cost == "speed",
@@ -231,95 +217,78 @@ def _cost_plot(
     axes.step(*zip(*front, strict=True), where="post", color=INK, alpha=0.6, linewidth=1, zorder=1)
     _scale_x(axes, [row.metrics[metric].mean for row in rows], base=2 if cost == "cache" else 10)
     axes.margins(x=0.12, y=0.12)
-    better = "right" if cost == "speed" else "left"
+    better, gain = ("right", "more tokens/s") if cost == "speed" else ("left", "a lower cost")
     axes.set(xlabel=f"{COST_AXES[cost]} ({better} is better)", ylabel=LOSS)
-    _add_legend(figure, [points[row.name] for row in named], [row.name for row in named])
-    whose = "" if len(rows) <= MAX_BARRED else " for those on the front"
-    gain = "more tokens/s" if cost == "speed" else "a lower cost"
     caption = (
-        f"Means over seeds, with 95% confidence intervals{whose}; with two seeds, dashes show "
-        "each seed instead. Filled markers: the Pareto front (the line), where no other variant "
-        f"has both a lower mean loss and {gain}."
+        f"Means over seeds; bars are {INTERVALS.format(each='dashes show each')}. Filled markers: "
+        "the Pareto front (the line), where no other variant has both a lower mean loss and "
+        f"{gain}."
     )
-    if len(named) < len(rows):
-        caption += f" The legend names {len(named)} of {len(rows)} variants, the front first."
-    return draw(figure, f"{prefix}pareto_{cost}", f"Loss against {COST_AXES[cost]}", caption)
+    if len(rows) > MAX_NAMED:
+        caption += f" {MAX_NAMED} of {len(rows)} variants have a name and bars, the front first."
+    return _finish(
+        figure, points, [row.name for row in rows], name, f"Loss against {COST_AXES[cost]}", caption
+    )
 
 
 def _position_plot(
-    bands: Mapping[str, Band],
-    looks: Mapping[str, dict[str, Any]],
-    length: int,
-    trained: int,
-    prefix: str,
+    losses: Sequence[PositionLoss], looks: Mapping[str, dict[str, Any]], name: str
 ) -> Plot:
-    """Plot each row's mean loss by tokens of context, in windows of `length`."""
-    shown = {name: bands[name] for name in list(bands)[:MAX_NAMED]}
-    figure, axes = new_figure(list(shown))
+    """Plot each row's mean loss by tokens of context, in windows of one length."""
+    length, trained = losses[0].length, losses[0].trained
+    shown = losses[:MAX_NAMED]
+    figure, axes = new_figure([one.variant for one in shown])
     lines = []
-    for name, band in shown.items():
-        lines += _draw_band(axes, band, looks[name])
+    for one in shown:
+        lines += _draw_band(axes, one.band, looks[one.variant])
     _scale_x(axes, [1, length], base=2)
-    means = [
-        mean
-        for band in shown.values()
-        for mean in band.mean[band.x >= min(FIRST_CONTEXT, band.x[-1])]
-    ]
-    low, high = min(means), max(means)
-    room = 0.08 * (high - low) or 0.05 * abs(high) or 1.0
-    axes.set_ylim(low - room, high + room)
-    beyond = length > trained
-    if beyond:
-        axes.axvline(trained, color=INK, linewidth=0.8, linestyle=(0, (2, 2)), alpha=0.7)
+    _set_limits(axes, [one.band for one in shown], FIRST_CONTEXT)
     axes.set(xlabel="tokens of context", ylabel=LOSS)
-    _add_legend(figure, lines, list(shown))
     caption = (
         "Mean loss by the number of tokens that a prediction sees, two points per doubling, over "
-        "whole windows of the held-out text"
+        "whole windows of the held-out text; bands are "
+        f"{INTERVALS.format(each='thin lines show each')}. The first tokens, "
+        "where losses are far higher, may lie above the plot."
     )
-    seeds = max(band.n for band in shown.values())
-    if seeds >= FEWEST_FOR_BAND:
-        caption += ", with the 95% confidence interval over seeds."
-    else:
-        caption += "; thin lines show each seed." if seeds > 1 else "."
-    caption += " The first tokens, where losses are far higher, may lie above the plot."
-    if beyond:
+    if length > trained:
+        name += "_beyond"
+        axes.axvline(trained, color=INK, linewidth=0.8, linestyle=(0, (2, 2)), alpha=0.7)
         caption += f" The dashed line marks the trained length, {trained:,} tokens."
-    caption += _left_out(len(bands) - len(shown))
     title = f"Loss by position, in windows of {length:,} tokens"
-    return draw(figure, f"{prefix}loss_position{'_beyond' * beyond}", title, caption)
+    return _finish(figure, lines, [one.variant for one in losses], name, title, caption)
 
 
-def _cache_plot(
-    costs: Sequence[CacheCost], looks: Mapping[str, dict[str, Any]], prefix: str
-) -> Plot:
+def _cache_plot(costs: Sequence[CacheCost], looks: Mapping[str, dict[str, Any]], name: str) -> Plot:
     """Plot each row's loss through each cache, and its change from the full one, against bytes."""
     variants = list(dict.fromkeys(one.variant for one in costs))
-    named = variants[:MAX_NAMED]
-    shown = [one for one in costs if one.variant in named]
+    shown = [one for one in costs if one.variant in variants[:MAX_NAMED]]
     kinds = dict.fromkeys(one.cache for one in costs)
     markers = {kind: CACHE_MARKERS[i % len(CACHE_MARKERS)] for i, kind in enumerate(kinds)}
-    room = _legend_height(named) + 0.2 * math.ceil(len(markers) / CACHE_COLUMNS)
-    figure = Figure(figsize=(SIZE[0], 1.6 * SIZE[1] + room), layout="constrained")
+    height = 1.6 * SIZE[1] + _legend_height(variants[:MAX_NAMED]) + _legend_height(list(markers))
+    figure = Figure(figsize=(SIZE[0], height), layout="constrained")
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
     lines = []
-    for axes, value_of in (
-        (above, lambda one: one.loss),
-        (below, lambda one: one.change),
+    for axes, values in (
+        (below, [(one, one.change) for one in shown if one.change]),
+        (above, [(one, one.loss) for one in shown]),
     ):
-        axes.grid(color=INK, alpha=0.15, linewidth=0.6)
-        axes.set_axisbelow(True)
         axes.margins(x=0.08, y=0.1)
-        lines = [
-            _draw_caches(
-                axes,
-                [one for one in shown if one.variant == name and value_of(one) is not None],
-                value_of,
-                markers,
-                looks[name],
-            )
-            for name in named
-        ]
+        lines = []
+        for variant in variants[:MAX_NAMED]:
+            colour, dashes = looks[variant]["color"], looks[variant]["linestyle"]
+            own = [(one, value) for one, value in values if one.variant == variant]
+            x, y = [one.bytes_per_token for one, _ in own], [value.mean for _, value in own]
+            lines += axes.plot(x, y, linewidth=0.9, alpha=0.7, color=colour, linestyle=dashes)
+            for one, value in own:
+                axes.errorbar(
+                    one.bytes_per_token,
+                    value.mean,
+                    yerr=_bars(value),
+                    color=colour,
+                    marker=markers[one.cache],
+                    markersize=5,
+                    elinewidth=0.6,
+                )
     _scale_x(below, [one.bytes_per_token for one in shown], base=2)
     above.set(ylabel=LOSS)
     below.set(xlabel="cache bytes per token (left is better)", ylabel="change from full (nats)")
@@ -327,92 +296,54 @@ def _cache_plot(
         above.plot([], [], marker=marker, color=INK, linestyle="none", markersize=5)[0]
         for marker in markers.values()
     ]
-    figure.legend(
-        handles, list(markers), loc="outside upper center", ncols=CACHE_COLUMNS, handlelength=1.5
-    )
-    _add_legend(figure, lines, named)
+    _add_legend(figure, "upper", handles, list(markers))
     caption = (
         "Above, the mean loss of the held-out text decoded through each cache, without "
         "retraining; below, its change from the full cache of the same runs. A line joins the "
         "caches of one variant. Bytes are those of the cache's tensors at the trained context, "
-        "divided by its length."
+        "divided by its length. Bars: 95% confidence intervals over three or more seeds."
     )
-    if max(one.loss.n for one in shown) >= FEWEST_FOR_BAND:
-        caption += " Bars: 95% confidence intervals over seeds."
-    caption += _left_out(len(variants) - len(named))
-    return draw(figure, f"{prefix}loss_cache", "Loss through cheaper caches", caption)
-
-
-def _draw_caches(
-    axes: Any,
-    points: Sequence[CacheCost],
-    value_of: Callable[[CacheCost], Any],
-    markers: Mapping[str, str],
-    look: Mapping[str, Any],
-) -> Any:
-    """Draw one row's points, the largest cache first, and the line that joins them; return it."""
-    (line,) = axes.plot(
-        [point.bytes_per_token for point in points],
-        [value_of(point).mean for point in points],
-        linewidth=0.9,
-        alpha=0.7,
-        color=look["color"],
-        linestyle=look["linestyle"],
-    )
-    for point in points:
-        axes.errorbar(
-            point.bytes_per_token,
-            value_of(point).mean,
-            yerr=_bars(value_of(point)),
-            color=look["color"],
-            marker=markers[point.cache],
-            markersize=5,
-            elinewidth=0.6,
-            linestyle="none",
-        )
-    return line
+    return _finish(figure, lines, variants, name, "Loss through cheaper caches", caption)
 
 
 def _size_plot(sections: Sequence[Section], prefix: str) -> Plot:
     """Plot the rows of sections that differ only in model size; a line joins rows by name."""
-    lines: dict[str, list[tuple[float, Row]]] = {}
+    lines: dict[str, list[Row]] = {}
     for section in sections:
         for row in section.rows:
-            lines.setdefault(row.name, []).append((row.metrics["cost/params"].mean, row))
-    shown = dict(list(lines.items())[:MAX_NAMED])
-    figure, axes = new_figure(list(shown))
-    handles = []
-    for i, points in enumerate(shown.values()):
-        points.sort(key=lambda point: point[0])
-        x, y = [params for params, _ in points], [row.loss for _, row in points]
-        handles += axes.plot(x, y, linewidth=1.4, markersize=5, **look(i))
-        for params, row in points:
-            _draw_seeds(axes, params, row, look(i)["color"])
-            half = _bars(row.metrics["val/loss"])
-            axes.errorbar(params, row.loss, yerr=half, capsize=2, color=look(i)["color"])
-    _scale_x(axes, [params for points in shown.values() for params, _ in points])
+            lines.setdefault(row.name, []).append(row)
+    figure, axes = new_figure(list(lines))
+    handles, params = [], list[float]()
+    for i, rows in enumerate(list(lines.values())[:MAX_NAMED]):
+        rows.sort(key=lambda row: row.metrics["cost/params"].mean)
+        x = [row.metrics["cost/params"].mean for row in rows]
+        handles += axes.plot(x, [row.loss for row in rows], linewidth=1.4, markersize=5, **look(i))
+        for row in rows:
+            _draw_seeds(axes, row.metrics["cost/params"], row, look(i)["color"])
+        params += x
+    _scale_x(axes, params)
     axes.set(xlabel="parameters", ylabel=LOSS)
-    _add_legend(figure, handles, list(shown))
-    sizes = ", ".join(section.size for section in sections)
+    sizes = ", ".join(section.parts["model"] for section in sections)
     caption = (
-        f"A line joins the sizes of one variant ({sizes}). Means over seeds, with 95% confidence "
-        "intervals; with two seeds, dashes show each seed instead."
+        f"A line joins the sizes of one variant ({sizes}). "
+        f"Means over seeds; bars are {INTERVALS.format(each='dashes show each')}."
     )
-    if sections[0].family:
-        caption += f" All runs: {sections[0].family}."
+    if family := sections[0].title_without("model"):
+        caption += f" All runs: {family}."
     firsts = [section.rows[0].runs[0] for section in sections]
     if len({run.settings.get("model.context_length") for run in firsts}) > 1:
         caption += " The sizes differ in context length, and so in tokens per step."
-    caption += _left_out(len(lines) - len(shown))
-    return draw(figure, f"{prefix}loss_sizes", "Loss against model size", caption)
+    return _finish(
+        figure, handles, list(lines), f"{prefix}loss_sizes", "Loss against model size", caption
+    )
 
 
 def _ladder_plot(report: LadderReport, scaled: Scaled, prefix: str) -> Plot:
     """Plot each variant's mean loss at each size, its law, and the prediction of the largest."""
-    names = list(scaled.ladder.compute)[:MAX_NAMED]
+    names = list(scaled.ladder.compute)
     figure, axes = new_figure(names)
     handles = []
-    for i, name in enumerate(names):
+    for i, name in enumerate(names[:MAX_NAMED]):
         spent, style = scaled.ladder.compute[name], look(i)
         line = np.geomspace(spent[0], spent[-1], 80)
         axes.plot(line, [scaled.law.loss(name, x) for x in line], color=style["color"], linewidth=1)
@@ -421,27 +352,13 @@ def _ladder_plot(report: LadderReport, scaled: Scaled, prefix: str) -> Plot:
         axes.plot(spent[-1], scaled.predicted[name], "_", color=style["color"], markersize=14)
     _log_x(axes)
     axes.set(xlabel=LADDER_AXES[scaled.cost], ylabel=LOSS)
-    _add_legend(figure, handles, names)
     caption = (
         f"Means over {report.seeds} seed{'s' * (report.seeds > 1)} at {len(report.sizes)} sizes. "
         "Lines: the law through all of them. Dashes: the loss that the law of the smaller sizes "
         "predicts for the largest."
     )
-    caption += _left_out(len(scaled.ladder.compute) - len(names))
     title = f"Loss against {LADDER_AXES[scaled.cost]}, over sizes"
-    return draw(figure, f"{prefix}ladder_{scaled.cost}", title, caption)
-
-
-def _left_out(variants: int) -> str:
-    return f" {variants} more variants are left out." * (variants > 0)
-
-
-@contextlib.contextmanager
-def _styled() -> Iterator[None]:
-    with rc_context(STYLE), warnings.catch_warnings():
-        # matplotlib's font lacks some scripts; the SVG keeps the text, for the reader's own fonts.
-        warnings.filterwarnings("ignore", message="Glyph .* missing")
-        yield
+    return _finish(figure, handles, names, f"{prefix}ladder_{scaled.cost}", title, caption)
 
 
 def look(index: int) -> dict[str, Any]:
@@ -453,17 +370,11 @@ def look(index: int) -> dict[str, Any]:
     }
 
 
-def new_figure(names: Sequence[str] = (), extra: float = 0.0) -> tuple[Figure, Any]:
-    """Return a figure of the common style and its axes, with room for a legend of these names.
-
-    `extra` inches are added to its height.
-    """
-    height = SIZE[1] + _legend_height(names) + extra
+def new_figure(names: Sequence[str]) -> tuple[Figure, Any]:
+    """Return a figure and its axes, with room for a legend of the first MAX_NAMED names."""
+    height = SIZE[1] + _legend_height(names[:MAX_NAMED])
     figure = Figure(figsize=(SIZE[0], height), layout="constrained")
-    axes = figure.add_subplot()
-    axes.grid(color=INK, alpha=0.15, linewidth=0.6)
-    axes.set_axisbelow(True)
-    return figure, axes
+    return figure, figure.add_subplot()
 
 
 def _draw_band(axes: Any, band: Band, look: Mapping[str, Any]) -> list[Any]:
@@ -475,11 +386,15 @@ def _draw_band(axes: Any, band: Band, look: Mapping[str, Any]) -> list[Any]:
     return axes.plot(band.x, band.mean, linewidth=1.4, markersize=4, **look)
 
 
-def _draw_seeds(axes: Any, x: float, row: Row, colour: str) -> None:
-    """Draw the loss of each seed at `x` if there are several, but too few for an interval."""
+def _draw_seeds(axes: Any, x: Estimate, row: Row, colour: str) -> None:
+    """Draw the bars of a row's point, or its seeds if there are too few for an interval."""
     if 1 < row.n < FEWEST_FOR_BAND:
         for run in row.runs:
-            axes.plot(x, run.metrics["val/loss"], "_", color=colour, markersize=9, alpha=0.6)
+            loss = run.metrics["val/loss"]
+            axes.plot(x.mean, loss, "_", color=colour, markersize=9, alpha=0.6)
+        return
+    bars = {"xerr": _bars(x), "yerr": _bars(row.metrics["val/loss"])}
+    axes.errorbar(x.mean, row.loss, **bars, color=colour, elinewidth=1, capsize=2)
 
 
 def _bars(estimate: Estimate) -> list[list[float]] | None:
@@ -511,17 +426,27 @@ def _log_x(axes: Any, base: int = 10) -> None:
     axes.xaxis.set_major_formatter(format_tick)
 
 
-def _shorten(name: str) -> str:
-    return name if len(name) <= 32 else f"{name[:31]}…"
+def _finish(
+    figure: Figure,
+    handles: Sequence[Any],
+    names: Sequence[str],
+    name: str,
+    title: str,
+    caption: str,
+) -> Plot:
+    """Put a legend below the plot and render it; of many `names`, the first have `handles`."""
+    shown = names[:MAX_NAMED]
+    _add_legend(figure, "lower", handles[: len(shown)], shown)
+    if len(names) > len(handles):
+        caption += f" Of {len(names)} variants, the first {len(shown)} in the table are drawn."
+    return draw(figure, name, title, caption)
 
 
-def _add_legend(figure: Figure, handles: Sequence[Any], names: Sequence[str]) -> None:
-    """Put a legend below the plot, where `new_figure` has left room for it."""
+def _add_legend(figure: Figure, edge: str, handles: Sequence[Any], names: Sequence[str]) -> None:
     # matplotlib leaves out labels that begin with an underscore.
     labels = [_shorten(f" {name}" if name.startswith("_") else name) for name in names]
-    figure.legend(
-        handles, labels, loc="outside lower center", ncols=_legend_columns(names), handlelength=3.5
-    )
+    columns = _legend_columns(names)
+    figure.legend(handles, labels, loc=f"outside {edge} center", ncols=columns, handlelength=3.5)
 
 
 def _legend_height(names: Sequence[str]) -> float:
@@ -535,32 +460,31 @@ def _legend_columns(names: Sequence[str]) -> int:
     return 3 if longest <= 10 else 2 if longest <= 22 else 1
 
 
+def _shorten(name: str) -> str:
+    return name if len(name) <= 32 else f"{name[:31]}…"
+
+
 def draw(figure: Figure, name: str, title: str, caption: str) -> Plot:
     """Render the figure to SVG and PNG."""
     svg = io.StringIO()
-    # A fixed salt makes the ids, and so the file, the same each time.
+    nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    # The salt makes ids, and so the file, the same each time, and ids differ between figures.
     with rc_context({"svg.hashsalt": name}):
-        FigureCanvasSVG(figure).print_svg(svg, metadata={"Date": None})
+        FigureCanvasSVG(figure).print_svg(svg, metadata=nothing)
     # Layout takes longer than drawing, so both files use the first one's.
     figure.set_layout_engine("none")
     png = io.BytesIO()
     # A PNG needs a background: its text stays dark on a dark page.
     figure.set(dpi=200, facecolor="white")
     FigureCanvasAgg(figure).print_png(png, metadata={"Software": None})
-    return Plot(name, title, caption, _adapt_svg(svg.getvalue(), name, title), png.getvalue())
+    return Plot(name, title, caption, _adapt_svg(svg.getvalue(), title), png.getvalue())
 
 
-def _adapt_svg(svg: str, name: str, title: str) -> str:
-    """Return the <svg> element: INK as currentColor, no background, ids prefixed with `name`."""
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
-    svg = svg.replace(INK, "currentColor")
+def _adapt_svg(svg: str, title: str) -> str:
+    """Return the <svg> element for a page: INK as currentColor, only ids that are referred to."""
+    svg = svg[svg.index("<svg") :].strip().replace(INK, "currentColor")
     # Paths are most of the file: a hundredth of a point is finer than any print.
     svg = re.sub(r' d="[^"]*"', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), svg)
-    # The figure's and the axes' white backgrounds.
-    svg = re.sub(r'<g id="patch_[12]">.*?</g>', "", svg, count=2, flags=re.DOTALL)
-    for pattern in (r'(\bid=")', r"(url\(#)", r'(xlink:href="#)'):
-        svg = re.sub(pattern, rf"\g<1>{name}-", svg)
-    end = svg.index(">")
-    head = re.sub(r' (width|height)="[^"]*pt"', "", svg[:end])
-    # Text without a colour would be black, so the root gets fill="currentColor" to inherit.
-    return f'{head} role="img" aria-label="{title}" fill="currentColor">{svg[end + 1 :]}'.strip()
+    svg = re.sub(r'<g id="[^"]*"', "<g", svg)
+    # Text without a colour would be black, so the root gets one to inherit.
+    return svg.replace("<svg ", f'<svg role="img" aria-label="{title}" fill="currentColor" ', 1)

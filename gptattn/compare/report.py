@@ -8,19 +8,17 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from markupsafe import Markup
 
-from gptattn.compare.comparison import Comparison, Section
+from gptattn.compare.comparison import Comparison
 from gptattn.compare.curves import Curves, cache_costs, position_losses
 from gptattn.compare.differences import count_values
 from gptattn.compare.finished_runs import Run, one_line, seedless
 from gptattn.compare.groups import axes_of, describe_conflict
-from gptattn.compare.plots import Plot, ladder_plots, section_plots, size_plots
 from gptattn.compare.statistics import Difference
-from gptattn.compare.table import evaluation_tables, report_rows, tables_across
+from gptattn.compare.table import evaluation_tables, section_table, tables_across
 from gptattn.compare.verdicts import (
     across_words,
     headline,
@@ -30,8 +28,10 @@ from gptattn.compare.verdicts import (
     sure_words,
 )
 from gptattn.machine.disk import disk_errors, write_atomically
-from gptattn.machine.template import fill_template
 from gptattn.runs.sweep_states import PLANNED, SWEEP_LOCK, SweepStates, is_sweep, sweep_states
+
+if TYPE_CHECKING:
+    from gptattn.compare.plots import Plot
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 MAX_FAILURES = 3  # failed runs named with their reasons
@@ -46,12 +46,10 @@ def write_report(
     The folder must exist. `still_open` has lines on unfinished sweeps. Raises DiskError if a file
     cannot be written.
     """
-    across = [*ladder_plots(comparison.ladders), *size_plots(comparison.sections)]
-    several = len(comparison.sections) > 1
-    of_sections = [
-        section_plots(section, curves, f"{i}_" if several else "")
-        for i, section in enumerate(comparison.sections, start=1)
-    ]
+    # matplotlib takes half a second to import, and is not needed to print a table.
+    from gptattn.compare.plots import draw_plots
+
+    across, of_sections = draw_plots(comparison, curves)
     plots = [*across, *(plot for group in of_sections for plot in group)]
     page = page_text(comparison, of_sections, across, still_open)
     with disk_errors(out, "--out"):
@@ -98,8 +96,8 @@ def claim_folder(folder: Path, option: str = "--out") -> None:
 
 def page_text(
     comparison: Comparison,
-    plots: Sequence[Sequence[Plot]],
-    across: Sequence[Plot],
+    plots: "Sequence[Sequence[Plot]]",
+    across: "Sequence[Plot]",
     still_open: Sequence[str] = (),
 ) -> str:
     """Return the page's HTML; all text from run folders is escaped.
@@ -107,44 +105,29 @@ def page_text(
     `plots` holds the plots of each section, in the sections' order; `across`, those that span
     several sections.
     """
+    from gptattn.machine.template import fill_template  # imports jinja2
+
     return fill_template(
         "gptattn.compare",
         "page.html.j2",
         comparison=comparison,
         headline=headline(comparison),
         sections=[
-            _page_section(section, group)
-            for section, group in zip(comparison.sections, plots, strict=True)
+            {
+                "section": section,
+                "table": section_table(section),
+                "plots": own,
+                "evaluations": evaluation_tables(section),
+            }
+            for section, own in zip(comparison.sections, plots, strict=True)
         ],
         wholes=tables_across(comparison),
-        across=_figures(across),
+        across=across,
         must_split=describe_conflict(comparison.runs),
         axes=", ".join(axes_of(comparison.runs)),
         environment=_environment(comparison),
         still_open=still_open,
     )
-
-
-def _page_section(section: Section, plots: Sequence[Plot]) -> dict[str, Any]:
-    heading, *body = report_rows(section)
-    fronts = {row.name: row.fronts for row in section.rows}
-    return {
-        "title": section.title,
-        "baseline": section.baseline,
-        "words": section_words(section),
-        "match": [*(f"{line}." for line in match_words(section)), *sure_words(section)],
-        "warnings": section.warnings,
-        "heading": [*heading, "Pareto front"],
-        "body": [[*row, ", ".join(fronts.get(row[0], []))] for row in body],
-        "figures": _figures(plots),
-        "evaluations": evaluation_tables(section),
-        "rows": section.rows,
-    }
-
-
-def _figures(plots: Sequence[Plot]) -> list[tuple[Plot, Markup]]:
-    # Safe as Markup: matplotlib has escaped every text in the SVG.
-    return [(plot, Markup(plot.svg)) for plot in plots]
 
 
 def _environment(comparison: Comparison) -> list[tuple[str, str]]:
@@ -213,6 +196,7 @@ def json_text(comparison: Comparison) -> str:
     """
     node = _plain(comparison)
     for section, made in zip(node["sections"], comparison.sections, strict=True):
+        section["title"] = made.title
         section["words"] = section_words(made)
         section["match"] = match_words(made)
         section["certainty"] = sure_words(made)

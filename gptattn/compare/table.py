@@ -1,31 +1,36 @@
 """Makes the tables, as cells of text with a heading row first, for terminal, Markdown and page."""
 
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import mean
 
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from gptattn.compare.comparison import OF_DATA, Across, Comparison, Row, Section
+from gptattn.compare.comparison import (
+    OF_DATA,
+    Across,
+    Comparison,
+    Section,
+    estimate_metrics,
+)
 from gptattn.compare.curves import CacheCost, PositionLoss, cache_costs, position_losses
 from gptattn.compare.differences import RATE, UNSET
 from gptattn.compare.finished_runs import Run
 from gptattn.compare.groups import group_runs, rates_differ
-from gptattn.compare.ladder import LadderReport, Multiplier
-from gptattn.compare.statistics import Difference, Estimate, Interval, t_interval
+from gptattn.compare.ladder import LadderReport
+from gptattn.compare.statistics import Difference, Estimate
 from gptattn.compare.verdicts import (
     across_notes,
     across_title,
     across_words,
     headline,
     ladder_notes,
-    ladder_times,
     ladder_title,
     ladder_words,
     match_words,
+    multiplier_words,
     p_value,
     section_words,
     signed,
@@ -51,7 +56,6 @@ HEADING_WIDTH = 16  # a heading takes one line
 SCALE = {"cost/flops_per_token": 1e-6}
 PLUS_MINUS = "means over seeds; val loss ± half of its 95% confidence interval"
 MISSING = "–"  # noqa: RUF001
-MAX_SENTENCES = 20  # about single variants, printed for each section
 # Columns to drop on a narrow terminal, in this order; the report's files have all columns.
 DISPENSABLE = (
     "total tokens",
@@ -68,26 +72,26 @@ DISPENSABLE = (
 )
 
 
+@dataclass(frozen=True)
+class TitledTable:
+    """Cells, heading row first, with title, words and caption."""
+
+    title: str
+    cells: Sequence[Sequence[str]]
+    caption: str
+    words: Sequence[str] = field(default_factory=list)
+    notes: Sequence[str] = field(default_factory=list)
+
+
 def short_rows(runs: Sequence[Run]) -> list[list[str]]:
     """Return the cells of the short table, heading row first: means only, no comparison."""
-    columns = _columns([run.metrics for run in runs])
-    cells = [["variant", "seeds", *(heading for heading, *_ in columns)]]
-    for name, members in group_runs(runs).items():
-        row = [name, str(len(members))]
-        for _, metric, form in columns:
-            values = [m.metrics[metric] for m in members if metric in m.metrics]
-            cell = _number(mean(values), metric, form) if values else MISSING
-            if metric == "val/loss":
-                cell += half_interval(t_interval(values), form)
-            row.append(cell)
-        cells.append(row)
-    return cells
-
-
-def _columns(found: Sequence[Collection[str]]) -> list[Column]:
-    """Return the columns for rows with these metrics, without those of other kinds of data."""
-    known = set().union(*found)
-    return [column for column in COLUMNS if column[1] in known or column[1] not in OF_DATA]
+    groups = group_runs(runs)
+    means = {name: estimate_metrics(members) for name, members in groups.items()}
+    columns = _columns(means.values())
+    return [
+        ["variant", "seeds", *(heading for heading, *_ in columns)],
+        *([name, str(len(groups[name])), *_cells(own, columns)] for name, own in means.items()),
+    ]
 
 
 def report_rows(section: Section) -> list[list[str]]:
@@ -95,35 +99,43 @@ def report_rows(section: Section) -> list[list[str]]:
 
     If each variant has its own learning rate, that is a column.
     """
-    versus = f"vs {section.baseline}"
-    versus = versus if len(versus) <= HEADING_WIDTH else "vs baseline"
-    difference = [versus, "95% interval", "p"]
     columns = _columns([row.metrics for row in section.rows])
     heading, *others = (heading for heading, *_ in columns)
-    rates = rates_differ({row.name: row.runs for row in section.rows})
-    cells = [["variant", "n", *["lr"] * rates, heading, *difference, *others]]
+    rates = rates_differ(section.groups)
+    versus = _fitting_heading(f"vs {section.baseline}", "vs baseline")
+    cells = [["variant", "n", *["lr"] * rates, heading, versus, "95% interval", "p", *others]]
     for row in section.rows:
-        loss, *rest = (_estimate(row, metric, form) for _, metric, form in columns)
+        loss, *rest = _cells(row.metrics, columns)
         lr = [row.runs[0].settings.get(RATE, UNSET)] * rates
         cells.append([row.name, str(row.n), *lr, loss, *difference_cells(row.difference), *rest])
     return cells
 
 
-def _number(value: float, metric: str, form: str) -> str:
-    return format(value * SCALE.get(metric, 1), form)
+def _columns(found: Iterable[Collection[str]]) -> list[Column]:
+    """Return the columns for rows with these metrics, without those of other kinds of data."""
+    known = set().union(*found)
+    return [column for column in COLUMNS if column[1] in known or column[1] not in OF_DATA]
 
 
-def _estimate(row: Row, metric: str, form: str) -> str:
-    if metric not in row.metrics:
-        return MISSING
-    estimate = row.metrics[metric]
-    cell = _number(estimate.mean, metric, form)
-    return cell + half_interval(estimate.interval, form) if metric == "val/loss" else cell
+def _cells(metrics: Mapping[str, Estimate], columns: Sequence[Column]) -> list[str]:
+    """Return a row's means, the loss with half of its interval."""
+    cells = []
+    for _, metric, form in columns:
+        found = metrics.get(metric)
+        cell = format(found.mean * SCALE.get(metric, 1), form) if found else MISSING
+        cells.append(cell + half_interval(found, form) if metric == "val/loss" else cell)
+    return cells
 
 
-def half_interval(interval: Interval | None, form: str) -> str:
-    """Format half of the interval's width, ` ± 0.0158`; "" for a single run."""
-    return "" if interval is None else f" ± {(interval[1] - interval[0]) / 2:{form}}"
+def _fitting_heading(words: str, short: str) -> str:
+    return words if len(words) <= HEADING_WIDTH else short
+
+
+def half_interval(estimate: Estimate | None, form: str = ".4f") -> str:
+    """Format half of the interval's width, ` ± 0.0158`; "" without one."""
+    if estimate is None or estimate.interval is None:
+        return ""
+    return f" ± {(estimate.interval[1] - estimate.interval[0]) / 2:{form}}"
 
 
 def difference_cells(d: Difference | None) -> list[str]:
@@ -141,16 +153,13 @@ def terminal_table(runs: Sequence[Run], title: str, width: int) -> Table:
     return cells_table(short_rows(runs), title, width, PLUS_MINUS)
 
 
-def report_table(section: Section, title: str, width: int) -> Table:
-    """Return the report's table for a terminal, at most `width` characters."""
-    caption = f"{PLUS_MINUS}; vs {section.baseline}: paired difference by seed{_corrected(section)}"
-    return cells_table(report_rows(section), title, width, caption)
-
-
-def _corrected(section: Section) -> str:
-    """Return `, interval and p corrected for 3 comparisons`; "" for one."""
+def section_table(section: Section, title: str = "") -> TitledTable:
+    """Return the section's table, with what its runs show in words."""
     most = max((row.difference.comparisons for row in section.rows if row.difference), default=0)
-    return f", interval and p Bonferroni-corrected for {most} comparisons" if most > 1 else ""
+    corrected = f", interval and p Bonferroni-corrected for {most} comparisons" if most > 1 else ""
+    caption = f"{PLUS_MINUS}; vs {section.baseline}: paired difference by seed{corrected}"
+    words, notes = section_words(section), [*match_words(section), *sure_words(section)]
+    return TitledTable(section.title or title, report_rows(section), caption, words, notes)
 
 
 def cells_table(cells: Sequence[Sequence[str]], title: str, width: int, caption: str = "") -> Table:
@@ -206,113 +215,62 @@ def _escaped(cell: str) -> str:
     return cell.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
 
 
-@dataclass(frozen=True)
-class TitledTable:
-    """Cells, heading row first, with title, words and caption."""
-
-    title: str
-    cells: Sequence[Sequence[str]]
-    caption: str
-    words: Sequence[str] = field(default_factory=list)
-    notes: Sequence[str] = field(default_factory=list)
-
-
 def tables_across(comparison: Comparison) -> list[TitledTable]:
     """Return the tables that span several sections: ladders, then changes."""
-    return [
-        *(
-            TitledTable(
-                ladder_title(each),
-                _ladder_cells(each),
-                _ladder_caption(each),
-                ladder_words(each),
-                ladder_notes(each),
-            )
-            for each in comparison.ladders
-        ),
-        *(
-            TitledTable(
-                across_title(each),
-                _across_cells(each),
-                _across_caption(each),
-                across_words(each),
-                across_notes(each),
-            )
-            for each in comparison.across
-        ),
-    ]
+    return [*map(_ladder_table, comparison.ladders), *map(_across_table, comparison.across)]
 
 
-def _ladder_cells(report: LadderReport) -> list[list[str]]:
-    """Return the cells of the table, heading row first: multipliers, and the prediction."""
+def _ladder_table(report: LadderReport) -> TitledTable:
+    """Return what each variant needs of each cost, and how well the largest size was predicted."""
     compute = report.costs[0]
     costs = [scaled.cost for scaled in report.costs]
-    table = [["variant", *costs, "predicted", "measured", "error"]]
+    cells = [["variant", *costs, "predicted", "measured", "error"]]
     for name, measured in compute.measured.items():
         times = [
-            _multiplier_cell(scaled.multipliers[name]) if name in scaled.multipliers else MISSING
+            multiplier_words(scaled.multipliers[name]) if name in scaled.multipliers else MISSING
             for scaled in report.costs
         ]
         predicted = compute.predicted[name]
         figures = [f"{predicted:.4f}", f"{measured:.4f}", f"{predicted - measured:+.4f}"]
-        table.append([name, *times, *figures])
-    return table
-
-
-def _multiplier_cell(found: Multiplier) -> str:
-    return ladder_times(found).removesuffix(" times")
-
-
-def _ladder_caption(report: LadderReport) -> str:
-    """Explain the columns."""
-    return (
+        cells.append([name, *times, *figures])
+    caption = (
         f"times what {report.baseline} needs for the same loss, 95% intervals for each cost over "
         "its variants; predicted: the loss at the largest size, from the smaller ones"
     )
-
-
-def _across_cells(across: Across) -> list[list[str]]:
-    """Return the cells of the table, heading row first."""
-    first, second = (
-        words if len(words) <= HEADING_WIDTH else place
-        for words, place in ((across.first, "from"), (across.second, "to"))
+    return TitledTable(
+        ladder_title(report), cells, caption, ladder_words(report), ladder_notes(report)
     )
-    tests = ["95% interval", "p"]
-    versus = [_versus(across), *tests] if across.gaps else []
-    table = [["variant", "n", first, second, "change", *tests, *versus]]
+
+
+def _across_table(across: Across) -> TitledTable:
+    """Return the losses of two sections and their changes, alone and less the baseline's."""
+    first = _fitting_heading(across.first, "from")
+    second = _fitting_heading(across.second, "to")
+    versus = _fitting_heading(f"minus {across.baseline}'s", "minus baseline's")
+    gaps, tests = bool(across.gaps), ["95% interval", "p"]
+    cells = [["variant", "n", first, second, "change", *tests, *[versus, *tests] * gaps]]
     for name, loss in across.losses.items():
         gap = across.gaps.get(name)
-        figures = [f"{loss.first:.4f}", f"{loss.second:.4f}"]
-        differences = difference_cells(loss.difference)
-        if across.gaps:
-            differences += difference_cells(gap.difference) if gap else [MISSING] * 3
-        table.append([name, f"{loss.difference.n}", *figures, *differences])
-    return table
-
-
-def _versus(across: Across) -> str:
-    """Return the heading of a change minus the baseline's: `minus mha's`."""
-    words = f"minus {across.baseline}'s"
-    return words if len(words) <= HEADING_WIDTH else "minus baseline's"
-
-
-def _across_caption(across: Across) -> str:
-    """Return the table's caption."""
-    losses, gaps = (
-        max((change.difference.comparisons for change in changes.values()), default=0)
-        for changes in (across.losses, across.gaps)
-    )
-    base, versus = across.baseline, _versus(across)
+        figures = [f"{loss.first:.4f}", f"{loss.second:.4f}", *difference_cells(loss.difference)]
+        figures += difference_cells(gap and gap.difference) * gaps
+        cells.append([name, f"{loss.difference.n}", *figures])
     what = "losses" if across.metric == "val/loss" else "bits per byte"
     lines = [f"mean {what} over the n seeds in common", "change: paired difference by seed"]
-    if across.gaps:
+    base = across.baseline
+    if gaps:
         change = f"the change less that of {base}, so the change of the difference to {base}"
         lines.append(f"{versus}: {change}")
-    if losses:  # more than a single seed
-        apart = f" and, apart from them, over {gaps} {versus}" if gaps else ""
-        count = f"{losses} change{'s' * (losses > 1)}"
+    changes, families = (
+        max((change.difference.comparisons for change in family.values()), default=0)
+        for family in (across.losses, across.gaps)
+    )
+    if changes:  # more than a single seed
+        apart = f" and, apart from them, over {families} {versus}" if families else ""
+        count = f"{changes} change{'s' * (changes > 1)}"
         lines.append(f"intervals and p Bonferroni-corrected over {count}{apart}")
-    return "; ".join(lines)
+    return TitledTable(
+        across_title(across), cells, "; ".join(lines), across_words(across), across_notes(across)
+    )
 
 
 def evaluation_tables(section: Section) -> list[TitledTable]:
@@ -324,38 +282,29 @@ def evaluation_tables(section: Section) -> list[TitledTable]:
     ]
 
 
-def _positions(losses: list[PositionLoss]) -> TitledTable:
+def _positions(losses: Sequence[PositionLoss]) -> TitledTable:
     lengths = sorted({(one.length, one.trained) for one in losses})
+    found = {(one.variant, one.length): one for one in losses}
     heading = ["variant", "n"]
     for length, trained in lengths:
         heading += [f"{length:,}", *[f"{length:,}, beyond {trained:,}"] * (length > trained)]
-    by_row: dict[str, dict[int, PositionLoss]] = {}
-    for one in losses:
-        by_row.setdefault(one.variant, {})[one.length] = one
     body = []
-    for name, found in by_row.items():
-        cells = [name, str(max(one.loss.n for one in found.values()))]
+    for name in dict.fromkeys(one.variant for one in losses):
+        cells = [name, str(max(one.loss.n for one in losses if one.variant == name))]
         for length, trained in lengths:
-            one = found.get(length)
+            one = found.get((name, length))
             cells.append(_shown(one and one.loss))
-            if length > trained:
-                cells.append(MISSING if one is None else f"{_beyond(one):.4f}")
+            cells += [_shown(one and one.beyond)] * (length > trained)
         body.append(cells)
     caption = (
         "Mean loss in nats over all positions of whole windows of this length, ± half of its "
-        "95% confidence interval over seeds, and the mean of those with more context than in "
+        "95% confidence interval over seeds, and the same of those with more context than in "
         "training. Windows of different lengths are cut from the same text at different places."
     )
     return TitledTable("Loss by length of context", [heading, *body], caption)
 
 
-def _beyond(one: PositionLoss) -> float:
-    """Return the mean loss beyond the trained length, which is an edge of the bins."""
-    beyond = [(last - first + 1, e.mean) for first, last, e in one.bins if first > one.trained]
-    return sum(n * mean for n, mean in beyond) / sum(n for n, _ in beyond)
-
-
-def _caches(costs: list[CacheCost]) -> TitledTable:
+def _caches(costs: Sequence[CacheCost]) -> TitledTable:
     heading = ["variant", "cache", "n", "bytes/token", "of full", "val loss", "change from full"]
     full = {one.variant: one.bytes_per_token for one in costs if one.change is None}
     body = [
@@ -366,7 +315,7 @@ def _caches(costs: list[CacheCost]) -> TitledTable:
             f"{one.bytes_per_token:,.6g}",
             f"{one.bytes_per_token / full[one.variant]:.1%}",
             _shown(one.loss),
-            MISSING if one.change is None else _shown(one.change, change_words),
+            _shown(one.change, change_words),
         ]
         for one in costs
     ]
@@ -378,9 +327,7 @@ def _caches(costs: list[CacheCost]) -> TitledTable:
 
 
 def _shown(estimate: Estimate | None, words: Callable[[float], str] = "{:.4f}".format) -> str:
-    if estimate is None:
-        return MISSING
-    return words(estimate.mean) + half_interval(estimate.interval, ".4f")
+    return words(estimate.mean) + half_interval(estimate) if estimate else MISSING
 
 
 def change_words(change: float) -> str:
@@ -389,31 +336,15 @@ def change_words(change: float) -> str:
 
 
 def show(comparison: Comparison) -> None:
-    """Print each section's table and verdicts; warnings go to stderr."""
+    """Print each table with its words; warnings go to stderr."""
     console = StdoutConsole(highlight=False, markup=False, emoji=False)
     whole = f"{' '.join(comparison.folders)}: {headline(comparison)}"
     if len(comparison.sections) > 1:
         console.print(f"{whole}\n")
-    for section in comparison.sections:
-        console.print(report_table(section, section.title or whole, console.width))
-        *words, last = section_words(section)
-        left_out = (
-            [f"({len(words) - MAX_SENTENCES} more are on the page)"]
-            if len(words) > MAX_SENTENCES
-            else []
-        )
-        for line in [
-            *words[:MAX_SENTENCES],
-            *left_out,
-            last,
-            *match_words(section)[:MAX_SENTENCES],
-            *sure_words(section),
-        ]:
-            console.print(f"- {line}")
-        console.print()
-    for part in tables_across(comparison):
-        console.print(cells_table(part.cells, part.title, console.width, part.caption))
-        for line in [*part.words, *part.notes]:
+    tables = [section_table(section, whole) for section in comparison.sections]
+    for table in [*tables, *tables_across(comparison)]:
+        console.print(cells_table(table.cells, table.title, console.width, table.caption))
+        for line in [*table.words, *table.notes]:
             console.print(f"- {line}")
         console.print()
     lines = [line for section in comparison.sections for line in section.warnings]

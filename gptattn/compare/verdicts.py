@@ -271,7 +271,7 @@ def match_words(section: Section) -> list[str]:
             change = f"{row.name}'s {field} {verb} from {m.before:g} to {m.after:g}"
         off = abs(m.reached / m.target - 1) if m.target else math.inf
         near = f"within {_up(off)} of {m.to}'s" if off else f"equal to {m.to}'s"
-        lines.append(f"match={m.what}: {change}, {what} {near}")
+        lines.append(f"match={m.what}: {change}, {what} {near}.")
     return lines
 
 
@@ -380,8 +380,8 @@ def ladder_title(report: LadderReport) -> str:
 def ladder_words(report: LadderReport) -> list[str]:
     """Return a sentence per variant and cost, and some on how good the law of compute is."""
     lines = [
-        f"{name} needs {ladder_times(found)} {NEEDS[scaled.cost]} of {report.baseline} for "
-        f"{'the same loss' if scaled.shared else f'a loss of {scaled.loss:.4f}'}."
+        f"{name} needs {multiplier_words(found)} times {NEEDS[scaled.cost]} of {report.baseline} "
+        f"for {'the same loss' if scaled.shared else f'a loss of {scaled.loss:.4f}'}."
         for scaled in report.costs
         for name, found in scaled.multipliers.items()
     ]
@@ -389,12 +389,12 @@ def ladder_words(report: LadderReport) -> list[str]:
     return [*lines, _prediction(report, compute), *_holds(report)]
 
 
-def ladder_times(found: Multiplier) -> str:
-    """Return `0.92 (0.63 to 1.35) times`."""
+def multiplier_words(found: Multiplier) -> str:
+    """Return `0.92 (0.63 to 1.35)`."""
     if found.interval is None:
-        return f"{found.value:.2f} times"
+        return f"{found.value:.2f}"
     low, high = found.interval
-    return f"{found.value:.2f} ({low:.2f} to {high:.2f}) times"
+    return f"{found.value:.2f} ({low:.2f} to {high:.2f})"
 
 
 def _prediction(report: LadderReport, scaled: Scaled) -> str:

@@ -14,8 +14,8 @@ from runfolders import write_run, write_sweep
 from gptattn.cli.commands.compare import main
 from gptattn.compare.comparison import Comparison, Section, compare
 from gptattn.compare.finished_runs import read_runs
-from gptattn.compare.groups import comparable_sets, group_runs
-from gptattn.compare.table import report_table, short_rows
+from gptattn.compare.groups import group_runs
+from gptattn.compare.table import cells_table, section_table, short_rows
 from gptattn.compare.verdicts import headline
 from gptattn.sweep.progress import print_end
 
@@ -43,7 +43,7 @@ def compared(folder: Path, **options: Any) -> Comparison:
 
 
 def titles(folder: Path, split: bool = False) -> list[str]:
-    return [found.title for found in comparable_sets(read_runs([folder])[0], split)]
+    return [found.title for found in compared(folder, split=split).sections]
 
 
 def report(*arguments: object) -> None:
@@ -184,7 +184,8 @@ def test_the_page_has_contents_and_a_curve_over_sizes(tmp_path: Path) -> None:
 
 def printed(section: Section, width: int) -> list[str]:
     console = Console(width=width, record=True, file=io.StringIO())
-    console.print(report_table(section, "runs", width))
+    table = section_table(section)
+    console.print(cells_table(table.cells, "runs", width, table.caption))
     return console.export_text().splitlines()
 
 

@@ -14,7 +14,7 @@ from runfolders import write_sweep
 
 from gptattn.compare.comparison import Comparison, compare
 from gptattn.compare.finished_runs import read_runs
-from gptattn.compare.plots import section_plots
+from gptattn.compare.plots import draw_plots
 from gptattn.compare.report import json_text, page_text
 from gptattn.runs.evaluation import Basis, Bin, CacheLoss, Evaluation, LengthLoss
 from gptattn.runs.folder import RunFolder
@@ -79,12 +79,11 @@ def test_the_json_holds_what_was_worked_out_by_hand(sweep: Path) -> None:
     longer = found["loss_by_position"][1]
     assert (longer["trained"], longer["windows"], longer["loss"]["n"]) == (4, 10, 3)
     assert longer["loss"]["mean"] == pytest.approx(2.22)
-    first, last, beyond = longer["bins"][-1]
-    assert (first, last) == (7, 8)
+    assert longer["bins"][-1] == [7, 8]
+    ends = [longer["band"][key][-1] for key in ("mean", "low", "high")]
     # 2.1, 2.22 and 2.34: a deviation of 0.12.
     half = T975 * 0.12 / 3**0.5
-    assert beyond["mean"] == pytest.approx(2.22)
-    assert beyond["interval"] == pytest.approx([2.22 - half, 2.22 + half], abs=1e-5)
+    assert ends == pytest.approx([2.22, 2.22 - half, 2.22 + half], abs=1e-5)
     caches = [one for one in found["loss_by_cache"] if one["variant"] == "gqa"]
     assert [(one["cache"], one["bytes_per_token"]) for one in caches] == [
         ("full", 1024),
@@ -145,7 +144,7 @@ def test_names_are_text_and_nothing_else(tmp_path: Path) -> None:
     caches = {"full": CacheLoss(2.0, 64), name: CacheLoss(2.1, 32)}
     RunFolder(folder / "mha_s1").write_evaluation(evaluation(1, 2.0, caches=caches))
     comparison = compared(folder)
-    plot = section_plots(comparison.sections[0], {}, "")[-1]
+    plot = draw_plots(comparison, {})[1][0][-1]
     assert plot.name == "loss_cache"
     assert "<script" not in plot.svg
     (tmp_path / "page.html").write_text(page_text(comparison, [[plot]], []), encoding="utf-8")

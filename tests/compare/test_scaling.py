@@ -10,8 +10,7 @@ from gptattn.compare.ladder import (
     Ladder,
     choose_law,
     exponents_differ,
-    fit_own,
-    fit_shared,
+    fit_law,
     lack_of_fit,
     multipliers,
 )
@@ -43,10 +42,10 @@ def ladder(
 
 
 def test_curves_without_noise_are_found_again() -> None:
-    law = fit_shared(ladder(SAME))
+    law = fit_law(ladder(SAME))
     assert law.floor == pytest.approx(FLOOR, abs=1e-4)
     assert law.exponents == pytest.approx(SAME, rel=1e-4)
-    own = fit_own(ladder(APART))
+    own = fit_law(ladder(APART), own=True)
     assert own.floor == pytest.approx(FLOOR, abs=1e-3)
     assert own.exponents == pytest.approx(APART, rel=1e-3)
     for name, c in (("mha", 1e13), ("mqa", 3e14)):
@@ -64,7 +63,7 @@ def test_the_multiplier_of_compute_by_hand() -> None:
 
 def test_where_exponents_differ_the_multiplier_depends_on_the_loss() -> None:
     found = ladder(APART, 1e-4)
-    assert exponents_differ(fit_shared(found), fit_own(found), found) < 1e-6
+    assert exponents_differ(fit_law(found), fit_law(found, own=True), found) < 1e-6
     for loss in (2.2, 1.8):
         # By the law: C = 1e13 * (A / (loss - E)) ** (1 / alpha).
         needed = [(FACTORS[n] / (loss - FLOOR)) ** (1 / APART[n]) for n in ("mha", "mqa")]
@@ -75,7 +74,7 @@ def test_where_exponents_differ_the_multiplier_depends_on_the_loss() -> None:
 def test_equal_exponents_are_hardly_ever_told_apart() -> None:
     generator, ladders = np.random.default_rng(5), 200
     found = [ladder(SAME, 0.01, generator) for _ in range(ladders)]
-    told = sum(exponents_differ(fit_shared(one), fit_own(one), one) < 0.05 for one in found)
+    told = sum(exponents_differ(fit_law(one), fit_law(one, own=True), one) < 0.05 for one in found)
     assert told <= binom.ppf(0.999, ladders, 0.05)
 
 
@@ -88,7 +87,7 @@ def test_a_law_that_does_not_hold_is_seen() -> None:
     found = Ladder(straight.compute, bent)
     assert (lack_of_fit(choose_law(found), found) or 0) < 0.01
     one = ladder(SAME, seeds=1)
-    assert lack_of_fit(fit_shared(one), one) is None
+    assert lack_of_fit(fit_law(one), one) is None
 
 
 def test_intervals_of_all_variants_together_hold_the_true_multipliers() -> None:
@@ -111,7 +110,7 @@ def test_the_interval_of_a_multiplier_by_hand() -> None:
     # What the fit makes of a change of that one loss, by fitting again.
     changed = {name: own.copy() for name, own in exact.losses.items()}
     changed["mqa"][-1] += 1e-3
-    law = fit_shared(Ladder(exact.compute, changed))
+    law = fit_law(Ladder(exact.compute, changed))
     ratio = np.log(law.factors["mqa"] / law.factors["mha"]) / law.exponents["mqa"]
     slope = (ratio - 5 * np.log(1.05)) / 1e-3
     # The size has all of the variance, so 4 - 1 degrees of freedom; of two variants it is
@@ -129,18 +128,10 @@ def test_the_law_of_cerebras_gpt() -> None:
     flops = np.array([2.6e18, 1.3e19, 6.1e19, 2.8e20, 1.1e21, 6.3e21, 2.3e22])
     losses = np.array([2.566, 2.299, 2.184, 1.996, 1.834, 1.704, 1.572])
     table = Ladder({"gpt": flops}, {"gpt": losses[:, None]})
-    law = fit_shared(table.part(6))  # as in the paper, the largest model is predicted
+    law = fit_law(table.part(6))  # as in the paper, the largest model is predicted
     assert law.floor == pytest.approx(0.5066, abs=0.02)
     assert law.exponents["gpt"] == pytest.approx(0.0737, abs=0.006)
     assert law.loss("gpt", flops[-1]) == pytest.approx(losses[-1], rel=0.02)
     # Least squares: no other law is nearer to the losses, also not the published one.
     published = (flops[:6] / 5.984e22) ** -0.0737 + 0.5066
     assert law.squares < float(((published - losses[:6]) ** 2).sum())
-
-
-def test_ladders_with_gaps_are_refused() -> None:
-    compute = {"mha": COMPUTE, "gqa": COMPUTE}
-    with pytest.raises(ValueError, match="must be alike"):
-        Ladder(compute, {"mha": np.ones((5, 3)), "gqa": np.ones((5, 2))})
-    with pytest.raises(ValueError, match="5 values that grow"):
-        Ladder({"mha": COMPUTE[::-1]}, {"mha": np.ones((5, 3))})

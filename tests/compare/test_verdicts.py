@@ -210,7 +210,7 @@ def test_what_was_matched_is_said(tmp_path: Path) -> None:
     (found,) = compare(read_runs([tmp_path])[0]).sections
     # 55 / 124,672 = 0.0441%, rounded up.
     assert match_words(found) == [
-        "match=params: gqa's MLP widened from 512 to 545, parameters within 0.05% of mha's"
+        "match=params: gqa's MLP widened from 512 to 545, parameters within 0.05% of mha's."
     ]
     assert found.warnings == []
 
