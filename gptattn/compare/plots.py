@@ -296,7 +296,7 @@ def _cache_plot(costs: Sequence[CacheCost], looks: Mapping[str, dict[str, Any]],
         above.plot([], [], marker=marker, color=INK, linestyle="none", markersize=5)[0]
         for marker in markers.values()
     ]
-    _add_legend(figure, "upper", handles, list(markers))
+    _add_legend(figure, "outside upper center", handles, list(markers))
     caption = (
         "Above, the mean loss of the held-out text decoded through each cache, without "
         "retraining; below, its change from the full cache of the same runs. A line joins the "
@@ -436,17 +436,17 @@ def _finish(
 ) -> Plot:
     """Put a legend below the plot and render it; of many `names`, the first have `handles`."""
     shown = names[:MAX_NAMED]
-    _add_legend(figure, "lower", handles[: len(shown)], shown)
+    _add_legend(figure, "outside lower center", handles[: len(shown)], shown)
     if len(names) > len(handles):
         caption += f" Of {len(names)} variants, the first {len(shown)} in the table are drawn."
     return draw(figure, name, title, caption)
 
 
-def _add_legend(figure: Figure, edge: str, handles: Sequence[Any], names: Sequence[str]) -> None:
+def _add_legend(figure: Figure, loc: Any, handles: Sequence[Any], names: Sequence[str]) -> None:
     # matplotlib leaves out labels that begin with an underscore.
     labels = [_shorten(f" {name}" if name.startswith("_") else name) for name in names]
     columns = _legend_columns(names)
-    figure.legend(handles, labels, loc=f"outside {edge} center", ncols=columns, handlelength=3.5)
+    figure.legend(handles, labels, loc=loc, ncols=columns, handlelength=3.5)
 
 
 def _legend_height(names: Sequence[str]) -> float:
