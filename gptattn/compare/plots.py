@@ -34,6 +34,7 @@ from gptattn.compare.curves import (
 )
 from gptattn.compare.ladder import LadderReport, Scaled
 from gptattn.compare.statistics import Estimate
+from gptattn.compare.verdicts import seed_words
 
 # Placeholder for the page's text colour: a near-black that no palette contains.
 INK = "#1b1c1d"
@@ -173,10 +174,8 @@ def _curve_plot(
         axes.xaxis.set_major_formatter(format_tick)
     loss = {"val": "validation loss", "train": "training loss"}[kind]
     axes.set(xlabel=CURVE_AXES[axis], ylabel=f"{loss} (nats)")
-    seeds = sorted({band.n for band in shown.values()})
-    over = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
     caption = (
-        f"Means over {over} seed{'s' * (seeds[-1] > 1)}; bands are "
+        f"Means over {seed_words(band.n for band in shown.values())}; bands are "
         f"{INTERVALS.format(each='thin lines show each')}. The steep start may lie above the plot."
     )
     return _finish(figure, lines, list(bands), name, f"Loss against {CURVE_AXES[axis]}", caption)
@@ -353,7 +352,7 @@ def _ladder_plot(report: LadderReport, scaled: Scaled, prefix: str) -> Plot:
     _log_x(axes)
     axes.set(xlabel=LADDER_AXES[scaled.cost], ylabel=LOSS)
     caption = (
-        f"Means over {report.seeds} seed{'s' * (report.seeds > 1)} at {len(report.sizes)} sizes. "
+        f"Means over {seed_words([report.seeds])} at {len(report.sizes)} sizes. "
         "Lines: the law through all of them. Dashes: the loss that the law of the smaller sizes "
         "predicts for the largest."
     )
