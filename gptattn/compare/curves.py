@@ -18,7 +18,7 @@ from pandas import DataFrame
 
 from gptattn.compare.comparison import Comparison, Row, Section
 from gptattn.compare.finished_runs import LARGEST, Run, one_line
-from gptattn.compare.statistics import Estimate, t_factor, t_interval
+from gptattn.compare.statistics import Estimate, critical_t, t_interval
 from gptattn.machine.disk import write_atomically
 from gptattn.runs.evaluation import Evaluation, LengthLoss
 from gptattn.runs.folder import RunFolder
@@ -146,7 +146,7 @@ def average_curves(xs: Sequence[Floats], ys: Sequence[Floats]) -> Band | None:
     mean = table.mean(axis=0)
     if len(table) < FEWEST_FOR_BAND:
         return Band(len(table), grid, mean, None, None, table)
-    half = t_factor(len(table)) * table.std(axis=0, ddof=1)
+    half = critical_t(len(table)) * table.std(axis=0, ddof=1) / math.sqrt(len(table))
     return Band(len(table), grid, mean, mean - half, mean + half, table)
 
 

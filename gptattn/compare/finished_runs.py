@@ -121,7 +121,7 @@ def read_runs(paths: Iterable[str | Path]) -> tuple[list[Run], list[str]]:
     """
     runs: list[Run] = []
     skipped: list[str] = []
-    seen: set[tuple[int, int]] = set()
+    seen: set[str] = set()
     for path in map(Path, paths):
         if not path.is_dir():
             raise DataError("run folder", f"{path} is not a folder; give a run or sweep folder")
@@ -181,34 +181,28 @@ def _reason(error: Exception, folder: Path) -> str:
     return f"{error}" if isinstance(error, ValueError | msgspec.MsgspecError) else repr(error)
 
 
-def _run_folders(path: Path, seen: set[tuple[int, int]], skipped: list[str]) -> Iterator[Path]:
+def _run_folders(path: Path, seen: set[str], skipped: list[str]) -> Iterator[Path]:
     """Yield the folders that hold a config.yaml, without hidden ones such as Hydra's `.hydra`.
 
-    Links are followed. `seen` holds each folder's device and inode, so a loop of links ends.
+    Links are followed. `seen` holds each folder's real path, so a loop of links ends.
     """
-    waiting = [path]
-    while waiting:
-        folder = waiting.pop()
-        try:
-            info = folder.stat()
-            if (info.st_dev, info.st_ino) in seen:
-                continue
-            seen.add((info.st_dev, info.st_ino))
-            names = sorted((entry.name for entry in os.scandir(folder)), reverse=True)
-            # Not DirEntry.is_dir: it raises for a link to itself.
-            below = [folder / n for n in names if n[0] != "." and (folder / n).is_dir()]
-        except OSError as error:
-            skipped.append(one_line(f"{folder}: {_reason(error, folder)}"))
+
+    def skip(error: OSError) -> None:
+        skipped.append(one_line(f"{error.filename}: {error.strerror}"))
+
+    for where, below, files in os.walk(path, onerror=skip, followlinks=True):
+        folder = Path(where)
+        if os.path.realpath(folder) in seen:
+            below.clear()
             continue
-        if CONFIG in names:
+        seen.add(os.path.realpath(folder))
+        below[:] = sorted(name for name in below if name[0] != ".")
+        if CONFIG in files:
             yield folder
-        if TUNING in names and CONFIG not in names:
-            tuning = folder / TUNING
-            below = [other for other in below if other != tuning]
-            skipped.append(
-                one_line(f"{tuning}: runs that chose a learning rate; name the folder to see them")
-            )
-        waiting.extend(below)
+        elif TUNING in below:
+            below.remove(TUNING)
+            line = "runs that chose a learning rate; name the folder to see them"
+            skipped.append(one_line(f"{folder / TUNING}: {line}"))
 
 
 def _read(folder: RunFolder) -> Run:
@@ -228,24 +222,25 @@ def _read(folder: RunFolder) -> Run:
     origin = "" if origin == "None" else origin
     if origin:
         settings["init_from"] = seedless(origin)
-    text = str(summary.data["text_sha256"])[:8]
-    settings |= {} if "task" in summary.data else {"text": text}  # a task's settings say everything
+    if "task" not in summary.data:  # a task's settings say everything
+        settings["text"] = str(summary.data["text_sha256"])[:8]
     settings["device"] = str(summary.hyperparameters["device"])
+    choices = {k.removeprefix("choices."): v for k, v in config.items() if k.startswith("choices.")}
     return Run(
         folder.path,
         one_line(summary.variant),
         summary.seed,
         metrics,
         _shown(settings),
-        one_line(settings["budget"]),
-        _shown(flat(summary.data)),
-        _shown(flat(summary.environment)),
-        summary.match,
-        folder.done_at,
-        {k[8:]: one_line(v) for k, v in config.items() if k.startswith("choices.")},
-        one_line(PurePath(origin).name),
-        summary.steps,
-        summary.completed,
+        budget=one_line(settings["budget"]),
+        data=_shown(flat(summary.data)),
+        environment=_shown(flat(summary.environment)),
+        match=summary.match,
+        finished=folder.done_at,
+        choices=_shown(choices),
+        origin=one_line(PurePath(origin).name),
+        steps=summary.steps,
+        completed=summary.completed,
         making=folder.read_provenance(),
         places=_shown(places(config)),
         stage=stages.of(recorded) if stages else None,
@@ -309,51 +304,41 @@ def at_first_budgets(runs: Sequence[Run]) -> tuple[list[Run], dict[Path, str]]:
     kept: list[Run] = []
     extended: dict[str, list[Run]] = {}
     for run in runs:
-        before = [
-            end
-            for end in run.completed
-            if end.step < run.steps and "val/loss" in finite(end.metrics)
-        ]
-        kept.append(_at(run, before[0]) if before else run)
-        if before:
-            history = ", then ".join([*map(_words, before), run.budget])
-            whole = _with_budget(run, history)
-            extended.setdefault(history, []).append(whole)
+        ends = [end for end in run.completed if end.step < run.steps]
+        ends = [end for end in ends if "val/loss" in finite(end.metrics)]
+        kept.append(_at(run, ends[0]) if ends else run)
+        if ends:
+            history = ", then ".join([*map(_budget_at, ends), run.budget])
+            extended.setdefault(history, []).append(_with_budget(run, history))
     notes = {}
     for history, members in extended.items():
         alike = len({run.variant for run in members}) > 1
         kept += members if alike else []
-        notes |= {run.folder: _note(run, history, alike) for run in members}
+        for run in members:
+            final = f", {run.metrics['val/loss']:.4f}, has no run to compare with"
+            final = " is compared with runs extended alike" if alike else final
+            notes[run.folder] = one_line(
+                f"{run.folder} was extended ({history}): it is compared at the end of its first "
+                f"budget; its final loss{final}"
+            )
     return kept, notes
 
 
-def _words(end: Completed) -> str:
-    given = {f"budget.{unit}": str(value) for unit, value in end.budget.items()}
-    return one_line(budget_words(given))
+def _at(run: Run, end: Completed) -> Run:
+    """Return the run as it was at the end of this budget."""
+    costs = {name: value for name, value in run.metrics.items() if name.startswith("cost/")}
+    making = run.making and at_step(run.making, end.step)
+    first = replace(_with_budget(run, _budget_at(end)), metrics=costs | finite(end.metrics))
+    return replace(first, steps=end.step, until=end.step, making=making)
 
 
 def _with_budget(run: Run, words: str) -> Run:
-    return replace(run, budget=words, settings={**run.settings, "budget": words})
+    return replace(run, budget=words, settings=run.settings | {"budget": words})
 
 
-def _at(run: Run, end: Completed) -> Run:
-    costs = {name: value for name, value in run.metrics.items() if name.startswith("cost/")}
-    making = run.making and at_step(run.making, end.step)
-    first = replace(run, metrics=costs | finite(end.metrics), steps=end.step, making=making)
-    first = replace(first, until=end.step)
-    return _with_budget(first, _words(end))
-
-
-def _note(run: Run, history: str, alike: bool) -> str:
-    later = (
-        "its final loss is compared with runs extended alike"
-        if alike
-        else f"its final loss, {run.metrics['val/loss']:.4f}, has no run to compare with"
-    )
-    return one_line(
-        f"{run.folder} was extended ({history}): it is compared at the end of its first budget; "
-        f"{later}"
-    )
+def _budget_at(end: Completed) -> str:
+    given = {f"budget.{unit}": str(value) for unit, value in end.budget.items()}
+    return one_line(budget_words(given))
 
 
 def without_replaced(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:

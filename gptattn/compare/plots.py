@@ -34,6 +34,7 @@ from gptattn.compare.curves import (
 )
 from gptattn.compare.ladder import LadderReport, Scaled
 from gptattn.compare.statistics import Estimate
+from gptattn.compare.verdicts import seed_words
 
 # Placeholder for the page's text colour: a near-black that no palette contains.
 INK = "#1b1c1d"
@@ -173,10 +174,8 @@ def _curve_plot(
         axes.xaxis.set_major_formatter(format_tick)
     loss = {"val": "validation loss", "train": "training loss"}[kind]
     axes.set(xlabel=CURVE_AXES[axis], ylabel=f"{loss} (nats)")
-    seeds = sorted({band.n for band in shown.values()})
-    over = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
     caption = (
-        f"Means over {over} seed{'s' * (seeds[-1] > 1)}; bands are "
+        f"Means over {seed_words(band.n for band in shown.values())}; bands are "
         f"{INTERVALS.format(each='thin lines show each')}. The steep start may lie above the plot."
     )
     return _finish(figure, lines, list(bands), name, f"Loss against {CURVE_AXES[axis]}", caption)
@@ -296,7 +295,7 @@ def _cache_plot(costs: Sequence[CacheCost], looks: Mapping[str, dict[str, Any]],
         above.plot([], [], marker=marker, color=INK, linestyle="none", markersize=5)[0]
         for marker in markers.values()
     ]
-    _add_legend(figure, "upper", handles, list(markers))
+    _add_legend(figure, "outside upper center", handles, list(markers))
     caption = (
         "Above, the mean loss of the held-out text decoded through each cache, without "
         "retraining; below, its change from the full cache of the same runs. A line joins the "
@@ -353,7 +352,7 @@ def _ladder_plot(report: LadderReport, scaled: Scaled, prefix: str) -> Plot:
     _log_x(axes)
     axes.set(xlabel=LADDER_AXES[scaled.cost], ylabel=LOSS)
     caption = (
-        f"Means over {report.seeds} seed{'s' * (report.seeds > 1)} at {len(report.sizes)} sizes. "
+        f"Means over {seed_words([report.seeds])} at {len(report.sizes)} sizes. "
         "Lines: the law through all of them. Dashes: the loss that the law of the smaller sizes "
         "predicts for the largest."
     )
@@ -436,17 +435,17 @@ def _finish(
 ) -> Plot:
     """Put a legend below the plot and render it; of many `names`, the first have `handles`."""
     shown = names[:MAX_NAMED]
-    _add_legend(figure, "lower", handles[: len(shown)], shown)
+    _add_legend(figure, "outside lower center", handles[: len(shown)], shown)
     if len(names) > len(handles):
         caption += f" Of {len(names)} variants, the first {len(shown)} in the table are drawn."
     return draw(figure, name, title, caption)
 
 
-def _add_legend(figure: Figure, edge: str, handles: Sequence[Any], names: Sequence[str]) -> None:
+def _add_legend(figure: Figure, loc: Any, handles: Sequence[Any], names: Sequence[str]) -> None:
     # matplotlib leaves out labels that begin with an underscore.
     labels = [_shorten(f" {name}" if name.startswith("_") else name) for name in names]
     columns = _legend_columns(names)
-    figure.legend(handles, labels, loc=f"outside {edge} center", ncols=columns, handlelength=3.5)
+    figure.legend(handles, labels, loc=loc, ncols=columns, handlelength=3.5)
 
 
 def _legend_height(names: Sequence[str]) -> float:

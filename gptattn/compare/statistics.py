@@ -54,12 +54,6 @@ def deviation(values: ArrayLike, first: int | None = None) -> float:
 
 
 @cache
-def t_factor(n: int, comparisons: int = 1) -> float:
-    """Return half the width of a 95% interval for the mean of n values, in standard deviations."""
-    return critical_t(n, comparisons) / math.sqrt(n)
-
-
-@cache
 def critical_t(n: int, comparisons: int = 1) -> float:
     """Return the two-sided critical t for n values at level 5% / comparisons (Bonferroni).
 

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
 
-from gptattn.compare.comparison import BITS, Across, Change, Comparison, Row, Section
+from gptattn.compare.comparison import BITS, Across, Comparison, Row, Section
 from gptattn.compare.ladder import BEYOND, LadderReport, Multiplier, Scaled
 from gptattn.compare.statistics import (
     ALPHA,
@@ -21,9 +21,9 @@ LISTED = 6  # names in one sentence
 FEWEST_FOR_PAIRING = 5  # seeds; fewer say nothing about a correlation over seeds
 # What a ladder's multiplier multiplies.
 NEEDS = {
-    "compute": "the compute",
-    "cache": "the cache per token",
-    "seconds": "the seconds of training",
+    "compute": "compute",
+    "cache": "cache per token",
+    "seconds": "seconds of training",
 }
 # Metric -> its name and unit.
 NAMES = {"val/loss": ("loss", "nats"), BITS: ("loss in bits per byte", "bits per byte")}
@@ -288,17 +288,19 @@ def listed(items: Sequence[str]) -> str:
     return f"{', '.join(start)} and {last}" if start else last
 
 
+def seed_words(counts: Iterable[int]) -> str:
+    """Return `5 seeds`, or `3 to 5 seeds`."""
+    ordered = sorted(counts)
+    low, high = ordered[0], ordered[-1]
+    return f"{low} seed{'s' * (low > 1)}" if low == high else f"{low} to {high} seeds"
+
+
 def headline(comparison: Comparison) -> str:
     """Return `15 runs, 3 variants, 5 seeds each`, and the number of sections if several."""
     rows = [row for section in comparison.sections for row in section.rows]
-    seeds = sorted({row.n for row in rows})
-    each = (
-        f"{seeds[0]} seed{'s' * (seeds[0] > 1)} each"
-        if len(seeds) == 1
-        else (f"{seeds[0]} to {seeds[-1]} seeds each")
-    )
     runs, variants = len({run.folder for run in comparison.runs}), len({row.name for row in rows})
-    text = f"{runs} run{'s' * (runs > 1)}, {variants} variant{'s' * (variants > 1)}, {each}"
+    text = f"{runs} run{'s' * (runs > 1)}, {variants} variant{'s' * (variants > 1)}, "
+    text += f"{seed_words(row.n for row in rows)} each"
     sections = len(comparison.sections)
     return text + f", in {sections} sections" * (sections > 1)
 
@@ -318,7 +320,7 @@ def across_words(across: Across) -> list[str]:
         lines.append(
             f"no change of the difference to {across.baseline} from {across.first} to "
             f"{across.second} can be shown for {listed(rest)}, "
-            f"{_with_seeds(across.gaps[name] for name in rest)}."
+            f"with {seed_words(across.gaps[name].difference.n for name in rest)}."
         )
     return [*lines, _loss_words(across)]
 
@@ -349,13 +351,6 @@ def _loss_words(across: Across) -> str:
     return f"with {across.second} instead of {across.first}, {loss}."
 
 
-def _with_seeds(changes: Iterable[Change]) -> str:
-    """Return `with 5 seeds`, or `with 3 to 5 seeds`."""
-    found = sorted({change.difference.n for change in changes})
-    span = f"{found[0]}" if len(found) == 1 else f"{found[0]} to {found[-1]}"
-    return f"with {span} seed{'s' * (found[-1] > 1)}"
-
-
 def across_notes(across: Across) -> list[str]:
     """Return a line on other settings that differ, and one on how much text a token is."""
     lines = []
@@ -372,19 +367,21 @@ def across_notes(across: Across) -> list[str]:
 
 def ladder_title(report: LadderReport) -> str:
     """Return `Needed for the same loss: 5 sizes, 3 seeds`."""
-    seeds = f"{report.seeds} seed{'s' * (report.seeds > 1)}"
-    words = f"needed for the same loss: {len(report.sizes)} sizes, {seeds}"
+    sizes, seeds = len(report.sizes), seed_words([report.seeds])
+    words = f"needed for the same loss: {sizes} sizes, {seeds}"
     return f"{report.where}: {words}" if report.where else f"{words[0].upper()}{words[1:]}"
 
 
 def ladder_words(report: LadderReport) -> list[str]:
     """Return a sentence per variant and cost, and some on how good the law of compute is."""
-    lines = [
-        f"{name} needs {multiplier_words(found)} times {NEEDS[scaled.cost]} of {report.baseline} "
-        f"for {'the same loss' if scaled.shared else f'a loss of {scaled.loss:.4f}'}."
-        for scaled in report.costs
-        for name, found in scaled.multipliers.items()
-    ]
+    lines = []
+    for scaled in report.costs:
+        loss = "the same loss" if scaled.shared else f"a loss of {scaled.loss:.4f}"
+        lines += [
+            f"{name} needs {multiplier_words(found)} times the {NEEDS[scaled.cost]} of "
+            f"{report.baseline} for {loss}."
+            for name, found in scaled.multipliers.items()
+        ]
     compute = report.costs[0]
     return [*lines, _prediction(report, compute), *_holds(report)]
 

@@ -255,8 +255,8 @@ class GPT(nn.Module):
     def prepare(self, rows: int | None) -> None:
         """Optimise decoding of `rows` rows at a time, until prepare(None).
 
-        This holds a copy of the fused projections; on the CPU with 2 to 32 rows, or with bfloat16
-        weights, a copy of all weights.
+        On the CPU with 2 to 32 rows, or with bfloat16 weights, it holds a packed copy of the
+        weights.
         """
         self._prepared_head = None if rows is None else PreparedWeight(self.head, rows)
         for child in self.children():

@@ -1,4 +1,4 @@
-"""Helpers: run `gptattn-compare` in this process, and parse its page."""
+"""Helpers: compare runs, run `gptattn-compare` in this process, and parse its page."""
 
 from html.parser import HTMLParser
 from pathlib import Path
@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from gptattn.cli.commands.compare import main
+from gptattn.compare.comparison import Comparison, compare
+from gptattn.compare.finished_runs import read_runs
 
 LOSSES = {
     "mha": [2.00, 2.01, 2.02, 2.03, 2.04],
@@ -30,6 +32,11 @@ def report(*arguments: object, code: int = 0) -> None:
         with pytest.raises(SystemExit) as stop:
             main()
     assert stop.value.code == code
+
+
+def compared(*folders: Path, **options: Any) -> Comparison:
+    """Compare the runs in the folders, as the command does."""
+    return compare(read_runs(folders)[0], **options)
 
 
 class Page(HTMLParser):

@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from reporting import Page, report
+from reporting import Page, compared, report
 from runfolders import write_run
 
-from gptattn.compare.comparison import Across, Comparison, compare
-from gptattn.compare.finished_runs import read_runs
+from gptattn.compare.comparison import Across
 from gptattn.compare.table import tables_across
 from gptattn.compare.verdicts import across_notes, across_words
 
@@ -39,10 +38,6 @@ def write_both(folder: Path) -> Path:
     for optim, losses in LOSSES.items():
         write(folder, losses, optim)
     return folder
-
-
-def compared(folder: Path) -> Comparison:
-    return compare(read_runs([folder])[0])
 
 
 def only(folder: Path) -> Across:
@@ -158,6 +153,7 @@ def test_a_single_seed_gives_a_table_without_intervals(tmp_path: Path) -> None:
     assert across_words(found)[0].endswith("for gqa and mqa, with 1 seed.")
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_terminal_page_and_json_have_the_changes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from reporting import compared
 from runfolders import write_run
 
-from gptattn.compare.comparison import Across, Comparison, compare
-from gptattn.compare.finished_runs import read_runs
+from gptattn.compare.comparison import Across
 from gptattn.compare.table import tables_across
 from gptattn.compare.verdicts import across_notes, across_words
 from gptattn.errors import ConfigError
@@ -45,10 +45,6 @@ def write_both(folder: Path, *variants: str) -> Path:
     for tokenizer, found in BITS.items():
         write(folder, tokenizer, {name: found[name] for name in variants or found})
     return folder
-
-
-def compared(folder: Path, split: bool = False) -> Comparison:
-    return compare(read_runs([folder])[0], split=split)
 
 
 def only(folder: Path) -> Across:

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from reporting import compared
 from runfolders import write_run
 
-from gptattn.compare.comparison import compare
 from gptattn.compare.differences import differences_in_making
 from gptattn.compare.finished_runs import read_runs
 from gptattn.compare.groups import comparable_sets, group_runs, pick_baseline
@@ -35,7 +35,7 @@ def test_copies_of_a_run_are_named(tmp_path: Path) -> None:
     for name, seed, time in (("b", 1, 10), ("a", 1, 20), ("c", 2, 5)):
         write_run(tmp_path / name, "mha", seed, 2.0)
         os.utime(tmp_path / name / "summary.json", (time, time))
-    comparison = compare(read_runs([tmp_path])[0])
+    comparison = compared(tmp_path)
     assert comparison.skipped == [f"{tmp_path / 'b'}: a copy of a, which counts"]
 
 

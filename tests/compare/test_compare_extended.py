@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 from interrupted import SIX, crash, once
+from reporting import compared
 from runfolders import TOKENS, write_run
 from support import command, summary, train
 
-from gptattn.compare.comparison import Comparison, compare
 from gptattn.compare.curves import average_rows, read_all_curves
-from gptattn.compare.finished_runs import read_runs
 
 
 def steps(count: int) -> dict[str, Any]:
@@ -46,10 +45,6 @@ def record(run: Path, losses: dict[int, float]) -> None:
 def write_gqa(folder: Path, *losses: float) -> None:
     for seed, loss in enumerate(losses, start=1):
         write_run(folder / f"gqa{seed}", "gqa", seed, loss, config=steps(1000))
-
-
-def compared(folder: Path) -> Comparison:
-    return compare(read_runs([folder])[0])
 
 
 def test_an_extended_run_counts_where_its_first_budget_ended(tmp_path: Path) -> None:

@@ -4,10 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from reporting import compared
 from runfolders import write_run
-
-from gptattn.compare.comparison import Comparison, compare
-from gptattn.compare.finished_runs import read_runs
 
 GPT2 = {
     "block": {"norm": "layer", "bias": True},
@@ -28,10 +26,6 @@ def write(folder: Path, variant: str, block: str, **more: Any) -> None:
     for seed, loss in enumerate((2.0, 2.1, 2.3), start=1):
         config = {**settings, "choices": choices, **more}
         write_run(folder / f"{block}_{variant}_{seed}", variant, seed, loss, config=config)
-
-
-def compared(folder: Path) -> Comparison:
-    return compare(read_runs([folder])[0])
 
 
 def test_parts_and_the_layers_of_a_pattern_are_attention(tmp_path: Path) -> None:

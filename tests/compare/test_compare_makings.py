@@ -4,9 +4,9 @@ import os
 from pathlib import Path
 
 import pytest
+from reporting import compared
 from runfolders import write_run
 
-from gptattn.compare.comparison import compare
 from gptattn.compare.differences import differences_in_making
 from gptattn.compare.finished_runs import read_runs, without_replaced
 from gptattn.compare.groups import group_runs
@@ -35,7 +35,7 @@ def test_a_run_made_again_after_an_edit_replaces_the_old_one_by_name(tmp_path: P
     old = aged(write_run(tmp_path / "s" / "old", "gqa", 1, 2.0), 1e9)
     write_run(tmp_path / "s" / "new", "gqa", 1, 3.0, code=NEW)
     write_run(tmp_path / "s" / "mha", "mha", 1, 3.0)
-    comparison = compare(read_runs([tmp_path])[0])
+    comparison = compared(tmp_path)
     assert [run.folder.name for run in comparison.runs] == ["mha", "new"]
     line = f"{old}: replaced by new (code of gptattn.attention.variants.gqa)"
     assert comparison.skipped == [line]

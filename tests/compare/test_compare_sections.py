@@ -7,14 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from reporting import Page
+from reporting import Page, compared, report
 from rich.console import Console
 from runfolders import write_run, write_sweep
 
-from gptattn.cli.commands.compare import main
-from gptattn.compare.comparison import Comparison, Section, compare
+from gptattn.compare.comparison import Section
 from gptattn.compare.finished_runs import read_runs
-from gptattn.compare.groups import group_runs
 from gptattn.compare.table import cells_table, section_table, short_rows
 from gptattn.compare.verdicts import headline
 from gptattn.sweep.progress import print_end
@@ -38,20 +36,8 @@ def write_sizes(folder: Path, choices: bool = False) -> Path:
     return folder
 
 
-def compared(folder: Path, **options: Any) -> Comparison:
-    return compare(read_runs([folder])[0], **options)
-
-
 def titles(folder: Path, split: bool = False) -> list[str]:
     return [found.title for found in compared(folder, split=split).sections]
-
-
-def report(*arguments: object) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sys.argv", ["gptattn-compare", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stop:
-            main()
-    assert stop.value.code == 0
 
 
 def test_a_variant_is_held_against_the_baseline_of_its_own_size(tmp_path: Path) -> None:
@@ -147,26 +133,18 @@ def test_precisions_are_rows_of_one_variant_and_sections_of_several(tmp_path: Pa
     assert titles(tmp_path) == ["trainer.precision=32-true", "trainer.precision=bf16-mixed"]
 
 
-def test_a_width_that_was_matched_parts_no_section(tmp_path: Path) -> None:
+def test_a_width_that_was_matched_parts_no_section_and_is_no_part_of_a_name(tmp_path: Path) -> None:
     match = {"what": "params", "to": "mha", "field": "model.d_mlp", "target": 9.0, "reached": 9.0}
-    for variant, after in (("mha", 256), ("gqa", 290)):
-        made = match | {"before": 256, "after": after}
-        config = {"match": "params"}
-        folder = tmp_path / variant
+    for variant, size, after in (("mha", 0, 256), ("x", 0, 290), ("x", 4, 280)):
+        config = {"match": "params", "attn": {"_target_": "gptattn.attention.X", "conv_size": size}}
+        folder, made = tmp_path / f"{variant}{size}", match | {"before": 256, "after": after}
         write_run(folder, variant, 1, 2.0, d_model=64, d_mlp=after, match=made, config=config)
     write_run(tmp_path / "c", "mqa", 1, 2.0, d_model=64, d_mlp=256)
-    assert titles(tmp_path) == [""]
-
-
-def test_a_width_that_was_matched_is_no_part_of_a_rows_name(tmp_path: Path) -> None:
-    match = {"what": "params", "to": "mha", "field": "model.d_mlp", "target": 9.0, "reached": 9.0}
-    for size, after in ((0, 290), (4, 280)):
-        made = match | {"before": 256, "after": after}
-        config = {"match": "params", "attn": {"_target_": "gptattn.attention.X", "conv_size": size}}
-        folder = tmp_path / f"x{size}"
-        write_run(folder, "x", 1, 2.0, d_model=64, d_mlp=after, match=made, config=config)
-    groups = group_runs(read_runs([tmp_path])[0])
-    assert set(groups) == {"x attn.conv_size=0", "x attn.conv_size=4"}
+    (section,) = compared(tmp_path).sections
+    assert section.title == ""
+    assert {row.name for row in section.rows} == {
+        *("mha", "mqa", "x attn.conv_size=0", "x attn.conv_size=4")
+    }
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -6,10 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
+from reporting import compared
 from runfolders import write_run
 
-from gptattn.compare.comparison import compare
-from gptattn.compare.finished_runs import read_runs
 from gptattn.compare.report import csv_text, json_text, page_text
 from gptattn.compare.table import report_rows, short_rows
 from gptattn.errors import ConfigError
@@ -48,7 +47,7 @@ def test_lengths_are_sections_and_widths_are_rows_with_their_mean_accuracy(tmp_p
                 accuracy = right - 0.1 * (seed - 1)
                 folder = tmp_path / f"{length}_{width}_{seed}"
                 task_run(folder, accuracy, seed, pairs=pairs, length=length, width=width)
-    found = compare(read_runs([tmp_path])[0])
+    found = compared(tmp_path)
     titles = [section.title for section in found.sections]
     assert titles == ["context_length=64 pairs=4", "context_length=128 pairs=8"]
     for section in found.sections:
@@ -62,7 +61,7 @@ def test_lengths_are_sections_and_widths_are_rows_with_their_mean_accuracy(tmp_p
 def test_table_csv_json_and_page_have_the_accuracy_and_no_bits(tmp_path: Path) -> None:
     task_run(tmp_path / "a", 0.5)
     task_run(tmp_path / "b", 0.75, seed=2)
-    found = compare(read_runs([tmp_path])[0])
+    found = compared(tmp_path)
     assert short_rows(found.runs)[0][:4] == ["variant", "seeds", "val loss", "accuracy"]
     (line,) = csv.DictReader(io.StringIO(csv_text(found)))
     assert float(line["val/accuracy"]) == 0.625
@@ -84,8 +83,8 @@ def test_another_task_and_a_text_are_not_compared_with_a_task(
     else:
         task_run(tmp_path / "b", 0.5, task=other)
     with pytest.raises(ConfigError, match=r"data \(task Recall, 10 validation rows"):
-        compare(read_runs([tmp_path])[0])
-    assert len(compare(read_runs([tmp_path])[0], split=True).sections) == 2
+        compared(tmp_path)
+    assert len(compared(tmp_path, split=True).sections) == 2
 
 
 def test_rows_that_other_code_has_drawn_are_not_averaged_with_these(tmp_path: Path) -> None:
@@ -94,5 +93,5 @@ def test_rows_that_other_code_has_drawn_are_not_averaged_with_these(tmp_path: Pa
     summary = json.loads((other / "summary.json").read_text())
     summary["data"]["text_sha256"] = "other"
     (other / "summary.json").write_text(json.dumps(summary))
-    (section,) = compare(read_runs([tmp_path])[0]).sections
+    (section,) = compared(tmp_path).sections
     assert [row.n for row in section.rows] == [1, 1]

@@ -9,11 +9,9 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from reporting import Page, report
+from reporting import Page, compared, report
 from runfolders import write_sweep
 
-from gptattn.compare.comparison import Comparison, compare
-from gptattn.compare.finished_runs import read_runs
 from gptattn.compare.plots import draw_plots
 from gptattn.compare.report import json_text, page_text
 from gptattn.runs.evaluation import Basis, Bin, CacheLoss, Evaluation, LengthLoss
@@ -56,10 +54,6 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = evaluated_sweep(tmp_path_factory.mktemp("evaluated") / "runs")
     report(folder)
     return folder
-
-
-def compared(sweep: Path) -> Comparison:
-    return compare(read_runs([sweep])[0])
 
 
 def section(sweep: Path) -> dict:

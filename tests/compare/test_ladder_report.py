@@ -5,11 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from reporting import Page, report
+from reporting import Page, compared, report
 from runfolders import write_run
 
-from gptattn.compare.comparison import compare
-from gptattn.compare.finished_runs import read_runs
 from gptattn.compare.ladder import LadderReport
 from gptattn.compare.table import MISSING, tables_across
 from gptattn.compare.verdicts import ladder_words
@@ -57,7 +55,7 @@ def write_ladder(folder: Path, sizes: int = 5, deviation: float = 0.001, bend: f
 
 
 def ladder_of(folder: Path) -> LadderReport:
-    (found,) = compare(read_runs([folder])[0]).ladders
+    (found,) = compared(folder).ladders
     return found
 
 
@@ -91,7 +89,7 @@ def test_words_and_cells_say_what_a_variant_needs(folder: Path) -> None:
     assert "times the seconds of training of mha" in words[2]
     assert words[3].startswith("The law through the 4 smaller sizes misses the losses of the larg")
     assert any("With 4 times the compute of the largest it gives " in line for line in words)
-    (table,) = tables_across(compare(read_runs([folder])[0]))
+    (table,) = tables_across(compared(folder))
     heading, mha, gqa = table.cells
     assert heading[:4] == ["variant", "compute", "cache", "seconds"]
     assert mha[:2] == ["mha", MISSING]
@@ -119,13 +117,14 @@ def test_losses_that_do_not_fall_are_no_ladder(rise: float, tmp_path: Path) -> N
         size = int(file.parent.name.split("_")[1])
         summary["metrics"]["val/loss"] = 5 + rise * size + 0.001 * summary["seed"]
         file.write_text(json.dumps(summary))
-    assert compare(read_runs([folder])[0]).ladders == []
+    assert compared(folder).ladders == []
 
 
 def test_three_sizes_are_no_ladder(tmp_path: Path) -> None:
-    assert compare(read_runs([write_ladder(tmp_path, sizes=3)])[0]).ladders == []
+    assert compared(write_ladder(tmp_path, sizes=3)).ladders == []
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_table_page_json_and_plots_have_the_ladder(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,7 +1,5 @@
 """Runs and the comparison as pandas DataFrames."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -47,10 +45,3 @@ def test_the_arguments_are_those_of_the_command(tmp_path: Path) -> None:
     assert load_comparison(sweep, baseline="gqa").table()["variant"][0] == "gqa"
     with pytest.raises(ConfigError, match=r"--baseline: 'gpa' is not a row.*did you mean gqa\?"):
         load_comparison(sweep, baseline="gpa")
-
-
-def test_importing_it_is_light() -> None:
-    code = "import sys; from gptattn.compare import load_runs; print(*sys.modules)"
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-    assert not {"torch", "scipy", "matplotlib", "pandas"} & set(done.stdout.split())

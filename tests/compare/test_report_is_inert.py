@@ -2,32 +2,12 @@
 
 import re
 import xml.etree.ElementTree as ET
-from collections.abc import Sequence
 from pathlib import Path
 
-import pytest
-from reporting import LOSSES, NAMES, Page, report
-from runfolders import write_run, write_sweep
+from reporting import Page, report
+from runfolders import write_curve, write_run
 
 HOSTILE = '<script>alert("1")</script>&{{ 7 * 7 }}$\\frac$]]>--><!--'
-
-
-def test_names_from_run_folders_are_shown_and_never_obeyed(tmp_path: Path) -> None:
-    sweep = write_sweep(tmp_path / "<img src=x>", {"mha": LOSSES["mha"], HOSTILE: LOSSES["gqa"]})
-    write_run(sweep / "<b>", "mha", 9, 2.0, environment={"git_commit": "<i>x</i>"})
-    (write_run(sweep / "<u>", "mha", 8, 2.0) / "summary.json").write_text("{")
-    board = tmp_path / "bands"
-    report(sweep, "--board", board)
-    page = Page(sweep / "comparison" / "comparison.html")
-    assert page.runs_no_script()
-    assert not {"img", "i", "b", "u"} & set(page.tags)
-    assert HOSTILE in page.text
-    assert "<u>" in page.text
-    for name in NAMES:
-        root = ET.parse(sweep / "comparison" / f"{name}.svg").getroot()
-        assert not [node for node in root.iter() if node.tag.endswith("script")]
-    assert len(list(board.iterdir())) == 6
-    assert {path.parent.parent for path in board.rglob("events*")} == {board}
 
 
 INJECTIONS = (
@@ -51,30 +31,34 @@ INJECTIONS = (
 )
 
 
-@pytest.mark.parametrize("texts", [INJECTIONS[i::3] for i in range(3)], ids=range(3))
-def test_text_of_runs_is_inert_in_every_file(texts: Sequence[str], tmp_path: Path) -> None:
-    out = tmp_path / "out"
+def test_text_of_runs_is_inert_in_every_file(tmp_path: Path) -> None:
+    sweep, board = tmp_path / "<img src=x>", tmp_path / "bands"
     for seed in (1, 2):
-        for i, text in enumerate(("mha", *texts)):
-            write_run(
-                tmp_path / "runs" / f"{i}_{seed}",
+        for i, text in enumerate(("mha", *INJECTIONS)):
+            run = write_run(
+                sweep / f"<b>{i}_{seed}",
                 text,
                 seed,
                 2.0 + seed / 100,
                 config={"optim": {"name": text, text: 1}},
                 environment={"device": text, text: text},
-                data={"tokenizer": " ".join(texts)},
+                data={"tokenizer": " ".join(INJECTIONS)},
             )
-    report(tmp_path / "runs", f"--out={out}")
-    page = Page(out / "comparison.html")
+            write_curve(run, 2.0)
+    (write_run(sweep / "<u>", "mha", 8, 2.0) / "summary.json").write_text("{")
+    report(sweep, "--board", board)
+    page = Page(sweep / "comparison" / "comparison.html")
     allowed = {"html", "head", "meta", "title", "style", "body", "header", "main", "section", "p"}
-    foreign = {"img", "iframe", "a", "object", "link", "embed", "form"} & set(page.tags)
-    assert not foreign
+    foreign = {"img", "i", "b", "u", "iframe", "a", "object", "link", "embed", "form"}
+    assert not foreign & set(page.tags)
     assert page.runs_no_script()
     assert allowed <= set(page.tags)
     assert all(reference.startswith("#") for reference in page.references)
     assert not re.search(r"<[^>]* on\w+=", page.source)
-    for svg in out.glob("*.svg"):
+    assert HOSTILE in page.text
+    assert "<u>" in page.text
+    for svg in (sweep / "comparison").glob("*.svg"):
         names = {node.tag.rpartition("}")[2] for node in ET.parse(svg).getroot().iter()}
         assert not {"script", "image", "a", "foreignObject"} & names
-    assert {path.parent for path in out.rglob("*") if path.is_file()} == {out}
+    assert {path.parent for path in sweep.rglob("comparison/**/*")} == {sweep / "comparison"}
+    assert {path.parent.parent for path in board.rglob("events*")} == {board}

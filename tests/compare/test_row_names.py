@@ -4,9 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from reporting import compared
 from runfolders import write_run
 
-from gptattn.compare.comparison import Section, compare
+from gptattn.compare.comparison import Section
 from gptattn.compare.finished_runs import read_runs
 from gptattn.compare.groups import group_runs, pick_baseline
 
@@ -36,7 +37,7 @@ def names(folder: Path) -> set[str]:
 
 
 def section(folder: Path) -> Section:
-    (found,) = compare(read_runs([folder])[0]).sections
+    (found,) = compared(folder).sections
     return found
 
 

@@ -4,10 +4,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
+from reporting import compared
 from runfolders import write_run
 
-from gptattn.compare.comparison import compare
-from gptattn.compare.finished_runs import read_runs
 from gptattn.compare.statistics import Difference
 from gptattn.compare.verdicts import section_words, sure_words
 from gptattn.runs.folder import RunFolder
@@ -47,7 +46,7 @@ def difference(
             settings = RunFolder(folder / f"{variant}_{seed}").read_settings()
             half_widths[variant_key(settings)] = half_width
     write_two_stages(folder, TwoStages((1, 2, 3), half_widths))
-    (section,) = compare(read_runs([folder])[0]).sections
+    (section,) = compared(folder).sections
     (found,) = [row.difference for row in section.rows if row.difference]
     return found, section_words(section), sure_words(section)
 

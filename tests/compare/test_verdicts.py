@@ -4,10 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from reporting import compared
 from runfolders import write_run
 
-from gptattn.compare.comparison import Section, compare
-from gptattn.compare.finished_runs import read_runs
+from gptattn.compare.comparison import Section
 from gptattn.compare.table import markdown_table, report_rows
 from gptattn.compare.verdicts import match_words, more_or_less, nats, p_value, section_words, share
 
@@ -23,7 +23,7 @@ def section(tmp_path: Path, losses: dict[str, list[float]], **extra: dict[str, A
             if speeds is not None:
                 metrics["perf/tokens_per_s"] = speeds[seed]
             write_run(tmp_path / f"{variant}_{seed}", variant, seed, loss, metrics=metrics)
-    (found,) = compare(read_runs([tmp_path])[0]).sections
+    (found,) = compared(tmp_path).sections
     return found
 
 
@@ -112,7 +112,7 @@ def test_only_seeds_of_both_are_compared(tmp_path: Path) -> None:
         write_run(tmp_path / f"a{seed}", "mha", seed, loss)
     for seed, loss in ((2, 2.6), (1, 2.2), (4, 0.0)):
         write_run(tmp_path / f"b{seed}", "gqa", seed, loss)
-    (found,) = compare(read_runs([tmp_path])[0]).sections
+    (found,) = compared(tmp_path).sections
     difference = found.rows[1].difference
     assert difference is not None
     # The differences are 0.2 at seed 1 and 0.1 at seed 2.
@@ -207,7 +207,7 @@ MATCH = {
 def test_what_was_matched_is_said(tmp_path: Path) -> None:
     write_run(tmp_path / "a", "mha", 1, 2.0, d_model=128)
     write_run(tmp_path / "b", "gqa", 1, 2.0, d_model=128, d_mlp=545, match=MATCH)
-    (found,) = compare(read_runs([tmp_path])[0]).sections
+    (found,) = compared(tmp_path).sections
     # 55 / 124,672 = 0.0441%, rounded up.
     assert match_words(found) == [
         "match=params: gqa's MLP widened from 512 to 545, parameters within 0.05% of mha's."
@@ -221,7 +221,7 @@ def test_another_budget_is_another_section(tmp_path: Path) -> None:
         write_run(tmp_path / f"b{seed}", "gqa", seed, loss + 0.1)
         long = {"budget": {"steps": 2000}}
         write_run(tmp_path / f"c{seed}", "gqa", seed, loss - 0.5, config=long)
-    found = compare(read_runs([tmp_path])[0], baseline="mha")
+    found = compared(tmp_path, baseline="mha")
     assert [s.title for s in found.sections] == ["1,000 steps", "2,000 steps"]
     assert [[row.name for row in s.rows] for s in found.sections] == [["mha", "gqa"], ["gqa"]]
     assert found.sections[1].warnings == ["mha is not among these runs; the baseline here is gqa"]
