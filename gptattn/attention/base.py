@@ -148,82 +148,70 @@ class HeadWeights:
     out_EHD: Tensor | None
     out_bias_E: Tensor | None
 
-    @classmethod
-    def of(
-        cls,
-        W_query: nn.Linear,
-        W_key: nn.Linear,
-        W_value: nn.Linear,
-        out_proj: nn.Linear | None,
-        head_dim: int,
-    ) -> "HeadWeights":
-        """Return copies of these layers' weights."""
 
-        def by_head(layer: nn.Linear) -> tuple[Tensor, Tensor | None]:
-            weight, bias = (
-                None if x is None else x.detach().clone().unflatten(0, (-1, head_dim))
-                for x in (layer.weight, layer.bias)
-            )
-            assert weight is not None
-            return weight, bias
-
-        (q, q_bias), (k, k_bias), (v, v_bias) = map(by_head, (W_query, W_key, W_value))
-        return cls(q, k, v, q_bias, k_bias, v_bias, *out_by_head(out_proj, head_dim))
-
-    def copy_to(
-        self,
-        W_query: nn.Linear,
-        W_key: nn.Linear,
-        W_value: nn.Linear,
-        out_proj: nn.Linear | None,
-        head_dim: int,
-    ) -> None:
-        """Copy these weights into the layers. Raises ValueError if they do not fit."""
-        for layer, weight, bias, what in (
-            (W_query, self.q_HDE, self.q_bias_HD, "query"),
-            (W_key, self.k_GDE, self.k_bias_GD, "key"),
-            (W_value, self.v_GDE, self.v_bias_GD, "value"),
-        ):
-            heads = len(layer.weight) // head_dim
-            if weight.shape[:2] != (heads, head_dim):
-                raise ValueError(
-                    f"{what} weights of {weight.shape[0]} heads of size {weight.shape[1]} do not "
-                    f"fit this module's {heads} of size {head_dim}"
-                )
-            copy_into(layer.weight, weight.flatten(0, 1), f"{what} weight")
-            copy_into(layer.bias, None if bias is None else bias.flatten(), f"{what} bias")
-        self.copy_out_to(out_proj)
-
-    def copy_out_to(self, out_proj: nn.Linear | None) -> None:
-        """Copy the output projection. Raises ValueError if it does not fit."""
-        out = None if self.out_EHD is None else self.out_EHD.flatten(1)
-        copy_into(None if out_proj is None else out_proj.weight, out, "output weight")
-        copy_into(None if out_proj is None else out_proj.bias, self.out_bias_E, "output bias")
+# Field of `HeadWeights` -> the parameter that holds it, and its name in errors.
+OF_HEADS = {
+    "q_HDE": ("W_query.weight", "query weight"),
+    "k_GDE": ("W_key.weight", "key weight"),
+    "v_GDE": ("W_value.weight", "value weight"),
+    "q_bias_HD": ("W_query.bias", "query bias"),
+    "k_bias_GD": ("W_key.bias", "key bias"),
+    "v_bias_GD": ("W_value.bias", "value bias"),
+}
+OF_OUTPUT = {
+    "out_EHD": ("out_proj.weight", "output weight"),
+    "out_bias_E": ("out_proj.bias", "output bias"),
+}
 
 
-def out_by_head(out_proj: nn.Linear | None, head_dim: int) -> tuple[Tensor | None, Tensor | None]:
-    """Return copies of the output projection's weight [E, H, D] and bias [E], or None."""
-    if out_proj is None:
-        return None, None
-    bias = None if out_proj.bias is None else out_proj.bias.detach().clone()
-    return out_proj.weight.detach().clone().unflatten(1, (-1, head_dim)), bias
+class HasHeads(Attention):
+    """An attention whose layers W_query, W_key, W_value and out_proj can be `HeadWeights`."""
 
+    head_dim: int
 
-@runtime_checkable
-class HasHeads(Protocol):
-    """An attention whose weights are `HeadWeights`, which it exports and loads."""
+    def modules_of_heads(self) -> list[str]:
+        """Return the paths of the modules that hold W_query, W_key and W_value, in head order."""
+        return [""]
 
-    def export_heads(self) -> HeadWeights:
-        """Return a copy of the weights in the canonical layout."""
-        ...
-
-    def load_heads(self, weights: HeadWeights) -> None:
-        """Copy canonical weights into this module. Raises ValueError if they do not fit."""
-        ...
+    def places_of_heads(self) -> dict[str, list[str]]:
+        """Return which `state_dict()` keys hold each field of `HeadWeights`; none if it is None."""
+        modules, own = self.modules_of_heads(), self.state_dict().keys()
+        places = {key: [module + name for module in modules] for key, (name, _) in OF_HEADS.items()}
+        places |= {key: [name] for key, (name, _) in OF_OUTPUT.items()}
+        return {key: [name for name in names if name in own] for key, names in places.items()}
 
     def names_in_heads(self) -> set[str]:
         """Return the `state_dict()` keys that the layout covers; a subclass may have more."""
-        ...
+        return {name for names in self.places_of_heads().values() for name in names}
+
+    def export_heads(self) -> HeadWeights:
+        """Return a copy of the weights in the canonical layout."""
+        found: dict[str, Any] = {}
+        for key, names in self.places_of_heads().items():
+            found[key] = None
+            if names:
+                found[key] = torch.cat([self.get_parameter(name).detach() for name in names])
+            if names and key != "out_bias_E":
+                found[key] = found[key].unflatten(int(key == "out_EHD"), (-1, self.head_dim))
+        return HeadWeights(**found)
+
+    @torch.no_grad()
+    def load_heads(self, weights: HeadWeights) -> None:
+        """Copy canonical weights into this module. Raises ValueError if they do not fit."""
+        own, places = self.export_heads(), self.places_of_heads()
+        for key, (_, what) in (OF_HEADS | OF_OUTPUT).items():
+            new, old = getattr(weights, key), getattr(own, key)
+            if (new is None) != (old is None):
+                raise ValueError(f"{what} is present on one side only; build both modules alike")
+            if new is None:
+                continue
+            if new.shape != old.shape:
+                raise ValueError(
+                    f"{what} has shape {list(new.shape)}, this module needs {list(old.shape)}"
+                )
+            for name, part in zip(places[key], new.chunk(len(places[key])), strict=True):
+                parameter = self.get_parameter(name)
+                parameter.copy_(part.reshape(parameter.shape))
 
 
 def heads_of(attention: Attention, name: str | None = None) -> HasHeads:
@@ -247,23 +235,6 @@ def refuse_loss(attention: Attention, kept: set[str]) -> None:
         raise ValueError(
             f"{', '.join(lost)} of {type(attention).__name__} would be lost; keep the variant"
         )
-
-
-def copy_into(parameter: Tensor | None, value: Tensor | None, what: str) -> None:
-    """Copy `value` into `parameter`; both may be None.
-
-    Raises ValueError, naming `what`, if only one is None or if the shapes differ.
-    """
-    if parameter is None and value is None:
-        return
-    if parameter is None or value is None:
-        raise ValueError(f"{what} is present on one side only; build both modules alike")
-    if parameter.shape != value.shape:
-        raise ValueError(
-            f"{what} has shape {list(value.shape)}, this module needs {list(parameter.shape)}"
-        )
-    with torch.no_grad():
-        parameter.copy_(value)
 
 
 def divisors(n: int) -> list[int]:

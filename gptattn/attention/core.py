@@ -6,7 +6,7 @@ what it can, blocks of queries do the rest. `flex` compiles the rule into one ke
 decodes as `sdpa` does.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Literal
 
@@ -108,18 +108,14 @@ def scores_in_blocks(
     This holds BLOCK x S scores, and skips keys that no query of a block sees.
     """
     again = torch.is_grad_enabled() and at.T > BLOCK
-    k, v = _in_pieces(k_BGSD, rule, at), _in_pieces(v_BGSD, rule, at)
     done = []
-    # Not slices, whose gradients are as large as the whole.
-    blocks = zip(q_BHTD.split(BLOCK, dim=2), at.blocks(BLOCK, rule.window), strict=True)
-    for q, (query, key) in blocks:
-        inputs = q, _part(k, key.where), _part(v, key.where)
-        rest = rule, dropout, at, query, key, blend
+    for q, k, v, query, key in split_in_blocks(q_BHTD, k_BGSD, v_BGSD, rule, at):
+        call = q, k, v, rule, dropout, at, query, key, blend
         if again:
             drops = dropout > 0  # the recomputation must drop the same weights
-            y = checkpoint(by_scores, *inputs, *rest, use_reentrant=False, preserve_rng_state=drops)
+            y = checkpoint(by_scores, *call, use_reentrant=False, preserve_rng_state=drops)
         else:
-            y = by_scores(*inputs, *rest)
+            y = by_scores(*call)
         done.append(y)
     return done[0] if len(done) == 1 else torch.cat(done, dim=2)
 
@@ -140,11 +136,8 @@ def by_sdpa(
         with nullcontext() if on_cpu or trains else sdpa_kernel(WITHOUT_CUDNN):
             inputs = q_BHTD, k_BGSD, v_BGSD
             return F.scaled_dot_product_attention(*inputs, is_causal=True, **options)
-    k, v = _in_pieces(k_BGSD, rule, at), _in_pieces(v_BGSD, rule, at)
     done = []
-    # Not slices, whose gradients are as large as the whole.
-    blocks = zip(q_BHTD.split(BLOCK, dim=2), at.blocks(BLOCK, rule.window), strict=True)
-    for q, (query, key) in blocks:
+    for q, k, v, query, key in split_in_blocks(q_BHTD, k_BGSD, v_BGSD, rule, at):
         mask = at.mask(rule, query, key)
         # A softmax over no keys is NaN on some devices: let a query that sees none see all, then
         # zero its output. On a CPU it is 0.
@@ -152,27 +145,30 @@ def by_sdpa(
         if mask is not None and not at.known and not on_cpu:
             lost = ~mask.any(dim=-1, keepdim=True)
             mask = mask | lost
-        inputs = q, _part(k, key.where), _part(v, key.where)
         with nullcontext() if on_cpu else sdpa_kernel(WITHOUT_CUDNN):
-            y = F.scaled_dot_product_attention(*inputs, attn_mask=mask, **options)
+            y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, **options)
         done.append(y if lost is None else y.masked_fill(lost, 0.0))
     return done[0] if len(done) == 1 else torch.cat(done, dim=2)
 
 
-def _in_pieces(x_BGSD: Tensor, rule: Rule, at: Standing) -> tuple[Tensor, ...]:
-    """Return keys or values as a whole, or in pieces of BLOCK where a window trains.
+def split_in_blocks(
+    q_BHTD: Tensor, k_BGSD: Tensor, v_BGSD: Tensor, rule: Rule, at: Standing
+) -> Iterator[tuple[Tensor, Tensor, Tensor, Span, Span]]:
+    """Yield BLOCK queries at a time, the keys and values that they may see, and where both stand.
 
-    The gradient of a slice is as large as the whole, so time per token would grow with T.
+    The gradient of a slice is as large as the whole, so with a window, time per token would grow
+    with T: where that trains, keys and values are split too, and joined again for each block. For
+    one layer of GPT-2 small with a window of 256, that takes 0.4 times the time at T = 16,384.
     """
-    if rule.window is None or at.T <= BLOCK or not torch.is_grad_enabled():
-        return (x_BGSD,)
-    return x_BGSD.split(BLOCK, dim=2)
-
-
-def _part(pieces: tuple[Tensor, ...], where: slice) -> Tensor:
-    """Return the part `where` of what `_in_pieces` returned."""
-    if len(pieces) == 1:
-        return pieces[0][:, :, where]
-    low = where.start // BLOCK
-    near = torch.cat(pieces[low : -(-where.stop // BLOCK)], dim=2)
-    return near[:, :, where.start - low * BLOCK : where.stop - low * BLOCK]
+    splits = rule.window is not None and at.T > BLOCK and torch.is_grad_enabled()
+    size = BLOCK if splits else at.S
+    k_pieces, v_pieces = k_BGSD.split(size, dim=2), v_BGSD.split(size, dim=2)
+    blocks = zip(q_BHTD.split(BLOCK, dim=2), at.blocks(BLOCK, rule.window), strict=True)
+    for q, (query, key) in blocks:
+        first, last = key.where.start // size, -(-key.where.stop // size)
+        near = slice(key.where.start - first * size, key.where.stop - first * size)
+        k, v = (
+            (pieces[first] if last - first == 1 else torch.cat(pieces[first:last], dim=2))
+            for pieces in (k_pieces, v_pieces)
+        )
+        yield q, k[:, :, near], v[:, :, near], query, key

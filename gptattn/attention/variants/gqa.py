@@ -4,13 +4,13 @@ from typing import Unpack
 
 from torch import Tensor
 
-from gptattn.attention.base import HeadWeights
+from gptattn.attention.base import HasHeads
 from gptattn.attention.cache import Entry
 from gptattn.attention.linear import Linear
 from gptattn.attention.softmax import Common, Heads, SoftmaxAttention, split_heads
 
 
-class GroupedQueryAttention(SoftmaxAttention):
+class GroupedQueryAttention(HasHeads, SoftmaxAttention):
     """Groups of R = num_heads / num_kv_heads query heads share one head of keys and values.
 
     x [B, T, d_in] -> y [B, T, d_out]. The cache holds num_kv_heads heads. Raises ValueError where
@@ -50,15 +50,3 @@ class GroupedQueryAttention(SoftmaxAttention):
     def cached(self) -> dict[str, Entry]:
         entry = Entry(self.num_kv_heads, self.head_dim)
         return {"k": entry, "v": entry}
-
-    def export_heads(self) -> HeadWeights:
-        layers = self.W_query, self.W_key, self.W_value
-        return HeadWeights.of(*layers, self.out_proj, self.head_dim)
-
-    def load_heads(self, weights: HeadWeights) -> None:
-        weights.copy_to(self.W_query, self.W_key, self.W_value, self.out_proj, self.head_dim)
-
-    def names_in_heads(self) -> set[str]:
-        layers = ("W_query", "W_key", "W_value", "out_proj")
-        names = {f"{layer}.{one}" for layer in layers for one in ("weight", "bias")}
-        return names & self.state_dict().keys()

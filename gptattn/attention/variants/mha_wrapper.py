@@ -1,13 +1,12 @@
 """Separate heads side by side: the textbook's first multi-head form, and our speed baseline."""
 
 from collections.abc import Mapping
-from dataclasses import fields, replace
 from typing import Unpack
 
 import torch
 from torch import Tensor, nn
 
-from gptattn.attention.base import HeadWeights, out_by_head
+from gptattn.attention.base import HasHeads
 from gptattn.attention.cache import Entry
 from gptattn.attention.linear import Linear
 from gptattn.attention.rule import Rule
@@ -15,10 +14,8 @@ from gptattn.attention.softmax import Common, Heads, SoftmaxAttention
 from gptattn.attention.variants.single_head import CausalAttention
 from gptattn.position.base import Positions
 
-QKV = [field.name for field in fields(HeadWeights) if not field.name.startswith("out")]
 
-
-class MultiHeadAttentionWrapper(SoftmaxAttention):
+class MultiHeadAttentionWrapper(HasHeads, SoftmaxAttention):
     """A list of `CausalAttention` heads, run one after the other, their outputs concatenated.
 
     x [B, T, d_in] -> y [B, T, d_out]; d_out is the total width, d_out / num_heads per head.
@@ -74,32 +71,5 @@ class MultiHeadAttentionWrapper(SoftmaxAttention):
             done.append(self.mix(q, k, v, rule.of_head(h), q_pos, k_pos))
         return torch.cat(done, dim=1)
 
-    def export_heads(self) -> HeadWeights:
-        heads = [head.export_heads() for head in self._heads()]
-        joined = {}
-        for name in QKV:
-            ones = [getattr(head, name) for head in heads]
-            joined[name] = None if ones[0] is None else torch.cat(ones)
-        out_EHD, out_bias_E = out_by_head(self.out_proj, self.head_dim)
-        return HeadWeights(**joined, out_EHD=out_EHD, out_bias_E=out_bias_E)
-
-    def load_heads(self, weights: HeadWeights) -> None:
-        heads = self._heads()
-        if not len(heads) == len(weights.q_HDE) == len(weights.k_GDE):
-            raise ValueError(
-                f"weights of {len(weights.q_HDE)} query and {len(weights.k_GDE)} key/value heads "
-                f"do not fit num_heads={len(heads)}"
-            )
-        for i, head in enumerate(heads):
-            given = {name: getattr(weights, name) for name in QKV}
-            own = {name: None if x is None else x[i : i + 1] for name, x in given.items()}
-            head.load_heads(replace(weights, **own, out_EHD=None, out_bias_E=None))
-        weights.copy_out_to(self.out_proj)
-
-    def names_in_heads(self) -> set[str]:
-        names = {
-            f"heads.{i}.{name}"
-            for i, head in enumerate(self._heads())
-            for name in head.names_in_heads()
-        }
-        return names | ({"out_proj.weight", "out_proj.bias"} & self.state_dict().keys())
+    def modules_of_heads(self) -> list[str]:
+        return [f"heads.{i}." for i in range(self.num_heads)]
