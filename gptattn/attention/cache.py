@@ -104,7 +104,6 @@ class TokenCache(Cache):
         super().__init__(tensors)
         self.window, self.sinks = window, sinks
         self.capacity = next(iter(self.tensors.values())).shape[-2]
-        self._around = {n: (x.shape[:-2], x.shape[-1]) for n, x in self.tensors.items()}
 
     def write(
         self, new: Mapping[str, Tensor], positions: Positions | None = None
@@ -120,7 +119,6 @@ class TokenCache(Cache):
         start, stop = self.length, self.length + tokens
         if isinstance(positions, range) and positions.start != start:
             raise ValueError(f"positions from {positions.start} on do not follow {start} tokens")
-        self._check(new, tokens)
         index: range | Tensor = range(stop)
         if stop <= self.capacity:
             held = {name: self._behind(name, x) for name, x in new.items()}
@@ -143,15 +141,6 @@ class TokenCache(Cache):
     @property
     def _device(self) -> torch.device:
         return next(iter(self.tensors.values())).device
-
-    def _check(self, new: Mapping[str, Tensor], tokens: int) -> None:
-        if new.keys() != self._around.keys():
-            raise ValueError(f"{list(new)} do not fit the cache, which holds {list(self.tensors)}")
-        for name, (before, size) in self._around.items():
-            fitting = (*before, tokens, size)
-            if new[name].shape != fitting:
-                given = tuple(new[name].shape)
-                raise ValueError(f"{given} does not fit the cache, whose {name} takes {fitting}")
 
     def _behind(self, name: str, x: Tensor) -> Tensor:
         tensor, tokens = self.tensors[name], x.shape[-2]

@@ -118,31 +118,26 @@ class QuantisedCache(TokenCache):
         self.sizes = {name: entry.size for name, entry in kept.items() if packs(entry)}
         tensors = {}
         for name, x in like.tensors.items():
-            if name not in self.sizes:
-                tensors[name] = x
-                continue
-            for part, one in form.pack(x.new_empty(1, x.shape[-1], device="meta")).items():
+            for key, one in self._pack(name, x.new_empty(1, x.shape[-1], device="meta")).items():
                 shape = (*x.shape[:-1], one.shape[-1])
-                tensors[f"{name}/{part}"] = torch.empty(shape, dtype=one.dtype, device=x.device)
+                tensors[key] = torch.empty(shape, dtype=one.dtype, device=x.device)
         super().__init__(tensors, like.window)
 
     def write(
         self, new: Mapping[str, Tensor], positions: Positions | None = None
     ) -> tuple[dict[str, Tensor], Positions]:
-        packed = {}
+        packed: dict[str, Tensor] = {}
         for name, x in new.items():
-            parts = self.form.pack(x) if name in self.sizes else None
-            packed |= {name: x} if parts is None else _named(name, parts)
+            packed |= self._pack(name, x)
         held, k_pos = super().write(packed, positions)
-        return {name: self._read(name, held) for name in new}, k_pos
+        return {name: self._unpack(name, held) for name in new}, k_pos
 
-    def newest(self, name: str) -> Tensor:
+    def _pack(self, name: str, x: Tensor) -> dict[str, Tensor]:
         if name not in self.sizes:
-            return super().newest(name)
-        own = [key for key in self.tensors if key.startswith(f"{name}/")]
-        return self._read(name, {key: super(QuantisedCache, self).newest(key) for key in own})
+            return {name: x}
+        return {f"{name}/{part}": numbers for part, numbers in self.form.pack(x).items()}
 
-    def _read(self, name: str, held: Mapping[str, Tensor]) -> Tensor:
+    def _unpack(self, name: str, held: Mapping[str, Tensor]) -> Tensor:
         if name not in self.sizes:
             return held[name]
         begin = f"{name}/"
@@ -153,7 +148,3 @@ class QuantisedCache(TokenCache):
 def packs(entry: Entry) -> bool:
     """Whether a `QuantisedCache` keeps such an entry in fewer bits."""
     return not entry.wide and entry.size >= MIN_SIZE
-
-
-def _named(name: str, parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {f"{name}/{part}": x for part, x in parts.items()}

@@ -7,7 +7,6 @@ the queries and keys of one call of `attend` stand.
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 from torch import Tensor, einsum
@@ -127,26 +126,14 @@ class Rule:
             at_key_BHS = self.decay.at_key_BHS + at_key_BHS
         return replace(self, decay=Decay(at_query_BHT, at_key_BHS))
 
-    def of_head(self, h: int) -> "Rule":
-        """Return the rule of query head h alone."""
-        bias, sink_H, decay = self.bias, self.sink_H, self.decay
-        if bias is not None:
-            bias = partial(_bias_of_head, bias, h)
-        if sink_H is not None:
-            sink_H = sink_H[h : h + 1]
-        if decay is not None:
-            c_BHT, c_BHS = decay.at_query_BHT, decay.at_key_BHS
-            decay = Decay(_head(c_BHT, h, axis=-2), _head(c_BHS, h, axis=-2))
-        return replace(self, bias=bias, sink_H=sink_H, decay=decay)
 
+@dataclass(frozen=True)
+class Placed:
+    """A rule, and the positions of the queries and keys that it is for."""
 
-def _bias_of_head(bias: Bias, h: int, query: Span, key: Span) -> Tensor:
-    return _head(bias(query, key), h, axis=-3)
-
-
-def _head(x: Tensor, h: int, axis: int) -> Tensor:
-    """Return head h of x; without a head axis, or with one of size 1, all heads share x."""
-    return x if x.ndim < -axis or x.shape[axis] == 1 else x.narrow(axis, h, 1)
+    rule: Rule
+    q_pos: Positions
+    k_pos: Positions
 
 
 def visible(rule: Rule, query: Span, key: Span) -> Tensor:
@@ -207,11 +194,8 @@ class Standing:
     """The positions of T queries and S keys. Raises ValueError if the counts differ.
 
     documents: those of the rows, if there are several in a row; queries and keys share them.
-    known: the places in a row are ranges, and the keys include each query's own, so that it sees at
-    least one.
-    newest: known, and no key comes after the last query.
+    known: the queries are the last T of the S tokens, in order, so that each sees its own key.
     same: known, and T = S, so queries and keys have the same positions.
-    ahead: if known, the number of keys before the first query's own; otherwise 0.
     """
 
     def __init__(
@@ -223,18 +207,13 @@ class Standing:
             )
         self.q_pos, self.k_pos = _of(q_pos, T, "q_pos"), _of(k_pos, S, "k_pos")
         self.T, self.S, self.device = T, S, device
-        self.known, self.newest, self.ahead = False, False, 0
         self.documents = self.q_pos if isinstance(self.q_pos, Documents) else None
         if self.documents is not self.k_pos and Documents in map(type, (self.q_pos, self.k_pos)):
             raise ValueError("queries and keys in documents need the same q_pos and k_pos")
+        self.known = self.documents is not None
         # Neither len() nor slices of ranges: torch.compile has none for an unknown end.
         if isinstance(self.q_pos, range) and isinstance(self.k_pos, range):
-            before = self.q_pos.start - self.k_pos.start
-            self.known = before >= 0 and self.q_pos.stop <= self.k_pos.stop
-            self.newest = self.known and self.q_pos.stop == self.k_pos.stop
-            self.ahead = before if self.known else 0
-        elif self.documents is not None:
-            self.known = self.newest = True
+            self.known = self.q_pos.stop == self.k_pos.stop and T <= S
         self.same = self.known and T == S
 
     def whole(self) -> tuple[Span, Span]:
@@ -246,22 +225,23 @@ class Standing:
 
         If the positions are not `known`, every block gets all keys.
         """
-        for start in range(0, max(self.T, 1), size):
+        for start in range(0, self.T, size):
             queries = slice(start, min(start + size, self.T))
             yield self._pair(queries, self._seen(queries, window))
 
     def mask(self, rule: Rule, query: Span, key: Span) -> Tensor | None:
         """Return which keys each query sees [B or 1, 1, T, S]; None if one query sees all."""
         count = key.where.stop - key.where.start
-        if self.T == 1 and self.newest and (rule.window is None or count <= rule.window):
+        if self.T == 1 and self.known and (rule.window is None or count <= rule.window):
             return None
         return visible(rule, query, key)
 
     def _seen(self, queries: slice, window: int | None) -> slice:
         if not self.known:
             return slice(0, self.S)
-        first = 0 if window is None else max(0, self.ahead + queries.start - window + 1)
-        return slice(first, self.ahead + queries.stop)
+        ahead = self.S - self.T
+        first = 0 if window is None else max(0, ahead + queries.start - window + 1)
+        return slice(first, ahead + queries.stop)
 
     def _pair(self, queries: slice, keys: slice) -> tuple[Span, Span]:
         query = Span(self.q_pos, queries, -1, self.device)
@@ -271,8 +251,6 @@ class Standing:
 def _of(positions: Positions | None, count: int, name: str) -> Positions:
     if positions is None:
         return range(count)
-    if isinstance(positions, range) and (positions.step != 1 or positions.start < 0):
-        raise ValueError(f"{name}={positions} must go up by one, from 0 or more")
     if isinstance(positions, range):
         given = positions.stop - positions.start
     elif isinstance(positions, Documents):

@@ -13,7 +13,7 @@ from gptattn.attention.base import Attention, Shared, check_sizes, window_of
 from gptattn.attention.cache import Cache, Entry, new_token_cache, own_cache
 from gptattn.attention.core import Backend, Blend, attend
 from gptattn.attention.parts.base import Part
-from gptattn.attention.rule import Rule, attention_weights
+from gptattn.attention.rule import Placed, Rule, attention_weights
 from gptattn.position.base import HeadPosition, Positions
 
 Heads = tuple[Tensor, Tensor, Tensor]  # queries [B, H, T, D], keys and values [B, G, T, D]
@@ -91,19 +91,30 @@ class SoftmaxAttention(Attention):
     def forward(
         self, x_BTE: Tensor, cache: Cache | None = None, shared: Shared | None = None
     ) -> Tensor:
-        shared = self.begin(x_BTE, cache, shared)
-        q_BHTD, new = self.entries(x_BTE, shared)  # projections, parts, positions
-        for part in self._parts:
-            new |= part.entries(x_BTE, cache)
-        held, k_pos = self.remember(new, cache, shared)
-        rule = self.rule_with(new, held, shared.positions, k_pos)
-        y_BHTD = self.attend(q_BHTD, held, rule, shared.positions, k_pos)
+        y_BHTD = self.attend(*self.project_and_cache(x_BTE, cache, shared))
         for part in self._parts:
             y_BHTD = part.mix(y_BHTD, x_BTE)
         y_BTE = y_BHTD.transpose(1, 2).flatten(2)
         for part in self._parts:
             y_BTE = part.output(y_BTE, x_BTE)
         return y_BTE if self.out_proj is None else self.out_proj(y_BTE)
+
+    def project_and_cache(
+        self, x_BTE: Tensor, cache: Cache | None, shared: Shared | None
+    ) -> tuple[Tensor, Mapping[str, Tensor], Placed]:
+        """Return the arguments of `attend` for these tokens."""
+        shared = self.begin(x_BTE, cache, shared)
+        q_BHTD, new = self.entries(x_BTE, shared)  # projections, parts, positions
+        for part in self._parts:
+            new |= part.entries(x_BTE, cache)
+        held, k_pos = self.remember(new, cache, shared)
+        rule = self.rule()
+        for part in self._parts:
+            rule = part.rule(rule, new, held)
+        if self.position is not None and self.position.decays:
+            decays = self.position.decay(shared.positions), self.position.decay(k_pos)
+            rule = rule.with_decay(*decays)
+        return q_BHTD, held, Placed(rule, shared.positions, k_pos)
 
     @abstractmethod
     def project(self, x_BTE: Tensor) -> Heads:
@@ -142,66 +153,29 @@ class SoftmaxAttention(Attention):
         """Return the mechanism's own rule: which keys a query sees, and what happens to scores."""
         return self._plain
 
-    def rule_with(
-        self,
-        new: Mapping[str, Tensor],
-        held: Mapping[str, Tensor],
-        q_pos: Positions,
-        k_pos: Positions,
-    ) -> Rule:
-        """Return the rule after the parts and the position have changed it."""
-        rule = self.rule()
-        for part in self._parts:
-            rule = part.rule(rule, new, held)
-        if self.position is not None and self.position.decays:
-            rule = rule.with_decay(self.position.decay(q_pos), self.position.decay(k_pos))
-        return rule
-
-    def attend(
-        self,
-        q_BHTD: Tensor,
-        held: Mapping[str, Tensor],
-        rule: Rule,
-        q_pos: Positions,
-        k_pos: Positions,
-    ) -> Tensor:
+    def attend(self, q_BHTD: Tensor, held: Mapping[str, Tensor], at: Placed) -> Tensor:
         """Return the heads' outputs [B, H, T, D] over the keys whose entries are `held`."""
-        return self.mix(q_BHTD, held["k"], held["v"], rule, q_pos, k_pos)
+        return self.mix(q_BHTD, held["k"], held["v"], at)
 
     def mix(
         self,
         q_BHTD: Tensor,
         k_BGSD: Tensor,
         v_BGSD: Tensor,
-        rule: Rule,
-        q_pos: Positions,
-        k_pos: Positions,
+        at: Placed,
         blend: Blend | None = None,
     ) -> Tensor:
         """Call the core's `attend` with this module's backend, and dropout in training."""
-        return attend(
-            q_BHTD,
-            k_BGSD,
-            v_BGSD,
-            rule,
-            q_pos=q_pos,
-            k_pos=k_pos,
-            dropout=self.dropout if self.training else 0.0,
-            backend=self.backend,
-            blend=blend,
-        )
+        drop = self.dropout if self.training else 0.0
+        how = {"dropout": drop, "backend": self.backend, "blend": blend}
+        return attend(q_BHTD, k_BGSD, v_BGSD, at.rule, q_pos=at.q_pos, k_pos=at.k_pos, **how)
 
     # Maps, costs, cache, weights.
 
     def attention_weights(self, x_BTE: Tensor, shared: Shared | None = None) -> Tensor:
-        shared = self.begin(x_BTE, None, shared)
-        q_BHTD, new = self.entries(x_BTE, shared)
-        for part in self._parts:
-            new |= part.entries(x_BTE, None)
-        held, k_pos = self.remember(new, None, shared)
-        rule = self.rule_with(new, held, shared.positions, k_pos)
+        q_BHTD, held, at = self.project_and_cache(x_BTE, None, shared)
         k_BGSD = self.keys(held)
-        return attention_weights(q_BHTD, k_BGSD, rule, q_pos=shared.positions, k_pos=k_pos)
+        return attention_weights(q_BHTD, k_BGSD, at.rule, q_pos=at.q_pos, k_pos=at.k_pos)
 
     def keys(self, held: Mapping[str, Tensor]) -> Tensor:
         """Return the keys [B, G, S, D] of these entries."""
@@ -250,16 +224,6 @@ class SoftmaxAttention(Attention):
             self.parts = nn.ModuleDict()  # last, so that weights are drawn after the projections
         self.parts[name] = part
         self._parts = (*self._parts, part)
-        with torch.no_grad():  # tries the rule: a part raises here if it cannot work on it
-            x_BTE = next(self.parameters()).new_zeros(1, 1, self.d_in)
-            one: dict[str, Tensor] = {}
-            for each in self._parts:
-                one |= each.entries(x_BTE, None)
-            rule = self.rule()
-            for each in self._parts:
-                rule = each.rule(rule, one, one)
-        if rule.window != self.rule().window:
-            raise ValueError(f"{name} changes the window, which no part can; set attn.window")
 
     def provides(self) -> dict[str, str]:
         return dict(chain(*(part.provides().items() for part in self._parts)))

@@ -40,8 +40,7 @@ class Part(nn.Module):
     def rule(self, rule: Rule, queries: Mapping[str, Tensor], keys: Mapping[str, Tensor]) -> Rule:
         """Change the rule, except its window, which the cache and the costs must know.
 
-        The mappings hold this step's `entries`, and those of all keys. Raises ValueError if the
-        rule has what the part would set.
+        The mappings hold this step's `entries`, and those of all keys.
         """
         return rule
 

@@ -27,6 +27,4 @@ class Sink(Part):
         self.sink_H.normal_(0.0, std)
 
     def rule(self, rule: Rule, queries: Mapping[str, Tensor], keys: Mapping[str, Tensor]) -> Rule:
-        if rule.sink_H is not None:
-            raise ValueError("the mechanism has its own sink; leave the part out")
         return replace(rule, sink_H=self.sink_H)

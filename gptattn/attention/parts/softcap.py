@@ -24,6 +24,4 @@ class SoftCap(Part):
         self.cap = cap
 
     def rule(self, rule: Rule, queries: Mapping[str, Tensor], keys: Mapping[str, Tensor]) -> Rule:
-        if rule.softcap is not None:
-            raise ValueError("the mechanism has its own soft cap; leave the part out")
         return replace(rule, softcap=self.cap)

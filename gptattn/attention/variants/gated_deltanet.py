@@ -26,8 +26,6 @@ from gptattn.position.base import Documents
 NORM_EPS = 1e-6  # of the length of queries and keys
 STEPS = (1e-3, 1e-1)  # between which softplus(decay_bias) starts
 
-Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]  # q, k, v, g, beta of `recurrent`
-
 
 class GatedDeltaNet(Attention):
     """A state of constant size per head, written by the gated delta rule.
@@ -99,8 +97,10 @@ class GatedDeltaNet(Attention):
         there = (positions >= 0).unsqueeze(-1) if isinstance(positions, Tensor) else None
         if there is not None:
             new_BTC = new_BTC * there
-        held = _tensors(cache)
-        q, k, v = F.silu(self.conv(new_BTC, held.get("tail"), start_BT)).split(self.channels, -1)
+        tail_BKC, s_BHDV = None, None
+        if cache is not None:
+            tail_BKC, s_BHDV = cache.tensors.get("tail"), cache.tensors["state"]
+        q, k, v = F.silu(self.conv(new_BTC, tail_BKC, start_BT)).split(self.channels, -1)
         wide = torch.promote_types(x_BTE.dtype, torch.float32)
         # A state that sums thousands of small steps needs more digits than 16 bits have.
         with torch.autocast(x_BTE.device.type, enabled=False):
@@ -113,7 +113,12 @@ class GatedDeltaNet(Attention):
             k_BHTD = _unit(split_heads(k.to(wide), self.num_heads))
             v_BHTV = split_heads(v.to(wide), self.num_heads)
             inputs = q_BHTD, k_BHTD, v_BHTV, g_BHT, beta_BHT
-            y_BHTV = advance(inputs, held.get("state"), self.chunk, start_BT)
+            if s_BHDV is not None and x_BTE.shape[1] == 1:
+                y_BHTV, after = recurrent(*inputs, s_BHDV)
+            else:
+                y_BHTV, after = chunked(*inputs, s_BHDV, self.chunk, start_BT)
+            if s_BHDV is not None:
+                s_BHDV.copy_(after)
             y_BTHV = wide_rms_norm(y_BHTV.transpose(1, 2), self.gain_V, self.norm_eps)
         return self.out_proj(y_BTHV.flatten(2).to(gate.dtype) * F.silu(gate))
 
@@ -134,14 +139,6 @@ class GatedDeltaNet(Attention):
         return self.out_proj
 
 
-def _tensors(cache: Cache | None) -> dict[str, Tensor]:
-    if cache is None:
-        return {}
-    if not isinstance(cache, Cache) or "state" not in cache.tensors:
-        raise TypeError(f"{type(cache).__name__} is not this module's; use new_cache()")
-    return cache.tensors
-
-
 def _unit(x: Tensor) -> Tensor:
     """Return x with length 1 on the last axis, or less where it is near zero."""
     return x * (x.square().sum(-1, keepdim=True) + NORM_EPS).rsqrt()
@@ -156,26 +153,6 @@ def _size(name: str, expand: float, head_dim: int) -> int:
     return size
 
 
-def advance(
-    inputs: Inputs, s_BHDV: Tensor | None, chunk: int, start_BT: Tensor | None = None
-) -> Tensor:
-    """Return the outputs of any number of tokens; advance the state, if there is one.
-
-    Without a state it starts at zero.
-    """
-    tokens = inputs[0].shape[2]
-    if not tokens:
-        return inputs[2]
-    if s_BHDV is None:
-        return chunked(*inputs, None, chunk, start_BT)[0]
-    if tokens == 1:
-        y_BHTV, after = recurrent(*inputs, s_BHDV, start_BT)
-    else:
-        y_BHTV, after = chunked(*inputs, s_BHDV, chunk, start_BT)
-    s_BHDV.copy_(after)
-    return y_BHTV
-
-
 def recurrent(
     q_BHTD: Tensor,
     k_BHTD: Tensor,
@@ -183,15 +160,12 @@ def recurrent(
     g_BHT: Tensor,
     beta_BHT: Tensor,
     s_BHDV: Tensor,
-    start_BT: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the outputs [B, H, T, V] of at least one token, and the state after the last.
 
     Source: Yang et al. 2024, arXiv:2412.06464, eq. 10.
     """
     read = []
-    if start_BT is not None:  # exp(-inf) S is zero
-        g_BHT = g_BHT.masked_fill(_begins(start_BT)[:, None], -torch.inf)
     for q_BHD, k_BHD, v_BHV, g_BH, beta_BH in zip(
         *(x.unbind(2) for x in (q_BHTD, k_BHTD, v_BHTV, g_BHT, beta_BHT)), strict=True
     ):
@@ -224,7 +198,7 @@ def chunked(
     arXiv:2406.06484, sec. 3.2.
     """
     T, V = v_BHTV.shape[2:]
-    N = max(1, -(-T // chunk))
+    N = -(-T // chunk)
     C = -(-T // N)  # equal chunks need the least padding
     filled = (F.pad(x, (0, 0, 0, N * C - T)) for x in (q_BHTD, k_BHTD, v_BHTV))
     q, k, v = (x.unflatten(2, (N, C)) for x in filled)
@@ -261,7 +235,7 @@ def chunked_flops(T: int, D: int, V: int, chunk: int) -> int:
 
     A multiply-add is two.
     """
-    N = max(1, -(-T // chunk))
+    N = -(-T // chunk)
     C = -(-T // N)
     width = V + D  # columns of u
     scores = 2 * 2 * C * C * D  # k k^T and q k^T
@@ -269,11 +243,6 @@ def chunked_flops(T: int, D: int, V: int, chunk: int) -> int:
     within = 2 * C * C * width + 2 * C * D * width  # what u gives to outputs and to the state
     carried = 2 * D * D * V + 2 * C * D * V
     return N * (scores + solve + within + carried)
-
-
-def _begins(start_BT: Tensor) -> Tensor:
-    """Return whether each token is the first of its document [B, T]."""
-    return start_BT == torch.arange(start_BT.shape[1], device=start_BT.device)
 
 
 def _in_chunks(start_BT: Tensor, N: int, C: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -327,7 +296,7 @@ class ShortConvolution(nn.Module):
 
         start_BT: where in its row each token's document begins; it sees no inputs before that.
         """
-        if self.weight_C1K is None or not x_BTC.shape[1]:
+        if self.weight_C1K is None:
             return x_BTC
         T = x_BTC.shape[1]
         if tail_BKC is None:

@@ -7,12 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from gptattn.attention.base import HasHeads
-from gptattn.attention.cache import Entry
 from gptattn.attention.linear import Linear
-from gptattn.attention.rule import Rule
+from gptattn.attention.rule import Placed
 from gptattn.attention.softmax import Common, Heads, SoftmaxAttention
 from gptattn.attention.variants.single_head import CausalAttention
-from gptattn.position.base import Positions
 
 
 class MultiHeadAttentionWrapper(HasHeads, SoftmaxAttention):
@@ -51,24 +49,16 @@ class MultiHeadAttentionWrapper(HasHeads, SoftmaxAttention):
         q, k, v = zip(*(head.project(x_BTE) for head in self._heads()), strict=True)
         return torch.cat(q, dim=1), torch.cat(k, dim=1), torch.cat(v, dim=1)
 
-    def cached(self) -> dict[str, Entry]:
-        entry = Entry(self.num_heads, self.head_dim)
-        return {"k": entry, "v": entry}
-
-    def attend(
-        self,
-        q_BHTD: Tensor,
-        held: Mapping[str, Tensor],
-        rule: Rule,
-        q_pos: Positions,
-        k_pos: Positions,
-    ) -> Tensor:
-        if q_BHTD.shape[2] < held["k"].shape[2]:  # decoding: one by one would only be slower
-            return super().attend(q_BHTD, held, rule, q_pos, k_pos)
+    def attend(self, q_BHTD: Tensor, held: Mapping[str, Tensor], at: Placed) -> Tensor:
+        # Numbers of each head belong to all heads together.
+        own = (at.rule.bias, at.rule.decay, at.rule.sink_H)
+        decodes = q_BHTD.shape[2] < held["k"].shape[2]  # one by one would only be slower
+        if decodes or any(x is not None for x in own):
+            return super().attend(q_BHTD, held, at)
         done = []
         for h in range(self.num_heads):
             q, k, v = (x.narrow(1, h, 1) for x in (q_BHTD, held["k"], held["v"]))
-            done.append(self.mix(q, k, v, rule.of_head(h), q_pos, k_pos))
+            done.append(self.mix(q, k, v, at))
         return torch.cat(done, dim=1)
 
     def modules_of_heads(self) -> list[str]:

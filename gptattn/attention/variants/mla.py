@@ -12,7 +12,7 @@ from torch import Tensor, einsum, nn
 from gptattn.attention.base import Shared, check_sizes
 from gptattn.attention.cache import Entry
 from gptattn.attention.linear import Linear
-from gptattn.attention.rule import Rule
+from gptattn.attention.rule import Placed
 from gptattn.attention.softmax import (
     Common,
     Heads,
@@ -21,10 +21,9 @@ from gptattn.attention.softmax import (
     split_heads,
     wide_rms_norm,
 )
-from gptattn.position.base import HeadPosition, Positions
+from gptattn.position.base import HeadPosition
 
 EPS = 1e-6  # of the norms, as in the authors' code
-MAX_ROPE = 4  # rope_dim is at most this many times head_dim; a head of 1, the smallest, has 4
 
 
 class MultiHeadLatentAttention(SoftmaxAttention):
@@ -63,7 +62,7 @@ class MultiHeadLatentAttention(SoftmaxAttention):
         if common.get("scale") is None:
             common["scale"] = (D + P) ** -0.5
         if position is not None:
-            common["position"] = resized(position, P)
+            common["position"] = position.resized(P) if P else position
         super().__init__(d_in, d_out, context_length, num_heads, num_heads, **common)
         queries = num_heads * (D + P)
         self.rope_dim, self.kv_rank = P, _rank("kv_rank", kv_rank, d_out, min(d_in, 2 * d_out))
@@ -108,25 +107,18 @@ class MultiHeadLatentAttention(SoftmaxAttention):
         k_BHSD = split_heads(self.W_key(latent_B1SC.squeeze(1)), self.num_heads)
         return torch.cat([k_BHSD, k_B1SP.expand(-1, self.num_heads, -1, -1)], dim=-1)
 
-    def attend(
-        self,
-        q_BHTD: Tensor,
-        held: Mapping[str, Tensor],
-        rule: Rule,
-        q_pos: Positions,
-        k_pos: Positions,
-    ) -> Tensor:
+    def attend(self, q_BHTD: Tensor, held: Mapping[str, Tensor], at: Placed) -> Tensor:
         latent_B1SX, C = held["latent"], self.kv_rank
         if not self.absorbs(q_BHTD.shape[2], latent_B1SX.shape[2]):
             v_BHSD = split_heads(self.W_value(latent_B1SX[:, 0, :, :C]), self.num_heads)
-            return self.mix(q_BHTD, self.keys(held), v_BHSD, rule, q_pos, k_pos)
+            return self.mix(q_BHTD, self.keys(held), v_BHSD, at)
         q_BHTD, q_BHTP = q_BHTD.split([self.head_dim, self.rope_dim], dim=-1)
         # q (W c) = (q W) c: W_key goes into the query, and W_value into the output.
         q_BHTC = einsum("BHTD,HDC->BHTC", q_BHTD, self._by_head(self.W_key))
         # The whole entry is the value too, because fused attention wants one size; a copy of its
         # first C numbers would cost more than the P further sums.
         q_BHTX = torch.cat([q_BHTC, q_BHTP], dim=-1)
-        y_BHTX = self.mix(q_BHTX, latent_B1SX, latent_B1SX, rule, q_pos, k_pos)
+        y_BHTX = self.mix(q_BHTX, latent_B1SX, latent_B1SX, at)
         return einsum("BHTC,HDC->BHTD", y_BHTX[..., :C], self._by_head(self.W_value))
 
     def absorbs(self, T: int, S: int) -> bool:
@@ -171,11 +163,7 @@ def _rank(name: str, rank: float, width: int, most: int) -> int:
 
 
 def rope_size(rope_dim: int | None, head_dim: int, position: HeadPosition | None) -> int:
-    """Return how many numbers of a key rotate; None: half of a head, a multiple of 4.
-
-    Raises ValueError above 4 head_dim, where the key that all heads share would be nearly all of
-    the score; the paper has half of head_dim.
-    """
+    """Return how many numbers of a key rotate; None: half of a head, a multiple of 4."""
     if position is None or not position.rotates:
         if rope_dim:
             raise ValueError(f"rope_dim={rope_dim} needs position=rope; use that, or null")
@@ -184,20 +172,4 @@ def rope_size(rope_dim: int | None, head_dim: int, position: HeadPosition | None
         return max(4, 4 * round(head_dim / 8))
     if rope_dim < 2 or rope_dim % 2:
         raise ValueError(f"rope_dim={rope_dim} must be even, 2 or more, for rotary positions")
-    if rope_dim > MAX_ROPE * head_dim:
-        raise ValueError(
-            f"rope_dim={rope_dim} is above {MAX_ROPE} times head_dim={head_dim}; give up to "
-            f"{MAX_ROPE * head_dim}, or null for about half of a head"
-        )
     return rope_dim
-
-
-def resized(position: HeadPosition, rope_dim: int) -> HeadPosition:
-    """Return the position for the numbers of a key that rotate; itself if none do.
-
-    Raises ValueError, in terms of rope_dim, if it cannot rotate so many.
-    """
-    try:
-        return position if rope_dim == 0 else position.resized(rope_dim)
-    except ValueError as error:
-        raise ValueError(str(error).replace("head_dim", "rope_dim")) from error

@@ -12,9 +12,8 @@ from torch import Tensor, einsum, nn
 from gptattn.attention.base import Shared
 from gptattn.attention.cache import Entry
 from gptattn.attention.linear import Linear
-from gptattn.attention.rule import Rule
+from gptattn.attention.rule import Placed
 from gptattn.attention.softmax import Common, Heads, SoftmaxAttention, seen_pairs, split_heads
-from gptattn.position.base import Positions
 
 
 class TensorProductAttention(SoftmaxAttention):
@@ -95,44 +94,24 @@ class TensorProductAttention(SoftmaxAttention):
     def keys(self, held: Mapping[str, Tensor]) -> Tensor:
         return self._sum(held["a_k"], held["b_k"])
 
-    def attend(
-        self,
-        q_BHTD: Tensor,
-        held: Mapping[str, Tensor],
-        rule: Rule,
-        q_pos: Positions,
-        k_pos: Positions,
-    ) -> Tensor:
+    def attend(self, q_BHTD: Tensor, held: Mapping[str, Tensor], at: Placed) -> Tensor:
         # For one query, summing over the factors is less work; in place, it has no gradient.
         if q_BHTD.shape[2] > 1 or torch.is_grad_enabled() or self.backend == "reference":
             v_BHSD = self._sum(held["a_v"], held["b_v"])
-            return self.mix(q_BHTD, self.keys(held), v_BHSD, rule, q_pos, k_pos)
-        return self._attend_once(q_BHTD, held, rule, q_pos, k_pos)
+            return self.mix(q_BHTD, self.keys(held), v_BHSD, at)
+        return self._attend_once(q_BHTD, held, at)
 
-    def _attend_once(
-        self,
-        q_BH1D: Tensor,
-        held: Mapping[str, Tensor],
-        rule: Rule,
-        q_pos: Positions,
-        k_pos: Positions,
-    ) -> Tensor:
+    def _attend_once(self, q_BH1D: Tensor, held: Mapping[str, Tensor], at: Placed) -> Tensor:
         """Return `attend` of one query, by sums of a (q . b) and of (w a) b."""
         a_k_BCHS, a_v_BCHS = self._by_term(held["a_k"]), self._by_term(held["a_v"])
         score_BHS = (q_BH1D.transpose(1, 2) @ held["b_k"].mT).mul_(a_k_BCHS).sum(1)
-        more = rule.changes_scores or (self.training and self.dropout > 0)
-        if not more and rule.window is None and isinstance(k_pos, range):
-            # The core would do a softmax and no more; in place, it takes half of the memory.
-            w_BHS = score_BHS.sub_(score_BHS.amax(-1, keepdim=True)).mul_(rule.scale).exp_()
-            y_BHD = ((w_BHS.unsqueeze(1) * a_v_BCHS) @ held["b_v"]).sum(1)
-            return (y_BHD / w_BHS.sum(-1, keepdim=True)).unsqueeze(2)
 
         def by_term(w_BH1S: Tensor) -> Tensor:
             return (w_BH1S.transpose(1, 2) * a_v_BCHS).flatten(1, 2).unsqueeze(2)
 
         # For the core, a score is a key of one number, and the query is 1.
         one_BH11, k_BHS1 = torch.ones_like(q_BH1D[..., :1]), score_BHS.unsqueeze(3)
-        y_BX1D = self.mix(one_BH11, k_BHS1, held["b_v"], rule, q_pos, k_pos, by_term)
+        y_BX1D = self.mix(one_BH11, k_BHS1, held["b_v"], at, by_term)
         return y_BX1D.unflatten(1, (-1, self.num_heads)).sum(1)
 
     def flops(self, T: int, S: int) -> int:
