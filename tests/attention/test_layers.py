@@ -4,27 +4,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from building import PROBE_CONFIGS, PROBES, build_attention, build_gpt
+from building import PROBE_CONFIGS, build_attention, build_gpt
 from probes import Sunk
-from support import Call, command, rows, summary, tiny, train
-from torch import Tensor, nn
+from support import Call, command, rows, summary, train
+from torch import nn
 
-from gptattn.attention import HasHeads, HasMaps
 from gptattn.attention.base import refuse_loss
 from gptattn.model.cost import measure_cost
-from gptattn.runs.load import load_run
 
 MENU = (f"hydra.searchpath=[file://{PROBE_CONFIGS}]", "allow_targets=[probes]")
 T = 11
-NO_HEADS = "has no per-head weights to convert; only attentions with weights for each head, such as"
-
-
-def test_the_probes_differ_in_what_they_promise():
-    promises = {
-        (isinstance(layer, HasMaps), isinstance(layer, HasHeads))
-        for layer in (build_attention(name) for name in PROBES)
-    }
-    assert promises == {(True, True), (False, False)}
 
 
 def test_each_layer_is_built_counted_and_kept_for_itself():
@@ -56,11 +45,6 @@ def test_a_mechanisms_own_initialisation_stays_and_its_writer_is_drawn_as_gpt2s(
         assert attention.out_proj.weight.std().item() == pytest.approx(0.01, rel=0.05)
 
 
-def logits(run: Path, ids: Tensor) -> Tensor:
-    with torch.no_grad():
-        return load_run(run, ["probes"]).model(ids)
-
-
 def test_a_run_without_maps_trains_says_so_once_resumes_and_is_read_back(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], call: Call
 ) -> None:
@@ -78,51 +62,6 @@ def test_a_run_without_maps_trains_says_so_once_resumes_and_is_read_back(
         "error: run: attn=probe_linear_state has no attention weights to show; give another run\n"
     )
     assert call("generate", *ask, "prompt=Line", "tokens=20")[0] == 0
-
-
-def test_layers_with_maps_beside_others_without_are_drawn(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], call: Call
-) -> None:
-    run = train(tmp_path, *MENU, "attn=probe_alternating", "model.num_layers=4")
-    assert "attention: 2 of 4 layers have weights" in capfd.readouterr().out
-    names = {name for row in rows(run) for name in row if "val_attention" in name}
-    assert names == {
-        f"val_attention/{figure}/layer_{layer}"
-        for figure in ("entropy", "sink")
-        for layer in ("01", "03")
-    }
-    ask = (f"run={run}", "allow_targets=probes", "prompt=Line")
-    assert call("attention_map", *ask)[0] == 0
-    drawn = sorted(path.name for path in (run / "attention").glob("*.png"))
-    assert drawn == ["layer_01.png", "layer_03.png"]
-    code, _, err = call("attention_map", *ask, "layer=2")
-    assert (code, err) == (2, "error: layer: 2 has no attention weights; give one of [1, 3]\n")
-
-
-def test_equal_settings_take_over_all_weights_by_name(tmp_path: Path) -> None:
-    still = ["budget.steps=1", "optim.lr=1e-12"]
-    ids = torch.randint(256, (2, 16))
-    two = [*MENU, "attn=probe_alternating", "model.num_layers=2"]
-    source = train(tmp_path / "a", *two, "optim.lr=0.01")
-    target = train(tmp_path / "b", *two, f"init_from={source}", *still)
-    torch.testing.assert_close(logits(target, ids), logits(source, ids), rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("source", "target", "said"),
-    [
-        ("probe_sunk", "mha", "layer 0: sink_H of Sunk would be lost"),
-        ("mha", "probe_linear_state", f"layer 0: attn=probe_linear_state {NO_HEADS}"),
-    ],
-)
-def test_a_conversion_that_would_lose_something_is_refused_in_one_line(
-    source: str, target: str, said: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    run = train(tmp_path / "a", *MENU, f"attn={source}")
-    capfd.readouterr()
-    given = tiny(tmp_path / "b", *MENU, f"attn={target}", f"init_from={run}")
-    assert command(tmp_path / "b", *given) == 2
-    assert capfd.readouterr().err.startswith(f"error: init_from: {said}")
 
 
 @pytest.mark.parametrize("variant", ["mha", "mha_wrapper"])

@@ -9,6 +9,7 @@ from support import summary, train
 
 from gptattn.attention import MultiHeadAttention
 from gptattn.errors import ConfigError
+from gptattn.settings.build import build_model
 from gptattn.settings.construct import arguments_of, find_target
 
 # Files beside that of their class: the same mechanism with other numbers.
@@ -48,6 +49,15 @@ def test_what_every_mechanism_takes_is_checked_as_its_own_arguments_are():
     }.items():
         with pytest.raises(ConfigError, match=message):
             build_gpt("attn=mha", wrong)
+
+
+@pytest.mark.parametrize("name", ["mla", "tpa"])
+@pytest.mark.parametrize("model", menu("model"))
+def test_defaults_that_are_ranks_fit_every_model(model, name):
+    with torch.device("meta"):
+        sizes = [f"model={model}", "position=rope", "trainer=cpu", f"attn={name}"]
+        layer = build_model(settings(*sizes), vocab_size=256).layers()[0].attention
+    assert layer.new_cache(1, 1).nbytes < 4 * 2 * layer.d_out  # less than mha's
 
 
 VARIANTS = [*menu("attn"), *(f"gqa+{part}" for part in menu("part"))]

@@ -1,19 +1,14 @@
 """Parts: what each adds in parameters and cache, how it starts, and what it refuses."""
 
-import math
-
 import pytest
 import torch
 from building import build_attention, build_gpt, menu, part_spec, refused
-from torch import Tensor
 
-from gptattn.attention import Shared, TokenCache
+from gptattn.attention import TokenCache
 from gptattn.attention.base import refuse_loss
 from gptattn.attention.parts import Part
 from gptattn.attention.parts.forget import Forget
 from gptattn.attention.parts.gate import Gate
-from gptattn.attention.parts.qk_norm import QKNorm
-from gptattn.attention.parts.sink import Sink
 from gptattn.attention.softmax import SoftmaxAttention
 from gptattn.errors import ConfigError
 from gptattn.model.cost import measure_cost
@@ -58,19 +53,6 @@ def test_a_windows_cache_is_its_share_of_the_hosts(window, tokens):
     assert cost.params == host.params
 
 
-def test_a_forget_gates_sums_lie_in_the_windows_ring():
-    attention = build_attention("gqa+forget", window=4)
-    cache = attention.new_cache(B, T)
-    assert {name: x.shape for name, x in cache.tensors.items()} == {
-        "k": (B, G, 4, D),
-        "v": (B, G, 4, D),
-        "log_forget": (B, H, 4, 1),
-    }
-    x = torch.randn(B, T, E)  # in float32 as they are kept, from float64 as they are summed
-    with torch.no_grad():
-        assert_same(attention(x, cache), attention(x), atol=1e-5)
-
-
 def test_heads_that_others_could_load_do_not_hide_what_a_part_has_learned():
     refuse_loss(build_attention("gqa+softcap"), set())
     with pytest.raises(ValueError, match=r"^parts.gate.W_gate.weight of Grouped\w+ would be lost"):
@@ -92,63 +74,6 @@ def test_a_headwise_gate_has_a_number_per_head_and_scales_the_whole_head():
         expected = y[:, h] / (1 + torch.exp(-(x @ gate.W_gate.weight[h])))[..., None]
         assert_same(gate.mix(y, x)[:, h], expected)
     assert gate.output(y, x) is y
-
-
-def test_an_elementwise_gate_acts_before_the_output_projection():
-    attention = gqa("gate").double()
-    gate, x = attention.parts["gate"], torch.randn(B, T, E).double()
-    assert isinstance(gate, Gate)
-    plain = gqa().double()
-    plain.load_state_dict({n: p for n, p in attention.state_dict().items() if "gate" not in n})
-    merged: list[Tensor] = []
-    plain.out_proj.register_forward_pre_hook(lambda _, args: merged.append(args[0]))
-    plain(x)
-    assert_same(attention(x), plain.out_proj(merged[0] * torch.sigmoid(x @ gate.W_gate.weight.T)))
-
-
-def test_qk_norm_gives_every_query_and_key_the_same_length_until_its_gain_is_trained():
-    norm, q, k = QKNorm(D), torch.randn(B, H, T, D), 100 * torch.randn(B, G, T, D)
-    normed_q, normed_k, v = norm.heads(q, k, k, Shared(range(q.shape[2])))
-    assert v is k
-    for x in (normed_q, normed_k):
-        assert_same(x.norm(dim=-1), torch.full(x.shape[:-1], math.sqrt(D)), atol=1e-4)
-
-
-def test_a_sink_takes_the_weight_of_one_more_key_and_a_large_one_takes_all():
-    attention = gqa("sink").double()
-    sink, x = attention.parts["sink"], torch.zeros(B, T, E).double()
-    assert isinstance(sink, Sink)
-    with torch.no_grad():
-        for parameter in attention.parameters():
-            parameter.zero_()  # so that all scores are 0
-        w = attention.attention_weights(x)
-        number = torch.arange(1, T + 1).double()
-        assert_same(w.sum(-1), (number / (number + 1)).expand(B, H, T))
-        sink.sink_H.fill_(50.0)
-        assert attention.attention_weights(x).max() < 1e-20
-
-
-def test_a_soft_cap_bounds_what_two_scores_can_differ_by():
-    attention = gqa("softcap", cap=0.5).double()
-    x = 1000 * torch.randn(B, T, E).double()
-    w = attention.attention_weights(x)
-    last = w[:, :, -1]
-    assert (last.amax(-1) / last.amin(-1)).max() <= math.exp(2 * 0.5) + 1e-12
-
-
-def test_a_forget_gate_of_one_forgets_nothing_and_of_zero_all_but_the_token_itself():
-    attention, x = gqa("forget").double(), torch.randn(B, T, E).double()
-    forget = attention.parts["forget"]
-    assert isinstance(forget, Forget)
-    plain = gqa().double()
-    plain.load_state_dict({n: p for n, p in attention.state_dict().items() if "forget" not in n})
-    with torch.no_grad():
-        forget.W_forget.weight.zero_()
-        forget.W_forget.bias.fill_(80.0)
-        assert_same(attention(x), plain(x))
-        forget.W_forget.bias.fill_(-80.0)
-        own = torch.eye(T).double().expand(B, H, T, T)
-        assert_same(attention.attention_weights(x), own)
 
 
 def test_the_running_sum_has_all_digits_where_the_rest_has_16_bits():

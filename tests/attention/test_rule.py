@@ -5,7 +5,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from building import Allocations
 from torch import Tensor
 
 from gptattn.attention import Rule, Span, attend, attention_weights
@@ -74,11 +73,9 @@ PLACES: dict[str, tuple[Positions, Positions]] = {
     "one token": (range(8, 9), range(9)),
     "keys from later on": (range(6, 9), range(2, 9)),
     "keys that are not seen yet": (range(3, 5), range(9)),
-    "one token, keys that are not seen yet": (range(3, 4), range(6)),
     "before all keys": (range(1, 4), range(2, 9)),
     "a ring": (torch.tensor([8]), torch.tensor([5, 6, 7, 8, 4])),
     "a ring at a known position": (range(8, 9), torch.tensor([5, 6, 7, 8, 4])),
-    "a ring with keys that are not seen yet": (range(6, 7), torch.tensor([5, 6, 7, 8, 4])),
     "padded": (
         torch.tensor([[0, 1, 2, 3], [-1, -1, 0, 1]]),
         torch.tensor([[0, 1, 2, 3], [-1, -1, 0, 1]]),
@@ -97,9 +94,10 @@ RULES = {
 }
 
 
+@BACKENDS
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 @pytest.mark.parametrize("places", PLACES.values(), ids=PLACES)
-def test_the_reference_is_what_plain_loops_do_in_outputs_and_gradients(rule, places):
+def test_attend_does_what_plain_loops_do_in_outputs_and_gradients(rule, places, backend):
     q_pos, k_pos = places
     T, S = len(rows(q_pos)[0]), len(rows(k_pos)[0])
     q, k, v = draw(B, H, T, D), draw(B, G, S, D), draw(B, G, S, D + 2)
@@ -110,7 +108,7 @@ def test_the_reference_is_what_plain_loops_do_in_outputs_and_gradients(rule, pla
         inputs.append(rule["sink_H"])
     upstream, rule = draw(B, H, T, D + 2), Rule(0.6, **rule)
     expected = loops(q, k, v, rule, q_pos, k_pos)
-    y = attend(q, k, v, rule, q_pos=q_pos, k_pos=k_pos, backend="reference")
+    y = attend(q, k, v, rule, q_pos=q_pos, k_pos=k_pos, backend=backend)
     assert_same(y, expected)
     wanted = torch.autograd.grad(expected, inputs, upstream, materialize_grads=True)
     assert_same(torch.autograd.grad(y, inputs, upstream, materialize_grads=True), wanted)
@@ -155,29 +153,21 @@ LONG = {
 }
 
 
+@pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("rule", LONG.values(), ids=LONG)
-def test_blocks_of_queries_are_the_whole(rule):
+def test_blocks_of_queries_are_the_whole(rule, known):
     T, held = 300, 57  # two whole blocks and a part
     q, k, v = draw(B, H, T, D), draw(B, G, held + T, D), draw(B, G, held + T, D)
     inputs = [x.requires_grad_() for x in (q, k, v)]
     q_pos, k_pos = range(held, held + T), range(held + T)
+    if not known:  # by the host: rows that are padded on the left
+        padding_B1 = torch.tensor([[0], [60]])
+        q_pos, k_pos = ((torch.tensor(at) - padding_B1).clamp_min(-1) for at in (q_pos, k_pos))
     results = []
     for backend in ("reference", "sdpa"):
         y = attend(q, k, v, rule, q_pos=q_pos, k_pos=k_pos, backend=backend)
         results.append((y, *torch.autograd.grad(y, inputs, torch.ones_like(y))))
     assert_same(results[1], results[0], atol=1e-11)
-
-
-@pytest.mark.parametrize("rule", LONG.values(), ids=LONG)
-def test_blocks_hold_a_few_queries_scores_and_no_keys_outside_of_a_window(rule):
-    T = 1024
-    q, k, v = (torch.randn(1, 1, T, D, requires_grad=True) for _ in range(3))
-    one = Rule(rule.scale, rule.window, rule.softcap, None, None)
-    with Allocations() as made:
-        attend(q, k, v, one).sum().backward()
-    window = T if rule.window is None else rule.window
-    scores = max(128 * min(T, 127 + window), window**2 if window < T else 0)
-    assert max(made.elements) <= max(scores, 3 * q.numel())
 
 
 def test_a_query_that_sees_nothing_gives_zeros_and_its_gradients_are_numbers():
@@ -228,10 +218,3 @@ def test_positions_that_do_not_fit_the_tokens_are_refused():
         attend(q, k, k, Rule(1.0))
     with pytest.raises(ValueError, match="k_pos has 2 positions for 3 tokens"):
         attend(q, k, k, Rule(1.0), q_pos=range(2), k_pos=range(2))
-
-
-@pytest.mark.parametrize("positions", [range(0, 6, 2), range(2, -1, -1), range(-1, 2)])
-def test_a_range_that_does_not_go_up_by_one_is_refused(positions: range) -> None:
-    q, k = draw(B, H, 3, D), draw(B, G, 3, D)
-    with pytest.raises(ValueError, match=r"q_pos=.* must go up by one, from 0 or more"):
-        attend(q, k, k, Rule(1.0), q_pos=positions, k_pos=range(3))

@@ -5,24 +5,20 @@ from typing import Any
 
 import pytest
 import torch
-from building import Allocations, acts_in_heads, build_gpt, menu
-from contract import assert_same, decode, draw
+from building import Allocations, build_gpt
+from contract import draw
 from torch import Tensor
 
-from gptattn.attention.parts.forget import Forget
-from gptattn.attention.parts.sink import Sink
-from gptattn.attention.parts.softcap import SoftCap
 from gptattn.attention.variants.tpa import TensorProductAttention
 from gptattn.errors import ConfigError
 from gptattn.model.cost import count_parameters
-from gptattn.position import HeadPosition, LinearBias, RotaryPosition
+from gptattn.position import HeadPosition, RotaryPosition
 from gptattn.settings.build import build_model
 from gptattn.settings.compose import settings
 
 B, T, E, H, D = 2, 11, 7, 3, 10
 RANKS = {"query_rank": 5, "key_rank": 2, "value_rank": 3}
 BACKENDS = pytest.mark.parametrize("backend", ["reference", "sdpa"])
-PARTS = {"forget": lambda: Forget(E, H), "sink": lambda: Sink(H), "softcap": lambda: SoftCap(2.0)}
 
 
 def ours(position: HeadPosition | None = None, **changes: Any) -> TensorProductAttention:
@@ -78,28 +74,9 @@ def test_outputs_and_gradients_are_those_of_the_papers_formulas(rope, backend):
         torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("window", [None, 4])
-@pytest.mark.parametrize("position", [None, RotaryPosition(T, D), LinearBias(H)])
-@pytest.mark.parametrize("part", ["", *PARTS])
-def test_decoding_from_the_factors_is_exact(part, position, window):
-    made = [ours(position, window=window, backend=name) for name in ("sdpa", "reference")]
-    for mine in made:
-        if part:
-            mine.add_part(part, PARTS[part]().double())
-        mine.load_state_dict(made[0].state_dict())
-    factors, plain = made
-    x = draw(B, T, E)
-    with torch.no_grad():
-        assert_same(decode(factors, x, [1] * T), plain(x))
-        assert_same(decode(factors, x, [5, 1, 3, 2]), plain(x))
-
-
-@pytest.mark.parametrize("part", ["", *PARTS])
-def test_decoding_makes_no_keys_or_values_of_all_heads(part):
+def test_decoding_makes_no_keys_or_values_of_all_heads():
     context = 512
     mine = TensorProductAttention(60, 60, context, 6).eval()
-    if part:
-        mine.add_part(part, {"forget": Forget(60, 6), "sink": Sink(6)}.get(part, SoftCap(2.0)))
     cache = mine.new_cache(1, context)
     with torch.no_grad():
         mine(torch.randn(1, context - 1, 60), cache)
@@ -107,15 +84,6 @@ def test_decoding_makes_no_keys_or_values_of_all_heads(part):
         with Allocations() as made:
             mine(torch.randn(1, 1, 60), cache)
     assert max(made.elements) == 2 * 6 * context  # a number for each term, head and token
-    assert max(made.elements) < 60 * context
-
-
-@torch.no_grad()
-def test_dropout_in_training_acts_when_decoding_too():
-    mine, x = ours(dropout=0.5).train(), draw(B, T, E)
-    once, again = (decode(mine, x, [1] * T) for _ in range(2))
-    assert not torch.allclose(once, again)
-    assert_same(decode(mine.eval(), x, [1] * T), mine(x))
 
 
 def test_at_gpt2_small_it_has_the_papers_sizes_in_parameters_and_cache():
@@ -148,23 +116,11 @@ def test_factors_are_drawn_by_xaviers_rule_each_as_one_matrix():
     assert mine.out_proj.weight.std().item() == pytest.approx(0.02, rel=0.05)
 
 
-@pytest.mark.parametrize("position", [p for p in menu("position") if acts_in_heads(p)])
-@pytest.mark.parametrize("model", menu("model"))
-def test_the_defaults_fit_every_model(model, position):
-    with torch.device("meta"):
-        sizes = [f"model={model}", f"position={position}", "trainer=cpu", "attn=tpa"]
-        layer: Any = build_model(settings(sizes), vocab_size=256).layers()[0].attention
-    assert layer.new_cache(1, 1).nbytes < 4 * 2 * layer.d_out  # less than mha's
-
-
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
         ("attn.query_rank=0", "attn.query_rank: query_rank=0 does not fit; give 1 to 30"),
-        ("attn.query_rank=31", "attn.query_rank: query_rank=31 does not fit; give 1 to 30"),
         ("attn.key_rank=31", "attn.key_rank: key_rank=31 does not fit"),
-        ("attn.value_rank=0", "attn.value_rank: value_rank=0 does not fit"),
-        ("attn.value_rank=0.5", "attn.value_rank: 0.5 is"),
         ("attn.key_rank=null", "attn.key_rank: is null; give a whole number"),
         ("part=qk_norm", "part: attn=tpa keeps no keys and values of each head"),
     ],
@@ -174,7 +130,3 @@ def test_what_does_not_fit_is_told_in_one_line(wrong, message):
         build_gpt("attn=tpa", "model.num_heads=3", wrong)
     assert str(error.value).startswith(message)
     assert "\n" not in str(error.value)
-
-
-def test_a_rank_of_the_models_width_fits():
-    build_gpt("attn=tpa", "attn.query_rank=30", "attn.key_rank=30", "attn.value_rank=30")

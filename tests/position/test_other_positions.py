@@ -7,7 +7,6 @@ import torch
 from building import build_gpt, menu
 from torch import Tensor
 
-from gptattn.errors import ConfigError
 from gptattn.position import LinearBias, RotaryPosition, SinusoidalPosition
 
 B, H, T, D = 2, 6, 11, 10
@@ -126,20 +125,6 @@ def test_an_impossible_rotation_is_refused_by_name(settings, message):
         RotaryPosition(**{"context_length": T, "head_dim": D} | settings)
     with pytest.raises(ValueError, match=r"^num_heads=0 must be 1 or more"):
         LinearBias(0)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "field", "message"),
-    [
-        (["model.num_heads=6"], "model.num_heads", r"head_dim=5 .*must be even"),
-        (["model.d_model=36", "position.fraction=0.9"], "position.fraction", "is 5; an even"),
-        (["model.d_model=36", "position.stretch=0.5"], "position.stretch", "stretch=0.5 "),
-    ],
-)
-def test_a_user_reads_which_setting_is_wrong(overrides, field, message):
-    with pytest.raises(ConfigError, match=message) as caught:
-        build_gpt("position=rope", *overrides)
-    assert str(caught.value).startswith(f"{field}: ")
 
 
 @pytest.mark.parametrize("position", menu("position"))

@@ -1,0 +1,155 @@
+"""What layers pass on to later ones: cross-layer attention and the value residual."""
+
+import re
+
+import pytest
+import torch
+from building import WITH_PROBES, build_gpt, chosen, through_cache
+from contract import assert_same
+from torch import Tensor
+
+from gptattn.attention.variants.cross_layer import CrossLayerAttention
+from gptattn.decode.generate import pad_left
+from gptattn.errors import ConfigError
+from gptattn.model.gpt import GPT
+
+T = 7
+ORDER = "share=2 needs 2 such layers in a row, the first of them layer 0, 2, 4, ..."
+
+
+def by_loop(model: GPT, ids: Tensor, share: int = 1) -> tuple[Tensor, list[Tensor]]:
+    """The hidden states [B, T, E], and each layer's weights, one query head and token at a time.
+
+    Each `share` layers have the keys and values of the first of them. Layers with the numbers of a
+    value residual mix in the values of layer 0.
+    """
+    x, maps = model.token_embedding(ids), []
+    k = v = first = torch.empty(0)
+    for layer, block in enumerate(model.layers()):
+        attention = block.attention
+        size, heads = attention.head_dim, attention.num_heads
+        normed = block.norm_attention(x)
+        q = attention.W_query(normed).unflatten(-1, (heads, size))
+        if layer % share == 0:
+            k = attention.W_key(normed).unflatten(-1, (-1, size))
+            v = attention.W_value(normed).unflatten(-1, (-1, size))
+        if layer == 0:
+            first = v
+        elif "parts.value_residual.shares" in attention.state_dict():
+            own, of_first = attention.get_parameter("parts.value_residual.shares")
+            v = own * v + of_first * first
+        w_BHTS = x.new_zeros(len(ids), heads, ids.shape[1], ids.shape[1])
+        rows = []
+        for t in range(ids.shape[1]):
+            mixed = []
+            for h in range(heads):
+                g = h * k.shape[2] // heads
+                score = torch.einsum("bd,bsd->bs", q[:, t, h], k[:, : t + 1, g]) / size**0.5
+                w_BHTS[:, h, t, : t + 1] = score.softmax(-1).detach()
+                mixed.append(torch.einsum("bs,bsd->bd", score.softmax(-1), v[:, : t + 1, g]))
+            rows.append(torch.cat(mixed, dim=-1))
+        maps.append(w_BHTS)
+        x = x + attention.out_proj(torch.stack(rows, dim=1))
+        x = x + block.mlp(block.norm_mlp(x))
+    return model.norm(x), maps
+
+
+@pytest.mark.parametrize(
+    ("overrides", "share"),
+    [
+        (("attn=cross_layer", "attn.share=2", "attn.num_kv_heads=1"), 2),
+        (("attn=cross_layer", "attn.share=3", "attn.num_kv_heads=2"), 3),
+        (("attn=gqa", "part=value_residual"), 1),
+    ],
+)
+def test_layers_use_keys_and_values_of_earlier_ones_as_a_loop_does(overrides, share):
+    model = build_gpt(*overrides, "model.num_layers=4", "position=none", std=0.3).double()
+    ids = torch.randint(13, (2, T))
+    upstream = torch.randn(2, T, 30, dtype=torch.float64)
+    expected, maps = by_loop(model, ids, share)
+    results = []
+    for y in (model.hidden(ids), expected):
+        results.append([y, *torch.autograd.grad(y, [*model.parameters()], upstream)])
+    assert_same(results[0], results[1], atol=1e-11)
+    assert_same(model.attention_weights(ids), maps, atol=1e-11)
+
+
+def test_every_part_acts_in_layers_that_reuse_with_caches_windows_and_padding():
+    parts = "part=[qk_norm,gate,sink,softcap,value_residual,forget]"
+    given = [parts, "attn=cross_layer", "attn.window=3", "position=rope", "model.d_model=36"]
+    model = build_gpt(*given, "model.num_layers=4", std=0.3).double().eval()
+    names = [block.attention.state_dict().keys() for block in model.layers()]
+    # Nothing for keys and values that a layer does not have.
+    assert ["parts.qk_norm.k_gain_D" in own for own in names] == [True, False, True, False]
+    assert ["parts.value_residual.shares" in own for own in names] == [False, False, True, False]
+    ids = torch.randint(13, (2, 11))
+    with torch.no_grad():
+        read = model(ids)
+        assert_same(through_cache(model, ids, model.new_cache(2), [5, 1, 3, 2]), read)
+        prompts = [torch.randint(13, (length,)) for length in (8, 1, 5)]
+        padded, padding = pad_left(prompts)
+        y = through_cache(model, padded, model.new_cache(3, padding_B=padding), [2, 5, 1])
+        for row, (prompt, pad) in enumerate(zip(prompts, padding, strict=True)):
+            assert_same(y[row, pad:], model(prompt[None])[0])
+
+
+def test_what_a_layer_that_reuses_does_not_have_costs_nothing():
+    layers = [CrossLayerAttention(768, 768, 1024, 12, layer=number).half() for number in range(3)]
+    counts = [sum(p.numel() for p in layer.parameters()) for layer in layers]
+    assert counts == [1_278_720, 1_278_720 - 2 * 768 * 64, 1_278_720]
+    assert [layer.new_cache(1, 1).nbytes for layer in layers] == [256, 0, 256]
+
+
+def test_both_numbers_of_each_layer_but_the_first_start_at_a_half_and_the_cache_stays():
+    model = build_gpt(*chosen("mha+value_residual"), "model.num_layers=3")
+    states = [block.attention.state_dict() for block in model.layers()]
+    shares = [state.get("parts.value_residual.shares") for state in states]
+    assert shares[0] is None
+    assert torch.equal(torch.stack(shares[1:]), torch.full((2, 2), 0.5))
+    without = build_gpt("attn=mha", "model.num_layers=3")
+    assert model.new_cache(2).nbytes == without.new_cache(2).nbytes
+
+
+def test_the_first_layer_that_has_values_leaves_them():
+    pattern = "pattern=[probe_linear_state,gqa,probe_linear_state,gqa]"
+    parts = ("part=[value_residual,gate]", "model.num_layers=4")
+    model = build_gpt(pattern, *parts, "position=none", *WITH_PROBES, std=0.3).eval()
+    ids = torch.randint(13, (2, T))
+    with torch.no_grad():
+        before = model(ids)
+        model.layers()[1].attention.get_parameter("W_value.weight").mul_(2.0)
+        assert not torch.allclose(model(ids), before)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "field", "said"),
+    [
+        (
+            ["pattern=[gqa,cross_layer]"],
+            "pattern",
+            "layer 1 needs keys and values of layer 0 (num_kv_heads=1, head_dim=5, share=2), "
+            f"and no earlier layer provides them; {ORDER}",
+        ),
+        (
+            ["pattern=[cross_layer,gqa]"],
+            "pattern",
+            f"layer 0 provides keys and values of layer 0, and no later layer takes them; {ORDER}",
+        ),
+        (
+            ["attn=gqa", "part=value_residual", "model.num_layers=1"],
+            "model.num_layers",
+            "layer 0 provides values, and no later layer takes them; give the model more layers",
+        ),
+        (
+            ["pattern=[gqa,mqa]", "part=value_residual"],
+            "pattern",
+            "layer 1 needs values (num_kv_heads=1, head_dim=5), and layer 0 provides others "
+            "(num_kv_heads=2, head_dim=5); make these the same in both layers",
+        ),
+        (["attn=cross_layer", "attn.share=1"], "attn.share", "share=1 must be 2 or more"),
+    ],
+)
+def test_layers_that_cannot_share_are_refused_in_one_line(overrides, field, said):
+    with pytest.raises(ConfigError, match=re.escape(said)) as caught:
+        build_gpt(*overrides)
+    assert caught.value.field == field
