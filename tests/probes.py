@@ -1,7 +1,5 @@
 """Mechanisms for tests only, which show that the design has room for those to come."""
 
-from typing import Unpack
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -10,44 +8,8 @@ from gptattn.attention.base import Attention, Shared
 from gptattn.attention.cache import Cache
 from gptattn.attention.core import Backend
 from gptattn.attention.linear import Linear
-from gptattn.attention.rule import Rule, Span
-from gptattn.attention.softmax import Common
 from gptattn.attention.variants.gqa import GroupedQueryAttention
 from gptattn.position.base import HeadPosition, Positions
-
-
-class Sunk(GroupedQueryAttention):
-    """A learned sink, a soft cap and ALiBi's bias at once."""
-
-    def __init__(
-        self,
-        d_in: int,
-        d_out: int,
-        context_length: int,
-        num_heads: int,
-        num_kv_heads: int | None = None,
-        *,
-        qkv_bias: bool = False,
-        **common: Unpack[Common],
-    ) -> None:
-        groups = num_heads // 2 if num_kv_heads is None else num_kv_heads
-        sizes = d_in, d_out, context_length, num_heads, groups
-        super().__init__(*sizes, qkv_bias=qkv_bias, **common)
-        self.sink_H = nn.Parameter(torch.zeros(num_heads))
-        slope_H = 2.0 ** (-8 / num_heads * torch.arange(1, num_heads + 1))
-        self.register_buffer("slope_H11", slope_H[:, None, None], persistent=False)
-
-    def initialise(self, std: float) -> None:
-        super().initialise(std)
-        self.sink_H.fill_(0.5)
-
-    def rule(self) -> Rule:
-        slope_H11 = self.get_buffer("slope_H11")
-
-        def alibi(query: Span, key: Span) -> Tensor:
-            return slope_H11 * (key.pos - query.pos)
-
-        return Rule(self.scale, softcap=2.0, bias=alibi, sink_H=self.sink_H)
 
 
 class LinearState(Attention):

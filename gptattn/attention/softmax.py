@@ -166,9 +166,17 @@ class SoftmaxAttention(Attention):
         blend: Blend | None = None,
     ) -> Tensor:
         """Call the core's `attend` with this module's backend, and dropout in training."""
-        drop = self.dropout if self.training else 0.0
-        how = {"dropout": drop, "backend": self.backend, "blend": blend}
-        return attend(q_BHTD, k_BGSD, v_BGSD, at.rule, q_pos=at.q_pos, k_pos=at.k_pos, **how)
+        return attend(
+            q_BHTD,
+            k_BGSD,
+            v_BGSD,
+            at.rule,
+            q_pos=at.q_pos,
+            k_pos=at.k_pos,
+            dropout=self.dropout if self.training else 0.0,
+            backend=self.backend,
+            blend=blend,
+        )
 
     # Maps, costs, cache, weights.
 
@@ -211,15 +219,13 @@ class SoftmaxAttention(Attention):
     def add_part(self, name: str, part: Part) -> None:
         """Add a part under this name; parts act in the order in which they were added.
 
-        Raises ValueError if it does not fit the mechanism or its other parts.
+        Raises ValueError if it does not fit the mechanism.
         """
         if not self.takes(type(part)):
             raise ValueError(
                 f"{name} changes queries, keys and values of each head, and "
                 f"{type(self).__name__} decodes without keys and values; leave the part out"
             )
-        if twice := sorted(self.kept().keys() & part.kept().keys()):
-            raise ValueError(f"{name} keeps {twice[0]} in the cache, as another does; rename it")
         if not self._parts:
             self.parts = nn.ModuleDict()  # last, so that weights are drawn after the projections
         self.parts[name] = part

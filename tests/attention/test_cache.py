@@ -62,14 +62,6 @@ def test_a_ring_holds_its_window_and_no_more(chunks):
     assert sorted(cache.tensors["k"][1, 0, :, 0].tolist()) == [9, 10, 11, 12]
 
 
-def test_a_token_at_a_time_is_read_where_it_lies():
-    cache = ring(4)
-    for t in range(9):
-        held, _ = cache.write(tokens(t, t + 1))
-        cache.advance(1)
-        assert held["k"].data_ptr() == cache.tensors["k"].data_ptr()
-
-
 @CHUNKS
 @pytest.mark.parametrize("window", [4, None])
 def test_rows_that_are_padded_on_the_left_have_positions_of_their_own(chunks, window):
@@ -101,16 +93,6 @@ def test_positions_that_do_not_go_on_are_refused():
         cache.write(tokens(3, 4), range(3, 4))
 
 
-def test_any_named_tensors_of_tokens_are_kept_together():
-    latent, rope = torch.empty(2, 7, 3), torch.empty(2, 1, 7, 5)
-    cache = TokenCache({"latent": latent, "rope": rope})
-    new = {"latent": torch.randn(2, 4, 3), "rope": torch.randn(2, 1, 4, 5)}
-    held, k_pos = cache.write(new)
-    assert k_pos == range(4)
-    assert all(torch.equal(held[name], new[name]) for name in new)
-    assert cache.nbytes == latent.nbytes + rope.nbytes
-
-
 def test_a_group_advances_all_and_counts_the_bytes_of_all():
     state = Cache({"state": torch.zeros(2, 3, 3)})
     group = CacheGroup([state, ring(), Cache({})])
@@ -126,21 +108,6 @@ def test_a_group_advances_all_and_counts_the_bytes_of_all():
 
 def numbered(capacity: int, sinks: int) -> TokenCache:
     return TokenCache({"k": torch.full((2, 1, capacity, 1), -1.0)}, capacity - sinks, sinks)
-
-
-@pytest.mark.parametrize(("sinks", "window"), [(2, 3), (0, 4), (3, 1), (1, 7)])
-def test_it_holds_the_first_tokens_and_the_newest_and_says_which_is_where(
-    sinks: int, window: int
-) -> None:
-    cache = numbered(sinks + window, sinks)
-    for t in range(17):
-        held, k_pos = cache.write({"k": torch.full((2, 1, 1, 1), float(t))}, range(t, t + 1))
-        cache.advance(1)
-        found = held["k"][0, 0, :, 0].tolist()
-        assert found == list(k_pos if isinstance(k_pos, range) else k_pos.tolist())
-        newest = range(max(sinks, t + 1 - window), t + 1)
-        assert sorted(found) == [*range(min(sinks, t + 1)), *newest]
-        assert cache.newest("k").unique().tolist() == [t]
 
 
 def test_a_longer_step_is_refused_once_it_would_overwrite() -> None:

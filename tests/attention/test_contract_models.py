@@ -13,7 +13,7 @@ from building import (
     chosen,
     through_cache,
 )
-from contract import PLACED, B, E, T, assert_same, decode, overrides_of
+from contract import PLACED, B, E, T, assert_same, overrides_of
 
 from gptattn.attention import HasMaps
 from gptattn.decode.generate import pad_left
@@ -82,13 +82,8 @@ def test_a_model_prepared_for_decoding_gives_the_same_logits(variant, monkeypatc
 
 
 def test_more_tokens_than_the_context_are_refused(variant):
-    attention, x = build_attention(variant), torch.randn(B, T + 1, E)
-    calls = [attention, lambda x: decode(attention, x, [T + 1])]
-    if isinstance(attention, HasMaps):
-        calls.append(attention.attention_weights)
-    for call in calls:
-        with pytest.raises(ValueError, match="12 tokens do not fit context_length=11"):
-            call(x)
+    with pytest.raises(ValueError, match="12 tokens do not fit context_length=11"):
+        build_attention(variant)(torch.randn(B, T + 1, E))
     with pytest.raises(ValueError, match="12 tokens do not fit context_length=11"):
         build_gpt(*chosen(variant))(torch.zeros(B, T + 1, dtype=torch.int64))
 
@@ -124,10 +119,3 @@ def test_the_model_shows_the_weights_of_every_layer_that_has_some(variant):
     shown = [i for i, b in enumerate(model.layers()) if isinstance(b.attention, HasMaps)]
     assert shown == model.layers_with_maps()
     assert len(maps) == len(shown)
-    if 0 not in shown:
-        return
-    first = model.layers()[0]
-    with torch.no_grad():  # like the maps: with gradients a linear layer may sum in another order
-        x = first.norm_attention(model.input_position(model.token_embedding(ids), range(T)))
-        expected = first.attention.attention_weights(x)
-    assert_same(maps[0], expected)

@@ -18,11 +18,9 @@ from building import (
     takes,
 )
 from contract import PLACED, E, T, assert_same, draw, overrides_of, with_maps
-from torch import Tensor, nn
+from torch import Tensor
 
 from gptattn.attention import Attention, Shared
-from gptattn.attention.head_statistics import entropy, sink_mass
-from gptattn.attention.variants.gated_deltanet import chunked, recurrent
 from gptattn.position import Documents
 
 # Rows of several documents, of one, and of as many as there are tokens.
@@ -72,6 +70,11 @@ def test_a_layer_keeps_documents_apart(variant, backend):
     attention = build_attention(variant, backend=backend)
     disturb(attention, 0.3)
     assert_apart(attention, LENGTHS)
+
+
+def test_chunks_of_the_delta_rule_keep_documents_apart():
+    for chunk in (1, 3, 4):
+        assert_apart(build_attention("gated_deltanet", chunk=chunk), LENGTHS)
 
 
 @pytest.mark.parametrize("backend", ["reference", "sdpa"])
@@ -135,38 +138,6 @@ def test_maps_show_no_weight_between_documents(variant):
     assert not w_BHTS.movedim(1, -1)[apart].any()
     first = attention.attention_weights(x[:1, 4:])
     assert_same(w_BHTS[:1, :, 4:, 4:], first)
-
-
-def test_head_statistics_leave_out_each_documents_first_token():
-    rows = [(4, 7), (1, 10)]
-    documents_ = Documents.numbered(numbers(rows))
-    attention = with_maps(build_attention("mha").double())
-    x = draw(2, T, E)
-    w_BHTS = attention.attention_weights(x, Shared(documents_))
-    alone = [attention.attention_weights(part) for part in documents(x, rows) if part.shape[1] > 1]
-    for statistic in (entropy, sink_mass):
-        counts = torch.tensor([w.shape[2] - 1 for w in alone], dtype=torch.float64)
-        each = torch.stack([statistic(w) for w in alone])
-        expected = (each * counts[:, None]).sum(0) / counts.sum()
-        assert_same(statistic(w_BHTS, documents_), expected)
-
-
-def test_chunks_of_the_delta_rule_begin_each_document_with_a_state_of_zero():
-    shape = (2, 3, T)
-    q, k, v = draw(*shape, 5), draw(*shape, 5), draw(*shape, 7)
-    k = nn.functional.normalize(k, dim=-1)
-    g, beta = -draw(*shape).abs(), draw(*shape).sigmoid()
-    start_BT = Documents.numbered(numbers(LENGTHS[1:3])).start_BT
-    zero = torch.zeros(2, 3, 5, 7, dtype=q.dtype)
-    rows = LENGTHS[1:3]
-    inputs = [documents(x.movedim(2, 1), rows) for x in (q, k, v, g, beta)]
-    alone = [
-        recurrent(*(x.movedim(1, 2) for x in one), zero[:1])[0].movedim(2, 1)
-        for one in zip(*inputs, strict=True)
-    ]
-    expected = joined(alone, rows).movedim(1, 2)
-    for chunk in (1, 3, 64):
-        assert_same(chunked(q, k, v, g, beta, None, chunk, start_BT)[0], expected)
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")

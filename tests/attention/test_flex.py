@@ -67,11 +67,8 @@ def test_what_flex_cannot_do_is_refused_in_one_line():
         return query.pos - key.pos
 
     q, k, v = draw()
-    with torch.no_grad():
-        with pytest.raises(ValueError, match=r"^backend=flex takes no bias"):
-            attend(q, k, v, Rule(1.0, bias=bias), backend="flex")
-        with pytest.raises(ValueError, match=r"^backend=flex has no dropout, given 0.1; use sdpa"):
-            attend(q, k, v, Rule(1.0), dropout=0.1, backend="flex")
+    with torch.no_grad(), pytest.raises(ValueError, match=r"^backend=flex takes no bias"):
+        attend(q, k, v, Rule(1.0, bias=bias), backend="flex")
     with pytest.raises(ValueError, match=r"^backend=flex gives no gradients on a CPU; use sdpa"):
         attend(q, k, v, Rule(1.0), backend="flex")
 

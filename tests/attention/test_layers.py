@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 import torch
 from building import PROBE_CONFIGS, build_attention, build_gpt
-from probes import Sunk
 from support import Call, command, rows, summary, train
 from torch import nn
 
@@ -32,17 +31,6 @@ def test_each_layer_is_built_counted_and_kept_for_itself():
     matrices = sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Linear))
     assert cost.flops_per_token == 3 * (2 * (matrices + 13 * 30) + mix / T)
     assert model.layers_with_maps() == [1]
-
-
-def test_a_mechanisms_own_initialisation_stays_and_its_writer_is_drawn_as_gpt2s():
-    model = build_gpt("attn=probe_sunk", "model.d_model=120")
-    for block in model.layers():
-        attention = block.attention
-        assert isinstance(attention, Sunk)
-        assert torch.equal(attention.sink_H, torch.full((6,), 0.5))
-        assert attention.W_query.weight.std().item() == pytest.approx(0.02, rel=0.05)
-        # For two layers: 0.02 / sqrt(2 * 2).
-        assert attention.out_proj.weight.std().item() == pytest.approx(0.01, rel=0.05)
 
 
 def test_a_run_without_maps_trains_says_so_once_resumes_and_is_read_back(

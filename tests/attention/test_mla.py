@@ -97,19 +97,12 @@ def test_latent_attention_is_deepseeks(query_rank, backend, monkeypatch):
 
 
 def test_the_form_with_fewer_multiplications_is_taken_and_training_makes_keys():
-    mine, D, C = ours(), 64, 256
-    mine.head_dim, mine.kv_rank = D, C
-
-    def plain(t: int, s: int) -> int:
-        return s * C * 2 * D + t * s * 2 * D
-
-    def absorbed(t: int, s: int) -> int:
-        return t * C * 2 * D + t * s * 2 * C
-
-    for t, s in ((1, 2), (1, 8192), (80, 8192), (90, 8192), (7, 11), (511, 512), (8, 8), (1, 1)):
-        assert mine.absorbs(t, s) == (absorbed(t, s) < plain(t, s) and t < s)
+    mine = ours()
+    mine.head_dim, mine.kv_rank = 64, 256
+    # Per head: t C D + t s C over the latents, s C D + t s D with keys: level near t = 85.
     assert mine.absorbs(80, 8192)
     assert not mine.absorbs(90, 8192)
+    assert not mine.absorbs(1, 1)
     mine.kv_rank = 8  # narrower than a head
     assert not mine.absorbs(11, 11)
 
@@ -136,18 +129,6 @@ def test_at_gpt2_small_it_has_the_papers_sizes_in_parameters_and_cache():
     projections = [layer.W_query_down, layer.W_query, layer.W_latent]
     projections += [layer.W_key, layer.W_value, layer.out_proj]
     assert sum(p.weight.numel() for p in projections) == 2_187_264
-
-
-def test_weights_are_drawn_with_one_std_and_norms_are_1():
-    torch.manual_seed(0)
-    mine = MultiHeadLatentAttention(256, 256, T, 4)
-    with torch.no_grad():
-        mine.initialise(0.006)
-    for name, weight in mine.named_parameters():
-        if "norm" in name:
-            assert torch.equal(weight, torch.ones_like(weight))
-        elif weight.ndim == 2:
-            assert weight.detach().std().item() == pytest.approx(0.006, rel=0.05)
 
 
 @pytest.mark.parametrize(
