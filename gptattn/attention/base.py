@@ -75,13 +75,6 @@ class Attention(nn.Module, ABC):
         """Return what it reads from `Shared.state`, as an earlier layer's `provides` gives it."""
         return {}
 
-    def layer_order(self) -> str | None:
-        """Return advice for an error if what it needs or provides constrains the layer order.
-
-        For example "give 2 such layers in a row". None: any earlier or later layer will do.
-        """
-        return None
-
     def initialise(self, std: float) -> None:
         """Draw the weights as the mechanism's paper does; called once, without gradients.
 

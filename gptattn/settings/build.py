@@ -112,8 +112,7 @@ def build_model(cfg: TrainConfig, vocab_size: int) -> GPT:
         said = f"layer {layer} provides {name}, and no later layer takes them"
         if cfg.pattern is None:
             raise ConfigError("model.num_layers", f"{said}; give the model more layers")
-        order = attentions[layer].layer_order() or "put one that does after it"
-        raise ConfigError("pattern", f"{said}; {order}")
+        raise ConfigError("pattern", f"{said}; put one that does after it")
     return built
 
 
@@ -163,8 +162,7 @@ def build_layer(
         if found != sizes:
             lack = f"layer {before} provides others ({found}); make these the same in both layers"
             if before is None:
-                order = attention.layer_order() or "put one that does before it"
-                lack = f"no earlier layer provides them; {order}"
+                lack = "no earlier layer provides them; put one that does before it"
             field = group.partition(".")[0]
             raise ConfigError(field, f"layer {layer} needs {name} ({sizes}), and {lack}")
     provided.update({name: (layer, sizes) for name, sizes in attention.provides().items()})

@@ -14,7 +14,6 @@ from gptattn.errors import ConfigError
 from gptattn.model.gpt import GPT
 
 T = 7
-ORDER = "share=2 needs 2 such layers in a row, the first of them layer 0, 2, 4, ..."
 
 
 def by_loop(model: GPT, ids: Tensor, share: int = 1) -> tuple[Tensor, list[Tensor]]:
@@ -128,12 +127,13 @@ def test_the_first_layer_that_has_values_leaves_them():
             ["pattern=[gqa,cross_layer]"],
             "pattern",
             "layer 1 needs keys and values of layer 0 (num_kv_heads=1, head_dim=5, share=2), "
-            f"and no earlier layer provides them; {ORDER}",
+            "and no earlier layer provides them; put one that does before it",
         ),
         (
             ["pattern=[cross_layer,gqa]"],
             "pattern",
-            f"layer 0 provides keys and values of layer 0, and no later layer takes them; {ORDER}",
+            "layer 0 provides keys and values of layer 0, and no later layer takes them; put one "
+            "that does after it",
         ),
         (
             ["attn=gqa", "part=value_residual", "model.num_layers=1"],

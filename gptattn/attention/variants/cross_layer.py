@@ -45,10 +45,6 @@ class CrossLayerAttention(SoftmaxAttention):
         self._name = f"keys and values of layer {layer - layer % share}"
         seen = "" if self.window is None else f", window={self.window}"
         self._sizes = f"num_kv_heads={num_kv_heads}, head_dim={self.head_dim}{seen}, share={share}"
-        self._order = (
-            f"share={share} needs {share} such layers in a row, the first of them layer "
-            f"0, {share}, {2 * share}, ..."
-        )
         size = num_kv_heads * self.head_dim
         self.W_query = Linear(d_in, d_out, bias=qkv_bias)
         self.W_key = None if self.reuses else Linear(d_in, size, bias=qkv_bias)
@@ -89,6 +85,3 @@ class CrossLayerAttention(SoftmaxAttention):
 
     def needs(self) -> dict[str, str]:
         return super().needs() | ({self._name: self._sizes} if self.reuses else {})
-
-    def layer_order(self) -> str:
-        return self._order
