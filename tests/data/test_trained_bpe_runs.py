@@ -81,15 +81,6 @@ def test_generate_evaluate_and_convert_work_from_it(run: Path, tmp_path: Path, c
     assert load_run(again).tokenizer.fingerprint() == load_run(run).tokenizer.fingerprint()
 
 
-def test_another_run_starts_from_it_with_its_tokenizer(run: Path, tmp_path: Path) -> None:
-    text = tmp_path / "other.txt"
-    text.write_text("Another text, with words of its own. " * 60)
-    from_run = (*BPE, f"init_from={run}", f"tokenizer.path={run}")
-    next_run = train(tmp_path / "next", *from_run, "data=text", f"data.path={text}", "attn=mqa")
-    assert config(next_run)["tokenizer"]["path"] == str(run)
-    assert load_run(next_run).tokenizer.fingerprint() == load_run(run).tokenizer.fingerprint()
-
-
 def test_weights_of_other_tokens_are_refused(
     trained: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
