@@ -74,20 +74,6 @@ def test_a_file_that_has_changed_is_read_again(tmp_path: Path) -> None:
     assert before.text_hash != after.text_hash
 
 
-def test_a_text_that_changes_while_it_is_read_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "book.txt"
-    file.write_text(TEXT)
-
-    class Slow(ByteTokenizer):
-        def encode_batch(self, texts: Sequence[str]) -> Sequence[Ids]:
-            file.write_text(TEXT + "more")
-            return super().encode_batch(texts)
-
-    with pytest.raises(DataError, match=r"^data: the text changed while it was read; start again"):
-        load(TextFiles(str(file)), tmp_path / "cache", Slow())
-    assert not list((tmp_path / "cache").glob(f"*/{INDEX}"))
-
-
 @pytest.mark.parametrize("harm", ["cut", "lost", "starts", "index"])
 def test_what_is_damaged_in_the_cache_is_encoded_again(harm: str, tmp_path: Path) -> None:
     before = read_sides(load(MIXED, tmp_path))
