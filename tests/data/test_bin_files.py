@@ -10,14 +10,14 @@ import pytest
 import torch
 from loading import documents, load, request
 from numpy.typing import NDArray
-from support import TEXT, Call, bpe, command, summary, tiny, train
+from support import TEXT, Call, bpe, check_job, summary, tiny, train
 
 from gptattn.data.bin_files import HEADER_BYTES, BinFiles, Shard, ShardedIds, read_header
 from gptattn.data.bpe import ByteLevelBPE
 from gptattn.data.sampler import training_batch
 from gptattn.data.tokenizer import ByteTokenizer, CharTokenizer, TaskIds, Tokenizer
 from gptattn.data.tokens import INDEX, STARTS, TOKENS, TokenData, make_tokens
-from gptattn.errors import ConfigError, DataError
+from gptattn.errors import ConfigError, DataError, UserError
 
 IDS = np.random.default_rng(0).integers(0, 256, 1_000).astype("<u2")
 
@@ -143,17 +143,12 @@ def test_an_end_of_text_begins_a_document(tmp_path: Path) -> None:
         load(BinFiles(str(tmp_path / "y.bin")), tmp_path / "cache", ByteTokenizer(), **masked)
 
 
-def test_a_run_on_plain_ids_without_a_tokenizer(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_ids_without_a_tokenizer_have_no_text_that_could_go_on(tmp_path: Path) -> None:
     IDS.tofile(tmp_path / "x.bin")
     ids = ("tokenizer=none", "tokenizer.vocab_size=300", "data=bin", f"data.path={tmp_path}/x.bin")
-    assert command(tmp_path / "refused", *tiny(tmp_path, *ids)) == 2
-    said = "error: sample.tokens: data=bin has no text that could go on; give 0\n"
-    assert capfd.readouterr().err == said
-    data = summary(train(tmp_path / "run", *ids, "sample.tokens=0"))["data"]
-    assert data["val_tokens"] == 100
-    assert "val_bytes" not in data  # of an unknown text
+    with pytest.raises(UserError, match=r"^sample\.tokens: data=bin has no text that could go on"):
+        check_job(tiny(tmp_path, *ids))
+    check_job(tiny(tmp_path, *ids, "sample.tokens=0"))
 
 
 # What was prepared

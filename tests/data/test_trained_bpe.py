@@ -4,7 +4,6 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
 import tokenizers
 from loading import documents, load, read_sides
@@ -108,11 +107,3 @@ def test_a_text_too_small_for_the_size_says_how_many_it_gives(tmp_path: Path) ->
     tokenizer = ByteLevelBPE(vocab_size=260)
     load(text, tmp_path / "cache", tokenizer)
     assert tokenizer.vocab_size == 260
-
-
-def test_the_separator_is_one_id_that_no_text_has(tmp_path: Path) -> None:
-    tokenizer = ByteLevelBPE(vocab_size=300)
-    data = load(documents([TEXT, "a<|endoftext|>b " * 40]), tmp_path, tokenizer)
-    (end,) = tokenizer.separator().tolist()
-    assert np.count_nonzero(data.train[:] == end) == 1
-    assert np.count_nonzero(data.val[1:] == end) == 1
