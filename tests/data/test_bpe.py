@@ -36,16 +36,6 @@ def hand_made(folder: Path, merges: list[str], **more: int) -> Path:
     return folder
 
 
-def test_merges_apply_in_their_order_and_within_words(tmp_path: Path) -> None:
-    # 256 "ab", 257 " ab" (a space is written Ġ), 258 "bc": of "abc" the first merge leaves ab, c.
-    tokenizer = ByteLevelBPE(str(hand_made(tmp_path, ["a b", "Ġ ab", "b c"])))
-    assert tokenizer.vocab_size == 259
-    text, ids = "abc ab  ab\nbc", [256, 99, 257, 32, 257, 10, 258]
-    assert tokenizer.encode(text, "data").tolist() == ids
-    assert tokenizer.decode(np.array(ids)) == text
-    assert tokenizer.byte_lengths()[[0, 32, 255, 256, 257, 258]].tolist() == [1, 1, 1, 2, 3, 2]
-
-
 def test_ids_are_those_of_transformers_from_every_form_of_file(
     folder: Path, theirs: Theirs, tmp_path: Path
 ) -> None:

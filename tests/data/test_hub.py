@@ -1,6 +1,6 @@
 """Names on the hub: the requests, and the messages when the hub does not answer. No network."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,18 +8,10 @@ import huggingface_hub
 import pytest
 from huggingface_hub import errors
 
-from gptattn.data import hub
 from gptattn.data.hub import local_folder
 from gptattn.errors import CheckpointError, ConfigError
 
 FILES = ("config.json", "model.safetensors")
-
-
-@pytest.fixture(autouse=True)
-def _fresh() -> Iterator[None]:
-    hub._fetch.cache_clear()
-    yield
-    hub._fetch.cache_clear()
 
 
 @pytest.fixture
@@ -59,9 +51,9 @@ def test_a_name_is_fetched_once_and_only_the_files_that_are_needed(answer, tmp_p
 def test_a_failure_is_one_line_with_exit_code_4(answer) -> None:
     answer(errors.LocalEntryNotFoundError("no route\nand more"))
     with pytest.raises(CheckpointError) as raised:
-        local_folder("hf:owner/name@v9", "init_from", FILES)
+        local_folder("hf:owner/other@v9", "init_from", FILES)
     assert str(raised.value) == (
-        "init_from: hf:owner/name@v9 cannot be fetched (LocalEntryNotFoundError: no route); check "
+        "init_from: hf:owner/other@v9 cannot be fetched (LocalEntryNotFoundError: no route); check "
         "the name, the network and your login (hf auth login), or give a folder"
     )
     assert raised.value.exit_code == 4

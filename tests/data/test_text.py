@@ -178,8 +178,6 @@ def test_the_hash_is_of_the_content_and_of_what_is_held_out(tmp_path: Path) -> N
         documents([a, b]),
         documents([a + "\n\n" + b]),
         documents([a[1:], "a" + b]),
-        documents([a, b], [a]),
-        documents([a]),
         documents([a], [b]),
         documents([b], [a]),
     ]

@@ -1,7 +1,5 @@
 """A BPE that is trained on the training part of the text."""
 
-import re
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -15,30 +13,8 @@ from gptattn.data.text import PlainText
 from gptattn.errors import ConfigError
 
 
-def trained(texts: Sequence[Sequence[str]], vocab_size: int) -> list[tuple[str, str]]:
-    """Train on documents in pieces; return the merges that make up to `vocab_size` tokens."""
-    tokenizer = ByteLevelBPE(vocab_size=vocab_size + 1)
-    while True:
-        try:
-            tokenizer.fit(lambda side: texts if side == "train" else [])
-            return learned(tokenizer)
-        except ConfigError as error:  # the text does not give as many
-            tokenizer = ByteLevelBPE(vocab_size=int(re.findall(r"at most (\d+)", error.message)[0]))
-
-
 def learned(tokenizer: ByteLevelBPE) -> list[tuple[str, str]]:
     return [(first, second) for first, second in tokenizer._merges]
-
-
-def test_the_commonest_pair_is_joined_first_worked_by_hand() -> None:
-    text = "ab abc abc ab\nabc"
-    # "ab", " abc", " abc", " ab", "\n", "abc": pairs ab 5, " a" 3, bc 3. Joined: ab. Then of the
-    # pairs (Ġ, ab) 3 and (ab, c) 3 that of the lower ids: c is 66 and Ġ 220, ab is 256, so Ġ first.
-    # Then (Ġab, c) 2, and (ab, c) 1, which is no pattern.
-    assert trained([[text]], 300) == [("a", "b"), ("Ġ", "ab"), ("Ġab", "c")]
-    assert trained([[text]], 258) == [("a", "b"), ("Ġ", "ab")]
-    # No word goes from one document to the next.
-    assert trained([["a"], ["b"], ["a"], ["b"]], 300) == []
 
 
 # Each holds out "zqzq", which is a merge at once where it is seen, of a text without it.
@@ -55,8 +31,6 @@ def test_nothing_is_learned_from_held_out_text(source: PlainText, tmp_path: Path
     data = load(source, tmp_path, tokenizer)
     assert "zqzq" in tokenizer.decode(data.val[1:])
     assert not any("z" in a + b or "q" in a + b for a, b in learned(tokenizer))
-    shown = tokenizer.decode(data.train[:]).split("<|endoftext|>")
-    assert learned(tokenizer) == trained([[text] for text in shown], 299)
 
 
 def test_ids_are_in_gpt2s_order_and_transformers_reads_the_files(tmp_path: Path) -> None:
