@@ -297,19 +297,12 @@ class TaskData(RunData):
     def _held_out_rows(self, ids: Ids) -> list[int]:
         return [row for row, content in enumerate(ids) if content.tobytes() in self.held_out]
 
-    def training_batch(
-        self,
-        seed: int,
-        step: int,
-        batch_size: int,
-        context_length: int,
-        rows: NDArray[np.int64] | None = None,
-    ) -> Batch:
+    def training_batch(self, seed: int, step: int, batch_size: int, context_length: int) -> Batch:
         generator = np.random.Generator(np.random.Philox(key=[seed, step]))
         ids, targets = self.task.draw(generator, batch_size, context_length)
         while known := self._held_out_rows(ids):
             ids[known], targets[known] = self.task.draw(generator, len(known), context_length)
-        return _batch(ids, targets) if rows is None else _batch(ids[rows], targets[rows])
+        return _batch(ids, targets)
 
     def validation(self, batch_size: int, context_length: int) -> Batches:
         starts = range(0, len(self.val[0]), batch_size)

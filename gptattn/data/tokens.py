@@ -28,7 +28,6 @@ from gptattn.data.run_data import Request, RunData, Source
 from gptattn.data.sampler import (
     Batch,
     DocumentNumbers,
-    Rows,
     Tokens,
     ValidationSet,
     training_batch,
@@ -63,16 +62,9 @@ class TokenData(RunData):
     train_documents: DocumentNumbers | None = None  # of `train`; given if documents are kept apart
     val_documents: DocumentNumbers | None = None  # of `val`
 
-    def training_batch(
-        self,
-        seed: int,
-        step: int,
-        batch_size: int,
-        context_length: int,
-        rows: Rows | None = None,
-    ) -> Batch:
+    def training_batch(self, seed: int, step: int, batch_size: int, context_length: int) -> Batch:
         sizes = batch_size, context_length
-        return training_batch(self.train, seed, step, *sizes, self.train_documents, rows)
+        return training_batch(self.train, seed, step, *sizes, self.train_documents)
 
     def validation(self, batch_size: int, context_length: int) -> ValidationSet:
         return ValidationSet(self.val, batch_size, context_length, self.val_documents)

@@ -52,10 +52,6 @@ def test_a_batch_is_a_function_of_seed_and_step(tmp_path: Path) -> None:
     for number, source in enumerate(sources.values()):
         own = source.training_batch(1, 2, int((chosen == number).sum()), T)
         assert torch.equal(first[0][torch.from_numpy(chosen == number)], own[0])
-    # A process reads only its rows.
-    for rows in ([0, 1, 2, 3], [7, 4, 5], [*range(8)]):
-        part = data.training_batch(1, 2, 8, T, np.array(rows))
-        assert torch.equal(part[0], first[0][rows])
 
 
 def test_the_opening_is_that_of_the_first_text(mixture: MixtureData) -> None:

@@ -140,8 +140,6 @@ def test_no_row_that_is_validated_on_is_trained_on() -> None:
     same = (ids.numpy() == drawn).all(axis=1)
     assert same.mean() > 0.7  # the others are as they were drawn
     assert (targets[:, 4:] == ids[:, :4]).all()
-    part = data.training_batch(1, 5, 1000, 8, np.array([3, 700]))
-    assert (part[0] == ids[[3, 700]]).all()
     said = r"^data\.val_rows: 1000 of 1000 random rows are among those held out, .* give a longer"
     with pytest.raises(ConfigError, match=said):
         TaskData(Copy(3), 4, TaskIds())  # four rows in all
