@@ -1,5 +1,6 @@
 """Trained models with a longer context: what stays, and which cannot be had."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,14 @@ def test_a_stretched_context_keeps_the_one_that_it_was_stretched_from() -> None:
     saved = saved_run(*stretched)
     position = next(m for m in build_longer(saved, LONG).modules() if isinstance(m, RotaryPosition))
     assert (position.original_context, position.stretch, len(position.cos_TR)) == (3, 4.0, LONG)
+
+
+def test_a_longer_model_that_computes_something_else_is_refused() -> None:
+    saved = saved_run("attn=sliding", "position=rope")
+    # As a setting of a user's own that is a share of the context, which nobody knows here.
+    changed = replace(saved, cfg=replace(saved.cfg, attn=saved.cfg.attn | {"window": 5}))
+    with pytest.raises(ConfigError, match="sliding built for this length computes something el"):
+        build_longer(changed, LONG)
 
 
 def test_learned_positions_end_with_the_trained_ones() -> None:

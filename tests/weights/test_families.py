@@ -210,6 +210,7 @@ A_LLAMA = ("block=llama", "model.qkv_bias=false", "model.d_model=36")
     ("overrides", "said"),
     [
         (["attn=gqa"], "a key/value head for each query head"),
+        (["position=none"], "this model has position=none, but GPT-2 has position=learned"),
         (
             ["model.qkv_bias=false"],
             "this model has model.qkv_bias=false, but GPT-2 has model.qkv_bias=true; train",
