@@ -28,7 +28,7 @@ from gptattn.data.tokens import (
     PIECE_TOKENS,
     TOKEN_DTYPE,
     TokenData,
-    check_lengths,
+    check_length,
     map_ids,
     read_index,
     read_tokens,
@@ -134,7 +134,7 @@ class BinFiles(Source):
         else:  # the end, with one token of context
             cut = len(ids) - max(1, round(len(ids) * request.val_fraction))
             ids, held_out = ShardedIds(train, 0, cut), ShardedIds(train, max(cut - 1, 0))
-        check_lengths(ids, held_out, request)
+        check_length(ids, request)
         val_bytes = None
         if not isinstance(tokenizer, TaskIds):
             val_bytes = _count_scored_bytes(held_out, tokenizer)

@@ -32,8 +32,7 @@ class Mixture(Source):
             )
         for name, source in sources.items():
             weight = source.get("weight")
-            number = isinstance(weight, int | float) and not isinstance(weight, bool)
-            if not (number and 0 < weight < math.inf):
+            if not (isinstance(weight, int | float) and 0 < weight < math.inf):
                 raise ConfigError(
                     f"data.sources.{name}.weight", f"{weight!r} is not a number above 0; give one"
                 )

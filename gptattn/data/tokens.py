@@ -303,7 +303,7 @@ def read_tokens(folder: Path, index: Index, request: Request) -> TokenData:
     request.tokenizer.restore(index.settings, folder)
     ids = map_ids(folder / TOKENS)
     train, val = ids[: index.train.tokens], ids[index.val_start :]
-    check_lengths(train, val, request)
+    check_length(train, request)
     documents: list[DocumentNumbers | None] = [None, None]
     if request.mask_documents:
         if max(index.train.documents, index.val.documents) < 2:
@@ -318,17 +318,13 @@ def read_tokens(folder: Path, index: Index, request: Request) -> TokenData:
     return TokenData(train, val, request.tokenizer, *found, *documents)
 
 
-def check_lengths(train: Tokens, val: Tokens, request: Request) -> None:
-    """Raise ConfigError if no window fits the training tokens, or no token can be scored."""
+def check_length(train: Tokens, request: Request) -> None:
+    """Raise ConfigError if no window fits the training tokens."""
     if len(train) < request.context_length + 1:
         raise ConfigError(
             "model.context_length",
             f"{request.context_length} is too long for this text: {len(train):,} of its tokens are "
             f"for training; give at most {max(len(train) - 1, 0):,}, or a longer text",
-        )
-    if len(val) < 2:
-        raise ConfigError(
-            "data.val_path", f"has {len(val)} ids, and 2 are needed to score one; give more text"
         )
 
 

@@ -100,7 +100,6 @@ def test_numbers_without_weights_are_drawn_evenly_in_every_order(count: int) -> 
     ("task", "length", "field"),
     [
         (Recall(pairs=9), 32, "data.pairs"),
-        (Recall(), 3, "model.context_length"),
         (Copy(), 33, "model.context_length"),
         (SelectiveCopy(tokens=17), 32, "data.tokens"),
     ],
@@ -116,7 +115,6 @@ def test_rows_that_cannot_be_are_refused_by_field(task: Task, length: int, field
     [
         (Recall, {"vocab_size": 16, "pairs": 8}, "vocab_size=16 is too small; give 18 or more"),
         (Recall, {"pairs": 0}, "pairs=0"),
-        (Recall, {"power": float("inf")}, "power=inf"),
         (Induction, {"val_rows": 0}, "val_rows=0"),
         (SelectiveCopy, {"vocab_size": 3}, "vocab_size=3 is too small; give 4"),
     ],

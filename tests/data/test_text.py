@@ -79,44 +79,27 @@ def test_a_folder_is_its_files_sorted_without_hidden_and_empty_ones(
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
-    [
-        (None, "does not exist; give a file or a folder"),
-        (b"", "is empty or no regular file; give another file"),
-        (b"\xef\xbb\xbf", "is too short to train on one part of it"),
-        (b"text\0more", "book.txt is binary; convert it"),
-        (b"caf\xe9 and more", "book.txt is not UTF-8; convert it"),
-    ],
-)
-def test_a_file_that_is_no_text_is_refused_by_name(
-    content: bytes | None, said: str, tmp_path: Path
-) -> None:
-    file = tmp_path / "book.txt"
-    if content is not None:
-        file.write_bytes(content)
-    with pytest.raises(DataError, match=rf"^data(\.path)?: .*{said}"):
-        load(TextFiles(str(file)), tmp_path / "cache")
-
-
-@pytest.mark.parametrize(
     ("given", "said"),
     [
-        (
-            {"path": "DIR", "pattern": "*.md"},
-            r"^data\.path: .* has no file that matches \*\.md",
-        ),
+        ({"path": "DIR/none"}, r"^data\.path: .*none does not exist; give a file or a folder"),
+        ({"path": "DIR/empty/1.txt"}, r"^data\.path: .* is empty or no regular file; give another"),
         ({"path": "DIR/empty"}, r"^data\.path: .* has no file that matches \*\*/\* and is not"),
+        ({"path": "DIR/mark.txt"}, r"^data: .* is too short to train on one part of it"),
+        ({"path": "DIR/zero.txt"}, r"^data: .*zero.txt is binary; convert it"),
+        ({"path": "DIR/latin.txt"}, r"^data: .*latin.txt is not UTF-8; convert it"),
         ({"path": "DIR", "pattern": "/*"}, r"with data\.pattern='/\*' cannot be read \(Non-rel"),
-        ({"path": "DIR", "val_path": "DIR/nowhere"}, r"^data\.val_path: .*nowhere does not exist"),
         ({"path": "DIR/a.txt", "val_path": "DIR"}, r"^data\.val_path: holds out all of data\."),
     ],
 )
-def test_what_cannot_be_read_is_named_with_its_setting(
+def test_what_is_no_text_is_named_with_its_setting(
     given: dict[str, str], said: str, tmp_path: Path
 ) -> None:
-    write(tmp_path, {"a.txt": "text", "empty/1.txt": b""})
+    mark, zero, latin = b"\xef\xbb\xbf", b"text\0more", b"caf\xe9 and more"
+    plain = {"a.txt": "text", "empty/1.txt": b""}
+    folder = write(tmp_path / "d", plain | {"mark.txt": mark, "zero.txt": zero, "latin.txt": latin})
+    settings = {key: value.replace("DIR", folder) for key, value in given.items()}
     with pytest.raises(DataError, match=said):
-        TextFiles(**{key: value.replace("DIR", str(tmp_path)) for key, value in given.items()})
+        load(TextFiles(**settings), tmp_path / "cache")
 
 
 def test_byte_order_mark_and_carriage_returns_are_no_part_of_the_text(

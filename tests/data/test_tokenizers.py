@@ -48,12 +48,10 @@ def test_byte_ids_are_the_bytes_of_utf8_and_an_empty_prompt_a_line_feed() -> Non
     assert encode_prompt(ByteTokenizer(), "").tolist() == [10]
 
 
-def test_given_characters_are_kept_and_none_are_refused() -> None:
+def test_given_characters_are_kept() -> None:
     tokenizer = CharTokenizer("ab")
     tokenizer.fit(lambda _: ["abc"])
     assert tokenizer.vocab_size == 2
-    with pytest.raises(DataError, match=r"tokenizer\.characters"):
-        CharTokenizer("")
 
 
 def test_more_characters_than_ids_of_16_bits_are_refused() -> None:
