@@ -5,6 +5,7 @@ then the ids in 16 bits each. Source: github.com/KellerJordan/modded-nanogpt, da
 """
 
 import bisect
+import contextlib
 import hashlib
 import json
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -26,13 +28,15 @@ from gptattn.data.tokens import (
     PIECE_TOKENS,
     TOKEN_DTYPE,
     TokenData,
-    check_lengths,
+    check_length,
     map_ids,
-    measure_ids,
     read_index,
     read_tokens,
+    stamp_file,
 )
-from gptattn.errors import ConfigError, DataError
+from gptattn.errors import ConfigError, DataError, DiskError
+from gptattn.machine.disk import write_atomically
+from gptattn.machine.read_progress import show_progress
 
 MAGIC, VERSION = 20240520, 1
 HEADER_BYTES = 256 * 4
@@ -120,10 +124,7 @@ class BinFiles(Source):
             [read_header(file, field) for file in files]
             for field, files in zip(("data.path", "data.val_path"), self._find_files(), strict=True)
         )
-        contents = [
-            [measure_ids(_map(shard), shard.path, request.cache) for shard in side]
-            for side in (train, val)
-        ]
+        contents = [[_measure_ids(shard, request.cache) for shard in side] for side in (train, val)]
         lines = [json.dumps([digest for _, digest in side]) for side in contents]
         text_hash = hashlib.sha256("\n".join(lines).encode()).hexdigest()
         _check_tokenizer(tokenizer, max(highest for side in contents for highest, _ in side))
@@ -133,7 +134,7 @@ class BinFiles(Source):
         else:  # the end, with one token of context
             cut = len(ids) - max(1, round(len(ids) * request.val_fraction))
             ids, held_out = ShardedIds(train, 0, cut), ShardedIds(train, max(cut - 1, 0))
-        check_lengths(ids, held_out, request)
+        check_length(ids, request)
         val_bytes = None
         if not isinstance(tokenizer, TaskIds):
             val_bytes = _count_scored_bytes(held_out, tokenizer)
@@ -145,7 +146,7 @@ class BinFiles(Source):
     def _load_prepared(self, request: Request) -> TokenData:
         if self.val_path:
             raise DataError("data.val_path", f"{self.root} has its own held-out part; leave it out")
-        index, tokenizer = read_index(self.root, request.cache), request.tokenizer
+        index, tokenizer = read_index(self.root), request.tokenizer
         tokenizer.restore(index.settings, self.root)
         if not tokenizer.ready or tokenizer.fingerprint() != index.tokenizer:
             words = choose_tokenizer(index.choice, self.root)
@@ -159,6 +160,27 @@ class BinFiles(Source):
         else:
             val = sorted(self.root.glob("*val*.bin"))  # trainval.bin is one
         return leave_out(find_files(self.path, "*train*.bin", "data.path"), val), val
+
+
+def _measure_ids(shard: Shard, cache: Path) -> tuple[int, str]:
+    """Return the highest of a file's ids, and the SHA-256 of all.
+
+    The file is read once: the cache keeps the answer by path, size and modification time.
+    """
+    record = cache / f"{hashlib.sha256(stamp_file(shard.path).encode()).hexdigest()}.ids.json"
+    with contextlib.suppress(OSError, ValueError):  # not there, or damaged: read anew
+        return msgspec.json.decode(record.read_bytes(), type=tuple[int, str])
+    ids, highest, digest = _map(shard), 0, hashlib.sha256()
+    with show_progress(f"data: checking {shard.path}", ids.nbytes) as advance:
+        for start in range(0, len(ids), PIECE_TOKENS):
+            piece = ids[start : start + PIECE_TOKENS]
+            digest.update(piece.data)
+            highest = max(highest, int(piece.max()))
+            advance(piece.nbytes)
+    found = highest, digest.hexdigest()
+    with contextlib.suppress(DiskError):  # read it again next time
+        write_atomically(record, lambda file: file.write(json.dumps(found).encode()))
+    return found
 
 
 def choose_tokenizer(choice: str, root: Path) -> str:

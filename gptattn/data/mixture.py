@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from gptattn.data.run_data import Request, RunData, Source
-from gptattn.data.sampler import Batch, Batches, Rows
+from gptattn.data.sampler import Batch, Batches
 from gptattn.data.tokenizer import Tokenizer
 from gptattn.errors import ConfigError, UserError
 
@@ -31,8 +32,7 @@ class Mixture(Source):
             )
         for name, source in sources.items():
             weight = source.get("weight")
-            number = isinstance(weight, int | float) and not isinstance(weight, bool)
-            if not (number and 0 < weight < math.inf):
+            if not (isinstance(weight, int | float) and 0 < weight < math.inf):
                 raise ConfigError(
                     f"data.sources.{name}.weight", f"{weight!r} is not a number above 0; give one"
                 )
@@ -83,30 +83,18 @@ class MixtureData(RunData):
         sizes = [source.val_bytes for source in sources.values()]
         self.val_bytes = None if None in sizes else sum(filter(None, sizes))
 
-    def training_batch(
-        self,
-        seed: int,
-        step: int,
-        batch_size: int,
-        context_length: int,
-        rows: Rows | None = None,
-    ) -> Batch:
+    def training_batch(self, seed: int, step: int, batch_size: int, context_length: int) -> Batch:
         chosen = self.chosen(seed, step, batch_size)
-        wanted = np.arange(batch_size) if rows is None else rows
         where, parts = [], []
         for number, source in enumerate(self.sources.values()):
-            own = np.flatnonzero(chosen == number)  # the source's rows 0, 1, ... of the batch
-            mine = np.flatnonzero(np.isin(own, wanted))
-            if len(mine):
-                where.append(own[mine])
-                sizes = len(own), context_length
-                parts.append(source.training_batch(seed, step, *sizes, mine))
-        # From the order of the sources to the order of the requested rows.
-        found = np.concatenate(where)
-        order = torch.from_numpy(found.argsort()[np.argsort(wanted).argsort()])
+            own = np.flatnonzero(chosen == number)
+            if len(own):
+                where.append(own)
+                parts.append(source.training_batch(seed, step, len(own), context_length))
+        order = torch.from_numpy(np.concatenate(where).argsort())
         return tuple(torch.cat(each)[order] for each in zip(*parts, strict=True))
 
-    def chosen(self, seed: int, step: int, batch_size: int) -> Rows:
+    def chosen(self, seed: int, step: int, batch_size: int) -> NDArray[np.int64]:
         """Return the number of the text that each row of a batch comes from [batch_size]."""
         generator = np.random.Generator(np.random.Philox(counter=ROWS_STREAM, key=[seed, step]))
         shares = np.array([self.weights[name] for name in self.sources])

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from gptattn.data.sampler import Batch, Rows
+from gptattn.data.sampler import Batch
 from gptattn.data.tokenizer import Tokenizer
 
 
@@ -24,18 +24,8 @@ class RunData(ABC):
     scored: float = 1.0  # share of the targets that are scored; the others are IGNORED
 
     @abstractmethod
-    def training_batch(
-        self,
-        seed: int,
-        step: int,
-        batch_size: int,
-        context_length: int,
-        rows: Rows | None = None,
-    ) -> Batch:
-        """Return the batch of optimizer step `step`, a pure function of (seed, step).
-
-        `rows`: only these of its rows.
-        """
+    def training_batch(self, seed: int, step: int, batch_size: int, context_length: int) -> Batch:
+        """Return the batch of optimizer step `step`, a pure function of (seed, step)."""
 
     @abstractmethod
     def validation(self, batch_size: int, context_length: int) -> Iterable[Batch]:

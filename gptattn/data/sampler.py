@@ -14,7 +14,6 @@ from torch import Tensor
 # int64: ids [B, T], the tokens that follow them [B, T] and, if documents are kept apart, the number
 # of each id's document [B, T].
 Batch = tuple[Tensor, ...]
-Rows = NDArray[np.int64]  # numbers of rows in a batch
 # (start, stop) -> the document number of each of these tokens; a document's tokens are neighbours.
 DocumentNumbers = Callable[[int, int], NDArray[np.int64]]
 
@@ -41,24 +40,22 @@ def training_batch(
     batch_size: int,
     context_length: int,
     documents: DocumentNumbers | None = None,
-    rows: Rows | None = None,
 ) -> Batch:
     """Return the batch of optimizer step `step`: `batch_size` rows of `context_length` tokens.
 
-    `documents` numbers the documents to keep apart. `rows`: only these rows are read.
+    `documents` numbers the documents to keep apart.
     """
-    starts = window_starts(seed, step, batch_size, len(tokens) - context_length)
-    places = (starts if rows is None else starts[rows]).tolist()
-    found = np.stack([tokens[start : start + context_length + 1] for start in places])
+    starts = window_starts(seed, step, batch_size, len(tokens) - context_length).tolist()
+    found = np.stack([tokens[start : start + context_length + 1] for start in starts])
     both = torch.from_numpy(found.astype(np.int64))
     batch = both[:, :-1].contiguous(), both[:, 1:].contiguous()
     if documents is None:
         return batch
-    numbers = np.stack([documents(start, start + context_length) for start in places])
+    numbers = np.stack([documents(start, start + context_length) for start in starts])
     return *batch, torch.from_numpy(numbers)
 
 
-def rows_of(batch_size: int, accumulate: int, rank: int, size: int) -> Rows:
+def rows_of(batch_size: int, accumulate: int, rank: int, size: int) -> NDArray[np.int64]:
     """Return the rows of a batch that process `rank` of `size` trains on.
 
     They are its part of each of the `accumulate` micro-batches; the processes' parts, in order,

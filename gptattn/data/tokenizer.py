@@ -104,8 +104,6 @@ class CharTokenizer(Tokenizer):
     """
 
     def __init__(self, characters: str | None = None) -> None:
-        if characters == "":
-            raise DataError("tokenizer.characters", "is empty; give null for those of the text")
         self._set([characters or ""])
 
     def _set(self, pieces: Iterable[str]) -> None:

@@ -28,7 +28,6 @@ from gptattn.data.run_data import Request, RunData, Source
 from gptattn.data.sampler import (
     Batch,
     DocumentNumbers,
-    Rows,
     Tokens,
     ValidationSet,
     training_batch,
@@ -63,16 +62,9 @@ class TokenData(RunData):
     train_documents: DocumentNumbers | None = None  # of `train`; given if documents are kept apart
     val_documents: DocumentNumbers | None = None  # of `val`
 
-    def training_batch(
-        self,
-        seed: int,
-        step: int,
-        batch_size: int,
-        context_length: int,
-        rows: Rows | None = None,
-    ) -> Batch:
+    def training_batch(self, seed: int, step: int, batch_size: int, context_length: int) -> Batch:
         sizes = batch_size, context_length
-        return training_batch(self.train, seed, step, *sizes, self.train_documents, rows)
+        return training_batch(self.train, seed, step, *sizes, self.train_documents)
 
     def validation(self, batch_size: int, context_length: int) -> ValidationSet:
         return ValidationSet(self.val, batch_size, context_length, self.val_documents)
@@ -102,7 +94,6 @@ class Index:
     choice: str  # the tokenizer's name in conf/tokenizer
     settings: dict[str, Any]  # the tokenizer's
     text_sha256: str  # whatever the tokenizer
-    sha256: str  # of the ids
     train: Side
     val: Side
     val_start: int  # the first held-out id, which is only context
@@ -162,7 +153,7 @@ def _find_folder(cache: Path, text: str, recipe: str) -> Path:
     """
     for folder in cache.glob(f"{text[:32]}-*"):
         with contextlib.suppress(DataError):  # it is made again
-            index = read_index(folder, cache)
+            index = read_index(folder)
             if recipe in (index.recipe, index.tokenizer):
                 return folder
     return cache / f"{text[:32]}-{hashlib.sha256(recipe.encode()).hexdigest()[:16]}"
@@ -171,17 +162,17 @@ def _find_folder(cache: Path, text: str, recipe: str) -> Path:
 def make_tokens(source: TextSource, folder: Path, request: Request) -> Index:
     """Write the token file of a text to `folder`, if missing; return its index.
 
-    Waits for another process that makes it. Raises DataError if it is not text or changes
-    meanwhile, ConfigError if the folder has other ids, DiskError if the disk refuses.
+    Waits for another process that makes it. Raises DataError if it is not text, ConfigError if the
+    folder has other ids, DiskError if the disk refuses.
     """
     tokenizer, fraction = request.tokenizer, request.val_fraction
-    recipe, text, stamp = tokenizer.fingerprint(), _text_key(source, request), source.stamp()
+    recipe, text = tokenizer.fingerprint(), _text_key(source, request)
     folder.mkdir(parents=True, exist_ok=True)
     if is_locked(folder / LOCK):
         print(f"data: waiting for another process that prepares {folder}", file=sys.stderr)
     with FileLock(folder / LOCK):
         with contextlib.suppress(DataError):  # not there, or damaged: it is made again
-            index = read_index(folder, request.cache)
+            index = read_index(folder)
             if index.text == text and recipe in (index.recipe, index.tokenizer):
                 return index
             has = "has the ids of another text, or of another tokenizer"
@@ -215,8 +206,6 @@ def make_tokens(source: TextSource, folder: Path, request: Request) -> Index:
             held_out.seek(0)
             while raw := held_out.read(2**20):
                 file.write(raw)
-        if source.stamp() != stamp:
-            raise DataError("data", f"{source.name} changed while it was read; start again")
         starts = np.concatenate([np.asarray(train.starts), np.asarray(val.starts) + train.tokens])
         write_atomically(folder / STARTS, lambda file: np.save(file, starts))
         write_tokenizer(folder / IN_RUN, tokenizer.files())
@@ -227,7 +216,6 @@ def make_tokens(source: TextSource, folder: Path, request: Request) -> Index:
             choice=request.tokenizer_name,
             settings=tokenizer.settings(),
             text_sha256=digest.hexdigest(),
-            sha256=measure_ids(map_ids(folder / TOKENS), folder / TOKENS, request.cache)[1],
             train=Side(train.tokens, train.documents, train.bytes),
             val=Side(val.tokens, val.documents, val.bytes),
             # One token of context: the last of a separator, or of a single text's training part.
@@ -292,12 +280,13 @@ def _read(source: TextSource, fraction: float, side: str | None) -> Iterator[Ite
             )
 
 
-def read_index(folder: Path, cache: Path) -> Index:
+def read_index(folder: Path) -> Index:
     """Return the index in a folder. Raises DataError if it or its token file is damaged."""
     try:
         index = msgspec.json.decode((folder / INDEX).read_bytes(), type=Index)
         (folder / STARTS).stat()
-        if measure_ids(map_ids(folder / TOKENS), folder / TOKENS, cache)[1] != index.sha256:
+        tokens = index.train.tokens + index.val.tokens
+        if (folder / TOKENS).stat().st_size != tokens * TOKEN_DTYPE.itemsize:
             raise ValueError(f"{TOKENS} is not as {INDEX} says")
         return index
     except (OSError, ValueError, RecursionError) as error:
@@ -314,7 +303,7 @@ def read_tokens(folder: Path, index: Index, request: Request) -> TokenData:
     request.tokenizer.restore(index.settings, folder)
     ids = map_ids(folder / TOKENS)
     train, val = ids[: index.train.tokens], ids[index.val_start :]
-    check_lengths(train, val, request)
+    check_length(train, request)
     documents: list[DocumentNumbers | None] = [None, None]
     if request.mask_documents:
         if max(index.train.documents, index.val.documents) < 2:
@@ -329,17 +318,13 @@ def read_tokens(folder: Path, index: Index, request: Request) -> TokenData:
     return TokenData(train, val, request.tokenizer, *found, *documents)
 
 
-def check_lengths(train: Tokens, val: Tokens, request: Request) -> None:
-    """Raise ConfigError if no window fits the training tokens, or no token can be scored."""
+def check_length(train: Tokens, request: Request) -> None:
+    """Raise ConfigError if no window fits the training tokens."""
     if len(train) < request.context_length + 1:
         raise ConfigError(
             "model.context_length",
             f"{request.context_length} is too long for this text: {len(train):,} of its tokens are "
             f"for training; give at most {max(len(train) - 1, 0):,}, or a longer text",
-        )
-    if len(val) < 2:
-        raise ConfigError(
-            "data.val_path", f"has {len(val)} ids, and 2 are needed to score one; give more text"
         )
 
 
@@ -359,27 +344,6 @@ def number_documents(starts: NDArray[np.int64], offset: int) -> DocumentNumbers:
 def map_ids(path: Path, offset: int = 0) -> Ids:
     """Return the ids in a file from byte `offset` on, mapped to memory."""
     return np.memmap(path, TOKEN_DTYPE, "r", offset).view(np.ndarray)
-
-
-def measure_ids(ids: Ids, path: Path, cache: Path) -> tuple[int, str]:
-    """Return the highest of a file's ids, and the SHA-256 of all.
-
-    The file is read once: the cache keeps the answer by path, size and modification time.
-    """
-    record = cache / f"{hashlib.sha256(stamp_file(path).encode()).hexdigest()}.ids.json"
-    with contextlib.suppress(OSError, ValueError):  # not there, or damaged: read anew
-        return msgspec.json.decode(record.read_bytes(), type=tuple[int, str])
-    highest, digest = 0, hashlib.sha256()
-    with show_progress(f"data: checking {path}", ids.nbytes) as advance:
-        for start in range(0, len(ids), PIECE_TOKENS):
-            piece = ids[start : start + PIECE_TOKENS]
-            digest.update(piece.data)
-            highest = max(highest, int(piece.max()))
-            advance(piece.nbytes)
-    found = highest, digest.hexdigest()
-    with contextlib.suppress(DiskError):  # read it again next time
-        write_atomically(record, lambda file: file.write(json.dumps(found).encode()))
-    return found
 
 
 def stamp_file(path: Path) -> str:

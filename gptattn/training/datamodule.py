@@ -31,15 +31,15 @@ class RunDataModule(L.LightningDataModule):
     def train_dataloader(self) -> Iterable[Batch]:
         # A torch DataLoader would draw from the global generator, and move the masks of dropout.
         # global_step counts the steps taken, so a resumed run starts with its next step's batch.
-        trainer, cfg, rows = self.trainer, self.cfg, None
+        trainer, cfg = self.trainer, self.cfg
         assert trainer is not None
-        if trainer.world_size > 1:
-            share = (cfg.batch_size, cfg.accumulate, trainer.global_rank, trainer.world_size)
-            rows = rows_of(*share)
+        rows = rows_of(cfg.batch_size, cfg.accumulate, trainer.global_rank, trainer.world_size)
 
         def batch(step: int) -> Batch:
-            own = (cfg.seed, step, cfg.batch_size, cfg.model.context_length, rows)
-            return self.data.training_batch(*own)
+            sizes = cfg.batch_size, cfg.model.context_length
+            # Each process makes the whole batch, in milliseconds, and trains on its rows.
+            whole = self.data.training_batch(cfg.seed, step, *sizes)
+            return whole if trainer.world_size == 1 else tuple(part[rows] for part in whole)
 
         return TrainingStream(batch, trainer.global_step, self.on_made, cfg.accumulate)
 

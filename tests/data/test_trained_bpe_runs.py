@@ -9,9 +9,10 @@ from typing import NoReturn
 import pytest
 import tokenizers
 import torch
-from support import TEXT, Call, command, config, losses, summary, tiny, train
+from support import TEXT, check_job, command, config, losses, summary, tiny, train
 
 from gptattn.data.tokenizer_files import FILES
+from gptattn.errors import UserError
 from gptattn.runs.load import load_run, save_model
 
 SIZE = 300
@@ -69,36 +70,11 @@ def test_it_resumes_with_its_own_copy(run: Path, tmp_path: Path) -> None:
     assert losses(run)[-1][0] == 8
 
 
-def test_generate_evaluate_and_convert_work_from_it(run: Path, tmp_path: Path, call: Call) -> None:
-    machine = ("threads=1", "device=cpu")
-    code, said, _ = call("generate", f"run={run}", "prompt=Line", "tokens=5", *machine)
-    assert code == 0
-    assert said.startswith("Line")
-    assert call("evaluate", f"run={run}", *machine)[0] == 0
-    out, again = tmp_path / "gqa", tmp_path / "again"
-    assert call("convert", f"from={run}", "to=gqa", f"out={out}")[0] == 0
-    assert call("convert", f"from={out}", "to=mqa", f"out={again}")[0] == 0
-    assert load_run(again).tokenizer.fingerprint() == load_run(run).tokenizer.fingerprint()
-
-
-def test_another_run_starts_from_it_with_its_tokenizer(run: Path, tmp_path: Path) -> None:
-    text = tmp_path / "other.txt"
-    text.write_text("Another text, with words of its own. " * 60)
-    from_run = (*BPE, f"init_from={run}", f"tokenizer.path={run}")
-    next_run = train(tmp_path / "next", *from_run, "data=text", f"data.path={text}", "attn=mqa")
-    assert config(next_run)["tokenizer"]["path"] == str(run)
-    assert load_run(next_run).tokenizer.fingerprint() == load_run(run).tokenizer.fingerprint()
-
-
-def test_weights_of_other_tokens_are_refused(
-    trained: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_weights_of_other_tokens_are_refused(trained: Path, tmp_path: Path) -> None:
     given = [*BPE, f"init_from={trained}"]
-    train(tmp_path / "same", *given)  # the same text gives the same tokens
+    check_job(tiny(tmp_path / "same", *given))  # the same text gives the same tokens
     text = tmp_path / "other.txt"
     text.write_text(TEXT.upper())
-    capfd.readouterr()
-    other = tiny(tmp_path / "other", *given, "data=text", f"data.path={text}")
-    assert command(tmp_path / "other", *other) == 2
-    said = f"error: init_from: {trained} was trained with other tokens than this run's; give "
-    assert capfd.readouterr().err == f"{said}tokenizer.path={trained}\n"
+    said = f"init_from: {trained} was trained with other tokens than this run's; give "
+    with pytest.raises(UserError, match=f"^{re.escape(f'{said}tokenizer.path={trained}')}$"):
+        check_job(tiny(tmp_path / "other", *given, "data=text", f"data.path={text}"))

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from gptattn.decode.generate import generate, pad_left
 from gptattn.decode.sampling import Sampling
-from gptattn.errors import NumericError
 from gptattn.model.gpt import GPT
 
 CONTEXT, V = 7, 61
@@ -72,9 +71,7 @@ def test_prompts_of_different_lengths_go_on_as_each_would_alone(variant, positio
         assert torch.equal(row[pad:], generate(model, prompt[None], 3, penalised)[0])
 
 
-@pytest.mark.parametrize(
-    ("variant", "longest"), [("mha", 5), *((variant, 2 * CONTEXT) for variant in VARIANTS)]
-)
+@pytest.mark.parametrize(("variant", "longest"), [("mha", 5), ("mla", 14), ("cross_layer", 14)])
 def test_when_the_context_is_full_all_rows_slide_with_the_longest(variant, longest):
     model = model_of(variant)
     prompts = [torch.randint(V, (tokens,)) for tokens in (2, longest, 1)]
@@ -97,6 +94,9 @@ def test_the_same_generator_seed_gives_the_same_text_whatever_else_was_drawn():
         texts.append(generate(model, prompt, 20, Sampling(), generator=generator))
     assert torch.equal(texts[0], texts[1])
     assert not torch.equal(texts[0], texts[2])
+    assert torch.equal(texts[0][:, :2], prompt)
+    assert texts[0].shape == (3, 22)
+    assert not texts[0].requires_grad
 
 
 def test_ids_stay_below_the_vocabulary_of_the_tokenizer():
@@ -104,17 +104,6 @@ def test_ids_stay_below_the_vocabulary_of_the_tokenizer():
     assert generate(model, prompt, 20, Sampling()).max() >= 5
     assert generate(model, prompt, 20, Sampling(), vocab_size=5).max() < 5
     assert generate(model, prompt, 20, Sampling(top_k=9), vocab_size=5).max() < 5
-
-
-def test_sampled_ids_are_among_the_likeliest():
-    model, prompt = model_of(context_length="29"), torch.randint(V, (3, 1))
-    text = generate(model, prompt, 28, Sampling(top_k=3))
-    with torch.no_grad():
-        likeliest = model(text[:, :-1]).topk(3).indices
-    rank = (likeliest == text[:, 1:, None]).int()
-    assert torch.equal(rank.sum(-1), torch.ones(3, 28, dtype=rank.dtype))
-    # All three ranks occur, so this was not greedy.
-    assert rank.sum(dim=(0, 1)).min() > 0
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -127,25 +116,6 @@ def test_generation_samples_without_dropout_and_restores_the_mode(training):
     with pytest.raises(IndexError):
         generate(model, prompt + V, 9, Sampling())
     assert model.training is training
-
-
-def test_finite_weights_that_overflow_end_in_one_line():
-    model, prompt = model_of().float(), torch.randint(V, (3, 2))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.fill_(1e30)
-    with pytest.raises(NumericError, match=r"^logits: .* not finite") as error:
-        generate(model, prompt, 3, Sampling())
-    assert error.value.exit_code == 5
-
-
-def test_a_prompt_comes_back_as_it_was():
-    model, prompt = model_of(), torch.randint(V, (3, 2))
-    assert torch.equal(generate(model, prompt, 0, Sampling()), prompt)
-    text = generate(model, prompt, 3, Sampling())
-    assert torch.equal(text[:, :2], prompt)
-    assert text.shape == (3, 5)
-    assert not text.requires_grad
 
 
 @pytest.mark.parametrize("variant", menu("attn"))

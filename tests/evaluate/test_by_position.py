@@ -28,7 +28,7 @@ def test_bins_end_twice_in_each_doubling_and_at_the_trained_length(
     assert list_edges(length, trained) == expected
 
 
-@pytest.mark.parametrize("length", [11, 7, 1])
+@pytest.mark.parametrize("length", [11, 1])
 @torch.no_grad()
 def test_each_bin_is_the_mean_over_its_positions_in_all_whole_windows(length: int) -> None:
     model = build_gpt("attn=gqa", "position=rope", "attn.num_kv_heads=2", "model.d_model=48").eval()

@@ -13,7 +13,7 @@ from matplotlib.image import imread
 
 from gptattn.data.tokenizer import ByteTokenizer
 from gptattn.maps import layer_picture as figure
-from gptattn.maps.heatmap import MAX_BYTES, choose_cell_side, pack_cells
+from gptattn.maps.heatmap import choose_cell_side, pack_cells
 from gptattn.maps.labels import label_tokens, make_visible, shorten
 from gptattn.maps.layer_picture import draw_layer
 from gptattn.maps.map_page import Layer, PageHeader, render_page
@@ -45,10 +45,6 @@ def test_nothing_invisible_or_turning_is_left() -> None:
     shown = make_visible(text)
     assert shown == "aU+0000U+001B[31mU+000DU+202EU+200BU+00A0U+2028◌\u0301U+FEFF"
     assert shown.isprintable()
-    assert make_visible("\ud800") == "U+D800"
-
-
-def test_a_long_label_is_cut() -> None:
     assert shorten("x" * 12) == "x" * 12
     assert shorten("x" * 13) == "x" * 11 + "…"
 
@@ -56,7 +52,7 @@ def test_a_long_label_is_cut() -> None:
 # Cells
 
 
-@pytest.mark.parametrize(("T", "side"), [(1, 1), (7, 1), (7, 2), (7, 3), (7, 10)])
+@pytest.mark.parametrize(("T", "side"), [(7, 1), (7, 3), (7, 10)])
 def test_a_cell_holds_its_largest_weight_to_within_its_rounding(T: int, side: int) -> None:
     w_HTS = causal(3, T)
     n = -(-T // side)
@@ -69,20 +65,8 @@ def test_a_cell_holds_its_largest_weight_to_within_its_rounding(T: int, side: in
                 square = w_HTS[head, i * side : (i + 1) * side, j * side : (j + 1) * side]
                 assert (cells_HN[head, at] / 255) ** 2 == pytest.approx(square.max(), abs=0.004)
                 at += 1
-
-
-def test_cells_are_as_fine_as_the_page_can_hold() -> None:
-    def size(tokens: int, maps: int, side: int) -> int:
-        n = -(-tokens // side)
-        return maps * n * (n + 1) // 2
-
-    for tokens, maps in ((1, 1), (64, 16), (1024, 12), (1024, 144), (4096, 1200)):
-        side = choose_cell_side(tokens, maps)
-        assert size(tokens, maps, side) <= MAX_BYTES
-        assert side == 1 or size(tokens, maps, side - 1) > MAX_BYTES
     # One layer of GPT-2 small in full, all twelve with cells of 4 x 4 tokens.
-    assert choose_cell_side(1024, 12) == 1
-    assert choose_cell_side(1024, 144) == 4
+    assert (choose_cell_side(1024, 12), choose_cell_side(1024, 144)) == (1, 4)
 
 
 # The picture
@@ -102,19 +86,6 @@ def test_the_picture_has_colour_where_the_weight_is() -> None:
     expected = [[yellow, white, white], [dark, yellow, white], [yellow, dark, dark]]
     found = [[pixel(image, i + 0.5, j + 0.5, 3) for j in range(3)] for i in range(3)]
     assert found == expected
-
-
-def test_one_weight_among_a_thousand_tokens_is_seen() -> None:
-    w_HTS = np.zeros((1, 1100, 1100))
-    w_HTS[0, 901, 302] = 1
-    image = imread(io.BytesIO(draw_layer(w_HTS, ["x"] * 1100, ["head 0"], "title")))
-    panel = image[:, : round(150 * (figure.LABELS + figure.MAX)), :3]
-    yellow = np.abs(255 * panel - np.array([253, 231, 36])).sum(-1) < 60
-    rows, columns = np.nonzero(yellow)
-    assert len(rows) > 0
-    side = figure.MAX * 150 / 1100
-    assert rows.mean() == pytest.approx(150 * figure.TOP + 901 * side, abs=3)
-    assert columns.mean() == pytest.approx(150 * figure.LABELS + 302 * side, abs=3)
 
 
 def test_any_text_can_stand_in_a_picture() -> None:

@@ -23,7 +23,7 @@ def same_gradients(ours: Tensor, theirs: Tensor, inputs: tuple[Tensor, ...]) -> 
 
 
 @pytest.mark.parametrize("factor", [1, 3])
-@pytest.mark.parametrize("chunk_tokens", [1, 5, 22, 23, 1000])
+@pytest.mark.parametrize("chunk_tokens", [1, 5, 23, 1000])
 def test_value_and_gradients_match_torchs_cross_entropy(chunk_tokens, factor):
     hidden, weight, targets = draw()
     ours = factor * linear_cross_entropy(hidden, weight, targets, chunk_tokens)
@@ -99,14 +99,6 @@ def test_a_loss_over_nothing_or_of_other_targets_is_refused(shape, targets, said
         linear_cross_entropy(torch.randn(shape), torch.randn(V, D), torch.zeros(targets).long())
 
 
-def test_a_second_backward_raises_instead_of_giving_wrong_gradients():
-    hidden, weight, targets = draw()
-    loss = linear_cross_entropy(hidden, weight, targets, 5)
-    loss.backward(retain_graph=True)
-    with pytest.raises((AttributeError, RuntimeError)):
-        loss.backward()
-
-
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_without_gradients_the_value_is_the_same_and_none_are_computed(mode):
     weight, targets = torch.nn.Parameter(torch.randn(11, 7)), torch.randint(11, (3, 5))
@@ -128,7 +120,7 @@ def test_the_loss_of_scored_positions_is_torchs_with_an_ignored_index():
     same_gradients(ours, theirs, (hidden, weight))
 
 
-@pytest.mark.parametrize("chunk_tokens", [None, 1, 5, 1000])
+@pytest.mark.parametrize("chunk_tokens", [None, 5])
 def test_hits_are_the_targets_with_the_largest_logit(chunk_tokens):
     hidden, weight, targets = draw()
     best = F.linear(hidden, weight).argmax(-1)

@@ -48,7 +48,7 @@ def amsel(x: Tensor, steps: int) -> Tensor:
 @pytest.mark.parametrize(
     ("iteration", "published"), [("newton_schulz", jordan), ("polar_express", amsel)]
 )
-@pytest.mark.parametrize("steps", [1, 4, 5, 7, 8, 10])
+@pytest.mark.parametrize("steps", [1, 5, 8, 10])
 def test_each_number_of_steps_is_the_published_one(iteration, published, steps):
     # Small, so that the 1e-7 beside the norm shows.
     x = 1e-5 * torch.randn(3, 4, 9, dtype=torch.float64)
@@ -67,7 +67,7 @@ def test_enough_steps_give_the_polar_factor(shape: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("iteration", ["polar_express", "newton_schulz"])
-@pytest.mark.parametrize("rank", [1, 7, 29])
+@pytest.mark.parametrize("rank", [1, 29])
 def test_in_float32_the_most_steps_keep_a_low_rank(iteration: Iteration, rank: int) -> None:
     wide, narrow = torch.randn(3, rank, 131).double(), torch.randn(3, 31, rank).double()
     x, polynomials = narrow @ wide, choose_polynomials(iteration, MAX_STEPS)

@@ -11,12 +11,9 @@ import numpy as np
 import pytest
 import torch
 from interrupted import fingerprint
-from support import TEXT, losses, rows, summary, tiny, train
+from support import losses, rows, summary, tiny, train
 
 from gptattn.data.sampler import rows_of
-from gptattn.data.tasks import Recall, TaskData
-from gptattn.data.tokenizer import TaskIds
-from gptattn.data.tokens import TokenData
 from gptattn.runs.checkpoint import read_checkpoint
 from gptattn.runs.folder import RunFolder
 
@@ -98,14 +95,3 @@ def test_processes_share_each_micro_batch_in_order(size: int, accumulate: int) -
     micro = [part.reshape(accumulate, -1) for part in parts]
     for i, expected in enumerate(np.split(np.arange(12), accumulate)):
         assert [*np.concatenate([own[i] for own in micro])] == [*expected]
-
-
-def test_rows_asked_for_are_those_of_the_whole_batch() -> None:
-    tokens = np.frombuffer(TEXT.encode(), np.uint8).astype(np.uint16)
-    text = TokenData(tokens, tokens, TaskIds(256), "", None)  # type: ignore[arg-type]
-    task = TaskData(Recall(40, 10, 3), 16, TaskIds(40))
-    for data in (text, task):
-        mine = np.array([1, 5])
-        whole, own = (data.training_batch(7, 3, 6, 16, rows) for rows in (None, mine))
-        for part, expected in zip(own, whole, strict=True):
-            assert part.equal(expected[mine])

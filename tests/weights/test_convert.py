@@ -21,19 +21,14 @@ def apart(a: GPT, b: GPT) -> float:
     return (a(ids) - b(ids)).abs().max().item()
 
 
-FULL = "attn=gqa attn.num_kv_heads=4 model.num_heads=4"
 LLAMA = "block=llama block.tied_head=false model.qkv_bias=false"
 EXACT = [
     ("attn=mha", "attn=mha_wrapper"),
-    ("attn=mha_wrapper", "attn=mha"),
-    ("attn=mha model.num_heads=4", FULL),
-    (FULL, "attn=mha_wrapper model.num_heads=4"),
+    ("attn=gqa attn.num_kv_heads=6", "attn=mha"),
     ("attn=gqa attn.num_kv_heads=1", "attn=mqa"),
-    ("attn=mqa", "attn=gqa attn.num_kv_heads=1"),
     # Each key/value head is copied to all heads of its group.
     ("attn=mqa", "attn=mha"),
     ("attn=gqa", "attn=mha_wrapper"),
-    (f"attn=mha {LLAMA}", f"attn=mha_wrapper {LLAMA}"),
     (f"attn=mqa {LLAMA}", f"attn=gqa attn.num_kv_heads=3 {LLAMA}"),
 ]
 
@@ -62,7 +57,6 @@ OLD = [[1.0, 2.0], [3.0, 6.0], [10.0, 0.0], [20.0, 8.0]]
         ("mean", 2, [[2.0, 4.0], [15.0, 4.0]]),
         ("first", 2, [[1.0, 2.0], [10.0, 0.0]]),
         ("mean", 1, [[8.5, 4.0]]),
-        ("first", 1, [[1.0, 2.0]]),
         ("mean", 4, OLD),
     ],
 )
@@ -97,10 +91,7 @@ def test_a_count_that_does_not_divide_is_an_error():
     [
         ("attn=mha", f"attn=mha {LLAMA}", "differs, but only the attention may"),
         ("attn=mha block.tied_head=false", "attn=mha", "lm_head.weight differs"),
-        ("attn=mha", "attn=gqa model.d_mlp=7", r"mlp\.(up|down)\.(weight|bias) differs"),
-        ("attn=mha", "attn=mha model.num_layers=3", "blocks.2.* differs"),
         ("attn=mha", "attn=mha model.num_heads=2", "query heads of shape"),
-        ("attn=mha", "attn=mha attn.out_proj=false", "output weight is present on one side only"),
         ("attn=mha", "attn=mha model.qkv_bias=false", "bias is present on one side only"),
     ],
 )

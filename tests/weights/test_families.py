@@ -1,5 +1,6 @@
 """Reading and writing Hugging Face checkpoints, against the library transformers."""
 
+import copy
 import json
 from pathlib import Path
 
@@ -22,11 +23,10 @@ from gptattn.model.gpt import GPT
 from gptattn.weights.families import FAMILIES
 from gptattn.weights.hugging_face import find_family, load_checkpoint, write_checkpoint
 
-# layers, heads, width, context, vocabulary, MLP width (None: 4 times the width)
-GPT2_SIZES = [(1, 1, 8, 5, 11, None), (2, 4, 20, 13, 17, 37)]
+# layers, heads, width, context, vocabulary, MLP width
+GPT2_SIZES = (2, 4, 20, 13, 17, 37)
 # layers, heads, key/value heads, head size, context, vocabulary, MLP width, base, epsilon, tied
 LLAMA_SIZES = [
-    (1, 1, 1, 2, 5, 11, 7, 10_000.0, 1e-6, False),
     (2, 6, 3, 10, 13, 17, 37, 500.0, 1e-2, False),
     (3, 5, 1, 14, 23, 101, 19, 500_000.0, 1e-5, True),
 ]
@@ -46,33 +46,27 @@ def load(folder: Path) -> GPT:
 
 @pytest.fixture
 def gpt2(tmp_path: Path) -> Path:
-    their_gpt2(GPT2_SIZES[1]).save_pretrained(tmp_path / "gpt2")
+    their_gpt2(GPT2_SIZES).save_pretrained(tmp_path / "gpt2")
     return tmp_path / "gpt2"
 
 
 @pytest.fixture
 def llama(tmp_path: Path) -> Path:
-    theirs(LLAMA_SIZES[1]).save_pretrained(tmp_path / "llama")
+    theirs(LLAMA_SIZES[0]).save_pretrained(tmp_path / "llama")
     return tmp_path / "llama"
 
 
-QWEN2 = [theirs(sizes, Qwen2Config) for sizes in LLAMA_SIZES[1:]]
+QWEN2 = theirs(LLAMA_SIZES[0], Qwen2Config)
 
 
-@pytest.mark.parametrize("model", [*map(their_gpt2, GPT2_SIZES), *map(theirs, LLAMA_SIZES), *QWEN2])
-def test_a_checkpoint_of_transformers_gives_the_same_logits_here(model, tmp_path: Path):
+@pytest.mark.parametrize("model", [their_gpt2(GPT2_SIZES), *map(theirs, LLAMA_SIZES), QWEN2])
+def test_a_checkpoint_computes_and_trains_as_it_would_in_transformers(model, tmp_path: Path):
     model.save_pretrained(tmp_path)
-    assert find_family(tmp_path) is FAMILIES[model.config.model_type]
-    assert_same_logits(load(tmp_path), model)
-
-
-@pytest.mark.parametrize(
-    "model", [their_gpt2(GPT2_SIZES[1]), *map(theirs, LLAMA_SIZES[1:]), QWEN2[0]]
-)
-def test_a_checkpoint_trains_as_it_would_in_transformers(model, tmp_path: Path):
-    model.save_pretrained(tmp_path)
-    cfg, ours = load_checkpoint(tmp_path, FAMILIES[model.config.model_type])
-    ours, model = ours.double(), model.double()
+    family = find_family(tmp_path)
+    assert family is FAMILIES[model.config.model_type]
+    cfg, ours = load_checkpoint(tmp_path, family)
+    assert_same_logits(ours, model)
+    ours, model = ours.double(), copy.deepcopy(model).double()
     ids = torch.randint(model.config.vocab_size, (3, model.config.max_position_embeddings))
     logits = model(ids[:, :-1]).logits
     expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
@@ -101,32 +95,30 @@ OURS = ["model.qkv_bias=false", "model.d_model=36", "model.d_mlp=29", "block.nor
 
 
 @pytest.mark.parametrize(
-    ("variants", "overrides", "expected"),
+    ("variant", "overrides", "expected"),
     [
-        (["mha", "mha_wrapper"], ["position=learned"], GPT2LMHeadModel),
-        (["mha"], ["block.tied_head=false", "block.norm_eps=0.01"], GPT2LMHeadModel),
+        ("mha_wrapper", [], GPT2LMHeadModel),
+        ("mha", ["block.tied_head=false", "block.norm_eps=0.01"], GPT2LMHeadModel),
         (
-            ["mha_wrapper", "gqa", "mqa"],
+            "gqa",
             ["block=llama", "block.tied_head=false", "position.base=77.0", *OURS],
             LlamaForCausalLM,
         ),
-        (["gqa"], ["block=llama", "block.tied_head=true", *OURS], LlamaForCausalLM),
-        (["gqa", "mha_wrapper"], ["block=llama", *OURS, "model.qkv_bias=true"], Qwen2ForCausalLM),
+        ("mqa", ["block=llama", "block.tied_head=true", *OURS], LlamaForCausalLM),
+        ("mha", ["block=llama", *OURS, "model.qkv_bias=true"], Qwen2ForCausalLM),
     ],
     ids=["gpt2", "untied", "llama", "tied", "qwen2"],
 )
 def test_transformers_opens_what_we_write_and_we_read_it_back(
-    variants, overrides, expected, tmp_path: Path
+    variant, overrides, expected, tmp_path: Path
 ):
-    for variant in variants:
-        chosen, out = [f"attn={variant}", *overrides], tmp_path / variant
-        ours = build_gpt(*chosen, std=0.1).eval()
-        write_checkpoint(out, settings(*SMALL, *chosen), ours)
-        model, info = AutoModelForCausalLM.from_pretrained(out, output_loading_info=True)
-        assert type(model) is expected
-        assert not info["missing_keys"] | info["unexpected_keys"]
-        assert_same_logits(ours, model.eval())
-    # The last of them read and written again is the same file.
+    chosen, out = [f"attn={variant}", *overrides], tmp_path / "out"
+    ours = build_gpt(*chosen, std=0.1).eval()
+    write_checkpoint(out, settings(*SMALL, *chosen), ours)
+    model, info = AutoModelForCausalLM.from_pretrained(out, output_loading_info=True)
+    assert type(model) is expected
+    assert not info["missing_keys"] | info["unexpected_keys"]
+    assert_same_logits(ours, model.eval())
     family, again = FAMILIES[model.config.model_type], tmp_path / "again"
     write_checkpoint(again, *load_checkpoint(out, family))
     for name in ("config.json", "model.safetensors"):
@@ -137,7 +129,7 @@ def test_old_names_tables_and_masks_are_read(gpt2: Path, llama: Path):
     file = gpt2 / "model.safetensors"
     weights = {k.removeprefix("transformer."): v for k, v in load_file(file).items()}
     save_file(weights | {"h.0.attn.bias": torch.ones(1, 1, 13, 13)}, file)
-    assert_same_logits(load(gpt2), their_gpt2(GPT2_SIZES[1]))
+    assert_same_logits(load(gpt2), their_gpt2(GPT2_SIZES))
     # As transformers 4 wrote it.
     file = llama / "config.json"
     node = json.loads(file.read_text())
@@ -146,11 +138,11 @@ def test_old_names_tables_and_masks_are_read(gpt2: Path, llama: Path):
     weights = load_file(llama / "model.safetensors")
     weights["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(5)
     save_file(weights, llama / "model.safetensors")
-    assert_same_logits(load(llama), theirs(LLAMA_SIZES[1]))
+    assert_same_logits(load(llama), theirs(LLAMA_SIZES[0]))
 
 
 def test_weights_in_several_files_and_in_bfloat16_are_read(tmp_path: Path):
-    theirs(LLAMA_SIZES[1]).to(torch.bfloat16).save_pretrained(tmp_path, max_shard_size="20KB")
+    theirs(LLAMA_SIZES[0]).to(torch.bfloat16).save_pretrained(tmp_path, max_shard_size="20KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 2
     ours = load(tmp_path)
     assert {p.dtype for p in ours.parameters()} == {torch.float32}
@@ -166,19 +158,13 @@ def test_weights_in_several_files_and_in_bfloat16_are_read(tmp_path: Path):
         ("gpt2", {"n_layer": 3}, "lacks h.2.ln_1.weight"),
         ("gpt2", {"n_layer": 1}, "has an unknown tensor 'h.1"),
         ("gpt2", {"n_embd": 24}, r"wte.weight is \[17, 20\], not \[17, 24\]"),
-        ("gpt2", {"n_head": 3}, "num_heads=3 must divide"),
         ("gpt2", {"n_layer": "many"}, "n_layer is 'many', not a number"),
         ("gpt2", {"activation_function": "relu"}, "is 'relu', but must be 'gelu_new'"),
-        ("gpt2", {"tie_word_embeddings": False}, r"lacks lm_head\.weight"),
-        ("gpt2", {"n_layer": 2_000_000_000}, "model.num_layers: 2000000000 is too large"),
         ("llama", {"head_dim": 12}, "head_dim is 12, but must be hidden_size / heads"),
         ("llama", {"num_key_value_heads": 2}, "k_proj.weight is .30, 60., not .20, 60."),
         ("llama", {"attention_bias": True}, "attention_bias is True, but must be False"),
-        ("llama", {"model_type": "qwen2"}, "model_type is 'qwen2', but must be 'llama'"),
-        ("llama", {"rms_norm_eps": 0}, "block.norm_eps: 0.0 is"),
         ("llama", {"rope_parameters": {"rope_type": "yarn"}}, "rope_type is 'yarn', but"),
         ("llama", {"rope_scaling": {"type": "linear"}}, "rope_type is 'linear'"),
-        ("llama", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "factor is 0.5"),
         ("llama", {"partial_rotary_factor": 0.5}, "factor is 0.5"),
         ("llama", {"rope_parameters": "default"}, "cannot be used"),
     ],
@@ -208,26 +194,13 @@ def test_damaged_weights_are_named(llama: Path):
     save_file(weights | {up: weights[up] / 0}, file)
     with pytest.raises(NumericError, match=r"layers\.1\.mlp\.up_proj\.weight is not finite"):
         load(llama)
-    save_file(weights | {up: weights[up].int()}, file)
-    with pytest.raises(CheckpointError, match=r"up_proj\.weight is torch.int32, not floating"):
+    file.write_bytes(whole[:1000])
+    with pytest.raises(CheckpointError, match="cannot be read"):
         load(llama)
-    for size in (0, 1000):
-        file.write_bytes(whole[:size])
-        with pytest.raises(CheckpointError, match="cannot be read"):
-            load(llama)
-
-
-def test_an_index_from_anywhere_is_one_line(llama: Path):
-    (llama / "model.safetensors").unlink()
-    for index, said in (
-        ({}, "it has no 'weight_map'"),
-        ({"weight_map": {"a": "../model.safetensors"}}, "llama/model.safetensors does not exist"),
-        ({"weight_map": {"a": "config.json"}}, r"config\.json cannot be read"),
-        ({"weight_map": [1]}, "cannot be used"),
-    ):
-        (llama / "model.safetensors.index.json").write_text(json.dumps(index))
-        with pytest.raises(CheckpointError, match=said):
-            load(llama)
+    file.unlink()
+    (llama / "model.safetensors.index.json").write_text("{}")
+    with pytest.raises(CheckpointError, match="it has no 'weight_map'"):
+        load(llama)
 
 
 A_LLAMA = ("block=llama", "model.qkv_bias=false", "model.d_model=36")
@@ -244,13 +217,7 @@ A_LLAMA = ("block=llama", "model.qkv_bias=false", "model.d_model=36")
         ),
         (["attn.scale=0.3"], "layer 0: the same heads give other outputs"),
         (["part=sink"], "would be lost"),
-        (["part=softcap", "part.softcap.cap=0.5"], "give other outputs in GPT-2"),
-        (["model.mlp=relu2"], "model.mlp=relu2, but GPT-2 has model.mlp=gelu"),
-        (["block.bias=false"], "this model has block.bias=false, but GPT-2 has block.bias=true"),
-        (["attn.out_proj=false"], "layer 0: output weight is present on one side only"),
         ([*A_LLAMA, "model.mlp=gelu"], "has model.mlp=gelu, but Llama has model.mlp=swiglu"),
-        ([*A_LLAMA, "position=learned"], "position=learned, but Llama has position=rope"),
-        ([*A_LLAMA, "model.qkv_bias=true", "attn=gqa", "++attn.window=5"], "outputs in Qwen2"),
         # Only the count of pairs shows it: the trial is of 1,024 tokens.
         (
             [*A_LLAMA, "model.context_length=1100", "attn=gqa", "++attn.window=1050"],
