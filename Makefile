@@ -1,5 +1,5 @@
 # make train ARGS="attn=gqa"   set up, then train      make board   TensorBoard over outputs/
-# make test                    set up, then test       make lint    format, lint and types
+# make test                    set up, then test       make lint    check format, lint and types
 # make test-all                with the slow tests     make report  compare finished runs
 # make bench ARGS="decode"     measure, with peers     make menu    write docs/variants.md
 # make docs                    build site/             make docs-serve   the pages as they are edited
@@ -16,13 +16,13 @@ AUDIT  := .venv-audit
 PIP_AUDIT := 2.10.1
 ARGS   ?=
 
-# Where Python keeps no compiled modules, each process would compile all that it imports.
+# Without cached bytecode, each process would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: train test test-all lint board report bench menu docs docs-serve audit clean
 
-# What training needs, and no more: linters and other libraries would slow every start. It is rebuilt
-# only when one of these files changes. Compiling all that is installed would take as long as the rest:
+# Only what training needs: linters and other libraries would slow the first start. It is rebuilt only
+# when one of these files changes. Compiling everything installed would take as long as the rest, so
 # only what training imports is compiled beforehand.
 PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt
 $(STAMP): pyproject.toml constraints.txt
@@ -40,10 +40,10 @@ $(TESTED): $(STAMP)
 train: $(STAMP)
 	$(BIN)/python train.py $(ARGS)
 
-# Two workers with a thread each: on two cores, two threads each would wait for one another.
+# Two workers with one thread each: on two cores, two threads each would wait for one another.
 PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m pytest -n 2 --dist worksteal
 
-# The markers stand in pyproject.toml.
+# The markers are defined in pyproject.toml.
 test: $(TESTED)
 	$(PYTEST) -m "not slow" $(ARGS)
 
@@ -74,12 +74,12 @@ $(BENCH)/.installed: pyproject.toml constraints.txt scripts/measuring/peers-requ
 bench: $(BENCH)/.installed
 	$(BENCH)/bin/python scripts/bench.py $(or $(ARGS),train)
 
-# Trains a small model of each choice, measures, and draws: about half an hour.
+# Trains a small model for each choice, measures, and draws: about half an hour.
 menu: $(TESTED)
 	$(BIN)/python scripts/variants_page.py $(ARGS)
 
-# The site's tools have their own environment, so that they add nothing to .venv. The notebook trains,
-# so torch is there as well.
+# The site's tools have their own environment, so that they add nothing to .venv. It includes torch,
+# because the notebook trains.
 $(DOCS)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv --clear $(DOCS)
 	$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
