@@ -3,8 +3,7 @@
 from pathlib import Path
 
 import pytest
-import tokenizers
-from loading import documents, load, read_sides
+from loading import documents, load
 from support import TEXT, TRICKY
 from transformers import AutoTokenizer
 
@@ -52,19 +51,6 @@ def test_ids_are_in_gpt2s_order_and_transformers_reads_the_files(tmp_path: Path)
     as_gpt2 = ByteLevelBPE(str(tmp_path))
     assert again.fingerprint() == as_gpt2.fingerprint() == tokenizer.fingerprint()
     assert load(TEXT * 2, tmp_path / "cache", again).train[:].tolist() == data.train[:].tolist()
-
-
-def test_what_was_learned_is_found_again_with_its_ids(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = ByteLevelBPE(vocab_size=300)
-    data = load(TEXT, tmp_path, first)
-    monkeypatch.setattr(tokenizers.Tokenizer, "train_from_iterator", None)
-    second = ByteLevelBPE(vocab_size=300)
-    assert read_sides(load(TEXT, tmp_path, second)) == read_sides(data)
-    assert first.settings() == second.settings()
-    with pytest.raises(TypeError, match="not callable"):  # it would be trained
-        load(TEXT, tmp_path, ByteLevelBPE(vocab_size=301))
 
 
 @pytest.mark.parametrize("size", [256, 65_537])

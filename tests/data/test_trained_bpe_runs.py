@@ -11,7 +11,7 @@ import tokenizers
 import torch
 from support import TEXT, check_job, command, config, losses, summary, tiny, train
 
-from gptattn.data.tokenizer_files import FILES
+from gptattn.data.bpe import FILES
 from gptattn.errors import UserError
 from gptattn.runs.load import load_run, save_model
 
