@@ -131,7 +131,10 @@ class Rows(TextSource):
         documents = count()
         for side, where, asked in self._parts:
             for text in self._read_texts(where, asked):
-                yield Piece(next(documents), side or _choose_side(text, val_fraction), text)
+                # By its hash, a document is on the same side wherever it appears.
+                digest = hashlib.sha256(utf8(text, "data")).hexdigest()
+                by_hash = "val" if int(digest[:8], 16) < val_fraction * 2**32 else "train"
+                yield Piece(next(documents), side or by_hash, text)
 
     def _read_texts(self, where: str, asked: dict[str, Any]) -> Iterator[str]:
         field = self._text_field
@@ -173,9 +176,3 @@ def _named_errors(where: str) -> Iterator[None]:
             f"{where} cannot be read ({_first_line(error)}); check its name, its format, "
             "data.config, data.split and the network",
         ) from None
-
-
-def _choose_side(document: str, val_fraction: float) -> str:
-    """Return the side of a document, by its hash: the same wherever it appears."""
-    digest = hashlib.sha256(utf8(document, "data")).hexdigest()
-    return "val" if int(digest[:8], 16) < val_fraction * 2**32 else "train"
