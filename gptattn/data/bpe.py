@@ -17,7 +17,7 @@ from gptattn.data.hub import local_folder
 from gptattn.data.tokenizer import FOLDER, MAX_VOCABULARY, Ids, Piece, Tokenizer, utf8
 from gptattn.errors import ConfigError, DataError
 
-# Its files: one, or two; the last form has the names of GPT-2's own release.
+# The files of a BPE: one, or two; the last form has the names of GPT-2's own release.
 FORMS = (("tokenizer.json",), ("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))
 FILES = tuple(name for form in FORMS for name in form)
 END_OF_TEXT = "<|endoftext|>"
@@ -33,7 +33,7 @@ MIN_COUNT = 2  # of a pair: one occurrence is no pattern
 class ByteLevelBPE(Tokenizer):
     """A byte-level BPE with GPT-2's way of splitting a text into words. It encodes every text.
 
-    It is read from `path`: a folder with files of `FORMS`, a run folder, or
+    It is read from `path`: a folder with the files of one of `FORMS`, a run folder, or
     `hf:owner/name`. Without `path`, `vocab_size` ids are learned from the training part of the
     text: the bytes, the commonest pairs within words, and the end of text.
 
@@ -41,7 +41,7 @@ class ByteLevelBPE(Tokenizer):
     its characters, so that the author of a text cannot smuggle in the special id.
 
     Raises DataError for files that cannot be used, or whose tokens' hash is not `sha256`;
-    ConfigError for a size that is out of range, beyond what the text gives, or not the folder's.
+    ConfigError for a size that is out of range, or beyond what the text gives.
     Source: Radford et al. 2019, sec. 2.2; to learn: Sennrich et al. 2016, arXiv:1508.07909,
     sec. 3.2.
     """

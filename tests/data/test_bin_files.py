@@ -60,6 +60,10 @@ def test_each_form_gives_its_ids(
     np.testing.assert_array_equal(data.train[:], IDS[:900])
     np.testing.assert_array_equal(data.val[:], val)
     assert data.val_bytes == len(val) - 1
+    to = tmp_path / "to"
+    make_tokens(BinFiles(str(path), **given), to, request(tmp_path))
+    prepared = load_bin(to)
+    assert (prepared.facts(), prepared.text_hash) == (data.facts(), data.text_hash)
     first = sorted(folder.glob("*train*.bin"))[0]
     raw = bytearray(first.read_bytes())
     raw[-10] ^= 1
