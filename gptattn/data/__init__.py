@@ -2,5 +2,5 @@
 
 It may import `model` and the rooms before it, but needs only `machine`, `errors` and the IGNORED
 target of the loss. Start reading at `run_data.py`, what a run asks of its data, then `tokens.py`,
-which makes a text's token file.
+which makes the token file of any source, and `text.py`, which encodes texts for it.
 """

@@ -4,6 +4,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,12 @@ from numpy.typing import NDArray
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from gptattn.data.hub import local_folder
-from gptattn.data.tokenizer import MAX_VOCABULARY, Ids, Reader, Tokenizer, utf8
-from gptattn.data.tokenizer_files import FILES, FORMS, IN_RUN, find
+from gptattn.data.tokenizer import FOLDER, MAX_VOCABULARY, Ids, Piece, Tokenizer, utf8
 from gptattn.errors import ConfigError, DataError
 
+# The files of a BPE: one, or two; the last form has the names of GPT-2's own release.
+FORMS = (("tokenizer.json",), ("vocab.json", "merges.txt"), ("encoder.json", "vocab.bpe"))
+FILES = tuple(name for form in FORMS for name in form)
 END_OF_TEXT = "<|endoftext|>"
 PIECE_CHARS = 2**14  # encoded at a time, roughly
 # Cutting a text here, before a space or line feed that follows a non-space, changes no word of
@@ -30,7 +33,7 @@ MIN_COUNT = 2  # of a pair: one occurrence is no pattern
 class ByteLevelBPE(Tokenizer):
     """A byte-level BPE with GPT-2's way of splitting a text into words. It encodes every text.
 
-    It is read from `path`: a folder with files of `tokenizer_files.FORMS`, a run folder, or
+    It is read from `path`: a folder with the files of one of `FORMS`, a run folder, or
     `hf:owner/name`. Without `path`, `vocab_size` ids are learned from the training part of the
     text: the bytes, the commonest pairs within words, and the end of text.
 
@@ -38,7 +41,7 @@ class ByteLevelBPE(Tokenizer):
     its characters, so that the author of a text cannot smuggle in the special id.
 
     Raises DataError for files that cannot be used, or whose tokens' hash is not `sha256`;
-    ConfigError for a size that is out of range, beyond what the text gives, or not the folder's.
+    ConfigError for a size that is out of range, or beyond what the text gives.
     Source: Radford et al. 2019, sec. 2.2; to learn: Sennrich et al. 2016, arXiv:1508.07909,
     sec. 3.2.
     """
@@ -46,14 +49,8 @@ class ByteLevelBPE(Tokenizer):
     def __init__(
         self, path: str | None = None, sha256: str | None = None, vocab_size: int | None = None
     ) -> None:
-        self._wanted_size, self._recorded, self._folder = vocab_size, sha256, None
+        self._trained_size, self._recorded, self._folder = vocab_size, sha256, None
         self.ready = bool(path)
-        if vocab_size is not None and not MIN_VOCABULARY <= vocab_size <= MAX_VOCABULARY:
-            raise ConfigError(
-                "tokenizer.vocab_size",
-                f"{vocab_size} is out of range; give {MIN_VOCABULARY} (the bytes and the end of "
-                f"text) to {MAX_VOCABULARY:,}",
-            )
         if path:
             self._folder = local_folder(path, "tokenizer.path", FILES).absolute()
             self._read(self._folder)
@@ -62,11 +59,17 @@ class ByteLevelBPE(Tokenizer):
                 "tokenizer.path",
                 "is not set; give a folder with GPT-2's tokenizer files, or set init_from",
             )
+        elif not MIN_VOCABULARY <= vocab_size <= MAX_VOCABULARY:
+            raise ConfigError(
+                "tokenizer.vocab_size",
+                f"{vocab_size} is out of range; give {MIN_VOCABULARY} (the bytes and the end of "
+                f"text) to {MAX_VOCABULARY:,}",
+            )
         else:
             self.vocab_size = vocab_size
 
     def _read(self, folder: Path) -> None:
-        files = find(folder)
+        files = find_files(folder)
         if not files:
             lacks = f"has no {', no '.join(' with '.join(form) for form in FORMS)}"
             raise DataError(
@@ -84,7 +87,15 @@ class ByteLevelBPE(Tokenizer):
             reason = (str(error).splitlines() or [type(error).__name__])[0][:200]
             names = " with ".join(map(str, files))
             raise DataError("tokenizer.path", f"{names} cannot be used ({reason})") from None
-        self._check(str(folder))
+        self._check_hash(str(folder))
+
+    def _check_hash(self, where: str) -> None:
+        if self._recorded not in (None, self._sha256):
+            raise DataError(
+                "tokenizer.sha256",
+                f"{where} has other tokens than the recorded ones; give tokenizer.path=FOLDER "
+                "with the recorded ones, or tokenizer.sha256=null to use these",
+            )
 
     def _take(self, library: tokenizers.Tokenizer) -> None:
         """Take the tokens. Raises ValueError unless every text has ids, and every id a token."""
@@ -97,14 +108,14 @@ class ByteLevelBPE(Tokenizer):
             raise ValueError("it is not a byte-level BPE like GPT-2's")
         added = {token["content"] for token in node["added_tokens"]}
         self._vocab, self._merges = library.get_vocab(), model["merges"]
+        self.end_of_text = self._vocab.get(END_OF_TEXT)
         self.vocab_size = len(self._vocab)
         if self.vocab_size > MAX_VOCABULARY:
             raise ValueError(f"it has {self.vocab_size:,} tokens, more than {MAX_VOCABULARY:,}")
+        if sorted(self._vocab.values()) != list(range(self.vocab_size)):
+            has = f"its {self.vocab_size:,} tokens"
+            raise ValueError(f"the ids of {has} are not 0 to {self.vocab_size - 1:,}")
         tokens = sorted(self._vocab, key=self._vocab.__getitem__)
-        if [self._vocab[token] for token in tokens] != list(range(len(tokens))):
-            raise ValueError(
-                f"the ids of its {len(tokens):,} tokens are not 0 to {len(tokens) - 1:,}"
-            )
         byte_of = {character: byte for byte, character in enumerate(byte_characters())}
         if missing := byte_of.keys() - library.get_vocab(with_added_tokens=False):
             byte = min(byte_of[character] for character in missing)
@@ -122,21 +133,7 @@ class ByteLevelBPE(Tokenizer):
         self._library = _make_library(models.BPE(self._vocab, pairs))
         self.ready = True
 
-    def _check(self, where: str) -> None:
-        """Raise UserError unless these are the tokens that were asked for."""
-        if self._wanted_size not in (None, self.vocab_size):
-            raise ConfigError(
-                "tokenizer.vocab_size",
-                f"{self._wanted_size:,} is not that of {where}; give {self.vocab_size}",
-            )
-        if self._recorded not in (None, self._sha256):
-            raise DataError(
-                "tokenizer.sha256",
-                f"{where} has other tokens than the recorded ones; give tokenizer.path=FOLDER "
-                "with the recorded ones, or tokenizer.sha256=null to use these",
-            )
-
-    def fit(self, read: Reader) -> None:
+    def fit(self, pieces: Iterable[Piece]) -> None:
         if self.ready:
             return
         library = _make_library(models.BPE())
@@ -146,8 +143,10 @@ class ByteLevelBPE(Tokenizer):
             initial_alphabet=byte_characters(),
             show_progress=False,
         )
-        words = (piece for document in read("train") for piece in self.cut(document))
-        library.train_from_iterator(words, trainer)
+        train = (piece for piece in pieces if piece.side == "train")
+        documents = groupby(train, lambda piece: piece.document)
+        texts = (text for _, own in documents for text in self.cut(piece.text for piece in own))
+        library.train_from_iterator(texts, trainer)
         library.add_special_tokens([END_OF_TEXT])
         if (found := library.get_vocab_size()) < self.vocab_size:
             raise ConfigError(
@@ -156,26 +155,37 @@ class ByteLevelBPE(Tokenizer):
                 "or a longer text",
             )
         self._take(library)
-        self._check("this text")
+        self._check_hash("this text")
 
     def restore(self, settings: Mapping[str, Any], folder: Path) -> None:
-        if not self.ready and (folder / IN_RUN).is_dir():
+        if not self.ready and (folder / FOLDER).is_dir():
             self._read(folder)
 
     def encode(self, text: str, field: str) -> Ids:
         utf8(text, field)
-        return np.concatenate([np.empty(0, np.uint16), *self.encode_batch([*self.cut([text])])])
+        (ids,) = self.encode_batch([text])
+        return ids
 
     def encode_batch(self, texts: Sequence[str]) -> Sequence[Ids]:
         encoded = self._library.encode_batch_fast(texts, add_special_tokens=False)
         return [np.array(piece.ids, dtype=np.uint16) for piece in encoded]
 
-    def cut(self, pieces: Iterable[str]) -> Iterator[str]:
-        return cut_between_words(pieces, PIECE_CHARS)
+    def cut(self, texts: Iterable[str]) -> Iterator[str]:
+        """Yield pieces of at least PIECE_CHARS characters, except the last, cut at SAFE_CUT.
 
-    def separator(self) -> Ids:
-        end = self._vocab.get(END_OF_TEXT)
-        return super().separator() if end is None else np.array([end], dtype=np.uint16)
+        A text without a safe place to cut is one piece.
+        """
+        rest, searched = "", 0
+        for text in texts:
+            rest += text
+            start = 0
+            while cut := SAFE_CUT.search(rest, max(searched, start + PIECE_CHARS - 1)):
+                yield rest[start : cut.end()]
+                start = cut.end()
+            # Search the last character again, now that its successor is known.
+            searched = len(rest) - 1 - start
+            rest = rest[start:]
+        yield rest
 
     def to_bytes(self, ids: NDArray[np.integer]) -> bytes:
         return b"".join(self._bytes[id] for id in ids.tolist())
@@ -185,7 +195,7 @@ class ByteLevelBPE(Tokenizer):
 
     def settings(self) -> dict[str, Any]:
         path = None if self._folder is None else str(self._folder)
-        size = {} if self._wanted_size is None else {"vocab_size": self._wanted_size}
+        size = {} if self._trained_size is None else {"vocab_size": self.vocab_size}
         return {**size, "path": path, "sha256": self._sha256}
 
     def fingerprint(self) -> str:
@@ -198,7 +208,7 @@ class ByteLevelBPE(Tokenizer):
         whole.decoder = decoders.ByteLevel()
         whole.add_special_tokens(sorted(self._special, key=self._vocab.__getitem__))
         # transformers' GPT2Tokenizer adds a missing end-of-text token, the plain class does not.
-        ends = END_OF_TEXT in self._vocab
+        ends = self.end_of_text is not None
         kind = "GPT2Tokenizer" if ends else "PreTrainedTokenizerFast"
         named = dict.fromkeys(("bos_token", "eos_token", "unk_token"), END_OF_TEXT) if ends else {}
         config = {"tokenizer_class": kind, "add_prefix_space": False, **named}
@@ -206,6 +216,15 @@ class ByteLevelBPE(Tokenizer):
             "tokenizer.json": whole.to_str() + "\n",
             "tokenizer_config.json": json.dumps(config, indent=2) + "\n",
         }
+
+
+def find_files(folder: Path) -> list[Path]:
+    """Return the tokenizer's files in `folder` or `folder/tokenizer`; [] if no form is complete."""
+    for home in (folder, folder / FOLDER):
+        for form in FORMS:
+            if all((home / name).is_file() for name in form):
+                return [home / name for name in form]
+    return []
 
 
 def _make_library(model: models.BPE) -> tokenizers.Tokenizer:
@@ -222,21 +241,3 @@ def byte_characters() -> list[str]:
     printing = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = iter(range(0x100, 0x200))
     return [chr(byte) if byte in printing else chr(next(others)) for byte in range(256)]
-
-
-def cut_between_words(parts: Iterable[str], length: int) -> Iterator[str]:
-    """Yield the text in pieces of at least `length` characters, except the last, cut at SAFE_CUT.
-
-    `parts` is the text cut anywhere. A text without a safe place to cut is one piece.
-    """
-    rest, searched = "", 0
-    for part in parts:
-        rest += part
-        start = 0
-        while cut := SAFE_CUT.search(rest, max(searched, start + length - 1)):
-            yield rest[start : cut.end()]
-            start = cut.end()
-        # Search the last character again, now that its successor is known.
-        searched = len(rest) - 1 - start
-        rest = rest[start:]
-    yield rest

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from gptattn.data.run_data import Request, RunData, Source
 from gptattn.data.sampler import Batch, Batches
 from gptattn.data.tokenizer import Tokenizer
+from gptattn.data.tokens import TokenSource
 from gptattn.errors import ConfigError, UserError
 
 ROWS_STREAM = [0, 0, 0, 1]  # Philox's counter: not the stream of the window starts
@@ -30,18 +31,17 @@ class Mixture(Source):
                 "data.sources",
                 "has fewer than two texts; give {NAME:{data:text,path:FILE,weight:1},…}",
             )
+        self.weights: dict[str, float] = {}
+        self.specs: dict[str, dict[str, Any]] = {}  # the settings of each text
         for name, source in sources.items():
             weight = source.get("weight")
             if not (isinstance(weight, int | float) and 0 < weight < math.inf):
                 raise ConfigError(
                     f"data.sources.{name}.weight", f"{weight!r} is not a number above 0; give one"
                 )
-        self.weights = {name: float(source["weight"]) for name, source in sources.items()}
-        # The rest are the settings of one text. `data` was the name of its file.
-        self.specs = {
-            name: {key: value for key, value in source.items() if key not in ("weight", "data")}
-            for name, source in sources.items()
-        }
+            self.weights[name] = float(weight)
+            # `data` was the name of the text's file.
+            self.specs[name] = {k: v for k, v in source.items() if k not in ("weight", "data")}
 
     def load(self, request: Request) -> "MixtureData":
         if not request.tokenizer.ready:
@@ -55,7 +55,7 @@ class Mixture(Source):
             field = f"data.sources.{name}"
             try:
                 source = request.make(field, spec)
-                if not source.is_text:
+                if not isinstance(source, TokenSource):
                     raise ConfigError(field, "is not text; a mixture takes only texts")
                 sources[name] = source.load(request)
             except UserError as error:

@@ -62,8 +62,6 @@ class Request:
 class Source(ABC):
     """Where data comes from: the `_target_` of a file in conf/data."""
 
-    is_text = True  # False: a synthetic task
-
     @abstractmethod
     def load(self, request: Request) -> RunData:
         """Return the data of a run.

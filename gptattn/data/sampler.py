@@ -4,26 +4,20 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from gptattn.data.tokenizer import Ids
+
 # int64: ids [B, T], the tokens that follow them [B, T] and, if documents are kept apart, the number
 # of each id's document [B, T].
 Batch = tuple[Tensor, ...]
 # (start, stop) -> the document number of each of these tokens; a document's tokens are neighbours.
 DocumentNumbers = Callable[[int, int], NDArray[np.int64]]
-
-
-class Tokens(Protocol):
-    """A sequence of ids: an array, mapped from a file perhaps, or several files."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, part: slice, /) -> NDArray[np.uint16]: ...
 
 
 def window_starts(seed: int, step: int, count: int, windows: int) -> NDArray[np.int64]:
@@ -34,7 +28,7 @@ def window_starts(seed: int, step: int, count: int, windows: int) -> NDArray[np.
 
 
 def training_batch(
-    tokens: Tokens,
+    tokens: Ids,
     seed: int,
     step: int,
     batch_size: int,
@@ -96,7 +90,7 @@ class ValidationSet:
     `documents` numbers the documents to keep apart.
     """
 
-    tokens: Tokens
+    tokens: Ids
     batch_size: int
     context_length: int
     documents: DocumentNumbers | None = None

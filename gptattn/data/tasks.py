@@ -6,8 +6,8 @@ rows a batch holds is a pure function of (seed, step), as with text.
 
 import hashlib
 from abc import abstractmethod
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +19,6 @@ from gptattn.data.tokenizer import TaskIds, Tokenizer
 from gptattn.errors import ConfigError
 from gptattn.model.loss import IGNORED
 
-MAX_VAL_ROWS = 100_000  # of validation: they are held in memory
 Ids = NDArray[np.int64]
 Rows = tuple[Ids, Ids]  # ids [rows, T] and targets [rows, T]
 VALIDATION = 2**32  # the seed of the validation's rows, one above the largest of a run
@@ -33,39 +32,41 @@ class Task(Source):
     Raises ValueError for values that allow no rows of any length.
     """
 
-    is_text = False
-    min_ids: ClassVar[int]  # the smallest vocabulary in which rows have different answers
-
     vocab_size: int
     val_rows: int = 1000
 
     def __post_init__(self) -> None:
-        self._check_ids(self.min_ids)
-        if not 1 <= self.val_rows <= MAX_VAL_ROWS:
-            raise ValueError(f"val_rows={self.val_rows} is not within 1 to {MAX_VAL_ROWS:,}")
-
-    def _check_ids(self, least: int) -> None:
+        for name, value in asdict(self).items():
+            if type(value) is int and value < 1:
+                raise ValueError(f"{name}={value} is not a positive number")
+        least, _ = self.least()
         if self.vocab_size < least:
             raise ValueError(f"vocab_size={self.vocab_size} is too small; give {least} or more")
+
+    @abstractmethod
+    def least(self) -> tuple[int, int]:
+        """Return the smallest vocabulary with several answers, and the shortest row."""
 
     @abstractmethod
     def draw(self, generator: np.random.Generator, rows: int, length: int) -> Rows:
         """Draw rows of `length` ids, with their targets: each row has equally many scored."""
 
-    @abstractmethod
-    def check(self, length: int) -> None:
-        """Raise ConfigError if there are no rows of this length."""
-
     def load(self, request: Request) -> "TaskData":
-        self.check(request.context_length)
-        tokenizer = request.tokenizer
+        length, tokenizer = request.context_length, request.tokenizer
+        _, least = self.least()
+        if length < least:
+            raise ConfigError(
+                "model.context_length",
+                f"{length} is too short for {request.data_name}, whose rows have {least} ids or "
+                "more; give a longer one, or an easier task",
+            )
         if not isinstance(tokenizer, TaskIds):
             raise ConfigError(
                 "tokenizer",
                 f"{request.data_name} has its own ids and no text; leave the tokenizer out",
             )
         tokenizer.vocab_size = self.vocab_size
-        return TaskData(self, request.context_length, tokenizer)
+        return TaskData(self, length, tokenizer)
 
 
 @dataclass(frozen=True)
@@ -87,21 +88,9 @@ class Recall(Task):
     pairs: int = 4
     power: float = 0.01  # of the gaps' law, p ~ gap ** (power - 1)
     blanks: bool = False
-    min_ids = 4
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._check_ids(2 * self.pairs + 2)  # a key and a value each, id 0, and one more
-        if self.pairs < 1:
-            raise ValueError(f"pairs={self.pairs} is not a positive number")
-
-    def check(self, length: int) -> None:
-        if length < 4 * self.pairs:
-            raise ConfigError(
-                "data.pairs",
-                f"{self.pairs} pairs take {4 * self.pairs} ids, but a row has {length}; give "
-                "fewer, or a larger model.context_length",
-            )
+    def least(self) -> tuple[int, int]:
+        return 2 * self.pairs + 2, 4 * self.pairs  # a key and a value each, id 0, and one more
 
     def draw(self, generator: np.random.Generator, rows: int, length: int) -> Rows:
         half, pairs = self.vocab_size // 2, self.pairs
@@ -128,26 +117,22 @@ class Copy(Task):
         A B C | A B C
               A B C .
 
-    The row is cut after the last id but one, so that half of the positions are scored.
+    The row is cut before the last id, so that half of the positions are scored.
     Source: Jelassi et al. 2024, arXiv:2402.01032, sec. 2.
     """
 
     vocab_size: int = 64
-    min_ids = 3  # the separator, and two to choose from
 
-    def check(self, length: int) -> None:
-        if length < 2 or length % 2:
-            raise ConfigError(
-                "model.context_length", f"{length} is odd, and a copy is as long as what it copies"
-            )
+    def least(self) -> tuple[int, int]:
+        return 3, 2  # the separator, and two to choose from
 
     def draw(self, generator: np.random.Generator, rows: int, length: int) -> Rows:
         half = length // 2
         content = generator.integers(1, self.vocab_size, size=(rows, half))
         separator = np.zeros((rows, 1), np.int64)
-        ids = np.concatenate([content, separator, content[:, :-1]], axis=1)
+        ids = np.concatenate([content, separator, content], axis=1)[:, :length]
         targets = np.full((rows, length), IGNORED)
-        targets[:, half:] = content
+        targets[:, half : 2 * half] = content
         return ids, targets
 
 
@@ -163,11 +148,9 @@ class Induction(Task):
     """
 
     vocab_size: int = 64
-    min_ids = 3  # the marker, and two to choose from
 
-    def check(self, length: int) -> None:
-        if length < 3:
-            raise ConfigError("model.context_length", f"{length} is below 3, for two markers")
+    def least(self) -> tuple[int, int]:
+        return 3, 3  # the marker, and two to choose from; two markers, and an id between
 
     def draw(self, generator: np.random.Generator, rows: int, length: int) -> Rows:
         ids = generator.integers(1, self.vocab_size, size=(rows, length))
@@ -191,20 +174,9 @@ class SelectiveCopy(Task):
 
     vocab_size: int = 18
     tokens: int = 16  # to be given back
-    min_ids = 4  # the blank, the mark, and two to choose from
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.tokens < 1:
-            raise ValueError(f"tokens={self.tokens} is not a positive number")
-
-    def check(self, length: int) -> None:
-        if length < 2 * self.tokens:
-            raise ConfigError(
-                "data.tokens",
-                f"{self.tokens} ids take {2 * self.tokens}, but a row has {length}; give fewer, "
-                "or a larger model.context_length",
-            )
+    def least(self) -> tuple[int, int]:
+        return 4, 2 * self.tokens  # the blank, the mark, and two to choose from
 
     def draw(self, generator: np.random.Generator, rows: int, length: int) -> Rows:
         content = generator.integers(2, self.vocab_size, size=(rows, self.tokens))
@@ -235,26 +207,20 @@ def _different(
     divided by its weight, give such a draw: take the first to end (Efraimidis and Spirakis 2006,
     arXiv:1012.0256).
     """
-    if weights is None and count**2 <= numbers:
-        return _redrawn(generator, rows, numbers, count)
+    if weights is None and count**2 <= numbers:  # few of many: draw rows with a repetition again
+        drawn = generator.integers(numbers, size=(rows, count))
+        repeated = np.arange(rows)
+        while len(repeated):
+            same = np.diff(np.sort(drawn[repeated], axis=1), axis=1) == 0
+            repeated = repeated[same.any(axis=1)]
+            drawn[repeated] = generator.integers(numbers, size=(len(repeated), count))
+        return drawn
     waits = generator.standard_exponential(size=(rows, numbers))
     if weights is not None:
         waits /= weights
     first = np.argpartition(waits, count - 1, axis=1)[:, :count]
     order = np.argsort(np.take_along_axis(waits, first, axis=1), axis=1)
     return np.take_along_axis(first, order, axis=1)
-
-
-def _redrawn(generator: np.random.Generator, rows: int, numbers: int, count: int) -> Ids:
-    """Like `_different`, for few of many: rows with a repeated number are drawn again."""
-    drawn = generator.integers(numbers, size=(rows, count))
-    twice = np.arange(rows)
-    while True:
-        same = np.diff(np.sort(drawn[twice], axis=1), axis=1) == 0
-        twice = twice[same.any(axis=1)]
-        if not len(twice):
-            return drawn
-        drawn[twice] = generator.integers(numbers, size=(len(twice), count))
 
 
 class TaskData(RunData):

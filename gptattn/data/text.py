@@ -1,19 +1,24 @@
-"""Plain text: what comes with Python, the user's file or folder, Tiny Shakespeare."""
+"""Texts: what comes with Python, the user's file or folder, Tiny Shakespeare."""
 
 import hashlib
 import os
 import sysconfig
 import urllib.request
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from http.client import HTTPException
-from itertools import repeat
+from itertools import groupby, islice
 from pathlib import Path
 
-from gptattn.data.tokenizer import utf8
-from gptattn.data.tokens import Part, TextSource, stamp_file
+import numpy as np
+
+from gptattn.data.run_data import Request
+from gptattn.data.tokenizer import SEPARATOR, Piece, Tokenizer, utf8
+from gptattn.data.tokens import TokenSource, TokenWriter, stamp_file
 from gptattn.errors import DataError
 from gptattn.machine.disk import write_atomically
+from gptattn.machine.read_progress import show_progress
 
 SHAKESPEARE_URL = (
     "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
@@ -25,7 +30,69 @@ OUTSIDE = {"site-packages", "dist-packages", "test", "tests", "idle_test", "pydo
 BUILT = "_sysconfigdata"
 HELD_OUT = 1 / 20  # of the files; some 600 kB
 PIECE = 2**16  # characters read at a time
+BATCH = 64  # pieces encoded at a time, on all cores if the tokenizer can
 ADVICE = "; convert it, with iconv for example, or choose other files with data.pattern"
+
+
+class TextSource(TokenSource):
+    """A text: documents to train on, and documents or their tails to hold out."""
+
+    separated = True  # separators stand between documents
+
+    @abstractmethod
+    def pieces(self, val_fraction: float) -> Iterator[Piece]:
+        """Yield the documents in pieces; of each, first what is to train on, then the held-out.
+
+        Raises DataError, naming file and place, for what is not text.
+        """
+
+    def size(self) -> int:
+        """Return the bytes of the text, for the progress bar; 0: unknown."""
+        return 0
+
+    def write_tokens(self, request: Request, train: TokenWriter, val: TokenWriter) -> str:
+        tokenizer, fraction = request.tokenizer, request.val_fraction
+        tokenizer.fit(self._read(fraction))
+        separator = tokenizer.separator() if self.separated else np.empty(0, np.uint16)
+        val.context = len(separator)
+        digest = hashlib.sha256()
+        last = Piece(-1, "", "")
+        pieces = _cut(tokenizer, self.pieces(fraction))
+        with show_progress(f"data: encoding {self.name}", self.size()) as advance:
+            while batch := list(islice(pieces, BATCH)):
+                encoded = tokenizer.encode_batch([piece.text for piece in batch])
+                for piece, ids in zip(batch, encoded, strict=True):
+                    writer = train if piece.side == "train" else val
+                    if self.separated and piece.document != last.document:
+                        digest.update(f"\0{piece.side}\0".encode())
+                    if (piece.document, piece.side) != (last.document, last.side):
+                        # The separator before the first held-out document is its context.
+                        if self.separated and (writer.documents or writer is val):
+                            writer.write(separator, starts=[0])
+                        writer.documents += 1
+                    last = piece
+                    raw = utf8(piece.text, "data")
+                    digest.update(raw)
+                    writer.write(ids)
+                    advance(len(raw))
+        return digest.hexdigest()
+
+    def _read(self, fraction: float) -> Iterator[Piece]:
+        """Yield the text as a tokenizer reads it for its vocabulary."""
+        if self.separated:
+            yield Piece(-1, "", SEPARATOR)  # on neither side
+        with show_progress(f"data: reading {self.name}", self.size()) as advance:
+            for piece in self.pieces(fraction):
+                yield piece
+                advance(len(piece.text))  # of characters, which are about as many as the bytes
+
+
+def _cut(tokenizer: Tokenizer, pieces: Iterable[Piece]) -> Iterator[Piece]:
+    """Yield the pieces as the tokenizer cuts them, without empty ones."""
+    for (document, side), group in groupby(pieces, lambda piece: (piece.document, piece.side)):
+        for text in tokenizer.cut(piece.text for piece in group):
+            if text:
+                yield Piece(document, side, text)
 
 
 @dataclass(frozen=True)
@@ -69,7 +136,7 @@ class HeldText:
         return len(self.text)
 
     def __iter__(self) -> Iterator[str]:
-        return (self.text[i : i + PIECE] for i in range(0, len(self.text), PIECE))
+        return iter([self.text])
 
 
 Document = TextFile | HeldText
@@ -86,45 +153,40 @@ class PlainText(TextSource):
         self.separated = len(train) > 1 or len(held_out) > 0
 
     def stamp(self) -> str:
-        return str(
-            [[document.stamp() for document in side] for side in (self.train, self.held_out)]
-        )
+        return str([[one.stamp() for one in side] for side in (self.train, self.held_out)])
 
     def size(self) -> int:
-        return sum(document.size() for document in (*self.train, *self.held_out))
+        return sum(one.size() for one in (*self.train, *self.held_out))
 
-    def documents(self, val_fraction: float) -> Iterator[Iterable[Part]]:
+    def pieces(self, val_fraction: float) -> Iterator[Piece]:
         if not self.held_out:
-            yield from _cut_tails(self.train, val_fraction)
+            yield from _hold_out_tails(self.train, val_fraction)
             return
-        for side, documents in (("train", self.train), ("val", self.held_out)):
-            for document in documents:
-                yield zip(repeat(side), document)
+        sides = [("train", one) for one in self.train] + [("val", one) for one in self.held_out]
+        for number, (side, document) in enumerate(sides):
+            for text in document:
+                yield Piece(number, side, text)
 
 
-def _cut_tails(documents: Sequence[Document], fraction: float) -> Iterator[Iterator[Part]]:
+def _hold_out_tails(documents: Sequence[Document], fraction: float) -> Iterator[Piece]:
     """Yield the documents with their tails on the other side, whatever the tokenizer."""
     total = held = 0  # bytes
-
-    def split(document: Document, cut: int) -> Iterator[Part]:
-        nonlocal held
-        for piece in document:
-            raw = piece.encode()
+    for number, document in enumerate(documents):
+        size = sum(len(utf8(text, "data")) for text in document)
+        total += size
+        # Of the running total, so that many short documents give their share too.
+        due = max(1, round(total * fraction))
+        cut = size - (due - held)
+        for text in document:
+            raw = text.encode()
             # A character that the limit would cut goes to the tail.
             head = raw[: max(cut, 0)].decode(errors="ignore")
             cut -= len(raw)
             if head:
-                yield "train", head
-            if tail := piece[len(head) :]:
+                yield Piece(number, "train", head)
+            if tail := text[len(head) :]:
                 held += len(tail.encode())
-                yield "val", tail
-
-    for document in documents:
-        size = sum(len(utf8(piece, "data")) for piece in document)
-        total += size
-        # Of the running total, so that many short documents give their share too.
-        due = max(1, round(total * fraction))
-        yield split(document, size - (due - held))
+                yield Piece(number, "val", tail)
 
 
 class PythonDocs(PlainText):
@@ -178,7 +240,7 @@ class TextFiles(PlainText):
     """
 
     def __init__(self, path: str, pattern: str = "**/*", val_path: str | None = None) -> None:
-        train, held_out = find_sides(path, val_path, pattern)
+        train, held_out = find_sides(path, val_path, pattern, pattern)
         super().__init__([*map(TextFile, train)], [*map(TextFile, held_out)])
 
 
@@ -201,7 +263,7 @@ class Shakespeare(PlainText):
             )
         if not file.exists():
             write_atomically(file, lambda target: target.write(raw))
-        super().__init__([HeldText(raw.decode())])
+        super().__init__([TextFile(file)])
 
 
 def _download(url: str) -> bytes:
@@ -223,48 +285,39 @@ def cache_folder(cache_dir: str | None) -> Path:
     return (Path(base) if base else Path("~/.cache").expanduser()) / "gptattn"
 
 
-def expand(path: str, field: str) -> Path:
-    """Return the path with the home folder for ~. Raises DataError if that is unknown."""
-    try:
-        return Path(path).expanduser()
-    except RuntimeError as error:
-        raise DataError(field, f"{path} cannot be used ({error}); give the whole path") from None
-
-
 def find_files(path: str, pattern: str, field: str) -> list[Path]:
     """Return the file, or the files below the folder that match, sorted.
 
     Hidden and empty ones are skipped. Raises DataError, naming `field`, if there are none.
     """
-    root = expand(path, field)
     try:
+        root = Path(path).expanduser()
         if not root.exists():
             raise DataError(field, f"{root} does not exist; give a file or a folder")
         files = sorted(root.glob(pattern)) if root.is_dir() else [root]
-    except (OSError, ValueError, NotImplementedError) as error:
+    except (OSError, ValueError, NotImplementedError, RuntimeError) as error:
         what = f"{path[:80]} with data.pattern={pattern!r} cannot be read ({error})"
         raise DataError(field, f"{what}; give another path, or a pattern such as **/*") from None
     found = [file for file in files if file.is_file() and file.stat().st_size]
     # A root that is hidden itself was named by the user.
     seen = [f for f in found if not any(p.startswith(".") for p in f.relative_to(root).parts)]
     if not seen:
-        which = "is empty or no regular file"
-        if root.is_dir():
-            which = f"has no file that matches {pattern} and is not empty"
+        which = f"is empty, or has no file that matches {pattern} and is not empty"
         raise DataError(field, f"{root} {which}; give another file or folder")
     return seen
 
 
-def find_sides(path: str, val_path: str | None, pattern: str) -> tuple[list[Path], list[Path]]:
-    """Return the files to train on, and those at or below `val_path` to hold out."""
-    held_out = find_files(val_path, pattern, "data.val_path") if val_path else []
-    return leave_out(find_files(path, pattern, "data.path"), held_out), held_out
+def find_sides(
+    path: str, val_path: str | None, pattern: str, val_pattern: str
+) -> tuple[list[Path], list[Path]]:
+    """Return the files to train on, and those at or below `val_path` to hold out.
 
-
-def leave_out(files: Sequence[Path], held_out: Sequence[Path]) -> list[Path]:
-    """Return the files that are not held out. Raises DataError if all are."""
+    Raises DataError if there are none, or if all are held out.
+    """
+    held_out = find_files(val_path, val_pattern, "data.val_path") if val_path else []
     apart = {file.resolve() for file in held_out}
-    rest = [file for file in files if file.resolve() not in apart]
-    if not rest:
+    files = find_files(path, pattern, "data.path")
+    train = [file for file in files if file.resolve() not in apart]
+    if not train:
         raise DataError("data.val_path", "holds out all of data.path; give a part of it")
-    return rest
+    return train, held_out

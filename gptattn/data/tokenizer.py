@@ -2,22 +2,31 @@
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gptattn.errors import ConfigError, DataError
+from gptattn.machine.disk import write_atomically
 
 MAX_VOCABULARY = 2**16  # token files hold 16-bit ids
-# Text between two documents, for tokenizers without a separator id.
+# Text between two documents, for tokenizers without an id for the end of text.
 SEPARATOR = "\n\n"
+FOLDER = "tokenizer"  # of a tokenizer's files, in a run folder and beside a token file
 
 Ids = NDArray[np.uint16]
-# side ("train", "val", or None for both) -> the documents of a text, each in pieces
-Reader = Callable[[str | None], Iterable[Iterable[str]]]
+
+
+class Piece(NamedTuple):
+    """A piece of a text."""
+
+    document: int  # its number
+    side: str  # "train" or "val"
+    text: str
 
 
 class Tokenizer(ABC):
@@ -25,8 +34,9 @@ class Tokenizer(ABC):
 
     vocab_size: int  # 0: not known before the text
     ready = True  # it has its vocabulary
+    end_of_text: int | None = None  # the id between documents, if the vocabulary has one
 
-    def fit(self, read: Reader) -> None:  # noqa: B027 - most need no text
+    def fit(self, pieces: Iterable[Piece]) -> None:  # noqa: B027 - most need no text
         """Take the vocabulary from a text, unless the tokenizer has one."""
 
     def restore(self, settings: Mapping[str, Any], folder: Path) -> None:  # noqa: B027
@@ -43,13 +53,15 @@ class Tokenizer(ABC):
         """Return the ids of each of many pieces of a text."""
         return [self.encode(text, "data") for text in texts]
 
-    def cut(self, pieces: Iterable[str]) -> Iterable[str]:
-        """Return a document in pieces whose ids, joined, are those of the whole."""
-        return pieces
+    def cut(self, texts: Iterable[str]) -> Iterable[str]:
+        """Return the pieces of a document in others whose ids, joined, are those of the whole."""
+        return texts
 
     def separator(self) -> Ids:
         """Return the ids between two documents."""
-        return self.encode(SEPARATOR, "data")
+        if self.end_of_text is None:
+            return self.encode(SEPARATOR, "data")
+        return np.array([self.end_of_text], dtype=np.uint16)
 
     @abstractmethod
     def to_bytes(self, ids: NDArray[np.integer]) -> bytes:
@@ -106,12 +118,9 @@ class CharTokenizer(Tokenizer):
     def __init__(self, characters: str | None = None) -> None:
         self._set([characters or ""])
 
-    def _set(self, pieces: Iterable[str]) -> None:
-        found = np.zeros(sys.maxunicode + 1, dtype=bool)
-        for piece in pieces:
-            found[_code_points(piece)] = True
-        self._codes = np.flatnonzero(found).astype(np.uint32)
-        self.vocab_size = len(self._codes)
+    def _set(self, texts: Iterable[str]) -> None:
+        self.characters = "".join(sorted(set(chain.from_iterable(texts))))
+        self.vocab_size = len(self.characters)
         self.ready = self.vocab_size > 0
         if self.vocab_size > MAX_VOCABULARY:
             raise DataError(
@@ -119,13 +128,13 @@ class CharTokenizer(Tokenizer):
                 f"the text has {self.vocab_size:,} distinct characters, more than "
                 f"{MAX_VOCABULARY:,}; use tokenizer=byte",
             )
-        # A table by code point: searching the sorted codes takes twenty times longer.
+        # A table by code point: searching the sorted ones takes twenty times longer.
         self._ids = np.full(sys.maxunicode + 1, -1, dtype=np.int32)
-        self._ids[self._codes] = np.arange(self.vocab_size)
+        self._ids[_code_points(self.characters)] = np.arange(self.vocab_size)
 
-    def fit(self, read: Reader) -> None:
+    def fit(self, pieces: Iterable[Piece]) -> None:
         if not self.ready:
-            self._set(piece for document in read(None) for piece in document)
+            self._set(piece.text for piece in pieces)
 
     def restore(self, settings: Mapping[str, Any], folder: Path) -> None:
         if not self.ready:
@@ -144,18 +153,17 @@ class CharTokenizer(Tokenizer):
         return ids.astype(np.uint16)
 
     def to_bytes(self, ids: NDArray[np.integer]) -> bytes:
-        return "".join(map(chr, self._codes[ids])).encode("utf-8", "surrogatepass")
+        text = "".join(self.characters[id] for id in ids.tolist())
+        return text.encode("utf-8", "surrogatepass")
 
     def byte_lengths(self) -> NDArray[np.int64]:
-        # UTF-8 takes 1 byte below U+0080, 2 below U+0800, 3 below U+10000, else 4.
-        limits = np.array([0x80, 0x800, 0x10000])
-        return np.searchsorted(limits, self._codes, side="right").astype(np.int64) + 1
+        return np.array([len(c.encode("utf-8", "surrogatepass")) for c in self.characters])
 
     def settings(self) -> dict[str, Any]:
-        return {"characters": "".join(map(chr, self._codes))}
+        return {"characters": self.characters}
 
     def fingerprint(self) -> str:
-        return "char " + "".join(map(chr, self._codes))
+        return f"char {self.characters}"
 
 
 class TaskIds(Tokenizer):
@@ -164,7 +172,7 @@ class TaskIds(Tokenizer):
     def __init__(self, vocab_size: int | None = None) -> None:
         self.vocab_size = vocab_size or 0
 
-    def fit(self, read: Reader) -> None:
+    def fit(self, pieces: Iterable[Piece]) -> None:
         raise ConfigError("tokenizer", "none is for synthetic tasks; for text, use tokenizer=byte")
 
     def encode(self, text: str, field: str) -> Ids:
@@ -189,6 +197,13 @@ def encode_prompt(tokenizer: Tokenizer, prompt: str) -> Ids:
     Raises DataError for an unknown character.
     """
     return tokenizer.encode(prompt or "\n", "sample.prompt")
+
+
+def write_files(folder: Path, files: Mapping[str, str]) -> None:
+    """Write a tokenizer's `files()` to a folder."""
+    for name, text in files.items():
+        raw = text.encode()
+        write_atomically(folder / name, lambda file, raw=raw: file.write(raw))
 
 
 def utf8(text: str, field: str) -> bytes:

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gptattn.data.sampler import DocumentNumbers, ValidationSet
-from gptattn.data.tokens import Tokens
+from gptattn.data.tokenizer import Ids
 from gptattn.evaluate.caches import CacheKind, build_caches
 from gptattn.model.gpt import GPT
 from gptattn.model.loss import LOGITS_AT_A_TIME
@@ -34,7 +34,7 @@ def token_losses(model: GPT, hidden: Tensor, targets: Tensor) -> Tensor:
     return torch.cat(done).view(targets.shape)
 
 
-def count_scored(tokens: Tokens) -> int:
+def count_scored(tokens: Ids) -> int:
     """Return how many held-out tokens are scored: all but the first, which is only context."""
     return len(tokens) - 1
 
@@ -42,7 +42,7 @@ def count_scored(tokens: Tokens) -> int:
 @torch.no_grad()
 def measure_by_position(
     model: GPT,
-    tokens: Tokens,
+    tokens: Ids,
     length: int,
     trained: int,
     documents: DocumentNumbers | None = None,
@@ -86,7 +86,7 @@ def list_edges(length: int, trained: int) -> list[int]:
 
 
 @torch.no_grad()
-def measure_by_cache(model: GPT, tokens: Tokens, kind: CacheKind) -> CacheLoss:
+def measure_by_cache(model: GPT, tokens: Ids, kind: CacheKind) -> CacheLoss:
     """Return the loss of all held-out tokens, in the same windows as a validation.
 
     Each window begins with an empty cache. If the cache drops tokens, the window is decoded one

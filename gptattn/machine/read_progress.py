@@ -2,7 +2,7 @@
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 
 from tqdm import tqdm
 
@@ -24,10 +24,3 @@ def show_progress(what: str, size: int) -> Iterator[Callable[[int], object]]:
         leave=False,
     ) as bar:
         yield bar.update
-
-
-def with_progress(pieces: Iterable[str], advance: Callable[[int], object]) -> Iterator[str]:
-    """Yield the pieces of a text, and `advance` by each before the next."""
-    for piece in pieces:
-        yield piece
-        advance(len(piece))  # of characters, which are about as many as the bytes

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import yaml
 
-from gptattn.data import tokenizer_files
+from gptattn.data import tokenizer
 from gptattn.machine import disk
 from gptattn.machine.lock import hold_lock
 from gptattn.runs.evaluation import Evaluation
@@ -57,7 +57,7 @@ class RunFolder:
         # The weights of a converted model, which has no checkpoints; a run has no such file.
         self.weights_file = self.path / "model.safetensors"
         # Copies of the tokenizer's files, since the original path may move.
-        self.tokenizer = self.path / tokenizer_files.IN_RUN
+        self.tokenizer = self.path / tokenizer.FOLDER
         # The default folder for pictures of the run's attention.
         self.maps = self.path / "attention"
         # The console output of a run that is part of a sweep.
@@ -175,7 +175,7 @@ class RunFolder:
 
     def write_tokenizer(self, files: Mapping[str, str]) -> None:
         """Write copies of the tokenizer's files; `files` maps names to texts."""
-        tokenizer_files.write(self.tokenizer, files)
+        tokenizer.write_files(self.tokenizer, files)
 
     def _write(self, name: str, text: str) -> None:
         disk.write_atomically(self.path / name, lambda file: file.write(text.encode()))

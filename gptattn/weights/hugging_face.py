@@ -14,8 +14,7 @@ from torch import Tensor
 
 from gptattn.attention import Attention
 from gptattn.attention.base import heads_of
-from gptattn.data import tokenizer_files
-from gptattn.data.bpe import ByteLevelBPE
+from gptattn.data import bpe
 from gptattn.errors import CheckpointError, ConfigError, DataError, NumericError
 from gptattn.machine.disk import write_atomically
 from gptattn.model.gpt import GPT
@@ -29,7 +28,7 @@ from gptattn.weights.families import FAMILIES, GPT2, HEAD, Family, as_overrides
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 INDEX = f"{WEIGHTS}.index.json"  # of weights split over files
 # Patterns of the files fetched from the hub.
-FILES = (CONFIG, WEIGHTS, INDEX, "model-*-of-*.safetensors", *tokenizer_files.FILES)
+FILES = (CONFIG, WEIGHTS, INDEX, "model-*-of-*.safetensors", *bpe.FILES)
 GPT2_END = 50256  # <|endoftext|>
 TRIAL_TOKENS = 1024  # of the numerical comparison, whose scores are T x T
 # What unexpected content of a JSON file can raise: deeply nested brackets a RecursionError.
@@ -55,14 +54,14 @@ def find_family(folder: Path) -> Family | None:
 
 def has_tokenizer(folder: Path, family: Family) -> bool:
     """Whether the folder holds a tokenizer that `tokenizer=gpt2` reads correctly."""
-    names = [file.name for file in tokenizer_files.find(folder)]
+    names = [file.name for file in bpe.find_files(folder)]
     if family is GPT2 or not names:
         return bool(names)
     # Most Llamas have another kind. Without tokenizer.json, the files do not say which.
     if names != ["tokenizer.json"]:
         return False
     try:
-        ByteLevelBPE(str(folder))
+        bpe.ByteLevelBPE(str(folder))
     except DataError:
         return False
     return True

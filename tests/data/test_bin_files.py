@@ -2,7 +2,6 @@
 
 import json
 import os
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +11,9 @@ from loading import documents, load, request
 from numpy.typing import NDArray
 from support import TEXT, Call, bpe, check_job, summary, tiny, train
 
-from gptattn.data.bin_files import HEADER_BYTES, BinFiles, Shard, ShardedIds, read_header
+from gptattn.data import bin_files
+from gptattn.data.bin_files import BinFiles
 from gptattn.data.bpe import ByteLevelBPE
-from gptattn.data.sampler import training_batch
 from gptattn.data.tokenizer import ByteTokenizer, CharTokenizer, TaskIds, Tokenizer
 from gptattn.data.tokens import INDEX, TOKENS, TokenData, make_tokens
 from gptattn.errors import ConfigError, DataError, UserError
@@ -34,34 +33,18 @@ def load_bin(path: Path, **given: str) -> TokenData:
     return load(BinFiles(str(path), **given), path.parent / "cache")
 
 
-def test_slices_go_across_shards_with_and_without_headers(tmp_path: Path) -> None:
-    files = []
-    for i, (start, stop) in enumerate(pairwise([0, 7, 8, 400, 1000])):
-        file = tmp_path / f"{i}.bin"
-        if i % 2:
-            IDS[start:stop].tofile(file)
-        files.append(file if i % 2 else write_shard(file, IDS[start:stop]))
-    shards = [read_header(file, "data.path") for file in files]
-    assert shards[:2] == [Shard(files[0], HEADER_BYTES, 7), Shard(files[1], 0, 1)]
-    ids, part = ShardedIds(shards), ShardedIds(shards, 6, 401)
-    assert (len(ids), len(part)) == (1000, 395)
-    for start in (0, 7, 399):
-        for stop in (start, start + 9, 401, 2000):
-            np.testing.assert_array_equal(ids[start:stop], IDS[start:stop])
-            np.testing.assert_array_equal(part[start:stop], IDS[6:401][start:stop])
-    ours = training_batch(ids, 3, 5, 4, 16)
-    for found, expected in zip(ours, training_batch(IDS, 3, 5, 4, 16), strict=True):
-        assert torch.equal(found, expected)
-
-
 @pytest.mark.parametrize("form", ["nanogpt", "modded", "one file", "val_path"])
-def test_each_form_is_read_as_it_is(form: str, tmp_path: Path) -> None:
+def test_each_form_gives_its_ids(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bin_files, "PIECE_TOKENS", 128)
     folder = tmp_path / "ids"
     folder.mkdir()
     given, path, val = {}, folder, IDS[900:]
     if form == "modded":
         write_shard(folder / "fineweb_train_000001.bin", IDS[:300])
-        write_shard(folder / "fineweb_train_000002.bin", IDS[300:900])
+        IDS[300:301].tofile(folder / "fineweb_train_000002.bin")  # without a header
+        write_shard(folder / "fineweb_train_000003.bin", IDS[301:900])
         write_shard(folder / "fineweb_val_000000.bin", IDS[900:])
     elif form == "one file":
         path = folder / "train.bin"
@@ -77,6 +60,10 @@ def test_each_form_is_read_as_it_is(form: str, tmp_path: Path) -> None:
     np.testing.assert_array_equal(data.train[:], IDS[:900])
     np.testing.assert_array_equal(data.val[:], val)
     assert data.val_bytes == len(val) - 1
+    to = tmp_path / "to"
+    make_tokens(BinFiles(str(path), **given), to, request(tmp_path))
+    prepared = load_bin(to)
+    assert (prepared.facts(), prepared.text_hash) == (data.facts(), data.text_hash)
     first = sorted(folder.glob("*train*.bin"))[0]
     raw = bytearray(first.read_bytes())
     raw[-10] ^= 1
@@ -101,7 +88,7 @@ def test_bytes_of_an_end_of_text_are_those_of_any_separator(tmp_path: Path) -> N
         ("odd", "has 3 bytes, so it holds no 16-bit ids"),
         ("cut", "no whole shard of version 1: it has version 1 and 3,022 bytes for 1,000 ids"),
         ("version", "no whole shard of version 1: it has version 7"),
-        ("no files", r"d has no file that matches \*train\*.bin and is not empty"),
+        ("no files", r"d is empty, or has no file that matches \*train\*.bin and is not empty"),
     ],
 )
 def test_what_is_no_file_of_ids_is_named(how: str, said: str, tmp_path: Path) -> None:
@@ -139,7 +126,7 @@ def test_an_end_of_text_begins_a_document(tmp_path: Path) -> None:
     later = (found[:, 1:] == int(end)).cumsum(1)
     assert torch.equal(numbers, torch.cat([torch.zeros(4, 1, dtype=torch.int64), later], 1))
     (ids % 100).tofile(tmp_path / "y.bin")
-    with pytest.raises(ConfigError, match=r"^data\.mask_documents: needs ids with an end of text"):
+    with pytest.raises(ConfigError, match=r"^data\.mask_documents: the text lacks two documents"):
         load(BinFiles(str(tmp_path / "y.bin")), tmp_path / "cache", ByteTokenizer(), **masked)
 
 
@@ -186,9 +173,9 @@ def test_a_prepared_text_that_is_damaged_is_refused(tmp_path: Path) -> None:
     make_tokens(documents([TEXT]), to, request(tmp_path / "a"))
     for name, said in (
         (TOKENS, r"tokens\.bin is not as tokens\.json says"),
-        (INDEX, r"Expected `str`, got `int` - at `\$\.text`"),
+        (INDEX, r"Expected `str`, got `int` - at `\$\.source`"),
     ):
-        (to / name).write_text('{"text": 3}')
+        (to / name).write_text('{"source": 3}')
         with pytest.raises(DataError, match=rf"^data\.path: .*to is damaged \({said}.*; remove it"):
             load(BinFiles(str(to)), tmp_path / "b")
 
@@ -201,12 +188,12 @@ def test_the_command_prepares_what_a_run_trains_on(tmp_path: Path, call: Call) -
     code, out, err = call("prepare", *given)
     assert (code, err) == (0, "")
     assert out.splitlines()[-1].endswith(f"train.py data=bin data.path={to} tokenizer=char")
-    assert out.startswith("train: 1,686 tokens of 1,858 bytes in 1 document\nval: ")
+    assert out.startswith("train: 1,686 tokens\nval: 186 tokens\n")
     assert json.loads((to / INDEX).read_text())["choice"] == "char"
     run = train(tmp_path / "run", "data=bin", f"data.path={to}", "tokenizer=char")
     assert summary(run)["data"]["documents"] == 1
     code, _, err = call("prepare", f"to={tmp_path / 'x'}", "data=recall")
     assert (code, err) == (
         2,
-        "error: data: data=recall is not text, and needs no preparation; give a text\n",
+        "error: data: data=recall is not one text, and needs no preparation; give a text\n",
     )

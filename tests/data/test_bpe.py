@@ -1,4 +1,4 @@
-"""GPT-2's tokenizer, against transformers and by hand; its files, however they are damaged."""
+"""GPT-2's tokenizer against transformers and by hand, its damaged files, and one trained here."""
 
 import json
 import random
@@ -7,12 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from loading import documents, load
 from support import TEXT, TRICKY, bpe
 from transformers import AutoTokenizer
 from transformers import GPT2Tokenizer as Theirs
 
-from gptattn.data.bpe import ByteLevelBPE, byte_characters, cut_between_words
-from gptattn.data.tokenizer_files import FORMS
+from gptattn.data import bpe as our_bpe
+from gptattn.data.bpe import FORMS, ByteLevelBPE, byte_characters
+from gptattn.data.text import PlainText
 from gptattn.errors import ConfigError, DataError, UserError
 
 
@@ -54,18 +56,20 @@ def test_ids_are_those_of_transformers_from_every_form_of_file(
 
 @pytest.mark.parametrize("length", [1, 7])
 def test_a_text_in_pieces_has_the_ids_of_the_whole(
-    length: int, folder: Path, theirs: Theirs
+    length: int, folder: Path, theirs: Theirs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(our_bpe, "PIECE_CHARS", length)
+    tokenizer = ByteLevelBPE(str(folder))
     draw = random.Random(length)
     alphabet = [*TRICKY, *"  \n\n'sdt", "'re", "  ", "<|endoftext|>"]
     text = "".join(draw.choices(alphabet, k=3000))
-    pieces = list(cut_between_words([text], length))
+    pieces = list(tokenizer.cut([text]))
     assert len(pieces) > 20
-    found = np.concatenate(ByteLevelBPE(str(folder)).encode_batch(pieces))
+    found = np.concatenate(tokenizer.encode_batch(pieces))
     assert found.tolist() == theirs(text, split_special_tokens=True)["input_ids"]
     # However the text comes, it is cut at the same places.
-    assert list(cut_between_words(text, length)) == pieces
-    assert list(cut_between_words(["x" * 100 + "\t" * 9], length)) == ["x" * 100 + "\t" * 9]
+    assert list(tokenizer.cut(text)) == pieces
+    assert list(tokenizer.cut(["x" * 100 + "\t" * 9])) == ["x" * 100 + "\t" * 9]
 
 
 def test_the_end_of_text_is_ordinary_text_to_encode_and_one_token_to_decode(
@@ -117,8 +121,7 @@ def test_settings_make_the_same_tokenizer_and_no_other(tmp_path: Path) -> None:
     hand_made(tmp_path / "a", ["b c", "a b"], ab=256, bc=257)
     with pytest.raises(DataError, match=r"^tokenizer.sha256: .*a has other tokens"):
         ByteLevelBPE(**one.settings())
-    with pytest.raises(ConfigError, match=r"^tokenizer\.vocab_size: 300 is not .*; give 258"):
-        ByteLevelBPE(str(tmp_path / "b"), vocab_size=300)
+    assert ByteLevelBPE(str(tmp_path / "b"), vocab_size=300).settings()["vocab_size"] == 258
 
 
 def change_model(node: dict, **changes: object) -> dict:
@@ -172,3 +175,63 @@ def test_what_has_no_tokenizer_is_the_users_mistake(
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=rf"^tokenizer\.path: .*{said}"):
         ByteLevelBPE(path and str(tmp_path / path))
+
+
+# Trained on the training part of a text
+
+
+def learned(tokenizer: ByteLevelBPE) -> list[tuple[str, str]]:
+    return [(first, second) for first, second in tokenizer._merges]
+
+
+# Each holds out "zqzq", which is a merge at once where it is seen, of a text without it.
+@pytest.mark.parametrize(
+    "source",
+    [
+        documents([TEXT + "zqzq " * 40, TEXT + "zqzq " * 40]),
+        documents([TEXT, TEXT[:500]], ["zqzq " * 40, TEXT + "zqzq"]),
+    ],
+    ids=["tails", "documents"],
+)
+def test_nothing_is_learned_from_held_out_text(source: PlainText, tmp_path: Path) -> None:
+    tokenizer = ByteLevelBPE(vocab_size=300)
+    data = load(source, tmp_path, tokenizer)
+    assert "zqzq" in tokenizer.decode(data.val[1:])
+    assert not any("z" in a + b or "q" in a + b for a, b in learned(tokenizer))
+
+
+def test_ids_are_in_gpt2s_order_and_transformers_reads_the_files(tmp_path: Path) -> None:
+    tokenizer = ByteLevelBPE(vocab_size=380)
+    data = load(TEXT * 2, tmp_path / "cache", tokenizer)
+    lengths = tokenizer.byte_lengths()
+    assert len(lengths) == tokenizer.vocab_size == 380
+    assert (lengths[:256] == 1).all()
+    assert (lengths[256:] > 1).all()
+    assert tokenizer.separator().tolist() == [379]
+    for name, text in tokenizer.files().items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    assert theirs.eos_token_id == 379
+    assert theirs(TRICKY)["input_ids"] == tokenizer.encode(TRICKY, "data").tolist()
+    assert tokenizer.decode(tokenizer.encode(TRICKY, "data")) == TRICKY
+    # Both read it back, and a recorded hash is checked.
+    again = ByteLevelBPE(str(tmp_path), tokenizer.settings()["sha256"], 380)
+    as_gpt2 = ByteLevelBPE(str(tmp_path))
+    assert again.fingerprint() == as_gpt2.fingerprint() == tokenizer.fingerprint()
+    assert load(TEXT * 2, tmp_path / "cache", again).train[:].tolist() == data.train[:].tolist()
+
+
+@pytest.mark.parametrize("size", [256, 65_537])
+def test_a_size_that_cannot_be_is_refused(size: int) -> None:
+    with pytest.raises(ConfigError, match=r"tokenizer\.vocab_size: .* give 257 .* to 65,536"):
+        ByteLevelBPE(vocab_size=size)
+
+
+def test_a_text_too_small_for_the_size_says_how_many_it_gives(tmp_path: Path) -> None:
+    text = "ab abc abc ab\nabc" + " " * 4  # the tail is two spaces
+    said = r"tokenizer\.vocab_size: 261 is more than this text can give; give at most 260, or"
+    with pytest.raises(ConfigError, match=said):
+        load(text, tmp_path / "cache", ByteLevelBPE(vocab_size=261))
+    tokenizer = ByteLevelBPE(vocab_size=260)
+    load(text, tmp_path / "cache", tokenizer)
+    assert tokenizer.vocab_size == 260

@@ -2,17 +2,17 @@
 
 from collections.abc import Iterable
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from building import settings
+from loading import load
 from numpy.typing import NDArray
 
 from gptattn.data.sampler import TrainingStream, ValidationSet, training_batch, window_starts
-from gptattn.data.tokenizer import ByteTokenizer
-from gptattn.data.tokens import TokenData
 from gptattn.training.datamodule import RunDataModule
 
 TOKENS = (np.arange(1000) * 7 % 256).astype(np.uint16)
@@ -81,9 +81,9 @@ def test_validation_scores_every_token_of_the_tail_once_and_in_order(
     assert shapes == [(2, 8), (1, 8), (1, 5)]
 
 
-def test_validation_takes_the_rows_that_a_training_batch_takes_at_once() -> None:
-    data = TokenData(TOKENS[:900], TOKENS[899:], ByteTokenizer(), "hash", 100)
+def test_validation_takes_the_rows_that_a_training_batch_takes_at_once(tmp_path: Path) -> None:
     module = RunDataModule(
-        data, settings("seed=1", "batch_size=4", "accumulate=2", "model.context_length=8")
+        load("x" * 1000, tmp_path),
+        settings("seed=1", "batch_size=4", "accumulate=2", "model.context_length=8"),
     )
     assert [len(ids) for ids, _ in module.val_dataloader()] == [2] * 6 + [1]

@@ -1,7 +1,10 @@
 """Synthetic tasks: each row can be solved by hand from what it holds, and only so."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
+from loading import request
 from scipy.stats import chisquare
 
 from gptattn.data.tasks import (
@@ -41,7 +44,6 @@ def answers(task: Task, ids: list[int]) -> list[int]:
 
 @pytest.mark.parametrize("task", TASKS, ids=lambda task: type(task).__name__)
 def test_every_row_is_solved_by_the_rule_of_its_task(task: Task) -> None:
-    task.check(48)
     ids, targets = task_rows(task, 1, 7, rows=200, length=48)
     assert ids.shape == targets.shape == (200, 48)
     assert 0 <= ids.min() <= ids.max() < task.vocab_size
@@ -97,17 +99,25 @@ def test_numbers_without_weights_are_drawn_evenly_in_every_order(count: int) -> 
 
 
 @pytest.mark.parametrize(
-    ("task", "length", "field"),
-    [
-        (Recall(pairs=9), 32, "data.pairs"),
-        (Copy(), 33, "model.context_length"),
-        (SelectiveCopy(tokens=17), 32, "data.tokens"),
-    ],
+    ("task", "least"),
+    [(Recall(pairs=9), 36), (Induction(val_rows=9), 3), (SelectiveCopy(tokens=17), 34)],
 )
-def test_rows_that_cannot_be_are_refused_by_field(task: Task, length: int, field: str) -> None:
-    with pytest.raises(ConfigError) as refused:
-        task.check(length)
-    assert refused.value.field == field
+def test_a_context_too_short_for_a_row_is_refused(task: Task, least: int, tmp_path: Path) -> None:
+    def load(length: int) -> None:
+        task.load(request(tmp_path, TaskIds(), context_length=length, data_name="data=task"))
+
+    load(least)
+    said = rf"^model\.context_length: {least - 1} is too short for data=task, .* have {least} ids"
+    with pytest.raises(ConfigError, match=said):
+        load(least - 1)
+
+
+def test_a_copy_in_a_row_of_odd_length_leaves_the_last_place_unscored() -> None:
+    ids, targets = task_rows(Copy(9), 1, 0, rows=5, length=7)
+    assert ids.shape == targets.shape == (5, 7)
+    assert (ids[:, :3] == ids[:, 4:]).all()
+    assert (targets[:, 3:6] == ids[:, :3]).all()
+    assert (targets[:, [0, 1, 2, 6]] == IGNORED).all()
 
 
 @pytest.mark.parametrize(

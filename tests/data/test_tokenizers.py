@@ -4,13 +4,19 @@ import numpy as np
 import pytest
 from support import MIXED
 
-from gptattn.data.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, encode_prompt
+from gptattn.data.tokenizer import (
+    ByteTokenizer,
+    CharTokenizer,
+    Piece,
+    Tokenizer,
+    encode_prompt,
+)
 from gptattn.errors import DataError
 
 
 @pytest.mark.parametrize("tokenizer", [ByteTokenizer(), CharTokenizer(), CharTokenizer("𝄞≈éA\n")])
 def test_decoding_what_was_encoded_gives_the_text_back(tokenizer: Tokenizer) -> None:
-    tokenizer.fit(lambda _: [MIXED])
+    tokenizer.fit([Piece(0, "train", MIXED)])
     ids = tokenizer.encode(MIXED, "data")
     assert ids.max() < tokenizer.vocab_size
     assert tokenizer.decode(ids) == MIXED
@@ -19,7 +25,7 @@ def test_decoding_what_was_encoded_gives_the_text_back(tokenizer: Tokenizer) -> 
 
 def test_char_ids_number_the_characters_by_code_point() -> None:
     tokenizer = CharTokenizer()
-    tokenizer.fit(lambda _: ["cab", "ac"])
+    tokenizer.fit([Piece(0, "train", "ca"), Piece(0, "val", "bac")])
     assert tokenizer.vocab_size == 3
     assert tokenizer.encode("cab", "data").tolist() == [2, 0, 1]
     # The last character of each length in UTF-8, and the first of the next.
@@ -50,14 +56,14 @@ def test_byte_ids_are_the_bytes_of_utf8_and_an_empty_prompt_a_line_feed() -> Non
 
 def test_given_characters_are_kept() -> None:
     tokenizer = CharTokenizer("ab")
-    tokenizer.fit(lambda _: ["abc"])
+    tokenizer.fit([Piece(0, "train", "abc")])
     assert tokenizer.vocab_size == 2
 
 
 def test_more_characters_than_ids_of_16_bits_are_refused() -> None:
     everything = "".join(map(chr, [*range(0xD800), *range(0xE000, 0x12000)]))
     with pytest.raises(DataError, match="more than 65,536; use tokenizer=byte"):
-        CharTokenizer().fit(lambda _: [everything])
+        CharTokenizer().fit([Piece(0, "train", everything)])
 
 
 def test_tokenizers_with_other_ids_have_other_fingerprints() -> None:

@@ -4,14 +4,13 @@ import math
 import re
 import shutil
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 import tokenizers
 import torch
 from support import TEXT, check_job, command, config, losses, summary, tiny, train
 
-from gptattn.data.tokenizer_files import FILES
+from gptattn.data.bpe import FILES
 from gptattn.errors import UserError
 from gptattn.runs.load import load_run, save_model
 
@@ -19,25 +18,10 @@ SIZE = 300
 BPE = ("tokenizer=bpe", f"tokenizer.vocab_size={SIZE}")
 
 
-def refuse(*given: object) -> NoReturn:
-    raise AssertionError("trained again")
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of four steps; tests that change its folder copy it."""
     return train(tmp_path_factory.mktemp("bpe"), *BPE)
-
-
-@pytest.fixture
-def run(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of the run whose cache is gone, where nothing can be learned."""
-    monkeypatch.setattr(tokenizers.Tokenizer, "train_from_iterator", refuse)
-    copy = Path(shutil.copytree(trained, tmp_path / "copy"))
-    file = copy / "config.yaml"
-    cache = re.escape(str(config(copy)["cache_dir"]))
-    file.write_text(re.sub(cache, str(tmp_path / "other_cache"), file.read_text()))
-    return copy
 
 
 def test_the_record_has_the_size_the_hash_and_the_files(trained: Path) -> None:
@@ -64,7 +48,13 @@ def test_a_uniform_model_has_the_bits_of_its_tokens_over_the_bytes_of_the_text(
     assert found["metrics"]["val/bits_per_byte"] == pytest.approx(expected, rel=1e-6)
 
 
-def test_it_resumes_with_its_own_copy(run: Path, tmp_path: Path) -> None:
+def test_it_resumes_with_its_own_copy(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Path(shutil.copytree(trained, tmp_path / "copy"))
+    file = run / "config.yaml"
+    file.write_text(file.read_text().replace(config(run)["cache_dir"], str(tmp_path / "other")))
+    monkeypatch.setattr(tokenizers.Tokenizer, "train_from_iterator", None)  # nothing is learned
     assert command(tmp_path, f"resume='{run}'", "budget.steps=8") == 0
     assert config(run)["tokenizer"]["sha256"] == load_run(run).tokenizer.settings()["sha256"]
     assert losses(run)[-1][0] == 8

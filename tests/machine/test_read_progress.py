@@ -3,7 +3,7 @@
 import pytest
 
 from gptattn.machine import read_progress
-from gptattn.machine.read_progress import show_progress, with_progress
+from gptattn.machine.read_progress import show_progress
 
 
 def test_what_is_quick_says_nothing(capfd: pytest.CaptureFixture[str]) -> None:
@@ -25,12 +25,3 @@ def test_what_is_slow_says_how_far_it_is(
     said = capfd.readouterr().err
     assert "reading: " in said
     assert shown in said
-
-
-def test_each_piece_is_told_when_it_is_done() -> None:
-    sizes: list[int] = []
-    pieces = with_progress(["one", "three"], sizes.append)
-    assert next(pieces) == "one"
-    assert sizes == []
-    assert next(pieces) == "three"
-    assert sizes == [3]

@@ -128,11 +128,11 @@ MISTAKES = {
     # Tasks
     "tokenizer=byte data=recall sample.tokens=0": r"tokenizer: data=recall has its own ids",
     "data=recall sample.tokens=5": r"sample.tokens: data=recall has no text",
-    "data=recall data.pairs=9": r"data.pairs: 9 pairs take 36 ids, but a row has 16",
+    "data=recall data.pairs=9": r"model.context_length: 16 is too short for .* 36 ids",
     "data=recall sample.tokens=0 model.vocab_size=30": r"model.vocab_size: 30 is below the ",
     "data=recall data.pairs=0": r"data.pairs: pairs=0 is not a positive number",
     "data=recall data.path=x": r"data.path: ",
-    "data=selective_copy data.tokens=9": r"data.tokens: 9 ids take 18, but a row has 16",
+    "data=selective_copy data.tokens=9": r"model.context_length: 16 is too short for ",
     # Windows and positions
     "attn.window=17": r"attn.window: window=17 does not fit context_length=16; give 1 to 16",
     "attn.window=true": r"attn.window: True is a bool; give a number or null",

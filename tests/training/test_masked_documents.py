@@ -117,7 +117,7 @@ def test_loss_by_position_keeps_documents_apart_and_caches_are_refused(
 
 REFUSED = {
     "data.path={text}": "the text lacks two documents to keep apart; leave it out, or give a "
-    "folder of several files",
+    "folder of several files, or ids with an end of text and their tokenizer",
     "data.mask_documents=3": "3 is an int; give true or false",
     "attn=probe_linear_state": "LinearState in layer 0 does not keep documents apart; leave one "
     "of the two out",

@@ -9,7 +9,9 @@ import torch
 import yaml
 
 from gptattn.cli.arguments import PACKAGES, SEED, option, parse, run_script
-from gptattn.data import hub, tokenizer_files
+from gptattn.data import hub
+from gptattn.data.bpe import find_files
+from gptattn.data.tokenizer import write_files
 from gptattn.errors import CheckpointError, ConfigError, RunFolderError
 from gptattn.runs.load import SavedRun, load_run, refuse_taken, save_model
 from gptattn.settings.build import build_model, build_tokenizer
@@ -81,7 +83,7 @@ def load_source(args: Arguments) -> SavedRun:
     cfg = replace(cfg, tokenizer=cfg.tokenizer | tokenizer.settings())
     if not bare or args.to != "hf":  # which has no use for the byte tokenizer
         # A Llama's own is often of another kind.
-        kind = " that tokenizer=gpt2 reads" if tokenizer_files.find(folder) else ""
+        kind = " that tokenizer=gpt2 reads" if find_files(folder) else ""
         lacks, ids = f"no tokenizer{kind} found; ", tokenizer.vocab_size
         if model.vocab_size < ids:
             whose = f"{lacks}the byte tokenizer" if bare else "the tokenizer"
@@ -157,7 +159,7 @@ def convert(arguments: Sequence[str]) -> None:
     if args.to == "hf":
         refuse_taken(out)
         write_checkpoint(out, saved.cfg, saved.model)
-        tokenizer_files.write(out, saved.tokenizer.files())
+        write_files(out, saved.tokenizer.files())
         print(f"written: {out}")
         return
     cfg = make_target_settings(saved.cfg, args.to, changes)

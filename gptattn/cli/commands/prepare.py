@@ -1,7 +1,7 @@
 """Encodes a large text ahead of training.
 
-The other arguments are those of training: data=text, stdlib or hf, with its settings; tokenizer=,
-default: byte; and validation.fraction=0.1, held out where data does not say what is.
+The other arguments are those of training: data=text, stdlib, hf or bin, with its settings;
+tokenizer=, default: byte; and validation.fraction=0.1, held out where data does not say what is.
 
 Then train with data=bin data.path=FOLDER and the same tokenizer.
 """
@@ -26,7 +26,7 @@ def run(arguments: Sequence[str]) -> None:
     """Encode the text. Raises a UserError, which names the argument."""
     # --help needs neither torch nor Hydra.
     from gptattn.data.bin_files import choose_tokenizer
-    from gptattn.data.tokens import TextSource, make_tokens
+    from gptattn.data.tokens import TokenSource, make_tokens
     from gptattn.errors import ConfigError
     from gptattn.settings.build import build_request, build_tokenizer
     from gptattn.settings.compose import settings
@@ -36,14 +36,13 @@ def run(arguments: Sequence[str]) -> None:
     cfg = settings([argument for argument in arguments if argument not in own])
     request = build_request(cfg, build_tokenizer(cfg))
     source = request.make("data", cfg.data)
-    if not isinstance(source, TextSource):
+    if not isinstance(source, TokenSource):
         raise ConfigError(
-            "data", f"{request.data_name} is not text, and needs no preparation; give a text"
+            "data", f"{request.data_name} is not one text, and needs no preparation; give a text"
         )
     index = make_tokens(source, args.to, request)
-    for name, side in (("train", index.train), ("val", index.val)):
-        documents = f"{side.documents:,} document{'s' * (side.documents > 1)}"
-        print(f"{name}: {side.tokens:,} tokens of {side.bytes:,} bytes in {documents}")
+    print(f"train: {index.train_tokens:,} tokens")
+    print(f"val: {index.tokens - index.val_start - 1:,} tokens")
     words = choose_tokenizer(index.choice, args.to)
     print(f"train with: {command('train')} data=bin data.path={args.to} {words}")
 
