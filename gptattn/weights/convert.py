@@ -78,6 +78,7 @@ def drop_weightless(spec: Spec) -> Spec:
 def describe_model(model: GPT, cfg: TrainConfig) -> dict[str, Any]:
     """Return what no conversion can change in the model, by the names of the settings."""
     known: dict[str, Any] = {
+        "position": cfg.choices["position"],
         "model.num_layers": len(model.blocks),
         "model.d_model": model.token_embedding.embedding_dim,
         "model.d_mlp": model.layers()[0].d_mlp,

@@ -132,13 +132,3 @@ def test_another_text_and_weights_from_before_the_end_are_refused(sweep: Path) -
         check_unchanged(saved, data, "another", 4)
     with pytest.raises(CheckpointError, match=r"ended at step 6, and the newest .* are step=4"):
         check_unchanged(saved, data, data.text_hash, 6)
-
-
-def test_an_unfinished_run_is_skipped(sweep: Path, call: Call) -> None:
-    (sweep / "mha" / "summary.json").unlink()
-    code, _, err = call("evaluate", f"run={sweep}", "lengths=[4]")
-    assert code == 0
-    assert err.startswith(f"skipped: {sweep / 'mha'}: not finished")
-    code, _, err = call("evaluate", f"run={sweep / 'mha'}")
-    assert code == 3
-    assert err.startswith("error: run folder: no finished run found")

@@ -11,20 +11,13 @@ P = torch.tensor([[0.5, 0.25, 0.15, 0.1], [0.1, 0.2, 0.3, 0.4]], dtype=torch.flo
 SEEN = torch.tensor([[0], [3]])
 
 
-def probabilities(sampling: Sampling) -> torch.Tensor:
-    return sampling.probabilities(P.log(), SEEN)
-
-
 def check(sampling: Sampling, *rows: list[float]) -> None:
     expected = torch.tensor(rows, dtype=torch.float64)
-    torch.testing.assert_close(probabilities(sampling), expected)
+    torch.testing.assert_close(sampling.probabilities(P.log(), SEEN), expected)
 
 
-def test_without_a_rule_it_is_the_softmax():
+def test_it_is_the_softmax_and_temperature_sharpens_it():
     check(Sampling(), *P.tolist())
-
-
-def test_temperature_sharpens():
     # Squares: 0.25, 0.0625, 0.0225, 0.01 over 0.345; 0.01, 0.04, 0.09, 0.16 over 0.3.
     first = [x / 0.345 for x in (0.25, 0.0625, 0.0225, 0.01)]
     check(Sampling(temperature=0.5), first, [x / 0.3 for x in (0.01, 0.04, 0.09, 0.16)])
@@ -82,7 +75,6 @@ def test_the_repetition_penalty_makes_what_was_said_less_likely():
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("temperature", -1.0),
         ("temperature", float("nan")),
         ("top_k", 0),
         ("top_p", 0.0),

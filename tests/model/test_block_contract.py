@@ -9,7 +9,7 @@ from typing import get_args
 
 import pytest
 import torch
-from building import build_gpt, menu, through_cache
+from building import build_gpt, menu
 from interrupted import SIX, begun, fingerprint, once, sent
 from support import command, summary, train
 
@@ -44,14 +44,6 @@ def block(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def model(choices: list[str]) -> GPT:
     return build_gpt(*SIZES, *choices, std=0.3).eval()
-
-
-@torch.no_grad()
-def test_a_model_decodes_as_it_reads(model: GPT) -> None:
-    model, ids = model.double(), torch.randint(V, (B, T))
-    for chunks in ([1] * 11, [5, 1, 3, 2]):
-        found = through_cache(model, ids, model.new_cache(B), chunks)
-        torch.testing.assert_close(found, model(ids), rtol=0, atol=1e-11)
 
 
 @pytest.mark.parametrize("rows", [1, 3])

@@ -139,6 +139,8 @@ def test_old_names_tables_and_masks_are_read(gpt2: Path, llama: Path):
     weights["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(5)
     save_file(weights, llama / "model.safetensors")
     assert_same_logits(load(llama), theirs(LLAMA_SIZES[0]))
+    change(file, tie_word_embeddings=True)
+    assert load(llama).lm_head is None  # whatever the file holds
 
 
 def test_weights_in_several_files_and_in_bfloat16_are_read(tmp_path: Path):
@@ -159,7 +161,6 @@ def test_weights_in_several_files_and_in_bfloat16_are_read(tmp_path: Path):
         ("gpt2", {"n_layer": 1}, "has an unknown tensor 'h.1"),
         ("gpt2", {"n_embd": 24}, r"wte.weight is \[17, 20\], not \[17, 24\]"),
         ("gpt2", {"n_layer": "many"}, "n_layer is 'many', not a number"),
-        ("gpt2", {"activation_function": "relu"}, "is 'relu', but must be 'gelu_new'"),
         ("llama", {"head_dim": 12}, "head_dim is 12, but must be hidden_size / heads"),
         ("llama", {"num_key_value_heads": 2}, "k_proj.weight is .30, 60., not .20, 60."),
         ("llama", {"attention_bias": True}, "attention_bias is True, but must be False"),
@@ -179,17 +180,9 @@ def test_a_checkpoint_that_does_not_fit_its_config_says_where(
     assert "\n" not in str(error.value)
 
 
-def test_the_head_in_the_file_is_not_read_if_it_is_tied(llama: Path):
-    change(llama / "config.json", tie_word_embeddings=True)
-    assert load(llama).lm_head is None
-
-
 def test_damaged_weights_are_named(llama: Path):
     file = llama / "model.safetensors"
     whole, weights = file.read_bytes(), load_file(file)
-    save_file(weights | {"norm.weight": torch.ones(60)}, file)
-    with pytest.raises(CheckpointError, match=r"has a second tensor '(model\.)?norm\.weight'"):
-        load(llama)
     up = "model.layers.1.mlp.up_proj.weight"
     save_file(weights | {up: weights[up] / 0}, file)
     with pytest.raises(NumericError, match=r"layers\.1\.mlp\.up_proj\.weight is not finite"):

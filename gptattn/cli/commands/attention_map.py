@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from gptattn.attention.head_statistics import entropy, even_weights, sink_mass
 from gptattn.cli.arguments import PACKAGES, option, parse, run_script
@@ -75,8 +74,7 @@ def run(arguments: Sequence[str]) -> None:
         raise DataError("prompt", f"has {len(tokens)} tokens, {most}")
     labels, ids = label_tokens(saved.tokenizer, tokens, prompt), torch.from_numpy(tokens)[None]
     chosen = choose_layers(saved, args.layer)
-    heads: dict[int, int] = {}  # of each layer
-    model.each_attention(ids[:, :1], lambda i, w_BHTS: heads.update({i: w_BHTS.shape[1]}))
+    heads = {layer: w_BHTS.shape[1] for layer, w_BHTS in model.each_attention(ids[:, :1])}
     side = choose_cell_side(len(labels), sum(heads[layer] for layer in chosen))
 
     out = args.out or RunFolder(args.run).maps
@@ -90,9 +88,9 @@ def run(arguments: Sequence[str]) -> None:
         write_atomically(out / file_name, lambda file: file.write(content))
         print(f"written: {out / file_name}", flush=True)
 
-    def draw(number: int, w_BHTS: Tensor) -> None:
+    for number, w_BHTS in model.to(device).each_attention(ids.to(device)):
         if number not in chosen:
-            return
+            continue
         if not torch.isfinite(w_BHTS).all():
             raise NumericError(
                 "run", f"{saved.source}: NaN or infinity in layer {number}; give another run"
@@ -107,7 +105,6 @@ def run(arguments: Sequence[str]) -> None:
         title = f"{make_visible(name)}, layer {number}: {shorten(make_visible(prompt), 60)}"
         write(f"layer_{number:02d}.png", draw_layer(w_HTS, labels, titles, title))
 
-    model.to(device).each_attention(ids.to(device), draw)
     even = even_weights(len(labels))
     header = PageHeader(
         run=name,
