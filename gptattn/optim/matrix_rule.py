@@ -16,11 +16,8 @@ class MatrixRule(ABC):
     """Turns the gradients of matrices into the directions of their updates."""
 
     @abstractmethod
-    def state_shapes(self, shape: torch.Size) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of the state of a matrix of this shape, by name; it starts as 0.
-
-        `step`, the number of its updates so far, is kept as well.
-        """
+    def new_state(self, matrix: Tensor) -> State:
+        """Return the matrix's state before its first update; its `step` is kept as well."""
 
     @abstractmethod
     def directions(self, gradients: list[Tensor], states: list[State]) -> list[Tensor]:
@@ -66,9 +63,8 @@ class CombinedAdamW(torch.optim.AdamW):
         for p in matrices:
             if not self.state[p]:
                 # AdamW looks for a step in every state; bfloat16 cannot count beyond 256.
-                self.state[p] = {"step": p.new_zeros((), dtype=torch.float32)}
-                for name, shape in self.rule.state_shapes(p.shape).items():
-                    self.state[p][name] = p.new_zeros(shape)
+                step = p.new_zeros((), dtype=torch.float32)
+                self.state[p] = {"step": step, **self.rule.new_state(p)}
         gradients = [p.grad for p in matrices if p.grad is not None]
         directions = self.rule.directions(gradients, [self.state[p] for p in matrices])
         for p, direction in zip(matrices, directions, strict=True):

@@ -79,8 +79,8 @@ class Muon(MatrixRule):
         self.dtype = torch.bfloat16 if dtype == "bfloat16" else None
         self._polynomials = choose_polynomials(iteration, steps)
 
-    def state_shapes(self, shape: torch.Size) -> dict[str, tuple[int, ...]]:
-        return {"momentum": tuple(shape)}
+    def new_state(self, matrix: Tensor) -> State:
+        return {"momentum": torch.zeros_like(matrix)}
 
     def directions(self, gradients: list[Tensor], states: list[State]) -> list[Tensor]:
         averages = [

@@ -1,7 +1,4 @@
-"""Reads and writes Hugging Face checkpoint folders: config.json and tensors in safetensors.
-
-Such a folder may come from anywhere, so its sizes are checked before any memory is allocated.
-"""
+"""Reads and writes Hugging Face checkpoint folders: config.json and tensors in safetensors."""
 
 import json
 from collections import defaultdict
@@ -83,22 +80,27 @@ def load_checkpoint(folder: Path, family: Family) -> tuple[TrainConfig, GPT]:
         tokenizer = ["tokenizer=gpt2", f"tokenizer.path={quote(str(folder))}"]
     try:
         cfg = family.make_settings(family.read_values(json.loads(file.read_bytes())), tokenizer)
-        ids = cfg.model.vocab_size
-        assert ids is not None
-        with torch.device("meta"):
-            outlined = build_model(cfg, ids).state_dict()
+        assert cfg.model.vocab_size is not None
+        model = build_model(cfg, cfg.model.vocab_size)
     except (*UNEXPECTED, ConfigError) as error:
         raise _unusable(file, error) from None
     # The file may also contain a tied head.
     skipped = (*family.skipped, *([f".{HEAD}.weight"] if cfg.block.tied_head else []))
     weights = read_weights(folder, family.prefix, skipped)
-    check_weights(folder, weights, pack(family, outlined))
-    model = build_model(cfg, ids)
-    own = model.state_dict()
-    for name, parts in group_by_name(family, own).items():
-        whole = transpose(family, name, weights[name])
-        for part, read in zip(parts, whole.split([len(part) for part in parts]), strict=True):
-            part.copy_(read)
+    for name, parts in group_by_name(family, model.state_dict()).items():
+        if name not in weights:
+            raise CheckpointError("path", f"{folder} lacks {name}")
+        read, expected = weights.pop(name), transpose(family, name, torch.cat(parts)).shape
+        if read.shape != expected:
+            shapes = f"{list(read.shape)}, not {list(expected)}"
+            raise CheckpointError("path", f"{folder}: {name} is {shapes}")
+        if not torch.isfinite(read).all():
+            raise NumericError("path", f"{folder}: {name} is not finite; use other weights")
+        sizes = [len(part) for part in parts]
+        for part, own in zip(parts, transpose(family, name, read).split(sizes), strict=True):
+            part.copy_(own)
+    for name in weights:
+        raise CheckpointError("path", f"{folder} has an unknown tensor {name[:100]!r}")
     return cfg, model.eval()
 
 
@@ -125,14 +127,8 @@ def write_checkpoint(folder: Path, cfg: TrainConfig, model: GPT) -> None:
             "that",
         )
     heads = [heads_of(block.attention).export_heads() for block in model.layers()]
-    counts = {(len(one.q_HDE), len(one.k_GDE)) for one in heads}
-    if len(counts) > 1:
-        raise ConfigError(
-            "to", f"{title} has as many heads in every layer; convert to one count first"
-        )
-    values["model.num_heads"], values["attn.num_kv_heads"] = counts.pop()
-    if family is GPT2 and values["attn.num_kv_heads"] != values["model.num_heads"]:
-        raise ConfigError("to", "GPT-2 has a key/value head for each query head; convert first")
+    # Where a layer has fewer key/value heads, `convert` copies them, which changes no output.
+    values["attn.num_kv_heads"] = max(len(one.k_GDE) for one in heads)
     given = {name: values[name] for name in family.settings if name in values}
     plain = build_model(family.make_settings(given, []), model.vocab_size).to(model.head.weight)
     convert(model, plain)
@@ -218,26 +214,6 @@ def read_weights(folder: Path, prefix: str, skipped: tuple[str, ...]) -> dict[st
             raise CheckpointError("path", error.message) from None
         found |= {name.removeprefix(prefix): tensor for name, tensor in here.items()}
     return {name: tensor for name, tensor in found.items() if not f".{name}".endswith(skipped)}
-
-
-def check_weights(
-    folder: Path, weights: Mapping[str, Tensor], outlined: Mapping[str, Tensor]
-) -> None:
-    """Raise CheckpointError unless the weights have the names and shapes of `outlined`.
-
-    Raises NumericError if one is not finite.
-    """
-    for name, expected in outlined.items():
-        if name not in weights:
-            raise CheckpointError("path", f"{folder} lacks {name}")
-        found = weights[name]
-        if found.shape != expected.shape:
-            shapes = f"{list(found.shape)}, not {list(expected.shape)}"
-            raise CheckpointError("path", f"{folder}: {name} is {shapes}")
-        if not torch.isfinite(found).all():
-            raise NumericError("path", f"{folder}: {name} is not finite; use other weights")
-    for name in weights.keys() - outlined.keys():
-        raise CheckpointError("path", f"{folder} has an unknown tensor {name[:100]!r}")
 
 
 def _unusable(file: Path, error: BaseException) -> CheckpointError:

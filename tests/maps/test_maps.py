@@ -15,7 +15,7 @@ from gptattn.maps import layer_picture as figure
 from gptattn.maps.heatmap import choose_cell_side, pack_cells
 from gptattn.maps.labels import label_tokens, make_visible, shorten
 from gptattn.maps.layer_picture import draw_layer
-from gptattn.maps.map_page import Layer, PageHeader, render_page
+from gptattn.maps.map_page import Layer, render_page
 
 HOSTILE = (
     "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
@@ -102,7 +102,8 @@ def page(w_LHTS: np.ndarray, labels: list[str], side: int = 1) -> str:
         Layer(number, [1.5] * len(w_HTS), [0.25] * len(w_HTS), pack_cells(w_HTS, side))
         for number, w_HTS in enumerate(w_LHTS)
     ]
-    return render_page(PageHeader(HOSTILE, "mha", HOSTILE, labels, 1.25, 0.5), layers, side)
+    words = {"run": HOSTILE, "variant": "mha", "prompt": HOSTILE}
+    return render_page(layers, side, **words, labels=labels, even=(1.25, 0.5))
 
 
 def scripts(text: str) -> list[tuple[str, str]]:

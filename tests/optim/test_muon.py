@@ -33,7 +33,7 @@ def polar(x: Tensor) -> Tensor:
 def test_directions_are_the_polar_factors_of_the_averages(nesterov: bool) -> None:
     rule = Muon(momentum=0.8, nesterov=nesterov, rms=0.3, steps=7)
     averages = [torch.zeros(shape).double() for shape in SHAPES]
-    states = [{"momentum": zeros.clone()} for zeros in averages]
+    states = [rule.new_state(matrix) for matrix in averages]
     # So few steps would not bring tiny singular values near 1.
     large = [9 * polar(x) for x in drawn()]
     for _ in range(3):
