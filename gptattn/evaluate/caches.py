@@ -84,9 +84,9 @@ def check_kind(model: GPT, kind: CacheKind, variant: str) -> None:
         if isinstance(own, TokenCache):
             most = max(most, own.capacity)
     if not most:
-        said = f"{variant} keeps a state, not an entry per token; give cache=[full]"
+        reason = f"{variant} keeps a state, not an entry per token; give cache=[full]"
     elif kind.form is not None:
-        said = f"{variant} keeps too few numbers per token and head to pack; leave it out"
+        reason = f"{variant} keeps too few numbers per token and head to pack; leave it out"
     else:
-        said = f"{variant} keeps {most} tokens at most, so this drops nothing; give fewer"
-    raise ConfigError("cache", f"{kind.name}: {said}")
+        reason = f"{variant} keeps {most} tokens at most, so this drops nothing; give fewer"
+    raise ConfigError("cache", f"{kind.name}: {reason}")

@@ -1,6 +1,6 @@
 """The kinds of Hugging Face checkpoints that we read and write, each a table of names.
 
-What no table can say is a function: what config.json leaves out, and how positions are written.
+What a table cannot express is a function: values that config.json omits, and rotary settings.
 """
 
 import re

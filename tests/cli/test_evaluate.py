@@ -42,9 +42,7 @@ def evaluation(run: Path) -> Evaluation:
     return found
 
 
-def test_it_measures_what_is_asked_and_goes_on_with_what_is_missing(
-    sweep: Path, call: Call
-) -> None:
+def test_it_measures_what_is_asked_and_later_only_what_is_missing(sweep: Path, call: Call) -> None:
     run = sweep / "gqa"
     ask = ("evaluate", f"run={run}", "threads=1", "device=cpu")
     code, out, err = call(*ask, "lengths=[8,40]", "cache=[int8,sink2+window:4]")
@@ -67,7 +65,7 @@ def test_it_measures_what_is_asked_and_goes_on_with_what_is_missing(
     assert again.caches == found.caches
 
 
-def test_of_several_runs_each_gives_what_it_can(sweep: Path, call: Call) -> None:
+def test_each_of_several_runs_answers_what_it_can(sweep: Path, call: Call) -> None:
     code, _, err = call("evaluate", f"run={sweep}", "lengths=[16,40]", "cache=[full,int4]")
     assert code == 0
     said = "left out for {}: {}".format

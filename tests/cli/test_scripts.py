@@ -96,7 +96,7 @@ def test_a_mistake_in_generate_is_one_line(
         ),
     ],
 )
-def test_settings_that_a_conversion_changes_are_said_and_recorded(
+def test_settings_that_a_conversion_changes_are_printed_and_recorded(
     given: list[str], to: list[str], said: str | None, tmp_path: Path, call: Call
 ) -> None:
     run = save(tmp_path / "a", *given)
@@ -133,7 +133,7 @@ def test_a_mistake_in_convert_is_one_line_and_writes_nothing(
 
 
 @pytest.mark.slow
-def test_a_reader_that_goes_early_is_no_error(mha: Path) -> None:
+def test_a_reader_that_leaves_early_is_no_error(mha: Path) -> None:
     script = CONF.parent / "scripts" / "generate.py"
     command = [sys.executable, str(script), f"run={mha}", "prompt=Line", "tokens=9"]
     reading, writing = os.pipe()

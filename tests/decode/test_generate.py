@@ -46,7 +46,7 @@ def model_of(variant: str = "mha", position: str = "learned", **more: str) -> GP
 
 @torch.no_grad()
 def greedy_without_cache(model: GPT, ids: Tensor, tokens: int) -> Tensor:
-    """Read what fits; once the context is full, go on from its newer half."""
+    """Read what fits; once the context is full, continue from its newer half."""
     start = max(0, ids.shape[1] - CONTEXT)
     for _ in range(tokens):
         if ids.shape[1] - start > CONTEXT:

@@ -46,7 +46,7 @@ def test_top_p_keeps_as_many_ids_as_sums_in_float64_say():
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_logit_that_is_no_number_is_an_error_of_its_own(temperature):
+def test_a_logit_that_is_not_a_number_is_a_numeric_error(temperature):
     logits = torch.tensor([[0.0, 1.0, 2.0], [0.0, float("nan"), 2.0]])
     with pytest.raises(NumericError, match=r"^logits: .* not finite"):
         Sampling(temperature=temperature).draw(logits, SEEN, None)
@@ -58,13 +58,13 @@ def test_a_logit_of_minus_infinity_is_never_drawn():
     assert Sampling(temperature=0).draw(logits, SEEN[:1], None).item() == 2
 
 
-def test_min_p_keeps_what_is_likely_beside_the_likeliest():
+def test_min_p_keeps_tokens_that_are_likely_relative_to_the_likeliest():
     check(Sampling(min_p=0.5), [2 / 3, 1 / 3, 0, 0], [0, 2 / 9, 3 / 9, 4 / 9])
     # Of the two likeliest, 2/3 and 1/3, 0.6 keeps the first.
     check(Sampling(top_k=2, min_p=0.6), [1, 0, 0, 0], [0, 0, 3 / 7, 4 / 7])
 
 
-def test_the_repetition_penalty_makes_what_was_said_less_likely():
+def test_the_repetition_penalty_makes_seen_tokens_less_likely():
     logits = torch.tensor([[2.0, -2.0, 0.0]])
     seen = torch.tensor([[0, 1, 0]])
     p = Sampling(repetition_penalty=2.0).probabilities(logits, seen)

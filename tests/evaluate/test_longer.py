@@ -1,4 +1,4 @@
-"""Trained models with a longer context: what stays, and which cannot be had."""
+"""Trained models with a longer context: what stays the same, and which ones are refused."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +29,7 @@ def saved_run(*overrides: str) -> SavedRun:
     [("gqa", "alibi"), ("gqa", "sinusoidal"), ("sliding", "rope"), ("mla", "none")],
 )
 @torch.no_grad()
-def test_a_longer_model_computes_the_same_and_goes_on(attn: str, position: str) -> None:
+def test_a_longer_model_computes_the_same_and_continues(attn: str, position: str) -> None:
     saved = saved_run(f"attn={attn}", f"position={position}")
     check_length(saved.cfg, saved.model, LONG)
     model = build_longer(saved, LONG)

@@ -219,7 +219,7 @@ A_LLAMA = ("block=llama", "model.qkv_bias=false", "model.d_model=36")
         ([*A_LLAMA, "position.stretch=4.0"], "Llama has position.stretch=1.0"),
     ],
 )
-def test_what_a_family_has_not_cannot_be_written_as_one(overrides, said, tmp_path: Path):
+def test_a_model_that_a_family_lacks_cannot_be_written_as_one(overrides, said, tmp_path: Path):
     overrides = ["attn=mha", *overrides]
     with pytest.raises(ConfigError, match=said) as error:
         write_checkpoint(tmp_path / "out", settings(*SMALL, *overrides), build_gpt(*overrides))
