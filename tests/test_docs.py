@@ -178,10 +178,7 @@ def test_the_notebook_is_kept_without_outputs() -> None:
 def test_the_workflow_tests_the_pythons_that_the_package_names() -> None:
     workflow = yaml.safe_load((ROOT / ".github/workflows/test.yml").read_text(encoding="utf-8"))
     tested = workflow["jobs"]["test"]["strategy"]["matrix"]["python"]
-    named = [re.fullmatch(r"Programming .* :: (3\.\d+)", c) for c in PROJECT["classifiers"]]
-    assert tested == [match.group(1) for match in named if match is not None]
-    for file in (ROOT / ".github").rglob("*.yml"):
-        assert yaml.safe_load(file.read_text(encoding="utf-8")), file
+    assert tested == re.findall(r":: (3\.\d+)$", "\n".join(PROJECT["classifiers"]), re.M)
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=lambda page: page.name)

@@ -107,7 +107,6 @@ def test_what_is_damaged_or_of_other_weights_is_replaced(
     [
         ("nothing", 4, 3, "error: run folder: nothing is not a folder"),
         ("gqa", 0, 2, "error: lengths: 0 is not a positive number"),
-        ("mha", 17, 2, "error: lengths: 17 is beyond the 16 positions"),
         ("gqa", 1000, 2, "error: lengths: 1000 is longer than the held-out text"),
     ],
 )
