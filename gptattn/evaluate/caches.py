@@ -41,8 +41,6 @@ class CacheKind:
             return QuantisedCache(own, kept, self.form) if packed else own
         if self.window is None or own.capacity <= self.sinks + self.window:
             return own
-        if own.window is not None and own.window <= self.window:
-            return own
         if own.window is not None and self.sinks:
             raise ConfigError(
                 "cache",
