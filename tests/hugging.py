@@ -66,10 +66,6 @@ def mask(config: PreTrainedConfig, window: bool = False) -> Tensor:
     return made
 
 
-def _whole(x: Tensor) -> Tensor:
-    return x
-
-
 @dataclass(frozen=True)
 class Pair:
     """A parameter of ours, and where it lies in one of theirs: `part` returns a view of it.
@@ -79,7 +75,7 @@ class Pair:
 
     mine: Tensor
     theirs: Tensor
-    part: Callable[[Tensor], Tensor] = _whole
+    part: Callable[[Tensor], Tensor] = lambda x: x
     less: float = 0.0
 
 

@@ -6,13 +6,8 @@ from building import build_gpt, chosen, through_cache
 from contract import assert_same
 from measuring.menu import Stack
 from measuring.rounds import interleave, ratio, spread
-from variants_page import choices
-from variants_page import stack_of as stack_of_choice
 
 from gptattn.attention import CacheGroup
-from gptattn.model.gpt import Block
-
-SHARED = ["cross_layer", "cross_layer:attn.share=3,model.num_layers=3", "mha+value_residual"]
 
 
 def test_a_ratio_is_paired_by_round_and_a_spread_is_half_of_the_middle_half() -> None:
@@ -50,15 +45,3 @@ def test_layers_in_a_row_do_what_the_model_does(variant: str) -> None:
         assert_same(model.norm(stack(x)), model.hidden(ids))
         cached = through_cache(step, x, stack.new_cache(2, 7), [3, 1, 1, 2])
         assert_same(model.norm(cached), model.hidden(ids))
-
-
-def test_the_page_of_the_menu_times_two_layers_of_attention_or_two_blocks() -> None:
-    with torch.device("meta"):
-        stacks = {
-            one.key: stack_of_choice(one, 16)
-            for one in choices()
-            if one.name in ("cross_layer", "gqa", "value_residual", "llama")
-        }
-    assert {len(stack) for stack in stacks.values()} == {2}
-    whole = {key for key, stack in stacks.items() if isinstance(stack.layers[0], Block)}
-    assert whole == {"block_llama"}

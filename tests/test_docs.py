@@ -21,7 +21,6 @@ from test_layering import ROOMS
 import gptattn.attention.variants
 import gptattn.sweep.loop
 from gptattn.cli.commands.convert import convert
-from gptattn.errors import UserError
 
 README = ROOT / "README.md"
 LINKED = [*PAGES, ROOT / "CHANGELOG.md"]
@@ -87,17 +86,6 @@ def test_every_command_of_a_page_does_what_it_says(page: Path, home: Path) -> No
             error.add_note(" ".join(words))
             raise
     sys.modules.pop("gptattn.attention.variants.cosine", None)
-
-
-@pytest.mark.parametrize("text", ["curl example", "python scripts/nothing.py", "make nothing"])
-def test_a_command_that_the_tests_do_not_know_fails(text: str, tmp_path: Path) -> None:
-    with pytest.raises(AssertionError):
-        examine(text.split(), tmp_path)
-
-
-def test_a_mistake_in_a_command_fails(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="did you mean gqa"):
-        examine(["python", "train.py", "attn=gqaa"], tmp_path)
 
 
 @pytest.mark.slow
@@ -190,10 +178,7 @@ def test_the_notebook_is_kept_without_outputs() -> None:
 def test_the_workflow_tests_the_pythons_that_the_package_names() -> None:
     workflow = yaml.safe_load((ROOT / ".github/workflows/test.yml").read_text(encoding="utf-8"))
     tested = workflow["jobs"]["test"]["strategy"]["matrix"]["python"]
-    named = [re.fullmatch(r"Programming .* :: (3\.\d+)", c) for c in PROJECT["classifiers"]]
-    assert tested == [match.group(1) for match in named if match is not None]
-    for file in (ROOT / ".github").rglob("*.yml"):
-        assert yaml.safe_load(file.read_text(encoding="utf-8")), file
+    assert tested == re.findall(r":: (3\.\d+)$", "\n".join(PROJECT["classifiers"]), re.M)
 
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=lambda page: page.name)

@@ -1,11 +1,11 @@
 """Tokens from a model, one by one, through the cache."""
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from gptattn.attention.cache import CacheGroup
 from gptattn.decode.sampling import Sampling
 from gptattn.model.gpt import GPT
 
@@ -45,14 +45,18 @@ def stream(
     model.prepare(len(ids))
     try:
         most = min(model.context_length, ids.shape[1] + max_new_tokens)
-        cache, unread = _start_cache(model, ids, model.context_length, most, padding)
+        cache, unread = None, ids[:, -model.context_length :]
         for _ in range(max_new_tokens):
-            if cache.length + unread.shape[1] > model.context_length:
+            if cache is not None and cache.length + unread.shape[1] > model.context_length:
                 if not slide:
                     return
-                cache, unread = _start_cache(
-                    model, ids, max(1, model.context_length // 2), most, padding
-                )
+                cache, unread = None, ids[:, -max(1, model.context_length // 2) :]
+            if cache is None:
+                left = None  # padding of the ids that are read
+                if padding is not None:
+                    left = (padding - (ids.shape[1] - unread.shape[1])).clamp_min(0)
+                    left = left if left.any() else None
+                cache = model.new_cache(len(ids), most, left)
             # Compiled blocks would be recompiled for every length of the cache.
             with torch.compiler.set_stance("force_eager"):
                 logits = model.next_logits(unread, cache)[:, :vocab_size]
@@ -64,35 +68,11 @@ def stream(
         model.train(training)
 
 
-def _start_cache(
-    model: GPT, ids: Tensor, tokens: int, capacity: int, padding: Tensor | None
-) -> tuple[CacheGroup, Tensor]:
-    """Return an empty cache, and the newest `tokens` ids, still to be read into it."""
-    unread = ids[:, -tokens:]
-    if padding is not None:
-        padding = (padding - (ids.shape[1] - unread.shape[1])).clamp_min(0)
-        padding = padding if padding.any() else None
-    return model.new_cache(len(ids), capacity, padding), unread
-
-
 def generate(
-    model: GPT,
-    ids: Tensor,
-    max_new_tokens: int,
-    sampling: Sampling,
-    *,
-    padding: Tensor | None = None,
-    vocab_size: int | None = None,
-    generator: torch.Generator | None = None,
+    model: GPT, ids: Tensor, max_new_tokens: int, sampling: Sampling, **options: Any
 ) -> Tensor:
-    """Return the prompt ids [B, T] followed by `max_new_tokens` new ones, [B, T + new]."""
-    new = stream(
-        model,
-        ids,
-        max_new_tokens,
-        sampling,
-        padding=padding,
-        vocab_size=vocab_size,
-        generator=generator,
-    )
-    return torch.cat([ids, *new], dim=1)
+    """Return the prompt ids [B, T] followed by `max_new_tokens` new ones, [B, T + new].
+
+    `options` are those of `stream`.
+    """
+    return torch.cat([ids, *stream(model, ids, max_new_tokens, sampling, **options)], dim=1)

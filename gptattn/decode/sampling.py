@@ -1,11 +1,12 @@
 """From logits to the next token: temperature, repetition penalty, top-k, top-p, min-p."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from gptattn.errors import ConfigError, NumericError
+from gptattn.errors import NumericError
+from gptattn.settings.values import check_values, within
 
 
 @dataclass(frozen=True)
@@ -21,29 +22,14 @@ class Sampling:
     temperature, top_k, top_p, min_p.
     """
 
-    temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float | None = None
-    min_p: float | None = None
-    repetition_penalty: float = 1.0
+    temperature: float = field(default=1.0, metadata=within(least=0, hint="; 0 is greedy"))
+    top_k: int | None = field(default=None, metadata=within(least=1))
+    top_p: float | None = field(default=None, metadata=within(above=0, most=1))
+    min_p: float | None = field(default=None, metadata=within(above=0, most=1))
+    repetition_penalty: float = field(default=1.0, metadata=within(least=1e-3, most=1e3))
 
     def __post_init__(self) -> None:
-        if not 0 <= self.temperature < float("inf") or 0 < self.temperature < 1e-3:
-            raise ConfigError(
-                "temperature",
-                f"{self.temperature} is out of range; give 0 for greedy, or 0.001 or more",
-            )
-        if self.top_k is not None and self.top_k < 1:
-            raise ConfigError("top_k", f"{self.top_k} is below 1; give 1 or more, or leave it out")
-        for field in ("top_p", "min_p"):
-            value = getattr(self, field)
-            if value is not None and not 0 < value <= 1:
-                raise ConfigError(field, f"{value} is out of range; give one above 0, at most 1")
-        if not 1e-3 <= self.repetition_penalty <= 1e3:
-            raise ConfigError(
-                "repetition_penalty",
-                f"{self.repetition_penalty} is out of range; give 0.001 to 1000; 1 has no effect",
-            )
+        check_values(self)
 
     def draw(self, logits_BV: Tensor, seen_BT: Tensor, generator: torch.Generator | None) -> Tensor:
         """Return the next ids [B, 1]; among equal logits, greedy takes the first.
@@ -51,57 +37,42 @@ class Sampling:
         Raises NumericError if the largest logit is not finite.
         """
         if self.temperature == 0:
-            # Widened: on a CPU the argmax of bfloat16 takes several times longer.
-            logits = _check_finite(self._penalise(_widen(logits_BV), seen_BT))
-            return logits.argmax(dim=-1, keepdim=True)
+            return self._adjust(logits_BV, seen_BT).argmax(dim=-1, keepdim=True)
         return torch.multinomial(self.probabilities(logits_BV, seen_BT), 1, generator=generator)
-
-    def _penalise(self, logits_BV: Tensor, seen_BT: Tensor) -> Tensor:
-        if self.repetition_penalty == 1.0:
-            return logits_BV
-        seen, penalty = logits_BV.gather(1, seen_BT), self.repetition_penalty
-        seen = torch.where(seen > 0, seen / penalty, seen * penalty)
-        return logits_BV.scatter(1, seen_BT, seen)
 
     def probabilities(self, logits_BV: Tensor, seen_BT: Tensor) -> Tensor:
         """Return the distribution [B, V] of the next token, in float32 or a wider type.
 
-        `seen_BT` are the ids so far, for the repetition penalty. Raises NumericError as `draw`.
+        `seen_BT` are the ids so far, for the repetition penalty. The temperature must be above 0.
+        Raises NumericError as `draw`.
         """
-        logits = _widen(logits_BV)
-        if self.temperature == 0:
-            best = self.draw(logits, seen_BT, None)
-            return torch.zeros_like(logits).scatter(1, best, 1.0)
-        logits = _check_finite(self._penalise(logits, seen_BT) / self.temperature)
+        logits = self._adjust(logits_BV, seen_BT)
         if self.top_k is not None:
             kept = logits.topk(min(self.top_k, logits.shape[-1])).values[:, -1:]
             logits = logits.masked_fill(logits < kept, float("-inf"))
         p = logits.softmax(dim=-1)
         if self.top_p is not None and self.top_p < 1:
-            p = _keep_top_p(p, self.top_p)
+            ordered, order = p.sort(dim=-1, descending=True)
+            # A token stays while those before it sum to less than top_p, so the first always does.
+            # In float64, because a sum that rounds up to top_p too early would drop tokens.
+            before = ordered.cumsum(dim=-1, dtype=torch.float64) - ordered
+            kept = ordered.masked_fill(before >= self.top_p, 0.0)
+            p = torch.zeros_like(p).scatter(1, order, kept)
         if self.min_p is not None:
             p = p.masked_fill(p < self.min_p * p.max(dim=-1, keepdim=True).values, 0.0)
         return p / p.sum(dim=-1, keepdim=True)
 
-
-def _widen(logits_BV: Tensor) -> Tensor:
-    """Return the logits in float32, or as they are in a wider type."""
-    return logits_BV.to(torch.promote_types(logits_BV.dtype, torch.float32))
-
-
-def _check_finite(logits_BV: Tensor) -> Tensor:
-    """Return the logits. Raises NumericError if a row's maximum is not finite.
-
-    Checking the maximum is enough: it is NaN or infinite if any logit is NaN or +inf.
-    """
-    if not logits_BV.amax(dim=-1).isfinite().all():
-        raise NumericError("logits", "of the next token are not finite; use other weights")
-    return logits_BV
-
-
-def _keep_top_p(p: Tensor, top_p: float) -> Tensor:
-    ordered, order = p.sort(dim=-1, descending=True)
-    # A token stays while those before it sum to less than top_p, so the first always stays.
-    # In float64, because a sum that rounds up to top_p too early would drop tokens.
-    before = ordered.cumsum(dim=-1, dtype=torch.float64) - ordered
-    return torch.zeros_like(p).scatter(1, order, ordered.masked_fill(before >= top_p, 0.0))
+    def _adjust(self, logits_BV: Tensor, seen_BT: Tensor) -> Tensor:
+        """Return the logits after penalty and temperature, in float32 or a wider type."""
+        # On a CPU the argmax of bfloat16 takes several times longer than that of float32.
+        logits = logits_BV.to(torch.promote_types(logits_BV.dtype, torch.float32))
+        if self.repetition_penalty != 1.0:
+            seen, penalty = logits.gather(1, seen_BT), self.repetition_penalty
+            seen = torch.where(seen > 0, seen / penalty, seen * penalty)
+            logits = logits.scatter(1, seen_BT, seen)
+        if self.temperature > 0:
+            logits = logits / self.temperature
+        # A row's largest logit is NaN or infinite if any is NaN or +inf.
+        if not logits.amax(dim=-1).isfinite().all():
+            raise NumericError("logits", "of the next token are not finite; use other weights")
+        return logits

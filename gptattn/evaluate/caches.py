@@ -27,23 +27,20 @@ class CacheKind:
     sinks: int = 0
     window: int | None = None
 
-    def new_cache(self, attention: Attention, batch: int, capacity: int) -> tuple[Cache, bool]:
-        """Return an empty cache of this kind for a layer, and whether it differs from the layer's.
+    def replace_cache(self, own: Cache, attention: Attention) -> Cache:
+        """Return an empty cache of this kind in place of the layer's `own`, or `own` itself.
 
-        It does not if the layer keeps no entry per token, or no more tokens than this. Raises
+        A layer keeps its own if that holds no entry per token, or no more tokens than this. Raises
         ConfigError for sinks in a layer whose own window would hide them.
         """
-        own = attention.new_cache(batch, capacity)
         if not (isinstance(attention, SoftmaxAttention) and isinstance(own, TokenCache)):
-            return own, False
+            return own
         kept = attention.kept()
         if self.form is not None:
-            changes = any(packs(entry) for entry in kept.values())
-            return (QuantisedCache(own, kept, self.form), True) if changes else (own, False)
+            packed = any(packs(entry) for entry in kept.values())
+            return QuantisedCache(own, kept, self.form) if packed else own
         if self.window is None or own.capacity <= self.sinks + self.window:
-            return own, False
-        if own.window is not None and own.window <= self.window:
-            return own, False
+            return own
         if own.window is not None and self.sinks:
             raise ConfigError(
                 "cache",
@@ -51,8 +48,8 @@ class CacheKind:
                 f"{own.window}; give window:{self.window}, or {own.window} tokens or more",
             )
         first = next(iter(own.tensors.values()))
-        sizes = batch, capacity, first.dtype, first.device
-        return new_token_cache(kept, *sizes, self.window, self.sinks), True
+        sizes = len(first), own.capacity, first.dtype, first.device
+        return new_token_cache(kept, *sizes, self.window, self.sinks)
 
 
 def parse_cache_kind(name: str) -> CacheKind:
@@ -69,24 +66,25 @@ def parse_cache_kind(name: str) -> CacheKind:
 
 def build_caches(model: GPT, kind: CacheKind, batch: int, capacity: int) -> CacheGroup:
     """Return one empty cache of this kind per layer, or the layer's own if it changes nothing."""
-    blocks = model.layers()
-    return CacheGroup([kind.new_cache(block.attention, batch, capacity)[0] for block in blocks])
+    layers = [block.attention for block in model.layers()]
+    return CacheGroup([kind.replace_cache(one.new_cache(batch, capacity), one) for one in layers])
 
 
 def check_kind(model: GPT, kind: CacheKind, variant: str) -> None:
     """Raise ConfigError if this changes no layer of the model (perhaps on the meta device)."""
     if kind.name == "full":
         return
-    layers = [block.attention for block in model.layers()]
-    changed = [kind.new_cache(layer, 1, model.context_length)[1] for layer in layers]
-    if any(changed):
-        return
-    caches = [layer.new_cache(1, model.context_length) for layer in layers]
-    most = max((c.capacity for c in caches if isinstance(c, TokenCache)), default=0)
+    most = 0
+    for block in model.layers():
+        own = block.attention.new_cache(1, model.context_length)
+        if kind.replace_cache(own, block.attention) is not own:
+            return
+        if isinstance(own, TokenCache):
+            most = max(most, own.capacity)
     if not most:
-        said = f"{variant} keeps a state, not an entry per token; give cache=[full]"
+        reason = f"{variant} keeps a state, not an entry per token; give cache=[full]"
     elif kind.form is not None:
-        said = f"{variant} keeps too few numbers per token and head to pack; leave it out"
+        reason = f"{variant} keeps too few numbers per token and head to pack; leave it out"
     else:
-        said = f"{variant} keeps {most} tokens at most, so this drops nothing; give fewer"
-    raise ConfigError("cache", f"{kind.name}: {said}")
+        reason = f"{variant} keeps {most} tokens at most, so this drops nothing; give fewer"
+    raise ConfigError("cache", f"{kind.name}: {reason}")

@@ -34,11 +34,6 @@ def token_losses(model: GPT, hidden: Tensor, targets: Tensor) -> Tensor:
     return torch.cat(done).view(targets.shape)
 
 
-def count_scored(tokens: Ids) -> int:
-    """Return how many held-out tokens are scored: all but the first, which is only context."""
-    return len(tokens) - 1
-
-
 @torch.no_grad()
 def measure_by_position(
     model: GPT,
@@ -53,7 +48,7 @@ def measure_by_position(
     is scored equally often: up to length - 1 tokens at the end are left out. `trained`, the context
     of training, is an edge of the bins. `documents` numbers the documents to keep apart.
     """
-    windows = count_scored(tokens) // length
+    windows = (len(tokens) - 1) // length  # the first token is only context
     device = model.head.weight.device
     total_T = torch.zeros(length, dtype=torch.float64, device=device)
     rows = max(1, TOKENS_AT_A_TIME // length)
@@ -94,7 +89,7 @@ def measure_by_cache(model: GPT, tokens: Ids, kind: CacheKind) -> CacheLoss:
     tokens read the packed ones, so a whole window in one step gives the same numbers.
     """
     T, device = model.context_length, model.head.weight.device
-    nbytes = _bytes_of_one_row(model, kind)
+    nbytes = build_caches(model, kind, 1, T).nbytes  # of one row
     rows = max(1, min(TOKENS_AT_A_TIME // T, CACHE_BYTES // max(1, nbytes)))
     total = torch.zeros((), dtype=torch.float64, device=device)
     for ids, targets in ValidationSet(tokens, rows, T):
@@ -104,8 +99,4 @@ def measure_by_cache(model: GPT, tokens: Ids, kind: CacheKind) -> CacheLoss:
         step = length if kind.window is None else 1
         hidden = [model.hidden(some, caches) for some in ids.split(step, dim=1)]
         total += token_losses(model, torch.cat(hidden, dim=1), targets).sum()
-    return CacheLoss(total.item() / count_scored(tokens), nbytes)
-
-
-def _bytes_of_one_row(model: GPT, kind: CacheKind) -> int:
-    return build_caches(model, kind, 1, model.context_length).nbytes
+    return CacheLoss(total.item() / (len(tokens) - 1), nbytes)

@@ -12,15 +12,12 @@ from gptattn.data.tokens import TokenData
 from gptattn.errors import CheckpointError, ConfigError
 from gptattn.evaluate.caches import CacheKind, check_kind
 from gptattn.evaluate.longer import build_longer, check_length
-from gptattn.evaluate.losses import count_scored, measure_by_cache, measure_by_position
+from gptattn.evaluate.losses import measure_by_cache, measure_by_position
 from gptattn.machine.source_code import hash_code
 from gptattn.runs.evaluation import Basis, Evaluation
 from gptattn.runs.folder import step_of
 from gptattn.runs.load import SavedRun
 from gptattn.settings.identity import hash_code_for
-
-OURS = "gptattn.evaluate"
-MEASURES = [f"{OURS}.losses"]
 
 
 def check_unchanged(saved: SavedRun, data: TokenData, text: str, steps: int) -> None:
@@ -49,7 +46,7 @@ def check_question(saved: SavedRun, data: TokenData, question: int | CacheKind) 
             )
         check_kind(saved.model, question, saved.cfg.variant)
         return
-    most = count_scored(data.val)
+    most = len(data.val) - 1  # the first token is only context
     if question > most:
         raise ConfigError(
             "lengths", f"{question} is longer than the held-out text; give at most {most}"
@@ -59,7 +56,7 @@ def check_question(saved: SavedRun, data: TokenData, question: int | CacheKind) 
 
 def begin_evaluation(saved: SavedRun, data: TokenData, known: Evaluation | None) -> Evaluation:
     """Return `known` if it is of the same weights, text, device and code; else an empty one."""
-    code = hash_code_for(saved.cfg) | hash_code(MEASURES, [OURS])
+    code = hash_code_for(saved.cfg) | hash_code(["gptattn.evaluate.losses"], ["gptattn.evaluate"])
     digest = hashlib.sha256(json.dumps(code, sort_keys=True).encode()).hexdigest()
     with saved.source.open("rb") as opened:
         weights = hashlib.file_digest(opened, "sha256").hexdigest()

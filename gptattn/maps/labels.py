@@ -13,7 +13,7 @@ SIGNS = {" ": "␣", "\n": "⏎", "\t": "⇥"}
 
 def label_tokens(tokenizer: Tokenizer, ids: NDArray[np.integer], text: str) -> list[str]:
     """Return a visible label of each id's part of the text; half a character is written `\\xc3`."""
-    raw = text.encode("utf-8", errors="surrogatepass")
+    raw = text.encode()
     ends = tokenizer.byte_lengths()[ids].cumsum().tolist()
     starts = [0, *ends[:-1]]
     return [

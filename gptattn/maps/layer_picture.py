@@ -40,7 +40,11 @@ def draw_layer(
     side = min(max(PER_TOKEN * T, MIN), MAX)
     width = LABELS + columns * side + (columns - 1) * GAP + BAR
     height = TOP + rows * side + (rows - 1) * GAP + LABELS
-    shown, names = _choose_ticks(labels, side)
+    every = math.ceil(T * PER_LABEL / side)
+    shown = range(0, T, every)
+    names = [_spell_missing(shorten(labels[i])) for i in shown]
+    if every > 1:
+        names = [f"{i} {name}" for i, name in zip(shown, names, strict=True)]
     together = math.ceil(T / CELLS)
     cells_HNN = keep_largest(w_HTS, together)
     n = cells_HNN.shape[1]
@@ -78,13 +82,6 @@ def draw_layer(
         FigureCanvasAgg(figure)
         figure.savefig(out, format="png", dpi=150, metadata={"Software": None})
     return out.getvalue()
-
-
-def _choose_ticks(labels: Sequence[str], side: float) -> tuple[list[int], list[str]]:
-    every = math.ceil(len(labels) * PER_LABEL / side)
-    shown = list(range(0, len(labels), every))
-    names = [_spell_missing(shorten(labels[i])) for i in shown]
-    return shown, names if every == 1 else [f"{i} {n}" for i, n in zip(shown, names, strict=True)]
 
 
 def _spell_missing(text: str) -> str:

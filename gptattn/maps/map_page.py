@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import Any
 
 import numpy as np
 from markupsafe import Markup
@@ -27,36 +26,39 @@ class Layer:
     cells_HN: NDArray[np.uint8]
 
 
-@dataclass(frozen=True)
-class PageHeader:
-    """The run and prompt that the page shows, and reference figures of uniform attention."""
+def render_page(
+    layers: Sequence[Layer],
+    side: int,
+    *,
+    run: str,
+    variant: str,
+    prompt: str,
+    labels: Sequence[str],
+    even: tuple[float, float],
+) -> str:
+    """Return the page's HTML.
 
-    run: str
-    variant: str
-    prompt: str
-    labels: Sequence[str]  # one per token
-    even_entropy: float  # nats, of uniform attention over as many tokens
-    even_sink: float  # and its mean weight on the first token
-
-
-def render_page(header: PageHeader, layers: Sequence[Layer], side: int) -> str:
-    """Return the page's HTML; `side` is the value with which the layers were packed."""
+    `side` is the value with which the layers were packed, `labels` has one per token, and `even`
+    are entropy and sink of uniform attention over as many tokens.
+    """
     script = files("gptattn.maps").joinpath("page.js").read_text(encoding="utf-8")
     digest = hashlib.sha256(script.encode()).digest()
     return fill_template(
         "gptattn.maps",
         "page.html.j2",
-        header=header,
+        run=make_visible(run),
+        variant=variant,
         # Line breaks stay, so that the prompt reads as it was written.
-        prompt=make_visible(header.prompt).replace("␣", " ").replace("⏎", "⏎\n"),
-        run=make_visible(header.run),
+        prompt=make_visible(prompt).replace("␣", " ").replace("⏎", "⏎\n"),
+        tokens=len(labels),
+        even=even,
         layers=layers,
         side=side,
-        figures=_format_figures,
+        figure=_format_figure,
         script=Markup(script),
         script_hash=base64.b64encode(digest).decode(),
         data={
-            "labels": list(header.labels),
+            "labels": list(labels),
             "side": side,
             "colours": _encode(map_to_viridis(np.arange(256) / 255)),
             "layers": [
@@ -67,9 +69,8 @@ def render_page(header: PageHeader, layers: Sequence[Layer], side: int) -> str:
     )
 
 
-def _format_figures(entropy: float, sink: float) -> dict[str, Any]:
-    known = math.isfinite(entropy)
-    return {"entropy": f"{entropy:.2f}" if known else "–", "sink": f"{sink:.2f}" if known else "–"}  # noqa: RUF001
+def _format_figure(value: float) -> str:
+    return f"{value:.2f}" if math.isfinite(value) else "–"  # noqa: RUF001
 
 
 def _encode(values: NDArray[np.uint8]) -> str:

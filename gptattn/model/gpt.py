@@ -1,6 +1,6 @@
 """A causal language model: its blocks, and GPT, which is given a function that makes attentions."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -214,10 +214,9 @@ class GPT(nn.Module):
         equal numbers in a row are one document. Raises ValueError for documents and a cache.
         """
         x, shared = self._embed(ids, cache, documents_BT)
-        again = self.activation_checkpointing and cache is None
-        again = again and self.training and torch.is_grad_enabled()
+        learning = self.training and torch.is_grad_enabled()
         for layer, block in enumerate(self.blocks):
-            if again:
+            if self.activation_checkpointing and learning and cache is None:
                 x = checkpoint(block, x, None, shared, use_reentrant=False)
             else:
                 x = block(x, None if cache is None else cache[layer], shared)
@@ -299,28 +298,23 @@ class GPT(nn.Module):
 
     def attention_weights(self, ids: Tensor, documents_BT: Tensor | None = None) -> list[Tensor]:
         """Return the attention weights [B, H, T, T] on these ids, of each layer that has them."""
-        maps: list[Tensor] = []
-        self.each_attention(ids, lambda _, w_BHTS: maps.append(w_BHTS), documents_BT)
-        return maps
+        return [w_BHTS for _, w_BHTS in self.each_attention(ids, documents_BT)]
 
     @torch.no_grad()
     def each_attention(
-        self,
-        ids: Tensor,
-        look: Callable[[int, Tensor], object],
-        documents_BT: Tensor | None = None,
-    ) -> None:
-        """Call `look(layer, weights [B, H, T, T])` per layer; one layer's weights exist at a time.
+        self, ids: Tensor, documents_BT: Tensor | None = None
+    ) -> Iterator[tuple[int, Tensor]]:
+        """Yield each layer that has attention weights, and those weights [B, H, T, T].
 
-        Layers without `HasMaps` are skipped. `documents_BT` is as in `hidden`.
+        `documents_BT` is as in `hidden`.
         """
         x, shared = self._embed(ids, None, documents_BT)
-        # Compiled blocks would be recompiled for these sizes.
-        with torch.compiler.set_stance("force_eager"):
-            for layer, block in enumerate(self.layers()):
+        for layer, block in enumerate(self.layers()):
+            # Compiled blocks would be recompiled for these sizes.
+            with torch.compiler.set_stance("force_eager"):
                 if isinstance(block.attention, HasMaps):
                     normed = block.norm_attention(x)
-                    look(layer, block.attention.attention_weights(normed, shared))
+                    yield layer, block.attention.attention_weights(normed, shared)
                 x = block(x, None, shared)
 
 

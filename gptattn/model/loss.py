@@ -75,11 +75,30 @@ class _LinearCrossEntropy(torch.autograd.Function):
         device = hidden.device.type
         mixed = torch.is_autocast_enabled(device)
         dtype = torch.get_autocast_dtype(device) if mixed else hidden.dtype
+        total = hidden.new_zeros((), dtype=torch.promote_types(dtype, torch.float32))
+        grad_hidden = torch.empty_like(hidden) if learning else None
+        # Summing many chunks in half precision would lose a bit or two.
+        several = chunk_tokens < len(targets)
+        sum_dtype = torch.promote_types(weight.dtype, torch.float32) if several else weight.dtype
+        grad_weight = torch.empty_like(weight, dtype=sum_dtype) if learning else None
+        head, share = weight.to(dtype), 1 / len(targets)
         with torch.autocast(device, enabled=False):
-            loss, *ctx.grads = _loss_and_grads(
-                hidden, weight, targets, chunk_tokens, dtype, learning
-            )
-        return loss
+            for start in range(0, len(targets), chunk_tokens):
+                span = slice(start, start + chunk_tokens)
+                x, y = hidden[span].to(dtype), targets[span].unsqueeze(1)
+                log_p = (x @ head.T).to(total.dtype).log_softmax(dim=-1)  # [chunk, V]
+                total -= log_p.gather(1, y).sum()
+                if grad_hidden is None or grad_weight is None:
+                    continue
+                # d loss / d logits = (softmax - one-hot) / tokens, in the memory of log_p. The
+                # products divide by tokens: dividing here would underflow in float16.
+                grad = log_p.exp_()
+                grad.scatter_add_(1, y, torch.full_like(y, -1, dtype=grad.dtype))
+                grad = grad.to(dtype)
+                _add_product(grad_hidden[span], False, grad, head, share)
+                _add_product(grad_weight, start > 0, grad.T, x, share)
+        ctx.grads = None if grad_weight is None else (grad_hidden, grad_weight.to(weight.dtype))
+        return total / len(targets)
 
     @staticmethod
     @once_differentiable
@@ -94,40 +113,6 @@ class _LinearCrossEntropy(torch.autograd.Function):
             grad_hidden.mul_(grad_loss)
             grad_weight.mul_(grad_loss)
         return grad_hidden, grad_weight, None, None, None
-
-
-def _loss_and_grads(
-    hidden: Tensor,
-    weight: Tensor,
-    targets: Tensor,
-    chunk_tokens: int,
-    dtype: torch.dtype,
-    learning: bool,
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    total = hidden.new_zeros((), dtype=torch.promote_types(dtype, torch.float32))
-    grad_hidden = torch.empty_like(hidden) if learning else None
-    # Summing many chunks in half precision would lose a bit or two.
-    several = chunk_tokens < len(targets)
-    sum_dtype = torch.promote_types(weight.dtype, torch.float32) if several else weight.dtype
-    grad_weight = torch.empty_like(weight, dtype=sum_dtype) if learning else None
-    head = weight.to(dtype)
-    for start in range(0, len(targets), chunk_tokens):
-        span = slice(start, start + chunk_tokens)
-        x, y = hidden[span].to(dtype), targets[span].unsqueeze(1)
-        log_p = (x @ head.T).to(total.dtype).log_softmax(dim=-1)  # [chunk, V]
-        total -= log_p.gather(1, y).sum()
-        if grad_hidden is None or grad_weight is None:
-            continue
-        # d loss / d logits = (softmax - one-hot) / tokens, in the memory of log_p. The products
-        # below divide by tokens: dividing here would underflow in float16.
-        grad = log_p.exp_()
-        grad.scatter_add_(1, y, torch.full_like(y, -1, dtype=grad.dtype))
-        grad, share = grad.to(dtype), 1 / len(targets)
-        _add_product(grad_hidden[span], False, grad, head, share)
-        _add_product(grad_weight, start > 0, grad.T, x, share)
-    if grad_weight is not None:
-        grad_weight = grad_weight.to(weight.dtype)
-    return total / len(targets), grad_hidden, grad_weight
 
 
 def _add_product(out: Tensor, keep: bool, a: Tensor, b: Tensor, factor: float) -> None:

@@ -40,7 +40,9 @@ class DrawnByName(TorchFunctionMode):
             tensor = args[0] if args else kwargs["tensor"]  # nn.init gives it by name
             if (name := self._names.get(_memory(tensor))) is not None:
                 # A mechanism may draw a parameter in parts, each through a view.
-                key = _key(f"{torch.initial_seed()} {name} {tensor.storage_offset()}")
+                drawn = f"{torch.initial_seed()} {name} {tensor.storage_offset()}"
+                # torch's CPU generator only uses the low 32 bits of a seed.
+                key = int(hashlib.sha256(drawn.encode()).hexdigest()[:8], 16)
                 kwargs["generator"] = torch.Generator(tensor.device).manual_seed(key)
         return func(*args, **kwargs)
 
@@ -56,8 +58,3 @@ class DrawnByName(TorchFunctionMode):
 
 def _memory(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
-
-
-def _key(of: str) -> int:
-    # Hash all of it: torch's CPU generator only uses the low 32 bits of a seed.
-    return int.from_bytes(hashlib.sha256(of.encode()).digest()[:4], "big")

@@ -16,11 +16,8 @@ class MatrixRule(ABC):
     """Turns the gradients of matrices into the directions of their updates."""
 
     @abstractmethod
-    def state_shapes(self, shape: torch.Size) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of the state of a matrix of this shape, by name; it starts as 0.
-
-        `step`, the number of its updates so far, is kept as well.
-        """
+    def new_state(self, matrix: Tensor) -> State:
+        """Return the matrix's state before its first update; its `step` is kept as well."""
 
     @abstractmethod
     def directions(self, gradients: list[Tensor], states: list[State]) -> list[Tensor]:
@@ -65,18 +62,12 @@ class CombinedAdamW(torch.optim.AdamW):
         matrices: list[nn.Parameter] = [p for p in group["params"] if p.grad is not None]
         for p in matrices:
             if not self.state[p]:
-                shapes = state_shapes(self.rule, p.shape)
-                self.state[p] = {name: p.new_zeros(shape) for name, shape in shapes.items()}
-                # As AdamW's: bfloat16 cannot count beyond 256.
-                self.state[p]["step"] = p.new_zeros((), dtype=torch.float32)
+                # AdamW looks for a step in every state; bfloat16 cannot count beyond 256.
+                step = p.new_zeros((), dtype=torch.float32)
+                self.state[p] = {"step": step, **self.rule.new_state(p)}
         gradients = [p.grad for p in matrices if p.grad is not None]
         directions = self.rule.directions(gradients, [self.state[p] for p in matrices])
         for p, direction in zip(matrices, directions, strict=True):
             p.mul_(1 - group["lr"] * group["weight_decay"]).sub_(direction, alpha=group["lr"])
             p.grad = None
             self.state[p]["step"] += 1
-
-
-def state_shapes(rule: MatrixRule, shape: torch.Size) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of the whole state of a matrix that the rule updates, by name."""
-    return {"step": (), **rule.state_shapes(shape)}  # AdamW looks for a step in every state

@@ -1,21 +1,41 @@
-"""Muon: momentum whose matrices are made orthogonal."""
+"""Muon: momentum whose matrices are made orthogonal.
+
+Two published iterations do it: they bring the singular values near 1 and keep the singular vectors.
+"""
 
 from collections import defaultdict
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from gptattn.optim.matrix_rule import MatrixRule, State
-from gptattn.optim.polar import (
-    MAX_STEPS,
-    Iteration,
-    choose_polynomials,
-    compute_polar_factor,
-    compute_whitener,
-)
 
+Iteration = Literal["polar_express", "newton_schulz"]
 Format = Literal["weights", "bfloat16"]
+Quintic = tuple[float, float, float]  # s -> a s + b s^3 + c s^5
+
+# Jordan et al. 2024, Muon: the same at each step. Values between 0.7 and 1.2, after five.
+NEWTON_SCHULZ: Quintic = (3.4445, -4.7750, 2.0315)
+# Amsel et al. 2025, arXiv:2505.16932, listing 2: the best for singular values from 1e-3 to 1. The
+# last one repeats.
+POLAR_EXPRESS: tuple[Quintic, ...] = (
+    (8.28721201814563, -23.595886519098837, 17.300387312530933),
+    (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
+    (3.9486908534822946, -2.908902115962949, 0.5518191394370137),
+    (3.3184196573706015, -2.488488024314874, 0.51004894012372),
+    (2.300652019954817, -1.6689039845747493, 0.4188073119525673),
+    (1.891301407787398, -1.2679958271945868, 0.37680408948524835),
+    (1.8750014808534479, -1.2500016453999487, 0.3750001645474248),
+    (1.875, -1.25, 0.375),
+)
+# Rounding may bring singular values above 1, where Polar Express's polynomials grow fast.
+SAFETY = 1.01
+EPS = 1e-7  # avoids a division by 0, as in both papers' code
+# With more, `compute_whitener` fails in float32 at low rank: each step multiplies the rounding
+# errors of squared singular values near 0 by up to 69, and below -1 they grow without bound.
+MAX_STEPS = 7
 # With at least this ratio of the sides, products of the shorter side only are faster.
 WIDE = 2
 
@@ -59,8 +79,8 @@ class Muon(MatrixRule):
         self.dtype = torch.bfloat16 if dtype == "bfloat16" else None
         self._polynomials = choose_polynomials(iteration, steps)
 
-    def state_shapes(self, shape: torch.Size) -> dict[str, tuple[int, ...]]:
-        return {"momentum": tuple(shape)}
+    def new_state(self, matrix: Tensor) -> State:
+        return {"momentum": torch.zeros_like(matrix)}
 
     def directions(self, gradients: list[Tensor], states: list[State]) -> list[Tensor]:
         averages = [
@@ -74,7 +94,8 @@ class Muon(MatrixRule):
             groups[min(x.shape), max(x.shape)].append(i)
         found: list[Tensor] = list(averages)
         for (short, long), members in groups.items():
-            x_NPQ = torch.stack([_lay_flat(averages[i]) for i in members])
+            own = [averages[i] for i in members]
+            x_NPQ = torch.stack([x if len(x) == short else x.mT for x in own])
             y_NPQ = self._orthogonalise(x_NPQ).to(x_NPQ.dtype)
             y_NPQ *= self.rms * max(short, long) ** 0.5
             for i, y_PQ in zip(members, y_NPQ.unbind(), strict=True):
@@ -93,6 +114,59 @@ class Muon(MatrixRule):
         return compute_polar_factor(wide_NPQ, self._polynomials)
 
 
-def _lay_flat(x: Tensor) -> Tensor:
-    """Return the matrix, transposed if taller than wide."""
-    return x if x.shape[0] <= x.shape[1] else x.mT
+@dataclass(frozen=True)
+class Polynomials:
+    """One polynomial per step, for a matrix that is first divided by margin * norm + EPS."""
+
+    quintics: tuple[Quintic, ...]
+    margin: float
+
+
+def choose_polynomials(iteration: Iteration, steps: int) -> Polynomials:
+    """Return the published polynomials for this many steps."""
+    if iteration == "newton_schulz":
+        return Polynomials((NEWTON_SCHULZ,) * steps, 1.0)
+    *first, last = POLAR_EXPRESS
+    safe = [(a / SAFETY, b / SAFETY**3, c / SAFETY**5) for a, b, c in first]
+    return Polynomials((*safe, *[last] * steps)[:steps], SAFETY)
+
+
+def compute_polar_factor(x_NPQ: Tensor, polynomials: Polynomials) -> Tensor:
+    """Return about U V^T for each matrix U S V^T: [N, P, Q] -> [N, P, Q], with P <= Q."""
+    x = x_NPQ / _bound_norm(x_NPQ, polynomials)
+    for a, b, c in polynomials.quintics:
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x
+
+
+def compute_whitener(x_NPQ: Tensor, polynomials: Polynomials) -> Tensor:
+    """Return W [N, P, P] of which W x is `compute_polar_factor(x)`.
+
+    All products are of [P, P] but the first, so for P well below Q it takes less work. Singular
+    values below 1e-4 of the largest are lost in float32, since it works with their squares. Give at
+    most MAX_STEPS there.
+    """
+    scale = _bound_norm(x_NPQ, polynomials)
+    x = x_NPQ / scale
+    first, *later = polynomials.quintics
+    gram = x @ x.mT
+    total = factor = _compute_factor(gram, first)
+    for quintic in later:
+        gram = factor @ gram @ factor
+        factor = _compute_factor(gram, quintic)
+        total = factor @ total
+    return total / scale
+
+
+def _compute_factor(gram: Tensor, quintic: Quintic) -> Tensor:
+    """Return a + b gram + c gram^2, the factor of x in a step."""
+    a, b, c = quintic
+    factor = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+    factor.diagonal(dim1=-2, dim2=-1).add_(a)
+    return factor
+
+
+def _bound_norm(x_NPQ: Tensor, polynomials: Polynomials) -> Tensor:
+    """Return a bound [N, 1, 1] on the largest singular value."""
+    return x_NPQ.norm(dim=(-2, -1), keepdim=True) * polynomials.margin + EPS

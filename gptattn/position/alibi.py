@@ -11,7 +11,7 @@ class LinearBias(HeadPosition):
 
     With H heads, a power of two, head i has the slope 2^(-8 (i + 1) / H). For other H, the heads
     have the slopes for the next lower power of two, then every second one of those for the next
-    higher. Nothing is trained. Raises ValueError for less than one head.
+    higher. Nothing is trained.
 
     Source: Press et al. 2021, arXiv:2108.12409, sec. 3; other H: the authors' code.
     """
@@ -21,8 +21,6 @@ class LinearBias(HeadPosition):
 
     def __init__(self, num_heads: int) -> None:
         super().__init__()
-        if num_heads < 1:
-            raise ValueError(f"num_heads={num_heads} must be 1 or more")
         below = 1 << (num_heads.bit_length() - 1)  # the power of two at or below num_heads
         slopes = _slopes(below) + _slopes(2 * below)[::2][: num_heads - below]
         # In float64: float32 knows a slope of 1/2 times position 9,999 only to 0.001.

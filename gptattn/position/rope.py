@@ -44,14 +44,38 @@ class RotaryPosition(HeadPosition):
         original_context: int | None = None,
     ) -> None:
         super().__init__()
-        self.base, self.fraction, self.stretch = base, fraction, stretch
-        self.context_length, self.original_context = context_length, original_context
-        self.rotated = _rotated(head_dim, fraction)
+        if not 0 < fraction <= 1:
+            raise ValueError(
+                f"fraction={fraction} must be above 0 and at most 1, which rotates all"
+            )
+        if fraction == 1 and head_dim % 2:
+            raise ValueError(
+                f"head_dim={head_dim} must be even for rotary positions; change the number of "
+                "heads, or rotate an even part of each with fraction"
+            )
+        R = int(head_dim * fraction)
+        if R % 2 or R == 0:
+            raise ValueError(
+                f"fraction={fraction} of head_dim={head_dim} is {R}; an even number, 2 or more, "
+                "must rotate"
+            )
         if not 0 < base < math.inf:
             raise ValueError(f"base={base} must be a positive number; 10000.0 is the paper's")
-        _check_stretch(base, stretch, original_context)
-        self.whole = self.rotated == head_dim
-        R = self.rotated
+        if not 1 <= stretch < math.inf:
+            raise ValueError(f"stretch={stretch} must be 1.0 (none) or more")
+        if stretch == 1 and original_context is not None:
+            raise ValueError(
+                f"original_context={original_context} has no effect with stretch=1.0; "
+                "give the stretch too, or null"
+            )
+        if original_context is not None and original_context < 1:
+            raise ValueError(
+                f"original_context={original_context} must be 1 or more tokens, or null"
+            )
+        if stretch > 1 and base <= 1:
+            raise ValueError(f"base={base} must be above 1 where the context is stretched")
+        self.base, self.fraction, self.stretch = base, fraction, stretch
+        self.context_length, self.original_context = context_length, original_context
         frequency = base ** (-torch.arange(0, R, 2, dtype=torch.float64) / R)
         amplitude = 1.0
         if stretch > 1:
@@ -72,50 +96,16 @@ class RotaryPosition(HeadPosition):
         cos, sin = self.cos_TR[where].to(q_BHTD.dtype), self.sin_TR[where].to(q_BHTD.dtype)
         if cos.ndim == 3:  # [B, T, R]: the same for all heads
             cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
-        if self.whole:
-            return _turn(q_BHTD, cos, sin), _turn(k_BGTD, cos, sin)
-        return self._turn_part(q_BHTD, cos, sin), self._turn_part(k_BGTD, cos, sin)
-
-    def _turn_part(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        turning, passing = x[..., : self.rotated], x[..., self.rotated :]
-        return torch.cat([_turn(turning, cos, sin), passing], dim=-1)
+        return _turn(q_BHTD, cos, sin), _turn(k_BGTD, cos, sin)
 
 
 def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate the first R numbers of each head, as many as the tables have; the others pass."""
+    R, D = cos.shape[-1], x.shape[-1]
+    if R < D:
+        return torch.cat([_turn(x[..., :R], cos, sin), x[..., R:]], dim=-1)
     first, second = x.chunk(2, dim=-1)
     return x * cos + torch.cat([-second, first], dim=-1) * sin
-
-
-def _rotated(head_dim: int, fraction: float) -> int:
-    """Return how many numbers of a head rotate."""
-    if not 0 < fraction <= 1:
-        raise ValueError(f"fraction={fraction} must be above 0 and at most 1, which rotates all")
-    if fraction == 1 and head_dim % 2:
-        raise ValueError(
-            f"head_dim={head_dim} must be even for rotary positions; change the number of heads, "
-            "or rotate an even part of each with fraction"
-        )
-    rotated = int(head_dim * fraction)
-    if rotated % 2 or rotated == 0:
-        raise ValueError(
-            f"fraction={fraction} of head_dim={head_dim} is {rotated}; an even number, 2 or more, "
-            "must rotate"
-        )
-    return rotated
-
-
-def _check_stretch(base: float, stretch: float, original_context: int | None) -> None:
-    if not 1 <= stretch < math.inf:
-        raise ValueError(f"stretch={stretch} must be 1.0 (none) or more")
-    if stretch == 1 and original_context is not None:
-        raise ValueError(
-            f"original_context={original_context} has no effect with stretch=1.0; "
-            "give the stretch too, or null"
-        )
-    if original_context is not None and original_context < 1:
-        raise ValueError(f"original_context={original_context} must be 1 or more tokens, or null")
-    if stretch > 1 and base <= 1:
-        raise ValueError(f"base={base} must be above 1 where the context is stretched")
 
 
 def _slower(R: int, base: float, stretch: float, original_context: float) -> Tensor:

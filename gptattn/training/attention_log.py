@@ -49,16 +49,14 @@ class AttentionLog(L.Callback):
         if not model.layers_with_maps():
             return
 
-        def log(layer: int, w_BHTS: Tensor) -> None:
-            image = draw_heads(w_BHTS[0].float().cpu().numpy())
-            tag = f"val_attention/layer_{layer:02d}"
-            self.board.experiment.add_image(tag, image, step, dataformats="HWC")
-
         was_training = model.training
         model.eval()
         held = (self.map_row, self.map_documents)
         row, documents = move_data_to_device(held, pl_module.device)
-        model.each_attention(row, log, documents)
+        for layer, w_BHTS in model.each_attention(row, documents):
+            image = draw_heads(w_BHTS[0].float().cpu().numpy())
+            tag = f"val_attention/layer_{layer:02d}"
+            self.board.experiment.add_image(tag, image, step, dataformats="HWC")
         model.train(was_training)
 
 
@@ -71,14 +69,11 @@ def measure_attention(
     """
     found: dict[str, float] = {}
     documents = None if documents_BT is None else Documents.numbered(documents_BT)
-
-    def measure(layer: int, w_BHTS: Tensor) -> None:
+    for layer, w_BHTS in model.each_attention(ids, documents_BT):
         of = w_BHTS, documents
         for name, value_H in (("entropy", entropy(*of)), ("sink", sink_mass(*of))):
             place = f"val_attention/{name}/layer_{layer:02d}"
             found[place] = value_H.mean().item()
             for head, value in enumerate(value_H.tolist() if heads else ()):
                 found[f"{place}/head_{head:02d}"] = value
-
-    model.each_attention(ids, measure, documents_BT)
     return found

@@ -78,6 +78,7 @@ def drop_weightless(spec: Spec) -> Spec:
 def describe_model(model: GPT, cfg: TrainConfig) -> dict[str, Any]:
     """Return what no conversion can change in the model, by the names of the settings."""
     known: dict[str, Any] = {
+        "position": cfg.choices["position"],
         "model.num_layers": len(model.blocks),
         "model.d_model": model.token_embedding.embedding_dim,
         "model.d_mlp": model.layers()[0].d_mlp,
@@ -124,7 +125,7 @@ def take_over(
 
 
 def check_heads(model: GPT, cfg: TrainConfig) -> None:
-    """Raise ConfigError, with the name that the settings give it, for a layer without heads."""
+    """Raise ConfigError for a layer without heads, under the name that the settings give it."""
     for layer, block in enumerate(model.layers()):
         group, _ = cfg.attn_of(layer)
         name = f"attn={cfg.choices['attn']}" if group == "attn" else group.rpartition(".")[2]
@@ -166,7 +167,7 @@ def convert(source: GPT, target: GPT, method: str = "mean", seed: int = 0) -> No
 def _convert_layer(old: Attention, new: Attention, method: str, generator: torch.Generator) -> None:
     """Convert heads through the canonical layout, and copy the other weights by name.
 
-    Raises ValueError if a weight of `old` has no place in `new`.
+    Raises ValueError if `new` cannot hold a weight of `old`.
     """
     weights, wanted = heads_of(old).export_heads(), heads_of(new).export_heads()
     if weights.q_HDE.shape != wanted.q_HDE.shape:

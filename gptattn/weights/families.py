@@ -1,6 +1,6 @@
 """The kinds of Hugging Face checkpoints that we read and write, each a table of names.
 
-What no table can say is a function: what config.json leaves out, and how positions are written.
+What a table cannot express is a function: values that config.json omits, and rotary settings.
 """
 
 import re
@@ -24,7 +24,6 @@ class Family:
     name: str  # `model_type` in config.json, and the word after from= of convert.py
     title: str  # in messages
     architecture: str  # the class in transformers
-    choices: dict[str, str]  # the config choices that fit
     fixed: dict[str, Any]  # the settings that all its models share
     settings: dict[str, str]  # the other settings, ours -> their key in config.json
     defaults: dict[str, Any]  # what a missing key means
@@ -53,7 +52,7 @@ class Family:
 
         `tokenizer`: the overrides that choose it.
         """
-        chosen: dict[str, Any] = {"attn": "mha", **self.choices, **self.fixed, **values}
+        chosen: dict[str, Any] = {"attn": "mha", **self.fixed, **values}
         heads = chosen.pop("attn.num_kv_heads", None)
         if heads not in (None, values["model.num_heads"]):
             chosen |= {"attn": "gqa", "attn.num_kv_heads": heads}
@@ -104,8 +103,9 @@ GPT2 = Family(
     name="gpt2",
     title="GPT-2",
     architecture="GPT2LMHeadModel",
-    choices={"block": "gpt2", "position": "learned"},
     fixed={
+        "block": "gpt2",
+        "position": "learned",
         "block.norm": "layer",
         "block.bias": True,
         "model.mlp": "gelu",
@@ -153,8 +153,9 @@ LLAMA = Family(
     name="llama",
     title="Llama",
     architecture="LlamaForCausalLM",
-    choices={"block": "llama", "position": "rope"},
     fixed={
+        "block": "llama",
+        "position": "rope",
         "block.norm": "rms",
         "block.bias": False,
         "model.mlp": "swiglu",

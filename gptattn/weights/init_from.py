@@ -120,12 +120,9 @@ def list_settings_needed(origin: Origin, target: GPT, cfg: TrainConfig) -> dict[
         different = {k: v for k, v in different.items() if k not in NAMES_BLOCK}
         # Choosing the block's file may change these as well.
         different |= {name: theirs[name] for name in WITHIN_BLOCK}
-    if origin.cfg.position.get("_target_") != cfg.position.get("_target_"):
-        given["position"] = choices["position"]
+    if "position" in different:
         # 1.0 is the file's own fraction and stretch.
-        own = {name: v for name, v in theirs.items() if name.startswith("position.") and v != 1.0}
-        different |= own
-
+        different |= {n: v for n, v in theirs.items() if n.startswith("position.") and v != 1.0}
     stretched = ours.get("position.stretch", 1.0) > theirs.get("position.stretch", 1.0)
     if stretched:
         different.pop("position.stretch", None)

@@ -11,20 +11,13 @@ P = torch.tensor([[0.5, 0.25, 0.15, 0.1], [0.1, 0.2, 0.3, 0.4]], dtype=torch.flo
 SEEN = torch.tensor([[0], [3]])
 
 
-def probabilities(sampling: Sampling) -> torch.Tensor:
-    return sampling.probabilities(P.log(), SEEN)
-
-
 def check(sampling: Sampling, *rows: list[float]) -> None:
     expected = torch.tensor(rows, dtype=torch.float64)
-    torch.testing.assert_close(probabilities(sampling), expected)
+    torch.testing.assert_close(sampling.probabilities(P.log(), SEEN), expected)
 
 
-def test_without_a_rule_it_is_the_softmax():
+def test_it_is_the_softmax_and_temperature_sharpens_it():
     check(Sampling(), *P.tolist())
-
-
-def test_temperature_sharpens():
     # Squares: 0.25, 0.0625, 0.0225, 0.01 over 0.345; 0.01, 0.04, 0.09, 0.16 over 0.3.
     first = [x / 0.345 for x in (0.25, 0.0625, 0.0225, 0.01)]
     check(Sampling(temperature=0.5), first, [x / 0.3 for x in (0.01, 0.04, 0.09, 0.16)])
@@ -53,7 +46,7 @@ def test_top_p_keeps_as_many_ids_as_sums_in_float64_say():
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_logit_that_is_no_number_is_an_error_of_its_own(temperature):
+def test_a_logit_that_is_not_a_number_is_a_numeric_error(temperature):
     logits = torch.tensor([[0.0, 1.0, 2.0], [0.0, float("nan"), 2.0]])
     with pytest.raises(NumericError, match=r"^logits: .* not finite"):
         Sampling(temperature=temperature).draw(logits, SEEN, None)
@@ -65,13 +58,13 @@ def test_a_logit_of_minus_infinity_is_never_drawn():
     assert Sampling(temperature=0).draw(logits, SEEN[:1], None).item() == 2
 
 
-def test_min_p_keeps_what_is_likely_beside_the_likeliest():
+def test_min_p_keeps_tokens_that_are_likely_relative_to_the_likeliest():
     check(Sampling(min_p=0.5), [2 / 3, 1 / 3, 0, 0], [0, 2 / 9, 3 / 9, 4 / 9])
     # Of the two likeliest, 2/3 and 1/3, 0.6 keeps the first.
     check(Sampling(top_k=2, min_p=0.6), [1, 0, 0, 0], [0, 0, 3 / 7, 4 / 7])
 
 
-def test_the_repetition_penalty_makes_what_was_said_less_likely():
+def test_the_repetition_penalty_makes_seen_tokens_less_likely():
     logits = torch.tensor([[2.0, -2.0, 0.0]])
     seen = torch.tensor([[0, 1, 0]])
     p = Sampling(repetition_penalty=2.0).probabilities(logits, seen)
@@ -82,7 +75,6 @@ def test_the_repetition_penalty_makes_what_was_said_less_likely():
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("temperature", -1.0),
         ("temperature", float("nan")),
         ("top_k", 0),
         ("top_p", 0.0),

@@ -27,21 +27,23 @@ def fed(stream: TextStream, ids: list[int]) -> list[str]:
     return [*map(stream.feed, ids), stream.end()]
 
 
-def test_what_is_told_is_the_text_of_all_ids_whatever_bytes_they_make(tokenizer: Tokenizer) -> None:
+def test_streamed_text_is_the_text_of_all_ids_whatever_bytes_they_make(
+    tokenizer: Tokenizer,
+) -> None:
     draws = np.random.default_rng(0)
     for _ in range(20):
         ids = draws.integers(0, tokenizer.vocab_size, 40)
         stream = TextStream(tokenizer)
-        told = fed(stream, ids.tolist())
-        assert "".join(told) == stream.emitted == tokenizer.decode(ids)
+        emitted = fed(stream, ids.tolist())
+        assert "".join(emitted) == stream.emitted == tokenizer.decode(ids)
 
 
-def test_a_character_is_told_with_its_last_byte() -> None:
+def test_a_character_is_emitted_with_its_last_byte() -> None:
     assert fed(TextStream(ByteTokenizer()), list("a≈b".encode())) == ["a", "", "", "≈", "b", ""]
     assert fed(TextStream(ByteTokenizer()), [0x61, 0xE2, 0x89]) == ["a", "", "", "\ufffd"]
 
 
-def test_nothing_of_the_stop_text_is_told_nor_what_follows(tokenizer: Tokenizer) -> None:
+def test_neither_the_stop_text_nor_what_follows_is_emitted(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode(TEXT + TEXT, "data").tolist()
     for start in range(len(TEXT)):
         for end in range(start + 1, len(TEXT) + 1):
@@ -51,13 +53,13 @@ def test_nothing_of_the_stop_text_is_told_nor_what_follows(tokenizer: Tokenizer)
             assert stream.done
 
 
-def test_what_only_began_like_the_stop_text_is_told() -> None:
+def test_text_that_only_begins_like_the_stop_text_is_emitted() -> None:
     stream = TextStream(ByteTokenizer(), "aab")
     assert fed(stream, list(b"aaac")) == ["", "", "a", "aac", ""]
     assert fed(TextStream(ByteTokenizer(), "aab"), list(b"xaa")) == ["x", "", "", "aa"]
 
 
-def test_only_line_breaks_part_prompts(tmp_path: Path) -> None:
+def test_only_line_breaks_separate_prompts(tmp_path: Path) -> None:
     file = tmp_path / "prompts.txt"
     file.write_bytes("a\u2028b\x0cc\r\n\n d\x85\n".encode())
     assert read_prompts(file) == ["a\u2028b\x0cc", " d\x85"]

@@ -5,7 +5,6 @@ import hashlib
 import io
 import json
 import re
-from html.parser import HTMLParser
 
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ from gptattn.maps import layer_picture as figure
 from gptattn.maps.heatmap import choose_cell_side, pack_cells
 from gptattn.maps.labels import label_tokens, make_visible, shorten
 from gptattn.maps.layer_picture import draw_layer
-from gptattn.maps.map_page import Layer, PageHeader, render_page
+from gptattn.maps.map_page import Layer, render_page
 
 HOSTILE = (
     "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
@@ -98,75 +97,46 @@ def test_any_text_can_stand_in_a_picture() -> None:
 # The page
 
 
-class Reader(HTMLParser):
-    """Parses the page, as a browser would."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.scripts: list[str] = []
-        self.text = ""
-        self._in = ""
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-        self._in = tag
-        if tag == "script":
-            self.scripts.append("")
-
-    def handle_endtag(self, tag: str) -> None:
-        self._in = ""
-
-    def handle_data(self, data: str) -> None:
-        if self._in == "script":
-            self.scripts[-1] += data
-        else:
-            self.text += data
-
-
-def page(w_LHTS: np.ndarray, labels: list[str], side: int = 1) -> tuple[str, Reader]:
+def page(w_LHTS: np.ndarray, labels: list[str], side: int = 1) -> str:
     layers = [
         Layer(number, [1.5] * len(w_HTS), [0.25] * len(w_HTS), pack_cells(w_HTS, side))
         for number, w_HTS in enumerate(w_LHTS)
     ]
-    text = render_page(PageHeader(HOSTILE, "mha", HOSTILE, labels, 1.25, 0.5), layers, side)
-    reader = Reader()
-    reader.feed(text)
-    return text, reader
+    words = {"run": HOSTILE, "variant": "mha", "prompt": HOSTILE}
+    return render_page(layers, side, **words, labels=labels, even=(1.25, 0.5))
+
+
+def scripts(text: str) -> list[tuple[str, str]]:
+    """The attributes and the content of each script, as a browser finds them."""
+    return re.findall(r"<script(.*?)>(.*?)</script", text, re.DOTALL | re.IGNORECASE)
 
 
 def test_the_page_holds_every_weight_and_label() -> None:
     w_LHTS = np.stack([causal(2, 5), causal(2, 5)[::-1]])
     labels = ["a", "␣", make_visible("\n"), "</script>", "中"]
-    _, reader = page(w_LHTS, labels)
-    data = json.loads(reader.scripts[0])
+    text = page(w_LHTS, labels)
+    data = json.loads(scripts(text)[0][1])
     assert data["labels"] == labels
     assert data["side"] == 1
     for layer, w_HTS in zip(data["layers"], w_LHTS, strict=True):
-        for text, w_TS in zip(layer["heads"], w_HTS, strict=True):
-            cells = np.frombuffer(base64.b64decode(text), dtype=np.uint8)
+        for packed, w_TS in zip(layer["heads"], w_HTS, strict=True):
+            cells = np.frombuffer(base64.b64decode(packed), dtype=np.uint8)
             np.testing.assert_allclose((cells / 255) ** 2, w_TS[np.tril_indices(5)], atol=0.004)
     colours = np.frombuffer(base64.b64decode(data["colours"]), dtype=np.uint8).reshape(256, 3)
-    assert colours[[0, 255]].tolist() == [[68, 1, 84], [253, 231, 37]]
-    buttons = [attributes for tag, attributes in reader.tags if tag == "button"]
-    assert [(b["data-layer"], b["data-head"]) for b in buttons] == [
-        *(("0", "0"), ("0", "1"), ("1", "0"), ("1", "1"))
-    ]
+    assert colours[[0, 255]].tolist() == [[68, 1, 84], [253, 231, 36]]
+    heads = re.findall(r'<button .*?data-layer="(\d)" data-head="(\d)"', text)
+    assert heads == [("0", "0"), ("0", "1"), ("1", "0"), ("1", "1")]
 
 
 def test_a_hostile_prompt_stays_text_and_no_other_script_may_run() -> None:
-    text, reader = page(causal(1, 3)[None], [HOSTILE, "b", "c"])
-    assert [attributes for tag, attributes in reader.tags if tag == "script"] == [
-        {"type": "application/json", "id": "data"},
-        {},
-    ]
-    assert "img" not in [tag for tag, _ in reader.tags]
-    assert "alert(1)" in reader.text
-    assert "{{ 7*7 }}" in reader.text
+    text = page(causal(1, 3)[None], [HOSTILE, "b", "c"])
+    (data, _), (own, code) = scripts(text)
+    assert (data, own) == (' type="application/json" id="data"', "")
+    assert "<img" not in text
+    assert "alert(1)" in text
+    assert "{{ 7*7 }}" in text
     assert not re.search("[\u202e\0]", text)
-    digest = base64.b64encode(hashlib.sha256(reader.scripts[1].encode()).digest()).decode()
-    (policy,) = [a["content"] for _, a in reader.tags if a.get("http-equiv")]
-    assert policy == (
-        f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
-    )
+    digest = base64.b64encode(hashlib.sha256(code.encode()).digest()).decode()
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    assert f'http-equiv="Content-Security-Policy" content="{policy}"' in text
     assert not re.search(r"""(?:src|href)\s*=|url\(|https?:|@import""", text.replace("src=x", ""))

@@ -9,7 +9,7 @@ from typing import get_args
 
 import pytest
 import torch
-from building import build_gpt, menu, through_cache
+from building import build_gpt, menu
 from interrupted import SIX, begun, fingerprint, once, sent
 from support import command, summary, train
 
@@ -32,42 +32,13 @@ CHOICES = [
 
 
 @pytest.fixture(params=CHOICES, ids=",".join)
-def choices(request: pytest.FixtureRequest) -> list[str]:
-    return request.param
+def model(request: pytest.FixtureRequest) -> GPT:
+    return build_gpt(*SIZES, *request.param, std=0.3).eval()
 
 
 @pytest.fixture(params=menu("block"))
 def block(request: pytest.FixtureRequest) -> str:
     return f"block={request.param}"
-
-
-@pytest.fixture
-def model(choices: list[str]) -> GPT:
-    return build_gpt(*SIZES, *choices, std=0.3).eval()
-
-
-@torch.no_grad()
-def test_a_model_decodes_as_it_reads(model: GPT) -> None:
-    model, ids = model.double(), torch.randint(V, (B, T))
-    for chunks in ([1] * 11, [5, 1, 3, 2]):
-        found = through_cache(model, ids, model.new_cache(B), chunks)
-        torch.testing.assert_close(found, model(ids), rtol=0, atol=1e-11)
-
-
-@pytest.mark.parametrize("rows", [1, 3])
-@torch.no_grad()
-def test_a_prepared_model_gives_the_same_logits_and_can_be_undone(
-    model: GPT, rows: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("gptattn.attention.linear.MIN_BYTES", 0)
-    ids = torch.randint(V, (rows, T))
-    expected = model(ids)[:, -1]
-    model.prepare(rows)
-    cache = model.new_cache(rows)
-    model.hidden(ids[:, :-1], cache)
-    torch.testing.assert_close(model.next_logits(ids[:, -1:], cache), expected, atol=1e-5, rtol=0)
-    model.prepare(None)
-    torch.testing.assert_close(model.next_logits(ids), expected, atol=1e-5, rtol=0)
 
 
 def test_a_logit_depends_on_its_own_token_and_the_past_only(model: GPT) -> None:
@@ -95,17 +66,6 @@ def test_the_loss_trains_every_parameter(model: GPT) -> None:
         assert parameter.grad is not None, name
         # A key's bias adds the same to all scores of a query.
         assert parameter.grad.abs().max() > 1e-6 or name.endswith("W_key.bias"), name
-
-
-def test_the_costs_are_what_a_checkpoint_holds(choices: list[str], model: GPT) -> None:
-    with torch.device("meta"):
-        cost = measure_cost(build_gpt(*SIZES, *choices))
-    held = {name: tensor.numel() for name, tensor in model.state_dict().items()}
-    assert cost == measure_cost(model)
-    assert cost.params == sum(held.values())
-    assert cost.params_attention == sum(n for name, n in held.items() if ".attention." in name)
-    inputs = ("token_embedding.", "input_position.")
-    assert cost.params_embedding == sum(n for name, n in held.items() if name.startswith(inputs))
 
 
 def test_a_block_without_an_mlp_has_nothing_but_attention_and_its_norm(block: str) -> None:

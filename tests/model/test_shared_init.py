@@ -58,36 +58,25 @@ def test_each_variant_shares_with_mha_what_both_have(attn: str) -> None:
             assert ours[name].std().item() == pytest.approx(plain[name].std().item(), rel=0.1)
 
 
-class Drawing(nn.Module):
-    """A weight that is drawn by one of nn.init's functions."""
+def drawn_by_name(draw: Callable[[Tensor], object], before: int = 0) -> nn.Parameter:
+    """A parameter that `draw` fills, after so many draws from torch's own generator."""
+    module = nn.ParameterDict({"weight": nn.Parameter(torch.empty(8, 8))})
+    torch.manual_seed(3)
+    torch.rand(before)
+    with DrawnByName(module) as mode, torch.no_grad():
+        draw(module["weight"])
+    mode.check()
+    return module["weight"]
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(8, 8))
 
-
-@pytest.mark.parametrize(
-    "draw",
-    [nn.init.uniform_, nn.init.xavier_normal_],
-)
+@pytest.mark.parametrize("draw", [nn.init.uniform_, nn.init.xavier_normal_])
 def test_functions_of_torch_draw_by_name_too(draw: Callable[[Tensor], object]) -> None:
-    drawn = []
-    for before in (0, 5):
-        torch.manual_seed(3)
-        torch.rand(before)
-        module = Drawing()
-        with DrawnByName(module) as mode, torch.no_grad():
-            draw(module.weight)
-        mode.check()
-        drawn.append(module.weight)
-    assert torch.equal(*drawn)
-    assert drawn[0].std() > 0
+    weight = drawn_by_name(draw)
+    assert torch.equal(weight, drawn_by_name(draw, before=5))
+    assert weight.std() > 0
 
 
 @pytest.mark.parametrize("draw", [nn.init.orthogonal_, lambda w: w.copy_(torch.randn(8, 8))])
 def test_what_draws_otherwise_is_refused(draw: Callable[[Tensor], object]) -> None:
-    module = Drawing()
-    with DrawnByName(module) as mode, torch.no_grad():
-        draw(module.weight)
     with pytest.raises(ConfigError, match=r"^shared_init: needs layers that draw their weights"):
-        mode.check()
+        drawn_by_name(draw)

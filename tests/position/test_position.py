@@ -1,10 +1,16 @@
-"""Rotary and learned positions: against transformers' Llama, and by their defining properties."""
+"""Positions by hand: each encoding's numbers, how they are read by position, and what is refused.
+
+tests/weights compares rotary positions with transformers' Llama.
+"""
+
+import math
 
 import pytest
 import torch
+from building import build_gpt, menu
 from torch import Tensor
 
-from gptattn.position import LearnedPosition, RotaryPosition
+from gptattn.position import LearnedPosition, LinearBias, RotaryPosition, SinusoidalPosition
 
 B, H, G, T, D = 2, 6, 3, 11, 10
 
@@ -32,31 +38,35 @@ def test_each_pair_turns_by_its_own_angle():
 
 
 @pytest.mark.parametrize(("start", "tokens"), [(0, 4), (4, 7), (10, 1)])
-def test_tokens_have_their_positions_whether_the_host_knows_them_or_not(start, tokens):
+def test_tokens_have_their_positions_in_every_form(start, tokens):
     q, k, x = draw(B, H, T, D), draw(B, G, T, D), draw(B, T, D)
-    rope, span = RotaryPosition(T, D), slice(start, start + tokens)
-    whole = rope.rotate(q, k, range(T))
-    learned = LearnedPosition(T, D).double()
-    torch.nn.init.normal_(learned.embedding.weight)
+    rope, learned, sinusoidal = (
+        RotaryPosition(T, D),
+        LearnedPosition(T, D),
+        SinusoidalPosition(T, D),
+    )
+    torch.nn.init.normal_(learned.double().embedding.weight)
     assert torch.equal(learned(x, range(T)), x + learned.embedding.weight)
-    known = range(start, start + tokens)
+    known, span = range(start, start + tokens), slice(start, start + tokens)
     for positions in (known, torch.tensor(known), torch.tensor([known, known])):
         part = rope.rotate(q[:, :, span], k[:, :, span], positions)
-        assert_same(part, tuple(x[:, :, span] for x in whole))
-        assert torch.equal(learned(x[:, span], positions), learned(x, range(T))[:, span])
+        assert_same(part, tuple(y[:, :, span] for y in rope.rotate(q, k, range(T))))
+        for encoding in (learned, sinusoidal):
+            whole = encoding(x, range(T))
+            assert torch.equal(encoding(x[:, span], positions), whole[:, span])
 
 
 def test_each_row_may_have_positions_of_its_own_and_none_where_no_token_is():
     q, k, x = draw(B, H, 3, D), draw(B, G, 3, D), draw(B, 3, D)
-    rope, learned = RotaryPosition(T, D), LearnedPosition(T, D).double()
-    torch.nn.init.normal_(learned.embedding.weight)
+    rope, sinusoidal = RotaryPosition(T, D), SinusoidalPosition(T, D)
     positions = torch.tensor([[4, 5, 6], [-1, 0, 1]])
-    turned, moved = rope.rotate(q, k, positions), learned(x, positions)
+    turned, moved = rope.rotate(q, k, positions), sinusoidal(x, positions)
     for row, known in ((0, range(4, 7)), (1, range(2))):
         there = slice(3 - len(known), 3)
         alone = rope.rotate(q[row : row + 1, :, there], k[row : row + 1, :, there], known)
         assert_same([y[row : row + 1, :, there] for y in turned], list(alone))
-        assert_same(moved[row : row + 1, there], learned(x[row : row + 1, there], known))
+        assert_same(moved[row : row + 1, there], sinusoidal(x[row : row + 1, there], known))
+    assert torch.isfinite(moved).all()
 
 
 def test_far_positions_are_as_exact_as_near_ones():
@@ -66,3 +76,105 @@ def test_far_positions_are_as_exact_as_near_ones():
     angle = torch.tensor(99_999.0, dtype=torch.float64)
     expected = torch.stack([angle.cos(), angle.sin()]).float()
     assert_same(turned[0, 0, 0], expected, atol=1e-6)
+
+
+def test_sinusoidal_positions_are_the_papers_sines_added_to_scaled_embeddings():
+    # Width 4: the second pair turns 100 times slower than the first.
+    x = torch.tensor([[2.0, 3.0, 5.0, 7.0]] * 3, dtype=torch.float64)[None]
+    y = SinusoidalPosition(context_length=3, d_model=4)(x, range(3))
+    for p in range(3):
+        expected = [
+            2 * 2.0 + math.sin(p),
+            2 * 3.0 + math.cos(p),
+            2 * 5.0 + math.sin(p / 100),
+            2 * 7.0 + math.cos(p / 100),
+        ]
+        assert_same(y[0, p], torch.tensor(expected, dtype=torch.float64), atol=1e-7)
+
+
+def test_far_sinusoids_are_as_exact_as_near_ones_and_an_odd_width_ends_in_a_sine():
+    y = SinusoidalPosition(100_000, 3)(torch.zeros(1, 1, 3), range(99_999, 100_000))
+    angles = [99_999.0, 99_999.0 / 10_000 ** (2 / 3)]
+    expected = [math.sin(angles[0]), math.cos(angles[0]), math.sin(angles[1])]
+    assert_same(y[0, 0], torch.tensor(expected), atol=1e-6)
+
+
+def test_alibis_slopes_are_the_papers():
+    # Section 3: eight heads have 1/2, 1/4, ..., 1/256.
+    assert LinearBias(8).slope_H.tolist() == [2.0**-i for i in range(1, 9)]
+    assert LinearBias(1).slope_H.tolist() == [2.0**-8]
+    # The authors' code, 12 heads: those of 8, then every second one of 16's.
+    expected = [*(2.0**-i for i in range(1, 9)), *(2.0 ** -(i / 2) for i in (1, 3, 5, 7))]
+    assert_same(LinearBias(12).slope_H, torch.tensor(expected, dtype=torch.float64))
+
+
+def test_a_score_falls_by_the_slope_per_token_of_distance():
+    bias = LinearBias(6)
+    c_1HT = bias.decay(range(100, 100 + T))
+    assert c_1HT.shape == (1, 6, T)
+    for distance in range(T):
+        fall = c_1HT[0, :, -1] - c_1HT[0, :, -1 - distance]
+        assert_same(fall, -bias.slope_H * distance)
+    rows = torch.tensor([[-1, 0, 1], [4, 5, 6]])
+    assert bias.decay(rows).shape == (2, 6, 3)
+    assert_same(bias.decay(rows)[1], bias.decay(range(4, 7))[0])
+    assert_same(bias.decay(torch.arange(4, 7)), bias.decay(range(4, 7)))
+
+
+def test_alibis_distances_stay_exact_far_away_and_in_16_bits():
+    far = range(100_000, 100_003)
+    near = LinearBias(12).decay(range(3))
+    got = LinearBias(12).decay(far)
+    assert_same(got.diff(dim=-1), near.diff(dim=-1), atol=1e-10)
+    low = LinearBias(8).bfloat16().decay(far)  # slopes that are powers of two fit 16 bits
+    assert_same(low.diff(dim=-1).double(), LinearBias(8).decay(range(3)).diff(dim=-1), atol=0)
+
+
+def test_a_part_of_each_head_turns_as_a_smaller_head_would_and_the_rest_passes():
+    q, k = draw(B, H, T, D), draw(B, 3, T, D)
+    partial = RotaryPosition(T, D, fraction=0.4).rotate(q, k, range(T))
+    small = RotaryPosition(T, 4).rotate(q[..., :4], k[..., :4], range(T))
+    for turned, expected, x in zip(partial, small, (q, k), strict=True):
+        assert torch.equal(turned[..., :4], expected)
+        assert torch.equal(turned[..., 4:], x[..., 4:])
+
+
+def test_a_stretch_slows_what_turned_less_than_once_and_keeps_what_turned_often():
+    # Over 1,024 tokens the first pair turns 163 times, the last 0.02 times.
+    size, original, stretch = 64, 1024, 4.0
+    plain = RotaryPosition(original, size)
+    long = RotaryPosition(4 * original, size, stretch=stretch)
+    grown = 0.1 * math.log(stretch) + 1
+    assert_same(long.cos_TR[0], torch.full((size,), grown, dtype=torch.float64))
+    assert_same(long.cos_TR[:original, 0], grown * plain.cos_TR[:, 0])
+    slow = size // 2 - 1
+    assert_same(long.cos_TR[::4, slow], grown * plain.cos_TR[:, slow])
+    explicit = RotaryPosition(4 * original, size, stretch=stretch, original_context=original)
+    assert torch.equal(explicit.cos_TR, long.cos_TR)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"head_dim": 7}, r"head_dim=7 must be even"),
+        ({"fraction": 0.0}, r"fraction=0.0 must be above 0 and at most 1"),
+        ({"fraction": 0.3}, r"fraction=0.3 of head_dim=10 is 3; an even number"),
+        ({"head_dim": 3, "fraction": 0.1}, r"fraction=0.1 of head_dim=3 is 0; "),
+        ({"base": 0.0}, r"base=0.0 must be a positive number"),
+        ({"base": 1.0, "stretch": 2.0}, r"base=1.0 must be above 1"),
+        ({"stretch": 0.5}, r"stretch=0.5 must be 1.0 \(none\) or more"),
+        ({"stretch": math.inf}, r"stretch=inf "),
+        ({"original_context": 8}, r"original_context=8 has no effect with stretch=1.0"),
+        ({"original_context": 0, "stretch": 2.0}, r"original_context=0 must be 1 or more"),
+    ],
+)
+def test_an_impossible_rotation_is_refused_by_name(settings, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        RotaryPosition(**{"context_length": T, "head_dim": D} | settings)
+
+
+@pytest.mark.parametrize("position", menu("position"))
+def test_only_learned_positions_have_parameters_and_none_is_saved(position):
+    model = build_gpt(f"position={position}", "model.d_model=36")
+    own = [name for name in model.state_dict() if "position" in name]
+    assert own == ["input_position.embedding.weight"] * (position == "learned")

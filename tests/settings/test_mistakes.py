@@ -79,7 +79,7 @@ MISTAKES = {
     "position._target_=gptattn.data.tokenizer.ByteTokenizer": r"position._target_: is neither",
     "tokenizer._target_=gptattn.data.text.PythonDocs": r"tokenizer._target_: is not a gptattn.data",
     "data._target_=gptattn.data.text": r"data._target_: .* is not a class or function",
-    "optim.matrices={_target_:gptattn.optim.polar.choose_polynomials,"
+    "optim.matrices={_target_:gptattn.optim.muon.choose_polynomials,"
     "iteration:newton_schulz,steps:2}": (
         r"optim.matrices._target_: is not a gptattn.optim.matrix_rule.MatrixRule"
     ),

@@ -94,26 +94,27 @@ def with_gradients(model: GPT) -> GPT:
 OURS = ["model.qkv_bias=false", "model.d_model=36", "model.d_mlp=29", "block.norm_eps=0.01"]
 
 
+LIKE_LLAMA = ["block=llama", *OURS]
+
+
 @pytest.mark.parametrize(
-    ("variant", "overrides", "expected"),
+    ("chosen", "expected"),
     [
-        ("mha_wrapper", [], GPT2LMHeadModel),
-        ("mha", ["block.tied_head=false", "block.norm_eps=0.01"], GPT2LMHeadModel),
+        (["attn=mha_wrapper"], GPT2LMHeadModel),
+        (["attn=mha", "block.tied_head=false", "block.norm_eps=0.01"], GPT2LMHeadModel),
+        (["attn=gqa"], GPT2LMHeadModel),
         (
-            "gqa",
-            ["block=llama", "block.tied_head=false", "position.base=77.0", *OURS],
+            ["attn=gqa", *LIKE_LLAMA, "block.tied_head=false", "position.base=77.0"],
             LlamaForCausalLM,
         ),
-        ("mqa", ["block=llama", "block.tied_head=true", *OURS], LlamaForCausalLM),
-        ("mha", ["block=llama", *OURS, "model.qkv_bias=true"], Qwen2ForCausalLM),
+        (["attn=mqa", *LIKE_LLAMA, "block.tied_head=true"], LlamaForCausalLM),
+        (["pattern=[mha,mqa]", *LIKE_LLAMA], LlamaForCausalLM),
+        (["attn=mha", *LIKE_LLAMA, "model.qkv_bias=true"], Qwen2ForCausalLM),
     ],
-    ids=["gpt2", "untied", "llama", "tied", "qwen2"],
+    ids=str,
 )
-def test_transformers_opens_what_we_write_and_we_read_it_back(
-    variant, overrides, expected, tmp_path: Path
-):
-    chosen, out = [f"attn={variant}", *overrides], tmp_path / "out"
-    ours = build_gpt(*chosen, std=0.1).eval()
+def test_transformers_opens_what_we_write_and_we_read_it_back(chosen, expected, tmp_path: Path):
+    out, ours = tmp_path / "out", build_gpt(*chosen, std=0.1).eval()
     write_checkpoint(out, settings(*SMALL, *chosen), ours)
     model, info = AutoModelForCausalLM.from_pretrained(out, output_loading_info=True)
     assert type(model) is expected
@@ -139,6 +140,8 @@ def test_old_names_tables_and_masks_are_read(gpt2: Path, llama: Path):
     weights["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(5)
     save_file(weights, llama / "model.safetensors")
     assert_same_logits(load(llama), theirs(LLAMA_SIZES[0]))
+    change(file, tie_word_embeddings=True)
+    assert load(llama).lm_head is None  # whatever the file holds
 
 
 def test_weights_in_several_files_and_in_bfloat16_are_read(tmp_path: Path):
@@ -159,7 +162,6 @@ def test_weights_in_several_files_and_in_bfloat16_are_read(tmp_path: Path):
         ("gpt2", {"n_layer": 1}, "has an unknown tensor 'h.1"),
         ("gpt2", {"n_embd": 24}, r"wte.weight is \[17, 20\], not \[17, 24\]"),
         ("gpt2", {"n_layer": "many"}, "n_layer is 'many', not a number"),
-        ("gpt2", {"activation_function": "relu"}, "is 'relu', but must be 'gelu_new'"),
         ("llama", {"head_dim": 12}, "head_dim is 12, but must be hidden_size / heads"),
         ("llama", {"num_key_value_heads": 2}, "k_proj.weight is .30, 60., not .20, 60."),
         ("llama", {"attention_bias": True}, "attention_bias is True, but must be False"),
@@ -179,17 +181,9 @@ def test_a_checkpoint_that_does_not_fit_its_config_says_where(
     assert "\n" not in str(error.value)
 
 
-def test_the_head_in_the_file_is_not_read_if_it_is_tied(llama: Path):
-    change(llama / "config.json", tie_word_embeddings=True)
-    assert load(llama).lm_head is None
-
-
 def test_damaged_weights_are_named(llama: Path):
     file = llama / "model.safetensors"
     whole, weights = file.read_bytes(), load_file(file)
-    save_file(weights | {"norm.weight": torch.ones(60)}, file)
-    with pytest.raises(CheckpointError, match=r"has a second tensor '(model\.)?norm\.weight'"):
-        load(llama)
     up = "model.layers.1.mlp.up_proj.weight"
     save_file(weights | {up: weights[up] / 0}, file)
     with pytest.raises(NumericError, match=r"layers\.1\.mlp\.up_proj\.weight is not finite"):
@@ -209,7 +203,6 @@ A_LLAMA = ("block=llama", "model.qkv_bias=false", "model.d_model=36")
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["attn=gqa"], "a key/value head for each query head"),
         (["position=none"], "this model has position=none, but GPT-2 has position=learned"),
         (
             ["model.qkv_bias=false"],
@@ -220,16 +213,14 @@ A_LLAMA = ("block=llama", "model.qkv_bias=false", "model.d_model=36")
         ([*A_LLAMA, "model.mlp=gelu"], "has model.mlp=gelu, but Llama has model.mlp=swiglu"),
         # Only the count of pairs shows it: the trial is of 1,024 tokens.
         (
-            [*A_LLAMA, "model.context_length=1100", "attn=gqa", "++attn.window=1050"],
+            [*A_LLAMA, "model.context_length=1100", "attn.window=1050"],
             "give other outputs in Llama",
         ),
         ([*A_LLAMA, "position.stretch=4.0"], "Llama has position.stretch=1.0"),
-        ([*A_LLAMA, "pattern=[mha,mqa]"], "as many heads in every layer"),
     ],
 )
-def test_what_a_family_has_not_cannot_be_written_as_one(overrides, said, tmp_path: Path):
-    chosen = any(o.startswith(("attn=", "pattern=")) for o in overrides)
-    overrides = overrides if chosen else ["attn=mha", *overrides]
+def test_a_model_that_a_family_lacks_cannot_be_written_as_one(overrides, said, tmp_path: Path):
+    overrides = ["attn=mha", *overrides]
     with pytest.raises(ConfigError, match=said) as error:
         write_checkpoint(tmp_path / "out", settings(*SMALL, *overrides), build_gpt(*overrides))
     assert "\n" not in str(error.value)

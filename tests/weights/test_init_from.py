@@ -40,7 +40,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_training_goes_on_from_the_weights_of_another_run(tmp_path: Path) -> None:
+def test_training_continues_from_the_weights_of_another_run(tmp_path: Path) -> None:
     source = train(tmp_path / "a", "attn=mha", "optim.lr=0.01")
     # At a learning rate near 0 the wrapper must have the validation loss of the source.
     still = (f"init_from={source}", "budget.steps=1", "optim.lr=1e-12")
@@ -89,7 +89,7 @@ def test_a_run_without_heads_says_so_before_anything_else(tmp_path: Path, call: 
     assert call("convert", f"from={run}", "to=hf")[::2] == (2, f"error: to: {said}\n")
 
 
-def test_a_llama_converts_generates_and_goes_out_again(
+def test_a_llama_is_converted_generates_text_and_is_written_again(
     llama: Path, tmp_path: Path, call: Call
 ) -> None:
     run, out = tmp_path / "as_mqa", tmp_path / "out"
@@ -113,7 +113,7 @@ def test_a_llama_converts_generates_and_goes_out_again(
     assert ids == load_run(same).tokenizer.encode(TEXT[:300], "text").tolist()
 
 
-def test_a_llama_trains_on_with_the_settings_that_the_error_names(
+def test_a_llama_trains_with_the_settings_that_the_error_names(
     llama: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     still = ["optim.lr=1e-12", "budget.steps=1", "attn=gqa", "attn.num_kv_heads=2"]

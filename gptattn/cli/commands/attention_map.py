@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from gptattn.attention.head_statistics import entropy, even_weights, sink_mass
 from gptattn.cli.arguments import PACKAGES, option, parse, run_script
@@ -22,7 +21,7 @@ from gptattn.machine.disk import disk_errors, write_atomically
 from gptattn.maps.heatmap import choose_cell_side, pack_cells
 from gptattn.maps.labels import label_tokens, make_visible, shorten
 from gptattn.maps.layer_picture import draw_layer
-from gptattn.maps.map_page import Layer, PageHeader, render_page
+from gptattn.maps.map_page import Layer, render_page
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.load import SavedRun, load_run
 from gptattn.settings.config import Accelerator
@@ -75,8 +74,7 @@ def run(arguments: Sequence[str]) -> None:
         raise DataError("prompt", f"has {len(tokens)} tokens, {most}")
     labels, ids = label_tokens(saved.tokenizer, tokens, prompt), torch.from_numpy(tokens)[None]
     chosen = choose_layers(saved, args.layer)
-    heads: dict[int, int] = {}  # of each layer
-    model.each_attention(ids[:, :1], lambda i, w_BHTS: heads.update({i: w_BHTS.shape[1]}))
+    heads = {layer: w_BHTS.shape[1] for layer, w_BHTS in model.each_attention(ids[:, :1])}
     side = choose_cell_side(len(labels), sum(heads[layer] for layer in chosen))
 
     out = args.out or RunFolder(args.run).maps
@@ -90,9 +88,9 @@ def run(arguments: Sequence[str]) -> None:
         write_atomically(out / file_name, lambda file: file.write(content))
         print(f"written: {out / file_name}", flush=True)
 
-    def draw(number: int, w_BHTS: Tensor) -> None:
+    for number, w_BHTS in model.to(device).each_attention(ids.to(device)):
         if number not in chosen:
-            return
+            continue
         if not torch.isfinite(w_BHTS).all():
             raise NumericError(
                 "run", f"{saved.source}: NaN or infinity in layer {number}; give another run"
@@ -107,23 +105,23 @@ def run(arguments: Sequence[str]) -> None:
         title = f"{make_visible(name)}, layer {number}: {shorten(make_visible(prompt), 60)}"
         write(f"layer_{number:02d}.png", draw_layer(w_HTS, labels, titles, title))
 
-    model.to(device).each_attention(ids.to(device), draw)
-    even = even_weights(len(labels))
-    header = PageHeader(
+    uniform = even_weights(len(labels))
+    even = entropy(uniform).item(), sink_mass(uniform).item()
+    page = render_page(
+        layers,
+        side,
         run=name,
         variant=saved.cfg.variant,
         prompt=prompt,
         labels=labels,
-        even_entropy=entropy(even).item(),
-        even_sink=sink_mass(even).item(),
+        even=even,
     )
-    write("attention.html", render_page(header, layers, side).encode())
+    write("attention.html", page.encode())
     print(f"\n{'layer':>5}  {'entropy':>7}  {'sink':>5}")
     for layer in layers:
         means = format_figure(np.mean(layer.entropy_H)), format_figure(np.mean(layer.sink_H))
         print(f"{layer.number:>5}  {means[0]:>7}  {means[1]:>5}")
-    means = format_figure(header.even_entropy), format_figure(header.even_sink)
-    print(f"{'even':>5}  {means[0]:>7}  {means[1]:>5}")
+    print(f"{'even':>5}  {format_figure(even[0]):>7}  {format_figure(even[1]):>5}")
 
 
 def format_figure(value: float | np.floating) -> str:

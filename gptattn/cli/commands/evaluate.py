@@ -117,23 +117,23 @@ def evaluate(arguments: Sequence[str]) -> None:
 
 
 def describe_answer(found: Evaluation, question: int | CacheKind) -> str:
-    """Return what the evaluation says to a question, as a line of text."""
+    """Return the evaluation's answer to a question as a line of text."""
     if isinstance(question, int):
         length, trained = found.lengths[question], found.context_length
-        told = f"  length {question:>16,}  loss {length.loss:.4f}  {length.windows:,} windows"
+        line = f"  length {question:>16,}  loss {length.loss:.4f}  {length.windows:,} windows"
         if question <= trained:
-            return told
+            return line
         within, beyond = length.between(1, trained), length.between(trained + 1, question)
-        return f"{told}; {within:.4f} up to {trained:,} tokens, {beyond:.4f} beyond"
+        return f"{line}; {within:.4f} up to {trained:,} tokens, {beyond:.4f} beyond"
     name = question.name
     one, each = found.caches[name], found.bytes_per_token(name)
-    told = f"  cache  {name:>16}  loss {one.loss:.4f}  {each:,.6g} bytes per token, "
-    told += f"{one.nbytes:,} in all"
+    line = f"  cache  {name:>16}  loss {one.loss:.4f}  {each:,.6g} bytes per token, "
+    line += f"{one.nbytes:,} in all"
     if name == "full":
-        return told
+        return line
     from gptattn.compare.table import change_words  # imports pandas
 
-    return f"{told}; {change_words(one.loss - found.caches['full'].loss)} to full"
+    return f"{line}; {change_words(one.loss - found.caches['full'].loss)} to full"
 
 
 main = partial(run_script, evaluate, Arguments, __doc__)
