@@ -9,7 +9,7 @@ from runfolders import write_run
 
 from gptattn.compare.comparison import Section
 from gptattn.compare.table import markdown_table, report_rows
-from gptattn.compare.verdicts import match_words, more_or_less, nats, p_value, section_words, share
+from gptattn.compare.verdicts import match_words, more_or_fewer, nats, p_value, section_words, share
 
 BASE = [2.00, 2.01, 2.02, 2.03, 2.04]
 
@@ -188,9 +188,9 @@ def test_numbers_in_words() -> None:
         "37.0%",
         "1.30 times",
     ]
-    assert more_or_less(90, 100, "more", "fewer") == "10% fewer"
-    assert more_or_less(103.8, 100, "more", "fewer") == "3.8% more"
-    assert more_or_less(100.04, 100, "more", "fewer") == "0.04% more"
+    assert more_or_fewer(90, 100) == "10% fewer"
+    assert more_or_fewer(103.8, 100) == "3.8% more"
+    assert more_or_fewer(100.04, 100) == "0.04% more"
 
 
 MATCH = {
