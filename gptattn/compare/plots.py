@@ -149,10 +149,9 @@ def _section_plots(section: Section, curves: Mapping[Path, Curves], prefix: str)
         if len(rows) > 1:
             plots.append(_cost_plot(rows, looks, cost, f"{prefix}pareto_{cost}"))
     losses = position_losses(section)
-    lengths = sorted({(one.length, one.trained) for one in losses})
+    longest = max((one.length for one in losses), default=0)
     # A longer length has fewer windows, and so a mean over other tokens: each gets its own plot.
-    trained = [pair for pair in lengths if pair[0] == pair[1]]
-    for length, _ in trained + [pair for pair in lengths if pair[0] > pair[1]][-1:]:
+    for length in sorted({one.length for one in losses if one.length in (one.trained, longest)}):
         shown = [one for one in losses if one.length == length]
         plots.append(_position_plot(shown, looks, f"{prefix}loss_position"))
     if costs := cache_costs(section):
@@ -393,12 +392,11 @@ def _draw_seeds(axes: Any, x: Estimate, row: Row, colour: str) -> None:
     axes.errorbar(x.mean, row.loss, **bars, color=colour, elinewidth=1, capsize=2)
 
 
-def _bars(estimate: Estimate) -> list[list[float]] | None:
-    """Return half of the interval for matplotlib, [[down], [up]]; None if none is drawn."""
-    low, high = estimate.interval or (0.0, 0.0)
-    if high <= low or estimate.n < FEWEST_FOR_BAND:
+def _bars(estimate: Estimate) -> float | None:
+    """Return half of the interval; None if it is empty or not drawn."""
+    if estimate.interval is None or estimate.n < FEWEST_FOR_BAND:
         return None
-    return [[high - estimate.mean]] * 2
+    return (estimate.interval[1] - estimate.mean) or None
 
 
 def format_tick(value: float, position: int | None = None) -> str:

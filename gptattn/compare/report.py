@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gptattn.compare import verdicts
 from gptattn.compare.comparison import Across, Comparison, Section
 from gptattn.compare.curves import Curves, cache_costs, position_losses
 from gptattn.compare.differences import count_values
@@ -19,14 +20,6 @@ from gptattn.compare.groups import axes_of, describe_conflict
 from gptattn.compare.ladder import LadderReport
 from gptattn.compare.statistics import Difference
 from gptattn.compare.table import evaluation_tables, section_table, tables_across
-from gptattn.compare.verdicts import (
-    across_words,
-    headline,
-    ladder_words,
-    match_words,
-    section_words,
-    sure_words,
-)
 from gptattn.machine.disk import disk_errors, write_atomically
 from gptattn.runs.sweep_states import PLANNED, SWEEP_LOCK, SweepStates, is_sweep, sweep_states
 
@@ -106,7 +99,7 @@ def page_text(
         "gptattn.compare",
         "page.html.j2",
         comparison=comparison,
-        headline=headline(comparison),
+        headline=verdicts.headline(comparison),
         sections=[
             {
                 "section": section,
@@ -199,18 +192,18 @@ def _fields(node: Any) -> Any:
         case Section():
             return vars(node) | {
                 "title": node.title,
-                "words": section_words(node),
-                "match": match_words(node),
-                "certainty": sure_words(node),
+                "words": verdicts.section_words(node),
+                "match": verdicts.match_words(node),
+                "certainty": verdicts.sure_words(node),
                 "loss_by_position": position_losses(node),
                 "loss_by_cache": cache_costs(node),
             }
         case Difference():
             return vars(node) | {"shown": node.shown}
         case Across():
-            return vars(node) | {"words": across_words(node)}
+            return vars(node) | {"words": verdicts.across_words(node)}
         case LadderReport():
-            return vars(node) | {"words": ladder_words(node)}
+            return vars(node) | {"words": verdicts.ladder_words(node)}
         case np.ndarray():
             return node.tolist()
         case Path():

@@ -9,6 +9,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from gptattn.compare import verdicts
 from gptattn.compare.comparison import (
     OF_DATA,
     Across,
@@ -22,21 +23,6 @@ from gptattn.compare.finished_runs import Run
 from gptattn.compare.groups import group_runs, rates_differ
 from gptattn.compare.ladder import LadderReport
 from gptattn.compare.statistics import Difference, Estimate
-from gptattn.compare.verdicts import (
-    across_notes,
-    across_title,
-    across_words,
-    headline,
-    ladder_notes,
-    ladder_title,
-    ladder_words,
-    match_words,
-    multiplier_words,
-    p_value,
-    section_words,
-    signed,
-    sure_words,
-)
 from gptattn.machine.console import StdoutConsole
 
 # Heading -> metric, and the format of its mean.
@@ -144,9 +130,13 @@ def difference_cells(d: Difference | None) -> list[str]:
     if d is None:
         return [MISSING] * 3
     if d.interval is None or d.p is None:
-        return [signed(d.mean), MISSING, MISSING]
-    interval = f"{signed(d.interval[0])} to {signed(d.interval[1])}"
-    return [signed(d.mean), interval, p_value(d.p).removeprefix("p ").removeprefix("= ")]
+        return [verdicts.signed(d.mean), MISSING, MISSING]
+    interval = f"{verdicts.signed(d.interval[0])} to {verdicts.signed(d.interval[1])}"
+    return [
+        verdicts.signed(d.mean),
+        interval,
+        verdicts.p_value(d.p).removeprefix("p ").removeprefix("= "),
+    ]
 
 
 def terminal_table(runs: Sequence[Run], title: str, width: int) -> Table:
@@ -159,7 +149,10 @@ def section_table(section: Section, title: str = "") -> TitledTable:
     most = max((row.difference.comparisons for row in section.rows if row.difference), default=0)
     corrected = f", interval and p Bonferroni-corrected for {most} comparisons" if most > 1 else ""
     caption = f"{PLUS_MINUS}; vs {section.baseline}: paired difference by seed{corrected}"
-    words, notes = section_words(section), [*match_words(section), *sure_words(section)]
+    words, notes = (
+        verdicts.section_words(section),
+        [*verdicts.match_words(section), *verdicts.sure_words(section)],
+    )
     return TitledTable(section.title or title, report_rows(section), caption, words, notes)
 
 
@@ -222,7 +215,7 @@ def _ladder_table(report: LadderReport) -> TitledTable:
     cells = [["variant", *costs, "predicted", "measured", "error"]]
     for name, measured in compute.measured.items():
         found = [scaled.multipliers.get(name) for scaled in report.costs]
-        times = [multiplier_words(each) if each else MISSING for each in found]
+        times = [verdicts.multiplier_words(each) if each else MISSING for each in found]
         predicted = compute.predicted[name]
         figures = [f"{predicted:.4f}", f"{measured:.4f}", f"{predicted - measured:+.4f}"]
         cells.append([name, *times, *figures])
@@ -230,8 +223,8 @@ def _ladder_table(report: LadderReport) -> TitledTable:
         f"times what {report.baseline} needs for the same loss, 95% intervals for each cost over "
         "its variants; predicted: the loss at the largest size, from the smaller ones"
     )
-    title, words = ladder_title(report), ladder_words(report)
-    return TitledTable(title, cells, caption, words, ladder_notes(report))
+    title, words = verdicts.ladder_title(report), verdicts.ladder_words(report)
+    return TitledTable(title, cells, caption, words, verdicts.ladder_notes(report))
 
 
 def _across_table(across: Across) -> TitledTable:
@@ -261,7 +254,11 @@ def _across_table(across: Across) -> TitledTable:
         count = f"{changes} change{'s' * (changes > 1)}"
         lines.append(f"intervals and p Bonferroni-corrected over {count}{apart}")
     return TitledTable(
-        across_title(across), cells, "; ".join(lines), across_words(across), across_notes(across)
+        verdicts.across_title(across),
+        cells,
+        "; ".join(lines),
+        verdicts.across_words(across),
+        verdicts.across_notes(across),
     )
 
 
@@ -317,7 +314,7 @@ def change_words(change: float) -> str:
 def show(comparison: Comparison) -> None:
     """Print each table with its words; warnings go to stderr."""
     console = StdoutConsole(highlight=False, markup=False, emoji=False)
-    whole = f"{' '.join(comparison.folders)}: {headline(comparison)}"
+    whole = f"{' '.join(comparison.folders)}: {verdicts.headline(comparison)}"
     if len(comparison.sections) > 1:
         console.print(f"{whole}\n")
     tables = [section_table(section, whole) for section in comparison.sections]

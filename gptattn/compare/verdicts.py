@@ -193,11 +193,13 @@ def first_words(section: Section) -> str:
     A best row needs FEWEST_FOR_FIRST seeds in every row and an empty `section.alike`.
     """
     leader = next(row for row in section.rows if row.name == section.leader)
-    few = [f"{row.name}: {row.n}" for row in section.rows if row.n < FEWEST_FOR_FIRST] or [
-        f"{d.variant} and {d.baseline} in common: {d.n}"
-        for d in section.rivals
-        if d.n < FEWEST_FOR_FIRST
-    ]
+    few = [f"{row.name}: {row.n}" for row in section.rows if row.n < FEWEST_FOR_FIRST]
+    if not few:
+        few = [
+            f"{d.variant} and {d.baseline} in common: {d.n}"
+            for d in section.rivals
+            if d.n < FEWEST_FOR_FIRST
+        ]
     if few:
         return f"Fewer than {FEWEST_FOR_FIRST} seeds ({listed(few)}): no variant is named best."
     lowest = f"{leader.name} has the lowest mean loss, but"

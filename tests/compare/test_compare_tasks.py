@@ -87,7 +87,7 @@ def test_another_task_and_a_text_are_not_compared_with_a_task(
     assert len(compared(tmp_path, split=True).sections) == 2
 
 
-def test_rows_that_other_code_has_drawn_are_not_averaged_with_these(tmp_path: Path) -> None:
+def test_rows_of_the_same_settings_but_other_data_are_not_averaged(tmp_path: Path) -> None:
     task_run(tmp_path / "a", 0.5)
     other = task_run(tmp_path / "b", 0.5, seed=2)
     summary = json.loads((other / "summary.json").read_text())
