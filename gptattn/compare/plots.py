@@ -131,7 +131,7 @@ def draw_plots(
 
 
 def _numbered(items: Sequence[T]) -> list[tuple[str, T]]:
-    """Return each item with its number, if there are several: so the names of its files begin."""
+    """Return each item with the prefix of its file names: its number, if there are several."""
     return [(f"{i}_" if len(items) > 1 else "", item) for i, item in enumerate(items, start=1)]
 
 
@@ -436,7 +436,7 @@ def _add_legend(figure: Figure, handles: Sequence[Any], where: Any) -> None:
 
 
 def _render(axes: Any, name: str, title: str, caption: str) -> Plot:
-    """Put a legend of what has a label below the plot, and render it to SVG and PNG."""
+    """Put a legend of all labels below the plot, and render it to SVG and PNG."""
     figure = axes.figure
     handles, _ = axes.get_legend_handles_labels()
     _add_legend(figure, handles, "outside lower center")

@@ -72,7 +72,7 @@ def more_or_fewer(value: float, of: float) -> str:
 
 
 def multiplier_words(found: Multiplier) -> str:
-    """Return `0.92 (0.63 to 1.35)`."""
+    """Format a multiplier with its interval: `0.92 (0.63 to 1.35)`."""
     if found.interval is None:
         return f"{found.value:.2f}"
     low, high = found.interval
@@ -165,8 +165,8 @@ def size_words(d: Difference, unit: str = "nats") -> str:
 def cost_words(row: Row, baseline: Row) -> list[str]:
     """Return phrases on cache, parameters, FLOPs and speed against the baseline.
 
-    The first three are exact, whatever the seed. The ratio of tokens/s is told if its interval over
-    seeds excludes 1.
+    The first three are exact, whatever the seed. The ratio of tokens/s is given only if its
+    interval over seeds excludes 1.
     """
     words = []
     for metric in ("cost/kv_bytes_per_token", "cost/params", "cost/flops_per_token"):

@@ -135,20 +135,12 @@ def test_markdown_and_no_files_write_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "line"),
-    [
-        (["--baseline", "gpa"], 2, "error: --baseline: 'gpa' is not a row of the report; did"),
-        (["--out", "{sweep}/mha_s1/config.yaml"], 7, "error: --out: "),
-        (["{sweep}/none"], 3, "error: run folder: "),
-    ],
-)
-def test_a_mistake_is_one_line(
-    arguments: list[str], code: int, line: str, sweep: Path, capsys: pytest.CaptureFixture
+def test_a_folder_that_cannot_be_written_is_an_error_in_one_line(
+    sweep: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    report(sweep, *(argument.format(sweep=sweep) for argument in arguments), code=code)
+    report(sweep, "--out", sweep / "mha_s1" / "config.yaml", code=7)
     (error,) = capsys.readouterr().err.splitlines()
-    assert error.startswith(line)
+    assert error.startswith("error: --out: ")
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -11,6 +11,7 @@ import pytest
 from reporting import Page, compared, report
 from runfolders import write_sweep
 
+from gptattn.compare.finished_runs import read_runs
 from gptattn.compare.report import json_text
 from gptattn.runs.evaluation import Basis, Bin, CacheLoss, Evaluation, LengthLoss
 from gptattn.runs.folder import RunFolder
@@ -111,13 +112,10 @@ def test_what_is_of_other_weights_is_not_shown(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["{", '{"basis": 1}', "[" * 100_000])
-def test_a_damaged_file_costs_no_run(
-    content: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_evaluation_costs_no_run(content: str, tmp_path: Path) -> None:
     folder = evaluated_sweep(tmp_path / "runs")
     (folder / "mha_s1" / "evaluation.json").write_text(content)
-    report(folder, "--no-files")
-    (line,) = [line for line in capfd.readouterr().err.splitlines() if "skipped" in line]
+    runs, (line,) = read_runs([folder])
     assert "mha_s1: its evaluation: evaluation.json is damaged: " in line
-    rows = section(folder)["rows"]
-    assert [len(row["runs"]) for row in rows] == [3, 3]
+    assert [run.folder.name for run in runs if run.evaluation is None] == ["mha_s1"]
+    assert len(runs) == 6

@@ -112,36 +112,6 @@ def test_only_seeds_of_both_are_compared(tmp_path: Path) -> None:
     assert (difference.n, difference.mean) == (2, pytest.approx(0.15))
 
 
-def test_the_best_must_differ_from_every_other_one(tmp_path: Path) -> None:
-    losses = {
-        "mha": BASE,
-        "gqa": [loss - d for loss, d in zip(BASE, (0.29, 0.30, 0.31, 0.30, 0.31), strict=True)],
-        "mqa": [2.0 - 0.3, 2.02 - 0.3, 2.01 - 0.3, 2.04 - 0.3, 2.035 - 0.3],
-    }
-    words = section_words(section(tmp_path, losses))
-    assert words[-1] == "gqa has the lowest mean loss, but cannot be told apart from mqa."
-
-
-def test_correction_covers_all_comparisons(tmp_path: Path) -> None:
-    worse = [loss + d for loss, d in zip(BASE, (0.01, 0.03, 0.02, 0.02, 0.04), strict=True)]
-    names = ("a", "b", "c", "d", "e", "f", "g")
-    alone = section(tmp_path / "alone", {"mha": BASE, "a": worse}).rows[1].difference
-    found = section(tmp_path / "all", {"mha": BASE, **dict.fromkeys(names, worse)})
-    d = found.rows[1].difference
-    assert d is not None
-    assert alone is not None
-    # Mean 0.024, deviation 0.0114: t = 4.71 with 4 degrees of freedom, p = 0.0093 alone.
-    assert alone.shown
-    assert d.p == pytest.approx(7 * (alone.p or 0))
-    # t(1 - 0.025 / 7, 4) = 5.068, by interpolation in the table of Bailey 1977.
-    assert d.interval == pytest.approx((-0.00184, 0.04984), abs=2e-5)
-    assert section_words(found)[0] == (
-        "no difference between a and mha can be shown at n = 5 (95% interval -0.0018 to +0.0498, "
-        "p = 0.065): if the true difference is as large as the one observed, 0.0240 nats, about 7 "
-        "seeds would show it."
-    )
-
-
 def test_what_a_variant_costs_follows_in_simple_fractions(tmp_path: Path) -> None:
     cost = {
         "cost/kv_bytes_per_token": 1024 / 3,
