@@ -129,8 +129,11 @@ def average_curves(curves: Sequence[tuple[Floats, Floats]]) -> Band | None:
 
     Curves are interpolated linearly between their points. Return None if they share no range.
     """
+    curves = [(x, y) for x, y in curves if len(x)]
+    if not curves:
+        return None
     xs = [x for x, _ in curves]
-    start, end = max((x[0] for x in xs), default=1.0), min((x[-1] for x in xs), default=0.0)
+    start, end = max(x[0] for x in xs), min(x[-1] for x in xs)
     if start > end:
         return None
     same = all(np.array_equal(x, xs[0]) for x in xs)
@@ -164,8 +167,7 @@ def average_rows(
             if run.folder in curves:
                 curve = getattr(curves[run.folder], kind)
                 points = curve.loc[curve["step"] <= run.until, [axis, value]].dropna()
-                if len(points):
-                    members.append((points[axis].to_numpy(), points[value].to_numpy()))
+                members.append((points[axis].to_numpy(), points[value].to_numpy()))
         band = average_curves(members)
         if band is not None:
             found[row.name] = band
