@@ -9,7 +9,15 @@ from runfolders import write_run
 
 from gptattn.compare.comparison import Section
 from gptattn.compare.table import markdown_table, report_rows
-from gptattn.compare.verdicts import match_words, more_or_fewer, nats, p_value, section_words, share
+from gptattn.compare.verdicts import (
+    match_words,
+    more_or_fewer,
+    nats,
+    p_value,
+    section_words,
+    share,
+    sure_words,
+)
 
 BASE = [2.00, 2.01, 2.02, 2.03, 2.04]
 
@@ -132,6 +140,18 @@ def test_a_speed_that_may_be_chance_is_not_mentioned(tmp_path: Path) -> None:
     assert "tokens/s" not in section_words(found)[0]
 
 
+def test_what_shared_seeds_were_worth_is_said_from_five_on(tmp_path: Path) -> None:
+    # Losses of equal variance and a correlation of 5 / 10. Fisher's transform of its interval:
+    # 0.5493 -+ 1.9600 / root 2, back at -0.684 and 0.959.
+    found = section(tmp_path, {"mha": BASE, "gqa": [2.09, 2.08, 2.12, 2.11, 2.10]})
+    assert sure_words(found) == [
+        "Sharing seeds made the variance of the differences 0.50 of what runs at other seeds would "
+        "have (95% interval 0.04 to 1.68; n = 5)."
+    ]
+    few = section(tmp_path / "few", {"mha": BASE[:4], "gqa": [2.09, 2.08, 2.12, 2.11]})
+    assert sure_words(few) == []
+
+
 def test_numbers_in_words() -> None:
     assert [nats(x) for x in (0.0123456, 0.0, 0.00002)] == ["0.0123", "0.0000", "2.0e-05"]
     assert [p_value(p) for p in (0.0004, 0.0079, 0.049, 0.0499, 0.05, 0.1, 1.0)] == [
@@ -189,3 +209,4 @@ def test_the_reports_table_by_hand(tmp_path: Path) -> None:
     assert mha[:3] == ["mha", "3", "2.5000 ± 1.2421"]
     # 0.2 -+ 4.3027 * 0.1 / sqrt(3); t = 3.464: p = 1 - sqrt(12 / 14).
     assert gqa[3:6] == ["+0.2000", "-0.0484 to +0.4484", "0.074"]
+    assert gqa[heading.index("MFLOPs/token")] == "0.74"  # 738,048
