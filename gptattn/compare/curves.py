@@ -10,8 +10,8 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from pandas import DataFrame
@@ -19,9 +19,9 @@ from pandas import DataFrame
 from gptattn.compare.comparison import Comparison, Row, Section
 from gptattn.compare.finished_runs import LARGEST, Run, one_line
 from gptattn.compare.statistics import Estimate, critical_t, t_interval
-from gptattn.machine.disk import write_atomically
 from gptattn.runs.evaluation import Evaluation, LengthLoss
 from gptattn.runs.folder import RunFolder
+from gptattn.runs.rows import Row as MetricsRow
 from gptattn.runs.rows import read_rows
 
 Floats = NDArray[np.float64]
@@ -57,24 +57,22 @@ def read_curves(folder: Path) -> tuple[Curves, str | None]:
 
     Rows before the damage are kept. A missing file gives empty curves.
     """
-    train: list[tuple[float | None, ...]] = []
-    val: list[tuple[float | None, ...]] = []
-    start, damage = math.nan, None
+    rows: list[tuple[float | None, ...]] = []
+    damage = None
     try:
         for row in read_rows(RunFolder(folder)):
-            if math.isnan(start) and row.time is not None:
-                start = row.time
-            if row.train is not None:
-                train.append((row.step, row.tokens, row.seconds, row.flops, row.train, math.nan))
-            if row.val is not None:
-                val.append((row.step, row.tokens, row.seconds, row.flops, row.val, row.bits))
+            rows.append(msgspec.structs.astuple(row))
     except FileNotFoundError:
         damage = "has no metrics.jsonl: no curves"
     except OSError as error:
         damage = f"metrics.jsonl: {error.strerror}: no curves"
     except ValueError as error:
         damage = str(error)
-    curves = Curves(_average_stretches(_curve(train)), _thin_out(_curve(val)), start)
+    # None becomes NaN.
+    table = DataFrame(rows, columns=list(MetricsRow.__struct_fields__), dtype=np.float64)
+    start = next(iter(table["time"].dropna()), math.nan)
+    train, val = _curve(table, "train"), _curve(table, "val")
+    curves = Curves(_average_stretches(train), _thin_out(val), start)
     return curves, damage and one_line(f"{folder}: {damage}")
 
 
@@ -85,13 +83,12 @@ def read_all_curves(runs: Sequence[Run]) -> tuple[dict[Path, Curves], list[str]]
     return {folder: curves for folder, (curves, _) in found.items()}, damage
 
 
-def _curve(points: list[tuple[float | None, ...]]) -> DataFrame:
+def _curve(table: DataFrame, kind: str) -> DataFrame:
     """Return the complete points by step; the last one if a step is repeated after a resume."""
-    curve = DataFrame(points, columns=COLUMNS, dtype=np.float64)  # None becomes NaN
+    curve = table.rename(columns={kind: "loss"}).filter(COLUMNS)
     # Also drops NaN and infinity. A step must fit TensorBoard's 64 bits, and sums must be finite.
     sound = (curve[COLUMNS[:5]].abs() < LARGEST).all(axis=1) & (curve["step"] < 2**53)
-    curve = curve.loc[sound]
-    curve = curve.loc[~curve["step"].duplicated(keep="last")].sort_values("step")
+    curve = curve.loc[sound].drop_duplicates("step", keep="last").sort_values("step")
     return curve.assign(bits=curve["bits"].where(curve["bits"].abs() < LARGEST))
 
 
@@ -127,27 +124,26 @@ class Band:
     seeds: Floats  # [n, points]
 
 
-def average_curves(xs: Sequence[Floats], ys: Sequence[Floats]) -> Band | None:
-    """Return the mean and Student's 95% interval over the x range that all curves share.
+def average_curves(curves: Sequence[tuple[Floats, Floats]]) -> Band | None:
+    """Return the mean and Student's 95% interval of curves (x, y) over the x range that all share.
 
     Curves are interpolated linearly between their points. Return None if they share no range.
     """
-    finite = [np.isfinite(x) & np.isfinite(y) for x, y in zip(xs, ys, strict=True)]
-    xs = [x[ok] for x, ok in zip(xs, finite, strict=True) if ok.any()]
-    ys = [y[ok] for y, ok in zip(ys, finite, strict=True) if ok.any()]
-    if not xs:
+    curves = [(x, y) for x, y in curves if len(x)]
+    if not curves:
         return None
+    xs = [x for x, _ in curves]
     start, end = max(x[0] for x in xs), min(x[-1] for x in xs)
     if start > end:
         return None
     same = all(np.array_equal(x, xs[0]) for x in xs)
     grid = xs[0] if same else np.linspace(start, end, POINTS)
-    table = np.stack([np.interp(grid, x, y) for x, y in zip(xs, ys, strict=True)])
-    mean = table.mean(axis=0)
-    if len(table) < FEWEST_FOR_BAND:
-        return Band(len(table), grid, mean, None, None, table)
-    half = critical_t(len(table)) * table.std(axis=0, ddof=1) / math.sqrt(len(table))
-    return Band(len(table), grid, mean, mean - half, mean + half, table)
+    seeds = np.stack([np.interp(grid, x, y) for x, y in curves])
+    n, mean = len(seeds), seeds.mean(axis=0)
+    if n < FEWEST_FOR_BAND:
+        return Band(n, grid, mean, None, None, seeds)
+    half = critical_t(n) * seeds.std(axis=0, ddof=1) / math.sqrt(n)
+    return Band(n, grid, mean, mean - half, mean + half, seeds)
 
 
 def choose_curves(section: Section, curves: Mapping[Path, Curves]) -> str:
@@ -166,15 +162,13 @@ def average_rows(
     """
     found = {}
     for row in section.rows:
-        members: list[DataFrame] = []
+        members: list[tuple[Floats, Floats]] = []
         for run in row.runs:
             if run.folder in curves:
                 curve = getattr(curves[run.folder], kind)
-                members.append(curve.loc[curve["step"] <= run.until])
-        band = average_curves(
-            [curve[axis].to_numpy() for curve in members],
-            [curve[value].to_numpy() for curve in members],
-        )
+                points = curve.loc[curve["step"] <= run.until, [axis, value]].dropna()
+                members.append((points[axis].to_numpy(), points[value].to_numpy()))
+        band = average_curves(members)
         if band is not None:
             found[row.name] = band
     return found
@@ -225,7 +219,7 @@ def position_losses(section: Section) -> list[PositionLoss]:
             members = [one for one in members if _edges(one) == bins]
             middles = np.array([(first + last) / 2 for first, last in bins])
             losses = [np.array([each.loss for each in one.bins]) for one in members]
-            band = average_curves([middles] * len(members), losses)
+            band = average_curves([(middles, loss) for loss in losses])
             if band is None:
                 continue
             loss = _estimate([one.loss for one in members])
@@ -252,11 +246,11 @@ def cache_costs(section: Section) -> list[CacheCost]:
         sizes = {name: one.nbytes for member in members for name, one in member.caches.items()}
         for cache in sorted(sizes, key=lambda name: -sizes[name]):
             some = [one for one in members if cache in one.caches]
-            loss = [one.caches[cache].loss for one in some]
-            change = [one.caches[cache].loss - one.caches["full"].loss for one in some]
+            losses = [one.caches[cache].loss for one in some]
+            changes = [one.caches[cache].loss - one.caches["full"].loss for one in some]
+            change = None if cache == "full" else _estimate(changes)
             each = some[0].bytes_per_token(cache)
-            changed = None if cache == "full" else _estimate(change)
-            found.append(CacheCost(row.name, one_line(cache), each, _estimate(loss), changed))
+            found.append(CacheCost(row.name, one_line(cache), each, _estimate(losses), change))
     return found if any(one.change is not None for one in found) else []
 
 
@@ -271,14 +265,21 @@ def write_board(comparison: Comparison, curves: Mapping[Path, Curves], folder: P
     """
     folder.mkdir(exist_ok=True)
     _remove_former_board(folder)
+    file = f"events.out.tfevents.{int(time.time())}{BOARD_MARK}"
     for section in comparison.sections:
         place = folder / _folder_name(section.title) if section.title else folder
-        lines = _board_lines(section, curves)
-        for row in section.rows:
-            starts = [curves[run.folder].start for run in row.runs if run.folder in curves]
-            began = min((start for start in starts if math.isfinite(start)), default=0.0)
-            for line, series in lines.get(row.name, {}).items():
-                _write_events(place / f"{_folder_name(row.name)} {line}", began, series)
+        for tag, (kind, value) in TAGS.items():
+            seconds = average_rows(section, curves, kind, "step", "seconds")
+            for row, band in average_rows(section, curves, kind, "step", value).items():
+                starts = [curves[r.folder].start for r in section.groups[row] if r.folder in curves]
+                began = min(filter(math.isfinite, starts), default=0.0)
+                # The mean time at which each step was taken makes the RELATIVE axis right.
+                times = began + np.interp(band.x, seconds[row].x, seconds[row].mean)
+                lines = {"mean": band.mean, "lower": band.low, "upper": band.high}
+                for line, values in lines.items():
+                    if values is not None:
+                        path = place / f"{_folder_name(row)} {line}" / file
+                        _append_events(path, tag, band.x, times, values)
 
 
 def _remove_former_board(folder: Path) -> None:
@@ -295,44 +296,19 @@ def _folder_name(name: str) -> str:
     return re.sub(r"[^\w.,=+()\- ]", "_", name)[:200].strip(" .") or "_"
 
 
-Series = tuple[str, Floats, Floats, Floats]  # tag, steps, seconds, values
-
-
-def _board_lines(
-    section: Section, curves: Mapping[Path, Curves]
-) -> dict[str, dict[str, list[Series]]]:
-    """Return row -> line (mean, lower, upper) -> one series per tag."""
-    found: dict[str, dict[str, list[Series]]] = {}
-    for tag, (kind, value) in TAGS.items():
-        seconds = average_rows(section, curves, kind, "step", "seconds")
-        for row, band in average_rows(section, curves, kind, "step", value).items():
-            # The mean time at which each step was taken makes TensorBoard's RELATIVE axis right.
-            since = np.interp(band.x, seconds[row].x, seconds[row].mean)
-            lines = found.setdefault(row, {})
-            for line, values in (("mean", band.mean), ("lower", band.low), ("upper", band.high)):
-                if values is not None:
-                    lines.setdefault(line, []).append((tag, band.x, since, values))
-    return found
-
-
-def _write_events(folder: Path, began: float, series: Sequence[Series]) -> None:
-    # TensorBoard's own writer starts a thread and puts the host name into the file name. It is
-    # imported here, because only --board needs it.
-    from tensorboard.compat.proto import event_pb2, summary_pb2
+def _append_events(path: Path, tag: str, steps: Floats, times: Floats, values: Floats) -> None:
+    # Only --board needs TensorBoard. Its own event writer would start a thread for each file.
+    from tensorboard.compat.proto.event_pb2 import Event  # pyright: ignore
+    from tensorboard.compat.proto.summary_pb2 import Summary  # pyright: ignore
     from tensorboard.summary.writer.record_writer import RecordWriter
 
-    Event, Summary = event_pb2.Event, summary_pb2.Summary  # pyright: ignore
-    file = folder / f"events.out.tfevents.{int(time.time())}{BOARD_MARK}"
-
-    def write(target: Any) -> None:
-        writer = RecordWriter(target)
-        writer.write(Event(wall_time=began, file_version="brain.Event:2").SerializeToString())
-        for tag, steps, since, values in series:
-            for x, moment, value in zip(steps, since, values, strict=True):
-                summary = Summary(value=[Summary.Value(tag=tag, simple_value=float(value))])
-                event = Event(
-                    wall_time=began + float(moment), step=round(float(x)), summary=summary
-                )
-                writer.write(event.SerializeToString())
-
-    write_atomically(file, write)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as file:
+        writer = RecordWriter(file)
+        if not file.tell():
+            version = Event(wall_time=times[0], file_version="brain.Event:2")
+            writer.write(version.SerializeToString())
+        for step, at, value in zip(steps, times, values, strict=True):
+            summary = Summary(value=[Summary.Value(tag=tag, simple_value=value)])
+            event = Event(wall_time=at, step=round(step), summary=summary)
+            writer.write(event.SerializeToString())

@@ -2,31 +2,24 @@
 
 import csv
 import json
-import math
+import re
 import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gptattn.compare.comparison import Comparison
+from gptattn.compare import verdicts
+from gptattn.compare.comparison import Across, Comparison, Section
 from gptattn.compare.curves import Curves, cache_costs, position_losses
 from gptattn.compare.differences import count_values
 from gptattn.compare.finished_runs import Run, one_line, seedless
 from gptattn.compare.groups import axes_of, describe_conflict
+from gptattn.compare.ladder import LadderReport
 from gptattn.compare.statistics import Difference
 from gptattn.compare.table import evaluation_tables, section_table, tables_across
-from gptattn.compare.verdicts import (
-    across_words,
-    headline,
-    ladder_words,
-    match_words,
-    section_words,
-    sure_words,
-)
 from gptattn.machine.disk import disk_errors, write_atomically
 from gptattn.runs.sweep_states import PLANNED, SWEEP_LOCK, SweepStates, is_sweep, sweep_states
 
@@ -35,7 +28,7 @@ if TYPE_CHECKING:
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 MAX_FAILURES = 3  # failed runs named with their reasons
-PLOTS = ("loss_*", "pareto_*", "ladder_*")  # names of a report's plots, before .svg and .png
+FORMER_PLOT = re.compile(r"(\d+_)?(loss|pareto|ladder)_\w+\.(svg|png)")
 
 
 def write_report(
@@ -59,7 +52,10 @@ def write_report(
         _write(out / "comparison.csv", csv_text(comparison))
         _write(out / "comparison.json", json_text(comparison))
         _write(out / "comparison.html", page)
-        _remove_former_plots(out, {plot.name for plot in plots})
+        names = {plot.name for plot in plots}
+        for file in out.iterdir():  # an earlier report's plots that this one lacks
+            if FORMER_PLOT.fullmatch(file.name) and file.stem not in names:
+                file.unlink()
     return out / "comparison.html"
 
 
@@ -74,14 +70,6 @@ def _standalone(svg: str) -> str:
     end = svg.index(">") + 1
     head = '<?xml version="1.0" encoding="utf-8"?>'
     return f"{head}\n{svg[:end]}<style>{style}</style>{svg[end:]}\n"
-
-
-def _remove_former_plots(out: Path, names: set[str]) -> None:
-    """Remove an earlier report's plots that this one lacks."""
-    for pattern in (*PLOTS, *(f"[0-9]*_{plot}" for plot in PLOTS)):
-        for file in out.glob(pattern):
-            if file.suffix in (".svg", ".png") and file.stem not in names:
-                file.unlink()
 
 
 def claim_folder(folder: Path, option: str = "--out") -> None:
@@ -111,7 +99,7 @@ def page_text(
         "gptattn.compare",
         "page.html.j2",
         comparison=comparison,
-        headline=headline(comparison),
+        headline=verdicts.headline(comparison),
         sections=[
             {
                 "section": section,
@@ -151,31 +139,27 @@ def describe_open_sweeps(folders: Sequence[Path]) -> list[str]:
 
 def _describe_open_sweep(sweep: SweepStates) -> list[str]:
     """Return `outputs/a: 5 of 9 runs are done; 2 running (mha 1, gqa 1); 2 planned (mqa 2)`."""
-    runs = {state: [] for state in ("done", "running", "submitted")}
-    for run, state in sweep.states.items():
-        runs.setdefault(state, []).append(run)
-    done, running, planned = (runs.pop(state) for state in ("done", "running", "submitted"))
-    if len(done) == len(sweep.states):
+
+    def count(what: str, *states: str) -> list[str]:
+        names = [run for state in states for run, own in sweep.states.items() if own == state]
+        variants = Counter(map(seedless, names))
+        each = ", ".join(f"{variant} {count}" for variant, count in variants.items())
+        return [f"{len(names)} {what} ({each})"] if names else []
+
+    done = [*sweep.states.values()].count("done")
+    if done == len(sweep.states):
         return []
-    words = [f"{sweep.folder}: {len(done)} of {len(sweep.states)} runs are done"]
+    words = [f"{sweep.folder}: {done} of {len(sweep.states)} runs are done"]
     if sweep.going:
-        words += _count_open(running, "running") + _count_open(planned, "planned")
+        words += count("running", "running") + count("planned", "submitted")
     else:
-        words += _count_open([*running, *planned], "never ended, as the sweep was stopped")
-    for state, names in sorted(runs.items()):
-        words += _count_open(names, state)
-    lines = ["; ".join(words)]
-    reasons = {run: why for run, why in sweep.reasons.items() if sweep.states[run] == "failed"}
-    lines += [f"{run} failed: {why}" for run, why in list(reasons.items())[:MAX_FAILURES]]
+        words += count("never ended, as the sweep was stopped", "running", "submitted")
+    lines = ["; ".join(words + count("failed", "failed"))]
+    reasons = [f"{run} failed: {why}" for run, why in sweep.reasons.items()]
+    lines += reasons[:MAX_FAILURES]
     if len(reasons) > MAX_FAILURES:
         lines.append(f"{len(reasons) - MAX_FAILURES} more failed")
     return [one_line(line) for line in lines]
-
-
-def _count_open(names: Sequence[str], what: str) -> list[str]:
-    variants = Counter(seedless(name) for name in names)
-    each = ", ".join(f"{variant} {count}" for variant, count in variants.items())
-    return [f"{len(names)} {what} ({each})"] if names else []
 
 
 def csv_text(comparison: Comparison) -> str:
@@ -194,36 +178,35 @@ def json_text(comparison: Comparison) -> str:
 
     Its keys are the fields of `Comparison` and what it holds; NaN and infinity become null.
     """
-    node = _plain(comparison)
-    for section, made in zip(node["sections"], comparison.sections, strict=True):
-        section["title"] = made.title
-        section["words"] = section_words(made)
-        section["match"] = match_words(made)
-        section["certainty"] = sure_words(made)
-        section["loss_by_position"] = _plain(position_losses(made))
-        section["loss_by_cache"] = _plain(cache_costs(made))
-    for across, made in zip(node["across"], comparison.across, strict=True):
-        across["words"] = across_words(made)
-    for ladder, made in zip(node["ladders"], comparison.ladders, strict=True):
-        ladder["words"] = ladder_words(made)
-    return json.dumps(node, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    text = json.dumps(comparison, default=_fields)
+    node = json.loads(text, parse_constant=lambda _: None)
+    return json.dumps(node, indent=2, ensure_ascii=False) + "\n"
 
 
-def _plain(node: Any) -> Any:
-    """Return a part of the comparison as values that JSON can hold."""
-    if isinstance(node, Run):
-        keys = ("folder", "variant", "seed", "metrics", "settings")
-        return {key: _plain(getattr(node, key)) for key in keys}
-    if isinstance(node, Difference):
-        return {**_plain(asdict(node)), "shown": node.shown}
-    if is_dataclass(node):
-        return {each.name: _plain(getattr(node, each.name)) for each in fields(node)}
-    if isinstance(node, Mapping):
-        return {key: _plain(value) for key, value in node.items()}
-    if isinstance(node, list | tuple):
-        return [_plain(value) for value in node]
-    if isinstance(node, np.ndarray):
-        return _plain(node.tolist())
-    if isinstance(node, Path):
-        return str(node)
-    return None if isinstance(node, float) and not math.isfinite(node) else node
+def _fields(node: Any) -> Any:
+    """Return what JSON cannot hold as what it can: a part of the comparison with its words."""
+    match node:
+        case Run():
+            keys = ("folder", "variant", "seed", "metrics", "settings")
+            return {key: getattr(node, key) for key in keys}
+        case Section():
+            return vars(node) | {
+                "title": node.title,
+                "words": verdicts.section_words(node),
+                "match": verdicts.match_words(node),
+                "certainty": verdicts.sure_words(node),
+                "loss_by_position": position_losses(node),
+                "loss_by_cache": cache_costs(node),
+            }
+        case Difference():
+            return vars(node) | {"shown": node.shown}
+        case Across():
+            return vars(node) | {"words": verdicts.across_words(node)}
+        case LadderReport():
+            return vars(node) | {"words": verdicts.ladder_words(node)}
+        case np.ndarray():
+            return node.tolist()
+        case Path():
+            return str(node)
+        case _:
+            return vars(node)

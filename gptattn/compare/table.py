@@ -1,13 +1,15 @@
 """Makes the tables, as cells of text with a heading row first, for terminal, Markdown and page."""
 
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from pandas import DataFrame
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from gptattn.compare import verdicts
 from gptattn.compare.comparison import (
     OF_DATA,
     Across,
@@ -21,44 +23,26 @@ from gptattn.compare.finished_runs import Run
 from gptattn.compare.groups import group_runs, rates_differ
 from gptattn.compare.ladder import LadderReport
 from gptattn.compare.statistics import Difference, Estimate
-from gptattn.compare.verdicts import (
-    across_notes,
-    across_title,
-    across_words,
-    headline,
-    ladder_notes,
-    ladder_title,
-    ladder_words,
-    match_words,
-    multiplier_words,
-    p_value,
-    section_words,
-    signed,
-    sure_words,
-)
 from gptattn.machine.console import StdoutConsole
 
-# Heading, metric, format of the mean.
-Column = tuple[str, str, str]
-COLUMNS: tuple[Column, ...] = (
-    ("val loss", "val/loss", ".4f"),
-    ("accuracy", "val/accuracy", ".4f"),
-    ("bits/byte", "val/bits_per_byte", ".3f"),
-    ("tokens/s", "perf/tokens_per_s", ",.0f"),
-    ("step ms", "perf/step_ms", ",.1f"),
-    ("params", "cost/params", ",.0f"),
-    ("MFLOPs/token", "cost/flops_per_token", ",.2f"),
-    ("cache B/token", "cost/kv_bytes_per_token", ",.0f"),
-    ("peak MB", "perf/peak_memory_training_mb", ",.0f"),
-)
+# Heading -> metric, and the format of its mean.
+COLUMNS: dict[str, tuple[str, Callable[[float], str]]] = {
+    "val loss": ("val/loss", "{:.4f}".format),
+    "accuracy": ("val/accuracy", "{:.4f}".format),
+    "bits/byte": ("val/bits_per_byte", "{:.3f}".format),
+    "tokens/s": ("perf/tokens_per_s", "{:,.0f}".format),
+    "step ms": ("perf/step_ms", "{:,.1f}".format),
+    "params": ("cost/params", "{:,.0f}".format),
+    "MFLOPs/token": ("cost/flops_per_token", lambda flops: f"{flops * 1e-6:,.2f}"),
+    "cache B/token": ("cost/kv_bytes_per_token", "{:,.0f}".format),
+    "peak MB": ("perf/peak_memory_training_mb", "{:,.0f}".format),
+}
 NAME_WIDTH = 24  # characters; longer names take several lines
 HEADING_WIDTH = 16  # a heading takes one line
-SCALE = {"cost/flops_per_token": 1e-6}
 PLUS_MINUS = "means over seeds; val loss ± half of its 95% confidence interval"
 MISSING = "–"  # noqa: RUF001
 # Columns to drop on a narrow terminal, in this order; the report's files have all columns.
 DISPENSABLE = (
-    "total tokens",
     "step ms",
     "MFLOPs/token",
     "bits/byte",
@@ -86,12 +70,11 @@ class TitledTable:
 def short_rows(runs: Sequence[Run]) -> list[list[str]]:
     """Return the cells of the short table, heading row first: means only, no comparison."""
     groups = group_runs(runs)
-    means = {name: estimate_metrics(members) for name, members in groups.items()}
-    columns = _columns(means.values())
-    return [
-        ["variant", "seeds", *(heading for heading, *_ in columns)],
-        *([name, str(len(groups[name])), *_cells(own, columns)] for name, own in means.items()),
-    ]
+    headings, *body = _metric_cells([estimate_metrics(members) for members in groups.values()])
+    cells = [["variant", "seeds", *headings]]
+    for (name, members), figures in zip(groups.items(), body, strict=True):
+        cells.append([name, str(len(members)), *figures])
+    return cells
 
 
 def report_rows(section: Section) -> list[list[str]]:
@@ -99,43 +82,47 @@ def report_rows(section: Section) -> list[list[str]]:
 
     If each variant has its own learning rate, that is a column.
     """
-    columns = _columns([row.metrics for row in section.rows])
-    heading, *others = (heading for heading, *_ in columns)
+    headings, *body = _metric_cells([row.metrics for row in section.rows])
     rates = rates_differ(section.groups)
     versus = _fitting_heading(f"vs {section.baseline}", "vs baseline")
-    cells = [["variant", "n", *["lr"] * rates, heading, versus, "95% interval", "p", *others]]
-    for row in section.rows:
-        loss, *rest = _cells(row.metrics, columns)
+    tests = [versus, "95% interval", "p"]
+    cells = [["variant", "n", *["lr"] * rates, headings[0], *tests, *headings[1:]]]
+    for row, (loss, *others) in zip(section.rows, body, strict=True):
         lr = [row.runs[0].settings.get(RATE, UNSET)] * rates
-        cells.append([row.name, str(row.n), *lr, loss, *difference_cells(row.difference), *rest])
+        cells.append([row.name, str(row.n), *lr, loss, *difference_cells(row.difference), *others])
     return cells
 
 
-def _columns(found: Iterable[Collection[str]]) -> list[Column]:
-    """Return the columns for rows with these metrics, without those of other kinds of data."""
-    known = set().union(*found)
-    return [column for column in COLUMNS if column[1] in known or column[1] not in OF_DATA]
-
-
-def _cells(metrics: Mapping[str, Estimate], columns: Sequence[Column]) -> list[str]:
-    """Return a row's means, the loss with half of its interval."""
-    cells = []
-    for _, metric, form in columns:
-        found = metrics.get(metric)
-        cell = format(found.mean * SCALE.get(metric, 1), form) if found else MISSING
-        cells.append(cell + half_interval(found, form) if metric == "val/loss" else cell)
+def _metric_cells(rows: Sequence[Mapping[str, Estimate]]) -> list[list[str]]:
+    """Return each row's means, headings first; metrics of other kinds of data have no column."""
+    known = set[str]().union(*rows)
+    columns = {
+        heading: (metric, form)
+        for heading, (metric, form) in COLUMNS.items()
+        if metric in known or metric not in OF_DATA
+    }
+    cells = [list(columns)]
+    for row in rows:
+        means = [
+            form(row[metric].mean) if metric in row else MISSING
+            for metric, form in columns.values()
+        ]
+        cells.append([mean_cell(row["val/loss"]), *means[1:]])
     return cells
+
+
+def mean_cell(estimate: Estimate | None, form: Callable[[float], str] = "{:.4f}".format) -> str:
+    """Return the mean with half of the interval's width, `2.0150 ± 0.0158`."""
+    if estimate is None:
+        return MISSING
+    if estimate.interval is None:
+        return form(estimate.mean)
+    low, high = estimate.interval
+    return f"{form(estimate.mean)} ± {(high - low) / 2:.4f}"
 
 
 def _fitting_heading(words: str, short: str) -> str:
     return words if len(words) <= HEADING_WIDTH else short
-
-
-def half_interval(estimate: Estimate | None, form: str = ".4f") -> str:
-    """Format half of the interval's width, ` ± 0.0158`; "" without one."""
-    if estimate is None or estimate.interval is None:
-        return ""
-    return f" ± {(estimate.interval[1] - estimate.interval[0]) / 2:{form}}"
 
 
 def difference_cells(d: Difference | None) -> list[str]:
@@ -143,9 +130,13 @@ def difference_cells(d: Difference | None) -> list[str]:
     if d is None:
         return [MISSING] * 3
     if d.interval is None or d.p is None:
-        return [signed(d.mean), MISSING, MISSING]
-    interval = f"{signed(d.interval[0])} to {signed(d.interval[1])}"
-    return [signed(d.mean), interval, p_value(d.p).removeprefix("p ").removeprefix("= ")]
+        return [verdicts.signed(d.mean), MISSING, MISSING]
+    interval = f"{verdicts.signed(d.interval[0])} to {verdicts.signed(d.interval[1])}"
+    return [
+        verdicts.signed(d.mean),
+        interval,
+        verdicts.p_value(d.p).removeprefix("p ").removeprefix("= "),
+    ]
 
 
 def terminal_table(runs: Sequence[Run], title: str, width: int) -> Table:
@@ -158,7 +149,10 @@ def section_table(section: Section, title: str = "") -> TitledTable:
     most = max((row.difference.comparisons for row in section.rows if row.difference), default=0)
     corrected = f", interval and p Bonferroni-corrected for {most} comparisons" if most > 1 else ""
     caption = f"{PLUS_MINUS}; vs {section.baseline}: paired difference by seed{corrected}"
-    words, notes = section_words(section), [*match_words(section), *sure_words(section)]
+    words, notes = (
+        verdicts.section_words(section),
+        [*verdicts.match_words(section), *verdicts.sure_words(section)],
+    )
     return TitledTable(section.title or title, report_rows(section), caption, words, notes)
 
 
@@ -167,6 +161,11 @@ def cells_table(cells: Sequence[Sequence[str]], title: str, width: int, caption:
 
     Columns in DISPENSABLE are dropped until the rest fits.
     """
+    columns = list(zip(*cells, strict=True))
+    for heading in DISPENSABLE:
+        if _total_width(columns) <= width:
+            break
+        columns = [column for column in columns if column[0] != heading]
     table = Table(
         title=Text(title),
         title_justify="left",
@@ -175,32 +174,21 @@ def cells_table(cells: Sequence[Sequence[str]], title: str, width: int, caption:
         caption=Text(caption),
         caption_justify="left",
     )
-    shown = _fitting(cells, width)
-    for i in shown:
+    # Text keeps rich from reading a variant's name as markup.
+    name, *figures = (Text(heading) for heading, *_ in columns)
+    table.add_column(name, overflow="fold", max_width=NAME_WIDTH)
+    for heading in figures:
         # A long name may wrap, but not a figure: part of it would read as another figure.
-        table.add_column(
-            Text(cells[0][i]),
-            justify="right" if i else "left",
-            no_wrap=bool(i),
-            overflow="fold",
-            max_width=None if i else NAME_WIDTH,
-        )
-    for row in cells[1:]:
-        # Text keeps rich from reading a variant's name as markup.
-        table.add_row(*(Text(row[i]) for i in shown))
+        table.add_column(heading, justify="right", no_wrap=True, overflow="fold")
+    for row in list(zip(*columns, strict=True))[1:]:
+        table.add_row(*map(Text, row))
     return table
 
 
-def _fitting(cells: Sequence[Sequence[str]], width: int) -> list[int]:
-    """Return the indices of the columns to show in `width` characters."""
-    widths = [max(len(row[i]) for row in cells) + 1 for i in range(len(cells[0]))]
-    widths[0] = min(widths[0], NAME_WIDTH + 1)
-    shown = list(range(len(widths)))
-    for heading in DISPENSABLE:
-        if sum(widths[i] for i in shown) + 1 <= width:
-            break
-        shown = [i for i in shown if cells[0][i] != heading]
-    return shown
+def _total_width(columns: Sequence[Sequence[str]]) -> int:
+    """Return the width of a terminal table with these columns; the first one may wrap."""
+    first, *others = (max(map(len, column)) + 1 for column in columns)
+    return min(first, NAME_WIDTH + 1) + sum(others) + 1
 
 
 def markdown_table(cells: Sequence[Sequence[str]]) -> str:
@@ -226,10 +214,8 @@ def _ladder_table(report: LadderReport) -> TitledTable:
     costs = [scaled.cost for scaled in report.costs]
     cells = [["variant", *costs, "predicted", "measured", "error"]]
     for name, measured in compute.measured.items():
-        times = [
-            multiplier_words(scaled.multipliers[name]) if name in scaled.multipliers else MISSING
-            for scaled in report.costs
-        ]
+        found = [scaled.multipliers.get(name) for scaled in report.costs]
+        times = [verdicts.multiplier_words(each) if each else MISSING for each in found]
         predicted = compute.predicted[name]
         figures = [f"{predicted:.4f}", f"{measured:.4f}", f"{predicted - measured:+.4f}"]
         cells.append([name, *times, *figures])
@@ -237,9 +223,8 @@ def _ladder_table(report: LadderReport) -> TitledTable:
         f"times what {report.baseline} needs for the same loss, 95% intervals for each cost over "
         "its variants; predicted: the loss at the largest size, from the smaller ones"
     )
-    return TitledTable(
-        ladder_title(report), cells, caption, ladder_words(report), ladder_notes(report)
-    )
+    title, words = verdicts.ladder_title(report), verdicts.ladder_words(report)
+    return TitledTable(title, cells, caption, words, verdicts.ladder_notes(report))
 
 
 def _across_table(across: Across) -> TitledTable:
@@ -269,65 +254,56 @@ def _across_table(across: Across) -> TitledTable:
         count = f"{changes} change{'s' * (changes > 1)}"
         lines.append(f"intervals and p Bonferroni-corrected over {count}{apart}")
     return TitledTable(
-        across_title(across), cells, "; ".join(lines), across_words(across), across_notes(across)
+        verdicts.across_title(across),
+        cells,
+        "; ".join(lines),
+        verdicts.across_words(across),
+        verdicts.across_notes(across),
     )
 
 
 def evaluation_tables(section: Section) -> list[TitledTable]:
     """Return the tables of the section's evaluations: up to two."""
     positions, caches = position_losses(section), cache_costs(section)
-    return [
-        *([_positions(positions)] if positions else []),
-        *([_caches(caches)] if caches else []),
-    ]
+    tables = []
+    if positions:
+        tables.append(_position_table(positions))
+    if caches:
+        tables.append(_cache_table(caches))
+    return tables
 
 
-def _positions(losses: Sequence[PositionLoss]) -> TitledTable:
-    lengths = sorted({(one.length, one.trained) for one in losses})
-    found = {(one.variant, one.length): one for one in losses}
-    heading = ["variant", "n"]
-    for length, trained in lengths:
-        heading += [f"{length:,}", *[f"{length:,}, beyond {trained:,}"] * (length > trained)]
-    body = []
-    for name in dict.fromkeys(one.variant for one in losses):
-        cells = [name, str(max(one.loss.n for one in losses if one.variant == name))]
-        for length, trained in lengths:
-            one = found.get((name, length))
-            cells.append(_shown(one and one.loss))
-            cells += [_shown(one and one.beyond)] * (length > trained)
-        body.append(cells)
+def _position_table(losses: Sequence[PositionLoss]) -> TitledTable:
+    names = list(dict.fromkeys(one.variant for one in losses))
+    counts = {name: max(one.loss.n for one in losses if one.variant == name) for name in names}
+    columns: dict[str, dict[str, str]] = {"n": {name: str(n) for name, n in counts.items()}}
+    for one in sorted(losses, key=lambda one: one.length):
+        columns.setdefault(f"{one.length:,}", {})[one.variant] = mean_cell(one.loss)
+        if one.beyond:
+            beyond = columns.setdefault(f"{one.length:,}, beyond {one.trained:,}", {})
+            beyond[one.variant] = mean_cell(one.beyond)
+    table = DataFrame(columns, index=names).fillna(MISSING)
+    cells = [["variant", *table.columns], *table.reset_index().to_numpy().tolist()]
     caption = (
         "Mean loss in nats over all positions of whole windows of this length, ± half of its "
         "95% confidence interval over seeds, and the same of those with more context than in "
         "training. Windows of different lengths are cut from the same text at different places."
     )
-    return TitledTable("Loss by length of context", [heading, *body], caption)
+    return TitledTable("Loss by length of context", cells, caption)
 
 
-def _caches(costs: Sequence[CacheCost]) -> TitledTable:
-    heading = ["variant", "cache", "n", "bytes/token", "of full", "val loss", "change from full"]
+def _cache_table(costs: Sequence[CacheCost]) -> TitledTable:
     full = {one.variant: one.bytes_per_token for one in costs if one.change is None}
-    body = [
-        [
-            one.variant,
-            one.cache,
-            str(one.loss.n),
-            f"{one.bytes_per_token:,.6g}",
-            f"{one.bytes_per_token / full[one.variant]:.1%}",
-            _shown(one.loss),
-            _shown(one.change, change_words),
-        ]
-        for one in costs
-    ]
+    cells = [["variant", "cache", "n", "bytes/token", "of full", "val loss", "change from full"]]
+    for one in costs:
+        size, of_full = one.bytes_per_token, one.bytes_per_token / full[one.variant]
+        figures = [str(one.loss.n), f"{size:,.6g}", f"{of_full:.1%}", mean_cell(one.loss)]
+        cells.append([one.variant, one.cache, *figures, mean_cell(one.change, change_words)])
     caption = (
         "The same weights decoded through cheaper caches. Changes are to the full cache of the "
         "same run, in float32; ± half of the 95% confidence interval over seeds."
     )
-    return TitledTable("Loss by cache", [heading, *body], caption)
-
-
-def _shown(estimate: Estimate | None, words: Callable[[float], str] = "{:.4f}".format) -> str:
-    return words(estimate.mean) + half_interval(estimate) if estimate else MISSING
+    return TitledTable("Loss by cache", cells, caption)
 
 
 def change_words(change: float) -> str:
@@ -338,7 +314,7 @@ def change_words(change: float) -> str:
 def show(comparison: Comparison) -> None:
     """Print each table with its words; warnings go to stderr."""
     console = StdoutConsole(highlight=False, markup=False, emoji=False)
-    whole = f"{' '.join(comparison.folders)}: {headline(comparison)}"
+    whole = f"{' '.join(comparison.folders)}: {verdicts.headline(comparison)}"
     if len(comparison.sections) > 1:
         console.print(f"{whole}\n")
     tables = [section_table(section, whole) for section in comparison.sections]

@@ -25,10 +25,16 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_all_files_are_there_and_nothing_else(sweep: Path) -> None:
+def test_the_folder_holds_the_page_its_figures_and_its_numbers(sweep: Path) -> None:
     found = {path.name for path in (sweep / "comparison").iterdir()}
     plots = {f"{name}.{kind}" for name in (*NAMES, "pareto_speed") for kind in ("png", "svg")}
     assert found == plots | {f"comparison.{k}" for k in ("csv", "json", "html")}
+    for name in NAMES:
+        root = ET.parse(sweep / "comparison" / f"{name}.svg").getroot()
+        assert root.tag == "{http://www.w3.org/2000/svg}svg"
+        texts = {"".join(node.itertext()) for node in root.iter("{http://www.w3.org/2000/svg}text")}
+        assert set(LOSSES) <= texts  # text, not paths: it can be searched
+        assert (sweep / "comparison" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_page_needs_nothing_but_itself(sweep: Path) -> None:
@@ -42,7 +48,7 @@ def test_the_page_needs_nothing_but_itself(sweep: Path) -> None:
     assert "@import" not in page.source
 
 
-def test_the_json_holds_what_was_worked_out_by_hand(sweep: Path) -> None:
+def test_json_and_csv_hold_what_was_worked_out_by_hand(sweep: Path) -> None:
     (found,) = json.loads((sweep / "comparison" / "comparison.json").read_text())["sections"]
     mha, gqa, _ = found["rows"]
     assert mha["metrics"]["val/loss"]["mean"] == pytest.approx(2.02)
@@ -55,24 +61,11 @@ def test_the_json_holds_what_was_worked_out_by_hand(sweep: Path) -> None:
     assert [run["seed"] for run in gqa["runs"]] == [1, 2, 3, 4, 5]
     # All cost the same, so only the lowest loss is on the front.
     assert [row["fronts"] for row in found["rows"]] == [[*COSTS], [], []]
-
-
-def test_the_csv_has_a_line_per_row(sweep: Path) -> None:
     with (sweep / "comparison" / "comparison.csv").open(newline="") as file:
-        lines = list(csv.DictReader(file))
-    assert [line["variant"] for line in lines] == ["mha", "gqa", "mqa"]
-    assert float(lines[1]["difference"]) == pytest.approx(0.12)
-    assert lines[1]["comparisons"] == "2"
-    assert lines[0]["difference"] == ""
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_plots_are_pictures(name: str, sweep: Path) -> None:
-    root = ET.parse(sweep / "comparison" / f"{name}.svg").getroot()
-    assert root.tag == "{http://www.w3.org/2000/svg}svg"
-    texts = {"".join(node.itertext()) for node in root.iter("{http://www.w3.org/2000/svg}text")}
-    assert {"mha", "gqa", "mqa"} <= texts  # text, not paths: it can be searched
-    assert (sweep / "comparison" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        first, second, third = csv.DictReader(file)
+    assert [line["variant"] for line in (first, second, third)] == ["mha", "gqa", "mqa"]
+    assert float(second["difference"]) == pytest.approx(0.12)
+    assert (first["difference"], second["comparisons"]) == ("", "2")
 
 
 def test_tensorboard_shows_mean_and_band(sweep: Path) -> None:
@@ -101,19 +94,14 @@ def test_a_second_report_replaces_the_first_and_only_its_files(tmp_path: Path) -
     sweep = write_sweep(tmp_path / "runs", LOSSES)
     out, board = sweep / "comparison", tmp_path / "bands"
     report(sweep, "--board", board)
-    first = {f.name: f.read_bytes() for f in out.iterdir() if f.is_file()}
     (out / "notes.txt").write_text("mine")
     (board / "mine").mkdir()
     (board / "mine" / "events.out.tfevents.1.host").write_text("mine")
-    report(sweep, "--board", board)
-    second = {f.name: f.read_bytes() for f in out.iterdir() if f.is_file()}
-    assert second == first | {"notes.txt": b"mine"}
-    for file in sweep.glob("mqa*/summary.json"):
-        file.unlink()
-    for file in sweep.glob("*/metrics.jsonl"):
+    for file in [*sweep.glob("mqa*/summary.json"), *sweep.glob("*/metrics.jsonl")]:
         file.unlink()
     report(sweep, "--board", board)
     assert not list(out.glob("loss_*"))
+    assert (out / "pareto_cache.svg").exists()
     assert (out / "notes.txt").exists()
     assert [path.name for path in board.iterdir()] == ["mine"]
 
@@ -122,10 +110,9 @@ def test_a_second_report_replaces_the_first_and_only_its_files(tmp_path: Path) -
 def test_a_split_report_has_plots_and_board_of_each_set(tmp_path: Path) -> None:
     write_sweep(tmp_path / "a", LOSSES)
     write_sweep(tmp_path / "b", LOSSES, data={"text_sha256": "zyxwvuts"})
-    out = tmp_path / "out"
+    out, board = tmp_path / "out", tmp_path / "bands"
     report(tmp_path / "a", tmp_path / "b", "--out", out, code=2)
     assert not out.exists()
-    board = tmp_path / "bands"
     report(tmp_path / "a", tmp_path / "b", "--split", "--out", out, "--board", board)
     page = Page(out / "comparison.html")
     assert "2 separate comparisons" in page.text
@@ -133,10 +120,7 @@ def test_a_split_report_has_plots_and_board_of_each_set(tmp_path: Path) -> None:
     assert page.tags.count("svg") == 14
     assert len(set(page.ids)) == len(page.ids)
     assert len(list(out.glob("?_loss_tokens.svg"))) == 2
-    assert {path.name for path in board.iterdir()} == {
-        "text abcdefgh",
-        "text zyxwvuts",
-    }
+    assert {path.name for path in board.iterdir()} == {"text abcdefgh", "text zyxwvuts"}
 
 
 def test_markdown_and_no_files_write_nothing(
@@ -151,20 +135,12 @@ def test_markdown_and_no_files_write_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "line"),
-    [
-        (["--baseline", "gpa"], 2, "error: --baseline: 'gpa' is not a row of the report; did"),
-        (["--out", "{sweep}/mha_s1/config.yaml"], 7, "error: --out: "),
-        (["{sweep}/none"], 3, "error: run folder: "),
-    ],
-)
-def test_a_mistake_is_one_line(
-    arguments: list[str], code: int, line: str, sweep: Path, capsys: pytest.CaptureFixture
+def test_a_folder_that_cannot_be_written_is_an_error_in_one_line(
+    sweep: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    report(sweep, *(argument.format(sweep=sweep) for argument in arguments), code=code)
+    report(sweep, "--out", sweep / "mha_s1" / "config.yaml", code=7)
     (error,) = capsys.readouterr().err.splitlines()
-    assert error.startswith(line)
+    assert error.startswith("error: --out: ")
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -176,16 +152,17 @@ def test_damage_is_named_on_the_console_and_on_the_page(
     (sweep / "mha_s2" / "metrics.jsonl").unlink()
     (sweep / "gqa_s1" / "summary.json").write_text("{")
     report(sweep)
-    captured = capsys.readouterr()
-    text = Page(sweep / "comparison" / "comparison.html").text
-    for part in ("mha_s1: metrics.jsonl is damaged", "mha_s2: has no metrics.jsonl"):
-        assert part in captured.err
+    errors, text = capsys.readouterr().err, Page(sweep / "comparison" / "comparison.html").text
+    for part in (
+        "mha_s1: metrics.jsonl is damaged",
+        "mha_s2: has no metrics.jsonl",
+        "gqa_s1: summary.json is damaged or half-written",
+    ):
+        assert part in errors
         assert part in text
-    assert "gqa_s1: summary.json is damaged or half-written" in text
-    assert captured.out.splitlines()[-1].startswith("page: ")
 
 
-def test_a_mistake_is_said_before_anything_heavy_is_imported(tmp_path: Path) -> None:
+def test_a_mistake_is_reported_before_anything_heavy_is_imported(tmp_path: Path) -> None:
     code = (
         "import sys; from gptattn.cli.commands.compare import main\n"
         "try:\n    main()\nexcept SystemExit: pass\n"

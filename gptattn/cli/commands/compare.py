@@ -48,7 +48,7 @@ def main() -> NoReturn:
 
 def _report(args: argparse.Namespace) -> None:
     """Compare the runs, then print or write what was asked."""
-    # pandas and scipy import slowly: what is wrong with the folders is said before that.
+    # Before pandas and scipy, which import slowly: a mistake in the folders is reported at once.
     runs, skipped = read_runs(args.folders)
 
     from gptattn.compare.comparison import compare
