@@ -5,7 +5,7 @@ to another.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
@@ -42,7 +42,6 @@ from gptattn.compare.statistics import (
     compare_family,
     compare_pairs,
     pair_by_seed,
-    second_minus_first,
 )
 from gptattn.errors import ConfigError
 from gptattn.settings.values import suggest
@@ -147,7 +146,7 @@ class Across:
     row, and then there are no gaps.
     """
 
-    setting: str  # the axis of sections.AXES
+    setting: str  # the axis, one of groups.HELD_AGAINST
     where: str  # what else distinguishes these two from other sections; "" for nothing
     first: str  # the first section's title, in this setting
     second: str
@@ -278,69 +277,53 @@ def make_section(
     parts: Mapping[str, str] | None = None,
     warnings: Sequence[str] = (),
 ) -> Section:
-    """Return the section of these rows: all decisions about them; `parts` make its title."""
+    """Return the section of these rows: all decisions about them; `parts` make its title.
+
+    Rows are held against the baseline. The rivals of the row with the lowest loss, the leader, are
+    held against it with a correction over all pairs of variants, since it is picked after seeing
+    the losses; its pair with the baseline is not tested again.
+    """
+    metrics = {name: estimate_metrics(runs) for name, runs in groups.items()}
+    losses = {name: own["val/loss"].mean for name, own in metrics.items()}
+    fronts = _pareto_fronts(metrics)
     others = [name for name in groups if name != baseline]
-    against = [(baseline, name) for name in others]
-    differences = {d.variant: d for d in compare_pairs(groups, against)}
+    differences = {
+        d.variant: d for d in compare_pairs(groups, [(baseline, name) for name in others])
+    }
     rows = [
         Row(
             name,
-            members,
-            estimate_metrics(members),
+            groups[name],
+            metrics[name],
             differences.get(name),
-            _speed(members, groups[baseline], len(others)) if name != baseline else None,
-            [],
+            _speed(groups[name], groups[baseline], len(others)) if name in others else None,
+            [cost for cost, front in fronts.items() if name in front],
         )
-        for name, members in groups.items()
+        for name in [baseline, *sorted(others, key=lambda name: (losses[name], name))]
     ]
-    rows.sort(key=lambda row: (row.name != baseline, row.loss, row.name))
     leader = min(rows, key=lambda row: row.loss).name
-    rivals = _rivals(groups, leader, baseline, differences)
-    distinct = _distinct_from_leader(rivals, baseline, differences)
+    if leader == baseline:
+        rivals = list(differences.values())
+    else:
+        rivals = [_reverse(differences[leader])] if leader in differences else []
+        pairs = [(leader, name) for name in others if name != leader]
+        rivals += compare_pairs(groups, pairs, math.comb(len(others), 2))
+    # Two rows that are not the baseline only differ if one of them differs from it: if all variants
+    # are equal, a false claim here needs a false claim against the baseline first.
+    shown = {name for name, d in differences.items() if d.shown} | {baseline}
+    distinct = {d.variant for d in rivals if d.shown and shown & {d.variant, leader}}
     return Section(
         parts or {},
         baseline,
-        _with_fronts(rows),
+        rows,
         leader if others else None,
         rivals,
-        [row.name for row in rows if row.name not in (leader, *distinct)],
+        [row.name for row in rows if row.name not in {leader, *distinct}],
         list(warnings),
     )
 
 
-def _rivals(
-    groups: Groups, leader: str, baseline: str, rows: Mapping[str, Difference]
-) -> list[Difference]:
-    """Return the difference of each other row to the leader.
-
-    A pair with the baseline is not tested again: its difference is in `rows`.
-    """
-    if leader == baseline:
-        return list(rows.values())
-    others = [name for name in groups if name not in (leader, baseline)]
-    # The leader is picked after seeing the losses, so correct over all pairs of variants.
-    pairs = math.comb(len(groups) - 1, 2)
-    found = compare_pairs(groups, [(leader, name) for name in others], pairs)
-    return [*([_reversed(rows[leader])] if leader in rows else []), *found]
-
-
-def _distinct_from_leader(
-    rivals: Sequence[Difference], baseline: str, rows: Mapping[str, Difference]
-) -> list[str]:
-    """Return the rows that differ from the leader, with a 5% chance of any false claim.
-
-    If neither of the two is the baseline, at least one must also differ from the baseline. So if
-    all variants are equal, a false claim here needs a false claim against the baseline first.
-    """
-    shown = {name for name, d in rows.items() if d.shown}
-    return [
-        d.variant
-        for d in rivals
-        if d.shown and (baseline in (d.variant, d.baseline) or shown & {d.variant, d.baseline})
-    ]
-
-
-def _reversed(d: Difference) -> Difference:
+def _reverse(d: Difference) -> Difference:
     """Return the difference with variant and baseline swapped."""
     interval = None if d.interval is None else (-d.interval[1], -d.interval[0])
     return replace(d, variant=d.baseline, baseline=d.variant, mean=0.0 - d.mean, interval=interval)
@@ -374,16 +357,17 @@ def _speed(
     return float(np.exp(ratios.mean())), (float(np.exp(interval[0])), float(np.exp(interval[1])))
 
 
-def _with_fronts(rows: Sequence[Row]) -> list[Row]:
-    fronts: dict[str, list[str]] = {row.name: [] for row in rows}
+def _pareto_fronts(metrics: Mapping[str, Mapping[str, Estimate]]) -> dict[str, set[str]]:
+    """Return the rows on the front of validation loss against each cost."""
+    fronts = {}
     for cost, metric in COSTS.items():
-        having = [row for row in rows if metric in row.metrics]
+        known = [name for name, own in metrics.items() if metric in own]
         # `pareto_front` minimises, and more tokens/s is better.
         sign = -1 if cost == "speed" else 1
-        costs = [sign * row.metrics[metric].mean for row in having]
-        for i in statistics.pareto_front(costs, [row.loss for row in having]):
-            fronts[having[i].name].append(cost)
-    return [replace(row, fronts=fronts[row.name]) for row in rows]
+        costs = [sign * metrics[name][metric].mean for name in known]
+        losses = [metrics[name]["val/loss"].mean for name in known]
+        fronts[cost] = {known[i] for i in statistics.pareto_front(costs, losses)}
+    return fronts
 
 
 def find_ladders(sections: Sequence[Section]) -> list[LadderReport]:
@@ -419,29 +403,30 @@ def _across(one: Section, other: Section) -> Across | None:
     if tokenizers and not all("val_bytes" in run.data for run in runs):
         return None
     metric = BITS if tokenizers else "val/loss"
-    # The baseline first, then by loss, as in the first section.
-    shared = [name for name in before if name in after]
-    losses = {name: pair_by_seed([before[name], after[name]], metric) for name in shared}
-    gaps = {
-        name: pair_by_seed(
-            [before[name], before[baseline], after[name], after[baseline]], metric
-        ).of(_gaps)
-        for name in shared
-        if name != baseline
-    }
-    title, its_title = (each.parts[axis] or f"another {axis}" for each in (one, other))
-    changes, changed = _changes(losses, title), _changes(gaps, baseline)
+    first, second = (each.parts[axis] or f"another {axis}" for each in (one, other))
+    losses, gaps, others = {}, {}, set[str]()
+    for name in before:  # the baseline first, then by loss, as in the first section
+        if name not in after:
+            continue
+        losses[first, name] = pair_by_seed([before[name], after[name]], metric)
+        if name != baseline:
+            four = pair_by_seed(
+                [before[name], before[baseline], after[name], after[baseline]], metric
+            )
+            gaps[baseline, name] = replace(four, values=four.values[0::2] - four.values[1::2])
+        others |= _other_settings(axis, before[name][0], after[name][0])
+    changes, changed = _changes(losses), _changes(gaps)
     if not (changes if tokenizers else changed):
         return None
     return Across(
         axis,
         one.title_without(axis),
-        title,
-        its_title,
+        first,
+        second,
         baseline,
         changes,
         changed,
-        _others(axis, [(before[name][0].settings, after[name][0].settings) for name in shared]),
+        sorted(others),
         metric,
         _token_bytes(before[baseline][0], after[baseline][0]) if tokenizers else None,
     )
@@ -457,26 +442,18 @@ def _token_bytes(*runs: Run) -> tuple[float, float] | None:
     return first, second
 
 
-def _gaps(losses: np.ndarray) -> np.ndarray:
-    """Return the row's losses minus the baseline's: [4, n] -> [2, n]."""
-    return losses[0::2] - losses[1::2]
+def _changes(pairs: Mapping[tuple[str, str], Paired]) -> dict[str, Change]:
+    """Return the change from the first to the second of each row's values [2, n], by row."""
+    changes = {}
+    for d in compare_family(pairs):
+        first, second = pairs[d.baseline, d.variant].values.mean(axis=1)
+        changes[d.variant] = Change(float(first), float(second), d)
+    return changes
 
 
-def _changes(found: Mapping[str, Paired], reference: str) -> dict[str, Change]:
-    """Return the changes from the first to the second of each row's values [2, n]."""
-    pairs = {(reference, name): own.of(second_minus_first) for name, own in found.items()}
-    means = {name: own.values.mean(axis=1) for name, own in found.items() if own.values.size}
-    return {
-        d.variant: Change(float(means[d.variant][0]), float(means[d.variant][1]), d)
-        for d in compare_family(pairs)
-    }
-
-
-def _others(axis: str, rows: Iterable[tuple[Mapping[str, str], Mapping[str, str]]]) -> list[str]:
-    """Return what else differs in the two settings of a row: a group with files, or a setting."""
-    found = set()
-    for before, after in rows:
-        keys = {key for key in {*before, *after} if before.get(key) != after.get(key)}
-        # Sections agree in width, except where `match` chose it.
-        found |= {key for key in keys if key != WIDTH and not key.startswith(OWN[axis])}
-    return sorted({key.split(".")[0] if key.startswith(OPEN) else key for key in found})
+def _other_settings(axis: str, before: Run, after: Run) -> set[str]:
+    """Return what differs between two runs beside the axis: a group with files, or a setting."""
+    changed = {key for key, _ in before.settings.items() ^ after.settings.items()}
+    # Sections agree in width, except where `match` chose it.
+    changed = {key for key in changed if key != WIDTH and not key.startswith(OWN[axis])}
+    return {key.split(".")[0] if key.startswith(OPEN) else key for key in changed}

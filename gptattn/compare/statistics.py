@@ -13,7 +13,7 @@ line should be reported before that.
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -209,14 +209,10 @@ class Paired:
     spread over seeds decided how many there are. `asked`: half of the interval that it asks for.
     """
 
-    values: NDArray[np.float64]  # [groups, n], or [n] for one value of each seed
+    values: NDArray[np.float64]  # [groups, n]
     first: int | None = None
     asked: float | None = None
     unpaired: float = 0.0  # standard deviation of a difference of groups that share no seed
-
-    def of(self, change: Callable[[NDArray[np.float64]], NDArray[np.float64]]) -> "Paired":
-        """Return the values after `change`."""
-        return replace(self, values=change(self.values))
 
 
 def pair_by_seed(groups: Sequence[Sequence[Run]], metric: str = "val/loss") -> Paired:
@@ -258,37 +254,40 @@ def compare_pairs(
     See `compare_family` for `comparisons`.
     """
     pairs = {pair: pair_by_seed([groups[name] for name in pair]) for pair in names}
-    return compare_family(
-        {pair: found.of(second_minus_first) for pair, found in pairs.items()}, comparisons
-    )
-
-
-def second_minus_first(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the difference [n] of values [2, n]."""
-    return values[1] - values[0]
+    return compare_family(pairs, comparisons)
 
 
 def compare_family(
-    differences: Mapping[tuple[str, str], Paired], comparisons: int | None = None
+    pairs: Mapping[tuple[str, str], Paired], comparisons: int | None = None
 ) -> list[Difference]:
-    """Return the statistics of differences by seed [n], by (baseline, variant); none for n = 0.
+    """Return the differences, second minus first, of values [2, n] by (baseline, variant).
 
-    The correction is over `comparisons`; by default, the differences with two or more seeds.
+    Pairs without a common seed are left out. The correction is over `comparisons`; by default, the
+    pairs with two or more seeds.
     """
-    m = comparisons or sum(d.values.size > 1 for d in differences.values())
+    m = comparisons or sum(pair.values.shape[1] > 1 for pair in pairs.values())
     return [
-        _difference(name, baseline, d, m)
-        for (baseline, name), d in differences.items()
-        if d.values.size
+        _difference(name, baseline, pair, m)
+        for (baseline, name), pair in pairs.items()
+        if pair.values.size
     ]
 
 
-def _difference(name: str, baseline: str, found: Paired, comparisons: int) -> Difference:
-    """Return the statistics of the paired differences [n]."""
-    d, first = found.values, found.first
-    n, mean = len(d), float(d.mean())
+def _difference(name: str, baseline: str, pair: Paired, comparisons: int) -> Difference:
+    """Return the statistics of the paired differences of values [2, n]."""
+    d, first = pair.values[1] - pair.values[0], pair.first
     plain = Difference(
-        name, baseline, n, mean, 0.0, None, None, comparisons, None, first, found.asked
+        variant=name,
+        baseline=baseline,
+        n=len(d),
+        mean=float(d.mean()),
+        deviation=0.0,
+        interval=None,
+        p=None,
+        comparisons=comparisons,
+        seeds_needed=None,
+        first=first,
+        asked=pair.asked,
     )
     if all_equal(d[:first]):
         return plain
@@ -297,8 +296,8 @@ def _difference(name: str, baseline: str, found: Paired, comparisons: int) -> Di
         plain,
         deviation=spread,
         paired=deviation(d),
-        unpaired=found.unpaired,
+        unpaired=pair.unpaired,
         interval=t_interval(d, comparisons, first),
         p=paired_p(d, comparisons, first),
-        seeds_needed=seeds_needed(mean, spread, comparisons),
+        seeds_needed=seeds_needed(plain.mean, spread, comparisons),
     )

@@ -80,12 +80,16 @@ def test_equal_exponents_are_hardly_ever_told_apart() -> None:
 
 def test_a_law_that_does_not_hold_is_seen() -> None:
     straight = ladder(SAME, 0.003)
-    assert (lack_of_fit(choose_law(straight), straight) or 0) > 0.05
+    p, widened = lack_of_fit(choose_law(straight), straight) or (0, 0)
+    assert p > 0.05
+    assert 1 <= widened < 2
     bent = {name: losses.copy() for name, losses in straight.losses.items()}
     for losses in bent.values():
         losses[-1] += 0.05  # the largest size stopped learning
     found = Ladder(straight.compute, bent)
-    assert (lack_of_fit(choose_law(found), found) or 0) < 0.01
+    p, widened = lack_of_fit(choose_law(found), found) or (1, 0)
+    assert p < 0.01
+    assert widened > 1.5
     one = ladder(SAME, seeds=1)
     assert lack_of_fit(fit_law(one), one) is None
 
