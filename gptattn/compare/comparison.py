@@ -32,15 +32,15 @@ from gptattn.compare.groups import (
     name_copies,
     pick_baseline,
     rates_differ,
+    typical_row,
 )
 from gptattn.compare.ladder import GROWS, LadderReport, report_ladder
 from gptattn.compare.statistics import (
+    Change,
     Difference,
     Estimate,
     Interval,
-    Paired,
     compare_family,
-    compare_pairs,
     pair_by_seed,
 )
 from gptattn.errors import ConfigError
@@ -130,15 +130,6 @@ class Section:
 
 
 @dataclass(frozen=True)
-class Change:
-    """A figure in two sections: means over the common seeds, second minus first."""
-
-    first: float
-    second: float
-    difference: Difference
-
-
-@dataclass(frozen=True)
 class Across:
     """What changes between two sections that differ in one setting only, by row name.
 
@@ -185,31 +176,34 @@ class Comparison:
         rows = [(section, row) for section in self.sections for row in section.rows]
         known = set[str]().union(*(row.metrics for _, row in rows))
         metrics = [metric for metric in METRICS if metric in known or metric not in OF_DATA]
-        table = DataFrame([_table_row(section, row, metrics) for section, row in rows])
-        whole = ("paired n", "comparisons", "seeds needed")
-        return table.astype(dict.fromkeys(whole, "Int64"))
+        columns = [
+            *("section", "variant", "n"),
+            *(f"{metric}{end}" for metric in metrics for end in ("", " low", " high")),
+            *("baseline", "paired n", "difference", "difference low", "difference high"),
+            *("p", "comparisons", "seeds needed", "pareto"),
+        ]
+        table = DataFrame([_table_row(section, row) for section, row in rows], columns=columns)
+        return table.astype(dict.fromkeys(("paired n", "comparisons", "seeds needed"), "Int64"))
 
 
-def _table_row(section: Section, row: Row, metrics: Sequence[str]) -> dict[str, Any]:
-    line: dict[str, Any] = {"section": section.title, "variant": row.name, "n": row.n}
-    for metric in metrics:
-        estimate = row.metrics.get(metric)
-        low, high = (estimate and estimate.interval) or (None, None)
-        line[metric] = estimate and estimate.mean
-        line |= {f"{metric} low": low, f"{metric} high": high}
-    d = row.difference
-    low, high = (d and d.interval) or (None, None)
-    return line | {
+def _table_row(section: Section, row: Row) -> dict[str, Any]:
+    """Return the row's figures by column, without those it lacks."""
+    line: dict[str, Any] = {
+        "section": section.title,
+        "variant": row.name,
+        "n": row.n,
         "baseline": section.baseline,
-        "paired n": d and d.n,
-        "difference": d and d.mean,
-        "difference low": low,
-        "difference high": high,
-        "p": d and d.p,
-        "comparisons": d and d.comparisons,
-        "seeds needed": d and d.seeds_needed,
         "pareto": " ".join(row.fronts),
     }
+    figures: dict[str, Estimate | Difference] = {**row.metrics}
+    if (d := row.difference) is not None:
+        figures["difference"] = d
+        line |= {"paired n": d.n, "p": d.p, "comparisons": d.comparisons}
+        line["seeds needed"] = d.seeds_needed
+    for name, figure in figures.items():
+        low, high = figure.interval or (None, None)
+        line |= {name: figure.mean, f"{name} low": low, f"{name} high": high}
+    return line
 
 
 def load_comparison(
@@ -248,27 +242,24 @@ def compare(
         names = {name for groups in grouped for name in groups}
         message = f"{baseline!r} is not a row of the report; {suggest(baseline or '', names)}"
         raise ConfigError("--baseline", message)
-    sections, copies = list[Section](), dict[str, None]()
+    sections = []
     for found, groups, name in zip(sets, grouped, picked, strict=True):
-        row = name or pick_baseline(groups, None)
-        assert row is not None
+        row = name or typical_row(groups)
         warnings = differences_in_settings(groups, row, own_rates=rates_differ(groups))
         if name is None:
             warnings.append(f"{baseline} is not among these runs; the baseline here is {row}")
         sections.append(make_section(groups, row, found.parts, warnings))
-        copies |= dict.fromkeys(name_copies(found.runs, groups))
-    comparison = Comparison(
+    # Only the newest run of a seed is shown: drop the notes on the others.
+    shown = {run.folder for section in sections for row in section.rows for run in row.runs}
+    notes = [note for folder, note in extended.items() if folder in shown]
+    return Comparison(
         list(folders),
         sections,
-        differences_in_making(runs),
-        [*skipped, *replaced, *copies],
+        [*notes, *differences_in_making(runs)],
+        [*skipped, *replaced, *name_copies(runs)],
         compare_across(sections),
         find_ladders(sections),
     )
-    # Only the newest run of a seed is shown: drop the notes on the others.
-    shown = {run.folder for run in comparison.runs}
-    notes = [note for folder, note in extended.items() if folder in shown]
-    return replace(comparison, warnings=[*notes, *comparison.warnings])
 
 
 def make_section(
@@ -287,16 +278,14 @@ def make_section(
     losses = {name: own["val/loss"].mean for name, own in metrics.items()}
     fronts = _pareto_fronts(metrics)
     others = [name for name in groups if name != baseline]
-    differences = {
-        d.variant: d for d in compare_pairs(groups, [(baseline, name) for name in others])
-    }
+    differences = _differences_to(baseline, others, groups)
     rows = [
         Row(
             name,
             groups[name],
             metrics[name],
             differences.get(name),
-            _speed(groups[name], groups[baseline], len(others)) if name in others else None,
+            _speed(groups[name], groups[baseline], len(others)) if name != baseline else None,
             [cost for cost, front in fronts.items() if name in front],
         )
         for name in [baseline, *sorted(others, key=lambda name: (losses[name], name))]
@@ -306,8 +295,9 @@ def make_section(
         rivals = list(differences.values())
     else:
         rivals = [_reverse(differences[leader])] if leader in differences else []
-        pairs = [(leader, name) for name in others if name != leader]
-        rivals += compare_pairs(groups, pairs, math.comb(len(others), 2))
+        rest = [name for name in others if name != leader]
+        pairs = math.comb(len(others), 2)
+        rivals += _differences_to(leader, rest, groups, pairs).values()
     # Two rows that are not the baseline only differ if one of them differs from it: if all variants
     # are equal, a false claim here needs a false claim against the baseline first.
     shown = {name for name, d in differences.items() if d.shown} | {baseline}
@@ -321,6 +311,14 @@ def make_section(
         [row.name for row in rows if row.name not in {leader, *distinct}],
         list(warnings),
     )
+
+
+def _differences_to(
+    reference: str, names: Sequence[str], groups: Groups, comparisons: int | None = None
+) -> dict[str, Difference]:
+    pairs = {(reference, name): [groups[reference], groups[name]] for name in names}
+    changes = compare_family(pairs, comparisons=comparisons)
+    return {name: change.difference for name, change in changes.items()}
 
 
 def _reverse(d: Difference) -> Difference:
@@ -404,31 +402,32 @@ def _across(one: Section, other: Section) -> Across | None:
         return None
     metric = BITS if tokenizers else "val/loss"
     first, second = (each.parts[axis] or f"another {axis}" for each in (one, other))
-    losses, gaps, others = {}, {}, set[str]()
-    for name in before:  # the baseline first, then by loss, as in the first section
-        if name not in after:
-            continue
-        losses[first, name] = pair_by_seed([before[name], after[name]], metric)
-        if name != baseline:
-            four = pair_by_seed(
-                [before[name], before[baseline], after[name], after[baseline]], metric
-            )
-            gaps[baseline, name] = replace(four, values=four.values[0::2] - four.values[1::2])
-        others |= _other_settings(axis, before[name][0], after[name][0])
-    changes, changed = _changes(losses), _changes(gaps)
-    if not (changes if tokenizers else changed):
+    # The baseline first, then by loss, as in the first section.
+    shared = [name for name in before if name in after]
+    losses = compare_family({(first, name): [before[name], after[name]] for name in shared}, metric)
+    bases = before[baseline], after[baseline]
+    gaps = compare_family(
+        {
+            (baseline, name): [before[name], bases[0], after[name], bases[1]]
+            for name in shared
+            if name != baseline
+        },
+        metric,
+    )
+    if not (losses if tokenizers else gaps):
         return None
+    others = [_other_settings(axis, before[name][0], after[name][0]) for name in shared]
     return Across(
         axis,
         one.title_without(axis),
         first,
         second,
         baseline,
-        changes,
-        changed,
-        sorted(others),
+        losses,
+        gaps,
+        sorted(set[str]().union(*others)),
         metric,
-        _token_bytes(before[baseline][0], after[baseline][0]) if tokenizers else None,
+        _token_bytes(bases[0][0], bases[1][0]) if tokenizers else None,
     )
 
 
@@ -440,15 +439,6 @@ def _token_bytes(*runs: Run) -> tuple[float, float] | None:
         return None
     first, second = (a / b for a, b in zip(bits, per_byte, strict=True))
     return first, second
-
-
-def _changes(pairs: Mapping[tuple[str, str], Paired]) -> dict[str, Change]:
-    """Return the change from the first to the second of each row's values [2, n], by row."""
-    changes = {}
-    for d in compare_family(pairs):
-        first, second = pairs[d.baseline, d.variant].values.mean(axis=1)
-        changes[d.variant] = Change(float(first), float(second), d)
-    return changes
 
 
 def _other_settings(axis: str, before: Run, after: Run) -> set[str]:

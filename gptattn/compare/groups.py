@@ -196,29 +196,23 @@ def _order(runs: Sequence[Run]) -> list[object]:
 def group_runs(runs: Sequence[Run]) -> Groups:
     """Group runs that have the same variant, settings and code, under the shortest unique names.
 
-    The name is the variant; beside runs from scratch, `gqa from outputs/mha` for other weights. If
-    several groups share it, their differences follow: the config file (`model=nano`) where that
-    explains them, otherwise the settings; of attention, parts and position the file and what
-    differs between runs of the same file. Where they are many, and all but one group have changed
-    something in that one, as in an ablation, a name has what was changed. Learning rates are left
-    out where each group has its own. Each group holds one run per seed, sorted by seed: the newest,
-    as a repeat is no further sample.
+    The name is the variant. If several groups share it, their differences follow: the config file
+    (`model=nano`) where that explains them, otherwise the settings; of attention, parts and
+    position the file and what differs between runs of the same file. Where they are many, and all
+    but one group have changed something in that one, as in an ablation, a name has what was
+    changed. Learning rates are left out where each group has its own. Each group holds one run per
+    seed, sorted by seed: the newest, as a repeat is no further sample.
     """
     groups: dict[object, dict[int, Run]] = {}
     for run in sorted(runs, key=lambda run: run.finished):
         groups.setdefault(_row_key(run), {})[run.seed] = run
     firsts = [next(iter(group.values())) for group in groups.values()]
-    mixed = not all(run.origin for run in runs)
-    starts = [
-        f"{run.variant} from {run.settings['init_from']}" if mixed and run.origin else run.variant
-        for run in firsts
-    ]
-    names = list(starts)
     hidden = {RATE} if _have_own_rates(firsts) else set[str]()
-    for start in set(starts):
-        alike = [i for i, other in enumerate(starts) if other == start]
+    names = [run.variant for run in firsts]
+    for variant in set(names):
+        alike = [i for i, run in enumerate(firsts) if run.variant == variant]
         for i, words in zip(alike, tell_apart([firsts[i] for i in alike], hidden), strict=True):
-            names[i] = " ".join([start, *words])
+            names[i] = " ".join([variant, *words])
     named: Groups = {}
     for i, (name, group) in enumerate(zip(names, groups.values(), strict=True)):
         twins = names[:i].count(name)  # long values are cut, so two names may be equal
@@ -233,15 +227,15 @@ def _row_key(run: Run) -> object:
     return run.variant, run.code, text, *sorted(run.settings.items())
 
 
-def name_copies(runs: Sequence[Run], groups: Groups) -> list[str]:
-    """Return a line for each run that its group drops for a newer one with the same seed."""
-    counts = {(run.seed, _row_key(run)): run for members in groups.values() for run in members}
-    chosen = [(run, counts[run.seed, _row_key(run)]) for run in runs]
-    return [
+def name_copies(runs: Sequence[Run]) -> list[str]:
+    """Return a line for each run that a newer one with the same seed replaces in its row."""
+    newest = {(run.seed, _row_key(run)): run for run in sorted(runs, key=lambda run: run.finished)}
+    lines = [
         f"{run.folder}: a copy of {other.folder.name}, which counts"
-        for run, other in chosen
-        if run.folder != other.folder
+        for run in runs
+        if (other := newest[run.seed, _row_key(run)]).folder != run.folder
     ]
+    return list(dict.fromkeys(lines))  # an extended run may occur twice
 
 
 def rates_differ(groups: Groups) -> bool:
@@ -262,18 +256,26 @@ def _have_own_rates(firsts: Sequence[Run]) -> bool:
 def pick_baseline(groups: Groups, name: str | None) -> str | None:
     """Return the row called `name`, or the only row of the variant `name`; None without one.
 
-    Without a name, return the row, of `mha` if there is one, whose settings most often equal those
-    of the other rows, so that changed rows are compared with an unchanged one; learning rates that
-    each row has for itself do not count. On a tie, take the one with the fewest words in its name,
-    then the first in name order.
+    Without a name, return the `typical_row`.
     """
+    if name is None:
+        return typical_row(groups)
+    rows = [row for row, members in groups.items() if members[0].variant == name]
     if name in groups:
         return name
-    rows = [row for row, members in groups.items() if members[0].variant == (name or "mha")]
-    if name is not None:
-        return rows[0] if len(rows) == 1 else None
+    return rows[0] if len(rows) == 1 else None
+
+
+def typical_row(groups: Groups) -> str:
+    """Return the row, of `mha` if there is one, whose settings are most like those of the others.
+
+    So changed rows are compared with an unchanged one; learning rates that each row has for itself
+    do not count. On a tie, it is the one with the fewest words in its name, then the first in name
+    order.
+    """
     firsts = [members[0] for members in groups.values()]
     keys = {key for run in firsts for key in run.settings}
     keys -= {RATE} if _have_own_rates(firsts) else set()
     shared = dict(zip(groups, count_shared(firsts, keys), strict=True))
+    rows = [row for row, members in groups.items() if members[0].variant == "mha"]
     return min(rows or groups, key=lambda row: (-shared[row], len(row.split()), row))

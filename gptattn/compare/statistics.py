@@ -202,6 +202,15 @@ class Difference:
 
 
 @dataclass(frozen=True)
+class Change:
+    """Means over the common seeds of two figures, and their difference, second minus first."""
+
+    first: float
+    second: float
+    difference: Difference
+
+
+@dataclass(frozen=True)
 class Paired:
     """Values at the seeds that several groups have in common.
 
@@ -244,33 +253,31 @@ def _stage(groups: Sequence[Sequence[Run]]) -> FirstStage | None:
     return min(known, key=lambda stage: stage.half_width)
 
 
-def compare_pairs(
-    groups: Mapping[str, Sequence[Run]],
-    names: Sequence[tuple[str, str]],
-    comparisons: int | None = None,
-) -> list[Difference]:
-    """Return the second group's loss minus the first's for each pair with a seed in common.
-
-    See `compare_family` for `comparisons`.
-    """
-    pairs = {pair: pair_by_seed([groups[name] for name in pair]) for pair in names}
-    return compare_family(pairs, comparisons)
-
-
 def compare_family(
-    pairs: Mapping[tuple[str, str], Paired], comparisons: int | None = None
-) -> list[Difference]:
-    """Return the differences, second minus first, of values [2, n] by (baseline, variant).
+    pairs: Mapping[tuple[str, str], Sequence[Sequence[Run]]],
+    metric: str = "val/loss",
+    comparisons: int | None = None,
+) -> dict[str, Change]:
+    """Return the change from the first to the second group of each (baseline, variant) pair.
 
-    Pairs without a common seed are left out. The correction is over `comparisons`; by default, the
-    pairs with two or more seeds.
+    It is found by variant. Of four groups it is the change of a difference: from the first minus
+    the second to the third minus the fourth. Pairs without a common seed are left out. The
+    correction is over `comparisons`; by default, the pairs with two or more seeds.
     """
-    m = comparisons or sum(pair.values.shape[1] > 1 for pair in pairs.values())
-    return [
-        _difference(name, baseline, pair, m)
-        for (baseline, name), pair in pairs.items()
-        if pair.values.size
-    ]
+    family: dict[tuple[str, str], Paired] = {}
+    for names, groups in pairs.items():
+        pair = pair_by_seed(groups, metric)
+        values = pair.values
+        if values.size:
+            two = values if len(values) == 2 else values[0::2] - values[1::2]
+            family[names] = replace(pair, values=two)
+    m = comparisons or sum(pair.values.shape[1] > 1 for pair in family.values())
+    changes = {}
+    for (baseline, variant), pair in family.items():
+        first, second = pair.values.mean(axis=1)
+        difference = _difference(variant, baseline, pair, m)
+        changes[variant] = Change(float(first), float(second), difference)
+    return changes
 
 
 def _difference(name: str, baseline: str, pair: Paired, comparisons: int) -> Difference:

@@ -23,20 +23,13 @@ def test_runs_that_differ_in_any_setting_are_never_averaged(tmp_path: Path) -> N
     assert set(groups) == {"mha model.d_mlp=None", "mha model.d_mlp=512"}
 
 
-def test_of_a_repeated_seed_the_newest_run_counts(tmp_path: Path) -> None:
+def test_of_a_repeated_seed_the_newest_run_counts_and_the_other_is_named(tmp_path: Path) -> None:
     for name, seed, loss, time in (("b", 1, 2.0, 10), ("a", 1, 2.1, 20), ("c", 2, 2.5, 5)):
         write_run(tmp_path / name, "mha", seed, loss)
         os.utime(tmp_path / name / "summary.json", (time, time))
-    (members,) = group_runs(read_runs([tmp_path])[0]).values()
-    assert [(run.seed, run.metrics["val/loss"]) for run in members] == [(1, 2.1), (2, 2.5)]
-
-
-def test_copies_of_a_run_are_named(tmp_path: Path) -> None:
-    for name, seed, time in (("b", 1, 10), ("a", 1, 20), ("c", 2, 5)):
-        write_run(tmp_path / name, "mha", seed, 2.0)
-        os.utime(tmp_path / name / "summary.json", (time, time))
-    comparison = compared(tmp_path)
-    assert comparison.skipped == [f"{tmp_path / 'b'}: a copy of a, which counts"]
+    found = compared(tmp_path)
+    assert [(run.seed, run.metrics["val/loss"]) for run in found.runs] == [(1, 2.1), (2, 2.5)]
+    assert found.skipped == [f"{tmp_path / 'b'}: a copy of a, which counts"]
 
 
 def test_the_name_of_a_file_stands_for_its_settings_where_it_tells_all(tmp_path: Path) -> None:

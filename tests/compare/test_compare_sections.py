@@ -90,9 +90,12 @@ def test_runs_from_other_weights_stand_apart_and_say_where_they_began(tmp_path: 
     assert [row.name for row in scratch.rows] == ["mha", "gqa"]
     made = ["mha", "gqa init_method=mean", "gqa init_method=first"]
     assert [row.name for row in trained_on.rows] == made
-    # A table without sections names the start.
-    later = ["mha from up/mha", *(f"gqa from up/mha init_method={m}" for m in ("mean", "first"))]
-    assert {row[0] for row in short_rows(read_runs([tmp_path])[0])[1:]} == {"mha", "gqa", *later}
+    # A table without sections names the start of the variants that have several.
+    found = [row[0] for row in short_rows(read_runs([tmp_path])[0])[1:]]
+    assert [name.split()[:2] for name in found if name.startswith("mha")] == [
+        ["mha", "init_from=unset"],
+        ["mha", "init_from=up/mha"],
+    ]
 
 
 @pytest.mark.parametrize(
@@ -116,17 +119,14 @@ def test_what_is_compared_stands_in_one_section(other: dict[str, Any], tmp_path:
 
 
 def test_precisions_are_rows_of_one_variant_and_sections_of_several(tmp_path: Path) -> None:
-    for precision, loss in (("32-true", 2.0), ("bf16-mixed", 2.1)):
+    for precision in ("32-true", "bf16-mixed"):
         config = {"trainer": {"precision": precision}}
-        for seed in (1, 2, 3):
-            folder = tmp_path / f"{precision}_{seed}"
-            write_run(folder, "mha", seed, loss + seed / 100, config=config)
+        write_run(tmp_path / f"mha_{precision}", "mha", 1, 2.0, config=config)
     (section,) = compared(tmp_path).sections
-    assert section.baseline == "mha trainer.precision=32-true"
-    assert section.rows[1].name == "mha trainer.precision=bf16-mixed"
-    difference = section.rows[1].difference
-    assert difference is not None
-    assert difference.mean == pytest.approx(0.1)
+    assert {row.name for row in section.rows} == {
+        "mha trainer.precision=32-true",
+        "mha trainer.precision=bf16-mixed",
+    }
     for precision in ("32-true", "bf16-mixed"):
         config = {"trainer": {"precision": precision}}
         write_run(tmp_path / f"gqa_{precision}", "gqa", 1, 2.2, config=config)
@@ -202,12 +202,3 @@ def test_the_command_at_the_end_of_a_sweep_works(
     arguments = shlex.split(line)
     assert ("--split" in arguments) == split
     report(*arguments, "--no-files")
-
-
-def test_weights_that_were_converted_are_not_called_unfinished(tmp_path: Path) -> None:
-    write_run(tmp_path / "a", "mha", 1, 2.0)
-    converted = write_run(tmp_path / "b", "mqa", 1, 2.0)
-    (converted / "summary.json").unlink()
-    (converted / "model.safetensors").write_bytes(b"")
-    _, (line,) = read_runs([tmp_path])
-    assert line == f"{converted}: converted weights that were not trained: nothing to compare"
