@@ -19,12 +19,12 @@ from gptattn.compare.differences import (
     OF_BLOCK,
     OPEN,
     WIDTH,
-    differences_in_making,
+    differences_in_provenance,
     differences_in_settings,
 )
 from gptattn.compare.finished_runs import Run, at_first_budgets, read_runs, without_replaced
 from gptattn.compare.groups import (
-    HELD_AGAINST,
+    COMPARED_ACROSS,
     MATRICES,
     Groups,
     comparable_sets,
@@ -137,7 +137,7 @@ class Across:
     row, and then there are no gaps.
     """
 
-    setting: str  # the axis, one of groups.HELD_AGAINST
+    setting: str  # the axis, one of groups.COMPARED_ACROSS
     where: str  # what else distinguishes these two from other sections; "" for nothing
     first: str  # the first section's title, in this setting
     second: str
@@ -249,13 +249,10 @@ def compare(
         if name is None:
             warnings.append(f"{baseline} is not among these runs; the baseline here is {row}")
         sections.append(make_section(groups, row, found.parts, warnings))
-    # Only the newest run of a seed is shown: drop the notes on the others.
-    shown = {run.folder for section in sections for row in section.rows for run in row.runs}
-    notes = [note for folder, note in extended.items() if folder in shown]
     return Comparison(
         list(folders),
         sections,
-        [*notes, *differences_in_making(runs)],
+        [*extended, *differences_in_provenance(runs)],
         [*skipped, *replaced, *name_copies(runs)],
         compare_across(sections),
         find_ladders(sections),
@@ -384,8 +381,8 @@ def find_ladders(sections: Sequence[Section]) -> list[LadderReport]:
 def compare_across(sections: Sequence[Section]) -> list[Across]:
     """Return one Across per pair of sections that can be compared.
 
-    They differ in one of HELD_AGAINST only, have the same baseline, and share another row. Between
-    tokenizers the baseline is enough: no section has both.
+    They differ in one of COMPARED_ACROSS only, have the same baseline, and share another row.
+    Between tokenizers the baseline is enough: no section has both.
     """
     found = [_across(first, second) for first, second in combinations(sections, 2)]
     return [across for across in found if across is not None]
@@ -393,7 +390,7 @@ def compare_across(sections: Sequence[Section]) -> list[Across]:
 
 def _across(one: Section, other: Section) -> Across | None:
     axes = [axis for axis, part in one.parts.items() if part != other.parts[axis]]
-    if len(axes) != 1 or axes[0] not in HELD_AGAINST or one.baseline != other.baseline:
+    if len(axes) != 1 or axes[0] not in COMPARED_ACROSS or one.baseline != other.baseline:
         return None
     (axis,), baseline, before, after = axes, one.baseline, one.groups, other.groups
     tokenizers = axis == "tokenizer"

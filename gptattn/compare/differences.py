@@ -204,20 +204,19 @@ def count_values(values: Sequence[str]) -> str:
     return "; ".join(shown) + (f"; and {len(most) - 5} more" if len(most) > 5 else "")
 
 
-def differences_in_making(runs: Sequence[Run]) -> list[str]:
+def differences_in_provenance(runs: Sequence[Run]) -> list[str]:
     """Return one line for each difference in code or environment between the runs."""
     runs = list({run.folder: run for run in runs}.values())  # an extended run may occur twice
     lines = []
-    unknown = sum(run.making is None for run in runs)
+    unknown = sum(run.provenance is None for run in runs)
     if unknown:
         lines.append(f"the code of {_count_runs(unknown)} is unknown: it was not recorded")
-    resumed = sum(bool(run.making and run.making.earlier) for run in runs)
+    resumed = sum(bool(run.provenance and run.provenance.earlier) for run in runs)
     if resumed:
         lines.append(f"{_count_runs(resumed)} resumed with different code or schedule")
-    modules = Counter(
-        name for name, _ in {pair for run in runs if run.making for pair in run.making.code.items()}
-    )
-    differing = sorted(name for name, versions in modules.items() if versions > 1)
+    versions = {pair for run in runs if run.provenance for pair in run.provenance.code.items()}
+    modules = Counter(name for name, _ in versions)
+    differing = sorted(name for name, count in modules.items() if count > 1)
     if differing:
         names = ", ".join(differing[:MAX_NAMES])
         names += f" and {len(differing) - MAX_NAMES} more" if len(differing) > MAX_NAMES else ""

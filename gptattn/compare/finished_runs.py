@@ -35,7 +35,11 @@ if TYPE_CHECKING:
 # The seed and id at the end of a run folder's name. If each seed starts from the weights of the
 # same seed's run, the values of `init_from` differ only here.
 SEED_AND_ID = re.compile(r"_s\d+([+,].*|)_[0-9a-f]{6}$")
-OF_MAKING = ("text", "device", "init_from")  # keys of Run.settings that Run.making also records
+OF_PROVENANCE = (
+    "text",
+    "device",
+    "init_from",
+)  # keys of Run.settings that Run.provenance also records
 LARGEST = 1e30  # larger figures are dropped: their squares and sums could overflow
 DAMAGE = (  # raised by a file that was half-written or edited by hand
     OSError,
@@ -88,7 +92,7 @@ class Run:
     steps: int = 0  # training steps of this run, without those of its origin
     completed: Sequence[Completed] = ()  # by step, the last budget included
     until: float = math.inf  # last step that its curves show
-    making: Provenance | None = None  # code, text, weights and device; None: not recorded
+    provenance: Provenance | None = None  # code, text, weights and device; None: not recorded
     places: dict[str, str] = field(default_factory=dict)  # settings that hold paths
     stage: FirstStage | None = None  # of its sweep, if `sweep.until` added seeds
     evaluation: Evaluation | None = None  # what evaluate has measured, on any of its weights
@@ -96,12 +100,12 @@ class Run:
     @property
     def code(self) -> str:
         """Eight characters that identify the run's code, or `unknown`."""
-        return self.making.digest if self.making else "unknown"
+        return self.provenance.digest if self.provenance else "unknown"
 
     @property
     def weights(self) -> str | None:
         """The sha256 of the weights it started from; None without any, or if not recorded."""
-        return self.making.weights if self.making else None
+        return self.provenance.weights if self.provenance else None
 
 
 class _Summary(msgspec.Struct):
@@ -256,7 +260,7 @@ def _read(path: Path) -> Run:
         origin=PurePath(origin).name,
         steps=summary.steps,
         completed=summary.completed,
-        making=folder.read_provenance(),
+        provenance=folder.read_provenance(),
         places=places(config),
         stage=stages.of(recorded) if stages else None,
     )
@@ -299,12 +303,12 @@ def seedless(path: str) -> str:
     return SEED_AND_ID.sub(r"\1", path)
 
 
-def at_first_budgets(runs: Sequence[Run]) -> tuple[list[Run], dict[Path, str]]:
+def at_first_budgets(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
     """Return each run as it was when its first budget ended, and a note on each extended run.
 
     At that step the schedule was complete, so the run compares with runs that stopped there. If
     runs of another variant were extended alike, the extended result is kept, after all others, as a
-    run with its own budget ("1000 steps, then 2000 steps"). Notes are by folder.
+    run with its own budget ("1000 steps, then 2000 steps").
     """
     kept: list[Run] = []
     extended: dict[str, list[Run]] = {}
@@ -315,16 +319,18 @@ def at_first_budgets(runs: Sequence[Run]) -> tuple[list[Run], dict[Path, str]]:
         if ends:
             history = ", then ".join(end.budget for end in [*ends, run])
             extended.setdefault(history, []).append(_with_budget(run, history))
-    notes = {}
+    notes = []
     for history, members in extended.items():
         alike = len({run.variant for run in members}) > 1
         kept += members if alike else []
         for run in members:
             final = f", {run.metrics['val/loss']:.4f}, has no run to compare with"
             final = " is compared with runs extended alike" if alike else final
-            notes[run.folder] = one_line(
-                f"{run.folder} was extended ({history}): it is compared at the end of its first "
-                f"budget; its final loss{final}"
+            notes.append(
+                one_line(
+                    f"{run.folder} was extended ({history}): it is compared at the end of its "
+                    f"first budget; its final loss{final}"
+                )
             )
     return kept, notes
 
@@ -338,7 +344,7 @@ def _at(run: Run, end: Completed) -> Run:
         metrics=costs | finite(end.metrics),
         steps=end.step,
         until=end.step,
-        making=run.making and at_step(run.making, end.step),
+        provenance=run.provenance and at_step(run.provenance, end.step),
     )
 
 
@@ -356,13 +362,13 @@ def without_replaced(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
     """
 
     def command(run: Run) -> tuple[object, ...]:
-        settings = {k: v for k, v in run.settings.items() if k not in OF_MAKING} | run.places
+        settings = {k: v for k, v in run.settings.items() if k not in OF_PROVENANCE} | run.places
         # Leave out the seed and id: the run that gave the starting weights may be replaced itself.
         settings["init_from"] = seedless(run.places.get("init_from", ""))
         return run.folder.parent, run.variant, run.seed, *sorted(settings.items())
 
     def rank(run: Run) -> tuple[bool, float]:
-        made = run.making
+        made = run.provenance
         current = made is not None and not made.earlier and is_unchanged(made.code)
         return current, run.finished
 
@@ -370,7 +376,7 @@ def without_replaced(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
     kept, lines = [], []
     for run in runs:
         other = chosen[command(run)]
-        why = differences(run.making, other.making) if other.making else []
+        why = differences(run.provenance, other.provenance) if other.provenance else []
         if why:
             lines.append(f"{run.folder}: replaced by {other.folder.name} ({', '.join(why)})")
         else:

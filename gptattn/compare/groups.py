@@ -28,7 +28,7 @@ MUST_AGREE = ("data", "tokenizer", "validation")
 # With one variant, these are compared, as rows of a section; with several, each is a section.
 ROWS_OR_SECTIONS = ("block", "precision", "optim")
 # Sections that differ in only one of these are compared with each other.
-HELD_AGAINST = (*ROWS_OR_SECTIONS, "tokenizer")
+COMPARED_ACROSS = (*ROWS_OR_SECTIONS, "tokenizer")
 
 SIZES = ("num_layers", "d_model", "context_length", "vocab_size")
 MATRICES = "optim.matrices"  # their rule; without one they use AdamW, like everything else
@@ -43,10 +43,10 @@ class RunSet(NamedTuple):
     runs: list[Run]
 
 
-def axes_of_run(run: Run) -> dict[str, list[str]]:
-    """Return what the run is on each axis, as words such as `d_model=64`.
+def words_by_axis(run: Run) -> dict[str, list[str]]:
+    """Return the run's place on each axis, as words such as `d_model=64`.
 
-    Runs that may be compared have equal words on all axes that make sections.
+    Runs of one section have equal words on all axes that make sections.
     """
     settings, data = run.settings, run.data
 
@@ -101,8 +101,8 @@ def _tokenizer(run: Run) -> list[str]:
 
 
 def words_of(axis: str, run: Run) -> str:
-    """Return what the run is on the axis, in words."""
-    return ", ".join(axes_of_run(run)[axis]) or "?"
+    """Return the run's place on the axis, in words."""
+    return ", ".join(words_by_axis(run)[axis]) or "?"
 
 
 def comparable_sets(runs: Sequence[Run], split: bool) -> list[RunSet]:
@@ -117,13 +117,13 @@ def comparable_sets(runs: Sequence[Run], split: bool) -> list[RunSet]:
             "comparison",
             f"the runs differ in {refusal}; --split reports each separately, or give fewer folders",
         )
-    words = DataFrame([axes_of_run(run) for run in runs]).map(", ".join)
+    words = DataFrame([words_by_axis(run) for run in runs]).map(", ".join)
     words["variant"] = [run.variant for run in runs]
     always = axes_of(runs)
     # Where each value on an axis has several variants, each is a section; if not, they are rows.
     axes = [
         axis
-        for axis in axes_of_run(runs[0])
+        for axis in words_by_axis(runs[0])
         if axis in always or bool((words.groupby(axis)["variant"].nunique() > 1).all())
     ]
     sets = [[runs[i] for i in part.index] for _, part in words.groupby(axes, sort=False)]
@@ -147,8 +147,8 @@ def axes_of(runs: Sequence[Run]) -> list[str]:
     """
     of_task = all("task" in run.data for run in runs)
     either = (*ROWS_OR_SECTIONS, "model") if of_task else ROWS_OR_SECTIONS
-    known = {axis for run in runs for axis, words in axes_of_run(run).items() if words}
-    return [axis for axis in axes_of_run(runs[0]) if axis in known and axis not in either]
+    known = {axis for run in runs for axis, words in words_by_axis(run).items() if words}
+    return [axis for axis in words_by_axis(runs[0]) if axis in known and axis not in either]
 
 
 def describe_conflict(runs: Sequence[Run]) -> str:
@@ -167,7 +167,7 @@ def _differences_on_axis(axis: str, runs: Sequence[Run]) -> list[str]:
 
     The config file (`model=nano`) if its name explains the whole difference, otherwise the words.
     """
-    words = [axes_of_run(run)[axis] for run in runs]
+    words = [words_by_axis(run)[axis] for run in runs]
     files = [run.choices.get(axis, "") for run in runs]
     values, pairs = set(map(tuple, words)), {*zip(files, map(tuple, words), strict=True)}
     if len(values) == 1:
@@ -187,7 +187,7 @@ def _differences_on_axis(axis: str, runs: Sequence[Run]) -> list[str]:
 def _order(runs: Sequence[Run]) -> list[object]:
     """Sort key: by text, then by parameters, then by the words, with 200 before 1,000."""
     params = min(run.metrics.get("cost/params", 0.0) for run in runs)
-    words = {axis: ", ".join(own) or "?" for axis, own in axes_of_run(runs[0]).items()}
+    words = {axis: ", ".join(own) or "?" for axis, own in words_by_axis(runs[0]).items()}
     text = [words.pop(axis) for axis in ("data", "validation")]
     rest = " ".join(words.values()).replace(",", "")
     return [text, params, *(int(w) if w.isdecimal() else w for w in re.split(r"(\d+)", rest))]

@@ -95,7 +95,9 @@ def test_the_words_name_what_is_shown_and_what_is_not(tmp_path: Path) -> None:
     assert across_notes(only(tmp_path)) == ["the two differ in more than optim: optim.lr"]
 
 
-def test_without_a_shown_change_one_line_says_with_how_many_seeds(tmp_path: Path) -> None:
+def test_changes_that_cannot_be_shown_share_one_line_with_the_number_of_seeds(
+    tmp_path: Path,
+) -> None:
     write_both(tmp_path)
     write(tmp_path / "more", {"tpa": [2.0, 2.2]}, "adamw")
     write(tmp_path / "more", {"tpa": [2.1, 1.9, 1.8]}, "muon")
@@ -109,7 +111,7 @@ def test_without_a_shown_change_one_line_says_with_how_many_seeds(tmp_path: Path
     )
 
 
-def test_sections_that_differ_in_two_settings_are_not_held_against_each_other(
+def test_only_sections_that_differ_in_one_setting_are_compared(
     tmp_path: Path,
 ) -> None:
     for block in ("gpt2", "llama"):

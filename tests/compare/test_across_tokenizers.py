@@ -48,7 +48,7 @@ def only(folder: Path) -> Across:
     return found
 
 
-def test_one_variant_under_two_tokenizers_has_a_decision_in_bits_per_byte(tmp_path: Path) -> None:
+def test_two_tokenizers_are_compared_in_bits_per_byte(tmp_path: Path) -> None:
     found = only(write_both(tmp_path, "mha"))
     assert (found.first, found.second) == ("tokenizer=byte", "tokenizer=bpe")
     mha = found.losses["mha"]
@@ -74,7 +74,7 @@ def test_one_variant_under_two_tokenizers_has_a_decision_in_bits_per_byte(tmp_pa
 
 
 @pytest.mark.parametrize("other", [{"val_bytes": 699}, {"text_sha256": "zzz"}])
-def test_other_held_out_bytes_are_refused_and_never_held_against_each_other(
+def test_runs_with_other_held_out_bytes_are_refused_and_never_compared(
     other: dict[str, Any], tmp_path: Path
 ) -> None:
     write(tmp_path, "byte", {"mha": BITS["byte"]["mha"]})

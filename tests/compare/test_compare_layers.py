@@ -39,7 +39,7 @@ def test_parts_and_the_layers_of_a_pattern_are_attention(tmp_path: Path) -> None
     assert section.warnings == []
 
 
-def test_blocks_with_several_variants_each_are_sections_with_a_baseline_each(
+def test_blocks_with_several_variants_are_sections_with_their_own_baselines(
     tmp_path: Path,
 ) -> None:
     for block in BLOCKS:
@@ -52,7 +52,7 @@ def test_blocks_with_several_variants_each_are_sections_with_a_baseline_each(
         assert section.warnings == []
 
 
-def test_one_variant_in_two_blocks_is_two_rows_named_after_block_and_position(
+def test_one_variant_in_two_blocks_is_two_rows(
     tmp_path: Path,
 ) -> None:
     for block in BLOCKS:
@@ -64,7 +64,7 @@ def test_one_variant_in_two_blocks_is_two_rows_named_after_block_and_position(
 
 
 @pytest.mark.parametrize("third", [[], ["mqa"]])
-def test_what_a_block_changes_beside_the_variant_is_said_in_a_line_per_file(
+def test_other_blocks_and_positions_are_noted_in_one_line_each(
     third: list[str], tmp_path: Path
 ) -> None:
     write(tmp_path, "mha", "gpt2")

@@ -40,7 +40,7 @@ def titles(folder: Path, split: bool = False) -> list[str]:
     return [found.title for found in compared(folder, split=split).sections]
 
 
-def test_a_variant_is_held_against_the_baseline_of_its_own_size(tmp_path: Path) -> None:
+def test_a_variant_is_compared_with_the_baseline_of_its_own_size(tmp_path: Path) -> None:
     found = compared(write_sizes(tmp_path))
     assert [section.title for section in found.sections] == ["d_model=32", "d_model=64"]
     assert [[row.name for row in section.rows] for section in found.sections] == [
@@ -67,7 +67,7 @@ def test_a_variant_is_held_against_the_baseline_of_its_own_size(tmp_path: Path) 
         ({"config": {"init_from": "outputs/a"}}, ["from outputs/a", "from scratch"]),
     ],
 )
-def test_what_losses_must_share_makes_sections(
+def test_settings_that_losses_must_share_make_sections(
     other: dict[str, Any], expected: list[str], tmp_path: Path
 ) -> None:
     write_run(tmp_path / "a", "mha", 1, 2.0)
@@ -75,7 +75,7 @@ def test_what_losses_must_share_makes_sections(
     assert sorted(titles(tmp_path)) == sorted(expected)
 
 
-def test_runs_from_other_weights_stand_apart_and_say_where_they_began(tmp_path: Path) -> None:
+def test_runs_from_other_weights_are_a_section_named_after_them(tmp_path: Path) -> None:
     for variant, loss in (("mha", 1.5), ("gqa", 1.52)):
         for seed in (1, 2, 3):
             write_run(tmp_path / f"{variant}{seed}", variant, seed, loss)
@@ -111,7 +111,7 @@ def test_runs_from_other_weights_stand_apart_and_say_where_they_began(tmp_path: 
         {"config": {"compile": True}},
     ],
 )
-def test_what_is_compared_stands_in_one_section(other: dict[str, Any], tmp_path: Path) -> None:
+def test_settings_that_are_compared_share_a_section(other: dict[str, Any], tmp_path: Path) -> None:
     write_run(tmp_path / "a", "mha", 1, 2.0)
     write_run(tmp_path / "b", "mha", 1, 2.1, **other)
     (section,) = compared(tmp_path).sections
@@ -133,7 +133,7 @@ def test_precisions_are_rows_of_one_variant_and_sections_of_several(tmp_path: Pa
     assert titles(tmp_path) == ["trainer.precision=32-true", "trainer.precision=bf16-mixed"]
 
 
-def test_a_width_that_was_matched_parts_no_section_and_is_no_part_of_a_name(tmp_path: Path) -> None:
+def test_a_matched_width_makes_no_section_and_no_name(tmp_path: Path) -> None:
     match = {"what": "params", "to": "mha", "field": "model.d_mlp", "target": 9.0, "reached": 9.0}
     for variant, size, after in (("mha", 0, 256), ("x", 0, 290), ("x", 4, 280)):
         config = {"match": "params", "attn": {"_target_": "gptattn.attention.X", "conv_size": size}}
@@ -190,7 +190,7 @@ def test_at_80_columns_a_name_breaks_between_words(tmp_path: Path) -> None:
         ({"data": {"text_sha256": "zyxwvuts"}}, True),
     ],
 )
-def test_the_command_at_the_end_of_a_sweep_works(
+def test_the_report_command_printed_by_a_sweep_works(
     other: dict[str, Any], split: bool, tmp_path: Path
 ) -> None:
     done = [write_run(tmp_path / "a b" / "1", "mha", 1, 2.0)]

@@ -26,7 +26,7 @@ def sweep(tmp_path: Path) -> Path:
     return folder
 
 
-def test_what_is_open_of_a_sweep_is_said_by_variant(sweep: Path) -> None:
+def test_open_runs_of_a_sweep_are_counted_by_variant(sweep: Path) -> None:
     reason = "gqa_s1_000003 failed: loss is NaN"
     stopped = "2 never ended, as the sweep was stopped (mqa 2)"
     expected = f"{sweep}: 2 of 5 runs are done; {stopped}; 1 failed (gqa 1)"
@@ -36,7 +36,7 @@ def test_what_is_open_of_a_sweep_is_said_by_variant(sweep: Path) -> None:
         assert describe_open_sweeps([sweep]) == [expected, reason]
 
 
-def test_the_command_and_the_page_say_what_is_open(
+def test_the_command_and_the_page_report_open_runs(
     sweep: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     report(sweep, "--no-files")
@@ -46,7 +46,7 @@ def test_the_command_and_the_page_say_what_is_open(
     assert "2 of 5 runs are done" in page
 
 
-def test_a_sweep_that_is_done_is_not_mentioned(tmp_path: Path) -> None:
+def test_a_finished_sweep_is_not_mentioned(tmp_path: Path) -> None:
     write_run(tmp_path / "mha_s1_000001", "mha", 1, 2.0)
     write_planned(tmp_path, ["mha_s1_000001"])
     assert describe_open_sweeps([tmp_path]) == []

@@ -64,7 +64,7 @@ def test_a_summary_with_a_wrong_value_is_named_and_skipped(
     only_the_good_one_is_read(tmp_path, bad)
 
 
-def test_runs_without_a_result_are_named_by_what_they_are(tmp_path: Path, bad: Path) -> None:
+def test_runs_without_a_result_are_named_and_skipped(tmp_path: Path, bad: Path) -> None:
     (bad / "summary.json").unlink()
     only_the_good_one_is_read(tmp_path, bad, "not finished")
     (bad / "model.safetensors").write_bytes(b"")
@@ -96,7 +96,7 @@ def test_a_folder_that_cannot_be_listed_is_named_and_skipped(
     only_the_good_one_is_read(tmp_path, bad, "Permission denied")
 
 
-def test_loops_of_links_have_an_end_and_no_run_is_read_twice(tmp_path: Path) -> None:
+def test_loops_of_links_end_and_no_run_is_read_twice(tmp_path: Path) -> None:
     run = write_run(tmp_path / "sweep" / "a", "mha", 1, 2.0)
     (run / "loop").symlink_to(tmp_path)
     (tmp_path / "other").symlink_to(tmp_path / "sweep")

@@ -41,7 +41,7 @@ def ladder(
     return Ladder(compute, losses)
 
 
-def test_curves_without_noise_are_found_again() -> None:
+def test_exact_laws_are_recovered() -> None:
     law = fit_law(ladder(SAME))
     assert law.floor == pytest.approx(FLOOR, abs=1e-4)
     assert law.exponents == pytest.approx(SAME, rel=1e-4)
@@ -71,14 +71,14 @@ def test_where_exponents_differ_the_multiplier_depends_on_the_loss() -> None:
         assert value == pytest.approx(needed[1] / needed[0], rel=0.02)
 
 
-def test_equal_exponents_are_hardly_ever_told_apart() -> None:
+def test_equal_exponents_are_rarely_told_apart() -> None:
     generator, ladders = np.random.default_rng(5), 200
     found = [ladder(SAME, 0.01, generator) for _ in range(ladders)]
     told = sum(exponents_differ(fit_law(one), fit_law(one, own=True), one) < 0.05 for one in found)
     assert told <= binom.ppf(0.999, ladders, 0.05)
 
 
-def test_a_law_that_does_not_hold_is_seen() -> None:
+def test_a_law_that_does_not_hold_is_detected() -> None:
     straight = ladder(SAME, 0.003)
     p, widened = lack_of_fit(choose_law(straight), straight) or (0, 0)
     assert p > 0.05
@@ -94,7 +94,7 @@ def test_a_law_that_does_not_hold_is_seen() -> None:
     assert lack_of_fit(fit_law(one), one) is None
 
 
-def test_intervals_of_all_variants_together_hold_the_true_multipliers() -> None:
+def test_intervals_jointly_contain_the_true_multipliers() -> None:
     """Three variants at three seeds, by the simulation of docs/evidence.md at a smaller size."""
     generator, ladders, held = np.random.default_rng(3), 200, 0
     truth = {"gqa": 1.02**5, "mqa": 1.05**5}
