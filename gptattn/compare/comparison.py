@@ -267,9 +267,9 @@ def make_section(
 ) -> Section:
     """Return the section of these rows: all decisions about them; `parts` make its title.
 
-    Rows are held against the baseline. The rivals of the row with the lowest loss, the leader, are
-    held against it with a correction over all pairs of variants, since it is picked after seeing
-    the losses; its pair with the baseline is not tested again.
+    Rows are compared with the baseline, and then with the leader, the row with the lowest loss.
+    There the correction is over all pairs of variants, since the leader is picked after seeing the
+    losses; its pair with the baseline is not tested again.
     """
     metrics = {name: estimate_metrics(runs) for name, runs in groups.items()}
     losses = {name: own["val/loss"].mean for name, own in metrics.items()}

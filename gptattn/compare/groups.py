@@ -13,6 +13,7 @@ other rows of that variant: a config file where that explains it, otherwise the 
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from pandas import DataFrame
@@ -246,11 +247,9 @@ def rates_differ(groups: Groups) -> bool:
 def _have_own_rates(firsts: Sequence[Run]) -> bool:
     """Whether learning rates vary, but no two runs differ in them alone."""
     rates = {run.settings.get(RATE) for run in firsts}
-    others = {
-        (run.variant, run.code, *sorted((run.settings | {RATE: ""}).items())) for run in firsts
-    }
-    both = {(run.variant, run.code, *sorted(run.settings.items())) for run in firsts}
-    return len(rates) > 1 and len(others) == len(both)
+    rows = {_row_key(run) for run in firsts}
+    without = {_row_key(replace(run, settings=run.settings | {RATE: ""})) for run in firsts}
+    return len(rates) > 1 and len(without) == len(rows)
 
 
 def pick_baseline(groups: Groups, name: str | None) -> str | None:
