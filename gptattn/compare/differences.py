@@ -28,7 +28,7 @@ Words = dict[str, list[dict[str, str]]]
 
 
 def setting_words(keys: Sequence[str], runs: Sequence[Run]) -> Words:
-    """Return what tells the runs apart, by subject; `keys` are the settings that vary.
+    """Return how the runs differ, by subject; `keys` are the settings that vary.
 
     A config group is named by its files if these explain how its settings differ: equal names mean
     equal settings. Of an open group the file is named, and what varies between runs of one file.
@@ -169,12 +169,12 @@ def differences_in_settings(
 
 
 def _is_named(subject: str, words: Mapping[str, Mapping[str, str]], baseline: str) -> bool:
-    """Whether the rows' names tell their words on the subject, except perhaps the baseline's."""
-    null_group = f"{subject.rpartition('.')[0]}="  # tells of all that is in the group
-    told = {row: all(_word(*pair) in row for pair in own.items()) for row, own in words.items()}
-    as_ever = None if told[baseline] else words[baseline]
-    some = any(told[row] and (own or null_group in row) for row, own in words.items())
-    return some and all(told[row] or own == as_ever for row, own in words.items())
+    """Whether the rows' names have their words on the subject, except perhaps the baseline's."""
+    null_group = f"{subject.rpartition('.')[0]}="  # names all that would be in the group
+    named = {row: all(_word(*pair) in row for pair in own.items()) for row, own in words.items()}
+    usual = None if named[baseline] else words[baseline]  # what changed rows do not have
+    some = any(named[row] and (own or null_group in row) for row, own in words.items())
+    return some and all(named[row] or own == usual for row, own in words.items())
 
 
 def _value(subject: str, words: Mapping[str, str]) -> str:

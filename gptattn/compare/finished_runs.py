@@ -35,11 +35,8 @@ if TYPE_CHECKING:
 # The seed and id at the end of a run folder's name. If each seed starts from the weights of the
 # same seed's run, the values of `init_from` differ only here.
 SEED_AND_ID = re.compile(r"_s\d+([+,].*|)_[0-9a-f]{6}$")
-OF_PROVENANCE = (
-    "text",
-    "device",
-    "init_from",
-)  # keys of Run.settings that Run.provenance also records
+# Keys of Run.settings that Run.provenance also records.
+OF_PROVENANCE = ("text", "device", "init_from")
 LARGEST = 1e30  # larger figures are dropped: their squares and sums could overflow
 DAMAGE = (  # raised by a file that was half-written or edited by hand
     OSError,

@@ -351,16 +351,16 @@ def _scaled(cost: str, cells: Mapping[str, list[list[Run]]], baseline: str) -> S
         return None
     holds = misfit is not None and misfit >= ALPHA
     return Scaled(
-        cost,
-        ladder,
-        law,
-        misfit,
-        widened,
-        reached,
-        times,
-        {name: smaller.loss(name, compute) for name, compute in largest.items()},
-        measured,
-        {name: law.loss(name, BEYOND * compute) for name, compute in largest.items()}
+        cost=cost,
+        ladder=ladder,
+        law=law,
+        misfit=misfit,
+        widened=widened,
+        loss=reached,
+        multipliers=times,
+        predicted={name: smaller.loss(name, compute) for name, compute in largest.items()},
+        measured=measured,
+        beyond={name: law.loss(name, BEYOND * compute) for name, compute in largest.items()}
         if holds
         else None,
     )
