@@ -40,6 +40,19 @@ def test_the_table_has_a_row_per_variant_with_the_reports_figures(tmp_path: Path
     assert table.loc["mqa", "cost/kv_bytes_per_token"] == 1024
 
 
+def test_the_fronts_prefer_low_costs_and_high_speed(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", "mha", 1, 2.0, metrics={"perf/tokens_per_s": 1000.0})
+    small = {"perf/tokens_per_s": 2000.0, "cost/params": 900}
+    write_run(tmp_path / "b", "gqa", 1, 2.1, metrics=small)
+    write_run(tmp_path / "c", "mqa", 1, 2.2, metrics={"perf/tokens_per_s": 500.0})
+    table = load_comparison(tmp_path).table()
+    assert dict(zip(table["variant"], table["pareto"], strict=True)) == {
+        "mha": "params cache flops speed",
+        "gqa": "params speed",
+        "mqa": "",
+    }
+
+
 def test_load_comparison_takes_the_commands_arguments(tmp_path: Path) -> None:
     sweep = write_sweep(tmp_path / "runs", LOSSES)
     assert load_comparison(sweep, baseline="gqa").table()["variant"][0] == "gqa"
