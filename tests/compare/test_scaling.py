@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import pytest
-from scipy.stats import binom
+from scipy.stats import binom, f
 
 from gptattn.compare.ladder import (
     Ladder,
@@ -80,9 +80,14 @@ def test_equal_exponents_are_rarely_told_apart() -> None:
 
 def test_a_law_that_does_not_hold_is_detected() -> None:
     straight = ladder(SAME, 0.003)
-    p, widened = lack_of_fit(choose_law(straight), straight) or (0, 0)
+    law = choose_law(straight)
+    p, widened = lack_of_fit(law, straight) or (0, 0)
     assert p > 0.05
-    assert 1 <= widened < 2
+    # Lack of fit over pure error: 15 means, and 15 * (3 - 1) degrees of freedom of the seeds.
+    pure = sum(((own - own.mean(axis=1)[:, None]) ** 2).sum() for own in straight.losses.values())
+    ratio = (law.squares - pure) / (15 - law.parameters) / (pure / 30)
+    assert p == pytest.approx(f.sf(ratio, 15 - law.parameters, 30))
+    assert widened == pytest.approx(max(1, ratio**0.5))
     bent = {name: losses.copy() for name, losses in straight.losses.items()}
     for losses in bent.values():
         losses[-1] += 0.05  # the largest size stopped learning
