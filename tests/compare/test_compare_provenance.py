@@ -61,6 +61,14 @@ def test_different_weights_with_one_name_are_two_rows(
     assert sorted(groups) == ["mha init_from=A/w", "mha init_from=B/w"]
 
 
+def test_weights_that_changed_at_one_path_are_two_rows(tmp_path: Path) -> None:
+    for seed, digest in enumerate(("0123456789", "9876543210"), start=1):
+        making = {"weights": digest}
+        write_run(tmp_path / digest, "mha", seed, 2.0, config={"init_from": "A/w"}, making=making)
+    groups = group_runs(read_runs([tmp_path])[0])
+    assert sorted(groups) == ["mha init_from=A/w 01234567", "mha init_from=A/w 98765432"]
+
+
 def test_equal_weights_in_two_places_are_one_row(tmp_path: Path) -> None:
     for seed, place in enumerate(("A", "B"), start=1):
         config = {"init_from": f"{place}/w"}
