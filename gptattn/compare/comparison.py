@@ -5,7 +5,7 @@ to another.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
@@ -19,12 +19,12 @@ from gptattn.compare.differences import (
     OF_BLOCK,
     OPEN,
     WIDTH,
-    differences_in_making,
+    differences_in_provenance,
     differences_in_settings,
 )
 from gptattn.compare.finished_runs import Run, at_first_budgets, read_runs, without_replaced
 from gptattn.compare.groups import (
-    HELD_AGAINST,
+    COMPARED_ACROSS,
     MATRICES,
     Groups,
     comparable_sets,
@@ -32,17 +32,16 @@ from gptattn.compare.groups import (
     name_copies,
     pick_baseline,
     rates_differ,
+    typical_row,
 )
 from gptattn.compare.ladder import GROWS, LadderReport, report_ladder
 from gptattn.compare.statistics import (
+    Change,
     Difference,
     Estimate,
     Interval,
-    Paired,
     compare_family,
-    compare_pairs,
     pair_by_seed,
-    second_minus_first,
 )
 from gptattn.errors import ConfigError
 from gptattn.settings.values import suggest
@@ -131,15 +130,6 @@ class Section:
 
 
 @dataclass(frozen=True)
-class Change:
-    """A figure in two sections: means over the common seeds, second minus first."""
-
-    first: float
-    second: float
-    difference: Difference
-
-
-@dataclass(frozen=True)
 class Across:
     """What changes between two sections that differ in one setting only, by row name.
 
@@ -147,7 +137,7 @@ class Across:
     row, and then there are no gaps.
     """
 
-    setting: str  # the axis of sections.AXES
+    setting: str  # the axis, one of groups.COMPARED_ACROSS
     where: str  # what else distinguishes these two from other sections; "" for nothing
     first: str  # the first section's title, in this setting
     second: str
@@ -186,31 +176,34 @@ class Comparison:
         rows = [(section, row) for section in self.sections for row in section.rows]
         known = set[str]().union(*(row.metrics for _, row in rows))
         metrics = [metric for metric in METRICS if metric in known or metric not in OF_DATA]
-        table = DataFrame([_table_row(section, row, metrics) for section, row in rows])
-        whole = ("paired n", "comparisons", "seeds needed")
-        return table.astype(dict.fromkeys(whole, "Int64"))
+        columns = [
+            *("section", "variant", "n"),
+            *(f"{metric}{end}" for metric in metrics for end in ("", " low", " high")),
+            *("baseline", "paired n", "difference", "difference low", "difference high"),
+            *("p", "comparisons", "seeds needed", "pareto"),
+        ]
+        table = DataFrame([_table_row(section, row) for section, row in rows], columns=columns)
+        return table.astype(dict.fromkeys(("paired n", "comparisons", "seeds needed"), "Int64"))
 
 
-def _table_row(section: Section, row: Row, metrics: Sequence[str]) -> dict[str, Any]:
-    line: dict[str, Any] = {"section": section.title, "variant": row.name, "n": row.n}
-    for metric in metrics:
-        estimate = row.metrics.get(metric)
-        low, high = (estimate and estimate.interval) or (None, None)
-        line[metric] = estimate and estimate.mean
-        line |= {f"{metric} low": low, f"{metric} high": high}
-    d = row.difference
-    low, high = (d and d.interval) or (None, None)
-    return line | {
+def _table_row(section: Section, row: Row) -> dict[str, Any]:
+    """Return the row's figures by column, without those it lacks."""
+    line: dict[str, Any] = {
+        "section": section.title,
+        "variant": row.name,
+        "n": row.n,
         "baseline": section.baseline,
-        "paired n": d and d.n,
-        "difference": d and d.mean,
-        "difference low": low,
-        "difference high": high,
-        "p": d and d.p,
-        "comparisons": d and d.comparisons,
-        "seeds needed": d and d.seeds_needed,
         "pareto": " ".join(row.fronts),
     }
+    figures: dict[str, Estimate | Difference] = {**row.metrics}
+    if (d := row.difference) is not None:
+        figures["difference"] = d
+        line |= {"paired n": d.n, "p": d.p, "comparisons": d.comparisons}
+        line["seeds needed"] = d.seeds_needed
+    for name, figure in figures.items():
+        low, high = figure.interval or (None, None)
+        line |= {name: figure.mean, f"{name} low": low, f"{name} high": high}
+    return line
 
 
 def load_comparison(
@@ -249,27 +242,21 @@ def compare(
         names = {name for groups in grouped for name in groups}
         message = f"{baseline!r} is not a row of the report; {suggest(baseline or '', names)}"
         raise ConfigError("--baseline", message)
-    sections, copies = list[Section](), dict[str, None]()
+    sections = []
     for found, groups, name in zip(sets, grouped, picked, strict=True):
-        row = name or pick_baseline(groups, None)
-        assert row is not None
+        row = name or typical_row(groups)
         warnings = differences_in_settings(groups, row, own_rates=rates_differ(groups))
         if name is None:
             warnings.append(f"{baseline} is not among these runs; the baseline here is {row}")
         sections.append(make_section(groups, row, found.parts, warnings))
-        copies |= dict.fromkeys(name_copies(found.runs, groups))
-    comparison = Comparison(
+    return Comparison(
         list(folders),
         sections,
-        differences_in_making(runs),
-        [*skipped, *replaced, *copies],
+        [*extended, *differences_in_provenance(runs)],
+        [*skipped, *replaced, *name_copies(runs)],
         compare_across(sections),
         find_ladders(sections),
     )
-    # Only the newest run of a seed is shown: drop the notes on the others.
-    shown = {run.folder for run in comparison.runs}
-    notes = [note for folder, note in extended.items() if folder in shown]
-    return replace(comparison, warnings=[*notes, *comparison.warnings])
 
 
 def make_section(
@@ -278,69 +265,60 @@ def make_section(
     parts: Mapping[str, str] | None = None,
     warnings: Sequence[str] = (),
 ) -> Section:
-    """Return the section of these rows: all decisions about them; `parts` make its title."""
+    """Return the section of these rows: all decisions about them; `parts` make its title.
+
+    Rows are compared with the baseline, and then with the leader, the row with the lowest loss.
+    There the correction is over all pairs of variants, since the leader is picked after seeing the
+    losses; its pair with the baseline is not tested again.
+    """
+    metrics = {name: estimate_metrics(runs) for name, runs in groups.items()}
+    losses = {name: own["val/loss"].mean for name, own in metrics.items()}
+    fronts = _pareto_fronts(metrics)
     others = [name for name in groups if name != baseline]
-    against = [(baseline, name) for name in others]
-    differences = {d.variant: d for d in compare_pairs(groups, against)}
+    differences = _differences_to(baseline, others, groups)
     rows = [
         Row(
             name,
-            members,
-            estimate_metrics(members),
+            groups[name],
+            metrics[name],
             differences.get(name),
-            _speed(members, groups[baseline], len(others)) if name != baseline else None,
-            [],
+            _speed(groups[name], groups[baseline], len(others)) if name != baseline else None,
+            [cost for cost, front in fronts.items() if name in front],
         )
-        for name, members in groups.items()
+        for name in [baseline, *sorted(others, key=lambda name: (losses[name], name))]
     ]
-    rows.sort(key=lambda row: (row.name != baseline, row.loss, row.name))
     leader = min(rows, key=lambda row: row.loss).name
-    rivals = _rivals(groups, leader, baseline, differences)
-    distinct = _distinct_from_leader(rivals, baseline, differences)
+    if leader == baseline:
+        rivals = list(differences.values())
+    else:
+        rivals = [_reverse(differences[leader])] if leader in differences else []
+        rest = [name for name in others if name != leader]
+        pairs = math.comb(len(others), 2)
+        rivals += _differences_to(leader, rest, groups, pairs).values()
+    # Two rows that are not the baseline only differ if one of them differs from it: if all variants
+    # are equal, a false claim here needs a false claim against the baseline first.
+    shown = {name for name, d in differences.items() if d.shown} | {baseline}
+    distinct = {d.variant for d in rivals if d.shown and shown & {d.variant, leader}}
     return Section(
         parts or {},
         baseline,
-        _with_fronts(rows),
+        rows,
         leader if others else None,
         rivals,
-        [row.name for row in rows if row.name not in (leader, *distinct)],
+        [row.name for row in rows if row.name not in {leader, *distinct}],
         list(warnings),
     )
 
 
-def _rivals(
-    groups: Groups, leader: str, baseline: str, rows: Mapping[str, Difference]
-) -> list[Difference]:
-    """Return the difference of each other row to the leader.
-
-    A pair with the baseline is not tested again: its difference is in `rows`.
-    """
-    if leader == baseline:
-        return list(rows.values())
-    others = [name for name in groups if name not in (leader, baseline)]
-    # The leader is picked after seeing the losses, so correct over all pairs of variants.
-    pairs = math.comb(len(groups) - 1, 2)
-    found = compare_pairs(groups, [(leader, name) for name in others], pairs)
-    return [*([_reversed(rows[leader])] if leader in rows else []), *found]
+def _differences_to(
+    reference: str, names: Sequence[str], groups: Groups, comparisons: int | None = None
+) -> dict[str, Difference]:
+    pairs = {(reference, name): [groups[reference], groups[name]] for name in names}
+    changes = compare_family(pairs, comparisons=comparisons)
+    return {name: change.difference for name, change in changes.items()}
 
 
-def _distinct_from_leader(
-    rivals: Sequence[Difference], baseline: str, rows: Mapping[str, Difference]
-) -> list[str]:
-    """Return the rows that differ from the leader, with a 5% chance of any false claim.
-
-    If neither of the two is the baseline, at least one must also differ from the baseline. So if
-    all variants are equal, a false claim here needs a false claim against the baseline first.
-    """
-    shown = {name for name, d in rows.items() if d.shown}
-    return [
-        d.variant
-        for d in rivals
-        if d.shown and (baseline in (d.variant, d.baseline) or shown & {d.variant, d.baseline})
-    ]
-
-
-def _reversed(d: Difference) -> Difference:
+def _reverse(d: Difference) -> Difference:
     """Return the difference with variant and baseline swapped."""
     interval = None if d.interval is None else (-d.interval[1], -d.interval[0])
     return replace(d, variant=d.baseline, baseline=d.variant, mean=0.0 - d.mean, interval=interval)
@@ -374,16 +352,17 @@ def _speed(
     return float(np.exp(ratios.mean())), (float(np.exp(interval[0])), float(np.exp(interval[1])))
 
 
-def _with_fronts(rows: Sequence[Row]) -> list[Row]:
-    fronts: dict[str, list[str]] = {row.name: [] for row in rows}
+def _pareto_fronts(metrics: Mapping[str, Mapping[str, Estimate]]) -> dict[str, set[str]]:
+    """Return the rows on the front of validation loss against each cost."""
+    fronts = {}
     for cost, metric in COSTS.items():
-        having = [row for row in rows if metric in row.metrics]
+        known = [name for name, own in metrics.items() if metric in own]
         # `pareto_front` minimises, and more tokens/s is better.
         sign = -1 if cost == "speed" else 1
-        costs = [sign * row.metrics[metric].mean for row in having]
-        for i in statistics.pareto_front(costs, [row.loss for row in having]):
-            fronts[having[i].name].append(cost)
-    return [replace(row, fronts=fronts[row.name]) for row in rows]
+        costs = [sign * metrics[name][metric].mean for name in known]
+        losses = [metrics[name]["val/loss"].mean for name in known]
+        fronts[cost] = {known[i] for i in statistics.pareto_front(costs, losses)}
+    return fronts
 
 
 def find_ladders(sections: Sequence[Section]) -> list[LadderReport]:
@@ -402,8 +381,8 @@ def find_ladders(sections: Sequence[Section]) -> list[LadderReport]:
 def compare_across(sections: Sequence[Section]) -> list[Across]:
     """Return one Across per pair of sections that can be compared.
 
-    They differ in one of HELD_AGAINST only, have the same baseline, and share another row. Between
-    tokenizers the baseline is enough: no section has both.
+    They differ in one of COMPARED_ACROSS only, have the same baseline, and share another row.
+    Between tokenizers the baseline is enough: no section has both.
     """
     found = [_across(first, second) for first, second in combinations(sections, 2)]
     return [across for across in found if across is not None]
@@ -411,7 +390,7 @@ def compare_across(sections: Sequence[Section]) -> list[Across]:
 
 def _across(one: Section, other: Section) -> Across | None:
     axes = [axis for axis, part in one.parts.items() if part != other.parts[axis]]
-    if len(axes) != 1 or axes[0] not in HELD_AGAINST or one.baseline != other.baseline:
+    if len(axes) != 1 or axes[0] not in COMPARED_ACROSS or one.baseline != other.baseline:
         return None
     (axis,), baseline, before, after = axes, one.baseline, one.groups, other.groups
     tokenizers = axis == "tokenizer"
@@ -419,31 +398,33 @@ def _across(one: Section, other: Section) -> Across | None:
     if tokenizers and not all("val_bytes" in run.data for run in runs):
         return None
     metric = BITS if tokenizers else "val/loss"
+    first, second = (each.parts[axis] or f"another {axis}" for each in (one, other))
     # The baseline first, then by loss, as in the first section.
     shared = [name for name in before if name in after]
-    losses = {name: pair_by_seed([before[name], after[name]], metric) for name in shared}
-    gaps = {
-        name: pair_by_seed(
-            [before[name], before[baseline], after[name], after[baseline]], metric
-        ).of(_gaps)
-        for name in shared
-        if name != baseline
-    }
-    title, its_title = (each.parts[axis] or f"another {axis}" for each in (one, other))
-    changes, changed = _changes(losses, title), _changes(gaps, baseline)
-    if not (changes if tokenizers else changed):
+    losses = compare_family({(first, name): [before[name], after[name]] for name in shared}, metric)
+    bases = before[baseline], after[baseline]
+    gaps = compare_family(
+        {
+            (baseline, name): [before[name], bases[0], after[name], bases[1]]
+            for name in shared
+            if name != baseline
+        },
+        metric,
+    )
+    if not (losses if tokenizers else gaps):
         return None
+    others = [_other_settings(axis, before[name][0], after[name][0]) for name in shared]
     return Across(
         axis,
         one.title_without(axis),
-        title,
-        its_title,
+        first,
+        second,
         baseline,
-        changes,
-        changed,
-        _others(axis, [(before[name][0].settings, after[name][0].settings) for name in shared]),
+        losses,
+        gaps,
+        sorted(set[str]().union(*others)),
         metric,
-        _token_bytes(before[baseline][0], after[baseline][0]) if tokenizers else None,
+        _token_bytes(bases[0][0], bases[1][0]) if tokenizers else None,
     )
 
 
@@ -457,26 +438,9 @@ def _token_bytes(*runs: Run) -> tuple[float, float] | None:
     return first, second
 
 
-def _gaps(losses: np.ndarray) -> np.ndarray:
-    """Return the row's losses minus the baseline's: [4, n] -> [2, n]."""
-    return losses[0::2] - losses[1::2]
-
-
-def _changes(found: Mapping[str, Paired], reference: str) -> dict[str, Change]:
-    """Return the changes from the first to the second of each row's values [2, n]."""
-    pairs = {(reference, name): own.of(second_minus_first) for name, own in found.items()}
-    means = {name: own.values.mean(axis=1) for name, own in found.items() if own.values.size}
-    return {
-        d.variant: Change(float(means[d.variant][0]), float(means[d.variant][1]), d)
-        for d in compare_family(pairs)
-    }
-
-
-def _others(axis: str, rows: Iterable[tuple[Mapping[str, str], Mapping[str, str]]]) -> list[str]:
-    """Return what else differs in the two settings of a row: a group with files, or a setting."""
-    found = set()
-    for before, after in rows:
-        keys = {key for key in {*before, *after} if before.get(key) != after.get(key)}
-        # Sections agree in width, except where `match` chose it.
-        found |= {key for key in keys if key != WIDTH and not key.startswith(OWN[axis])}
-    return sorted({key.split(".")[0] if key.startswith(OPEN) else key for key in found})
+def _other_settings(axis: str, before: Run, after: Run) -> set[str]:
+    """Return what differs between two runs beside the axis: a group with files, or a setting."""
+    changed = {key for key, _ in before.settings.items() ^ after.settings.items()}
+    # Sections agree in width, except where `match` chose it.
+    changed = {key for key in changed if key != WIDTH and not key.startswith(OWN[axis])}
+    return {key.split(".")[0] if key.startswith(OPEN) else key for key in changed}

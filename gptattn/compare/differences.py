@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from gptattn.compare.finished_runs import Run
 from gptattn.settings.config import OF_BLOCK, default_width
 
-NAMES = 5  # module names in one line
+MAX_NAMES = 5  # module names in one line
 # Prefixes of settings: what a variant's name stands for, and what a block's file sets.
 OF_ATTENTION = ("attn.", "part.", "pattern")
 OF_GROUP = {"attn": OF_ATTENTION, "block": OF_BLOCK}
@@ -21,81 +21,75 @@ UNSET = "unset"  # a run without the setting; `none` and `None` are values
 # With more differences, rows are named by their change from the row that all others start from;
 # with fewer, a name that says everything is short enough.
 FEW = 3
+LONGEST = 20  # characters of a value in a name
 
-# Group or setting -> the (name, value) pairs that identify a run by it.
-Words = dict[str, list[tuple[str, str]]]
+# Subject (a config group or a setting) -> for each run, the settings that identify it there.
+Words = dict[str, list[dict[str, str]]]
 
 
-def setting_words(keys: Sequence[str], run: Run, runs: Sequence[Run]) -> Words:
-    """Return the pairs that tell the run from the others, by group or setting.
+def setting_words(keys: Sequence[str], runs: Sequence[Run]) -> Words:
+    """Return how the runs differ, by subject; `keys` are the settings that vary.
 
-    `keys` are the settings that vary between the runs, of which the run is one.
+    A config group is named by its files if these explain how its settings differ: equal names mean
+    equal settings. Of an open group the file is named, and what varies between runs of one file.
     """
-    chosen, rest = _by_choice(keys, runs)
-    words = {group: [(group, run.choices.get(group, UNSET))] for group in chosen}
-    for group in OPEN:
-        own = [key for key in rest if f"{key}.".startswith(f"{group}.")]
-        if own:
-            words[group] = _open_words(group, own, run, runs)
-            rest = [key for key in rest if key not in own]
-    return words | {key: _word(key, run) for key in rest}
-
-
-def _by_choice(keys: Sequence[str], runs: Sequence[Run]) -> tuple[list[str], list[str]]:
-    """Return the config groups whose files explain how these settings differ, and the other keys.
-
-    A file's name can replace its settings only if equal names mean equal settings.
-    """
-    found, keys = [], list(keys)
+    words: Words = {}
+    rest = list(keys)
     for group in sorted({group for run in runs for group in run.choices}):
-        starts = OF_GROUP.get(group, (f"{group}.",))
-        # The dot: a file without settings (position=none) is recorded as `position: {}`.
-        own = [key for key in keys if f"{key}.".startswith(starts)]
-        contents = {(r.choices.get(group), *(r.settings.get(k) for k in own)) for r in runs}
-        if own and len(contents) == len({r.choices.get(group) for r in runs}):
-            found.append(group)
-            keys = [key for key in keys if key not in own]
-    return found, keys
+        own = _of_group(rest, OF_GROUP.get(group, (f"{group}.",)))
+        files = [run.choices.get(group, UNSET) for run in runs]
+        contents = {
+            (file, *map(run.settings.get, own)) for file, run in zip(files, runs, strict=True)
+        }
+        if own and len(contents) == len(set(files)):
+            words[group] = [{group: file} for file in files]
+            rest = [key for key in rest if key not in own]
+    for group in OPEN:
+        if own := _of_group(rest, (f"{group}.",)):
+            words[group] = _words_of_open_group(group, own, runs)
+            rest = [key for key in rest if key not in own]
+    return words | {key: [_words_of_setting(key, run) for run in runs] for key in rest}
 
 
-def _open_words(
-    group: str, keys: Sequence[str], run: Run, runs: Sequence[Run]
-) -> list[tuple[str, str]]:
-    """Return the run's choice if it varies, and what varies between runs of the same choice.
+def _of_group(keys: Sequence[str], starts: tuple[str, ...]) -> list[str]:
+    # The dot: a file without settings (position=none) is recorded as `position: {}`.
+    return [key for key in keys if f"{key}.".startswith(starts)]
+
+
+def _words_of_open_group(
+    group: str, keys: Sequence[str], runs: Sequence[Run]
+) -> list[dict[str, str]]:
+    """Return each run's choice, if choices vary, and what varies between runs of that choice.
 
     A class is named by its choice alone. A null setting counts as absent and is left out, unless
     some run of the same choice really lacks it.
     """
-    choice = _choice(group, run)
-    alike = [other for other in runs if _choice(group, other) == choice]
-    words = [(group, choice)] if len(alike) < len(runs) else []
-    for key in keys:
-        value, values = run.settings.get(key), {other.settings.get(key) for other in alike}
-        if value is None or len(values) == 1 or key.endswith("_target_"):
-            continue
-        if value != "None" or None in values:
-            words.append((key, value))
-    return words
+
+    def choice(run: Run) -> str:
+        if group != "position":
+            return run.variant  # has the names of attention and parts
+        target = run.settings.get(f"{group}._target_", UNSET).rpartition(".")[2]
+        return run.choices.get(group, target)
+
+    found = []
+    for run in runs:
+        alike = [other for other in runs if choice(other) == choice(run)]
+        words = {group: choice(run)} if len(alike) < len(runs) else {}
+        for key in keys:
+            value, values = run.settings.get(key), {other.settings.get(key) for other in alike}
+            absent = value is None or (value == "None" and None not in values)
+            if not absent and len(values) > 1 and not key.endswith("_target_"):
+                words[key] = str(value)
+        found.append(words)
+    return found
 
 
-def _choice(group: str, run: Run) -> str:
-    """Return the run's choice in an open group: a file, or the class if no file is recorded.
-
-    Attention and parts are in the variant's name.
-    """
-    if group != "position":
-        return run.variant
-    target = run.settings.get(f"{group}._target_", UNSET).rpartition(".")[2]
-    return run.choices.get(group, target)
-
-
-def _word(key: str, run: Run) -> list[tuple[str, str]]:
+def _words_of_setting(key: str, run: Run) -> dict[str, str]:
     """Return the setting; nothing if its group, null or not, explains why it is missing."""
-    value = run.settings.get(key)
     related = (k for k in run.settings if k.startswith(f"{key}.") or key.startswith(f"{k}."))
-    if value is None and any(related):
-        return []
-    return [(key, UNSET if value is None else value)]
+    if key not in run.settings and any(related):
+        return {}
+    return {key: run.settings.get(key, UNSET)}
 
 
 def varies(key: str, runs: Sequence[Run]) -> bool:
@@ -111,35 +105,34 @@ def tell_apart(rivals: Sequence[Run], hidden: Collection[str]) -> list[list[str]
     keys = [k for k in sorted(keys) if varies(k, rivals)]
     if len(keys) > 1 and len({width_before(rival) for rival in rivals}) == 1:
         keys = [k for k in keys if k != WIDTH]  # `match` chose it, for a difference named here
-    words = [setting_words(keys, run, rivals) for run in rivals]
-    if len(words[0]) > FEW and (origin := _origin(keys, rivals)) is not None:
-        ordinary = words[origin]
-        words = [
-            {
-                subject: pairs or _nulls(ordinary[subject], run)
-                for subject, pairs in own.items()
-                if pairs != ordinary[subject]
-            }
-            for run, own in zip(rivals, words, strict=True)
-        ]
+    words = setting_words(keys, rivals)
+    shared = count_shared(rivals, keys)
+    if len(words) > FEW and shared.count(max(shared)) == 1:
+        origin = shared.index(max(shared))  # the row that all others start from
+        words = {
+            subject: [_change(own[origin], its, run) for its, run in zip(own, rivals, strict=True)]
+            for subject, own in words.items()
+        }
     found = []
-    for run, own in zip(rivals, words, strict=True):
-        names = [f"{key}={value[:20]}" for pairs in own.values() for key, value in pairs]
+    for i, run in enumerate(rivals):
+        names = [_word(*pair) for own in words.values() for pair in own[i].items()]
         twins = [rival for rival in rivals if rival.settings == run.settings]
         found.append(names + ([f"code={run.code}"] if len(twins) > 1 else []))
     return found
 
 
-def _nulls(words: Sequence[tuple[str, str]], run: Run) -> list[tuple[str, str]]:
-    """Return these settings as the run has them; `setting_words` leaves out null ones."""
-    return [(key, run.settings[key]) for key, _ in words if key in run.settings]
+def _change(ordinary: Mapping[str, str], own: Mapping[str, str], run: Run) -> dict[str, str]:
+    """Return the run's words where they differ from the ordinary ones.
+
+    Where `own` leaves out a null, that is the change.
+    """
+    if own == ordinary:
+        return {}
+    return {**own} or {key: run.settings[key] for key in ordinary if key in run.settings}
 
 
-def _origin(keys: Collection[str], runs: Sequence[Run]) -> int | None:
-    """Return the run that shares most of these settings with the others; None on a tie."""
-    shared = count_shared(runs, keys)
-    most = max(shared)
-    return shared.index(most) if shared.count(most) == 1 else None
+def _word(key: str, value: str) -> str:
+    return f"{key}={value[:LONGEST]}"
 
 
 def count_shared(runs: Sequence[Run], keys: Collection[str]) -> list[int]:
@@ -155,45 +148,40 @@ def differences_in_settings(
 
     Settings that a config file explains, and those of position, share one line.
     """
-    firsts = {row: members[0] for row, members in groups.items()}
-    keys = sorted({k for run in firsts.values() for k in run.settings})
-    keys = [key for key in keys if not key.startswith(OF_ATTENTION)]
-    if any(run.match for run in firsts.values()):
+    firsts = [members[0] for members in groups.values()]
+    keys = sorted({k for run in firsts for k in run.settings if not k.startswith(OF_ATTENTION)})
+    if any(run.match for run in firsts):
         keys = [key for key in keys if key not in (WIDTH, "match", "match_to")]
-    varying = [key for key in keys if varies(key, [*firsts.values()])]
-    words = {row: setting_words(varying, run, [*firsts.values()]) for row, run in firsts.items()}
+    words = setting_words([key for key in keys if varies(key, firsts)], firsts)
     lines = []
-    for subject in next(iter(words.values()), {}):
-        own = {row: words[row][subject] for row in groups}
-        if _is_named(subject, own, baseline):
+    for subject, own in words.items():
+        by_row = dict(zip(groups, own, strict=True))
+        if _is_named(subject, by_row, baseline):
             continue
-        found = [_value(subject, own[row]) for row, members in groups.items() for _ in members]
-        if subject == RATE and own_rates:
-            lines.append(f"each variant has a learning rate of its own, lr: {count_values(found)}")
-            continue
-        lines.append(
-            f"the variants differ in more than attention: {subject} ({count_values(found)})"
+        counts = count_values(
+            [_value(subject, by_row[row]) for row, members in groups.items() for _ in members]
         )
+        if subject == RATE and own_rates:
+            lines.append(f"each variant has a learning rate of its own, lr: {counts}")
+        else:
+            lines.append(f"the variants differ in more than attention: {subject} ({counts})")
     return lines
 
 
-def _is_named(subject: str, words: Mapping[str, Sequence[tuple[str, str]]], baseline: str) -> bool:
-    """Whether the rows' names tell their words on the subject, except perhaps the baseline's."""
-    null_group = f"{subject.rpartition('.')[0]}="  # tells of all that is in the group
-    told = {
-        row: all(f"{key}={value[:20]}" in row for key, value in pairs)
-        for row, pairs in words.items()
-    }
-    as_ever = None if told[baseline] else words[baseline]
-    some = any(told[row] and (pairs or null_group in row) for row, pairs in words.items())
-    return some and all(told[row] or pairs == as_ever for row, pairs in words.items())
+def _is_named(subject: str, words: Mapping[str, Mapping[str, str]], baseline: str) -> bool:
+    """Whether the rows' names have their words on the subject, except perhaps the baseline's."""
+    null_group = f"{subject.rpartition('.')[0]}="  # names all that would be in the group
+    named = {row: all(_word(*pair) in row for pair in own.items()) for row, own in words.items()}
+    usual = None if named[baseline] else words[baseline]  # what changed rows do not have
+    some = any(named[row] and (own or null_group in row) for row, own in words.items())
+    return some and all(named[row] or own == usual for row, own in words.items())
 
 
-def _value(subject: str, pairs: Sequence[tuple[str, str]]) -> str:
-    """Return the pairs without the subject's name: `rope base=500.0`; `unset` for no pairs."""
+def _value(subject: str, words: Mapping[str, str]) -> str:
+    """Return the words without the subject's name: `rope base=500.0`; `unset` for no words."""
     short = [
         value if key == subject else f"{key.removeprefix(f'{subject}.')}={value}"
-        for key, value in pairs
+        for key, value in words.items()
     ]
     return " ".join(short) or UNSET
 
@@ -216,37 +204,28 @@ def count_values(values: Sequence[str]) -> str:
     return "; ".join(shown) + (f"; and {len(most) - 5} more" if len(most) > 5 else "")
 
 
-def differences_in_making(runs: Sequence[Run]) -> list[str]:
+def differences_in_provenance(runs: Sequence[Run]) -> list[str]:
     """Return one line for each difference in code or environment between the runs."""
     runs = list({run.folder: run for run in runs}.values())  # an extended run may occur twice
     lines = []
-    unknown = [run for run in runs if run.making is None]
+    unknown = sum(run.provenance is None for run in runs)
     if unknown:
         lines.append(f"the code of {_count_runs(unknown)} is unknown: it was not recorded")
-    resumed = [run for run in runs if run.making and run.making.earlier]
+    resumed = sum(bool(run.provenance and run.provenance.earlier) for run in runs)
     if resumed:
         lines.append(f"{_count_runs(resumed)} resumed with different code or schedule")
-    if names := _differing_modules(runs):
-        lines.append(f"the runs differ in code that affects results: {_listed(names)}")
-    return lines + _differences_in_environment(runs)
-
-
-def _differing_modules(runs: Sequence[Run]) -> list[str]:
-    """Return the modules whose hash differs between the runs that have them."""
-    hashes: dict[str, set[str]] = {}
-    for run in runs:
-        for name, value in run.making.code.items() if run.making else ():
-            hashes.setdefault(name, set()).add(value)
-    return sorted(name for name, values in hashes.items() if len(values) > 1)
-
-
-def _differences_in_environment(runs: Sequence[Run]) -> list[str]:
-    lines = []
-    for key in sorted({k for run in runs for k in run.environment if k != "platform"}):
-        values = [run.environment.get(key, "unknown") for run in runs]
+    versions = {pair for run in runs if run.provenance for pair in run.provenance.code.items()}
+    modules = Counter(name for name, _ in versions)
+    differing = sorted(name for name, count in modules.items() if count > 1)
+    if differing:
+        names = ", ".join(differing[:MAX_NAMES])
+        names += f" and {len(differing) - MAX_NAMES} more" if len(differing) > MAX_NAMES else ""
+        lines.append(f"the runs differ in code that affects results: {names}")
+    for key in sorted({key for run in runs for key in run.environment} - {"platform"}):
+        values = [_short(run.environment.get(key, "unknown")) for run in runs]
         if len(set(values)) > 1:
-            shown = count_values([_short(value) for value in values])
-            lines.append(f"the runs differ in {key.removeprefix('libraries.')} ({shown})")
+            name = key.removeprefix("libraries.")
+            lines.append(f"the runs differ in {name} ({count_values(values)})")
     return lines
 
 
@@ -256,10 +235,5 @@ def _short(value: str) -> str:
     return f"{commit[:12] if len(commit) == 40 else commit[:40]}{dash}{dirty}"
 
 
-def _count_runs(runs: Sequence[Run]) -> str:
-    return "1 run" if len(runs) == 1 else f"{len(runs)} runs"
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - NAMES} more" if len(names) > NAMES else ""
-    return ", ".join(names[:NAMES]) + more
+def _count_runs(count: int) -> str:
+    return f"{count} run{'s' * (count > 1)}"

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 # The seed and id at the end of a run folder's name. If each seed starts from the weights of the
 # same seed's run, the values of `init_from` differ only here.
 SEED_AND_ID = re.compile(r"_s\d+([+,].*|)_[0-9a-f]{6}$")
-OF_MAKING = ("text", "device", "init_from")  # keys of Run.settings that Run.making also records
+# Keys of Run.settings that Run.provenance also records.
+OF_PROVENANCE = ("text", "device", "init_from")
 LARGEST = 1e30  # larger figures are dropped: their squares and sums could overflow
 DAMAGE = (  # raised by a file that was half-written or edited by hand
     OSError,
@@ -88,7 +89,7 @@ class Run:
     steps: int = 0  # training steps of this run, without those of its origin
     completed: Sequence[Completed] = ()  # by step, the last budget included
     until: float = math.inf  # last step that its curves show
-    making: Provenance | None = None  # code, text, weights and device; None: not recorded
+    provenance: Provenance | None = None  # code, text, weights and device; None: not recorded
     places: dict[str, str] = field(default_factory=dict)  # settings that hold paths
     stage: FirstStage | None = None  # of its sweep, if `sweep.until` added seeds
     evaluation: Evaluation | None = None  # what evaluate has measured, on any of its weights
@@ -96,7 +97,12 @@ class Run:
     @property
     def code(self) -> str:
         """Eight characters that identify the run's code, or `unknown`."""
-        return self.making.digest if self.making else "unknown"
+        return self.provenance.digest if self.provenance else "unknown"
+
+    @property
+    def weights(self) -> str | None:
+        """The sha256 of the weights it started from; None without any, or if not recorded."""
+        return self.provenance.weights if self.provenance else None
 
 
 class _Summary(msgspec.Struct):
@@ -127,15 +133,21 @@ def read_runs(paths: Iterable[str | Path]) -> tuple[list[Run], list[str]]:
             raise DataError("run folder", f"{path} is not a folder; give a run or sweep folder")
         for folder in _run_folders(path, seen, skipped):
             try:
-                runs.append(_with_evaluation(_read(RunFolder(folder)), skipped))
+                run = _read(folder)
             except DAMAGE as error:
                 skipped.append(one_line(f"{folder}: {_reason(error, folder)}"))
+                continue
+            try:
+                run = replace(run, evaluation=RunFolder(folder).read_evaluation())
+            except DAMAGE as error:
+                skipped.append(one_line(f"{folder}: its evaluation: {_reason(error, folder)}"))
+            runs.append(run)
     if not runs:
         some = f" ({len(skipped)} skipped, such as {skipped[0]})" if skipped else ""
         raise DataError(
             "run folder", f"no finished run found{some}; train one first: {command('train')}"
         )
-    return _with_origin_names(runs), skipped
+    return _name_origins(runs), skipped
 
 
 def load_runs(*folders: str | Path) -> "DataFrame":
@@ -205,7 +217,8 @@ def _run_folders(path: Path, seen: set[str], skipped: list[str]) -> Iterator[Pat
             skipped.append(one_line(f"{folder / TUNING}: {line}"))
 
 
-def _read(folder: RunFolder) -> Run:
+def _read(path: Path) -> Run:
+    folder = RunFolder(path)
     summary = msgspec.convert(folder.read_summary(), _Summary)
     if summary.status != "done":
         raise ValueError(f"not finished: its status is {summary.status!r}")
@@ -215,44 +228,43 @@ def _read(folder: RunFolder) -> Run:
     if "val/loss" not in metrics:
         raise ValueError("summary.json has no finite val/loss")
     recorded = folder.read_settings()
-    config = flat(recorded)
-    stages = read_two_stages(folder.path.parent)
+    config, data = _flat(recorded), _flat(summary.data)
     settings = result_settings(config)
     origin = config.get("init_from", "None")
     origin = "" if origin == "None" else origin
     if origin:
         settings["init_from"] = seedless(origin)
-    if "task" not in summary.data:  # a task's settings say everything
-        settings["text"] = str(summary.data["text_sha256"])[:8]
-    settings["device"] = str(summary.hyperparameters["device"])
-    choices = {k.removeprefix("choices."): v for k, v in config.items() if k.startswith("choices.")}
+    if "task" not in data:  # a task's settings say everything
+        settings["text"] = data["text_sha256"][:8]
+    settings["device"] = one_line(str(summary.hyperparameters["device"]))
+    stages = read_two_stages(path.parent)
     return Run(
-        folder.path,
+        path,
         one_line(summary.variant),
         summary.seed,
         metrics,
-        _shown(settings),
-        budget=one_line(settings["budget"]),
-        data=_shown(flat(summary.data)),
-        environment=_shown(flat(summary.environment)),
+        settings,
+        budget=settings["budget"],
+        data=data,
+        environment=_flat(summary.environment),
         match=summary.match,
         finished=folder.done_at,
-        choices=_shown(choices),
-        origin=one_line(PurePath(origin).name),
+        choices={
+            key.removeprefix("choices."): value
+            for key, value in config.items()
+            if key.startswith("choices.")
+        },
+        origin=PurePath(origin).name,
         steps=summary.steps,
         completed=summary.completed,
-        making=folder.read_provenance(),
-        places=_shown(places(config)),
+        provenance=folder.read_provenance(),
+        places=places(config),
         stage=stages.of(recorded) if stages else None,
     )
 
 
-def _with_evaluation(run: Run, skipped: list[str]) -> Run:
-    try:
-        return replace(run, evaluation=RunFolder(run.folder).read_evaluation())
-    except DAMAGE as error:
-        skipped.append(one_line(f"{run.folder}: its evaluation: {_reason(error, run.folder)}"))
-        return run
+def _flat(node: Mapping[str, Any]) -> dict[str, str]:
+    return {one_line(key): one_line(value) for key, value in flat(dict(node)).items()}
 
 
 def finite(metrics: Mapping[str, float | None]) -> dict[str, float]:
@@ -261,28 +273,26 @@ def finite(metrics: Mapping[str, float | None]) -> dict[str, float]:
     return {k: v for k, v in metrics.items() if v is not None and abs(v) < LARGEST}
 
 
-def _with_origin_names(runs: Sequence[Run]) -> list[Run]:
+def _name_origins(runs: Sequence[Run]) -> list[Run]:
     """Give equal starting weights one `init_from` name, and different weights different names.
 
     The name is the first path that the weights were found under; a hash follows if that path held
     several contents. Paths of seeded runs stay: `seedless` has named them, one name for all seeds.
     """
-    names: dict[str | None, str] = {}
+    paths: dict[str | None, str] = {}
     contents: dict[str, set[str | None]] = {}
-    for run in runs:
-        if run.origin and not SEED_AND_ID.search(run.origin):
-            weights = run.making and run.making.weights
-            names.setdefault(weights, run.settings["init_from"])
-            contents.setdefault(run.settings["init_from"], set()).add(weights)
-    named = []
-    for run in runs:
-        weights = run.making and run.making.weights
-        if run.origin and not SEED_AND_ID.search(run.origin):
-            name = names[weights] if weights else run.settings["init_from"]
-            name += f" {(weights or 'unknown')[:8]}" if len(contents[name]) > 1 else ""
-            run = replace(run, settings=run.settings | {"init_from": name})
-        named.append(run)
-    return named
+    started = [run for run in runs if run.origin and not SEED_AND_ID.search(run.origin)]
+    for run in started:
+        path = run.settings["init_from"]
+        paths.setdefault(run.weights, path)
+        contents.setdefault(path, set()).add(run.weights)
+    named = {run.folder: run for run in runs}
+    for run in started:
+        name = paths[run.weights] if run.weights else run.settings["init_from"]
+        if len(contents[name]) > 1:
+            name += f" {(run.weights or 'unknown')[:8]}"
+        named[run.folder] = replace(run, settings=run.settings | {"init_from": name})
+    return list(named.values())
 
 
 def seedless(path: str) -> str:
@@ -290,55 +300,53 @@ def seedless(path: str) -> str:
     return SEED_AND_ID.sub(r"\1", path)
 
 
-def _shown(values: Mapping[str, str]) -> dict[str, str]:
-    return {one_line(key): one_line(value) for key, value in values.items()}
-
-
-def at_first_budgets(runs: Sequence[Run]) -> tuple[list[Run], dict[Path, str]]:
+def at_first_budgets(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
     """Return each run as it was when its first budget ended, and a note on each extended run.
 
     At that step the schedule was complete, so the run compares with runs that stopped there. If
     runs of another variant were extended alike, the extended result is kept, after all others, as a
-    run with its own budget ("1000 steps, then 2000 steps"). Notes are by folder.
+    run with its own budget ("1000 steps, then 2000 steps").
     """
     kept: list[Run] = []
     extended: dict[str, list[Run]] = {}
     for run in runs:
-        ends = [end for end in run.completed if end.step < run.steps]
-        ends = [end for end in ends if "val/loss" in finite(end.metrics)]
-        kept.append(_at(run, ends[0]) if ends else run)
+        ends = [_at(run, end) for end in run.completed if end.step < run.steps]
+        ends = [end for end in ends if "val/loss" in end.metrics]
+        kept.append(ends[0] if ends else run)
         if ends:
-            history = ", then ".join([*map(_budget_at, ends), run.budget])
+            history = ", then ".join(end.budget for end in [*ends, run])
             extended.setdefault(history, []).append(_with_budget(run, history))
-    notes = {}
+    notes = []
     for history, members in extended.items():
         alike = len({run.variant for run in members}) > 1
         kept += members if alike else []
         for run in members:
             final = f", {run.metrics['val/loss']:.4f}, has no run to compare with"
             final = " is compared with runs extended alike" if alike else final
-            notes[run.folder] = one_line(
-                f"{run.folder} was extended ({history}): it is compared at the end of its first "
-                f"budget; its final loss{final}"
+            notes.append(
+                one_line(
+                    f"{run.folder} was extended ({history}): it is compared at the end of its "
+                    f"first budget; its final loss{final}"
+                )
             )
     return kept, notes
 
 
 def _at(run: Run, end: Completed) -> Run:
     """Return the run as it was at the end of this budget."""
+    given = {f"budget.{unit}": str(value) for unit, value in end.budget.items()}
     costs = {name: value for name, value in run.metrics.items() if name.startswith("cost/")}
-    making = run.making and at_step(run.making, end.step)
-    first = replace(_with_budget(run, _budget_at(end)), metrics=costs | finite(end.metrics))
-    return replace(first, steps=end.step, until=end.step, making=making)
+    return replace(
+        _with_budget(run, one_line(budget_words(given))),
+        metrics=costs | finite(end.metrics),
+        steps=end.step,
+        until=end.step,
+        provenance=run.provenance and at_step(run.provenance, end.step),
+    )
 
 
 def _with_budget(run: Run, words: str) -> Run:
     return replace(run, budget=words, settings=run.settings | {"budget": words})
-
-
-def _budget_at(end: Completed) -> str:
-    given = {f"budget.{unit}": str(value) for unit, value in end.budget.items()}
-    return one_line(budget_words(given))
 
 
 def without_replaced(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
@@ -349,27 +357,25 @@ def without_replaced(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
     code come first, since an edit may have been undone. A run with the same provenance as the one
     that counts is kept.
     """
-    chosen: dict[tuple[object, ...], Run] = {}
-    for run in sorted(runs, key=lambda run: (_is_todays(run), run.finished)):
-        chosen[_command(run)] = run
+
+    def command(run: Run) -> tuple[object, ...]:
+        settings = {k: v for k, v in run.settings.items() if k not in OF_PROVENANCE} | run.places
+        # Leave out the seed and id: the run that gave the starting weights may be replaced itself.
+        settings["init_from"] = seedless(run.places.get("init_from", ""))
+        return run.folder.parent, run.variant, run.seed, *sorted(settings.items())
+
+    def rank(run: Run) -> tuple[bool, float]:
+        made = run.provenance
+        current = made is not None and not made.earlier and is_unchanged(made.code)
+        return current, run.finished
+
+    chosen = {command(run): run for run in sorted(runs, key=rank)}  # the last of equal keys stays
     kept, lines = [], []
     for run in runs:
-        other = chosen[_command(run)]
-        why = differences(run.making, other.making) if other.making else []
+        other = chosen[command(run)]
+        why = differences(run.provenance, other.provenance) if other.provenance else []
         if why:
             lines.append(f"{run.folder}: replaced by {other.folder.name} ({', '.join(why)})")
         else:
             kept.append(run)
     return kept, lines
-
-
-def _is_todays(run: Run) -> bool:
-    making = run.making
-    return making is not None and not making.earlier and is_unchanged(making.code)
-
-
-def _command(run: Run) -> tuple[object, ...]:
-    settings = {k: v for k, v in run.settings.items() if k not in OF_MAKING} | run.places
-    # Leave out the seed and id: the run that gave the starting weights may itself be replaced.
-    settings["init_from"] = seedless(run.places.get("init_from", ""))
-    return run.folder.parent, run.variant, run.seed, *sorted(settings.items())

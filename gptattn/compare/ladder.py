@@ -23,10 +23,10 @@ from gptattn.compare.statistics import ALPHA, Interval
 Array = NDArray[np.float64]
 EXPONENTS = (0.005, 2.0)  # searched
 GRID = 24  # exponents tried before the search is refined
-FEWEST_SIZES = 4  # with fewer, the law fits whatever the losses
+MIN_SIZES = 4  # with fewer, the law fits whatever the losses
 GROWS = ("model", "budget")  # the axes on which the sections of a ladder differ
 BEYOND = 4.0  # times the largest compute: how far the law is extrapolated
-MOST_LOG = math.log(1e3)  # a variant that needs more than a thousand times as much has not learned
+MAX_LOG = math.log(1e3)  # a variant that needs more than a thousand times as much has not learned
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,19 @@ class Ladder:
     def seeds(self) -> int:
         """The number of seeds at each size."""
         return next(iter(self.losses.values())).shape[1]
+
+    @property
+    def cells(self) -> int:
+        """The number of mean losses."""
+        return len(self.compute) * self.sizes
+
+    @property
+    def pure_squares(self) -> float:
+        """The sum of squares of losses around the mean of their variant and size."""
+        return sum(
+            float(((losses - losses.mean(axis=1, keepdims=True)) ** 2).sum())
+            for losses in self.losses.values()
+        )
 
     def part(self, sizes: int) -> "Ladder":
         """Return the ladder of the first `sizes` sizes."""
@@ -116,54 +129,46 @@ def fit_law(ladder: Ladder, *, own: bool = False) -> Law:
         unit=unit,
         factors=dict(zip(names, map(float, weights[1:]), strict=True)),
         exponents=dict(zip(names, map(float, np.exp(found)), strict=True)),
-        squares=float(missed @ missed) * ladder.seeds + _pure_squares(ladder),
+        squares=float(missed @ missed) * ladder.seeds + ladder.pure_squares,
         parameters=1 + count + (count if own else 1),
     )
 
 
 def exponents_differ(shared: Law, own: Law, ladder: Ladder) -> float:
     """Return the p of the F test that one exponent serves all variants."""
-    runs = len(ladder.compute) * ladder.sizes * ladder.seeds
-    return _f_test(
-        shared.squares - own.squares,
-        own.parameters - shared.parameters,
-        own.squares,
-        runs - own.parameters,
-    )
+    extra, parameters = shared.squares - own.squares, own.parameters - shared.parameters
+    return _f_test(extra, parameters, own.squares, ladder.cells * ladder.seeds - own.parameters)[0]
 
 
-def lack_of_fit(law: Law, ladder: Ladder) -> float | None:
-    """Return the p of the F test that the law holds at every size; None if it cannot be tested.
+def lack_of_fit(law: Law, ladder: Ladder) -> tuple[float, float] | None:
+    """Return the p of the F test that the law holds at every size, and the factor that widens.
 
-    It compares the means' distance from the law with the spread over seeds.
+    The test compares the means' distance from the law with the spread over seeds; None if it is
+    impossible. The factor, at least 1, widens intervals for what the law misses beyond the spread.
+    It is the Birge ratio, the root of F. Source: Workman et al. 2022, Prog. Theor. Exp. Phys.
+    083C01, introduction, sec. 5.2.
     """
-    cells = len(ladder.compute) * ladder.sizes
-    if ladder.seeds < 2 or cells <= law.parameters:
+    if ladder.seeds < 2 or ladder.cells <= law.parameters:
         return None
-    pure = _pure_squares(ladder)
-    free = cells * (ladder.seeds - 1)
-    return _f_test(law.squares - pure, cells - law.parameters, pure, free)
+    pure, parameters = ladder.pure_squares, ladder.cells - law.parameters
+    p, ratio = _f_test(law.squares - pure, parameters, pure, ladder.cells * (ladder.seeds - 1))
+    return p, max(1.0, math.sqrt(ratio))
 
 
-def widening(law: Law, ladder: Ladder) -> float:
-    """Return the factor, >= 1, that widens intervals for what the law misses beyond the spread.
+def _f_test(extra: float, parameters: int, squares: float, free: int) -> tuple[float, float]:
+    """Return p and F; without squares that could be chance, F counts as 0."""
+    from scipy.special import fdtrc
 
-    It is the Birge ratio: the root of the means' squared misses per degree of freedom over the pure
-    spread. Source: Workman et al. 2022, Prog. Theor. Exp. Phys. 083C01, introduction, sec. 5.2.
-    """
-    if lack_of_fit(law, ladder) is None:
-        return 1.0
-    cells, pure = len(ladder.compute) * ladder.sizes, _pure_squares(ladder)
-    missed = (law.squares - pure) / (cells - law.parameters)
-    spread = pure / (cells * (ladder.seeds - 1))
-    return max(1.0, math.sqrt(max(0.0, missed) / spread)) if spread > 0 else 1.0
+    if squares <= 0:
+        return (0.0 if extra > 0 else 1.0), 0.0
+    ratio = max(0.0, extra) / parameters / (squares / free)
+    return float(fdtrc(parameters, free, ratio)), ratio
 
 
 def choose_law(ladder: Ladder) -> Law:
     """Return the law with a shared exponent, or one per variant if they differ."""
     shared = fit_law(ladder)
-    cells = len(ladder.compute) * ladder.sizes
-    if len(ladder.compute) < 2 or cells <= 2 * len(ladder.compute) + 1:
+    if len(ladder.compute) < 2 or ladder.cells <= 2 * len(ladder.compute) + 1:
         return shared
     own = fit_law(ladder, own=True)
     return own if exponents_differ(shared, own, ladder) < ALPHA else shared
@@ -177,11 +182,12 @@ def multipliers(ladder: Ladder, baseline: str, loss: float) -> dict[str, Multipl
     fit is a weighted sum of the losses (`_weights_of_losses`), so each size adds the variance of
     its own sum over seeds, which keeps variants paired. The degrees of freedom are Satterthwaite's
     (1946, Biometrics Bulletin 2, 110-114), as few sizes may carry most of the variance. The
-    interval is wider by `widening`.
+    interval is wider by the factor of `lack_of_fit`.
     """
     from scipy.special import stdtrit
 
     law = choose_law(ladder)
+    _, widened = lack_of_fit(law, ladder) or (1.0, 1.0)
     others = [name for name in ladder.compute if name != baseline]
     losses = np.stack([ladder.losses[name] for name in ladder.compute])
     made = {}
@@ -197,8 +203,8 @@ def multipliers(ladder: Ladder, baseline: str, loss: float) -> dict[str, Multipl
         if variances.sum() > 0:
             degrees = (ladder.seeds - 1) * variances.sum() ** 2 / (variances**2).sum()
             critical = float(-stdtrit(degrees, ALPHA / len(others) / 2))
-            half = critical * math.sqrt(variances.sum()) * widening(law, ladder)
-        if half > 10 * MOST_LOG:  # the losses do not fall
+            half = critical * math.sqrt(variances.sum()) * widened
+        if half > 10 * MAX_LOG:  # the losses do not fall
             made[name] = Multiplier(math.nan, None)
             continue
         made[name] = Multiplier(math.exp(ratio), (math.exp(ratio - half), math.exp(ratio + half)))
@@ -236,28 +242,12 @@ def _log_ratio(law: Law, baseline: str, name: str, loss: float) -> float:
     if min(law.factors[name], law.factors[baseline]) <= 0 or loss <= law.floor:
         return math.nan  # its losses do not fall
     ratio = _log_compute(law, name, loss) - _log_compute(law, baseline, loss)
-    return ratio if abs(ratio) < MOST_LOG else math.nan
+    return ratio if abs(ratio) < MAX_LOG else math.nan
 
 
 def _log_compute(law: Law, name: str, loss: float) -> float:
     """Return the logarithm of the compute, in units of the law, that a variant needs for a loss."""
     return math.log(law.factors[name] / (loss - law.floor)) / law.exponents[name]
-
-
-def _pure_squares(ladder: Ladder) -> float:
-    """Return the sum of squares of losses around the mean of their variant and size."""
-    return sum(
-        float(((losses - losses.mean(axis=1, keepdims=True)) ** 2).sum())
-        for losses in ladder.losses.values()
-    )
-
-
-def _f_test(extra: float, parameters: int, squares: float, free: int) -> float:
-    from scipy.special import fdtrc
-
-    if squares <= 0:
-        return 0.0 if extra > 0 else 1.0
-    return float(fdtrc(parameters, free, max(0.0, extra) / parameters / (squares / free)))
 
 
 @dataclass(frozen=True)
@@ -309,10 +299,10 @@ def report_ladder(
 ) -> LadderReport | None:
     """Return what the named sizes, smallest first, say about each cost.
 
-    `baseline` is a row of each. None unless they are FEWEST_SIZES or more with growing compute, and
+    `baseline` is a row of each. None unless they are MIN_SIZES or more with growing compute, and
     share another row and seeds.
     """
-    if len(sizes) < FEWEST_SIZES:
+    if len(sizes) < MIN_SIZES:
         return None
     first, *others = (groups for _, groups in sizes)
     names = [name for name in first if all(name in groups for groups in others)]
@@ -351,25 +341,26 @@ def _scaled(cost: str, cells: Mapping[str, list[list[Run]]], baseline: str) -> S
         for name, sizes in cells.items()
     }
     ladder = Ladder(spent, losses)
-    law = choose_law(ladder)
-    misfit, last = lack_of_fit(law, ladder), ladder.sizes - 1
-    measured = {name: float(own[last].mean()) for name, own in losses.items()}
-    # A loss that every variant reaches.
+    law, smaller = choose_law(ladder), choose_law(ladder.part(ladder.sizes - 1))
+    misfit, widened = lack_of_fit(law, ladder) or (None, 1.0)
+    largest = {name: float(own[-1]) for name, own in spent.items()}
+    measured = {name: float(own[-1].mean()) for name, own in losses.items()}
     reached = max(measured.values())
     times = multipliers(ladder, baseline, reached)
     if not all(math.isfinite(one.value) for one in times.values()):
         return None
-    smaller = choose_law(ladder.part(last))
     holds = misfit is not None and misfit >= ALPHA
     return Scaled(
-        cost,
-        ladder,
-        law,
-        misfit,
-        widening(law, ladder),
-        reached,
-        times,
-        {name: smaller.loss(name, float(spent[name][last])) for name in cells},
-        measured,
-        {n: law.loss(n, BEYOND * float(spent[n][last])) for n in cells} if holds else None,
+        cost=cost,
+        ladder=ladder,
+        law=law,
+        misfit=misfit,
+        widened=widened,
+        loss=reached,
+        multipliers=times,
+        predicted={name: smaller.loss(name, compute) for name, compute in largest.items()},
+        measured=measured,
+        beyond={name: law.loss(name, BEYOND * compute) for name, compute in largest.items()}
+        if holds
+        else None,
     )

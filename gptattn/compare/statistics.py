@@ -13,7 +13,7 @@ line should be reported before that.
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -202,6 +202,15 @@ class Difference:
 
 
 @dataclass(frozen=True)
+class Change:
+    """Means over the common seeds of two figures, and their difference, second minus first."""
+
+    first: float
+    second: float
+    difference: Difference
+
+
+@dataclass(frozen=True)
 class Paired:
     """Values at the seeds that several groups have in common.
 
@@ -209,14 +218,10 @@ class Paired:
     spread over seeds decided how many there are. `asked`: half of the interval that it asks for.
     """
 
-    values: NDArray[np.float64]  # [groups, n], or [n] for one value of each seed
+    values: NDArray[np.float64]  # [groups, n]
     first: int | None = None
     asked: float | None = None
     unpaired: float = 0.0  # standard deviation of a difference of groups that share no seed
-
-    def of(self, change: Callable[[NDArray[np.float64]], NDArray[np.float64]]) -> "Paired":
-        """Return the values after `change`."""
-        return replace(self, values=change(self.values))
 
 
 def pair_by_seed(groups: Sequence[Sequence[Run]], metric: str = "val/loss") -> Paired:
@@ -248,47 +253,48 @@ def _stage(groups: Sequence[Sequence[Run]]) -> FirstStage | None:
     return min(known, key=lambda stage: stage.half_width)
 
 
-def compare_pairs(
-    groups: Mapping[str, Sequence[Run]],
-    names: Sequence[tuple[str, str]],
-    comparisons: int | None = None,
-) -> list[Difference]:
-    """Return the second group's loss minus the first's for each pair with a seed in common.
-
-    See `compare_family` for `comparisons`.
-    """
-    pairs = {pair: pair_by_seed([groups[name] for name in pair]) for pair in names}
-    return compare_family(
-        {pair: found.of(second_minus_first) for pair, found in pairs.items()}, comparisons
-    )
-
-
-def second_minus_first(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the difference [n] of values [2, n]."""
-    return values[1] - values[0]
-
-
 def compare_family(
-    differences: Mapping[tuple[str, str], Paired], comparisons: int | None = None
-) -> list[Difference]:
-    """Return the statistics of differences by seed [n], by (baseline, variant); none for n = 0.
+    pairs: Mapping[tuple[str, str], Sequence[Sequence[Run]]],
+    metric: str = "val/loss",
+    comparisons: int | None = None,
+) -> dict[str, Change]:
+    """Return the change from the first to the second group of each (baseline, variant) pair.
 
-    The correction is over `comparisons`; by default, the differences with two or more seeds.
+    It is found by variant. Of four groups it is the change of a difference: from the first minus
+    the second to the third minus the fourth. Pairs without a common seed are left out. The
+    correction is over `comparisons`; by default, the pairs with two or more seeds.
     """
-    m = comparisons or sum(d.values.size > 1 for d in differences.values())
-    return [
-        _difference(name, baseline, d, m)
-        for (baseline, name), d in differences.items()
-        if d.values.size
-    ]
+    family: dict[tuple[str, str], Paired] = {}
+    for names, groups in pairs.items():
+        pair = pair_by_seed(groups, metric)
+        values = pair.values
+        if values.size:
+            two = values if len(values) == 2 else values[0::2] - values[1::2]
+            family[names] = replace(pair, values=two)
+    m = comparisons or sum(pair.values.shape[1] > 1 for pair in family.values())
+    changes = {}
+    for (baseline, variant), pair in family.items():
+        first, second = pair.values.mean(axis=1)
+        difference = _difference(variant, baseline, pair, m)
+        changes[variant] = Change(float(first), float(second), difference)
+    return changes
 
 
-def _difference(name: str, baseline: str, found: Paired, comparisons: int) -> Difference:
-    """Return the statistics of the paired differences [n]."""
-    d, first = found.values, found.first
-    n, mean = len(d), float(d.mean())
+def _difference(name: str, baseline: str, pair: Paired, comparisons: int) -> Difference:
+    """Return the statistics of the paired differences of values [2, n]."""
+    d, first = pair.values[1] - pair.values[0], pair.first
     plain = Difference(
-        name, baseline, n, mean, 0.0, None, None, comparisons, None, first, found.asked
+        variant=name,
+        baseline=baseline,
+        n=len(d),
+        mean=float(d.mean()),
+        deviation=0.0,
+        interval=None,
+        p=None,
+        comparisons=comparisons,
+        seeds_needed=None,
+        first=first,
+        asked=pair.asked,
     )
     if all_equal(d[:first]):
         return plain
@@ -297,8 +303,8 @@ def _difference(name: str, baseline: str, found: Paired, comparisons: int) -> Di
         plain,
         deviation=spread,
         paired=deviation(d),
-        unpaired=found.unpaired,
+        unpaired=pair.unpaired,
         interval=t_interval(d, comparisons, first),
         p=paired_p(d, comparisons, first),
-        seeds_needed=seeds_needed(mean, spread, comparisons),
+        seeds_needed=seeds_needed(plain.mean, spread, comparisons),
     )

@@ -9,37 +9,23 @@ import pytest
 from reporting import compared
 from runfolders import write_run
 
-from gptattn.compare.differences import differences_in_making
+from gptattn.compare.differences import differences_in_provenance
 from gptattn.compare.finished_runs import read_runs
 from gptattn.compare.groups import comparable_sets, group_runs, pick_baseline
 from gptattn.compare.table import short_rows
 from gptattn.errors import ConfigError
 
 
-def test_runs_that_differ_in_any_setting_are_never_averaged(tmp_path: Path) -> None:
-    write_run(tmp_path / "a", "mha", 1, 2.0)
-    write_run(tmp_path / "b", "mha", 2, 3.0, d_mlp=512)
-    groups = group_runs(read_runs([tmp_path])[0])
-    assert set(groups) == {"mha model.d_mlp=None", "mha model.d_mlp=512"}
-
-
-def test_of_a_repeated_seed_the_newest_run_counts(tmp_path: Path) -> None:
+def test_of_a_repeated_seed_the_newest_run_counts_and_the_other_is_named(tmp_path: Path) -> None:
     for name, seed, loss, time in (("b", 1, 2.0, 10), ("a", 1, 2.1, 20), ("c", 2, 2.5, 5)):
         write_run(tmp_path / name, "mha", seed, loss)
         os.utime(tmp_path / name / "summary.json", (time, time))
-    (members,) = group_runs(read_runs([tmp_path])[0]).values()
-    assert [(run.seed, run.metrics["val/loss"]) for run in members] == [(1, 2.1), (2, 2.5)]
+    found = compared(tmp_path)
+    assert [(run.seed, run.metrics["val/loss"]) for run in found.runs] == [(1, 2.1), (2, 2.5)]
+    assert found.skipped == [f"{tmp_path / 'b'}: a copy of a, which counts"]
 
 
-def test_copies_of_a_run_are_named(tmp_path: Path) -> None:
-    for name, seed, time in (("b", 1, 10), ("a", 1, 20), ("c", 2, 5)):
-        write_run(tmp_path / name, "mha", seed, 2.0)
-        os.utime(tmp_path / name / "summary.json", (time, time))
-    comparison = compared(tmp_path)
-    assert comparison.skipped == [f"{tmp_path / 'b'}: a copy of a, which counts"]
-
-
-def test_the_name_of_a_file_stands_for_its_settings_where_it_tells_all(tmp_path: Path) -> None:
+def test_a_config_file_names_a_row_if_it_explains_the_difference(tmp_path: Path) -> None:
     def run(name: str, model: str, d_model: int, **more: object) -> None:
         choices = {"choices": {"attn": "mha", "model": model}}
         write_run(tmp_path / name, "mha", 1, 2.0, config=choices, d_model=d_model, **more)
@@ -61,7 +47,7 @@ def test_a_metric_that_is_missing_or_nan_leaves_a_gap_in_the_table(tmp_path: Pat
     assert cells["val loss"] == "2.0000"
 
 
-def test_settings_that_no_result_depends_on_do_not_part_runs(tmp_path: Path) -> None:
+def test_settings_that_change_no_result_do_not_separate_runs(tmp_path: Path) -> None:
     config: dict[str, Any] = {"sweep": {"jobs": 2}, "experiment_name": "a", "allow_targets": ["x"]}
     write_run(tmp_path / "a", "mha", 1, 2.0, config=config)
     # 1000 steps given, and 1000 steps by default, are the same budget.
@@ -95,7 +81,7 @@ def test_runs_that_cannot_be_compared_are_refused_or_split(
     assert sorted(len(found.runs) for found in comparable_sets(runs, split=True)) == [1, 2]
 
 
-def test_the_baseline_is_mha_or_the_row_most_like_the_others_or_the_one_that_is_named(
+def test_the_baseline_is_the_named_row_or_mha_or_the_most_typical_row(
     tmp_path: Path,
 ) -> None:
     for variant, width in (("mqa", 1), ("mqa", 2), ("gqa", 1), ("mha", 1)):
@@ -109,12 +95,12 @@ def test_the_baseline_is_mha_or_the_row_most_like_the_others_or_the_one_that_is_
     assert pick_baseline(groups, None) == "mqa model.d_mlp=1"
 
 
-def test_differing_code_and_machines_are_named(tmp_path: Path) -> None:
+def test_differences_in_code_and_machine_are_reported(tmp_path: Path) -> None:
     write_run(tmp_path / "a", "mha", 1, 2.0, environment={"git_commit": "aaa", "threads": 2})
     write_run(tmp_path / "b", "mha", 2, 2.0, environment={"git_commit": "bbb", "threads": 2})
     libraries = {"libraries": {"torch": "2.12.0"}}
     write_run(tmp_path / "c", "mha", 3, 2.0, environment={"git_commit": "aaa", **libraries})
-    assert differences_in_making(read_runs([tmp_path])[0]) == [
+    assert differences_in_provenance(read_runs([tmp_path])[0]) == [
         "the runs differ in git_commit (aaa: 2 runs; bbb: 1 run)",
         "the runs differ in torch (2.13.0: 2 runs; 2.12.0: 1 run)",
         "the runs differ in threads (2: 2 runs; unknown: 1 run)",

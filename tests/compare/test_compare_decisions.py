@@ -45,7 +45,7 @@ def simulated(means: Sequence[float], n: int, seed: int, shape: str = "normal") 
 @pytest.mark.parametrize(
     ("variants", "n", "shape"), [(2, 5, "normal"), (3, 12, "normal"), (4, 5, "normal"), (3, 8, "x")]
 )
-def test_of_equal_variants_hardly_any_report_tells_one_apart(
+def test_reports_on_equal_variants_rarely_show_a_difference(
     variants: int, n: int, shape: str
 ) -> None:
     found = simulated([0.0] * variants, n, variants, shape)
@@ -61,14 +61,14 @@ def test_of_equal_variants_hardly_any_report_tells_one_apart(
     )
 
 
-def test_equal_variants_far_from_the_baseline_are_not_told_apart_from_each_other() -> None:
+def test_equal_variants_far_from_the_baseline_are_not_told_apart() -> None:
     found = simulated([9.0, 0.0, 0.0, 0.0], 6, 1)
     assert sum(any(n in s.alike for n in ("v1", "v2", "v3")) for s in found) >= FIELDS - MOST
     assert not any("mha" in s.alike for s in found)
     assert sum("is the best" in first_words(s) for s in found) <= MOST
 
 
-def test_no_sentence_denies_another_one_and_no_stated_interval_holds_0() -> None:
+def test_sentences_agree_and_no_stated_interval_contains_0() -> None:
     """Uses differences of all sizes, with which two families of tests would often disagree."""
     stated = best = 0
     fields = [*simulated([2.5, 0.0, 1.5, 3.0], 6, 2), *simulated([0.0, 0.4, 3.0, 3.2], 6, 3)]
@@ -91,7 +91,7 @@ def test_no_sentence_denies_another_one_and_no_stated_interval_holds_0() -> None
     assert best > FIELDS / 20
 
 
-def test_the_leader_is_held_against_the_others_with_the_level_of_all_their_pairs() -> None:
+def test_the_leader_is_compared_with_a_correction_over_all_pairs() -> None:
     losses = {"mha": [3.0, 3.1, 3.2, 3.15], "a": [1.0, 1.1, 1.2, 1.1], "b": [1.3, 1.5, 1.4, 1.4]}
     losses["c"] = [1.6, 1.5, 1.7, 1.6]
     found = section(losses)
@@ -106,7 +106,7 @@ def test_the_leader_is_held_against_the_others_with_the_level_of_all_their_pairs
     }
 
 
-def test_two_variants_alike_to_the_baseline_are_not_told_apart_from_each_other() -> None:
+def test_two_variants_like_the_baseline_are_not_told_apart() -> None:
     # a - b is -0.1 to within 0.001 at each seed, but neither differs from the noisy mha.
     found = section(
         {
@@ -121,7 +121,7 @@ def test_two_variants_alike_to_the_baseline_are_not_told_apart_from_each_other()
     assert "than b" not in " ".join(section_words(found))
 
 
-def test_a_lead_that_the_seeds_in_common_deny_is_no_lead() -> None:
+def test_a_lead_that_the_common_seeds_contradict_is_no_lead() -> None:
     found = section(
         {"mha": [2.00, 2.01, 2.02], "gqa": {1: 2.10, 2: 2.112, 3: 2.119, 4: 1.0, 5: 1.0}}
     )
@@ -132,7 +132,7 @@ def test_a_lead_that_the_seeds_in_common_deny_is_no_lead() -> None:
     )
 
 
-def test_pairs_without_seeds_enough_for_a_test_take_no_part_in_the_correction() -> None:
+def test_pairs_with_too_few_seeds_for_a_test_do_not_count_in_the_correction() -> None:
     found = section(
         {"mha": [2.0, 2.1, 2.2], "a": [2.1, 2.3, 2.2], "b": {1: 2.0}, "c": {9: 2.0, 8: 1.9}}
     )

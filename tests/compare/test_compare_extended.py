@@ -98,7 +98,7 @@ def test_the_curve_of_an_extended_run_ends_with_its_first_budget(tmp_path: Path)
     assert band.mean.tolist() == [9.0, 2.0]
 
 
-def test_a_run_says_what_it_had_come_to_at_the_end_of_each_budget(
+def test_a_run_records_its_metrics_at_the_end_of_each_budget(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = train(tmp_path, *SIX)

@@ -40,7 +40,7 @@ def titles(folder: Path, split: bool = False) -> list[str]:
     return [found.title for found in compared(folder, split=split).sections]
 
 
-def test_a_variant_is_held_against_the_baseline_of_its_own_size(tmp_path: Path) -> None:
+def test_a_variant_is_compared_with_the_baseline_of_its_own_size(tmp_path: Path) -> None:
     found = compared(write_sizes(tmp_path))
     assert [section.title for section in found.sections] == ["d_model=32", "d_model=64"]
     assert [[row.name for row in section.rows] for section in found.sections] == [
@@ -67,7 +67,7 @@ def test_a_variant_is_held_against_the_baseline_of_its_own_size(tmp_path: Path) 
         ({"config": {"init_from": "outputs/a"}}, ["from outputs/a", "from scratch"]),
     ],
 )
-def test_what_losses_must_share_makes_sections(
+def test_settings_that_losses_must_share_make_sections(
     other: dict[str, Any], expected: list[str], tmp_path: Path
 ) -> None:
     write_run(tmp_path / "a", "mha", 1, 2.0)
@@ -75,7 +75,7 @@ def test_what_losses_must_share_makes_sections(
     assert sorted(titles(tmp_path)) == sorted(expected)
 
 
-def test_runs_from_other_weights_stand_apart_and_say_where_they_began(tmp_path: Path) -> None:
+def test_runs_from_other_weights_are_a_section_named_after_them(tmp_path: Path) -> None:
     for variant, loss in (("mha", 1.5), ("gqa", 1.52)):
         for seed in (1, 2, 3):
             write_run(tmp_path / f"{variant}{seed}", variant, seed, loss)
@@ -90,9 +90,12 @@ def test_runs_from_other_weights_stand_apart_and_say_where_they_began(tmp_path: 
     assert [row.name for row in scratch.rows] == ["mha", "gqa"]
     made = ["mha", "gqa init_method=mean", "gqa init_method=first"]
     assert [row.name for row in trained_on.rows] == made
-    # A table without sections names the start.
-    later = ["mha from up/mha", *(f"gqa from up/mha init_method={m}" for m in ("mean", "first"))]
-    assert {row[0] for row in short_rows(read_runs([tmp_path])[0])[1:]} == {"mha", "gqa", *later}
+    # A table without sections names the start of the variants that have several.
+    found = [row[0] for row in short_rows(read_runs([tmp_path])[0])[1:]]
+    assert [name.split()[:2] for name in found if name.startswith("mha")] == [
+        ["mha", "init_from=unset"],
+        ["mha", "init_from=up/mha"],
+    ]
 
 
 @pytest.mark.parametrize(
@@ -108,7 +111,7 @@ def test_runs_from_other_weights_stand_apart_and_say_where_they_began(tmp_path: 
         {"config": {"compile": True}},
     ],
 )
-def test_what_is_compared_stands_in_one_section(other: dict[str, Any], tmp_path: Path) -> None:
+def test_settings_that_are_compared_share_a_section(other: dict[str, Any], tmp_path: Path) -> None:
     write_run(tmp_path / "a", "mha", 1, 2.0)
     write_run(tmp_path / "b", "mha", 1, 2.1, **other)
     (section,) = compared(tmp_path).sections
@@ -116,24 +119,21 @@ def test_what_is_compared_stands_in_one_section(other: dict[str, Any], tmp_path:
 
 
 def test_precisions_are_rows_of_one_variant_and_sections_of_several(tmp_path: Path) -> None:
-    for precision, loss in (("32-true", 2.0), ("bf16-mixed", 2.1)):
+    for precision in ("32-true", "bf16-mixed"):
         config = {"trainer": {"precision": precision}}
-        for seed in (1, 2, 3):
-            folder = tmp_path / f"{precision}_{seed}"
-            write_run(folder, "mha", seed, loss + seed / 100, config=config)
+        write_run(tmp_path / f"mha_{precision}", "mha", 1, 2.0, config=config)
     (section,) = compared(tmp_path).sections
-    assert section.baseline == "mha trainer.precision=32-true"
-    assert section.rows[1].name == "mha trainer.precision=bf16-mixed"
-    difference = section.rows[1].difference
-    assert difference is not None
-    assert difference.mean == pytest.approx(0.1)
+    assert {row.name for row in section.rows} == {
+        "mha trainer.precision=32-true",
+        "mha trainer.precision=bf16-mixed",
+    }
     for precision in ("32-true", "bf16-mixed"):
         config = {"trainer": {"precision": precision}}
         write_run(tmp_path / f"gqa_{precision}", "gqa", 1, 2.2, config=config)
     assert titles(tmp_path) == ["trainer.precision=32-true", "trainer.precision=bf16-mixed"]
 
 
-def test_a_width_that_was_matched_parts_no_section_and_is_no_part_of_a_name(tmp_path: Path) -> None:
+def test_a_matched_width_makes_no_section_and_no_name(tmp_path: Path) -> None:
     match = {"what": "params", "to": "mha", "field": "model.d_mlp", "target": 9.0, "reached": 9.0}
     for variant, size, after in (("mha", 0, 256), ("x", 0, 290), ("x", 4, 280)):
         config = {"match": "params", "attn": {"_target_": "gptattn.attention.X", "conv_size": size}}
@@ -190,7 +190,7 @@ def test_at_80_columns_a_name_breaks_between_words(tmp_path: Path) -> None:
         ({"data": {"text_sha256": "zyxwvuts"}}, True),
     ],
 )
-def test_the_command_at_the_end_of_a_sweep_works(
+def test_the_report_command_printed_by_a_sweep_works(
     other: dict[str, Any], split: bool, tmp_path: Path
 ) -> None:
     done = [write_run(tmp_path / "a b" / "1", "mha", 1, 2.0)]
@@ -202,12 +202,3 @@ def test_the_command_at_the_end_of_a_sweep_works(
     arguments = shlex.split(line)
     assert ("--split" in arguments) == split
     report(*arguments, "--no-files")
-
-
-def test_weights_that_were_converted_are_not_called_unfinished(tmp_path: Path) -> None:
-    write_run(tmp_path / "a", "mha", 1, 2.0)
-    converted = write_run(tmp_path / "b", "mqa", 1, 2.0)
-    (converted / "summary.json").unlink()
-    (converted / "model.safetensors").write_bytes(b"")
-    _, (line,) = read_runs([tmp_path])
-    assert line == f"{converted}: converted weights that were not trained: nothing to compare"

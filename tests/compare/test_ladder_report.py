@@ -64,7 +64,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_ladder(tmp_path_factory.mktemp("ladder"))
 
 
-def test_the_multipliers_are_those_of_the_laws_that_made_the_losses(folder: Path) -> None:
+def test_multipliers_recover_the_laws_that_made_the_losses(folder: Path) -> None:
     found = ladder_of(folder)
     compute, cache, seconds = found.costs
     assert [compute.cost, cache.cost, seconds.cost] == ["compute", "cache", "seconds"]
@@ -96,7 +96,7 @@ def test_words_and_cells_say_what_a_variant_needs(folder: Path) -> None:
     assert gqa[1] == f"{value:.2f} ({low:.2f} to {high:.2f})"
 
 
-def test_where_the_law_does_not_hold_nothing_is_extrapolated(tmp_path: Path) -> None:
+def test_a_law_that_fails_is_not_extrapolated(tmp_path: Path) -> None:
     straight, bent = write_ladder(tmp_path / "a"), write_ladder(tmp_path / "b", bend=0.02)
     found, plain = ladder_of(bent).costs[0], ladder_of(straight).costs[0]
     assert found.beyond is None

@@ -12,7 +12,7 @@ from gptattn.compare.comparison import load_comparison
 from gptattn.errors import ConfigError
 
 
-def test_there_is_a_row_per_run_with_metrics_and_settings(tmp_path: Path) -> None:
+def test_load_runs_has_a_row_per_run_with_metrics_and_settings(tmp_path: Path) -> None:
     sweep = write_sweep(tmp_path / "runs", LOSSES, d_model=48)
     (write_run(sweep / "bad", "mha", 9, 2.0) / "summary.json").unlink()
     runs = load_runs(sweep)
@@ -24,7 +24,7 @@ def test_there_is_a_row_per_run_with_metrics_and_settings(tmp_path: Path) -> Non
     assert runs.attrs["skipped"] == [f"{sweep / 'bad'}: not finished"]
 
 
-def test_there_is_a_row_per_variant_with_the_reports_figures(tmp_path: Path) -> None:
+def test_the_table_has_a_row_per_variant_with_the_reports_figures(tmp_path: Path) -> None:
     table = load_comparison(write_sweep(tmp_path / "runs", LOSSES)).table().set_index("variant")
     assert list(table.index) == ["mha", "gqa", "mqa"]
     gqa = table.loc["gqa"]
@@ -40,7 +40,20 @@ def test_there_is_a_row_per_variant_with_the_reports_figures(tmp_path: Path) -> 
     assert table.loc["mqa", "cost/kv_bytes_per_token"] == 1024
 
 
-def test_the_arguments_are_those_of_the_command(tmp_path: Path) -> None:
+def test_the_fronts_prefer_low_costs_and_high_speed(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", "mha", 1, 2.0, metrics={"perf/tokens_per_s": 1000.0})
+    small = {"perf/tokens_per_s": 2000.0, "cost/params": 900}
+    write_run(tmp_path / "b", "gqa", 1, 2.1, metrics=small)
+    write_run(tmp_path / "c", "mqa", 1, 2.2, metrics={"perf/tokens_per_s": 500.0})
+    table = load_comparison(tmp_path).table()
+    assert dict(zip(table["variant"], table["pareto"], strict=True)) == {
+        "mha": "params cache flops speed",
+        "gqa": "params speed",
+        "mqa": "",
+    }
+
+
+def test_load_comparison_takes_the_commands_arguments(tmp_path: Path) -> None:
     sweep = write_sweep(tmp_path / "runs", LOSSES)
     assert load_comparison(sweep, baseline="gqa").table()["variant"][0] == "gqa"
     with pytest.raises(ConfigError, match=r"--baseline: 'gpa' is not a row.*did you mean gqa\?"):

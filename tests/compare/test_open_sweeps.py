@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
-from reporting import Page, report
+from reporting import compared, report
 from runfolders import write_run
 
-from gptattn.compare.report import describe_open_sweeps
+from gptattn.compare.report import describe_open_sweeps, page_text
 from gptattn.machine.lock import hold_lock
 from gptattn.runs.folder import RunFolder
 from gptattn.runs.sweep_states import SWEEP_LOCK, write_planned
@@ -26,7 +26,7 @@ def sweep(tmp_path: Path) -> Path:
     return folder
 
 
-def test_what_is_open_of_a_sweep_is_said_by_variant(sweep: Path) -> None:
+def test_open_runs_of_a_sweep_are_counted_by_variant(sweep: Path) -> None:
     reason = "gqa_s1_000003 failed: loss is NaN"
     stopped = "2 never ended, as the sweep was stopped (mqa 2)"
     expected = f"{sweep}: 2 of 5 runs are done; {stopped}; 1 failed (gqa 1)"
@@ -36,16 +36,17 @@ def test_what_is_open_of_a_sweep_is_said_by_variant(sweep: Path) -> None:
         assert describe_open_sweeps([sweep]) == [expected, reason]
 
 
-@pytest.mark.usefixtures("undrawn")
-def test_the_command_and_the_page_say_what_is_open(
+def test_the_command_and_the_page_report_open_runs(
     sweep: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    report(sweep)
+    report(sweep, "--no-files")
     assert "open: " in capsys.readouterr().err
-    assert "2 of 5 runs are done" in Page(sweep / "comparison" / "comparison.html").text
+    comparison = compared(sweep)
+    page = page_text(comparison, [()], [], describe_open_sweeps([sweep]))
+    assert "2 of 5 runs are done" in page
 
 
-def test_a_sweep_that_is_done_is_not_mentioned(tmp_path: Path) -> None:
+def test_a_finished_sweep_is_not_mentioned(tmp_path: Path) -> None:
     write_run(tmp_path / "mha_s1_000001", "mha", 1, 2.0)
     write_planned(tmp_path, ["mha_s1_000001"])
     assert describe_open_sweeps([tmp_path]) == []

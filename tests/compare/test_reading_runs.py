@@ -1,35 +1,32 @@
 """Reading run folders: damaged, odd or unfinished ones are reported and skipped."""
 
 import json
+import math
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from runfolders import write_curve, write_run
+from runfolders import write_run
 
 from gptattn.compare.curves import read_curves
 from gptattn.compare.finished_runs import read_runs
 from gptattn.errors import DataError
 
-DAMAGED_SUMMARIES = [
-    "",
-    "{",
-    "[]",
-    "null",
-    '{"variant": "mha"}',
-    '{"variant": "mha", "seed": 1, "data": {}, "hyperparameters": {}}',
-    "\x00",
-]
-WRONG_VALUES: dict[str, Any] = {
-    "seed": "one",
-    "variant": 7,
-    "metrics": [1, 2],
-    "data": None,
-    "hyperparameters": {},
-    "status": "running",
+DAMAGED = {
+    "summary.json": ["", "{", "[]", "null", '{"variant": "mha"}', "\x00"],
+    "config.yaml": ["", "{", "- 1", "text", "a: !!python/object/apply:os.system [true]", "a: \x01"],
 }
+WRONG_VALUES: list[dict[str, Any]] = [
+    {"seed": "one"},
+    {"variant": 7},
+    {"metrics": [1, 2]},
+    {"data": None},
+    {"data": {}},
+    {"hyperparameters": {}},
+    {"status": "running"},
+    *({"metrics": {"val/loss": x}} for x in (math.nan, math.inf, None, "2.0", 1e300, 10**400)),
+]
 
 
 def only_the_good_one_is_read(tmp_path: Path, bad: Path, reason: str = "") -> None:
@@ -48,74 +45,41 @@ def bad(tmp_path: Path) -> Path:
     return write_run(tmp_path / "bad", "mha", 2, 2.0)
 
 
-@pytest.mark.parametrize("content", DAMAGED_SUMMARIES)
-def test_a_damaged_summary_is_named_and_skipped(content: str, tmp_path: Path, bad: Path) -> None:
-    (bad / "summary.json").write_text(content)
+@pytest.mark.parametrize(
+    ("file", "content"), [(file, text) for file, texts in DAMAGED.items() for text in texts]
+)
+def test_a_damaged_file_is_named_and_its_run_skipped(
+    file: str, content: str, tmp_path: Path, bad: Path
+) -> None:
+    (bad / file).write_text(content)
     only_the_good_one_is_read(tmp_path, bad)
 
 
-@pytest.mark.parametrize("key", WRONG_VALUES)
+@pytest.mark.parametrize("wrong", WRONG_VALUES, ids=str)
 def test_a_summary_with_a_wrong_value_is_named_and_skipped(
-    key: str, tmp_path: Path, bad: Path
+    wrong: dict[str, Any], tmp_path: Path, bad: Path
 ) -> None:
     summary = json.loads((bad / "summary.json").read_text())
-    (bad / "summary.json").write_text(json.dumps(summary | {key: WRONG_VALUES[key]}))
+    (bad / "summary.json").write_text(json.dumps(summary | wrong))
     only_the_good_one_is_read(tmp_path, bad)
 
 
-@pytest.mark.parametrize("loss", ["NaN", "Infinity", "null", '"2.0"', "1e300", "1" + "0" * 400])
-def test_a_loss_that_is_no_finite_number_is_named_and_skipped(
-    loss: str, tmp_path: Path, bad: Path
-) -> None:
-    text = (bad / "summary.json").read_text()
-    (bad / "summary.json").write_text(text.replace('"val/loss": 2.0', f'"val/loss": {loss}'))
-    only_the_good_one_is_read(tmp_path, bad)
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        "",
-        "{",
-        "- 1",
-        "text",
-        "a: !!python/object/apply:os.system [true]",
-        "a: \t\x01",
-    ],
-    ids=range(6),
-)
-def test_a_damaged_config_is_named_and_skipped(content: str, tmp_path: Path, bad: Path) -> None:
-    (bad / "config.yaml").write_text(content)
-    only_the_good_one_is_read(tmp_path, bad)
-
-
-def test_a_run_that_is_not_finished_is_named_and_skipped(tmp_path: Path, bad: Path) -> None:
+def test_runs_without_a_result_are_named_and_skipped(tmp_path: Path, bad: Path) -> None:
     (bad / "summary.json").unlink()
     only_the_good_one_is_read(tmp_path, bad, "not finished")
+    (bad / "model.safetensors").write_bytes(b"")
+    only_the_good_one_is_read(tmp_path, bad, "converted weights that were not trained")
 
 
-@pytest.mark.parametrize("file", ["summary.json", "config.yaml", "metrics.jsonl"])
-def test_what_may_not_be_read_is_named_and_skipped(
-    file: str, tmp_path: Path, bad: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_file_that_cannot_be_read_is_named_with_the_systems_reason(
+    tmp_path: Path, bad: Path
 ) -> None:
-    write_curve(bad, 2.0)
-    opened = os.open, Path.open
-
-    def refusing(open_it: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapped(path: Any, *args: Any, **kwargs: Any) -> Any:
-            # Not by file permissions: tests may run as root, who ignores them.
-            if path == bad / file:
-                raise PermissionError(13, "Permission denied", str(path))
-            return open_it(path, *args, **kwargs)
-
-        return wrapped
-
-    monkeypatch.setattr(os, "open", refusing(opened[0]))
-    monkeypatch.setattr(Path, "open", refusing(opened[1]))
-    if file == "metrics.jsonl":
-        assert read_curves(bad)[1] == f"{bad}: metrics.jsonl: Permission denied: no curves"
-    else:
-        only_the_good_one_is_read(tmp_path, bad, "Permission denied")
+    # Not by file permissions: tests may run as root, who ignores them.
+    (bad / "metrics.jsonl").mkdir()
+    assert read_curves(bad)[1] == f"{bad}: metrics.jsonl: Is a directory: no curves"
+    (bad / "summary.json").unlink()
+    (bad / "summary.json").mkdir()
+    only_the_good_one_is_read(tmp_path, bad, "Is a directory")
 
 
 def test_a_folder_that_cannot_be_listed_is_named_and_skipped(
@@ -132,7 +96,7 @@ def test_a_folder_that_cannot_be_listed_is_named_and_skipped(
     only_the_good_one_is_read(tmp_path, bad, "Permission denied")
 
 
-def test_loops_of_links_have_an_end_and_no_run_is_read_twice(tmp_path: Path) -> None:
+def test_loops_of_links_end_and_no_run_is_read_twice(tmp_path: Path) -> None:
     run = write_run(tmp_path / "sweep" / "a", "mha", 1, 2.0)
     (run / "loop").symlink_to(tmp_path)
     (tmp_path / "other").symlink_to(tmp_path / "sweep")

@@ -41,7 +41,7 @@ def section(folder: Path) -> Section:
     return found
 
 
-def test_a_setting_of_a_position_is_shown_only_beside_its_like(tmp_path: Path) -> None:
+def test_a_positions_setting_is_shown_only_if_another_run_has_that_position(tmp_path: Path) -> None:
     write(tmp_path, "mha")
     write(tmp_path, "mha", "none")
     write(tmp_path, "mha", "rope")
@@ -67,7 +67,7 @@ def test_a_null_is_shown_beside_a_run_that_lacks_the_setting(tmp_path: Path) -> 
     assert names(tmp_path) == {"mha", "mha attn.window=None"}
 
 
-def test_positions_that_differ_are_one_note(tmp_path: Path) -> None:
+def test_differing_positions_share_one_note(tmp_path: Path) -> None:
     write(tmp_path, "mha")
     write(tmp_path, "gqa", "rope")
     write(tmp_path, "mqa", "rope", base=500.0)
@@ -82,9 +82,7 @@ def test_positions_that_differ_are_one_note(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("others", [[], ["gqa", "mqa"]])
-def test_the_baseline_is_the_row_of_mha_that_is_most_like_the_others(
-    others: list[str], tmp_path: Path
-) -> None:
+def test_the_baseline_is_the_most_typical_row_of_mha(others: list[str], tmp_path: Path) -> None:
     write(tmp_path, "mha")
     # In name order, "mha attn..." would come first.
     write(tmp_path, "mha", "none", window=4)
@@ -119,9 +117,7 @@ def ablation(folder: Path, variant: str) -> None:
 
 
 @pytest.mark.parametrize("variant", ["mha", "mqa+gate"])
-def test_rows_that_change_something_in_one_of_them_are_named_by_that(
-    variant: str, tmp_path: Path
-) -> None:
+def test_rows_of_an_ablation_are_named_by_what_they_change(variant: str, tmp_path: Path) -> None:
     ablation(tmp_path, variant)
     assert names(tmp_path) == {
         variant,
@@ -136,14 +132,14 @@ def test_rows_that_change_something_in_one_of_them_are_named_by_that(
     assert section(tmp_path).warnings == []
 
 
-def test_a_confound_is_said_though_some_rows_are_named_by_it(tmp_path: Path) -> None:
+def test_a_confound_is_noted_even_if_it_names_some_rows(tmp_path: Path) -> None:
     for i, (variant, warmup) in enumerate([("gqa", 3), ("mha", 1), ("mha", 2), ("mqa", 3)]):
         write_run(tmp_path / str(i), variant, 1, 2.0, config={"optim": {"warmup": warmup}})
     assert {"mha optim.warmup=1", "mha optim.warmup=2"} < names(tmp_path)
     assert len([line for line in section(tmp_path).warnings if "optim.warmup" in line]) == 1
 
 
-def test_rows_none_of_which_the_others_start_from_have_all_that_differs(tmp_path: Path) -> None:
+def test_rows_without_a_common_origin_are_named_by_all_that_differs(tmp_path: Path) -> None:
     for i in range(16):
         own = {"scale": i % 2, "window": i // 2 % 2, "a": i // 4 % 2, "b": i // 8}
         write_run(tmp_path / str(i), "mha", 1, 2.0, config={"attn": own})

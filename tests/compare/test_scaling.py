@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import pytest
-from scipy.stats import binom
+from scipy.stats import binom, f
 
 from gptattn.compare.ladder import (
     Ladder,
@@ -41,7 +41,7 @@ def ladder(
     return Ladder(compute, losses)
 
 
-def test_curves_without_noise_are_found_again() -> None:
+def test_exact_laws_are_recovered() -> None:
     law = fit_law(ladder(SAME))
     assert law.floor == pytest.approx(FLOOR, abs=1e-4)
     assert law.exponents == pytest.approx(SAME, rel=1e-4)
@@ -71,26 +71,35 @@ def test_where_exponents_differ_the_multiplier_depends_on_the_loss() -> None:
         assert value == pytest.approx(needed[1] / needed[0], rel=0.02)
 
 
-def test_equal_exponents_are_hardly_ever_told_apart() -> None:
+def test_equal_exponents_are_rarely_told_apart() -> None:
     generator, ladders = np.random.default_rng(5), 200
     found = [ladder(SAME, 0.01, generator) for _ in range(ladders)]
     told = sum(exponents_differ(fit_law(one), fit_law(one, own=True), one) < 0.05 for one in found)
     assert told <= binom.ppf(0.999, ladders, 0.05)
 
 
-def test_a_law_that_does_not_hold_is_seen() -> None:
+def test_a_law_that_does_not_hold_is_detected() -> None:
     straight = ladder(SAME, 0.003)
-    assert (lack_of_fit(choose_law(straight), straight) or 0) > 0.05
+    law = choose_law(straight)
+    p, widened = lack_of_fit(law, straight) or (0, 0)
+    assert p > 0.05
+    # Lack of fit over pure error: 15 means, and 15 * (3 - 1) degrees of freedom of the seeds.
+    pure = sum(((own - own.mean(axis=1)[:, None]) ** 2).sum() for own in straight.losses.values())
+    ratio = (law.squares - pure) / (15 - law.parameters) / (pure / 30)
+    assert p == pytest.approx(f.sf(ratio, 15 - law.parameters, 30))
+    assert widened == pytest.approx(max(1, ratio**0.5))
     bent = {name: losses.copy() for name, losses in straight.losses.items()}
     for losses in bent.values():
         losses[-1] += 0.05  # the largest size stopped learning
     found = Ladder(straight.compute, bent)
-    assert (lack_of_fit(choose_law(found), found) or 0) < 0.01
+    p, widened = lack_of_fit(choose_law(found), found) or (1, 0)
+    assert p < 0.01
+    assert widened > 1.5
     one = ladder(SAME, seeds=1)
     assert lack_of_fit(fit_law(one), one) is None
 
 
-def test_intervals_of_all_variants_together_hold_the_true_multipliers() -> None:
+def test_intervals_jointly_contain_the_true_multipliers() -> None:
     """Three variants at three seeds, by the simulation of docs/evidence.md at a smaller size."""
     generator, ladders, held = np.random.default_rng(3), 200, 0
     truth = {"gqa": 1.02**5, "mqa": 1.05**5}

@@ -51,7 +51,7 @@ def difference(
     return found, section_words(section), sure_words(section)
 
 
-def test_the_report_has_the_deviation_of_the_first_stage_alone(tmp_path: Path) -> None:
+def test_only_the_first_stage_sets_the_deviation(tmp_path: Path) -> None:
     # Differences 0.01, 0.02, 0.03 of deviation 0.01, then wild ones; the mean of nine is 0.04.
     more = [0.01, 0.02, 0.03, 1.0, -0.64, 0.05, -0.04, -0.08, 0.01]
     losses = {"mha": [2.0] * 9, "gqa": [2.0 + d for d in more]}
@@ -72,7 +72,7 @@ def test_the_report_has_the_deviation_of_the_first_stage_alone(tmp_path: Path) -
         (0.005, "±0.005 nats would need about 75 seeds"),
     ],
 )
-def test_what_cannot_be_shown_is_bounded_or_said_to_need_more(
+def test_differences_not_shown_are_bounded_or_need_more_seeds(
     half_width: float, said: str, tmp_path: Path
 ) -> None:
     more = [0.0, 0.01, -0.01, 0.009, 0.0, 0.0, 0.0, 0.0, 0.0]
