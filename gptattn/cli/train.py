@@ -25,6 +25,7 @@ from gptattn.machine.ending import (
     as_user_error,
     handled_signals,
     report,
+    run_command,
     silence_stdout,
     write_stderr,
 )
@@ -55,7 +56,8 @@ def end(task: Callable[[], Any]) -> NoReturn:
     # Hydra would print several lines and exit with 1; this makes it raise its errors.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     arguments = sys.argv[1:]
-    try:
+
+    def run() -> None:
         # On a flag amid the settings argparse would print its usage.
         settings = [i for i, a in enumerate(arguments) if "=" in a and not a.startswith("-")]
         for i, argument in enumerate(arguments):
@@ -68,21 +70,10 @@ def end(task: Callable[[], Any]) -> NoReturn:
                 raise ConfigError(name, "names one run, and -m starts many; leave one of them out")
         try:
             task()
-            code = 0
-        except SystemExit as ended:  # of Hydra after its help, of `run_job`, of a signal
-            code = int(ended.code or 0)
-        sys.stdout.flush()
-    except BrokenPipeError:
-        code = silence_stdout()
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        code = 130
-    except Exception as error:
-        known = explain_hydra_error(error, arguments, CONF)
-        if known is not error:
-            known.__cause__ = error
-        code = report(known, SHOWS_TRACEBACK)
-    sys.exit(code)
+        except Exception as error:
+            raise explain_hydra_error(error, arguments, CONF) from error
+
+    sys.exit(run_command(run, SHOWS_TRACEBACK))
 
 
 def _terminated(signum: int, frame: object) -> NoReturn:
@@ -139,4 +130,4 @@ def run_job(cfg: DictConfig) -> float:
         if known is not None and not FIRST:  # the first process prints it
             raise SystemExit(known.exit_code) from error
         # Hydra would add its own line to an error it passes on.
-        raise SystemExit(report(error, SHOWS_TRACEBACK, cfg.allow_targets)) from error
+        raise SystemExit(report(error, SHOWS_TRACEBACK)) from error

@@ -6,7 +6,7 @@ arguments; `construct.py` checks those against the target's signature.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,7 +24,7 @@ MASK_DOCUMENTS = "mask_documents"  # in `data`, beside the arguments of what giv
 
 # OmegaConf knows no Literal: a field is a str, and these are its choices.
 MLP = Literal["gelu", "relu2", "swiglu", "none"]
-Precision = Literal["auto", "32-true", "bf16-mixed", "16-mixed", "bf16-true", "64-true"]
+Precision = Literal["32-true", "bf16-mixed", "16-mixed", "bf16-true", "64-true"]
 InitMethod = Literal["mean", "first", "random"]
 Accelerator = Literal["auto", "cpu", "gpu"]
 
@@ -121,6 +121,11 @@ class BudgetConfig:
     flops: float | None = field(metadata=POSITIVE)
     default_steps: int = field(metadata=POSITIVE)
 
+    def given(self) -> list[str]:
+        """Return the units that are set."""
+        units = [one.name for one in fields(self) if one.name != "default_steps"]
+        return [unit for unit in units if getattr(self, unit) is not None]
+
 
 @dataclass
 class ValidationConfig:
@@ -175,7 +180,6 @@ class SweepConfig:
     jobs: int | str | None = field(metadata=POSITIVE | AUTO)
     fresh: bool
     keep_stale: bool
-    minutes: float | None = field(default=None, metadata=POSITIVE)
     until: float | None = field(default=None, metadata=within(least=1e-6, most=100))
     max_seeds: int = field(default=50, metadata=POSITIVE)
     beside_others: bool = False
@@ -289,10 +293,9 @@ def check(cfg: TrainConfig) -> None:
             f"{cfg.batch_size} sequences do not divide evenly among {cfg.trainer.processes} "
             f"processes with accumulate={cfg.accumulate}; give a multiple of {shares}",
         )
-    budgets = {k: getattr(cfg.budget, k) for k in ("steps", "tokens", "seconds", "flops")}
-    given = [f"budget.{k}" for k, v in budgets.items() if v is not None]
-    if len(given) > 1:
-        raise ConfigError("budget", f"{' and '.join(given)} are both set; give one of them")
+    budgets = [f"budget.{unit}" for unit in cfg.budget.given()]
+    if len(budgets) > 1:
+        raise ConfigError("budget", f"{' and '.join(budgets)} are both set; give one of them")
     fall, warmup = cfg.optim.decay_fraction, cfg.optim.warmup_fraction
     if fall is not None and fall > 1 - warmup:
         raise ConfigError(

@@ -22,7 +22,6 @@ T = TypeVar("T")
 RANGE, CHOICES = "range", "choices"  # keys of a field's metadata
 AUTO = {CHOICES: ("auto",)}
 REMOVED = "cannot be removed; give it a value instead"
-LARGEST_INT = 2**53  # a float represents every integer up to here
 TYPE_NAMES: dict[Any, str] = {
     type(None): "null",
     float: "a number",
@@ -69,11 +68,9 @@ def check_values(settings: Any, path: str = "") -> None:
                 raise ConfigError(name, f"{value!r} is not a number; give one, or {words}")
             raise ConfigError(name, f"{value!r} is unknown; {suggest(value, choices)}")
         elif isinstance(value, int | float) and limits is not None:
-            whole = isinstance(value, int) and limits.most == math.inf
-            most = LARGEST_INT if whole else limits.most
-            if math.isfinite(value) and value > most:
-                raise ConfigError(name, f"{value} is too large; at most {most}")
-            if limits.above < value < limits.below and limits.least <= value <= most:
+            if math.isfinite(value) and value > limits.most:
+                raise ConfigError(name, f"{value} is too large; at most {limits.most}")
+            if limits.above < value < limits.below and limits.least <= value <= limits.most:
                 continue
             positive = limits.above == 0 and limits.below == math.inf
             wrong = "is not a positive number" if positive else "is out of range"
@@ -103,9 +100,13 @@ def explain_omegaconf_error(error: OmegaConfBaseException) -> ConfigError:
     field = str(error.full_key or error.key or "config")
     message = (error.msg or str(error)).splitlines()[0]
     if isinstance(error, ConfigKeyError | ConfigAttributeError):
+        near = []
         if is_dataclass(error.object_type):
-            return explain_unknown_setting(field, error.object_type)
-        message = "is not a setting here; --help lists them all"
+            above = field.rpartition(".")[0] + "." * ("." in field)
+            names = [f"{above}{one.name}" for one in fields(error.object_type)]
+            near = difflib.get_close_matches(field, names, n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        message = f"is not a setting; {hint}--help lists them all"
     elif isinstance(error, MissingMandatoryValue):
         message = "is missing; give a value"
     elif "is not Optional" in message:
@@ -115,16 +116,6 @@ def explain_omegaconf_error(error: OmegaConfBaseException) -> ConfigError:
     elif "does not support deletion" in message:
         message = REMOVED
     return ConfigError(field, message)
-
-
-def explain_unknown_setting(field: str, kind: Any) -> ConfigError:
-    """Return the error for a setting that the dataclass `kind` lacks."""
-    group, dot, _ = field.rpartition(".")
-    near = difflib.get_close_matches(
-        field, [f"{group}{dot}{one.name}" for one in fields(kind)], n=1
-    )
-    hint = f"did you mean {near[0]}? " if near else ""
-    return ConfigError(field, f"is not a setting; {hint}--help lists them all")
 
 
 def check_type(field: str, value: Any, hint: Any) -> None:

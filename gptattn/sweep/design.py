@@ -50,7 +50,7 @@ def _foresee_run(plan: Plan) -> Run:
         {},
         result_settings(settings),
         budget_words(settings),
-        {"text_sha256": plan.provenance.text if plan.provenance is not None else "?"},
+        {"text_sha256": plan.provenance.text},
         match=None if cfg.match_made is None else Match(**cfg.match_made),
         choices=cfg.choices,
         origin=cfg.init_from or "",

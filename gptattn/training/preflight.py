@@ -26,7 +26,6 @@ from gptattn.settings.match import Match, apply_match
 from gptattn.weights.init_from import Origin, begin_from, read_origin
 
 ROWS_BYTES = 1_000_000  # of settings, rows and TensorBoard events; a small run writes a tenth
-WIDE = 384  # model.d_model from which bfloat16 products are faster, where a CPU has them
 DTYPES = {  # of matrix products, by trainer.precision
     "32-true": torch.float32,
     "64-true": torch.float64,
@@ -49,7 +48,6 @@ class Ready:
     bytes_on_disk: int  # the most that its folder will hold at a time
     origin: Origin | None  # of init_from; None: random weights, or a checkpoint's
     provenance: Provenance
-    note: str = ""  # what `auto` became
 
     def costs(self) -> dict[str, float]:
         """Return the fields of `cost` by the names of their metrics, `cost/...`."""
@@ -64,7 +62,7 @@ def preflight(cfg: TrainConfig, *, resumed: bool = False) -> Ready:
     """
     hash_code_for(cfg)  # before anything slow: a file edited meanwhile is not what was imported
     device = resolve_device(cfg.trainer.accelerator)
-    cfg, note = _replace_auto(cfg, device)
+    cfg = _replace_auto(cfg, device)
     precision = cfg.trainer.precision
     if precision == "16-mixed" and device.type == "cpu":  # Lightning would use bfloat16
         raise ConfigError(
@@ -127,16 +125,15 @@ def preflight(cfg: TrainConfig, *, resumed: bool = False) -> Ready:
     size = ROWS_BYTES
     if cfg.checkpoint:  # the weights and AdamW's two averages
         size += min(cfg.validation.count, KEPT + 1) * stored.itemsize * 3 * cost.params
-    return Ready(cfg, match, device, data, cost, stored, size, origin, provenance, note)
+    return Ready(cfg, match, device, data, cost, stored, size, origin, provenance)
 
 
-def _replace_auto(cfg: TrainConfig, device: torch.device) -> tuple[TrainConfig, str]:
-    """Return the settings with `auto` replaced by what this machine has, and a line that says so.
+def _replace_auto(cfg: TrainConfig, device: torch.device) -> TrainConfig:
+    """Return the settings with `auto` replaced by the processes that torchrun or srun has started.
 
-    Processes: as many as torchrun or srun has started, else the GPUs that are there. Precision:
-    bf16-mixed where the device has instructions for it and the model is wide enough to gain by it.
+    Without these, it is a process for each GPU that is there, or one on a CPU.
     """
-    trainer, note = cfg.trainer, ""
+    trainer = cfg.trainer
     started = int(
         os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("SLURM_NTASKS_PER_NODE") or 0
     )
@@ -158,18 +155,6 @@ def _replace_auto(cfg: TrainConfig, device: torch.device) -> tuple[TrainConfig, 
             f"{trainer.devices} processes need as many GPUs, and there are "
             f"{torch.cuda.device_count()} here",
         )
-    if trainer.precision == "auto":
-        if device.type == "cuda":
-            halves, why = torch.cuda.is_bf16_supported(), "this GPU"
-        else:
-            about = Path("/proc/cpuinfo")  # on Linux; elsewhere unknown, and taken for no
-            flags = about.read_text().split() if about.exists() else []
-            multiplies = not {"avx512_bf16", "amx_bf16", "bf16"}.isdisjoint(flags)
-            halves = multiplies and cfg.model.d_model >= WIDE
-            why = f"this CPU and model.d_model={cfg.model.d_model}"
-        chosen = "bf16-mixed" if halves else "32-true"
-        trainer = replace(trainer, precision=chosen)
-        note = f"trainer.precision=auto: {chosen}, for {why}"
     cfg = replace(cfg, trainer=trainer)
     check(cfg)
-    return cfg, note
+    return cfg

@@ -13,7 +13,6 @@ from typing import Any
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from torch.utils.tensorboard.summary import hparams
 
-from gptattn.errors import DiskError
 from gptattn.machine.disk import explain_disk_errors
 from gptattn.runs.folder import RunFolder
 
@@ -42,8 +41,7 @@ CHARTS = ("val/loss", "train/loss", "perf/tokens_per_s")
 class MetricsFile(Logger):
     """A Lightning logger that writes each row to metrics.jsonl, unbuffered.
 
-    `rows` is the number of rows in the file. Raises DiskError if the disk refuses, or the file is
-    gone.
+    `rows` is the number of rows in the file. Raises DiskError if the disk refuses.
     """
 
     def __init__(self, folder: RunFolder, rows: int = 0) -> None:
@@ -67,12 +65,6 @@ class MetricsFile(Logger):
         """Write a row; None becomes null."""
         row = {"step": step, "time": round(time.time(), 3), **metrics}
         line = (json.dumps(row, ensure_ascii=False) + "\n").encode()
-        if not self.folder.rows_file.exists():  # writes to the deleted file would succeed
-            gone = self.folder.path if not self.folder.path.is_dir() else self.folder.rows_file
-            raise DiskError(
-                str(gone),
-                "was removed or moved during the run; put it back and use resume=...",
-            )
         with explain_disk_errors(self.folder.rows_file, lambda: len(line)):
             if self._file.write(line) < len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -128,7 +128,7 @@ def train(
                 ) from error
             refused = resume and isinstance(error, ConfigError)  # the run is as it was
             if not refused:
-                known = as_user_error(error, cfg.allow_targets)
+                known = as_user_error(error)
                 why = f"{type(error).__name__}: {error}" if known is None else str(known)
                 held.write_failure(1 if known is None else known.exit_code, why)
             raise
@@ -177,8 +177,6 @@ def _train(
                 f"already finished after {start.step} steps; give a larger budget to continue"
             )
             return summary
-        if ready.note:
-            console.print(ready.note, markup=False, soft_wrap=True)
 
         if start.source is not None:
             # Lightning converts the model only after it has loaded the weights.
