@@ -106,7 +106,7 @@ def run_job(cfg: DictConfig) -> float:
             from gptattn.settings.resumed import resume_settings
 
             recorded = load_config(Path(cfg.resume), settings.allow_targets, "resume")
-            settings = resume_settings(recorded, overrides, cfg, job.runtime.choices)
+            settings = resume_settings(recorded, overrides, cfg)
         check(settings)
 
         from gptattn.machine.console import make_console

@@ -246,7 +246,8 @@ class TrainConfig(Settings):
 
     `choices`: the choice in each config group. `pattern_attn`: the settings of each name in the
     `pattern`, with which `attn` is empty. `match_attn`: those of `match_to`. `match_made`: what the
-    match has changed, as in summary.json.
+    match has changed (`field`, `before`, `after`), and the costs (`target`, that of `to`, and
+    `reached`), in the units of `Cost`.
     """
 
     choices: dict[str, str] = field(default_factory=dict, metadata=FIXED)

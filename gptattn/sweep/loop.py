@@ -120,7 +120,7 @@ def _run_stages(
             why = ""
             if todo:
                 if stage.counts and config.sweep.until is None:
-                    for line in describe_design(stage.plans, home):
+                    for line in describe_design(stage.plans):
                         console.print(line, markup=False, soft_wrap=True)
                 new = [plan for plan in todo.values() if not RunFolder(plan.folder).begun]
                 check_room(home, sum(plan.bytes_on_disk for plan in new))

@@ -22,7 +22,7 @@ from gptattn.settings.build import build_data, build_matrix_rule, build_model, b
 from gptattn.settings.config import TrainConfig, check
 from gptattn.settings.construct import bind, find_target
 from gptattn.settings.identity import Provenance, hash_code_for
-from gptattn.settings.match import Match, apply_match
+from gptattn.settings.match import apply_match
 from gptattn.weights.init_from import Origin, begin_from, read_origin
 
 ROWS_BYTES = 1_000_000  # of settings, rows and TensorBoard events; a small run writes a tenth
@@ -40,7 +40,6 @@ class Ready:
     """A run that has passed its checks, and what they loaded and computed."""
 
     cfg: TrainConfig  # with the match applied, and `auto` replaced
-    match: Match | None
     device: torch.device
     data: RunData
     cost: Cost
@@ -102,10 +101,9 @@ def preflight(cfg: TrainConfig, *, resumed: bool = False) -> Ready:
         encode_prompt(tokenizer, cfg.sample.prompt)
 
     cfg = replace(cfg, tokenizer=cfg.tokenizer | tokenizer.settings())
-    match = None
     if cfg.match != "none":
-        cfg, match = apply_match(cfg, tokenizer.vocab_size)
-    if match is not None or tokenizer.vocab_size != ids:
+        cfg = apply_match(cfg, tokenizer.vocab_size)
+    if cfg.match != "none" or tokenizer.vocab_size != ids:
         with torch.device("meta"):
             model = build_model(cfg, tokenizer.vocab_size)
     origin = None
@@ -125,7 +123,7 @@ def preflight(cfg: TrainConfig, *, resumed: bool = False) -> Ready:
     size = ROWS_BYTES
     if cfg.checkpoint:  # the weights and AdamW's two averages
         size += min(cfg.validation.count, KEPT + 1) * stored.itemsize * 3 * cost.params
-    return Ready(cfg, match, device, data, cost, stored, size, origin, provenance)
+    return Ready(cfg, device, data, cost, stored, size, origin, provenance)
 
 
 def _replace_auto(cfg: TrainConfig, device: torch.device) -> TrainConfig:

@@ -44,6 +44,7 @@ from gptattn.settings.identity import (
     list_changed,
     resume_provenance,
 )
+from gptattn.settings.match import describe_match
 from gptattn.training.preflight import DTYPES, Ready, preflight
 from gptattn.training.summary import list_hyperparameters, summarise
 from gptattn.weights.init_from import begin_from
@@ -198,8 +199,8 @@ def _train(
                 )
         if start.source is not None:
             console.print(f"resumes after step {start.step}")
-        if ready.match is not None:
-            console.print(str(ready.match), markup=False)
+        if cfg.match_made is not None:
+            console.print(describe_match(cfg.match_made), markup=False)
         console.print(make_table(f"{cfg.variant}: costs", ready.costs()))
         with_maps, layers = len(model.layers_with_maps()), len(model.layers())
         if with_maps < layers:
@@ -278,8 +279,8 @@ def _train(
         batches = RunDataModule(data, cfg, clock.add, pinned=device.type == "cuda")
         if start.source is None and record is not None:
             log_row(loggers, ready.costs(), 0)
-            if ready.match is not None:
-                record.log_metrics({"match": str(ready.match)}, 0)
+            if cfg.match_made is not None:
+                record.log_metrics({"match": describe_match(cfg.match_made)}, 0)
 
         reset_peak_memory(device)
         try:
