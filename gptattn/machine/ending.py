@@ -75,8 +75,15 @@ def silence_stdout() -> int:
     return 128 + signal.SIGPIPE
 
 
-def run_command(run: Callable[[], object], debug: bool = False) -> int:
-    """Run a command; return its exit code, or that of the error that it raises."""
+def run_command(
+    run: Callable[[], object],
+    debug: bool = False,
+    explain: Callable[[Exception], Exception] = lambda error: error,
+) -> int:
+    """Run a command; return its exit code, or that of the error that it raises.
+
+    `explain` turns a library's error into a UserError.
+    """
     code = 0
     try:
         try:
@@ -87,7 +94,10 @@ def run_command(run: Callable[[], object], debug: bool = False) -> int:
     except BrokenPipeError:
         return silence_stdout()
     except Exception as error:
-        return report(error, debug)
+        known = explain(error)
+        if known is not error:
+            known.__cause__ = error
+        return report(known, debug)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130

@@ -121,10 +121,8 @@ class BudgetConfig:
     flops: float | None = field(metadata=POSITIVE)
     default_steps: int = field(metadata=POSITIVE)
 
-    def given(self) -> list[str]:
-        """Return the units that are set."""
-        units = [one.name for one in fields(self) if one.name != "default_steps"]
-        return [unit for unit in units if getattr(self, unit) is not None]
+
+UNITS = [one.name for one in fields(BudgetConfig) if one.name != "default_steps"]
 
 
 @dataclass
@@ -294,9 +292,9 @@ def check(cfg: TrainConfig) -> None:
             f"{cfg.batch_size} sequences do not divide evenly among {cfg.trainer.processes} "
             f"processes with accumulate={cfg.accumulate}; give a multiple of {shares}",
         )
-    budgets = [f"budget.{unit}" for unit in cfg.budget.given()]
-    if len(budgets) > 1:
-        raise ConfigError("budget", f"{' and '.join(budgets)} are both set; give one of them")
+    given = [f"budget.{unit}" for unit in UNITS if getattr(cfg.budget, unit) is not None]
+    if len(given) > 1:
+        raise ConfigError("budget", f"{' and '.join(given)} are both set; give one of them")
     fall, warmup = cfg.optim.decay_fraction, cfg.optim.warmup_fraction
     if fall is not None and fall > 1 - warmup:
         raise ConfigError(

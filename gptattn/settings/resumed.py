@@ -7,7 +7,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from gptattn.errors import ConfigError
-from gptattn.settings.config import BudgetConfig, TrainConfig
+from gptattn.settings.config import UNITS, TrainConfig
 from gptattn.settings.identity import RESUMES, meaning
 from gptattn.settings.values import build_dataclass
 
@@ -35,6 +35,7 @@ def resume_settings(
                 key, "is fixed once a run has begun; leave it out, or start a new run"
             )
         OmegaConf.update(node, key, OmegaConf.select(cfg, key), merge=False)
-    if (budget := build_dataclass(BudgetConfig, cfg.budget)).given():
-        node.budget = asdict(budget)  # in one unit, it replaces the recorded one in another
+    given = {unit: cfg.budget[unit] for unit in UNITS}
+    if any(value is not None for value in given.values()):
+        node.budget.update(given)  # in one unit, it replaces the recorded one in another
     return replace(build_dataclass(TrainConfig, node), allow_targets=recorded.allow_targets)

@@ -69,7 +69,7 @@ def plan_stages(
     """Yield the stages of a sweep: each is asked for when the results of the last are known."""
     rated = partial(set_rates, tune) if tune is not None else list[Job]
     plans = plan(rated(jobs), home)
-    until = None if half_width is None else Until(home, plans, tune is not None)
+    until = None if half_width is None else Until(home, plans)
     title, code = "", 0
     if tune is not None:
         trials = plan(rated(set_seeds(jobs, [tune.seed])), home / TUNING)

@@ -14,7 +14,7 @@ import torch
 from gptattn.data.run_data import RunData
 from gptattn.data.tokenizer import encode_prompt
 from gptattn.errors import ConfigError
-from gptattn.machine.device import resolve_device, total_memory_bytes
+from gptattn.machine.device import resolve_device
 from gptattn.model.cost import Cost, measure_cost
 from gptattn.runs.checkpoint import KEPT
 from gptattn.runs.folder import RunFolder
@@ -61,7 +61,34 @@ def preflight(cfg: TrainConfig, *, resumed: bool = False) -> Ready:
     """
     hash_code_for(cfg)  # before anything slow: a file edited meanwhile is not what was imported
     device = resolve_device(cfg.trainer.accelerator)
-    cfg = _replace_auto(cfg, device)
+
+    # What is `auto` becomes the processes that torchrun or srun has started, else one for each GPU
+    # that is there, or one on a CPU.
+    trainer = cfg.trainer
+    started = int(
+        os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("SLURM_NTASKS_PER_NODE") or 0
+    )
+    if trainer.devices == "auto":
+        there = torch.cuda.device_count() if device.type == "cuda" else 1
+        trainer = replace(trainer, devices=started or there)
+    elif "TORCHELASTIC_RUN_ID" in os.environ and started != trainer.devices:
+        raise ConfigError(
+            "trainer.devices",
+            f"is {trainer.devices}, but {started} processes have been started on this machine; "
+            f"give trainer=ddp, or trainer.devices={started}",
+        )
+    if trainer.num_nodes == "auto":
+        nodes = os.environ.get("SLURM_NNODES") or os.environ.get("GROUP_WORLD_SIZE") or 1
+        trainer = replace(trainer, num_nodes=int(nodes))
+    if device.type == "cuda" and int(trainer.devices) > torch.cuda.device_count():
+        raise ConfigError(
+            "trainer.devices",
+            f"{trainer.devices} processes need as many GPUs, and there are "
+            f"{torch.cuda.device_count()} here",
+        )
+    cfg = replace(cfg, trainer=trainer)
+    check(cfg)
+
     precision = cfg.trainer.precision
     if precision == "16-mixed" and device.type == "cpu":  # Lightning would use bfloat16
         raise ConfigError(
@@ -84,8 +111,12 @@ def preflight(cfg: TrainConfig, *, resumed: bool = False) -> Ready:
     with torch.device("meta"):
         model = build_model(cfg, ids or 1)  # 0: not known before the text is read
     parameters = sum(p.numel() for p in model.parameters())
-    needed, available = 16 * parameters, total_memory_bytes(device)
-    if needed > available:  # weights, gradients and AdamW's averages
+    needed = 16 * parameters  # bytes of weights, gradients and AdamW's averages
+    if device.type == "cuda":
+        available = torch.cuda.mem_get_info(device)[1]
+    else:
+        available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if needed > available:
         raise ConfigError(
             "model",
             f"{parameters:,} parameters need {needed / 1e9:,.0f} GB to train, and there are "
@@ -124,35 +155,3 @@ def preflight(cfg: TrainConfig, *, resumed: bool = False) -> Ready:
     if cfg.checkpoint:  # the weights and AdamW's two averages
         size += min(cfg.validation.count, KEPT + 1) * stored.itemsize * 3 * cost.params
     return Ready(cfg, device, data, cost, stored, size, origin, provenance)
-
-
-def _replace_auto(cfg: TrainConfig, device: torch.device) -> TrainConfig:
-    """Return the settings with `auto` replaced by the processes that torchrun or srun has started.
-
-    Without these, it is a process for each GPU that is there, or one on a CPU.
-    """
-    trainer = cfg.trainer
-    started = int(
-        os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("SLURM_NTASKS_PER_NODE") or 0
-    )
-    if trainer.devices == "auto":
-        there = torch.cuda.device_count() if device.type == "cuda" else 1
-        trainer = replace(trainer, devices=started or there)
-    elif "TORCHELASTIC_RUN_ID" in os.environ and started != trainer.devices:
-        raise ConfigError(
-            "trainer.devices",
-            f"is {trainer.devices}, but {started} processes have been started on this machine; "
-            f"give trainer=ddp, or trainer.devices={started}",
-        )
-    if trainer.num_nodes == "auto":
-        nodes = os.environ.get("SLURM_NNODES") or os.environ.get("GROUP_WORLD_SIZE") or 1
-        trainer = replace(trainer, num_nodes=int(nodes))
-    if device.type == "cuda" and int(trainer.devices) > torch.cuda.device_count():
-        raise ConfigError(
-            "trainer.devices",
-            f"{trainer.devices} processes need as many GPUs, and there are "
-            f"{torch.cuda.device_count()} here",
-        )
-    cfg = replace(cfg, trainer=trainer)
-    check(cfg)
-    return cfg

@@ -15,27 +15,11 @@ from torch.utils.tensorboard.summary import hparams
 
 from gptattn.machine.disk import explain_disk_errors
 from gptattn.runs.folder import RunFolder
+from gptattn.runs.metrics import ACCURACY, BITS, LOSS, REPORTED, SPEED, TRAIN_LOSS
 
 BLOCK = 4096  # bytes: the smallest unit that a disk allocates
-BITS, ACCURACY = "val/bits_per_byte", "val/accuracy"  # of a text, of a task
-
-# TensorBoard's HParams tab shows these as columns. All runs of texts have the same keys, and all
-# runs of tasks, since the tab never shows a key that the first run lacks.
-HPARAM_METRICS = (
-    "val/loss",
-    "perf/tokens_per_s",
-    "cost/params",
-    "cost/kv_bytes_per_token",
-    BITS,
-    "train/loss",
-    "perf/step_ms",
-    "perf/peak_memory_training_mb",
-    "cost/params_attention",
-    "cost/flops_per_token",
-)
-
 # The charts of the Custom Scalars tab, which merges equal ones of several runs.
-CHARTS = ("val/loss", "train/loss", "perf/tokens_per_s")
+CHARTS = (LOSS, TRAIN_LOSS, SPEED)
 
 
 class MetricsFile(Logger):
@@ -99,8 +83,11 @@ class Board(TensorBoardLogger):
         # The tags are regular expressions.
         layout = {tag: ["Multiline", [f"{tag}$"]] for tag in charts}
         self.experiment.add_custom_scalars({"training": layout})
-        tags = [ACCURACY if t == BITS and self._of_task else t for t in HPARAM_METRICS]
-        # Only the tags count: the values are those of the curves.
+        # The columns of the HParams tab, which never shows a key that the first run lacks: all runs
+        # of texts have the same, and all runs of tasks. Only the tags count, the values are those
+        # of the curves.
+        lacking = BITS if self._of_task else ACCURACY
+        tags = [tag for tag in (*REPORTED, TRAIN_LOSS) if tag != lacking]
         experiment, session, end = hparams(dict(hyperparameters), dict.fromkeys(tags, 0.0))
         self.experiment.file_writer.add_summary(experiment)
         self.experiment.file_writer.add_summary(session)

@@ -104,7 +104,7 @@ def train(
             until_the_end.enter_context(held.lock())
             if held.begun:
                 raise RunFolderError(
-                    "hydra.run.dir",
+                    "run_dir",
                     f"{held.path} already holds a run; resume it with resume=..., or give another "
                     "folder",
                 )
