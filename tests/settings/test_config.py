@@ -26,9 +26,7 @@ FILES = {
     for group in CONF.iterdir()
     if group.is_dir() and group.name != "hydra"
 }
-LAUNCHERS = {  # that need a plugin which few have
-    name: f"hydra_plugins.hydra_{name}_launcher" for name in ("joblib", "ray")
-}
+LAUNCHERS = {"ray": "hydra_plugins.hydra_ray_launcher"}  # that need a plugin which few have
 CHOICES = [(group, name) for group, names in FILES.items() for name in names]
 
 
@@ -58,7 +56,7 @@ def needs(group: str, name: str, folder: Path) -> list[str]:
         return [f"data.path={folder / 'ids.bin'}"]
     if (group, name) == ("data", "mixture"):
         return ["data.sources={a:{data:pydocs,weight:1},b:{data:stdlib,weight:1}}"]
-    if group == "launcher" and name in ("joblib", "ray"):
+    if group == "launcher" and name in LAUNCHERS:
         pytest.importorskip(f"hydra_plugins.hydra_{name}_launcher")
     if (group, name) == ("tokenizer", "none"):
         return ["data=copy"]

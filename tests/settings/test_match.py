@@ -24,7 +24,7 @@ VARIANTS = sorted(file.stem for file in (CONF / "attn").glob("*.yaml"))
 def matched(*overrides: str) -> TrainConfig:
     """The settings of a model for bytes, its match applied."""
     cfg = settings("trainer=cpu", *overrides)
-    return cfg if cfg.match == "none" else apply_match(cfg, 256)[0]
+    return cfg if cfg.match == "none" else apply_match(cfg, 256)
 
 
 def tiny(*overrides: str) -> TrainConfig:
@@ -100,10 +100,10 @@ def test_a_cache_that_is_equal_already_is_left_alone() -> None:
 def test_a_match_that_is_made_stays_as_it_is(how: str) -> None:
     # A resumed run matches the settings in its config.yaml, which are matched already.
     cfg = tiny(WIDE, "attn=gqa", "attn.num_kv_heads=1", *how.split())
-    made, match = apply_match(cfg, 256)
-    assert match is not None
-    assert match.before != match.after
-    assert apply_match(made, 256) == (made, match)
+    made = apply_match(cfg, 256)
+    assert made.match_made is not None
+    assert made.match_made["before"] != made.match_made["after"]
+    assert apply_match(made, 256) == made
 
 
 HOSTS = [
