@@ -139,7 +139,7 @@ class SampleConfig:
 
     prompt: str | None
     tokens: int = field(metadata=within(least=0))
-    temperature: float = field(metadata=within(least=1e-3, hint=", or sample.top_k=1"))
+    temperature: float = field(metadata=within(least=1e-3))
     top_k: int | None = field(metadata=POSITIVE)
 
 

@@ -34,15 +34,13 @@ TYPE_NAMES: dict[Any, str] = {
 class Range:
     """The numbers that a setting accepts; never infinity or NaN.
 
-    `above` and `below` are exclusive bounds, `least` and `most` inclusive. `hint` ends the error
-    message: what else would be right.
+    `above` and `below` are exclusive bounds, `least` and `most` inclusive.
     """
 
     above: float = -math.inf
     least: float = -math.inf
     below: float = math.inf
     most: float = math.inf
-    hint: str = ""
 
 
 def within(**limits: Any) -> dict[str, Any]:
@@ -78,7 +76,7 @@ def check_values(settings: Any, path: str = "") -> None:
             if limits.least == -math.inf:
                 start = f"one above {limits.above:g}"
             end = "" if limits.below == math.inf else f", below {limits.below:g}"
-            raise ConfigError(name, f"{value} {wrong}; give {start}{end}{limits.hint}")
+            raise ConfigError(name, f"{value} {wrong}; give {start}{end}")
 
 
 def build_dataclass(kind: type[T], node: Any) -> T:
