@@ -102,7 +102,13 @@ def make_table(title: str, metrics: Mapping[str, float | None]) -> Table:
     table.add_column("metric")
     table.add_column("value", justify="right")
     for name, value in metrics.items():
-        table.add_row(name, _format_number(value))
+        if value is None:
+            shown = "null"
+        elif abs(value) >= 1000 or value == int(value):
+            shown = f"{value:,.0f}"
+        else:
+            shown = f"{value:.4g}"
+        table.add_row(name, shown)
     return table
 
 
@@ -110,9 +116,3 @@ def make_result_table(title: str, metrics: Mapping[str, float | None]) -> Table:
     """Return the table of a run's results: losses, speed and memory, then the model's costs."""
     names = [name for kind in RESULTS for name in metrics if name.startswith(kind)]
     return make_table(title, {name: metrics[name] for name in names})
-
-
-def _format_number(value: float | None) -> str:
-    if value is None:
-        return "null"
-    return f"{value:,.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:.4g}"

@@ -32,7 +32,7 @@ from gptattn.machine.ending import FIRST, Stopped, as_user_error
 from gptattn.model.gpt import GPT
 from gptattn.runs.folder import RunFolder, name_run
 from gptattn.runs.load import use_kept_tokenizer
-from gptattn.runs.resume import Start, check_budget, check_same, collect_facts, find_start
+from gptattn.runs.resume import Start, check_same, collect_facts, find_start
 from gptattn.runs.rows import keep_rows
 from gptattn.settings.budget import resolve_budget
 from gptattn.settings.build import build_model
@@ -168,16 +168,22 @@ def _train(
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     with quiet_writer_threads(), contextlib.ExitStack() as at_end:
         facts = collect_facts(data, device, threads, processes)
-        check_same(start, facts)
         tokens_per_step = cfg.batch_size * cfg.model.context_length
         per_token = ready.cost.flops_per_token
         budget = resolve_budget(cfg.budget, tokens_per_step, per_token)
-        summary = held.finished()
-        if start.source is not None and check_budget(start, budget) and summary is not None:
-            console.print(
-                f"already finished after {start.step} steps; give a larger budget to continue"
-            )
-            return summary
+        if start.source is not None:
+            check_same(start, facts)
+            if budget.steps is not None and budget.steps < start.step:
+                raise ConfigError(
+                    "budget",
+                    f"is {budget.steps} steps, but {start.step} are already taken; give more",
+                )
+            summary = held.finished()
+            if summary is not None and budget.progress(start.step, start.seconds) >= 1.0:
+                console.print(
+                    f"already finished after {start.step} steps; give a larger budget to continue"
+                )
+                return summary
 
         if start.source is not None:
             # Lightning converts the model only after it has loaded the weights.
