@@ -122,6 +122,7 @@ class BudgetConfig:
     default_steps: int = field(metadata=POSITIVE)
 
 
+# The units of a budget, of which one is set at most.
 UNITS = [one.name for one in fields(BudgetConfig) if one.name != "default_steps"]
 
 
