@@ -44,7 +44,7 @@ GPU = torch.device("cuda")
 @pytest.mark.parametrize(
     ("there", "on_cpu", "on_gpu"),
     [
-        (("gcc",), "C++", "C"),
+        (("gcc",), "C++", None),
         (("g++",), None, "C"),
         (("mine",), "C++", None),  # of CC, below
     ],
